@@ -14,8 +14,8 @@ import raglane as rl
     [
         (
             rl,
-            """Ragged Run accelerate collate cost data errors explain export fit freeze lens load nn packing plan plot
-            serve sklearn unaccelerate use_backend""",
+            """Ragged Run accelerate collate convert_weights cost data errors explain export fit freeze lens load nn
+            packing plan plot serve sklearn unaccelerate use_backend""",
         ),
         (
             rl.nn,

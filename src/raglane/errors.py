@@ -25,6 +25,8 @@ control a terminal.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 __all__ = [
     "ArgumentError",
     "ArgumentTypeError",
@@ -40,6 +42,11 @@ __all__ = [
 ]
 
 _TRACE = "Original Traceback (most recent call last):"
+_PART = 400  # the longest part of a message in characters
+
+# Command-line flags by the names of the same arguments in Python; {} outside of commands.
+# Not a ContextVar, which torch.compile cannot read while it traces a message.
+flags: Mapping[str, str] = {}
 
 
 def printable(text: str) -> str:
@@ -49,12 +56,32 @@ def printable(text: str) -> str:
     return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)
 
 
-class RaglaneError(Exception):
-    """The base class of all exceptions that Raglane raises. Its message is one line of printable characters."""
+def shorten(text: str, most: int) -> str:
+    """Replace the middle of a text that is longer than ``most`` characters by "..."."""
+    if len(text) <= most:
+        return text
+    end = (most - 3) // 3
+    return f"{text[: most - 3 - end]}...{text[len(text) - end :]}"
 
-    def __init__(self, message: object = "") -> None:
+
+def message(argument: str, got: str, rule: str, fix: str) -> str:
+    """Join the parts of a message: the argument, the rule, which completes "must be", the value, the fix."""
+    argument = flags.get(argument, argument)
+    argument, got, rule, fix = (shorten(printable(part), _PART) for part in (argument, got, rule, fix))
+    return f"{argument} must be {rule}, got {got}. {fix[:1].upper()}{fix[1:]}."
+
+
+class RaglaneError(Exception):
+    """The base class of all exceptions that Raglane raises. Its message is one line of printable characters.
+
+    Args:
+        text: the message; or the argument, followed by its value, the rule and the fix, which :func:`message` joins.
+    """
+
+    def __init__(self, text: object = "", got: str = "", rule: str = "", fix: str = "") -> None:
+        text = message(str(text), got, rule, fix) if rule else str(text)
         # A DataLoader raises the error of a worker again, with the worker's traceback in its message.
-        lines = str(message).split("\n") if _TRACE in str(message) else [str(message)]
+        lines = text.split("\n") if _TRACE in text else [text]
         super().__init__("\n".join(map(printable, lines)))
 
 

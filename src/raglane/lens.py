@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 
 from torch import Tensor
 
-from raglane._utils.messages import message, nearest
+from raglane._utils.messages import nearest
 from raglane.errors import ArgumentError, ArgumentTypeError
 from raglane.ragged import Ragged
 
@@ -145,11 +145,8 @@ class Path(Generic[T]):
             [1, 2, 4]
         """
         if not callable(function):
-            raise ArgumentTypeError(
-                message("function", type(function).__name__, "a function of one value", "pass e.g. str.upper")
-            )
-        result: T = _Update(self.__root, self.__steps, function).of(self.__root, ())
-        return result
+            raise ArgumentTypeError("function", type(function).__name__, "a function of one value", "pass str.upper")
+        return _Update(self.__root, self.__steps, function).of(self.__root, ())
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Path, (self.__root, self.__steps)
@@ -198,13 +195,13 @@ class _Update:
         if opened is None:
             rule = "a path through dataclasses, named tuples, dicts, lists, tuples and Ragged batches"
             fix = "write .each before it if it may be None" if value is None else "end the path before it"
-            raise ArgumentTypeError(message(path, got, rule, fix))
+            raise ArgumentTypeError(path, got, rule, fix)
         key = opened.find(step)
         if key is _Mark.NOWHERE:
             names = [name for name in opened.names if isinstance(name, str)]
             close = nearest(step, names) if isinstance(step, str) else None
             others = "choose one of them" if opened.keys is None else "choose one, or write .each for all of them"
-            raise ArgumentError(message(path, got, opened.rule(), f"write {_step(close)}" if close else others))
+            raise ArgumentError(path, got, opened.rule(), f"write {_step(close)}" if close else others)
         return opened, key
 
 
@@ -340,7 +337,7 @@ class _Sequences(_Items):
             if not isinstance(part, Tensor):
                 got = f"a result of type {type(part).__name__} for {_step(key)} of a Ragged"
                 rule = "a tensor for a sequence or the values"
-                raise ArgumentTypeError(message("function", got, rule, "return torch.as_tensor(...)"))
+                raise ArgumentTypeError("function", got, rule, "return torch.as_tensor(...)")
         if "values" in changed:
             return self.value.map(lambda _: changed["values"])
         return type(self.value)([changed.get(index, self.get(index)) for index in self.keys])

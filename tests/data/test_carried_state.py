@@ -67,8 +67,7 @@ class FirstElement(nn.Module):
         self.linear = nn.Linear(3, 4, dtype=torch.float64)
 
     def forward(self, batch: rl.Ragged) -> Tensor:
-        state: Tensor = self.linear(batch.first()).unsqueeze(0)
-        return state
+        return self.linear(batch.first()).unsqueeze(0)
 
 
 def learned_lstm() -> rl.nn.LSTM:

@@ -52,8 +52,7 @@ def rounded(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def multiplied(rows: np.ndarray, weights: Tensor) -> np.ndarray:
     """Rows times a matrix ``(columns, depth)`` of int8."""
     (x, x_scale), (w, w_scale) = rounded(rows), rounded(weights.numpy())
-    product: np.ndarray = (x @ w.T).astype(np.float32) * (x_scale * w_scale.T)
-    return product
+    return (x @ w.T).astype(np.float32) * (x_scale * w_scale.T)
 
 
 def sigmoid(x: np.ndarray) -> np.ndarray:

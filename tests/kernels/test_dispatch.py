@@ -155,8 +155,7 @@ class Tagger(nn.Module):
     def forward(self, inputs: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
         packed = nn.utils.rnn.pack_padded_sequence(inputs, lengths, enforce_sorted=False)
         padded, _ = nn.utils.rnn.pad_packed_sequence(self.encoder(packed)[0], batch_first=True)
-        out: torch.Tensor = self.decoder(padded)[0]
-        return out
+        return self.decoder(padded)[0]
 
 
 def test_accelerate_keeps_the_model() -> None:

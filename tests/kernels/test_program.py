@@ -250,8 +250,7 @@ class Padded(nn.Module):
         self.layer = rl.nn.LayerNormGRU(5, 4, batch_first=True, bidirectional=True)
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
-        out: Tensor = self.layer(x, lengths=lengths)[0]
-        return out
+        return self.layer(x, lengths=lengths)[0]
 
 
 def test_a_graph_holds_cells_of_the_library_and_leaves_others_out() -> None:

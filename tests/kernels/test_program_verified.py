@@ -68,8 +68,7 @@ def agrees(layer: Any, batch: rl.Ragged) -> None:
 def test_a_step_that_looks_at_its_parameters() -> None:
     def told(module: Any, x: Tensor, h: Tensor) -> Tensor:
         slope = 0.5 if isinstance(module.lin.weight, nn.Parameter) else 0.1
-        new: Tensor = slope * h + module.lin(x)
-        return new
+        return slope * h + module.lin(x)
 
     layer = layer_of(told)
     agrees(layer, a_batch())

@@ -150,8 +150,7 @@ def test_gradients_and_second_gradients(method: str, forbid: bool) -> None:
         ]
         named = dict(zip(("crf.transitions", "crf.start", "crf.end"), filled[1:], strict=True))
         batch = emissions._like(filled[0])
-        found: Tensor = torch.func.functional_call(_Call(crf, METHODS[method]), named, (batch, tags))
-        return found
+        return torch.func.functional_call(_Call(crf, METHODS[method]), named, (batch, tags))
 
     inputs = tuple(part.requires_grad_() for part in parts)
     assert torch.autograd.gradcheck(run, inputs)

@@ -42,11 +42,11 @@ def _by_hand(encoder: SequenceEncoder, sequence: Tensor) -> Tensor:
     twin.load_state_dict(layer.state_dict())
     output, h = twin(inputs)
     if encoder.pooling is None:
-        return output  # type: ignore[no-any-return]
+        return output
     if encoder.pooling == "summary":
         return torch.cat([h[-2], h[-1]]) if layer.bidirectional else h[-1]
     assert encoder.pool is not None
-    return encoder.pool(Ragged([output]))[0]  # type: ignore[no-any-return]
+    return encoder.pool(Ragged([output]))[0]
 
 
 @pytest.mark.parametrize("bidirectional", [False, True])

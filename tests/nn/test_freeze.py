@@ -221,8 +221,7 @@ def to_int8(layer: Any) -> Any:
 
 @torch.no_grad()
 def output(layer: Any, batch: Any = WIDE_BATCH) -> Tensor:
-    values: Tensor = layer(batch)[0].values
-    return values
+    return layer(batch)[0].values
 
 
 def is_int8(layer: Any) -> bool:

@@ -129,8 +129,7 @@ class Tagger(nn.Module):
         self.encoder, self.head = nn.LSTM(2, 3, 2, bidirectional=True, batch_first=True), nn.Linear(6, 4)
 
     def forward(self, padded: Tensor) -> Tensor:
-        scores: Tensor = self.head(self.encoder(padded)[0])
-        return scores
+        return self.head(self.encoder(padded)[0])
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning", "ignore::FutureWarning")

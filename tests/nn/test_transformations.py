@@ -81,8 +81,7 @@ def gradient(module: Callable[[Tensor], Tensor], leaf: Tensor) -> Tensor:
 
 
 def jacobian(module: nn.Module, leaf: Tensor) -> Tensor:
-    found: Tensor = torch.autograd.functional.jacobian(module, leaf)
-    return found
+    return torch.autograd.functional.jacobian(module, leaf)
 
 
 def scaled(module: nn.Module, factor: float) -> nn.Module:

@@ -190,14 +190,12 @@ class Cell(nn.Module):
 
 def _counted(m: Any, x: Tensor, h: Tensor) -> Tensor:
     m.calls += 1
-    new: Tensor = 0.5 * h + m.lin(x) * m.calls
-    return new
+    return 0.5 * h + m.lin(x) * m.calls
 
 
 def _counted_in_a_buffer(m: Any, x: Tensor, h: Tensor) -> Tensor:
     m.count += 1
-    new: Tensor = 0.5 * h + m.lin(x) * m.count
-    return new
+    return 0.5 * h + m.lin(x) * m.count
 
 
 def _hooked() -> Cell:
@@ -209,7 +207,7 @@ def _hooked() -> Cell:
 def _holding() -> Cell:
     made: Any = Cell()
     made.drawn = random.Random(0)
-    return made  # type: ignore[no-any-return]
+    return made
 
 
 Step = Callable[[Any, Tensor, Tensor], Tensor]

@@ -27,8 +27,7 @@ class Wrapped(Tensor):
 
     @staticmethod
     def __new__(cls, inner: Tensor) -> Wrapped:
-        made: Wrapped = Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
-        return made
+        return Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
 
     def __init__(self, inner: Tensor) -> None:
         self.of = inner

@@ -303,8 +303,7 @@ def test_streams_that_are_refused(client: TestClient, query: str, code: int, wor
 
 
 def _open_streams(client: TestClient) -> int:
-    streams: int = client.get("/health").json()["models"]["layer"]["streams"]
-    return streams
+    return client.get("/health").json()["models"]["layer"]["streams"]
 
 
 def test_limits_of_streams() -> None:

@@ -28,8 +28,7 @@ def run_file(path: Path, layout: str, batch: rl.Ragged, **others: Tensor) -> lis
     session = onnxruntime.InferenceSession(str(path))
     parts = (batch.values, batch.offsets) if layout == "flat" else batch.to_padded()
     held = dict(zip(("values", "offsets" if layout == "flat" else "lengths"), parts, strict=True))
-    found: list[Any] = session.run(None, {name: part.numpy() for name, part in (held | others).items()})
-    return found
+    return session.run(None, {name: part.numpy() for name, part in (held | others).items()})
 
 
 def truth(model: nn.Module, layout: str, *arguments: Any, steps: int | None = None) -> list[Tensor]:

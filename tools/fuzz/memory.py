@@ -198,8 +198,7 @@ class Round:
 
 def _elements(out: Any) -> Tensor:
     """Return the tensor with the elements of an output of any kind."""
-    tensor: Tensor = out.values if isinstance(out, rl.Ragged) else out.data if isinstance(out, PackedSequence) else out
-    return tensor
+    return out.values if isinstance(out, rl.Ragged) else out.data if isinstance(out, PackedSequence) else out
 
 
 def _draw(chance: random.Random) -> Round:

@@ -195,8 +195,7 @@ def _arrow(chance: random.Random) -> bytes:
     writer = pa.ipc.new_file if chance.random() < 0.7 else pa.ipc.new_stream
     with contextlib.suppress(pa.ArrowException), writer(sink, table.schema) as file:
         file.write_table(table, max_chunksize=chance.choice([1, 3, 100]))
-    content: bytes = sink.getvalue().to_pybytes()
-    return content
+    return sink.getvalue().to_pybytes()
 
 
 def _parquet(chance: random.Random) -> bytes:

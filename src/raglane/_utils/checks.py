@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raglane._utils.messages import message, nearest, quote
+from raglane._utils.messages import nearest, quote
 from raglane._utils.tracing import index_arithmetic, records_operators
 from raglane.errors import ArgumentError, ArgumentTypeError, DimensionError, RaglaneError, ShapeError
 
@@ -52,14 +52,14 @@ def as_tensor(data: Any, device: str | None = None) -> Tensor:
 def check_tensor(name: str, given: Any, least: int = 0, fix: str = "pass a torch.Tensor") -> Tensor:
     """Return a dense tensor unchanged."""
     if not isinstance(given, Tensor):
-        raise ArgumentTypeError(message(name, f"a {type(given).__name__}", "a tensor", fix))
+        raise ArgumentTypeError(name, f"a {type(given).__name__}", "a tensor", fix)
     if given.is_nested or given.layout is not torch.strided or given.is_quantized:
         kind = "nested" if given.is_nested else "quantized" if given.is_quantized else f"{given.layout}"
-        raise ArgumentTypeError(message(name, f"a tensor that is {kind}", "a dense tensor", "call .to_dense() first"))
+        raise ArgumentTypeError(name, f"a tensor that is {kind}", "a dense tensor", "call .to_dense() first")
     if given.dim() < least:
         what = f"at least {least} dimension" + "s" * (least > 1)
         raise ShapeError(
-            message(name, f"shape {tuple(given.shape)}", what, "pass a tensor whose first dimension is the elements")
+            name, f"shape {tuple(given.shape)}", what, "pass a tensor whose first dimension is the elements"
         )
     return given
 
@@ -67,16 +67,14 @@ def check_tensor(name: str, given: Any, least: int = 0, fix: str = "pass a torch
 def check_dense(name: str, given: Tensor) -> None:
     """Raise if a tensor is sparse."""
     if given.layout is not torch.strided:
-        raise ShapeError(
-            message(name, f"a tensor of layout {given.layout}", "a dense tensor", "call .to_dense() on it")
-        )
+        raise ShapeError(name, f"a tensor of layout {given.layout}", "a dense tensor", "call .to_dense() on it")
 
 
 def check_device(name: str, given: Tensor, device: torch.device) -> None:
     """Raise if a tensor is on another device."""
     if given.device != device:
         rule = f"on {device}, like the other tensors"
-        raise ShapeError(message(name, f"a tensor on {given.device}", rule, "move it with .to()"))
+        raise ShapeError(name, f"a tensor on {given.device}", rule, "move it with .to()")
 
 
 def check_fits(name: str, given: Tensor, other: Tensor) -> None:
@@ -90,18 +88,18 @@ def check_fits(name: str, given: Tensor, other: Tensor) -> None:
         rule, fix = f"of dtype {other.dtype}, like weights, input and state", f"convert it with .to({other.dtype})"
         if given.is_floating_point():
             fix = f"{fix}, or the layer with .to({given.dtype})"
-        raise ShapeError(message(name, str(given.dtype), rule, fix))
+        raise ShapeError(name, str(given.dtype), rule, fix)
 
 
 def check_like(name: str, given: Any, shape: tuple[int, ...], like: Tensor) -> None:
     """Raise if an argument is not a tensor of a shape that a kernel can use with ``like``."""
     if not isinstance(given, Tensor):
-        raise ArgumentTypeError(message(name, f"a {type(given).__name__}", f"a tensor {shape}", "set it to a tensor"))
+        raise ArgumentTypeError(name, f"a {type(given).__name__}", f"a tensor {shape}", "set it to a tensor")
     check_dense(name, given)
     if tuple(given.shape) != shape:
         rule = f"of shape {shape}, which the sizes of the layer require"
         fix = "give it a tensor of that shape, or build a layer of the sizes that you need"
-        raise ShapeError(message(name, f"shape {tuple(given.shape)}", rule, fix))
+        raise ShapeError(name, f"shape {tuple(given.shape)}", rule, fix)
     check_fits(name, given, like)
     check_storage(name, given)
 
@@ -121,7 +119,7 @@ def check_storage(name: str, given: Tensor) -> None:
     if there < needed:
         rule = f"a tensor whose storage has {needed} bytes, for the shape {tuple(given.shape)}"
         fix = "do not shrink or free the storage of a tensor that is still used"
-        raise ShapeError(message(name, f"a storage of {there} bytes", rule, fix))
+        raise ShapeError(name, f"a storage of {there} bytes", rule, fix)
 
 
 # -- kinds, names and numbers -----------------------------------------------------------------------------------------
@@ -132,13 +130,13 @@ def check_kind(name: str, given: Any, kind: Any, rule: str, fix: str) -> None:
     if not isinstance(given, kind):
         # The numbers of a tensor may be many, or on a device.
         got = f"a {type(given).__name__}" if isinstance(given, Tensor) else quote(given)
-        raise ArgumentTypeError(message(name, got, rule, fix))
+        raise ArgumentTypeError(name, got, rule, fix)
 
 
 def check_flag(name: str, given: Any, error: type[RaglaneError] = ArgumentTypeError) -> bool:
     """Return a flag as a bool."""
     if not isinstance(given, (bool, np.bool_)):
-        raise error(message(name, quote(given), "True or False", "choose one of them"))
+        raise error(name, quote(given), "True or False", "choose one of them")
     return bool(given)
 
 
@@ -147,7 +145,7 @@ def check_choice(name: str, given: Any, choices: Sequence[str], fix: str = "pass
     if not isinstance(given, str) or given not in choices:
         near = nearest(given, choices) if isinstance(given, str) else None
         fix = f"pass {near}" if near else fix
-        raise ArgumentError(message(name, quote(given), f"one of {', '.join(choices)}", fix))
+        raise ArgumentError(name, quote(given), f"one of {', '.join(choices)}", fix)
     return given
 
 
@@ -161,9 +159,9 @@ def check_real(
 ) -> float:
     """Return a real number for which a rule holds as a float; raise ``kind`` if it is not a real number."""
     if isinstance(given, bool) or not isinstance(given, Real):
-        raise kind(message(name, quote(given), rule, fix))
+        raise kind(name, quote(given), rule, fix)
     if not _fits(float, given) or not holds(float(given)):
-        raise ArgumentError(message(name, quote(given), rule, fix))
+        raise ArgumentError(name, quote(given), rule, fix)
     return float(given)
 
 
@@ -182,12 +180,12 @@ def check_whole(name: str, given: Any, least: int | None = None, fix: str = "", 
         except (TypeError, RuntimeError):
             whole = None
     if whole is None:
-        raise ArgumentTypeError(message(name, quote(given), "a whole number", "pass an int"))
+        raise ArgumentTypeError(name, quote(given), "a whole number", "pass an int")
     if least is not None and whole < least:
-        raise ArgumentError(message(name, quote(given), f"at least {least}", fix or f"pass {least} or more"))
+        raise ArgumentError(name, quote(given), f"at least {least}", fix or f"pass {least} or more")
     if not -_MOST < whole <= most:
         rule = "below 2**62" if most == _MOST - 1 else f"at most {most}"
-        raise ArgumentError(message(name, quote(given), rule, fix or "pass a smaller one"))
+        raise ArgumentError(name, quote(given), rule, fix or "pass a smaller one")
     return whole
 
 
@@ -202,7 +200,7 @@ def check_value(name: str, given: Any, dtype: torch.dtype) -> Any:
         low, high = (0, 1) if dtype is torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
         fits = given % 1 == 0 and low <= given <= high
     if not fits:
-        raise ArgumentTypeError(message(name, quote(given), f"a value of {dtype}", fix))
+        raise ArgumentTypeError(name, quote(given), f"a value of {dtype}", fix)
     return bool(given) if dtype is torch.bool else kind(given)
 
 
@@ -221,9 +219,9 @@ def _fits(kind: Callable[[Any], Any], given: Any) -> bool:
 def check_count(name: str, given: Any) -> int:
     """Return a size as an int."""
     if isinstance(given, bool) or not isinstance(given, Integral) or given < 1:
-        raise ArgumentError(message(name, quote(given), "a whole number of at least 1", "pass 1 or more"))
+        raise ArgumentError(name, quote(given), "a whole number of at least 1", "pass 1 or more")
     if int(given) >= 2**31:
-        raise ArgumentError(message(name, quote(given), "at most 2**31 - 1", "pass a smaller one"))
+        raise ArgumentError(name, quote(given), "at most 2**31 - 1", "pass a smaller one")
     return int(given)
 
 
@@ -248,14 +246,14 @@ def check_dtype(dtype: Any) -> None:
     """Raise if parameters cannot have a dtype."""
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         rule = "a floating-point dtype, or None for torch's default"
-        raise ArgumentError(message("dtype", quote(dtype), rule, "pass e.g. torch.float32"))
+        raise ArgumentError("dtype", quote(dtype), rule, "pass e.g. torch.float32")
 
 
 def check_model(model: Any) -> None:
     """Raise if an argument is not a module."""
     if not isinstance(model, torch.nn.Module):
         fix = "pass the model, before torch.compile"
-        raise ArgumentTypeError(message("model", type(model).__name__, "a torch.nn.Module", fix))
+        raise ArgumentTypeError("model", type(model).__name__, "a torch.nn.Module", fix)
 
 
 def check_signature(name: str, function: Callable[..., Any], rule: str, *args: Any, **kwargs: Any) -> None:
@@ -268,7 +266,7 @@ def check_signature(name: str, function: Callable[..., Any], rule: str, *args: A
         signature.bind(*args, **kwargs)
     except TypeError as error:
         got = f"{getattr(function, '__name__', type(function).__name__)}{signature}, with {error}"
-        raise ArgumentTypeError(message(name, got, rule, "give it these parameters")) from None
+        raise ArgumentTypeError(name, got, rule, "give it these parameters") from None
 
 
 # -- values, lengths and offsets --------------------------------------------------------------------------------------
@@ -283,7 +281,7 @@ def read_values(data: Any, name: str) -> Tensor:
     except _NO_ARRAY as error:
         if isinstance(error, RaglaneError):
             raise
-    raise ArgumentTypeError(message(name, f"a {type(data).__name__} that is not an array of numbers", "numbers", fix))
+    raise ArgumentTypeError(name, f"a {type(data).__name__} that is not an array of numbers", "numbers", fix)
 
 
 def _given_integers(data: Any, name: str) -> Tensor:
@@ -293,15 +291,15 @@ def _given_integers(data: Any, name: str) -> Tensor:
         tensor = as_tensor(data, "cpu")
     except _NO_ARRAY as error:
         got, fix = f"a {type(data).__name__} that is not an array of numbers", "pass a list of them, or wrap sequences"
-        raise ArgumentTypeError(message(name, got, "integers", f"{fix} with rl.Ragged")) from error
+        raise ArgumentTypeError(name, got, "integers", f"{fix} with rl.Ragged") from error
     check_tensor(name, tensor)
     if tensor.dim() != 1:
         fix = "pass them in a flat list"
-        raise ShapeError(message(name, f"shape {tuple(tensor.shape)}", "one-dimensional", fix))
+        raise ShapeError(name, f"shape {tuple(tensor.shape)}", "one-dimensional", fix)
     if tensor.shape[0] == 0:  # an empty list has no integer dtype
         return tensor.new_empty(0, dtype=torch.int64)
     if tensor.dtype is torch.bool or tensor.is_floating_point() or tensor.is_complex():
-        raise ArgumentTypeError(message(name, f"{tensor.dtype}", "integers", "convert with .to(torch.int64)"))
+        raise ArgumentTypeError(name, f"{tensor.dtype}", "integers", "convert with .to(torch.int64)")
     # NumPy sums uint64 to floats.
     return tensor.detach().resolve_neg().to(torch.int64 if tensor.dtype is torch.uint64 else tensor.dtype)
 
@@ -317,9 +315,7 @@ def given_lengths(data: Any) -> Tensor:
     """Return lengths ``(B,)`` on the CPU in their dtype (uint64 as int64), without checking numbers."""
     given = _given_integers(data, "lengths")
     if given.is_meta:
-        raise ArgumentTypeError(
-            message("lengths", "a tensor without data, on meta", "integers", "pass a tensor with data")
-        )
+        raise ArgumentTypeError("lengths", "a tensor without data, on meta", "integers", "pass a tensor with data")
     return given.cpu()
 
 
@@ -337,12 +333,12 @@ def check_lengths(lengths: Tensor) -> None:
     # A sum in float64 does not wrap around.
     if float(lengths.sum(dtype=torch.float64)) >= _MOST:
         rule = "lengths whose sum fits 64 bits"
-        raise ArgumentError(message("lengths", "a sum beyond 64-bit integers", rule, "check the data"))
+        raise ArgumentError("lengths", "a sum beyond 64-bit integers", rule, "check the data")
     below = lengths < 0
     if bool(below.any()):
         place = int(below.nonzero()[0, 0])
         got, fix = f"{int(lengths[place])} at index {place}", "check the data; an empty sequence has length 0"
-        raise ArgumentError(message("lengths", got, "at least 0", fix))
+        raise ArgumentError("lengths", got, "at least 0", fix)
 
 
 @index_arithmetic
@@ -359,11 +355,11 @@ def check_offsets(offsets: Tensor, total: int, name: str) -> None:
     if bool(outside.any()):
         index = int(outside.nonzero()[0, 0])
         rule = f"from 0 to {total}, the number of elements of values"
-        raise ShapeError(message(name, f"length {int(lengths[index])} at index {index}", rule, fix))
+        raise ShapeError(name, f"length {int(lengths[index])} at index {index}", rule, fix)
     last = int(offsets[-1]) if offsets.shape[0] else "nothing"
     got = f"a sum of {last}" if name == "lengths" else f"{offsets[:4].tolist()}..., ending in {last}"
     rule = "lengths that add up to" if name == "lengths" else "offsets that start with 0 and end in"
-    raise ShapeError(message(name, got, f"{rule} the {total} elements of values", fix))
+    raise ShapeError(name, got, f"{rule} the {total} elements of values", fix)
 
 
 def read_index(index: Any, count: int) -> Tensor:
@@ -373,17 +369,17 @@ def read_index(index: Any, count: int) -> Tensor:
         # Python numbers stay on the host for any default device of torch.
         read = as_tensor(index, "cpu")
     except _NO_ARRAY as error:
-        raise ArgumentTypeError(message("index", quote(index), rule, fix)) from error
+        raise ArgumentTypeError("index", quote(index), rule, fix) from error
     check_tensor("index", read)
     if read.dim() == 1 and read.shape[0] == 0:  # an empty list has no integer dtype
         read = read.new_empty(0, dtype=torch.int64)
     if read.is_floating_point() or read.is_complex() or read.is_meta:
-        raise ArgumentTypeError(message("index", f"{read.dtype} on {read.device}", rule, fix))
+        raise ArgumentTypeError("index", f"{read.dtype} on {read.device}", rule, fix)
     is_mask = read.dtype is torch.bool
     if read.dim() != 1 or (is_mask and read.shape[0] != count):
         got = f"shape {tuple(read.shape)}, {read.dtype}"
         what = f"one-dimensional, and a mask must have one entry for each of the {count} sequences"
-        raise ShapeError(message("index", got, what, "pass the positions of the sequences, or a mask (B,)"))
+        raise ShapeError("index", got, what, "pass the positions of the sequences, or a mask (B,)")
     on_host = read.cpu()
     if is_mask:
         return on_host.nonzero().view(-1)
@@ -392,8 +388,6 @@ def read_index(index: Any, count: int) -> Tensor:
     outside = (numbers < -count) | (numbers >= count)
     if bool(outside.any()):
         what = f"from {-count} to {count - 1}, for {count} sequences"
-        raise DimensionError(
-            message("index", f"{int(numbers[outside][0])}", what, "pass indices of sequences of the batch")
-        )
+        raise DimensionError("index", f"{int(numbers[outside][0])}", what, "pass indices of sequences of the batch")
     chosen = on_host.long()
     return torch.where(chosen < 0, chosen + count, chosen)

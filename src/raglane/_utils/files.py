@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from raglane._utils.lock import turn
-from raglane._utils.messages import argument, message, quote
+from raglane._utils.messages import argument, quote
 from raglane.errors import ArgumentError, ArgumentTypeError
 
 _OTHERS = (
@@ -147,7 +147,7 @@ def check_place(given_as: str, folder: Path) -> None:
     there = next(parent for parent in (place, *place.parents) if parent.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         rule = f"in a writable folder, which {there} is not"
-        raise ArgumentError(message(given_as, repr(str(folder)), rule, f"give another {argument(given_as)}"))
+        raise ArgumentError(given_as, repr(str(folder)), rule, f"give another {argument(given_as)}")
 
 
 def check_new_file(given_as: str, path: Path) -> None:
@@ -157,17 +157,15 @@ def check_new_file(given_as: str, path: Path) -> None:
     except (FileNotFoundError, NotADirectoryError):
         pass
     except IsADirectoryError as error:
-        raise ArgumentError(
-            message(given_as, quote(str(path)), "a file, not a folder", "name a file in the folder")
-        ) from error
+        raise ArgumentError(given_as, quote(str(path)), "a file, not a folder", "name a file in the folder") from error
     except NotAFileError as error:
         # A dangling link is replaced, like a link to a file.
         if error.errno != errno.ENOENT:
             got = f"{quote(str(path))}, {error.strerror}"
-            raise ArgumentError(message(given_as, got, "a file, or the name of a new one", "name a file")) from error
+            raise ArgumentError(given_as, got, "a file, or the name of a new one", "name a file") from error
     if not path.parent.is_dir():
         fix = f"create the folder with mkdir -p '{path.parent}'"
-        raise ArgumentError(message(given_as, quote(str(path)), "a file in a folder that exists", fix))
+        raise ArgumentError(given_as, quote(str(path)), "a file in a folder that exists", fix)
     check_place(given_as, path.parent)
 
 
@@ -222,7 +220,7 @@ class NotAFileError(OSError):
 def as_path(path: Any) -> Path:
     """Return a path argument as a Path."""
     if isinstance(path, bytes) or not isinstance(path, (str, os.PathLike)):
-        raise ArgumentTypeError(message("path", quote(path), "a str or a pathlib.Path", "pass a str or a pathlib.Path"))
+        raise ArgumentTypeError("path", quote(path), "a str or a pathlib.Path", "pass a str or a pathlib.Path")
     return Path(path)
 
 

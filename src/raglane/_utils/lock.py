@@ -15,7 +15,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from raglane._utils.messages import message
 from raglane.errors import ArgumentError
 
 fcntl: Any
@@ -164,5 +163,5 @@ def _is_at(descriptor: int, path: Path) -> bool:
 def _busy(folder: Path, given_as: str, owner: str) -> ArgumentError:
     got = f"{str(folder)!r}, in which {owner} writes"
     return ArgumentError(
-        message(given_as, got, "a folder in which no other command writes", "wait until that process has ended")
+        given_as, got, "a folder in which no other command writes", "wait until that process has ended"
     )

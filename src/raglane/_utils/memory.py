@@ -9,7 +9,6 @@ from pathlib import Path
 
 from torch import Tensor
 
-from raglane._utils.messages import message
 from raglane.errors import ArgumentError
 
 # Bytes of a weight, and the overhead of a tensor in a model and in training, measured on thousands of layers of one
@@ -30,7 +29,7 @@ def check_memory(what: str, needed: int, fix: str, available: float | None = Non
     most = available_memory() if available is None else available
     if needed > most:
         rule = f"at most the {most:,.0f} bytes that are available"
-        raise ArgumentError(message("memory", f"{what}, which needs {needed:,} bytes", rule, fix))
+        raise ArgumentError("memory", f"{what}, which needs {needed:,} bytes", rule, fix)
 
 
 def check_pairs(left: Tensor, right: Tensor, each: int) -> None:

@@ -1,4 +1,4 @@
-"""Build the messages of errors."""
+"""Build parts of the messages of errors."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
+from raglane import errors
 from raglane.errors import MissingExtraError
+from raglane.errors import message as message
 from raglane.errors import printable as printable
+from raglane.errors import shorten as shorten
 
-# Longest quoted value and longest part of a message in characters; longest list of values.
-_QUOTED, _PART, _LISTED = 80, 400, 20
+# Longest quoted value in characters; longest list of values.
+_QUOTED, _LISTED = 80, 20
 
 # Names of other libraries for options and choices, and those of Raglane.
 _OTHER_NAMES = dict(
@@ -23,18 +26,6 @@ _OTHER_NAMES = dict(
         "model=cell layer=cell units=hidden-size average=mean avg=mean label=label-column target=label-column"
     ).split()
 )
-
-# Command-line flags by the names of the same arguments in Python; {} outside of commands.
-# Not a ContextVar, which torch.compile cannot read while it traces a message.
-_flags: Mapping[str, str] = {}
-
-
-def shorten(text: str, most: int) -> str:
-    """Replace the middle of a text that is longer than ``most`` characters by "..."."""
-    if len(text) <= most:
-        return text
-    end = (most - 3) // 3
-    return f"{text[: most - 3 - end]}...{text[len(text) - end :]}"
 
 
 def count_of(count: int, noun: str) -> str:
@@ -65,17 +56,16 @@ def quote_all(values: Iterable[Any]) -> str:
 @contextmanager
 def flags(names: Mapping[str, str]) -> Iterator[None]:
     """Replace names of arguments in messages by command-line flags."""
-    global _flags
-    before, _flags = _flags, names
+    before, errors.flags = errors.flags, names
     try:
         yield
     finally:
-        _flags = before
+        errors.flags = before
 
 
 def current_flags() -> dict[str, str]:
     """Return the flags that messages use now, for use in another process."""
-    return dict(_flags)
+    return dict(errors.flags)
 
 
 def argument(name: str, value: Any = None, of: str | None = None) -> str:
@@ -83,18 +73,12 @@ def argument(name: str, value: Any = None, of: str | None = None) -> str:
 
     ``of`` is the class or function that takes the argument in Python: "Columns(label=...)".
     """
-    if name in _flags:
-        return _flags[name] if value is None or value is True else f"{_flags[name]} {value}"
+    if name in errors.flags:
+        flag = errors.flags[name]
+        return flag if value is None or value is True else f"{flag} {value}"
     if of is not None:
         return f"{of}({name}={'...' if value is None else repr(value)})"
     return name if value is None else f"{name}={value!r}"
-
-
-def message(argument: str, got: str, rule: str, fix: str) -> str:
-    """Join the parts of a message: the argument, the rule, which completes "must be", the value, the fix."""
-    argument = _flags.get(argument, argument)
-    argument, got, rule, fix = (shorten(printable(part), _PART) for part in (argument, got, rule, fix))
-    return f"{argument} must be {rule}, got {got}. {fix[:1].upper()}{fix[1:]}."
 
 
 def nearest(name: str, valid: Iterable[str]) -> str | None:

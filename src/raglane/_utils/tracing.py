@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from raglane._utils.messages import message
 from raglane.errors import ArgumentError
 
 P = ParamSpec("P")
@@ -67,8 +66,7 @@ def is_exporting() -> bool:
 
 @constant_when_traced
 def _traced_transforms_active() -> bool:
-    active: bool = torch._C._are_functorch_transforms_active()
-    return active
+    return torch._C._are_functorch_transforms_active()
 
 
 def are_transforms_active() -> bool:
@@ -136,6 +134,6 @@ def plain(part: T) -> T:
         if functorch.is_batchedtensor(part):
             got, rule = "different numbers for each sample", "the same for all samples of torch.vmap"
             fix = "map over values, states or weights, or make one Ragged batch of all samples"
-            raise ArgumentError(message("lengths or offsets", got, rule, fix))
+            raise ArgumentError("lengths or offsets", got, rule, fix)
         part = functorch.get_unwrapped(part)  # type: ignore[assignment]
     return part

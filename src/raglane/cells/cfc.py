@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from raglane._utils.messages import message
 from raglane.cells.spec import CellSpec, Shapes, States, Stepped, masked
 from raglane.errors import ArgumentError
 
@@ -53,7 +52,7 @@ class CfC(CellSpec):
         """See :meth:`CellSpec.shapes`; raises ArgumentError if the input lacks the gap column, or has only that."""
         if self.gap_column is not None and not 0 <= self.gap_column < input_size > 1:
             rule = f"one of the input's {input_size} columns, and not the only one"
-            raise ArgumentError(message("gap_column", str(self.gap_column), rule, "pass the index of a column, from 0"))
+            raise ArgumentError("gap_column", str(self.gap_column), rule, "pass the index of a column, from 0")
         units = self.backbone_units or hidden_size
         return {
             "weight_ih": (units, input_size - (self.gap_column is not None)),

@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from raglane._utils.messages import message
 from raglane.cells.spec import CellSpec, Shapes, States, Stepped, masked
 from raglane.errors import ArgumentError
 
@@ -65,7 +64,7 @@ class GRUD(CellSpec):
                 "a multiple of 3: for each channel its value, a mark if it is missing, and the time since it was seen"
             )
             fix = "make the columns with rl.data.observations(batch)"
-            raise ArgumentError(message("input_size", str(input_size), rule, fix))
+            raise ArgumentError("input_size", str(input_size), rule, fix)
         channels, rows = input_size // 3, 3 * hidden_size
         return {
             "weight_ih": (rows, 2 * channels if first else input_size),

@@ -6,7 +6,6 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from raglane._utils.messages import message
 from raglane.cells.spec import CellSpec, States, Stepped
 from raglane.errors import ArgumentTypeError, ShapeError
 
@@ -44,7 +43,7 @@ class ModuleCell(CellSpec):
         where, fix = f"{type(weights).__name__}.prepare", "return a tensor with a row for each row of values"
         if not isinstance(prepared, Tensor) or prepared.dim() != 2 or prepared.shape[0] != values.shape[0]:
             rule = f"a tensor with one row per element: ({values.shape[0]}, features)"
-            raise ShapeError(message(where, _shape(prepared), rule, fix))
+            raise ShapeError(where, _shape(prepared), rule, fix)
         _check_dtype(where, prepared)
         return prepared
 
@@ -59,14 +58,14 @@ class ModuleCell(CellSpec):
         where = f"{type(weights).__name__}.step"
         if not isinstance(given, tuple | list) or len(given) != 2:
             fix = "return output, state"
-            raise ArgumentTypeError(message(where, f"a {type(given).__name__}", "a pair (output, state)", fix))
+            raise ArgumentTypeError(where, f"a {type(given).__name__}", "a pair (output, state)", fix)
         output, new = given
         new = tuple(new) if self.is_tuple and isinstance(new, tuple | list) else (new,)
         rows = prepared.shape[0]
         _check(f"{where}: output", output, (rows, self.output_size), "set output_size if it is not hidden_size")
         if len(new) != len(state):
             rule = f"{len(state)} tensors, like the initial state"
-            raise ShapeError(message(f"{where}: state", f"{len(new)} tensors", rule, "return all of them"))
+            raise ShapeError(f"{where}: state", f"{len(new)} tensors", rule, "return all of them")
         for part, before in zip(new, state, strict=True):
             _check(f"{where}: state", part, tuple(before.shape), "return a state of the same shape")
         # States keep their first dtype. Under autocast a step may return another one, and the dtype of a result must
@@ -76,14 +75,13 @@ class ModuleCell(CellSpec):
 
 def _check(name: str, part: Any, shape: tuple[int, ...], fix: str) -> None:
     if not isinstance(part, Tensor) or tuple(part.shape) != shape:
-        raise ShapeError(message(name, _shape(part), f"a tensor of shape {shape}, one row per sequence", fix))
+        raise ShapeError(name, _shape(part), f"a tensor of shape {shape}, one row per sequence", fix)
     _check_dtype(name, part)
 
 
 def _check_dtype(name: str, part: Tensor) -> None:
     if not part.is_floating_point():
-        rule = "of a floating-point dtype"
-        raise ArgumentTypeError(message(name, str(part.dtype), rule, "convert it before it is returned"))
+        raise ArgumentTypeError(name, str(part.dtype), "of a floating-point dtype", "convert it before it is returned")
 
 
 def _shape(part: Any) -> str:

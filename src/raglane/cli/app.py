@@ -54,13 +54,12 @@ def _show_version(is_given: bool) -> None:
         raise typer.Exit
 
 
-_Version = Annotated[
-    bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
-]
-
-
 @app.callback(help=_HELP)
-def _raglane(version: _Version = False) -> None:
+def _raglane(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
     pass
 
 

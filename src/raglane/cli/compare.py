@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from raglane._utils.messages import message, quote, shorten
+from raglane._utils.messages import quote, shorten
 from raglane.cli import console, options
 from raglane.cli.options import option
 from raglane.errors import ArgumentError
@@ -21,27 +21,24 @@ if TYPE_CHECKING:
 
 _MOST = 2**20
 
-_Runs = Annotated[
-    list[Path], typer.Argument(parser=options.path, metavar="RUN...", help="Folders of runs.", show_default=False)
-]
-_Outputs = Annotated[
-    list[Path] | None,
-    option(
-        "File for the table (.md or .csv), a picture (.png or .svg) or a page (.html); may be repeated.",
-        options.RUN,
-        "--output",
-        "-o",
-        parser=options.path,
-        show_default="none",
-    ),
-]
-
 
 @options.command
 def compare(
-    runs: _Runs,
+    runs: Annotated[
+        list[Path], typer.Argument(parser=options.path, metavar="RUN...", help="Folders of runs.", show_default=False)
+    ],
     *,
-    output: _Outputs = None,
+    output: Annotated[
+        list[Path] | None,
+        option(
+            "File for the table (.md or .csv), a picture (.png or .svg) or a page (.html); may be repeated.",
+            options.RUN,
+            "--output",
+            "-o",
+            parser=options.path,
+            show_default="none",
+        ),
+    ] = None,
     quiet: options.Quiet = False,
 ) -> None:
     """Compare runs: their differing settings, results and training times.
@@ -93,7 +90,7 @@ def _check_outputs(places: Sequence[Path], suffixes: str) -> None:
     for place in places:
         if place.suffix.lower() not in re.findall(r"\.\w+", suffixes):
             rule = f"a file with one of the suffixes {suffixes}"
-            raise ArgumentError(message("output", quote(str(place)), rule, "change the suffix"))
+            raise ArgumentError("output", quote(str(place)), rule, "change the suffix")
         check_new_file("output", place)
 
 
@@ -104,34 +101,29 @@ def _to_bytes(place: Path, tables: Sequence[Table]) -> bytes:
     return as_csv(tables) if place.suffix.lower() == ".csv" else as_markdown(tables).encode()
 
 
-_Cells = Annotated[str, typer.Option(metavar="NAME,...|all", help="Cells: lstm, gru, rnn_tanh.")]
-_Sizes = Annotated[str, typer.Option(metavar="BxHxD,...", help="Sizes: sequences per batch x hidden units x features.")]
-_Lengths = Annotated[
-    Path | None,
-    typer.Option(
-        "--lengths",
-        parser=options.path,
-        metavar="FILE",
-        help="Text file with one sequence length per line.",
-        show_default="lognormal, 30 on average",
-    ),
-]
-_Modes = Annotated[str, typer.Option(metavar="train,infer|all", help="Training steps or inference.")]
-_Output = Annotated[
-    Path | None,
-    option(
-        "File for the table (.md or .csv).", options.RUN, "--output", "-o", parser=options.path, show_default="none"
-    ),
-]
-
-
 @options.command
 def bench(
-    lengths: _Lengths = None,
-    sizes: _Sizes = "8x64x64,32x128x128,64x256x256",
-    cells: _Cells = "all",
-    modes: _Modes = "all",
-    output: _Output = None,
+    lengths: Annotated[
+        Path | None,
+        typer.Option(
+            "--lengths",
+            parser=options.path,
+            metavar="FILE",
+            help="Text file with one sequence length per line.",
+            show_default="lognormal, 30 on average",
+        ),
+    ] = None,
+    sizes: Annotated[
+        str, typer.Option(metavar="BxHxD,...", help="Sizes: sequences per batch x hidden units x features.")
+    ] = "8x64x64,32x128x128,64x256x256",
+    cells: Annotated[str, typer.Option(metavar="NAME,...|all", help="Cells: lstm, gru, rnn_tanh.")] = "all",
+    modes: Annotated[str, typer.Option(metavar="train,infer|all", help="Training steps or inference.")] = "all",
+    output: Annotated[
+        Path | None,
+        option(
+            "File for the table (.md or .csv).", options.RUN, "--output", "-o", parser=options.path, show_default="none"
+        ),
+    ] = None,
     quiet: options.Quiet = False,
 ) -> None:
     """Compare the speed of Raglane's recurrent layers with PyTorch's, on packed and padded batches.
@@ -172,7 +164,7 @@ def parts_of(option: str, text: str) -> list[str]:
     """Split a comma-separated list, and remove duplicates."""
     parts = [part.strip() for part in text.split(",")]
     if not all(parts):
-        raise ArgumentError(message(option, quote(text), "a comma-separated list", "leave no entry empty"))
+        raise ArgumentError(option, quote(text), "a comma-separated list", "leave no entry empty")
     return list(dict.fromkeys(parts))
 
 
@@ -183,7 +175,7 @@ def pick(option: str, text: str, known: Collection[str]) -> list[str]:
         return list(known)
     for part in parts:
         if part not in known:
-            raise ArgumentError(message(option, quote(part), f"one of {', '.join(known)}, or all", "pass one of these"))
+            raise ArgumentError(option, quote(part), f"one of {', '.join(known)}, or all", "pass one of these")
     return parts
 
 
@@ -195,5 +187,5 @@ def size_of(text: str) -> Size:
     numbers = [int(number) for number in match.groups()] if match else []
     if not numbers or not all(1 <= number <= _MOST for number in numbers):
         rule = f"sequences x units x features, with each number from 1 to {_MOST:,}"
-        raise ArgumentError(message("sizes", quote(text), rule, "pass e.g. 64x256x256"))
+        raise ArgumentError("sizes", quote(text), rule, "pass e.g. 64x256x256")
     return Size(*numbers)

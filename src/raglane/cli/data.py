@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from raglane._utils.messages import count_of, message, quote, require
+from raglane._utils.messages import count_of, quote, require
 from raglane.cli import console, options
 from raglane.cli.models import tell_skipped
 from raglane.cli.options import argument, option
@@ -16,28 +16,24 @@ from raglane.errors import ArgumentError
 from raglane.runs.sources import ColumnNames, Source, check_default
 from raglane.training.settings import Settings
 
-_Places = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="IN... OUT",
-        help="Data to read (files, folders, quoted patterns, URLs), and the folder to write.",
-        show_default=False,
-    ),
-]
-_Overwrite = Annotated[
-    bool,
-    option("Replace a conversion of other data in OUT, or an incomplete one.", options.RUN, "--overwrite"),
-]
-
 
 @options.command
 def convert(
-    places: _Places,
+    places: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="IN... OUT",
+            help="Data to read (files, folders, quoted patterns, URLs), and the folder to write.",
+            show_default=False,
+        ),
+    ],
     *,
     choices: Annotated[options.Given, Settings, "task"],
     columns: options.Columns,
     format: options.Format = None,
-    overwrite: _Overwrite = False,
+    overwrite: Annotated[
+        bool, option("Replace a conversion of other data in OUT, or an incomplete one.", options.RUN, "--overwrite")
+    ] = False,
     quiet: options.Quiet = False,
 ) -> None:
     """Convert data to a folder of Arrow files with statistics.
@@ -64,7 +60,7 @@ def convert(
     *inputs, output = places
     if not inputs:
         rule, fix = "data to read, and a folder to write", f"pass both: raglane convert {output} OUT"
-        raise ArgumentError(message("IN... OUT", f"only {output}", rule, fix))
+        raise ArgumentError("IN... OUT", f"only {output}", rule, fix)
     names = ColumnNames(**columns)
     request = Source(None, format, names).asked(choices.get("task", "classify"))
     with progress_bar(quiet) as progress:
@@ -92,38 +88,34 @@ def convert(
 # The settings of a training that affect a plan.
 _PLANNED = "task cell hidden_size num_layers bidirectional layer_norm embedding"
 
-_Data = Annotated[
-    Path | None,
-    argument("Data of raglane train, or a .txt file with one length per line. Default: Japanese vowels."),
-]
-_Ranks = Annotated[int, option("Number of training processes.")]
-_Fresh = Annotated[bool, option("Measure the layer again, e.g. because the machine was busy.", options.RUN, "--fresh")]
-_Html = Annotated[
-    Path | None, option("File for an HTML page.", options.RUN, "--html", parser=options.path, show_default="none")
-]
-_Json = Annotated[
-    Path | None,
-    option(
-        "File for the results as JSON; - for standard output.",
-        options.RUN,
-        "--json",
-        parser=options.path,
-        show_default="none",
-    ),
-]
-
 
 @options.command
 def inspect(
-    data: _Data = None,
+    data: Annotated[
+        Path | None,
+        argument("Data of raglane train, or a .txt file with one length per line. Default: Japanese vowels."),
+    ] = None,
     *,
     choices: Annotated[options.Given, Settings, _PLANNED],
     columns: options.Columns,
     format: options.Format = None,
-    ranks: _Ranks = 1,
-    fresh: _Fresh = False,
-    html: _Html = None,
-    json: _Json = None,
+    ranks: Annotated[int, option("Number of training processes.")] = 1,
+    fresh: Annotated[
+        bool, option("Measure the layer again, e.g. because the machine was busy.", options.RUN, "--fresh")
+    ] = False,
+    html: Annotated[
+        Path | None, option("File for an HTML page.", options.RUN, "--html", parser=options.path, show_default="none")
+    ] = None,
+    json: Annotated[
+        Path | None,
+        option(
+            "File for the results as JSON; - for standard output.",
+            options.RUN,
+            "--json",
+            parser=options.path,
+            show_default="none",
+        ),
+    ] = None,
     quiet: options.Quiet = False,
 ) -> None:
     """Describe data before training: lengths, padding, the time of each backend and schedule, and the fastest.
@@ -189,10 +181,10 @@ def _check_outputs(data: Path | None, **places: Path | None) -> None:
         check_new_file(name, path)
         if data is not None and _is_same(path, data):
             got = f"{quote(str(path))}, the file of the data"
-            raise ArgumentError(message(name, got, "another file than the data", "name another file"))
+            raise ArgumentError(name, got, "another file than the data", "name another file")
     if len(outputs) == 2 and _is_same(*outputs.values()):
         got = f"{quote(str(outputs['json']))}, which is the page"
-        raise ArgumentError(message("json", got, "another file than the page", "name another file"))
+        raise ArgumentError("json", got, "another file than the page", "name another file")
     if "html" in outputs:
         for module in ("altair", "vl_convert", "matplotlib"):
             require(module, "report")

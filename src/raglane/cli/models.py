@@ -8,7 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from raglane._utils.messages import count_of, message, quote
+from raglane._utils.messages import count_of, quote
 from raglane.cli import console, options
 from raglane.cli.options import argument, option
 from raglane.errors import ArgumentError
@@ -21,23 +21,6 @@ if TYPE_CHECKING:
     from raglane.training.checkpoint import SavedModel
     from raglane.training.inference import Evaluation
 
-_DataToEvaluate = Annotated[Path | None, argument("Data with labels. Default: the test data of the run.")]
-
-_Backtests = Annotated[
-    int, option("Number of forecasts of each sequence to measure; each begins --horizon elements before the next.")
-]
-
-_Results = Annotated[
-    Path | None,
-    option(
-        "Folder for the results.",
-        options.RUN,
-        "--output",
-        "-o",
-        parser=options.path,
-        show_default="the folder of the run; of a URL, the current folder",
-    ),
-]
 
 # The most classes of a confusion matrix, and the most rows of a table, that are printed; files have them all.
 _WIDEST_TABLE, _LONGEST_TABLE = 20, 30
@@ -46,15 +29,27 @@ _WIDEST_TABLE, _LONGEST_TABLE = 20, 30
 @options.command
 def evaluate(
     run: options.Run,
-    data: _DataToEvaluate = None,
+    data: Annotated[Path | None, argument("Data with labels. Default: the test data of the run.")] = None,
     *,
-    output: _Results = None,
+    output: Annotated[
+        Path | None,
+        option(
+            "Folder for the results.",
+            options.RUN,
+            "--output",
+            "-o",
+            parser=options.path,
+            show_default="the folder of the run; of a URL, the current folder",
+        ),
+    ] = None,
     columns: options.Columns,
     format: options.Format = None,
     batch_size: options.PredictionBatchSize = 256,
     top: options.Top = 1,
     horizon: options.Horizon = 1,
-    origins: _Backtests = 1,
+    origins: Annotated[
+        int, option("Number of forecasts of each sequence to measure; each begins --horizon elements before the next.")
+    ] = 1,
     beam: options.Beam = None,
     device: options.Device = "auto",
     quiet: options.Quiet = False,
@@ -177,42 +172,27 @@ def _numbers(evaluation: Evaluation) -> str:
     return ", ".join([*metrics, f"loss {numbers['loss']:.4f}"])
 
 
-_Output = Annotated[
-    Path | None,
-    option(
-        "File to write: .parquet, .csv or .jsonl.",
-        options.RUN,
-        "--output",
-        "-o",
-        parser=options.path,
-        show_default="CSV on standard output",
-    ),
-]
-_DataToPredict = Annotated[
-    Path | None,
-    argument("Data like the training data, labels optional. Default: the test data of the run."),
-]
-_Probabilities = Annotated[bool, option("Add one column p_<label> per class.", options.RUN, "--probabilities")]
-_Engine = Annotated[
-    str, option("ray: predict Parquet files on a Ray cluster, to a folder of them.", metavar="processes|ray")
-]
-_EscapeFormulas = Annotated[
-    bool,
-    option(
-        "Prefix texts of a .csv that a spreadsheet would execute (=, +, -, @) with an apostrophe.",
-        options.RUN,
-        "--escape-formulas",
-    ),
-]
-
-
 @options.command
 def predict(
     run: options.Run,
-    data: _DataToPredict = None,
+    data: Annotated[
+        Path | None, argument("Data like the training data, labels optional. Default: the test data of the run.")
+    ] = None,
     *,
-    output: _Output = None,
-    probabilities: _Probabilities = False,
+    output: Annotated[
+        Path | None,
+        option(
+            "File to write: .parquet, .csv or .jsonl.",
+            options.RUN,
+            "--output",
+            "-o",
+            parser=options.path,
+            show_default="CSV on standard output",
+        ),
+    ] = None,
+    probabilities: Annotated[
+        bool, option("Add one column p_<label> per class.", options.RUN, "--probabilities")
+    ] = False,
     top: options.Top = 1,
     horizon: options.Horizon = 1,
     beam: options.Beam = None,
@@ -221,8 +201,17 @@ def predict(
     format: options.Format = None,
     batch_size: options.PredictionBatchSize = 256,
     device: options.Device = "auto",
-    engine: _Engine = "processes",
-    escape_formulas: _EscapeFormulas = False,
+    engine: Annotated[
+        str, option("ray: predict Parquet files on a Ray cluster, to a folder of them.", metavar="processes|ray")
+    ] = "processes",
+    escape_formulas: Annotated[
+        bool,
+        option(
+            "Prefix texts of a .csv that a spreadsheet would execute (=, +, -, @) with an apostrophe.",
+            options.RUN,
+            "--escape-formulas",
+        ),
+    ] = False,
     quiet: options.Quiet = False,
     cell: options.Cell = None,
 ) -> None:
@@ -258,7 +247,7 @@ def predict(
     if engine != "processes":
         if escape_formulas:
             got, rule = f"True, with the engine {engine}", "False, because a cluster writes Parquet"
-            raise ArgumentError(message("escape_formulas", got, rule, "leave it out"))
+            raise ArgumentError("escape_formulas", got, rule, "leave it out")
         named = {**columns, **({} if format is None else {"format": format})}
         _on_ray(run, cell, output, data, named, engine, more, quiet)
         return
@@ -274,10 +263,8 @@ def predict(
     pick_device(device)
     model = load(run, cell=cell)
     records = model.test_part() if data is None else model.read(data, need_labels=False, format=format, **columns)
-    skips, listed = (
-        columns.get("on_bad_row") == "skip",
-        None if output is None else output.with_suffix(".skipped.jsonl"),
-    )
+    skips = columns.get("on_bad_row") == "skip"
+    listed = None if output is None else output.with_suffix(".skipped.jsonl")
     for file in (output, listed if skips else None):
         if file is not None:
             check_apart(file, records.source, run)
@@ -308,15 +295,15 @@ def _on_ray(
 ) -> None:
     """Predict Parquet files on a Ray cluster."""
     if engine not in ENGINES:
-        raise ArgumentError(message("engine", quote(engine), f"one of {', '.join(ENGINES)}", "leave it out"))
+        raise ArgumentError("engine", quote(engine), f"one of {', '.join(ENGINES)}", "leave it out")
     if data is None:
-        raise ArgumentError(message("data", "nothing", "Parquet files for the engine ray", "pass DATA"))
+        raise ArgumentError("data", "nothing", "Parquet files for the engine ray", "pass DATA")
     if output is None:
-        raise ArgumentError(message("output", "nothing", "a folder for the engine ray", "pass --output FOLDER"))
+        raise ArgumentError("output", "nothing", "a folder for the engine ray", "pass --output FOLDER")
     if named:
         name = next(iter(named))
         rule = "unset for the engine ray, which reads the columns of the training data"
-        raise ArgumentError(message(name, quote(named[name]), rule, "leave it out"))
+        raise ArgumentError(name, quote(named[name]), rule, "leave it out")
     from raglane.runs.on_ray import predict_on_ray
     from raglane.runs.run import load
 
@@ -325,24 +312,20 @@ def _on_ray(
         console.say(f"predictions: {count:,} sequences, {output}")
 
 
-_Prompt = Annotated[str, option("Beginning of each text.", show_default=False)]
-_Count = Annotated[int, option("Number of texts.")]
-_Length = Annotated[int, option("Most tokens per text.")]
-_Temperature = Annotated[float, option("Divisor of the logits: below 1 favours likely tokens; 0 takes the likeliest.")]
-_Seed = Annotated[int, option("Seed of the random numbers.")]
-_Beam = Annotated[int | None, option("Search the likeliest texts, with this many at once, instead of drawing.")]
-
-
 @options.command
 def sample(
     run: options.Run,
     *,
-    prompt: _Prompt = "",
-    count: _Count = 5,
-    length: _Length = 200,
-    temperature: _Temperature = 1.0,
-    seed: _Seed = 0,
-    beam: _Beam = None,
+    prompt: Annotated[str, option("Beginning of each text.", show_default=False)] = "",
+    count: Annotated[int, option("Number of texts.")] = 5,
+    length: Annotated[int, option("Most tokens per text.")] = 200,
+    temperature: Annotated[
+        float, option("Divisor of the logits: below 1 favours likely tokens; 0 takes the likeliest.")
+    ] = 1.0,
+    seed: Annotated[int, option("Seed of the random numbers.")] = 0,
+    beam: Annotated[
+        int | None, option("Search the likeliest texts, with this many at once, instead of drawing.")
+    ] = None,
     device: options.Device = "auto",
     cell: options.Cell = None,
 ) -> None:
@@ -381,20 +364,17 @@ class _Layout(StrEnum):
     flat = "flat"
 
 
-_File = Annotated[Path, option("File to write: .onnx.", options.RUN, "--output", "-o", parser=options.path)]
-_LayoutOption = Annotated[_Layout, option("Inputs: padded values and lengths, or flat values and offsets.")]
-_Verify = Annotated[
-    bool, option("Compare the outputs of the file with the model's.", options.RUN, "--verify/--no-verify")
-]
-
-
 @options.command
 def export(
     run: options.Run,
-    output: _File,
+    output: Annotated[Path, option("File to write: .onnx.", options.RUN, "--output", "-o", parser=options.path)],
     *,
-    layout: _LayoutOption = _Layout.padded,
-    verify: _Verify = True,
+    layout: Annotated[
+        _Layout, option("Inputs: padded values and lengths, or flat values and offsets.")
+    ] = _Layout.padded,
+    verify: Annotated[
+        bool, option("Compare the outputs of the file with the model's.", options.RUN, "--verify/--no-verify")
+    ] = True,
     quiet: options.Quiet = False,
     cell: options.Cell = None,
 ) -> None:

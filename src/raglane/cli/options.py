@@ -18,7 +18,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 import typer
 
 from raglane._utils.files import read_file
-from raglane._utils.messages import flags, message, nearest, quote
+from raglane._utils.messages import flags, nearest, quote
 from raglane.errors import ArgumentError
 from raglane.runs.sources import ColumnNames
 from raglane.training.options import DATA, MODEL, RUN, TRAINING, flag_of, options
@@ -228,7 +228,7 @@ class Key:
             result = checked(str if self.hint in (Path, Path | None) else self.hint, value, "")
         except ValueError as error:
             fix = "correct it, or leave it out"
-            raise ArgumentError(message(f"{self.name} in {file}", quote(value), rule_of(error), fix)) from error
+            raise ArgumentError(f"{self.name} in {file}", quote(value), rule_of(error), fix) from error
         return str(result) if self.word is not None else result
 
 
@@ -251,8 +251,7 @@ def names_of(keys: Iterable[str], known: Mapping[str, Key], where: str = "--igno
             # The key may be the name in Python, which can differ from the flag.
             near = known[key].name if key in known else nearest(key, [option.name for option in known.values()])
             rule, fix = "a file of options of this command, named as flags without dashes", "see --help for all options"
-            got = f"the option {quote(key)}"
-            raise ArgumentError(message(where, got, rule, f"write {near}" if near else fix))
+            raise ArgumentError(where, f"the option {quote(key)}", rule, f"write {near}" if near else fix)
         names.append(name)
     return names
 
@@ -263,14 +262,14 @@ def read_toml(file: Path) -> dict[str, Any]:
     try:
         content = read_file(file)
         if len(content) > _LONGEST:
-            raise ArgumentError(message("--config", f"{file}, of {len(content):,} bytes", rule, fix))
+            raise ArgumentError("--config", f"{file}, of {len(content):,} bytes", rule, fix)
         return tomllib.loads(content.decode())
     except OSError as error:
-        raise ArgumentError(message("--config", f"{file}: {error.strerror or error}", rule, fix)) from error
+        raise ArgumentError("--config", f"{file}: {error.strerror or error}", rule, fix) from error
     except (ValueError, RecursionError) as error:
         if isinstance(error, ArgumentError):
             raise
-        raise ArgumentError(message(str(file), f"{error}", rule, fix)) from error
+        raise ArgumentError(str(file), f"{error}", rule, fix) from error
 
 
 def origin_of(context: typer.Context, name: str) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from raglane._utils.files import read_file
-from raglane._utils.messages import message, quote, require
+from raglane._utils.messages import quote, require
 from raglane.cli import console, options
 from raglane.cli.options import option
 from raglane.errors import ArgumentError
@@ -23,55 +23,43 @@ if TYPE_CHECKING:
 _TOKEN = "RAGLANE_TOKEN"
 _LONGEST_TOKEN = 4096  # bytes
 
-_Runs = Annotated[
-    list[Path],
-    typer.Argument(
-        parser=options.path,
-        metavar="RUN...",
-        help="Folders of runs or of saved models; the name of a folder is that of its model.",
-        show_default=False,
-    ),
-]
-_Port = Annotated[int, option("Port; 0 takes a free one.")]
-_Host = Annotated[str, option("Address of this machine to which clients connect, e.g. 0.0.0.0 for all.")]
-_TokenFile = Annotated[
-    Path | None,
-    option(
-        f"File with the token that clients must send. The environment variable {_TOKEN} may contain it instead.",
-        parser=options.path,
-        show_default="none",
-    ),
-]
-_Slots = Annotated[int, option("Most live streams of a model.")]
-_Threads = Annotated[int, option("Threads of each model.")]
-_MaxQueue = Annotated[int, option("Most frames of a stream that wait.")]
-_ClientStreams = Annotated[int, option("Most live streams of a client address.")]
-_MaxMessage = Annotated[int, option("Most bytes of a request or of a message of a stream.")]
-_Idle = Annotated[float, option("Seconds after which an idle stream is closed.")]
-_Drain = Annotated[float, option("Most seconds after SIGTERM in which queued frames are answered.")]
-_Origin = Annotated[
-    list[str] | None,
-    option("Address of another site whose pages may use the server; may be repeated.", show_default="none"),
-]
-_Int8 = Annotated[bool, option("Use int8 weights for live streams.", options.RUN, "--int8")]
-
 
 @options.command
 def serve(
-    runs: _Runs,
+    runs: Annotated[
+        list[Path],
+        typer.Argument(
+            parser=options.path,
+            metavar="RUN...",
+            help="Folders of runs or of saved models; the name of a folder is that of its model.",
+            show_default=False,
+        ),
+    ],
     *,
-    port: _Port = 8000,
-    host: _Host = "127.0.0.1",
-    token_file: _TokenFile = None,
-    slots: _Slots = 1000,
-    threads: _Threads = 1,
-    max_queue: _MaxQueue = 1024,
-    client_streams: _ClientStreams = 256,
-    max_message: _MaxMessage = 4 * 2**20,
-    idle: _Idle = 300,
-    drain: _Drain = 30,
-    origin: _Origin = None,
-    int8: _Int8 = False,
+    port: Annotated[int, option("Port; 0 takes a free one.")] = 8000,
+    host: Annotated[
+        str, option("Address of this machine to which clients connect, e.g. 0.0.0.0 for all.")
+    ] = "127.0.0.1",
+    token_file: Annotated[
+        Path | None,
+        option(
+            f"File with the token that clients must send. The environment variable {_TOKEN} may contain it instead.",
+            parser=options.path,
+            show_default="none",
+        ),
+    ] = None,
+    slots: Annotated[int, option("Most live streams of a model.")] = 1000,
+    threads: Annotated[int, option("Threads of each model.")] = 1,
+    max_queue: Annotated[int, option("Most frames of a stream that wait.")] = 1024,
+    client_streams: Annotated[int, option("Most live streams of a client address.")] = 256,
+    max_message: Annotated[int, option("Most bytes of a request or of a message of a stream.")] = 4 * 2**20,
+    idle: Annotated[float, option("Seconds after which an idle stream is closed.")] = 300,
+    drain: Annotated[float, option("Most seconds after SIGTERM in which queued frames are answered.")] = 30,
+    origin: Annotated[
+        list[str] | None,
+        option("Address of another site whose pages may use the server; may be repeated.", show_default="none"),
+    ] = None,
+    int8: Annotated[bool, option("Use int8 weights for live streams.", options.RUN, "--int8")] = False,
     quiet: options.Quiet = False,
     cell: options.Cell = None,
 ) -> None:
@@ -91,14 +79,14 @@ def serve(
     for module in ("fastapi", "uvicorn", "websockets", "prometheus_client", "jinja2"):
         require(module, "serve")
     if not 0 <= port < 2**16:
-        raise ArgumentError(message("port", quote(port), "a number from 0 to 65535", "pass e.g. 8000"))
+        raise ArgumentError("port", quote(port), "a number from 0 to 65535", "pass e.g. 8000")
     if not 0 <= drain < float("inf"):
-        raise ArgumentError(message("drain", quote(drain), "a finite number of seconds, at least 0", "pass e.g. 30"))
+        raise ArgumentError("drain", quote(drain), "a finite number of seconds, at least 0", "pass e.g. 30")
     secret = _token(token_file)
     names = [run.resolve().parent.name if run.resolve().name == "best" else run.resolve().name for run in runs]
     for place, name in enumerate(names):
         if name in names[:place]:
-            raise ArgumentError(message("RUN", f"two named {quote(name)}", "folders of different names", "rename one"))
+            raise ArgumentError("RUN", f"two named {quote(name)}", "folders of different names", "rename one")
     import torch
 
     from raglane.runs.run import load
@@ -141,12 +129,12 @@ def _token(file: Path | None) -> str | None:
             text = read_file(file).decode().strip()
         except (OSError, ValueError) as error:
             got = f"{file}: {getattr(error, 'strerror', None) or 'no text'}"
-            raise ArgumentError(message("token_file", got, "a file with a token", "name another file")) from error
+            raise ArgumentError("token_file", got, "a file with a token", "name another file") from error
     if text is None or (file is None and not text):
         return None
     if not (text.isascii() and text.isprintable() and text and " " not in text and len(text) <= _LONGEST_TOKEN):
         got = f"{len(text)} characters" if text else "nothing"
-        raise ArgumentError(message(name, got, "a token of visible ASCII characters", "write e.g. 32 random ones"))
+        raise ArgumentError(name, got, "a token of visible ASCII characters", "write e.g. 32 random ones")
     return text
 
 
@@ -158,7 +146,7 @@ def _listening(host: str, port: int) -> socket.socket:
     except (OSError, UnicodeError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         got, rule = f"{host}:{port} ({reason})", "a free port of an address of this machine"
-        raise ArgumentError(message("port", got, rule, "pass another --port or --host")) from error
+        raise ArgumentError("port", got, rule, "pass another --port or --host") from error
 
 
 def _run(app: FastAPI, listener: socket.socket, drain: float, max_message: int, started: Any) -> int:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from raglane._utils.messages import message, require
+from raglane._utils.messages import require
 from raglane.cli import console, options
 from raglane.cli.options import DEFAULT, FILE, option, read_toml
 from raglane.errors import ArgumentError
@@ -69,7 +69,7 @@ def train(
     if show_config:
         if resume:
             rule = "used without --resume, because run.toml has the settings of a run"
-            raise ArgumentError(message("--show-config", "it with --resume", rule, "leave one out"))
+            raise ArgumentError("--show-config", "it with --resume", rule, "leave one out")
         others: dict[str, Any] = {"data": data, "format": format, "validation": validation, "test": test, "out": out}
         others |= {"overwrite": overwrite, "quiet": quiet}
         changes: dict[str, Any] = {key_of(Settings, n): {"value": choices[n]} for n in PLANNED if n in choices}
@@ -112,8 +112,7 @@ def _check_parts(validation: Path | None, test: Path | None, origins: options.Or
     from raglane.data.formats.base import open_error
 
     if validation is not None and origins["validation_fraction"] == "option":
-        rule = "used without --validation"
-        raise ArgumentError(message("validation_fraction", "it with --validation", rule, "leave one out"))
+        raise ArgumentError("validation_fraction", "it with --validation", "used without --validation", "leave one out")
     for part in filter(None, (validation, test)):
         try:
             os.stat(part)
@@ -196,13 +195,6 @@ def _print_best(result: TrainingResult, settings: Settings, quiet: bool, say: Ca
         console.complain(f"raglane: warning: {doubt}")
 
 
-_Trials = Annotated[int, option("Trials in total, including earlier calls and other processes.", options.TRAINING)]
-_Minutes = Annotated[float | None, option("Time limit in minutes.", options.TRAINING, show_default="none")]
-_Out = Annotated[
-    Path | None, option("Folder of the study.", parser=options.path, show_default="runs/tune-<data>-<task>")
-]
-
-
 @options.command
 def tune(
     data: options.Data = None,
@@ -211,9 +203,13 @@ def tune(
     format: options.Format = None,
     test: options.Test = None,
     validation: options.Validation = None,
-    trials: _Trials = 30,
-    minutes: _Minutes = None,
-    out: _Out = None,
+    trials: Annotated[
+        int, option("Trials in total, including earlier calls and other processes.", options.TRAINING)
+    ] = 30,
+    minutes: Annotated[float | None, option("Time limit in minutes.", options.TRAINING, show_default="none")] = None,
+    out: Annotated[
+        Path | None, option("Folder of the study.", parser=options.path, show_default="runs/tune-<data>-<task>")
+    ] = None,
     choices: options.Choices,
     config: options.Config = None,
     show_config: options.ShowConfig = False,
@@ -240,11 +236,11 @@ def tune(
 
     check_whole("trials", trials, 1, "pass e.g. 30")
     if minutes is not None and not 0 < minutes < 1e6:
-        raise ArgumentError(message("minutes", f"{minutes}", "a number above 0 and below a million", "pass e.g. 20"))
+        raise ArgumentError("minutes", f"{minutes}", "a number above 0 and below a million", "pass e.g. 20")
     planned = left_to_plan(choices)[1]
     if planned is not None:
         fix = "leave it out to search it, or pass a number"
-        raise ArgumentError(message(planned, "'auto'", "a number in a search", fix))
+        raise ArgumentError(planned, "'auto'", "a number in a search", fix)
     settings, source = settings_of(choices, data), Source(data, format, ColumnNames(**columns))
     table = {} if config is None else read_toml(config).get("search", {})
     listed = read_space(table, f"[search] in {config}")
@@ -279,7 +275,7 @@ def tune(
     training, held_out, tested = read_parts(sources, records, settings, say)
     if held_out is None:
         rule, fix = "a part whose losses a search can compare", "hold a part out, or pass --validation"
-        raise ArgumentError(message("validation", "no validation data", rule, fix))
+        raise ArgumentError("validation", "no validation data", rule, fix)
     folder = out or Path("runs") / f"tune-{source.name}-{settings.task}"
     kept, seconds = asdict(SavedSource.of(*sources)), None if minutes is None else 60 * minutes
     parts = Parts(training, held_out, tested, kept["path"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor
 
 from raglane._utils.checks import as_tensor, check_tensor
-from raglane._utils.messages import message, quote
+from raglane._utils.messages import quote
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.ragged import Ragged
 
@@ -33,12 +32,22 @@ _KINDS: tuple[tuple[Any, Any], ...] = (
 )
 
 
-class Samples(Sequence[Any]):
-    """Samples of a dataset that makes its own batches, without a loop over the samples."""
+class Items(Sequence[Any]):
+    """Items of a dataset, each made when it is used; collate makes a batch of all of them at once."""
 
-    @abstractmethod
-    def batch(self) -> Any:
-        """Return the batch that :func:`collate` makes of a list of these samples."""
+    def __init__(self, dataset: Any, rows: Tensor) -> None:
+        self._dataset, self._rows = dataset, rows
+
+    def __len__(self) -> int:
+        return self._rows.shape[0]
+
+    def __getitem__(self, place: Any) -> Any:
+        rows = self._rows[place]
+        return self._dataset[int(rows)] if rows.dim() == 0 else Items(self._dataset, rows)
+
+    def batch(self) -> dict[str, Ragged | Tensor]:
+        """Return the batch of these items."""
+        return self._dataset._batch(self._rows)
 
 
 def collate(samples: Sequence[Any] | Mapping[Any, Any]) -> Any:
@@ -95,15 +104,15 @@ def collate(samples: Sequence[Any] | Mapping[Any, Any]) -> Any:
         raglane.errors.ShapeError: samples[1] must be features (12,), as in samples[0], got features (13,). \
 Give every sample the same trailing dimensions.
     """
-    if isinstance(samples, Samples):
+    if isinstance(samples, Items):
         return samples.batch()
     if isinstance(samples, Mapping):
         return _columns(samples)
     if isinstance(samples, (str, bytes, Tensor)) or not isinstance(samples, Sequence):
         got, rule = type(samples).__name__, "a list of samples, or a dict of lists"
-        raise ArgumentTypeError(message("samples", got, rule, "pass a list"))
+        raise ArgumentTypeError("samples", got, rule, "pass a list")
     if not samples:
-        raise ArgumentError(message("samples", "an empty list", "at least one sample", "leave empty batches out"))
+        raise ArgumentError("samples", "an empty list", "at least one sample", "leave empty batches out")
     return _collate(samples, "")
 
 
@@ -115,7 +124,7 @@ def _collate(samples: Sequence[Any], field: str) -> Any:
         # Skips the slower comparison of kinds for samples of exactly the first type.
         if type(sample) is not type(first) and _kind(sample, field, number) is not kind:
             got, rule = _name(sample), f"{_name(first)}, like samples[0]{field}"
-            raise ArgumentTypeError(message(_place(number, field), got, rule, "give every sample the same kind"))
+            raise ArgumentTypeError(_place(number, field), got, rule, "give every sample the same kind")
     if kind is Tensor:
         return _tensors(samples, field)
     if kind is np.ndarray:
@@ -148,7 +157,7 @@ def _kind(sample: Any, field: str, number: int = 0) -> Any:
     if dataclasses.is_dataclass(sample) and not isinstance(sample, type):
         return type(sample)
     rule = "a tensor, array, number, string, None, list of numbers, or a tuple, named tuple, dict or dataclass of these"
-    raise ArgumentTypeError(message(_place(number, field), _name(sample), rule, "convert it in the dataset"))
+    raise ArgumentTypeError(_place(number, field), _name(sample), rule, "convert it in the dataset")
 
 
 def _name(sample: Any) -> str:
@@ -167,7 +176,7 @@ def _check_same(values: Sequence[Any], field: str, what: str, fix: str) -> None:
     for number, value in enumerate(values):
         if value != values[0]:
             got, rule = f"{what} {value}", f"{what} {values[0]}, as in {_place(0, field)}"
-            raise ShapeError(message(_place(number, field), got, rule, fix))
+            raise ShapeError(_place(number, field), got, rule, fix)
 
 
 def _check_alike(samples: Sequence[Any], shapes: list[tuple[int, ...]], field: str) -> None:
@@ -197,7 +206,7 @@ def _arrays(samples: Sequence[np.ndarray[Any, Any]], field: str) -> Ragged | Ten
     for number, sample in enumerate(samples):
         if sample.dtype.kind not in "biufc":
             got, rule = f"dtype {sample.dtype}", "of booleans, integers, floats or complex numbers"
-            raise ArgumentTypeError(message(_place(number, field), got, rule, "convert the array"))
+            raise ArgumentTypeError(_place(number, field), got, rule, "convert the array")
     _check_alike(samples, shapes, field)
     native = samples[0].dtype.newbyteorder("=")
     flat = np.stack(samples) if not shapes[0] else np.concatenate(samples)
@@ -212,15 +221,14 @@ def _tuples(samples: Sequence[tuple[Any, ...]], field: str) -> tuple[Any, ...]:
     for number, sample in enumerate(samples):
         if len(sample) != len(first):
             got, rule = f"a tuple of {len(sample)}", f"a tuple of {len(first)}, as in {_place(0, field)}"
-            raise ArgumentError(message(_place(number, field), got, rule, "give every sample the same entries"))
+            raise ArgumentError(_place(number, field), got, rule, "give every sample the same entries")
     names: tuple[str, ...] | None = getattr(first, "_fields", None)
     paths = [f".{name}" for name in names] if names is not None else [f"[{entry}]" for entry in range(len(first))]
     entries = [_collate(column, field + path) for path, column in zip(paths, zip(*samples, strict=True), strict=True)]
     # ``_make``, because a named tuple may redefine ``__new__``.
     kind: Any = type(first)
     make = tuple if names is None else kind._make
-    batch: tuple[Any, ...] = make(entries)
-    return batch
+    return make(entries)
 
 
 def _mappings(samples: Sequence[Mapping[Any, Any]], field: str) -> dict[Any, Any]:
@@ -230,7 +238,7 @@ def _mappings(samples: Sequence[Mapping[Any, Any]], field: str) -> dict[Any, Any
         if sample.keys() != first.keys():
             odd = ", ".join(sorted(map(repr, sample.keys() ^ first.keys())))
             got, rule = f"a dict that differs in {odd}", f"a dict with the keys of {_place(0, field)}"
-            raise ArgumentError(message(_place(number, field), got, rule, "give every sample the same keys"))
+            raise ArgumentError(_place(number, field), got, rule, "give every sample the same keys")
     return {key: _collate([sample[key] for sample in samples], f"{field}[{key!r}]") for key in first}
 
 
@@ -240,17 +248,17 @@ def _columns(columns: Mapping[Any, Any]) -> dict[Any, Any]:
     lists: dict[Any, list[Any]] = {}
     for key, column in columns.items():
         if not isinstance(column, (list, tuple, Tensor, np.ndarray)) or getattr(column, "ndim", 1) == 0:
-            raise ArgumentTypeError(message(f"samples[{key!r}]", _name(column), rule, fix))
+            raise ArgumentTypeError(f"samples[{key!r}]", _name(column), rule, fix)
         lists[key] = list(column)
     sizes = {key: len(column) for key, column in lists.items()}
     count = next(iter(sizes.values()), 0)
     odd = next((key for key, size in sizes.items() if size != count), None)
     if odd is not None:
         raise ArgumentError(
-            message(f"samples[{odd!r}]", f"{sizes[odd]} entries", f"{count} entries, as under the first key", fix)
+            f"samples[{odd!r}]", f"{sizes[odd]} entries", f"{count} entries, as under the first key", fix
         )
     if not count:
-        raise ArgumentError(message("samples", "no entries", "at least one sample", "leave empty batches out"))
+        raise ArgumentError("samples", "no entries", "at least one sample", "leave empty batches out")
     return {key: _collate(column, f"[{key!r}]") for key, column in lists.items()}
 
 
@@ -277,26 +285,26 @@ def _odd_element(samples: Sequence[list[Any]], first: Any, has_bool: bool, field
         for step, element in enumerate(sample):
             place = f"{_place(number, field)}[{step}]"
             if isinstance(element, list) != isinstance(first, list):
-                return ArgumentTypeError(message(place, _name(element), rule, fix))
+                return ArgumentTypeError(place, _name(element), rule, fix)
             if isinstance(element, list) and len(element) != len(first):
                 got, same = f"a list of {len(element)}", f"a list of {len(first)}, like the first element"
-                return ShapeError(message(place, got, same, "give every element the same channels"))
+                return ShapeError(place, got, same, "give every element the same channels")
             for entry in element if isinstance(element, list) else [element]:
                 if isinstance(entry, str):
                     fix = "convert tokens to numbers with a vocabulary or a tokenizer, or leave the field out"
                 if type(entry) not in (bool, int, float):
-                    return ArgumentTypeError(message(place, _name(entry), rule, fix))
+                    return ArgumentTypeError(place, _name(entry), rule, fix)
                 if has_bool and not isinstance(entry, bool):
                     same = "a boolean, or a number, like the other entries"
-                    return ArgumentTypeError(message(place, _name(entry), same, "convert the others"))
+                    return ArgumentTypeError(place, _name(entry), same, "convert the others")
                 if isinstance(entry, int):
                     _check_int(entry, place)
-    return ArgumentTypeError(message(f"samples{field}", "lists of several kinds", rule, fix))
+    return ArgumentTypeError(f"samples{field}", "lists of several kinds", rule, fix)
 
 
 def _check_int(number: int, place: str) -> None:
     if not -(2**63) <= number < 2**63:
-        raise ArgumentError(message(place, quote(number), "an integer that fits 64 bits", "pass a float or a str"))
+        raise ArgumentError(place, quote(number), "an integer that fits 64 bits", "pass a float or a str")
 
 
 def _dataclasses(samples: Sequence[Any], field: str) -> Any:

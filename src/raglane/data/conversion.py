@@ -21,7 +21,7 @@ import numpy as np
 from raglane._utils.checks import check_choice, check_flag
 from raglane._utils.files import as_path, check_place, put_folder, remove, settle, whole_file, write_file
 from raglane._utils.lock import LOCK, locked
-from raglane._utils.messages import argument, message, quote, require
+from raglane._utils.messages import argument, quote, require
 from raglane.data import shards
 from raglane.data.formats import pick
 from raglane.data.formats.ipc import DESCRIPTION, FORMAT_VERSION, LENGTHS, STATISTICS, checksums, is_converted, seal
@@ -149,12 +149,12 @@ def _check_output(folder: Path, locations: Sequence[str]) -> None:
     check_place("output", folder.parent)
     fix = f"pass another {argument('output')}"
     if os.path.lexists(folder) and not folder.is_dir():
-        raise ArgumentError(message("output", f"{quote(str(folder))}, a file", "the name of a folder", fix))
+        raise ArgumentError("output", f"{quote(str(folder))}, a file", "the name of a folder", fix)
     place = folder.resolve()
     for location in locations:
         if Path(location).exists() and (source := Path(location).resolve()) in (place, *place.parents):
             got = f"{quote(str(folder))}, which is, or is in, the data {quote(str(source))}"
-            raise ArgumentError(message("output", got, "a folder outside the data", fix))
+            raise ArgumentError("output", got, "a folder outside the data", fix)
 
 
 class _Writer:
@@ -184,7 +184,7 @@ class _Writer:
             got = "no sequence"
             if state.skipped:
                 got += f", but {len(state.skipped):,} rows that were skipped; the first: {state.skipped[0]['error']}"
-            raise DataError(message(job.locations[0], got, "at least one sequence", "check the data"))
+            raise DataError(job.locations[0], got, "at least one sequence", "check the data")
 
     def _convert(self, number: int, path: Path, start: tuple[int, ...]) -> None:
         """Convert one input from a position."""
@@ -311,7 +311,7 @@ def _there(folder: Path, job: Job, overwrite: bool) -> Conversion | None:
     fix = f"pass another {argument('output')}"
     if key is not None:
         fix += f", or {argument('overwrite', True)} to replace it"
-    raise ArgumentError(message("output", got, "a new folder", fix))
+    raise ArgumentError("output", got, "a new folder", fix)
 
 
 @dataclass(frozen=True)
@@ -353,7 +353,7 @@ class State(Alike):
         if key not in (None, job.key()) and not overwrite:
             got = f"{quote(str(work))}, an unfinished conversion of other data or with other options"
             fix = f"finish it first, or drop it with {argument('overwrite', True)}"
-            raise ArgumentError(message("output", got, "without another unfinished conversion", fix))
+            raise ArgumentError("output", got, "without another unfinished conversion", fix)
         if key != job.key():
             clear(work)
             write_file(path, json.dumps({"key": job.key()}).encode())

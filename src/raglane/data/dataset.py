@@ -18,8 +18,7 @@ from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 
 from raglane._utils.checks import as_tensor, check_kind, check_whole, read_index
-from raglane._utils.messages import message
-from raglane.data.collate import Samples
+from raglane.data.collate import Items
 from raglane.data.encoders import between_ends, nothing_to_learn
 from raglane.data.fragments import Layout
 from raglane.data.gathering import Fragments, Gathered, Places
@@ -28,7 +27,8 @@ from raglane.data.preprocess import Preprocessor
 from raglane.data.records import TASKS, Columns, Feature, Records, Targets, for_task
 from raglane.data.statistics import Statistics
 from raglane.data.stores import Memory, stores_of
-from raglane.data.tensors import Items, Sequences, Tensors
+from raglane.data.tensors import Sequences, Tensors
+from raglane.errors import message
 from raglane.ragged import Ragged
 
 # The most fragments whose tables of places are kept.
@@ -125,18 +125,12 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
         index = check_whole("index", index)
         row = index + len(self) if index < 0 else index
         if not 0 <= row < len(self):
-            raise IndexError(
-                message(
-                    "index",
-                    f"{index}",
-                    f"from {-len(self)} to {len(self) - 1}, for {len(self)} sequences",
-                    "use an index below len(dataset)",
-                )
-            )
+            rule = f"from {-len(self)} to {len(self) - 1}, for {len(self)} sequences"
+            raise IndexError(message("index", f"{index}", rule, "use an index below len(dataset)"))
         item = self.take([row]).item(0) if self._tensors is None else self._tensors.item(row)
         return {**item, "index": torch.tensor(row)}
 
-    def __getitems__(self, indices: Sequence[int] | Tensor) -> Samples:
+    def __getitems__(self, indices: Sequence[int] | Tensor) -> Items:
         """Return the items of some rows. A DataLoader calls it for each batch."""
         # The fast path for a list from a sampler: read_index takes as long as the rest of a small batch.
         is_plain = isinstance(indices, list) and set(map(type, indices)) == {int}

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from raglane import segments
 from raglane._utils.checks import check_flag, check_kind
-from raglane._utils.messages import argument, message, quote, quote_all
+from raglane._utils.messages import argument, quote, quote_all
 from raglane.data.missing import fill_missing, how_to_fill
 from raglane.data.records import TASKS, Feature
 from raglane.data.statistics import FeatureCounts, Statistics
@@ -65,7 +65,7 @@ class FeatureEncoder:
         check_scale("std", (self.std,))
         if self.vocabulary is not None and self.vocabulary[:1] != (UNKNOWN,):
             got = f"{quote(self.vocabulary)}"[:80]
-            raise ArgumentError(message("vocabulary", got, f"categories that begin with {UNKNOWN}", "fit it again"))
+            raise ArgumentError("vocabulary", got, f"categories that begin with {UNKNOWN}", "fit it again")
 
     @property
     def kind(self) -> str:
@@ -83,7 +83,7 @@ class FeatureEncoder:
         names = ("name", "per_sequence", "mean", "std", "vocabulary")
         if not isinstance(config, Mapping) or set(config) != set(names):
             rule = f"an object with {', '.join(names)}"
-            raise CheckpointError(message("preprocessing", f"the feature {quote(config)}"[:80], rule, "train again"))
+            raise CheckpointError("preprocessing", f"the feature {quote(config)}"[:80], rule, "train again")
         words = config["vocabulary"]
         try:
             return cls(**{**config, "vocabulary": tuple(words) if isinstance(words, list) else words})
@@ -99,7 +99,7 @@ def check_scale(name: str, numbers: Iterable[Any]) -> None:
         # NaN passes no comparison.
         if not (is_number and abs(number) <= _LARGEST and (has_sign or number > 0)):
             rule = f"finite float32 numbers{'' if has_sign else ' above 0'}"
-            raise ArgumentError(message(name, quote(number)[:60], rule, "fit the preprocessing again"))
+            raise ArgumentError(name, quote(number)[:60], rule, "fit the preprocessing again")
 
 
 def fit_encoders(counted: Mapping[str, FeatureCounts], missing: str) -> tuple[FeatureEncoder, ...]:
@@ -108,16 +108,14 @@ def fit_encoders(counted: Mapping[str, FeatureCounts], missing: str) -> tuple[Fe
     for name, counts in counted.items():
         if counts.missing and missing == "error":
             got = f"{counts.missing:,} missing in the feature {quote(name)}"
-            raise DataError(
-                message("data", got, "data with complete features", f"correct the data, or {how_to_fill()}")
-            )
+            raise DataError("data", got, "data with complete features", f"correct the data, or {how_to_fill()}")
         if counts.channel is not None:
             encoders.append(FeatureEncoder(name, counts.per_sequence, counts.channel.mean, counts.channel.deviation))
             continue
         words = fit_vocabulary({word: count for word, count in counts.words.items() if word})
         if len(words) > _MOST:
             got, rule = f"{len(words) - 1:,} categories of {quote(name)}", "limited to 2**24 categories"
-            raise DataError(message("data", got, rule, "merge rare categories"))
+            raise DataError("data", got, rule, "merge rare categories")
         encoders.append(FeatureEncoder(name, counts.per_sequence, vocabulary=words))
     return tuple(encoders)
 
@@ -141,7 +139,7 @@ def encode(
             if feature is None and by_name:
                 got += f" among {quote_all(by_name)}"
             name, rule = f"{source}: {quote(encoder.name)}", f"{encoder.kind}, as in training"
-            raise DataError(message(name, got, rule, "pass data with this feature"))
+            raise DataError(name, got, rule, "pass data with this feature")
         if missing == "error":
             _refuse_missing(feature, source)
         if encoder.vocabulary is None:
@@ -162,7 +160,7 @@ def _refuse_missing(feature: Feature, source: str) -> None:
     if absent.any():
         place = f"{'sequence' if feature.per_sequence else 'element'} {int(absent.argmax())}"
         got = f"nothing for {place} in the feature {quote(feature.name)}"
-        raise DataError(message(source, got, "data with complete features", f"correct the data, or {how_to_fill()}"))
+        raise DataError(source, got, "data with complete features", f"correct the data, or {how_to_fill()}")
 
 
 def fit_vocabulary(
@@ -180,7 +178,7 @@ def fit_vocabulary(
 def no_tokens() -> DataError:
     """Return the error for a language model with sequences of numbers."""
     rule = "another task for sequences of numbers, since a language model reads tokens"
-    return DataError(message("task", "'language'", rule, "use forecast"))
+    return DataError("task", "'language'", rule, "use forecast")
 
 
 def between_ends(values: Tensor, offsets: Tensor, *, with_last: bool) -> tuple[Tensor, Tensor]:
@@ -242,18 +240,18 @@ def fit_targets(statistics: Statistics, task: str, source: str) -> dict[str, Any
             return {"labels": labels}
         if not labels:
             rule = "data with at least one label"
-            raise DataError(message(source, "no label", rule, "check the column of labels"))
+            raise DataError(source, "no label", rule, "check the column of labels")
         return {"labels": labels, "per_element": statistics.per_element and kind == "set"}
     if not statistics.targets:
         raise nothing_to_learn(source, task)
     if not sum(channel.count for channel in statistics.targets.values()):
-        raise DataError(message(source, "no target", "at least one number", "check the data"))
+        raise DataError(source, "no target", "at least one number", "check the data")
     mean = tuple(channel.mean for channel in statistics.targets.values())
     std = tuple(channel.deviation for channel in statistics.targets.values())
     for name, numbers in (("mean", mean), ("deviation", std)):
         if not all(abs(number) <= _LARGEST and (name == "mean" or number > 0) for number in numbers):
             got, rule = f"targets of {name} {list(numbers)}", "data with targets whose mean and deviation fit float32"
-            raise DataError(message(source, got, rule, "convert them to another unit"))
+            raise DataError(source, got, rule, "convert them to another unit")
     return {
         "per_element": statistics.per_element,
         "target_names": tuple(statistics.targets),
@@ -268,12 +266,12 @@ def nothing_to_learn(source: str, task: str) -> DataError:
     column = f"name their column with {argument('label', of='Columns')}"
     if kind.label == "class":
         got = "no label for each element" if kind.per == "element" else "no labels"
-        return DataError(message(source, got, f"data with one label per {kind.per}, for the task {task}", column))
+        return DataError(source, got, f"data with one label per {kind.per}, for the task {task}", column)
     names = {"numbers": "numbers", "sequence": "sequences of labels"}.get(kind.label or "", "sets of labels")
     per = "per sequence" + " or per element" * (kind.per == "either")
     rule = f"data with {names} {per}, for the task {task}"
     fix = f"{column}, and read with {argument('task', task)}"
-    return DataError(message(source, f"no {names} to learn", rule, fix))
+    return DataError(source, f"no {names} to learn", rule, fix)
 
 
 def read_config(config: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
@@ -281,17 +279,17 @@ def read_config(config: Mapping[str, Any], names: Sequence[str]) -> dict[str, An
     stored: Any = config
     if not isinstance(stored, Mapping):
         rule = f"an object with {', '.join(names)}"
-        raise CheckpointError(message("preprocessing", quote(config), rule, "train again"))
+        raise CheckpointError("preprocessing", quote(config), rule, "train again")
     odd = sorted(map(str, (set(names) - set(_LATER) - set(config)) | (set(config) - set(names))))
     if odd:
         got = f"entries {quote_all(odd)} missing or unknown"
-        raise CheckpointError(message("preprocessing", got, f"exactly {', '.join(names)}", "train again"))
+        raise CheckpointError("preprocessing", got, f"exactly {', '.join(names)}", "train again")
     values: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in config.items()
     }
     features = values.get("features", ())
     if not isinstance(features, tuple):
-        raise CheckpointError(message("preprocessing", f"features = {quote(features)}", "a list", "train again"))
+        raise CheckpointError("preprocessing", f"features = {quote(features)}", "a list", "train again")
     values["features"] = tuple(map(FeatureEncoder.from_config, features))
     for name in TUPLES:
         kind = (int, float) if name in _NUMBERS else str
@@ -302,5 +300,5 @@ def read_config(config: Mapping[str, Any], names: Sequence[str]) -> dict[str, An
         )
         if not fits and (value is not None or name not in OPTIONAL):
             got, rule = f"{name} = {quote(value)}", "a list of numbers or strings"
-            raise CheckpointError(message("preprocessing", got, rule, "train again"))
+            raise CheckpointError("preprocessing", got, rule, "train again")
     return values

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Generic, TypeVar
 
 from raglane._utils.checks import check_kind, check_whole
-from raglane._utils.messages import message, quote
+from raglane._utils.messages import quote
 from raglane.errors import ArgumentError
 
 Item = TypeVar("Item")
@@ -87,7 +87,7 @@ class Epochs(Generic[Item]):
     def _check_done(self, name: str, done: int) -> None:
         if done > len(self):
             rule = f"from 0 to the number of batches, {len(self)}"
-            raise ArgumentError(message(name, quote(done), rule, "pass a number of batches of this epoch"))
+            raise ArgumentError(name, quote(done), rule, "pass a number of batches of this epoch")
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Continue where :meth:`state_dict` was called: the next iteration returns exactly the remaining items.
@@ -102,7 +102,7 @@ class Epochs(Generic[Item]):
             if name not in state or (mine is not None and state[name] != mine):
                 got = f"{name} = {quote(state.get(name))}"
                 rule = f"the state of this {kind}" if mine is None else f"of this {kind}, which has {name} = {mine}"
-                raise ArgumentError(message("state", got, rule, f"create the {kind} with the same arguments"))
+                raise ArgumentError("state", got, rule, f"create the {kind} with the same arguments")
         for name in self._state_names:
             check_whole(f"state[{name!r}]", state[name], 0)
         self._restore(state)

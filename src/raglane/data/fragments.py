@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from raglane._utils.messages import message, quote, quote_all
+from raglane._utils.messages import quote, quote_all
 from raglane.data.records import TASKS, Columns, Feature, Records, Targets, kinds_of
 from raglane.data.statistics import Statistics
 from raglane.errors import DataError
@@ -98,7 +98,7 @@ class Layout:
                 got = f"{name}: {here} from {records.describe_row(0)} on, after {before}"
                 rule = "data with one schema for all files and rows"
                 fix = "convert the other data separately, or change its schema"
-                raise DataError(message(f"{records.source}", got, rule, fix))
+                raise DataError(f"{records.source}", got, rule, fix)
 
     def to_config(self) -> dict[str, Any]:
         """Return JSON values."""
@@ -146,7 +146,7 @@ def check_labels(kinds: tuple[str, ...], source: str, before: tuple[str, ...], f
         got = f"labels that are {' and '.join(kinds)}, after {' and '.join(before)}"
         got += f" in {first}" if first and first != source else ""
         rule = "data with labels of one kind in all files"
-        raise DataError(message(source, got, rule, "write them in one way, or read the files separately"))
+        raise DataError(source, got, rule, "write them in one way, or read the files separately")
 
 
 @dataclass(frozen=True, eq=False)
@@ -209,8 +209,7 @@ class Fragment:
         """Return the id of a sequence, or None."""
         if self.ids is None:
             return None
-        name: str | int = self.ids[row] if isinstance(self.ids, tuple) else self.ids[row].as_py()
-        return name
+        return self.ids[row] if isinstance(self.ids, tuple) else self.ids[row].as_py()
 
 
 def _encoded(words: Iterable[str]) -> tuple[npt.NDArray[np.int32], tuple[str, ...]]:
@@ -240,12 +239,10 @@ def fragment_in(batch: Any, layout: Layout, names: dict[str, Any]) -> Fragment:
 def values_in(sequences: Any, layout: Layout) -> npt.NDArray[Any]:
     """Return the values of a shard's column of sequences: features ``(N, C)``, or indices of tokens ``(N,)``."""
     if layout.is_tokens:
-        places: npt.NDArray[Any] = sequences.values.indices.to_numpy()
-        return places
+        return sequences.values.indices.to_numpy()
     width = max(len(layout.channels), 1)
     flat = sequences.values.flatten() if width > 1 else sequences.values
-    values: npt.NDArray[Any] = flat.to_numpy().reshape(-1, width)
-    return values
+    return flat.to_numpy().reshape(-1, width)
 
 
 def _targets_in(column: Any, layout: Layout) -> Rows:
@@ -253,8 +250,7 @@ def _targets_in(column: Any, layout: Layout) -> Rows:
     if layout.targets != "numbers":
         return partial(_sets_at, column.offsets.to_numpy(), column.values)
     flat = column.flatten() if len(layout.target_names) > 1 else column
-    numbers: Rows = flat.to_numpy().reshape(-1, len(layout.target_names)).__getitem__
-    return numbers
+    return flat.to_numpy().reshape(-1, len(layout.target_names)).__getitem__
 
 
 def _sets_at(starts: npt.NDArray[Any], words: Any, index: Index) -> npt.NDArray[np.object_]:
@@ -269,8 +265,7 @@ def _sets_at(starts: npt.NDArray[Any], words: Any, index: Index) -> npt.NDArray[
 def _feature_in(column: Any, per_sequence: bool, is_numbers: bool) -> Rows:
     column = column if per_sequence else column.values
     if is_numbers:
-        numbers: Rows = column.to_numpy(zero_copy_only=False).__getitem__
-        return numbers
+        return column.to_numpy(zero_copy_only=False).__getitem__
     return partial(_words_at, column.indices.to_numpy(), np.array(column.dictionary.to_pylist(), dtype=object))
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from raglane._utils.memory import mapped_bytes
-from raglane._utils.messages import message, quote
+from raglane._utils.messages import quote
 from raglane.data.fragments import Fragment, Layout, Store
 from raglane.data.records import Columns, Feature, Records, Targets, joined
 from raglane.data.statistics import Statistics
@@ -161,9 +161,7 @@ class Fragments:
         first = next((known for known in self._held.values() if len(known.values)), None)
         if first is not None and len(fragment.values) and first.layout.kind != fragment.layout.kind:
             got = f"{fragment.layout.kind}, after {first.layout.kind}"
-            raise DataError(
-                message(self.name(number), got, "data with one schema for all files", "open them separately")
-            )
+            raise DataError(self.name(number), got, "data with one schema for all files", "open them separately")
 
     def _drop_some(self) -> None:
         """Drop the least recently used fragments until the cache is small enough."""
@@ -226,7 +224,7 @@ class Gathered:
                 raise
             except (IndexError, ValueError) as error:
                 rule, fix = "the file that raglane convert wrote", "delete the folder, and convert the data again"
-                raise DataError(message(fragments.name(number), "a damaged file", rule, fix)) from error
+                raise DataError(fragments.name(number), "a damaged file", rule, fix) from error
         if groups:
             self.layout, self.source = fragments.get(groups[0][0]).layout, fragments.name(groups[0][0])
         self.values = _joined(values, np.zeros((0, 1), dtype=np.float32))

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from raglane._utils.checks import check_flag, check_kind, check_real, check_whole
-from raglane._utils.messages import argument, message
+from raglane._utils.messages import argument
 from raglane.data.dataset import Dataset
 from raglane.errors import ArgumentError
 
@@ -51,7 +51,7 @@ def end_held_out(series: Dataset, fraction: float) -> tuple[Dataset, Dataset]:
     size = max(round(fraction * count), 1)
     if count - size < 2:
         fix = f"pass more data, or hold nothing out with {argument('validation_fraction', 0)}"
-        raise ArgumentError(message("data", f"a sequence of {count}", f"at least {size + 2} elements", fix))
+        raise ArgumentError("data", f"a sequence of {count}", f"at least {size + 2} elements", fix)
     whole = series.subset([0])
     whole._context = count - size - 1
     return Dataset(series.records.select([0], count - size), series.columns), whole
@@ -72,7 +72,7 @@ def held_out(data: Dataset, fraction: float, seed: int, stratify: bool = True) -
     if count < 2:
         got = f"{count} sequence" + "s" * (count != 1)
         fix = f"pass more data, or hold nothing out with {argument('validation_fraction', 0)}"
-        raise ArgumentError(message("data", got, "at least 2 sequences, for two parts", fix))
+        raise ArgumentError("data", got, "at least 2 sequences, for two parts", fix)
     classes = data.label_ranks() if stratify else None
     mask = np.zeros(count, dtype=np.bool_)
     size = min(max(round(fraction * count), 1), count - 1)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from raglane._utils.checks import check_choice, check_kind
-from raglane._utils.messages import argument, message, quote
+from raglane._utils.messages import argument, quote
 from raglane.data.records import place_of
 from raglane.errors import DataError, ShapeError
 from raglane.ragged import Ragged
@@ -51,8 +51,7 @@ def refuse_absent(
         # The file may contain a finite number such as 1e300, which readers convert to float32.
         share += "; a number beyond 3.4e38 does not fit float32 and is read as infinite"
     got = f"{value} in {sequence}, step {step}, channel {quote(channels[channel])} ({share})"
-    fix = f"correct the data, or {how_to_fill()}"
-    raise DataError(message(source, got, "data with finite numbers", fix))
+    raise DataError(source, got, "data with finite numbers", f"correct the data, or {how_to_fill()}")
 
 
 def fill_missing(
@@ -139,16 +138,13 @@ def observations(batch: Ragged, gaps: Ragged | None = None) -> Ragged:
     check_kind("batch", batch, Ragged, "a Ragged", "wrap it with rl.Ragged(sequences)")
     if len(batch.features) != 1 or not batch.values.is_floating_point():
         got = f"{batch.values.dtype} values of shape {tuple(batch.values.shape)}"
-        raise ShapeError(
-            message("batch", got, "a batch of floating-point values (N, channels)", "reshape or convert them")
-        )
+        raise ShapeError("batch", got, "a batch of floating-point values (N, channels)", "reshape or convert them")
     times = None
     if gaps is not None:
         check_kind("gaps", gaps, Ragged, "a Ragged", "wrap it with rl.Ragged(sequences)")
         if gaps.values.dim() != 1 or not torch.equal(gaps.host_lengths, batch.host_lengths):
             got = f"{len(gaps)} sequences, elements of shape {tuple(gaps.features)}"
-            rule = "one number per element of batch"
-            raise ShapeError(message("gaps", got, rule, "build both from the same sequences"))
+            raise ShapeError("gaps", got, "one number per element of batch", "build both from the same sequences")
         times = gaps.values.detach().cpu().double().numpy()
     values = batch.values.detach().cpu().float().numpy()
     filled = fill_missing(values, batch.offsets.cpu().numpy(), "elapsed", times)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from raglane._utils.checks import as_tensor, check_flag, check_kind, check_whole
-from raglane._utils.messages import argument, message, quote, quote_all
+from raglane._utils.messages import argument, quote, quote_all
 from raglane.data.encoders import (
     END,
     OPTIONAL,
@@ -114,7 +114,7 @@ class Preprocessor:
             scale, count = getattr(self, name), len(getattr(self, names))
             if scale is not None and len(scale) != count:
                 got, rule = f"{len(scale)} numbers", f"one number for each of the {count} names in {names}"
-                raise ArgumentError(message(name, got, rule, "pass one each"))
+                raise ArgumentError(name, got, rule, "pass one each")
             check_scale(name, scale or ())
 
     @classmethod
@@ -155,16 +155,14 @@ class Preprocessor:
             split, source, known = known.columns.split, str(known.source), known.statistics_for(task)
         if known.elements == 0:
             got = f"{known.sequences} sequences without an element"
-            raise DataError(message(source, got, "data with at least one element to train on", "check the data"))
+            raise DataError(source, got, "data with at least one element to train on", "check the data")
         learned = fit_targets(known, task, source)
         if not isinstance(data, Statistics) and TASKS[task].label == "sequence":
             learned["label_split"] = data.columns.label_split
         if known.features and task == "language":
             got = f"the features {quote_all(known.features)} with the tokens"
             rule = "no features, because a language model reads only tokens"
-            raise DataError(
-                message("features", got, rule, f"leave {argument('features')} and {argument('static')} out")
-            )
+            raise DataError("features", got, rule, f"leave {argument('features')} and {argument('static')} out")
         learned["features"] = fit_encoders(known.features, missing)
         if not known.channels:
             special = (UNKNOWN, END) if task == "language" else (UNKNOWN,)
@@ -177,8 +175,7 @@ class Preprocessor:
             if not isinstance(data, Statistics):
                 data.refuse_missing()
             got = f"{known.channels[absent].missing:,} features of the channel {quote(absent)} that are NaN or infinite"
-            fix = f"correct the data, or {how_to_fill()}"
-            raise DataError(message("data", got, "data with finite numbers", fix))
+            raise DataError("data", got, "data with finite numbers", f"correct the data, or {how_to_fill()}")
         mean = tuple(channel.mean for channel in known.channels.values()) if standardize else None
         std = tuple(channel.deviation for channel in known.channels.values()) if standardize else None
         return cls(task, tuple(known.channels), mean, std, missing=missing, **learned)
@@ -245,8 +242,7 @@ class Preprocessor:
         """
         check_kind("data", data, Sequences, "a Dataset", "read it with rl.data.read")
         check_flag("require_targets", require_targets)
-        applied: _Data = data.with_preprocessor(self, require_targets)
-        return applied
+        return data.with_preprocessor(self, require_targets)
 
     def _tensors(self, found: Gathered, *, with_targets: bool, scale: bool = True) -> Tensors:
         """Return a batch as tensors; without ``scale`` features are unchanged."""
@@ -337,7 +333,7 @@ class Preprocessor:
         source, sequence = found.where(row)
         got = f"the label {quote(word(row, step))} in {sequence}" + ("" if step is None else f", step {step}")
         known = f"data with the labels of training, {quote_all(self.labels or ())}"
-        raise DataError(message(source, got, known, "train on data that has this label, or correct it"))
+        raise DataError(source, got, known, "train on data that has this label, or correct it")
 
     def _fitting(self, found: Gathered) -> Targets:
         """Return the targets, with the number and the kind of those of training."""
@@ -346,11 +342,11 @@ class Preprocessor:
             raise nothing_to_learn(found.source, self.task)
         if targets.per_element and not self.per_element:
             got, rule = "targets per element", "data with one target per sequence, as in training"
-            raise DataError(message(found.source, got, rule, "pass data of the same form"))
+            raise DataError(found.source, got, rule, "pass data of the same form")
         if len(targets.names) != len(self.target_names):
             got = f"{len(targets.names)} numbers to learn"
             rule = f"data with the {len(self.target_names)} of training: {quote_all(self.target_names)}"
-            raise DataError(message(found.source, got, rule, "pass data of the same form"))
+            raise DataError(found.source, got, rule, "pass data of the same form")
         if self.per_element and not targets.per_element:
             # A reader returns one target per sequence if no sequence has two different ones.
             return replace(targets, values=np.repeat(targets.values, np.diff(found.offsets), axis=0), per_element=True)
@@ -376,11 +372,11 @@ class Preprocessor:
         """Raise unless data has the kind and all channels of the training part."""
         if self.is_tokens and not is_tokens:
             got = f"features ({quote_all(channels)})"
-            raise DataError(message(source, got, "tokens, as in training", "pass data of this kind"))
+            raise DataError(source, got, "tokens, as in training", "pass data of this kind")
         if not self.is_tokens and (is_tokens or any(name not in channels for name in self.channels)):
             got = "tokens" if is_tokens else f"the channels {quote_all(channels)}"
             rule = f"the channels {quote_all(self.channels)}, as in training"
-            raise DataError(message(source, got, rule, "pass data with these channels"))
+            raise DataError(source, got, rule, "pass data with these channels")
 
     def scaled(self, values: npt.NDArray[np.float32], offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
         """Return features scaled, then filled.
@@ -432,21 +428,21 @@ def check_fitted(fitted: Preprocessor) -> None:
     """Raise if attributes contradict each other."""
     if fitted.task == "language" and (fitted.vocabulary is None or fitted.vocabulary[:2] != (UNKNOWN, END)):
         got, rule = f"vocabulary = {quote(fitted.vocabulary)}"[:80], f"tokens, the first two {UNKNOWN} and {END}"
-        raise CheckpointError(message("preprocessing", got, rule, "train again"))
+        raise CheckpointError("preprocessing", got, rule, "train again")
     for name in ("split", "label_split"):
         if not isinstance(getattr(fitted, name), str | None):
             got = f"{name} = {quote(getattr(fitted, name))}"
-            raise CheckpointError(message("preprocessing", got, "a text", "train again"))
+            raise CheckpointError("preprocessing", got, "a text", "train again")
     if not isinstance(fitted.per_element, bool):
         got = f"per_element = {quote(fitted.per_element)}"
-        raise CheckpointError(message("preprocessing", got, "true, false or null", "train again"))
+        raise CheckpointError("preprocessing", got, "true, false or null", "train again")
     if fitted.whole_labels is not False and not (fitted.whole_labels is True and are_whole(fitted.labels or ())):
         got, rule = f"whole_labels = {quote(fitted.whole_labels)}", "true only for labels that are whole numbers"
-        raise CheckpointError(message("preprocessing", got, rule, "train again"))
+        raise CheckpointError("preprocessing", got, rule, "train again")
     wanted = TASKS[fitted.task].label
     for name, is_wanted in (("labels", wanted in ("class", "set", "sequence")), ("target_names", wanted == "numbers")):
         value = getattr(fitted, name) or None
         if (value is not None) != is_wanted:
             got = f"{name} = {quote(value)} for the task {fitted.task!r}"
             rule = "labels for classes, names for numbers to learn, and None for a forecast"
-            raise CheckpointError(message("preprocessing", got, rule, "train again"))
+            raise CheckpointError("preprocessing", got, rule, "train again")

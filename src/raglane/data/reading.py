@@ -19,7 +19,7 @@ import torch
 
 from raglane._utils.checks import check_tensor
 from raglane._utils.files import as_path
-from raglane._utils.messages import argument, message, quote, require
+from raglane._utils.messages import argument, quote, require
 from raglane.data import formats
 from raglane.data.dataset import Dataset
 from raglane.data.formats import csv
@@ -104,7 +104,7 @@ def read(
     if isinstance(source, (str, os.PathLike)):
         if labels is not None:
             rule, fix = "None, because a file has its labels in a column", "name the column with Columns(label=...)"
-            raise ArgumentTypeError(message("labels", quote(labels), rule, fix))
+            raise ArgumentTypeError("labels", quote(labels), rule, fix)
         return Dataset(formats.read(as_path(source), columns, format, on_bad_row=on_bad_row))
     if isinstance(source, Dataset) and labels is None:
         return source
@@ -141,12 +141,12 @@ def records_from(data: Any, labels: Any = None, columns: Columns | None = None) 
     needs_labels = asked.need_labels or labels is not None
     records = replace(records, columns=replace(records.columns, task=asked.task, need_labels=needs_labels))
     if len(records) == 0:
-        raise DataError(message("data", "no sequences", "at least one sequence", "pass some"))
+        raise DataError("data", "no sequences", "at least one sequence", "pass some")
     if labels is not None:
         return _with_labels(records, labels, asked.label_split)
     if columns.wants_labels and not records.has_targets:
         rule = f"a list with one entry per sequence, for the task {columns.task}"
-        raise DataError(message("labels", "none", rule, f"pass {argument('labels')}"))
+        raise DataError("labels", "none", rule, f"pass {argument('labels')}")
     return records
 
 
@@ -166,7 +166,7 @@ def _read(data: Any, columns: Columns) -> Records:
         # A column of pandas or polars, or an array of objects.
         data = list(data)
     if isinstance(data, (str, bytes, dict)) or not isinstance(data, Sequence):
-        raise ArgumentTypeError(message("data", _kind(data), _FORMS, "pass one of these"))
+        raise ArgumentTypeError("data", _kind(data), _FORMS, "pass one of these")
     if not data:
         return _flat(np.zeros((0, 1)), [0])
     return _tokens(data, columns.split) if is_text(data) else _numbers(data)
@@ -179,9 +179,7 @@ def _kind(data: Any) -> str:
 def _flat(values: Any, offsets: Any) -> Records:
     if values.ndim not in (1, 2) or values.shape[1:] == (0,):
         got = f"elements of shape {tuple(values.shape[1:])}"
-        raise ShapeError(
-            message("data", got, "sequences whose elements are numbers, or C channels", "flatten the elements")
-        )
+        raise ShapeError("data", got, "sequences whose elements are numbers, or C channels", "flatten the elements")
     rows = _floats(values, "data")
     rows = rows[:, None] if rows.ndim == 1 else rows
     return Records(
@@ -205,14 +203,14 @@ def _floats(values: Any, name: str) -> npt.NDArray[np.float32]:
     except (TypeError, ValueError):
         got = f"a {type(values).__name__} that is not an array of numbers"
     rule = "an array (L,) or (L, C) of real numbers, or a list of them"
-    raise ArgumentTypeError(message(name, got, rule, "convert it, or pass only texts for tokens"))
+    raise ArgumentTypeError(name, got, rule, "convert it, or pass only texts for tokens")
 
 
 def _array(array: Any) -> Records:
     """``(B, L)`` or ``(B, L, C)``: sequences of one length."""
     if array.ndim not in (2, 3):
         rule = "an array (sequences, steps) or (sequences, steps, channels)"
-        raise ShapeError(message("data", f"an array of shape {tuple(array.shape)}", rule, "pass a list of sequences"))
+        raise ShapeError("data", f"an array of shape {tuple(array.shape)}", rule, "pass a list of sequences")
     count, steps = array.shape[:2]
     return _flat(array.reshape(count * steps, *array.shape[2:]), np.arange(count + 1) * steps)
 
@@ -222,12 +220,10 @@ def _numbers(sequences: Sequence[Any]) -> Records:
     typical = next((matrix for matrix in matrices if matrix.size), matrices[0])
     for place, matrix in enumerate(matrices):
         if matrix.ndim not in (1, 2) or (matrix.size and _width(matrix) != _width(typical)):
-            got, rule = (
-                f"shape {matrix.shape}",
-                f"an array (L,) or (L, C), with C = {_width(typical)} as in the other sequences",
-            )
+            got = f"shape {matrix.shape}"
+            rule = f"an array (L,) or (L, C), with C = {_width(typical)} as in the other sequences"
             fix = "give every sequence the same channels; transpose sequences of shape (channels, steps)"
-            raise ShapeError(message(f"data[{place}]", got, rule, fix))
+            raise ShapeError(f"data[{place}]", got, rule, fix)
     width = _width(typical) if typical.size else 1
     values = np.concatenate([matrix.reshape(-1, width) for matrix in matrices])
     return _flat(values, offsets_of([len(matrix) if matrix.size else 0 for matrix in matrices]))
@@ -255,7 +251,7 @@ def _arrow(values: Any, name: str, rule: str) -> Any:
         return arrow.chunked_array([arrow.array(plain)])
     except (arrow.ArrowException, OverflowError, TypeError) as error:
         got = f"values of several kinds ({' '.join(str(error).split()).rstrip('.')})"
-        raise ArgumentTypeError(message(name, got, rule, "pass values of one kind")) from error
+        raise ArgumentTypeError(name, got, rule, "pass values of one kind") from error
 
 
 def _tokens(sequences: Sequence[Any], split: str | None) -> Records:
@@ -269,10 +265,9 @@ def _with_labels(records: Records, labels: Any, label_split: str | None) -> Reco
     """Return records with labels, which are read like a column of a file."""
     rule = "a list with one entry per sequence"
     if isinstance(labels, (str, bytes, dict)) or not hasattr(labels, "__len__"):
-        raise ArgumentTypeError(message("labels", _kind(labels), rule, "pass a list"))
+        raise ArgumentTypeError("labels", _kind(labels), rule, "pass a list")
     if len(labels) != len(records):
-        got = f"{len(labels)} for {len(records)} sequences"
-        raise ShapeError(message("labels", got, rule, "pass one label per sequence"))
+        raise ShapeError("labels", f"{len(labels)} for {len(records)} sequences", rule, "pass one label per sequence")
     column = _arrow(list(labels), "labels", "labels of one kind: texts, whole numbers, booleans, or lists")
     columns, reader = replace(records.columns, label_split=label_split), Reader(_LABELS, records.ids, None)
     words, tags, targets = read_labels(reader, column, "labels", records.offsets, columns)
@@ -362,5 +357,5 @@ def _stacked(row: list[npt.NDArray[Any]], place: int) -> npt.NDArray[Any]:
     lengths = list(map(len, row))
     if len(set(lengths)) > 1:
         got, rule = f"channels of {', '.join(map(str, lengths))} steps", "a sequence whose channels have one length"
-        raise ShapeError(message(f"data, row {place}", got, rule, "cut them to one length, or fill with NaN"))
+        raise ShapeError(f"data, row {place}", got, rule, "cut them to one length, or fill with NaN")
     return np.stack(row, axis=1)

@@ -14,7 +14,7 @@ import torch
 
 from raglane import segments
 from raglane._utils.checks import check_choice, check_flag, check_kind, read_index, read_lengths
-from raglane._utils.messages import argument, message, quote
+from raglane._utils.messages import argument, quote
 from raglane.data.splitting import check_split
 from raglane.errors import DataError
 
@@ -124,10 +124,6 @@ class Columns:
             if split is not None:
                 check_split(split, name)
 
-    def with_split(self, split: str) -> Columns:
-        """Return the same columns with another split."""
-        return replace(self, split=split)
-
     @property
     def wants_labels(self) -> bool:
         """True if a file without labels is an error."""
@@ -136,8 +132,7 @@ class Columns:
 
 def offsets_of(lengths: npt.ArrayLike) -> npt.NDArray[np.int64]:
     """Return the offsets ``(B + 1,)`` of sequences of these lengths."""
-    offsets: npt.NDArray[np.int64] = segments.offsets_from_lengths(read_lengths(lengths)).numpy()
-    return offsets
+    return segments.offsets_from_lengths(read_lengths(lengths)).numpy()
 
 
 def as_float32(numbers: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
@@ -164,20 +159,6 @@ class Targets:
     names: tuple[str, ...] = ()
     # True for sequences of labels, which have an order and duplicates.
     ordered: bool = False
-
-    def __post_init__(self) -> None:
-        check_kind("targets", self.values, np.ndarray, "a NumPy array", "convert it with np.asarray")
-        check_flag("per_element", self.per_element)
-        check_kind("names", self.names, tuple, "a tuple", "convert it with tuple(...)")
-        if self.values.dtype == object:
-            fits = self.values.ndim == 1 and not self.names
-        else:
-            is_matrix = self.values.dtype == np.float64 and self.values.ndim == 2
-            fits = is_matrix and self.values.shape[1] == len(self.names) and bool(np.isfinite(self.values).all())
-        if not fits:
-            got = f"{self.values.dtype} of shape {self.values.shape} and {len(self.names)} names"
-            rule = "(M, T) float64, finite, with T names, or (M,) object without names"
-            raise DataError(message("targets", got, rule, "convert the values, and name each column of numbers"))
 
     @property
     def is_numbers(self) -> bool:
@@ -235,7 +216,7 @@ class Feature:
         if self.values.ndim != 1 or self.values.dtype not in (np.dtype(np.float32), np.dtype(object)):
             got = f"{self.values.dtype} of shape {self.values.shape}"
             rule = "(M,) float32 for numbers, or (M,) object for categories"
-            raise DataError(message(f"the feature {quote(self.name)}", got, rule, "convert the values"))
+            raise DataError(f"the feature {quote(self.name)}", got, rule, "convert the values")
 
     @property
     def is_numbers(self) -> bool:
@@ -250,22 +231,6 @@ class Feature:
     def select(self, rows: npt.NDArray[np.int64], elements: npt.NDArray[np.int64]) -> Feature:
         """Return the feature of some sequences, by their rows and the flat indices of their elements."""
         return replace(self, values=self.values[rows if self.per_sequence else elements])
-
-
-def check_features(features: Any, sequences: int, elements: int) -> None:
-    """Raise unless features have the right type and length, and different names."""
-    check_kind("features", features, tuple, "a tuple of Feature", "convert it with tuple(...)")
-    known: set[str] = set()
-    for feature in features:
-        check_kind("features", feature, Feature, "a tuple of Feature", "make each a rl.data.Feature")
-        what = f"the feature {quote(feature.name)}"
-        expected, per = (sequences, "sequence") if feature.per_sequence else (elements, "element")
-        if len(feature.values) != expected:
-            rule = f"one value for each of the {expected} {per}s"
-            raise DataError(message(what, f"{len(feature.values)} values", rule, "pass that many"))
-        if feature.name in known:
-            raise DataError(message(what, "two", "the only feature of this name", "rename one"))
-        known.add(feature.name)
 
 
 def joined(runs: Sequence[tuple[Feature, ...]]) -> tuple[Feature, ...]:
@@ -312,38 +277,6 @@ class Records:
     skipped: tuple[Skipped, ...] = ()
     # The kinds of the labels in the source, see kinds_of; None if the source has only texts.
     label_kinds: tuple[str, ...] | None = None
-
-    def __post_init__(self) -> None:
-        values, offsets = self.values, self.offsets
-        is_flat = offsets.ndim == 1 and offsets.dtype == np.int64 and len(offsets) > 0
-        if not is_flat or offsets[0] != 0 or (np.diff(offsets) < 0).any():
-            rule = "of shape (B + 1,), int64, starting at 0 and never falling"
-            raise DataError(message("offsets", quote(offsets), rule, "use offsets_of(lengths)"))
-        if values.dtype == object:
-            fits = values.ndim == 1 and not self.channels
-        else:
-            fits = values.dtype == np.float32 and values.ndim == 2 and values.shape[1] == len(self.channels)
-        if not fits:
-            rule = "(N, C) float32 with C channels, or (N,) object without channels"
-            got = f"{values.dtype} of shape {values.shape} and {len(self.channels)} channels"
-            raise DataError(message("values", got, rule, "convert the values, and name one channel per column"))
-        count, total = len(offsets) - 1, int(offsets[-1])
-        if self.tags is not None and (self.tags.ndim != 1 or self.tags.dtype != object):
-            got = f"{self.tags.dtype} of shape {self.tags.shape}"
-            raise DataError(message("tags", got, "an array (N,) of objects", "pass one str per element"))
-        targets = self.targets
-        for name, given, per_element in (
-            ("values", values, True),
-            ("tags", self.tags, True),
-            ("targets", None if targets is None else targets.values, targets is not None and targets.per_element),
-            ("ids", self.ids, False),
-            ("labels", self.labels, False),
-        ):
-            expected, per = (total, "element") if per_element else (count, "sequence")
-            if given is not None and len(given) != expected:
-                rule = f"one for each of the {expected} {per}s"
-                raise DataError(message(name, f"{len(given)} of them", rule, "pass that many"))
-        check_features(self.features, count, total)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1

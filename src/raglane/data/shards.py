@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from raglane._utils.files import whole_file
-from raglane._utils.messages import message, quote, require
+from raglane._utils.messages import quote, require
 from raglane.data.formats.base import check_readable
 from raglane.data.formats.ipc import (
     CHANNELS,
@@ -157,8 +157,7 @@ def _ids(ids: Sequence[str | int], layout: Layout) -> Any:
         return arrow.array(ids, arrow.int64() if layout.ids == "numbers" else arrow.string())
     except OverflowError as error:
         odd = next(name for name in ids if isinstance(name, int) and not -(2**63) <= name < 2**63)
-        rule = "integers of 64 bits"
-        raise DataError(message("ids", quote(odd), rule, "write the ids as strings")) from error
+        raise DataError("ids", quote(odd), "integers of 64 bits", "write the ids as strings") from error
 
 
 @dataclass(frozen=True, eq=False)
@@ -328,5 +327,4 @@ def span_in(path: Path, sequence: str, layout: Layout) -> tuple[int, int]:
 
 def offsets_in(path: Path, sequence: str) -> npt.NDArray[Any]:
     """Return the offsets of the sequences in a shard, without a copy."""
-    offsets: npt.NDArray[Any] = _batch_in(path, _map(path)).column(sequence).offsets.to_numpy()
-    return offsets
+    return _batch_in(path, _map(path)).column(sequence).offsets.to_numpy()

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from raglane._utils.messages import message, quote, require
+from raglane._utils.messages import quote, require
 from raglane.errors import ArgumentError
 
 SPLITS = ("words", "characters", "bytes")
@@ -23,7 +23,7 @@ def check_split(split: str, name: str = "split") -> None:
         return
     got = quote(split) + (", and no such file" if split.endswith(".json") else "")
     rule = f"one of {', '.join(SPLITS)}, or a tokenizer file of Hugging Face (tokenizer.json)"
-    raise ArgumentError(message(name, got, rule, "pass e.g. characters"))
+    raise ArgumentError(name, got, rule, "pass e.g. characters")
 
 
 def split_texts(texts: Sequence[str], split: str) -> tuple[npt.NDArray[np.object_], npt.NDArray[np.int64]]:
@@ -71,4 +71,4 @@ def _tokenizer(path: str | None) -> Any:
         return tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:
         got = f"{quote(path)} ({' '.join(str(error).split())[:100]})"
-        raise ArgumentError(message("split", got, "a readable tokenizer file", "write it again")) from error
+        raise ArgumentError("split", got, "a readable tokenizer file", "write it again") from error

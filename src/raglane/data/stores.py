@@ -19,7 +19,7 @@ import numpy.typing as npt
 from raglane._utils import caches
 from raglane._utils.checks import check_kind
 from raglane._utils.files import put_folder, whole_file
-from raglane._utils.messages import argument, message, printable, quote, require, shorten
+from raglane._utils.messages import argument, printable, quote, require, shorten
 from raglane.data.formats import by_suffix, pick, read
 from raglane.data.formats.base import check_readable, open_error, suffix_of
 from raglane.data.formats.ipc import is_converted, named, readable, slices, table_of, with_names
@@ -105,8 +105,7 @@ def list_lengths(column: Any) -> npt.NDArray[Any] | None:
     if column.null_count:
         return None
     with suppress(arrow.ArrowNotImplementedError):
-        found: npt.NDArray[Any] = compute.list_value_length(column).to_numpy()
-        return found
+        return compute.list_value_length(column).to_numpy()
     return None
 
 
@@ -191,7 +190,7 @@ def stores_of(source: Any, columns: Columns | None, format: str | None) -> tuple
             if columns.wants_labels and not shards.layout.serves(columns.task):
                 rule = f"{task}, for which {quote(str(path))} was converted"
                 fix = f"convert the data again, with {argument('task', columns.task)}"
-                raise ArgumentError(message("task", repr(columns.task), rule, fix))
+                raise ArgumentError("task", repr(columns.task), rule, fix)
             stores.append(shards)
             found = found or with_names(columns, shards.names)
             continue
@@ -229,7 +228,7 @@ def table_from(source: Any, name: str) -> Any:
             if isinstance(found, arrow.Table):
                 return found
     rule = "a path, a list of paths, a pyarrow.Table, a frame, or a Hugging Face dataset"
-    raise ArgumentTypeError(message(name, quote(source), rule, "pass a path, or build a pyarrow.Table"))
+    raise ArgumentTypeError(name, quote(source), rule, "pass a path, or build a pyarrow.Table")
 
 
 @contextmanager
@@ -241,7 +240,7 @@ def arrow_errors(name: str) -> Iterator[Any]:
     except (arrow.ArrowException, TypeError, OverflowError) as error:
         got = f"a table that Arrow cannot hold ({' '.join(str(error).split()).rstrip('.')})"
         rule = "a table whose columns have values of one kind: numbers, texts, or lists of these"
-        raise DataError(message(name, got, rule, "convert the column, or leave it out")) from error
+        raise DataError(name, got, rule, "convert the column, or leave it out") from error
 
 
 def _of_table(path: Path, table: Any, columns: Columns) -> Tables:
@@ -279,7 +278,7 @@ def expand(locations: Any) -> list[str]:
         check_kind("location", given, (str, os.PathLike), rule, fix)
         found += _expand(os.fspath(given))
     if not found:
-        raise ArgumentError(message("location", "an empty list", "at least one file", "pass the data"))
+        raise ArgumentError("location", "an empty list", "at least one file", "pass the data")
     return found
 
 
@@ -302,7 +301,7 @@ def _expand(location: str) -> list[str]:
     else:
         return [location]
     if not found:
-        raise DataError(message(quote(location), "no file", "a pattern that matches a file", "check the pattern"))
+        raise DataError(quote(location), "no file", "a pattern that matches a file", "check the pattern")
     return found
 
 
@@ -336,12 +335,12 @@ def _reaching(location: str) -> Iterator[None]:
         raise
     except ImportError as error:
         rule = "a URL whose package is installed"
-        raise MissingExtraError(message(quote(location), "one without it", rule, f"{error}")) from error
+        raise MissingExtraError(quote(location), "one without it", rule, f"{error}") from error
     except Exception as error:
         detail = shorten(printable(" ".join(f"{type(error).__name__}: {error}".split()).rstrip(".")), 200)
         got = f"no valid response ({detail})"
         fix = "check the URL, the connection and the permissions; finished work is kept"
-        raise DataError(message(quote(location), got, "the URL of a readable file", fix)) from error
+        raise DataError(quote(location), got, "the URL of a readable file", fix) from error
 
 
 @contextmanager
@@ -385,7 +384,7 @@ def fetched(url: str) -> Path:
         for name in [path] if is_file else system.find(path):
             own = PurePath(name[len(path) :].lstrip("/"))
             if ".." in own.parts:
-                raise DataError(message(quote(url), f"the file {quote(name)}", "a folder of plain names", "rename it"))
+                raise DataError(quote(url), f"the file {quote(name)}", "a folder of plain names", "rename it")
             target = whole / own
             target.parent.mkdir(parents=True, exist_ok=True)
             system.get_file(name, str(target))

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from raglane._utils.checks import check_flag, check_tensor, check_whole
-from raglane._utils.messages import message
 from raglane.data.collate import collate
 from raglane.data.dataset import Dataset
 from raglane.data.epochs import Epochs
@@ -119,7 +118,7 @@ class TBPTTSampler(Epochs[Chunk]):
         self._inputs, own_targets = _read(data)
         if targets is not None and own_targets is not None:
             rule = "None, because the data has targets"
-            raise ArgumentError(message("targets", f"a {type(targets).__name__}", rule, "leave one of them out"))
+            raise ArgumentError("targets", f"a {type(targets).__name__}", rule, "leave one of them out")
         self._targets = _check_targets(own_targets if targets is None else targets, self._inputs)
         self.shuffle = check_flag("shuffle", shuffle)
         # The streams of this rank, one per row of its chunks.
@@ -218,7 +217,7 @@ def _read(data: Any) -> tuple[Ragged, Any]:
         got = f"samples of type {type(data[0]).__name__}"
         rule = "tensors or arrays (L, *features), pairs of these and their targets, or dicts with 'inputs'"
         fix = "convert them, e.g. with [(inputs, target) for inputs, target, name in samples]"
-        raise ArgumentTypeError(message("data", got, rule, fix))
+        raise ArgumentTypeError("data", got, rule, fix)
     return batch, targets
 
 
@@ -230,14 +229,14 @@ def _check_targets(targets: Any, inputs: Ragged) -> Ragged | Tensor | None:
         if not torch.equal(targets.host_lengths, inputs.host_lengths):
             got, rule = "a Ragged of other lengths", "one target per element, with the lengths of the inputs"
             fix = "pass a tensor with one target per sequence, or a target for each element"
-            raise ShapeError(message("targets", got, rule, fix))
+            raise ShapeError("targets", got, rule, fix)
         return targets
     if isinstance(targets, Tensor):
         check_tensor("targets", targets)
         if targets.shape[:1] != (len(inputs),):
             rule = f"one target per sequence: ({len(inputs)}, *features)"
             fix = "pass one per sequence, or a Ragged with one per element"
-            raise ShapeError(message("targets", f"shape {tuple(targets.shape)}", rule, fix))
+            raise ShapeError("targets", f"shape {tuple(targets.shape)}", rule, fix)
         return targets
     rule = "a Ragged with one per element, or a tensor with one per sequence"
-    raise ArgumentTypeError(message("targets", f"a {type(targets).__name__}", rule, "convert them"))
+    raise ArgumentTypeError("targets", f"a {type(targets).__name__}", rule, "convert them")

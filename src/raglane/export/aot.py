@@ -21,7 +21,7 @@ from torch import Tensor, nn
 import raglane.native
 from raglane._utils.checks import check_flag, check_kind
 from raglane._utils.files import check_new_file, write_file
-from raglane._utils.messages import message, quote
+from raglane._utils.messages import quote
 from raglane.errors import ArgumentError, ExportError, MissingExtraError
 from raglane.export.signature import Layout, Signature
 from raglane.export.tracing import Place, check_dtype, evaluating, quiet, traced
@@ -95,7 +95,7 @@ def package(
     check_flag("verify", verify)
     target = Path(path)
     if target.suffix != ".pt2":
-        raise ArgumentError(message("path", repr(str(path)), "a name that ends in .pt2", "change the suffix"))
+        raise ArgumentError("path", repr(str(path)), "a name that ends in .pt2", "change the suffix")
     check_new_file("path", target)
     if operators is not None:
         load_operators(Path(operators))
@@ -124,7 +124,7 @@ def _compile(program: Any, made: Path) -> None:
     except Exception as error:
         said = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         rule, fix = "a graph that AOTInductor compiles", "check that a C++ compiler is installed, or use rl.export.onnx"
-        raise ExportError(message("model", said, rule, fix)) from error
+        raise ExportError("model", said, rule, fix) from error
 
 
 class _Loops(Loops):
@@ -199,11 +199,11 @@ def build_operators(folder: str | Path) -> Path:
     if compiler is None or sys.platform != "linux":
         got = "no C++ compiler" if compiler is None else f"the system {sys.platform}"
         fix = "install g++, or set CXX; without operators, rl.export.package uses those of torch, which are slower"
-        raise ExportError(message("operators", got, "built with a C++20 compiler on Linux", fix))
+        raise ExportError("operators", got, "built with a C++20 compiler on Linux", fix)
     target = Path(folder)
     if target.exists() and not target.is_dir():
         rule = "a folder, or the name of a new one"
-        raise ArgumentError(message("folder", quote(str(folder)), rule, "pass the path of a folder"))
+        raise ArgumentError("folder", quote(str(folder)), rule, "pass the path of a folder")
     target.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as place:
         shutil.copy(kernels, place)
@@ -212,7 +212,7 @@ def build_operators(folder: str | Path) -> Path:
         if done.returncode:
             lines = [line for line in done.stderr.splitlines() if "error" in line] or [f"status {done.returncode}"]
             fix = "use g++ 11 or clang 14, or a later one"
-            raise ExportError(message("operators", lines[0], "built by a compiler that accepts them", fix))
+            raise ExportError("operators", lines[0], "built by a compiler that accepts them", fix)
         for file in (kernels, built):
             write_file(target / file.name, file.read_bytes())
     return target / LIBRARY
@@ -235,13 +235,13 @@ def load_operators(path: Path) -> None:
     """Register the operator ``raglane::layer`` and its shapes with torch, once."""
     rule, fix = f"the file {LIBRARY}, next to the kernels", "pass the result of rl.export.build_operators(folder)"
     if not path.is_file():
-        raise ExportError(message("operators", quote(str(path)), rule, fix))
+        raise ExportError("operators", quote(str(path)), rule, fix)
     if hasattr(torch.ops.raglane, "layer"):
         return
     try:
         torch.ops.load_library(str(path))
     except OSError as error:
-        raise ExportError(message("operators", str(error).splitlines()[0], rule, fix)) from error
+        raise ExportError("operators", str(error).splitlines()[0], rule, fix) from error
     torch.library.register_fake("raglane::layer")(_shapes)
 
 

@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from raglane._utils.messages import message
 from raglane.errors import ArgumentError, ArgumentTypeError
 from raglane.ragged import Ragged
 
@@ -33,7 +32,7 @@ class Signature:
     def of(cls, model: nn.Module, example: Any, layout: str) -> Signature:
         """Read an example; raises ArgumentError or ArgumentTypeError if it is invalid."""
         if layout not in _LAYOUTS:
-            raise ArgumentError(message("layout", repr(layout), "'padded' or 'flat'", "choose one of them"))
+            raise ArgumentError("layout", repr(layout), "'padded' or 'flat'", "choose one of them")
         arguments = example if type(example) is tuple else (example,)
         leaves = pytree.tree_leaves(list(arguments), is_leaf=lambda part: isinstance(part, Ragged))
         batches = [part for part in leaves if isinstance(part, Ragged)]
@@ -41,29 +40,25 @@ class Signature:
         if not batches or not all(part is None or isinstance(part, Tensor | Ragged) for part in leaves):
             got = type(example).__name__ if type(example) is not tuple else ", ".join(type(p).__name__ for p in leaves)
             fix = "wrap the sequences with rl.Ragged(sequences)"
-            raise ArgumentTypeError(message("example", f"a {got}", rule, fix))
+            raise ArgumentTypeError("example", f"a {got}", rule, fix)
         if any(len(part) != len(batches[0]) for part in batches):
             got = " and ".join(str(len(part)) for part in batches)
-            raise ArgumentError(
-                message("example", f"{got} sequences", "the same number in each batch", "pass one batch")
-            )
+            raise ArgumentError("example", f"{got} sequences", "the same number in each batch", "pass one batch")
         if sum(part.values.shape[0] for part in batches) == 0:
-            raise ArgumentError(message("example", "no element", "at least one element", "pass another batch"))
+            raise ArgumentError("example", "no element", "at least one element", "pass another batch")
         parameters = list(inspect.signature(model.forward).parameters)
         names = tuple(parameters[: len(arguments)])
         if len(names) < len(arguments):
             rule = f"at most the {len(parameters)} parameters of the model's forward"
             fix = "wrap the model in a module whose forward has a parameter for each"
-            raise ArgumentError(message("example", f"{len(arguments)} arguments", rule, fix))
+            raise ArgumentError("example", f"{len(arguments)} arguments", rule, fix)
         signature = cls(names, arguments, layout)  # type: ignore[arg-type]
         for name, part in signature.leaves():
             if isinstance(part, Tensor) and sum(size == len(batches[0]) for size in part.shape) > 1:
-                got, rule = (
-                    f"{name} of shape {tuple(part.shape)}",
-                    "a tensor with at most one dimension as long as the batch",
-                )
+                got = f"{name} of shape {tuple(part.shape)}"
+                rule = "a tensor with at most one dimension as long as the batch"
                 fix = "pass an example with another number of sequences"
-                raise ArgumentError(message("example", got, rule, fix))
+                raise ArgumentError("example", got, rule, fix)
         return signature
 
     def leaves(self) -> Iterator[tuple[str, Ragged | Tensor]]:

@@ -13,7 +13,7 @@ from torch import nn
 
 from raglane._utils.checks import check_flag, check_kind
 from raglane._utils.files import check_new_file, write_file
-from raglane._utils.messages import message, require
+from raglane._utils.messages import require
 from raglane.errors import ExportError
 from raglane.export.operators import (
     OPSET,
@@ -164,5 +164,5 @@ def _bytes_of(program: Any) -> bytes:
         content: bytes = proto.SerializeToString()
     except ValueError as error:
         rule, fix = "at most 2 GB, the limit of one file", "export a smaller model"
-        raise ExportError(message("model", str(error).splitlines()[0], rule, fix)) from error
+        raise ExportError("model", str(error).splitlines()[0], rule, fix) from error
     return content

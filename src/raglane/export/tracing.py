@@ -15,7 +15,6 @@ import torch
 from torch import nn
 from torch.nn.modules import module as hooks
 
-from raglane._utils.messages import message
 from raglane.errors import ExportError, MissingExtraError, RaglaneError
 from raglane.export.signature import Signature, Surface
 from raglane.kernels.dispatch import use_backend
@@ -40,7 +39,7 @@ def check_dtype(model: nn.Module) -> None:
     for name, part in model.named_parameters():
         if part.is_floating_point() and part.dtype not in _DTYPES:
             fix = "export model.float(); an ONNX file can be made float16 afterwards, see docs/deploy.md"
-            raise ExportError(message(name, str(part.dtype), "of float32 or float64", fix))
+            raise ExportError(name, str(part.dtype), "of float32 or float64", fix)
 
 
 @contextmanager
@@ -104,7 +103,7 @@ class Place:
         if known is not None:
             raise ExportError(f"{where}: {known}") from error
         got = f"a {self._parts.get(name, 'module')} that cannot be exported"
-        raise ExportError(message(where, got, *_reason(chain))) from error
+        raise ExportError(where, got, *_reason(chain)) from error
 
     def _enter(self, module: nn.Module, inputs: Any) -> None:  # noqa: ARG002
         if id(module) in self._names:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from raglane._utils.messages import message, require
+from raglane._utils.messages import require
 from raglane.errors import ExportError
 from raglane.export.signature import Signature
 from raglane.ragged import Ragged
@@ -54,7 +54,7 @@ def in_runtime(content: bytes) -> Run:
 
     def run(inputs: dict[str, Tensor]) -> Sequence[Any]:
         given = {name: _array(part) for name, part in inputs.items() if name in known}
-        return session.run(None, given)  # type: ignore[no-any-return]
+        return session.run(None, given)
 
     return run
 
@@ -118,7 +118,7 @@ def _difference(name: str, array: Any, expected: Tensor, lengths: list[int]) -> 
     wanted = _array(expected)
     if array.shape != wanted.shape:
         got = f"shape {array.shape} for lengths {lengths[:9]}"
-        raise ExportError(message(name, got, f"of the model's shape {wanted.shape}", _REPORT))
+        raise ExportError(name, got, f"of the model's shape {wanted.shape}", _REPORT)
     if not np.issubdtype(wanted.dtype, np.floating):
         return 0.0 if bool((array == wanted).all()) else float("inf")
     finite = np.isfinite(wanted)
@@ -153,7 +153,7 @@ def _check_small(
     for name, share, limit in zip(names, shares, limits, strict=True):
         if not share <= limit:
             got = f"a difference of {share:.1e} of its largest number" if share < torch.inf else "other numbers"
-            raise ExportError(message(name, got, f"the result of the model, to rounding, {limit:.0e}", _REPORT))
+            raise ExportError(name, got, f"the result of the model, to rounding, {limit:.0e}", _REPORT)
 
 
 def _nudged(model: nn.Module, seed: int) -> nn.Module:
@@ -169,4 +169,4 @@ def _nudged(model: nn.Module, seed: int) -> nn.Module:
 def _refusal(error: Exception) -> ExportError:
     said = str(error).strip().splitlines()[-1].rstrip(".")
     fix = "compute it in another way, or export with verify=False for another runtime"
-    return ExportError(message("model", f"an error of the runtime: {said}", "a graph that the runtime accepts", fix))
+    return ExportError("model", f"an error of the runtime: {said}", "a graph that the runtime accepts", fix)

@@ -26,7 +26,6 @@ import torch
 from torch import Tensor
 
 from raglane._utils import forks
-from raglane._utils.messages import message
 from raglane._utils.tracing import constant_when_traced
 from raglane.errors import ArgumentError, MissingExtraError
 
@@ -79,7 +78,7 @@ class Struct(NamedTuple):
         part = fields[fields.index(begin) if begin else 0 : fields.index(end) if end else None]
         if [name for name in part if name in names] != list(names):
             rule = "fields of the struct, in the order of csrc/abi/raglane.h"
-            raise ArgumentError(message("names", ", ".join(names), rule, "reinstall raglane"))
+            raise ArgumentError("names", ", ".join(names), rule, "reinstall raglane")
         formats = [
             self.formats[name] if name in names else f"{struct.calcsize('=' + self.formats[name])}x" for name in part
         ]
@@ -111,7 +110,7 @@ class Library:
         """Return the same kernels for another instruction set."""
         if isa not in self.isas:
             rule = f"one of the instruction sets available here, {', '.join(self.isas)}"
-            raise ArgumentError(message("RAGLANE_ISA", repr(isa), rule, "unset it"))
+            raise ArgumentError("RAGLANE_ISA", repr(isa), rule, "unset it")
         return replace(self, isa=isa)
 
     def threads(self, given: int | None = None) -> int:
@@ -126,7 +125,7 @@ class Library:
         """Compute a ``raglane_function`` as cells do, of contiguous float32 or float64; for tests."""
         if values.dtype not in (torch.float32, torch.float64) or not values.is_contiguous() or not values.is_cpu:
             got = f"{values.dtype} on {values.device}, strides {values.stride()}"
-            raise ArgumentError(message("values", got, "contiguous float32 or float64 on the CPU", "convert them"))
+            raise ArgumentError("values", got, "contiguous float32 or float64 on the CPU", "convert them")
         result = torch.empty_like(values)
         head = self.numbers[self.isa], DTYPES[values.dtype], _FUNCTIONS[function]
         call("raglane_apply", *head, values.data_ptr(), result.data_ptr(), values.numel())
@@ -222,7 +221,7 @@ def library() -> Library:
     threads = os.environ.get("RAGLANE_THREADS")
     if threads not in (None, "", "own"):
         rule = "own, for threads of the kernels' own, or nothing, for those of OpenMP"
-        raise ArgumentError(message("RAGLANE_THREADS", repr(threads), rule, "unset it"))
+        raise ArgumentError("RAGLANE_THREADS", repr(threads), rule, "unset it")
     sizes = handle.raglane_few_elements(), handle.raglane_few_weights(), handle.raglane_least_block()
     own = bool(handle.raglane_own_threads())
     loaded = Library(handle, structs, numbers, next(iter(numbers)), *sizes, own)

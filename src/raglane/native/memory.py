@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from raglane._utils.checks import check_dense, check_storage
-from raglane._utils.messages import message
 from raglane.errors import ArgumentTypeError, ShapeError
 
 NO_MEMORY = (RuntimeError, AttributeError, ValueError, IndexError, TypeError, KeyError)
@@ -66,7 +65,7 @@ def contiguous(name: str, part: Tensor) -> Tensor:
     except NO_MEMORY:
         pass  # the error is raised below
     rule, fix = "a tensor with storage, which C can read", "pass a plain tensor, or choose backend='reference'"
-    raise ShapeError(message(name, f"a {type(part).__name__} without storage", rule, fix))
+    raise ShapeError(name, f"a {type(part).__name__} without storage", rule, fix)
 
 
 def address(tensor: Tensor | None) -> int:
@@ -78,16 +77,16 @@ def checked_rows(name: str, part: Any, shape: tuple[int, ...], dtypes: tuple[tor
     """Return a tensor that C can read: a vector, contiguous rows, or three dimensions of any strides."""
     try:
         if part.shape == shape and part.dtype in dtypes and part.is_cpu and not part.is_neg() and _has_rows(part):
-            return part  # type: ignore[no-any-return]
+            return part
     except NO_MEMORY:
         pass  # the error is raised below
     if not isinstance(part, Tensor):
-        raise ArgumentTypeError(message(name, f"a {type(part).__name__}", f"a tensor {shape}", "pass a tensor"))
+        raise ArgumentTypeError(name, f"a {type(part).__name__}", f"a tensor {shape}", "pass a tensor")
     check_dense(name, part)
     if tuple(part.shape) != shape or part.dtype not in dtypes or not part.is_cpu:
         got = f"shape {tuple(part.shape)}, {part.dtype}, on {part.device}"
         rule = f"{shape}, {' or '.join(map(str, dtypes))}, on cpu"
-        raise ShapeError(message(name, got, rule, "pass the tensors for which the program was made"))
+        raise ShapeError(name, got, rule, "pass the tensors for which the program was made")
     check_storage(name, part)
     return contiguous(name, part).clone(memory_format=torch.contiguous_format)
 

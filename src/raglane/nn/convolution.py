@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from raglane._utils.checks import check_count, check_dtype, check_flag
-from raglane._utils.messages import message
 from raglane.errors import ArgumentError
 from raglane.nn.recurrent.any_cell import Recurrent
 from raglane.nn.recurrent.stack import Options
@@ -105,7 +104,7 @@ class CausalConv1d(Recurrent):
         check_dtype(dtype)
         if math.gcd(inputs, outputs) % groups:
             rule = f"a divisor of input_size = {inputs} and output_size = {outputs}"
-            raise ArgumentError(message("groups", str(groups), rule, "pass such a number"))
+            raise ArgumentError("groups", str(groups), rule, "pass such a number")
         placed = {"device": device, "dtype": dtype}
         cell = _Convolution((inputs, outputs, kernel), dilation, groups, check_flag("bias", bias), **placed)
         super().__init__(cell, batch_first=batch_first, **options)
@@ -114,12 +113,10 @@ class CausalConv1d(Recurrent):
     def weight(self) -> Tensor:
         """The weight, with torch's shape."""
         cell: Any = self.cells[0]
-        weight: Tensor = cell.weight
-        return weight
+        return cell.weight
 
     @property
     def bias(self) -> Tensor | None:
         """The bias; None without one."""
         cell: Any = self.cells[0]
-        bias: Tensor | None = cell.bias
-        return bias
+        return cell.bias

@@ -6,10 +6,17 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from raglane._utils.checks import check_count, check_dropout, check_dtype, check_flag, check_kind, check_signature
-from raglane._utils.messages import message
+from raglane._utils.checks import (
+    check_choice,
+    check_count,
+    check_dropout,
+    check_dtype,
+    check_flag,
+    check_kind,
+    check_signature,
+)
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.nn.pooling import POOLINGS
 from raglane.nn.recurrent import cell_layers, elementwise_layers, torch_layers
@@ -114,10 +121,8 @@ class SequenceEncoder(nn.Module):
         )
         self.dropout = nn.Dropout(check_dropout(dropout))
         self.output_size = self.recurrent.output_size
-        names = ("summary", *POOLINGS)
-        if pooling is not None and not (isinstance(pooling, str) and pooling in names):
-            rule = f"one of {', '.join(names)}, or None for one vector per element"
-            raise ArgumentError(message("pooling", repr(pooling), rule, "choose one of them"))
+        if pooling is not None:
+            check_choice("pooling", pooling, ("summary", *POOLINGS), "pass one of these, or None for one per element")
         self.pooling = pooling
         self.pool = None if pooling in (None, "summary") else POOLINGS[pooling](self.output_size, **placed)
 
@@ -139,8 +144,7 @@ class SequenceEncoder(nn.Module):
         embedded = self.embed(batch)
         if self.pooling == "summary":
             out, state = self.recurrent(embedded, return_output=not self.recurrent.cell.output_is_state)
-            summary: Tensor = self.dropout(self.recurrent.summary(out, state))
-            return summary
+            return self.dropout(self.recurrent.summary(out, state))
         out, _ = self.recurrent(embedded)
         return out.map(self.dropout) if self.pool is None else self.dropout(self.pool(out))
 
@@ -165,17 +169,17 @@ class SequenceEncoder(nn.Module):
             return batch.map(self.embedding)
         if batch.dtype not in (torch.int64, torch.int32):
             rule, fix = "a batch of tokens of int64 or int32", "leave embedding out for elements of floats"
-            raise ArgumentTypeError(message("batch", f"values of {batch.dtype}", rule, fix))
+            raise ArgumentTypeError("batch", f"values of {batch.dtype}", rule, fix)
         if batch.features:
             rule = "a batch of one token per element"
-            raise ShapeError(message("batch", f"elements of shape {tuple(batch.features)}", rule, "reshape it"))
+            raise ShapeError("batch", f"elements of shape {tuple(batch.features)}", rule, "reshape it")
         # Only on the CPU: reading values would wait for a device.
         if not torch.compiler.is_compiling() and batch.values.is_cpu and batch.values.numel():
             lowest, highest = map(int, batch.values.aminmax())
             if lowest < 0 or highest >= self.embedding.num_embeddings:
                 rule = f"tokens from 0 to input_size - 1 = {self.embedding.num_embeddings - 1}"
                 fix = "replace unknown tokens, or build the encoder with a larger input_size"
-                raise ArgumentError(message("batch", f"tokens from {lowest} to {highest}", rule, fix))
+                raise ArgumentError("batch", f"tokens from {lowest} to {highest}", rule, fix)
         return batch.map(self.embedding)
 
 
@@ -185,12 +189,10 @@ def layer_class(cell: Any, layer_norm: bool) -> Callable[..., RecurrentLayer]:
     if isinstance(cell, str) and cell in classes:
         return classes[cell]
     if callable(cell) and not layer_norm and not isinstance(cell, nn.Module):
-        return cell  # type: ignore[no-any-return]
-    if layer_norm:
-        rule = f"one of {', '.join(classes)} with layer_norm=True"
-        raise ArgumentError(message("cell", repr(cell), rule, "choose one of them, or leave layer_norm out"))
-    rule = f"one of {', '.join(classes)}, or a function that returns a layer, such as a class of rl.nn"
-    raise ArgumentError(message("cell", repr(cell), rule, "choose one of them"))
+        return cell
+    other = " with layer_norm=True" if layer_norm else ", or a function that returns a layer, such as a class of rl.nn"
+    fix = f"choose one of them{', or leave layer_norm out' if layer_norm else ''}"
+    raise ArgumentError("cell", repr(cell), f"one of {', '.join(classes)}{other}", fix)
 
 
 def made(make: Callable[..., Any], width: int, hidden_size: int, **options: Any) -> RecurrentLayer:
@@ -200,5 +202,5 @@ def made(make: Callable[..., Any], width: int, hidden_size: int, **options: Any)
     layer = make(width, hidden_size, **options)
     if not isinstance(layer, RecurrentLayer):
         got = f"a function that returns a {type(layer).__module__}.{type(layer).__name__}"
-        raise ArgumentTypeError(message("cell", got, rule, f"choose one of {', '.join(LAYERS)}, or a class of rl.nn"))
+        raise ArgumentTypeError("cell", got, rule, f"choose one of {', '.join(LAYERS)}, or a class of rl.nn")
     return layer

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from raglane._utils.checks import check_number
-from raglane._utils.messages import message
 from raglane.cells import CELLS, CellSpec
 from raglane.errors import ArgumentError, ArgumentTypeError
 from raglane.nn.recurrent.any_cell import Recurrent
@@ -124,7 +123,7 @@ def chrono_(layer: L, max_length: int) -> L:
         True
     """
     if isinstance(max_length, bool) or not isinstance(max_length, int) or max_length < 2:
-        raise ArgumentError(message("max_length", repr(max_length), "a whole number of at least 2", "pass e.g. 100"))
+        raise ArgumentError("max_length", repr(max_length), "a whole number of at least 2", "pass e.g. 100")
     opened = list(_bias_of(layer, "f"))
     for block in opened:
         with torch.no_grad():
@@ -143,14 +142,14 @@ def _check_gain(gain: Any) -> None:
 def _cell_of(layer: nn.Module) -> CellSpec:
     if isinstance(layer, Recurrent):
         got, rule = f"a Recurrent of {type(layer.cells[0]).__name__}", "a layer with its own parameters"
-        raise ArgumentTypeError(message("layer", got, rule, "initialise the parameters of the cell's module"))
+        raise ArgumentTypeError("layer", got, rule, "initialise the parameters of the cell's module")
     if isinstance(layer, RecurrentLayer):
         return layer.cell
     for kind, name in _TORCH_CELLS.items():
         if isinstance(layer, kind):
             return CELLS[name]
     fix = "pass the layer itself"
-    raise ArgumentTypeError(message("layer", type(layer).__name__, "a recurrent layer of rl.nn or torch.nn", fix))
+    raise ArgumentTypeError("layer", type(layer).__name__, "a recurrent layer of rl.nn or torch.nn", fix)
 
 
 def _parameters(layer: Any, name: str) -> Iterator[Tensor]:
@@ -171,7 +170,7 @@ def _blocks(layer: Any, name: str, dimensions: int) -> Iterator[Tensor]:
             yield parameter.detach()[cell.block(name, gate, layer.hidden_size)]
     if not parameters:
         fix = "leave this initialisation out"
-        raise ArgumentError(message("layer", f"cell {cell.name!r}", f"a cell with a matrix {name}", fix))
+        raise ArgumentError("layer", f"cell {cell.name!r}", f"a cell with a matrix {name}", fix)
 
 
 def _bias_of(layer: Any, gate: str) -> Iterator[Tensor]:
@@ -179,11 +178,8 @@ def _bias_of(layer: Any, gate: str) -> Iterator[Tensor]:
     cell = _cell_of(layer)
     if gate not in cell.gates or not layer.bias:
         got = f"cell {cell.name!r} with gates {', '.join(cell.gates)}, bias={layer.bias}"
-        raise ArgumentError(
-            message(
-                "layer", got, f"a layer whose cell has a gate {gate!r} with a bias", "choose another initialisation"
-            )
-        )
+        fix = "choose another initialisation"
+        raise ArgumentError("layer", got, f"a layer whose cell has a gate {gate!r} with a bias", fix)
     rows = cell.block("bias_ih", gate, layer.hidden_size)
     for second in _parameters(layer, "bias_hh"):
         nn.init.zeros_(second.detach()[rows])

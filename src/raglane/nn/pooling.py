@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from raglane import segments
 from raglane._utils.checks import check_choice, check_count, check_dtype, check_fits, check_kind
-from raglane._utils.messages import message, quote
+from raglane._utils.messages import quote
 from raglane._utils.tracing import records_operators
 from raglane.errors import ArgumentError, ShapeError
 from raglane.native.library import missing_kernels
@@ -122,7 +122,7 @@ class AttentionPooling(nn.Module):
         check_dtype(dtype)
         if features % heads != 0:
             rule = f"a divisor of features, {features}"
-            raise ArgumentError(message("heads", quote(heads), rule, f"pass a divisor of {features}"))
+            raise ArgumentError("heads", quote(heads), rule, f"pass a divisor of {features}")
         self.hidden = RowLinear(features, features, bias=False, device=device, dtype=dtype)
         self.query = RowLinear(features, heads, bias=False, device=device, dtype=dtype)
 
@@ -140,7 +140,7 @@ class AttentionPooling(nn.Module):
         if tuple(batch.features) != (self.features,):
             rule = f"elements of {self.features} features"
             fix = "build the pooling with the number of features of its input"
-            raise ShapeError(message("batch", f"elements of shape {tuple(batch.features)}", rule, fix))
+            raise ShapeError("batch", f"elements of shape {tuple(batch.features)}", rule, fix)
         check_fits("batch", batch.values, self.hidden.weight)
         return batch.map(lambda values: self.query(torch.tanh(self.hidden(values)))).softmax()
 

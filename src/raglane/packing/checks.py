@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from raglane._utils.checks import as_tensor, check_flag
-from raglane._utils.messages import message, quote
+from raglane._utils.messages import quote
 from raglane._utils.tracing import index_arithmetic
 from raglane.errors import DimensionError, KindError, ShapeError
 from raglane.packing.layouts import inverse
@@ -35,14 +35,14 @@ def read_padded(padded: Any, argument: str, batch_first: bool) -> tuple[int, int
     """Return the numbers of sequences and steps of a padded batch."""
     if not isinstance(padded, Tensor):
         fix = "call pack_sequence or pad_sequence on a list of sequences, pad_packed_sequence on a pack"
-        raise KindError(message(argument, f"type {type(padded).__name__}", "one padded tensor", fix))
+        raise KindError(argument, f"type {type(padded).__name__}", "one padded tensor", fix)
     if padded.layout is not torch.strided or padded.is_nested or padded.is_quantized:
         fix = "convert it first, e.g. with .to_dense()"
-        raise KindError(message(argument, f"a tensor of {padded.layout} and {padded.dtype}", "a dense tensor", fix))
+        raise KindError(argument, f"a tensor of {padded.layout} and {padded.dtype}", "a dense tensor", fix)
     if padded.dim() < 2:
         rule = "a tensor with one dimension of sequences and one of steps"
         fix = f"add the missing one, e.g. {argument}.unsqueeze(0) for one sequence with batch_first=True"
-        raise DimensionError(message(argument, f"shape {tuple(padded.shape)}", rule, fix))
+        raise DimensionError(argument, f"shape {tuple(padded.shape)}", rule, fix)
     first, second = padded.shape[:2]
     return (first, second) if batch_first else (second, first)
 
@@ -53,19 +53,18 @@ def read_padded_lengths(lengths: Any, count: int, batch_first: bool) -> IntArray
     tensor = lengths if isinstance(lengths, Tensor) else _tensor_from(lengths)
     if tensor.dtype not in _INTEGERS:
         fix = "pass the number of steps of each sequence, not a mask"
-        raise ShapeError(message("lengths", f"dtype {tensor.dtype}", "integers", fix))
+        raise ShapeError("lengths", f"dtype {tensor.dtype}", "integers", fix)
     if tensor.dim() != 1:
         fix = "pass one number per sequence"
-        raise DimensionError(message("lengths", f"shape {tuple(tensor.shape)}", "of one dimension, (B,)", fix))
+        raise DimensionError("lengths", f"shape {tuple(tensor.shape)}", "of one dimension, (B,)", fix)
     if tensor.shape[0] != count:
         axis = "first" if batch_first else "second"
         rule = f"one length per sequence, {count} as in the {axis} dimension of the padded batch"
         fix = f"pass {count} of them, or batch_first={not batch_first} if the sequences are the other dimension"
-        raise DimensionError(message("lengths", f"{tensor.shape[0]} lengths", rule, fix))
+        raise DimensionError("lengths", f"{tensor.shape[0]} lengths", rule, fix)
     if not tensor.is_cpu:
         return tensor.long()
-    array: IntArray = tensor.resolve_neg().numpy().astype(np.int64, copy=False)
-    return array
+    return tensor.resolve_neg().numpy().astype(np.int64, copy=False)
 
 
 def _tensor_from(lengths: Any) -> Tensor:
@@ -77,7 +76,7 @@ def _tensor_from(lengths: Any) -> Tensor:
     except (TypeError, ValueError, RuntimeError) as error:
         kind = ShapeError if isinstance(error, ValueError) else KindError
         rule = "one integer per sequence, in a list, a tuple or a tensor"
-        raise kind(message("lengths", quote(lengths), rule, "pass e.g. [9, 8, 6]")) from error
+        raise kind("lengths", quote(lengths), rule, "pass e.g. [9, 8, 6]") from error
     return tensor.long() if tensor.numel() == 0 else tensor  # an empty list becomes float32
 
 
@@ -94,18 +93,16 @@ def check_range(low: int, high: int, steps: int) -> None:
     """Check the smallest and the largest length of a padded batch of ``steps`` steps."""
     fix = "pass the number of steps of each sequence without padding, and check batch_first"
     if low < 0:
-        raise ShapeError(message("lengths", f"a length of {low}", "at least 0", fix))
+        raise ShapeError("lengths", f"a length of {low}", "at least 0", fix)
     if high > steps:
-        raise ShapeError(
-            message("lengths", f"a length of {high}", f"at most the {steps} steps of the padded batch", fix)
-        )
+        raise ShapeError("lengths", f"a length of {high}", f"at most the {steps} steps of the padded batch", fix)
 
 
 def raise_unsorted(lengths: IntArray | Tensor) -> NoReturn:
     """Raise because lengths increase."""
     rule = "in decreasing order, because enforce_sorted is True"
     fix = "pass enforce_sorted=False, or sort the sequences by decreasing length"
-    raise ShapeError(message("lengths", quote(lengths.tolist()), rule, fix))
+    raise ShapeError("lengths", quote(lengths.tolist()), rule, fix)
 
 
 # -- packs ------------------------------------------------------------------------------------------------------------
@@ -114,11 +111,11 @@ def raise_unsorted(lengths: IntArray | Tensor) -> NoReturn:
 def read_packed(packed: PackedSequence, argument: str) -> tuple[IntArray, Tensor | None, int]:
     """Return the batch sizes, the order and the number of sequences of a pack, without waiting for a device."""
     if not isinstance(packed, PackedSequence):
-        raise KindError(message(argument, f"type {type(packed).__name__}", "a PackedSequence", _MAKE_A_PACK))
+        raise KindError(argument, f"type {type(packed).__name__}", "a PackedSequence", _MAKE_A_PACK)
     data, sizes, order, places = packed
     if sizes.dtype is not torch.int64 or sizes.dim() != 1:
         got = f"{sizes.dtype} of shape {tuple(sizes.shape)}"
-        raise ShapeError(message(f"{argument}.batch_sizes", got, "int64 of shape (T,)", _MAKE_A_PACK))
+        raise ShapeError(f"{argument}.batch_sizes", got, "int64 of shape (T,)", _MAKE_A_PACK)
     if order is None and places is not None:
         order = inverse(places)
     order, array = _read_numbers(order, sizes)
@@ -128,7 +125,7 @@ def read_packed(packed: PackedSequence, argument: str) -> tuple[IntArray, Tensor
     if not fits or (array.shape[0] and (array[-1] < 1 or np.count_nonzero(array[1:] > array[:-1]))):
         got = f"{quote(array.tolist())} for data of shape {tuple(data.shape)}"
         rule = f"above 0, in decreasing order, at most {count}, with the number of elements as their sum"
-        raise ShapeError(message(f"{argument}.batch_sizes", got, rule, _MAKE_A_PACK))
+        raise ShapeError(f"{argument}.batch_sizes", got, rule, _MAKE_A_PACK)
     return array, order, count
 
 
@@ -143,13 +140,13 @@ def read_permutation(permutation: Any) -> Tensor:
     """Return a permutation; its values are checked only on a CPU, because a check on a device would wait."""
     name, fix = "permutation", "pass the indices that torch.argsort returns"
     if not isinstance(permutation, Tensor):
-        raise KindError(message(name, f"type {type(permutation).__name__}", "a tensor or None", fix))
+        raise KindError(name, f"type {type(permutation).__name__}", "a tensor or None", fix)
     if permutation.is_nested or permutation.layout is not torch.strided:
-        raise KindError(message(name, f"a tensor of {permutation.layout}", "a dense tensor or None", fix))
+        raise KindError(name, f"a tensor of {permutation.layout}", "a dense tensor or None", fix)
     if permutation.dim() != 1:
-        raise DimensionError(message(name, f"shape {tuple(permutation.shape)}", "of one dimension, (B,)", fix))
+        raise DimensionError(name, f"shape {tuple(permutation.shape)}", "of one dimension, (B,)", fix)
     if permutation.dtype not in _INTEGERS:
-        raise ShapeError(message(name, f"dtype {permutation.dtype}", "integers", fix))
+        raise ShapeError(name, f"dtype {permutation.dtype}", "integers", fix)
     resolved: Tensor = permutation.resolve_neg()
     if resolved.is_cpu:
         check_permutation(resolved.numpy().astype(np.int64, copy=False), name, fix)
@@ -164,7 +161,7 @@ def check_permutation(array: IntArray, argument: str, fix: str) -> None:
     # Of count numbers from 0 to count - 1, each occurs once if none is missing.
     counts = np.bincount(array) if array.min() >= 0 and array.max() < count else array[:0]
     if counts.shape[0] != count or np.count_nonzero(counts) != count:
-        raise ShapeError(message(argument, quote(array.tolist()), f"a permutation of 0 to {count - 1}", fix))
+        raise ShapeError(argument, quote(array.tolist()), f"a permutation of 0 to {count - 1}", fix)
 
 
 # -- lists of sequences -----------------------------------------------------------------------------------------------
@@ -199,7 +196,7 @@ def read_sequences(sequences: Any) -> tuple[tuple[Tensor, ...], IntArray]:
 def _raise_no_list(sequences: Any) -> NoReturn:
     rule = "a list of tensors, one per sequence"
     fix = "pass e.g. [torch.ones(3), torch.ones(2)], or call pad_packed_sequence on a pack"
-    raise KindError(message("sequences", f"type {type(sequences).__name__}", rule, fix))
+    raise KindError("sequences", f"type {type(sequences).__name__}", rule, fix)
 
 
 def raise_unfit(sequences: tuple[Any, ...]) -> None:
@@ -207,18 +204,18 @@ def raise_unfit(sequences: tuple[Any, ...]) -> None:
     if not sequences:
         rule = "at least one, because the features and the dtype are read from it"
         fix = "skip an empty batch, or pass a padded tensor of shape (0, 0, *features) to pack_padded_sequence"
-        raise ShapeError(message("sequences", "none", rule, fix))
+        raise ShapeError("sequences", "none", rule, fix)
     first = sequences[0]
     for number, sequence in enumerate(sequences):
         argument = f"sequences[{number}]"
         if not isinstance(sequence, Tensor):
             fix = "wrap it with torch.as_tensor"
-            raise KindError(message(argument, f"type {type(sequence).__name__}", "a tensor", fix))
+            raise KindError(argument, f"type {type(sequence).__name__}", "a tensor", fix)
         if sequence.layout is not torch.strided or sequence.is_nested:
-            raise KindError(message(argument, f"a tensor of {sequence.layout}", "dense", "call .to_dense() on it"))
+            raise KindError(argument, f"a tensor of {sequence.layout}", "dense", "call .to_dense() on it")
         if sequence.dim() == 0:
             rule, fix = "a tensor whose first dimension counts steps", "pass sequences of shape (L, *features)"
-            raise DimensionError(message(argument, "a tensor without dimensions", rule, fix))
+            raise DimensionError(argument, "a tensor without dimensions", rule, fix)
         for fact, own, expected in (
             ("trailing shape", tuple(sequence.shape[1:]), tuple(first.shape[1:])),
             ("dtype", sequence.dtype, first.dtype),
@@ -228,7 +225,7 @@ def raise_unfit(sequences: tuple[Any, ...]) -> None:
                 fix = f"convert it with .to({expected})"
                 if fact == "trailing shape":
                     fix = "pass sequences of shape (L, *features) that differ only in L"
-                raise ShapeError(message(argument, f"{fact} {own}", f"of {fact} {expected}, as in sequences[0]", fix))
+                raise ShapeError(argument, f"{fact} {own}", f"of {fact} {expected}, as in sequences[0]", fix)
 
 
 # -- flags and numbers ------------------------------------------------------------------------------------------------
@@ -244,10 +241,10 @@ def read_padding_value(value: Any) -> float:
     if isinstance(value, Tensor) and value.numel() == 1:
         value = value.item()
     if not isinstance(value, Number):
-        raise KindError(message("padding_value", f"type {type(value).__name__}", "one number", "pass e.g. 0.0"))
+        raise KindError("padding_value", f"type {type(value).__name__}", "one number", "pass e.g. 0.0")
     number: float = value  # type: ignore[assignment]  # Number is the base of int, float, complex and NumPy's numbers
     if isinstance(number, int) and not -(2**63) <= number < 2**63:
-        raise KindError(message("padding_value", quote(number), "a number of 64 bits", "pass a float, such as 1e30"))
+        raise KindError("padding_value", quote(number), "a number of 64 bits", "pass a float, such as 1e30")
     return number
 
 
@@ -255,7 +252,7 @@ def read_padding_side(side: Any) -> bool:
     """Return True for padding on the left."""
     if not isinstance(side, str) or side not in ("left", "right"):
         kind = ShapeError if isinstance(side, str) else KindError
-        raise kind(message("padding_side", quote(side), '"left" or "right"', 'pass padding_side="right"'))
+        raise kind("padding_side", quote(side), '"left" or "right"', 'pass padding_side="right"')
     return bool(side == "left")
 
 
@@ -267,11 +264,11 @@ def read_total_length(total_length: Any, steps: int, count: int = 1) -> int:
         total = operator.index(total_length)
     except TypeError as error:
         got = f"type {type(total_length).__name__}"
-        raise KindError(message("total_length", got, "an integer or None", f"pass {steps} or more")) from error
+        raise KindError("total_length", got, "an integer or None", f"pass {steps} or more") from error
     if total < steps:
         rule = f"at least the longest length, {steps}"
-        raise ShapeError(message("total_length", quote(total), rule, f"pass {steps} or more, or None"))
+        raise ShapeError("total_length", quote(total), rule, f"pass {steps} or more, or None")
     if total * max(count, 1) >= 2**62:
         rule = "small enough for fewer than 2**62 elements"
-        raise ShapeError(message("total_length", quote(total), rule, f"pass {steps}, or None"))
+        raise ShapeError("total_length", quote(total), rule, f"pass {steps}, or None")
     return total

@@ -100,8 +100,7 @@ def packed_rows(
         return torch.from_numpy(_packed(_HOST, host, batch_sizes, before, total, strides))
     if isinstance(starts, np.ndarray):
         starts = send(starts, device)
-    rows: Tensor = _packed(_kit(device), starts, send(batch_sizes, device), send(before, device), total, strides)
-    return rows
+    return _packed(_kit(device), starts, send(batch_sizes, device), send(before, device), total, strides)
 
 
 @index_arithmetic
@@ -112,8 +111,7 @@ def unpacked_rows(
     if device.type == "cpu":
         return torch.from_numpy(_unpacked(_HOST, ranks, lengths, batch_sizes, total))
     arrays = send(ranks, device), send(lengths, device), send(batch_sizes, device)
-    rows: Tensor = _unpacked(_kit(device), *arrays, total)
-    return rows
+    return _unpacked(_kit(device), *arrays, total)
 
 
 @index_arithmetic
@@ -132,8 +130,7 @@ def padded_rows(
         lengths = send(lengths, device)
     if isinstance(lengths, Tensor):
         if not lengths.is_cpu or torch.compiler.is_compiling():
-            rows: Tensor = _padded(_kit(lengths.device), lengths, total, strides, left_steps)
-            return rows
+            return _padded(_kit(lengths.device), lengths, total, strides, left_steps)
         lengths = lengths.numpy()
     return torch.from_numpy(_padded(_HOST, lengths, total, strides, left_steps))
 
@@ -160,8 +157,7 @@ def send(array: IntArray, device: torch.device) -> Tensor:
 @index_arithmetic
 def on_host(indices: Tensor) -> IntArray:
     """Return indices as an array; waits for a device."""
-    array: IntArray = indices.cpu().numpy()
-    return array
+    return indices.cpu().numpy()
 
 
 def shape_and_strides(count: int, steps: int, batch_first: bool) -> tuple[tuple[int, int], tuple[int, int]]:

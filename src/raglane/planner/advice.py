@@ -12,7 +12,7 @@ from torch import Tensor
 
 from raglane._utils.checks import check_flag, check_whole
 from raglane._utils.memory import available_memory
-from raglane._utils.messages import argument, message, quote
+from raglane._utils.messages import argument, quote
 from raglane._utils.table import aligned
 from raglane.data.order import BatchLimit
 from raglane.errors import ArgumentError, ArgumentTypeError, DispatchError
@@ -158,7 +158,7 @@ def plan(
     known = lengths_of(lengths)
     if not bool(known.any()):
         got = f"{known.shape[0]} sequences, all of length 0"
-        raise ArgumentError(message("lengths", got, "lengths with at least one above 0", "check the lengths"))
+        raise ArgumentError("lengths", got, "lengths with at least one above 0", "check the lengths")
     twin = as_layer(layer)
     check_whole("ranks", ranks, 1, "pass the number of processes")
     check_flag("fresh", fresh)
@@ -197,7 +197,7 @@ def plan(
 def _listed(name: str, given: Any, rule: str, example: str) -> list[Any]:
     found = [] if isinstance(given, str) or not isinstance(given, Iterable) else list(given)
     if not found:
-        raise ArgumentError(message(name, quote(given), rule, f"pass e.g. {example}, or leave it out"))
+        raise ArgumentError(name, quote(given), rule, f"pass e.g. {example}, or leave it out")
     return found
 
 
@@ -222,7 +222,7 @@ def _dtypes(given: Sequence[torch.dtype] | None) -> list[torch.dtype]:
     dtypes = _listed("dtypes", given, rule, "[torch.bfloat16]")
     for dtype in dtypes:
         if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-            raise ArgumentTypeError(message("dtypes", quote(dtype), rule, "pass e.g. [torch.bfloat16]"))
+            raise ArgumentTypeError("dtypes", quote(dtype), rule, "pass e.g. [torch.bfloat16]")
     return dtypes
 
 
@@ -236,7 +236,7 @@ def _of_backends(ways: list[Way], wanted: Sequence[str] | None) -> list[Way]:
     if not found:
         able = ", ".join(dict.fromkeys(way.backend for way in ways))
         rule = f"backends that can run this layer, {able}"
-        raise DispatchError(message("backends", quote(names), rule, "pass one of these, or leave it out"))
+        raise DispatchError("backends", quote(names), rule, "pass one of these, or leave it out")
     return found
 
 
@@ -276,7 +276,7 @@ def _best(offered: Sequence[Row], most: float) -> Row:
     if not fitting:
         least = min(row.peak_bytes for row in offered)
         rule = f"at least {least:,} bytes, which the smallest of batch_sizes needs"
-        raise ArgumentError(message("memory", f"{most:,.0f} bytes", rule, "pass more memory, or smaller batch_sizes"))
+        raise ArgumentError("memory", f"{most:,.0f} bytes", rule, "pass more memory, or smaller batch_sizes")
     fastest = min(row.rank_seconds for row in fitting)
     near = [row for row in fitting if row.rank_seconds <= _TIE * fastest]
     return min(near, key=lambda row: (row.grouped, row.threads, row.size, row.rank_seconds))

@@ -29,7 +29,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from raglane._utils.messages import message
 from raglane.errors import ArgumentTypeError, DispatchError
 from raglane.kernels.cpu.matrix import lanes_of
 from raglane.kernels.dispatch import BACKENDS, use_backend
@@ -71,7 +70,7 @@ def as_layer(layer: object) -> RecurrentLayer:
         twin = accelerate(copy.deepcopy(typing.cast(torch.nn.Module, layer)))
         return typing.cast(RecurrentLayer, twin)
     rule = "a recurrent layer of rl.nn, or torch.nn.RNN, LSTM or GRU"
-    raise ArgumentTypeError(message("layer", f"a {kind.__name__}", rule, "pass the recurrent layer of your model"))
+    raise ArgumentTypeError("layer", f"a {kind.__name__}", rule, "pass the recurrent layer of your model")
 
 
 def ways_of(layer: RecurrentLayer, dtypes: Sequence[torch.dtype], threads: Sequence[int]) -> list[Way]:
@@ -212,5 +211,4 @@ def _least_squares(scaled: Floats, weights: Floats) -> Floats:
             found = found + ratios.min() * (best - found)
             free &= ratios > ratios.min()
             found[~free] = 0
-    result: Floats = found / size
-    return result
+    return found / size

@@ -20,7 +20,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from raglane import nn
 from raglane._utils.files import read_file
-from raglane._utils.messages import message, quote
+from raglane._utils.messages import quote
 from raglane.errors import DataError
 from raglane.kernels.dispatch import use_backend
 from raglane.native import library
@@ -240,7 +240,7 @@ def lengths_of_file(path: Path) -> list[int]:
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         got = f"{str(path)!r}, which cannot be read ({why})"
-        raise DataError(message("lengths", got, "a readable text file", fix)) from error
+        raise DataError("lengths", got, "a readable text file", fix) from error
     found: list[int] = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -248,12 +248,10 @@ def lengths_of_file(path: Path) -> list[int]:
         text = line.strip()
         if not (text.isascii() and text.isdigit() and len(text) <= 7 and 1 <= int(text) <= 10**6):
             rule = "a file with one integer from 1 to 1,000,000 per line"
-            raise DataError(message("lengths", f"{quote(text)} in line {number} of {path}", rule, fix))
+            raise DataError("lengths", f"{quote(text)} in line {number} of {path}", rule, fix)
         found.append(int(text))
     if not found:
-        raise DataError(
-            message("lengths", f"no length in {path}", "a file with one integer of at least 1 per line", fix)
-        )
+        raise DataError("lengths", f"no length in {path}", "a file with one integer of at least 1 per line", fix)
     return found
 
 

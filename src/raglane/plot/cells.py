@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from raglane._utils.drawing import PALETTE
-from raglane._utils.messages import message, printable, quote
+from raglane._utils.messages import printable, quote
 from raglane.data.lengths import round_up
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.plot.picture import SMALL, TEXT, TITLE, Box, Picture, label, look, place, width_of
@@ -49,7 +49,7 @@ class Sample:
         elements = most * longest(drawn)
         if elements > _MOST_ELEMENTS:
             rule = f"at most {_MOST_ELEMENTS:,} elements when padded"
-            raise ArgumentError(message("lengths", f"{elements:,}", rule, "draw fewer sequences, or their first steps"))
+            raise ArgumentError("lengths", f"{elements:,}", rule, "draw fewer sequences, or their first steps")
         starts = offsets_from_lengths(known)[index].tolist()
         return cls(known, index, drawn, starts, None if labels is None else read_labels(labels, known, index))
 
@@ -79,18 +79,18 @@ def read_labels(labels: Any, lengths: Tensor, index: Tensor) -> list[list[str]]:
         labels = labels.to_list()
     rule, fix = "lists with one label for each element", "pass for each sequence a list of its labels"
     if not isinstance(labels, Sequence) or isinstance(labels, str | bytes):
-        raise ArgumentTypeError(message("labels", quote(labels), rule, fix))
+        raise ArgumentTypeError("labels", quote(labels), rule, fix)
     if len(labels) != lengths.shape[0]:
-        raise ShapeError(message("labels", f"{len(labels)} lists", f"{rule}, for {lengths.shape[0]} sequences", fix))
+        raise ShapeError("labels", f"{len(labels)} lists", f"{rule}, for {lengths.shape[0]} sequences", fix)
     read = []
     for sequence in index.tolist():
         given = labels[sequence]
         one = given.tolist() if isinstance(given, Tensor) else given
         if not isinstance(one, Sequence) or isinstance(one, bytes):
-            raise ArgumentTypeError(message("labels", f"{quote(one)} for sequence {sequence}", rule, fix))
+            raise ArgumentTypeError("labels", f"{quote(one)} for sequence {sequence}", rule, fix)
         if len(one) != int(lengths[sequence]):
             got = f"{len(one)} for sequence {sequence}"
-            raise ShapeError(message("labels", got, f"{rule}, here {int(lengths[sequence])}", fix))
+            raise ShapeError("labels", got, f"{rule}, here {int(lengths[sequence])}", fix)
         read.append([printable(f"{text:g}" if isinstance(text, float) else str(text)) for text in one])
     return read
 

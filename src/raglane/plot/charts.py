@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from raglane._utils.checks import check_kind, check_real, check_whole
 from raglane._utils.drawing import BLUE, GREEN, ORANGE, PALETTE, VERMILION, frame
-from raglane._utils.messages import count_of, message, printable, quote, quote_all, shorten
+from raglane._utils.messages import count_of, printable, quote, quote_all, shorten
 from raglane.data.lengths import batch_fill, round_up
 from raglane.data.order import BatchLimit, BatchSampler, EpochOrder
 from raglane.errors import ArgumentError, ArgumentTypeError
@@ -170,9 +170,9 @@ def _read_sizes(given: Any) -> list[int]:
     if isinstance(given, np.ndarray):
         given = given.tolist()
     if not isinstance(given, Sequence) or isinstance(given, str | bytes):
-        raise ArgumentTypeError(message("batch_sizes", quote(given), rule, fix))
+        raise ArgumentTypeError("batch_sizes", quote(given), rule, fix)
     if len(given) == 0:
-        raise ArgumentError(message("batch_sizes", "none", rule, fix))
+        raise ArgumentError("batch_sizes", "none", rule, fix)
     return sorted({check_whole(f"batch_sizes[{place}]", size, 1, fix) for place, size in enumerate(given)})
 
 
@@ -288,17 +288,16 @@ def _read(
     keys = ", ".join((key, *numbers))
     rule, fix = f"a list of mappings with {keys}", "pass a list of dicts"
     if not isinstance(rows, Sequence) or isinstance(rows, str | bytes):
-        raise ArgumentTypeError(message(name, quote(rows), rule, fix))
+        raise ArgumentTypeError(name, quote(rows), rule, fix)
     if not rows:
-        raise ArgumentError(message(name, "none", f"{rule}, with at least one", fix))
+        raise ArgumentError(name, "none", f"{rule}, with at least one", fix)
     read = []
     for index, row in enumerate(rows):
         where = f"{name}[{index}]"
         check_kind(where, row, Mapping, f"a mapping with {keys}", "pass a dict")
         missing = [one for one in (key, *numbers) if one not in row]
         if missing:
-            got = f"the keys {quote_all(row)}"
-            raise ArgumentError(message(where, got, f"a mapping with {keys}", f"add {missing[0]}"))
+            raise ArgumentError(where, f"the keys {quote_all(row)}", f"a mapping with {keys}", f"add {missing[0]}")
         check_kind(f"{where}[{key!r}]", row[key], str, "a text", "pass a name")
         found = [
             check_real(f"{where}[{one!r}]", row[one], needed, holds, "check the measurement")
@@ -311,7 +310,7 @@ def _read(
 def _check_count(name: str, found: Any) -> None:
     if len(found) > _MOST_NAMES:
         rule = f"at most {_MOST_NAMES} names, the most that fit a legend"
-        raise ArgumentError(message(name, f"{len(found)} names", rule, "draw fewer of them"))
+        raise ArgumentError(name, f"{len(found)} names", rule, "draw fewer of them")
 
 
 def _style(number: int) -> dict[str, Any]:

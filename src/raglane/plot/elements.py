@@ -11,7 +11,7 @@ import torch
 
 from raglane._utils.checks import check_kind
 from raglane._utils.drawing import VERMILION
-from raglane._utils.messages import count_of, message, printable, quote, require
+from raglane._utils.messages import count_of, printable, quote, require
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.plot import cells
 from raglane.plot.picture import SMALL, TEXT, TITLE, Box, Picture, label, look, place, width_of
@@ -119,7 +119,7 @@ def _named(name: str, given: Any, what: str, bounds: tuple[int, int] | None) -> 
     fix = "pass a Ragged, or a dict of them"
     check_kind(name, given, Mapping, "a Ragged, or a mapping from names to Ragged", fix)
     if not given:
-        raise ArgumentError(message(name, "none", "at least one Ragged", fix))
+        raise ArgumentError(name, "none", "at least one Ragged", fix)
     for key in given:
         check_kind(f"a name in {name}", key, str, "a text", fix)
     return {f"{what} {printable(key)}": _read(f"{name}[{key!r}]", one, bounds) for key, one in given.items()}
@@ -129,20 +129,17 @@ def _read(name: str, given: Any, bounds: tuple[int, int] | None) -> Ragged:
     """Return a checked batch as ``(N, units)`` float64 on the CPU."""
     check_kind(name, given, Ragged, "a Ragged", "wrap it with rl.Ragged(sequences)")
     if not given.values.is_floating_point():
-        raise ArgumentTypeError(
-            message(name, str(given.dtype), "of a floating-point dtype", "convert the batch with .to(torch.float32)")
-        )
+        fix = "convert the batch with .to(torch.float32)"
+        raise ArgumentTypeError(name, str(given.dtype), "of a floating-point dtype", fix)
     if len(given.features) > 1 or 0 in given.features:
         rule = "one number or one vector per element"
-        raise ShapeError(
-            message(name, f"elements of shape {tuple(given.features)}", rule, "choose or flatten features")
-        )
+        raise ShapeError(name, f"elements of shape {tuple(given.features)}", rule, "choose or flatten features")
     values = given.values.detach().to("cpu", torch.float64)
     if bounds is not None:
         outside = ~((values >= bounds[0]) & (values <= bounds[1] + _ROUNDING))
         if bool(outside.any()):
             got, rule = quote(float(values[outside][0])), f"numbers from {bounds[0]} to {bounds[1]}"
-            raise ArgumentError(message(name, got, rule, "apply softmax or sigmoid first"))
+            raise ArgumentError(name, got, rule, "apply softmax or sigmoid first")
     return Ragged.from_flat(values if given.features else values.unsqueeze(1), lengths=given.host_lengths)
 
 
@@ -197,8 +194,7 @@ def _table(part: Ragged, sample: cells.Sample) -> npt.NDArray[np.float64]:
     exists = step < sample.lengths.unsqueeze(1)
     table = torch.zeros(exists.shape, dtype=torch.float64, device="cpu")
     table[exists] = part.values[(starts.unsqueeze(1) + step)[exists]]
-    masked: npt.NDArray[np.float64] = np.ma.array(table.numpy(), mask=~exists.numpy())
-    return masked
+    return np.ma.array(table.numpy(), mask=~exists.numpy())
 
 
 def _number(number: float) -> str:

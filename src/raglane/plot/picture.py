@@ -17,7 +17,7 @@ import numpy as np
 from raglane._utils import drawing
 from raglane._utils.checks import check_choice, check_kind
 from raglane._utils.drawing import DARK, LIGHT, Look, new_figure
-from raglane._utils.messages import message, quote, require
+from raglane._utils.messages import quote, require
 from raglane.errors import ArgumentError, ShapeError
 
 if TYPE_CHECKING:
@@ -98,9 +98,7 @@ class Picture:
         suffix = Path(path).suffix.lower()
         if suffix not in (".svg", ".png"):
             rule = "a name that ends in .svg or .png"
-            raise ArgumentError(
-                message("path", quote(str(path)), rule, "call picture.figure.savefig for other formats")
-            )
+            raise ArgumentError("path", quote(str(path)), rule, "call picture.figure.savefig for other formats")
         Path(path).write_bytes(drawing.svg(self.figure) if suffix == ".svg" else drawing.png(self.figure, _DPI))
 
     def _repr_svg_(self) -> str | None:
@@ -136,8 +134,7 @@ def place(axes: Any, size: tuple[float, float], boxes: Sequence[Box]) -> Picture
     for one in given:
         check_kind("axes", one, Axes, "axes of matplotlib", fix)
     if len(given) != len(boxes):
-        rule = f"{len(boxes)} axes, one for each part of the picture"
-        raise ShapeError(message("axes", f"{len(given)} axes", rule, fix))
+        raise ShapeError("axes", f"{len(given)} axes", f"{len(boxes)} axes, one for each part of the picture", fix)
     for one in given:
         drawing.frame(one, look(), grid="")
     return Picture(given[0].figure, tuple(given), is_given=True)

@@ -88,7 +88,7 @@ def _convert(tracer: Tracer, function: Any, source: Any, **kwargs: Any) -> Tenso
     if dtype in (source.dtype, tracer.dtype) or (source.dtype is torch.bool and not dtype.is_floating_point):
         return tracer.wrap(tracer.marks(source).clone(), dtype)
     if dtype is torch.bool:
-        return _pointwise(lambda g, a: g.each("ne", a, 0.0), True)(tracer, None, source)  # type: ignore[no-any-return]
+        return _pointwise(lambda g, a: g.each("ne", a, 0.0), True)(tracer, None, source)
     raise Refused(f"it changes {source.dtype} to {dtype}")
 
 

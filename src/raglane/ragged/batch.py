@@ -35,7 +35,7 @@ def _operator(function: Callable[..., Any], swapped: bool = False) -> Callable[[
         if isinstance(other, np.ndarray):
             other = as_tensor(other)
         if not isinstance(other, Tensor | Ragged | Number):
-            return NotImplemented  # type: ignore[no-any-return]
+            return NotImplemented
         result: Ragged = function(other, self) if swapped else function(self, other)
         return result
 

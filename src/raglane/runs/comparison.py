@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from raglane._utils.messages import count_of, message
+from raglane._utils.messages import count_of
 from raglane.errors import DataError
 from raglane.report.figures import Compared
 from raglane.runs.configuration import entries
@@ -74,7 +74,7 @@ def compare(folders: Iterable[str | os.PathLike[str]]) -> tuple[Compared, ...]:
     """Return one table per data set and task, with the best runs first."""
     runs = [read_run(Path(folder)) for folder in dict.fromkeys(os.fspath(folder) for folder in folders)]
     if not runs:
-        raise DataError(message("runs", "none", "at least one folder of a run", "pass the folders of runs"))
+        raise DataError("runs", "none", "at least one folder of a run", "pass the folders of runs")
     groups: dict[tuple[str, str], list[RunSummary]] = {}
     for run in runs:
         groups.setdefault(run.key, []).append(run)

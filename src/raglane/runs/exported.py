@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from raglane import segments
 from raglane._utils.files import check_new_file, write_files
-from raglane._utils.messages import message
 from raglane.data.encoders import END, UNKNOWN
 from raglane.data.missing import BLOCKS
 from raglane.data.preprocess import Preprocessor
@@ -39,11 +38,11 @@ class RunModule(nn.Module):
             got = f"{len(preprocessor.features)} in columns of their own"
             rule = "in one column of numbers or tokens, because other columns are joined outside the network"
             fix = "preprocess the data outside the file, and export run.model with rl.export.onnx"
-            raise ExportError(message("features", got, rule, fix))
+            raise ExportError("features", got, rule, fix)
         if model.config.decoder_name not in (None, "ctc"):
             fix = "predict with the run, or train with the decoder ctc"
             got = f"a model with the decoder {model.config.decoder_name}"
-            raise ExportError(message("model", got, "a model with one output per element", fix))
+            raise ExportError("model", got, "a model with one output per element", fix)
         self.network, self.task, self.missing = model, preprocessor.task, preprocessor.missing
         self.gap_column = preprocessor.channels.index(TIME_GAP) if TIME_GAP in preprocessor.channels else None
         usual = 1.0 if self.gap_column is None or preprocessor.mean is None else preprocessor.mean[self.gap_column]
@@ -143,7 +142,7 @@ def export_run(
 ) -> Exported:
     """Write the ONNX file and the JSON file."""
     if path.suffix.lower() != ".onnx":
-        raise ArgumentError(message("path", repr(str(path)), "a name that ends in .onnx", "change the suffix"))
+        raise ArgumentError("path", repr(str(path)), "a name that ends in .onnx", "change the suffix")
     metadata_path = description_path(path)
     for file in (path, metadata_path):
         check_new_file("path", file)

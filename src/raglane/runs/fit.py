@@ -14,9 +14,9 @@ from typing import Any, get_type_hints
 import numpy as np
 import torch
 
-from raglane._utils.checks import check_flag
+from raglane._utils.checks import check_flag, check_kind
 from raglane._utils.files import as_path
-from raglane._utils.messages import message, nearest, quote, require
+from raglane._utils.messages import nearest, quote, require
 from raglane.data.dataset import Dataset
 from raglane.errors import ArgumentTypeError
 from raglane.runs.progress import BarWatcher, CallingWatcher
@@ -97,7 +97,9 @@ def fit(
     check_flag("overwrite", overwrite)
     if progress is not None:
         check_flag("progress", progress)
-    _check_callback(callback)
+    if callback is not None:
+        rule = "a function of the losses and metrics of an epoch"
+        check_kind("callback", callback, Callable, rule, "pass e.g. print, or leave it out")
     source = Source(None, format, ColumnNames(**columns))
     validated = None if validation is None else source.of(*_pair(validation), "validation")
     tested = None if test is None else source.of(*_pair(test), "test")
@@ -135,7 +137,7 @@ def _split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str
         near = nearest(unknown, [*settings, *columns])
         fix = f"pass {near}" if near else "see raglane.training.settings.Settings"
         rule = "an option of raglane.training.settings.Settings, or a column"
-        raise ArgumentTypeError(message("options", quote(unknown), rule, fix))
+        raise ArgumentTypeError("options", quote(unknown), rule, fix)
     chosen = {name: _typed(name, value) for name, value in options.items() if name in settings}
     return chosen, chosen_columns({name: value for name, value in options.items() if name in columns})
 
@@ -148,7 +150,7 @@ def _typed(name: str, value: Any) -> Any:
     try:
         return checked(get_type_hints(Settings)[name], plain, name)
     except ValueError as error:
-        raise ArgumentTypeError(message(name, quote(plain), rule_of(error), "convert it, or leave it out")) from error
+        raise ArgumentTypeError(name, quote(plain), rule_of(error), "convert it, or leave it out") from error
 
 
 def _pair(part: Any) -> tuple[Any, Any]:
@@ -167,12 +169,6 @@ def _own_state(device: Any) -> Iterator[None]:
     finally:
         if torch.get_num_threads() != threads:
             torch.set_num_threads(threads)
-
-
-def _check_callback(callback: Any) -> None:
-    if callback is not None and not callable(callback):
-        rule = "a function of the losses and metrics of an epoch"
-        raise ArgumentTypeError(message("callback", quote(callback), rule, "pass e.g. print, or leave it out"))
 
 
 def _watcher(metric: str, progress: bool | None, callback: Any) -> Any:

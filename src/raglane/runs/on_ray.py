@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from raglane._utils.files import check_place, put_folder, write_file
-from raglane._utils.messages import message, quote, require
+from raglane._utils.messages import quote, require
 from raglane.errors import ArgumentError, DataError, RaglaneError
 from raglane.runs.run import Run
 from raglane.runs.tables import TablePredictor
@@ -42,7 +42,7 @@ class Block:
 def predict_on_ray(run: Run, data: str, output: Path, workers: int | None = None, **options: Any) -> int:
     """Write predictions for Parquet files to a folder, and return the number of rows."""
     if os.path.lexists(output):
-        raise ArgumentError(message("output", quote(str(output)), "a new folder", "name another folder"))
+        raise ArgumentError("output", quote(str(output)), "a new folder", "name another folder")
     check_place("output", output)
     blocks = list(_blocks(data))
     ray = connected()
@@ -83,14 +83,14 @@ def _blocks(data: str) -> Iterator[Block]:
     paths = sorted(glob.glob(os.path.join(data, "*.parquet")) if os.path.isdir(data) else glob.glob(data))
     if not paths:
         fix = "name Parquet files, or a folder of them; raglane predict without --engine reads other formats"
-        raise DataError(message("data", f"{quote(data)}", "the path of at least one Parquet file", fix))
+        raise DataError("data", f"{quote(data)}", "the path of at least one Parquet file", fix)
     before = 0
     for path in paths:
         try:
             metadata = parquet.read_metadata(path)
         except (arrow.ArrowException, OSError) as error:
             got = "a damaged file, or another format"
-            raise DataError(message(path, got, "a Parquet file", "copy it again, or convert it")) from error
+            raise DataError(path, got, "a Parquet file", "copy it again, or convert it") from error
         begin, rows = 0, 0
         for group in range(metadata.num_row_groups):
             count = metadata.row_group(group).num_rows
@@ -159,4 +159,4 @@ def _check(done: list[dict[str, Any]], count: int) -> None:
     missing = set(range(count)) - {int(row["place"]) for row in done}
     if missing:
         got = f"no result for {len(missing)} of {count} blocks"
-        raise DataError(message("engine", got, "one result per block", "run the command again"))
+        raise DataError("engine", got, "one result per block", "run the command again")

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from raglane._utils.messages import message, quote, require, shorten
+from raglane._utils.messages import quote, require, shorten
 from raglane.data.conversion import Progress
 from raglane.errors import ArgumentError, MissingExtraError
 from raglane.training.folder import LOGS
@@ -189,8 +189,7 @@ class LoggingWatcher(CallingWatcher):
         except Exception as error:
             # The package lacks e.g. an account, a server or a database.
             got = f"{quote(self._settings.logger)}, which failed: {shorten(' '.join(str(error).split()), _LONGEST)}"
-            rule, fix = "a logger that can start", "configure it, or leave it out"
-            raise ArgumentError(message("logger", got, rule, fix)) from error
+            raise ArgumentError("logger", got, "a logger that can start", "configure it, or leave it out") from error
         super().started(state, epochs, batches)
 
     def _create(self, loggers: Any) -> Any:

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from raglane._utils.files import as_path, check_place, write_folder
-from raglane._utils.messages import count_of, message, quote, quote_all
+from raglane._utils.messages import count_of, quote, quote_all
 from raglane.data.dataset import Dataset
 from raglane.data.preprocess import Preprocessor
-from raglane.errors import ArgumentError, ArgumentTypeError, DataError
+from raglane.errors import ArgumentError, DataError
 from raglane.runs.sources import ColumnNames, SavedSource, Source, chosen_columns, renamed
 from raglane.runs.tables import TablePredictor
 from raglane.training import inference
@@ -271,12 +271,9 @@ class Run:
         """
         with reading(self.folder or _PICKLE):
             trained = build(ColumnNames, self.saved.columns, "columns")
-        source = Source(None, format, renamed(trained, chosen_columns(columns)))
-        if isinstance(data, (str, os.PathLike)):
-            if labels is not None:
-                rule = "None for a file, whose labels are in a column"
-                raise ArgumentTypeError(message("labels", quote(labels), rule, "name the column, as label='kind'"))
-            records = replace(source, path=as_path(data)).read(self.task, need_labels=need_labels)
+        source = Source(None, format, renamed(trained, chosen_columns(columns))).of(data, labels)
+        if source.held is None:
+            records = source.read(self.task, need_labels=need_labels)
             is_named = any(columns.get(role) for role in ("sequence", "features", "static"))
             return self._renamed(records) if is_named else records
         records = source.take(data, labels, self.task, need_labels=need_labels)
@@ -285,7 +282,7 @@ class Run:
         if records.channels and self.channels and len(records.values) and len(records.channels) != len(self.channels):
             got = f"{count_of(len(records.channels), 'channel')} without names"
             rule = f"sequences of the {count_of(len(self.channels), 'channel')} {quote_all(self.channels)}"
-            raise DataError(message("data", got, rule, "pass sequences of shape (steps, channels)"))
+            raise DataError("data", got, rule, "pass sequences of shape (steps, channels)")
         return self._renamed(records)
 
     def _renamed(self, records: Dataset) -> Dataset:
@@ -315,7 +312,7 @@ class Run:
                 return sources.source(sources.test).read(self.task)
             if sources.path is None:
                 return Source(None, None).read(self.task, part="test")
-        raise ArgumentError(message("data", "nothing", "given, because this run has no test data", "pass DATA"))
+        raise ArgumentError("data", "nothing", "given, because this run has no test data", "pass DATA")
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write the model to a new folder, for :func:`raglane.load` and the commands.
@@ -326,7 +323,7 @@ class Run:
         """
         path = as_path(folder)
         if os.path.lexists(path):
-            raise ArgumentError(message("folder", quote(str(path)), "a new folder", "name another folder"))
+            raise ArgumentError("folder", quote(str(path)), "a new folder", "name another folder")
         check_place("folder", path)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_folder(path, model_files(self.model, self.preprocess, self.saved.columns))

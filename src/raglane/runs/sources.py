@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from raglane._utils.files import as_path
-from raglane._utils.messages import argument, message, quote
+from raglane._utils.messages import argument, quote
 from raglane.errors import ArgumentError, ArgumentTypeError, DataError
 from raglane.training.options import DATA, check, option, options
 from raglane.training.settings import LOSSES, ModelSettings
@@ -120,7 +120,7 @@ def chosen_columns(given: Mapping[str, Any]) -> dict[str, Any]:
     chosen: dict[str, Any] = {}
     for name, value in given.items():
         if name not in known:
-            raise ArgumentTypeError(message("options", quote(name), f"one of {', '.join(known)}", "check the name"))
+            raise ArgumentTypeError("options", quote(name), f"one of {', '.join(known)}", "check the name")
         if name in LISTS and value is not None:
             value = [value] if isinstance(value, str) else value
             check_kind(name, value, (list, tuple), "a list of column names", 'pass ["a", "b"]')
@@ -164,7 +164,7 @@ class Source:
             return replace(self, path=None, held=(data, labels))
         if labels is not None:
             rule, fix = "None for a file, whose labels are in a column", "name the column, as label='kind'"
-            raise ArgumentTypeError(message("labels", f"labels with a file as {name}", rule, fix))
+            raise ArgumentTypeError("labels", f"labels with a file as {name}", rule, fix)
         return replace(self, path=as_path(data), held=None)
 
     @property
@@ -208,7 +208,7 @@ class Source:
 
         if self.columns.on_bad_row != "fail":
             got, rule = quote(self.columns.on_bad_row), "'fail' for data in memory"
-            raise ArgumentError(message("on_bad_row", got, rule, "pass a file, or remove invalid rows"))
+            raise ArgumentError("on_bad_row", got, rule, "pass a file, or remove invalid rows")
         return read(data, self.asked(task, need_labels=need_labels), labels=labels)
 
     def open(self, task: str) -> Dataset:
@@ -275,7 +275,7 @@ class Source:
 
         if self.columns.label_split is not None and TASKS[task].label != "sequence":
             rule = "left out for all tasks except transcribe, whose labels are sequences"
-            raise ArgumentError(message("label_split", quote(self.columns.label_split), rule, "leave it out"))
+            raise ArgumentError("label_split", quote(self.columns.label_split), rule, "leave it out")
         named = asdict(self.columns)
         del named["on_bad_row"]
         # ColumnNames has lists, because it is stored as JSON.
@@ -340,7 +340,7 @@ def check_default(source: Source, settings: ModelSettings) -> None:
     """Raise if the default data is used for another task than classify."""
     if source.is_default and settings.task != "classify":
         rule = f"'classify' for the default data, {DEFAULT_DATA}"
-        raise ArgumentError(message("task", repr(settings.task), rule, "pass DATA"))
+        raise ArgumentError("task", repr(settings.task), rule, "pass DATA")
 
 
 @dataclass(frozen=True)

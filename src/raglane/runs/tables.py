@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from raglane._utils.messages import message, require
+from raglane._utils.messages import require
 from raglane.errors import ArgumentTypeError
 from raglane.training.own_cell import named_code, take_code
 from raglane.training.stored import finite
@@ -92,7 +92,7 @@ class TablePredictor:
         if len(records) != rows.num_rows:
             got = f"{len(records)} sequences in {rows.num_rows} rows"
             fix = "gather the elements of a sequence into a list"
-            raise ArgumentTypeError(message("table", got, "a table with one sequence per row", fix))
+            raise ArgumentTypeError("table", got, "a table with one sequence per row", fix)
         return _like(table, self._predict(records, arrow))
 
     def _predict(self, records: Any, arrow: Any) -> Any:
@@ -115,7 +115,7 @@ def _as_arrow(table: Any, arrow: Any) -> Any:
         return arrow.table(table)
     except (arrow.ArrowException, TypeError, ValueError) as error:
         rule = "a table of pandas, polars or Arrow, or a dict of columns"
-        raise ArgumentTypeError(message("table", f"a {type(table).__name__}", rule, "pass one of these")) from error
+        raise ArgumentTypeError("table", f"a {type(table).__name__}", rule, "pass one of these") from error
 
 
 def _like(table: Any, answers: Any) -> Any:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raglane._utils.files import write_file
-from raglane._utils.messages import argument, count_of, message, quote
+from raglane._utils.messages import argument, count_of, quote
 from raglane.data.dataset import Dataset
 from raglane.data.holdout import end_held_out, held_out
 from raglane.data.records import note_empty, note_single
@@ -76,7 +76,7 @@ def train_run(
         if resume:
             if overwrite:
                 got = f"True, with {argument('resume', True)}"
-                raise ArgumentError(message("overwrite", got, "False to resume a run", "leave one out"))
+                raise ArgumentError("overwrite", got, "False to resume a run", "leave one out")
             out = to_resume(out)
             if stack.enter_context(claimed(out, resume=True)):
                 say(IS_BACK)
@@ -187,7 +187,7 @@ def guessed(source: Source, loss: str | None, say: Say) -> tuple[Dataset, str]:
         if different > 0.9 * len(labels):
             got = f"{different:,} different whole numbers for {count_of(len(labels), 'sequence')}"
             rule, fix = "classes that repeat", f"pass {argument('task', 'regress')} for numbers to predict"
-            raise DataError(message("labels", got, rule, f"{fix}, or {argument('task', 'classify')}"))
+            raise DataError("labels", got, rule, f"{fix}, or {argument('task', 'classify')}")
     if task == "classify" and labels and len(labels) >= _FEW and len(set(labels)) > 0.9 * len(labels):
         texts = argument("task", "transcribe")
         say(f"labels: {len(set(labels)):,} different ones; to predict their characters or words, pass {texts}")
@@ -214,7 +214,7 @@ def _resumed(
         if given is None:
             rule = "a run with data in files; this one was trained in Python, on data in memory"
             fix = f"resume it in Python: rl.fit(data, out={str(folder)!r}, resume=True)"
-            raise ArgumentError(message("resume", quote(str(folder)), rule, fix))
+            raise ArgumentError("resume", quote(str(folder)), rule, fix)
         return settings, given
     saved = SavedSource.load(folder, before.data)
     _changes_of(folder, saved.columns, columns)
@@ -237,7 +237,7 @@ def _changes_of(folder: Path, before: Settings | ColumnNames, given: Mapping[str
     if refused is not None:
         rule = f"the value of the run, as for all settings but {', '.join(map(argument, _CHANGEABLE))}"
         got = f"{changes[refused]!r}, and the run in {str(folder)!r} was started with another value"
-        raise ArgumentError(message(refused, got, rule, f"leave {argument(refused)} out, or start a new run"))
+        raise ArgumentError(refused, got, rule, f"leave {argument(refused)} out, or start a new run")
     return changes
 
 
@@ -314,8 +314,7 @@ def hold_out(data: Dataset, fraction: float, seed: int) -> tuple[Dataset, Datase
 def _all_elements(holds: NDArray[np.bool_], offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Return for each sequence whether all its elements are True."""
     broken = np.add.accumulate(np.concatenate([[0], ~holds]))
-    all_hold: NDArray[np.bool_] = broken[offsets[1:]] == broken[offsets[:-1]]
-    return all_hold
+    return broken[offsets[1:]] == broken[offsets[:-1]]
 
 
 def _known(words: Iterable[str], others: Iterable[str]) -> NDArray[np.bool_]:

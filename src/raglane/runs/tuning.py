@@ -21,7 +21,7 @@ from typing import Any, get_type_hints
 
 from raglane._utils.files import put_folder, write_file
 from raglane._utils.lock import locked, turn
-from raglane._utils.messages import argument, message, nearest, quote, require
+from raglane._utils.messages import argument, nearest, quote, require
 from raglane.errors import ArgumentError, CheckpointError, DivergedError
 from raglane.runs.card import Parts
 from raglane.runs.comparison import compare, has_model
@@ -86,11 +86,9 @@ def default_space(settings: Settings, fixed: Collection[str]) -> Space:
 def read_space(table: Any, where: str) -> Space:
     """Return the search space of a TOML table."""
     if not isinstance(table, dict):
-        rule, fix = (
-            "a table of options, each with a list or a range",
-            "write [search], and lr = {low = 1e-4, high = 1e-2}",
-        )
-        raise ArgumentError(message(where, quote(table), rule, fix))
+        rule = "a table of options, each with a list or a range"
+        fix = "write [search], and lr = {low = 1e-4, high = 1e-2}"
+        raise ArgumentError(where, quote(table), rule, fix)
     keys, hints = {key_of(Settings, name): name for name in SEARCHED}, get_type_hints(Settings)
     space: Space = {}
     for key, entry in table.items():
@@ -98,7 +96,7 @@ def read_space(table: Any, where: str) -> Space:
         if name is None:
             near = nearest(str(key), keys)
             fix = f"write {near}" if near else f"choose among {', '.join(keys)}"
-            raise ArgumentError(message(where, f"the option {quote(key)}", "options that can be searched", fix))
+            raise ArgumentError(where, f"the option {quote(key)}", "options that can be searched", fix)
         space[name] = _values(entry, hints[name], name, f"{key} in {where}")
     return space
 
@@ -109,16 +107,16 @@ def _values(entry: Any, hint: Any, name: str, where: str) -> tuple[Any, ...] | R
     if isinstance(entry, list) and entry:
         values = tuple(_value(value, hint, name, where) for value in entry)
         if len(set(values)) < len(values):
-            raise ArgumentError(message(where, quote(entry), "a list of distinct values", "remove the duplicates"))
+            raise ArgumentError(where, quote(entry), "a list of distinct values", "remove the duplicates")
         return values
     if not isinstance(entry, dict) or not {"low", "high"} <= set(entry) <= {"low", "high", "log"}:
-        raise ArgumentError(message(where, quote(entry), rule, fix))
+        raise ArgumentError(where, quote(entry), rule, fix)
     low, high = (_value(entry[end], hint, name, where) for end in ("low", "high"))
     log = entry.get("log", False)
     is_number = all(isinstance(end, int | float) and not isinstance(end, bool) for end in (low, high))
     if not is_number or not isinstance(log, bool) or low >= high or (log and low <= 0):
         rule = "two numbers, the lower first, and above 0 if log is true"
-        raise ArgumentError(message(where, quote(entry), rule, fix))
+        raise ArgumentError(where, quote(entry), rule, fix)
     return Range(low, high, log, whole=isinstance(low, int) and isinstance(high, int) and "float" not in str(hint))
 
 
@@ -130,7 +128,7 @@ def _value(value: Any, hint: Any, name: str, where: str) -> Any:
     except ArgumentError as error:
         raise ArgumentError(f"{where}: {error}") from error
     except ValueError as error:
-        raise ArgumentError(message(where, quote(value), rule_of(error), "correct it")) from error
+        raise ArgumentError(where, quote(value), rule_of(error), "correct it") from error
     return value
 
 
@@ -300,8 +298,7 @@ class Search:
     def _in_state(self, *names: str) -> list[Any]:
         """Return the trials in any of the given states."""
         states = [self._optuna.trial.TrialState[name] for name in names]
-        trials: list[Any] = self.study.get_trials(deepcopy=False, states=states)
-        return trials
+        return self.study.get_trials(deepcopy=False, states=states)
 
     def _place(self, trial: Any) -> Path:
         """Return the folder of a trial."""
@@ -321,20 +318,20 @@ class Search:
         except ArgumentError as error:
             fix = f"name another folder with {argument('folder')}"
             got = f"{quote(str(self.folder))}, which contains other files"
-            raise ArgumentError(message("folder", got, "a new folder, or that of a study", fix)) from error
+            raise ArgumentError("folder", got, "a new folder, or that of a study", fix) from error
 
     def _check_same(self, kept: Mapping[str, Any], order: Mapping[str, Any]) -> None:
         """Raise if the study in the folder is of other data, settings or search space."""
         fix, folder = f"repeat its options, or start another study with another {argument('folder')}", str(self.folder)
         if kept["data"] != order["data"]:
             rule = "the folder of a study of the same sequences and labels"
-            raise ArgumentError(message("folder", f"{quote(folder)}, a study of other data", rule, fix))
+            raise ArgumentError("folder", f"{quote(folder)}, a study of other data", rule, fix)
         for part, rule in (("settings", "the value of the study"), ("space", "the search space of the study")):
             for name in {**kept[part], **order[part]}:
                 before, now = (side[part].get(name) for side in (kept, order))
                 if before != now:
                     got = f"{quote(now)}, but the study in {quote(folder)} was started with {quote(before)}"
-                    raise ArgumentError(message(name, got, rule, fix))
+                    raise ArgumentError(name, got, rule, fix)
 
     def _revive(self) -> None:
         """Enqueue the trials of dead processes again; their runs resume in their folders."""
@@ -414,7 +411,7 @@ def _suggest(trial: Any, space: Space) -> dict[str, Any]:
 
 def _damaged(path: Path, got: str) -> CheckpointError:
     fix = f"name another folder with {argument('folder')}"
-    return CheckpointError(message(str(path), got, "a complete study that Raglane wrote", fix))
+    return CheckpointError(str(path), got, "a complete study that Raglane wrote", fix)
 
 
 def _text(value: Any) -> str:

@@ -72,8 +72,7 @@ def repeated(rows: Tensor, repeats: Tensor, total: int) -> Tensor:
 def conjugate(counts: IntArray, size: int) -> IntArray:
     """Count the ``counts`` above ``0, 1, ..., size - 1``: lengths to batch sizes of a pack, and back, longest first."""
     at_most: IntArray = np.bincount(counts, minlength=size)[:size].cumsum()
-    exceeding: IntArray = counts.shape[0] - at_most
-    return exceeding
+    return counts.shape[0] - at_most
 
 
 # -- reductions: one row per sequence ---------------------------------------------------------------------------------
@@ -238,8 +237,7 @@ def cumsum(values: Tensor, offsets: Tensor, longest: int) -> Tensor:
     """Return the running sum over the steps of each sequence, ``(N, *features)``; int64 for integers and booleans."""
     if not (values.is_floating_point() or values.is_complex()):
         values = values.long()
-    result: Tensor = _Cumsum.apply(values, positions(offsets, values.shape[0]), longest, False)  # type: ignore[no-untyped-call]
-    return result
+    return _Cumsum.apply(values, positions(offsets, values.shape[0]), longest, False)  # type: ignore[no-untyped-call]
 
 
 def reverse_index(offsets: Tensor, total: int) -> Tensor:

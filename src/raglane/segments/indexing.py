@@ -139,8 +139,7 @@ def take_rows(values: Tensor, index: Tensor) -> Tensor:
     if values.dtype in _MOVED_AS:
         return take_rows(values.view(_MOVED_AS[values.dtype]), index).view(values.dtype)
     if _needs_function(values):
-        taken: Tensor = _TakeRows.apply(values, index)  # type: ignore[no-untyped-call]
-        return taken
+        return _TakeRows.apply(values, index)  # type: ignore[no-untyped-call]
     return values.index_select(0, index)
 
 
@@ -151,8 +150,7 @@ def place_rows(values: Tensor, index: Tensor, size: int, fill: float = 0.0) -> T
         bits = torch.tensor(fill, device="cpu").to(values.dtype).view(kind).item()
         return place_rows(values.view(kind), index, size, bits).view(values.dtype)
     if _needs_function(values):
-        placed: Tensor = _PlaceRows.apply(index, size, fill, values)  # type: ignore[no-untyped-call]
-        return placed
+        return _PlaceRows.apply(index, size, fill, values)  # type: ignore[no-untyped-call]
     if is_transformed(values):  # torch.vmap supports index_select, but not index_copy_
         return _place_joined((values,), index, size, fill)
     return _place(values, index, size, fill)
@@ -164,6 +162,5 @@ def place_joined_rows(parts: tuple[Tensor, ...], index: Tensor, size: int, fill:
     if parts[0].dtype in _MOVED_AS or (parts[0].is_cpu and (features < _WIDE or features * size <= _FEW)):
         return place_rows(torch.cat(parts), index, size, fill)
     if torch.is_grad_enabled() and any(part.requires_grad for part in parts) and not is_transformed(parts[0]):
-        placed: Tensor = _PlaceRows.apply(index, size, fill, *parts)  # type: ignore[no-untyped-call]
-        return placed
+        return _PlaceRows.apply(index, size, fill, *parts)  # type: ignore[no-untyped-call]
     return _place_joined(parts, index, size, fill)

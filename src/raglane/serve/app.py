@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
@@ -113,13 +113,13 @@ def create_app(
         >>> app = create_app({"lstm": rl.serve.Engine(rl.nn.LSTM(3, 4).eval(), slots=100)})
     """
     if not models:
-        raise ArgumentError(message("models", "none", "at least one model", "pass e.g. {'vowels': run}"))
+        raise ArgumentError("models", "none", "at least one model", "pass e.g. {'vowels': run}")
     clients = Clients(check_count("client_streams", client_streams))
     check_count("max_message", max_message)
     own = {"slots": 1000, "idle": 300, **options}
     served = {name: Served(name, model, **own) for name, model in models.items()}
     text = "Predictions of recurrent networks: whole sequences, and live streams with the same bits."
-    app = FastAPI(title="Raglane", version=_version(), description=text, lifespan=_lifespan)
+    app = FastAPI(title="Raglane", version=version("raglane"), description=text, lifespan=_lifespan)
     server = app.state.server = Server(served, clients, token, max_message, origins)
     app.include_router(_routes)
     for kind in (RequestValidationError, HTTPException, RaglaneError, Exception):
@@ -201,8 +201,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 
 
 def _server(connection: HTTPConnection) -> Server:
-    server: Server = connection.app.state.server
-    return server
+    return connection.app.state.server
 
 
 _Server = Annotated[Server, Depends(_server)]
@@ -215,7 +214,7 @@ async def predict(body: PredictRequest, server: _Server) -> Response:
     served = server.named(body.model)
     options = body.model_dump(include={"probabilities", "top", "horizon", "beam", "n_best"}, exclude_defaults=True)
     if (body.table is None) == (body.sequences is None):
-        raise ArgumentError(message("sequences", "none or both", "given, or a table", "pass one of them"))
+        raise ArgumentError("sequences", "none or both", "given, or a table", "pass one of them")
     if body.table is not None:
         columns = await served.table(body.table, options)
     else:
@@ -308,7 +307,7 @@ async def metrics(server: _Server) -> Response:
 @_routes.get("/v2")
 async def about() -> Response:
     """Return the metadata of the server (Open Inference Protocol)."""
-    return _json({"name": "raglane", "version": _version(), "extensions": ["sequence"]})
+    return _json({"name": "raglane", "version": version("raglane"), "extensions": ["sequence"]})
 
 
 @_routes.get("/v2/health/live")
@@ -445,21 +444,13 @@ def _client(connection: HTTPConnection) -> str:
     return connection.client.host if connection.client else ""
 
 
-def _version() -> str:
-    try:
-        return version("raglane")
-    except PackageNotFoundError:
-        return "0"
-
-
 def _stream_options(query: Mapping[str, str]) -> dict[str, Any]:
     """Return the options of a stream in the query of its address."""
     found: dict[str, Any] = {"model": None, "answers": "json"}
     for name, text in query.items():
         if name not in _STREAM_OPTIONS:
-            raise RefusedError(
-                400, "option", quote(name), f"one of {', '.join(_STREAM_OPTIONS)}", "correct the address"
-            )
+            fix = "correct the address"
+            raise RefusedError(400, "option", quote(name), f"one of {', '.join(_STREAM_OPTIONS)}", fix)
         pattern, rule, convert = _STREAM_OPTIONS[name]
         if not re.fullmatch(pattern, text, re.ASCII | re.DOTALL):
             raise RefusedError(400, name, quote(text), rule, "correct the address")

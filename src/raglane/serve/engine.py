@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from raglane._utils.checks import check_choice, check_count, check_kind, check_real, check_whole
-from raglane._utils.messages import message, quote
+from raglane._utils.messages import quote
 from raglane.errors import ArgumentError, ArgumentTypeError, BusyError, ClosedError, ShapeError
 from raglane.ragged import Ragged
 from raglane.serve.frames import Frames, frames_of
@@ -149,7 +149,7 @@ class Engine:
             if self._open >= self.slots:
                 self._counts["refused"] += 1
                 got, fix = f"{self.slots} open streams", "close a stream, or pass more slots"
-                raise BusyError(message("slots", got, "more than the number of open streams", fix))
+                raise BusyError("slots", got, "more than the number of open streams", fix)
             rows = None if state is None else unpacked(state, self._prepared)
             slot = self._free.pop() if self._free else self._used
             self._used = max(self._used, slot + 1)
@@ -200,8 +200,7 @@ class Engine:
                 self._counts["refused"] += 1
                 got = f"{count} frames, with {queued} in the queue"
                 rule = f"at most max_queue = {self.max_queue} frames together"
-                fix = "push again after a step and a pull, or pass a larger max_queue"
-                raise BusyError(message("frames", got, rule, fix))
+                raise BusyError("frames", got, rule, "push again after a step and a pull, or pass a larger max_queue")
             self._frames.append(slot, rows)
             if queued:
                 self._counts["late"] += 1
@@ -248,12 +247,12 @@ class Engine:
             slots = self._slots_of(streams)
             if rows.shape[0] != len(slots):
                 got, rule = f"{rows.shape[0]} frames", f"one frame for each of the {len(slots)} streams"
-                raise ShapeError(message("frames", got, rule, "call push of a stream for several frames"))
+                raise ShapeError("frames", got, rule, "call push of a stream for several frames")
             queued = self._frames.counts[slots]
             if (queued >= self.max_queue).any():
                 self._counts["refused"] += 1
                 got, rule = f"{self.max_queue} frames in the queue of a stream", f"below max_queue = {self.max_queue}"
-                raise BusyError(message("frames", got, rule, "push again after a step and a pull"))
+                raise BusyError("frames", got, rule, "push again after a step and a pull")
             now = time.perf_counter()
             self._frames.extend(slots, 1, rows)
             self._touched[slots] = self._since[slots[queued == 0]] = now
@@ -286,7 +285,7 @@ class Engine:
             counts = self._results.counts[slots]
             if not counts.all():
                 got = f"{len(slots) - np.count_nonzero(counts)} without a result"
-                raise ArgumentError(message("streams", got, "streams with a result", "pull after a step"))
+                raise ArgumentError("streams", got, "streams with a result", "pull after a step")
             rows = torch.empty(
                 len(slots), *self._prepared.output_features, dtype=self._prepared.output_dtype, device="cpu"
             )
@@ -301,11 +300,11 @@ class Engine:
         slots = [stream._slot for stream in streams if isinstance(stream, Stream) and stream._engine is self]
         if len(slots) < len(streams):
             got, rule = f"{len(streams) - len(slots)} others", "streams of this engine"
-            raise ArgumentTypeError(message("streams", got, rule, "pass what Engine.open returned"))
+            raise ArgumentTypeError("streams", got, rule, "pass what Engine.open returned")
         if len({*slots}) < len(slots) or -1 in slots:
             for stream in streams:
                 stream._open_slot()
-            raise ArgumentError(message("streams", "a stream twice", "different streams", "call push of the stream"))
+            raise ArgumentError("streams", "a stream twice", "different streams", "call push of the stream")
         return np.array(slots, np.int64)
 
     # -- steps --------------------------------------------------------------------------------------------------------
@@ -346,7 +345,7 @@ class Engine:
     def _gather(self) -> _Step | None:
         """Take the frames of a step; the lock is held."""
         ready, frames, runner, now = self._ready, self._frames, self._runner, time.perf_counter()
-        if len(ready) == 1 and self._has_one(ready[0]):
+        if len(ready) == 1 and frames.counts[ready[0]] == 1 and self._results.counts[ready[0]] < self.max_queue:
             # Without index arithmetic: most of the time of a step of one stream.
             runner.reserve(1, 1)
             slot = ready.pop()
@@ -391,10 +390,6 @@ class Engine:
     def _begin(self, slots: Integers) -> None:
         self._is_fresh[slots] = False
         self._prepared.begin(self._pools, torch.from_numpy(slots))
-
-    def _has_one(self, slot: int) -> bool:
-        """Return True if a stream has one frame, and room for its result."""
-        return bool(self._frames.counts[slot] == 1 and self._results.counts[slot] < self.max_queue)
 
     def _finished(self, step: _Step) -> npt.NDArray[np.bool_] | slice:
         """End a step; return which of its streams were neither closed nor reset. The lock is held."""
@@ -450,7 +445,7 @@ class Engine:
         """Start a thread that steps while streams have frames; return the engine."""
         with self._lock:
             if self._thread is not None:
-                raise ArgumentError(message("start", "a running engine", "called once", "call stop() first"))
+                raise ArgumentError("start", "a running engine", "called once", "call stop() first")
             self._thread = threading.Thread(target=self._loop, name="raglane engine", daemon=True)
         self._thread.start()
         return self
@@ -486,7 +481,7 @@ class Engine:
     def _raise_failure(self) -> None:
         if self._error is not None:
             got = f"an engine whose step raised {quote(str(self._error))}"
-            raise ClosedError(message("engine", got, "a working engine", "make a new engine")) from self._error
+            raise ClosedError("engine", got, "a working engine", "make a new engine") from self._error
 
     # -- care ---------------------------------------------------------------------------------------------------------
 
@@ -527,11 +522,11 @@ class Engine:
         facts = [part.facts for part in (new, old)]
         if facts[0] != facts[1]:
             got, rule = f"frames and results {facts[0]}", f"a model with frames and results {facts[1]}"
-            raise ShapeError(message("model", got, rule, "make a new engine"))
+            raise ShapeError("model", got, rule, "make a new engine")
         shapes = [[(start.shape, start.dtype) for start in part.starts] for part in (new, old)]
         if not restart and shapes[0] != shapes[1]:
             got = f"{len(shapes[0])} states of other shapes"
-            raise ShapeError(message("model", got, "a model with the same states", "pass restart=True"))
+            raise ShapeError("model", got, "a model with the same states", "pass restart=True")
         with self._stepping, self._lock:
             self._accept(accepts)
             if restart:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from raglane._utils.messages import message, quote, quote_all
+from raglane._utils.messages import quote, quote_all
 from raglane.data.encoders import END
 from raglane.data.missing import since_observed
 from raglane.data.preprocess import Preprocessor
@@ -121,12 +121,12 @@ class Frames:
                 frames = torch.as_tensor(frames.copy() if is_fixed else frames)
             except (TypeError, ValueError, RuntimeError) as error:
                 fix = "pass a tensor or an array"
-                raise ArgumentTypeError(message("frames", quote(frames), self._rule, fix)) from error
+                raise ArgumentTypeError("frames", quote(frames), self._rule, fix) from error
         if frames.shape[1:] != features or not frames.dim() or frames.dtype is not dtype or not frames.is_cpu:
             got = f"shape {tuple(frames.shape)} of {frames.dtype} on {frames.device}"
-            raise ShapeError(message("frames", got, self._rule, "reshape or convert them"))
+            raise ShapeError("frames", got, self._rule, "reshape or convert them")
         if frames.layout is not torch.strided:
-            raise ShapeError(message("frames", str(frames.layout), self._rule, "pass frames.to_dense()"))
+            raise ShapeError("frames", str(frames.layout), self._rule, "pass frames.to_dense()")
         rows: Tensor = frames.detach().resolve_neg() if frames.requires_grad or frames.is_neg() else frames
         rows = rows if len(features) == 1 else rows.reshape(frames.shape[0], self.width)
         if not rows.numel():
@@ -136,16 +136,16 @@ class Frames:
         if dtype is torch.int64:
             if least < 0 or rows.max() >= self.prepared.tokens:
                 got, rule = f"tokens from {least} to {int(rows.max())}", f"tokens from 0 to {self.prepared.tokens - 1}"
-                raise ArgumentError(message("frames", got, rule, "replace unknown tokens"))
+                raise ArgumentError("frames", got, rule, "replace unknown tokens")
         elif least != least and not self._passes_nan:
             got = f"NaN in frame {int(rows.isnan().any(1).nonzero()[0])}"
             fix = "correct them, or pass nan='pass' to the engine"
-            raise ArgumentError(message("frames", got, "numbers other than NaN", fix))
+            raise ArgumentError("frames", got, "numbers other than NaN", fix)
         return rows
 
     def columns(self, rows: Tensor, *, probabilities: bool = False, top: int = 1) -> dict[str, list[Any]]:  # noqa: ARG002
         """Return results as columns of predictions; only a run has them."""
-        raise ArgumentError(message("model", "a module", "a run", "pass the result of rl.load to the engine"))
+        raise ArgumentError("model", "a module", "a run", "pass the result of rl.load to the engine")
 
 
 class _RunFrames(Frames):
@@ -166,7 +166,7 @@ class _RunFrames(Frames):
                 frames = split_texts([frames], self._preprocessor.split or "words")[0].tolist()
             if not isinstance(frames, Sequence) or not all(isinstance(token, str) for token in frames):
                 rule = "a text, a list of tokens, or a tensor of places in the vocabulary"
-                raise ArgumentTypeError(message("frames", quote(frames), rule, "pass one of them"))
+                raise ArgumentTypeError("frames", quote(frames), rule, "pass one of them")
             frames = torch.tensor([self._places.get(token, UNKNOWN_TOKEN) for token in frames], dtype=torch.int64)
         return super().rows(frames)
 
@@ -196,7 +196,7 @@ def numbers(given: Any, dtype: torch.dtype, name: str = "frames") -> Tensor:
         array = np.array("")
     if array.size and array.dtype.kind not in kinds:
         rule = "lists of whole numbers" if dtype is torch.int64 else "lists of numbers, of equal lengths"
-        raise ArgumentTypeError(message(name, quote(given), rule, "send one list per element"))
+        raise ArgumentTypeError(name, quote(given), rule, "send one list per element")
     with np.errstate(over="ignore"):
         array = array.astype({torch.float32: np.float32, torch.int64: np.int64}.get(dtype, np.float64))
     return torch.from_numpy(array).to(dtype)
@@ -215,11 +215,11 @@ def _prepare_run(saved: SavedModel, dtype: torch.dtype | None) -> Prepared:
     preprocess = saved.preprocessor
     if saved.task == "transcribe":
         rule = "a run of a task other than transcribe, whose predictions are of whole sequences"
-        raise DispatchError(message("model", "a run of the task transcribe", rule, "call run.predict"))
+        raise DispatchError("model", "a run of the task transcribe", rule, "call run.predict")
     if preprocess.features:
         got = f"a run with the features {quote_all(encoder.name for encoder in preprocess.features)}"
         rule = "a run of tokens, or of channels without further features"
-        raise DispatchError(message("model", got, rule, "call run.predict on whole sequences"))
+        raise DispatchError("model", got, rule, "call run.predict on whole sequences")
     found = prepare(saved.model, None if preprocess.is_tokens else preprocess.input_size, dtype)
     if preprocess.is_tokens:
         return _after_end(found) if saved.task == "language" else found

@@ -15,7 +15,7 @@ import torch
 from starlette.websockets import WebSocket, WebSocketDisconnect
 from torch import Tensor
 
-from raglane._utils.messages import message, quote, quote_all
+from raglane._utils.messages import quote, quote_all
 from raglane.errors import ArgumentError, ArgumentTypeError, BusyError, ClosedError, RaglaneError
 from raglane.serve.engine import Engine
 from raglane.serve.served import Served, to_json
@@ -33,7 +33,7 @@ class RefusedError(RaglaneError):
     """An error with a status of HTTP; arguments are those of a message."""
 
     def __init__(self, status: int, *parts: str) -> None:
-        super().__init__(message(*parts) if len(parts) > 1 else parts[0])
+        super().__init__(*parts)
         self.status = status
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from raglane._utils.messages import message, require
+from raglane._utils.messages import require
 from raglane.errors import ArgumentTypeError, ClosedError
 from raglane.serve.engine import Engine
 
@@ -43,7 +43,7 @@ def deployment(models: Any, *, token: str | None = None, **options: Any) -> Any:
 
     named = dict(models) if isinstance(models, Mapping) else {"model": models}
     if any(isinstance(model, Engine) for model in named.values()):
-        raise ArgumentTypeError(message("models", "an engine", "runs or modules", "pass the model of the engine"))
+        raise ArgumentTypeError("models", "an engine", "runs or modules", "pass the model of the engine")
 
     def build() -> Any:
         from raglane.serve.app import create_app
@@ -67,4 +67,4 @@ class _Replica:
     async def check_health(self) -> None:
         """Raise if an engine has failed."""
         if self.app.state.server.status() == "failed":
-            raise ClosedError(message("engine", "an engine whose step failed", "a working engine", "restart it"))
+            raise ClosedError("engine", "an engine whose step failed", "a working engine", "restart it")

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from raglane._utils.checks import check_count
-from raglane._utils.messages import message, quote
+from raglane._utils.messages import quote
 from raglane.errors import ArgumentError, ArgumentTypeError, DispatchError, RaglaneError
 from raglane.kernels.cpu.prepared import Runner
 from raglane.nn.pooling import AttentionPooling, Pooling, running
@@ -92,10 +92,10 @@ def prepare(model: Any, features: int | Sequence[int] | None = None, dtype: torc
     whole = _Chain(model) if isinstance(model, list | tuple | nn.Sequential) else model
     if not isinstance(whole, nn.Module):
         rule = "a module, or a list of modules that run one after the other"
-        raise ArgumentTypeError(message("model", f"a {type(model).__name__}", rule, "pass a module"))
+        raise ArgumentTypeError("model", f"a {type(model).__name__}", rule, "pass a module")
     if dtype not in (None, torch.int8):
         rule = "torch.int8, or None for the dtype of the weights"
-        raise ArgumentError(message("dtype", quote(dtype), rule, "pass torch.int8, or leave it out"))
+        raise ArgumentError("dtype", quote(dtype), rule, "pass torch.int8, or leave it out")
     sizes = features if isinstance(features, list | tuple) else [features]
     shape = None if features is None else tuple([check_count("features", size) for size in sizes])
     for name, part in whole.named_modules():
@@ -123,7 +123,7 @@ def _unsupported(part: nn.Module) -> tuple[str, str]:
 
 
 def _refused(got: str, fix: str = _FIX) -> DispatchError:
-    return DispatchError(message("model", got, "a model that runs element by element", fix))
+    return DispatchError("model", got, "a model that runs element by element", fix)
 
 
 class _Chain(nn.Module):
@@ -155,8 +155,7 @@ def _guessed(model: nn.Module) -> tuple[int, ...] | None:
                 return (part.input_size,)
             case nn.LayerNorm():
                 return (part.normalized_shape[0],)
-    rule = "given for this model: the shape of an element"
-    raise ArgumentError(message("features", "None", rule, "pass e.g. features=64"))
+    raise ArgumentError("features", "None", "given for this model: the shape of an element", "pass e.g. features=64")
 
 
 # ---- tracing --------------------------------------------------------------------------------------------------------
@@ -225,8 +224,7 @@ class _LayerCut(_Cut):
 
     def summary(self, out: Any, state: Any) -> Tensor:  # noqa: ARG002
         """Return the output so far."""
-        latest: Tensor = self.__dict__["_latest"]
-        return latest
+        return self.__dict__["_latest"]
 
 
 class _Unread:
@@ -247,8 +245,7 @@ class _PoolingCut(_Cut):
         if not isinstance(batch, _Stream):
             raise Refused("it is called with a tensor, not with a Ragged")
         module: Any = self._whole[0]
-        found: Tensor = getattr(batch, module.name)() if isinstance(module, Pooling) else _so_far(module, batch)
-        return found
+        return getattr(batch, module.name)() if isinstance(module, Pooling) else _so_far(module, batch)
 
 
 class _LookupCut(_Cut):
@@ -477,8 +474,7 @@ class _Tracing:
         output = place(columns)
         if self.int8 and not any(getattr(stage.kernel, "is_int8", False) for stage in stages):
             got = f"torch.int8, for {'; '.join(self.left) or 'a model without a recurrent layer'}"
-            rule = "None for a model without an RNN, LSTM or GRU in float32"
-            raise DispatchError(message("dtype", got, rule, "leave it out"))
+            raise DispatchError("dtype", got, "None for a model without an RNN, LSTM or GRU in float32", "leave it out")
         facts = repr((self.features, self.narrow, output, shape))
         return Prepared(
             tuple(stages),

@@ -88,8 +88,7 @@ class RowQueues:
         self.counts[slot] -= 1
         self._free[self._left] = place
         self._left += 1
-        row: npt.NDArray[Any] = self._memory[place]
-        return row
+        return self._memory[place]
 
     def take(self, slots: Integers, lengths: Integers | int, to: Tensor) -> None:
         """Move the first ``lengths`` rows, each at least 1 (an int is 1), of different queues to ``to``, in order."""

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from raglane._utils.messages import message, quote, require
+from raglane._utils.messages import quote, require
 from raglane.errors import ArgumentError, BusyError, DispatchError, ShapeError
 from raglane.ragged import Ragged
 from raglane.serve.engine import Engine
@@ -91,7 +91,7 @@ class Served:
             if len(given) % size:
                 kind = DATATYPES[own.dtype]
                 got, rule = f"{len(given)} bytes", f"whole frames of {size} bytes, {kind} in little endian"
-                raise ShapeError(message("frames", got, rule, "send whole frames"))
+                raise ShapeError("frames", got, rule, "send whole frames")
             flat = torch.frombuffer(bytearray(given), dtype=own.dtype) if given else torch.empty(0, dtype=own.dtype)
             return flat.reshape(-1, *own.features)
         is_numbers = isinstance(given, list) and not (given and isinstance(given[0], str))
@@ -108,11 +108,11 @@ class Served:
         if datatype == "BYTES" and dtype is torch.int64 and all(isinstance(one, str) for one in data):
             return self.checked(data)
         if datatype != DATATYPES[dtype]:
-            raise ArgumentError(message("datatype", quote(datatype), DATATYPES[dtype], "convert the data"))
+            raise ArgumentError("datatype", quote(datatype), DATATYPES[dtype], "convert the data")
         found = numbers(data, dtype, "data")
         if found.numel() != math.prod(shape):
             got, rule = f"{found.numel()} numbers", f"one number per entry of the shape {tuple(shape)}"
-            raise ShapeError(message("data", got, rule, "correct the shape"))
+            raise ShapeError("data", got, rule, "correct the shape")
         return self.checked(found.reshape(*shape))
 
     def tensors(self, rows: Tensor) -> list[dict[str, Any]]:
@@ -133,8 +133,7 @@ class Served:
 
     def _check_options(self, options: Mapping[str, Any]) -> None:
         if self.run is None and options:
-            rule = "left out for a model without a task"
-            raise ArgumentError(message("options", ", ".join(options), rule, "leave them out"))
+            raise ArgumentError("options", ", ".join(options), "left out for a model without a task", "leave them out")
 
     # Whole sequences.
 
@@ -142,7 +141,7 @@ class Served:
         """Return the columns of predictions of whole sequences; requests that wait together run in one batch."""
         if self._waiting >= _MOST_WAITING:
             rule = f"at most {_MOST_WAITING} requests that wait"
-            raise BusyError(message("predict", f"{self._waiting} requests", rule, "repeat the request later"))
+            raise BusyError("predict", f"{self._waiting} requests", rule, "repeat the request later")
         self._check_options(options)
         request = _Request([self._sequence(sequence) for sequence in sequences], Future())
         # Readers of data differ by the kind of a sequence.
@@ -164,15 +163,14 @@ class Served:
     async def table(self, columns: dict[str, list[Any]], options: Mapping[str, Any]) -> dict[str, list[Any]]:
         """Return the predictions of a table, a column per name."""
         if self.run is None:
-            raise ArgumentError(message("table", "a table", "left out for a model without columns", "pass sequences"))
+            raise ArgumentError("table", "a table", "left out for a model without columns", "pass sequences")
         try:
             table = require("pyarrow", "data").table(columns)
         except (ValueError, TypeError, OverflowError) as error:
             rule = "columns of equal lengths, each of one type"
-            raise ArgumentError(message("table", str(error), rule, "correct the columns")) from error
+            raise ArgumentError("table", str(error), rule, "correct the columns") from error
         job = self._pool.submit(self.run.predict, table, device="cpu", **options)
-        found: dict[str, list[Any]] = (await asyncio.wrap_future(job)).columns
-        return found
+        return (await asyncio.wrap_future(job)).columns
 
     def _sequence(self, given: Any) -> Any:
         """Return a sequence in the one form that cannot be misread in a batch with others."""
@@ -186,7 +184,7 @@ class Served:
             found = found.reshape(-1, count)
         if found.dim() != 2 or found.shape[1] != count:
             got, rule = f"shape {tuple(found.shape)}", f"sequences of shape (n, {count}), one number per channel"
-            raise ShapeError(message("sequences", got, rule, "pass one list per element"))
+            raise ShapeError("sequences", got, rule, "pass one list per element")
         return found.numpy()
 
     def _work(self, key: str, batch: list[_Request], options: Mapping[str, Any]) -> None:

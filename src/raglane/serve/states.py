@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from raglane._utils.checks import check_kind
-from raglane._utils.messages import message
 from raglane.errors import CheckpointError
 from raglane.serve.prepare import Prepared
 
@@ -30,10 +29,10 @@ def unpacked(state: bytes, prepared: Prepared) -> list[Tensor]:
     ends = np.cumsum([_HEAD.size, *(start.nbytes for start in starts)]).tolist()
     if len(state) != ends[-1] or state[:8] != _MAGIC:
         got, rule = f"{len(state)} bytes", f"{ends[-1]} bytes that Stream.state() returned"
-        raise CheckpointError(message("state", got, rule, "pass the state of a stream of this model"))
+        raise CheckpointError("state", got, rule, "pass the state of a stream of this model")
     if _HEAD.unpack_from(state)[1] != prepared.digest:
         rule = "the state of a stream of the same model, with the same weights"
-        raise CheckpointError(message("state", "the state of another model", rule, "open a stream without state"))
+        raise CheckpointError("state", "the state of another model", rule, "open a stream without state")
     own = bytearray(state)
     return [
         torch.frombuffer(own, dtype=part.dtype, count=len(part), offset=end)

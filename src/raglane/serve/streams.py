@@ -9,7 +9,6 @@ from typing import Any
 
 from torch import Tensor
 
-from raglane._utils.messages import message
 from raglane.errors import ClosedError
 
 
@@ -33,7 +32,7 @@ class Stream:
 
     def _open_slot(self) -> int:
         if self._slot < 0:
-            raise ClosedError(message("stream", self._closed_as, "an open stream", "open another one"))
+            raise ClosedError("stream", self._closed_as, "an open stream", "open another one")
         return self._slot
 
     def _end(self, reason: str) -> None:
@@ -78,8 +77,7 @@ class Stream:
             ClosedError: the stream is closed.
             ArgumentError, ArgumentTypeError: ``most`` is not a whole number of at least 0.
         """
-        rows: Tensor = self._engine._pull(self, most)
-        return rows
+        return self._engine._pull(self, most)
 
     def state(self) -> bytes:
         """Return the state after the last step, for :meth:`Engine.open`; it does not contain queued frames.
@@ -87,8 +85,7 @@ class Stream:
         Raises:
             ClosedError: the stream is closed.
         """
-        state: bytes = self._engine._state_of(self)
-        return state
+        return self._engine._state_of(self)
 
     def reset(self) -> int:
         """Begin a new sequence; return the number of frames and results that were discarded.

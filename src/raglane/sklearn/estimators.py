@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from raglane._utils.checks import check_choice
-from raglane._utils.messages import count_of, message, quote, require
+from raglane._utils.messages import count_of, quote, require
 from raglane.data.dataset import Dataset
 from raglane.data.reading import is_panel, is_text, read
 from raglane.data.records import Columns
@@ -59,9 +59,7 @@ def _sequences_from(estimator: Any, X: Any, *, reset: bool) -> Dataset:  # noqa:
     elif len(records.values) and count != estimator._channels:
         where, other = _LAYOUTS[channels]
         fix = f"pass sequences {where}, or channels={other!r} to the estimator"
-        raise DataError(
-            message("X", f"{_kind(count)} in sequences {where}", f"{_kind(estimator._channels)}, as in fit", fix)
-        )
+        raise DataError("X", f"{_kind(count)} in sequences {where}", f"{_kind(estimator._channels)}, as in fit", fix)
     return records
 
 
@@ -99,7 +97,7 @@ def _steps_first(parts: list[Any], channels: str) -> list[Any]:
     if odd is not None:
         where, other = _LAYOUTS[channels]
         got, rule = f"{_kind(widths[odd])} in an array {where}", f"of {_kind(typical)}, as the first sequence"
-        raise DataError(message(f"X[{odd}]", got, rule, f"correct it, or pass channels={other!r}"))
+        raise DataError(f"X[{odd}]", got, rule, f"correct it, or pass channels={other!r}")
     return sequences
 
 
@@ -125,7 +123,7 @@ def _targets(y: Any, records: Dataset, *, numbers: bool) -> npt.NDArray[Any]:
     if y is None:
         # scikit-learn's checks require these words.
         rule = "an array: a supervised estimator requires y to be passed, but the target y is None"
-        raise ArgumentError(message("y", "None", rule, "pass one entry per sequence"))
+        raise ArgumentError("y", "None", rule, "pass one entry per sequence")
     if numbers:
         y = check_array(y, ensure_2d=False, dtype=np.float64, input_name="y")
         y = column_or_1d(y, warn=True) if y.ndim == 2 and y.shape[1] == 1 else y
@@ -167,7 +165,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         if self.validation is not None:
             if not (isinstance(self.validation, tuple) and len(self.validation) == 2):
                 fix = "pass both, or a share of the training data as validation_fraction"
-                raise ArgumentTypeError(message("validation", quote(self.validation), "a pair (X, y), or None", fix))
+                raise ArgumentTypeError("validation", quote(self.validation), "a pair (X, y), or None", fix)
             part = self._labelled(*self.validation, reset=False)
         options = {field.name: getattr(self, field.name) for field in fields(Settings) if field.name not in _OWN}
         seed = self.random_state
@@ -250,9 +248,7 @@ class RecurrentClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
         unseen = y[~np.isin(y, self.classes_)]
         if len(unseen):
             got = f"the class {quote(unseen.tolist()[0])}"
-            raise DataError(
-                message("validation", got, "of the classes in y", "leave its sequences out, or train on some")
-            )
+            raise DataError("validation", got, "of the classes in y", "leave its sequences out, or train on some")
         # Trained on indices, so that predictions have the type of y.
         return read(records, Columns(), labels=np.searchsorted(self.classes_, y).tolist())
 
@@ -264,8 +260,7 @@ class RecurrentClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
     def predict(self, X: Any) -> npt.NDArray[Any]:  # noqa: N803
         """Return the class of each sequence, ``(n,)``."""
         places = np.array(self._predict(X)["prediction"], dtype=np.int64)
-        classes: npt.NDArray[Any] = self.classes_[places]
-        return classes
+        return self.classes_[places]
 
 
 class RecurrentRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Sampler
 
-from raglane._utils.messages import argument, message
+from raglane._utils.messages import argument
 from raglane.data.collate import collate
 from raglane.data.dataset import Dataset
 from raglane.data.order import BatchLimit, BatchSampler, EpochOrder
@@ -47,7 +47,7 @@ class Batch:
 def targets_of(batch: Batch) -> Tensor:
     """Return the targets of a batch, one per sequence or element; raise if it has none."""
     if not isinstance(batch.targets, Tensor):
-        raise ArgumentError(message("batch", "no targets", "a batch with targets", "pass data with labels"))
+        raise ArgumentError("batch", "no targets", "a batch with targets", "pass data with labels")
     return batch.targets
 
 
@@ -121,7 +121,7 @@ def training_batches(
     if len(order) == 0 < len(training):
         got, rule = f"{order.too_long:,} sequences, all too long for a batch", "at least one that fits into a batch"
         fix = f"raise {argument('batch_elements')}, or pass {argument('too_long', 'split')}"
-        raise DataError(message("data", got, rule, fix))
+        raise DataError("data", got, rule, fix)
     return training, order, int(mean * min(order.limit.usual(mean), len(training))) // ranks
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from raglane._utils.files import as_path
 from raglane._utils.memory import FLOAT, TENSOR, check_memory
-from raglane._utils.messages import message, require
+from raglane._utils.messages import require
 from raglane.data.preprocess import Preprocessor
 from raglane.errors import CheckpointError
 from raglane.training.folder import BEST, find
@@ -45,8 +45,7 @@ def to_safetensors(tensors: Mapping[str, Tensor]) -> bytes:
     # Cloned, because on a GPU the weights of a layer share one storage, which safetensors does not support.
     contiguous = torch.contiguous_format
     copies = {name: tensor.detach().cpu().clone(memory_format=contiguous) for name, tensor in tensors.items()}
-    content: bytes = require("safetensors.torch", "train").save(copies)
-    return content
+    return require("safetensors.torch", "train").save(copies)
 
 
 def model_files(model: SequenceModel, preprocessor: Preprocessor, columns: Mapping[str, Any]) -> dict[str, bytes]:
@@ -148,7 +147,7 @@ def check_format(path: Path, config: Mapping[str, Any], name: str, newest: int) 
         raise damaged(path, f"format {config.get('format')!r} where {name!r} is expected")
     if version > newest:
         rule = f"at most {newest} for this version of Raglane"
-        raise CheckpointError(message(str(path), f"format version {version}", rule, "pip install --upgrade raglane"))
+        raise CheckpointError(str(path), f"format version {version}", rule, "pip install --upgrade raglane")
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
@@ -173,14 +172,14 @@ def model_folder(path: Path) -> Path:
     # os.path, because methods of Path raise for names that are too long.
     if not os.path.isdir(path):
         got, fix = "a file" if os.path.exists(path) else "no such folder", "pass the folder that raglane train wrote"
-        raise CheckpointError(message(str(path), got, "the folder of a run or of a model", fix))
+        raise CheckpointError(str(path), got, "the folder of a run or of a model", fix)
     if (path / CONFIG).is_file():
         return path
     folder = find(path, BEST)
     if not folder.is_dir():
         rule = "a folder with a model, or a run with its model in best"
         fix = "pass the folder that raglane train wrote; a run that was stopped in its first epoch has no model"
-        raise CheckpointError(message(str(path), "a folder without a saved model", rule, fix))
+        raise CheckpointError(str(path), "a folder without a saved model", rule, fix)
     return folder
 
 

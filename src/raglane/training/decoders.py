@@ -105,8 +105,7 @@ class Attention(Decoder):
 
     def loss(self, outputs: Ragged, targets: Ragged) -> Tensor:
         """See :meth:`Decoder.loss`."""
-        losses: Tensor = self.decoder.loss(outputs, targets, reduction="none").values.sum()
-        return losses
+        return self.decoder.loss(outputs, targets, reduction="none").values.sum()
 
     def answer(self, outputs: Ragged, beam: int = 1, n_best: int = 1, longest: Tensor | None = None) -> Hypotheses:
         """See :meth:`Decoder.answer`."""

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from raglane._utils.files import check_place, remove, settle, sync_folder, whole_folder
 from raglane._utils.lock import LOCK, locked
-from raglane._utils.messages import argument, message
+from raglane._utils.messages import argument
 from raglane.errors import ArgumentError
 
 DESCRIPTION = "run.json"
@@ -48,7 +48,7 @@ def check_folder(folder: Path, *, resume: bool = False, overwrite: bool = False)
     if resume:
         if not is_run:
             fix = f"pass its {argument('folder')}, or leave {argument('resume')} out"
-            raise ArgumentError(message("resume", repr(str(folder)), "the folder of a run", fix))
+            raise ArgumentError("resume", repr(str(folder)), "the folder of a run", fix)
         return
     # Left by a run that was killed while it wrote its first file.
     scraps = (f".{DESCRIPTION}.partial", LOCK)
@@ -58,12 +58,11 @@ def check_folder(folder: Path, *, resume: bool = False, overwrite: bool = False)
         return
     if not is_run:
         fix = f"pass another {argument('folder')}"
-        raise ArgumentError(message("folder", repr(str(folder)), "a new folder, or that of a run", fix))
+        raise ArgumentError("folder", repr(str(folder)), "a new folder, or that of a run", fix)
     if not overwrite:
         resumes, replaces = argument("resume", True), argument("overwrite", True)
         fix = f"pass another {argument('folder')}, {resumes} to resume the run, or {replaces} to replace it"
-        got = f"{str(folder)!r}, which contains a run"
-        raise ArgumentError(message("folder", got, "a folder without a run", fix))
+        raise ArgumentError("folder", f"{str(folder)!r}, which contains a run", "a folder without a run", fix)
 
 
 @contextmanager
@@ -76,7 +75,7 @@ def at_work(folder: Path, given_as: str = "folder") -> Iterator[bool]:
 def to_resume(folder: Path | None) -> Path:
     """Return the folder of a run to resume; raise if it is None."""
     if folder is None:
-        raise ArgumentError(message("out", "None", "the folder of the run to resume", f"pass {argument('out')}"))
+        raise ArgumentError("out", "None", "the folder of the run to resume", f"pass {argument('out')}")
     return folder
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from raglane._utils.checks import check_kind, check_real, check_whole
 from raglane._utils.memory import check_memory
-from raglane._utils.messages import argument, message, quote, quote_all, require, shorten
+from raglane._utils.messages import argument, quote, quote_all, require, shorten
 from raglane.data.dataset import Dataset
 from raglane.data.encoders import END
 from raglane.data.holdout import elements_held_out
@@ -76,8 +76,7 @@ class Predictions:
     def __getitem__(self, name: str) -> list[Any]:
         """Return a column."""
         if name not in self.columns:
-            rule = f"one of {quote_all(self.columns)}"
-            raise ArgumentError(message("column", quote(name), rule, "choose one of them"))
+            raise ArgumentError("column", quote(name), f"one of {quote_all(self.columns)}", "choose one of them")
         return self.columns[name]
 
     def __repr__(self) -> str:
@@ -118,8 +117,7 @@ class Evaluation:
     def __getitem__(self, name: str) -> float:
         """Return one of the numbers."""
         if name not in self.numbers:
-            rule = f"one of {quote_all(self.numbers)}"
-            raise ArgumentError(message("number", quote(name), rule, "choose one of them"))
+            raise ArgumentError("number", quote(name), f"one of {quote_all(self.numbers)}", "choose one of them")
         return self.numbers[name]
 
     def __repr__(self) -> str:
@@ -179,11 +177,10 @@ def pick_device(name: str) -> torch.device:
     """Return the device for ``auto`` (a GPU if available), ``cpu`` or ``cuda``; raise if it does not exist."""
     if name not in DEVICES:
         fix = "pass auto; the environment variable CUDA_VISIBLE_DEVICES selects one of several GPUs"
-        raise ArgumentError(message("device", quote(name), f"one of {', '.join(DEVICES)}", fix))
+        raise ArgumentError("device", quote(name), f"one of {', '.join(DEVICES)}", fix)
     present = torch.cuda.is_available()
     if name == "cuda" and not present:
-        rule = "auto or cpu, because PyTorch has no CUDA device"
-        raise ArgumentError(message("device", "'cuda'", rule, "pass auto or cpu"))
+        raise ArgumentError("device", "'cuda'", "auto or cpu, because PyTorch has no CUDA device", "pass auto or cpu")
     return torch.device("cuda" if name == "cuda" or (name == "auto" and present) else "cpu")
 
 
@@ -246,7 +243,7 @@ def evaluate(
     check_whole("origins", origins, 1)
     if origins > 1 and horizon == 1:
         fix = f"pass {argument('horizon')} too, or leave it out"
-        raise ArgumentError(message("origins", f"{origins}", "1 for forecasts of one step", fix))
+        raise ArgumentError("origins", f"{origins}", "1 for forecasts of one step", fix)
     where = str(records.source)
     task.check(records)
     model = saved.model.to(device)
@@ -260,7 +257,7 @@ def evaluate(
             meter.add(output, moved)
     count = int(float(totals.count))
     if count == 0:
-        raise DataError(message(where, "no targets", "at least one target", "pass sequences with elements"))
+        raise DataError(where, "no targets", "at least one target", "pass sequences with elements")
     measured = meter.measured()
     if horizon > 1:
         whole = preprocessor.apply(records, require_targets=False)
@@ -290,7 +287,7 @@ def sample(
     """
     if saved.task != "language":
         fix = "train a model with the task language"
-        raise ArgumentError(message("run", f"a model of the task {saved.task}", "a model of the task language", fix))
+        raise ArgumentError("run", f"a model of the task {saved.task}", "a model of the task language", fix)
     check_kind("prompt", prompt, str, "a text", "pass a str")
     for name, number, least in (("count", count, 1), ("length", length, 1), ("seed", seed, 0)):
         check_whole(name, number, least, most=2**63 - 1)
@@ -300,7 +297,7 @@ def sample(
         check_whole("beam", beam, 1)
         if temperature != 1:
             rule = "1, its default, with a beam, which searches the likeliest texts"
-            raise ArgumentError(message("temperature", quote(temperature), rule, "leave it out"))
+            raise ArgumentError("temperature", quote(temperature), rule, "leave it out")
     device = device or torch.device("cpu")
     words, split = saved.preprocessor.vocabulary or (), saved.preprocessor.split
     positions = {token: place for place, token in enumerate(words) if token != END}
@@ -349,7 +346,7 @@ def check_options(
         check_whole(name, number, 1)
     if beam is not None and beam < n_best:
         fix = f"pass a larger {argument('beam')}, or leave it out"
-        raise ArgumentError(message("n_best", f"{n_best}", f"at most the beam, {beam}", fix))
+        raise ArgumentError("n_best", f"{n_best}", f"at most the beam, {beam}", fix)
     for name, value, given in (
         *((name, number, number != 1) for name, number in numbers.items()),
         ("probabilities", probabilities, probabilities),
@@ -358,7 +355,7 @@ def check_options(
         if given and name not in task.options:
             tasks = [known for known, kind in TASKS.items() if name in kind.options]
             rule = f"left out except for the task {' or '.join(tasks)}"
-            raise ArgumentError(message(name, quote(value), rule, "leave it out"))
+            raise ArgumentError(name, quote(value), rule, "leave it out")
 
 
 def _short(entry: Any) -> str:

@@ -109,5 +109,4 @@ def make_optimizer(model: SequenceModel, settings: Settings) -> optim.Optimizer:
     kind = _KINDS[settings.optimizer]
     plain = type(kind.__name__, (kind,), {name: torch.no_grad()(inspect.unwrap(getattr(kind, name))) for name in _KEPT})
     more = {"momentum": 0.9} if settings.optimizer == "sgd" else {}
-    optimizer: optim.Optimizer = plain(model.parameters(), lr=settings.lr, weight_decay=settings.weight_decay, **more)
-    return optimizer
+    return plain(model.parameters(), lr=settings.lr, weight_decay=settings.weight_decay, **more)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from raglane._utils.memory import FLOAT, TRAINED_TENSOR, check_memory
-from raglane._utils.messages import argument, message
+from raglane._utils.messages import argument
 from raglane.data.dataset import Dataset
 from raglane.data.missing import BLOCKS
 from raglane.data.order.limit import pieces_of
@@ -31,12 +31,12 @@ def check_machine(settings: Settings) -> torch.device:
     # Each rank is a process that uses at least one processor; Ray checks the resources of its cluster.
     if settings.engine == "processes" and settings.ranks > max(4, cores):
         fix = f"pass {argument('ranks', cores)}, or start ranks on several machines with torchrun"
-        raise ArgumentError(message("ranks", f"{settings.ranks}", f"at most {max(4, cores)} on this machine", fix))
+        raise ArgumentError("ranks", f"{settings.ranks}", f"at most {max(4, cores)} on this machine", fix)
     most = max(64, 4 * cores)
     for name in ("threads", "workers"):
         count = getattr(settings, name)
         if count is not None and count > most:
-            raise ArgumentError(message(name, f"{count}", f"at most {most} on this machine", "pass a smaller number"))
+            raise ArgumentError(name, f"{count}", f"at most {most} on this machine", "pass a smaller number")
     device = pick_device(settings.device)
     smallest = {part.name: getattr(settings, part.name) for part in fields(ModelConfig) if hasattr(settings, part.name)}
     sizes = {"input_size": BLOCKS[settings.missing], "output_size": 1, "embedding": None}
@@ -78,7 +78,7 @@ def plan_batches(settings: Settings, training: Dataset, what: str = "batch_size"
 
     if what == "batch_size" and settings.batch_elements is not None:
         got, rule = f"auto, with {argument('batch_elements', settings.batch_elements)}", "the only limit of a batch"
-        raise ArgumentError(message("batch_size", got, rule, "leave one of them out"))
+        raise ArgumentError("batch_size", got, rule, "leave one of them out")
     device = pick_device(settings.device)
     others = ranks_of()
     ranks = settings.ranks if others is None else others.count

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from raglane._utils.checks import check_count
-from raglane._utils.messages import message, quote
+from raglane._utils.messages import quote
 from raglane.data.preprocess import Preprocessor
 from raglane.data.records import TIME_GAP
 from raglane.errors import ArgumentError
@@ -111,7 +111,7 @@ class ModelConfig(ModelSettings):
         chosen: dict[str, Any] = {field.name: getattr(settings, field.name, None) for field in dataclasses.fields(cls)}
         if settings.cell == "grud" and (preprocessor.is_tokens or preprocessor.features):
             rule = "a cell other than grud for tokens, categories and features of whole sequences"
-            raise ArgumentError(message("cell", quote(settings.cell), rule, "choose another cell or other columns"))
+            raise ArgumentError("cell", quote(settings.cell), rule, "choose another cell or other columns")
         return cls(**chosen | _sizes(settings, preprocessor, chosen["embedding"]))
 
     @property
@@ -364,7 +364,7 @@ class SequenceModel(nn.Module):
         encoder = self.encoder
         recurrent: Any = encoder.recurrent
         if encoder.embedding is None:
-            raise ArgumentError(message("model", "a model of numbers", "a language model", "pass a language model"))
+            raise ArgumentError("model", "a model of numbers", "a language model", "pass a language model")
         out, state = recurrent(encoder.embed(inputs))
         output = out.last()
         tokens = torch.full((len(inputs), most), END_TOKEN, dtype=torch.int64, device=inputs.device)
@@ -394,7 +394,7 @@ class SequenceModel(nn.Module):
         encoder = self.encoder
         recurrent: Any = encoder.recurrent
         if encoder.embedding is None:
-            raise ArgumentError(message("model", "a model of numbers", "a language model", "pass a language model"))
+            raise ArgumentError("model", "a model of numbers", "a language model", "pass a language model")
         before = inputs._slices(inputs.offsets[:-1], inputs.host_lengths - 1)
         _, state = recurrent(encoder.embed(before))
 

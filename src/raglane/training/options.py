@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from raglane._utils.messages import message, nearest, quote
+from raglane._utils.messages import nearest, quote
 from raglane.errors import ArgumentError
 
 # The sections of a help page, in their order.
@@ -76,7 +76,7 @@ def check_value(name: str, value: Any, described: Option) -> None:
     if described.choices and value not in described.choices and not (other is not None and other.holds(value)):
         listed = "one of " + ", ".join(described.choices) + ("" if other is None else f"; or {other.rule}")
         near = nearest(value, described.choices) if isinstance(value, str) else None
-        raise ArgumentError(message(name, quote(value), listed, f"pass {near or described.choices[0]}"))
+        raise ArgumentError(name, quote(value), listed, f"pass {near or described.choices[0]}")
     for rule in described.rules:
         if not rule.holds(value):
-            raise ArgumentError(message(name, quote(value), rule.rule, rule.fix))
+            raise ArgumentError(name, quote(value), rule.rule, rule.fix)

@@ -65,7 +65,7 @@ def name_cell(cell: object) -> str:
         path, name, wanted = _source_of(cell), cell.__name__, None
     elif not isinstance(cell, str):
         fix = "pass 'path/to/file.py:MyCell'"
-        raise ArgumentTypeError(message("cell", quote(cell), "a class, or a Python file and a class in it", fix))
+        raise ArgumentTypeError("cell", quote(cell), "a class, or a Python file and a class in it", fix)
     elif not is_own(cell):
         return cell
     else:
@@ -89,7 +89,7 @@ def named_choice(cell: str) -> str:
     if digest is None or wanted not in (None, digest):
         fix = f"name it yourself, with {argument('cell', f'{path}:{name}')}"
         rule = "a cell of the library, or one that you named in this process, so that no code is run unasked"
-        raise ArgumentError(message("cell", f"{quote(cell)} in a file", rule, fix))
+        raise ArgumentError("cell", f"{quote(cell)} in a file", rule, fix)
     return f"{path}:{name}@{digest}"
 
 
@@ -109,28 +109,28 @@ def check_named(layer: str, cell: str | None = None) -> str:
     if not is_own(layer):
         if cell is not None:
             rule = f"the cell {layer} of the library, with which the model was trained"
-            raise CheckpointError(message("cell", quote(cell.partition("@")[0]), rule, f"leave {argument('cell')} out"))
+            raise CheckpointError("cell", quote(cell.partition("@")[0]), rule, f"leave {argument('cell')} out")
         return ""
     path, name, digest = _parts(layer)
     if digest is None:
         rule = "a name with the SHA-256 of its file"
-        raise CheckpointError(message(f"cell {name}", quote(layer), rule, "train again"))
+        raise CheckpointError(f"cell {name}", quote(layer), rule, "train again")
     if cell is None:
         if digest not in _NAMED:
             got = f"the file {_shown(path)}, named by the run"
             rule = "a file that you named in this process, so that no code is run unasked"
             fix = f"name it yourself, with {argument('cell', f'{path}:{name}')}"
-            raise CheckpointError(message(f"cell {name}", got, rule, fix))
+            raise CheckpointError(f"cell {name}", got, rule, fix)
         return digest
     if not is_own(cell):
         rule = f"a Python file and its class {name}, with which the model was trained"
-        raise CheckpointError(message("cell", quote(cell), rule, f"pass path/to/file.py:{name}"))
+        raise CheckpointError("cell", quote(cell), rule, f"pass path/to/file.py:{name}")
     given = _parts(cell)
     if given.digest != digest:
         raise CheckpointError(f"cell {name}: {_changed(given.path, str(given.digest), digest)}")
     if given.name != name:
         rule = f"the class {name}, with which the model was trained"
-        raise CheckpointError(message("cell", quote(given.name), rule, "name this class"))
+        raise CheckpointError("cell", quote(given.name), rule, "name this class")
     return digest
 
 
@@ -139,7 +139,7 @@ def check_place(cell: str, folder: Path) -> None:
     if is_own(cell) and Path(_parts(cell).path).resolve().is_relative_to(folder.resolve()):
         path, name, _ = _parts(cell)
         rule = "a file outside of the folder of the run"
-        raise ArgumentError(message(f"cell {name}", _shown(path), rule, "move the file elsewhere"))
+        raise ArgumentError(f"cell {name}", _shown(path), rule, "move the file elsewhere")
 
 
 def load_cell(cell: str) -> Callable[..., RecurrentLayer]:
@@ -153,7 +153,7 @@ def load_cell(cell: str) -> Callable[..., RecurrentLayer]:
     if not callable(make):
         classes = [key for key, part in vars(module).items() if callable(getattr(part, "step", None))]
         rule = f"a class with step(x_t, state), and {_shown(path)} has {', '.join(classes) or 'none'}"
-        raise ArgumentError(message("cell", quote(name), rule, "name one of the classes"))
+        raise ArgumentError("cell", quote(name), rule, "name one of the classes")
     return _maker(make)
 
 
@@ -177,7 +177,7 @@ def _parts(cell: str) -> _Choice:
     found = _FORM.fullmatch(cell)
     if found is None:
         rule = "a cell of the library, or a Python file and a class in it, path/to/file.py:MyCell"
-        raise ArgumentError(message("cell", quote(cell), rule, "pass one of them"))
+        raise ArgumentError("cell", quote(cell), rule, "pass one of them")
     return _Choice(*found.groups())
 
 
@@ -187,7 +187,7 @@ def _source_of(cell: type) -> str:
         return inspect.getfile(cell)
     except (TypeError, OSError) as error:
         fix = "move it to a file, and import it"
-        raise ArgumentTypeError(message("cell", quote(cell), "a class of a Python file", fix)) from error
+        raise ArgumentTypeError("cell", quote(cell), "a class of a Python file", fix) from error
 
 
 def _read(path: str) -> bytes:
@@ -196,8 +196,7 @@ def _read(path: str) -> bytes:
         return Path(path).read_bytes()
     except (OSError, ValueError) as error:
         got = f"{_shown(path)}: {getattr(error, 'strerror', None) or error}"
-        fix = "pass the path of a readable file"
-        raise ArgumentError(message("cell", got, "a readable file", fix)) from error
+        raise ArgumentError("cell", got, "a readable file", "pass the path of a readable file") from error
 
 
 def _changed(path: str, found: str, trained: str) -> str:
@@ -219,7 +218,7 @@ def _run(code: NamedCode, digest: str) -> ModuleType:
         own = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
         line = error.lineno if isinstance(error, SyntaxError) else own[-1].lineno if own else None
         got = f"{_shown(path)}{'' if line is None else f', line {line}'}: {_words(error)}"
-        raise ArgumentError(message("cell", got, "a file that Python can run", "correct it")) from error
+        raise ArgumentError("cell", got, "a file that Python can run", "correct it") from error
     _MODULES[digest] = module
     return module
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from raglane._utils.files import as_path, check_new_file, no_formula, write_files
-from raglane._utils.messages import message, quote, require
+from raglane._utils.messages import quote, require
 from raglane.errors import ArgumentError
 from raglane.training.checkpoint import CONFIG
 from raglane.training.folder import RUN_FILES, RUN_FOLDERS
@@ -24,10 +24,10 @@ def check_output(path: str | os.PathLike[str], *, escape_formulas: bool = False)
     path = as_path(path)
     if path.suffix.lower() not in WRITERS:
         rule = f"a name that ends in {', '.join(WRITERS)}"
-        raise ArgumentError(message("output", repr(str(path)), rule, "change the suffix"))
+        raise ArgumentError("output", repr(str(path)), rule, "change the suffix")
     if escape_formulas and path.suffix.lower() != ".csv":
         got, rule = f"it for {quote(str(path))}", "left out, except for .csv"
-        raise ArgumentError(message("escape_formulas", got, rule, "leave it out"))
+        raise ArgumentError("escape_formulas", got, rule, "leave it out")
     check_new_file("output", path)
     if path.suffix.lower() == ".parquet":
         require("pyarrow", "data")
@@ -39,13 +39,13 @@ def check_apart(path: Path, data: Path, run: Path) -> None:
     real, place = _real(path), _real(path.parent) / path.name
     if _real(data) in (real, place) or (path.exists() and data.exists() and path.samefile(data)):
         rule = "a file other than the data"
-        raise ArgumentError(message("output", repr(str(path)), rule, "pass a new file"))
+        raise ArgumentError("output", repr(str(path)), rule, "pass a new file")
     folder = _real(run)
     for name in (real, place):
         inside = any(parent in name.parents for parent in map(folder.joinpath, RUN_FOLDERS))
         if inside or (name.parent == folder and (name.name in RUN_FILES or (folder / CONFIG).exists())):
             rule = "a file that is not of the run or its model"
-            raise ArgumentError(message("output", repr(str(path)), rule, "pass another file"))
+            raise ArgumentError("output", repr(str(path)), rule, "pass another file")
 
 
 def _real(path: Path) -> Path:
@@ -83,8 +83,7 @@ def parquet_bytes(table: Any) -> bytes:
     """Return an Arrow table as the bytes of a Parquet file."""
     sink = require("pyarrow", "data").BufferOutputStream()
     require("pyarrow.parquet", "data").write_table(table, sink)
-    content: bytes = sink.getvalue().to_pybytes()
-    return content
+    return sink.getvalue().to_pybytes()
 
 
 def _parquet(columns: dict[str, list[Any]]) -> bytes:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from raglane._utils.files import as_path
-from raglane._utils.messages import argument, current_flags, flags, message, require
+from raglane._utils.messages import argument, current_flags, flags, require
 from raglane.data.dataset import Dataset
 from raglane.data.formats.pieces import skipped_lines
 from raglane.data.records import Skipped
@@ -116,8 +116,7 @@ def run_job(
     if before.fingerprint != job.fingerprint:
         got = "other data than the run was started with"
         rule = "the same sequences, labels and order"
-        fix = f"restore the data, or start a new run with {argument('overwrite', True)}"
-        raise DataError(message("resume", got, rule, fix))
+        raise DataError("resume", got, rule, f"restore the data, or start a new run with {argument('overwrite', True)}")
     return _launch(job, callback)
 
 

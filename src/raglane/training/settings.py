@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from raglane._utils.messages import argument, message, quote
+from raglane._utils.messages import argument, quote
 from raglane.errors import ArgumentError
 from raglane.training.options import DATA, MODEL, RUN, TRAINING, Rule, check, option
 from raglane.training.own_cell import is_own
@@ -213,7 +213,7 @@ class ModelSettings:
 
     def _refuse(self, name: str, is_invalid: bool, rule: str, fix: str = "leave it out") -> None:
         if is_invalid:
-            raise ArgumentError(message(name, quote(getattr(self, name)), rule, fix))
+            raise ArgumentError(name, quote(getattr(self, name)), rule, fix)
 
 
 @dataclass(frozen=True)
@@ -442,6 +442,6 @@ def left_to_plan(chosen: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]
         return dict(chosen), None
     if len(names) > 1:
         got, rule = f"'auto', with {argument('batch_size', 'auto')}", "the only setting that is auto"
-        raise ArgumentError(message("batch_elements", got, rule, "leave one of them out"))
+        raise ArgumentError("batch_elements", got, rule, "leave one of them out")
     rest = {name: value for name, value in chosen.items() if name != names[0]}
     return rest | ({"batch_elements": _ANY} if names == ["batch_elements"] else {}), names[0]

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from raglane._utils.files import check_file
 from raglane._utils.memory import available_memory
-from raglane._utils.messages import flags, message, quote
+from raglane._utils.messages import flags, quote
 from raglane.errors import ArgumentError, CheckpointError
 
 # The largest number of bytes in memory per byte of JSON: an empty object has two or three characters.
@@ -136,7 +136,7 @@ def _is_json(hint: Any) -> bool:
 def damaged(path: Path, what: str) -> CheckpointError:
     """Return the error for a file that is not valid."""
     return CheckpointError(
-        message(str(path), what, "a file that Raglane wrote, whole and unchanged", "copy it again or train again")
+        str(path), what, "a file that Raglane wrote, whole and unchanged", "copy it again or train again"
     )
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from raglane._utils.files import write_file, write_folder
-from raglane._utils.messages import argument, message
+from raglane._utils.messages import argument
 from raglane.data.dataset import Dataset
 from raglane.data.order.order import key_of
 from raglane.data.tbptt import TBPTTSampler
@@ -139,7 +139,7 @@ class Trainer:
         if self.epochs < state.epoch:
             got = f"{self.epochs}, and {state.epoch} are done"
             fix = f"pass e.g. {argument('epochs', state.epoch + 10)}"
-            raise ArgumentError(message("epochs", got, "at least the number of complete epochs", fix))
+            raise ArgumentError("epochs", got, "at least the number of complete epochs", fix)
         self.optimizer.load_state_dict(optimizer)
         self.state = state
         if state.best_epoch == state.epoch > 0 and state.batch == 0 and self.ranks.is_first:
@@ -300,7 +300,7 @@ class Trainer:
         """Record and save an epoch; return True if early stopping ends the training."""
         state = self.state
         if not float(state.totals.count):
-            raise DataError(message("data", "no target", "at least one target", "pass longer sequences"))
+            raise DataError("data", "no target", "at least one target", "pass longer sequences")
         self._stop.start()
         row = self._row()
         watched = row.get("validation_loss", row["train_loss"])

@@ -48,8 +48,7 @@ def test_batches_are_those_that_were_recorded(
 
 def _mapped(folder: Path, lengths: np.ndarray[Any, Any], mode: Any) -> np.ndarray[Any, Any]:
     np.save(folder / "lengths.npy", lengths)
-    mapped: np.ndarray[Any, Any] = np.load(folder / "lengths.npy", mmap_mode=mode)
-    return mapped
+    return np.load(folder / "lengths.npy", mmap_mode=mode)
 
 
 @pytest.mark.parametrize("mode", ["r", "c"])

@@ -401,8 +401,7 @@ def _sets(reader: Reader, column: Any, name: str, offsets: _Integers) -> Targets
     if is_text(column.type):
         return Targets(_objects([labels_in(text) for text in words_of(reader, column, name).tolist()]))
     if not _is_label_set(column.type):
-        rule = "a text with ; between labels, a list, or a list of lists"
-        raise _label_type_error(reader, column, name, rule)
+        raise _label_type_error(reader, column, name, "a text with ; between labels, a list, or a list of lists")
     lengths, entries = explode(column)
     starts = offsets_of(lengths)
     if not is_list(entries.type):

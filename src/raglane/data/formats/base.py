@@ -12,7 +12,7 @@ from pathlib import Path, PurePath
 from typing import IO, Any
 
 from raglane._utils.files import NotAFileError, check_file, read_file
-from raglane._utils.messages import argument, message, quote, quote_all
+from raglane._utils.messages import argument, quote, quote_all
 from raglane.data.records import Columns, Records
 from raglane.errors import DataError
 
@@ -65,7 +65,7 @@ class Format:
 
 def data_error(path: Path, got: str, rule: str, fix: str, line: int | None = None) -> DataError:
     """Return the error for a file, or for one of its lines, counted from 1."""
-    return DataError(message(f"{path}" if line is None else f"{path}, line {line}", got, rule, fix))
+    return DataError(f"{path}" if line is None else f"{path}, line {line}", got, rule, fix)
 
 
 def has_utf8(text: str) -> bool:

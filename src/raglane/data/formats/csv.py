@@ -123,10 +123,8 @@ def _id_column(path: Path, columns: Columns, present: list[str]) -> tuple[str, t
     """Return the id column and notes; raise a DataError without one."""
     name, notes = id_column(path, columns, present, present, _ID_NAMES)
     if name is None:
-        got, rule = (
-            f"no id column among {quote_all(present)}",
-            f"a file with a column of ids, called {', '.join(_ID_NAMES)}",
-        )
+        got = f"no id column among {quote_all(present)}"
+        rule = f"a file with a column of ids, called {', '.join(_ID_NAMES)}"
         texts = f"if each row is a text, name its column with {columns_argument('sequence')}"
         series = f"if all rows are one series, pass {columns_argument('task', 'forecast')}"
         raise data_error(path, got, rule, f"name it with {columns_argument('id')}; {texts}; {series}")
@@ -172,9 +170,8 @@ def _wide_rows(path: Path, entries: dict[str, Entries], columns: Columns, steps:
     id_name, notes = id_column(path, columns, entries, entries, _ID_NAMES)
     if id_name is not None and not _is_distinct(entries[id_name]):
         twice = Counter(entries[id_name].tolist()).most_common(1)[0][0]
-        raise data_error(
-            path, f"the id {quote(twice)} twice", "a file with one row per id", "remove a row, or rename it"
-        )
+        fix = "remove a row, or rename it"
+        raise data_error(path, f"the id {quote(twice)} twice", "a file with one row per id", fix)
     numbers = np.array([str(row) for row in range(first, first + count)], dtype=object)
     value = f"{steps[0]} to {steps[-1]}"
     long = {id_name or "id": (numbers if id_name is None else entries[id_name])[rows]}
@@ -205,9 +202,8 @@ def _whole_rows(path: Path, entries: dict[str, Entries], columns: Columns, first
             if odd.any():
                 row = int(odd.argmax())
                 got = f"{quote(entries[column][row])} in data row {first + row}"
-                raise data_error(
-                    path, f"{got}, column {quote(column)}", f"a file with {rule}", "correct it, or remove the row"
-                )
+                fix = "correct it, or remove the row"
+                raise data_error(path, f"{got}, column {quote(column)}", f"a file with {rule}", fix)
             table[column] = arrow.array(numbers)
     columns = replace(columns, categorical=tuple(words) or None)
     rows = arrow.table(table)

@@ -291,10 +291,8 @@ def _as_features(table: _Table, name: str, numbers: npt.NDArray[np.float64], odd
 
 def _static_feature(table: _Table, name: str, columns: Columns) -> Feature:
     """Read a column with one value per sequence, which is the same in all its rows."""
-    rule, fix = (
-        "the same in all rows of a sequence",
-        f"correct it, or pass the column as {columns_argument('features')}",
-    )
+    rule = "the same in all rows of a sequence"
+    fix = f"correct it, or pass the column as {columns_argument('features')}"
     table.check(~table.constant(name), name, rule, fix, after=", after another entry")
     numbers, odd = table.numbers(name)
     first = table.offsets[:-1]
@@ -418,8 +416,7 @@ def _times(path: Path, entries: Entries, name: str) -> npt.NDArray[Any]:
         got = f"{quote(entries[row])} in data row {row}, column {quote(name)}"
         rule = "a file with times that are numbers, or dates such as 2024-01-31T12:30:00, 2024-01, 2024 Q1 or 2024 Jan"
         other = f"name another column with {columns_argument('time')}"
-        fix = f"correct it, {other}, or remove this one if the rows are in order"
-        raise data_error(path, got, rule, fix)
+        raise data_error(path, got, rule, f"correct it, {other}, or remove this one if the rows are in order")
     return np.asarray(dates.astype("int64"))
 
 
@@ -442,5 +439,4 @@ def _gaps_between(entries: Entries) -> npt.NDArray[np.float32]:
         gaps = numbers.diff()
     else:
         gaps = _dates(series).diff().dt.total_seconds()
-    floats: npt.NDArray[np.float32] = gaps.fillna(0).to_numpy(dtype=np.float32)
-    return floats
+    return gaps.fillna(0).to_numpy(dtype=np.float32)

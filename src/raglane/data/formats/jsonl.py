@@ -207,9 +207,8 @@ def _check_sparse(path: Path, rows: list[dict[str, Any]], names: list[str]) -> N
     size = len(rows) * len(names)
     if size > _SMALL and size > _SPARSE * sum(map(len, rows)):
         got = f"{len(names):,} different keys in {len(rows):,} lines, most of them in few lines"
-        raise data_error(
-            path, got, "a file of lines with the same keys", "put variable data into a list, or leave it out"
-        )
+        fix = "put variable data into a list, or leave it out"
+        raise data_error(path, got, "a file of lines with the same keys", fix)
 
 
 def _kind(value: Any, depth: int = _DEEPEST) -> str:

@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.utils.data import Sampler
 
 from raglane._utils.checks import check_flag, check_kind, check_whole
-from raglane._utils.messages import message
 from raglane.data.epochs import Epochs
 from raglane.data.order.limit import TOO_LONG, BatchLimit, settle
 from raglane.data.order.order import KINDS, EpochOrder, EpochPools, descending_keys, key_of
@@ -172,8 +171,7 @@ class BatchSampler(Epochs[list[int]], Sampler[list[int]]):
     def _on_this_rank(self, rows: _Integers) -> list[int]:
         """Return the rows of a step that belong to this rank."""
         own = rows if self.ranks == 1 else rows[assign_ranks(self._lengths[rows], self.ranks) == self.rank]
-        batch: list[int] = own.tolist()
-        return batch
+        return own.tolist()
 
     def _epoch(self) -> _Epoch:
         if self._current is None or self._current.number != self.epoch:
@@ -231,7 +229,7 @@ class BatchSampler(Epochs[list[int]], Sampler[list[int]]):
             fits = fits and done <= epoch.firsts[-1]
         if not fits:
             got, rule = f"done = {done}, pool = {pool}, before = {before}", f"a place in epoch {state['epoch']}"
-            raise ArgumentError(message("state", got, rule, "pass the result of state_dict()"))
+            raise ArgumentError("state", got, rule, "pass the result of state_dict()")
         if len(epoch.firsts) == 1:
             epoch.begin, epoch.firsts = pool, [before]
         self._current = epoch

@@ -13,7 +13,7 @@ import torch
 
 from raglane._utils.checks import check_choice, check_lengths, check_whole, given_lengths
 from raglane._utils.memory import is_mapped
-from raglane._utils.messages import argument, message
+from raglane._utils.messages import argument
 from raglane.errors import ArgumentError
 
 _Integers = npt.NDArray[np.int64]
@@ -65,7 +65,7 @@ class BatchLimit:
         check_choice("too_long", self.too_long, TOO_LONG)
         if self.sequences is self.elements is self.padded is None:
             fix = "pass one of sequences, elements and padded"
-            raise ArgumentError(message("limit", "no number", "at least one number", fix))
+            raise ArgumentError("limit", "no number", "at least one number", fix)
 
     def __str__(self) -> str:
         sizes = {"sequences": self.sequences, "elements": self.elements, "padded elements": self.padded}
@@ -176,7 +176,7 @@ def settle(lengths: Any, limit: BatchLimit) -> Settled:
         index = int(over[0])
         got = f"{int(array[index]):,} at index {index}" + f", and {len(over) - 1:,} more" * (len(over) > 1)
         fix = f"raise the limit, or choose a treatment: {argument('too_long', 'split')}, drop or alone"
-        raise ArgumentError(message("lengths", got, f"at most the size of a batch, {limit}", fix))
+        raise ArgumentError("lengths", got, f"at most the size of a batch, {limit}", fix)
     if limit.too_long == "alone":
         return Settled(_held(array, longest), np.empty(0, np.int64), len(over), elements, longest)
     if limit.too_long == "split":

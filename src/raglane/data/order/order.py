@@ -213,8 +213,7 @@ class EpochPools:
             return descending_keys(lengths)
         change = noise * (2 * uniform(key_of(self._key, _NOISE), rows) - 1)
         # Length 0 counts as 0.5, so that noise orders empty sequences too.
-        keys: npt.NDArray[np.float64] = np.maximum(lengths, 0.5) * -(1 + change)
-        return keys
+        return np.maximum(lengths, 0.5) * -(1 + change)
 
 
 def descending_keys(lengths: npt.NDArray[np.integer]) -> npt.NDArray[np.integer]:

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from raglane._utils.checks import check_count, check_device, check_dtype, check_kind
-from raglane._utils.messages import message
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.kernels.graph import has_loops
 from raglane.nn.crf import loops, recursions
@@ -176,11 +175,11 @@ class CRF(torch.nn.Module):
         values = emissions.values
         if not values.is_floating_point():
             fix = "call .to(torch.float32)"
-            raise ArgumentTypeError(message("emissions", str(values.dtype), "of a floating-point dtype", fix))
+            raise ArgumentTypeError("emissions", str(values.dtype), "of a floating-point dtype", fix)
         if values.dim() != 2 or values.shape[1] != self.num_tags:
             rule = f"one score for each of the {self.num_tags} tags"
             fix = "pass the output of a torch.nn.Linear(..., num_tags) for each element"
-            raise ShapeError(message("emissions", f"elements of shape {tuple(values.shape[1:])}", rule, fix))
+            raise ShapeError("emissions", f"elements of shape {tuple(values.shape[1:])}", rule, fix)
         check_device("emissions", values, self.transitions.device)
         dtype = wide(torch.promote_types(values.dtype, self.transitions.dtype))
         return recursions.Scores(*(part.to(dtype) for part in (values, self.start, self.transitions, self.end)))
@@ -190,11 +189,11 @@ class CRF(torch.nn.Module):
         check_kind("tags", tags, Ragged, "a Ragged batch", _WRAP_IT)
         path = tags.values
         if path.is_floating_point() or path.is_complex() or path.dtype is torch.bool:
-            raise ArgumentTypeError(message("tags", str(path.dtype), "of an integer dtype", "call .to(torch.int64)"))
+            raise ArgumentTypeError("tags", str(path.dtype), "of an integer dtype", "call .to(torch.int64)")
         if path.dim() != 1:
             rule = "one number per element, (N,)"
             fix = "drop the dimension with tags.map(lambda values: values.squeeze(-1))"
-            raise ShapeError(message("tags", f"elements of shape {tuple(path.shape[1:])}", rule, fix))
+            raise ShapeError("tags", f"elements of shape {tuple(path.shape[1:])}", rule, fix)
         check_device("tags", path, emissions.device)
         tags._needs_lengths_of("tags", emissions, "the emissions")
         if not torch.compiler.is_compiling() and path.is_cpu and path.shape[0]:
@@ -202,7 +201,7 @@ class CRF(torch.nn.Module):
             if lowest < 0 or highest >= self.num_tags:
                 rule = f"from 0 to num_tags - 1 = {self.num_tags - 1}"
                 fix = "drop elements without a tag, or build the CRF with more tags"
-                raise ArgumentError(message("tags", f"values from {lowest} to {highest}", rule, fix))
+                raise ArgumentError("tags", f"values from {lowest} to {highest}", rule, fix)
         return path.long()
 
 

@@ -200,8 +200,7 @@ _posterior_op.register_autograd(_posterior_backward, setup_context=_save_posteri
 
 def log_partition(scores: Scores, lengths: Tensor, offsets: Tensor) -> Tensor:
     """Return the log-sum of ``exp(score)`` over all paths of each sequence, ``(B,)``; 0 for an empty one."""
-    summed: Tensor = _partition_op(*scores, lengths, offsets)[0]
-    return summed
+    return _partition_op(*scores, lengths, offsets)[0]
 
 
 def marginals(scores: Scores, lengths: Tensor, offsets: Tensor) -> Tensor:
@@ -209,8 +208,7 @@ def marginals(scores: Scores, lengths: Tensor, offsets: Tensor) -> Tensor:
     inputs = (*scores, lengths, offsets)
     _, reaches, levels = _partition_op(*inputs)
     ones = scores.end.new_ones(offsets.shape[0] - 1)
-    probabilities: Tensor = _posterior_op(*inputs, reaches, levels, ones)[0]
-    return probabilities
+    return _posterior_op(*inputs, reaches, levels, ones)[0]
 
 
 # -- one path ----------------------------------------------------------------------------------------------------------
@@ -254,5 +252,4 @@ def _(emissions: Tensor, *_: Tensor) -> Tensor:
 
 def best_tags(scores: Scores, lengths: Tensor, offsets: Tensor) -> Tensor:
     """Return the tags of the best path of each sequence, ``(N,)``, by Viterbi's algorithm."""
-    tags: Tensor = _best_tags_op(*(part.detach() for part in scores), lengths, offsets)
-    return tags
+    return _best_tags_op(*(part.detach() for part in scores), lengths, offsets)

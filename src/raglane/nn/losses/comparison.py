@@ -10,7 +10,7 @@ from torch import Tensor
 
 from raglane import segments
 from raglane._utils.checks import check_device, check_kind
-from raglane._utils.messages import message, quote
+from raglane._utils.messages import quote
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.ragged import Ragged
 
@@ -75,7 +75,7 @@ def _weigh(weights: Any, batch: Ragged, reduction: Reduction) -> tuple[Tensor | 
         if values.dim() != 1:
             rule = "a Ragged of one number per element"
             fix = "pass a Ragged without features, e.g. weights.map(lambda values: values.squeeze(-1))"
-            raise ShapeError(message("weights", f"elements of shape {tuple(weights.features)}", rule, fix))
+            raise ShapeError("weights", f"elements of shape {tuple(weights.features)}", rule, fix)
         check_tensor("weights", values, batch, "pass real numbers")
         check_numbers("weights", values)
         return values.to(wide(batch.dtype)), None, values != 0
@@ -92,7 +92,7 @@ def sequence_weights(weights: Any, batch: Ragged) -> Tensor:
     if values.shape != (len(batch),):
         rule = f"one number for each of the {len(batch)} sequences"
         fix = "pass a tensor (B,), or a Ragged for one per element"
-        raise ShapeError(message("weights", f"shape {tuple(values.shape)}", rule, fix))
+        raise ShapeError("weights", f"shape {tuple(values.shape)}", rule, fix)
     check_numbers("weights", values)
     return values.to(wide(batch.dtype))
 
@@ -148,14 +148,14 @@ class Once(torch.autograd.Function):
         loss, argument = ctx.names
         rule = f"the first derivative, the only one of {loss}, as in torch"
         fix = "leave out create_graph=True, or penalise another loss"
-        raise ArgumentError(message(argument, "a second derivative", rule, fix))
+        raise ArgumentError(argument, "a second derivative", rule, fix)
 
 
 def check_reduction(reduction: Any) -> None:
     """Raise if this is not the name of a reduction."""
     if not isinstance(reduction, str) or reduction not in _REDUCTIONS:
         fix = "for torch's 'mean' pass 'element'; for its 'sum' pass 'none' and add up the values"
-        raise ArgumentError(message("reduction", quote(reduction), f"one of {', '.join(map(repr, _REDUCTIONS))}", fix))
+        raise ArgumentError("reduction", quote(reduction), f"one of {', '.join(map(repr, _REDUCTIONS))}", fix)
 
 
 def check_predictions(name: str, batch: Any) -> None:
@@ -163,7 +163,7 @@ def check_predictions(name: str, batch: Any) -> None:
     fix = "wrap it with rl.Ragged, or for one prediction per sequence call the loss of torch.nn.functional"
     check_kind(name, batch, Ragged, "a Ragged of predictions, one per element", fix)
     if not batch.values.is_floating_point():
-        raise ArgumentTypeError(message(name, str(batch.dtype), "of a floating-point dtype", "call .to(torch.float32)"))
+        raise ArgumentTypeError(name, str(batch.dtype), "of a floating-point dtype", "call .to(torch.float32)")
 
 
 def _rows(name: str, target: Any, batch: Ragged) -> Tensor:
@@ -175,17 +175,17 @@ def _rows(name: str, target: Any, batch: Ragged) -> Tensor:
     if target.dim() == 0 or target.shape[0] != len(batch):
         rule = f"a tensor with one row per sequence, and the batch has {len(batch)}"
         fix = "for one per element pass a Ragged, rl.Ragged.from_flat(values, lengths=...)"
-        raise ShapeError(message(name, f"a tensor of shape {tuple(target.shape)}", rule, fix))
+        raise ShapeError(name, f"a tensor of shape {tuple(target.shape)}", rule, fix)
     return segments.spread(target, batch.offsets, batch.values.shape[0])
 
 
 def check_tensor(name: str, given: Any, batch: Ragged, fix: str) -> Tensor:
     """Return a dense tensor of real numbers on the device of the batch, or raise."""
     if not isinstance(given, Tensor):
-        raise ArgumentTypeError(message(name, f"a {type(given).__name__}", "a tensor", fix))
+        raise ArgumentTypeError(name, f"a {type(given).__name__}", "a tensor", fix)
     if given.is_nested or given.layout is not torch.strided or given.is_complex() or given.is_quantized:
         got = "a nested tensor" if given.is_nested else f"a tensor of {given.layout} and {given.dtype}"
-        raise ArgumentTypeError(message(name, got, "a dense tensor of real numbers", fix))
+        raise ArgumentTypeError(name, got, "a dense tensor of real numbers", fix)
     check_device(name, given, batch.device)
     return given
 
@@ -196,7 +196,7 @@ def check_numbers(name: str, numbers: Tensor) -> None:
         wrong = ~((numbers >= 0) & numbers.isfinite())
         if bool(wrong.any()):
             got = f"{numbers[wrong][0].item()}"
-            raise ArgumentError(message(name, got, "finite numbers of at least 0", "correct or remove it"))
+            raise ArgumentError(name, got, "finite numbers of at least 0", "correct or remove it")
 
 
 def _zero_unless(counted: Tensor, rows: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from raglane import segments
 from raglane._utils.checks import check_flag, check_whole
-from raglane._utils.messages import message, quote
+from raglane._utils.messages import quote
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.nn.losses.comparison import (
     Once,
@@ -83,7 +83,9 @@ def ctc_loss(
     check_flag("zero_infinity", zero_infinity)
     check_predictions("log_probs", log_probs)
     blank = check_whole("blank", blank)
-    check_targets(log_probs, targets, blank)
+    check_blank(log_probs, blank)
+    check_labels(targets, log_probs, "log_probs")
+    check_classes(targets, log_probs.values.shape[1], blank)
     dtype = wide(log_probs.dtype)
     values = log_probs.values.to(dtype)
     shares = values.new_ones(len(log_probs))
@@ -106,14 +108,7 @@ def check_blank(log_probs: Ragged, blank: int) -> None:
         got = f"elements of shape {tuple(log_probs.features)}, blank {quote(blank)}"
         rule = "one log-probability per label, (N, C), with a blank of the C labels"
         fix = "make the labels the only dimension of an element, and pass a blank from 0 to C - 1"
-        raise ArgumentError(message("log_probs, blank", got, rule, fix))
-
-
-def check_targets(log_probs: Ragged, targets: Any, blank: int) -> None:
-    """Raise if log-probabilities and targets do not match, or a label on a CPU does not exist."""
-    check_blank(log_probs, blank)
-    check_labels(targets, log_probs, "log_probs")
-    check_classes(targets, log_probs.values.shape[1], blank)
+        raise ArgumentError("log_probs, blank", got, rule, fix)
 
 
 def check_labels(targets: Any, batch: Ragged, name: str) -> None:
@@ -122,12 +117,12 @@ def check_labels(targets: Any, batch: Ragged, name: str) -> None:
     if not is_labels or targets.dtype is torch.bool:
         got = str(targets.dtype) if isinstance(targets, Ragged) else type(targets).__name__
         fix = "wrap them with rl.Ragged(list_of_labels)"
-        raise ArgumentTypeError(message("targets", got, "a Ragged of labels, of an integer dtype", fix))
+        raise ArgumentTypeError("targets", got, "a Ragged of labels, of an integer dtype", fix)
     if targets.values.dim() != 1 or len(targets) != len(batch) or targets.device != batch.device:
         got = f"{len(targets)} sequences of elements of shape {tuple(targets.features)} on {targets.device}"
         rule = f"one sequence of labels for each of the {len(batch)} sequences of {name}, on {batch.device}"
         fix = f"pass a Ragged (N,) with one sequence, possibly empty, per sequence of {name}, moved with .to()"
-        raise ShapeError(message("targets", got, rule, fix))
+        raise ShapeError("targets", got, rule, fix)
 
 
 def check_classes(targets: Ragged, classes: int, blank: int, role: str = "blank") -> None:
@@ -137,7 +132,7 @@ def check_classes(targets: Ragged, classes: int, blank: int, role: str = "blank"
         if bool(wrong.any()):
             rule = f"from 0 to {classes - 1}, except the {role}, {blank}"
             fix = "check how the labels are numbered"
-            raise ArgumentError(message("targets", f"label {int(targets.values[wrong][0])}", rule, fix))
+            raise ArgumentError("targets", f"label {int(targets.values[wrong][0])}", rule, fix)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

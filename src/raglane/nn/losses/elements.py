@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from raglane._utils.checks import check_number, check_whole
-from raglane._utils.messages import message
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.nn.losses.comparison import Comparison, Reduction, check_numbers, check_tensor, compare
 from raglane.ragged import Ragged
@@ -72,7 +71,7 @@ def cross_entropy(
         if targets.shape != logits.shape:
             got = f"floating-point elements of shape {tuple(targets.shape[1:])}"
             rule = f"probabilities of the {logits.shape[1]} classes, or one class, of an integer dtype"
-            raise ShapeError(message("target", got, rule, "call .to(torch.int64) on classes"))
+            raise ShapeError("target", got, rule, "call .to(torch.int64) on classes")
         return pair.reduce(function(logits, targets.to(logits.dtype), scale, reduction="none"))
     return _of_classes(function, pair, scale, ignore_index)
 
@@ -125,7 +124,7 @@ def _check_scores(scores: Tensor) -> None:
     if scores.dim() != 2 or scores.shape[1] == 0:
         rule = "one number per class, (N, C), for at least one class"
         fix = "make the classes the only dimension of an element, e.g. with .map(lambda values: ...)"
-        raise ShapeError(message("input", f"elements of shape {tuple(scores.shape[1:])}", rule, fix))
+        raise ShapeError("input", f"elements of shape {tuple(scores.shape[1:])}", rule, fix)
 
 
 def _class_weights(weight: Any, pair: Comparison) -> Tensor | None:
@@ -135,7 +134,7 @@ def _class_weights(weight: Any, pair: Comparison) -> Tensor | None:
     given = check_tensor("weight", weight, pair.batch, _ONE_PER_CLASS)
     if given.shape != scores.shape[1:]:
         rule = f"one number for each of the {scores.shape[1]} classes"
-        raise ShapeError(message("weight", f"shape {tuple(given.shape)}", rule, _ONE_PER_CLASS))
+        raise ShapeError("weight", f"shape {tuple(given.shape)}", rule, _ONE_PER_CLASS)
     check_numbers("weight", given)
     return given.to(scores.dtype)
 
@@ -145,18 +144,18 @@ def _classes(targets: Tensor, count: int, ignore_index: int) -> Tensor:
     check_whole("ignore_index", ignore_index)
     if targets.is_floating_point() or targets.is_complex() or targets.dtype is torch.bool:
         fix = "call .to(torch.int64)"
-        raise ArgumentTypeError(message("target", str(targets.dtype), "classes of an integer dtype", fix))
+        raise ArgumentTypeError("target", str(targets.dtype), "classes of an integer dtype", fix)
     if targets.dim() != 1:
         rule = "one class per element, (N,)"
         fix = "drop the dimension with target.map(lambda values: values.squeeze(-1))"
-        raise ShapeError(message("target", f"elements of shape {tuple(targets.shape[1:])}", rule, fix))
+        raise ShapeError("target", f"elements of shape {tuple(targets.shape[1:])}", rule, fix)
     classes = targets.long()
     if classes.is_cpu and not torch.compiler.is_compiling():
         outside = (classes != ignore_index) & ((classes < 0) | (classes >= count))
         if bool(outside.any()):
             rule = f"from 0 to {count - 1}, for the {count} classes of input, or ignore_index, {ignore_index}"
             fix = "check how the classes are numbered"
-            raise ArgumentError(message("target", f"class {int(classes[outside][0])}", rule, fix))
+            raise ArgumentError("target", f"class {int(classes[outside][0])}", rule, fix)
     return classes
 
 
@@ -280,9 +279,8 @@ def _check_labels(targets: Tensor) -> None:
         wrong = (targets < 0) | (targets > 1)
         if bool(wrong.any()):
             got = f"{targets[wrong][0].item()}"
-            raise ArgumentError(
-                message("target", got, "from 0 to 1", "divide by the largest value, or compare with a threshold")
-            )
+            fix = "divide by the largest value, or compare with a threshold"
+            raise ArgumentError("target", got, "from 0 to 1", fix)
 
 
 def _label_weights(pos_weight: Any, logits: Tensor, batch: Ragged) -> Tensor:
@@ -294,7 +292,7 @@ def _label_weights(pos_weight: Any, logits: Tensor, batch: Ragged) -> Tensor:
         return given.reshape(())
     if given.shape != logits.shape[1:]:
         rule = f"one number, or of the shape of an element, {tuple(logits.shape[1:])}"
-        raise ShapeError(message("pos_weight", f"shape {tuple(given.shape)}", rule, "pass one weight per label"))
+        raise ShapeError("pos_weight", f"shape {tuple(given.shape)}", rule, "pass one weight per label")
     return given
 
 
@@ -312,7 +310,7 @@ def _elementwise(
             f"of the shape of input, with elements of shape {tuple(pair.predictions.shape[1:])}; nothing is broadcast"
         )
         fix = "reshape one with .map(lambda values: values.squeeze(-1)), or unsqueeze(-1)"
-        raise ShapeError(message("target", f"elements of shape {tuple(pair.targets.shape[1:])}", rule, fix))
+        raise ShapeError("target", f"elements of shape {tuple(pair.targets.shape[1:])}", rule, fix)
     losses = function(pair.predictions, pair.targets.to(pair.predictions.dtype), reduction="none")
     if losses.dim() > 1:
         # Not a mean, which is NaN for elements without features.

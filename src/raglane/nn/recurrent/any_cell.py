@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from raglane._utils.checks import check_count, check_dropout, check_flag, check_signature
-from raglane._utils.messages import message
 from raglane.cells import CELLS, CellSpec
 from raglane.cells.module import ModuleCell
 from raglane.cells.spec import Weights
@@ -91,7 +90,7 @@ class Recurrent(RecurrentLayer):
         for name in ("zoneout", "state_dropout", "weight_dropout"):
             if options.get(name) and isinstance(self._spec, ModuleCell):
                 rule = "0 for a user-defined cell"
-                raise ArgumentError(message(name, repr(options[name]), rule, "apply it in the cell's step"))
+                raise ArgumentError(name, repr(options[name]), rule, "apply it in the cell's step")
         self._set_options(**options)
 
     def __setstate__(self, state: Any) -> None:
@@ -106,17 +105,15 @@ class Recurrent(RecurrentLayer):
                 ("hidden_size", hidden_size, getattr(cell, "hidden_size", None)),
             ):
                 if value not in (None, own):
-                    raise ArgumentError(message(name, repr(value), f"the cell's {name}, {own}", "leave it out"))
+                    raise ArgumentError(name, repr(value), f"the cell's {name}, {own}", "leave it out")
             if self.num_layers > 1 or self.bidirectional:
                 got = f"a module, with num_layers={self.num_layers} and bidirectional={self.bidirectional}"
                 rule = "a class or function for more than one layer or direction"
-                raise ArgumentError(
-                    message("cell", got, rule, "pass the module's class, or a function that returns one")
-                )
+                raise ArgumentError("cell", got, rule, "pass the module's class, or a function that returns one")
             return [_checked(cell)]
         if not callable(cell):
             rule = "a module with step(x_t, state), or a function (input_size, hidden_size) -> module"
-            raise ArgumentTypeError(message("cell", f"a {type(cell).__name__}", rule, "pass a module or its class"))
+            raise ArgumentTypeError("cell", f"a {type(cell).__name__}", rule, "pass a module or its class")
         width, size = check_count("input_size", input_size), check_count("hidden_size", hidden_size)
         check_signature("cell", cell, "a function (input_size, hidden_size) -> module", width, size)
         modules: list[Any] = []
@@ -128,7 +125,7 @@ class Recurrent(RecurrentLayer):
         if len(kinds) > 1:
             got = "modules with " + " and ".join(sorted(map(repr, kinds)))
             rule = "a function that returns the same class, output_size and state sizes for every layer and direction"
-            raise ArgumentError(message("cell", got, rule, "return modules of one kind"))
+            raise ArgumentError("cell", got, rule, "return modules of one kind")
         return modules
 
     @property
@@ -166,8 +163,7 @@ class Recurrent(RecurrentLayer):
         if not (isinstance(out, Ragged | PackedSequence) or (isinstance(out, Tensor) and out.dim() == 2)):
             got = "a padded tensor" if isinstance(out, Tensor) else f"a {type(out).__name__}"
             rule = "an output with lengths, because this cell's output is not its state"
-            fix = "call the layer with a Ragged, without return_output=False"
-            raise ArgumentTypeError(message("out", got, rule, fix))
+            raise ArgumentTypeError("out", got, rule, "call the layer with a Ragged, without return_output=False")
         inputs = read(out, None, self.batch_first)
         batch, _ = inputs.flattened()
         vectors = batch.last()
@@ -237,8 +233,7 @@ def _kind_of(module: Any) -> tuple[str, int, tuple[int, ...]]:
 
 
 def _output_size(module: Any) -> int:
-    size: int = getattr(module, "output_size", module.hidden_size)
-    return size
+    return getattr(module, "output_size", module.hidden_size)
 
 
 def _state_of(module: Any, count: int) -> tuple[Tensor, ...]:
@@ -250,7 +245,7 @@ def _state_of(module: Any, count: int) -> tuple[Tensor, ...]:
         shapes = [f"shape {tuple(part.shape)}" for part in parts if isinstance(part, Tensor)] if is_tuple else []
         got = " and ".join(shapes) or f"a {type(own).__name__}"
         name, rule = f"{type(module).__name__}.initial_state({count})", f"a tensor ({count}, size), or a tuple of them"
-        raise ArgumentTypeError(message(name, got, rule, "return one row per sequence"))
+        raise ArgumentTypeError(name, got, rule, "return one row per sequence")
     return tuple(parts)
 
 
@@ -261,7 +256,7 @@ def _made(factory: Callable[[int, int], Any], input_size: int, hidden_size: int)
         if getattr(module, name) != size:
             got = f"a function that returns a {type(module).__name__} with {name}={getattr(module, name)}"
             rule = f"a function that returns a module of the requested sizes, here {name}={size}"
-            raise ArgumentError(message("cell", got, rule, "pass both arguments on to the module"))
+            raise ArgumentError("cell", got, rule, "pass both arguments on to the module")
     return module
 
 
@@ -270,18 +265,18 @@ def _checked(module: Any) -> Any:
     if isinstance(module, RecurrentLayer | nn.RNNBase):
         rule = "a cell, which runs one step; a layer runs whole sequences"
         got, fix = f"a {type(module).__name__}", "call the layer, without Recurrent"
-        raise ArgumentTypeError(message("cell", got, rule, fix))
+        raise ArgumentTypeError("cell", got, rule, fix)
     for name in ("prepare", "initial_state"):
         if hasattr(module, name) and not callable(getattr(module, name)):
             got = f"a {type(getattr(module, name)).__name__}"
-            raise ArgumentTypeError(message(f"{type(module).__name__}.{name}", got, "a method", "give it another name"))
+            raise ArgumentTypeError(f"{type(module).__name__}.{name}", got, "a method", "give it another name")
     is_cell = isinstance(module, nn.RNNCellBase) or callable(getattr(module, "step", None))
     missing = [name for name in ("input_size", "hidden_size") if not isinstance(getattr(module, name, None), int)]
     if not isinstance(module, nn.Module) or not is_cell or missing:
         lacking = "" if is_cell else "step(x_t, state)"
         got = f"a {type(module).__name__} without {', '.join([*filter(None, [lacking]), *missing])}"
         rule = "a module with input_size, hidden_size and step(x_t, state) -> (output, state)"
-        raise ArgumentTypeError(message("cell", got, rule, "add the missing attributes"))
+        raise ArgumentTypeError("cell", got, rule, "add the missing attributes")
     for name in ("input_size", "hidden_size", "output_size"):
         if hasattr(module, name):
             check_count(f"{type(module).__name__}.{name}", getattr(module, name))

@@ -11,7 +11,6 @@ from torch.autograd import forward_ad
 from torch.nn.modules import module as _module
 
 from raglane._utils.checks import check_fits, check_storage
-from raglane._utils.messages import message
 from raglane._utils.tracing import are_transforms_active, is_jit_traced, records_operators
 from raglane.cells.spec import CellSpec
 from raglane.errors import ArgumentTypeError, DispatchError, ShapeError
@@ -145,7 +144,7 @@ def run(
     if plan.is_jit_traced and not keeps_layout:
         rule = "a layer on backend 'torch': a trace records PyTorch's own operators, and only the sizes of this batch"
         fix = "use torch.export.export or torch.compile, or backend='torch' with a tensor without lengths"
-        raise DispatchError(message("torch.jit.trace", f"a layer {type(layer).__name__}", rule, fix))
+        raise DispatchError("torch.jit.trace", f"a layer {type(layer).__name__}", rule, fix)
     pieces: Pieces | None = None
     if resets is not None:
         check_resets(resets, input)
@@ -307,7 +306,7 @@ def _not_a_state(plan: CallPlan, hx: Any, argument: str) -> ArgumentTypeError:
     names = plan.cell.states
     got = "a nested tensor" if isinstance(hx, Tensor) and hx.is_nested else f"a {type(hx).__name__}"
     rule = "a tensor" if len(names) == 1 else f"a tuple ({', '.join(names)}) of tensors"
-    return ArgumentTypeError(message(argument, got, rule, "pass the state that the layer returned, or None for zeros"))
+    return ArgumentTypeError(argument, got, rule, "pass the state that the layer returned, or None for zeros")
 
 
 def _own_state(layer: Stack, plan: CallPlan, batch: Ragged) -> tuple[Tensor, ...]:
@@ -324,12 +323,9 @@ def check_arguments(layer: Stack, plan: CallPlan, inputs: Inputs, weights: tuple
     batch, _ = inputs.flattened()
     values = batch._values
     if values.dim() != 2 or values.shape[1] != layer.input_size:
-        got, rule = (
-            f"elements of shape {tuple(values.shape[1:])}",
-            f"elements of input_size = {layer.input_size} features",
-        )
-        fix = "embed or reshape it, or build the layer with another input_size"
-        raise ShapeError(message("input", got, rule, fix))
+        got = f"elements of shape {tuple(values.shape[1:])}"
+        rule = f"elements of input_size = {layer.input_size} features"
+        raise ShapeError("input", got, rule, "embed or reshape it, or build the layer with another input_size")
     like = layer._like(weights)
     if isinstance(like, Tensor):  # otherwise the backend raises and names the weight
         is_alike = values.dtype is like.dtype and values.device == like.device
@@ -355,6 +351,6 @@ def _check_state(plan: CallPlan, hx: Any, count: int | None, values: Tensor, arg
         if part.shape != shape:
             rule = f"of shape {shape}: layers times directions, {'' if count is None else 'sequences, '}size"
             fix = "pass one state per sequence, in the order of the batch"
-            raise ShapeError(message(f"{argument} ({name})", f"shape {tuple(part.shape)}", rule, fix))
+            raise ShapeError(f"{argument} ({name})", f"shape {tuple(part.shape)}", rule, fix)
         check_fits(f"{argument} ({name})", part, values)
         check_storage(f"{argument} ({name})", part)

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raglane._utils.messages import message
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.nn.recurrent.call import check_arguments, plan_of, prepare
 from raglane.nn.recurrent.inputs import read
@@ -64,19 +63,18 @@ def carry(layer: RecurrentLayer, input: Ragged, hx: State | None, begins: Tensor
 def _check(layer: Any, input: Any, begins: Any) -> None:
     if not isinstance(layer, RecurrentLayer):
         got, rule = f"a {type(layer).__name__}", "a recurrent layer of rl.nn"
-        raise ArgumentTypeError(message("layer", got, rule, "pass the layer, or convert torch's with rl.accelerate"))
+        raise ArgumentTypeError("layer", got, rule, "pass the layer, or convert torch's with rl.accelerate")
     if layer.bidirectional:
         rule = "a layer of one direction: the other would begin at the end of a sequence, in a later chunk"
-        fix = "build the layer with bidirectional=False"
-        raise ArgumentTypeError(message("layer", "a bidirectional layer", rule, fix))
+        raise ArgumentTypeError("layer", "a bidirectional layer", rule, "build the layer with bidirectional=False")
     if not isinstance(input, Ragged):
-        raise ArgumentTypeError(message("input", f"a {type(input).__name__}", "a Ragged", "pass chunk.inputs"))
+        raise ArgumentTypeError("input", f"a {type(input).__name__}", "a Ragged", "pass chunk.inputs")
     if not isinstance(begins, Tensor) or begins.dtype is not torch.bool:
         got = str(begins.dtype) if isinstance(begins, Tensor) else f"a {type(begins).__name__}"
-        raise ArgumentTypeError(message("begins", got, "a bool tensor", "pass chunk.begins"))
+        raise ArgumentTypeError("begins", got, "a bool tensor", "pass chunk.begins")
     if begins.shape != (len(input),):
         rule = f"a tensor of one bool per sequence, ({len(input)},)"
-        raise ShapeError(message("begins", f"shape {tuple(begins.shape)}", rule, "pass chunk.begins"))
+        raise ShapeError("begins", f"shape {tuple(begins.shape)}", rule, "pass chunk.begins")
 
 
 def _check_all_begin(input: Ragged, begins: Tensor) -> None:
@@ -88,4 +86,4 @@ def _check_all_begin(input: Ragged, begins: Tensor) -> None:
         got = f"None, and row {int(continues.nonzero()[0, 0])} that does not begin"
         rule = "the final state of the previous chunk, because a sequence continues"
         fix = "pass the state that the layer returned; a checkpoint within an epoch must contain it too"
-        raise ArgumentError(message("hx", got, rule, fix))
+        raise ArgumentError("hx", got, rule, fix)

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from raglane._utils.checks import check_count, check_storage
-from raglane._utils.messages import message
 from raglane.cells import CELLS, CellSpec
 from raglane.cells.elementwise import ElementwiseWeights
 from raglane.errors import ArgumentError, ShapeError
@@ -38,6 +37,8 @@ class IndRNN(CellLayer):
     """
 
     _own: ClassVar[dict[str, Any]] = {"nonlinearity": "relu", "max_length": None}
+    nonlinearity: str
+    max_length: int | None
 
     def __init__(
         self,
@@ -55,14 +56,12 @@ class IndRNN(CellLayer):
         max_length: int | None = None,
         **options: Unpack[Options],
     ) -> None:
-        self.nonlinearity, self.max_length = nonlinearity, max_length
         as_torch = (input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device, dtype)
-        super().__init__(*as_torch, **options)
+        super().__init__(*as_torch, nonlinearity=nonlinearity, max_length=max_length, **options)
 
     def _make_cell(self) -> CellSpec:
         if self.nonlinearity not in ("relu", "tanh"):
-            got, rule = repr(self.nonlinearity), "'relu' or 'tanh'"
-            raise ArgumentError(message("nonlinearity", got, rule, "choose one of them"))
+            raise ArgumentError("nonlinearity", repr(self.nonlinearity), "'relu' or 'tanh'", "choose one of them")
         if self.max_length is not None:
             check_count("max_length", self.max_length)
         return CELLS[f"indrnn_{self.nonlinearity}"]

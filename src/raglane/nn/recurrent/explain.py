@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from raglane._utils.messages import message
 from raglane.errors import ArgumentTypeError
 from raglane.kernels import program as programs
 from raglane.kernels.contract import Traits
@@ -65,11 +64,11 @@ def explain(
         return acceleration_of(layer)
     if not isinstance(layer, RecurrentLayer):
         fix = "call rl.accelerate(model) first, and pass one of its layers"
-        raise ArgumentTypeError(message("layer", type(layer).__name__, "a recurrent layer of rl.nn", fix))
+        raise ArgumentTypeError("layer", type(layer).__name__, "a recurrent layer of rl.nn", fix)
     values = batch.values if isinstance(batch, Ragged) else batch.data if isinstance(batch, PackedSequence) else batch
     if not isinstance(values, Tensor):
         rule, fix = "a Ragged, a PackedSequence or a tensor", "pass the layer's input"
-        raise ArgumentTypeError(message("batch", type(batch).__name__, rule, fix))
+        raise ArgumentTypeError("batch", type(batch).__name__, rule, fix)
     dense = isinstance(batch, Tensor) and lengths is None
     cell = layer.regularisation.cell(layer.cell, layer.training)
     sizes, weights, every = (layer.input_size, layer.hidden_size), layer._weights(), layer.checkpoint_every

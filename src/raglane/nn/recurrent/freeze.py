@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from raglane._utils.checks import check_model
-from raglane._utils.messages import message, quote
+from raglane._utils.messages import quote
 from raglane.errors import ArgumentError, DispatchError
 from raglane.kernels.contract import Traits
 from raglane.kernels.cpu.layer import layer_of
@@ -76,14 +76,12 @@ def freeze(model: M, *, dtype: torch.dtype | None = None) -> M:
     check_model(model)
     if dtype is not None and dtype is not torch.int8:
         rule = "torch.int8, or None for the dtype of the weights"
-        raise ArgumentError(message("dtype", quote(dtype), rule, "pass torch.int8, or leave it out"))
+        raise ArgumentError("dtype", quote(dtype), rule, "pass torch.int8, or leave it out")
     layers = {name: part for name, part in model.named_modules() if isinstance(part, Stack)}
     if dtype is not None and any(layer.training for layer in layers.values()):
-        rule, fix = (
-            "in evaluation mode, since int8 weights are for inference",
-            "call model.eval() first",
-        )
-        raise ArgumentError(message("model", "a model in training mode", rule, fix))
+        rule = "in evaluation mode, since int8 weights are for inference"
+        fix = "call model.eval() first"
+        raise ArgumentError("model", "a model in training mode", rule, fix)
     reasons = {name: _freeze(layer, dtype) for name, layer in layers.items()}
     if all(reasons.values()):
         name, reason = next(iter(reasons.items()), ("", "it has no recurrent layer of rl.nn"))
@@ -92,7 +90,7 @@ def freeze(model: M, *, dtype: torch.dtype | None = None) -> M:
         fix = "call rl.accelerate(model) first for torch's own layers, or do not freeze this model"
         if dtype is not None:
             rule = f"{rule}: an RNN, LSTM or GRU in float32"
-        raise DispatchError(message("model", got, rule, fix))
+        raise DispatchError("model", got, rule, fix)
     left = "; ".join(f"{name}: {reason}" for name, reason in reasons.items() if reason)
     if left and dtype is not None:
         warnings.warn(f"rl.freeze did not convert a layer. {left}.", stacklevel=2)

@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from raglane._utils.checks import check_dense, check_storage
-from raglane._utils.messages import message
 from raglane._utils.tracing import index_arithmetic
 from raglane.errors import ArgumentTypeError, ShapeError
 from raglane.kernels.contract import Dense, Packed
@@ -53,7 +52,7 @@ def read(input: Any, lengths: Any, batch_first: bool) -> Inputs:
     if isinstance(input, (Ragged, PackedSequence)):
         if lengths is not None:
             rule = f"None, because a {type(input).__name__} contains its lengths"
-            raise ArgumentTypeError(message("lengths", "lengths", rule, "leave them out"))
+            raise ArgumentTypeError("lengths", "lengths", rule, "leave them out")
         if isinstance(input, Ragged):
             flat = input, input._like
             return Inputs(input._values, lambda: flat, flat=flat)
@@ -63,7 +62,7 @@ def read(input: Any, lengths: Any, batch_first: bool) -> Inputs:
         fix = "wrap a list of sequences with rl.Ragged(sequences), a nested tensor with rl.Ragged.from_nested"
         if isinstance(input, torch.fx.Proxy):
             fix = "make the layer a leaf of the torch.fx tracer, in is_leaf_module"
-        raise ArgumentTypeError(message("input", got, "a Ragged, a PackedSequence, or a tensor", fix))
+        raise ArgumentTypeError("input", got, "a Ragged, a PackedSequence, or a tensor", fix)
     check_dense("input", input)
     check_storage("input", input)
     if input.dim() == 2 and lengths is None:
@@ -71,7 +70,7 @@ def read(input: Any, lengths: Any, batch_first: bool) -> Inputs:
     if input.dim() != 3:
         rule = f"a tensor (B, T, D) or (T, B, D){'' if lengths is not None else ', or (T, D) for one sequence'}"
         fix = "add the missing dimension, or pass a Ragged"
-        raise ShapeError(message("input", f"a tensor of shape {tuple(input.shape)}", rule, fix))
+        raise ShapeError("input", f"a tensor of shape {tuple(input.shape)}", rule, fix)
     if lengths is None:
         return _read_dense(input, batch_first)
     return Inputs(input, partial(_flatten_padded, input, lengths, batch_first))

@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from raglane._utils.checks import check_flag
-from raglane._utils.messages import message
 from raglane._utils.tracing import are_transforms_active, is_exporting, never_traced
 from raglane.errors import ArgumentTypeError, DispatchError, ShapeError
 from raglane.nn.recurrent.call import run, step
@@ -140,7 +139,7 @@ class RecurrentLayer(Stack):
         if torch.compiler.is_compiling() and (isinstance(input, PackedSequence) or are_transforms_active()):
             if is_exporting() and isinstance(input, PackedSequence):
                 rule, fix = "a kind that a graph can contain", "pass a Ragged, or a padded tensor with lengths"
-                raise DispatchError(message("input", "a PackedSequence", rule, fix))
+                raise DispatchError("input", "a PackedSequence", rule, fix)
             # torch.compile returns an empty PackedSequence if it was created within a graph, and cannot resume a graph
             # within a transformation of torch.func.
             options = {"return_output": return_output, "return_states": return_states}
@@ -152,7 +151,7 @@ class RecurrentLayer(Stack):
 
     def __prepare_scriptable__(self) -> Any:
         rule, fix = "a module that TorchScript can compile", "use torch.compile or torch.export.export"
-        raise ArgumentTypeError(message("torch.jit.script", f"a layer {type(self).__name__}", rule, fix))
+        raise ArgumentTypeError("torch.jit.script", f"a layer {type(self).__name__}", rule, fix)
 
     def step(self, x_t: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """Run one step, for streams that arrive element by element.
@@ -177,12 +176,11 @@ class RecurrentLayer(Stack):
         """
         if self.bidirectional:
             rule = "a layer of one direction: the other would begin at the end of the stream"
-            fix = "build the layer with bidirectional=False"
-            raise ArgumentTypeError(message("step", "a bidirectional layer", rule, fix))
+            raise ArgumentTypeError("step", "a bidirectional layer", rule, "build the layer with bidirectional=False")
         if not isinstance(x_t, Tensor) or x_t.dim() not in (1, 2):
             got = f"shape {tuple(x_t.shape)}" if isinstance(x_t, Tensor) else f"a {type(x_t).__name__}"
             rule = "a tensor (B, input_size) or (input_size,)"
-            raise ShapeError(message("x_t", got, rule, "pass one element of each stream"))
+            raise ShapeError("x_t", got, rule, "pass one element of each stream")
         if state is not None and type(self).forward is RecurrentLayer.forward:
             result = step(self, x_t, state)
             if result is not None:
@@ -216,12 +214,12 @@ class RecurrentLayer(Stack):
         h = state[0] if isinstance(state, tuple | list) and state else state
         if not isinstance(h, Tensor):
             got, fix = f"a {type(state).__name__}", "pass the second result of the layer's call"
-            raise ArgumentTypeError(message("state", got, "the final state of this layer", fix))
+            raise ArgumentTypeError("state", got, "the final state of this layer", fix)
         rows = self.num_layers * (2 if self.bidirectional else 1)
         size = self.state_sizes[0]
         if h.dim() not in (2, 3) or h.shape[0] != rows or h.shape[-1] != size:
             rule = f"of shape ({rows}, B, {size}), or ({rows}, {size}) without a batch"
-            raise ShapeError(message("state", f"shape {tuple(h.shape)}", rule, "pass the second result of its call"))
+            raise ShapeError("state", f"shape {tuple(h.shape)}", rule, "pass the second result of its call")
         return torch.cat((h[-2], h[-1]), -1) if self.bidirectional else h[-1]
 
     def extra_repr(self) -> str:

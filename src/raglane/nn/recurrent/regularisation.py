@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from raglane._utils.messages import message
 from raglane.cells import CellSpec
 from raglane.cells.regularised import Regularised, RegularisedWeights
 from raglane.errors import ArgumentError
@@ -28,18 +27,17 @@ class Regularisation:
         for name, value in vars(self).items():
             for share in value if name == "zoneout" and isinstance(value, tuple) else (value,):
                 if not (isinstance(share, float | int) and 0 <= share < 1):
-                    rule = "a probability, at least 0 and below 1"
-                    raise ArgumentError(message(name, repr(value), rule, "pass e.g. 0.2"))
+                    raise ArgumentError(name, repr(value), "a probability, at least 0 and below 1", "pass e.g. 0.2")
 
     def check_fits(self, states: tuple[str, ...], reads_state: bool) -> None:
         """Raise an ArgumentError for a probability without effect on a cell with these states."""
         if isinstance(self.zoneout, tuple) and len(self.zoneout) != len(states):
             rule = f"one number, or one for each state of the cell, {', '.join(states)}"
-            raise ArgumentError(message("zoneout", repr(self.zoneout), rule, f"pass {len(states)} numbers"))
+            raise ArgumentError("zoneout", repr(self.zoneout), rule, f"pass {len(states)} numbers")
         for name in ("state_dropout", "weight_dropout"):
             if getattr(self, name) and not reads_state:
                 got, rule = repr(getattr(self, name)), "0 for this cell, whose weights do not read the state"
-                raise ArgumentError(message(name, got, rule, "use input_dropout or zoneout"))
+                raise ArgumentError(name, got, rule, "use input_dropout or zoneout")
 
     def held(self, states: int) -> tuple[float, ...] | None:
         """Return the probability of zoneout of each state, or None if all are 0."""

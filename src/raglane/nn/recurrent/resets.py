@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from raglane import segments
-from raglane._utils.messages import message
 from raglane.errors import ArgumentTypeError, ShapeError
 from raglane.ragged import Ragged
 
@@ -54,14 +53,14 @@ def check_resets(resets: Any, inputs: Any) -> None:
     if not is_flat and (not (isinstance(resets, Tensor) and isinstance(inputs, Tensor)) or resets.is_nested):
         rule = f"a {type(inputs).__name__} of bools, like the input"
         got, fix = f"a {type(resets).__name__}", "wrap a list of sequences with rl.Ragged(sequences)"
-        raise ArgumentTypeError(message("resets", got, rule, fix))
+        raise ArgumentTypeError("resets", got, rule, fix)
     dtype = resets.data.dtype if isinstance(resets, PackedSequence) else resets.dtype
     if dtype is not torch.bool:
         rule = "bools, True where an episode starts"
-        raise ArgumentTypeError(message("resets", f"values of {dtype}", rule, "pass e.g. resets != 0"))
+        raise ArgumentTypeError("resets", f"values of {dtype}", rule, "pass e.g. resets != 0")
     if not is_flat and resets.shape != inputs.shape[:-1]:
         rule = f"one bool per element of the input: {tuple(inputs.shape[:-1])}"
-        raise ShapeError(message("resets", f"shape {tuple(resets.shape)}", rule, "pass one bool per element"))
+        raise ShapeError("resets", f"shape {tuple(resets.shape)}", rule, "pass one bool per element")
 
 
 def split(batch: Ragged, resets: Ragged) -> Pieces:
@@ -72,7 +71,7 @@ def split(batch: Ragged, resets: Ragged) -> Pieces:
     if resets.features or not torch.equal(resets.host_lengths, batch.host_lengths):
         got = f"elements of shape {tuple(resets.features)} and lengths {resets.host_lengths.tolist()}"
         rule = f"one bool per element of the input, whose lengths are {batch.host_lengths.tolist()}"
-        raise ShapeError(message("resets", got, rule, "pass one bool per element"))
+        raise ShapeError("resets", got, rule, "pass one bool per element")
     lengths = batch.host_lengths
     offsets = segments.offsets_from_lengths(lengths)
     marked = resets.values.cpu().nonzero().flatten()

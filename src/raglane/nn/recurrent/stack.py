@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from raglane._utils.checks import check_count, check_every
-from raglane._utils.messages import message
 from raglane.cells.spec import CellSpec
 from raglane.errors import ArgumentError, ArgumentTypeError
 from raglane.kernels.dispatch import check_names
@@ -88,8 +87,7 @@ class Stack(torch.nn.Module):
 
     def _like(self, weights: tuple[Any, ...]) -> Tensor | None:
         """Return one of the weights, for its dtype and device; None for a layer without weights."""
-        like: Tensor | None = weights[0].input
-        return like
+        return weights[0].input
 
     def _check_sizes(self, count: int) -> None:
         """Raise if an attribute was changed to an invalid value."""
@@ -98,8 +96,7 @@ class Stack(torch.nn.Module):
         if count != self.num_layers * (2 if self.bidirectional else 1):
             got = f"{self.num_layers!r}, {self.bidirectional!r}"
             rule = f"the values that the layer was built with: it has {count} weights, one per layer and direction"
-            fix = "build a layer of these sizes"
-            raise ArgumentError(message("num_layers, bidirectional", got, rule, fix))
+            raise ArgumentError("num_layers, bidirectional", got, rule, "build a layer of these sizes")
         check_every(self.checkpoint_every)
 
     def _has_own_initial(self) -> bool:
@@ -119,7 +116,7 @@ class Stack(torch.nn.Module):
         for name, value in regularisation.items():
             if name not in OPTIONS:
                 rule = f"one of torch's arguments, or one of {', '.join(OPTIONS)}"
-                raise ArgumentTypeError(message(name, repr(value), rule, "leave it out"))
+                raise ArgumentTypeError(name, repr(value), rule, "leave it out")
         check_names(schedule, backend)
         self.schedule, self.backend = schedule, backend
         self.checkpoint_every = check_every(checkpoint_every)
@@ -131,7 +128,7 @@ class Stack(torch.nn.Module):
         if initial_state not in ("zeros", "learned", "lengths"):
             rule = "'zeros', 'learned', 'lengths', or a module from a Ragged batch to its initial state"
             fix = "choose one of them, or pass the state of each sequence as hx"
-            raise ArgumentError(message("initial_state", repr(initial_state), rule, fix))
+            raise ArgumentError("initial_state", repr(initial_state), rule, fix)
         self.initial_state = initial_state
         if initial_state == "zeros":
             return

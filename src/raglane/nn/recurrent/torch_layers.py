@@ -12,7 +12,6 @@ import torch
 
 from raglane import cells
 from raglane._utils.checks import check_clip, check_count, check_dropout, check_dtype, check_flag
-from raglane._utils.messages import message
 from raglane.cells import CELLS, CellSpec
 from raglane.cells.spec import Weights
 from raglane.errors import ArgumentError
@@ -73,7 +72,7 @@ class _TorchLayer(RecurrentLayer, torch.nn.RNNBase):
             return self._variant
         if self.mode not in _CELL_OF_MODE:
             rule = f"one of {', '.join(_CELL_OF_MODE)}"
-            raise ArgumentError(message("mode", repr(self.mode), rule, "do not change the attribute"))
+            raise ArgumentError("mode", repr(self.mode), rule, "do not change the attribute")
         return CELLS[_CELL_OF_MODE[self.mode]]
 
     def extra_repr(self) -> str:
@@ -96,7 +95,7 @@ class _TorchLayer(RecurrentLayer, torch.nn.RNNBase):
                 parts[2:2] = (None, None)
             elif len(parts) < 4:
                 rule = "False, since the layer was built without biases"
-                raise ArgumentError(message("bias", repr(self.bias), rule, "build a layer with biases"))
+                raise ArgumentError("bias", repr(self.bias), rule, "build a layer with biases")
             weights.append(Weights(parts[0], parts[1], parts[2], parts[3], parts[-1] if projects else None))
         return tuple(weights)
 
@@ -104,10 +103,10 @@ class _TorchLayer(RecurrentLayer, torch.nn.RNNBase):
 def _check_proj_size(proj_size: Any, hidden_size: int, mode: str) -> int:
     """Return the size of an LSTM's projection if it is valid."""
     if mode != "LSTM" and proj_size != 0:
-        raise ArgumentError(message("proj_size", repr(proj_size), "0 for all layers but LSTM", "leave it out"))
+        raise ArgumentError("proj_size", repr(proj_size), "0 for all layers but LSTM", "leave it out")
     if isinstance(proj_size, bool) or not isinstance(proj_size, int) or not 0 <= proj_size < hidden_size:
         rule = f"a whole number below hidden_size, {hidden_size}, or 0 for no projection"
-        raise ArgumentError(message("proj_size", repr(proj_size), rule, "pass a smaller number, or leave it out"))
+        raise ArgumentError("proj_size", repr(proj_size), rule, "pass a smaller number, or leave it out")
     return proj_size
 
 
@@ -146,7 +145,7 @@ class RNN(_TorchLayer):
         **options: Unpack[Options],
     ) -> None:
         if nonlinearity not in ("tanh", "relu"):
-            raise ArgumentError(message("nonlinearity", repr(nonlinearity), "'tanh' or 'relu'", "choose one of them"))
+            raise ArgumentError("nonlinearity", repr(nonlinearity), "'tanh' or 'relu'", "choose one of them")
         variant = None if clip is None else cells.Elman(nonlinearity, check_clip(clip))
         as_torch = (input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional)
         super().__init__(f"RNN_{nonlinearity.upper()}", variant, as_torch, device=device, dtype=dtype, **options)

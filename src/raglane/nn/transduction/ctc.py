@@ -11,7 +11,7 @@ from torch import Tensor
 
 from raglane import segments
 from raglane._utils.checks import check_count, check_kind, check_number, check_whole
-from raglane._utils.messages import message, quote
+from raglane._utils.messages import quote
 from raglane._utils.tracing import never_traced
 from raglane.errors import ArgumentError, ShapeError
 from raglane.kernels.cpu import transduction as kernels
@@ -79,7 +79,7 @@ class CTCBeamSearch(torch.nn.Module):
         super().__init__()
         self.beam, self.n_best = check_count("beam", beam), check_count("n_best", n_best)
         if self.n_best > self.beam:
-            raise ArgumentError(message("n_best", quote(n_best), f"at most beam={beam}", "pass a larger beam"))
+            raise ArgumentError("n_best", quote(n_best), f"at most beam={beam}", "pass a larger beam")
         self.blank = check_whole("blank", blank, 0, most=2**31 - 1)
         self.tokens_per_step = None if tokens_per_step is None else check_count("tokens_per_step", tokens_per_step)
         if scorer is not None:
@@ -124,7 +124,7 @@ class CTCBeamSearch(torch.nn.Module):
         if isinstance(scorer, NGram):
             if scorer.num_tokens != values.shape[1]:
                 rule, fix = f"an NGram of {values.shape[1]} tokens, the classes of log_probs", "count the blank too"
-                raise ArgumentError(message("scorer", f"one of {scorer.num_tokens}", rule, fix))
+                raise ArgumentError("scorer", f"one of {scorer.num_tokens}", rule, fix)
             grams = scorer._grams
         with torch.no_grad():
             if missing_kernels() is None and (scorer is None or grams is not None):
@@ -194,7 +194,7 @@ def _on_host(log_probs: Ragged) -> Tensor:
     below = values < math.inf
     if not bool(below.all()):
         fix = "check the model for NaN, or drop the sequence"
-        raise ArgumentError(message("log_probs", f"{float(values[~below][0])}", "numbers below inf", fix))
+        raise ArgumentError("log_probs", f"{float(values[~below][0])}", "numbers below inf", fix)
     return values
 
 
@@ -205,7 +205,7 @@ def _check_state(state: Any, count: int) -> tuple[Tensor, Tensor]:
     if len(state) != count or state.dtype is not torch.int64 or state.values.dim() != 1:
         got = f"{len(state)} sequences of {state.dtype}"
         rule = f"a state of {count} sequences, as log_probs has"
-        raise ShapeError(message("state", got, rule, "pass log_probs of the same items, empty for those that ended"))
+        raise ShapeError("state", got, rule, "pass log_probs of the same items, empty for those that ended")
     numbers, bounds = state.values.detach().cpu().contiguous(), state._host_offsets()
     return numbers, bounds
 
@@ -220,7 +220,7 @@ def _check_fits(steps: Tensor, targets: Ragged) -> None:
         got = f"{int(steps[item])} steps for a target that requires {int(needed[item])} in sequence {item}"
         rule = "at least as long as each target, plus one step between equal labels"
         fix = "drop these sequences, or make steps shorter"
-        raise ArgumentError(message("log_probs", f"{got}, and {len(wrong) - 1} more such", rule, fix))
+        raise ArgumentError("log_probs", f"{got}, and {len(wrong) - 1} more such", rule, fix)
 
 
 def _best_path(rows: Tensor, labels: Tensor, blank: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -11,19 +11,17 @@ from torch.utils import _pytree as pytree
 
 from raglane._utils import checks
 from raglane._utils.memory import check_pairs
-from raglane._utils.messages import message
-from raglane.errors import ArgumentTypeError, ShapeError
-from raglane.nn.encoder import layer_class, made
 from raglane.nn.losses.ctc import check_classes, check_labels
 from raglane.nn.losses.elements import cross_entropy
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.nn.transduction.attention import KINDS, Block, DecoderAttention, blocks_of
 from raglane.nn.transduction.hypotheses import Hypotheses
 from raglane.nn.transduction.search import beam_search, layers_first, rows_first
+from raglane.nn.transduction.tokens import TokenReader
 from raglane.ragged import Ragged
 
 
-class AttentionDecoder(nn.Module):
+class AttentionDecoder(TokenReader):
     """A recurrent decoder with attention: from a memory per item, such as an encoder's output, to a sequence of tokens.
 
     With the embedding ``x`` of the previous token, the recurrent layer's output ``h`` and the elements ``m_t`` of the
@@ -101,36 +99,22 @@ class AttentionDecoder(nn.Module):
         dtype: torch.dtype | None = None,
         **options: Any,
     ) -> None:
-        super().__init__()
-        checks.check_dtype(dtype)
-        placed: dict[str, Any] = {"device": device, "dtype": dtype}
-        self.num_tokens = checks.check_count("num_tokens", num_tokens)
+        checks.check_flag("input_feeding", input_feeding)
+        more = checks.check_count("hidden_size", hidden_size) if input_feeding else 0
+        super().__init__(
+            num_tokens, hidden_size, cell, embedding, dropout, num_layers, device, dtype, options, more=more
+        )
         self.memory_size = checks.check_count("memory_size", memory_size)
-        self.hidden_size = checks.check_count("hidden_size", hidden_size)
-        self.input_feeding = checks.check_flag("input_feeding", input_feeding)
+        self.input_feeding = input_feeding
         rule = "a probability from 0 to 1"
         sampled = checks.check_number("scheduled_sampling", scheduled_sampling, rule, lambda share: 0 <= share <= 1)
         self.scheduled_sampling = sampled
         self.end = checks.check_whole("end", end, 0, "pass one of the num_tokens tokens", most=num_tokens - 1)
-        self.dropout = nn.Dropout(checks.check_dropout(dropout))
-        width = hidden_size if embedding is None else checks.check_count("embedding", embedding)
-        self.embedding = nn.Embedding(num_tokens, width, **placed)
-        self.recurrent = made(
-            layer_class(cell, layer_norm=False),
-            width + (hidden_size if input_feeding else 0),
-            hidden_size,
-            num_layers=checks.check_count("num_layers", num_layers),
-            dropout=dropout if num_layers != 1 else 0.0,
-            **placed,
-            **options,
-        )
-        if self.recurrent.bidirectional:
-            rule, fix = "a layer of one direction, because later tokens are unknown", "leave bidirectional out"
-            raise ArgumentTypeError(message("cell", "a bidirectional layer", rule, fix))
         size = hidden_size if attention_size is None else checks.check_count("attention_size", attention_size)
         taps = checks.check_count("attention_width", attention_width)
         query_size = self.recurrent.output_size
         checks.check_choice("attention", attention, KINDS)
+        placed: dict[str, Any] = {"device": device, "dtype": dtype}
         self.attention = DecoderAttention(attention, query_size, memory_size, size, taps, placed)
         self.combine = nn.Linear(memory_size + query_size, hidden_size, **placed)
         self.head = nn.Linear(hidden_size, num_tokens, **placed)
@@ -199,7 +183,7 @@ class AttentionDecoder(nn.Module):
         Raises:
             ArgumentTypeError, ShapeError, ArgumentError: as for the call and :func:`beam_search`.
         """
-        self._check(memory)
+        self._check_elements("memory", memory, "memory_size")
         rule = "a finite number of at least 0"
         checks.check_number("coverage", coverage, rule, lambda factor: 0 <= factor < float("inf"))
         if coverage:
@@ -208,8 +192,7 @@ class AttentionDecoder(nn.Module):
             def penalty(state: dict[str, Any]) -> Tensor:
                 # Weights may underflow to 0.
                 logs = state["covered"].clamp(1e-30, 1).log().masked_fill(~state["mask"], 0)
-                penalties: Tensor = coverage * logs.sum(1) + (own(state) if own else 0)
-                return penalties
+                return coverage * logs.sum(1) + (own(state) if own else 0)
 
             options["penalty"] = penalty
         with torch.no_grad():
@@ -219,10 +202,6 @@ class AttentionDecoder(nn.Module):
 
     # -- a step -------------------------------------------------------------------------------------------------------
 
-    def _embedded(self, tokens: Tensor) -> Tensor:
-        embedded: Tensor = self.dropout(self.embedding(tokens))
-        return embedded
-
     def _attended(
         self, outputs: Tensor, keys: Tensor, memory: Ragged, blocks: list[Block], previous: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
@@ -231,8 +210,7 @@ class AttentionDecoder(nn.Module):
         return torch.tanh(self.combine(torch.cat([contexts, outputs], 1))), weights
 
     def _logits(self, attended: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.dropout(attended))
-        return logits
+        return self.head(self.dropout(attended))
 
     def _start(self, memory: Ragged, hx: Any, is_covered: bool = False) -> dict[str, Any]:
         """Return the state before the first step, tensors with one row per item."""
@@ -281,7 +259,7 @@ class AttentionDecoder(nn.Module):
 
     def _decoded(self, memory: Ragged, targets: Ragged, hx: Any) -> Ragged:
         """Return the vectors ``a`` of all steps."""
-        self._check(memory)
+        self._check_elements("memory", memory, "memory_size")
         check_labels(targets, memory, "memory")
         check_classes(targets, self.num_tokens, self.end, "end")
         if memory.values.is_cpu and not torch.compiler.is_compiling():
@@ -314,10 +292,3 @@ class AttentionDecoder(nn.Module):
     def _ends(self, targets: Ragged) -> Ragged:
         """Return one sequence per item, which consists of the end."""
         return Ragged._build(targets.values.new_full((len(targets),), self.end), torch.ones_like(targets.host_lengths))
-
-    def _check(self, memory: Any) -> None:
-        checks.check_kind("memory", memory, Ragged, "a Ragged", "wrap a list of sequences with rl.Ragged")
-        if memory.values.dim() != 2 or memory.values.shape[1] != self.memory_size:
-            got, rule = f"elements of shape {tuple(memory.features)}", f"memory_size = {self.memory_size} features"
-            raise ShapeError(message("memory", got, rule, "pass an encoder's output of this size"))
-        checks.check_fits("memory", memory.values, self.head.weight)

@@ -53,8 +53,7 @@ def losses(parts: list[Tensor], joint: torch.nn.Linear, alignments: Alignments, 
     bias = joint.weight.new_zeros(joint.out_features) if joint.bias is None else joint.bias
     inputs = *parts, joint.weight, bias
     needed = torch.is_grad_enabled() and any(part.requires_grad for part in inputs)
-    result: Tensor = _Losses.apply(*inputs, alignments, scales, needed)  # type: ignore[no-untyped-call]
-    return result
+    return _Losses.apply(*inputs, alignments, scales, needed)  # type: ignore[no-untyped-call]
 
 
 class _Losses(torch.autograd.Function):

@@ -18,7 +18,6 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from raglane import segments
-from raglane._utils.messages import message
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.nn.transduction.hypotheses import Hypotheses
 from raglane.ragged import Ragged
@@ -155,7 +154,7 @@ class Lanes:
         given: Any = rules.step(self.tokens, self.state)
         if not isinstance(given, tuple) or len(given) != 2:
             got, rule = f"a {type(given).__name__}", "a function that returns (log_probs, state)"
-            raise ArgumentTypeError(message("step", got, rule, "return both"))
+            raise ArgumentTypeError("step", got, rule, "return both")
         log_probs, self.state = given
         check_rows("step: state", self.state, count, "one row per token")
         log_probs = self._checked("step", log_probs, (count, -1))
@@ -163,7 +162,7 @@ class Lanes:
         if rules.end >= log_probs.shape[1]:
             rule = f"below {log_probs.shape[1]}, the number of log-probabilities that step returns"
             name = "end" if rules.frames is None else "silent"
-            raise ArgumentError(message(name, f"{rules.end}", rule, "pass one of the tokens"))
+            raise ArgumentError(name, f"{rules.end}", rule, "pass one of the tokens")
         if rules.constraint is not None:
             lengths = self.facts[:, 2]
             prefixes = Ragged._build(self._outputs(self.facts[:, 1], lengths)[0], lengths.cpu())
@@ -177,14 +176,13 @@ class Lanes:
         if not is_tensor or any(want not in (-1, size) for want, size in zip(shape, given.shape, strict=True)):
             got = f"{given.dtype} of shape {tuple(given.shape)}" if isinstance(given, Tensor) else type(given).__name__
             rule = f"a function that returns floating-point numbers of shape {shape}".replace("-1", "V")
-            raise ShapeError(message(name, got, rule, "return a row per token or row that it was called with"))
+            raise ShapeError(name, got, rule, "return a row per token or row that it was called with")
         is_wrong = ~(given < float("inf"))
         if bool(is_wrong.any()):
             item = int(self._items_of(is_wrong.view(shape[0], -1).any(1))[0])
             rule, fix = "a function that returns finite numbers or -inf", "check the data and the weights of the model"
-            raise ArgumentError(message(name, f"NaN or infinity for item {item}", rule, fix))
-        checked: Tensor = given
-        return checked
+            raise ArgumentError(name, f"NaN or infinity for item {item}", rule, fix)
+        return given
 
     def _merged(self, log_probs: Tensor, grid: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return log-probabilities of labels, scores after the silent token, and the rows whose outputs those continue.
@@ -289,7 +287,7 @@ def check_rows(name: str, state: Any, count: int, rule: str) -> None:
         if not isinstance(part, Tensor) or part.dim() == 0 or part.shape[0] != count:
             got = f"a tensor of shape {tuple(part.shape)}" if isinstance(part, Tensor) else f"a {type(part).__name__}"
             fix = "put item numbers into the state, and keep other data out of it"
-            raise ShapeError(message(name, got, f"tensors with {rule}, ({count}, ...)", fix))
+            raise ShapeError(name, got, f"tensors with {rule}, ({count}, ...)", fix)
 
 
 def _select(state: Any, index: Tensor) -> Any:

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from raglane import segments
 from raglane._utils.checks import check_count, check_whole, read_integers
-from raglane._utils.messages import message
 from raglane.errors import ArgumentError, ShapeError
 from raglane.kernels.cpu.transduction import Grams
 from raglane.nn.transduction.tokens import as_tokens
@@ -51,7 +50,7 @@ class NGram:
         self.num_tokens, self.order = check_count("num_tokens", num_tokens), check_whole("order", order, 1, most=32)
         tokens = as_tokens("sequences", sequences, self.num_tokens)
         if len(tokens) == 0:
-            raise ArgumentError(message("sequences", "none", "at least one sequence", "pass the training data"))
+            raise ArgumentError("sequences", "none", "at least one sequence", "pass the training data")
         self._grams = grams = _count([one.tolist() for one in tokens], self.num_tokens, self.order)
         contexts = torch.arange(len(grams.shorter), device="cpu").repeat_interleave(grams.first.diff())
         self._keys = contexts * (self.num_tokens + 1) + grams.tokens
@@ -80,7 +79,7 @@ class NGram:
         following = as_tokens("tokens", Ragged.from_flat(given, lengths=given.shape), self.num_tokens + 1).values
         if len(before) != len(following):
             rule = f"one token for each of the {len(before)} prefixes"
-            raise ShapeError(message("tokens", f"{len(following)} tokens", rule, "pass a tensor (M,)"))
+            raise ShapeError("tokens", f"{len(following)} tokens", rule, "pass a tensor (M,)")
         ends, lengths = before.offsets[1:], before.lengths
         contexts = torch.full_like(lengths, self._grams.begin)
         for back in range(self.order - 1, 0, -1):

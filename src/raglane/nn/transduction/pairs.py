@@ -11,7 +11,6 @@ from torch import Tensor
 from raglane import segments
 from raglane._utils.checks import check_device, check_kind, check_number
 from raglane._utils.memory import check_pairs
-from raglane._utils.messages import message
 from raglane._utils.tracing import never_traced
 from raglane.errors import ArgumentTypeError, ShapeError
 from raglane.kernels.cpu import transduction as kernels
@@ -62,7 +61,7 @@ def _check_both(a: Any, b: Any, names: tuple[str, str] = ("a", "b")) -> None:
         check_kind(name, part, Ragged, "a Ragged", "wrap a list of sequences with rl.Ragged")
     if len(a) != len(b):
         rule = f"a batch of {len(a)} sequences, like {names[0]}"
-        raise ShapeError(message(names[1], f"{len(b)} sequences", rule, "pass one sequence per item in both"))
+        raise ShapeError(names[1], f"{len(b)} sequences", rule, "pass one sequence per item in both")
     check_device(names[1], b.values, a.device)
 
 
@@ -102,10 +101,10 @@ def soft_dtw(a: Ragged, b: Ragged, gamma: float = 1.0) -> Tensor:
         if not part.values.is_floating_point() or part.dtype is not a.dtype or part.values.dim() > 2:
             got = f"{part.dtype}, elements of shape {tuple(part.features)}"
             rule = "(N, D) or (N,) of a floating-point dtype, the same for both"
-            raise ArgumentTypeError(message(name, got, rule, "convert it with .to()"))
+            raise ArgumentTypeError(name, got, rule, "convert it with .to()")
     if a.features != b.features:
         got = f"elements of shape {tuple(b.features)}"
-        raise ShapeError(message("b", got, f"of shape {tuple(a.features)}, like a", "pass elements of one size"))
+        raise ShapeError("b", got, f"of shape {tuple(a.features)}, like a", "pass elements of one size")
     gamma = check_number("gamma", gamma, "finite and above 0", lambda given: 0 < given < math.inf)
     if a.values.is_cpu:
         check_pairs(a.host_lengths, b.host_lengths, 16)

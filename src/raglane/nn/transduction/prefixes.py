@@ -17,7 +17,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from raglane._utils.messages import message
 from raglane.errors import ArgumentError, ShapeError
 from raglane.kernels.cpu.transduction import Beam
 from raglane.nn.transduction.hypotheses import Hypotheses
@@ -172,12 +171,12 @@ def _scored(scorer: Scorer, sequences: Ragged, tokens: Tensor) -> list[float]:
     if not isinstance(scores, Tensor) or scores.shape != tokens.shape or scores.is_complex():
         got = f"a result of shape {tuple(scores.shape)}" if isinstance(scores, Tensor) else type(scores).__name__
         rule = f"a function that returns one real score for each of the {len(tokens)} pairs"
-        raise ShapeError(message("scorer", got, rule, "return a tensor (M,)"))
+        raise ShapeError("scorer", got, rule, "return a tensor (M,)")
     found: list[float] = scores.double().tolist()
     wrong = [score for score in found if not score < math.inf]
     if wrong:
         fix = "return -inf to forbid a token"
-        raise ArgumentError(message("scorer", f"{wrong[0]}", "a function that returns numbers below inf", fix))
+        raise ArgumentError("scorer", f"{wrong[0]}", "a function that returns numbers below inf", fix)
     return found
 
 
@@ -186,7 +185,7 @@ def _scored(scorer: Scorer, sequences: Ragged, tokens: Tensor) -> list[float]:
 
 def _no_state() -> ArgumentError:
     fix = "pass the state that an earlier call returned"
-    return ArgumentError(message("state", "other numbers", "that of an earlier search", fix))
+    return ArgumentError("state", "other numbers", "that of an earlier search", fix)
 
 
 @dataclass(frozen=True, slots=True)

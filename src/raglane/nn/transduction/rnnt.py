@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from raglane import segments
 from raglane._utils.checks import check_device, check_flag, check_kind, check_number, check_whole
 from raglane._utils.memory import check_pairs
-from raglane._utils.messages import message, quote
+from raglane._utils.messages import quote
 from raglane._utils.tracing import never_traced
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.nn.losses.comparison import (
@@ -143,12 +143,12 @@ def _check(encoder: Any, predictor: Any, targets: Any, joint: Any, blank: int) -
             check_device(name, batch.values, encoder.device)
         if batch is not None and batch.values.dim() != 2:
             fix = "make the features the only dimension of an element"
-            raise ShapeError(message(name, f"elements of shape {tuple(batch.features)}", "values (N, H)", fix))
+            raise ShapeError(name, f"elements of shape {tuple(batch.features)}", "values (N, H)", fix)
     rows, states = encoder.host_lengths, targets.host_lengths + 1
     if (predictor is None) != (joint is None):
         got = f"predictor {'None' if predictor is None else 'a Ragged'}, joint {quote(joint)}"
         fix = "pass both, or neither and the logits as encoder"
-        raise ArgumentTypeError(message("predictor, joint", got, "both None or both given", fix))
+        raise ArgumentTypeError("predictor, joint", got, "both None or both given", fix)
     if predictor is None:
         wrong, name, got_rows = rows % states != 0, "encoder", rows
         rule = "logits with a multiple of U + 1 = {} rows for sequence {}, one per frame and number of labels before it"
@@ -156,14 +156,14 @@ def _check(encoder: Any, predictor: Any, targets: Any, joint: Any, blank: int) -
         check_kind("joint", joint, Callable, "a torch.nn.Linear, or a function of two tensors", "pass a module")
         if len(predictor) != len(encoder):
             rule = f"one sequence for each of the {len(encoder)} sequences of encoder"
-            raise ShapeError(message("predictor", f"{len(predictor)} sequences", rule, "pass U + 1 states for each"))
+            raise ShapeError("predictor", f"{len(predictor)} sequences", rule, "pass U + 1 states for each")
         got_rows = predictor.host_lengths
         wrong, name = got_rows != states, "predictor"
         rule = "states before the first and after each label, U + 1 = {} for sequence {}"
     if bool(wrong.any()):
         place = int(wrong.nonzero()[0])
         fix = "compute the predictor on a start symbol followed by the labels"
-        raise ShapeError(message(name, f"{int(got_rows[place])} rows", rule.format(int(states[place]), place), fix))
+        raise ShapeError(name, f"{int(got_rows[place])} rows", rule.format(int(states[place]), place), fix)
     if predictor is None or isinstance(joint, torch.nn.Linear):
         _check_classes(targets, encoder.values.shape[1] if predictor is None else joint.out_features, blank)
     if isinstance(joint, torch.nn.Linear):
@@ -171,15 +171,14 @@ def _check(encoder: Any, predictor: Any, targets: Any, joint: Any, blank: int) -
         for name, batch in (("encoder", encoder), ("predictor", predictor)):
             if batch.values.shape[1] != joint.in_features:
                 rule = f"of {joint.in_features} features, the in_features of joint"
-                raise ShapeError(message(name, f"{batch.values.shape[1]} features", rule, "project it to that size"))
-    frames: Tensor = rows // states if predictor is None else rows
-    return frames
+                raise ShapeError(name, f"{batch.values.shape[1]} features", rule, "project it to that size")
+    return rows // states if predictor is None else rows
 
 
 def _check_classes(targets: Ragged, classes: int, blank: int) -> None:
     if not 0 <= blank < classes:
         fix = "pass the class of the joint that means no label"
-        raise ArgumentError(message("blank", quote(blank), f"from 0 to {classes - 1}, one of the classes", fix))
+        raise ArgumentError("blank", quote(blank), f"from 0 to {classes - 1}, one of the classes", fix)
     check_classes(targets, classes, blank)
 
 
@@ -230,10 +229,10 @@ def _emissions(parts: list[Tensor], joint: Any, alignments: Alignments, targets:
 def _joined(joint: Any, frames: Tensor, states: Tensor) -> Tensor:
     """Return the logits of rows, ``(rows, C)``."""
     if isinstance(joint, torch.nn.Linear):
-        return joint((frames + states).tanh().to(joint.weight.dtype))  # type: ignore[no-any-return]
+        return joint((frames + states).tanh().to(joint.weight.dtype))
     logits = joint(frames, states)
     if not isinstance(logits, Tensor) or logits.dim() != 2 or logits.shape[0] != frames.shape[0]:
         got = f"{tuple(logits.shape)}" if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
         rule = f"a function that returns logits (rows, C), here ({frames.shape[0]}, C)"
-        raise ShapeError(message("joint", got, rule, "compute one row of logits per pair of rows"))
+        raise ShapeError("joint", got, rule, "compute one row of logits per pair of rows")
     return logits

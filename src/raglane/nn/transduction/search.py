@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from raglane._utils.checks import check_count, check_device, check_real, check_tensor, check_whole, read_integers
-from raglane._utils.messages import message, quote
+from raglane._utils.messages import quote
 from raglane.errors import ArgumentError, ShapeError
 from raglane.nn.recurrent.stack import State, one_or_tuple
 from raglane.nn.transduction.hypotheses import Hypotheses
@@ -95,16 +95,16 @@ def beam_search(
     check_rows("state", state, count, "one row per item, as starts has")
     beam = check_count("beam", beam)
     if check_count("n_best", n_best) > beam:
-        raise ArgumentError(message("n_best", quote(n_best), f"at most beam, {beam}", "pass a larger beam"))
+        raise ArgumentError("n_best", quote(n_best), f"at most beam, {beam}", "pass a larger beam")
     if rows is not None and check_count("rows", rows) < beam:
         rule, fix = f"at least beam, {beam}, the rows of one item", "pass more, or None for no limit"
-        raise ArgumentError(message("rows", quote(rows), rule, fix))
+        raise ArgumentError("rows", quote(rows), rule, fix)
     if end is not None and silent is not None:
         rule, fix = "None with silent, because frames end the hypotheses then", "leave out one of both"
-        raise ArgumentError(message("end", quote(end), rule, fix))
+        raise ArgumentError("end", quote(end), rule, fix)
     if (frames is None) != (silent is None):
         got, rule = "None" if frames is None else "a tensor", "a tensor with silent, and None without it"
-        raise ArgumentError(message("frames", got, rule, "pass both or none"))
+        raise ArgumentError("frames", got, rule, "pass both or none")
     rule = "a finite number"
     alpha = check_real("length_penalty", length_penalty, rule, lambda number: abs(number) < float("inf"), "pass e.g. 1")
     if isinstance(max_length, Tensor):
@@ -138,8 +138,8 @@ def _integers(name: str, given: Any, count: int, device: torch.device) -> Tensor
     integers: Tensor = read_integers(check_tensor(name, given), name)
     if integers.shape != (count,):
         rule, fix = f"one number per item, ({count},)", "pass a tensor of this shape"
-        raise ShapeError(message(name, f"shape {tuple(given.shape)}", rule, fix))
+        raise ShapeError(name, f"shape {tuple(given.shape)}", rule, fix)
     check_device(name, integers, device)
     if integers.is_cpu and count and int(integers.min()) < 0:
-        raise ArgumentError(message(name, f"{int(integers.min())}", "at least 0", "check the numbers"))
+        raise ArgumentError(name, f"{int(integers.min())}", "at least 0", "check the numbers")
     return integers

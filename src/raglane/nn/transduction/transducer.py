@@ -9,16 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from raglane import segments
-from raglane._utils.checks import check_count, check_dropout, check_dtype, check_fits, check_kind
-from raglane._utils.messages import message, quote
-from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
-from raglane.nn.encoder import layer_class, made
+from raglane._utils.checks import check_count, check_kind, check_whole
+from raglane._utils.messages import quote
+from raglane.errors import ShapeError
 from raglane.nn.losses.ctc import check_classes, check_labels
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.nn.recurrent.stack import one_or_tuple
 from raglane.nn.transduction.hypotheses import Hypotheses
 from raglane.nn.transduction.rnnt import rnnt_loss
 from raglane.nn.transduction.search import beam_search
+from raglane.nn.transduction.tokens import TokenReader
 from raglane.ragged import Ragged
 
 # Of the prediction network, for R rows: its part of the joint's sum, (R, joint_size), and the states of the recurrent
@@ -26,7 +26,7 @@ from raglane.ragged import Ragged
 Predicted = tuple[Tensor, ...]
 
 
-class Transducer(nn.Module):
+class Transducer(TokenReader):
     """A transducer: from the frames of an encoder, one after another, to a sequence of tokens.
 
     After u tokens the prediction network, an embedding and a recurrent layer, has the output ``h_u``. At frame ``f_t``
@@ -82,30 +82,10 @@ class Transducer(nn.Module):
         dtype: torch.dtype | None = None,
         **options: Any,
     ) -> None:
-        super().__init__()
-        check_dtype(dtype)
-        placed: dict[str, Any] = {name: part for name, part in (("device", device), ("dtype", dtype)) if part}
-        self.num_tokens = check_count("num_tokens", num_tokens)
+        super().__init__(num_tokens, hidden_size, cell, embedding, dropout, num_layers, device, dtype, options)
+        placed: dict[str, Any] = {"device": device, "dtype": dtype}
         self.encoder_size = check_count("encoder_size", encoder_size)
-        if isinstance(blank, bool) or not isinstance(blank, int) or not 0 <= blank < num_tokens:
-            rule = f"a token from 0 to num_tokens - 1 = {num_tokens - 1}"
-            raise ArgumentError(message("blank", quote(blank), rule, "count it in num_tokens"))
-        self.blank = blank
-        width = check_count("hidden_size", hidden_size) if embedding is None else check_count("embedding", embedding)
-        self.embedding = nn.Embedding(num_tokens, width, **placed)
-        self.dropout = nn.Dropout(check_dropout(dropout))
-        self.recurrent = made(
-            layer_class(cell, layer_norm=False),
-            width,
-            hidden_size,
-            num_layers=check_count("num_layers", num_layers),
-            dropout=dropout if num_layers != 1 else 0.0,
-            **placed,
-            **options,
-        )
-        if self.recurrent.bidirectional:
-            rule, fix = "a layer of one direction, because later tokens are unknown", "leave bidirectional out"
-            raise ArgumentTypeError(message("cell", "a bidirectional layer", rule, fix))
+        self.blank = check_whole("blank", blank, 0, "count it in num_tokens", most=num_tokens - 1)
         size = hidden_size if joint_size is None else check_count("joint_size", joint_size)
         self.frame = nn.Linear(encoder_size, size, **placed)
         self.state = nn.Linear(self.recurrent.output_size, size, bias=False, **placed)
@@ -127,12 +107,12 @@ class Transducer(nn.Module):
             ShapeError: sizes, numbers of sequences or devices do not match.
             ArgumentError: on a CPU, a target is not a token or is the blank; or an option is out of its range.
         """
-        self._check(frames)
+        self._check_elements("frames", frames, "encoder_size")
         check_labels(targets, frames, "frames")
         check_classes(targets, self.num_tokens, self.blank)
         ones = torch.ones_like(targets.host_lengths)
         begins = Ragged._build(targets.values.new_full((len(targets),), self.blank), ones)
-        read = begins.concat(targets).map(lambda tokens: self.dropout(self.embedding(tokens)))
+        read = begins.concat(targets).map(self._embedded)
         states = self.recurrent(read)[0].map(self.state)
         return rnnt_loss(frames.map(self.frame), states, targets, self.joint, blank=self.blank, **options)
 
@@ -151,7 +131,7 @@ class Transducer(nn.Module):
         Raises:
             ArgumentTypeError, ShapeError, ArgumentError: as for the call and :func:`beam_search`.
         """
-        self._check(frames)
+        self._check_elements("frames", frames, "encoder_size")
         with torch.no_grad():
             rows, offsets, count = self.frame(frames.values), frames.offsets, len(frames)
 
@@ -194,7 +174,7 @@ class Transducer(nn.Module):
             >>> for _ in range(3):
             ...     found, state = model.greedy(Ragged([torch.randn(4, 16)]), state)
         """
-        self._check(frames)
+        self._check_elements("frames", frames, "encoder_size")
         check_count("max_symbols", max_symbols)
         count, device = len(frames), frames.device
         with torch.no_grad():
@@ -229,7 +209,7 @@ class Transducer(nn.Module):
 
     def _predicted(self, tokens: Tensor, before: Any = None) -> Predicted:
         """Return the state of the prediction network after the next tokens ``(R,)``."""
-        outputs, after = self.recurrent.step(self.dropout(self.embedding(tokens)), before)
+        outputs, after = self.recurrent.step(self._embedded(tokens), before)
         parts = after if isinstance(after, tuple) else (after,)
         return self.state(outputs), *(part.transpose(0, 1) for part in parts)
 
@@ -243,17 +223,9 @@ class Transducer(nn.Module):
         return tuple(old.index_copy(0, place, new) for old, new in zip(predicted, after, strict=True))
 
     def _logits(self, frames: Tensor, states: Tensor) -> Tensor:
-        logits: Tensor = self.joint((frames + states).tanh())
-        return logits
+        return self.joint((frames + states).tanh())
 
     # -- checks -------------------------------------------------------------------------------------------------------
-
-    def _check(self, frames: Any) -> None:
-        check_kind("frames", frames, Ragged, "a Ragged", "wrap a list of sequences with rl.Ragged")
-        if frames.values.dim() != 2 or frames.values.shape[1] != self.encoder_size:
-            got, rule = f"elements of shape {tuple(frames.features)}", f"encoder_size = {self.encoder_size} features"
-            raise ShapeError(message("frames", got, rule, "pass an encoder's output of this size"))
-        check_fits("frames", frames.values, self.joint.weight)
 
     def _checked_state(self, state: Any, count: int) -> Predicted:
         fix = "pass the second result of the call for the frames before, or None at the beginning"
@@ -261,8 +233,8 @@ class Transducer(nn.Module):
         wrong = [part for part in state if not isinstance(part, Tensor) or part.dim() == 0 or part.shape[0] != count]
         if wrong or len(state) != 2 + len(self.recurrent.state_sizes):
             got = quote([tuple(part.shape) if isinstance(part, Tensor) else type(part).__name__ for part in state])
-            raise ShapeError(message("state", got, f"tensors with one row for each of the {count} items", fix))
-        return state  # type: ignore[no-any-return]
+            raise ShapeError("state", got, f"tensors with one row for each of the {count} items", fix)
+        return state
 
 
 def _found(emitted: list[tuple[Tensor, ...]], scores: Tensor, rows: Tensor) -> Hypotheses:

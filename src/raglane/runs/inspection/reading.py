@@ -337,8 +337,7 @@ def _is_list(kind: Any) -> bool:
 def _widths(column: Any) -> _Integers:
     """Return the lengths of the lists of a column."""
     compute = require("pyarrow.compute", "data")
-    widths: _Integers = compute.list_value_length(column).to_numpy(zero_copy_only=False).astype(np.int64)
-    return widths
+    return compute.list_value_length(column).to_numpy(zero_copy_only=False).astype(np.int64)
 
 
 def _add_tokens(tally: _Tally, elements: Any) -> None:

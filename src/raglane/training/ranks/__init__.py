@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, distributed
 
 from raglane._utils.files import whole_folder
-from raglane._utils.messages import argument, count_of, message, quote
+from raglane._utils.messages import argument, count_of, quote
 from raglane.errors import ArgumentError, LostRankError, RaglaneError
 from raglane.training.folder import LAST
 from raglane.training.tasks.base import Score
@@ -85,7 +85,7 @@ class Ranks:
         if self.local >= available:
             got = f"{self.local + 1} or more on a machine with {count_of(available, 'GPU')}"
             fix = f"pass {argument('ranks', available)}, or {argument('device', 'cpu')}"
-            raise ArgumentError(message("ranks", got, "at most the number of GPUs", fix))
+            raise ArgumentError("ranks", got, "at most the number of GPUs", fix)
         torch.cuda.set_device(self.local)
         return torch.device("cuda", self.local)
 
@@ -212,6 +212,6 @@ def ranks_of(environment: Mapping[str, str] = os.environ) -> Ranks | None:
         text = environment[variable]
         if not text.isdecimal():
             fix = "start the command with torchrun, or unset it"
-            raise ArgumentError(message(variable, quote(text), "a whole number from 0", fix))
+            raise ArgumentError(variable, quote(text), "a whole number from 0", fix)
         numbers[name] = int(text)
     return Ranks(numbers["rank"], numbers["count"], numbers["local"]) if numbers["count"] > 1 else None

@@ -14,7 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from raglane._utils.messages import argument, current_flags, flags, message, quote, require
+from raglane._utils.messages import argument, current_flags, flags, quote, require
 from raglane.errors import ArgumentError, RaglaneError
 from raglane.training.folder import LAST, repair
 from raglane.training.job import Job, TrainingResult
@@ -64,11 +64,11 @@ def check_machines(ray: Any, folder: Path, given_as: str) -> None:
         if found != version("raglane"):
             got, rule = f"the machine {name}, with Raglane {found}", f"Raglane {version('raglane')} on every machine"
             fix = "install it there, or pass Ray a runtime_env that does"
-            raise ArgumentError(message("engine", got, rule, fix))
+            raise ArgumentError("engine", got, rule, fix)
         if not sees:
             got = f"{quote(str(folder.parent))}, which does not exist on the machine {name}"
             rule, fix = "a folder on storage that all machines share", f"pass another {argument(given_as)}"
-            raise ArgumentError(message(given_as, got, rule, fix))
+            raise ArgumentError(given_as, got, rule, fix)
 
 
 def _look(folder: str) -> tuple[str, bool]:
@@ -158,8 +158,7 @@ def launch_on_ray(job: Job, callback: Callback | None = None) -> TrainingResult:
     """Run a training in workers of a Ray cluster."""
     folder = job.folder
     if folder is None:
-        rule = "a folder that all machines of the cluster share"
-        raise ArgumentError(message("out", "None", rule, f"pass {argument('out')}"))
+        raise ArgumentError("out", "None", "a folder that all machines of the cluster share", f"pass {argument('out')}")
     ray = connected()
     require("ray.train.torch", "ray")
     messages = ray.remote(num_cpus=0)(_Messages).remote()

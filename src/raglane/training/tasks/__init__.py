@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from raglane._utils.messages import argument, count_of, message, quote
+from raglane._utils.messages import argument, count_of, quote
 from raglane.data.dataset import Dataset
 from raglane.data.encoders import are_whole
 from raglane.data.preprocess import Preprocessor
@@ -86,7 +86,7 @@ def fit(training: Dataset, settings: Settings) -> Preprocessor:
     if fitted.task in ("classify", "tag") and len(fitted.labels or ()) == 1:
         got, rule = f"only the class {quote((fitted.labels or ())[0])}", "data of at least two classes"
         fix = "add data of another class, or check which column contains the labels"
-        raise DataError(message(str(training.source), got, rule, fix))
+        raise DataError(str(training.source), got, rule, fix)
     is_whole = training.label_kinds == ("whole numbers",) and fitted.label_split is None
     is_whole = is_whole and are_whole(fitted.labels or ())
     return replace(fitted, whole_labels=is_whole)

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from raglane._utils.messages import argument, message, quote, quote_all
+from raglane._utils.messages import argument, quote, quote_all
 from raglane.data.dataset import Dataset
 from raglane.data.preprocess import Preprocessor
 from raglane.errors import DataError
@@ -92,10 +92,8 @@ class Regress(Task):
     def score(self, output: Tensor | Ragged, batch: Batch, *, training: bool = False) -> Score:  # noqa: ARG002
         """Return loss and error of numbers ``(M, T)``; the baseline is the mean of the training data."""
         targets = targets_of(batch)
-        errors, scale = (
-            by_quantile(values_of(output), self.settings) - targets.unsqueeze(1),
-            self.std.to(targets.device),
-        )
+        errors = by_quantile(values_of(output), self.settings) - targets.unsqueeze(1)
+        scale = self.std.to(targets.device)
         return Score(
             mean_loss(errors, self.settings).sum(),
             (errors[:, self.settings.middle].detach().abs() * scale).sum(),
@@ -194,7 +192,7 @@ class Forecast(Task):
         """Return the number of channels."""
         if preprocessor.is_tokens:
             rule = "a task for tokens"
-            raise DataError(message("task", "'forecast' with token sequences", rule, "use language, classify or tag"))
+            raise DataError("task", "'forecast' with token sequences", rule, "use language, classify or tag")
         return len(preprocessor.channels)
 
     def score(self, output: Tensor | Ragged, batch: Batch, *, training: bool = False) -> Score:  # noqa: ARG002
@@ -235,7 +233,7 @@ class Forecast(Task):
                 got = f"numbers between {known[name].low:g} and {known[name].high:g} in the channel {quote(name)}"
                 rule = "0 or 1 for the loss bce"
                 fix = f"correct them, or train with {argument('loss', 'mse')}"
-                raise DataError(message(str(records.source), got, rule, fix))
+                raise DataError(str(records.source), got, rule, fix)
 
     def ahead(
         self, model: Any, batches: Iterable[Ragged], horizon: int, origins: int = 1
@@ -264,7 +262,7 @@ class Forecast(Task):
             sums[-1] += real.sum((0, 2))
         if not sums[-1].any():
             rule = "smaller than the length of a sequence"
-            raise DataError(message("horizon", f"{horizon}", rule, "pass a smaller horizon, or longer sequences"))
+            raise DataError("horizon", f"{horizon}", rule, "pass a smaller horizon, or longer sequences")
         means = (sums[:-1] / sums[-1]).T.tolist()
         return tuple({"step": step, **dict(zip(names, row, strict=True))} for step, row in enumerate(means, start=1))
 
@@ -279,9 +277,8 @@ class Forecast(Task):
         if horizon > 1 and fed_back:
             got = f"{horizon}, with the features {quote_all(fed_back)}"
             rule = "1 with features of elements, whose future values are unknown"
-            raise DataError(message("horizon", got, rule, "forecast one step, or train without these features"))
-        forecasts: Tensor = model.forecast(inputs, horizon, kept=self.preprocessor.features_size)
-        return forecasts
+            raise DataError("horizon", got, rule, "forecast one step, or train without these features")
+        return model.forecast(inputs, horizon, kept=self.preprocessor.features_size)
 
     def columns(self, output: Tensor, model: Any, *, probabilities: bool) -> dict[str, list[Any]]:  # noqa: ARG002
         """Return per sequence ``horizon`` lists of ``C`` numbers in the units of the data, or of probabilities.

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from raglane._utils.messages import argument, count_of, message
+from raglane._utils.messages import argument, count_of
 from raglane.data.dataset import Dataset
 from raglane.data.preprocess import Preprocessor
 from raglane.data.splitting import join_tokens
@@ -66,7 +66,7 @@ class Transcribe(Task):
     def columns(self, output: Tensor, model: Any, *, probabilities: bool) -> dict[str, list[Any]]:  # noqa: ARG002
         """Raise, because the outputs of elements are no predictions."""
         rule = "another task for predictions of single elements"
-        raise ArgumentError(message("task", "'transcribe'", rule, "pass whole sequences to run.predict"))
+        raise ArgumentError("task", "'transcribe'", rule, "pass whole sequences to run.predict")
 
     def predict(
         self,
@@ -119,7 +119,7 @@ class Transcribe(Task):
             fix = f"pass {decoder}, or split the inputs further, e.g. with {split}"
             if count == len(training):
                 rule = "data with at least one element per label, and one more between equal labels, for CTC"
-                raise DataError(message("data", got, rule, fix))
+                raise DataError("data", got, rule, fix)
             lines.append(f"{got}: CTC cannot write their targets, and they are left out of the loss; {fix}")
         return lines
 
@@ -149,7 +149,7 @@ def _too_short(training: Dataset) -> tuple[int, str]:
 def sequences_of(batch: Batch) -> Ragged:
     """Return the target sequences of a batch; raise if it has none."""
     if not isinstance(batch.targets, Ragged):
-        raise ArgumentError(message("batch", "no targets", "a batch with targets", "pass data with labels"))
+        raise ArgumentError("batch", "no targets", "a batch with targets", "pass data with labels")
     return batch.targets
 
 
