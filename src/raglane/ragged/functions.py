@@ -62,8 +62,8 @@ _ADDING = {"stack", "unsqueeze"}
 _HINTS = {
     "sum": "call r.sum() for one sum per sequence, r.values.sum() for all, or pass dim=-1 for the features",
     "mean": "call r.mean() for one mean per sequence, r.values.mean() for all, or pass dim=-1 for the features",
-    "max": "call r.max() for the largest element of each sequence, or torch.amax(r, dim=-1) for the features",
-    "min": "call r.min() for the smallest element of each sequence, or torch.amin(r, dim=-1) for the features",
+    "max": "call r.max() for the maximum of each sequence, torch.maximum(a, b), or pass dim=-1 for the features",
+    "min": "call r.min() for the minimum of each sequence, torch.minimum(a, b), or pass dim=-1 for the features",
     "softmax": "call r.softmax() for the steps of each sequence, or pass dim=-1 for the features",
     "cumsum": "call r.cumsum() for the steps of each sequence, or pass dim=-1 for the features",
     "flip": "call r.reverse() to turn every sequence around, or pass dims=(-1,) for the features",
@@ -125,7 +125,8 @@ def check_dimension(name: str, dim: Any, features: int) -> None:
     if all(isinstance(d, int) and -features <= d < 0 for d in dims) and dims:
         return
     rule = f"a feature dimension, counted from the end (here {features})"
-    raise ArgumentTypeError(message(f"dim of {name}", quote(dim), rule, hint(name)))
+    fix = _HINTS.get(name, "pass dim=-1 for the features, or use r.to_padded()")
+    raise ArgumentTypeError(message(f"dim of {name}", quote(dim), rule, fix))
 
 
 def apply(kind: type[Any], function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

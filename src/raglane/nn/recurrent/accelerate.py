@@ -330,10 +330,9 @@ def _converted(kind: type[torch.nn.Module]) -> Any:
             return made
     body = {"_theirs": kind, "__module__": kind.__module__, "__doc__": kind.__doc__}
     base, model = _base_of(kind), base_of_model(kind)
-    if base is not None:
-        bases = (kind, _OURS[base])
-    else:
-        bases = (_Converted, model, kind) if model is not None else (AcceleratedSLSTM, kind)
+    bases: tuple[Any, ...] = (kind, _OURS[base]) if base is not None else (AcceleratedSLSTM, kind)
+    if model is not None:
+        bases = (_Converted, model, kind)
     return types.new_class(f"Accelerated{kind.__name__}", bases, exec_body=lambda names: names.update(body))
 
 
