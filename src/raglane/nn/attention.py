@@ -176,7 +176,7 @@ def _attend(queries: Tensor, pairs: Tensor, query: Ragged, memory: Ragged, causa
         ends, longest = (query.cu_seqlens, memory.cu_seqlens), (query.max_length, memory.max_length)
         window = (-1, 0 if causal else -1)
         attended: Any = varlen_attn(queries, keys, values, *ends, *longest, window_size=window)
-        return attended  # type: ignore[no-any-return]
+        return attended
     if dropout:
         check_pairs(query.host_lengths, memory.host_lengths, 2 * queries.shape[1] * queries.itemsize)
     parts = []
