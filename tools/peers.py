@@ -51,6 +51,10 @@ LEFT = {
     "deepfilternet": "version 0.5.6 imports `torchaudio.backend`, which torchaudio 2.9 removed.",
 }
 
+# Of tests/peers/formats.py. These kernels are of the same release as TorchRec, for the torch of constraints.txt.
+FORMATS = ["awkward", "datasets", "transformers", "fbgemm-gpu-cpu==1.8.0", "tensordict", "iopath", "pyre-extensions"]
+TORCHREC = "torchrec==1.8.0"
+
 _HEAD = """# Works with
 
 `rl.accelerate` on models of other packages: a small example of each is run and trained with and without it, on data
@@ -103,6 +107,8 @@ def main() -> int:
                 failed.append(f"{name}: {answer}")
             else:
                 rows.append(_row(name, answer))
+    if not sys.argv[1:] and not _converts():
+        failed.append("formats: a conversion is wrong")
     if names == list(PEERS) and not failed:
         left = "".join(f"- **{name}**: {reason}\n" for name, reason in LEFT.items())
         PAGE.write_text(
@@ -110,6 +116,14 @@ def main() -> int:
         )
     print(*failed, sep="\n")
     return int(bool(failed))
+
+
+def _converts() -> bool:
+    """Return True if the conversions from and to formats of other packages pass."""
+    python = _install("formats", FORMATS)
+    # It requires kernels compiled for CUDA.
+    subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-deps", TORCHREC], check=True)
+    return subprocess.run([python, "-W", "ignore", EXAMPLES / "formats.py"], check=False).returncode == 0
 
 
 def _install(name: str, requirements: list[str]) -> Path:
