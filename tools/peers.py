@@ -80,8 +80,15 @@ sb3-contrib's policies run an LSTM step by step if an episode starts within a se
 pad such sequences. `rl.accelerate(agent.policy)`, or of the modules, makes one call of the layer instead. A policy that
 overrides `_process_sequence`, and a module with another `recurrent_backend` than "pad", are not changed.
 
-[Whole trainings](../benchmarks/results/recurrent-ppo.md) with and without it have the same returns. The more steps an
-episode has, the larger is the gain.
+[Whole trainings](../benchmarks/results/recurrent-ppo.md) of RecurrentPPO with one thread, seconds per update and mean
+returns at the end:
+
+| task, steps of an episode | sb3-contrib | with rl.accelerate | returns |
+| --- | --- | --- | --- |
+| CartPole without velocities, about 90 at the end | 4.33 | 0.70 | 91, 95 |
+| Recall, 3 to 17 | 0.93 | 0.52 | 0.96, 1.00 |
+
+sb3-contrib makes its batches in both, which is about half of the 0.52 seconds.
 """
 
 
