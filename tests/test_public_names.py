@@ -14,15 +14,15 @@ import raglane as rl
     [
         (
             rl,
-            """Ragged Run accelerate collate cost data errors explain export fit freeze lens load nn packing plan plot
-            serve sklearn unaccelerate use_backend""",
+            """Ragged Run accelerate collate convert_weights cost data errors explain export fit freeze lens load nn
+            packing plan plot serve sklearn unaccelerate use_backend""",
         ),
         (
             rl.nn,
             """AttentionPooling CRF CausalConv1d CfC CoupledLSTM GRU GRUD IndRNN LSTM LayerNormGRU LayerNormLSTM MinGRU
             MinLSTM PeepholeLSTM Pooling QRNN RNN Recurrent SLSTM SRU SequenceEncoder carry init losses
             AttentionDecoder CTCBeamSearch Hypotheses NGram Transducer beam_search ctc_align edit_distance pairs
-            rnnt_loss soft_dtw""",
+            rnnt_loss soft_dtw Attention""",
         ),
         (
             rl.nn.losses,

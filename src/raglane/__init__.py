@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from raglane.data.collate import collate
     from raglane.kernels.dispatch import use_backend
     from raglane.nn.recurrent.accelerate import accelerate, unaccelerate
+    from raglane.nn.recurrent.convert import convert_weights
     from raglane.nn.recurrent.explain import explain
     from raglane.nn.recurrent.freeze import freeze
     from raglane.planner import plan
@@ -38,6 +39,7 @@ __all__ = [
     "Run",
     "accelerate",
     "collate",
+    "convert_weights",
     "cost",
     "data",
     "errors",
@@ -62,6 +64,7 @@ _HOMES = {
     "Run": "runs.run",
     "accelerate": "nn.recurrent.accelerate",
     "collate": "data.collate",
+    "convert_weights": "nn.recurrent.convert",
     "cost": "schedules",
     "explain": "nn.recurrent.explain",
     "fit": "runs.fit",

@@ -16,7 +16,7 @@ import raglane as rl
 from made_datasets import dataset, of_tensors
 from raglane.data import BatchLimit, BatchSampler, Dataset, split
 from raglane.data.records import offsets_of
-from raglane.errors import ArgumentError, DataError, ShapeError
+from raglane.errors import ArgumentError, ShapeError
 from small_files import same_batch
 
 LENGTHS = [3, 0, 1, 4]
@@ -48,25 +48,6 @@ def test_select_against_a_loop(lengths: list[int], data: st.DataObject) -> None:
     assert chosen.lengths.tolist() == [lengths[i] for i in index]
     assert chosen.labels == tuple(labels[i] for i in index)
     assert chosen.ids == tuple(100 + i % len(lengths) for i in index)
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"offsets": np.array([0, 3])}, "values must be .*got 8 of them"),
-        ({"offsets": np.array([0.0, 8.0])}, "offsets"),
-        ({"values": np.zeros((8, 2))}, "values must be .*got float64"),
-        ({"channels": ("a",)}, "1 channels"),
-        ({"labels": ("x",)}, "labels must be .*got 1 of them"),
-        ({"ids": ("x",)}, "ids must be .*got 1 of them"),
-        ({"tags": np.array(["x"], dtype=object)}, "tags must be .*got 1 of them"),
-    ],
-)
-def test_records_that_do_not_fit(change: dict[str, Any], words: str) -> None:
-    values, offsets = np.zeros((8, 2), np.float32), offsets_of(LENGTHS)
-    given: dict[str, Any] = {"values": values, "offsets": offsets, "channels": ("a", "b")}
-    with pytest.raises(DataError, match=words):
-        dataset(**(given | change))
 
 
 @pytest.mark.parametrize("per_element", [False, True])

@@ -204,10 +204,6 @@ def test_targets_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         evaluate(saved, _with(records, Targets(np.ones((20, 2)), names=("y", "z"))))
     with pytest.raises(DataError, match=r"one target per sequence.*got targets per element"):
         evaluate(saved, _with(records, Targets(np.ones((total, 1)), per_element=True, names=("y",))))
-    with pytest.raises(DataError, match="each of the 20 sequences, got 19 of them"):
-        _with(records, Targets(np.ones((19, 1)), names=("y",)))
-    with pytest.raises(DataError, match="finite"):
-        Targets(np.array([[np.nan]]), names=("y",))
 
 
 def _rolls(count: int = 40, seed: int = 0) -> Dataset:

@@ -15,7 +15,7 @@ from raglane.errors import ArgumentError
 class SLSTMWeights(NamedTuple):
     """The weights of one layer in one direction; ``K`` is the number of heads."""
 
-    input: Tensor  # (4 * H, D)
+    input: Tensor | None  # (4 * H, D); None if the input holds the sums of the gates
     hidden: Tensor  # (4 * H, H / K): a row reads only the units of its head
     bias: Tensor | None = None  # (4 * H,)
 
@@ -30,16 +30,20 @@ class SLSTM(CellSpec):
         h' = sigmoid(o) * c' / n'
 
     The state ``m`` keeps the exponentials within range and cancels in the output. A sequence begins where ``n`` is 0;
-    afterwards ``n`` is at least 1. Of the two forget gates in the paper, this is the sigmoid.
+    afterwards ``n`` is at least 1. Of the two forget gates in the paper, this is the sigmoid. Without
+    ``input_weights`` the input is ``W x``, ``(N, 4 * H)``, gate after gate.
     """
 
     gates: ClassVar[tuple[str, ...]] = ("i", "f", "z", "o")
     states: ClassVar[tuple[str, ...]] = ("h", "c", "n", "m")
     weights_type: ClassVar[Any] = SLSTMWeights
 
-    def __init__(self, heads: int = 1) -> None:
+    def __init__(self, heads: int = 1, input_weights: bool = True) -> None:
         self.name = "slstm" if heads == 1 else f"slstm of {heads} heads"
-        self.heads = heads
+        if not input_weights:
+            self.name += " without input weights"
+        self.heads, self.input_weights = heads, input_weights
+        self._above = self if input_weights else SLSTM(heads)
 
     def shapes(self, input_size: int, hidden_size: int, bias: bool = True, proj_size: int = 0) -> Shapes:  # noqa: ARG002
         """See :meth:`CellSpec.shapes`; raises ArgumentError if ``heads`` does not divide the number of units."""
@@ -47,11 +51,18 @@ class SLSTM(CellSpec):
             rule = f"a divisor of the number of units, {hidden_size}"
             raise ArgumentError("heads", str(self.heads), rule, "choose another number of heads or units")
         rows = 4 * hidden_size
+        if not self.input_weights and input_size != rows:
+            rule = f"4 * hidden_size = {rows}, the number of gates, without input_weights"
+            raise ArgumentError("input_size", str(input_size), rule, f"pass {rows}")
         return {
-            "weight_ih": (rows, input_size),
+            "weight_ih": (rows, input_size) if self.input_weights else None,
             "weight_hh": (rows, hidden_size // self.heads),
             "bias_ih": (rows,) if bias else None,
         }
+
+    def above(self) -> CellSpec:
+        """See :meth:`CellSpec.above`."""
+        return self._above
 
     def initialise(self, parameter: str, tensor: Tensor, hidden_size: int) -> None:
         """See :meth:`CellSpec.initialise`; biases are 0, and from 3 to 6 for the forget gates of each head."""
@@ -65,7 +76,9 @@ class SLSTM(CellSpec):
 
     def prepare(self, weights: SLSTMWeights, values: Tensor, offsets: Tensor) -> Tensor:  # noqa: ARG002
         """Return the input products with their bias, ``(N, 4 * H)``."""
-        return F.linear(values, weights.input, weights.bias)
+        if weights.input is not None:
+            return F.linear(values, weights.input, weights.bias)
+        return values if weights.bias is None else values + weights.bias
 
     def step(self, weights: SLSTMWeights, prepared: Tensor, state: States, mask: Tensor | None = None) -> Stepped:
         """See :meth:`CellSpec.step`."""

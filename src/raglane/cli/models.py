@@ -263,10 +263,8 @@ def predict(
     pick_device(device)
     model = load(run, cell=cell)
     records = model.test_part() if data is None else model.read(data, need_labels=False, format=format, **columns)
-    skips, listed = (
-        columns.get("on_bad_row") == "skip",
-        None if output is None else output.with_suffix(".skipped.jsonl"),
-    )
+    skips = columns.get("on_bad_row") == "skip"
+    listed = None if output is None else output.with_suffix(".skipped.jsonl")
     for file in (output, listed if skips else None):
         if file is not None:
             check_apart(file, records.source, run)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
@@ -33,12 +32,22 @@ _KINDS: tuple[tuple[Any, Any], ...] = (
 )
 
 
-class Samples(Sequence[Any]):
-    """Samples of a dataset that makes its own batches, without a loop over the samples."""
+class Items(Sequence[Any]):
+    """Items of a dataset, each made when it is used; collate makes a batch of all of them at once."""
 
-    @abstractmethod
-    def batch(self) -> Any:
-        """Return the batch that :func:`collate` makes of a list of these samples."""
+    def __init__(self, dataset: Any, rows: Tensor) -> None:
+        self._dataset, self._rows = dataset, rows
+
+    def __len__(self) -> int:
+        return self._rows.shape[0]
+
+    def __getitem__(self, place: Any) -> Any:
+        rows = self._rows[place]
+        return self._dataset[int(rows)] if rows.dim() == 0 else Items(self._dataset, rows)
+
+    def batch(self) -> dict[str, Ragged | Tensor]:
+        """Return the batch of these items."""
+        return self._dataset._batch(self._rows)
 
 
 def collate(samples: Sequence[Any] | Mapping[Any, Any]) -> Any:
@@ -95,7 +104,7 @@ def collate(samples: Sequence[Any] | Mapping[Any, Any]) -> Any:
         raglane.errors.ShapeError: samples[1] must be features (12,), as in samples[0], got features (13,). \
 Give every sample the same trailing dimensions.
     """
-    if isinstance(samples, Samples):
+    if isinstance(samples, Items):
         return samples.batch()
     if isinstance(samples, Mapping):
         return _columns(samples)

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 
 from raglane._utils.checks import as_tensor, check_kind, check_whole, read_index
-from raglane.data.collate import Samples
+from raglane.data.collate import Items
 from raglane.data.encoders import between_ends, nothing_to_learn
 from raglane.data.fragments import Layout
 from raglane.data.gathering import Fragments, Gathered, Places
@@ -27,7 +27,7 @@ from raglane.data.preprocess import Preprocessor
 from raglane.data.records import TASKS, Columns, Feature, Records, Targets, for_task
 from raglane.data.statistics import Statistics
 from raglane.data.stores import Memory, stores_of
-from raglane.data.tensors import Items, Sequences, Tensors
+from raglane.data.tensors import Sequences, Tensors
 from raglane.errors import message
 from raglane.ragged import Ragged
 
@@ -130,7 +130,7 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
         item = self.take([row]).item(0) if self._tensors is None else self._tensors.item(row)
         return {**item, "index": torch.tensor(row)}
 
-    def __getitems__(self, indices: Sequence[int] | Tensor) -> Samples:
+    def __getitems__(self, indices: Sequence[int] | Tensor) -> Items:
         """Return the items of some rows. A DataLoader calls it for each batch."""
         # The fast path for a list from a sampler: read_index takes as long as the rest of a small batch.
         is_plain = isinstance(indices, list) and set(map(type, indices)) == {int}

@@ -220,10 +220,8 @@ def _numbers(sequences: Sequence[Any]) -> Records:
     typical = next((matrix for matrix in matrices if matrix.size), matrices[0])
     for place, matrix in enumerate(matrices):
         if matrix.ndim not in (1, 2) or (matrix.size and _width(matrix) != _width(typical)):
-            got, rule = (
-                f"shape {matrix.shape}",
-                f"an array (L,) or (L, C), with C = {_width(typical)} as in the other sequences",
-            )
+            got = f"shape {matrix.shape}"
+            rule = f"an array (L,) or (L, C), with C = {_width(typical)} as in the other sequences"
             fix = "give every sequence the same channels; transpose sequences of shape (channels, steps)"
             raise ShapeError(f"data[{place}]", got, rule, fix)
     width = _width(typical) if typical.size else 1

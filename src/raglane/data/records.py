@@ -124,10 +124,6 @@ class Columns:
             if split is not None:
                 check_split(split, name)
 
-    def with_split(self, split: str) -> Columns:
-        """Return the same columns with another split."""
-        return replace(self, split=split)
-
     @property
     def wants_labels(self) -> bool:
         """True if a file without labels is an error."""
@@ -163,20 +159,6 @@ class Targets:
     names: tuple[str, ...] = ()
     # True for sequences of labels, which have an order and duplicates.
     ordered: bool = False
-
-    def __post_init__(self) -> None:
-        check_kind("targets", self.values, np.ndarray, "a NumPy array", "convert it with np.asarray")
-        check_flag("per_element", self.per_element)
-        check_kind("names", self.names, tuple, "a tuple", "convert it with tuple(...)")
-        if self.values.dtype == object:
-            fits = self.values.ndim == 1 and not self.names
-        else:
-            is_matrix = self.values.dtype == np.float64 and self.values.ndim == 2
-            fits = is_matrix and self.values.shape[1] == len(self.names) and bool(np.isfinite(self.values).all())
-        if not fits:
-            got = f"{self.values.dtype} of shape {self.values.shape} and {len(self.names)} names"
-            rule = "(M, T) float64, finite, with T names, or (M,) object without names"
-            raise DataError("targets", got, rule, "convert the values, and name each column of numbers")
 
     @property
     def is_numbers(self) -> bool:
@@ -251,22 +233,6 @@ class Feature:
         return replace(self, values=self.values[rows if self.per_sequence else elements])
 
 
-def check_features(features: Any, sequences: int, elements: int) -> None:
-    """Raise unless features have the right type and length, and different names."""
-    check_kind("features", features, tuple, "a tuple of Feature", "convert it with tuple(...)")
-    known: set[str] = set()
-    for feature in features:
-        check_kind("features", feature, Feature, "a tuple of Feature", "make each a rl.data.Feature")
-        what = f"the feature {quote(feature.name)}"
-        expected, per = (sequences, "sequence") if feature.per_sequence else (elements, "element")
-        if len(feature.values) != expected:
-            rule = f"one value for each of the {expected} {per}s"
-            raise DataError(what, f"{len(feature.values)} values", rule, "pass that many")
-        if feature.name in known:
-            raise DataError(what, "two", "the only feature of this name", "rename one")
-        known.add(feature.name)
-
-
 def joined(runs: Sequence[tuple[Feature, ...]]) -> tuple[Feature, ...]:
     """Concatenate the features of several runs of sequences."""
     if not runs:
@@ -311,38 +277,6 @@ class Records:
     skipped: tuple[Skipped, ...] = ()
     # The kinds of the labels in the source, see kinds_of; None if the source has only texts.
     label_kinds: tuple[str, ...] | None = None
-
-    def __post_init__(self) -> None:
-        values, offsets = self.values, self.offsets
-        is_flat = offsets.ndim == 1 and offsets.dtype == np.int64 and len(offsets) > 0
-        if not is_flat or offsets[0] != 0 or (np.diff(offsets) < 0).any():
-            rule = "of shape (B + 1,), int64, starting at 0 and never falling"
-            raise DataError("offsets", quote(offsets), rule, "use offsets_of(lengths)")
-        if values.dtype == object:
-            fits = values.ndim == 1 and not self.channels
-        else:
-            fits = values.dtype == np.float32 and values.ndim == 2 and values.shape[1] == len(self.channels)
-        if not fits:
-            rule = "(N, C) float32 with C channels, or (N,) object without channels"
-            got = f"{values.dtype} of shape {values.shape} and {len(self.channels)} channels"
-            raise DataError("values", got, rule, "convert the values, and name one channel per column")
-        count, total = len(offsets) - 1, int(offsets[-1])
-        if self.tags is not None and (self.tags.ndim != 1 or self.tags.dtype != object):
-            got = f"{self.tags.dtype} of shape {self.tags.shape}"
-            raise DataError("tags", got, "an array (N,) of objects", "pass one str per element")
-        targets = self.targets
-        for name, given, per_element in (
-            ("values", values, True),
-            ("tags", self.tags, True),
-            ("targets", None if targets is None else targets.values, targets is not None and targets.per_element),
-            ("ids", self.ids, False),
-            ("labels", self.labels, False),
-        ):
-            expected, per = (total, "element") if per_element else (count, "sequence")
-            if given is not None and len(given) != expected:
-                rule = f"one for each of the {expected} {per}s"
-                raise DataError(name, f"{len(given)} of them", rule, "pass that many")
-        check_features(self.features, count, total)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1

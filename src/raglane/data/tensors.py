@@ -1,4 +1,4 @@
-"""Flat tensors of sequences, and the items and batches that a DataLoader makes of a dataset."""
+"""Flat tensors of sequences, their items and their batches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from raglane import segments
-from raglane.data.collate import Samples
 from raglane.data.order.limit import pieces_of
 from raglane.data.records import Columns
 from raglane.data.statistics import Statistics
@@ -138,21 +137,3 @@ class Tensors:
             targets, target_offsets = self._targets_of(owners, owners)
         offsets = segments.offsets_from_lengths(lengths)
         return replace(self, offsets=offsets, targets=targets, target_offsets=target_offsets), owners
-
-
-class Items(Samples):
-    """Items of a dataset, each made when it is used; collate makes a batch of all of them at once."""
-
-    def __init__(self, dataset: Any, rows: Tensor) -> None:
-        self._dataset, self._rows = dataset, rows
-
-    def __len__(self) -> int:
-        return self._rows.shape[0]
-
-    def __getitem__(self, place: Any) -> Any:
-        rows = self._rows[place]
-        return self._dataset[int(rows)] if rows.dim() == 0 else Items(self._dataset, rows)
-
-    def batch(self) -> dict[str, Ragged | Tensor]:
-        """Return the batch of these items."""
-        return self._dataset._batch(self._rows)

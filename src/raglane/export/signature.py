@@ -55,10 +55,8 @@ class Signature:
         signature = cls(names, arguments, layout)  # type: ignore[arg-type]
         for name, part in signature.leaves():
             if isinstance(part, Tensor) and sum(size == len(batches[0]) for size in part.shape) > 1:
-                got, rule = (
-                    f"{name} of shape {tuple(part.shape)}",
-                    "a tensor with at most one dimension as long as the batch",
-                )
+                got = f"{name} of shape {tuple(part.shape)}"
+                rule = "a tensor with at most one dimension as long as the batch"
                 fix = "pass an example with another number of sequences"
                 raise ArgumentError("example", got, rule, fix)
         return signature

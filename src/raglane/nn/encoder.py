@@ -8,7 +8,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from raglane._utils.checks import check_count, check_dropout, check_dtype, check_flag, check_kind, check_signature
+from raglane._utils.checks import (
+    check_choice,
+    check_count,
+    check_dropout,
+    check_dtype,
+    check_flag,
+    check_kind,
+    check_signature,
+)
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.nn.pooling import POOLINGS
 from raglane.nn.recurrent import cell_layers, elementwise_layers, torch_layers
@@ -113,10 +121,8 @@ class SequenceEncoder(nn.Module):
         )
         self.dropout = nn.Dropout(check_dropout(dropout))
         self.output_size = self.recurrent.output_size
-        names = ("summary", *POOLINGS)
-        if pooling is not None and not (isinstance(pooling, str) and pooling in names):
-            rule = f"one of {', '.join(names)}, or None for one vector per element"
-            raise ArgumentError("pooling", repr(pooling), rule, "choose one of them")
+        if pooling is not None:
+            check_choice("pooling", pooling, ("summary", *POOLINGS), "pass one of these, or None for one per element")
         self.pooling = pooling
         self.pool = None if pooling in (None, "summary") else POOLINGS[pooling](self.output_size, **placed)
 
@@ -184,11 +190,9 @@ def layer_class(cell: Any, layer_norm: bool) -> Callable[..., RecurrentLayer]:
         return classes[cell]
     if callable(cell) and not layer_norm and not isinstance(cell, nn.Module):
         return cell
-    if layer_norm:
-        rule = f"one of {', '.join(classes)} with layer_norm=True"
-        raise ArgumentError("cell", repr(cell), rule, "choose one of them, or leave layer_norm out")
-    rule = f"one of {', '.join(classes)}, or a function that returns a layer, such as a class of rl.nn"
-    raise ArgumentError("cell", repr(cell), rule, "choose one of them")
+    other = " with layer_norm=True" if layer_norm else ", or a function that returns a layer, such as a class of rl.nn"
+    fix = f"choose one of them{', or leave layer_norm out' if layer_norm else ''}"
+    raise ArgumentError("cell", repr(cell), f"one of {', '.join(classes)}{other}", fix)
 
 
 def made(make: Callable[..., Any], width: int, hidden_size: int, **options: Any) -> RecurrentLayer:

@@ -14,7 +14,7 @@ from typing import Any, get_type_hints
 import numpy as np
 import torch
 
-from raglane._utils.checks import check_flag
+from raglane._utils.checks import check_flag, check_kind
 from raglane._utils.files import as_path
 from raglane._utils.messages import nearest, quote, require
 from raglane.data.dataset import Dataset
@@ -97,7 +97,9 @@ def fit(
     check_flag("overwrite", overwrite)
     if progress is not None:
         check_flag("progress", progress)
-    _check_callback(callback)
+    if callback is not None:
+        rule = "a function of the losses and metrics of an epoch"
+        check_kind("callback", callback, Callable, rule, "pass e.g. print, or leave it out")
     source = Source(None, format, ColumnNames(**columns))
     validated = None if validation is None else source.of(*_pair(validation), "validation")
     tested = None if test is None else source.of(*_pair(test), "test")
@@ -167,12 +169,6 @@ def _own_state(device: Any) -> Iterator[None]:
     finally:
         if torch.get_num_threads() != threads:
             torch.set_num_threads(threads)
-
-
-def _check_callback(callback: Any) -> None:
-    if callback is not None and not callable(callback):
-        rule = "a function of the losses and metrics of an epoch"
-        raise ArgumentTypeError("callback", quote(callback), rule, "pass e.g. print, or leave it out")
 
 
 def _watcher(metric: str, progress: bool | None, callback: Any) -> Any:

@@ -16,7 +16,7 @@ from raglane._utils.files import as_path, check_place, write_folder
 from raglane._utils.messages import count_of, quote, quote_all
 from raglane.data.dataset import Dataset
 from raglane.data.preprocess import Preprocessor
-from raglane.errors import ArgumentError, ArgumentTypeError, DataError
+from raglane.errors import ArgumentError, DataError
 from raglane.runs.sources import ColumnNames, SavedSource, Source, chosen_columns, renamed
 from raglane.runs.tables import TablePredictor
 from raglane.training import inference
@@ -271,12 +271,9 @@ class Run:
         """
         with reading(self.folder or _PICKLE):
             trained = build(ColumnNames, self.saved.columns, "columns")
-        source = Source(None, format, renamed(trained, chosen_columns(columns)))
-        if isinstance(data, (str, os.PathLike)):
-            if labels is not None:
-                rule = "None for a file, whose labels are in a column"
-                raise ArgumentTypeError("labels", quote(labels), rule, "name the column, as label='kind'")
-            records = replace(source, path=as_path(data)).read(self.task, need_labels=need_labels)
+        source = Source(None, format, renamed(trained, chosen_columns(columns))).of(data, labels)
+        if source.held is None:
+            records = source.read(self.task, need_labels=need_labels)
             is_named = any(columns.get(role) for role in ("sequence", "features", "static"))
             return self._renamed(records) if is_named else records
         records = source.take(data, labels, self.task, need_labels=need_labels)

@@ -86,10 +86,8 @@ def default_space(settings: Settings, fixed: Collection[str]) -> Space:
 def read_space(table: Any, where: str) -> Space:
     """Return the search space of a TOML table."""
     if not isinstance(table, dict):
-        rule, fix = (
-            "a table of options, each with a list or a range",
-            "write [search], and lr = {low = 1e-4, high = 1e-2}",
-        )
+        rule = "a table of options, each with a list or a range"
+        fix = "write [search], and lr = {low = 1e-4, high = 1e-2}"
         raise ArgumentError(where, quote(table), rule, fix)
     keys, hints = {key_of(Settings, name): name for name in SEARCHED}, get_type_hints(Settings)
     space: Space = {}

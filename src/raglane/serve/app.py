@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
@@ -119,7 +119,7 @@ def create_app(
     own = {"slots": 1000, "idle": 300, **options}
     served = {name: Served(name, model, **own) for name, model in models.items()}
     text = "Predictions of recurrent networks: whole sequences, and live streams with the same bits."
-    app = FastAPI(title="Raglane", version=_version(), description=text, lifespan=_lifespan)
+    app = FastAPI(title="Raglane", version=version("raglane"), description=text, lifespan=_lifespan)
     server = app.state.server = Server(served, clients, token, max_message, origins)
     app.include_router(_routes)
     for kind in (RequestValidationError, HTTPException, RaglaneError, Exception):
@@ -307,7 +307,7 @@ async def metrics(server: _Server) -> Response:
 @_routes.get("/v2")
 async def about() -> Response:
     """Return the metadata of the server (Open Inference Protocol)."""
-    return _json({"name": "raglane", "version": _version(), "extensions": ["sequence"]})
+    return _json({"name": "raglane", "version": version("raglane"), "extensions": ["sequence"]})
 
 
 @_routes.get("/v2/health/live")
@@ -442,13 +442,6 @@ def _text(error: Exception) -> str:
 
 def _client(connection: HTTPConnection) -> str:
     return connection.client.host if connection.client else ""
-
-
-def _version() -> str:
-    try:
-        return version("raglane")
-    except PackageNotFoundError:
-        return "0"
 
 
 def _stream_options(query: Mapping[str, str]) -> dict[str, Any]:

@@ -345,7 +345,7 @@ class Engine:
     def _gather(self) -> _Step | None:
         """Take the frames of a step; the lock is held."""
         ready, frames, runner, now = self._ready, self._frames, self._runner, time.perf_counter()
-        if len(ready) == 1 and self._has_one(ready[0]):
+        if len(ready) == 1 and frames.counts[ready[0]] == 1 and self._results.counts[ready[0]] < self.max_queue:
             # Without index arithmetic: most of the time of a step of one stream.
             runner.reserve(1, 1)
             slot = ready.pop()
@@ -390,10 +390,6 @@ class Engine:
     def _begin(self, slots: Integers) -> None:
         self._is_fresh[slots] = False
         self._prepared.begin(self._pools, torch.from_numpy(slots))
-
-    def _has_one(self, slot: int) -> bool:
-        """Return True if a stream has one frame, and room for its result."""
-        return bool(self._frames.counts[slot] == 1 and self._results.counts[slot] < self.max_queue)
 
     def _finished(self, step: _Step) -> npt.NDArray[np.bool_] | slice:
         """End a step; return which of its streams were neither closed nor reset. The lock is held."""

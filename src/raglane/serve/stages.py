@@ -37,15 +37,6 @@ class Stage:
             yield from [part.encode()] if isinstance(part, str) else _contents(part)
 
 
-def layer_stage(
-    reads: Sequence[int], cell: str, weights: Sequence[Tensor | None], starts: Sequence[Tensor], int8: bool
-) -> Stage:
-    """Return a stage of a recurrent layer that the cpu kernels support."""
-    sizes = tuple([start.shape[0] for start in starts])
-    kernel = PreparedLayer(cell, weights, sizes, torch.int8 if int8 else None)
-    return Stage(kernel, reads, starts, f"{cell} {'int8' if int8 else ''}", *weights)
-
-
 def program_stage(
     reads: Sequence[int],
     lowered: Lowered,
@@ -121,7 +112,9 @@ def layer_stages(
             if int8 and not narrow:
                 left.append(f"a layer {type(layer).__name__} of {own[0].dtype}")
             tensors = [None if part is None else part.detach() for part in own]
-            stages.append(layer_stage(reads, cell.name, tensors, starts, narrow))
+            sizes = tuple([start.shape[0] for start in starts])
+            kernel = PreparedLayer(cell.name, tensors, sizes, torch.int8 if narrow else None)
+            stages.append(Stage(kernel, reads, starts, f"{cell.name} {'int8' if narrow else ''}", *tensors))
         else:
             if int8:
                 left.append(f"a layer {type(layer).__name__}, which has no int8 kernel")

@@ -123,10 +123,8 @@ def _id_column(path: Path, columns: Columns, present: list[str]) -> tuple[str, t
     """Return the id column and notes; raise a DataError without one."""
     name, notes = id_column(path, columns, present, present, _ID_NAMES)
     if name is None:
-        got, rule = (
-            f"no id column among {quote_all(present)}",
-            f"a file with a column of ids, called {', '.join(_ID_NAMES)}",
-        )
+        got = f"no id column among {quote_all(present)}"
+        rule = f"a file with a column of ids, called {', '.join(_ID_NAMES)}"
         texts = f"if each row is a text, name its column with {columns_argument('sequence')}"
         series = f"if all rows are one series, pass {columns_argument('task', 'forecast')}"
         raise data_error(path, got, rule, f"name it with {columns_argument('id')}; {texts}; {series}")

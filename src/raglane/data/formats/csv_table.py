@@ -291,10 +291,8 @@ def _as_features(table: _Table, name: str, numbers: npt.NDArray[np.float64], odd
 
 def _static_feature(table: _Table, name: str, columns: Columns) -> Feature:
     """Read a column with one value per sequence, which is the same in all its rows."""
-    rule, fix = (
-        "the same in all rows of a sequence",
-        f"correct it, or pass the column as {columns_argument('features')}",
-    )
+    rule = "the same in all rows of a sequence"
+    fix = f"correct it, or pass the column as {columns_argument('features')}"
     table.check(~table.constant(name), name, rule, fix, after=", after another entry")
     numbers, odd = table.numbers(name)
     first = table.offsets[:-1]

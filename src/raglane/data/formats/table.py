@@ -179,7 +179,7 @@ def feature_columns(path: Path, columns: Columns, present: Iterable[str]) -> tup
     for several in LISTS:
         for wanted in getattr(columns, several) or ():
             check_named(path, several, wanted, names, len(getattr(columns, several)))
-    features, static = columns.features or (), columns.static or ()
+    features, static = (tuple(dict.fromkeys(named or ())) for named in (columns.features, columns.static))
     for name in static:
         others = {"features": columns.features or (), "sequence": (columns.sequence,), "label": (columns.label,)}
         role = next((role for role, taken in others.items() if name in taken), None)

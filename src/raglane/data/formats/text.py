@@ -72,7 +72,7 @@ def _records(lines: Sequence[str], columns: Columns, path: Path, classes: Sequen
     labels = tuple(classes) if classes is not None and columns.wants_labels else None
     tokens, lengths = split_texts(lines, split)
     return Records(
-        tokens, offsets_of(lengths), labels=labels, source=path, notes=notes, columns=columns.with_split(split)
+        tokens, offsets_of(lengths), labels=labels, source=path, notes=notes, columns=replace(columns, split=split)
     )
 
 

@@ -83,7 +83,9 @@ def ctc_loss(
     check_flag("zero_infinity", zero_infinity)
     check_predictions("log_probs", log_probs)
     blank = check_whole("blank", blank)
-    check_targets(log_probs, targets, blank)
+    check_blank(log_probs, blank)
+    check_labels(targets, log_probs, "log_probs")
+    check_classes(targets, log_probs.values.shape[1], blank)
     dtype = wide(log_probs.dtype)
     values = log_probs.values.to(dtype)
     shares = values.new_ones(len(log_probs))
@@ -107,13 +109,6 @@ def check_blank(log_probs: Ragged, blank: int) -> None:
         rule = "one log-probability per label, (N, C), with a blank of the C labels"
         fix = "make the labels the only dimension of an element, and pass a blank from 0 to C - 1"
         raise ArgumentError("log_probs, blank", got, rule, fix)
-
-
-def check_targets(log_probs: Ragged, targets: Any, blank: int) -> None:
-    """Raise if log-probabilities and targets do not match, or a label on a CPU does not exist."""
-    check_blank(log_probs, blank)
-    check_labels(targets, log_probs, "log_probs")
-    check_classes(targets, log_probs.values.shape[1], blank)
 
 
 def check_labels(targets: Any, batch: Ragged, name: str) -> None:

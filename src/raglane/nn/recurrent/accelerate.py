@@ -8,6 +8,7 @@ import types
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -15,7 +16,11 @@ import torch
 from raglane._utils.checks import check_every, check_model
 from raglane._utils.messages import count_of, message
 from raglane._utils.tracing import is_jit_traced
+from raglane.cells import SLSTM, CellSpec
+from raglane.cells.slstm import SLSTMWeights
 from raglane.errors import ArgumentTypeError
+from raglane.nn.recurrent.convert import slstm_weights
+from raglane.nn.recurrent.episodes import base_of_model
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.nn.recurrent.stack import OPTIONS
 from raglane.nn.recurrent.torch_layers import GRU, LSTM, RNN
@@ -25,10 +30,19 @@ M = TypeVar("M", bound=torch.nn.Module)
 _LISTED = 20
 
 
-class _Accelerated(RecurrentLayer):
-    """The base of the converted layers, with what torch's transformations require of torch's own layers."""
+class _Converted:
+    """The base of the classes of converted modules."""
 
     _theirs: ClassVar[Any]  # the class before the conversion
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        reduced: Any = super().__reduce_ex__(protocol)
+        # A class that is made at run time cannot be imported, so a pickle contains the name of the class before.
+        return reduced if self._theirs in _OURS else (_new, (self._theirs,), *reduced[2:])
+
+
+class _Accelerated(_Converted, RecurrentLayer):
+    """The base of the converted layers, with what torch's transformations require of torch's own layers."""
 
     def forward(self, input: Any, hx: Any = None, **options: Any) -> Any:
         """See :meth:`~raglane.nn.recurrent.layer.RecurrentLayer.forward`."""
@@ -47,11 +61,6 @@ class _Accelerated(RecurrentLayer):
             "call rl.unaccelerate(model) before torch.jit.script(model)",
         )
         raise ArgumentTypeError(message("torch.jit.script", f"a layer {type(self).__name__}", rule, fix))
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        reduced = super().__reduce_ex__(protocol)
-        # The class of a converted subclass is made at run time, so a pickle contains the name of the subclass.
-        return reduced if self._theirs in _OURS else (_new, (self._theirs,), *reduced[2:])
 
     @property
     def qconfig(self) -> Any:
@@ -86,6 +95,58 @@ class AcceleratedLSTM(_Accelerated, LSTM, torch.nn.LSTM):
 
 class AcceleratedGRU(_Accelerated, GRU, torch.nn.GRU):
     """A converted ``torch.nn.GRU``: an instance of both that class and Raglane's."""
+
+
+@cache
+def _slstm(heads: int) -> CellSpec:
+    """Return the cell of an sLSTM whose input is that of the gates; a plan compares cells by identity."""
+    return SLSTM(heads, input_weights=False)
+
+
+class AcceleratedSLSTM(_Accelerated):
+    """A converted sLSTM cell of xlstm or TiRex, with its parameters, input of four gates, output and state."""
+
+    _recurrent_kernel_: torch.Tensor
+    _bias_: torch.Tensor
+    config: Any
+    _permute_output: Any
+    num_layers, bidirectional, dropout = 1, False, 0.0
+    backend = property(lambda _: "auto")  # TiRex has an attribute of this name
+
+    @property
+    def cell(self) -> CellSpec:
+        """The cell that the layer runs."""
+        return _slstm(len(self._recurrent_kernel_))
+
+    @property
+    def hidden_size(self) -> int:  # type: ignore[override]
+        """The number of units."""
+        return self._recurrent_kernel_.shape[0] * min(self._recurrent_kernel_.shape[1:])
+
+    @property
+    def input_size(self) -> int:  # type: ignore[override]
+        """The number of features of the input."""
+        return 4 * self.hidden_size
+
+    @property
+    def batch_first(self) -> bool:  # type: ignore[override]
+        """True if padded tensors are ``(B, T, 4 * H)``."""
+        return bool(getattr(self.config, "input_shape", "BSGNH") == "BSGNH")
+
+    def _weights(self) -> tuple[Any, ...]:
+        return (SLSTMWeights(None, *slstm_weights(self._recurrent_kernel_, self._bias_)),)
+
+    def _like(self, weights: tuple[Any, ...]) -> torch.Tensor | None:
+        hidden: torch.Tensor = weights[0].hidden
+        return hidden
+
+    def forward(self, input: Any, state: Any = None, lengths: Any = None, **options: Any) -> Any:  # type: ignore[override]
+        """Run the cell with its own arguments, or as a layer on another batch or with a layer's options."""
+        if not isinstance(input, torch.Tensor) or input.dim() != 3 or options:
+            return RecurrentLayer.forward(self, input, state, lengths=lengths, **options)
+        hx = state.unsqueeze(1).unbind() if isinstance(state, torch.Tensor) else state
+        output, final = RecurrentLayer.forward(self, input, hx, lengths=lengths)
+        return self._permute_output(output.transpose(0, 1) if self.batch_first else output), torch.cat(final)
 
 
 _OURS: dict[type[torch.nn.Module], Any] = {
@@ -140,6 +201,9 @@ def _listed(names: Iterable[str]) -> str:
 def accelerate(model: M, *, checkpoint_every: int | None = None) -> M:
     """Convert every ``torch.nn.RNN``, ``LSTM`` and ``GRU`` of a model to Raglane's layer, in place.
 
+    The sLSTM cells of the packages xlstm (``backend="vanilla"``) and TiRex (``backend="torch"``) are converted too, and
+    keep their input, output and state. TiRex's compute in the dtype of their input then, instead of in bfloat16.
+
     The layers stay the same objects, with the same parameters, buffers and hooks, and stay instances of their torch
     class. They also accept Ragged batches and lengths. ``rl.explain(model)`` lists converted and other layers, and
     :func:`unaccelerate` reverts the conversion. ``torch.compile`` breaks its graph at a converted layer, as at torch's
@@ -149,6 +213,9 @@ def accelerate(model: M, *, checkpoint_every: int | None = None) -> M:
     that it calls as ``super().forward(...)``. A warning names the subclasses that are not converted: those whose
     ``forward`` does not call ``super().forward``, and those that override a method which torch's ``forward`` calls,
     e.g. ``permute_hidden``, or that have an attribute of the name of one of Raglane's, e.g. ``step``.
+
+    Recurrent policies of sb3-contrib, and LSTMModule and GRUModule of torchrl with their default backend, also run
+    their layers in one call if episodes start within the sequences.
 
     Args:
         model: any module, or one such layer.
@@ -171,12 +238,15 @@ def accelerate(model: M, *, checkpoint_every: int | None = None) -> M:
     check_every(checkpoint_every)
     left = {name: reason for name, reason in acceleration_of(model).left.items() if not reason.endswith(_OF_CELLS)}
     for module in model.modules():
-        if _is_torchs(module) and not _reason_to_leave(module):
+        if (_is_torchs(module) or _is_slstm(module)) and not _reason_to_leave(module):
             # torch.fx treats a module as a leaf if its __module__ is torch.nn's.
             vars(module)["__module__"] = type(module).__module__
             module.__class__ = _converted(type(module))
         if checkpoint_every is not None and isinstance(module, RecurrentLayer):
             module.checkpoint_every = checkpoint_every
+    for module in model.modules():
+        if _resets_states(module):
+            module.__class__ = _converted(type(module))
     if left:
         names = "; ".join(f"{_listed(names)}: {reason}" for reason, names in _by_reason(left).items())
         warnings.warn(f"rl.accelerate did not convert a layer. {names}.", stacklevel=2)
@@ -213,15 +283,16 @@ def unaccelerate(model: M) -> M:
     """
     check_model(model)
     for place, module in model.named_modules():
-        if isinstance(module, _Accelerated):
+        if isinstance(module, _Converted):
             if "_theirs" not in vars(type(module)):
                 rule, fix = (
                     "a layer without parametrizations",
                     "call torch.nn.utils.parametrize.remove_parametrizations first",
                 )
                 raise ArgumentTypeError(message(place or "model", "a layer with a parametrization", rule, fix))
-            for name in ("__module__", "_qconfig", *OPTIONS):
-                vars(module).pop(name, None)
+            for name in ("__module__", "_qconfig", *OPTIONS) if isinstance(module, _Accelerated) else ():
+                if name != "backend" or not isinstance(module, AcceleratedSLSTM):
+                    vars(module).pop(name, None)
             module.__class__ = module._theirs
     return model
 
@@ -229,6 +300,20 @@ def unaccelerate(model: M) -> M:
 def _is_torchs(module: torch.nn.Module) -> bool:
     """Return True for a layer of torch that is not converted."""
     return isinstance(module, torch.nn.RNNBase) and not isinstance(module, RecurrentLayer)
+
+
+def _resets_states(module: torch.nn.Module) -> bool:
+    """Return True for a model with a converted layer that the fast path of episodes supports."""
+    if isinstance(module, _Converted) or getattr(module, "recurrent_backend", "pad") != "pad":
+        return False
+    return base_of_model(type(module)) is not None and any(isinstance(part, _Accelerated) for part in module.children())
+
+
+def _is_slstm(module: torch.nn.Module) -> bool:
+    """Return True for an sLSTM cell of xlstm or TiRex that is not converted."""
+    package, name = type(module).__module__.partition(".")[0], type(module).__name__
+    is_cell = package in ("xlstm", "tirex") and name.startswith("sLSTMCell") and hasattr(module, "_recurrent_kernel_")
+    return is_cell and not isinstance(module, RecurrentLayer)
 
 
 def _base_of(kind: type[torch.nn.Module]) -> Any:
@@ -244,9 +329,11 @@ def _converted(kind: type[torch.nn.Module]) -> Any:
         if vars(made).get("_theirs") is kind:
             return made
     body = {"_theirs": kind, "__module__": kind.__module__, "__doc__": kind.__doc__}
-    return types.new_class(
-        f"Accelerated{kind.__name__}", (kind, _OURS[_base_of(kind)]), exec_body=lambda names: names.update(body)
-    )
+    base, model = _base_of(kind), base_of_model(kind)
+    bases: tuple[Any, ...] = (kind, _OURS[base]) if base is not None else (AcceleratedSLSTM, kind)
+    if model is not None:
+        bases = (_Converted, model, kind)
+    return types.new_class(f"Accelerated{kind.__name__}", bases, exec_body=lambda names: names.update(body))
 
 
 def _new(kind: type[torch.nn.Module]) -> Any:
@@ -260,6 +347,8 @@ def _reason_to_leave(module: torch.nn.Module) -> str:
     name = type(module).__name__
     if _is_torchs(module):
         return _reason_of_layer(module)
+    if _is_slstm(module):
+        return _reason_of_slstm(module)
     if isinstance(module, torch.nn.RNNCellBase):
         return f"{name} {_OF_CELLS}"
     is_layer = name == "RecursiveScriptModule" and hasattr(module, "weight_ih_l0")
@@ -285,6 +374,14 @@ def _reason_of_layer(module: torch.nn.Module) -> str:
     if not all(_calls_inherited(names["forward"]) for names in own if "forward" in names):
         return f"the forward of {kind.__name__} does not call super().forward"
     return ""
+
+
+def _reason_of_slstm(cell: Any) -> str:
+    """Return why an sLSTM cell cannot be converted, or "" if it can."""
+    if getattr(cell.config, "function", "slstm") != "slstm":
+        return f"its function is {cell.config.function}"
+    backend = getattr(cell, "backend", None) or cell.config.backend
+    return "it has CUDA kernels; backend='vanilla', or 'torch' in TiRex, has none" if backend == "cuda" else ""
 
 
 def _calls_inherited(forward: Any) -> bool:

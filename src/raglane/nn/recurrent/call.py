@@ -323,10 +323,8 @@ def check_arguments(layer: Stack, plan: CallPlan, inputs: Inputs, weights: tuple
     batch, _ = inputs.flattened()
     values = batch._values
     if values.dim() != 2 or values.shape[1] != layer.input_size:
-        got, rule = (
-            f"elements of shape {tuple(values.shape[1:])}",
-            f"elements of input_size = {layer.input_size} features",
-        )
+        got = f"elements of shape {tuple(values.shape[1:])}"
+        rule = f"elements of input_size = {layer.input_size} features"
         raise ShapeError("input", got, rule, "embed or reshape it, or build the layer with another input_size")
     like = layer._like(weights)
     if isinstance(like, Tensor):  # otherwise the backend raises and names the weight

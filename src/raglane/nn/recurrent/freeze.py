@@ -79,10 +79,8 @@ def freeze(model: M, *, dtype: torch.dtype | None = None) -> M:
         raise ArgumentError("dtype", quote(dtype), rule, "pass torch.int8, or leave it out")
     layers = {name: part for name, part in model.named_modules() if isinstance(part, Stack)}
     if dtype is not None and any(layer.training for layer in layers.values()):
-        rule, fix = (
-            "in evaluation mode, since int8 weights are for inference",
-            "call model.eval() first",
-        )
+        rule = "in evaluation mode, since int8 weights are for inference"
+        fix = "call model.eval() first"
         raise ArgumentError("model", "a model in training mode", rule, fix)
     reasons = {name: _freeze(layer, dtype) for name, layer in layers.items()}
     if all(reasons.values()):

@@ -92,10 +92,8 @@ class Regress(Task):
     def score(self, output: Tensor | Ragged, batch: Batch, *, training: bool = False) -> Score:  # noqa: ARG002
         """Return loss and error of numbers ``(M, T)``; the baseline is the mean of the training data."""
         targets = targets_of(batch)
-        errors, scale = (
-            by_quantile(values_of(output), self.settings) - targets.unsqueeze(1),
-            self.std.to(targets.device),
-        )
+        errors = by_quantile(values_of(output), self.settings) - targets.unsqueeze(1)
+        scale = self.std.to(targets.device)
         return Score(
             mean_loss(errors, self.settings).sum(),
             (errors[:, self.settings.middle].detach().abs() * scale).sum(),
