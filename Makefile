@@ -18,7 +18,7 @@ SECONDS ?= 60
 SEED ?= 1
 CMAKE = $(BIN)/cmake -S . -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja
 
-.PHONY: help setup demo test check house docs pages peers contact fuzz attack faults device sanitize emulate ulps rates \
+.PHONY: help setup demo test check house docs pages peers contact fuzz attack faults device sanitize emulate ulps rates triton \
 	portability arm format bench workflows wheel wheels sdist release-files release-check clean
 
 help:
@@ -41,6 +41,7 @@ help:
 	@echo "make arm     the CPU kernels and a layer on an emulated 64-bit ARM; requires QEMU and Debian's packages"
 	@echo "make format  format all files"
 	@echo "make bench   time the layers against PyTorch's, and those of other installed engines"
+	@echo "make triton  the kernels for GPUs on Triton's interpreter and compiled for three architectures, in 15 minutes"
 	@echo "make device  measure a GPU or many processors, in 9 minutes; installs nothing"
 	@echo "make workflows  lint the files of .github"
 	@echo "make wheel   build this machine's wheel and the source distribution in dist/"
@@ -129,6 +130,9 @@ emulate: $(READY)
 	$(BIN)/cmake --install build/emulate --prefix build/emulate/installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --quiet \
 		--kernels build/emulate/installed/raglane/native tests/kernels
+
+triton: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal --quiet --slow tests/kernels/test_triton.py
 
 ulps: $(READY)
 	$(INSTALL) cmake ninja

@@ -1,6 +1,6 @@
-"""Cells that run as loops of torch's operations, the baseline for a fused kernel.
+"""Cells that torch has no kernel for: printed for Triton, and as loops of torch's operations.
 
-The unchanged layer on a ragged batch is compared with the equations of its cell on all sequences at once, for each step
+The layer on a ragged batch, by Triton and by the reference kernel, is compared with the equations of its cell on all sequences at once, for each step
 of the longest one, with input products computed before: as torch's operations, compiled, and as a replayed CUDA graph
 of one step.
 """
@@ -90,12 +90,21 @@ def _run(context: Context, name: str, count: int, hidden: int) -> Row:
         out, _ = layer(batch)
         return torch.autograd.grad(out.last(), [values, *layer.parameters()], gradient, allow_unused=True)
 
+    def by_reference(call: Callable[[], object]) -> Callable[[], object]:
+        def run() -> object:
+            with rl.use_backend(backend="reference"):
+                return call()
+
+        return run
+
     torch._dynamo.reset()
     compiled: Any = torch.compile(step)
     quiet = torch.no_grad()
     ways: dict[str, Callable[[], Callable[[], object]]] = {
         "layer, train": lambda: train,
         "layer, infer": lambda: quiet(lambda: layer(batch)),
+        "reference, train": lambda: by_reference(train),
+        "reference, infer": lambda: by_reference(quiet(lambda: layer(batch))),
         "steps, train": lambda: partial(_train, step, prepared, state),
         "steps, infer": lambda: quiet(partial(_walk, step, prepared, state)),
         "compiled, train": lambda: partial(_train, compiled, prepared, state),
@@ -113,7 +122,8 @@ def _run(context: Context, name: str, count: int, hidden: int) -> Row:
         except Exception as error:
             faults[way] = f"{type(error).__name__}: {error}"[:200]
     times = milliseconds(calls, device, 3 if context.is_rehearsal else _ROUNDS, _SECONDS)
-    row: Row = {"milliseconds": times, "elements": sum(lengths), "steps": steps}
+    chosen = rl.explain(layer, batch)
+    row: Row = {"milliseconds": times, "elements": sum(lengths), "steps": steps, "backend": str(chosen)}
     own = [fault for way, fault in faults.items() if way.startswith("layer")]
     return row | ({"faults": faults} if faults else {}) | ({"fault": own[0]} if own else {})
 
@@ -134,4 +144,4 @@ def _table(rows: list[Row]) -> list[str]:
     return [*lines, "", "Milliseconds. A layer computes only existing elements; the steps compute a padded batch."]
 
 
-PART = Part("loops", "what would a fused kernel have to beat?", _items, _table)
+PART = Part("loops", "how fast are the cells that torch has no kernel for?", _items, _table)

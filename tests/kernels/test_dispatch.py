@@ -95,7 +95,7 @@ def test_kinds_of_input() -> None:
     [
         ({"schedule": "fast"}, "each, padded, masked, packed, lanes"),
         ({"schedule": ["packed"]}, r"schedule must be .*got \['packed'\]"),
-        ({"backend": "gpu"}, "torch, reference"),
+        ({"backend": "gpu"}, "torch, triton, reference"),
         (
             {"schedule": "lanes", "backend": "torch"},
             r"the backend torch, which runs packed, padded.*\(lanes, reference\)",

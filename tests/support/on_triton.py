@@ -19,14 +19,14 @@ import torch
 from torch import Tensor, nn
 
 import raglane as rl
-from every_layer import D, LAYERS, a_state, build, gradients, results_of
+from every_layer import LAYERS, D, a_state, build, gradients, results_of
 from own_cells import Halved, Moved, Whole
-from random_programs import draw, draw_lengths, tensors_for
 from raglane.kernels.program import backend
 from raglane.kernels.program.verify import verify_loop
 from raglane.kernels.triton import launch
 from raglane.kernels.triton.printer import kernel_of
 from raglane.programs.graph import Refused
+from random_programs import draw, draw_lengths, tensors_for
 
 USERS: dict[str, type[nn.Module]] = {"a user's cell": Whole, "a user's LSTM": Moved, "a user's GRU": Halved}
 NAMES = [*LAYERS, *USERS]
@@ -85,7 +85,7 @@ def of_a_program(seed: int) -> list[float]:
 def alone_and_together(name: str) -> list[float]:
     """Return 0 for each sequence whose bits are the same alone and in a batch."""
     # The interpreter's products are NumPy's, in which the bits of a row depend on its place.
-    np.matmul = lambda one, other, dtype: np.stack([row @ other for row in one])  # type: ignore[assignment]
+    np.matmul = lambda one, other, **_: np.stack([row @ other for row in one])  # type: ignore[assignment]
     torch.manual_seed(0)
     layer = layer_of(name, 20).float()
     batch = rl.Ragged([torch.randn(length, D) for length in _LENGTHS])
@@ -107,13 +107,13 @@ def verified(name: str) -> str:
 
 
 def interpret(cases: list[tuple[str, Any]]) -> None:
-    """Print what the functions above return, as JSON; CPU tensors run on Triton's interpreter."""
+    """Write what the functions above return, as JSON; CPU tensors run on Triton's interpreter."""
     backend.MACHINES["cpu"] = _TRITON
-    print(json.dumps([globals()[function](argument) for function, argument in cases]))
+    sys.stdout.write(json.dumps([globals()[function](argument) for function, argument in cases]))
 
 
 def compiled(names: list[str], architectures: list[int], units: int) -> None:
-    """Print registers, spilled bytes and shared memory of each kernel of some layers, as JSON."""
+    """Write registers, spilled bytes and shared memory of each kernel of some layers, as JSON."""
     programs: list[tuple[Any, bool]] = []
 
     def keep(lowered: Any, offsets: Any, ascending: bool, *rest: Any) -> Any:
@@ -135,7 +135,7 @@ def compiled(names: list[str], architectures: list[int], units: int) -> None:
                     program, ascending, architecture
                 )
         programs.clear()
-    print(json.dumps(found))
+    sys.stdout.write(json.dumps(found))
 
 
 def _assembled(program: Any, ascending: bool, architecture: int) -> list[int]:
@@ -168,7 +168,3 @@ def _assembled(program: Any, ascending: bool, architecture: int) -> list[int]:
         )
     registers, spilled = (re.findall(text, ran.stderr)[0] for text in (r"Used (\d+) reg", r"(\d+) bytes spill stores"))
     return [int(registers), int(spilled), made.metadata.shared]
-
-
-if __name__ == "__main__":
-    compiled(sys.argv[1].split(","), [int(part) for part in sys.argv[2].split(",")], int(sys.argv[3]))

@@ -155,8 +155,8 @@ class _Printer:
         else:
             made.lines += ["live = valid", "at = row"]
         if self.scratch:
-            place = f"{half} * {self.rows * self.scratch} + tl.arange(0, {self.rows})[:, None] * {self.scratch}"
-            made.lines.append(f"local = scratch + {place}")
+            rows = f"tl.arange(0, {self.rows})[:, None] * {self.scratch}"
+            made.lines.append(f"local = scratch + {half} * {self.rows * self.scratch} + {rows}")
         for place, _ in self.following:
             made.sizes |= {variable(place, low): padded(high - low) for low, high in definitions[place].parts()}
         for index, definition in enumerate(definitions):

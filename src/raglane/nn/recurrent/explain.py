@@ -37,14 +37,15 @@ def explain(
     """Return which backend and schedule would run a layer on a batch, and why, without running it.
 
     Without a batch, return which layers of a model :func:`raglane.accelerate` converts, and why not the others. Both
-    results are meant to be printed.
+    results are meant to be printed. On a GPU, a kernel that Triton compiles is compared with torch before its first use:
+    by this function, or by the first call. Neither is possible while a CUDA graph is captured.
 
     Args:
         layer: a recurrent layer of ``rl.nn``; without a batch, any module.
         batch: a Ragged, a PackedSequence or a tensor, as the layer accepts it.
         lengths: as in the call of the layer.
         return_states: as in the call of the layer.
-        program: True to also show the program of the layer's step, if the backend ``program`` runs it.
+        program: True to also show the program of the layer's step, if a program runs it.
 
     Returns:
         With a batch, ``backend``, ``schedule`` and ``reason``. Without one, ``replaced``, the names of the converted
@@ -79,8 +80,9 @@ def explain(
     if every is not None:
         said = f"backward recomputes the gates, {every} steps at a time"
         choice = replace(choice, reason=f"{choice.reason}; {said}")
-    if choice.backend == "program":
-        said, shown = programs.BACKEND.origin(traits, program)
+    if choice.backend in ("program", "triton"):
+        backend = programs.BACKEND if choice.backend == "program" else programs.GPU
+        said, shown = backend.origin(traits, program)
         return replace(choice, reason=f"{choice.reason}; {said}", program=shown)
     frozen = frozen_weights(layer)
     if frozen is None or choice.backend != "cpu":
