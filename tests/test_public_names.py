@@ -22,7 +22,7 @@ import raglane as rl
             """AttentionPooling CRF CausalConv1d CfC CoupledLSTM GRU GRUD IndRNN LSTM LayerNormGRU LayerNormLSTM MinGRU
             MinLSTM PeepholeLSTM Pooling QRNN RNN Recurrent SLSTM SRU SequenceEncoder carry init losses
             AttentionDecoder CTCBeamSearch Hypotheses NGram Transducer beam_search ctc_align edit_distance pairs
-            rnnt_loss soft_dtw""",
+            rnnt_loss soft_dtw Attention""",
         ),
         (
             rl.nn.losses,

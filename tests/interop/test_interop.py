@@ -33,7 +33,9 @@ def test_numbers_are_shared(kind: Any) -> None:
     array = pa.array([[1, 2], [], [3]], type=kind)
     batch = rl.Ragged.from_arrow(array)
     assert batch.to_list()[2].tolist() == [3]
-    assert batch.values.data_ptr() == array.flatten().buffers()[1].address
+    for column in (array, pa.chunked_array([array])):
+        assert rl.Ragged.from_arrow(column).values.data_ptr() == array.flatten().buffers()[1].address
+        assert rl.Ragged.from_arrow(column[1:]).to_list()[1].tolist() == [3]
 
 
 def test_slices_chunks_and_fixed_sizes() -> None:
@@ -89,6 +91,8 @@ def test_series_of_other_libraries() -> None:
     for series in (polars.Series(rows), pandas.Series(arrow, dtype=pandas.ArrowDtype(arrow.type))):
         batch = rl.Ragged.from_arrow(series)
         assert [row.tolist() for row in batch.to_list()] == rows
+    series = polars.from_arrow(batch.to_arrow())
+    assert rl.Ragged.from_arrow(series).values.data_ptr() == batch.values.data_ptr()
     frame = pandas.DataFrame({"x": [1.0, 2.0], "y": [3.0, 4.0]})
     batch = rl.Ragged.from_flat(frame, lengths=pandas.Series([0, 2]))
     assert batch.values.tolist() == [[1.0, 3.0], [2.0, 4.0]]

@@ -7,33 +7,13 @@ from typing import Any
 import torch
 from comparison import Example
 
-import raglane as rl
 
-
-def policy_with_resets() -> Any:
-    """Return a policy for RecurrentPPO that passes the starts of episodes to the layer, without a loop over steps."""
-    from sb3_contrib.common.recurrent.policies import RecurrentActorCriticPolicy
-
-    class Policy(RecurrentActorCriticPolicy):
-        @staticmethod
-        def _process_sequence(features: Any, states: Any, starts: Any, lstm: Any) -> Any:
-            if not isinstance(lstm, rl.nn.LSTM):
-                return RecurrentActorCriticPolicy._process_sequence(features, states, starts, lstm)
-            count = states[0].shape[1]
-            sequences = features.view(count, -1, lstm.input_size).transpose(0, 1)
-            output, states = lstm(sequences, states, resets=starts.view(count, -1).transpose(0, 1) > 0)
-            return output.transpose(0, 1).flatten(0, 1), states
-
-    return Policy
-
-
-def sb3_contrib(resets: bool = False) -> Example:
+def sb3_contrib() -> Example:
     """The policy of sb3-contrib's RecurrentPPO for CartPole, with episodes that start within the sequences."""
     from sb3_contrib import RecurrentPPO
     from sb3_contrib.common.recurrent.type_aliases import RNNStates
 
-    kind = policy_with_resets() if resets else "MlpLstmPolicy"
-    policy = RecurrentPPO(kind, "CartPole-v1", seed=0, policy_kwargs={"lstm_hidden_size": 64}).policy
+    policy = RecurrentPPO("MlpLstmPolicy", "CartPole-v1", seed=0, policy_kwargs={"lstm_hidden_size": 64}).policy
     sequences, steps = 8, 32
     starts = torch.zeros(sequences, steps)
     starts[:, 0] = starts[::2, 11] = starts[3, 25] = 1
@@ -48,11 +28,6 @@ def sb3_contrib(resets: bool = False) -> Example:
 
     # Observations are converted to float32.
     return Example(policy, batches, loss, dtypes=(torch.float32,))
-
-
-def sb3_resets() -> Example:
-    """The same with a policy that passes the starts of episodes to the layer as resets."""
-    return sb3_contrib(resets=True)
 
 
 def torchrl() -> Example:

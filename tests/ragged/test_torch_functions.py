@@ -52,6 +52,9 @@ FEATURES: list[Callable[[Any], Any]] = [
     lambda x: F.normalize(x, dim=-1),
     lambda x: torch.argmax(x, dim=-1),
     lambda x: torch.flip(x, (-1,)),
+    lambda x: x @ torch.arange(8.0).view(4, 2),
+    lambda x: torch.stack([x, x * 2], dim=-1),
+    lambda x: torch.unsqueeze(x, -2),
     nn.GLU(),
     nn.Dropout(0.5).eval(),
     nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)),
@@ -65,6 +68,26 @@ def test_acts_on_the_values(function: Callable[[Any], Any]) -> None:
     assert isinstance(result, rl.Ragged)
     torch.testing.assert_close(result.values, function(batch.values), equal_nan=True)
     assert result.offsets is batch.offsets
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.chunk(x, 3, dim=-1),
+        lambda x: torch.split(x, [1, 3], dim=-1),
+        lambda x: torch.unbind(x, -1),
+        lambda x: torch.topk(x, 2),
+        lambda x: torch.max(x, dim=-1),
+        lambda x: torch.var_mean(x, dim=-1),
+    ],
+)
+def test_several_results(function: Callable[[Any], Any]) -> None:
+    batch = a_batch(4)
+    results, expected = function(batch), function(batch.values)
+    assert type(results) is type(expected)
+    for result, values in zip(results, expected, strict=True):
+        assert torch.equal(result.values, values)
+        assert result.offsets is batch.offsets
 
 
 def test_embedding_and_a_whole_model() -> None:
@@ -97,7 +120,10 @@ def test_equal_lengths_of_other_origin() -> None:
         (lambda r: torch.mean(r, dim=-2), "counted from the end"),
         (lambda r: torch.flip(r, (0,)), r"r\.reverse\(\)"),
         (lambda r: torch.cat([r, r]), r"a\.concat\(b\)"),
-        (lambda r: torch.matmul(r, torch.ones(4)), "linear"),
+        (lambda r: torch.matmul(torch.ones(5, 5), r), "only as its input"),
+        (lambda r: torch.bmm(r, torch.ones(3, 4, 2)), "linear"),
+        (lambda r: torch.unsqueeze(r, 1), "counted from the end"),
+        (lambda r: torch.max(r), r"r\.max\(\)"),
         (lambda r: F.cross_entropy(r, torch.zeros(5).long()), r"rl\.nn\.losses\.cross_entropy"),
         (lambda r: F.conv1d(r, torch.ones(1, 1, 1)), r"r\.to_padded\(\)"),
         (lambda r: torch.add(r, 1, out=torch.empty(5, 4)), "immutable"),
@@ -120,6 +146,7 @@ def test_refuses_with_advice(call: Callable[[rl.Ragged], Any], says: str) -> Non
         (lambda r: r + rl.Ragged([torch.ones(3, 4), torch.ones(2, 4), torch.ones(0, 4)]), "length 2 for sequence 1"),
         (lambda r: r + torch.ones(5, 4), r"r\.spread"),
         (lambda r: r * r.map(lambda v: v.sum(-1)), "unsqueeze"),
+        (lambda r: torch.matmul(r, torch.ones(3, 4, 2)), "a vector or a matrix"),
         (lambda r: r.map(lambda v: v[1:]), "one row for each of the 5"),
     ],
 )
@@ -192,7 +219,7 @@ def test_lengths_whose_sum_wraps() -> None:
         (lambda: rl.Ragged([[1, 2]]).shift(1, 0.5), ArgumentTypeError, "fill must be .*got 0.5"),
         (lambda: rl.Ragged([[1, 2]]).to_padded(padding_value=0.5), ArgumentTypeError, "padding_value .*got 0.5"),
         (lambda: rl.Ragged([torch.ones(2, 0)]).to_arrow(), ArgumentTypeError, "features of at least 1"),
-        (lambda: rl.Ragged([[1.0]]) @ torch.ones(1), TypeError, r"torch\.nn\.functional\.linear"),
+        (lambda: rl.Ragged([[1.0]]) @ torch.ones(1), TypeError, "1 feature dimension"),
         (lambda: 1 in rl.Ragged([[1]]), TypeError, "Ragged"),  # type: ignore[operator]
         (lambda: bool(rl.Ragged([[1]]) == rl.Ragged([[1]])), TypeError, r"\(a == b\)\.values\.all\(\)"),
         (lambda: rl.Ragged([[1, 2]]).to_padded(total_length=1), ArgumentError, r"length, 2, got 1.*truncate\(1\)"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from raglane.nn import init, losses
+from raglane.nn.attention import Attention
 from raglane.nn.convolution import CausalConv1d
 from raglane.nn.crf import CRF
 from raglane.nn.encoder import SequenceEncoder
@@ -30,6 +31,7 @@ __all__ = [
     "RNN",
     "SLSTM",
     "SRU",
+    "Attention",
     "AttentionDecoder",
     "AttentionPooling",
     "CTCBeamSearch",

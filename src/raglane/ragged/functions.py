@@ -22,50 +22,55 @@ _ELEMENT = """
 abs absolute acos acosh add addcdiv addcmul alpha_dropout angle arccos arccosh arcsin arcsinh arctan arctan2
 arctanh asin asinh atan atan2 atanh bitwise_and bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift
 bitwise_xor bernoulli ceil celu clamp clamp_max clamp_min clip clone conj copysign cos cosh deg2rad detach digamma
-div divide dropout elu empty_like eq erf erfc erfinv exp exp2 expm1 fix float_power floor
-floor_divide fmax fmin fmod frac full_like ge gelu greater greater_equal gt hardshrink hardsigmoid hardswish
-hardtanh heaviside hypot i0 imag isclose isfinite isinf isnan isneginf isposinf isreal ldexp le leaky_relu lerp
-less less_equal lgamma log log10 log1p log2 logaddexp logaddexp2 logical_and logical_not logical_or logical_xor
-logit logsigmoid lt maximum minimum mish mul multiply nan_to_num ne neg negative nextafter not_equal ones_like
-polygamma positive pow prelu rad2deg rand_like randn_like real reciprocal relu relu6 remainder round rrelu rsqrt
-rsub selu sgn sigmoid sign signbit silu sin sinc sinh softplus softshrink softsign sqrt square sub subtract tan
-tanh tanhshrink threshold true_divide trunc where xlogy zeros_like
+div divide dropout elu empty_like eq erf erfc erfinv exp exp2 expit expm1 fix float_power floor floor_divide fmax
+fmin fmod frac full_like ge gelu greater greater_equal gt hardshrink hardsigmoid hardswish hardtanh heaviside hypot
+i0 imag isclose isfinite isinf isnan isneginf isposinf isreal ldexp le leaky_relu lerp less less_equal lgamma log
+log10 log1p log2 logaddexp logaddexp2 logical_and logical_not logical_or logical_xor logit logsigmoid lt
+masked_fill maximum minimum mish mul multiply nan_to_num ne neg negative nextafter not_equal ones_like polygamma
+positive pow prelu rad2deg rand_like randn_like real reciprocal relu relu6 remainder round rrelu rsqrt rsub selu
+sgn sigmoid sign signbit silu sin sinc sinh softplus softshrink softsign sqrt square sub subtract tan tanh
+tanhshrink threshold true_divide trunc where xlogy zeros_like
 __add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __div__ __rdiv__ __floordiv__
 __rfloordiv__ __mod__ __rmod__ __pow__ __rpow__ __eq__ __ne__ __lt__ __le__ __gt__ __ge__ __and__ __rand__ __or__
 __ror__ __xor__ __rxor__
 """.split()
 
-_FEATURE = ("linear", "layer_norm", "rms_norm", "embedding", "one_hot")
+_FEATURE = ("linear", "matmul", "layer_norm", "rms_norm", "group_norm", "embedding", "one_hot")
 
-# Functions with an argument ``dim``: its position and its default.
+# Functions with an argument ``dim`` or ``dims``: its position and its default.
 _DIMENSION: dict[str, tuple[int, int | None]] = {
     **dict.fromkeys(
-        """all amax amin any argmax argmin cumprod cumsum flip log_softmax logcumsumexp logsumexp mean nanmean
-        nansum prod softmax softmin std sum var""".split(),
+        """all amax amin any argmax argmin count_nonzero cummax cummin cumprod cumsum flip index_select log_softmax
+        logcumsumexp logsumexp max mean median min narrow nanmean nansum prod select softmax softmin squeeze std
+        std_mean sum unflatten unsqueeze var var_mean""".split(),
         (1, None),
     ),
-    "argsort": (1, -1),
-    "cat": (1, 0),
-    "concat": (1, 0),
-    "concatenate": (1, 0),
+    **dict.fromkeys(("argsort", "sort"), (1, -1)),
+    **dict.fromkeys(("cat", "concat", "concatenate", "stack", "unbind"), (1, 0)),
+    **dict.fromkeys(("chunk", "split", "tensor_split"), (2, 0)),
+    **dict.fromkeys(("diff", "topk"), (2, -1)),
+    **dict.fromkeys(("norm", "roll"), (2, None)),
     "cosine_similarity": (2, 1),
     "glu": (1, -1),
     "gumbel_softmax": (4, -1),
     "normalize": (2, 1),
 }
 
+# Functions whose result has one dimension more.
+_ADDING = {"stack", "unsqueeze"}
+
 _HINTS = {
     "sum": "call r.sum() for one sum per sequence, r.values.sum() for all, or pass dim=-1 for the features",
     "mean": "call r.mean() for one mean per sequence, r.values.mean() for all, or pass dim=-1 for the features",
-    "max": "call r.max() for the largest element of each sequence, or torch.amax(r, dim=-1) for the features",
-    "min": "call r.min() for the smallest element of each sequence, or torch.amin(r, dim=-1) for the features",
+    "max": "call r.max() for the maximum of each sequence, torch.maximum(a, b), or pass dim=-1 for the features",
+    "min": "call r.min() for the minimum of each sequence, torch.minimum(a, b), or pass dim=-1 for the features",
     "softmax": "call r.softmax() for the steps of each sequence, or pass dim=-1 for the features",
     "cumsum": "call r.cumsum() for the steps of each sequence, or pass dim=-1 for the features",
     "flip": "call r.reverse() to turn every sequence around, or pass dims=(-1,) for the features",
     "roll": "call r.shift(k), which shifts within each sequence",
     "cat": "call a.concat(b) to join sequence by sequence, Ragged([*a, *b]) to join the batches, or pass dim=-1",
-    "stack": "call Ragged([*a, *b]) to join batches, or stack the feature dimensions with a.map(...)",
-    "matmul": "call torch.nn.functional.linear(r, weight), or r.map(lambda values: values @ matrix)",
+    "stack": "call Ragged([*a, *b]) to join batches, or pass dim=-1",
+    "matmul": "call r @ matrix, torch.nn.functional.linear(r, weight), or r.map(lambda values: values @ matrix)",
     "pad": "call r.to_padded(padding_value=...)",
 }
 _HINTS["concat"] = _HINTS["concatenate"] = _HINTS["cat"]
@@ -74,7 +79,7 @@ _HINTS["flatten"] = _HINTS["reshape"] = _HINTS["transpose"] = _HINTS["permute"] 
     "call r.map(f) with an f that reshapes (N, *features) and keeps N"
 )
 for _loss in "cross_entropy nll_loss mse_loss l1_loss huber_loss binary_cross_entropy_with_logits ctc_loss".split():
-    _HINTS[_loss] = f"call rl.nn.losses.{_loss}: which counts each real element once"
+    _HINTS[_loss] = f"call rl.nn.losses.{_loss}, which counts each real element once"
 for _loss in "smooth_l1_loss binary_cross_entropy kl_div".split():
     _HINTS[_loss] = "call it on r.values and targets.values, which counts each real element once"
 
@@ -120,7 +125,8 @@ def check_dimension(name: str, dim: Any, features: int) -> None:
     if all(isinstance(d, int) and -features <= d < 0 for d in dims) and dims:
         return
     rule = f"a feature dimension, counted from the end (here {features})"
-    raise ArgumentTypeError(message(f"dim of {name}", quote(dim), rule, hint(name)))
+    fix = _HINTS.get(name, "pass dim=-1 for the features, or use r.to_padded()")
+    raise ArgumentTypeError(message(f"dim of {name}", quote(dim), rule, fix))
 
 
 def apply(kind: type[Any], function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -143,14 +149,17 @@ def apply(kind: type[Any], function: Callable[..., Any], args: tuple[Any, ...], 
     elif acts_on == "dim":
         place, default = _DIMENSION[name]
         dim = kwargs.get("dim", kwargs.get("dims", args[place] if len(args) > place else default))
-        check_dimension(name, dim, features)
+        check_dimension(name, dim, features + (name in _ADDING))
     else:
         _check_features(name, kind, args, kwargs, features)
     if "inplace" in kwargs:
         kwargs["inplace"] = False
     plain_args = [_values(kind, value) for value in args]
     plain_kwargs = {key: _values(kind, value) for key, value in kwargs.items()}
-    return batches[0].map(lambda _: function(*plain_args, **plain_kwargs))
+    result = function(*plain_args, **plain_kwargs)
+    if isinstance(result, list | tuple):
+        return type(result)([batches[0].map(lambda _, part=part: part) for part in result])
+    return batches[0].map(lambda _: result)
 
 
 def _arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
@@ -198,7 +207,12 @@ def _check_features(name: str, kind: type[Any], args: tuple[Any, ...], kwargs: d
             message(name, "a Ragged as another argument", "called with a Ragged only as its input", fix)
         )
     needed = 0
-    if name == "linear":
+    if name == "matmul":
+        other = args[1] if len(args) > 1 else kwargs["other"]
+        if other.dim() > 2:
+            rule, fix = "called with a vector or a matrix", "call it on r.values, or in r.map(...)"
+            raise ShapeError(message(name, f"a tensor of shape {tuple(other.shape)}", rule, fix))
+    if name in ("linear", "matmul", "group_norm"):
         needed = 1
     elif name in ("layer_norm", "rms_norm"):
         needed = len(kwargs["normalized_shape"] if "normalized_shape" in kwargs else args[1])

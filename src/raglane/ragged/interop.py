@@ -126,7 +126,8 @@ def from_arrow(array: Any) -> tuple[Tensor, Tensor]:
     if not isinstance(array, pyarrow.Array | pyarrow.ChunkedArray) and hasattr(array, "__arrow_c_stream__"):
         array = pyarrow.chunked_array(array)
     if isinstance(array, pyarrow.ChunkedArray):
-        array = array.combine_chunks()
+        # combine_chunks copies a single chunk.
+        array = array.chunk(0) if array.num_chunks == 1 else array.combine_chunks()
     if isinstance(array, pyarrow.ChunkedArray):  # chunks too large for 32-bit offsets
         array = pyarrow.concat_arrays([chunk.cast(pyarrow.large_list(chunk.type.value_type)) for chunk in array.chunks])
     if not isinstance(array, pyarrow.Array) or not _is_list(array.type):

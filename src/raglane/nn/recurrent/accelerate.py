@@ -20,6 +20,7 @@ from raglane.cells import SLSTM, CellSpec
 from raglane.cells.slstm import SLSTMWeights
 from raglane.errors import ArgumentTypeError
 from raglane.nn.recurrent.convert import slstm_weights
+from raglane.nn.recurrent.episodes import base_of_model
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.nn.recurrent.stack import OPTIONS
 from raglane.nn.recurrent.torch_layers import GRU, LSTM, RNN
@@ -29,10 +30,19 @@ M = TypeVar("M", bound=torch.nn.Module)
 _LISTED = 20
 
 
-class _Accelerated(RecurrentLayer):
-    """The base of the converted layers, with what torch's transformations require of torch's own layers."""
+class _Converted:
+    """The base of the classes of converted modules."""
 
     _theirs: ClassVar[Any]  # the class before the conversion
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        reduced: Any = super().__reduce_ex__(protocol)
+        # A class that is made at run time cannot be imported, so a pickle contains the name of the class before.
+        return reduced if self._theirs in _OURS else (_new, (self._theirs,), *reduced[2:])
+
+
+class _Accelerated(_Converted, RecurrentLayer):
+    """The base of the converted layers, with what torch's transformations require of torch's own layers."""
 
     def forward(self, input: Any, hx: Any = None, **options: Any) -> Any:
         """See :meth:`~raglane.nn.recurrent.layer.RecurrentLayer.forward`."""
@@ -51,11 +61,6 @@ class _Accelerated(RecurrentLayer):
             "call rl.unaccelerate(model) before torch.jit.script(model)",
         )
         raise ArgumentTypeError(message("torch.jit.script", f"a layer {type(self).__name__}", rule, fix))
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        reduced = super().__reduce_ex__(protocol)
-        # The class of a converted subclass is made at run time, so a pickle contains the name of the subclass.
-        return reduced if self._theirs in _OURS else (_new, (self._theirs,), *reduced[2:])
 
     @property
     def qconfig(self) -> Any:
@@ -209,6 +214,9 @@ def accelerate(model: M, *, checkpoint_every: int | None = None) -> M:
     ``forward`` does not call ``super().forward``, and those that override a method which torch's ``forward`` calls,
     e.g. ``permute_hidden``, or that have an attribute of the name of one of Raglane's, e.g. ``step``.
 
+    Recurrent policies of sb3-contrib, and LSTMModule and GRUModule of torchrl with their default backend, also run
+    their layers in one call if episodes start within the sequences.
+
     Args:
         model: any module, or one such layer.
         checkpoint_every: the number of steps between the states that are kept for backward, see
@@ -236,6 +244,9 @@ def accelerate(model: M, *, checkpoint_every: int | None = None) -> M:
             module.__class__ = _converted(type(module))
         if checkpoint_every is not None and isinstance(module, RecurrentLayer):
             module.checkpoint_every = checkpoint_every
+    for module in model.modules():
+        if _resets_states(module):
+            module.__class__ = _converted(type(module))
     if left:
         names = "; ".join(f"{_listed(names)}: {reason}" for reason, names in _by_reason(left).items())
         warnings.warn(f"rl.accelerate did not convert a layer. {names}.", stacklevel=2)
@@ -272,14 +283,14 @@ def unaccelerate(model: M) -> M:
     """
     check_model(model)
     for place, module in model.named_modules():
-        if isinstance(module, _Accelerated):
+        if isinstance(module, _Converted):
             if "_theirs" not in vars(type(module)):
                 rule, fix = (
                     "a layer without parametrizations",
                     "call torch.nn.utils.parametrize.remove_parametrizations first",
                 )
                 raise ArgumentTypeError(message(place or "model", "a layer with a parametrization", rule, fix))
-            for name in ("__module__", "_qconfig", *OPTIONS):
+            for name in ("__module__", "_qconfig", *OPTIONS) if isinstance(module, _Accelerated) else ():
                 if name != "backend" or not isinstance(module, AcceleratedSLSTM):
                     vars(module).pop(name, None)
             module.__class__ = module._theirs
@@ -289,6 +300,13 @@ def unaccelerate(model: M) -> M:
 def _is_torchs(module: torch.nn.Module) -> bool:
     """Return True for a layer of torch that is not converted."""
     return isinstance(module, torch.nn.RNNBase) and not isinstance(module, RecurrentLayer)
+
+
+def _resets_states(module: torch.nn.Module) -> bool:
+    """Return True for a model with a converted layer that the fast path of episodes supports."""
+    if isinstance(module, _Converted) or getattr(module, "recurrent_backend", "pad") != "pad":
+        return False
+    return base_of_model(type(module)) is not None and any(isinstance(part, _Accelerated) for part in module.children())
 
 
 def _is_slstm(module: torch.nn.Module) -> bool:
@@ -311,8 +329,10 @@ def _converted(kind: type[torch.nn.Module]) -> Any:
         if vars(made).get("_theirs") is kind:
             return made
     body = {"_theirs": kind, "__module__": kind.__module__, "__doc__": kind.__doc__}
-    base = _base_of(kind)
-    bases = (AcceleratedSLSTM, kind) if base is None else (kind, _OURS[base])
+    base, model = _base_of(kind), base_of_model(kind)
+    bases: tuple[Any, ...] = (kind, _OURS[base]) if base is not None else (AcceleratedSLSTM, kind)
+    if model is not None:
+        bases = (_Converted, model, kind)
     return types.new_class(f"Accelerated{kind.__name__}", bases, exec_body=lambda names: names.update(body))
 
 

@@ -23,11 +23,23 @@ _DEFAULTS: dict[str, Any] = {
 }
 
 
+class CellOptions(Options, total=False):
+    """The keyword arguments of cell layers. Those in addition to :class:`Options` are for the layers that name them."""
+
+    clip: float | None
+    heads: int
+    input_weights: bool
+    backbone_units: int | None
+    gap_column: int | None
+    nonlinearity: str
+    max_length: int | None
+
+
 class CellLayer(RecurrentLayer):
     """The base of layers with the parameters that a cell's ``shapes`` name: ``weight_ih_l0`` and so on."""
 
     _cell_name: ClassVar[str]  # a key of ``CELLS``, for layers without arguments of their own
-    _own: ClassVar[dict[str, Any]] = {}  # a layer's own arguments, with their defaults
+    _own: ClassVar[dict[str, Any]] = {}  # a layer's own keyword arguments, with their defaults
 
     def __init__(
         self,
@@ -40,9 +52,12 @@ class CellLayer(RecurrentLayer):
         bidirectional: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
-        **options: Unpack[Options],
+        **options: Unpack[CellOptions],
     ) -> None:
         super().__init__()
+        others: dict[str, Any] = dict(options)
+        for name, default in self._own.items():
+            setattr(self, name, others.pop(name, default))
         self.input_size = check_count("input_size", input_size)
         self.hidden_size = check_count("hidden_size", hidden_size)
         self.num_layers = check_count("num_layers", num_layers)
@@ -63,7 +78,7 @@ class CellLayer(RecurrentLayer):
                     parameter = None if shape is None else nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
                     self.register_parameter(f"{name}_l{index}{suffix}", parameter)
         self.reset_parameters()
-        self._set_options(**options)
+        self._set_options(**others)
 
     def _make_cell(self) -> CellSpec:
         """Return the cell; a layer's own arguments are attributes by then."""
@@ -95,37 +110,12 @@ class CellLayer(RecurrentLayer):
         return tuple([kind(*[getattr(self, name) for name in names]) for names in self._all_weights])
 
 
-class _ClippedLayer(CellLayer):
-    """The base of layers with an argument ``clip``."""
-
-    _own: ClassVar[dict[str, Any]] = {"clip": None}
-
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        num_layers: int = 1,
-        bias: bool = True,
-        batch_first: bool = False,
-        dropout: float = 0.0,
-        bidirectional: bool = False,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        *,
-        clip: float | None = None,
-        **options: Unpack[Options],
-    ) -> None:
-        self.clip = clip
-        as_torch = (input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device, dtype)
-        super().__init__(*as_torch, **options)
-
-
-class PeepholeLSTM(_ClippedLayer):
+class PeepholeLSTM(CellLayer):
     """The LSTM with peepholes on ragged batches: its gates also read the memory.
 
     :doc:`/cells` has the equations and the paper, :class:`~raglane.nn.recurrent.layer.RecurrentLayer` the arguments.
     In addition, ``clip`` clamps the arguments of the gates and of the candidate to ``-clip`` to ``clip``, like the
-    attribute of the ONNX operator LSTM.
+    attribute of the ONNX operator LSTM; by default they are not clamped.
 
     Example:
         >>> out, (h, c) = PeepholeLSTM(3, 4, bidirectional=True)(Ragged([torch.randn(5, 3), torch.randn(2, 3)]))
@@ -133,22 +123,28 @@ class PeepholeLSTM(_ClippedLayer):
         (torch.Size([7, 8]), torch.Size([2, 2, 4]))
     """
 
+    _own: ClassVar[dict[str, Any]] = {"clip": None}
+    clip: float | None
+
     def _make_cell(self) -> CellSpec:
         return cells.PeepholeLSTM(check_clip(self.clip))
 
 
-class CoupledLSTM(_ClippedLayer):
+class CoupledLSTM(CellLayer):
     """The LSTM with coupled gates on ragged batches: its input gate is ``1 - f``.
 
     :doc:`/cells` has the equations and the paper, :class:`~raglane.nn.recurrent.layer.RecurrentLayer` the arguments.
     In addition, ``clip`` clamps the arguments of the gates and of the candidate to ``-clip`` to ``clip``, like the
-    attribute of the ONNX operator LSTM.
+    attribute of the ONNX operator LSTM; by default they are not clamped.
 
     Example:
         >>> out, (h, c) = CoupledLSTM(3, 4, bidirectional=True)(Ragged([torch.randn(5, 3), torch.randn(2, 3)]))
         >>> out.values.shape, h.shape
         (torch.Size([7, 8]), torch.Size([2, 2, 4]))
     """
+
+    _own: ClassVar[dict[str, Any]] = {"clip": None}
+    clip: float | None
 
     def _make_cell(self) -> CellSpec:
         return cells.CoupledLSTM(check_clip(self.clip))
@@ -186,9 +182,9 @@ class SLSTM(CellLayer):
     """The sLSTM on ragged batches: exponential gates, and a recurrence in heads.
 
     :doc:`/cells` has the equations and the paper, :class:`~raglane.nn.recurrent.layer.RecurrentLayer` the arguments.
-    In addition, ``heads`` is the number of groups of units; each group reads only its own state. Without
-    ``input_weights``, the input is the part of the gates ``i, f, z, o`` that does not depend on the state, computed by
-    the caller: ``input_size`` is then ``4 * hidden_size``. The state is ``(h, c, n, m)``.
+    In addition, ``heads`` is the number of groups of units, 1 by default; each group reads only its own state. With
+    ``input_weights=False``, the input is the part of the gates ``i, f, z, o`` that does not depend on the state,
+    computed by the caller: ``input_size`` is then ``4 * hidden_size``. The state is ``(h, c, n, m)``.
 
     Example:
         >>> out, (h, c, n, m) = SLSTM(3, 4, heads=2)(Ragged([torch.randn(5, 3), torch.randn(2, 3)]))
@@ -197,33 +193,14 @@ class SLSTM(CellLayer):
     """
 
     _own: ClassVar[dict[str, Any]] = {"heads": 1, "input_weights": True}
-
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        num_layers: int = 1,
-        bias: bool = True,
-        batch_first: bool = False,
-        dropout: float = 0.0,
-        bidirectional: bool = False,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        *,
-        heads: int = 1,
-        input_weights: bool = True,
-        **options: Unpack[Options],
-    ) -> None:
-        self.heads, self.input_weights = heads, input_weights
-        as_torch = (input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device, dtype)
-        super().__init__(*as_torch, **options)
+    heads: int
+    input_weights: bool
 
     def _make_cell(self) -> CellSpec:
         return cells.SLSTM(check_count("heads", self.heads), check_flag("input_weights", self.input_weights))
 
     def _like(self, weights: tuple[Any, ...]) -> Tensor | None:
-        hidden: Tensor = weights[0].hidden
-        return hidden
+        return weights[0].hidden
 
 
 class GRUD(CellLayer):
@@ -258,26 +235,8 @@ class CfC(CellLayer):
     """
 
     _own: ClassVar[dict[str, Any]] = {"backbone_units": None, "gap_column": None}
-
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        num_layers: int = 1,
-        bias: bool = True,
-        batch_first: bool = False,
-        dropout: float = 0.0,
-        bidirectional: bool = False,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        *,
-        backbone_units: int | None = None,
-        gap_column: int | None = None,
-        **options: Unpack[Options],
-    ) -> None:
-        self.backbone_units, self.gap_column = backbone_units, gap_column
-        as_torch = (input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device, dtype)
-        super().__init__(*as_torch, **options)
+    backbone_units: int | None
+    gap_column: int | None
 
     def _make_cell(self) -> CellSpec:
         if self.backbone_units is not None:

@@ -37,6 +37,8 @@ class IndRNN(CellLayer):
     """
 
     _own: ClassVar[dict[str, Any]] = {"nonlinearity": "relu", "max_length": None}
+    nonlinearity: str
+    max_length: int | None
 
     def __init__(
         self,
@@ -54,9 +56,8 @@ class IndRNN(CellLayer):
         max_length: int | None = None,
         **options: Unpack[Options],
     ) -> None:
-        self.nonlinearity, self.max_length = nonlinearity, max_length
         as_torch = (input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device, dtype)
-        super().__init__(*as_torch, **options)
+        super().__init__(*as_torch, nonlinearity=nonlinearity, max_length=max_length, **options)
 
     def _make_cell(self) -> CellSpec:
         if self.nonlinearity not in ("relu", "tanh"):

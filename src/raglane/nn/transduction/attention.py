@@ -45,7 +45,7 @@ def blocks_of(memory: Ragged, items: Sequence[int], counts: Sequence[int]) -> li
     return blocks
 
 
-class Attention(nn.Module):
+class DecoderAttention(nn.Module):
     """Weights of the elements of a memory for rows of queries, and the weighted sums of the elements."""
 
     def __init__(self, kind: str, query_size: int, memory_size: int, size: int, width: int, placed: Any) -> None:

@@ -14,7 +14,7 @@ from raglane._utils.memory import check_pairs
 from raglane.nn.losses.ctc import check_classes, check_labels
 from raglane.nn.losses.elements import cross_entropy
 from raglane.nn.recurrent.layer import RecurrentLayer
-from raglane.nn.transduction.attention import KINDS, Attention, Block, blocks_of
+from raglane.nn.transduction.attention import KINDS, Block, DecoderAttention, blocks_of
 from raglane.nn.transduction.hypotheses import Hypotheses
 from raglane.nn.transduction.search import beam_search, layers_first, rows_first
 from raglane.nn.transduction.tokens import TokenReader
@@ -115,7 +115,7 @@ class AttentionDecoder(TokenReader):
         query_size = self.recurrent.output_size
         checks.check_choice("attention", attention, KINDS)
         placed: dict[str, Any] = {"device": device, "dtype": dtype}
-        self.attention = Attention(attention, query_size, memory_size, size, taps, placed)
+        self.attention = DecoderAttention(attention, query_size, memory_size, size, taps, placed)
         self.combine = nn.Linear(memory_size + query_size, hidden_size, **placed)
         self.head = nn.Linear(hidden_size, num_tokens, **placed)
 

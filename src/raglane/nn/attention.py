@@ -1,0 +1,207 @@
+"""Multi-head attention over the elements of sequences, without padding.
+
+NOTE (bits): the last bits of torch's products depend on their shapes, the number of threads and the addresses of their
+operands. So on a CPU each sequence is one call of torch's kernel, on copies at the start of an allocation: neither
+other sequences nor its place in the batch change its bits. Sequences of equal length in one call would.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from raglane._utils.checks import check_count, check_dropout, check_dtype, check_fits, check_flag, check_kind
+from raglane._utils.memory import check_pairs
+from raglane._utils.messages import message, quote
+from raglane._utils.tracing import is_exporting, never_traced
+from raglane.errors import ArgumentError, ShapeError
+from raglane.nn.linear import RowLinear, row_linear
+from raglane.ragged import Ragged
+
+
+class Attention(nn.Module):
+    """Multi-head attention of the elements of each sequence over those of a memory, by default the sequence itself.
+
+    It equals :class:`torch.nn.MultiheadAttention` on each sequence without others, and its ``state_dict`` has the same
+    names and shapes. For a query element ``x`` and the elements ``m_t`` of the memory, each head computes (Vaswani et
+    al. 2017, "Attention is all you need", arXiv:1706.03762, equation 1)::
+
+        q = Q x,  k_t = K m_t,  v_t = V m_t,  w = softmax over t of q @ k_t / sqrt(features / heads),  sum_t w_t v_t
+
+    and a linear layer combines the heads. Over a memory without elements the sum is 0, so the result is its bias.
+
+    On a CPU each sequence is one call of :func:`torch.nn.functional.scaled_dot_product_attention`, which stores no
+    weights, except with dropout. In evaluation mode, in float32 and float64, the output of a sequence has the same bits
+    in any batch at one number of threads. On a GPU, values of float16 and bfloat16 without dropout are one call of
+    :func:`torch.nn.attention.varlen.varlen_attn`. Derivatives of gradients require torch's plain kernel, within
+    ``torch.nn.attention.sdpa_kernel(SDPBackend.MATH)``.
+
+    Args:
+        features: the number of features of a query element and of the result, torch's ``embed_dim``.
+        heads: the number of heads; it must divide ``features``.
+        memory_features: the number of features of an element of the memory, torch's ``kdim`` and ``vdim``; None for
+            ``features``.
+        causal: True if an element reads only elements of the memory up to its own step. The lengths of the memory are
+            then those of the query.
+        dropout: in training, the probability that a weight is zeroed.
+        bias: True to add learned biases.
+        device, dtype: of the parameters.
+
+    Attributes:
+        in_proj_weight: ``(3 * features, features)``: Q, K and V. With other ``memory_features`` they are
+            ``q_proj_weight``, ``k_proj_weight`` and ``v_proj_weight``.
+        in_proj_bias: ``(3 * features,)``, or None.
+        out_proj: the linear layer from ``features`` to ``features``.
+
+    Raises:
+        ArgumentError: an argument is out of its range, or ``heads`` does not divide ``features``.
+
+    Example:
+        An encoder of a recurrent layer and attention, with a residual connection and layer norm:
+
+        >>> from raglane.nn import GRU
+        >>> recurrent, attention, norm = GRU(8, 16), Attention(16, heads=4), torch.nn.LayerNorm(16)
+        >>> batch = Ragged([torch.randn(5, 8), torch.randn(2, 8)])
+        >>> hidden, _ = recurrent(batch)
+        >>> encoded = (hidden + attention(hidden)).map(norm)
+        >>> encoded.values.shape, encoded.lengths.tolist()
+        (torch.Size([7, 16]), [5, 2])
+    """
+
+    in_proj_weight: Tensor
+    q_proj_weight: Tensor
+    k_proj_weight: Tensor
+    v_proj_weight: Tensor
+    in_proj_bias: Tensor | None
+
+    def __init__(
+        self,
+        features: int,
+        heads: int = 1,
+        *,
+        memory_features: int | None = None,
+        causal: bool = False,
+        dropout: float = 0.0,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.features, self.heads = check_count("features", features), check_count("heads", heads)
+        self.memory_features = features if memory_features is None else check_count("memory_features", memory_features)
+        self.causal, self.dropout = check_flag("causal", causal), check_dropout(dropout)
+        check_dtype(dtype)
+        if features % heads != 0:
+            rule = f"a divisor of features, {features}"
+            raise ArgumentError(message("heads", quote(heads), rule, f"pass a divisor of {features}"))
+        placed: dict[str, Any] = {"device": device, "dtype": dtype}
+        width = self.memory_features
+        shapes = {"in_proj_weight": (3 * features, features)}
+        if width != features:
+            shapes = {f"{name}_proj_weight": (features, features if name == "q" else width) for name in "qkv"}
+        for name, shape in shapes.items():
+            self.register_parameter(name, nn.Parameter(nn.init.xavier_uniform_(torch.empty(shape, **placed))))
+        self.in_proj_bias = nn.Parameter(torch.zeros(3 * features, **placed)) if check_flag("bias", bias) else None
+        self.out_proj = RowLinear(features, features, bias=bias, **placed)
+        if bias:
+            nn.init.zeros_(self.out_proj.bias)
+
+    def forward(self, query: Ragged, memory: Ragged | None = None) -> Ragged:
+        """Return the attention of each query element over the memory of its sequence.
+
+        Args:
+            query: ``(N, features)``; lengths may be 0.
+            memory: as many sequences as ``query``, ``(M, memory_features)``; lengths may be 0. None for ``query``.
+
+        Returns:
+            ``(N, features)``, with the lengths of ``query``.
+
+        Raises:
+            ArgumentTypeError: an argument is not a Ragged.
+            ShapeError: sizes, dtypes, devices or numbers of sequences do not match, or with ``causal`` the lengths.
+            ArgumentError: with dropout, the weights do not fit into memory; or the call is exported.
+        """
+        memory = query if memory is None else memory
+        self._check("query", query, self.features)
+        self._check("memory", memory, self.memory_features)
+        if len(query) != len(memory):
+            got, rule = f"{len(memory)} sequences", f"a batch of {len(query)} sequences, like query"
+            raise ShapeError(message("memory", got, rule, "pass one memory per sequence, empty if it has none"))
+        if self.causal:
+            memory._needs_lengths_of("memory", query, "query")
+        linear = F.linear if self.training else row_linear
+        sizes = (self.features, 2 * self.features)
+        of_query, of_memory = self._weights()
+        biases = (None, None) if self.in_proj_bias is None else self.in_proj_bias.split(sizes)
+        queries = linear(query.values, of_query, biases[0]).unflatten(1, (self.heads, -1))
+        pairs = linear(memory.values, of_memory, biases[1]).unflatten(1, (2, self.heads, -1))
+        attended = _attend(queries, pairs, query, memory, self.causal, self.dropout if self.training else 0.0)
+        return query._like(self.out_proj(attended.flatten(1)))
+
+    def _weights(self) -> tuple[Tensor, Tensor]:
+        """Return the weights of queries, and of keys and values."""
+        if self.memory_features == self.features:
+            return self.in_proj_weight[: self.features], self.in_proj_weight[self.features :]
+        return self.q_proj_weight, torch.cat([self.k_proj_weight, self.v_proj_weight])
+
+    def extra_repr(self) -> str:
+        """Return the sizes and options."""
+        parts = [str(self.features), f"heads={self.heads}"]
+        parts += [f"memory_features={self.memory_features}"] * (self.memory_features != self.features)
+        return ", ".join([*parts, f"causal={self.causal}", f"dropout={self.dropout}"])
+
+    def _check(self, name: str, batch: Any, features: int) -> None:
+        check_kind(name, batch, Ragged, "a Ragged", "wrap a list of sequences with rl.Ragged")
+        if tuple(batch.features) != (features,):
+            got, rule = f"elements of shape {tuple(batch.features)}", f"elements of {features} features"
+            raise ShapeError(message(name, got, rule, "build the layer with the sizes of its inputs"))
+        check_fits(name, batch.values, self.out_proj.weight)
+
+
+@never_traced
+def _attend(queries: Tensor, pairs: Tensor, query: Ragged, memory: Ragged, causal: bool, dropout: float) -> Tensor:
+    """Return sums of values, as ``queries`` (N, heads, D), weighted by keys; ``pairs`` (M, 2, heads, D) has both."""
+    if is_exporting():
+        rule, fix = "called outside of torch.export, whose graph would have fixed lengths", "export the other layers"
+        raise ArgumentError(message("Attention", "a call within it", rule, fix))
+    if not len(query):
+        return queries
+    if _has_varlen(queries, query, memory, dropout):
+        from torch.nn.attention.varlen import varlen_attn
+
+        keys, values = pairs.unbind(1)
+        ends, longest = (query.cu_seqlens, memory.cu_seqlens), (query.max_length, memory.max_length)
+        window = (-1, 0 if causal else -1)
+        attended: Any = varlen_attn(queries, keys, values, *ends, *longest, window_size=window)
+        return attended
+    if dropout:
+        check_pairs(query.host_lengths, memory.host_lengths, 2 * queries.shape[1] * queries.itemsize)
+    parts = []
+    # One row of heads before steps, as torch's kernel takes them.
+    owns = queries.transpose(0, 1).unsqueeze(0).split(query.host_lengths.tolist(), 2)
+    theirs = pairs.permute(1, 2, 0, 3).unsqueeze(1).split(memory.host_lengths.tolist(), 3)
+    for own, both in zip(owns, theirs, strict=True):
+        own = own.clone(memory_format=torch.contiguous_format)
+        keys, values = both.clone(memory_format=torch.contiguous_format).unbind(0)
+        if own.numel() and keys.numel():
+            part = F.scaled_dot_product_attention(own, keys, values, dropout_p=dropout, is_causal=causal)
+        else:
+            part = own @ keys.transpose(2, 3) @ values  # zeros
+        parts.append(part[0].transpose(0, 1))
+    return torch.cat(parts)
+
+
+def _has_varlen(queries: Tensor, query: Ragged, memory: Ragged, dropout: float) -> bool:
+    """Return True if torch's kernel for variable lengths supports a call."""
+    return (
+        queries.is_cuda
+        and queries.dtype in (torch.float16, torch.bfloat16)
+        and not dropout
+        and queries.shape[2] % 8 == 0
+        and queries.shape[2] <= 256
+        and torch.cuda.get_device_capability(queries.device) >= (8, 0)
+        and (memory is query or bool((memory.host_lengths > 0).all()))
+    )
