@@ -110,7 +110,9 @@ def main() -> int:
     """Run the packages that are named as arguments, or all, and write the page if all pass; return 1 if one fails."""
     names = sys.argv[1:] or list(PEERS)
     _install("base", [str(max((ROOT / "dist").glob("raglane-*.whl"), key=lambda path: path.stat().st_mtime))])
-    rows, weights, failed = [], [], []
+    rows: list[str] = []
+    weights: list[str] = []
+    failed: list[str] = []
     for name in names:
         examples, requirements = PEERS[name]
         python = _install(name, [name, *requirements])
