@@ -177,7 +177,7 @@ def _attend(queries: Tensor, pairs: Tensor, query: Ragged, memory: Ragged, causa
         window = (-1, 0 if causal else -1)
         attended: Any = varlen_attn(queries, keys, values, *ends, *longest, window_size=window)
         return attended  # type: ignore[no-any-return]
-    if dropout:
+    if dropout and queries.is_cpu:
         check_pairs(query.host_lengths, memory.host_lengths, 2 * queries.shape[1] * queries.itemsize)
     parts = []
     # One row of heads before steps, as torch's kernel takes them.
