@@ -6,10 +6,10 @@ import contextlib
 import csv
 import errno
 import io
-import re
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,6 +28,7 @@ from harness.results import CaseResult, Row
 from harness.run import Report
 from matplotlib import image
 
+import commands
 import programs
 from raglane._utils import files
 from yardsticks import short_samples  # noqa: F401
@@ -35,6 +36,7 @@ from yardsticks import short_samples  # noqa: F401
 pytestmark = pytest.mark.usefixtures("short_samples")
 
 _TINY = ["--cells", "gru", "--sizes", "3x5x4", "--lengths", "trec", "--rounds", "1", "--threads", "1"]
+fails = partial(commands.fails, run=layers.main, name="layers.py")
 _FEW = ["--competitors", "torch-packed", "--modes", "infer"]
 
 
@@ -43,17 +45,6 @@ def threads() -> Iterator[None]:
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
-
-
-def fails(arguments: list[str], capsys: pytest.CaptureFixture[str], *pieces: str) -> None:
-    """The command prints one line with the pieces, and returns 2."""
-    capsys.readouterr()
-    assert layers.main(arguments) == 2
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 1, lines
-    assert lines[0].startswith("layers.py: error: ")
-    for piece in pieces:
-        assert re.search(".*".join(map(re.escape, piece.split("..."))), lines[0]), (piece, lines[0])
 
 
 def _rows(folder: Path) -> list[dict[str, str]]:

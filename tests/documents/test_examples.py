@@ -26,6 +26,7 @@ from made_datasets import dataset
 from raglane.data.records import offsets_of
 from raglane.serve import Engine
 from raglane.serve.app import create_app
+from scripts import load
 from servers import served
 
 _EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -61,13 +62,7 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def _load(name: str) -> Any:
-    """A script as a module, without running its main."""
-    spec = importlib.util.spec_from_file_location(f"example_{name}", _EXAMPLES / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load(_EXAMPLES / f"{name}.py")
 
 
 def _data(folder: str) -> str:

@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 import random
 from pathlib import Path
-from typing import Any
 
 import pytest
+
+from scripts import load
 
 _PATH = Path(__file__).parents[2] / "benchmarks" / "kneser_ney.py"
 
 
-def _script() -> Any:
-    spec = importlib.util.spec_from_file_location("kneser_ney", _PATH)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_probabilities_sum_to_one_in_every_context() -> None:
     """In contexts that occur, that occur in part, and that do not; with one discount, and with three."""
-    script, numbers = _script(), random.Random(0)
+    script, numbers = load(_PATH), random.Random(0)
     texts = ["".join(numbers.choices("aaabbcde", k=numbers.randint(0, 9))) for _ in range(200)]
     for order in (1, 2, 3, 5):
         for modified in (False, True):
@@ -36,7 +27,7 @@ def test_probabilities_sum_to_one_in_every_context() -> None:
 
 
 def test_a_bigram_by_hand() -> None:
-    script = _script()
+    script = load(_PATH)
     model = script.KneserNey(["ab", "ab", "a"], order=2)
     # (begin, a) comes 3 times, (a, b) and (b, end) twice, (a, end) once: the discount is 1 / (1 + 2 * 2).
     assert model.discounts[1] == (0.2, 0.2, 0.2)
@@ -50,9 +41,9 @@ def test_a_bigram_by_hand() -> None:
 def test_the_command_tells_its_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "texts.txt"
     path.write_text("\n".join(["abab", "aba", "baba"] * 10) + "\n")
-    assert 0 < _script().main([str(path), "--order", "3"]) < 2
+    assert 0 < load(_PATH).main([str(path), "--order", "3"]) < 2
     assert "3-grams of 27 texts; 3 held out: " in capsys.readouterr().out
     with pytest.raises(SystemExit) as stopped:
-        _script().main([str(tmp_path / "absent.txt")])
+        load(_PATH).main([str(tmp_path / "absent.txt")])
     assert stopped.value.code == 2
     assert len(capsys.readouterr().err.splitlines()) == 1

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import doctest
-import importlib.util
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from scripts import load
 
 _PATH = Path(__file__).parents[2] / "docs" / "notebook.py"
 _CHECKER, _FLAGS = doctest.OutputChecker(), doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
@@ -17,13 +17,7 @@ _CHECKER, _FLAGS = doctest.OutputChecker(), doctest.ELLIPSIS | doctest.NORMALIZE
 
 @pytest.fixture(scope="module")
 def script() -> Any:
-    spec = importlib.util.spec_from_file_location("notebook", _PATH)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["notebook"] = module
-    spec.loader.exec_module(module)
-    return module
+    return load(_PATH)
 
 
 def test_the_cells_are_those_of_the_page_and_print_their_outputs(script: Any) -> None:

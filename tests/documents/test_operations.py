@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import pytest
 import torch
 
+from scripts import load
+
 _PATH = Path(__file__).parents[2] / "docs" / "operations.py"
 
 
 def test_the_page_is_up_to_date() -> None:
-    spec = importlib.util.spec_from_file_location("operations", _PATH)
-    assert spec is not None
-    assert spec.loader is not None
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
+    script = load(_PATH)
     text, written = script.page(), script.PAGE.read_text(encoding="utf-8")
     if not torch.__version__.startswith("2.13."):
         pytest.skip("the page is for nested tensors of PyTorch 2.13")

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from scripts import load
+
 _DOCS = Path(__file__).parents[2] / "docs"
 _NUMBER = r"-?\d+(?:\.\d+)?"
-
-
-def _script() -> Any:
-    spec = importlib.util.spec_from_file_location("draw", _DOCS / "draw.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def _parts(svg: str) -> tuple[list[str], list[float]]:
@@ -29,7 +20,7 @@ def _parts(svg: str) -> tuple[list[str], list[float]]:
 
 
 def test_drawing_them_again_gives_the_same(tmp_path: Path) -> None:
-    script = _script()
+    script = load(_DOCS / "draw.py")
     script.draw(tmp_path)
     drawn = {path.name: path for path in tmp_path.iterdir()}
     assert drawn.keys() == {path.name for path in script.FOLDER.iterdir()}
@@ -41,7 +32,7 @@ def test_drawing_them_again_gives_the_same(tmp_path: Path) -> None:
 
 
 def test_documents_show_each_picture_and_its_code() -> None:
-    script = _script()
+    script = load(_DOCS / "draw.py")
     text = (_DOCS / "methods.md").read_text(encoding="utf-8")
     picture = re.compile(r'<picture>\n.*dark\)" srcset="(.*)">\n  <img alt="(.{80,})" src="(.*)">\n</picture>')
     for name, code in script.CODE.items():
@@ -56,7 +47,7 @@ def test_documents_show_each_picture_and_its_code() -> None:
 
 
 def test_the_table_of_speedups_has_the_means_of_the_results() -> None:
-    script = _script()
+    script = load(_DOCS / "draw.py")
     known = {name: script.speedups(name) for name in ("layers", "layers-amd")}
     ways = [(name, mode) for name in known for mode in script.MODES]
     text = (_DOCS / "performance.md").read_text(encoding="utf-8")

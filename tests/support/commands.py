@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +31,20 @@ def undraw(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(f"raglane.runs.card.{name}", lambda *_, **__: b"<svg></svg>")
 
 
-def fails(arguments: list[str], capsys: pytest.CaptureFixture[str], *pieces: str, code: int = 2) -> None:
+def fails(
+    arguments: list[str],
+    capsys: pytest.CaptureFixture[str],
+    *pieces: str,
+    code: int = 2,
+    run: Callable[[list[str]], int] = main,
+    name: str = "raglane",
+) -> None:
     """Assert that a command ends with a code and one line that contains the pieces; "..." is any text."""
     capsys.readouterr()
-    assert main(arguments) == code
+    assert run(arguments) == code
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1, lines
-    assert lines[0].startswith("raglane: error: ")
+    assert lines[0].startswith(f"{name}: error: ")
     for piece in pieces:
         assert re.search(".*".join(map(re.escape, piece.split("..."))), lines[0]), (piece, lines[0])
 

@@ -1,13 +1,16 @@
-"""Code in new processes, forked from an interpreter that has imported only torch, which takes a second."""
+"""Scripts as modules; and code in new processes, forked from an interpreter that has imported torch, which is slow."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 _SERVER = """
 import json, os, signal, sys, torch, traceback
@@ -33,6 +36,17 @@ for line in sys.stdin:
         os._exit(end)  # a regular exit takes half a second
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
+
+
+def load(path: Path) -> Any:
+    """Import a script as a module, without running its main."""
+    spec = importlib.util.spec_from_file_location(f"loaded_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
 
 
 @dataclass(frozen=True)

@@ -160,7 +160,16 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         """Return X with its targets; ``reset`` for the training data, which determine classes and channels."""
         raise NotImplementedError
 
-    def _train(self, X: Any, y: Any) -> None:  # noqa: N803
+    def fit(self, X: Any, y: Any) -> Self:  # noqa: N803
+        """Train the network.
+
+        Args:
+            X: ``n`` sequences.
+            y: ``(n,)`` classes, or ``(n,)`` or ``(n, T)`` numbers.
+
+        Raises:
+            ValueError: as :func:`raglane.fit`, or ``X`` and ``y`` have different lengths.
+        """
         records, part = self._labelled(X, y, reset=True), None
         if self.validation is not None:
             if not (isinstance(self.validation, tuple) and len(self.validation) == 2):
@@ -174,6 +183,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         options |= {"task": self._task, "seed": seed, "callback": self.callback}
         self.run_ = fit(records, validation=part, progress=False, **options)
         self.n_iter_ = 0 if self.run_.result is None else self.run_.result.state.epoch
+        return self
 
     def _predict(self, X: Any, **options: Any) -> dict[str, list[Any]]:  # noqa: N803
         check_is_fitted(self)
@@ -227,19 +237,6 @@ class RecurrentClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
 
     _task = "classify"
 
-    def fit(self, X: Any, y: Any) -> Self:  # noqa: N803
-        """Train the network.
-
-        Args:
-            X: ``n`` sequences.
-            y: ``(n,)``, their classes.
-
-        Raises:
-            ValueError: as :func:`raglane.fit`, or ``X`` and ``y`` have different lengths.
-        """
-        self._train(X, y)
-        return self
-
     def _labelled(self, X: Any, y: Any, *, reset: bool) -> Dataset:  # noqa: N803
         records = _sequences_from(self, X, reset=reset)
         y = _targets(y, records, numbers=False)
@@ -282,19 +279,6 @@ class RecurrentRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
     """
 
     _task = "regress"
-
-    def fit(self, X: Any, y: Any) -> Self:  # noqa: N803
-        """Train the network.
-
-        Args:
-            X: ``n`` sequences.
-            y: ``(n,)`` or ``(n, T)``, their numbers.
-
-        Raises:
-            ValueError: as :func:`raglane.fit`, or ``X`` and ``y`` have different lengths.
-        """
-        self._train(X, y)
-        return self
 
     def _labelled(self, X: Any, y: Any, *, reset: bool) -> Dataset:  # noqa: N803
         records = _sequences_from(self, X, reset=reset)
