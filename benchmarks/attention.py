@@ -3,22 +3,24 @@
     python benchmarks/attention.py > benchmarks/results/attention.md
 
 Lengths are lognormal (``harness.lengths``). All ways have the same weights and, to rounding, the same outputs, and take
-turns; times are medians. "padded" is ``torch.nn.MultiheadAttention`` with a ``key_padding_mask``, "nested"
-``scaled_dot_product_attention`` on a jagged tensor. Memory is the growth of the process's peak in a call.
+turns in one thread; times are medians of the processor's time. "padded" is ``torch.nn.MultiheadAttention`` with a
+``key_padding_mask``, "nested" ``scaled_dot_product_attention`` on a jagged tensor. Memory is the growth of the
+process's peak in a call.
 """
 
 from __future__ import annotations
 
 import ctypes
 import statistics
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from checkpoints import RESET, status
 from harness.lengths import LENGTHS
-from harness.memory import _PEAK_RESET, _status
 from harness.timing import interleave
 from torch import Tensor, nn
 
@@ -76,17 +78,16 @@ def predict(call: Callable[[], Tensor]) -> None:
 def megabytes(call: Callable[[], Any]) -> float:
     """Return the growth of the peak of memory in a call."""
     ctypes.CDLL(None).malloc_trim(0)
-    before = _status("VmRSS")
-    _PEAK_RESET.write_text("5")
+    before = status("VmRSS")
+    RESET.write_text("5")
     call()
-    return (_status("VmHWM") - before) / 1e6
+    return (status("VmHWM") - before) / 1e6
 
 
 def main() -> None:
     """Print the table."""
-    print(
-        f"# Attention\n\n`python benchmarks/attention.py`: {processor()}, {torch.get_num_threads()} threads, float32.\n"
-    )
+    torch.set_num_threads(1)
+    print(f"# Attention\n\n`python benchmarks/attention.py`: {processor()}, one thread, float32.\n")
     print("| (B, features, heads) | elements, fill | | raglane | padded | nested |")
     print("| --- | --- | --- | --- | --- | --- |")
     for size in SIZES:
@@ -95,7 +96,10 @@ def main() -> None:
         shape = f"{sum(lengths):,}, {sum(lengths) / (len(lengths) * max(lengths)):.2f}"
         for mode in (train, predict):
             own = {way: partial(mode, call) for way, call in calls.items()}
-            times = {way: 1e3 * statistics.median(taken) for way, taken in interleave(own, 7, most_seconds=20).items()}
+            times = {
+                way: 1e3 * statistics.median(taken)
+                for way, taken in interleave(own, 7, most_seconds=10, clock=time.process_time).items()
+            }
             memory = {way: megabytes(call) for way, call in own.items()}
             for name, found in (("ms", times), ("MB", memory)):
                 cells = " | ".join(f"{found[way]:,.1f}" for way in calls)

@@ -32,6 +32,7 @@ PEERS: dict[str, tuple[list[str], list[str]]] = {
     "skrl": (["reinforcement:skrl"], []),
     "flair": (["language:flair"], []),
     "stanza": (["language:stanza"], []),
+    "xlstm": (["language:xlstm"], []),
     "speechbrain": (["speech:speechbrain"], ["requests"]),
     "openunmix": (["speech:openunmix"], []),
     "asteroid": (["speech:asteroid"], ["requests", "huggingface_hub"]),
@@ -41,6 +42,10 @@ PEERS: dict[str, tuple[list[str], list[str]]] = {
     "accelerate": (["training:accelerate"], []),
     "transformers": (["training:transformers"], ["accelerate"]),
     "optuna": (["training:optuna"], []),
+    "keras": (["weights:keras"], []),
+    "flax": (["weights:flax"], []),
+    "onnx": (["weights:onnx"], ["onnxruntime"]),
+    "tirex-ts": (["weights:tirex"], []),
 }
 
 # The reasons why other packages have no example.
@@ -73,6 +78,15 @@ Weights pass in both directions through `state_dict`, and accelerated models can
 | --- | --- | --- | --- | --- | --- | --- | --- |
 """
 
+_WEIGHTS = """
+## Weights of other packages
+
+[`rl.convert_weights`](weights.md) on layers of other packages, and the differences of their outputs and final states.
+
+| package | example | float64 | float32 |
+| --- | --- | --- | --- |
+"""
+
 _EPISODES = """
 ## Episodes in reinforcement learning
 
@@ -96,7 +110,9 @@ def main() -> int:
     """Run the packages that are named as arguments, or all, and write the page if all pass; return 1 if one fails."""
     names = sys.argv[1:] or list(PEERS)
     _install("base", [str(max((ROOT / "dist").glob("raglane-*.whl"), key=lambda path: path.stat().st_mtime))])
-    rows, failed = [], []
+    rows: list[str] = []
+    weights: list[str] = []
+    failed: list[str] = []
     for name in names:
         examples, requirements = PEERS[name]
         python = _install(name, [name, *requirements])
@@ -106,14 +122,13 @@ def main() -> int:
             if isinstance(answer, str):
                 failed.append(f"{name}: {answer}")
             else:
-                rows.append(_row(name, answer))
+                (weights if example.startswith("weights:") else rows).append(_row(name, answer))
     if not sys.argv[1:] and not _converts():
         failed.append("formats: a conversion is wrong")
     if names == list(PEERS) and not failed:
         left = "".join(f"- **{name}**: {reason}\n" for name, reason in LEFT.items())
-        PAGE.write_text(
-            f"{_HEAD.format(machine=_machine())}{''.join(rows)}\n## Without an example\n\n{left}{_EPISODES}"
-        )
+        head, tail = f"{_HEAD.format(machine=_machine())}{''.join(rows)}", f"{_WEIGHTS}{''.join(weights)}{_EPISODES}"
+        PAGE.write_text(f"{head}\n## Without an example\n\n{left}{tail}")
     print(*failed, sep="\n")
     return int(bool(failed))
 
@@ -156,7 +171,7 @@ def _run(python: Path, package: str, example: str) -> dict[str, Any] | str:
     """Return the measurements of an example, or the error."""
     module, function = example.split(":")
     code = (
-        f"import json, {module}; from comparison import compare; "
+        f"import json, {module}; from {'weights' if module == 'weights' else 'comparison'} import compare; "
         f"print(json.dumps({{'about': {module}.{function}.__doc__}} | compare({module}.{function})))"
     )
     ran = subprocess.run(
@@ -170,17 +185,13 @@ def _run(python: Path, package: str, example: str) -> dict[str, Any] | str:
 
 def _row(name: str, found: dict[str, Any]) -> str:
     double = f"{found['difference float64']:.0e}" if "difference float64" in found else "float32"
-    ratios = [found[f"raglane {unit}"] / max(found[f"torch {unit}"], 1e-9) for unit in ("ms", "MB")]
-    cells = [
-        f"{name} {found['version']}",
-        found["about"].splitlines()[0].rstrip("."),
-        str(found["layers"]),
-        double,
-        f"{found['difference float32']:.0e}",
-        f"{found['curve']:.0e}",
-        *(f"{ratio:.2f}" for ratio in ratios),
-    ]
-    return f"| {' | '.join(cells)} |\n"
+    start, differences = [f"{name} {found['version']}", found["about"].splitlines()[0].rstrip(".")], [double]
+    differences.append(f"{found['difference float32']:.0e}")
+    if "layers" in found:
+        start.append(str(found["layers"]))
+        differences.append(f"{found['curve']:.0e}")
+        differences += [f"{found[f'raglane {unit}'] / max(found[f'torch {unit}'], 1e-9):.2f}" for unit in ("ms", "MB")]
+    return f"| {' | '.join([*start, *differences])} |\n"
 
 
 def _machine() -> str:

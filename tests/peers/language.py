@@ -63,3 +63,24 @@ def stanza() -> Example:
         return torch.nn.functional.cross_entropy(scores, characters[:, 1:].flatten()), [output, *hidden]
 
     return Example(model, batches, loss)
+
+
+def xlstm() -> Example:
+    """A stack of sLSTM blocks of xlstm, with its vanilla backend."""
+    from xlstm import xLSTMBlockStack, xLSTMBlockStackConfig
+    from xlstm.blocks.slstm.block import sLSTMBlockConfig
+    from xlstm.blocks.slstm.layer import sLSTMLayerConfig
+
+    layer = sLSTMLayerConfig(backend="vanilla", num_heads=4, recurrent_weight_init="standard")
+    model = xLSTMBlockStack(
+        xLSTMBlockStackConfig(
+            slstm_block=sLSTMBlockConfig(slstm=layer), num_blocks=2, embedding_dim=64, slstm_at="all", dropout=0.0
+        )
+    )
+    batches = [torch.randn(8, 64, 64) for _ in range(2)]
+
+    def loss(module: Any, batch: Any) -> Any:
+        output = module(batch)
+        return (output - 1).square().mean(), output
+
+    return Example(model, batches, loss)

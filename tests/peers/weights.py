@@ -1,37 +1,29 @@
-"""Packages whose weights ``rl.convert_weights`` reads, and models of xLSTM."""
+"""Packages whose weights ``rl.convert_weights`` reads; an example returns the largest difference in a dtype."""
 
 from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
-from comparison import Example
+from comparison import BOUNDS
 
 import raglane as rl
 
 
-def xlstm() -> Example:
-    """A stack of sLSTM blocks of xlstm, with its vanilla backend."""
-    from xlstm import xLSTMBlockStack, xLSTMBlockStackConfig
-    from xlstm.blocks.slstm.block import sLSTMBlockConfig
-    from xlstm.blocks.slstm.layer import sLSTMLayerConfig
-
-    layer = sLSTMLayerConfig(backend="vanilla", num_heads=4, recurrent_weight_init="standard")
-    model = xLSTMBlockStack(
-        xLSTMBlockStackConfig(
-            slstm_block=sLSTMBlockConfig(slstm=layer), num_blocks=2, embedding_dim=64, slstm_at="all", dropout=0.0
-        )
-    )
-    batches = [torch.randn(8, 64, 64) for _ in range(2)]
-
-    def loss(module: Any, batch: Any) -> Any:
-        output = module(batch)
-        return (output - 1).square().mean(), output
-
-    return Example(model, batches, loss)
+def compare(example: Callable[[torch.dtype], float]) -> dict[str, float]:
+    """Return the differences of an example by dtype, without a dtype in which the package does not compute."""
+    found = {}
+    for dtype in BOUNDS:
+        torch.manual_seed(0)
+        difference = example(dtype)
+        assert not difference > BOUNDS[dtype], f"{difference:.1e} in {dtype}"
+        if not math.isnan(difference):
+            found[f"difference {str(dtype)[6:]}"] = difference
+    return found
 
 
 def _worst(pairs: Any) -> float:

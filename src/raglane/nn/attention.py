@@ -7,7 +7,7 @@ other sequences nor its place in the batch change its bits. Sequences of equal l
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -175,9 +175,8 @@ def _attend(queries: Tensor, pairs: Tensor, query: Ragged, memory: Ragged, causa
         keys, values = pairs.unbind(1)
         ends, longest = (query.cu_seqlens, memory.cu_seqlens), (query.max_length, memory.max_length)
         window = (-1, 0 if causal else -1)
-        attended: Any = varlen_attn(queries, keys, values, *ends, *longest, window_size=window)
-        return attended
-    if dropout:
+        return cast(Tensor, varlen_attn(queries, keys, values, *ends, *longest, window_size=window))
+    if dropout and queries.is_cpu:
         check_pairs(query.host_lengths, memory.host_lengths, 2 * queries.shape[1] * queries.itemsize)
     parts = []
     # One row of heads before steps, as torch's kernel takes them.
