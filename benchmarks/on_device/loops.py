@@ -1,8 +1,8 @@
 """Cells that torch has no kernel for: printed for Triton, and as loops of torch's operations.
 
-The layer on a ragged batch, by Triton and by the reference kernel, is compared with the equations of its cell on all sequences at once, for each step
-of the longest one, with input products computed before: as torch's operations, compiled, and as a replayed CUDA graph
-of one step.
+The layer on a ragged batch, by Triton and by the reference kernel, is compared with the equations of its cell on all
+sequences at once, for each step of the longest one, with input products computed before: as torch's operations,
+compiled, and as a replayed CUDA graph of one step.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def test_outputs_states_and_gradients_are_those_of_the_reference(script: Script,
 
 
 @pytest.mark.parametrize("first", [0, *(pytest.param(number, marks=slow) for number in range(4, 200, 20))])
-def test_random_programs(script: Script, first: int) -> None:
+def test_printed_random_programs(script: Script, first: int) -> None:
     """Every operation, on operands in several pieces, repeated columns and numbers."""
     count = 20 if first else 4
     found = _interpreted(script, "of_a_program", *range(first, first + count))

@@ -48,7 +48,7 @@ MACHINES = {
     "cpu": Machine(cpu.run_lowered, cpu.times, cpu.outer_products),
     "cuda": Machine(launch.run_lowered, launch.times, launch.outer_products),
 }
-"""What runs programs, by the type of a device."""
+"""Machines by the type of a device."""
 # One call of this many of a program, from the first on, is compared with the module as it is then.
 _CALLS = 1000
 _MOST_STEPS = 1024

@@ -19,7 +19,7 @@ from raglane.programs.step import Step
 
 
 class Machine(NamedTuple):
-    """What runs programs on a kind of device; the functions are those of :mod:`raglane.kernels.cpu.programs`."""
+    """Functions that run programs on a kind of device; they are those of :mod:`raglane.kernels.cpu.programs`."""
 
     run_lowered: Callable[..., tuple[list[Tensor], list[Tensor]]]
     times: Callable[[Tensor, Tensor], Tensor]

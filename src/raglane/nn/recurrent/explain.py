@@ -37,8 +37,8 @@ def explain(
     """Return which backend and schedule would run a layer on a batch, and why, without running it.
 
     Without a batch, return which layers of a model :func:`raglane.accelerate` converts, and why not the others. Both
-    results are meant to be printed. On a GPU, a kernel that Triton compiles is compared with torch before its first use:
-    by this function, or by the first call. Neither is possible while a CUDA graph is captured.
+    results are meant to be printed. On a GPU, this function or the first call compares a kernel of Triton with torch
+    before its first use. Neither can do so while a CUDA graph is captured.
 
     Args:
         layer: a recurrent layer of ``rl.nn``; without a batch, any module.
