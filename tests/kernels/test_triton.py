@@ -56,6 +56,15 @@ def test_bits_do_not_depend_on_the_batch(script: Script, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", _few)
+def test_a_call_launches_few_kernels_and_waits_for_none(script: Script, name: str) -> None:
+    """Forward: input products, if they are not part of the loop, and the loop; backward: the loop, and products."""
+    ((forward, backward, waits),) = _interpreted(script, "launches_and_waits", name)
+    assert forward <= 2
+    assert backward <= 3
+    assert waits == 0
+
+
+@pytest.mark.parametrize("name", _few)
 def test_the_comparison_before_the_first_use(script: Script, name: str) -> None:
     assert _interpreted(script, "verified", name) == [""]
 

@@ -11,8 +11,10 @@ import re
 import subprocess
 import sys
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -95,6 +97,36 @@ def alone_and_together(name: str) -> list[float]:
             float(not torch.equal(layer(rl.Ragged([part]))[0].values, whole))
             for part, whole in zip(batch.to_list(), together.to_list(), strict=True)
         ]
+
+
+def launches_and_waits(name: str) -> list[int]:
+    """Return the launches of kernels in a forward and a backward pass, and the numbers that the host reads in them."""
+    layer = layer_of(name, 20).float()
+    batch = rl.Ragged([torch.randn(length, D, requires_grad=True) for length in _LENGTHS])
+    counts, run = [0, 0, 0], launch.run
+    which = 0
+
+    def counted(*args: Any, **options: Any) -> Any:
+        counts[which] += 1
+        return run(*args, **options)
+
+    def waiting(method: Any) -> Any:
+        def read(*args: Any) -> Any:
+            counts[2] += 1
+            return method(*args)
+
+        return read
+
+    with rl.use_backend(backend="program"):
+        layer(batch)[0].values.sum().backward()  # which compares the programs
+        with ExitStack() as stack:
+            for name in ("item", "tolist", "nonzero", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__"):
+                stack.enter_context(mock.patch.object(Tensor, name, waiting(getattr(Tensor, name))))
+            stack.enter_context(mock.patch.object(launch, "run", counted))
+            values = layer(batch)[0].values
+            which = 1
+            values.sum().backward()
+    return counts
 
 
 def verified(name: str) -> str:
