@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 import raglane as rl
 from every_layer import LAYERS, D, a_state, build, gradients, results_of
-from own_cells import Halved, Moved, Whole
+from own_cells import Halved, Moved
 from raglane.kernels.program import backend
 from raglane.kernels.program.verify import verify_loop
 from raglane.kernels.triton import launch
@@ -30,7 +30,7 @@ from raglane.kernels.triton.printer import kernel_of
 from raglane.programs.graph import Refused
 from random_programs import draw, draw_lengths, tensors_for
 
-USERS: dict[str, type[nn.Module]] = {"a user's cell": Whole, "a user's LSTM": Moved, "a user's GRU": Halved}
+USERS: dict[str, type[nn.Module]] = {"a user's LSTM": Moved, "a user's GRU": Halved}
 NAMES = [*LAYERS, *USERS]
 _TRITON = backend.MACHINES["cuda"]
 # More sequences than a block has rows, in an order that is not that of their lengths.

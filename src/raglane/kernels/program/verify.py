@@ -63,6 +63,8 @@ def verify_loop(step: Step, compiled: CompiledStep, run: Run, machine: Machine, 
             elements, states, leaves = case.parts
             rows = torch.randint(19, (int(offsets[-1]),), generator=generator)
             elements = [part.detach()[rows].requires_grad_() for part in elements]
+            # Near 1, because a cell may divide by a state.
+            states = [(1 + 0.1 * part.detach()).requires_grad_() for part in states]
             tensors = *elements, *states, *leaves
             for ascending in (True, False):
                 call = replace(case.call, offsets=offsets, ascending=ascending)
