@@ -114,13 +114,13 @@ class ProgramBackend:
 
 def _unsupported(traits: Traits, device: str) -> str | None:
     """Return why no program runs here, whatever the step is."""
+    if traits.device.type != device:
+        return f"programs do not run on {traits.device}" if device == "cpu" else f"Triton needs {device} tensors"
     missing = library.missing_kernels() if device == "cpu" else launch.missing()
-    if traits.device.type == device and missing:
+    if missing:
         return missing
     if traits.checkpoints:
         return "programs save all that backward needs"
-    if traits.device.type != device:
-        return f"programs do not run on {traits.device}" if device == "cpu" else f"Triton needs {device} tensors"
     if traits.dtype not in _DTYPES[device]:
         return f"programs do not compute in {traits.dtype}"
     if traits.cell.follows_autocast and torch.is_autocast_enabled(device):

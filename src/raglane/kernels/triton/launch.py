@@ -32,7 +32,7 @@ def missing() -> str:
 
 def precision() -> str:
     """Return the precision of products: as for torch's own, full or TF32."""
-    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
+    return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
 
 
 def why_not_now() -> str:
@@ -70,7 +70,8 @@ def function_of(text: str) -> Any:
     linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
     names: dict[str, Any] = {"tl": triton.language, "f": functions, "__name__": __name__}
     exec(compile(text, name, "exec"), names)
-    return triton.jit(names["kernel"])
+    # The sizes of a batch compile nothing anew.
+    return triton.jit(names["kernel"], do_not_specialize=["rows", "count"])
 
 
 def _products(program: Program, chosen: tuple[int, ...]) -> Program:
@@ -122,8 +123,19 @@ def run(
     rest = [part for own in (sequences, states) for part in map(_rows, own)]
     strided = [item for part in (*given, *rest) for item in (part, part.stride(0))]
     scratch = like.new_empty(max(1, blocks * made.kernel.scratch))
-    arguments = [rows, *order, *strided, *vectors, *weights, *_tables(made, like.device), *outputs, *finals, scratch]
-    made.function[(blocks,)](*arguments, precision(), num_warps=made.kernel.warps, maxnreg=made.kernel.registers)
+    arguments = [
+        rows,
+        *order,
+        *strided,
+        *map(_rows, vectors),
+        *weights,
+        *_tables(made, like.device),
+        *outputs,
+        *finals,
+        scratch,
+    ]
+    with torch.cuda.device_of(like):
+        made.function[(blocks,)](*arguments, precision(), num_warps=made.kernel.warps, maxnreg=made.kernel.registers)
     return outputs, finals
 
 
