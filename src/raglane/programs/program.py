@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, get_args
 
 Kind = Literal["element", "sequence", "state", "vector", "local"]
@@ -135,6 +136,15 @@ class Program:
         """Return the widths of the arguments of a kind, in their order."""
         blocks = sorted((block for block in self.blocks if block.kind == kind), key=lambda block: block.index)
         return tuple(block.width for block in blocks)
+
+
+@lru_cache(maxsize=256)
+def product_program(groups: int, width: int, depth: int) -> Program:
+    """Return a program without states: the products of the rows of elements and a weight ``(groups, width, depth)``."""
+    columns = groups * width
+    blocks = Block("element", groups * depth), Block("local", columns)
+    product = Instruction("product", (Operand(1),), (Operand(-1), Operand(0)), columns, weight=0)
+    return Program(blocks, (Weight(groups, width, depth),), (product,), ((Operand(1), columns),), ())
 
 
 _SIGNS = {"add": "+", "sub": "-", "mul": "*", "div": "/", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "=="}

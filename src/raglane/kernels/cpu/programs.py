@@ -18,7 +18,7 @@ from raglane.kernels.checks import check_offsets
 from raglane.native.library import DTYPES, call, program_preamble
 from raglane.native.memory import NO_MEMORY, address, checked_rows, contiguous
 from raglane.programs.lower import Lowered
-from raglane.programs.program import KINDS, OPERATIONS, Block, Instruction, Operand, Program, Weight
+from raglane.programs.program import KINDS, OPERATIONS, Operand, Program, product_program
 
 _NUMBERS = {name: number for number, name in enumerate(OPERATIONS)}
 # The structs raglane_program and raglane_outer.
@@ -230,16 +230,8 @@ def times(rows: Tensor, weight: Tensor) -> Tensor:
         raise ShapeError(message("weight", got, rule, "pass a tensor of that shape"))
     groups, width, depth = weight.shape
     offsets = weight.new_tensor([0, rows.shape[0]], dtype=torch.int64)
-    outputs, _ = run(_product(groups, width, depth), offsets=offsets, elements=[rows], weights=[weight])
+    outputs, _ = run(product_program(groups, width, depth), offsets=offsets, elements=[rows], weights=[weight])
     return outputs[0]
-
-
-@lru_cache(maxsize=256)
-def _product(groups: int, width: int, depth: int) -> Program:
-    columns = groups * width
-    blocks = Block("element", groups * depth), Block("local", columns)
-    product = Instruction("product", (Operand(1),), (Operand(-1), Operand(0)), columns, weight=0)
-    return Program(blocks, (Weight(groups, width, depth),), (product,), ((Operand(1), columns),), ())
 
 
 def outer_products(

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from raglane.kernels.triton.printer import Kernel, kernel_of
 from raglane.programs.lower import Lowered
-from raglane.programs.program import Block, Instruction, Operand, Program, Weight
+from raglane.programs.program import Block, Operand, Program, product_program
 
 _NO_OFFSETS = torch.zeros(1, dtype=torch.int64)
 _KINDS = ("element", "sequence", "state", "vector")
@@ -180,17 +180,9 @@ def times(rows: Tensor, weight: Tensor) -> Tensor:
     """Return ``rows @ weight.T``, group by group; the bits of a row do not depend on the other rows."""
     groups, width, depth = weight.shape
     outputs, _ = run(
-        _product(groups, width, depth), offsets=_NO_OFFSETS, elements=[rows], weights=[weight.mT.contiguous()]
+        product_program(groups, width, depth), offsets=_NO_OFFSETS, elements=[rows], weights=[weight.mT.contiguous()]
     )
     return outputs[0]
-
-
-@lru_cache(maxsize=256)
-def _product(groups: int, width: int, depth: int) -> Program:
-    columns = groups * width
-    blocks = Block("element", groups * depth), Block("local", columns)
-    product = Instruction("product", (Operand(1),), (Operand(-1), Operand(0)), columns, weight=0)
-    return Program(blocks, (Weight(groups, width, depth),), (product,), ((Operand(1), columns),), ())
 
 
 def outer_products(
