@@ -144,12 +144,9 @@ class Columns:
     def _is_given(self, operands: Sequence[tuple[Span, ...]]) -> bool:
         """Return True if a product depends on elements and parameters only; its operand is one part of an element."""
         start, operand = operands
-        kinds = {self.definitions[part.definition].kind for part in start if part.definition >= 0}
-        return (
-            kinds <= {"element", "vector"}
-            and len(operand) == 1
-            and self.definitions[operand[0].definition].kind == "element"
-        )
+        read = [self.definitions[part.definition] for part in (*start, *operand) if part.definition >= 0]
+        is_given = all(part.source.startswith(("element", "vector")) for part in read)
+        return is_given and len(operand) == 1 and read[-1].kind == "element"
 
     def _cut(self) -> None:
         """Cut the definitions until operands and results of each instruction agree."""
