@@ -19,10 +19,10 @@ from torch import Tensor
 
 from raglane.kernels.triton.printer import Kernel, kernel_of
 from raglane.programs.lower import Lowered
-from raglane.programs.program import Block, Operand, Program, product_program
+from raglane.programs.program import Block, Kind, Operand, Program, product_program
 
 _NO_OFFSETS = torch.zeros(1, dtype=torch.int64)
-_KINDS = ("element", "sequence", "state", "vector")
+_KINDS: tuple[Kind, ...] = ("element", "sequence", "state", "vector")
 
 
 def missing() -> str:
@@ -161,19 +161,9 @@ def run_lowered(
     over: Mapping[int, Tensor] = {},  # noqa: ARG001 (another thread may still read the row that an output overwrites)
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Run the program of a lowered graph, whose inputs are ``given`` by node; see :func:`run`."""
-    parts = [[given[node] for node in lowered.given.get(kind, ())] for kind in _KINDS]  # type: ignore[call-overload]
+    parts: Any = {f"{kind}s": [given[node] for node in lowered.given.get(kind, ())] for kind in _KINDS}
     turned = [(weights[index] if turned else weights[index].mT).contiguous() for index, turned in lowered.weights]
-    elements, sequences, states, vectors = parts
-    return run(
-        lowered.program,
-        offsets=offsets,
-        ascending=ascending,
-        elements=elements,
-        sequences=sequences,
-        states=states,
-        vectors=vectors,
-        weights=turned,
-    )
+    return run(lowered.program, offsets=offsets, ascending=ascending, **parts, weights=turned)
 
 
 def times(rows: Tensor, weight: Tensor) -> Tensor:
