@@ -75,7 +75,7 @@ class RaglaneError(Exception):
     """The base class of all exceptions that Raglane raises. Its message is one line of printable characters.
 
     Args:
-        text: the message; or the argument, followed by its value, the rule and the fix, which :func:`message` joins.
+        text: the message; or the argument, followed by its value, the rule and the fix, which ``message`` joins.
     """
 
     def __init__(self, text: object = "", got: str = "", rule: str = "", fix: str = "") -> None:
