@@ -126,12 +126,12 @@ def _inputs() -> Iterator[tuple[Tensor, rl.Ragged, Tensor]]:
         )
 
 
-def _try(call: Callable[[], Any]) -> Any:
+def _try(call: Callable[..., Any], *arguments: Any) -> Any:
     """Return what a call returns, or its exception."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            return call()
+            return call(*arguments)
         except Exception as error:  # any kind shows that the call is not supported
             return error
 
@@ -161,13 +161,13 @@ def outcome(found: Any, expected: Any, values: Tensor, exact: bool = True) -> st
     parts, expected = _parts(found), _parts(expected)
     if parts is None:
         return _NOT
-    pairs = zip(parts, expected)  # noqa: B905  # lengths are compared
     is_same = len(parts) == len(expected) and all(
-        a.shape == b.shape and (not exact or torch.allclose(a, b, equal_nan=True)) for a, b in pairs
+        a.shape == b.shape and (not exact or torch.allclose(a, b, equal_nan=True))
+        for a, b in zip(parts, expected, strict=True)
     )
     if not is_same:
         return _OTHER
-    wanted, got = (_try(lambda: _gradient(result, values)) for result in (expected, parts))  # noqa: B023
+    wanted, got = (_try(_gradient, result, values) for result in (expected, parts))
     if wanted is None or isinstance(wanted, Exception):  # torch has no gradient of it
         return _BOTH
     if not isinstance(got, Tensor):
@@ -195,10 +195,10 @@ def outcomes(name: str) -> tuple[str, str]:
         for rest in [_ARGUMENTS[name]] if name in _ARGUMENTS else _GENERAL:
             if name in functions._DIMENSION and name not in _ARGUMENTS and rest != (-1,):
                 continue
-            expected = _try(lambda: _call(name, values, rest))  # noqa: B023
+            expected = _try(_call, name, values, rest)
             if _parts(expected) is not None:
                 exact = _RANDOM.search(name) is None
-                results = (_try(lambda: _call(name, batch, rest)) for batch in (ragged, nested))  # noqa: B023
+                results = (_try(_call, name, batch, rest) for batch in (ragged, nested))
                 return tuple(outcome(result, expected, values, exact) for result in results)
     raise ValueError(name)
 

@@ -15,6 +15,7 @@ import raglane as rl
 from raglane.errors import ArgumentError, DispatchError
 from raglane.kernels.program import backend, operators
 from raglane.programs import gradients
+from raglane.programs.graph import Refused
 from raglane.programs.rules import trace
 
 pytestmark = pytest.mark.skipif(bool(rl.native.missing_kernels()), reason="programs run on the cpu kernels")
@@ -117,6 +118,30 @@ class Raw(Scaled):
     def step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         output = self.linear(torch.cat([x_t, state], 1))
         return output, output.tanh()
+
+
+@pytest.mark.parametrize("ascending", [True, False])
+def test_a_kernel_that_is_refused_in_a_call(ascending: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU may have a kernel for one pass and not for the other."""
+    layer = rl.nn.SLSTM(3, 4, dtype=torch.float64)
+    values = torch.randn(6, 3, dtype=torch.float64, requires_grad=True)
+
+    def results() -> list[Tensor]:
+        out, state = layer(rl.Ragged.from_flat(values, lengths=[2, 0, 4]))
+        found = [out.values, *state]
+        return [*found, *torch.autograd.grad([part.cos().sum() for part in found], [values, *layer.parameters()])]
+
+    before = results()
+    cpu = backend.MACHINES["cpu"]
+
+    def refuse(lowered: Any, offsets: Any, direction: bool, *rest: Any) -> Any:
+        if direction is ascending:
+            raise Refused("its step holds too many numbers")
+        return cpu.run_lowered(lowered, offsets, direction, *rest)
+
+    monkeypatch.setitem(backend.MACHINES, "cpu", cpu._replace(run_lowered=refuse))
+    for one, other in zip(results(), before, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
 
 
 def test_results_stay_what_they_are() -> None:

@@ -297,7 +297,11 @@ def run_direction(layer: Request, weights: Any, state: tuple[Tensor, ...], rever
     machine, lengths = MACHINES[values.device.type], None if layer.offsets.is_cpu else layer.host_lengths
     wishes = layer.need_output, layer.need_states
     call = StepCall(compiled, step, layer.offsets, not reverse, *wishes, machine, lengths)
-    output, finals, states = run_loop(call, tensors)
+    try:
+        output, finals, states = run_loop(call, tensors)
+    except Refused as refused:  # the kernel of these outputs needs more than a GPU has, that of others does not
+        warn(cell, refused.reason)
+        return reference.run_direction(layer, weights, state, reverse)
     # Not on a device, for which the host would wait.
     if values.is_cpu and compiled.calls % _CALLS == 0 and not are_transformed(tensors):
         reason = verify_call(call, tensors, run_loop)
@@ -393,7 +397,10 @@ class _Loop(torch.autograd.Function):
         tensors, saved = kept[:count], dict(zip(ctx.nodes, kept[count:], strict=True))
         if torch.is_grad_enabled() or are_transformed(grads):
             return None, *reference_gradients(ctx.call, tensors, grads, wishes)
-        computed = Gradients(ctx.call, ctx.wanted, ctx.values, tensors, saved).run(grads)
+        try:
+            computed = Gradients(ctx.call, ctx.wanted, ctx.values, tensors, saved).run(grads)
+        except Refused:
+            computed = reference_gradients(ctx.call, tensors, grads, wishes)
         return None, *[part if wish else None for part, wish in zip(computed, wishes, strict=True)]
 
 

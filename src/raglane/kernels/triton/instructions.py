@@ -43,8 +43,6 @@ FORMULAS = {
 }
 """Pointwise operations; ``f`` is :mod:`raglane.kernels.triton.functions`."""
 
-Operands = Sequence[Sequence[Span]]
-
 
 def padded(width: int) -> int:
     """Return the columns of a variable: a power of two."""
