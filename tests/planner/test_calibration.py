@@ -151,7 +151,7 @@ def test_what_can_win_is_measured_on_longer_calls(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("kind", ["flat", "packed", "padded"])
 def test_calls_take_turns_on_copies(monkeypatch: pytest.MonkeyPatch, kind: str, mode: str) -> None:
     layer, batch = rl.nn.LSTM(3, 4), probe.make_batch(rl.nn.LSTM(3, 4), [2, 2])
-    given = {"flat": batch, "packed": batch.to_packed(), "padded": batch.to_padded()[0]}[kind]
+    given: Any = {"flat": batch, "packed": batch.to_packed(), "padded": batch.to_padded()[0]}[kind]
     read: list[torch.Tensor] = []
     layer.register_forward_pre_hook(lambda _, given: read.append(probe._values_of(given[0])))
     for caches, copies in ((1e6, 3), (50, 2), (0, 1)):

@@ -107,11 +107,11 @@ def calibrate(layer: RecurrentLayer, ways: Sequence[Way], say: Callable[[float],
     usual = {threads: statistics.median(found) for threads, found in said.items()}
     found = Calibration({}, {}, memory, {}, usual[max(usual)])
     for one in measured:
-        key = one.way, one.mode
+        pair = one.way, one.mode
         seen = np.array([found.features(one.way, profile) for profile in one.profiles.values()])
         seconds = usual[one.way.threads] * np.array([one.time(lengths) for lengths in one.profiles])
-        found.seconds[key], found.spread[key] = fit(seen, seconds), one.spread(seen, seconds)
-        found.longest[key] = float(seconds.max())
+        found.seconds[pair], found.spread[pair] = fit(seen, seconds), one.spread(seen, seconds)
+        found.longest[pair] = float(seconds.max())
     return found
 
 
