@@ -33,11 +33,9 @@ _TURNS = 4
 _LARGE = 160e6
 # Calls this many times as long as the longest measured one are extrapolated.
 _REACH = 3.0
-# The longest call in seconds, and the most rounds: of all ways, and of those that can be the fastest.
-_BRIEF, _LONG = (0.15, 6), (0.5, 15)
-# The number of passes, of which the first is brief. A median of three ignores one that other programs disturbed, in its
-# calls or in its yardsticks.
-_PASSES = 3
+# The longest call in seconds, and the most rounds, of three passes; ways that cannot be the fastest repeat the first. A
+# median of three ignores a pass that other programs disturbed, in its calls or in its yardsticks.
+_LOOKS = ((0.15, 6), (0.5, 15), (0.5, 15))
 # Lengths of the batches whose memory is measured.
 _WEIGHED = ([5] * 12, [30], [40, *[4] * 7], [12] * 30)
 
@@ -92,16 +90,16 @@ def calibrate(layer: RecurrentLayer, ways: Sequence[Way], say: Callable[[float],
     # The reference kernel is never the fastest if another backend supports the layer: it is measured briefly.
     slow = {way for way in ways if way.backend == "reference" and any(way.backend != other.backend for other in ways)}
     able, ahead = measured, list[_Measured]()
-    for done in range(_PASSES):
+    for done, look in enumerate(_LOOKS):
         for place, one in enumerate(able):
-            say((done + place / len(able)) / _PASSES)
+            say((done + place / len(able)) / len(_LOOKS))
             is_slow = one.way in slow
             probes = PROBES[:3] if is_slow else (*PROBES, probe.large_probes(_LARGE / max(memory[one.way][1], 1e-9)))
             groups = _take_turns(one.way, probes)
             with at(one.way):
-                look = _LONG if one in ahead else _BRIEF
-                said[one.way.threads] += _measure(one, layers[one.way.dtype], groups, look, yardstick)
-        say((done + 1) / _PASSES)
+                own = look if one in ahead else _LOOKS[0]
+                said[one.way.threads] += _measure(one, layers[one.way.dtype], groups, own, yardstick)
+        say((done + 1) / len(_LOOKS))
         able = [one for one in able if one.way not in slow]
         ahead = _ahead(able)
     usual = {threads: statistics.median(found) for threads, found in said.items()}
