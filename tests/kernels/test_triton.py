@@ -42,6 +42,14 @@ def test_outputs_states_and_gradients_are_those_of_the_reference(script: Script,
     assert max(errors) < 2e-5
 
 
+@pytest.mark.parametrize("name", _few)
+def test_resets_in_the_steps_of_a_kernel(script: Script, name: str) -> None:
+    """At first and last elements, several in a sequence, with an initial state, in both directions."""
+    (errors,) = _interpreted(script, "differences_with_resets", name)
+    assert len(errors) > 4
+    assert max(errors) < 2e-5
+
+
 @pytest.mark.parametrize("first", [0, *(pytest.param(number, marks=slow) for number in range(4, 200, 20))])
 def test_printed_random_programs(script: Script, first: int) -> None:
     """Every operation, on operands in several pieces, repeated columns and numbers."""
@@ -69,6 +77,14 @@ def test_a_call_launches_few_kernels_and_waits_for_none(script: Script, name: st
 @pytest.mark.parametrize("name", _few)
 def test_the_comparison_before_the_first_use(script: Script, name: str) -> None:
     assert _interpreted(script, "verified", name) == [""]
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name == "mingru" else slow) for name in NAMES])
+def test_a_prepared_layer_compares_and_compiles_nothing_in_a_call(script: Script, name: str) -> None:
+    ((compared, kernels, *later),) = _interpreted(script, "prepared", name)
+    assert compared == 2  # with and without resets
+    assert kernels > 4
+    assert later == [0, 0]
 
 
 @pytest.mark.parametrize("architecture", [90, *(pytest.param(number, marks=slow) for number in (80, 100))])
