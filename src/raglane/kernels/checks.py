@@ -23,7 +23,7 @@ from raglane._utils.messages import message
 from raglane._utils.tracing import index_arithmetic, records_operators
 from raglane.cells import CELLS
 from raglane.cells.module import ModuleCell
-from raglane.cells.regularised import Regularised
+from raglane.cells.regularised import Marked
 from raglane.cells.spec import CellSpec
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.kernels.contract import Request
@@ -68,7 +68,7 @@ def check_stack(
     depth: int = 0,
 ) -> None:
     """Check the weights of a stack of layers, whose first one has index ``depth``."""
-    if isinstance(cell, Regularised):
+    if isinstance(cell, Marked):
         cell, weights = cell.inner, tuple(part.inner for part in weights)
     state_sizes = state_sizes[: len(cell.states)]
     for index, of_direction in enumerate(weights):

@@ -22,7 +22,7 @@ from raglane.native.library import leave_lost_threads
 from raglane.nn.recurrent.freeze import FrozenWeights, frozen_weights
 from raglane.nn.recurrent.inputs import Inputs, flatten_resets, read
 from raglane.nn.recurrent.regularisation import regularised
-from raglane.nn.recurrent.resets import Pieces, check_resets, split
+from raglane.nn.recurrent.resets import Pieces, check_lengths, check_resets, resetting, split
 from raglane.nn.recurrent.stack import Stack, State, one_or_tuple, plans
 from raglane.ragged import Ragged
 
@@ -152,10 +152,12 @@ def run(
         rule = "a layer on backend 'torch': a trace records PyTorch's own operators, and only the sizes of this batch"
         fix = "use torch.export.export or torch.compile, or backend='torch' with a tensor without lengths"
         raise DispatchError("torch.jit.trace", f"a layer {type(layer).__name__}", rule, fix)
-    pieces: Pieces | None = None
+    pieces: Pieces | Tensor | None = None
     if resets is not None:
         check_resets(resets, input)
-        pieces = split(inputs.flattened()[0], flatten_resets(resets, lengths, layer.batch_first))
+        batch, starts = inputs.flattened()[0], flatten_resets(resets, lengths, layer.batch_first)
+        check_lengths(batch, starts)
+        pieces = starts.values if _resets_in_steps(plan, weights, batch, starts) else split(batch, starts)
     if not plan.checks_late:
         return _run(layer, plan, inputs, weights, hx, pieces, need_output, need_states, keeps_layout)
     try:
@@ -167,6 +169,12 @@ def run(
         failed = error
     check_arguments(layer, plan, inputs, weights, hx)
     raise failed
+
+
+def _resets_in_steps(plan: CallPlan, weights: tuple[Any, ...], batch: Ragged, resets: Ragged) -> bool:
+    """Return True if the steps of a cell read resets: on a GPU, for which splitting the batch would wait."""
+    needs_pieces = plan.has_own_initial or plan.regularises or hasattr(weights[0], "prepare")
+    return plan.backend is program.GPU and resets.device == batch.device and not needs_pieces
 
 
 def _has_hooks(layer: Stack) -> bool:
@@ -216,12 +224,15 @@ def _run(
     inputs: Inputs,
     weights: tuple[Any, ...],
     hx: Any,
-    pieces: Pieces | None,
+    resets: Pieces | Tensor | None,
     need_output: bool,
     need_states: bool,
     keeps_layout: bool = False,
 ) -> tuple[Any, ...]:
+    pieces = resets if isinstance(resets, Pieces) else None
     request = prepare(layer, plan, inputs, weights, hx, pieces, need_output, need_states, keeps_layout)
+    if isinstance(resets, Tensor):
+        request = resetting(request, resets)
     if plan.regularises:
         request = regularised(layer.regularisation, plan.run_cell, request)
     elif plan.frozen is not None:
