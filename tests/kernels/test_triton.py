@@ -15,8 +15,6 @@ pytest.importorskip("triton", reason="Triton has wheels for Linux on x86-64 only
 SAMPLE = ("lstm", "layernorm_gru", "a user's GRU")
 # Shared memory of a block on each architecture, in bytes.
 SHARED = {80: 166_912, 90: 232_448, 100: 232_448}
-# Bytes of registers that do not fit, of the cells whose step has more products or columns than registers.
-SPILLED = {"grud": 600, "lstm projected": 32}
 
 slow = pytest.mark.slow
 _all = [pytest.param(name, marks=() if name in SAMPLE else slow) for name in NAMES]
@@ -90,7 +88,9 @@ def test_a_prepared_layer_compares_and_compiles_nothing_in_a_call(script: Script
 @pytest.mark.parametrize("architecture", [90, *(pytest.param(number, marks=slow) for number in (80, 100))])
 @pytest.mark.parametrize("name", _few)
 def test_registers_and_shared_memory_suffice(script: Script, name: str, architecture: int) -> None:
-    for registers, spilled, shared in _run(script, f"compiled([{name!r}], [{architecture}], 128)").values():
+    found = _run(script, f"compiled([{name!r}], [{architecture}], 128)")
+    assert len(found) == 4  # forward and backward, with and without resets
+    for registers, spilled, shared in found.values():
         assert registers <= 168
-        assert spilled <= SPILLED.get(name, 0)
+        assert spilled == 0
         assert shared <= SHARED[architecture]

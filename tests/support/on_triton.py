@@ -5,6 +5,7 @@ Each in a process of its own: Triton reads ``TRITON_INTERPRET`` when it is impor
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import re
@@ -34,6 +35,7 @@ from random_programs import draw, draw_lengths, tensors_for
 
 USERS: dict[str, type[nn.Module]] = {"a user's LSTM": Moved, "a user's GRU": Halved}
 NAMES = [*LAYERS, *USERS]
+_UNITS = 40  # more than the channels of an instance
 _TRITON = backend.MACHINES["cuda"]
 # More sequences than a block has rows, in an order that is not that of their lengths.
 _LENGTHS = [1, 0, 1, 3, 2, 1, 1, 0, 2]
@@ -49,8 +51,8 @@ def layer_of(name: str, units: int, **options: Any) -> Any:
 def differences(name: str, *, with_resets: bool = False) -> list[float]:
     """Return the largest errors of a layer in float32, relative to the largest number of the float64 reference."""
     torch.manual_seed(0)
-    whole = layer_of(name, 20, bidirectional=True)
-    narrow = layer_of(name, 20, bidirectional=True).float()
+    whole = layer_of(name, _UNITS, bidirectional=True)
+    narrow = layer_of(name, _UNITS, bidirectional=True).float()
     narrow.load_state_dict(whole.state_dict())
     values, hx = torch.randn(sum(_LENGTHS), D, dtype=torch.float64), a_state(whole, len(_LENGTHS))
     states = hx if isinstance(hx, tuple) else (hx,)
@@ -99,7 +101,7 @@ def alone_and_together(name: str) -> list[float]:
     # The interpreter's products are NumPy's, in which the bits of a row depend on its place.
     np.matmul = lambda one, other, **_: np.stack([row @ other for row in one])  # type: ignore[assignment]
     torch.manual_seed(0)
-    layer = layer_of(name, 20).float()
+    layer = layer_of(name, _UNITS).float()
     batch = rl.Ragged([torch.randn(length, D) for length in _LENGTHS])
     with rl.use_backend(backend="program"):
         together = layer(batch)[0]
@@ -111,7 +113,7 @@ def alone_and_together(name: str) -> list[float]:
 
 def launches_and_waits(name: str) -> list[int]:
     """Return the launches of kernels in a forward and a backward pass, and the numbers that the host reads in them."""
-    layer = layer_of(name, 20).float()
+    layer = layer_of(name, _UNITS).float()
     batch = rl.Ragged([torch.randn(length, D, requires_grad=True) for length in _LENGTHS])
     counts, run = [0, 0, 0], launch.run
     which = 0
@@ -143,7 +145,7 @@ def launches_and_waits(name: str) -> list[int]:
 
 def verified(name: str) -> str:
     """Return how a kernel's loop differs from the reference, as the comparison before its first use does."""
-    layer = layer_of(name, 20).float()
+    layer = layer_of(name, _UNITS).float()
     cell, sizes = layer.cell, layer.state_sizes
     weights = layer.cells[0] if name in USERS else layer._weights()[0]
     step = backend.step_of(cell, weights, D, tuple(sizes), torch.float32)
@@ -152,7 +154,7 @@ def verified(name: str) -> str:
 
 def prepared(name: str) -> list[int]:
     """Return the comparisons and the kernels of ``prepare``, and those of calls after it."""
-    layer, counts = layer_of(name, 20, bidirectional=True).float(), [0, 0, 0, 0]
+    layer, counts = layer_of(name, _UNITS, bidirectional=True).float(), [0, 0, 0, 0]
     batch = rl.Ragged([torch.randn(length, D) for length in _LENGTHS])
     resets, compare, which = batch._like(torch.arange(sum(_LENGTHS)) % 4 == 1), backend._difference, 0
     call._resets_in_steps = lambda *_: True
@@ -191,19 +193,20 @@ def compiled(names: list[str], architectures: list[int], units: int) -> None:
         return cpu.run_lowered(lowered, offsets, ascending, *rest)
 
     cpu = backend.MACHINES["cpu"]
+    call._resets_in_steps = lambda *_: True
+    batch = rl.Ragged([torch.randn(4, D), torch.randn(2, D)])
     found: dict[str, Any] = {}
-    for name in names:
-        layer, batch = layer_of(name, units).float(), rl.Ragged([torch.randn(4, D), torch.randn(2, D)])
+    for name, resets in itertools.product(names, (None, batch._like(torch.ones(6, dtype=torch.bool)))):
+        layer = layer_of(name, units).float()
         with rl.use_backend(backend="program"):
-            layer(batch)
+            layer(batch, resets=resets)
             backend.MACHINES["cpu"] = cpu._replace(run_lowered=keep)
-            layer(batch)[0].values.sum().backward()
+            layer(batch, resets=resets)[0].values.sum().backward()
             backend.MACHINES["cpu"] = cpu
         for program, ascending in programs:
+            kind = f"{name}{' with resets' if resets is not None else ''} {'forward' if ascending else 'backward'}"
             for architecture in architectures:
-                found[f"{name} {'forward' if ascending else 'backward'} sm_{architecture}"] = _assembled(
-                    program, ascending, architecture
-                )
+                found[f"{kind} sm_{architecture}"] = _assembled(program, ascending, architecture)
         programs.clear()
     sys.stdout.write(json.dumps(found))
 
