@@ -1,4 +1,4 @@
-"""Measures a layer on this machine for about a minute, fits the model of time, and caches it."""
+"""Measures a layer on this machine for a minute or two, fits the model of time, and caches it."""
 
 from __future__ import annotations
 
