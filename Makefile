@@ -9,7 +9,7 @@ RUN := runs/demo
 CONSTRAINTS ?= constraints.txt
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check $(addprefix --constraint ,$(CONSTRAINTS))
 # Builds the layers also as operators of the installed torch.
-WITH_TORCH = SKBUILD_CMAKE_DEFINE="RAGLANE_TORCH=$$($(CURDIR)/$(BIN)/python -c 'import torch; print(torch.__path__[0])')"
+WITH_TORCH = SKBUILD_CMAKE_DEFINE="RAGLANE_TORCH=$$($(CURDIR)/$(BIN)/python -c 'from importlib.util import find_spec; print(*find_spec("torch").submodule_search_locations)')"
 # The tests that make test runs; empty for all.
 TESTS ?=
 # The number of processes that run the tests in parallel. Their networks are small, so each uses one thread.

@@ -73,7 +73,7 @@ class Layer {
   ScalarType dtype;
   bool fits = true;  // false if a tensor is not the layer's, or the kernels cannot read it
 
-  Layer(const Tensor& head, const Tensor& offsets, const Tensor& values, const Parts& parts) {
+  Layer(const Tensor& head, const Tensor& offsets, const Tensor& values, const Parts& parts, bool has_packed = false) {
     std::memset(&call, 0, sizeof call);
     const void* fields = read(head, {head_size}, ScalarType::Long);
     if (!fields) refuse("the kernels are of another version");
@@ -105,7 +105,8 @@ class Layer {
         const auto& part = parts[begin_ + k * each_ + place];
         const Weight& weight = weights_[place];
         fits &= part.has_value() ? weight.exists : weight.is_optional || !weight.exists;
-        call.weights[k].*weight.field = read(part, weight.shape);
+        // Of weights that are packed the kernels read only which there are.
+        call.weights[k].*weight.field = has_packed && part.has_value() ? &part : read(part, weight.shape);
       }
   }
 
@@ -141,10 +142,11 @@ class Layer {
   // The address of a tensor's numbers.
   void* read(const Tensor& tensor, const Shape& shape, ScalarType type) {
     const auto sizes = tensor.sizes();
-    fits &= (int64_t)sizes.size() == shape.dims && tensor.scalar_type() == type && tensor.is_contiguous() &&
+    fits &= (int64_t)sizes.size() == shape.dims && tensor.scalar_type() == type &&
             tensor.device().type() == DeviceType::CPU;
     for (int64_t place = 0; fits && place < shape.dims; place++) fits = sizes[place] == shape.sizes[place];
     if (!fits) return nullptr;
+    if (!tensor.is_contiguous()) return read(torch::stable::contiguous(tensor), shape, type);
     // A view of its own keeps the storage alive.
     AtenTensorHandle handle;
     const Strides strides(shape);
@@ -216,7 +218,7 @@ class Layer {
 // saved. Nothing if the kernels cannot read a tensor, or if so much is saved that the caller has its own memory for it.
 std::vector<Tensor> run_forward(const Tensor& head, const Tensor& offsets, const Tensor& values, const Parts& parts,
                                 const std::optional<Tensor>& packed, bool need_output, bool save, bool need_c) {
-  Layer layer(head, offsets, values, parts);
+  Layer layer(head, offsets, values, parts, packed.has_value());
   raglane_layer& call = layer.call;
   std::vector<Tensor> results;
   if (packed.has_value()) {
@@ -326,8 +328,6 @@ int64_t number_of(const std::string& cell) {
   refuse("there is no cell " + cell);
 }
 
-Tensor contiguous_of(const Tensor& tensor) { return tensor.is_contiguous() ? tensor : torch::stable::contiguous(tensor); }
-
 // Output (N, K * P), final h (K, B, P), final c (K, B, H), which is empty for cells without c.
 std::tuple<Tensor, Tensor, Tensor> layer(std::string cell, Tensor values, Tensor offsets, Tensor h,
                                          std::optional<Tensor> c, Parts weights) {
@@ -352,10 +352,10 @@ std::tuple<Tensor, Tensor, Tensor> layer(std::string cell, Tensor values, Tensor
   call.gate_stride = 4 * ((hidden + 15) / 16 * 16);
   Tensor head = empty({head_size}, ScalarType::Long);
   std::memcpy(head.data_ptr(), &call, sizeof(int64_t) * head_size);
-  Parts parts = {contiguous_of(h)};
-  if (c.has_value()) parts.push_back(contiguous_of(*c));
-  for (auto& part : weights) parts.push_back(part.has_value() ? std::optional(contiguous_of(*part)) : std::nullopt);
-  auto results = run_forward(head, contiguous_of(offsets), contiguous_of(values), parts, {}, true, false, false);
+  Parts parts = {h};
+  if (c.has_value()) parts.push_back(c);
+  parts.insert(parts.end(), weights.begin(), weights.end());
+  auto results = run_forward(head, offsets, values, parts, {}, true, false, false);
   if (results.empty()) refuse("a tensor does not fit the layer");
   return {results[0], results[1], results.size() > 2 ? results[2] : empty(Shape(0), values.scalar_type())};
 }

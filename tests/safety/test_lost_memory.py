@@ -108,12 +108,20 @@ def test_what_another_thread_gives_back_lives_until_the_call_ends(grad: bool, mo
 
 
 @pytest.mark.skipif(library.operators() is None, reason="raglane was installed without torch's operators")
-def test_so_does_what_an_operator_reads() -> None:
-    layer, given = rl.nn.GRU(3, 64), rl.Ragged.from_flat(torch.randn(200_000, 3), lengths=[200_000])
-    watched, finite = watched_weights(layer), []
+def test_so_does_what_an_operator_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, given = rl.nn.GRU(3, 16), rl.Ragged.from_flat(torch.randn(400_000, 3), lengths=[400_000])
+    watched, finite, begun = watched_weights(layer), [], threading.Event()
+    forward, backward = library.operators()
+
+    def announced(*arguments: Any) -> Any:
+        begun.set()
+        return forward(*arguments)
+
+    monkeypatch.setattr(library, "operators", lambda: (announced, backward))
     reader = threading.Thread(target=lambda: finite.append(bool(layer(given)[0].values.isfinite().all())))
     reader.start()
-    time.sleep(0.2)
+    begun.wait()
+    time.sleep(0.05)  # the operator then runs for several times as long
     replace_weights(layer)
     lived = [memory() is not None for memory in watched]
     assert reader.is_alive()
