@@ -251,7 +251,8 @@ template <class S> class LayerGradients {
     auto each_vector = [&](auto&& use) {
       for (int r = 0; r < count; r++)
         for (int64_t column = first; column < columns && column < first + vectors * width; column += width)
-          use(memory[r] + column - first, row_of(r) + column, (int)(columns - column < width ? columns - column : width));
+          use(memory[r] + column - first, row_of(r) + column,
+              (int)(columns - column < width ? columns - column : width));
     };
     const bool in_place = sizeof(To) == sizeof(A) && task.terms > 0 && task.right[0].depth > 0 && !task.passed[0] &&
                           !task.passed[1] && first + vectors * width <= columns;
@@ -265,12 +266,10 @@ template <class S> class LayerGradients {
             store(sum, load((const A*)sum) + load(passed + (there - task.to), n));
           });
     }
-    const A *rows[unit_rows], *start[unit_rows];
+    const A *rows[unit_rows], *start[tile_rows];
     A* to[unit_rows];
-    for (int r = 0; r < count; r++) {
-      to[r] = in_place ? (A*)row_of(r) + first : memory[r];
-      start[r] = from_zero ? zeros : to[r];
-    }
+    for (int r = 0; r < count; r++) to[r] = in_place ? (A*)row_of(r) + first : memory[r];
+    for (int r = 0; r < tile_rows; r++) start[r] = zeros;
     for (int term = 0; term < task.terms; term++) {
       const Panels<S>& right = task.right[term];
       for (int64_t k = 0; k < right.depth; k += part_depth) {
@@ -279,7 +278,7 @@ template <class S> class LayerGradients {
         for (int r = 0, size; r < count; r += size) {
           size = next_tile(count - r);
           multiply<A>(size, vectors, {rows + r, right.at(panel) + k * vectors * width, depth,
-                                      from_zero ? start + r : to + r, from_zero ? at_zero : places, to + r, places,
+                                      from_zero ? start : to + r, from_zero ? at_zero : places, to + r, places,
                                       task.step});
         }
         from_zero = false;

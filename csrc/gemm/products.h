@@ -44,7 +44,8 @@ template <class Cell, class A> struct PanelPlace {
 
   template <class S> PanelPlace(const Panels<S>& panels, const A* biases, int64_t panel)
       : unit(panel * panels.panel_columns()), chunk(unit * Cell::slots),
-        units(Cell::unit_vectors == 1 ? 1 : panels.units_in(panel)), bias(biases + unit), bias_stride(panels.padded_columns()) {
+        units(Cell::unit_vectors == 1 ? 1 : panels.units_in(panel)), bias(biases + unit),
+        bias_stride(panels.padded_columns()) {
     for (int v = 0; v < Cell::gates * units; v++) {
       of_bias[v] = v / units * bias_stride + v % units * width;
       of_input[v] = v / units * slot_size + v % units * width;

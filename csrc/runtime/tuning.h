@@ -110,8 +110,8 @@ inline constexpr int program_rows = 6;
 // Up to this many elements and weights in a direction, callers let the kernels compute them in bfloat16 as well:
 // their bits depend on it. Of a small training step of 500 to 550 microseconds torch's products and sums took 130.
 inline constexpr int64_t few_elements = 640, few_weights = 100'000;
-// Rows in one piece of work, and terms that are summed before the next rows follow. Backward pass of an LSTM with H from
-// 128 to 512, on AVX-512: 64 terms take 1 to 3 % longer, 256 as long; 12 or 48 rows up to 6 % longer. With the narrow
+// Rows in one piece of work, and terms that are summed before the next rows follow. Backward pass of an LSTM with H
+// from 128 to 512, on AVX-512: 64 terms take 1 to 3 % longer, 256 as long; 12 or 48 rows up to 6 % longer. With the narrow
 // panels of 16 registers (AVX2 on Zen 3, gradients alone, H from 64 to 512): instead of 512 terms and 24 rows, 128 and
 // 12 take 1.02 to 1.16 times as long, 48 rows 0.98 to 1.05.
 inline constexpr int unit_rows = 24;
