@@ -1,8 +1,9 @@
-"""Compare the planner's prediction of an epoch's time with measurements, on lists of real lengths.
+"""Compare the planner's prediction of an epoch's time with measurements, on real or drawn lists of lengths.
 
-    python benchmarks/predictions.py names=names.txt ewt=ewt.txt > benchmarks/results/predictions.md
+    python benchmarks/predictions.py names=names.txt 0.3x20 > benchmarks/results/predictions.md
 
-Each list is a file with one length per line. For each cell, hidden size and list, every setting (backend, schedule,
+A list is a file with one length per line, or FILLxMEAN: lengths are drawn with ``--seed``, with this fill of a batch of
+all and about this mean. For each cell, hidden size and list, every setting (backend, schedule,
 batch size, order) is run on batches drawn from the list, taking turns, until each has run for ``--seconds``; a training
 step is the layer's forward and backward pass, as the planner counts it. The measured time of an epoch is seconds per
 element times the list's elements; tables have microseconds per element. Before that, the planner measures each cell and
@@ -10,8 +11,9 @@ hidden size.
 
 The speed of the machine drifts. So the planner's yardstick is measured before and after every turn, and the time of a
 turn is scaled by its ratio to the yardstick during the planner's measurement. The last lines have the errors without
-that, and the difference between two halves of one measurement. Settings that the planner extrapolates are marked ``~``
-and counted separately.
+that, and the difference between two halves of one measurement. The share of measured times inside the planner's
+interval is counted with and without the scale. Settings that the planner extrapolates are marked ``~`` and counted
+separately.
 
 The recommended setting is measured again in turns with the fastest one, because the smallest of many times is partly
 chance.
@@ -34,15 +36,19 @@ import numpy as np
 import torch
 
 import raglane as rl
-from raglane.planner import Plan, Row, advice
+from raglane.planner import Plan, Row, calibration
 from raglane.planner.calibration import Calibration
 from raglane.planner.model import Way, at
 from raglane.planner.probe import Yardstick, make_batch, step_of
 from raglane.planner.rows import epoch_of
+from raglane.planner.words import range_in_words
 from safety import processor
 
-CELLS, HIDDEN = ("LSTM", "GRU", "MinGRU"), (64, 128, 256)
+TORCH = ("LSTM", "GRU", "RNN")
+CELLS, HIDDEN = (*TORCH, "MinGRU", "IndRNN"), (64, 128, 256)
 SIZES = (32, 128)
+# The number of sequences of a drawn list.
+COUNT = 2000
 # The number of batches that are prepared per setting, and their most numbers and elements.
 BATCHES, NUMBERS, ELEMENTS = 24, 50_000_000, 400_000
 # Longer steps are skipped, because too few fit into the time.
@@ -120,17 +126,16 @@ def measure(found: list[Setting], seconds: float, yardstick: Yardstick) -> None:
 
 
 calibrations: list[Calibration] = []
-"""The calibrations of the planner, the latest last."""
+"""The calibration of the current layer, once it is measured."""
 
 
-def remember(kept: Callable[..., Calibration]) -> Callable[..., Calibration]:
-    """Wrap a function that returns calibrations so that they are appended to the list."""
+def once(calibrate: Callable[..., Calibration]) -> Callable[..., Calibration]:
+    """Wrap a function that calibrates so that it measures each layer once, on a busy machine too."""
 
-    def wrapped(*args: Any, **options: Any) -> Any:
-        found = kept(*args, **options)
-        if found is not None:
-            calibrations.append(found)
-        return found
+    def wrapped(*args: Any) -> Calibration:
+        if not calibrations:
+            calibrations.append(calibrate(*args))
+        return calibrations[0]
 
     return wrapped
 
@@ -159,9 +164,9 @@ class Checked:
         """The relative error of the prediction."""
         return setting.row.train_seconds / self.epoch(setting) - 1
 
-    def raw_miss(self, setting: Setting) -> float:
-        """The relative error without the yardstick."""
-        return setting.row.train_seconds / (statistics.median(setting.turns) * self.total) - 1
+    def raw(self, setting: Setting) -> float:
+        """Seconds of an epoch without the yardstick."""
+        return statistics.median(setting.turns) * self.total
 
     def cost(self) -> float:
         """The time of an epoch with the recommended setting, relative to the fastest."""
@@ -180,16 +185,18 @@ class Checked:
         one = setting.row
         words = f"{one.backend} {one.schedule}, {one.batch_size} {'grouped' if one.grouped else 'random'}"
         predicted = f"{'~' * one.is_rough}{one.train_seconds:.4g}"
-        return f"{words} | {predicted} | {self.epoch(setting):.4g} | {self.miss(setting):+.1%}"
+        ends = range_in_words(one.train_range)
+        return f"{words} | {predicted} | {ends} | {self.epoch(setting):.4g} | {self.miss(setting):+.1%}"
 
 
 def check(layer: Any, lengths: torch.Tensor, seconds: float, yardstick: Yardstick) -> Checked:
-    """Plan, then run the settings of the plan; the layer is measured if no calibration is cached."""
-    plan = rl.plan(lengths, layer, batch_sizes=SIZES, threads=[torch.get_num_threads()], fresh=not calibrations)
+    """Plan, then run the settings of the plan; the layer is measured in the first call."""
+    threads, backends = [torch.get_num_threads()], ["cpu", "torch"] if type(layer).__name__ in TORCH else ["cpu"]
+    plan = rl.plan(lengths, layer, batch_sizes=SIZES, threads=threads, backends=backends, fresh=True)
     found = settings_of(plan, layer, lengths)
     measure(found, seconds, yardstick)
     ends = found_ends(found, plan.best, seconds, yardstick)
-    return Checked(found, ends, int(lengths.sum()), calibrations[-1].yardstick)
+    return Checked(found, ends, int(lengths.sum()), calibrations[0].yardstick)
 
 
 def found_ends(found: list[Setting], best: Row, seconds: float, yardstick: Yardstick) -> tuple[Setting, Setting]:
@@ -207,7 +214,8 @@ def summary(every: list[Checked]) -> str:
     """Print the cost of the recommendations and the errors by kind, over all layers and lists."""
     costs = [one.cost() for one in every]
     lines = [f"The advice costs {max(costs):.2f} at most, {statistics.median(costs):.2f} in the median.", ""]
-    lines += ["| settings | how many | median miss | above 15 % | worst |", "| --- | --- | --- | --- | --- |"]
+    lines += ["| settings | how many | median miss | above 15 % | worst | inside | inside, raw | width |"]
+    lines += ["| --- | --- | --- | --- | --- | --- | --- | --- |"]
     kinds: dict[str, Callable[[Row], bool]] = {
         "All": lambda _: True,
         "Lanes": lambda row: row.backend == "cpu",
@@ -215,11 +223,15 @@ def summary(every: list[Checked]) -> str:
         "Torch, extrapolated (~)": lambda row: row.backend == "torch" and row.is_rough,
     }
     for kind, holds in kinds.items():
-        some = [one.miss(setting) for one in every for setting in one.found if holds(setting.row)]
-        if some:
+        pairs = [(one, setting) for one in every for setting in one.found if holds(setting.row)]
+        if pairs:
+            some = [one.miss(setting) for one, setting in pairs]
             large, typical = sum(abs(miss) > 0.15 for miss in some), statistics.median(map(abs, some))
-            lines.append(f"| {kind} | {len(some)} | {typical:.1%} | {large} | {max(some, key=abs):+.1%} |")
-    raw = [one.raw_miss(setting) for one in every for setting in one.found]
+            errors = f"{len(some)} | {typical:.1%} | {large} | {max(some, key=abs):+.1%}"
+            shares = f"{inside(pairs, Checked.epoch):.0%} | {inside(pairs, Checked.raw):.0%}"
+            ratios = (setting.row.train_range[1] / setting.row.train_range[0] for _, setting in pairs)
+            lines.append(f"| {kind} | {errors} | {shares} | {statistics.median(ratios):.2f} |")
+    raw = [setting.row.train_seconds / one.raw(setting) - 1 for one in every for setting in one.found]
     drifts = [drift for one in every for setting in one.found for drift in setting.drift]
     typical = statistics.median(map(abs, raw))
     lines += ["", f"Without the yardstick: median miss {typical:.1%}, worst {max(raw, key=abs):+.1%}."]
@@ -229,9 +241,27 @@ def summary(every: list[Checked]) -> str:
     return "\n".join(lines)
 
 
+def inside(pairs: list[tuple[Checked, Setting]], seconds: Callable[[Checked, Setting], float]) -> float:
+    """Return the share of measured epochs that are inside the planner's interval."""
+    ends = [setting.row.train_range for _, setting in pairs]
+    return statistics.mean(low <= seconds(*pair) <= high for (low, high), pair in zip(ends, pairs, strict=True))
+
+
+def lengths_of(text: str, seed: int) -> tuple[str, torch.Tensor]:
+    """Return the name and the lengths of NAME=FILE or FILLxMEAN."""
+    name, _, file = text.partition("=")
+    if file:
+        return name, torch.tensor(np.loadtxt(Path(file), dtype=np.int64))
+    fill, mean = map(float, name.split("x"))
+    # A share u ** k of the longest has the mean 1 / (k + 1).
+    shares = np.random.default_rng([seed, round(100 * fill)]).random(COUNT) ** (1 / fill - 1)
+    return name, torch.tensor(np.maximum(1, np.rint(mean / fill * shares)), dtype=torch.int64)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("lists", nargs="+", metavar="NAME=FILE")
+    parser.add_argument("lists", nargs="+", metavar="NAME=FILE|FILLxMEAN")
+    parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--cells", nargs="+", choices=CELLS, default=CELLS)
     parser.add_argument("--hidden", nargs="+", type=int, default=HIDDEN)
@@ -244,8 +274,8 @@ def main() -> None:
 
 def compare(chosen: argparse.Namespace) -> None:
     """Measure, and write the tables."""
-    advice.calibrate = remember(advice.calibrate)
-    lists = {name: torch.tensor(np.loadtxt(Path(file), dtype=np.int64)) for name, _, file in map(_split, chosen.lists)}
+    calibration.calibrate = once(calibration.calibrate)
+    lists = dict(lengths_of(text, chosen.seed) for text in chosen.lists)
     print("# Predictions of the planner\n")
     where = f"{processor()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
     print(f"`python benchmarks/predictions.py` with {chosen.seconds:g} s per setting. {where}.\n")
@@ -261,15 +291,11 @@ def compare(chosen: argparse.Namespace) -> None:
             every[case] = check(layer, lengths, chosen.seconds, yardstick)
             print(f"| {case} | {every[case].head()} |", flush=True)
     print(f"\n{summary(list(every.values()))}\n")
-    print("| list | cell | H | setting | predicted, s | measured, s | miss |")
-    print("| --- | --- | --- | --- | --- | --- | --- |")
+    print("| list | cell | H | setting | predicted, s | interval | measured, s | miss |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     for case, one in every.items():
         for setting in one.found:
             print(f"| {case} | {one.row(setting)} |")
-
-
-def _split(text: str) -> tuple[str, str, str]:
-    return text.partition("=")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import raglane as rl
 from on_device.base import Context, Item, NotHereError, Part, Row
-from on_device.layers import LAYERS, build
+from on_device.layers import LAYERS, LOOPS, build
 from raglane.nn.pooling import POOLINGS
 
 __all__ = ["PART"]
@@ -50,6 +50,12 @@ class Given:
 def _layer(given: Given, name: str) -> Call:
     layer = build(name, (_D, _H), given.device, torch.float32)
     return lambda: layer(given.batch)
+
+
+def _layer_with_resets(given: Given, name: str) -> Call:
+    layer, resets = build(name, (_D, _H), given.device, torch.float32), given.like(given.values.detach()[:, 0] > 1)
+    layer.prepare(resets=True)
+    return lambda: layer(given.batch, resets=resets)
 
 
 def _deep_layer(given: Given, name: str) -> Call:
@@ -122,6 +128,9 @@ def _questions(given: Given) -> Iterator[tuple[str, Callable[[], Call]]]:
         yield f"layer {name}", partial(_layer, given, name)
         yield f"layer {name}, two in both directions", partial(_deep_layer, given, name)
         yield f"layer {name}, padded with lengths", partial(_padded_layer, given, name)
+    for name in LOOPS:
+        if "zoneout" not in name:  # whose masks are drawn per episode
+            yield f"layer {name}, resets", partial(_layer_with_resets, given, name)
     for name, ask in OPERATIONS.items():
         yield f"operation {name}", partial(_plain, given, ask)
     for name in POOLINGS:

@@ -14,6 +14,7 @@ from every_layer import KINDS, a_batch, assert_same, build, results_of
 from own_cells import Leaky
 from raglane.cells import CELLS
 from raglane.errors import ArgumentError, RaglaneError
+from raglane.kernels.cpu.backend import run_layer
 from raglane.kernels.dispatch import BACKENDS
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.nn.recurrent.regularisation import Regularisation
@@ -43,6 +44,18 @@ def test_a_changed_layer_runs_as_a_new_one_does(change: Callable[[Any], Any]) ->
     assert rl.explain(used, batch) == rl.explain(new, batch)
 
 
+@pytest.mark.parametrize("options", [{}, {"resets": True}, {"return_states": True}])
+@pytest.mark.parametrize("kind", KINDS)
+def test_prepare_changes_nothing_that_a_user_sees(kind: Any, options: dict[str, bool]) -> None:
+    layer = build(kind, 2, bidirectional=True, dropout=0.5, zoneout=0.2)
+    layer.register_forward_hook(lambda *_: pytest.fail("a hook ran"))
+    before, state = torch.get_rng_state(), {name: part.clone() for name, part in layer.state_dict().items()}
+    layer.prepare(**options)
+    assert torch.equal(before, torch.get_rng_state())
+    assert all(part.grad is None for part in layer.parameters())
+    assert_same(list(layer.state_dict().values()), list(state.values()), 0.0)
+
+
 def test_every_override_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     layer, batch, ran = build("gru"), a_batch([2, 1]), []
     for name, backend in BACKENDS.items():
@@ -53,6 +66,11 @@ def test_every_override_counts(monkeypatch: pytest.MonkeyPatch) -> None:
 
         monkeypatch.setattr(backend, "run", run)
 
+    def kernel(*args: Any, **options: Any) -> Any:
+        ran.append(("cpu", "lanes"))
+        return run_layer(*args, **options)
+
+    monkeypatch.setattr("raglane.nn.recurrent.call.run_layer", kernel)
     layer(batch)
     before = list(ran)
     assert len(before) == 1

@@ -12,8 +12,10 @@ from torch import Tensor, nn
 
 import raglane as rl
 from every_layer import LAYERS, PAIRS, D, H, a_state, assert_same, build, gradients, parts, results_of
-from own_cells import Whole
+from own_cells import Halved, Whole
 from raglane.errors import ArgumentTypeError, ShapeError
+from raglane.kernels.dispatch import BACKENDS
+from raglane.nn.recurrent import call
 from raglane.nn.recurrent.stack import one_or_tuple
 from raglane.schedules import SCHEDULES
 from strategies import sequences_of
@@ -102,6 +104,17 @@ def test_every_layer(name: str, with_hx: bool) -> None:
     options: dict[str, Any] = {"num_layers": 2, "bidirectional": with_hx}
     layer = build(name, **options) if name in LAYERS else rl.nn.Recurrent(Whole, D, H, **options)
     compare(layer, MARKS, with_hx)
+
+
+@pytest.mark.parametrize("backend", [name for name in BACKENDS if name in ("program", "reference")])
+@pytest.mark.parametrize("name", [*LAYERS, "user-defined"])
+def test_resets_in_the_steps_of_a_cell(monkeypatch: pytest.MonkeyPatch, name: str, backend: str) -> None:
+    """As on a GPU, for which splitting a batch would wait."""
+    monkeypatch.setattr(call, "_resets_in_steps", lambda *_: True)
+    options: dict[str, Any] = {"num_layers": 2, "bidirectional": True, "backend": backend}
+    layer = build(name, **options) if name in LAYERS else rl.nn.Recurrent(Halved, D, H, **options)
+    for marks, with_hx in ((MARKS, True), (MARKS, False), ([[1, 1, 1], []], True)):
+        compare(layer, marks, with_hx)
 
 
 @pytest.mark.parametrize(("schedule", "backend"), PAIRS)

@@ -18,7 +18,8 @@ from raglane.planner.rows import Row
 from raglane.ragged import Ragged
 
 Costs = Callable[[Way, str], Floats]
-ROW = Row("cpu", "lanes", 8, None, False, "float32", 1, 10, 1000, 0, 1e-3, 1e-4, 1e-4, 1e-4, 1e-4, 5000, 1.0, False)
+_TIMES = 1e-3, 1e-4, (1e-3, 1e-3), (1e-4, 1e-4), 1e-4, 1e-4, 1e-4
+ROW = Row("cpu", "lanes", 8, None, False, "float32", 1, 10, 1000, 0, *_TIMES, 5000, 1.0, False)
 
 
 class Measured(NamedTuple):
@@ -60,7 +61,7 @@ def make_up(monkeypatch: pytest.MonkeyPatch, costs: Costs = costs) -> list[Measu
     """Replace all measurements by these costs; return the list of measured calls."""
     measured: list[Measured] = []
 
-    def step_of(layer: RecurrentLayer, batch: Ragged, mode: str) -> Measured:
+    def step_of(layer: RecurrentLayer, batch: Ragged, mode: str, calls: int = 1) -> Measured:
         schedule, backend = override()
         dtype = str(batch.values.dtype).removeprefix("torch.")
         return Measured(Way(backend, schedule, dtype, torch.get_num_threads()), mode, batch.host_lengths)

@@ -72,8 +72,8 @@ def test_what_lies_far_beyond_all_measurements_is_marked(machine: list[Measured]
     found = _plan([6] * 64, batch_sizes=[16])
     assert not any(row.is_rough for row in found.rows)
     assert "~" not in str(found).replace("~:", "")
-    # A pack of about 100,000 elements over 2,000 steps takes a hundred times as long as the longest measured one.
-    found = _plan([2000] * 300 + [1500] * 300, batch_sizes=[64])
+    # A pack of about 500,000 elements over 10,000 steps takes a hundred times as long as the longest measured one.
+    found = _plan([10_000] * 300 + [7500] * 300, batch_sizes=[64])
     assert all(row.is_rough for row in found.rows if (row.backend, row.schedule) == ("torch", "packed"))
     assert words.ROUGH in str(found)
     packed = next(words.fields(row) for row in found.rows if row.is_rough)
@@ -275,19 +275,34 @@ def test_a_picture_has_a_line_for_each_pair(machine: list[Measured]) -> None:
 
 def test_a_row_in_words() -> None:
     row = replace(ROW, backend="torch", schedule="padded", grouped=True, threads=2, waste=250)
-    row = replace(row, train_seconds=1.5, infer_seconds=0.25, step_p90=2e-2, peak_bytes=5 << 20)
-    told = ("1.50 s", "250.0 ms", "20.0 ms", "8 sequences, grouped", "5.0 MB")
+    row = replace(row, train_range=(1.41, 1.52), infer_range=(0.2469, 0.25), step_p90=2e-2, peak_bytes=5 << 20)
+    told = ("1.4 to 1.6 s", "240 to 250 ms", "20.0 ms", "8 sequences, grouped", "5.0 MB")
     assert words.fields(row) == ("torch", "padded", *told, "float32", "2", "1,000", "25%")
     assert words.fields(replace(row, elements=0, waste=0))[-1] == "0%"
 
 
+@pytest.mark.parametrize(
+    ("ends", "told"),
+    [
+        ((0.991, 1.04), "0.99 to 1.1 s"),
+        ((0.123, 0.123), "120 to 130 ms"),
+        ((1.2e-5, 9.91e-4), "0.012 to 1 ms"),
+        ((100.0, 7200.0), "0.027 to 2 h"),
+        ((36e5, 4e6), "1,000 to 1,200 h"),
+        ((0.0, 1.1), "1e-07 to 1.1 s"),
+    ],
+)
+def test_an_interval_is_rounded_outwards(ends: tuple[float, float], told: str) -> None:
+    assert words.range_in_words(ends) == told
+
+
 def test_why_looks_at_larger_batches_of_the_same_way(machine: list[Measured]) -> None:
-    row = replace(ROW, train_seconds=1.0)
+    row = replace(ROW, train_seconds=1.0, train_range=(0.91, 1.1))
     larger = [replace(row, batch_size=16, train_seconds=1.25), replace(row, batch_size=32, train_seconds=1.5)]
     others = [replace(row, threads=2, batch_size=16, train_seconds=1.1), replace(row, backend="reference")]
     others += [replace(row, batch_size=None, batch_elements=80, train_seconds=1.05)]
     why = words.why(row, [row, *larger, *others, replace(row, grouped=True, train_seconds=2.0)], 1)
-    told = "An epoch of training takes 1.00 s, grouping by length would take 2.00 of that, larger batches 1.25."
+    told = "An epoch of training takes 0.91 to 1.1 s, grouping by length would take 2.00 of that, larger batches 1.25."
     assert why == told
     spread = replace(row, rank_spread=1.5)
     assert words.why(spread, [spread], 3).endswith("the slowest of 3 processes takes 1.50 times the mean.")

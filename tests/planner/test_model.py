@@ -170,6 +170,7 @@ def _row(way: Way, weights: list[float], *, factor: float = 1.0, ranks: int = 1,
     epoch = Epoch(tuple(lengths), np.array(weights), real, padded, round(sum(weights)))
     known = Calibration(
         {(way, mode): 1e-3 / (1 + place) * (np.arange(10) == 5) for place, mode in enumerate(MODES)},
+        {(way, mode): 1e-5 * np.outer(np.arange(41), np.arange(10) == 5) for mode in MODES},
         {way: np.array([7.0, 100.0, 0.0])},
         {(way, mode): 1.0 for mode in MODES},
     )
@@ -184,6 +185,8 @@ def test_a_row_adds_up_its_batches() -> None:
     packed = _row(IN_PACKED, [5, 3, 1, 1])
     assert (packed.batches, packed.elements, packed.waste) == (10, 76, 0)
     assert packed.train_seconds == pytest.approx(0.076)
+    # Of 41 predictions, 0 to 400 microseconds per element, the interval of 90 % leaves out one at each end.
+    assert packed.train_range == packed.infer_range == pytest.approx((76e-5, 39 * 76e-5))
 
 
 @pytest.mark.parametrize("way", [IN_PADDED, IN_PACKED], ids=str)
@@ -192,6 +195,7 @@ def test_a_part_of_a_list_stands_for_all_of_it(way: Way) -> None:
     part, whole = _row(way, [5, 3, 1, 1]), _row(way, [5, 3, 1, 1], factor=2.5)
     for name in ("batches", "elements", "waste", "train_seconds", "infer_seconds"):
         assert getattr(whole, name) == pytest.approx(2.5 * getattr(part, name)), name
+    assert whole.train_range == pytest.approx([2.5 * end for end in part.train_range])
     for name in ("step_p50", "step_p90", "step_max", "peak_bytes", "rank_spread"):
         assert getattr(whole, name) == getattr(part, name), name
 
@@ -228,7 +232,7 @@ FEW = torch.tensor([3, 5, 0, 12])
 
 
 def _found(memory: float, memory_of: list[float], best: Row = ROW, *, runs: bool = False) -> tuple[int, int | None]:
-    known = Calibration({}, {best.way: np.array(memory_of)}, {})
+    known = Calibration({}, {}, {best.way: np.array(memory_of)}, {})
     return largest_batch(rl.nn.LSTM(3, 4), FEW, best, known, memory, 1000, runs=runs)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import raglane as rl
 from raglane.cells import CELLS, GRU, LSTM, PeepholeLSTM
-from raglane.cells.regularised import Regularised, RegularisedWeights
+from raglane.cells.regularised import MarkedWeights, Regularised
 from raglane.kernels.dispatch import BACKENDS
 from random_cells import RandomCell, ask, difference, engine, naive
 from traced_cells import N, agree, weights_of
@@ -47,7 +47,7 @@ def test_dropout_on_the_state_and_zoneout(name: str) -> None:
             held = torch.bernoulli(torch.full((N, sum(sizes)), 0.4, dtype=torch.float64))
             for given in (None, held) if zoneout else (None,):
                 compiled = agree(
-                    cell, RegularisedWeights(weights, given), (*sizes, sizes[0]) if drops else sizes, sizes[0], width=6
+                    cell, MarkedWeights(weights, given), (*sizes, sizes[0]) if drops else sizes, sizes[0], width=6
                 )
                 # The mask is the same at all steps of a sequence, so it is no state.
                 assert len(compiled.unchanged) == drops

@@ -82,6 +82,8 @@ def _row(
         waste=sum(elements) - real,
         train_seconds=float(steps.sum()),
         infer_seconds=float(steps.sum()) / 3,
+        train_range=(0.9 * float(steps.sum()), 1.1 * float(steps.sum())),
+        infer_range=(0.3 * float(steps.sum()), 0.4 * float(steps.sum())),
         step_p50=median,
         step_p90=most,
         step_max=float(steps.max()),

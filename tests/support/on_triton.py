@@ -5,12 +5,14 @@ Each in a process of its own: Triton reads ``TRITON_INTERPRET`` when it is impor
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import re
 import subprocess
 import sys
 import tempfile
+import warnings
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -27,11 +29,13 @@ from raglane.kernels.program import backend
 from raglane.kernels.program.verify import verify_loop
 from raglane.kernels.triton import launch
 from raglane.kernels.triton.printer import kernel_of
+from raglane.nn.recurrent import call
 from raglane.programs.graph import Refused
 from random_programs import draw, draw_lengths, tensors_for
 
 USERS: dict[str, type[nn.Module]] = {"a user's LSTM": Moved, "a user's GRU": Halved}
 NAMES = [*LAYERS, *USERS]
+_UNITS = 40  # more than the channels of an instance
 _TRITON = backend.MACHINES["cuda"]
 # More sequences than a block has rows, in an order that is not that of their lengths.
 _LENGTHS = [1, 0, 1, 3, 2, 1, 1, 0, 2]
@@ -44,23 +48,31 @@ def layer_of(name: str, units: int, **options: Any) -> Any:
     return build(name, units=units, **options)
 
 
-def differences(name: str) -> list[float]:
+def differences(name: str, *, with_resets: bool = False) -> list[float]:
     """Return the largest errors of a layer in float32, relative to the largest number of the float64 reference."""
     torch.manual_seed(0)
-    whole = layer_of(name, 20, bidirectional=True)
-    narrow = layer_of(name, 20, bidirectional=True).float()
+    whole = layer_of(name, _UNITS, bidirectional=True)
+    narrow = layer_of(name, _UNITS, bidirectional=True).float()
     narrow.load_state_dict(whole.state_dict())
     values, hx = torch.randn(sum(_LENGTHS), D, dtype=torch.float64), a_state(whole, len(_LENGTHS))
     states = hx if isinstance(hx, tuple) else (hx,)
     found = []
+    resets = rl.Ragged.from_flat(torch.arange(sum(_LENGTHS)) % 4 != 1, lengths=_LENGTHS) if with_resets else None
     for layer, used in ((whole, "reference"), (narrow, "program")):
+        call._resets_in_steps = lambda *_, used=used: used == "program"
         dtype = next(layer.parameters()).dtype
         own = [part.detach().to(dtype).requires_grad_() for part in (values, *states)]
         given = tuple(own[1:]) if len(states) > 1 else own[1]
         with rl.use_backend(backend=used):
-            results = results_of(layer(rl.Ragged.from_flat(own[0], lengths=_LENGTHS), given, return_states=True))
+            batch = rl.Ragged.from_flat(own[0], lengths=_LENGTHS)
+            results = results_of(layer(batch, given, return_states=True, resets=resets))
         found.append([*results, *gradients(results, [*own, *layer.parameters()])])
     return [_error(mine, right) for right, mine in zip(*found, strict=True)]
+
+
+def differences_with_resets(name: str) -> list[float]:
+    """Return the errors of a batch with resets, which the steps of the kernel read."""
+    return differences(name, with_resets=True)
 
 
 def _error(mine: Tensor, right: Tensor) -> float:
@@ -89,7 +101,7 @@ def alone_and_together(name: str) -> list[float]:
     # The interpreter's products are NumPy's, in which the bits of a row depend on its place.
     np.matmul = lambda one, other, **_: np.stack([row @ other for row in one])  # type: ignore[assignment]
     torch.manual_seed(0)
-    layer = layer_of(name, 20).float()
+    layer = layer_of(name, _UNITS).float()
     batch = rl.Ragged([torch.randn(length, D) for length in _LENGTHS])
     with rl.use_backend(backend="program"):
         together = layer(batch)[0]
@@ -101,7 +113,7 @@ def alone_and_together(name: str) -> list[float]:
 
 def launches_and_waits(name: str) -> list[int]:
     """Return the launches of kernels in a forward and a backward pass, and the numbers that the host reads in them."""
-    layer = layer_of(name, 20).float()
+    layer = layer_of(name, _UNITS).float()
     batch = rl.Ragged([torch.randn(length, D, requires_grad=True) for length in _LENGTHS])
     counts, run = [0, 0, 0], launch.run
     which = 0
@@ -117,13 +129,15 @@ def launches_and_waits(name: str) -> list[int]:
 
         return read
 
+    resets = batch._like(torch.arange(sum(_LENGTHS)) % 4 == 1)
+    call._resets_in_steps = lambda *_: True
     with rl.use_backend(backend="program"):
-        layer(batch)[0].values.sum().backward()  # which compares the programs
+        layer(batch, resets=resets)[0].values.sum().backward()  # which compares the programs
         with ExitStack() as stack:
             for name in ("item", "tolist", "nonzero", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__"):
                 stack.enter_context(mock.patch.object(Tensor, name, waiting(getattr(Tensor, name))))
             stack.enter_context(mock.patch.object(launch, "run", counted))
-            values = layer(batch)[0].values
+            values = layer(batch, resets=resets)[0].values
             which = 1
             values.sum().backward()
     return counts
@@ -131,16 +145,42 @@ def launches_and_waits(name: str) -> list[int]:
 
 def verified(name: str) -> str:
     """Return how a kernel's loop differs from the reference, as the comparison before its first use does."""
-    layer = layer_of(name, 20).float()
+    layer = layer_of(name, _UNITS).float()
     cell, sizes = layer.cell, layer.state_sizes
     weights = layer.cells[0] if name in USERS else layer._weights()[0]
     step = backend.step_of(cell, weights, D, tuple(sizes), torch.float32)
     return verify_loop(step, backend.ready(step), backend.run_loop, _TRITON, 1.0)
 
 
+def prepared(name: str) -> list[int]:
+    """Return the comparisons and the kernels of ``prepare``, and those of calls after it."""
+    layer, counts = layer_of(name, _UNITS, bidirectional=True).float(), [0, 0, 0, 0]
+    batch = rl.Ragged([torch.randn(length, D) for length in _LENGTHS])
+    resets, compare, which = batch._like(torch.arange(sum(_LENGTHS)) % 4 == 1), backend._difference, 0
+    call._resets_in_steps = lambda *_: True
+
+    def counted(*args: Any) -> str:
+        counts[which] += 1
+        return compare(*args)
+
+    with rl.use_backend(backend="program"), mock.patch.object(backend, "_difference", counted):
+        for which in (0, 2):
+            before = launch.compiled.cache_info().misses
+            if which:
+                layer(batch, resets=resets)[0].values.sum().backward()
+                with torch.no_grad():
+                    layer(batch)
+            else:
+                layer.prepare()
+                layer.prepare(resets=True)
+            counts[which + 1] = launch.compiled.cache_info().misses - before
+    return counts
+
+
 def interpret(cases: list[tuple[str, Any]]) -> None:
     """Write what the functions above return, as JSON; CPU tensors run on Triton's interpreter."""
     backend.MACHINES["cpu"] = _TRITON
+    warnings.filterwarnings("error", "The cell .* runs in plain torch")
     sys.stdout.write(json.dumps([globals()[function](argument) for function, argument in cases]))
 
 
@@ -153,19 +193,20 @@ def compiled(names: list[str], architectures: list[int], units: int) -> None:
         return cpu.run_lowered(lowered, offsets, ascending, *rest)
 
     cpu = backend.MACHINES["cpu"]
+    call._resets_in_steps = lambda *_: True
+    batch = rl.Ragged([torch.randn(4, D), torch.randn(2, D)])
     found: dict[str, Any] = {}
-    for name in names:
-        layer, batch = layer_of(name, units).float(), rl.Ragged([torch.randn(4, D), torch.randn(2, D)])
+    for name, resets in itertools.product(names, (None, batch._like(torch.ones(6, dtype=torch.bool)))):
+        layer = layer_of(name, units).float()
         with rl.use_backend(backend="program"):
-            layer(batch)
+            layer(batch, resets=resets)
             backend.MACHINES["cpu"] = cpu._replace(run_lowered=keep)
-            layer(batch)[0].values.sum().backward()
+            layer(batch, resets=resets)[0].values.sum().backward()
             backend.MACHINES["cpu"] = cpu
         for program, ascending in programs:
+            kind = f"{name}{' with resets' if resets is not None else ''} {'forward' if ascending else 'backward'}"
             for architecture in architectures:
-                found[f"{name} {'forward' if ascending else 'backward'} sm_{architecture}"] = _assembled(
-                    program, ascending, architecture
-                )
+                found[f"{kind} sm_{architecture}"] = _assembled(program, ascending, architecture)
         programs.clear()
     sys.stdout.write(json.dumps(found))
 

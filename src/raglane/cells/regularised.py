@@ -1,7 +1,7 @@
-"""Any cell with dropout on its state, or with zoneout, inside the recurrence.
+"""Any cell with dropout on its state, with zoneout or with resets, inside the recurrence.
 
 All random numbers are drawn before the first step: the mask of a sequence is one more state, which never changes, and
-masks of elements are more columns of the prepared rows. So all schedules and backends compute the same result.
+marks of elements are more columns of the prepared rows. So all schedules and backends compute the same result.
 """
 
 from __future__ import annotations
@@ -15,47 +15,69 @@ from torch import Tensor
 from raglane.cells.spec import CellSpec, States, Stepped
 
 
-class RegularisedWeights(NamedTuple):
-    """The weights of a regularised cell."""
+class MarkedWeights(NamedTuple):
+    """The weights of a cell whose steps read marks of elements, 0 or 1."""
 
     inner: Any  # of the inner cell
-    held: Tensor | None = None  # (N, sum of the state sizes): 1 if zoneout holds a unit at an element, else 0
+    # (N, sum of the state sizes), 1 if zoneout holds a unit at an element; or (N, 1), 1 if states are reset before it.
+    marks: Tensor | None = None
 
 
-class Regularised(CellSpec):
+class Marked(CellSpec):
+    """A cell whose steps read marks of elements."""
+
+    weights_type: ClassVar[Any] = MarkedWeights
+
+    def __init__(self, inner: CellSpec, effect: str) -> None:
+        self.name = f"{inner.name} with {effect}"
+        self.gates, self.states = inner.gates, inner.states  # type: ignore[misc]
+        self.follows_autocast = inner.follows_autocast  # type: ignore[misc]
+        self.inner = inner
+
+    def prepare(self, weights: MarkedWeights, values: Tensor, offsets: Tensor) -> Tensor:
+        """Return the inner cell's prepared rows, followed by the marks."""
+        prepared = self.inner.prepare(weights.inner, values, offsets)
+        if weights.marks is None:
+            return prepared
+        # A schedule that computes padding adds a row to the values.
+        marks = F.pad(weights.marks, (0, 0, 0, values.shape[0] - weights.marks.shape[0]))
+        return torch.cat([prepared, marks], 1)
+
+
+class Resetting(Marked):
+    """A cell whose states become zeros before each marked element."""
+
+    def __init__(self, inner: CellSpec) -> None:
+        super().__init__(inner, "resets")
+
+    def step(self, weights: MarkedWeights, prepared: Tensor, state: States, mask: Tensor | None = None) -> Stepped:
+        """See :meth:`CellSpec.step`."""
+        is_reset = prepared[:, -1:] > 0
+        state = tuple(torch.where(is_reset, 0.0, part) for part in state)
+        return self.inner.step(weights.inner, prepared[:, :-1], state, mask)
+
+
+class Regularised(Marked):
     """A cell with dropout on the state that its weights read, or with states that are held at random.
 
     Dropout on the state uses one mask per sequence at all its steps: Gal and Ghahramani (2016, arXiv:1512.05287).
     With zoneout a unit keeps its previous value: Krueger et al. (2017, arXiv:1606.01305).
     """
 
-    weights_type: ClassVar[Any] = RegularisedWeights
-
     def __init__(self, inner: CellSpec, *, drops_state: bool, zoneout: tuple[float, ...] | None) -> None:
         kinds = [kind for kind, acts in (("state dropout", drops_state), ("zoneout", zoneout is not None)) if acts]
-        self.name = f"{inner.name} with {' and '.join(kinds)}"
-        self.gates = inner.gates  # type: ignore[misc]
+        super().__init__(inner, " and ".join(kinds))
         self.states = (*inner.states, "mask") if drops_state else inner.states  # type: ignore[misc]
-        self.inner = inner
         self._drops_state = drops_state
         self._zoneout = zoneout
 
-    def prepare(self, weights: RegularisedWeights, values: Tensor, offsets: Tensor) -> Tensor:
-        """Return the inner cell's prepared rows, followed by the marks of held units."""
-        prepared = self.inner.prepare(weights.inner, values, offsets)
-        if weights.held is None:
-            return prepared
-        # A schedule that computes padding adds a row to the values.
-        held = F.pad(weights.held, (0, 0, 0, values.shape[0] - weights.held.shape[0]))
-        return torch.cat([prepared, held], 1)
-
-    def step(self, weights: RegularisedWeights, prepared: Tensor, state: States, mask: Tensor | None = None) -> Stepped:
+    def step(self, weights: MarkedWeights, prepared: Tensor, state: States, mask: Tensor | None = None) -> Stepped:
         """See :meth:`CellSpec.step`."""
         before = state
         if self._drops_state:
             *kept, mask = state
             before = tuple(kept)
-        width = prepared.shape[1] if weights.held is None else prepared.shape[1] - weights.held.shape[1]
+        width = prepared.shape[1] if weights.marks is None else prepared.shape[1] - weights.marks.shape[1]
         output, new = self.inner.step(weights.inner, prepared[:, :width], before, mask)
         if self._zoneout is not None:
             new = self._hold(prepared[:, width:], before, new)

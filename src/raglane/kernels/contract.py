@@ -103,7 +103,7 @@ class Request:
         yield from self.state
         for weights in self.weights:
             if isinstance(weights, tuple):
-                yield from (part for part in weights if not isinstance(part, tuple))
+                yield from (part for part in weights if isinstance(part, Tensor))
 
     def initial(self, count: int | None = None) -> tuple[Tensor, ...]:
         """Return the initial state, zeros if the caller passed none."""

@@ -36,7 +36,7 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 _FEW = 64
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Layout:
     """The rows of a batch's elements in a padded tensor or a pack.
 
@@ -87,21 +87,6 @@ class Layout:
     def _gather(self, table: Tensor, total: int, sources: tuple[Tensor, ...]) -> Tensor:
         features = table.shape[len(self.shape) :]
         flat = table.new_empty(total, *features)
-        self._move("raglane_flatten" if sources else "raglane_gather", flat, table, features, sources)
-        return flat
-
-    def _scatter(self, flat: Tensor) -> Tensor:
-        features = flat.shape[1:]
-        table = flat.new_empty(*self.shape, *features)
-        flat = _resolved("output", flat)
-        self._move("raglane_scatter", flat, table, features, ())
-        return table
-
-    def _move(
-        self, function: str, flat: Tensor, table: Tensor, features: torch.Size, sources: tuple[Tensor, ...]
-    ) -> None:
-        """Call a function of C that copies rows; one of the two tensors is new."""
-        size, strides = table.element_size(), (0, 0)
         if table.shape[: len(self.shape)] != self.shape:
             check_like("input", table, (*self.shape, *features), flat)
         if self.batch_dim is None:
@@ -111,9 +96,22 @@ class Layout:
             if table.stride()[2:] != (1,) or table.is_neg() or table.is_conj():
                 table = _resolved("input", table)
             check_storage("input", table)
+        self._move("raglane_flatten" if sources else "raglane_gather", flat, table, sources)
+        return flat
+
+    def _scatter(self, flat: Tensor) -> Tensor:
+        flat = _resolved("output", flat)
+        table = flat.new_empty(*self.shape, *flat.shape[1:])
+        self._move("raglane_scatter", flat, table, ())
+        return table
+
+    def _move(self, function: str, flat: Tensor, table: Tensor, sources: tuple[Tensor, ...]) -> None:
+        """Call a function of C that copies rows; one of the two tensors is new, the other one validated."""
+        size, strides = table.element_size(), (0, 0)
+        if self.batch_dim is not None:
             stride, batch_dim = table.stride(), self.batch_dim
             strides = stride[batch_dim] * size, stride[1 - batch_dim] * size
-        head = ABI, library().threads(), self.batch_dim is None, math.prod(features) * size
+        head = ABI, library().threads(), self.batch_dim is None, math.prod(flat.shape[1:]) * size
         sizes, order = (*sources, None, None)[:2]
         offsets, plan = self.offsets.data_ptr() if sources else 0, self.plan.buffer_info()[0]
         pointers = address(sizes), address(order), offsets, plan, flat.data_ptr(), table.data_ptr()

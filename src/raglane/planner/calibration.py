@@ -1,4 +1,4 @@
-"""Measures a layer on this machine for about a minute, fits the model of time, and caches it."""
+"""Measures a layer on this machine for a minute or two, fits the model of time, and caches it."""
 
 from __future__ import annotations
 
@@ -23,29 +23,34 @@ from raglane.planner.model import Floats, Profile, Way, at, cast, features, fit
 from raglane.planner.probe import MODES, PROBES, peak_bytes
 
 # The folder in the user's cache folder, and the version of its files.
-_KIND, _FORMAT = "plans", 4
-# A way that takes this many times as long as the fastest, in most probes of every size, is not measured again.
+_KIND, _FORMAT = "plans", 5
+# A way that takes this many times as long as the fastest, in most probes of every size, is measured on short calls.
 _BEHIND = 2.0
-# The number of probes that are timed in turns. A batch that is repeated finds its memory in the processor's caches, but
-# the batches of an epoch differ. Probes of a group have similar sizes: after large ones, the allocator returns memory
+# The number of probes that are timed in turns. They have similar sizes: after large ones, the allocator returns memory
 # to the system, and small ones would pay for new pages.
 _TURNS = 4
 # Bytes of the largest probes: more than an allocator keeps.
 _LARGE = 160e6
 # Calls this many times as long as the longest measured one are extrapolated.
 _REACH = 3.0
-# The longest call in seconds, and the most rounds, of two passes: all ways briefly, then those that can be the fastest.
-# Other programs hardly disturb both passes.
-_LOOKS = ((0.15, 6), (0.5, 15))
+# The longest call in seconds, and the most rounds, of three passes; ways that cannot be the fastest repeat the first. A
+# median of three ignores a pass that other programs disturbed, in its calls or in its yardsticks.
+_LOOKS = ((0.3, 6), (0.5, 15), (0.5, 15))
 # Lengths of the batches whose memory is measured.
 _WEIGHED = ([5] * 12, [30], [40, *[4] * 7], [12] * 30)
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """The coefficients of time and memory of every way, and the longest measured call."""
+    """The coefficients of time and memory of every way, and the longest measured call.
+
+    ``spread`` has a row of coefficients per timing of a probe: those fitted without this probe, times its measured
+    time over the predicted one. Quantiles of their predictions are the jackknife+ interval (Barber, Candes, Ramdas and
+    Tibshirani 2021), which widens with the noise of timings, the residuals of the fit and the distance from the probes.
+    """
 
     seconds: dict[tuple[Way, str], Floats]
+    spread: dict[tuple[Way, str], Floats]
     memory: dict[Way, Floats]
     longest: dict[tuple[Way, str], float]
     yardstick: float = 1.0
@@ -70,7 +75,7 @@ def _size(profile: Profile) -> Floats:
 
 
 def calibrate(layer: RecurrentLayer, ways: Sequence[Way], say: Callable[[float], object]) -> Calibration:
-    """Measure a layer on a few batches in every way, and again, for longer, in those that can be the fastest."""
+    """Measure a layer on a few batches in every way, for longer in those that can be the fastest."""
     layers = {way.dtype: cast(layer, way.dtype) for way in ways}
     known: dict[tuple[str, str, str], Floats] = {}
     for way in ways:
@@ -79,11 +84,12 @@ def calibrate(layer: RecurrentLayer, ways: Sequence[Way], say: Callable[[float],
         if key not in known:
             known[key] = _weigh(way, layers[way.dtype])
     memory = {way: known[way.backend, way.schedule, way.dtype] for way in ways}
-    measured = able = [_Measured(way, mode) for way in ways for mode in MODES]
+    measured = [_Measured(way, mode) for way in ways for mode in MODES]
     yardstick = probe.Yardstick(layers[ways[0].dtype], ways[0])
     said: dict[int, list[float]] = {way.threads: [] for way in ways}
     # The reference kernel is never the fastest if another backend supports the layer: it is measured briefly.
     slow = {way for way in ways if way.backend == "reference" and any(way.backend != other.backend for other in ways)}
+    able, ahead = measured, list[_Measured]()
     for done, look in enumerate(_LOOKS):
         for place, one in enumerate(able):
             say((done + place / len(able)) / len(_LOOKS))
@@ -91,26 +97,30 @@ def calibrate(layer: RecurrentLayer, ways: Sequence[Way], say: Callable[[float],
             probes = PROBES[:3] if is_slow else (*PROBES, probe.large_probes(_LARGE / max(memory[one.way][1], 1e-9)))
             groups = _take_turns(one.way, probes)
             with at(one.way):
-                said[one.way.threads] += _measure(one, layers[one.way.dtype], groups, look, yardstick)
+                own = look if one in ahead else _LOOKS[0]
+                said[one.way.threads] += _measure(one, layers[one.way.dtype], groups, own, yardstick)
         say((done + 1) / len(_LOOKS))
-        able = [one for one in _ahead(able) if one.way not in slow]
+        able = [one for one in able if one.way not in slow]
+        ahead = _ahead(able)
     usual = {threads: statistics.median(found) for threads, found in said.items()}
-    found = Calibration({}, memory, {}, usual[max(usual)])
+    found = Calibration({}, {}, memory, {}, usual[max(usual)])
     for one in measured:
+        pair = one.way, one.mode
         seen = np.array([found.features(one.way, profile) for profile in one.profiles.values()])
-        seconds = usual[one.way.threads] * np.array(list(one.times.values()))
-        found.seconds[one.way, one.mode], found.longest[one.way, one.mode] = fit(seen, seconds), float(seconds.max())
+        seconds = usual[one.way.threads] * np.array([one.time(lengths) for lengths in one.profiles])
+        found.seconds[pair], found.spread[pair] = fit(seen, seconds), one.spread(seen, seconds)
+        found.longest[pair] = float(seconds.max())
     return found
 
 
-@dataclass
+@dataclass(eq=False)
 class _Measured:
-    """The probes of one way and mode, by their lengths, with the shortest time of each in yardsticks."""
+    """The probes of one way and mode, by their lengths, with the times of each in seconds and in yardsticks."""
 
     way: Way
     mode: str
     profiles: dict[tuple[int, ...], Profile] = field(default_factory=dict)
-    times: dict[tuple[int, ...], float] = field(default_factory=dict)
+    timed: dict[tuple[int, ...], list[tuple[float, float]]] = field(default_factory=dict)
 
     @property
     def kind(self) -> tuple[str, str, str, str]:
@@ -121,30 +131,43 @@ class _Measured:
         """Return an upper bound of the time of a call, in proportion to a measured one, by steps or by rows."""
         return min(
             (
-                taken * max(profile.length / known.length, profile.computed / known.computed)
-                for taken, known in zip(self.times.values(), self.profiles.values(), strict=True)
+                self.time(lengths) * max(profile.length / known.length, profile.computed / known.computed)
+                for lengths, known in self.profiles.items()
             ),
             default=0.0,
         )
 
-    def add(self, lengths: Sequence[int], profile: Profile, taken: float) -> None:
-        """Record the time of a probe, unless a shorter one is recorded."""
+    def add(self, lengths: Sequence[int], profile: Profile, seconds: float, yardstick: float) -> None:
+        """Record the time of a probe."""
         key = tuple(lengths)
         self.profiles[key] = profile
-        self.times[key] = min(self.times.get(key, taken), taken)
+        self.timed.setdefault(key, []).append((seconds, seconds / yardstick))
+
+    def time(self, lengths: tuple[int, ...]) -> float:
+        """Return the median time of a probe in yardsticks."""
+        return statistics.median(taken for _, taken in self.timed[lengths])
+
+    def spread(self, seen: Floats, seconds: Floats) -> Floats:
+        """Return the coefficients of ``Calibration.spread``, ``(timings, features)``."""
+        rows = []
+        for place, timed in enumerate(self.timed.values()):
+            without = fit(np.delete(seen, place, 0), np.delete(seconds, place))
+            predicted = seen[place] @ without
+            rows += [without * (taken / predicted) for taken, _ in timed if predicted > 0]
+        return np.array(rows).reshape(-1, seen.shape[1])
 
 
 def _ahead(measured: Sequence[_Measured]) -> list[_Measured]:
     """Return those that can be the fastest: near the fastest time in half of the probes of one size."""
     fastest: dict[tuple[object, ...], float] = {}
     for one in measured:
-        for lengths, taken in one.times.items():
+        for lengths in one.timed:
             key = one.mode, one.way.dtype, lengths
-            fastest[key] = min(fastest.get(key, taken), taken)
+            fastest[key] = min(fastest.get(key, math.inf), one.time(lengths))
 
     def is_near(one: _Measured, group: Sequence[list[int]]) -> bool:
-        known = [lengths for lengths in map(tuple, group) if lengths in one.times]
-        ratios = [one.times[lengths] / fastest[one.mode, one.way.dtype, lengths] for lengths in known]
+        known = [lengths for lengths in map(tuple, group) if lengths in one.timed]
+        ratios = [one.time(lengths) / fastest[one.mode, one.way.dtype, lengths] for lengths in known]
         return bool(ratios) and statistics.median_low(ratios) < _BEHIND
 
     near = {one.kind for one in measured if any(is_near(one, group) for group in PROBES)}
@@ -171,14 +194,14 @@ def _measure(
         profiles = [Profile.of(one.way, torch.tensor(lengths)) for lengths in group]
         # The shortest first, because the time of a group is limited.
         order = sorted(range(len(group)), key=lambda place: one.expects(profiles[place]))
-        calls = [probe.step_of(layer, probe.make_batch(layer, group[place]), one.mode) for place in order]
+        calls = [probe.step_of(layer, probe.make_batch(layer, group[place]), one.mode, look[1]) for place in order]
         # The smallest are all measured, even on a slow machine: an unmeasured kind of batch would seem free.
         longest = math.inf if group is groups[0] else look[0]
         times = probe.time_in_turns(calls, probe.device_of(layer), look[1], longest)
         said.append(yardstick.look())
         for place, seconds in zip(order, times, strict=False):
             # Other programs can only make a yardstick too long, so the shorter one is used.
-            one.add(group[place], profiles[place], seconds / min(said[-2:]))
+            one.add(group[place], profiles[place], seconds, min(said[-2:]))
         if len(times) < len(group):
             break
     return said
@@ -222,10 +245,14 @@ def load(key: str, ways: Sequence[Way]) -> Calibration | None:
     try:
         content = json.loads(caches.load(_KIND, key) or "")
         seconds = {(way, mode): _floats(content["seconds"][f"{way}; {mode}"]) for way in ways for mode in MODES}
+        spread = {
+            (way, mode): _floats(content["spread"][f"{way}; {mode}"]).reshape(-1, len(seconds[way, mode]))
+            for way, mode in seconds
+        }
         memory = {way: _floats(content["memory"][str(way)]) for way in ways}
         longest = {(way, mode): float(content["longest"][f"{way}; {mode}"]) for way in ways for mode in MODES}
         _floats(list(longest.values()))
-        return Calibration(seconds, memory, longest, float(_floats([content["yardstick"]])[0]))
+        return Calibration(seconds, spread, memory, longest, float(_floats([content["yardstick"]])[0]))
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
 
@@ -234,6 +261,7 @@ def save(key: str, calibration: Calibration) -> None:
     """Cache a calibration; a folder that cannot be written is ignored."""
     content = {
         "seconds": {f"{way}; {mode}": list(found) for (way, mode), found in calibration.seconds.items()},
+        "spread": {f"{way}; {mode}": found.ravel().tolist() for (way, mode), found in calibration.spread.items()},
         "longest": {f"{way}; {mode}": found for (way, mode), found in calibration.longest.items()},
         "yardstick": calibration.yardstick,
         "memory": {str(way): list(found) for way, found in calibration.memory.items()},
@@ -243,7 +271,7 @@ def save(key: str, calibration: Calibration) -> None:
 
 def _floats(numbers: Sequence[float]) -> Floats:
     found = np.array(numbers, np.float64)
-    if found.ndim != 1 or not np.isfinite(found).all():
+    if found.ndim != 1 or not found.size or not np.isfinite(found).all():
         raise ValueError("not a list of numbers")
     return found
 

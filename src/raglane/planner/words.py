@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -51,6 +52,18 @@ def seconds_in_words(seconds: float) -> str:
     return f"{milliseconds:.1f} ms" if milliseconds >= 10 else f"{milliseconds:.2f} ms"
 
 
+def range_in_words(ends: tuple[float, float]) -> str:
+    """Return an interval of times, rounded outwards to two significant digits, in the unit of its longer one."""
+    unit, size = next((one for one in (("h", 3600), ("min", 60), ("s", 1)) if ends[1] >= one[1]), ("ms", 1e-3))
+    texts = []
+    for end, rounded in zip(ends, (math.floor, math.ceil), strict=True):
+        number = max(end, LEAST) / size
+        step = 10.0 ** (math.floor(math.log10(number)) - 1)
+        # Rounded to 6 digits before, because 1.1 / 0.1 exceeds 11.
+        texts.append(f"{round(rounded(round(number / step, 6)) * step, 12):,g}")
+    return f"{' to '.join(texts)} {unit}"
+
+
 def bytes_in_words(count: float) -> str:
     """Return a number of bytes with its unit."""
     for unit, size in (("GB", 2**30), ("MB", 2**20)):
@@ -64,7 +77,8 @@ def fields(row: Row) -> tuple[str, ...]:
     batches = f"{row.limit}, {'grouped' if row.grouped else 'random'}"
     waste = f"{row.waste / row.elements:.0%}" if row.elements else "0%"
     about = "~" if row.is_rough else ""
-    times = [about + seconds_in_words(taken) for taken in (row.train_seconds, row.infer_seconds, row.step_p90)]
+    times = [range_in_words(row.train_range), range_in_words(row.infer_range), seconds_in_words(row.step_p90)]
+    times = [about + taken for taken in times]
     size, memory = f"{row.elements:,}", bytes_in_words(row.peak_bytes)
     return row.backend, row.schedule, *times, batches, memory, row.dtype, str(row.threads), size, waste
 
@@ -81,7 +95,7 @@ def shown(rows: Sequence[Row], best: Row) -> list[Row]:
 
 def why(best: Row, rows: Sequence[Row], ranks: int) -> str:
     """Return the reason for a recommendation, as a sentence."""
-    parts = [f"An epoch of training takes {seconds_in_words(best.train_seconds)}"]
+    parts = [f"An epoch of training takes {range_in_words(best.train_range)}"]
     # Among all rows of the table, whichever way their batches are limited, so that sentence and table agree.
     rivals = [row for row in rows if row.backend == "torch"]
     if best.backend != "torch" and rivals:

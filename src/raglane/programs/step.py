@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from raglane.cells.module import ModuleCell
-from raglane.cells.regularised import RegularisedWeights
+from raglane.cells.regularised import MarkedWeights
 from raglane.cells.spec import CellSpec
 from raglane.programs.graph import Refused
 
@@ -130,6 +130,7 @@ class _Unprepared(CellSpec):
 
 def _contents(weights: Any) -> Any:
     """Return what a module contains, with tensors by their identity; None for a tuple."""
+    weights = weights.inner if isinstance(weights, MarkedWeights) else weights
     if not isinstance(weights, nn.Module):
         return None
     survey = Survey(by_identity=True)
@@ -169,23 +170,25 @@ class Survey:
     def of(cls, weights: Any) -> Survey:
         """Survey a tuple of tensors or a module."""
         survey = cls()
-        if isinstance(weights, nn.Module):
-            try:
-                survey.key = (survey.module(weights, is_called=not hasattr(weights, "step")),)
-            except RecursionError:
-                raise Refused("what it holds is nested too deep, or within itself") from None
-        else:
-            survey.key = survey._tuple(weights)
+        survey.key = (survey._own(weights),) if isinstance(weights, nn.Module) else survey._tuple(weights)
         return survey
+
+    def _own(self, module: nn.Module) -> Any:
+        try:
+            return self.module(module, is_called=not hasattr(module, "step"))
+        except RecursionError:
+            raise Refused("what it holds is nested too deep, or within itself") from None
 
     def _tuple(self, weights: tuple[Any, ...]) -> tuple[Any, ...]:
         key: list[Any] = [type(weights)]
         for part in weights:
             if isinstance(part, tuple):
                 key.append(self._tuple(part))
-            elif isinstance(weights, RegularisedWeights) and part is not None:
+            elif isinstance(part, nn.Module):
+                key.append(self._own(part))
+            elif isinstance(weights, MarkedWeights) and part is not None:
                 self.elements.append(part)
-                key.append(("held", part.shape[1]))
+                key.append(("marks", part.shape[1]))
             else:
                 key.append(None if part is None else self.tensor(part))
         return tuple(key)

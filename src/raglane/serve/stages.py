@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from raglane.cells.regularised import RegularisedWeights
+from raglane.cells.regularised import MarkedWeights
 from raglane.cells.spec import CellSpec
 from raglane.kernels.cpu.prepared import Kernel, PreparedLayer, PreparedProgram, Rows
 from raglane.kernels.program.backend import ready, step_of
@@ -104,7 +104,7 @@ def layer_stages(
     for depth in range(layer.num_layers):
         plain = layer.cell if depth == 0 else layer.cell.above()
         cell = layer.regularisation.cell(plain, False)
-        own = weights[depth] if cell is plain else RegularisedWeights(weights[depth], None)
+        own = weights[depth] if cell is plain else MarkedWeights(weights[depth], None)
         reads = [read if depth == 0 else next_read + depth - 1]
         starts = [part[depth] for part in initial]
         if has_cell(cell.name):

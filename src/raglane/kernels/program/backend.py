@@ -20,7 +20,7 @@ from torch import Tensor
 from raglane import segments
 from raglane._utils.tracing import are_transformed, has_tangent, index_arithmetic, records_operators
 from raglane.cells.module import ModuleCell
-from raglane.cells.regularised import Regularised
+from raglane.cells.regularised import Marked
 from raglane.cells.spec import CellSpec
 from raglane.kernels import reference
 from raglane.kernels.checks import check, check_offsets
@@ -133,7 +133,7 @@ def _first_step(traits: Traits) -> CompiledStep | None:
     if not traits.weights:
         return None
     cell, weights = traits.cell, traits.weights[0]
-    if isinstance(cell, Regularised):
+    if isinstance(cell, Marked):
         cell = cell.inner  # masks come with a batch, and do not affect whether a step can become a program
     projection = getattr(weights, "projection", None)
     sizes = cell.state_sizes(traits.hidden_size, 0 if projection is None else projection.shape[0])
@@ -145,7 +145,8 @@ def _first_step(traits: Traits) -> CompiledStep | None:
 
 def step_of(cell: CellSpec, weights: Any, width: int, sizes: tuple[int, ...], dtype: torch.dtype) -> Step:
     """Return a step; it computes in float32 if values have a narrow dtype."""
-    output = cell.output_size if isinstance(cell, ModuleCell) else sizes[0]
+    inner = cell.inner if isinstance(cell, Marked) else cell
+    output = inner.output_size if isinstance(inner, ModuleCell) else sizes[0]
     return Step(cell, weights, width, sizes, output, torch.float32 if dtype in NARROW else dtype)
 
 
@@ -235,7 +236,7 @@ def _discard(call: StepCall, reason: str) -> None:
 
 def warn(cell: CellSpec, reason: str) -> None:
     """Warn once for each kind of cell that plain torch runs it, many times slower."""
-    kind = cell.name if not isinstance(cell, Regularised) else cell.inner.name
+    kind = cell.name if not isinstance(cell, Marked) else cell.inner.name
     if kind not in _warned:
         _warned.add(kind)
         warnings.warn(f"The cell {kind!r} runs in plain torch, step by step: {reason}.", stacklevel=2)

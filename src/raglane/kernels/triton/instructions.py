@@ -9,6 +9,8 @@ from raglane.kernels.triton.spans import Columns, Span, Step
 
 # The columns that a product reads at a time.
 _DEPTH = 16
+CHANNELS = 32
+"""The channels of an instance of an element-wise loop."""
 
 _TRUTHS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
 _NAMED = ("exp", "expm1", "log", "log1p", "rsqrt", "reciprocal", "sigmoid", "tanh")
@@ -74,6 +76,8 @@ class Instructions:
     """The lines of a step."""
 
     def __init__(self, columns: Columns, rows: int) -> None:
+        # The columns of the widest variable of an instance that runs some channels.
+        self.widest = min(padded(columns.channels), CHANNELS) if columns.channels else 1 << 30
         self.columns, self.definitions, self.rows = columns, columns.definitions, rows
         self.lines: list[str] = []
         self.head: list[str] = []  # before the loop
@@ -99,7 +103,7 @@ class Instructions:
         key = index, low, high
         if key not in self._given:
             name, size = f"x{index}_{low}_{high}", padded(high - low)
-            self._given[key], self.sizes[name] = name, size
+            self._given[key], self.sizes[name] = name, min(size, self.widest)
             if definition.kind == "vector":
                 self.lines.append(f"{name} = {_load(f'{definition.source} + {low} + c{size}', _inner(high - low))}")
             elif definition.kind == "sequence":
@@ -134,7 +138,7 @@ class Instructions:
         return text if is_full else self._broadcast(text, high - low)
 
     def _broadcast(self, text: str, width: int) -> str:
-        return f"tl.broadcast_to({text}, ({self.rows}, {padded(width)}))"
+        return f"tl.broadcast_to({text}, ({self.rows}, {min(padded(width), self.widest)}))"
 
     def placed(self, spans: Sequence[Span]) -> Iterator[tuple[int, int]]:
         """Yield the bounds of the parts of an operand."""
@@ -153,7 +157,7 @@ class Instructions:
 
     def _set(self, index: int, low: int, high: int, text: str) -> None:
         name = variable(index, low)
-        self.sizes[name] = padded(high - low)
+        self.sizes[name] = min(padded(high - low), self.widest)
         self.lines.append(f"{name} = {text}")
 
     # Scratch.
@@ -299,16 +303,23 @@ class Instructions:
     def _add_product(self, total: str, span: Span, weight: str, rows: int, width: int) -> None:
         """Add the product of columns and rows of a weight to a result."""
         definition, size, depth = self.definitions[span.definition], padded(width), span.width
-        ends = [f"(c{_DEPTH} + k < {depth})"] if depth % _DEPTH else []
+        is_thin = depth < _DEPTH  # outer products, because the columns of a padded tile would take registers
+        columns = "k" if is_thin else f"k + c{_DEPTH}"
+        ends = [f"(c{_DEPTH} + k < {depth})"] if depth % _DEPTH and not is_thin else []
         if definition.is_scratch:
-            read = _load(f"local + {definition.column + span.low} + k + c{_DEPTH}", ends)
+            read = _load(f"local + {definition.column + span.low} + {columns}", ends)
         else:
-            place = f"{definition.source} + at[:, None] * {definition.source}_s + {span.low} + k + c{_DEPTH}"
+            place = f"{definition.source} + at[:, None] * {definition.source}_s + {span.low} + {columns}"
             read = _load(place, ["live[:, None]", *ends])
-        self.lines.append(f"for k in range(0, {depth}, {_DEPTH}):")
+        self.lines.append(f"for k in range(0, {depth}, {1 if is_thin else _DEPTH}):")
+        if is_thin:
+            own = _load(f"{weight} + k * {rows} + c{size}", _inner(width))
+            self.lines.append(f"    {total} += {read} * {own}")
+            return
         if width == 1:
             own = _load(f"{weight} + (k + c{_DEPTH}) * {rows}", ends)
-            self.lines.append(f"    {total} += tl.sum({read} * {own}, 1, keep_dims=True)")
+            self.lines.insert(-1, f"parts = tl.full(({self.rows}, {_DEPTH}), 0.0, tl.float32)")
+            self.lines += [f"    parts += {read} * {own}", f"{total} += tl.sum(parts, 1, keep_dims=True)"]
             return
         deep = f"(k + tl.arange(0, {_DEPTH}))[:, None]"
         within = [f"({deep} < {depth})"] if depth % _DEPTH else []

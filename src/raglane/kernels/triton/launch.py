@@ -118,6 +118,7 @@ def run(
         order = [count, offsets.diff().argsort(descending=True, stable=True), offsets]
     finals = [like.new_empty(rows, width) for width in program.given("state")]
     blocks = -(-rows // made.kernel.rows)
+    grid = blocks, made.kernel.blocks
     if not blocks:
         return outputs, finals
     rest = [part for own in (sequences, states) for part in map(_rows, own)]
@@ -135,7 +136,7 @@ def run(
         scratch,
     ]
     with torch.cuda.device_of(like):
-        made.function[(blocks,)](*arguments, precision(), num_warps=made.kernel.warps, maxnreg=made.kernel.registers)
+        made.function[grid](*arguments, precision(), num_warps=made.kernel.warps, maxnreg=made.kernel.registers)
     return outputs, finals
 
 

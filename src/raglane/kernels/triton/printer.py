@@ -16,14 +16,14 @@ import itertools
 import re
 from dataclasses import dataclass
 
-from raglane.kernels.triton.instructions import FORMULAS, Instructions, mask_of, padded, variable
+from raglane.kernels.triton.instructions import CHANNELS, Instructions, mask_of, padded, variable
 from raglane.kernels.triton.spans import Columns
 from raglane.programs.graph import Refused
 from raglane.programs.program import Program
 
 # The rows of an instance by the most numbers of a row that are alive together: so that a step of 8 warps spills no
 # register for 128 units of any cell here, with at most 168 registers for up to 5,500 such numbers.
-_ROWS = {8: 1536, 4: 2688, 2: 8192}
+_ROWS = {8: 1440, 4: 2688, 2: 8192}
 _MOST_LIVE, _REGISTERS = 5500, 168
 # Without a loop, and with few numbers, an instance has more rows; with few numbers altogether, half of the warps.
 _FEW_LIVE, _MANY_ROWS = 640, 32
@@ -44,6 +44,7 @@ class Kernel:
     scratch: int  # numbers of scratch for each instance
     tables: tuple[tuple[int, ...], ...]
     rows: int  # of each instance
+    blocks: int  # instances for the same rows: each runs other channels
     warps: int
     registers: int | None  # at most, of each thread; None for as many as there are
 
@@ -58,10 +59,9 @@ def kernel_of(program: Program, ascending: bool) -> Kernel:
     rows = next((rows for rows, most in _ROWS.items() if live <= most), 0)
     if not rows:
         raise Refused(f"its step holds {live} numbers at a time, and registers at most {max(_ROWS.values())}")
-    is_pointwise = all(step.instruction.operation in FORMULAS for step in columns.steps)
     if not columns.has_steps and live <= _FEW_LIVE:
         rows = _MANY_ROWS
-    elif is_pointwise:
+    elif columns.channels:
         rows = min(rows, 2)
     scratch = 0
     for definition in columns.definitions:
@@ -69,10 +69,15 @@ def kernel_of(program: Program, ascending: bool) -> Kernel:
             definition.column, scratch = scratch, scratch + definition.width
     printer = _Printer(columns, ascending, rows, scratch)
     text = printer.text()
-    warps = 4 if is_pointwise or rows * live <= 4 * _FEW_LIVE else 8
+    warps = 4 if rows * live <= 4 * _FEW_LIVE else 8
+    blocks = 1
+    if columns.channels:  # a thread for each sequence and channel
+        blocks, warps = -(-columns.channels // CHANNELS), rows
     registers = _REGISTERS if live <= _MOST_LIVE else None
     tables = tuple(printer.instructions.tables)
-    return Kernel(text, tuple(columns.before), columns.has_steps, 2 * rows * scratch, tables, rows, warps, registers)
+    return Kernel(
+        text, tuple(columns.before), columns.has_steps, 2 * rows * scratch, tables, rows, blocks, warps, registers
+    )
 
 
 def _live(columns: Columns, ascending: bool) -> int:
@@ -112,8 +117,14 @@ class _Printer:
         else:
             lines += body
         sizes = {int(size) for line in lines for size in re.findall(r"\bc(\d+)\b", line)}
-        lines = [f"c{size} = tl.arange(0, {size})[None, :]" for size in sorted(sizes)] + lines
+        lines = [self._range(size) for size in sorted(sizes)] + lines
         return f"def kernel({', '.join(self._arguments())}):\n" + "".join(f"    {line}\n" for line in lines)
+
+    def _range(self, size: int) -> str:
+        """Return the text of column numbers; of values with channels, those of this instance."""
+        widest = self.instructions.widest
+        first = f"tl.program_id(1) * {widest} + " if size > 1 and self.columns.channels else ""
+        return f"c{size} = {first}tl.arange(0, {min(size, widest)})[None, :]"
 
     def _arguments(self) -> list[str]:
         program, names = self.program, ["rows", *(["count", "order", "offsets"] if self.columns.has_steps else [])]
@@ -158,7 +169,8 @@ class _Printer:
             rows = f"tl.arange(0, {self.rows})[:, None] * {self.scratch}"
             made.lines.append(f"local = scratch + {half} * {self.rows * self.scratch} + {rows}")
         for place, _ in self.following:
-            made.sizes |= {variable(place, low): padded(high - low) for low, high in definitions[place].parts()}
+            for low, high in definitions[place].parts():
+                made.sizes[variable(place, low)] = min(padded(high - low), made.widest)
         for index, definition in enumerate(definitions):
             if definition.kind:
                 made.store(index)

@@ -19,6 +19,7 @@ _WIDEST, _MOST_PARTS = 128, 192
 # A reduction of more segments reads them from scratch.
 _FEW = 8
 REDUCTIONS = ("row_sum", "row_max")
+_BY_ROW = (*REDUCTIONS, "product", "gather", "norm", "norm_backward", "row_cumsum")
 
 
 class Span(NamedTuple):
@@ -163,15 +164,28 @@ class Columns:
             self._cut_spans(output, sum(span.width for span in output))
         states = [self.inputs["state", index] for index in range(len(self.following))]
         pairs += list(zip(states, self.following, strict=True))
-        for definition in self.definitions:
-            definition.cuts |= set(range(_WIDEST, definition.width, _WIDEST)) if not definition.kind else set()
-        changes = True
-        while changes:
-            changes = False
-            for index, spans in pairs:
-                changes |= self._align(self.definitions[index], spans)
+        self._align_all(pairs)
+        self.channels = self._width_of_channels(states)
+        if not self.channels:
+            for definition in self.definitions:
+                definition.cuts |= set(range(_WIDEST, definition.width, _WIDEST)) if not definition.kind else set()
+            self._align_all(pairs)
         if sum(len(part.parts()) for part in self.definitions if part.kind in ("", "state")) > _MOST_PARTS:
             raise Refused(f"it has more than {_MOST_PARTS} values of {_WIDEST} columns, too many for registers")
+
+    def _width_of_channels(self, states: Sequence[int]) -> int:
+        """Return the columns of all values of an element-wise loop, of which an instance may run a part; 0 without."""
+        if not self.has_steps or any(step.instruction.operation in _BY_ROW for step in self.steps):
+            return 0
+        stored = [(self.definitions[index], 0, -1) for index in states]
+        stored += [(self.definitions[span.definition], span.low, span.high) for out in self.outputs for span in out]
+        widths = {high - low for definition, *bounds in stored for low, high in definition.parts(*bounds)}
+        inner = {high - low for step in self.steps for low, high in self.definitions[step.results[0]].parts()}
+        return max(widths) if len(widths) == 1 and inner <= {1, *widths} else 0
+
+    def _align_all(self, pairs: Sequence[tuple[int, Sequence[Span]]]) -> None:
+        while any(self._align(self.definitions[index], spans) for index, spans in pairs):
+            pass
 
     def _align(self, result: Definition, spans: Sequence[Span]) -> bool:
         begin, changes = 0, False

@@ -189,6 +189,37 @@ class RecurrentLayer(Stack):
         output, state = self(x_t.unsqueeze(time), state)
         return output.squeeze(time), state
 
+    def prepare(self, *, resets: bool = False, return_states: bool = False) -> None:
+        """Compile the kernels of this layer, and compare them with torch, ahead of its first call.
+
+        On a GPU a comparison waits for the device, and cannot be made while a CUDA graph is captured. Runs the layer on
+        two short sequences of ones, without gradients and with those of its parameters, whose ``grad`` does not change.
+
+        Args:
+            resets: True for calls with ``resets`` on the device of the layer.
+            return_states: True for calls with ``return_states``.
+
+        Raises:
+            RaglaneError: the layer's schedule, backend or weights are invalid, as in a call.
+
+        Example:
+            >>> layer = rl.nn.SRU(3, 4)
+            >>> layer.prepare()
+            >>> layer.weight_ih_l0.grad is None
+            True
+        """
+        weight = self._like(self._weights())
+        like = torch.empty(0) if weight is None else weight
+        batch = Ragged.from_flat(like.new_ones(3, self.input_size), lengths=[2, 1])
+        starts = batch._like(torch.ones(3, dtype=torch.bool, device=like.device)) if resets else None
+        with torch.random.fork_rng([like.device] if like.is_cuda else []):
+            for records in (False, True):
+                with torch.set_grad_enabled(records):
+                    output, *_ = self.forward(batch, resets=starts, return_states=return_states)
+                if output.values.requires_grad:
+                    parameters = [part for part in self.parameters() if part.requires_grad]
+                    torch.autograd.grad(output.values.sum(), parameters, allow_unused=True)
+
     def summary(self, out: Any, state: State) -> Tensor:  # noqa: ARG002
         """Return one vector per sequence: the last layer's final state, both directions concatenated.
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from raglane.cells import CellSpec
-from raglane.cells.regularised import Regularised, RegularisedWeights
+from raglane.cells.regularised import MarkedWeights, Regularised
 from raglane.errors import ArgumentError
 from raglane.kernels.contract import Request
 
@@ -72,7 +72,7 @@ def regularised(rule: Regularisation, cell: CellSpec, request: Request) -> Reque
     return replace(
         request,
         cell=cell,
-        weights=tuple(RegularisedWeights(*pair) for pair in zip(request.weights, held, strict=True)),
+        weights=tuple(MarkedWeights(*pair) for pair in zip(request.weights, held, strict=True)),
         state=(*initial, _mask(initial[0], rule.state_dropout)) if drops_state else initial,
     )
 

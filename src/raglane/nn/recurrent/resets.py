@@ -1,8 +1,8 @@
-"""Resets within sequences: the kernels run each episode as a sequence of its own."""
+"""Resets within sequences: each episode runs as a sequence of its own, or the steps of a cell reset its states."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -10,7 +10,9 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from raglane import segments
+from raglane.cells.regularised import MarkedWeights, Resetting
 from raglane.errors import ArgumentTypeError, ShapeError
+from raglane.kernels.contract import Request
 from raglane.ragged import Ragged
 
 
@@ -48,7 +50,7 @@ class Pieces:
 
 
 def check_resets(resets: Any, inputs: Any) -> None:
-    """Raise if the kind, dtype or shape of resets does not fit the input; :func:`split` compares their lengths."""
+    """Raise if the kind, dtype or shape of resets does not fit the input; :func:`check_lengths` checks the rest."""
     is_flat = isinstance(resets, Ragged | PackedSequence)
     if not is_flat and (not (isinstance(resets, Tensor) and isinstance(inputs, Tensor)) or resets.is_nested):
         rule = f"a {type(inputs).__name__} of bools, like the input"
@@ -63,15 +65,30 @@ def check_resets(resets: Any, inputs: Any) -> None:
         raise ShapeError("resets", f"shape {tuple(resets.shape)}", rule, "pass one bool per element")
 
 
+def check_lengths(batch: Ragged, resets: Ragged) -> None:
+    """Raise if resets are not one bool per element of a batch."""
+    if resets.features or not torch.equal(resets.host_lengths, batch.host_lengths):
+        got = f"elements of shape {tuple(resets.features)} and lengths {resets.host_lengths.tolist()}"
+        rule = f"one bool per element of the input, whose lengths are {batch.host_lengths.tolist()}"
+        raise ShapeError("resets", got, rule, "pass one bool per element")
+
+
+def resetting(request: Request, resets: Tensor) -> Request:
+    """Return a request whose steps reset the states to zeros; ``resets`` are bools ``(N,)``.
+
+    The reverse direction enters an episode at its end, before the first element of the next one.
+    """
+    marks = resets.to(request.values.dtype).unsqueeze(1)
+    each = (marks, segments.shift(marks, request.offsets, -1))[: request.directions]
+    weights = zip(request.weights, each * request.layers, strict=True)
+    return replace(request, cell=Resetting(request.cell), weights=tuple(MarkedWeights(*pair) for pair in weights))
+
+
 def split(batch: Ragged, resets: Ragged) -> Pieces:
     """Split the sequences of a batch before each reset; ``resets`` are bools ``(N,)``.
 
     The host needs the number of pieces, so it waits for resets on a GPU, but not for resets on the CPU.
     """
-    if resets.features or not torch.equal(resets.host_lengths, batch.host_lengths):
-        got = f"elements of shape {tuple(resets.features)} and lengths {resets.host_lengths.tolist()}"
-        rule = f"one bool per element of the input, whose lengths are {batch.host_lengths.tolist()}"
-        raise ShapeError("resets", got, rule, "pass one bool per element")
     lengths = batch.host_lengths
     offsets = segments.offsets_from_lengths(lengths)
     marked = resets.values.cpu().nonzero().flatten()

@@ -23,7 +23,7 @@ from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.planner import Plan, Row, plan
 from raglane.planner.machine import facts
 from raglane.planner.rows import thin_out
-from raglane.planner.words import seconds_in_words
+from raglane.planner.words import range_in_words
 from raglane.runs.inspection.reading import Contents
 from raglane.training.model import ModelConfig
 from raglane.training.options import flag_of, options
@@ -134,7 +134,7 @@ class Inspection:
         padding = f"{best.waste / best.elements:.0%} padding" if best.waste else "no padding"
         return (
             f"{who} fastest in {batches} with the schedule {best.schedule}: "
-            f"{seconds_in_words(best.train_seconds)} per epoch of the layer and {padding}; one padded batch of all "
+            f"{range_in_words(best.train_range)} per epoch of the layer and {padding}; one padded batch of all "
             f"sequences would be {1 - numbers.fill:.0%} padding."
         )
 

@@ -38,7 +38,7 @@ def as_page(inspection: Inspection) -> bytes:
             ("median length", f"{numbers.median:,}"),
             ("longest", f"{numbers.maximum:,}"),
             ("real elements of one padded batch", f"{numbers.fill:.0%}"),
-            ("epoch of the layer", words.seconds_in_words(best.train_seconds)),
+            ("epoch of the layer", words.range_in_words(best.train_range)),
         ],
         parts=[
             Part("Recommendation", _advice(inspection), "advice"),
