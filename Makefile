@@ -8,6 +8,8 @@ RUN := runs/demo
 # The exact versions to install; empty for the newest, or tools/release/oldest.txt.
 CONSTRAINTS ?= constraints.txt
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check $(addprefix --constraint ,$(CONSTRAINTS))
+# Builds the layers also as operators of the installed torch.
+WITH_TORCH = SKBUILD_CMAKE_DEFINE="RAGLANE_TORCH=$$($(CURDIR)/$(BIN)/python -c 'from importlib.util import find_spec; print(*find_spec("torch").submodule_search_locations)')"
 # The tests that make test runs; empty for all.
 TESTS ?=
 # The number of processes that run the tests in parallel. Their networks are small, so each uses one thread.
@@ -56,8 +58,7 @@ $(READY): pyproject.toml $(CONSTRAINTS) CMakeLists.txt $(wildcard csrc/*/*.h csr
 		|| { echo "Raglane needs Python 3.11 or newer; $(PYTHON) is older. Run: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(INSTALL) torch
-	$(INSTALL) \
-		--editable '.[data,text,cli,train,logs,tune,demo,plot,report,sklearn,serve,dev,docs]'
+	$(WITH_TORCH) $(INSTALL) --editable '.[data,text,cli,train,logs,tune,demo,plot,report,sklearn,serve,dev,docs]'
 	@touch $(READY)
 
 demo: $(READY)
@@ -210,9 +211,9 @@ sdist: $(RELEASE_READY)
 	RAGLANE_NO_KERNELS=1 $(RELEASE)/$(SCRIPTS)/python -m build --no-isolation
 
 # This machine's wheel for any Linux with glibc 2.28 or newer, without a container.
-wheel: sdist
+wheel: sdist $(READY)
 	$(RELEASE_INSTALL) ziglang
-	cd tools && PATH="$(CURDIR)/$(RELEASE)/$(SCRIPTS):$$PATH" python -m release wheel
+	cd tools && $(WITH_TORCH) PATH="$(CURDIR)/$(RELEASE)/$(SCRIPTS):$$PATH" python -m release wheel
 
 # The wheels that are published; on Linux in the containers of manylinux, which requires Docker.
 wheels:

@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 import raglane as rl
 from raglane.errors import ArgumentTypeError, DispatchError
+from raglane.kernels.cpu.backend import run_layer
 from raglane.kernels.dispatch import BACKENDS
 from raglane.native import missing_kernels
 
@@ -299,6 +300,12 @@ def test_auto_chooses_alike_for_every_batch(kind: str, monkeypatch: pytest.Monke
 
     for name, backend in BACKENDS.items():
         monkeypatch.setattr(backend, "run", partial(watched, name, backend.run))
+
+    def kernel(*args: Any, **options: Any) -> Any:
+        ran.append(("cpu", "lanes"))
+        return run_layer(*args, **options)
+
+    monkeypatch.setattr("raglane.nn.recurrent.call.run_layer", kernel)
     layer = getattr(rl.nn, kind)(5, 4)
     explained = set()
     for lengths in ([1], [3], [200], [4, 4], [1] * 70, [0], [0, 0], [300, 1, 0]):

@@ -14,6 +14,7 @@ from every_layer import KINDS, a_batch, assert_same, build, results_of
 from own_cells import Leaky
 from raglane.cells import CELLS
 from raglane.errors import ArgumentError, RaglaneError
+from raglane.kernels.cpu.backend import run_layer
 from raglane.kernels.dispatch import BACKENDS
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.nn.recurrent.regularisation import Regularisation
@@ -65,6 +66,11 @@ def test_every_override_counts(monkeypatch: pytest.MonkeyPatch) -> None:
 
         monkeypatch.setattr(backend, "run", run)
 
+    def kernel(*args: Any, **options: Any) -> Any:
+        ran.append(("cpu", "lanes"))
+        return run_layer(*args, **options)
+
+    monkeypatch.setattr("raglane.nn.recurrent.call.run_layer", kernel)
     layer(batch)
     before = list(ran)
     assert len(before) == 1

@@ -18,28 +18,8 @@ from raglane.planner.rows import Row
 from raglane.ragged import Ragged
 
 Costs = Callable[[Way, str], Floats]
-ROW = Row(
-    "cpu",
-    "lanes",
-    8,
-    None,
-    False,
-    "float32",
-    1,
-    10,
-    1000,
-    0,
-    1e-3,
-    1e-4,
-    (1e-3, 1e-3),
-    (1e-4, 1e-4),
-    1e-4,
-    1e-4,
-    1e-4,
-    5000,
-    1.0,
-    False,
-)
+_TIMES = 1e-3, 1e-4, (1e-3, 1e-3), (1e-4, 1e-4), 1e-4, 1e-4, 1e-4
+ROW = Row("cpu", "lanes", 8, None, False, "float32", 1, 10, 1000, 0, *_TIMES, 5000, 1.0, False)
 
 
 class Measured(NamedTuple):

@@ -72,8 +72,8 @@ def test_what_lies_far_beyond_all_measurements_is_marked(machine: list[Measured]
     found = _plan([6] * 64, batch_sizes=[16])
     assert not any(row.is_rough for row in found.rows)
     assert "~" not in str(found).replace("~:", "")
-    # A pack of about 100,000 elements over 2,000 steps takes a hundred times as long as the longest measured one.
-    found = _plan([2000] * 300 + [1500] * 300, batch_sizes=[64])
+    # A pack of about 500,000 elements over 10,000 steps takes a hundred times as long as the longest measured one.
+    found = _plan([10_000] * 300 + [7500] * 300, batch_sizes=[64])
     assert all(row.is_rough for row in found.rows if (row.backend, row.schedule) == ("torch", "packed"))
     assert words.ROUGH in str(found)
     packed = next(words.fields(row) for row in found.rows if row.is_rough)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -83,35 +85,66 @@ class Memory(bytearray):
 @pytest.mark.parametrize("grad", [False, True])
 def test_what_another_thread_gives_back_lives_until_the_call_ends(grad: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model's ``.to()`` in another thread replaces the memory of weights while C reads them."""
+    monkeypatch.setattr(library, "operators", lambda: None)
     layer, given = rl.nn.GRU(3, 4), rl.Ragged.from_flat(torch.randn(5, 3), lengths=[3, 0, 2])
     wanted = layer(given)[0].values
     plain, lived = library.call, []
 
     def call(*arguments: Any) -> None:
-        for part in layer.parameters():
-            part.data = part.data.clone()
+        replace_weights(layer)
         lived.append([memory() is not None for memory in watched])
         plain(*arguments)
 
-    def watch() -> list[weakref.ref[Memory]]:
-        made = []
-        for part in layer.parameters():
-            memory = Memory(part.numel() * 4)
-            there = torch.frombuffer(memory, dtype=torch.float32).view_as(part)
-            part.data = there.copy_(part.detach())
-            made.append(weakref.ref(memory))
-        return made
-
     monkeypatch.setattr(library, "call", call)
-    watched = watch()
+    watched = watched_weights(layer)
     with torch.set_grad_enabled(grad):
         out = layer(given)[0].values
     assert out.equal(wanted)
     if grad:
-        watched = watch()
+        watched = watched_weights(layer)
         out.sum().backward()
     assert lived == [[True] * 4] * (1 + grad)
     assert not any(memory() is not None for memory in watched)
+
+
+@pytest.mark.skipif(library.operators() is None, reason="raglane was installed without torch's operators")
+def test_so_does_what_an_operator_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, given = rl.nn.GRU(3, 16), rl.Ragged.from_flat(torch.randn(400_000, 3), lengths=[400_000])
+    watched, finite, begun = watched_weights(layer), [], threading.Event()
+    forward, backward = library.operators()
+
+    def announced(*arguments: Any) -> Any:
+        begun.set()
+        return forward(*arguments)
+
+    monkeypatch.setattr(library, "operators", lambda: (announced, backward))
+    reader = threading.Thread(target=lambda: finite.append(bool(layer(given)[0].values.isfinite().all())))
+    reader.start()
+    begun.wait()
+    time.sleep(0.05)  # the operator then runs for several times as long
+    replace_weights(layer)
+    lived = [memory() is not None for memory in watched]
+    assert reader.is_alive()
+    reader.join()
+    assert finite == [True]
+    assert lived == [True] * 4
+    assert not any(memory() is not None for memory in watched)
+
+
+def replace_weights(layer: nn.Module) -> None:
+    for part in layer.parameters():
+        part.data = part.data.clone()
+
+
+def watched_weights(layer: nn.Module) -> list[weakref.ref[Memory]]:
+    """Give each weight memory of its own; return references to the memory."""
+    made = []
+    for part in layer.parameters():
+        memory = Memory(part.numel() * 4)
+        there = torch.frombuffer(memory, dtype=torch.float32).view_as(part)
+        part.data = there.copy_(part.detach())
+        made.append(weakref.ref(memory))
+    return made
 
 
 def test_so_does_what_a_program_reads(monkeypatch: pytest.MonkeyPatch) -> None:

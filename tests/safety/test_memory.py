@@ -15,7 +15,6 @@ from torch import Tensor, nn
 import raglane as rl
 from fuzz.memory import WRONG
 from raglane.errors import ArgumentError, ArgumentTypeError, RaglaneError, ShapeError
-from raglane.kernels import checks
 from raglane.kernels.cpu import operators
 from raglane.kernels.cpu.layer import Layer
 from raglane.native import library as library_module
@@ -293,20 +292,6 @@ def test_a_call_that_fails_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None
 # ---- many tensors checked at once, and views ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("wrong", [True, False])
-def test_a_look_that_is_always_or_never_content_is_not_used(wrong: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Wrong:
-        def __init__(self, *_: Any, **__: Any) -> None: ...
-
-        def check(self, *_: Any) -> bool:
-            return wrong
-
-    monkeypatch.setattr(torch._C._dynamo.guards, "TensorGuards", Wrong)
-    assert not checks.guards_work.__wrapped__()
-    monkeypatch.delattr(torch._C._dynamo.guards, "TensorGuards")
-    assert not checks.guards_work.__wrapped__()
-
-
 @pytest.mark.parametrize("rows", [0, 1])
 def test_one_row_or_none_says_nothing_about_more(rows: int) -> None:
     """One row is contiguous at any stride; several rows at that stride are not."""
@@ -325,17 +310,6 @@ def test_one_row_or_none_says_nothing_about_more(rows: int) -> None:
     with rl.use_backend(backend="reference"):
         wanted = layer(given)[0].values
     torch.testing.assert_close(layer(given)[0].values, wanted)
-
-
-def test_a_look_is_right_whatever_the_defaults_are() -> None:
-    dtype = torch.get_default_dtype()
-    try:
-        torch.set_default_dtype(torch.float64)
-        with torch.device("meta"):
-            # A torch without such a class is slower.
-            assert checks.guards_work.__wrapped__() is checks.guards_work() is True
-    finally:
-        torch.set_default_dtype(dtype)
 
 
 def test_negative_views() -> None:

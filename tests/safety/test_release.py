@@ -32,7 +32,7 @@ def wheel(path: Path, *names: str) -> None:
 def dist(tmp_path: Path) -> Path:
     """A complete release, except that the source distribution is almost empty."""
     wheel(tmp_path / PURE, *PACKAGE)
-    wheel(tmp_path / LINUX, *PACKAGE, *files.KERNELS)
+    wheel(tmp_path / LINUX, *PACKAGE, *files.KERNELS, files.OPERATORS)
     with tarfile.open(tmp_path / f"raglane-{VERSION}.tar.gz", "w:gz") as archive:
         archive.addfile(tarfile.TarInfo(f"raglane-{VERSION}/pyproject.toml"), io.BytesIO())
     return tmp_path
@@ -52,7 +52,7 @@ def test_a_complete_release_has_no_problem(dist: Path) -> None:
 def test_wrong_files_and_contents_are_named(dist: Path) -> None:
     missing, *rest = sorted(files.KERNELS)
     wheel(dist / PURE, *PACKAGE, "raglane/native/lib/libraglane_cpu.so")
-    wheel(dist / LINUX, *PACKAGE, *rest, "raglane.libs/libgomp-1.so.1")
+    wheel(dist / LINUX, *PACKAGE, *rest, files.OPERATORS, "raglane.libs/libgomp-1.so.1")
     assert found(dist) == [
         f"dist/{PURE}: contains raglane/native/lib/libraglane_cpu.so",
         f"dist/{LINUX}: without {missing}",

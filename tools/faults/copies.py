@@ -39,16 +39,17 @@ class Copy:
         # Imported here: the processes that run pytest import this file, and must import the package of the copy.
         import raglane.native
 
-        libraries = [path for place in raglane.native.__path__ for path in Path(place, "lib").glob("libraglane_cpu.*")]
-        for library in libraries[:1]:
-            self._put_kernels(library)
+        found = [path for path in (Path(place, "lib") for place in raglane.native.__path__) if path.is_dir()]
+        for place in found[:1]:
+            self._put_kernels(place)
 
-    def _put_kernels(self, library: Path) -> None:
-        """Use only this build of the kernels."""
+    def _put_kernels(self, build: Path) -> None:
+        """Use only this build of the kernels, and of torch's operators."""
         place = self.folder / "src/raglane/native/lib"
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir()
-        shutil.copy(library, place)
+        for library in build.glob("libraglane_*.*"):
+            shutil.copy(library, place)
 
     def _write(self, file: str, text: str) -> None:
         # A new file: the existing one may be a hard link.
@@ -88,6 +89,8 @@ class Copy:
         Raises:
             RuntimeError: the build fails.
         """
+        import torch
+
         from raglane.native.library import library
 
         right = (self.folder / file).read_text()
@@ -96,16 +99,17 @@ class Copy:
         options = [f"-DCMAKE_MAKE_PROGRAM={programs / 'ninja'}"] if (programs / "ninja").exists() else []
         # Tests cannot run instruction sets that the processor lacks, and most of the build is theirs.
         options += [] if "avx512" in library().isas else ["-Dcompiles_avx512=OFF"]
+        options.append(f"-DRAGLANE_TORCH={torch.__path__[0]}")
         try:
             for step in (
                 ["-S", ".", "-B", "build", "-G", "Ninja", *options],
-                ["--build", "build", "--target", "raglane"],
+                ["--build", "build", "--target", "raglane", "raglane_torch"],
             ):
                 command = [str(programs / "cmake"), *step]
                 done = subprocess.run(command, cwd=self.folder, capture_output=True, text=True, check=False)
                 if done.returncode != 0:
                     raise RuntimeError(done.stdout[-4000:] + done.stderr[-2000:])
-            self._put_kernels(self.folder / "build/libraglane_cpu.so")
+            self._put_kernels(self.folder / "build")
             yield self
         finally:
             self._write(file, right)

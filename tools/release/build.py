@@ -10,6 +10,9 @@ from pathlib import Path
 
 from release.files import DIST, GLIBC, ROOT, SHARED
 
+# A user has torch, with its OpenMP runtime.
+_EXCLUDED = "--exclude", SHARED, "--exclude", "libtorch_cpu.so"
+
 
 def build() -> None:
     """Build this machine's wheel in dist, linked with stubs of the old glibc."""
@@ -22,7 +25,7 @@ def build() -> None:
     (wheel,) = made.glob("*.whl")
     platform = f"manylinux_{GLIBC.replace('.', '_')}_{os.uname().machine}"
     # Raises if the library requires a newer glibc.
-    _run("auditwheel", "repair", "--exclude", SHARED, "--only-plat", "--plat", platform, "--wheel-dir", DIST, wheel)
+    _run("auditwheel", "repair", *_EXCLUDED, "--only-plat", "--plat", platform, "--wheel-dir", DIST, wheel)
 
 
 def _stubs(folder: Path) -> Path:

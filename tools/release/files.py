@@ -27,6 +27,8 @@ _SYSTEM = {
 _LIBRARY = "raglane/native/lib/libraglane_cpu.so"
 # Files of a wheel with kernels; that of Windows has the library as .dll.
 KERNELS = {_LIBRARY, "raglane/native/include/raglane.h", "raglane/native/lib/cmake/raglane/raglaneConfig.cmake"}
+# The layers as operators of torch, only for Linux.
+OPERATORS = "raglane/native/lib/libraglane_torch.so"
 # The platforms whose wheels a release must have.
 _PLATFORMS = [f"manylinux_{GLIBC.replace('.', '_')}_{machine}" for machine in ("x86_64", "aarch64")]
 _PLATFORMS += ["macosx_11_0_arm64", "win_amd64"]
@@ -82,6 +84,7 @@ def _wheel_problems(path: Path, has_kernels: bool) -> list[str]:
         content = archive.read(_LIBRARY) if _LIBRARY in names else b""
     suffix = ".dll" if path.stem.endswith("win_amd64") else ".so"
     kernels = {name.replace(".so", suffix) for name in KERNELS} if has_kernels else set()
+    kernels |= {OPERATORS} if "manylinux" in path.name else set()
     needed = {"raglane/py.typed", "raglane/__init__.py", *kernels}
     found = [f"without {name}" for name in sorted(needed - names)]
     found += [f"contains {name}" for name in sorted(names - kernels) if re.search(r"\.(so|dll|dylib)\b", name)]

@@ -21,6 +21,7 @@ def main() -> None:
     import torch
 
     import raglane as rl
+    from raglane.native.library import operators
 
     batch = rl.Ragged([torch.randn(length, 3) for length in (4, 0, 2)])
     layer = rl.nn.LSTM(3, 4)
@@ -28,6 +29,8 @@ def main() -> None:
     if rl.explain(layer, batch).backend != "cpu":
         raise SystemExit("the kernels are not used")
     layer(batch)[0].values.sum().backward()
+    if sys.platform == "linux" and operators() is None:
+        raise SystemExit("torch refuses the operators")
     if sys.platform == "linux":
         runtimes = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "gomp" in line}
         print(*runtimes)

@@ -120,7 +120,7 @@ def inspect(
 ) -> None:
     """Describe data before training: lengths, padding, the time of each backend and schedule, and the fastest.
 
-    The first inspection of a layer measures it on this machine for about a minute; later ones reuse the measurement.
+    The first inspection of a layer measures it on this machine for a minute or two; later ones reuse the measurement.
 
     For example:
 

@@ -1,24 +1,20 @@
 """Packages of AOTInductor: machine code that torch runs without the Python code of the model.
 
-Layers of the kernels are an operator of torch in C++, operators.cpp, which :func:`build_operators` builds.
+Layers of the kernels are an operator of torch in C++, of ``csrc/torch``, which :func:`build_operators` copies.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-import sys
 import tempfile
 import warnings
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-import raglane.native
 from raglane._utils.checks import check_flag, check_kind
 from raglane._utils.files import check_new_file, write_file
 from raglane._utils.messages import quote
@@ -32,9 +28,6 @@ from raglane.native import missing_kernels
 from raglane.native.library import has_cell, location
 
 LIBRARY = "libraglane_torch.so"
-
-# The stable ABI of torch 2.11: the binary runs with this and every later version.
-_TARGET = "-DTORCH_TARGET_VERSION=0x020b000000000000ULL"
 
 
 @dataclass(frozen=True)
@@ -170,7 +163,7 @@ class _Counted(nn.Module):
 
 
 def build_operators(folder: str | Path) -> Path:
-    """Build the library that runs the layers of packaged models on the CPU kernels, without Python.
+    """Write the libraries that run the layers of packaged models on the CPU kernels, without Python.
 
     Args:
         folder: the folder for the two libraries, ``libraglane_torch.so``, which a program loads, and the kernels; it is
@@ -181,7 +174,7 @@ def build_operators(folder: str | Path) -> Path:
         runs with torch 2.11 and every later version.
 
     Raises:
-        ExportError: no C++20 compiler was found, or it failed.
+        ExportError: Raglane was installed without these operators.
         ArgumentError: ``folder`` is a file.
         MissingExtraError: Raglane was installed without the kernels.
         OSError: the folder cannot be written to.
@@ -195,40 +188,18 @@ def build_operators(folder: str | Path) -> Path:
     kernels = location()
     if kernels is None:
         raise MissingExtraError(missing_kernels() or "")
-    compiler = os.environ.get("CXX") or next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
-    if compiler is None or sys.platform != "linux":
-        got = "no C++ compiler" if compiler is None else f"the system {sys.platform}"
-        fix = "install g++, or set CXX; without operators, rl.export.package uses those of torch, which are slower"
-        raise ExportError("operators", got, "built with a C++20 compiler on Linux", fix)
-    target = Path(folder)
+    target, built = Path(folder), kernels.with_name(LIBRARY)
     if target.exists() and not target.is_dir():
         rule = "a folder, or the name of a new one"
         raise ArgumentError("folder", quote(str(folder)), rule, "pass the path of a folder")
+    if not built.is_file():
+        got, rule = "an installation without them", "those of a wheel for Linux, or of a build with RAGLANE_TORCH"
+        fix = "install a wheel; without operators, rl.export.package uses those of torch, which are slower"
+        raise ExportError("operators", got, rule, fix)
     target.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as place:
-        shutil.copy(kernels, place)
-        built = Path(place, LIBRARY)
-        done = subprocess.run(_command(compiler, kernels.name, built), capture_output=True, text=True)
-        if done.returncode:
-            lines = [line for line in done.stderr.splitlines() if "error" in line] or [f"status {done.returncode}"]
-            fix = "use g++ 11 or clang 14, or a later one"
-            raise ExportError("operators", lines[0], "built by a compiler that accepts them", fix)
-        for file in (kernels, built):
-            write_file(target / file.name, file.read_bytes())
+    for file in (kernels, built):
+        write_file(target / file.name, file.read_bytes())
     return target / LIBRARY
-
-
-def _command(compiler: str, kernels: str, built: Path) -> list[str]:
-    home = Path(torch.__file__).parent
-    # An installation has the header next to the library, a working copy has it in csrc/abi.
-    folders = [Path(folder, "include") for folder in raglane.native.__path__]
-    folders.append(Path(__file__).parents[3] / "csrc" / "abi")
-    return [
-        *(compiler, "-std=c++20", "-O2", "-shared", "-fPIC", _TARGET, str(Path(__file__).with_name("operators.cpp"))),
-        *[f"-I{path}" for path in (home / "include", *folders)],
-        *(f"-L{built.parent}", f"-l:{kernels}", f"-L{home / 'lib'}", "-ltorch_cpu", "-Wl,-rpath,$ORIGIN"),
-        *("-o", str(built)),
-    ]
 
 
 def load_operators(path: Path) -> None:
@@ -236,12 +207,16 @@ def load_operators(path: Path) -> None:
     rule, fix = f"the file {LIBRARY}, next to the kernels", "pass the result of rl.export.build_operators(folder)"
     if not path.is_file():
         raise ExportError("operators", quote(str(path)), rule, fix)
-    if hasattr(torch.ops.raglane, "layer"):
-        return
     try:
-        torch.ops.load_library(str(path))
+        if not hasattr(torch.ops.raglane, "layer"):
+            torch.ops.load_library(str(path))
     except OSError as error:
         raise ExportError("operators", str(error).splitlines()[0], rule, fix) from error
+    _register_shapes()
+
+
+@cache
+def _register_shapes() -> None:
     torch.library.register_fake("raglane::layer")(_shapes)
 
 

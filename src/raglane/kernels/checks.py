@@ -10,10 +10,9 @@ memory of a weight meanwhile. Addresses are computed from those storages.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
-from math import prod
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -149,13 +148,6 @@ def check(request: Request, *, numbers: bool = True) -> Request:
 
 # ---- the gate to C --------------------------------------------------------------------------------------------------
 
-Guard = Callable[..., bool]
-"""Returns True if its arguments have the types, dtypes, device, sizes and strides of the tensors of a template; raises
-TypeError for None."""
-
-# Templates kept by a gate: with and without states, and with different parts requiring gradients.
-_TEMPLATES = 8
-
 
 class Gate:
     """Validates the tensors of layers of one cell and certain sizes; raises ValueError or KeyError for no such layer.
@@ -163,93 +155,44 @@ class Gate:
     Offsets are ``(B + 1,)`` int64; the tensors are those of :data:`raglane.kernels.cpu.layer.Tensors`.
     """
 
-    __slots__ = ("_templates", "_weights", "cell", "directions", "dtype", "input_size", "sizes")
+    __slots__ = ("_weights", "cell", "directions", "dtype", "input_size", "sizes")
 
     def __init__(self, cell: str, input_size: int, sizes: Shape, directions: int, dtype: torch.dtype) -> None:
         spec = CELLS[cell]
         if dtype not in DTYPES or len(sizes) != len(spec.states) or directions not in (1, 2):
             raise ValueError
-        weights = [
-            (shape, dtype.itemsize * prod(shape or (0,)), is_optional or shape is None)
+        self.cell, self.input_size, self.sizes, self.directions, self.dtype = cell, input_size, sizes, directions, dtype
+        # Of each weight the shape, None if it must be None; and True if it may be None.
+        rules = [
+            (shape, is_optional or shape is None)
             for _, shape, is_optional in weight_shapes(spec, input_size, sizes) or ()
         ]
-        self.cell, self.input_size, self.sizes, self.directions, self.dtype = cell, input_size, sizes, directions, dtype
-        # Of each weight the shape, None if it must be None; its bytes; and True if it may be None.
-        self._weights = tuple(weights) * directions
-        # The guards of the latest kinds of tensors, each with their number.
-        self._templates: tuple[tuple[int, Guard], ...] = ()
+        self._weights = tuple(rules) * directions
 
     def try_validate(self, offsets: Any, tensors: tuple[Any, ...]) -> Admitted | None:
-        """Return the tensors with their addresses and storages; None if C cannot read one of them.
-
-        Storages are checked one by one, everything else by one call of a guard if there is one.
-        """
-        begin, size = len(tensors) - len(self._weights), self.dtype.itemsize
+        """Return the tensors with their addresses and storages; None if C cannot read one of them."""
+        begin = len(tensors) - len(self._weights)
         try:
-            values, (count,) = tensors[0], offsets.shape
-            storage, at = offsets.untyped_storage(), 8 * offsets.storage_offset()
-            if count == 0 or storage.nbytes() < at + 8 * count:
-                return None
-            parts, storages, addresses = [offsets, values], [storage], [storage.data_ptr() + at]
-            storage, at = values.untyped_storage(), size * values.storage_offset()
-            room = size * self.input_size * values.shape[0]
-            if room and storage.nbytes() < at + room:
-                return None
-            storages.append(storage)
-            addresses.append(storage.data_ptr() + at if room else 0)
-            if begin > 1:
-                if begin != 1 + len(self.sizes):
-                    return None
-                for part, width in zip(tensors[1:begin], self.sizes, strict=True):
-                    room = size * self.directions * (count - 1) * width
-                    storage, at = part.untyped_storage(), size * part.storage_offset()
-                    is_short = room and storage.nbytes() < at + room
-                    if part.shape[1] != count - 1 or not part.is_contiguous() or is_short:
-                        return None
-                    parts.append(part)
-                    storages.append(storage)
-                    addresses.append(storage.data_ptr() + at if room else 0)
-            addresses += (0,) * (4 - len(addresses))
-            for part, (shape, room, is_optional) in zip(tensors[begin:], self._weights, strict=True):
-                if part is None:
-                    if not is_optional:
-                        return None
-                    addresses.append(0)
-                    continue
-                storage, at = part.untyped_storage(), size * part.storage_offset()
-                # A guard counts tensors, so it would accept this weight in place of a missing one of its shape.
-                if shape is None or storage.nbytes() < at + room:
-                    return None
-                parts.append(part)
-                storages.append(storage)
-                addresses.append(storage.data_ptr() + at)
-            for number, guard in self._templates:
-                if number == len(parts) and guard(*parts):
-                    return offsets, tensors, addresses, storages
+            (count,) = offsets.shape
+            values = (tensors[0].shape[0], self.input_size)
         except NO_MEMORY:
             return None
-        return (offsets, tensors, addresses, storages) if self._validate_each(parts, tensors[begin:]) else None
-
-    def _validate_each(self, parts: list[Tensor], weights: tuple[Any, ...]) -> bool:
-        """Return True if C can read each of the tensors, which then become a template."""
-        offsets, values, *rest = parts
-        width, count = self.input_size, offsets.shape[0]
-        shapes: list[Shape] = [(count,), (values.shape[0], width)]
-        templates: list[tuple[int | None, ...]] = [(None,), (None, width)]
-        own = [shape for part, (shape, _, _) in zip(weights, self._weights, strict=True) if part is not None]
-        for size in self.sizes[: len(rest) - len(own)]:
-            shapes.append((self.directions, count - 1, size))
-            templates.append((self.directions, None, size))
-        shapes += own  # type: ignore[arg-type]
-        templates += own  # type: ignore[arg-type]
-        dtypes = [torch.int64, *[self.dtype] * (len(parts) - 1)]
-        if not all(map(place, parts, shapes, dtypes)):
-            return False
-        guard = guard_of(parts, templates)
-        # A guard never accepts a tensor that occurs twice.
-        if guard is not None and guard(*parts):
-            self._templates = ((len(parts), guard), *self._templates[: _TEMPLATES - 1])
-        return True
+        if count == 0 or begin not in (1, 1 + len(self.sizes)):
+            return None
+        states = [((self.directions, count - 1, size), False) for size in self.sizes[: begin - 1]]
+        rules = ((count,), False), (values, False), *states, *self._weights
+        addresses, storages = [], []
+        for part, (shape, is_optional) in zip((offsets, *tensors), rules, strict=True):
+            if part is None and is_optional:
+                addresses.append(0)
+                continue
+            placed = None if shape is None else place(part, shape, torch.int64 if part is offsets else self.dtype)
+            if placed is None:
+                return None
+            addresses.append(placed[0])
+            storages.append(placed[1])
+        addresses[1 + begin : 1 + begin] = [0] * (3 - begin)
+        return offsets, tensors, addresses, storages
 
     def normalised(self, offsets: Any, tensors: tuple[Any, ...], depth: int) -> Admitted:
         """As :meth:`try_validate`, of copies of the tensors that C cannot read; raise if one is wrong."""
@@ -318,70 +261,3 @@ def admit(
         addresses.append(placed[0])
         storages.append(placed[1])
     return tensors, addresses, storages
-
-
-# ---- guards: one check of many tensors ------------------------------------------------------------------------------
-
-
-def guard_of(examples: Sequence[Tensor], shapes: Sequence[tuple[int | None, ...]]) -> Guard | None:
-    """Return a guard for tensors like the examples, with any size where a shape has None; None if torch has none.
-
-    It is the private C++ class by which torch.compile checks its inputs before every call, and takes a fifth of the
-    time of Python. It is used only if it exists and passes a test. A stride that depends on a free size is not checked.
-    """
-    is_for_all = all(map(_has_strides_for_all_sizes, examples, shapes))
-    return _make_guard(examples, shapes) if is_for_all and guards_work() else None
-
-
-def _strides(shape: tuple[int | None, ...]) -> list[int | None]:
-    """Return the strides of contiguous tensors of a shape, None for those that depend on a free size."""
-    return [None if None in shape[index + 1 :] else prod(shape[index + 1 :]) for index in range(len(shape))]  # type: ignore[arg-type]
-
-
-def _has_strides_for_all_sizes(example: Tensor, shape: tuple[int | None, ...]) -> bool:
-    """Return True if tensors with an example's strides are contiguous at any free size."""
-    if None not in shape:
-        return True
-    return all(expected in (None, stride) for expected, stride in zip(_strides(shape), example.stride(), strict=True))
-
-
-def _make_guard(examples: Sequence[Tensor], shapes: Sequence[tuple[int | None, ...]]) -> Guard | None:
-    sizes: list[Any] = [list(shape) for shape in shapes]
-    strides: list[Any] = [
-        [None if expected is None else stride for expected, stride in zip(_strides(shape), part.stride(), strict=True)]
-        for part, shape in zip(examples, shapes, strict=True)
-    ]
-    try:
-        guards = torch._C._dynamo.guards.TensorGuards(*examples, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
-        guard: Guard = guards.check
-    except (AttributeError, TypeError, ValueError, RuntimeError):
-        return None
-    return guard
-
-
-@lru_cache(maxsize=1)
-def guards_work() -> bool:
-    """Return True if the class exists, and accepts and rejects the right tensors."""
-    # Independent of torch's default dtype and device, because the result is cached.
-    zeros = partial(torch.zeros, dtype=torch.float32, device="cpu")
-    good, weight = zeros(4, 3), torch.nn.Parameter(zeros(2, 3))
-    guard = _make_guard([good, weight], [(None, 3), (2, 3)])
-    others = [
-        zeros(5, 2),
-        zeros(3, 4).t(),
-        zeros(4, 6)[:, ::2],
-        zeros(4, 3, 1),
-        zeros(4, 3).double(),
-        torch.zeros(4, 3, device="meta", dtype=torch.float32),
-        zeros(4, 3).to_sparse(),
-        torch._neg_view(zeros(4, 3)),
-    ]
-    try:
-        return (
-            guard is not None
-            and guard(zeros(7, 3), weight)
-            and not any(guard(other, weight) for other in others)
-            and not guard(good, torch.nn.Parameter(zeros(3, 3)))
-        )
-    except (TypeError, ValueError, RuntimeError):
-        return False

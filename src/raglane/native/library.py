@@ -229,6 +229,21 @@ def library() -> Library:
     return loaded if not isa else loaded.with_isa(isa)
 
 
+@cache
+def operators() -> Any:
+    """Return torch's operators ``forward`` and ``backward`` of ``csrc/torch``; None if they are missing or refused."""
+    path = location()
+    path = path and path.with_name(f"libraglane_torch{path.suffix}")
+    try:
+        if path is None or not path.is_file() or library().handle.raglane_abi() != ABI:
+            return None
+        if not hasattr(torch.ops.raglane, "forward"):  # a program may have loaded a copy
+            torch.ops.load_library(str(path))
+        return torch.ops.raglane.forward.default._op, torch.ops.raglane.backward.default._op
+    except (OSError, RuntimeError, AttributeError):
+        return None
+
+
 def _structs(handle: ctypes.CDLL) -> dict[str, Struct]:
     """Return all structs, from the library's lines of name, type and offset."""
     handle.raglane_fields.restype = ctypes.c_char_p

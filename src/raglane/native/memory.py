@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -34,18 +33,6 @@ def place(part: Any, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[int, t
         return storage.data_ptr() + begin * dtype.itemsize, storage
     except NO_MEMORY:
         return None
-
-
-def addresses_of(parts: Sequence[Tensor], sizes: Sequence[int]) -> tuple[list[int], list[torch.UntypedStorage]] | None:
-    """Return the addresses and storages of contiguous tensors; None if a storage does not contain ``sizes`` bytes."""
-    addresses, storages = [], []
-    for part, size in zip(parts, sizes, strict=True):
-        storage, begin = part.untyped_storage(), part.storage_offset() * part.itemsize
-        if storage.nbytes() < begin + size:
-            return None
-        storages.append(storage)
-        addresses.append(storage.data_ptr() + begin)
-    return addresses, storages  # type: ignore[return-value]  # no symbolic offset has a storage
 
 
 def has_no_storage(part: Tensor) -> bool:

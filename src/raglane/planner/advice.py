@@ -125,7 +125,7 @@ def plan(
     fresh: bool = False,
     progress: Callable[[float], object] | None = None,
 ) -> Plan:
-    """Measure a layer for about a minute, and predict the cost of every way to run it on these lengths.
+    """Measure a layer for a minute or two, and predict the cost of every way to run it on these lengths.
 
     The measurement does not depend on the lengths. It is cached in the user's folder, so another plan for the same
     layer, machine and versions takes some seconds. The times are those of the layer only.

@@ -1,4 +1,4 @@
-"""Measures a layer on this machine for about a minute, fits the model of time, and caches it."""
+"""Measures a layer on this machine for a minute or two, fits the model of time, and caches it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _LARGE = 160e6
 _REACH = 3.0
 # The longest call in seconds, and the most rounds, of three passes; ways that cannot be the fastest repeat the first. A
 # median of three ignores a pass that other programs disturbed, in its calls or in its yardsticks.
-_LOOKS = ((0.15, 6), (0.5, 15), (0.5, 15))
+_LOOKS = ((0.3, 6), (0.5, 15), (0.5, 15))
 # Lengths of the batches whose memory is measured.
 _WEIGHED = ([5] * 12, [30], [40, *[4] * 7], [12] * 30)
 

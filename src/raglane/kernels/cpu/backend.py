@@ -11,9 +11,19 @@ from torch.autograd import forward_ad
 from raglane._utils.tracing import are_transformed, has_tangent
 from raglane.cells import CELLS
 from raglane.kernels import reference
-from raglane.kernels.checks import Admitted, check
+from raglane.kernels.checks import check
 from raglane.kernels.contract import Request, Result, Traits, run_layers
-from raglane.kernels.cpu.layer import Grads, Layer, OutputGrads, Saved, Tensors, is_last_use, kind_of, layer_of
+from raglane.kernels.cpu.layer import (
+    Grads,
+    Layer,
+    LayerResult,
+    OutputGrads,
+    Saved,
+    Tensors,
+    is_last_use,
+    kind_of,
+    layer_of,
+)
 from raglane.native.library import has_cell, leave_lost_threads, missing_kernels
 
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16)
@@ -65,10 +75,9 @@ def _run_layer(request: Request) -> Result:
     if request.directions > 1:
         weights = (*weights, *request.weights[1])
     tensors = (request.values, *request.state, *weights)
+    output: Tensor | None
     sizes, need_output = request.state_sizes or request.sizes, request.need_output or request.need_states
     need_c = request.need_states and len(sizes) > 1
-    output: Tensor | None
-    c_states: Tensor | None = None
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
         output, final, c_states = _record(request, weights, tensors, need_output=need_output, need_c=need_c)
     else:
@@ -76,23 +85,40 @@ def _run_layer(request: Request) -> Result:
         # Without a backward pass no gates are saved, so there is nothing to recompute.
         every = request.checkpoint_every if torch.is_grad_enabled() else 0
         layer = layer_of(request.cell.name, offsets, tensors, len(weights), sizes, request.directions, depth, every)
-        admitted, apply = layer.gate.try_validate(offsets, tensors), _apply
-        if admitted is None:
-            admitted, apply = layer.gate.normalised(offsets, tensors, depth), _Recurrence.apply
-        if torch.is_grad_enabled() and any([part is not None and part.requires_grad for part in tensors]):  # noqa: C419 (quicker)
-            output, *rest = apply(layer, admitted, need_c, depth, *tensors)  # type: ignore[no-untyped-call]
-            if need_c:
-                c_states = rest.pop()
-            final = tuple(rest)
-        else:
-            packed = request.packed[0] if request.packed else None
-            output, final, _, c_states = layer.forward(
-                admitted, need_output=need_output, save=False, need_c=need_c, packed=packed
-            )
+        packed = request.packed[0] if request.packed else None
+        output, final, c_states = run_layer(layer, offsets, tensors, need_output, need_c, packed, depth)
     states = None
     if request.need_states and output is not None:
         states = (cast(type[Layer], kind_of(request.cell.name)).states(output, c_states),)
     return Result(output if request.need_output else None, final, states)
+
+
+def run_layer(
+    layer: Layer,
+    offsets: Any,
+    tensors: Tensors,
+    need_output: bool = True,
+    need_c: bool = False,
+    packed: Tensor | None = None,
+    depth: int = 0,
+) -> tuple[Tensor | None, tuple[Tensor, ...], Tensor | None]:
+    """Run one layer on tensors of any kind, and record it for autograd; return output, final states and ``c``."""
+    try:
+        save = torch.is_grad_enabled() and any([part is not None and part.requires_grad for part in tensors])  # noqa: C419 (quicker)
+    except AttributeError:
+        layer.admit(offsets, tensors, depth)  # raises, because one is not a tensor
+        raise
+    packed = None if save else packed
+    result = layer.try_forward(offsets, tensors, need_output=need_output, save=save, need_c=need_c, packed=packed)
+    if save:
+        apply = _Recurrence.apply if result is None else _apply
+        output, *rest = apply(layer, result, offsets, need_c, depth, *tensors)  # type: ignore[no-untyped-call]
+        c_states = rest.pop() if need_c else None
+        return output, tuple(rest), c_states
+    if result is None:
+        admitted = layer.admit(offsets, tensors, depth)
+        result = layer.forward(admitted, need_output=need_output, save=False, need_c=need_c, packed=packed)
+    return result.output, result.final, result.c_states if need_c else None
 
 
 def _record(
@@ -115,13 +141,16 @@ class _Recurrence(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, layer: Layer, admitted: Admitted, need_c: bool, depth: int, *tensors: Any
+        ctx: Any, layer: Layer, result: LayerResult | None, offsets: Any, need_c: bool, depth: int, *tensors: Any
     ) -> tuple[Tensor, ...]:
-        result = layer.forward(admitted, need_output=True, save=True, need_c=need_c)
+        if result is None:
+            admitted = layer.admit(offsets, tensors, depth)
+            offsets = admitted[0]
+            result = layer.forward(admitted, need_output=True, save=True, need_c=need_c)
         output, c_states = cast(Tensor, result.output), cast(Tensor, result.c_states)
         ctx.layer, ctx.need_c, ctx.depth = layer, need_c, depth
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(admitted[0], output, result.gates, c_states, *tensors)
+        ctx.save_for_backward(offsets, output, result.gates, c_states, *tensors)
         return (output, *result.final, c_states) if need_c else (output, *result.final)
 
     @staticmethod
@@ -132,12 +161,12 @@ class _Recurrence(torch.autograd.Function):
         output_grads = OutputGrads(grad_output, grads[states] if ctx.need_c else None, grads[:states])
         # With create_graph the gradients must be differentiable; gradients wrapped by torch.func have no storage.
         if torch.is_grad_enabled() or are_transformed((grad_output, *grads)):
-            return None, None, None, None, *_gradients_by_reference(layer, offsets, tensors, output_grads)
-        saved, needed = Saved(output, gates, c_states, ctx.need_c), ctx.needs_input_grad[4:]
+            return None, None, None, None, None, *_gradients_by_reference(layer, offsets, tensors, output_grads)
+        saved, needed = Saved(output, gates, c_states, ctx.need_c), ctx.needs_input_grad[5:]
         leave_lost_threads()
         overwrite, depth = is_last_use(), ctx.depth
         input_grads = layer.backward(offsets, tensors, saved, output_grads, needed, overwrite=overwrite, depth=depth)
-        return None, None, None, None, *input_grads
+        return None, None, None, None, None, *input_grads
 
 
 # Function.apply without its search for dead wrappers of torch.func among the arguments.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from array import array
 from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple
 
@@ -14,9 +13,9 @@ from raglane._utils import forks
 from raglane._utils.messages import message
 from raglane.cells import CELLS
 from raglane.errors import ArgumentError
-from raglane.kernels.checks import Admitted, Gate, Guard, admit, check_layer, check_offsets, guard_of
+from raglane.kernels.checks import Admitted, Gate, admit, check_layer, check_offsets
 from raglane.native import library
-from raglane.native.memory import NO_MEMORY, addresses_of, place
+from raglane.native.memory import NO_MEMORY
 
 Tensors = tuple[Any, ...]
 """The tensors of a layer: the values ``(N, D)``; ``(K, B, size)`` per state, or none if all begin with zeros; and the
@@ -25,7 +24,6 @@ weights of the cell's ``weights_type``, direction after direction, with None for
 Grads = tuple[Tensor | None, ...]
 """Gradients of :data:`Tensors`, in that order; None for those that are not needed."""
 
-_MOST_STEPS = 4096  # sequences of a step with cached offsets
 _HEAD = "abi", "isa", "cell", "dtype", "flags", "threads", "directions"
 # Fields that backward reads in addition to those of forward.
 _READ = "output", "gates", "c_states", "grad_output", "grad_c_states", "grad_final_h", "grad_final_c"
@@ -94,6 +92,7 @@ class Layer(ABC):
     weight_fields: ClassVar[tuple[str, ...]]  # the fields of C's struct for the weights of a direction
     written: ClassVar[tuple[str, ...]]  # the fields that backward writes, without gradients of weights
     checkpoints: ClassVar[bool] = False  # True if backward can recompute the gates
+    overwrites_c = False  # True if backward may overwrite ``c``
     # Numbers saved per element, and the dimensions of ``c`` before the elements.
     gates_width: int
     c_width: int
@@ -106,10 +105,10 @@ class Layer(ABC):
         self.weights = self.directions * self.each
         self.number = number
         fields = library.library().structs["raglane_layer"]
-        self._pack_head = fields.packer(*_HEAD, end="sequences")
-        self._pack_counts = fields.packer("sequences", "elements", "slot_count", begin="sequences", end="input_size")
-        self._sizes = fields.packer(*sizes, begin="input_size", end="offsets")(*sizes.values())
-        self._heads: dict[tuple[str, int, int, int | None, torch.dtype], bytes] = {}
+        names = list(fields.formats)[: list(fields.formats).index("offsets")]
+        self._pack_head = fields.packer(*names, end="offsets")
+        self._sizes = tuple([sizes.get(name, 0) for name in names[len(_HEAD) :]])
+        self._heads: dict[tuple[str, int, int, int | None, torch.dtype], tuple[tuple[int, ...], Tensor]] = {}
         weights, gradients = [
             [f"{kind}[{direction}].{name}" for direction in range(self.directions) for name in self.weight_fields]
             for kind in ("weights", "grad_weights")
@@ -117,7 +116,6 @@ class Layer(ABC):
         inputs = "offsets", "values", "initial_h", "initial_c", *weights
         results = "packed", "output", "final_h", "final_c", "gates", "c_states"
         self._pack_forward = fields.packer(*inputs, *results, begin="offsets")
-        self._step_guards: dict[int, Guard] = {}  # by the dimensions of the values
         self._pack_backward = fields.packer(*inputs, *_READ, *self.written, *gradients, begin="offsets")
 
     def initial(self, tensors: Tensors) -> Tensors:
@@ -142,6 +140,40 @@ class Layer(ABC):
         """Validate a layer's tensors, and copy those that C cannot read; ``depth`` is for messages."""
         return self.gate.try_validate(offsets, tensors) or self.gate.normalised(offsets, tensors, depth)
 
+    def try_forward(
+        self,
+        offsets: Any,
+        tensors: Tensors,
+        *,
+        need_output: bool,
+        save: bool,
+        need_c: bool,
+        packed: Tensor | None = None,
+    ) -> LayerResult | None:
+        """As :meth:`forward`, by one call of C++; None if that cannot read a tensor, or is missing."""
+        run = library.operators()
+        if run is None:
+            return None
+        _, head = self._head(self.dtype if packed is None else self._weights_dtype(packed.dtype))
+        # The caller records the call; torch's operators for autograd would warn of one that does not.
+        records = save and torch.is_grad_enabled()
+        if records:
+            torch._C._set_grad_enabled(False)
+        try:
+            parts = run[0](head, offsets, tensors[0], tensors[1:], packed, need_output, save, need_c)
+        except NO_MEMORY:
+            return None
+        finally:
+            if records:
+                torch._C._set_grad_enabled(True)
+        if not parts:
+            return None
+        begin, keeps_c = int(need_output or save), save or need_c
+        final = tuple(parts[begin : begin + len(self.sizes)])
+        return LayerResult(
+            parts[0] if begin else None, final, parts[-2] if save else None, parts[-1] if keeps_c else None
+        )
+
     def forward(
         self, admitted: Admitted, *, need_output: bool, save: bool, need_c: bool, packed: Tensor | None = None
     ) -> LayerResult:
@@ -164,67 +196,30 @@ class Layer(ABC):
             c_states = values.new_empty(*c_shape) if need_c else library.empty(values, *c_shape)
         parts = (packed, output, final[0], final[1] if len(final) > 1 else None, gates, c_states)
         pointers = self._pack_forward(*addresses, *[0 if part is None else part.data_ptr() for part in parts])
-        head = self._head(sequences, elements, self.dtype if packed is None else self._weights_dtype(packed.dtype))
+        dtype = self.dtype if packed is None else self._weights_dtype(packed.dtype)
         try:
-            library.call("raglane_forward", head + pointers)
+            library.call("raglane_forward", self._counted(dtype, sequences, elements) + pointers)
         except ArgumentError:
             check_offsets(offsets, elements, values.device)  # raises the message of the other backends
             raise
         return LayerResult(output, final, gates, c_states)
 
-    def step(self, values: Tensor, state: Tensors, weights: Tensors, packed: Tensor) -> tuple[Tensor, Tensors] | None:
-        """Run one element of each sequence by packed weights, in one direction; None if C cannot read a tensor.
-
-        The values are ``(B, D)`` and states ``(1, B, size)``, or ``(D,)`` and ``(1, size)``.
-        """
-        try:
-            dim = values.dim()
-            batch, rows = (values.shape[0], values.shape[:1]) if dim == 2 else (1, ())
-            offsets, parts, guard = _offsets_of_steps(batch), (values, *state), self._step_guards.get(dim)
-            if guard is None or not guard(*parts):
-                if not self._admit_step(parts, rows):
-                    return None
-            elif dim == 2 and (state[0].shape[1] != batch or state[-1].shape[1] != batch):
-                return None
-            size = batch * self.dtype.itemsize
-            placed = addresses_of(parts, [size * self.input_size, *[size * own for own in self.sizes]])
-        except NO_MEMORY:
-            return None
-        if placed is None or offsets is None:
-            return None
-        output = values.new_empty(*rows, self.sizes[0])
-        final = tuple([torch.empty_like(part) for part in state])
-        pointers = self._pack_forward(
-            *(offsets.buffer_info()[0], *placed[0], *[0] * (2 - len(state))),
-            *[part is not None for part in weights],  # C reads only which ones there are
-            *(packed.data_ptr(), output.data_ptr(), final[0].data_ptr(), final[1].data_ptr() if len(final) > 1 else 0),
-            *(0, 0),
-        )
-        library.call("raglane_forward", self._head(batch, batch, self._weights_dtype(packed.dtype)) + pointers)
-        return output, final
-
-    def _admit_step(self, parts: Tensors, rows: tuple[int, ...]) -> bool:
-        """Return True if C can read the tensors of a step, and keep a guard for such tensors."""
-        shapes = [(*rows, self.input_size), *[(1, *rows, size) for size in self.sizes]]
-        pairs = zip(parts, shapes, strict=True)
-        if len(parts) != len(shapes) or not all(place(part, shape, self.dtype) is not None for part, shape in pairs):
-            return False
-        free: list[tuple[int | None, ...]] = [(*shape[:-2], None, shape[-1]) if rows else shape for shape in shapes]
-        guard = guard_of(parts, free)
-        if guard is not None:
-            self._step_guards[1 + len(rows)] = guard
-        return True
-
-    def _head(
-        self, sequences: int, elements: int, dtype: torch.dtype, slot_count: int = 0, threads: int | None = None
-    ) -> bytes:
-        """Return the fields of the struct before its pointers; ``dtype`` is that of the weights."""
+    def _head(self, dtype: torch.dtype, threads: int | None = None) -> tuple[tuple[int, ...], Tensor]:
+        """Return the fields of the struct before its addresses, without counts; ``dtype`` is that of the weights."""
         kernels = library.library()
         key = kernels.isa, kernels.flags, threads or torch.get_num_threads(), forks.threads_before, dtype
         head = self._heads.get(key)
         if head is None:
-            head = self._heads[key] = self._pack_head(*library.preamble(self.number, dtype, threads), self.directions)
-        return head + self._pack_counts(sequences, elements, slot_count) + self._sizes
+            fields = *library.preamble(self.number, dtype, threads), self.directions, *self._sizes
+            head = self._heads[key] = fields, torch.tensor(fields, dtype=torch.int64, device="cpu")
+        return head
+
+    def _counted(
+        self, dtype: torch.dtype, sequences: int, elements: int, slot_count: int = 0, threads: int | None = None
+    ) -> bytes:
+        """Return the fields of the struct before its addresses, for Python's own call."""
+        fields, _ = self._head(dtype, threads)
+        return self._pack_head(*fields[: len(_HEAD)], sequences, elements, slot_count, *fields[len(_HEAD) + 3 :])
 
     def _weights_dtype(self, packed: torch.dtype) -> torch.dtype:
         """Return the dtype of packed weights for C: int8, or that of the tensors."""
@@ -242,7 +237,8 @@ class Layer(ABC):
         values = torch.empty(0, self.input_size, dtype=self.dtype, device="cpu")
         _, _, addresses, _storages = self.admit(offsets, (values, *weights), depth)
         dtype = dtype or torch.uint8
-        fields = self._head(0, 0, self._weights_dtype(dtype)) + self._pack_forward(*addresses, *(0,) * 6)
+        head = self._counted(self._weights_dtype(dtype), 0, 0)
+        fields = head + self._pack_forward(*addresses, *(0,) * 6)
         return library.packed("raglane_pack", fields, dtype)
 
     def backward(
@@ -257,6 +253,9 @@ class Layer(ABC):
         depth: int = 0,
     ) -> Grads:
         """Return the gradients of the tensors for which ``needed`` is True; ``overwrite`` as in BackwardCall."""
+        found = self._try_backward(offsets, tensors, saved, grads, needed, overwrite)
+        if found is not None:
+            return found
         offsets, tensors, addresses, _storages = self.admit(offsets, tensors, depth)
         values, count, sequences = tensors[0], self.directions, offsets.shape[0] - 1
         output = (values.shape[0], count * self.sizes[0])
@@ -269,6 +268,34 @@ class Layer(ABC):
         fields = addresses + places + [0] * (len(_READ) - len(places))
         return self._backward(BackwardCall(offsets, tensors, saved, fields, needed, overwrite))
 
+    def _try_backward(
+        self,
+        offsets: Any,
+        tensors: Tensors,
+        saved: Saved,
+        grads: OutputGrads,
+        needed: tuple[bool, ...],
+        overwrite: bool,
+    ) -> Grads | None:
+        """As :meth:`backward`, by one call of C++; None if that cannot read a tensor, or is missing."""
+        run = library.operators()
+        if run is None or not self._computes_all_gradients(tensors):
+            return None
+        over_c = overwrite and not saved.is_shared and self.overwrites_c
+        parts = (*saved[:3], grads.output, grads.c_states, *grads.final, None)[:7]
+        try:
+            found = run[1](
+                self._head(self.dtype)[1], offsets, tensors[0], tensors[1:], parts, needed, overwrite, over_c
+            )
+        except NO_MEMORY:
+            return None
+        if not found and any(needed):
+            return None
+        if overwrite:
+            spend(saved.gates, saved.c_states)
+        results = iter(found)
+        return tuple([next(results) if is_needed else None for is_needed in needed])
+
     @abstractmethod
     def _backward(self, call: BackwardCall) -> Grads:
         """Return the gradients."""
@@ -277,7 +304,7 @@ class Layer(ABC):
         """Call C's backward, which writes to the tensors ``written``: the class's fields, then gradients of weights."""
         values = call.tensors[0]
         pointers = self._pack_backward(*call.fields, *[0 if part is None else part.data_ptr() for part in written])
-        head = self._head(call.offsets.shape[0] - 1, values.shape[0], self.dtype)
+        head = self._counted(self.dtype, call.offsets.shape[0] - 1, values.shape[0])
         try:
             library.call("raglane_backward", head + pointers)
         except ArgumentError:
@@ -315,9 +342,9 @@ def find_layer(*key: Any) -> Layer:
 
 
 @lru_cache(maxsize=64)
-def _offsets_of_steps(batch: int) -> array[int] | None:
-    """Return the offsets of sequences of one element; None for many, for which a new tensor costs little."""
-    return array("q", range(batch + 1)) if 0 < batch <= _MOST_STEPS else None
+def offsets_of_steps(batch: int) -> Tensor:
+    """Return the offsets of sequences of one element."""
+    return torch.arange(batch + 1, device="cpu")
 
 
 def layer_of(

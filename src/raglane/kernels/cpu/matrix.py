@@ -44,6 +44,7 @@ class MatrixLayer(Layer):
         self.saves = facts.saved > 0 and not self.checkpoint_every
         self.gates_width, self.c_rows = self.stride if self.saves else 0, (self.directions,)
         self.c_width = self.sizes[1] if len(self.sizes) > 1 else 0
+        self.overwrites_c = len(self.sizes) > 1 and not projection and not self.checkpoint_every
 
     @staticmethod
     def states(output: Tensor, c_states: Tensor | None) -> tuple[Tensor, ...]:
@@ -58,9 +59,9 @@ class MatrixLayer(Layer):
         begin = len(tensors) - self.weights
         # With recomputed gates these gradients are in the kernels' scratch.
         total = 0 if self.checkpoint_every else values.shape[0]
-        projects, is_lstm = self.weights_of(tensors, 0)[4] is not None, len(self.sizes) > 1
+        projects = self.weights_of(tensors, 0)[4] is not None
         reuse_gates = call.overwrite and self.saves
-        reuse_c = call.overwrite and is_lstm and not projects and not saved.is_shared and not self.checkpoint_every
+        reuse_c = call.overwrite and self.overwrites_c and not saved.is_shared
         gates = saved.gates if reuse_gates else library.empty(values, count, total, self.stride)
         h_before = saved.c_states if reuse_c else library.empty(values, count, total, width)
         grad_h = library.empty(values, count, total, width) if projects else None

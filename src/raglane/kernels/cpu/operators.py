@@ -58,7 +58,9 @@ def recurrence(cell: str, values: Tensor, offsets: Tensor, *rest: Any) -> tuple[
     """Return output, final h, final c, saved gates, c after each element; empty tensors for missing ones."""
     *padded, need_output, save, need_c, every = rest
     layer, tensors = _layer_of(cell, values, offsets, tuple(padded), every)
-    result = layer.forward(layer.admit(offsets, tensors), need_output=need_output, save=save, need_c=need_c)
+    options = {"need_output": need_output, "save": save, "need_c": need_c}
+    result = layer.try_forward(offsets, tensors, **options)
+    result = result or layer.forward(layer.admit(offsets, tensors), **options)
     parts = (result.output, *(*result.final, None)[:2], result.gates, result.c_states)
     return tuple([values.new_empty(0) if part is None else part for part in parts])
 

@@ -195,7 +195,7 @@ class PreparedLayer(Kernel):
             *(*self._weights, self._packed.data_ptr(), rows.output.data_ptr(), pools[0], pools[1] if pools[1:] else 0),
         )
         slots = rows.pools[0].shape[0]
-        head = self._layer._head(rows.slots.shape[0], rows.output.shape[0], self._weights_dtype, slots, 1)
+        head = self._layer._counted(self._weights_dtype, rows.slots.shape[0], rows.output.shape[0], slots, 1)
         return head + pointers, (parts, rows)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -16,7 +16,8 @@ from raglane.cells.spec import CellSpec
 from raglane.errors import ArgumentTypeError, DispatchError, ShapeError
 from raglane.kernels import dispatch, program
 from raglane.kernels.contract import Backend, Packed, Request, Traits, zero_state
-from raglane.kernels.cpu.layer import find_layer
+from raglane.kernels.cpu.backend import run_layer
+from raglane.kernels.cpu.layer import Layer, find_layer, offsets_of_steps
 from raglane.native.library import leave_lost_threads
 from raglane.nn.recurrent.freeze import FrozenWeights, frozen_weights
 from raglane.nn.recurrent.inputs import Inputs, flatten_resets, read
@@ -50,6 +51,7 @@ class CallPlan:
     # The backend validates the input and ``hx``. If it raises, they are checked again, to name the layer's arguments.
     checks_late: bool
     is_jit_traced: bool  # within :func:`torch.jit.trace`
+    kernel: Layer | None  # the whole call as one layer of the cpu kernels, if it has no more parts
 
 
 def plan_of(
@@ -97,13 +99,17 @@ def _make_plan(
         _warn(layer, traits)
     is_cpu, regularises = backend == "cpu" and not torch.compiler.is_compiling(), rule.acts(layer.training)
     frozen = frozen_weights(layer) if is_cpu else None
+    checks_late = is_cpu and layer.num_layers == 1 and not regularises
+    is_whole = checks_late and not (checkpoints or layer._has_own_initial() or torch.is_autocast_enabled("cpu"))
+    directions = 2 if layer.bidirectional else 1
+    key = cell.name, layer.input_size, layer.state_sizes, directions, data.dtype, 0
     return CallPlan(
         facts,
         cell,
         run_cell,
         layer.state_sizes,
         layer.num_layers,
-        2 if layer.bidirectional else 1,
+        directions,
         layer.dropout if layer.training else 0.0,
         regularises,
         layer._has_own_initial(),
@@ -111,8 +117,9 @@ def _make_plan(
         schedule,
         None if frozen is not None and frozen.is_int8 and layer.training else frozen,
         # With several layers no backend call validates all of hx, and masks are drawn in the input's shape.
-        is_cpu and layer.num_layers == 1 and not regularises,
+        checks_late,
         is_jit_traced(),
+        find_layer(*key) if is_whole and not is_jit_traced() else None,
     )
 
 
@@ -154,6 +161,9 @@ def run(
     if not plan.checks_late:
         return _run(layer, plan, inputs, weights, hx, pieces, need_output, need_states, keeps_layout)
     try:
+        is_plain = pieces is None and not need_states and not records_operators()
+        if plan.kernel is not None and is_plain and forward_ad._current_level < 0:
+            return _run_kernel(plan.kernel, plan, inputs, weights, hx, need_output)
         return _run(layer, plan, inputs, weights, hx, pieces, need_output, need_states)
     except Exception as error:
         failed = error
@@ -179,18 +189,33 @@ def step(layer: Stack, x_t: Tensor, state: Any) -> tuple[Tensor, State] | None:
         return None
     weights = layer._weights()
     plan = plan_of(layer, weights, x_t, is_dense=True)
-    if plan.frozen is None or not plan.checks_late or plan.is_jit_traced:
+    if plan.kernel is None or plan.frozen is None or forward_ad._current_level >= 0:
         return None
-    if torch.is_autocast_enabled("cpu") or forward_ad._current_level >= 0:
-        return None
-    parts = (state,) if len(plan.state_sizes) == 1 else state
-    packed = plan.frozen.packed_for(weights)
+    parts, packed = (state,) if len(plan.state_sizes) == 1 else state, plan.frozen.packed_for(weights)
     if not packed or not isinstance(parts, tuple | list):
         return None
     leave_lost_threads()
-    own = find_layer(plan.cell.name, layer.input_size, plan.state_sizes, 1, weights[0].input.dtype)
-    result = own.step(x_t, tuple(parts), weights[0], packed[0])
-    return None if result is None else (result[0], one_or_tuple(result[1]))
+    offsets = offsets_of_steps(x_t.shape[0] if x_t.dim() == 2 else 1)
+    tensors = (x_t, *parts, *weights[0])
+    result = plan.kernel.try_forward(offsets, tensors, need_output=True, save=False, need_c=False, packed=packed[0])
+    return None if result is None else (cast(Tensor, result.output), one_or_tuple(result.final))
+
+
+def _run_kernel(
+    kernel: Layer, plan: CallPlan, inputs: Inputs, weights: tuple[Any, ...], hx: Any, need_output: bool
+) -> tuple[Any, Any]:
+    """As :func:`_run`, of a call that is one layer of the cpu kernels."""
+    batch, restore = inputs.flat or inputs.flattened()
+    state = () if hx is None else _parts_of(plan, inputs, hx)
+    own = weights[0] if plan.directions == 1 else (*weights[0], *weights[1])
+    packed = plan.frozen.packed_for(weights) if plan.frozen is not None else ()
+    leave_lost_threads()
+    output, final, _ = run_layer(
+        kernel, batch._offsets, (batch._values, *state, *own), need_output, packed=packed[0] if packed else None
+    )
+    if not inputs.is_batched:
+        final = tuple([part.squeeze(1) for part in final])
+    return None if output is None else restore(output), final if len(final) > 1 else final[0]
 
 
 def _run(
