@@ -108,7 +108,7 @@ template <int ROWS, int VECTORS, class S> void multiply_tile(const Product<typen
 #pragma GCC unroll 8
       for (int v = 0; v < VECTORS; v++) {
         weight[v] = load(panel + v * width);
-        __builtin_prefetch(panel + (ahead * VECTORS + v) * width);
+        if (v * vector_bytes % 64 == 0) __builtin_prefetch(panel + (ahead * VECTORS + v) * width);  // once per line
       }
 #pragma GCC unroll 8
       for (int r = 0; r < ROWS; r++) {

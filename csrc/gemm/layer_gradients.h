@@ -45,8 +45,8 @@ template <class S> class LayerGradients {
   using V = Vec<A>;
   using Direction = DirectionGradients<S>;
   static constexpr int width = Lanes<A>::width;
-  static constexpr int unit_rows = tuning::unit_tiles * tile_rows;  // rows of a result in one piece of work
-  static constexpr int64_t part_depth = tuning::part_depth;  // of elements or gates
+  static constexpr int unit_rows = tuning::unit_rows;  // of a result in one piece of work
+  static constexpr int64_t part_depth = registers == 32 ? tuning::part_depth : tuning::part_depth_narrow;
   static constexpr bool widens = sizeof(S) != sizeof(A);
   static constexpr int most_outers = 4, most_terms = 2, most_factors = 3;
 
@@ -239,27 +239,37 @@ template <class S> class LayerGradients {
   }
 
     // One panel of the columns of rows [begin, end), at most unit_rows. Sums are stored between two parts of k, so
-    // that the parts of both factors stay in the nearest cache for all rows.
+    // that the parts of both factors stay in the caches for all rows: in the result itself if it has room for whole
+    // vectors and nothing else is added.
   template <class To> void multiply_rows(const Task<To>& task, int64_t panel, int64_t begin, int64_t end) const {
-    alignas(64) A memory[unit_rows][panel_vectors * width] = {};
-    static constexpr int64_t places[panel_vectors] = {0, width, 2 * width, 3 * width};
+    alignas(64) A memory[unit_rows][panel_vectors * width];
+    static constexpr int64_t places[panel_vectors] = {0, width, 2 * width, 3 * width}, at_zero[panel_vectors] = {};
+    static constexpr A zeros[width] = {};
     const int vectors = task.right[0].units_in(panel), count = (int)(end - begin);
     const int64_t columns = task.right[0].columns, first = panel * task.right[0].panel_columns();
+    auto row_of = [&](int r) { return task.to + (task.place ? task.place[begin + r] : begin + r) * columns; };
     auto each_vector = [&](auto&& use) {
       for (int r = 0; r < count; r++)
         for (int64_t column = first; column < columns && column < first + vectors * width; column += width)
-          use(memory[r] + column - first, task.to + (task.place ? task.place[begin + r] : begin + r) * columns + column,
+          use(memory[r] + column - first, row_of(r) + column,
               (int)(columns - column < width ? columns - column : width));
     };
-    if (task.adds) each_vector([](A* sum, const To* there, int n) { store(sum, load(there, n)); });
-    for (const S* passed : task.passed)
-      if (passed)
-        each_vector([&](A* sum, const To* there, int n) {
-          store(sum, load((const A*)sum) + load(passed + (there - task.to), n));
-        });
-    const A* rows[unit_rows];
+    const bool in_place = sizeof(To) == sizeof(A) && task.terms > 0 && task.right[0].depth > 0 && !task.passed[0] &&
+                          !task.passed[1] && first + vectors * width <= columns;
+    bool from_zero = in_place && !task.adds;
+    if (!in_place) {
+      memset((void*)memory, 0, count * sizeof memory[0]);
+      if (task.adds) each_vector([](A* sum, const To* there, int n) { store(sum, load(there, n)); });
+      for (const S* passed : task.passed)
+        if (passed)
+          each_vector([&](A* sum, const To* there, int n) {
+            store(sum, load((const A*)sum) + load(passed + (there - task.to), n));
+          });
+    }
+    const A *rows[unit_rows], *start[tile_rows];
     A* to[unit_rows];
-    for (int r = 0; r < count; r++) to[r] = memory[r];
+    for (int r = 0; r < count; r++) to[r] = in_place ? (A*)row_of(r) + first : memory[r];
+    for (int r = 0; r < tile_rows; r++) start[r] = zeros;
     for (int term = 0; term < task.terms; term++) {
       const Panels<S>& right = task.right[term];
       for (int64_t k = 0; k < right.depth; k += part_depth) {
@@ -267,12 +277,14 @@ template <class S> class LayerGradients {
         for (int r = 0; r < count; r++) rows[r] = task.left[term] + (begin + r) * task.row_step + k * task.step;
         for (int r = 0, size; r < count; r += size) {
           size = next_tile(count - r);
-          multiply<A>(size, vectors, {rows + r, right.at(panel) + k * vectors * width, depth, to + r, places, to + r,
-                                      places, task.step});
+          multiply<A>(size, vectors, {rows + r, right.at(panel) + k * vectors * width, depth,
+                                      from_zero ? start : to + r, from_zero ? at_zero : places, to + r, places,
+                                      task.step});
         }
+        from_zero = false;
       }
     }
-    each_vector([](const A* sum, To* there, int n) { store(there, load(sum), n); });
+    if (!in_place) each_vector([](const A* sum, To* there, int n) { store(there, load(sum), n); });
   }
 
     // The gradients of biases, for the panel's columns of the gates from `first`.

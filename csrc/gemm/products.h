@@ -37,14 +37,15 @@ template <class Cell, class A> struct PanelPlace {
   static constexpr int slot_size = Cell::unit_vectors * width;
   int64_t unit;   // index of the panel's first unit
   int64_t chunk;  // begin of the panel's part of a row
-  int units;      // number of vectors of units
+  int units;      // number of vectors of units: a constant for most cells, so that tiles need no divisions
   const A* bias;
   int64_t bias_stride;
   int64_t of_input[panel_vectors], of_bias[panel_vectors];  // positions of each vector of the panel and of its bias
 
   template <class S> PanelPlace(const Panels<S>& panels, const A* biases, int64_t panel)
-      : unit(panel * panels.panel_columns()), chunk(unit * Cell::slots), units(panels.units_in(panel)),
-        bias(biases + unit), bias_stride(panels.padded_columns()) {
+      : unit(panel * panels.panel_columns()), chunk(unit * Cell::slots),
+        units(Cell::unit_vectors == 1 ? 1 : panels.units_in(panel)), bias(biases + unit),
+        bias_stride(panels.padded_columns()) {
     for (int v = 0; v < Cell::gates * units; v++) {
       of_bias[v] = v / units * bias_stride + v % units * width;
       of_input[v] = v / units * slot_size + v % units * width;

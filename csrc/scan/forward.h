@@ -263,7 +263,9 @@ template <class Cell, class S> class ForwardScan {
                              const A* const* prepared) {
     int64_t unit = sums.unit + u * width;
     int count = count_at(unit);
-    V last[finished_rows] = {}, save[finished_rows][Cell::saved + 1], c[finished_rows];
+    V last[finished_rows], save[finished_rows][Cell::saved + 1], c[finished_rows];
+#pragma GCC unroll 8
+    for (V& row : last) row = V{};  // for an initialiser GCC calls a slow string instruction
     constexpr int together = registers == 32 ? 2 : 1;
     int r = 0;
     for (; r + together <= size; r += together)

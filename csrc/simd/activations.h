@@ -88,6 +88,20 @@ template <class A, int N> RAGLANE_INLINE void exp(Vec<A>* x) {
   RAGLANE_EACH x[i] = whole(s, i);
 }
 
+// first * 2^n for a normal result: the low bits of `shifted` are added to the exponent.
+template <class A, int N> RAGLANE_INLINE Vec<A> raised(A first, const Split<A, N>& s, int i) {
+  using I = typename Lanes<A>::integer;
+  return (Vec<A>)((I)splat<Vec<A>>(first) + ((I)s.shifted[i] << Reduction<A>::mantissa));
+}
+
+// exp(x) for x <= 0, including denormal results: as a normal number, whose product with a constant rounds.
+template <class A, int N> RAGLANE_INLINE Vec<A> at_most_one(const Split<A, N>& s, int i) {
+  if constexpr (vector_bytes == 64 && sizeof(A) == 4) return whole(s, i);  // an instruction of AVX-512
+  constexpr A large = sizeof(A) == 4 ? 0x1p64 : 0x1p512;
+  Vec<A> power = raised(large, s, i);
+  return fma(s.tail[i], power, power) * (1 / large);
+}
+
 // The sign bit of every entry.
 template <class A> RAGLANE_INLINE typename Lanes<A>::integer sign_bit() {
   return (typename Lanes<A>::integer){} + (sizeof(A) == 4 ? INT32_MIN : INT64_MIN);
@@ -108,12 +122,12 @@ template <class A, int SIGMOIDS, int TANHS> RAGLANE_INLINE void squash(Vec<A>* x
   RAGLANE_EACH y[i] = i < SIGMOIDS ? at_least(R::lowest, below_zero<A>(x[i]))
                                    : at_least(-R::tanh_end, below_zero<A>(x[i])) * (A)2;
   Split<A, N> s = split<A, N>(y);
-  RAGLANE_EACH y[i] = i < SIGMOIDS ? whole(s, i) : power_of_two<A>(s.integer(i));
-  // exp(-|x|) or 1 over exp(-|x|) + 1; exp(-2 |x|) - 1 over exp(-2 |x|) + 1, which is -tanh(|x|)
-  RAGLANE_EACH t[i] = i >= SIGMOIDS ? fma(y[i], s.tail[i], y[i] - (A)1) : x[i] < (A)0 ? y[i] : splat<V>((A)1);
-  RAGLANE_EACH y[i] = i < SIGMOIDS ? y[i] + (A)1 : t[i] + (A)2;
+  RAGLANE_EACH y[i] = i < SIGMOIDS ? at_most_one(s, i) : raised((A)1, s, i);
+  // exp(-|x|) or 1 over exp(-|x|) + 1; 1 - exp(-2 |x|) over exp(-2 |x|) + 1, which is tanh(|x|)
+  RAGLANE_EACH t[i] = i >= SIGMOIDS ? fnma(y[i], s.tail[i], (A)1 - y[i]) : (I)x[i] < 0 ? y[i] : splat<V>((A)1);
+  RAGLANE_EACH y[i] = i < SIGMOIDS ? y[i] + (A)1 : (A)2 - t[i];
   quotient<N>(t, y);
-  RAGLANE_EACH x[i] = i < SIGMOIDS ? t[i] : (V)(((I)t[i] & ~sign_bit<A>()) | ((I)x[i] & sign_bit<A>()));
+  RAGLANE_EACH x[i] = i < SIGMOIDS ? t[i] : (V)((I)t[i] | ((I)x[i] & sign_bit<A>()));
 }
 
 template <class A> RAGLANE_INLINE Vec<A> sigmoid(Vec<A> x) {
