@@ -1,7 +1,11 @@
-"""Tests that no operation on a Ragged waits for the device; CUDA graphs, streams, and other dtypes."""
+"""Tests that no operation on a Ragged waits for the device; CUDA graphs, streams, sanitizers, and other dtypes."""
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -21,6 +25,9 @@ __all__ = ["PART"]
 _LENGTHS, _D, _H = [5, 0, 9, 1, 7, 7], 12, 16
 # The tolerance relative to the largest number, against float64.
 _ALLOWED = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.02}
+
+# Cells of the sanitizer, and the most seconds of each of its tools.
+_SANITIZED, _PATIENCE = ("LSTM", "LayerNormGRU", "SRU"), 60.0
 
 Call = Callable[[], Any]
 """A function that returns a tensor, a Ragged, or several of them."""
@@ -201,6 +208,27 @@ def _captured(context: Context, name: str) -> Row:
     return {"capture": "equal"}
 
 
+def _sanitized(context: Context, tool: str) -> Row:
+    """Run small calls of printed kernels, with resets, forward and backward, under a tool of compute-sanitizer."""
+    if context.device.type != "cuda":
+        raise NotHereError("a GPU")
+    sanitizer = shutil.which("compute-sanitizer") or shutil.which("/usr/local/cuda/bin/compute-sanitizer")
+    if sanitizer is None:
+        raise NotHereError("compute-sanitizer of CUDA")
+    sizes = f"({_D}, {_H}), torch.device('cuda'), torch.float32, backend='triton'"
+    code = "import torch; from on_device.layers import build\n"
+    code += f"for name in {_SANITIZED}: build(name, {sizes}).prepare(resets=True)"
+    command = [sanitizer, "--tool", tool, "--error-exitcode", "9", sys.executable, "-c", code]
+    own = {**os.environ, "PYTHONPATH": os.pathsep.join(part for part in sys.path if part)}
+    patience = max(1.0, min(_PATIENCE, context.left()))
+    try:
+        done = subprocess.run(command, env=own, capture_output=True, text=True, check=False, timeout=patience)
+    except subprocess.TimeoutExpired:
+        raise NotHereError(f"more time than {patience:.0f} s") from None
+    told = done.stdout + done.stderr
+    return {"errors": "none"} if done.returncode == 0 else {"fault": f"{tool}: {told.strip()[-2000:]}"}
+
+
 def _on_a_stream(context: Context, name: str) -> Row:
     """Compare a layer on a separate stream, forward and backward, with the default stream."""
     if context.device.type != "cuda":
@@ -244,6 +272,8 @@ def _items(context: Context) -> Iterator[Item]:
     given = Given(context.device)
     for name, make in _questions(given):
         yield Item(name, partial(_ask, context, make, given.values))
+    for tool in ("racecheck", "memcheck"):
+        yield Item(tool, partial(_sanitized, context, tool))
     for name in LAYERS:
         yield Item(f"graph of {name}", partial(_captured, context, name))
         yield Item(f"stream with {name}", partial(_on_a_stream, context, name))

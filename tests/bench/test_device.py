@@ -11,7 +11,7 @@ from typing import Any
 import device as device_script
 import pytest
 import torch
-from on_device import speed, suite
+from on_device import speed, suite, waits
 from on_device.base import BrokenError, Context, Item, NotHereError, Part, Record, play
 
 from scripts import Script
@@ -28,6 +28,16 @@ def _context(call: str = "now", seconds: float = 60) -> Context:
 
 def _part(*items: Item) -> Part:
     return Part("some", "what?", lambda _: items, lambda rows: [f"{len(rows)} rows"])
+
+
+@pytest.mark.parametrize(("code", "expected"), [(0, {"errors": "none"}), (9, {"fault": "racecheck: a hazard"})])
+def test_the_sanitizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, expected: dict[str, str]) -> None:
+    """A tool in its place compiles the code that it is given."""
+    tool = tmp_path / "compute-sanitizer"
+    tool.write_text(f"#!/bin/sh\n\"$5\" -c \"compile('''$7''', '', 'exec')\" || exit 1\necho a hazard\nexit {code}\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert waits._sanitized(replace(_context(), device=torch.device("cuda")), "racecheck") == expected
 
 
 def test_a_rehearsal(tmp_path: Path, script: Script) -> None:

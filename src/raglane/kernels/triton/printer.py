@@ -23,7 +23,7 @@ from raglane.programs.program import Program
 
 # The rows of an instance by the most numbers of a row that are alive together: so that a step of 8 warps spills no
 # register for 128 units of any cell here, with at most 168 registers for up to 5,500 such numbers.
-_ROWS = {8: 1440, 4: 2688, 2: 8192}
+_ROWS = {8: 1440, 4: 2688, 2: 10400}
 _MOST_LIVE, _REGISTERS = 5500, 168
 # Without a loop, and with few numbers, an instance has more rows; with few numbers altogether, half of the warps.
 _FEW_LIVE, _MANY_ROWS = 640, 32
