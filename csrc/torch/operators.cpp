@@ -9,10 +9,12 @@
 
 #include <cstddef>
 #include <cstring>
+#include <memory>
 #include <optional>
 #include <stdexcept>
 #include <string>
 #include <tuple>
+#include <type_traits>
 #include <vector>
 
 #include "raglane.h"
@@ -146,7 +148,10 @@ class Layer {
             tensor.device().type() == DeviceType::CPU;
     for (int64_t place = 0; fits && place < shape.dims; place++) fits = sizes[place] == shape.sizes[place];
     if (!fits) return nullptr;
-    if (!tensor.is_contiguous()) return read(torch::stable::contiguous(tensor), shape, type);
+    if (!tensor.is_contiguous()) {
+      fits = has_all_numbers(tensor);
+      return fits ? read(torch::stable::contiguous(tensor), shape, type) : nullptr;
+    }
     // A view of its own keeps the storage alive.
     AtenTensorHandle handle;
     const Strides strides(shape);
@@ -162,8 +167,9 @@ class Layer {
 
   // A new tensor, and its address.
   void* write(std::vector<Tensor>& results, const Shape& shape) {
-    results.push_back(empty(shape, dtype));
-    return results.back().data_ptr();
+    void* address = results.emplace_back(empty(shape, dtype)).data_ptr();
+    if (call.flags & RAGLANE_POISON) std::memset(address, 0xff, shape.count() * width_of(dtype));
+    return address;
   }
   void* scratch(const Shape& shape) { return write(held_, shape); }
 
@@ -179,6 +185,14 @@ class Layer {
   Weight weights_[5];
   size_t each_ = 0, begin_ = 0;
   bool is_step_;
+
+  // True if the storage contains the last number of a tensor of any strides.
+  static bool has_all_numbers(const Tensor& tensor) {
+    int64_t bytes, last = tensor.storage_offset();
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_storage_size(tensor.get(), &bytes));
+    for (int64_t place = 0; place < tensor.dim(); place++) last += (tensor.size(place) - 1) * tensor.stride(place);
+    return bytes >= (last + 1) * (int64_t)tensor.element_size();
+  }
 
   static void require_ok(int32_t status, const char* message) {
     if (status != RAGLANE_OK) refuse(message);
@@ -360,34 +374,51 @@ std::tuple<Tensor, Tensor, Tensor> layer(std::string cell, Tensor values, Tensor
   return {results[0], results[1], results.size() > 2 ? results[2] : empty(Shape(0), values.scalar_type())};
 }
 
-}  // namespace
-
-STABLE_TORCH_LIBRARY_FRAGMENT(raglane, m) {
-  m.def("forward(Tensor head, Tensor offsets, Tensor values, Tensor?[] parts, Tensor? packed, bool need_output,"
-        " bool save, bool need_c) -> Tensor[]");
-  m.def("backward(Tensor head, Tensor offsets, Tensor values, Tensor?[] parts, Tensor?[] saved, bool[] needed,"
-        " bool over_gates, bool over_c) -> Tensor[]");
-  m.def("layer(str cell, Tensor values, Tensor offsets, Tensor h, Tensor? c, Tensor?[] weights)"
-        " -> (Tensor, Tensor, Tensor)");
-}
-
-STABLE_TORCH_LIBRARY_IMPL(raglane, CPU, m) {
-  m.impl("forward", TORCH_BOX(&forward));
-  m.impl("backward", TORCH_BOX(&backward));
-  m.impl("layer", TORCH_BOX(&layer));
-}
-
 // Tensors whose numbers are not those of their memory: negative views, zeros that were never written, and wrappers.
 template <auto function> struct Refused;
-template <class... Args, std::vector<Tensor> (*function)(Args...)> struct Refused<function> {
-  static std::vector<Tensor> call(Args...) { return {}; }
-};
-
-#define RAGLANE_REFUSE(KEY)                                                  \
-  STABLE_TORCH_LIBRARY_IMPL(raglane, KEY, m) {                               \
-    m.impl("forward", TORCH_BOX(&Refused<&forward>::call));                  \
-    m.impl("backward", TORCH_BOX(&Refused<&backward>::call));                \
+template <class Result, class... Args, Result (*function)(Args...)> struct Refused<function> {
+  static Result call(Args...) {
+    if constexpr (std::is_same_v<Result, std::vector<Tensor>>) return {};
+    refuse("a tensor's numbers are not those of its memory");
   }
-RAGLANE_REFUSE(Negative)
-RAGLANE_REFUSE(ZeroTensor)
-RAGLANE_REFUSE(Python)
+};
+constexpr const char* refused[] = {"Negative", "ZeroTensor", "FuncTorchGradWrapper", "Python"};
+
+// A second copy of this library in a process, such as that of a packaged model, registers nothing.
+class Registration {
+ public:
+  Registration() {
+    try {
+      StableLibrary& names = add(StableLibrary::Kind::FRAGMENT, nullptr);
+      names.def("forward(Tensor head, Tensor offsets, Tensor values, Tensor?[] parts, Tensor? packed, bool need_output,"
+                " bool save, bool need_c) -> Tensor[]");
+      names.def("backward(Tensor head, Tensor offsets, Tensor values, Tensor?[] parts, Tensor?[] saved, bool[] needed,"
+                " bool over_gates, bool over_c) -> Tensor[]");
+      names.def("layer(str cell, Tensor values, Tensor offsets, Tensor h, Tensor? c, Tensor?[] weights)"
+                " -> (Tensor, Tensor, Tensor)");
+      StableLibrary& cpu = add(StableLibrary::Kind::IMPL, "CPU");
+      cpu.impl("forward", TORCH_BOX(&forward));
+      cpu.impl("backward", TORCH_BOX(&backward));
+      cpu.impl("layer", TORCH_BOX(&layer));
+      for (const char* key : refused) {
+        StableLibrary& other = add(StableLibrary::Kind::IMPL, key);
+        other.impl("forward", TORCH_BOX(&Refused<&forward>::call));
+        other.impl("backward", TORCH_BOX(&Refused<&backward>::call));
+      }
+      // Models reach this one by tracing too, whose tensors are wrappers.
+      add(StableLibrary::Kind::IMPL, "Negative").impl("layer", TORCH_BOX(&Refused<&layer>::call));
+    } catch (const std::exception&) {
+      libraries_.clear();
+    }
+  }
+
+ private:
+  using StableLibrary = torch::stable::detail::StableLibrary;
+  std::vector<std::unique_ptr<StableLibrary>> libraries_;
+
+  StableLibrary& add(StableLibrary::Kind kind, const char* key) {
+    return *libraries_.emplace_back(std::make_unique<StableLibrary>(kind, "raglane", key, __FILE__, __LINE__));
+  }
+} registration;
+
+}  // namespace

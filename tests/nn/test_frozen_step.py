@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import raglane as rl
-from raglane.errors import ShapeError
+from raglane.errors import ArgumentTypeError, ShapeError
 from raglane.native.library import operators
 from raglane.nn.recurrent import call
 
@@ -132,6 +132,8 @@ def test_inputs_of_any_layout(change: Callable[[Tensor], Tensor]) -> None:
     [
         (torch.zeros(3, 4), None),
         (torch.zeros(3, 5).double(), None),
+        (torch.zeros(3, 5), ()),
+        (torch.zeros(3, 5), (torch.zeros(1, 3, 17),)),
         (torch.zeros(3, 5), (torch.zeros(1, 2, 17), torch.zeros(1, 3, 17))),
         (torch.zeros(3, 5), (torch.zeros(1, 3, 17), torch.zeros(1, 3, 16))),
         (torch.zeros(3, 5), (torch.zeros(1, 4, 17), torch.zeros(1, 4, 17))),
@@ -143,7 +145,7 @@ def test_wrong_tensors(x_t: Tensor, state: Any) -> None:
     layer, right, own = frozen()
     with torch.no_grad():
         layer.step(right, own)
-        with pytest.raises(ShapeError):
+        with pytest.raises((ShapeError, ArgumentTypeError)):
             layer.step(x_t, own if state is None else state)
 
 

@@ -312,6 +312,27 @@ def test_one_row_or_none_says_nothing_about_more(rows: int) -> None:
     torch.testing.assert_close(layer(given)[0].values, wanted)
 
 
+@pytest.mark.parametrize("kind", [rl.nn.LSTM, rl.nn.QRNN, rl.nn.SRU])
+def test_backward_overwrites_nothing_that_a_call_returned(kind: Any) -> None:
+    given, layer = batch(), kind(5, 7)
+    out, _, states = layer(given, return_states=True)
+    c = states[0][1].values.detach()
+    weight, before = torch.ones(7, requires_grad=True), c.clone()
+    product = (c * weight).sum()
+    out.values.sum().backward()
+    assert c.equal(before)
+    product.backward()
+    torch.testing.assert_close(weight.grad, before.sum(0))
+
+
+def test_a_weight_of_other_strides_that_lost_its_memory() -> None:
+    layer = rl.nn.GRU(5, 16)
+    layer.weight_ih_l0 = nn.Parameter(torch.randn(5, 48).t())
+    layer.weight_ih_l0.untyped_storage().resize_(100)
+    with pytest.raises(ShapeError, match=r"weight_ih_l0 must be a tensor whose storage has 960 bytes"):
+        layer(batch())
+
+
 def test_negative_views() -> None:
     """Memory with the opposite sign of the numbers."""
     layer, given = lstm("cpu"), batch()

@@ -114,7 +114,7 @@ def run_layer(
         apply = _Recurrence.apply if result is None else _apply
         output, *rest = apply(layer, result, offsets, need_c, depth, *tensors)  # type: ignore[no-untyped-call]
         c_states = rest.pop() if need_c else None
-        return output, tuple(rest), c_states
+        return output if need_output else None, tuple(rest), c_states
     if result is None:
         admitted = layer.admit(offsets, tensors, depth)
         result = layer.forward(admitted, need_output=need_output, save=False, need_c=need_c, packed=packed)

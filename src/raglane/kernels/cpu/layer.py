@@ -24,6 +24,7 @@ weights of the cell's ``weights_type``, direction after direction, with None for
 Grads = tuple[Tensor | None, ...]
 """Gradients of :data:`Tensors`, in that order; None for those that are not needed."""
 
+_MOST_STEPS = 4096  # sequences of a step with cached offsets
 _HEAD = "abi", "isa", "cell", "dtype", "flags", "threads", "directions"
 # Fields that backward reads in addition to those of forward.
 _READ = "output", "gates", "c_states", "grad_output", "grad_c_states", "grad_final_h", "grad_final_c"
@@ -157,9 +158,9 @@ class Layer(ABC):
         _, head = self._head(self.dtype if packed is None else self._weights_dtype(packed.dtype))
         # The caller records the call; torch's operators for autograd would warn of one that does not.
         records = save and torch.is_grad_enabled()
-        if records:
-            torch._C._set_grad_enabled(False)
         try:
+            if records:
+                torch._C._set_grad_enabled(False)
             parts = run[0](head, offsets, tensors[0], tensors[1:], packed, need_output, save, need_c)
         except NO_MEMORY:
             return None
@@ -292,9 +293,12 @@ class Layer(ABC):
         if not found and any(needed):
             return None
         if overwrite:
-            spend(saved.gates, saved.c_states)
+            spend(saved.gates)
+        if over_c:
+            spend(saved.c_states)
         results = iter(found)
-        return tuple([next(results) if is_needed else None for is_needed in needed])
+        pairs = zip(tensors, needed, strict=True)
+        return tuple([next(results) if is_needed and part is not None else None for part, is_needed in pairs])
 
     @abstractmethod
     def _backward(self, call: BackwardCall) -> Grads:
@@ -342,9 +346,13 @@ def find_layer(*key: Any) -> Layer:
 
 
 @lru_cache(maxsize=64)
-def offsets_of_steps(batch: int) -> Tensor:
-    """Return the offsets of sequences of one element."""
+def _few_offsets(batch: int) -> Tensor:
     return torch.arange(batch + 1, device="cpu")
+
+
+def offsets_of_steps(batch: int) -> Tensor:
+    """Return the offsets of sequences of one element; those of few sequences are kept."""
+    return _few_offsets(batch) if batch <= _MOST_STEPS else torch.arange(batch + 1, device="cpu")
 
 
 def layer_of(

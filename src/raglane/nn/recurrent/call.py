@@ -13,7 +13,7 @@ from torch.nn.modules import module as _module
 from raglane._utils.checks import check_fits, check_storage
 from raglane._utils.tracing import are_transforms_active, is_jit_traced, records_operators
 from raglane.cells.spec import CellSpec
-from raglane.errors import ArgumentTypeError, DispatchError, ShapeError
+from raglane.errors import ArgumentTypeError, DispatchError, RaglaneError, ShapeError
 from raglane.kernels import dispatch, program
 from raglane.kernels.contract import Backend, Packed, Request, Traits, zero_state
 from raglane.kernels.cpu.backend import run_layer
@@ -192,13 +192,15 @@ def step(layer: Stack, x_t: Tensor, state: Any) -> tuple[Tensor, State] | None:
     if plan.kernel is None or plan.frozen is None or forward_ad._current_level >= 0:
         return None
     parts, packed = (state,) if len(plan.state_sizes) == 1 else state, plan.frozen.packed_for(weights)
-    if not packed or not isinstance(parts, tuple | list):
+    if not packed or not isinstance(parts, tuple | list) or len(parts) != len(plan.state_sizes):
         return None
     leave_lost_threads()
     offsets = offsets_of_steps(x_t.shape[0] if x_t.dim() == 2 else 1)
-    tensors = (x_t, *parts, *weights[0])
-    result = plan.kernel.try_forward(offsets, tensors, need_output=True, save=False, need_c=False, packed=packed[0])
-    return None if result is None else (cast(Tensor, result.output), one_or_tuple(result.final))
+    try:
+        output, final, _ = run_layer(plan.kernel, offsets, (x_t, *parts, *weights[0]), packed=packed[0])
+    except RaglaneError:
+        return None  # the whole call names the layer's arguments
+    return cast(Tensor, output), one_or_tuple(final)
 
 
 def _run_kernel(
