@@ -99,11 +99,14 @@ def test_dead_wrappers_of_torch_func() -> None:
         left.append(given)
         return given.sum()
 
-    torch.func.grad(leave)(values)
+    torch.func.grad(leave)(values.requires_grad_())
     for requires_grad in (False, True):
         layer.requires_grad_(requires_grad)
         found = layer(rl.Ragged.from_flat(left[0], lengths=[3, 1]))[0].values
-        assert torch.equal(found, layer(rl.Ragged.from_flat(values, lengths=[3, 1]))[0].values)
+        wanted = layer(rl.Ragged.from_flat(values, lengths=[3, 1]))[0].values
+        assert torch.equal(found, wanted)
+        gradients = [torch.autograd.grad(out.sum(), values)[0] for out in (found, wanted)]
+        assert torch.equal(*gradients)
 
 
 # ---- uses of layers -----------------------------------------------------------------------------------------------
