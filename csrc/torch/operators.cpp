@@ -78,8 +78,10 @@ class Layer {
   Layer(const Tensor& head, const Tensor& offsets, const Tensor& values, const Parts& parts, bool has_packed = false) {
     std::memset(&call, 0, sizeof call);
     const void* fields = read(head, {head_size}, ScalarType::Long);
-    if (!fields) refuse("the kernels are of another version");
-    std::memcpy(&call, fields, sizeof(int64_t) * head_size);
+    if (fields) std::memcpy(&call, fields, sizeof(int64_t) * head_size);
+    // The struct's layout is that of the header that this file was compiled with.
+    if (call.abi != RAGLANE_ABI || raglane_abi() != RAGLANE_ABI)
+      refuse("the kernels are of another version; reinstall raglane");
     char message[256] = "";
     require_ok(raglane_describe_cell(call.cell, &facts, message, sizeof message), message);
     dtype = dtype_of(call.dtype);
@@ -345,7 +347,6 @@ int64_t number_of(const std::string& cell) {
 // Output (N, K * P), final h (K, B, P), final c (K, B, H), which is empty for cells without c.
 std::tuple<Tensor, Tensor, Tensor> layer(std::string cell, Tensor values, Tensor offsets, Tensor h,
                                          std::optional<Tensor> c, Parts weights) {
-  if (raglane_abi() != RAGLANE_ABI) refuse("the kernels are of another version; build the operators anew");
   if (values.dim() != 2 || offsets.dim() != 1 || offsets.sizes()[0] < 1 || h.dim() != 3 || (c.has_value() && c->dim() != 3))
     refuse("values (N, D), offsets (B + 1), h (K, B, P) and c (K, B, H) are required");
   const int64_t state = h.sizes()[2];

@@ -235,7 +235,7 @@ def operators() -> Any:
     path = location()
     path = path and path.with_name(f"libraglane_torch{path.suffix}")
     try:
-        if path is None or not path.is_file() or library().handle.raglane_abi() != ABI:
+        if path is None or not path.is_file():
             return None
         if not hasattr(torch.ops.raglane, "forward"):  # a program may have loaded a copy
             torch.ops.load_library(str(path))
