@@ -85,7 +85,9 @@ template <class S, class V> RAGLANE_INLINE V multiply_add(V a, V b, V c) {
   return fma(a, b, c);
 }
 
-template <int ROWS, int VECTORS, class S> void multiply_tile(const Product<typename Arithmetic<S>::type>& product) {
+// STRIDED: the rows' numbers are not contiguous, so they are prefetched here.
+template <int ROWS, int VECTORS, class S, bool STRIDED>
+void multiply_tile(const Product<typename Arithmetic<S>::type>& product) {
   if constexpr (in_bytes<S>) return multiply_bytes<ROWS, VECTORS>(product);
   using A = typename Arithmetic<S>::type;
   using V = Vec<A>;
@@ -118,6 +120,7 @@ template <int ROWS, int VECTORS, class S> void multiply_tile(const Product<typen
       }
     } else {  // few registers: keep the rows' values, and one weight at a time
       V x[ROWS];
+      if constexpr (STRIDED) __builtin_prefetch(row[ROWS - 1] + (k + tuning::rows_ahead) * step);
 #pragma GCC unroll 8
       for (int r = 0; r < ROWS; r++) x[r] = splat_at(row[r] + k * step);
 #pragma GCC unroll 8
@@ -136,14 +139,16 @@ template <int ROWS, int VECTORS, class S> void multiply_tile(const Product<typen
 }
 
 // The same for 1 to tile_rows rows and 1 to panel_vectors vectors, known at run time; S is the operands' storage type.
-template <class S> inline void multiply(int rows, int vectors, const Product<typename Arithmetic<S>::type>& product) {
+template <class S, bool STRIDED = false>
+inline void multiply(int rows, int vectors, const Product<typename Arithmetic<S>::type>& product) {
 #if defined(RAGLANE_TILES)
   return multiply_in_tiles(rows, vectors, product);
 #else
   using Kernel = void (*)(const Product<typename Arithmetic<S>::type>&);
   static constexpr Kernel kernels[6][panel_vectors] = {
 #define RAGLANE_ROW(n) \
-  { multiply_tile<n, 1, S>, multiply_tile<n, 2, S>, multiply_tile<n, 3, S>, multiply_tile<n, 4, S> }
+  { multiply_tile<n, 1, S, STRIDED>, multiply_tile<n, 2, S, STRIDED>, multiply_tile<n, 3, S, STRIDED>, \
+    multiply_tile<n, 4, S, STRIDED> }
       RAGLANE_ROW(1), RAGLANE_ROW(2), RAGLANE_ROW(3),
 #if RAGLANE_REGISTERS == 32
       RAGLANE_ROW(4), RAGLANE_ROW(5), RAGLANE_ROW(6),
@@ -249,19 +254,27 @@ template <class S> struct Panels {
       }
   }
 
-  // Pack one panel from a matrix (depth, columns), for one gate.
-  void pack_straight(const S* matrix, int64_t panel) { pack_straight(matrix, panel, columns); }
-  void pack_straight(const S* matrix, int64_t panel, int64_t row_stride) {
-    pack_rows([=](int64_t row) { return matrix + row * row_stride; }, panel);
+  // Pack panels [first, end) from a matrix (depth, columns), for one gate.
+  void pack_straight(const S* matrix, int64_t first, int64_t end) const { pack_straight(matrix, first, end, columns); }
+  void pack_straight(const S* matrix, int64_t first, int64_t end, int64_t row_stride) const {
+    pack_rows([=](int64_t row) { return matrix + row * row_stride; }, first, end);
   }
-    // The same for rows at any addresses: row(k), k < depth.
-  template <class Row> void pack_rows(Row&& at_row, int64_t panel) {
+    // The same for rows at any addresses, row(k), k < depth: some rows at a time for all panels, since a row's part for
+    // one panel is short.
+  template <class Row> void pack_rows(Row&& at_row, int64_t first, int64_t end) const {
+    constexpr int64_t at_once = 16;
+    for (int64_t begin = 0; begin < steps(); begin += at_once)
+      for (int64_t panel = first; panel < end; panel++)
+        pack_part(at_row, panel, begin, begin + at_once < steps() ? begin + at_once : steps());
+  }
+
+ private:
+  template <class Row> void pack_part(Row&& at_row, int64_t panel, int64_t begin, int64_t end) const {
     int in_panel = units_in(panel);
-    A* to = data + panel * panel_columns() * steps();
-    int64_t first = panel * panel_columns();
-    for (int64_t k = 0; k < steps(); k++)
+    A* to = (A*)at(panel) + begin * in_panel * width;
+    for (int64_t k = begin; k < end; k++)
       for (int unit = 0; unit < in_panel; unit++, to += width) {
-        int64_t column = first + unit * width;
+        int64_t column = panel * panel_columns() + unit * width;
         int count = (int)(columns - column < width ? columns - column : width);
         Vec<A> row[in_word];
 #pragma GCC unroll 2

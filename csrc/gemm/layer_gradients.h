@@ -104,8 +104,8 @@ template <class S> class LayerGradients {
         // Work is assigned piece by piece, so that each thread gets a part of every matrix.
     auto mine = [&] { return unit++ % threads == thread; };
     auto pack = [&](const Panels<S>& panels, auto&& at_row) {
-      for (int64_t panel = 0; panel < panels.count(); panel++)
-        if (mine()) Panels<S>(panels).pack_rows(at_row, panel);
+      const int64_t part = (thread + unit++) % threads;
+      panels.pack_rows(at_row, panels.count() * part / threads, panels.count() * (part + 1) / threads);
     };
     for (int d = 0; d < count_ && part_.first; d++)
       for (int i = 0; i < most_terms; i++)
@@ -277,9 +277,9 @@ template <class S> class LayerGradients {
         for (int r = 0; r < count; r++) rows[r] = task.left[term] + (begin + r) * task.row_step + k * task.step;
         for (int r = 0, size; r < count; r += size) {
           size = next_tile(count - r);
-          multiply<A>(size, vectors, {rows + r, right.at(panel) + k * vectors * width, depth,
-                                      from_zero ? start : to + r, from_zero ? at_zero : places, to + r, places,
-                                      task.step});
+          auto tile = registers == 16 && task.step > 1 ? multiply<A, true> : multiply<A, false>;
+          tile(size, vectors, {rows + r, right.at(panel) + k * vectors * width, depth, from_zero ? start : to + r,
+                               from_zero ? at_zero : places, to + r, places, task.step});
         }
         from_zero = false;
       }

@@ -33,7 +33,7 @@ template <class A> struct PackedWeight {
     own.data += panel / panels.count() * panels.size();
     panel %= panels.count();
     if (strides[2] == 1) own.pack_transposed(&matrix, panel, strides[1]);
-    else if (strides[1] == 1) own.pack_straight(matrix, panel, strides[2]);
+    else if (strides[1] == 1) own.pack_straight(matrix, panel, panel + 1, strides[2]);
     else pack_scattered(own, matrix, panel);
   }
 

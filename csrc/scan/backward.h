@@ -52,11 +52,11 @@ template <class Cell, class S> class BackwardScan {
     // The parts of work(), for a pass in rounds: once before all rounds,
   void prepare(int thread, int threads) {
     for (int d = 0; d < l_.directions; d++) {
-      for (int64_t panel = thread; panel < hidden_[d].count(); panel += threads)
-        hidden_[d].pack_straight((const S*)l_.weights[d].hidden, panel);
-      if (l_.projection_size)
-        for (int64_t panel = thread; panel < projection_[d].count(); panel += threads)
-          projection_[d].pack_straight((const S*)l_.weights[d].projection, panel);
+      auto pack = [&](const Panels<S>& panels, const void* weights) {
+        panels.pack_straight((const S*)weights, panels.count() * thread / threads, panels.count() * (thread + 1) / threads);
+      };
+      pack(hidden_[d], l_.weights[d].hidden);
+      if (l_.projection_size) pack(projection_[d], l_.weights[d].projection);
     }
     if (thread == threads - 1) pass_empty();
   }
