@@ -101,3 +101,15 @@ def test_registers_and_shared_memory_suffice(script: Script, name: str, architec
         assert registers <= 168
         assert spilled == 0
         assert shared <= SHARED[architecture]
+
+
+@slow
+@pytest.mark.parametrize("name", ["layernorm_lstm", "layernorm_gru", "slstm", "grud"])
+def test_values_wider_than_a_variable(script: Script, name: str) -> None:
+    """In parts, of which the last may have fewer columns."""
+    (errors,) = _interpreted(script, ("differences", name, False, 131))
+    assert max(errors) < 2e-5
+    for units in (160, 250):
+        for registers, spilled, _ in _run(script, f"compiled([{name!r}], [90], {units})").values():
+            assert registers <= 255
+            assert spilled == 0

@@ -49,14 +49,14 @@ def layer_of(name: str, units: int = 0, **options: Any) -> Any:
     return build(name, units=units, **options)
 
 
-def differences(name: str, with_resets: bool) -> list[float]:
+def differences(name: str, with_resets: bool, units: int = 0) -> list[float]:
     """Return the largest errors of a layer in float32, relative to the largest number of the float64 reference.
 
     With resets, the steps of the kernel read them.
     """
     torch.manual_seed(0)
-    whole = layer_of(name, bidirectional=True)
-    narrow = layer_of(name, bidirectional=True).float()
+    whole = layer_of(name, units, bidirectional=True)
+    narrow = layer_of(name, units, bidirectional=True).float()
     narrow.load_state_dict(whole.state_dict())
     values, hx = torch.randn(sum(_LENGTHS), D, dtype=torch.float64), a_state(whole, len(_LENGTHS))
     states = hx if isinstance(hx, tuple) else (hx,)

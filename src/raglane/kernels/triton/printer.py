@@ -22,9 +22,10 @@ from raglane.programs.graph import Refused
 from raglane.programs.program import Program
 
 # The rows of an instance by the most numbers of a row that are alive together: so that a step of 8 warps spills no
-# register for 128 units of any cell here, with at most 168 registers for up to 5,500 such numbers.
+# register for up to 256 units of any cell here, for 128 units with at most 168 registers. More units would spill with
+# this limit.
 _ROWS = {8: 1440, 4: 2688, 2: 10400}
-_MOST_LIVE, _REGISTERS = 5500, 168
+_MOST_LIVE, _FEW_REGISTERS, _REGISTERS = 5500, 168, 255
 # Without a loop, and with few numbers, an instance has more rows; with few numbers altogether, half of the warps.
 _FEW_LIVE, _MANY_ROWS = 640, 32
 
@@ -46,7 +47,7 @@ class Kernel:
     rows: int  # of each instance
     blocks: int  # instances for the same rows: each runs other channels
     warps: int
-    registers: int | None  # at most, of each thread; None for as many as there are
+    registers: int  # at most, of each thread
 
 
 def kernel_of(program: Program, ascending: bool) -> Kernel:
@@ -73,7 +74,7 @@ def kernel_of(program: Program, ascending: bool) -> Kernel:
     blocks = 1
     if columns.channels:  # a thread for each sequence and channel
         blocks, warps = -(-columns.channels // CHANNELS), rows
-    registers = _REGISTERS if live <= _MOST_LIVE else None
+    registers = _FEW_REGISTERS if live <= _MOST_LIVE and not columns.is_cut else _REGISTERS
     tables = tuple(printer.instructions.tables)
     return Kernel(
         text, tuple(columns.before), columns.has_steps, 2 * rows * scratch, tables, rows, blocks, warps, registers
