@@ -75,10 +75,8 @@ def kernel_of(program: Program, ascending: bool) -> Kernel:
     if columns.channels:  # a thread for each sequence and channel
         blocks, warps = -(-columns.channels // CHANNELS), rows
     registers = _FEW_REGISTERS if live <= _MOST_LIVE and not columns.is_cut else _REGISTERS
-    tables = tuple(printer.instructions.tables)
-    return Kernel(
-        text, tuple(columns.before), columns.has_steps, 2 * rows * scratch, tables, rows, blocks, warps, registers
-    )
+    tables, scratch = tuple(printer.instructions.tables), (1 + columns.has_steps) * rows * scratch
+    return Kernel(text, tuple(columns.before), columns.has_steps, scratch, tables, rows, blocks, warps, registers)
 
 
 def _live(columns: Columns, ascending: bool) -> int:
@@ -160,7 +158,7 @@ class _Printer:
 
     def _body(self) -> list[str]:
         made, definitions = self.instructions, self.columns.definitions
-        half = "tl.program_id(0)"
+        half = "tl.program_id(0).to(tl.int64)"
         if self.columns.has_steps:
             half = f"(2 * {half} + t % 2)"
             made.lines += ["live = t < length", "at = begin + t" if self.ascending else "at = end - 1 - t"]
