@@ -158,15 +158,16 @@ class _Printer:
 
     def _body(self) -> list[str]:
         made, definitions = self.instructions, self.columns.definitions
-        half = "tl.program_id(0).to(tl.int64)"
         if self.columns.has_steps:
-            half = f"(2 * {half} + t % 2)"
             made.lines += ["live = t < length", "at = begin + t" if self.ascending else "at = end - 1 - t"]
         else:
             made.lines += ["live = valid", "at = row"]
         if self.scratch:
-            rows = f"tl.arange(0, {self.rows})[:, None] * {self.scratch}"
-            made.lines.append(f"local = scratch + {half} * {self.rows * self.scratch} + {rows}")
+            size, half = self.rows * self.scratch, "0"
+            if self.columns.has_steps:
+                size, half = 2 * size, f"t % 2 * {size}"
+            made.head.append(f"own = scratch + tl.program_id(0).to(tl.int64) * {size}")
+            made.lines.append(f"local = own + {half} + tl.arange(0, {self.rows})[:, None] * {self.scratch}")
         for place, _ in self.following:
             for low, high in definitions[place].parts():
                 made.sizes[variable(place, low)] = min(padded(high - low), made.widest)
