@@ -364,10 +364,12 @@ def _saved_memory(program: Forward, like: Tensor) -> dict[int, Tensor]:
     widths = {
         place: program.lowered.program.outputs[place][1] for node, place in program.saved.items() if node in program.own
     }
-    if len(widths) < 2 or not like.is_cpu:
+    if not widths or not like.is_cpu:
         return {}
-    whole = library.empty(like, like.shape[0], sum(widths.values()))
-    return dict(zip(widths, whole.split(list(widths.values()), 1), strict=True))
+    total = sum(widths.values())
+    stride = library.row_length(total)
+    whole = library.empty(like, like.shape[0], stride)
+    return dict(zip(widths, whole.split([*widths.values(), stride - total], 1), strict=False))
 
 
 class _Loop(torch.autograd.Function):
