@@ -231,7 +231,7 @@ def library() -> Library:
 
 @cache
 def operators() -> Any:
-    """Return torch's operators ``forward`` and ``backward`` of ``csrc/torch``; None if they are missing or refused."""
+    """Return the operators forward, backward and run_program of ``csrc/torch``; None if they are missing or refused."""
     path = location()
     path = path and path.with_name(f"libraglane_torch{path.suffix}")
     try:
@@ -239,7 +239,8 @@ def operators() -> Any:
             return None
         if not hasattr(torch.ops.raglane, "forward"):  # a program may have loaded a copy
             torch.ops.load_library(str(path))
-        return torch.ops.raglane.forward.default._op, torch.ops.raglane.backward.default._op
+        operators = torch.ops.raglane
+        return tuple([part.default._op for part in (operators.forward, operators.backward, operators.run_program)])
     except (OSError, RuntimeError, AttributeError):
         return None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -16,8 +16,7 @@ from raglane.programs.program import Kind
 from raglane.programs.trace import Trace
 
 
-@dataclass(frozen=True)
-class Wanted:
+class Wanted(NamedTuple):
     """The gradients that a backward pass receives, and those that it computes, in the order of the step's nodes."""
 
     given_output: bool
@@ -28,8 +27,7 @@ class Wanted:
     weights: tuple[bool, ...]
 
 
-@dataclass(frozen=True)
-class Fetch:
+class Fetch(NamedTuple):
     """Columns of every element, in an output of a program or in one of its inputs."""
 
     output: int  # -1 for an input

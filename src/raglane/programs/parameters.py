@@ -137,7 +137,7 @@ class ParameterOps:
         known = list(leaves)
         if self.moved is not None:
             made, count = [part.of(known) for part in self.moved], len(self.vectors)
-            return [part.reshape(-1) for part in made[:count]], made[count:]
+            return [part if part.dim() == 1 else part.reshape(-1) for part in made[:count]], made[count:]
         for call in self.calls:
             call.run(known)
         return [known[index].reshape(-1) for index in self.vectors], [known[index] for index in self.weights]
