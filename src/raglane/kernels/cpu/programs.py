@@ -260,7 +260,7 @@ def times(rows: Tensor, weight: Tensor) -> Tensor:
         rule = "a tensor (groups, width, depth), all above 0"
         raise ShapeError(message("weight", got, rule, "pass a tensor of that shape"))
     groups, width, depth = weight.shape
-    offsets = weight.new_tensor([0, rows.shape[0]], dtype=torch.int64)
+    offsets = torch.tensor([0, rows.shape[0]], dtype=torch.int64, device="cpu")
     outputs, _ = run(product_program(groups, width, depth), offsets=offsets, elements=[rows], weights=[weight])
     return outputs[0]
 

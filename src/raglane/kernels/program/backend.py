@@ -346,7 +346,7 @@ def _saved_memory(program: Forward, like: Tensor) -> dict[int, Tensor]:
     total = sum(widths.values())
     stride = library.row_length(total)
     whole = library.empty(like, like.shape[0], stride)
-    return dict(zip(widths, whole.split([*widths.values(), stride - total], 1), strict=False))
+    return dict(zip(widths, whole.split_with_sizes([*widths.values(), stride - total], 1), strict=False))
 
 
 class _Loop(torch.autograd.Function):
