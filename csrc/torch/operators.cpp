@@ -1,12 +1,13 @@
-// The layers of the kernels as operators of torch, in C++ from the arguments to the results.
+// The layers and programs of the kernels as operators of torch, in C++ from the arguments to the results.
 //
 // It uses only torch's stable ABI: the binary runs with torch 2.11 and every later version. `forward` and `backward` are
-// called by kernels/cpu/layer.py; `layer` by models that AOTInductor compiled, without Python. All tensors are checked
-// before the kernels get their addresses.
+// called by kernels/cpu/layer.py, `run_program` by kernels/cpu/programs.py, and `layer` by models that AOTInductor
+// compiled, without Python. All tensors are checked before the kernels get their addresses.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstring>
 #include <memory>
@@ -56,6 +57,57 @@ Tensor empty(const Shape& shape, ScalarType dtype) {
   return Tensor(handle);
 }
 
+int64_t width_of(ScalarType dtype) { return dtype == ScalarType::Double ? 8 : dtype == ScalarType::Float ? 4 : 2; }
+
+void require_ok(int32_t status, const char* message) {
+  if (status != RAGLANE_OK) refuse(message);
+}
+
+// The tensors of a call, and the storages that its addresses belong to, which another thread may replace.
+class Held {
+ public:
+  ScalarType dtype;
+  bool poisons = false;
+  bool fits = true;  // false if a tensor is not the call's, or the kernels cannot read it
+
+  bool is_like(const Tensor& tensor, const Shape& shape, ScalarType type) {
+    const auto sizes = tensor.sizes();
+    fits &= (int64_t)sizes.size() == shape.dims && tensor.scalar_type() == type &&
+            tensor.device().type() == DeviceType::CPU;
+    for (int64_t place = 0; fits && place < shape.dims; place++) fits = sizes[place] == shape.sizes[place];
+    return fits;
+  }
+
+  // The address of a tensor's numbers. A view of its own keeps the storage alive.
+  void* hold(const Tensor& tensor, const Shape& shape, const int64_t* strides) {
+    AtenTensorHandle handle;
+    TORCH_ERROR_CODE_CHECK(aoti_torch__reinterpret_tensor(tensor.get(), shape.dims, shape.sizes, strides, 0, &handle));
+    const Tensor& view = held_.emplace_back(handle);
+    void* address = view.data_ptr();
+    if (shape.count() == 0) return nullptr;
+    fits = address && has_all_numbers(view);
+    return address;
+  }
+
+  // A new tensor, and its address.
+  void* write(std::vector<Tensor>& results, const Shape& shape) {
+    void* address = results.emplace_back(empty(shape, dtype)).data_ptr();
+    if (poisons) std::memset(address, 0xff, shape.count() * width_of(dtype));
+    return address;
+  }
+
+ protected:
+  std::vector<Tensor> held_;
+
+  // True if the storage contains the last number of a tensor of any strides.
+  static bool has_all_numbers(const Tensor& tensor) {
+    int64_t bytes, last = tensor.storage_offset();
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_storage_size(tensor.get(), &bytes));
+    for (int64_t place = 0; place < tensor.dim(); place++) last += (tensor.size(place) - 1) * tensor.stride(place);
+    return bytes >= (last + 1) * (int64_t)tensor.element_size();
+  }
+};
+
 // One weight of a direction: its places in the struct, and its shape.
 struct Weight {
   const void* raglane_weights::*field;
@@ -67,13 +119,11 @@ struct Weight {
 // The integers of raglane_layer before its addresses.
 constexpr int64_t head_size = offsetof(raglane_layer, offsets) / sizeof(int64_t);
 
-// A call of a layer: its struct, and the storages that its addresses belong to, which another thread may replace.
-class Layer {
+// A call of a layer.
+class Layer : public Held {
  public:
   raglane_layer call;
   raglane_cell_facts facts;
-  ScalarType dtype;
-  bool fits = true;  // false if a tensor is not the layer's, or the kernels cannot read it
 
   Layer(const Tensor& head, const Tensor& offsets, const Tensor& values, const Parts& parts, bool has_packed = false) {
     std::memset(&call, 0, sizeof call);
@@ -84,7 +134,7 @@ class Layer {
       refuse("the kernels are of another version; reinstall raglane");
     char message[256] = "";
     require_ok(raglane_describe_cell(call.cell, &facts, message, sizeof message), message);
-    dtype = dtype_of(call.dtype);
+    dtype = dtype_of(call.dtype), poisons = call.flags & RAGLANE_POISON;
     call.sequences = offsets.numel() - 1;
     is_step_ = values.dim() == 1;
     call.elements = is_step_ ? 1 : values.sizes()[0];
@@ -145,33 +195,12 @@ class Layer {
 
   // The address of a tensor's numbers.
   void* read(const Tensor& tensor, const Shape& shape, ScalarType type) {
-    const auto sizes = tensor.sizes();
-    fits &= (int64_t)sizes.size() == shape.dims && tensor.scalar_type() == type &&
-            tensor.device().type() == DeviceType::CPU;
-    for (int64_t place = 0; fits && place < shape.dims; place++) fits = sizes[place] == shape.sizes[place];
-    if (!fits) return nullptr;
+    if (!is_like(tensor, shape, type)) return nullptr;
     if (!tensor.is_contiguous()) {
       fits = has_all_numbers(tensor);
       return fits ? read(torch::stable::contiguous(tensor), shape, type) : nullptr;
     }
-    // A view of its own keeps the storage alive.
-    AtenTensorHandle handle;
-    const Strides strides(shape);
-    TORCH_ERROR_CODE_CHECK(aoti_torch__reinterpret_tensor(tensor.get(), shape.dims, shape.sizes, strides.of, 0, &handle));
-    const Tensor& view = held_.emplace_back(handle);
-    int64_t bytes;
-    TORCH_ERROR_CODE_CHECK(aoti_torch_get_storage_size(handle, &bytes));
-    void* address = view.data_ptr();
-    const int64_t count = shape.count();
-    fits = count == 0 || (address && bytes >= (view.storage_offset() + count) * (int64_t)view.element_size());
-    return count == 0 ? nullptr : address;
-  }
-
-  // A new tensor, and its address.
-  void* write(std::vector<Tensor>& results, const Shape& shape) {
-    void* address = results.emplace_back(empty(shape, dtype)).data_ptr();
-    if (call.flags & RAGLANE_POISON) std::memset(address, 0xff, shape.count() * width_of(dtype));
-    return address;
+    return hold(tensor, shape, Strides(shape).of);
   }
   void* scratch(const Shape& shape) { return write(held_, shape); }
 
@@ -183,25 +212,10 @@ class Layer {
   }
 
  private:
-  std::vector<Tensor> held_;
   Weight weights_[5];
   size_t each_ = 0, begin_ = 0;
   bool is_step_;
 
-  // True if the storage contains the last number of a tensor of any strides.
-  static bool has_all_numbers(const Tensor& tensor) {
-    int64_t bytes, last = tensor.storage_offset();
-    TORCH_ERROR_CODE_CHECK(aoti_torch_get_storage_size(tensor.get(), &bytes));
-    for (int64_t place = 0; place < tensor.dim(); place++) last += (tensor.size(place) - 1) * tensor.stride(place);
-    return bytes >= (last + 1) * (int64_t)tensor.element_size();
-  }
-
-  static void require_ok(int32_t status, const char* message) {
-    if (status != RAGLANE_OK) refuse(message);
-  }
-  static int64_t width_of(ScalarType dtype) {
-    return dtype == ScalarType::Double ? 8 : dtype == ScalarType::Float ? 4 : 2;
-  }
   static ScalarType dtype_of(int64_t number) {
     if (number == RAGLANE_FLOAT64) return ScalarType::Double;
     if (number == RAGLANE_BFLOAT16) return ScalarType::BFloat16;
@@ -303,6 +317,90 @@ std::vector<Tensor> run_backward(const Tensor& head, const Tensor& offsets, cons
   return results;
 }
 
+// A call of a program, whose shapes are in `code`; see raglane.h. The kernels check all else in it.
+class Program : public Held {
+ public:
+  raglane_program call{};
+  std::vector<Tensor> results;
+
+  Program(const Tensor& code, const Tensor& offsets, const std::vector<Tensor>& inputs, const Parts& over, int64_t flags) {
+    // Copied, because another thread may write to it.
+    const auto* numbers = (const int64_t*)rows(code, Shape(code.numel()), ScalarType::Long);
+    const int64_t size = code.numel(), sizes[] = {3, 3, 26, 5, 4, 1};
+    code_.assign(numbers, numbers + (numbers ? size : 0));
+    int64_t total = 6;
+    for (int part = 0; part < 6; total += sizes[part] * code_[part], part++)
+      if (code_.at(part) < 0 || code_[part] > size) refuse("the code of a program has a wrong count");
+    if (total != size) refuse("the code of a program is not what it counts");
+    const int64_t *blocks = code_.data() + 6, *weights = blocks + 3 * code_[0];
+    const int64_t *instructions = weights + 3 * code_[1], *outputs = instructions + 26 * code_[2];
+
+    dtype = inputs.at(0).scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
+    poisons = flags & RAGLANE_POISON, call.flags = flags;
+    call.abi = RAGLANE_ABI, call.dtype = dtype == ScalarType::Double ? RAGLANE_FLOAT64 : RAGLANE_FLOAT32;
+    call.sequences = offsets.numel() - 1;
+    call.offsets = (const int64_t*)rows(offsets, Shape(call.sequences + 1), ScalarType::Long);
+    if (!call.offsets) refuse("offsets (B + 1) are required");
+    call.elements = call.offsets[call.sequences];
+    call.code = code_.data(), call.code_size = size;
+    size_t input = 0;
+    std::vector<int64_t> states;
+    for (int64_t kind = RAGLANE_ELEMENT, index = 0; kind < RAGLANE_LOCAL; kind++, index = 0)
+      for (const int64_t* block = blocks; block < weights; block += 3) {
+        if (block[0] != kind) continue;
+        if (block[2] != index++) refuse("the blocks of a program are not in order");
+        const int64_t each = kind == RAGLANE_ELEMENT ? call.elements : call.sequences;
+        add(inputs.at(input++), kind == RAGLANE_VECTOR ? Shape(block[1]) : Shape(each, block[1]), kind == RAGLANE_ELEMENT);
+        if (kind == RAGLANE_STATE) states.push_back(block[1]);
+      }
+    for (const int64_t* weight = weights; weight < instructions; weight += 3)
+      add(inputs.at(input++), {weight[0], weight[1], weight[2]});
+    if (input != inputs.size()) refuse("there are more tensors than the program has");
+    for (int64_t output = 0; output < code_[3]; output++) {
+      const Shape shape(call.elements, outputs[5 * output + 4]);
+      if (over.at(output).has_value()) add(*over[output], shape);
+      else add_new(shape);
+    }
+    for (int64_t width : states) add_new({call.sequences, width});
+    call.tensors = tensors_.data(), call.tensor_count = (int64_t)tensors_.size();
+  }
+
+ private:
+  std::vector<int64_t> code_;
+  std::vector<raglane_tensor> tensors_;
+
+  void add_new(const Shape& shape) { tensors_.push_back({write(results, shape), call.dtype, {shape.sizes[1], 0, 0}}); }
+
+  void add(const Tensor& tensor, const Shape& shape, bool may_be_narrow = false) {
+    const bool is_narrow = may_be_narrow && dtype == ScalarType::Float && tensor.scalar_type() == ScalarType::BFloat16;
+    void* data = rows(tensor, shape, is_narrow ? ScalarType::BFloat16 : dtype);
+    raglane_tensor made = {data, is_narrow ? (int64_t)RAGLANE_BFLOAT16 : call.dtype, {}};
+    if (shape.dims > 1) std::copy_n(held_.back().strides().data(), shape.dims == 2 ? 1 : 3, made.strides);
+    tensors_.push_back(made);
+  }
+
+  // The address of a vector, of contiguous rows, or of three dimensions of any strides.
+  void* rows(const Tensor& tensor, const Shape& shape, ScalarType type) {
+    if (!is_like(tensor, shape, type)) refuse("a tensor does not fit the program");
+    void* address = hold(tensor, shape, tensor.strides().data());
+    const int64_t last = shape.dims - 1;
+    fits &= last == 2 || shape.sizes[last] <= 1 || held_.back().strides()[last] == 1;
+    if (!fits) refuse("the kernels cannot read a tensor");
+    return address;
+  }
+};
+
+// The outputs (N, width) of a program that are not in the memory of `over`, and the final states (B, width). `inputs`:
+// elements, sequences, states, vectors and weights. Nothing if the kernels cannot read a tensor.
+std::vector<Tensor> run_program(const Tensor& code, const Tensor& offsets, const std::vector<Tensor>& inputs,
+                                const Parts& over, int64_t isa, int64_t flags, int64_t threads, bool ascending) {
+  Program program(code, offsets, inputs, over, flags);
+  program.call.isa = isa, program.call.threads = threads, program.call.ascending = ascending;
+  char message[256] = "";
+  require_ok(raglane_run_program(&program.call, message, sizeof message), message);
+  return program.results;
+}
+
 // Python reports the errors, of a call of its own.
 std::vector<Tensor> forward(Tensor head, Tensor offsets, Tensor values, Parts parts, std::optional<Tensor> packed,
                             bool need_output, bool save, bool need_c) {
@@ -317,6 +415,15 @@ std::vector<Tensor> backward(Tensor head, Tensor offsets, Tensor values, Parts p
                              std::vector<bool> needed, bool over_gates, bool over_c) {
   try {
     return run_backward(head, offsets, values, parts, saved, needed, over_gates, over_c);
+  } catch (const std::exception&) {
+    return {};
+  }
+}
+
+std::vector<Tensor> program(Tensor code, Tensor offsets, std::vector<Tensor> inputs, Parts over, int64_t isa,
+                            int64_t flags, int64_t threads, bool ascending) {
+  try {
+    return run_program(code, offsets, inputs, over, isa, flags, threads, ascending);
   } catch (const std::exception&) {
     return {};
   }
@@ -395,16 +502,20 @@ class Registration {
                 " bool save, bool need_c) -> Tensor[]");
       names.def("backward(Tensor head, Tensor offsets, Tensor values, Tensor?[] parts, Tensor?[] saved, bool[] needed,"
                 " bool over_gates, bool over_c) -> Tensor[]");
+      names.def("run_program(Tensor code, Tensor offsets, Tensor[] inputs, Tensor?[] over, int isa, int flags,"
+                " int threads, bool ascending) -> Tensor[]");
       names.def("layer(str cell, Tensor values, Tensor offsets, Tensor h, Tensor? c, Tensor?[] weights)"
                 " -> (Tensor, Tensor, Tensor)");
       StableLibrary& cpu = add(StableLibrary::Kind::IMPL, "CPU");
       cpu.impl("forward", TORCH_BOX(&forward));
       cpu.impl("backward", TORCH_BOX(&backward));
+      cpu.impl("run_program", TORCH_BOX(&program));
       cpu.impl("layer", TORCH_BOX(&layer));
       for (const char* key : refused) {
         StableLibrary& other = add(StableLibrary::Kind::IMPL, key);
         other.impl("forward", TORCH_BOX(&Refused<&forward>::call));
         other.impl("backward", TORCH_BOX(&Refused<&backward>::call));
+        other.impl("run_program", TORCH_BOX(&Refused<&program>::call));
       }
       // Models reach this one by tracing too, whose tensors are wrappers.
       add(StableLibrary::Kind::IMPL, "Negative").impl("layer", TORCH_BOX(&Refused<&layer>::call));

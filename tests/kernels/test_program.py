@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -142,6 +142,15 @@ def test_a_kernel_that_is_refused_in_a_call(ascending: bool, monkeypatch: pytest
     monkeypatch.setitem(backend.MACHINES, "cpu", cpu._replace(run_lowered=refuse))
     for one, other in zip(results(), before, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+def test_gradients_of_biases_are_separate() -> None:
+    layer = rl.nn.LSTM(3, 4, backend="program")
+    layer(rl.Ragged([torch.randn(2, 3)]))[0].values.sum().backward()
+    one, other = (cast(Tensor, part.grad) for part in (layer.bias_ih_l0, layer.bias_hh_l0))
+    assert one.equal(other)
+    one.zero_()
+    assert other.any()
 
 
 def test_results_stay_what_they_are() -> None:

@@ -14,7 +14,9 @@ from torch import Tensor
 
 from cpu_networks import DIVISIONS, LIBRARY, NO_TEAM, POISON, Use
 from raglane.errors import ArgumentError, ArgumentTypeError, RaglaneError, ShapeError
+from raglane.kernels.cpu import programs
 from raglane.kernels.cpu.programs import outer_products, run, times
+from raglane.native import library
 from raglane.programs.program import OPERATIONS, Block, Instruction, Operand, Program, Weight
 from random_programs import Case, draw, draw_lengths, tensors_for
 
@@ -132,6 +134,26 @@ def test_products_with_one_weight(isa: str, use: Use) -> None:
         case = tensors_for(draw_products(chance), draw_lengths(chance), ascending=chance.random() < 0.5)
         for dtype, tolerance in TOLERANCE.items():
             assert_agrees(case.to(dtype), 10 * tolerance)
+
+
+@pytest.mark.skipif(library.operators() is None, reason="raglane was installed without torch's operators")
+@pytest.mark.parametrize("dtype", [*TOLERANCE, torch.bfloat16])
+def test_the_operator_and_python_have_the_same_bits(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    for seed in range(40):
+        chance = Random(seed)
+        case = tensors_for(draw(chance), draw_lengths(chance), ascending=chance.random() < 0.5)
+        case = case.to(torch.float64 if dtype is torch.float64 else torch.float32)
+        case.given["elements"] = [part.to(dtype) for part in case.given["elements"]]
+        assert programs._run_by_operator(*operator_arguments(case)) is not None
+        by_operator = case.run()
+        with monkeypatch.context() as patch:
+            patch.setattr(library, "operators", lambda: None)
+            assert all(map(torch.equal, by_operator, case.run()))
+
+
+def operator_arguments(case: Case) -> tuple[Any, ...]:
+    inputs = [case.given[name] for name in ("elements", "sequences", "states", "vectors", "weights")]
+    return programs.encode(case.program), case.offsets, case.ascending, inputs, {}
 
 
 @pytest.mark.parametrize("isa", ISAS)

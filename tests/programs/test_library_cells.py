@@ -16,6 +16,7 @@ import raglane as rl
 from raglane.cells import CELLS, GRU, LSTM, PeepholeLSTM
 from raglane.cells.regularised import MarkedWeights, Regularised
 from raglane.kernels.dispatch import BACKENDS
+from raglane.programs.compiled import Wanted
 from random_cells import RandomCell, ask, difference, engine, naive
 from traced_cells import N, agree, weights_of
 
@@ -58,6 +59,9 @@ def test_cells_that_have_nothing_to_do_keep_their_programs_small() -> None:
     program = compiled.forward(True, False, None).lowered.program
     names = [instruction.operation for instruction in program.instructions]
     assert sorted(names) == sorted([*["product"] * 2, *["sigmoid"] * 3, *["tanh"] * 2, *["mul"] * 2, "fma"])
+    wanted = Wanted(True, False, (True,), (), (True,), (True, True))
+    backward = [instruction.operation for instruction in compiled.backward(wanted).lowered.program.instructions]
+    assert [backward.count(name) for name in ("product", "sigmoid", "tanh")] == [1, 0, 1]
 
 
 # -- random cells ------------------------------------------------------------------------------------------------------

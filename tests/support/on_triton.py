@@ -5,7 +5,6 @@ Each in a process of its own: Triton reads ``TRITON_INTERPRET`` when it is impor
 
 from __future__ import annotations
 
-import itertools
 import json
 import random
 import re
@@ -26,7 +25,7 @@ import raglane as rl
 from every_layer import LAYERS, D, a_state, build, gradients, results_of
 from own_cells import Halved, Moved
 from raglane.kernels.program import backend
-from raglane.kernels.program.verify import verify_loop
+from raglane.kernels.program.verify import verify, verify_loop
 from raglane.kernels.triton import launch
 from raglane.kernels.triton.printer import kernel_of
 from raglane.nn.recurrent import call
@@ -35,24 +34,29 @@ from random_programs import draw, draw_lengths, tensors_for
 
 USERS: dict[str, type[nn.Module]] = {"a user's LSTM": Moved, "a user's GRU": Halved}
 NAMES = [*LAYERS, *USERS]
-_UNITS = 40  # more than the channels of an instance
+_UNITS, _CHANNELS = 20, 40  # more than one product's depth, and than the channels of an instance
+_ELEMENTWISE = ("indrnn_relu", "indrnn_tanh", "sru", "qrnn", "mingru", "minlstm")
 _TRITON = backend.MACHINES["cuda"]
 # More sequences than a block has rows, in an order that is not that of their lengths.
 _LENGTHS = [1, 0, 1, 3, 2, 1, 1, 0, 2]
 
 
-def layer_of(name: str, units: int, **options: Any) -> Any:
-    """Return a layer in float64."""
+def layer_of(name: str, units: int = 0, **options: Any) -> Any:
+    """Return a layer in float64; by default with few units, more than an instance of its kernel reads at a time."""
+    units = units or (_CHANNELS if name in _ELEMENTWISE else _UNITS)
     if name in USERS:
         return rl.nn.Recurrent(USERS[name], D, units, **options).double()
     return build(name, units=units, **options)
 
 
-def differences(name: str, *, with_resets: bool = False) -> list[float]:
-    """Return the largest errors of a layer in float32, relative to the largest number of the float64 reference."""
+def differences(name: str, with_resets: bool, units: int = 0) -> list[float]:
+    """Return the largest errors of a layer in float32, relative to the largest number of the float64 reference.
+
+    With resets, the steps of the kernel read them.
+    """
     torch.manual_seed(0)
-    whole = layer_of(name, _UNITS, bidirectional=True)
-    narrow = layer_of(name, _UNITS, bidirectional=True).float()
+    whole = layer_of(name, units, bidirectional=True)
+    narrow = layer_of(name, units, bidirectional=True).float()
     narrow.load_state_dict(whole.state_dict())
     values, hx = torch.randn(sum(_LENGTHS), D, dtype=torch.float64), a_state(whole, len(_LENGTHS))
     states = hx if isinstance(hx, tuple) else (hx,)
@@ -68,11 +72,6 @@ def differences(name: str, *, with_resets: bool = False) -> list[float]:
             results = results_of(layer(batch, given, return_states=True, resets=resets))
         found.append([*results, *gradients(results, [*own, *layer.parameters()])])
     return [_error(mine, right) for right, mine in zip(*found, strict=True)]
-
-
-def differences_with_resets(name: str) -> list[float]:
-    """Return the errors of a batch with resets, which the steps of the kernel read."""
-    return differences(name, with_resets=True)
 
 
 def _error(mine: Tensor, right: Tensor) -> float:
@@ -101,7 +100,7 @@ def alone_and_together(name: str) -> list[float]:
     # The interpreter's products are NumPy's, in which the bits of a row depend on its place.
     np.matmul = lambda one, other, **_: np.stack([row @ other for row in one])  # type: ignore[assignment]
     torch.manual_seed(0)
-    layer = layer_of(name, _UNITS).float()
+    layer = layer_of(name).float()
     batch = rl.Ragged([torch.randn(length, D) for length in _LENGTHS])
     with rl.use_backend(backend="program"):
         together = layer(batch)[0]
@@ -113,7 +112,7 @@ def alone_and_together(name: str) -> list[float]:
 
 def launches_and_waits(name: str) -> list[int]:
     """Return the launches of kernels in a forward and a backward pass, and the numbers that the host reads in them."""
-    layer = layer_of(name, _UNITS).float()
+    layer = layer_of(name).float()
     batch = rl.Ragged([torch.randn(length, D, requires_grad=True) for length in _LENGTHS])
     counts, run = [0, 0, 0], launch.run
     which = 0
@@ -132,7 +131,7 @@ def launches_and_waits(name: str) -> list[int]:
     resets = batch._like(torch.arange(sum(_LENGTHS)) % 4 == 1)
     call._resets_in_steps = lambda *_: True
     with rl.use_backend(backend="program"):
-        layer(batch, resets=resets)[0].values.sum().backward()  # which compares the programs
+        layer(batch, resets=resets)[0].values.sum().backward()  # which makes the programs
         with ExitStack() as stack:
             for name in ("item", "tolist", "nonzero", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__"):
                 stack.enter_context(mock.patch.object(Tensor, name, waiting(getattr(Tensor, name))))
@@ -144,24 +143,25 @@ def launches_and_waits(name: str) -> list[int]:
 
 
 def verified(name: str) -> str:
-    """Return how a kernel's loop differs from the reference, as the comparison before its first use does."""
-    layer = layer_of(name, _UNITS).float()
+    """Return how a kernel differs from torch and the reference, as the comparison before its first use does."""
+    layer = layer_of(name).float()
     cell, sizes = layer.cell, layer.state_sizes
     weights = layer.cells[0] if name in USERS else layer._weights()[0]
     step = backend.step_of(cell, weights, D, tuple(sizes), torch.float32)
-    return verify_loop(step, backend.ready(step), backend.run_loop, _TRITON, 1.0)
+    given = step, backend.ready(step), backend.run_loop, _TRITON, 1.0
+    return verify(*given) or verify_loop(*given)
 
 
 def prepared(name: str) -> list[int]:
     """Return the comparisons and the kernels of ``prepare``, and those of calls after it."""
-    layer, counts = layer_of(name, _UNITS, bidirectional=True).float(), [0, 0, 0, 0]
+    layer, counts = layer_of(name).float(), [0, 0, 0, 0]
     batch = rl.Ragged([torch.randn(length, D) for length in _LENGTHS])
-    resets, compare, which = batch._like(torch.arange(sum(_LENGTHS)) % 4 == 1), backend._difference, 0
+    resets, which = batch._like(torch.arange(sum(_LENGTHS)) % 4 == 1), 0
     call._resets_in_steps = lambda *_: True
 
-    def counted(*args: Any) -> str:
+    def counted(*_: Any) -> str:
         counts[which] += 1
-        return compare(*args)
+        return ""
 
     with rl.use_backend(backend="program"), mock.patch.object(backend, "_difference", counted):
         for which in (0, 2):
@@ -177,14 +177,15 @@ def prepared(name: str) -> list[int]:
     return counts
 
 
-def interpret(cases: list[tuple[str, Any]]) -> None:
+def interpret(cases: list[tuple[Any, ...]]) -> None:
     """Write what the functions above return, as JSON; CPU tensors run on Triton's interpreter."""
     backend.MACHINES["cpu"] = _TRITON
+    backend._difference = lambda *_: ""  # each function compares by itself
     warnings.filterwarnings("error", "The cell .* runs in plain torch")
-    sys.stdout.write(json.dumps([globals()[function](argument) for function, argument in cases]))
+    sys.stdout.write(json.dumps([globals()[function](*given) for function, *given in cases]))
 
 
-def compiled(names: list[str], architectures: list[int], units: int) -> None:
+def compiled(names: list[str], architectures: list[int], units: int, *, with_resets: bool = False) -> None:
     """Write registers, spilled bytes and shared memory of each kernel of some layers, as JSON."""
     programs: list[tuple[Any, bool]] = []
 
@@ -195,8 +196,9 @@ def compiled(names: list[str], architectures: list[int], units: int) -> None:
     cpu = backend.MACHINES["cpu"]
     call._resets_in_steps = lambda *_: True
     batch = rl.Ragged([torch.randn(4, D), torch.randn(2, D)])
+    resets = batch._like(torch.ones(6, dtype=torch.bool)) if with_resets else None
     found: dict[str, Any] = {}
-    for name, resets in itertools.product(names, (None, batch._like(torch.ones(6, dtype=torch.bool)))):
+    for name in names:
         layer = layer_of(name, units).float()
         with rl.use_backend(backend="program"):
             layer(batch, resets=resets)
@@ -204,7 +206,7 @@ def compiled(names: list[str], architectures: list[int], units: int) -> None:
             layer(batch, resets=resets)[0].values.sum().backward()
             backend.MACHINES["cpu"] = cpu
         for program, ascending in programs:
-            kind = f"{name}{' with resets' if resets is not None else ''} {'forward' if ascending else 'backward'}"
+            kind = f"{name} {'forward' if ascending else 'backward'}"
             for architecture in architectures:
                 found[f"{kind} sm_{architecture}"] = _assembled(program, ascending, architecture)
         programs.clear()
@@ -228,16 +230,10 @@ def _assembled(program: Any, ascending: bool, architecture: int) -> list[int]:
     source = ASTSource(function, signature, {(last,): "ieee"}, aligned)
     options = {"num_warps": kernel.warps, "maxnreg": kernel.registers}
     made = triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=options)
-    tools = Path(triton.__file__).parent / "backends/nvidia/bin"
-    assembler = tools / ("ptxas-blackwell" if architecture >= 100 else "ptxas")
-    text = str(made.asm["ptx"])
-    name = re.findall(r"\.target (\w+)", text)[0]
-    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
-        file.write(text)
+    tool = str(Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump")
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(made.asm["cubin"])
         file.flush()
-        command = [str(assembler), "--verbose", f"--gpu-name={name}", f"--maxrregcount={kernel.registers or 255}"]
-        ran = subprocess.run(
-            [*command, file.name, "--output-file=/dev/null"], capture_output=True, text=True, check=True
-        )
-    registers, spilled = (re.findall(text, ran.stderr)[0] for text in (r"Used (\d+) reg", r"(\d+) bytes spill stores"))
+        ran = subprocess.run([tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True)
+    registers, spilled = (re.findall(rf"{kind}:(\d+)", ran.stdout)[0] for kind in ("REG", "STACK"))
     return [int(registers), int(spilled), made.metadata.shared]

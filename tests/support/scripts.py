@@ -1,4 +1,4 @@
-"""Scripts as modules; and code in new processes, forked from an interpreter that has imported torch, which is slow."""
+"""Scripts as modules; and code in new processes, forked from an interpreter that has imported what takes long."""
 
 from __future__ import annotations
 
@@ -59,7 +59,10 @@ class Ended:
 
 
 class Script:
-    """Runs code in new processes with two threads, one after the other."""
+    """Runs code in new processes with two threads, one after the other, forked after the import of a module."""
+
+    def __init__(self, module: str = "torch") -> None:
+        self._code = f"import {module}\n{_SERVER}"
 
     def __enter__(self) -> Script:
         self._server: subprocess.Popen[str] | None = None
@@ -73,7 +76,7 @@ class Script:
         """Run code with additional environment variables; an alarm ends it after some seconds."""
         if self._server is None:
             self._server = subprocess.Popen(
-                [sys.executable, "-c", _SERVER],
+                [sys.executable, "-c", self._code],
                 env={**os.environ, "OMP_NUM_THREADS": "2", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

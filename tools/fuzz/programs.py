@@ -8,7 +8,6 @@ give the right numbers. An access beyond a tensor ends the process with a signal
 from __future__ import annotations
 
 import random
-from array import array
 from dataclasses import replace
 from unittest import mock
 
@@ -28,7 +27,7 @@ _COUNTS, _BLOCK, _WEIGHT, _INSTRUCTION, _PLACE = 6, 3, 3, 26, 4
 _LOCAL = 4
 
 
-def _changeable(code: array[int]) -> list[int]:
+def _changeable(code: list[int]) -> list[int]:
     """Return the places of the integers that describe no tensor of the caller."""
     blocks, weights, instructions, outputs, states, columns = code[:_COUNTS]
     places = [_COUNTS + _BLOCK * block + 1 for block in range(blocks) if code[_COUNTS + _BLOCK * block] == _LOCAL]
@@ -41,17 +40,17 @@ def _changeable(code: array[int]) -> list[int]:
     return places + list(range(at, at + _PLACE * states + columns))
 
 
-def _changed(code: array[int], chance: random.Random) -> array[int]:
+def _changed(code: Tensor, chance: random.Random) -> Tensor:
     """Return a copy with a few other integers."""
-    changed = array("q", code)
-    places = _changeable(code)
+    changed = code.tolist()
+    places = _changeable(changed)
     for _ in range(chance.choice([1, 1, 1, 2, 5])):
         place = chance.choice(places)
         near = changed[place] + chance.choice([-1, 1, -16, 16])
         far = chance.choice([-1, 0, 1, 7, 2**20, 2**31, 2**62, -(2**63), 2**63 - 1])
         number = chance.choice([near, near, near, far, changed[chance.choice(places)]])
         changed[place] = max(-(2**63), min(2**63 - 1, number))
-    return changed
+    return torch.tensor(changed)
 
 
 def _no_program(chance: random.Random) -> programs.Encoded:
@@ -60,7 +59,7 @@ def _no_program(chance: random.Random) -> programs.Encoded:
     sizes = (_BLOCK, _WEIGHT, _INSTRUCTION, _PLACE + 1, _PLACE)
     size = sum(count * each for count, each in zip(counts, sizes, strict=True))
     code = [*counts, 0, *(chance.choice([0, 1, 4, 4, chance.getrandbits(62), -1]) for _ in range(size))]
-    return programs.Encoded(array("q", code), ((),) * 5, Program((), (), (), (), ()))
+    return programs.Encoded(torch.tensor(code), ((),) * 5, Program((), (), (), (), ()))
 
 
 def _in_guarded_memory(case: Case, chance: random.Random) -> Case:

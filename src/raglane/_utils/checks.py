@@ -93,6 +93,8 @@ def check_fits(name: str, given: Tensor, other: Tensor) -> None:
 
 def check_like(name: str, given: Any, shape: tuple[int, ...], like: Tensor) -> None:
     """Raise if an argument is not a tensor of a shape that a kernel can use with ``like``."""
+    if _is_whole(given, shape, like):
+        return
     if not isinstance(given, Tensor):
         raise ArgumentTypeError(name, f"a {type(given).__name__}", f"a tensor {shape}", "set it to a tensor")
     check_dense(name, given)
@@ -102,6 +104,18 @@ def check_like(name: str, given: Any, shape: tuple[int, ...], like: Tensor) -> N
         raise ShapeError(name, f"shape {tuple(given.shape)}", rule, fix)
     check_fits(name, given, like)
     check_storage(name, given)
+
+
+def _is_whole(given: Any, shape: tuple[int, ...], like: Tensor) -> bool:
+    """Return True for the common case: a contiguous tensor of a shape and dtype, on the CPU and within its storage."""
+    try:
+        if given.shape != shape or given.dtype is not like.dtype or records_operators():
+            return False
+        if not (given.is_cpu and like.is_cpu and given.is_contiguous()):
+            return False
+        return bool(given.untyped_storage().nbytes() >= given.storage_offset() * given.element_size() + given.nbytes)
+    except (AttributeError, TypeError, RuntimeError, NotImplementedError):
+        return False
 
 
 def check_storage(name: str, given: Tensor) -> None:

@@ -231,7 +231,7 @@ def library() -> Library:
 
 @cache
 def operators() -> Any:
-    """Return torch's operators ``forward`` and ``backward`` of ``csrc/torch``; None if they are missing or refused."""
+    """Return the operators forward, backward and run_program of ``csrc/torch``; None if they are missing or refused."""
     path = location()
     path = path and path.with_name(f"libraglane_torch{path.suffix}")
     try:
@@ -239,7 +239,8 @@ def operators() -> Any:
             return None
         if not hasattr(torch.ops.raglane, "forward"):  # a program may have loaded a copy
             torch.ops.load_library(str(path))
-        return torch.ops.raglane.forward.default._op, torch.ops.raglane.backward.default._op
+        operators = torch.ops.raglane
+        return tuple([part.default._op for part in (operators.forward, operators.backward, operators.run_program)])
     except (OSError, RuntimeError, AttributeError):
         return None
 
@@ -389,6 +390,11 @@ def has_cell(name: str) -> bool:
 # NOTE (lifetime): the storage of a tensor owns the array over its block. The block is freed when the array is gone, so
 # not before every reference to the storage: autograd's, another tensor's or a hook's.
 _uses_torch = False
+
+
+def row_length(columns: int) -> int:
+    """Return a length for rows of saved numbers: whole pages would map to the same few sets of a cache."""
+    return columns + 16 if columns % 256 == 0 else columns
 
 
 def empty(like: Tensor, *shape: int) -> Tensor:

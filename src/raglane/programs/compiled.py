@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from raglane.programs.gradients import Reverse, recorded_from
-from raglane.programs.graph import Columns, Node
+from raglane.programs.gradients import FROM_RESULT, ProductGradient, Reverse, recorded_from
+from raglane.programs.graph import Columns, Graph, Node
 from raglane.programs.lower import Lowered, Lowering
 from raglane.programs.program import Kind
 from raglane.programs.trace import Trace
 
 
-@dataclass(frozen=True)
-class Wanted:
+class Wanted(NamedTuple):
     """The gradients that a backward pass receives, and those that it computes, in the order of the step's nodes."""
 
     given_output: bool
@@ -28,8 +27,7 @@ class Wanted:
     weights: tuple[bool, ...]
 
 
-@dataclass(frozen=True)
-class Fetch:
+class Fetch(NamedTuple):
     """Columns of every element, in an output of a program or in one of its inputs."""
 
     output: int  # -1 for an input
@@ -85,6 +83,7 @@ class CompiledStep:
     changing_places: list[int] = field(init=False)
     unchanged_places: list[int] = field(init=False)
     order: list[tuple[bool, int]] = field(init=False)  # of each state: whether it changes, and its place among those
+    kept: Columns = field(init=False)  # of each column of the graph, the one that forward saves in its place
 
     def __post_init__(self) -> None:
         result, graph = self.trace.result, self.trace.result.graph
@@ -99,6 +98,7 @@ class CompiledStep:
         self.unchanged = [result.states[place] for place in self.unchanged_places]
         self._new: list[Columns] = [result.new[place] for place in self.changing_places]
         self.order = [(flag, changes[:place].count(flag)) for place, flag in enumerate(changes)]
+        self.kept = _activated(graph)
         # Of every call, so a lookup enters no function of Python.
         self.forward = cache(self._forward)
         self.backward = cache(self._backward)
@@ -125,7 +125,7 @@ class CompiledStep:
         output = place(result.output) if need_output else None
         states = tuple(place(columns) for columns in self._new) if need_states else ()
         saved = () if wanted is None else self.backward(wanted).saved
-        kept = {node: place(graph.columns(node)) for node in saved if node not in self.elements}
+        kept = {node: place(self.kept[graph.columns(node)]) for node in saved if node not in self.elements}
         own = frozenset([node for node, index in kept.items() if index not in (output, *states)])
         lowered = Lowering(graph, self._kinds(), self.states).run(outputs, self._new)
         return Forward(lowered, output, states, kept, own)
@@ -161,6 +161,19 @@ class CompiledStep:
         return [node for node, flag in zip(nodes, flags + wanted.vectors, strict=True) if flag]
 
 
+def _activated(graph: Graph) -> Columns:
+    """Return all columns, with an activation in place of a product's column that nothing else reads."""
+    columns = np.arange(graph.starts[-1] + graph.nodes[-1].width)
+    found, readers, is_product = columns.copy(), np.zeros(len(columns), np.int64), np.zeros(len(columns), bool)
+    for index, node in enumerate(graph.nodes):
+        is_product[graph.columns(index)] = node.operation == "product"
+        for part in node.operands:
+            np.add.at(readers, part, 1)
+        if node.operation in FROM_RESULT:
+            found[node.operands[0]] = graph.columns(index)
+    return np.where(is_product & (readers == 1), found, columns)
+
+
 class _Backward:
     def __init__(self, compiled: CompiledStep, wanted: Wanted) -> None:
         self.compiled, self.wanted = compiled, wanted
@@ -175,18 +188,17 @@ class _Backward:
         compiled, wanted = self.compiled, self.wanted
         grad_output, grad_states, seeds = self._seeds()
         reverse = self._reverse(seeds)
+        products = self._read_kept(reverse)
         self.kinds: dict[int, Kind] = compiled._kinds()
         self.kinds |= dict.fromkeys(compiled.states, "element")
-        products = [index for index in range(self._old) if self.graph.nodes[index].operation == "product"]
-        self.kinds |= dict.fromkeys(products, "element")
+        saved = [index for index in range(self._old) if self.graph.nodes[index].operation == "product"]
+        self.kinds |= dict.fromkeys(saved, "element")
         self.kinds |= dict.fromkeys(self._states, "state")
         self.kinds |= dict.fromkeys([*grad_states, *([grad_output] if wanted.given_output else [])], "element")
         elements = self._wished(reverse, compiled.elements, wanted.elements)
-        rows = [part.result for part in reverse.weight_gradients] + [part.result for part in reverse.deferred]
-        self._place([*rows, *[part.operand for part in reverse.weight_gradients], *elements.values()])
-        weights = [
-            (part.weight, self._fetch(part.result), self._fetch(part.operand)) for part in reverse.weight_gradients
-        ]
+        rows = [part.result for part in products] + [part.result for part in reverse.deferred]
+        self._place([*rows, *[part.operand for part in products], *elements.values()])
+        weights = [(part.weight, self._fetch(part.result), self._fetch(part.operand)) for part in products]
         to = [cast(Fetch, self._given(part.operand)) for part in reverse.deferred]
         deferred = [(part.weight, self._fetch(part.result), at) for part, at in zip(reverse.deferred, to, strict=True)]
         new = [reverse.total(node) for node in compiled.states]
@@ -237,6 +249,14 @@ class _Backward:
         reverse = Reverse(self.graph, nodes, weights, set(compiled.elements))
         reverse.run(seeds)
         return reverse
+
+    def _read_kept(self, reverse: Reverse) -> list[ProductGradient]:
+        """Read saved columns from where they are kept; return the products with a gradient of their weight."""
+        graph, columns = self.graph, np.arange(self.graph.starts[-1] + self.graph.nodes[-1].width)
+        moved = np.flatnonzero(self.compiled.kept != columns[: len(self.compiled.kept)])
+        columns[self.compiled.kept[moved]] = moved
+        graph.nodes = [replace(node, operands=tuple([columns[part] for part in node.operands])) for node in graph.nodes]
+        return [replace(part, operand=columns[part.operand]) for part in reverse.weight_gradients]
 
     def _wished(self, reverse: Reverse, nodes: list[int], wishes: tuple[bool, ...]) -> dict[int, Columns]:
         """Return the requested gradients that are not zero, by place."""

@@ -253,3 +253,6 @@ _RULES: dict[str, _Rule] = {
     "where": _where,
 }
 """The rules of operations with a derivative; the gradients of others are zero."""
+
+FROM_RESULT = frozenset(("relu", "exp", "expm1", "sqrt", "rsqrt", "reciprocal", "sigmoid", "tanh"))
+"""The operations whose rules read the result, not the operand."""

@@ -78,10 +78,12 @@ class Slices:
 
     def give(self, gradient: Tensor, leaves: Sequence[Tensor], grads: list[Tensor | None]) -> None:
         """Add a gradient of the tensor to the gradients of the parameters."""
-        for leaf, begin, end in self.pieces:
+        for index, (leaf, begin, end) in enumerate(self.pieces):
             like = leaves[leaf]
+            # Parameters keep their gradients, which the caller may change in-place.
+            gradient = gradient.clone() if index else gradient
             if end - begin == like.numel():
-                own = gradient.reshape(like.shape)
+                own = gradient if gradient.shape == like.shape else gradient.reshape(like.shape)
             else:
                 own = torch.zeros_like(like, memory_format=torch.contiguous_format)
                 own.view(-1)[begin:end] = gradient.reshape(-1)
@@ -137,7 +139,7 @@ class ParameterOps:
         known = list(leaves)
         if self.moved is not None:
             made, count = [part.of(known) for part in self.moved], len(self.vectors)
-            return [part.reshape(-1) for part in made[:count]], made[count:]
+            return [part if part.dim() == 1 else part.reshape(-1) for part in made[:count]], made[count:]
         for call in self.calls:
             call.run(known)
         return [known[index].reshape(-1) for index in self.vectors], [known[index] for index in self.weights]

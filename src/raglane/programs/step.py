@@ -213,7 +213,8 @@ class Survey:
                 raise Refused(f"it has {part.numel()} numbers of {part.dtype} on {part.device}")
             content = part.numpy().tobytes()
         # With strides, because a step may read memory in its order, e.g. by a view.
-        return ("leaf", index, isinstance(part, nn.Parameter), tuple(part.shape), part.stride(), part.dtype, content)
+        is_parameter = kind is nn.Parameter or isinstance(part, nn.Parameter)
+        return ("leaf", index, is_parameter, tuple(part.shape), part.stride(), part.dtype, content)
 
     def value(self, part: Any) -> Any:
         """Return the key of anything in a module: two keys are equal if and only if nothing in it has changed."""

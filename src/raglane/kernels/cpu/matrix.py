@@ -30,7 +30,7 @@ class MatrixLayer(Layer):
     def __init__(self, spec: LayerSpec) -> None:
         facts = cell_facts()[spec.cell]
         self.slots, self.hidden_size = facts.slots, spec.sizes[-1]
-        self.stride = _gate_stride(facts.slots, self.hidden_size)
+        self.stride = library.row_length(facts.slots * (-(-self.hidden_size // 16) * 16))
         projection = 0 if spec.sizes[0] == self.hidden_size else spec.sizes[0]
         super().__init__(
             spec,
@@ -124,13 +124,6 @@ class MatrixLayer(Layer):
 
 
 KINDS[Weights] = MatrixLayer
-
-
-def _gate_stride(slots: int, hidden_size: int) -> int:
-    """Return the row length of saved gates and of their gradients; see ``raglane.h``."""
-    stride = slots * (-(-hidden_size // 16) * 16)
-    # Rows of whole pages would map to the same few sets of a cache.
-    return stride + 16 if stride % 256 == 0 else stride
 
 
 class _StepGrads(NamedTuple):

@@ -264,5 +264,5 @@ class PreparedProgram(Kernel):
 
     def _argument(self, table: array[int], threads: int | None, batch: tuple[int, ...], packed: int) -> bytes:
         """Return the struct of a call."""
-        pointers = *self._code.buffer_info(), table.buffer_info()[0], len(table) // 5, packed
+        pointers = self._code.data_ptr(), len(self._code), table.buffer_info()[0], len(table) // 5, packed
         return _pack_program(*program_preamble(self.state_dtype, threads), *batch, *pointers)

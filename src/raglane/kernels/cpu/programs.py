@@ -15,6 +15,7 @@ from torch import Tensor
 from raglane._utils.messages import message, quote
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.kernels.checks import check_offsets
+from raglane.native import library
 from raglane.native.library import DTYPES, call, program_preamble
 from raglane.native.memory import NO_MEMORY, address, checked_rows, contiguous
 from raglane.programs.lower import Lowered
@@ -47,6 +48,8 @@ def run(
     """
     encoded = encode(program)
     inputs = (elements, sequences, states, vectors, weights)
+    if output_dtypes is None and (made := _run_by_operator(encoded, offsets, ascending, inputs, over)) is not None:
+        return made
     for name, own, shapes in zip(_INPUTS, inputs, encoded.shapes, strict=True):
         if len(own) != len(shapes):
             got, rule = f"{len(own)} tensors", f"the {len(shapes)} tensors of the program"
@@ -77,7 +80,15 @@ def run(
     for result in chain(outputs, finals):
         _add(fields, result)
     offsets = contiguous("offsets", offsets)
-    pointers = offsets.data_ptr(), 0, *encoded.code.buffer_info(), fields.buffer_info()[0], len(fields) // 5, 0
+    pointers = (
+        offsets.data_ptr(),
+        0,
+        encoded.code.data_ptr(),
+        len(encoded.code),
+        fields.buffer_info()[0],
+        len(fields) // 5,
+        0,
+    )
     argument = _pack(*program_preamble(dtype), batch, count, ascending, 0, *pointers)
     try:
         call("raglane_run_program", argument)
@@ -85,6 +96,26 @@ def run(
         check_offsets(offsets, count, torch.device("cpu"))  # raises the message of the other backends
         raise
     return outputs, finals
+
+
+def _run_by_operator(
+    encoded: Encoded, offsets: Tensor, ascending: bool, inputs: Sequence[Sequence[Tensor]], over: Mapping[int, Tensor]
+) -> tuple[list[Tensor], list[Tensor]] | None:
+    """As :func:`run`, by one call of C++; None if that cannot read a tensor, or is missing."""
+    operators, kernels = library.operators(), library.library()
+    reused = [over.get(index) for index in range(len(encoded.program.outputs))]
+    new = len(reused) - len(over) + len(encoded.shapes[2])
+    if operators is None or not new:  # no results are those of a failure
+        return None
+    settings = kernels.numbers[kernels.isa], kernels.flags, kernels.threads(), ascending
+    try:
+        made = operators[2](encoded.code, offsets, [*chain(*inputs)], reused, *settings)
+    except NO_MEMORY:
+        return None
+    if len(made) != new:
+        return None
+    results = iter(made)
+    return [next(results) if part is None else part for part in reused], [*results]
 
 
 def run_lowered(
@@ -111,7 +142,7 @@ _INPUTS = ("elements", "sequences", "states", "vectors", "weights")
 class Encoded(NamedTuple):
     """A program as integers for C, and the shapes of its inputs."""
 
-    code: array[int]
+    code: Tensor
     shapes: tuple[tuple[tuple[int, ...], ...], ...]
     program: Program
 
@@ -161,7 +192,7 @@ def encode(program: Program) -> Encoded:
             )
     shapes = tuple([tuple([(width,) for width in program.given(kind)]) for kind in KINDS[:-1]])
     weights = tuple([(weight.groups, weight.rows, weight.depth) for weight in program.weights])
-    return Encoded(code, (*shapes, weights), program)
+    return Encoded(torch.frombuffer(code, dtype=torch.int64), (*shapes, weights), program)
 
 
 def _place(place: Operand) -> tuple[int, ...]:
@@ -229,7 +260,7 @@ def times(rows: Tensor, weight: Tensor) -> Tensor:
         rule = "a tensor (groups, width, depth), all above 0"
         raise ShapeError(message("weight", got, rule, "pass a tensor of that shape"))
     groups, width, depth = weight.shape
-    offsets = weight.new_tensor([0, rows.shape[0]], dtype=torch.int64)
+    offsets = torch.tensor([0, rows.shape[0]], dtype=torch.int64, device="cpu")
     outputs, _ = run(product_program(groups, width, depth), offsets=offsets, elements=[rows], weights=[weight])
     return outputs[0]
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from raglane import segments
-from raglane._utils.tracing import are_transformed, has_tangent, index_arithmetic, records_operators
+from raglane._utils.tracing import are_transformed, has_tangent, records_operators
 from raglane.cells.module import ModuleCell
 from raglane.cells.regularised import Marked
 from raglane.cells.spec import CellSpec
@@ -30,7 +30,6 @@ from raglane.kernels.program.backward import Gradients, Machine, StepCall, refer
 from raglane.kernels.program.verify import verify, verify_call, verify_loop
 from raglane.kernels.triton import launch
 from raglane.native import library
-from raglane.native.memory import place
 from raglane.programs import stored
 from raglane.programs.compiled import CompiledStep, Forward, Wanted
 from raglane.programs.graph import Refused, Unkept
@@ -58,7 +57,6 @@ _Ran = tuple[Tensor | None, list[Tensor], list[Tensor]]  # output, final states 
 
 _steps: OrderedDict[Any, CompiledStep | Refused] = OrderedDict()
 _warned: set[str] = set()
-_copied = index_arithmetic(Tensor.clone)
 
 
 class ProgramBackend:
@@ -247,7 +245,7 @@ def warn(cell: CellSpec, reason: str) -> None:
 
 def run(request: Request) -> Result:
     """Run a request outside of graphs."""
-    request = _checked(request)
+    request = check(request, numbers=False)
     device = request.values.device.type
     if torch.is_autocast_enabled(device):
         if request.cell.follows_autocast:
@@ -257,24 +255,6 @@ def run(request: Request) -> Result:
         return reference.BACKEND.run(request, "lanes")
     library.leave_lost_threads()
     return run_layers(request, partial(run_directions, run=run_direction))
-
-
-def _checked(request: Request) -> Request:
-    """Return a request whose tensors are valid, with a copy of its offsets, which other threads may change."""
-    values, offsets = request.values, request.offsets
-    # The common call of a user's cell: both tensors are contiguous in memory, and C validates the offsets' numbers.
-    if (
-        isinstance(request.cell, ModuleCell)
-        and not request.state
-        and isinstance(values, Tensor)
-        and isinstance(offsets, Tensor)
-        and (values.dim(), offsets.dim()) == (2, 1)
-        and offsets.shape[0]
-        and place(values, values.shape, values.dtype)
-        and place(offsets, offsets.shape, torch.int64)
-    ):
-        return replace(request, offsets=_copied(offsets), lengths=None)
-    return check(request, numbers=False)
 
 
 def run_direction(layer: Request, weights: Any, state: tuple[Tensor, ...], reverse: bool) -> DirectionResult:
@@ -294,7 +274,9 @@ def run_direction(layer: Request, weights: Any, state: tuple[Tensor, ...], rever
     if reason or is_forward_mode:
         return reference.run_direction(layer, weights, state, reverse)
     rows = values if compiled.trace.prepares else cell.prepare(weights, values, layer.offsets)
-    tensors = tuple([step.converted(part) for part in (rows, *step.elements, *state, *step.leaves)])
+    tensors: tuple[Tensor, ...] = (rows, *step.elements, *state, *step.leaves)
+    if any([part.dtype in NARROW for part in tensors]):  # noqa: C419 (quicker)
+        tensors = tuple([step.converted(part) for part in tensors])
     machine, lengths = MACHINES[values.device.type], None if layer.offsets.is_cpu else layer.host_lengths
     wishes = layer.need_output, layer.need_states
     call = StepCall(compiled, step, layer.offsets, not reverse, *wishes, machine, lengths)
@@ -310,12 +292,10 @@ def run_direction(layer: Request, weights: Any, state: tuple[Tensor, ...], rever
             _discard(call, reason)
             return reference.run_direction(layer, weights, state, reverse)
     compiled.calls += 1
-    narrow = values.dtype
-    return DirectionResult(
-        None if output is None else output.to(narrow),
-        tuple([part.to(narrow) for part in finals]),
-        tuple([part.to(narrow) for part in states]) if layer.need_states else None,
-    )
+    if values.dtype in NARROW:
+        output = None if output is None else output.to(values.dtype)
+        finals, states = [[part.to(values.dtype) for part in parts] for parts in (finals, states)]
+    return DirectionResult(output, tuple(finals), tuple(states) if layer.need_states else None)
 
 
 def run_loop(call: StepCall, tensors: tuple[Tensor, ...]) -> _Ran:
@@ -338,12 +318,9 @@ def _forward(
     compiled, count = call.compiled, len(call.compiled.elements)
     program = compiled.forward(call.need_output, call.need_states, wanted)
     unchanged = [tensors[count + place] for place in compiled.unchanged_places]
-    given = dict(zip(compiled.elements, tensors[:count], strict=True))
-    given |= {
-        node: tensors[count + place] for node, place in zip(compiled.states, compiled.changing_places, strict=True)
-    }
-    given |= dict(zip(compiled.unchanged, unchanged, strict=True))
-    given |= dict(zip(compiled.vectors, vectors, strict=True))
+    changing = [tensors[count + place] for place in compiled.changing_places]
+    nodes = (*compiled.elements, *compiled.states, *compiled.unchanged, *compiled.vectors)
+    given = dict(zip(nodes, (*tensors[:count], *changing, *unchanged, *vectors), strict=True))
     over = _saved_memory(program, tensors[0])
     outputs, finals = call.machine.run_lowered(program.lowered, call.offsets, call.ascending, given, weights, over)
     results = [] if program.output is None else [outputs[program.output]]
@@ -364,10 +341,12 @@ def _saved_memory(program: Forward, like: Tensor) -> dict[int, Tensor]:
     widths = {
         place: program.lowered.program.outputs[place][1] for node, place in program.saved.items() if node in program.own
     }
-    if len(widths) < 2 or not like.is_cpu:
+    if not widths or not like.is_cpu:
         return {}
-    whole = library.empty(like, like.shape[0], sum(widths.values()))
-    return dict(zip(widths, whole.split(list(widths.values()), 1), strict=True))
+    total = sum(widths.values())
+    stride = library.row_length(total)
+    whole = library.empty(like, like.shape[0], stride)
+    return dict(zip(widths, whole.split_with_sizes([*widths.values(), stride - total], 1), strict=False))
 
 
 class _Loop(torch.autograd.Function):

@@ -322,8 +322,9 @@ class Instructions:
             self.lines += [f"    parts += {read} * {own}", f"{total} += tl.sum(parts, 1, keep_dims=True)"]
             return
         deep = f"(k + tl.arange(0, {_DEPTH}))[:, None]"
-        within = [f"({deep} < {depth})"] if depth % _DEPTH else []
-        own = _load(f"{weight} + {deep} * {rows} + c{size}", [*within, *_inner(width)])
+        # The last row again, times zero: as a mask of rows, a condition for each load would take registers.
+        deep = f"tl.minimum({deep}, {depth - 1})" if ends else deep
+        own = _load(f"{weight} + {deep} * {rows} + c{size}", _inner(width))
         self.lines.append(f"    {total} = tl.dot({read}, {own}, {total}, input_precision=precision)")
 
 

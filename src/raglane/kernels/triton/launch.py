@@ -70,8 +70,10 @@ def function_of(text: str) -> Any:
     linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
     names: dict[str, Any] = {"tl": triton.language, "f": functions, "__name__": __name__}
     exec(compile(text, name, "exec"), names)
-    # The sizes of a batch compile nothing anew.
-    return triton.jit(names["kernel"], do_not_specialize=["rows", "count"])
+    # One kernel for all sizes and strides: another would compile within a call, and might sum in another order.
+    code = names["kernel"].__code__
+    sizes = [name for name in code.co_varnames[: code.co_argcount] if name in ("rows", "count") or name.endswith("_s")]
+    return triton.jit(names["kernel"], do_not_specialize=sizes)
 
 
 def _products(program: Program, chosen: tuple[int, ...]) -> Program:
@@ -128,8 +130,7 @@ def run(
         rows,
         *order,
         *strided,
-        *map(_rows, vectors),
-        *weights,
+        *map(_rows, (*vectors, *weights)),
         *_tables(made, like.device),
         *outputs,
         *finals,
@@ -141,7 +142,9 @@ def run(
 
 
 def _rows(part: Tensor) -> Tensor:
-    return part if part.stride(-1) == 1 or part.shape[-1] == 1 else part.contiguous()
+    """Return a tensor whose rows are contiguous, at an address that is a multiple of 16, for which kernels compile."""
+    is_whole = part.stride(-1) == 1 or part.shape[-1] == 1
+    return part if is_whole and part.data_ptr() % 16 == 0 else part.clone(memory_format=torch.contiguous_format)
 
 
 def _tables(made: Compiled, device: torch.device) -> list[Tensor]:

@@ -22,9 +22,10 @@ from raglane.programs.graph import Refused
 from raglane.programs.program import Program
 
 # The rows of an instance by the most numbers of a row that are alive together: so that a step of 8 warps spills no
-# register for 128 units of any cell here, with at most 168 registers for up to 5,500 such numbers.
+# register for up to 256 units of any cell here, for 128 units with at most 168 registers. More units would spill with
+# this limit.
 _ROWS = {8: 1440, 4: 2688, 2: 10400}
-_MOST_LIVE, _REGISTERS = 5500, 168
+_MOST_LIVE, _FEW_REGISTERS, _REGISTERS = 5500, 168, 255
 # Without a loop, and with few numbers, an instance has more rows; with few numbers altogether, half of the warps.
 _FEW_LIVE, _MANY_ROWS = 640, 32
 
@@ -46,7 +47,7 @@ class Kernel:
     rows: int  # of each instance
     blocks: int  # instances for the same rows: each runs other channels
     warps: int
-    registers: int | None  # at most, of each thread; None for as many as there are
+    registers: int  # at most, of each thread
 
 
 def kernel_of(program: Program, ascending: bool) -> Kernel:
@@ -73,11 +74,9 @@ def kernel_of(program: Program, ascending: bool) -> Kernel:
     blocks = 1
     if columns.channels:  # a thread for each sequence and channel
         blocks, warps = -(-columns.channels // CHANNELS), rows
-    registers = _REGISTERS if live <= _MOST_LIVE else None
-    tables = tuple(printer.instructions.tables)
-    return Kernel(
-        text, tuple(columns.before), columns.has_steps, 2 * rows * scratch, tables, rows, blocks, warps, registers
-    )
+    registers = _FEW_REGISTERS if live <= _MOST_LIVE and not columns.is_cut else _REGISTERS
+    tables, scratch = tuple(printer.instructions.tables), (1 + columns.has_steps) * rows * scratch
+    return Kernel(text, tuple(columns.before), columns.has_steps, scratch, tables, rows, blocks, warps, registers)
 
 
 def _live(columns: Columns, ascending: bool) -> int:
@@ -159,15 +158,16 @@ class _Printer:
 
     def _body(self) -> list[str]:
         made, definitions = self.instructions, self.columns.definitions
-        half = "tl.program_id(0)"
         if self.columns.has_steps:
-            half = f"(2 * {half} + t % 2)"
             made.lines += ["live = t < length", "at = begin + t" if self.ascending else "at = end - 1 - t"]
         else:
             made.lines += ["live = valid", "at = row"]
         if self.scratch:
-            rows = f"tl.arange(0, {self.rows})[:, None] * {self.scratch}"
-            made.lines.append(f"local = scratch + {half} * {self.rows * self.scratch} + {rows}")
+            size, half = self.rows * self.scratch, "0"
+            if self.columns.has_steps:
+                size, half = 2 * size, f"t % 2 * {size}"
+            made.head.append(f"own = scratch + tl.program_id(0).to(tl.int64) * {size}")
+            made.lines.append(f"local = own + {half} + tl.arange(0, {self.rows})[:, None] * {self.scratch}")
         for place, _ in self.following:
             for low, high in definitions[place].parts():
                 made.sizes[variable(place, low)] = min(padded(high - low), made.widest)

@@ -75,6 +75,7 @@ class Columns:
         self.definitions: list[Definition] = []
         self.steps: list[Step] = []
         self.before: list[int] = []  # instructions
+        self.is_cut = False  # values wider than a variable
         self.has_steps = bool(program.next_states or program.given("sequence"))
         self._resolve()
         self._cut()
@@ -168,7 +169,9 @@ class Columns:
         self.channels = self._width_of_channels(states)
         if not self.channels:
             for definition in self.definitions:
-                definition.cuts |= set(range(_WIDEST, definition.width, _WIDEST)) if not definition.kind else set()
+                for low, high in definition.parts() if not definition.kind else []:
+                    definition.cuts |= set(range(low, high, _width_of_parts(high - low))) - {0}
+                    self.is_cut |= high - low > _WIDEST
             self._align_all(pairs)
         if sum(len(part.parts()) for part in self.definitions if part.kind in ("", "state")) > _MOST_PARTS:
             raise Refused(f"it has more than {_MOST_PARTS} values of {_WIDEST} columns, too many for registers")
@@ -251,6 +254,13 @@ class Columns:
                     cuts |= set(range(span.low + first, span.high, every))
                 other.cuts |= {cut for cut in cuts if 0 < cut < other.width}
             begin += span.width
+
+
+def _width_of_parts(width: int) -> int:
+    """Return the columns of the parts of a wide value: equal parts, which have the same layout in registers."""
+    count = -(-width // _WIDEST)
+    every = 4 if width % 4 == 0 else 1  # a load of four numbers is aligned
+    return -(-width // count // every) * every
 
 
 def _widths(program: Program, instruction: Instruction) -> list[int]:
