@@ -1,0 +1,104 @@
+// Shared by the operators of torch: shapes, and the tensors of a call while the kernels read their memory.
+#pragma once
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <cstring>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "raglane.h"
+
+namespace raglane::operators {
+
+using torch::headeronly::DeviceType;
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+using Parts = std::vector<std::optional<Tensor>>;
+
+[[noreturn]] inline void refuse(const std::string& what) { throw std::runtime_error("raglane::layer: " + what); }
+
+struct Shape {
+  int64_t dims, sizes[3];
+  Shape() : dims(0), sizes{} {}
+  Shape(int64_t a) : dims(1), sizes{a, 0, 0} {}
+  Shape(int64_t a, int64_t b) : dims(2), sizes{a, b, 0} {}
+  Shape(int64_t a, int64_t b, int64_t c) : dims(3), sizes{a, b, c} {}
+  int64_t count() const {
+    int64_t total = 1;
+    for (int64_t place = 0; place < dims; place++) total *= sizes[place];
+    return total;
+  }
+};
+
+struct Strides {
+  int64_t of[3];
+  explicit Strides(const Shape& shape) {
+    for (int64_t place = shape.dims - 1, stride = 1; place >= 0; stride *= shape.sizes[place--]) of[place] = stride;
+  }
+};
+
+inline Tensor empty(const Shape& shape, ScalarType dtype) {
+  AtenTensorHandle handle;
+  const Strides strides(shape);
+  const auto number = torch::stable::detail::to<int32_t>(torch::stable::detail::from(dtype));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(shape.dims, shape.sizes, strides.of, number, 0, 0, &handle));
+  return Tensor(handle);
+}
+
+inline int64_t width_of(ScalarType dtype) { return dtype == ScalarType::Double ? 8 : dtype == ScalarType::Float ? 4 : 2; }
+
+inline void require_ok(int32_t status, const char* message) {
+  if (status != RAGLANE_OK) refuse(message);
+}
+
+// The tensors of a call, and the storages that its addresses belong to, which another thread may replace.
+class Held {
+ public:
+  ScalarType dtype;
+  bool poisons = false;
+  bool fits = true;  // false if a tensor is not the call's, or the kernels cannot read it
+
+  bool is_like(const Tensor& tensor, const Shape& shape, ScalarType type) {
+    const auto sizes = tensor.sizes();
+    fits &= (int64_t)sizes.size() == shape.dims && tensor.scalar_type() == type &&
+            tensor.device().type() == DeviceType::CPU;
+    for (int64_t place = 0; fits && place < shape.dims; place++) fits = sizes[place] == shape.sizes[place];
+    return fits;
+  }
+
+  // The address of a tensor's numbers. A view of its own keeps the storage alive.
+  void* hold(const Tensor& tensor, const Shape& shape, const int64_t* strides) {
+    AtenTensorHandle handle;
+    TORCH_ERROR_CODE_CHECK(aoti_torch__reinterpret_tensor(tensor.get(), shape.dims, shape.sizes, strides, 0, &handle));
+    const Tensor& view = held_.emplace_back(handle);
+    void* address = view.data_ptr();
+    if (shape.count() == 0) return nullptr;
+    fits = address && has_all_numbers(view);
+    return address;
+  }
+
+  // A new tensor, and its address.
+  void* write(std::vector<Tensor>& results, const Shape& shape) {
+    void* address = results.emplace_back(empty(shape, dtype)).data_ptr();
+    if (poisons) std::memset(address, 0xff, shape.count() * width_of(dtype));
+    return address;
+  }
+
+ protected:
+  std::vector<Tensor> held_;
+
+  // True if the storage contains the last number of a tensor of any strides.
+  static bool has_all_numbers(const Tensor& tensor) {
+    int64_t bytes, last = tensor.storage_offset();
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_storage_size(tensor.get(), &bytes));
+    for (int64_t place = 0; place < tensor.dim(); place++) last += (tensor.size(place) - 1) * tensor.stride(place);
+    return bytes >= (last + 1) * (int64_t)tensor.element_size();
+  }
+};
+
+}  // namespace raglane::operators

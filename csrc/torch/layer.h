@@ -1,0 +1,145 @@
+// A call of a layer, from tensors to the struct of the kernels.
+#pragma once
+
+#include <cstddef>
+
+#include "held.h"
+
+namespace raglane::operators {
+
+// One weight of a direction: its places in the struct, and its shape.
+struct Weight {
+  const void* raglane_weights::*field;
+  void* raglane_weight_gradients::*gradient;
+  Shape shape;
+  bool exists, is_optional;
+};
+
+// The integers of raglane_layer before its addresses.
+constexpr int64_t head_size = offsetof(raglane_layer, offsets) / sizeof(int64_t);
+
+// A call of a layer.
+class Layer : public Held {
+ public:
+  raglane_layer call;
+  raglane_cell_facts facts;
+
+  Layer(const Tensor& head, const Tensor& offsets, const Tensor& values, const Parts& parts, bool has_packed = false) {
+    std::memset(&call, 0, sizeof call);
+    const void* fields = read(head, {head_size}, ScalarType::Long);
+    if (fields) std::memcpy(&call, fields, sizeof(int64_t) * head_size);
+    // The struct's layout is that of the header that this file was compiled with.
+    if (call.abi != RAGLANE_ABI || raglane_abi() != RAGLANE_ABI)
+      refuse("the kernels are of another version; reinstall raglane");
+    char message[256] = "";
+    require_ok(raglane_describe_cell(call.cell, &facts, message, sizeof message), message);
+    dtype = dtype_of(call.dtype), poisons = call.flags & RAGLANE_POISON;
+    call.sequences = offsets.numel() - 1;
+    is_step_ = values.dim() == 1;
+    call.elements = is_step_ ? 1 : values.sizes()[0];
+    fits = call.directions >= 1 && call.directions <= 2 && call.sequences >= 0 && (!is_step_ || call.sequences == 1);
+    if (!fits) return;
+    held_.reserve(24);
+    call.offsets = static_cast<int64_t*>(read(offsets, {call.sequences + 1}, ScalarType::Long));
+    call.values = read(values, is_step_ ? Shape(call.input_size) : Shape(call.elements, call.input_size), dtype);
+    set_weights();
+    const size_t states = facts.has_c ? 2 : 1, weights = call.directions * each_;
+    if (parts.size() == states + weights) {
+      begin_ = states;
+      fits &= parts[0].has_value() && parts[states - 1].has_value();
+      call.initial_h = read(parts[0], of_state(0));
+      if (facts.has_c) call.initial_c = read(parts[1], of_state(1));
+    } else if (parts.size() != weights) {
+      fits = false;
+      return;
+    }
+    for (int64_t k = 0; k < call.directions; k++)
+      for (size_t place = 0; place < each_; place++) {
+        const auto& part = parts[begin_ + k * each_ + place];
+        const Weight& weight = weights_[place];
+        fits &= part.has_value() ? weight.exists : weight.is_optional || !weight.exists;
+        // Of weights that are packed the kernels read only which there are.
+        call.weights[k].*weight.field = has_packed && part.has_value() ? &part : read(part, weight.shape);
+      }
+  }
+
+  // The number of states among the parts, before the weights.
+  size_t begin() const { return begin_; }
+  const Weight& weight(size_t part) const { return weights_[(part - begin_) % each_]; }
+
+  int64_t state_size() const { return call.projection_size ? call.projection_size : call.hidden_size; }
+  Shape of_state(int state) const {
+    const int64_t size = state ? call.hidden_size : state_size();
+    return is_step_ ? Shape(call.directions, size) : Shape(call.directions, call.sequences, size);
+  }
+  Shape of_output() const {
+    const int64_t size = call.directions * state_size();
+    return is_step_ ? Shape(size) : Shape(call.elements, size);
+  }
+  // Numbers that forward saves for backward: none where backward recomputes the gates.
+  Shape of_gates() const {
+    const bool skips = facts.skips && call.input_size != call.hidden_size;
+    const int64_t own = facts.is_elementwise ? (facts.saved + skips) * call.hidden_size
+                                             : facts.saved && !call.checkpoint_every ? call.gate_stride : 0;
+    return {call.directions, call.elements, own};
+  }
+  Shape of_c_states() const {
+    const int64_t size = facts.has_c ? call.hidden_size : 0;
+    return facts.is_elementwise ? Shape(call.elements, call.directions * size) : Shape(call.directions, call.elements, size);
+  }
+
+  void* read(const std::optional<Tensor>& part, const Shape& shape) {
+    return part.has_value() ? read(*part, shape, dtype) : nullptr;
+  }
+
+  // The address of a tensor's numbers.
+  void* read(const Tensor& tensor, const Shape& shape, ScalarType type) {
+    if (!is_like(tensor, shape, type)) return nullptr;
+    if (!tensor.is_contiguous()) {
+      fits = has_all_numbers(tensor);
+      return fits ? read(torch::stable::contiguous(tensor), shape, type) : nullptr;
+    }
+    return hold(tensor, shape, Strides(shape).of);
+  }
+  void* scratch(const Shape& shape) { return write(held_, shape); }
+
+  bool is_large(const Shape& shape) const { return shape.count() * width_of(dtype) >= raglane_least_block(); }
+
+  template <class Function> void run(Function function) {
+    char message[256] = "";
+    require_ok(function(&call, message, sizeof message), message);
+  }
+
+ private:
+  Weight weights_[5];
+  size_t each_ = 0, begin_ = 0;
+  bool is_step_;
+
+  static ScalarType dtype_of(int64_t number) {
+    if (number == RAGLANE_FLOAT64) return ScalarType::Double;
+    if (number == RAGLANE_BFLOAT16) return ScalarType::BFloat16;
+    return ScalarType::Float;  // also with int8 weights
+  }
+
+  void set_weights() {
+    using W = raglane_weights;
+    using G = raglane_weight_gradients;
+    const int64_t hidden = call.hidden_size, input = call.input_size, rows = facts.gates * hidden, state = state_size();
+    if (!facts.is_elementwise) {
+      each_ = 5;
+      weights_[0] = {&W::input, &G::input, {rows, input}, true, false};
+      weights_[1] = {&W::hidden, &G::hidden, {rows, state}, true, false};
+      weights_[2] = {&W::input_bias, &G::input_bias, {rows}, true, true};
+      weights_[3] = {&W::hidden_bias, &G::hidden_bias, {rows}, true, true};
+      weights_[4] = {&W::projection, &G::projection, {state, hidden}, call.projection_size > 0, false};
+    } else {
+      each_ = 4;
+      weights_[0] = {&W::input, &G::input, {rows, input}, true, false};
+      weights_[1] = {&W::hidden, &G::hidden, {facts.factors * hidden}, facts.factors > 0, false};
+      weights_[2] = {&W::input_bias, &G::input_bias, {facts.biases * hidden}, true, true};
+      weights_[3] = {&W::skip, &G::skip, {hidden, input}, facts.skips && input != hidden, false};
+    }
+  }
+};
+
+}  // namespace raglane::operators
