@@ -117,7 +117,7 @@ inline constexpr int64_t few_elements = 640, few_weights = 100'000;
 inline constexpr int unit_rows = 24;
 inline constexpr int64_t part_depth = 128, part_depth_narrow = 512;
 // Distance in k at which such products prefetch numbers that are a row apart, with 16 registers. Zen 3, one thread,
-// gradients of weights of an LSTM with H from 128 to 512: 24 takes 0.90 to 0.99 of the time without, 12 up to 0.97.
+// gradients of weights of an LSTM with H from 128 to 512: 24 takes 0.85 to 0.99 of the time without, 12 0.91 to 0.98.
 inline constexpr int rows_ahead = 24;
 // Elements whose rows are packed together. 256 or 1,024 take up to 6 % longer.
 inline constexpr int64_t gradient_rows = 512;

@@ -20,7 +20,7 @@ using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 using Parts = std::vector<std::optional<Tensor>>;
 
-[[noreturn]] inline void refuse(const std::string& what) { throw std::runtime_error("raglane::layer: " + what); }
+[[noreturn]] inline void refuse(const std::string& what) { throw std::runtime_error("raglane: " + what); }
 
 struct Shape {
   int64_t dims, sizes[3];
@@ -61,7 +61,7 @@ class Held {
  public:
   ScalarType dtype;
   bool poisons = false;
-  bool fits = true;  // false if a tensor is not the call's, or the kernels cannot read it
+  bool fits = true;  // false if a tensor has other sizes, dtype or device than the call, or the kernels cannot read it
 
   bool is_like(const Tensor& tensor, const Shape& shape, ScalarType type) {
     const auto sizes = tensor.sizes();

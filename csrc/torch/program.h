@@ -20,8 +20,8 @@ class Program : public Held {
     code_.assign(numbers, numbers + (numbers ? size : 0));
     int64_t total = 6;
     for (int part = 0; part < 6; total += sizes[part] * code_[part], part++)
-      if (code_.at(part) < 0 || code_[part] > size) refuse("the code of a program has a wrong count");
-    if (total != size) refuse("the code of a program is not what it counts");
+      if (code_.at(part) < 0 || code_[part] > size) refuse("a count of a program's code is not from 0 to its size");
+    if (total != size) refuse("the size of a program's code must match its counts");
     const int64_t *blocks = code_.data() + 6, *weights = blocks + 3 * code_[0];
     const int64_t *instructions = weights + 3 * code_[1], *outputs = instructions + 26 * code_[2];
 

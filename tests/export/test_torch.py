@@ -127,7 +127,7 @@ for arguments in refused:
     try:
         torch.ops.raglane.layer(*arguments)
     except RuntimeError as error:
-        assert "raglane::layer: " in str(error), error
+        assert "raglane: " in str(error), error
     else:
         raise AssertionError(arguments)
 print("raglane" in sys.modules)

@@ -113,7 +113,7 @@ def test_backward_twice_through_a_kept_graph() -> None:
 
 
 class Raw(Scaled):
-    """Its output is a product, which the backward pass reads as well."""
+    """Its output is a product, of which the backward pass reads the activation, its state."""
 
     def step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         output = self.linear(torch.cat([x_t, state], 1))
@@ -144,10 +144,29 @@ def test_a_kernel_that_is_refused_in_a_call(ascending: bool, monkeypatch: pytest
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
 
 
-def test_gradients_of_biases_are_separate() -> None:
-    layer = rl.nn.LSTM(3, 4, backend="program")
+class TwoBiases(Scaled):
+    """Its biases are added in two places, and have the same gradient."""
+
+    def __init__(self, input_size: int, hidden_size: int) -> None:
+        super().__init__(input_size, hidden_size)
+        self.one, self.other = (nn.Parameter(torch.zeros(1, hidden_size)) for _ in range(2))
+
+    def step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        new = ((self.linear(torch.cat([x_t, state], 1)) + self.one) + (state + self.other)).tanh()
+        return new, new
+
+
+@pytest.mark.parametrize(
+    ("layer", "names"),
+    [
+        (rl.nn.LSTM(3, 4, backend="program"), ("bias_ih_l0", "bias_hh_l0")),
+        (rl.nn.Recurrent(TwoBiases, 3, 4, backend="program"), ("one", "other")),
+    ],
+)
+def test_gradients_of_biases_are_separate(layer: nn.Module, names: tuple[str, str]) -> None:
     layer(rl.Ragged([torch.randn(2, 3)]))[0].values.sum().backward()
-    one, other = (cast(Tensor, part.grad) for part in (layer.bias_ih_l0, layer.bias_hh_l0))
+    found = [part for name, part in layer.named_parameters() if name.split(".")[-1] in names]
+    one, other = (cast(Tensor, part.grad) for part in found)
     assert one.equal(other)
     one.zero_()
     assert other.any()
@@ -155,7 +174,7 @@ def test_gradients_of_biases_are_separate() -> None:
 
 def test_results_stay_what_they_are() -> None:
     """A backward pass writes over nothing that the caller has."""
-    for layer in (rl.nn.Recurrent(Raw, 5, 4), rl.nn.LayerNormLSTM(5, 4)):
+    for layer in (rl.nn.Recurrent(Raw, 5, 4), rl.nn.LayerNormLSTM(5, 4), rl.nn.RNN(5, 4, backend="program")):
         assert rl.explain(layer, a_batch()).backend == "program"  # what is overwritten is refused, too
         found: Any = layer(a_batch(), return_states=True)
         results = [part.values if isinstance(part, rl.Ragged) else part for part in tree_leaves(found)]

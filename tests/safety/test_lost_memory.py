@@ -108,16 +108,20 @@ def test_what_another_thread_gives_back_lives_until_the_call_ends(grad: bool, mo
 
 
 @pytest.mark.skipif(library.operators() is None, reason="raglane was installed without torch's operators")
-def test_so_does_what_an_operator_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    layer, given = rl.nn.GRU(3, 16), rl.Ragged.from_flat(torch.randn(400_000, 3), lengths=[400_000])
+@pytest.mark.parametrize(("operator", "name"), [(0, "cpu"), (2, "program")])
+def test_so_does_what_an_operator_reads(operator: int, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, given = rl.nn.GRU(3, 16, backend=name), rl.Ragged.from_flat(torch.randn(400_000, 3), lengths=[400_000])
+    layer(given[:1].truncate(2))  # a program is compared with torch before its first use
     watched, finite, begun = watched_weights(layer), [], threading.Event()
-    forward, *others = library.operators()
+    operators = [*library.operators()]
+    real = operators[operator]
 
     def announced(*arguments: Any) -> Any:
         begun.set()
-        return forward(*arguments)
+        return real(*arguments)
 
-    monkeypatch.setattr(library, "operators", lambda: (announced, *others))
+    operators[operator] = announced
+    monkeypatch.setattr(library, "operators", lambda: operators)
     reader = threading.Thread(target=lambda: finite.append(bool(layer(given)[0].values.isfinite().all())))
     reader.start()
     begun.wait()

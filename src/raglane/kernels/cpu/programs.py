@@ -103,6 +103,8 @@ def _run_by_operator(
 ) -> tuple[list[Tensor], list[Tensor]] | None:
     """As :func:`run`, by one call of C++; None if that cannot read a tensor, or is missing."""
     operators, kernels = library.operators(), library.library()
+    if [*map(len, inputs)] != [*map(len, encoded.shapes)]:
+        return None
     reused = [over.get(index) for index in range(len(encoded.program.outputs))]
     new = len(reused) - len(over) + len(encoded.shapes[2])
     if operators is None or not new:  # no results are those of a failure

@@ -152,7 +152,9 @@ class Gradients:
             if source not in sums:
                 rows = self.finals[source] if isinstance(source, int) else self._take(source)
                 sums[source] = cast(Tensor, self.call.machine.outer_products(rows, None, sums=True)[1])
-            made[place] = sums[source]
+            # Two parameters keep these gradients, which the caller may change in-place.
+            total = sums[source]
+            made[place] = total.clone() if any(part is total for part in made.values()) else total
         return self.values.gradients(made)
 
 

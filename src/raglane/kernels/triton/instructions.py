@@ -322,7 +322,7 @@ class Instructions:
             self.lines += [f"    parts += {read} * {own}", f"{total} += tl.sum(parts, 1, keep_dims=True)"]
             return
         deep = f"(k + tl.arange(0, {_DEPTH}))[:, None]"
-        # The last row again, times zero: as a mask of rows, a condition for each load would take registers.
+        # The last row again, times zero, which is NaN for an infinite weight: a mask of rows would take registers.
         deep = f"tl.minimum({deep}, {depth - 1})" if ends else deep
         own = _load(f"{weight} + {deep} * {rows} + c{size}", _inner(width))
         self.lines.append(f"    {total} = tl.dot({read}, {own}, {total}, input_precision=precision)")
