@@ -256,7 +256,8 @@ def test_each_kind_of_tensors_is_counted() -> None:
     blocks = Block("element", 1), Block("sequence", 1), Block("state", 1), Block("local", 1)
     add = Instruction("add", (Operand(3),), (Operand(1), Operand(2)), width=1)
     sums = Program(blocks, (), (add,), ((Operand(3), 1),), (Operand(3),))
-    given, one = {"offsets": torch.tensor([0, 3]), "elements": [torch.zeros(3, 1)]}, torch.ones(1, 1)
+    one = torch.ones(1, 1)
+    given: dict[str, Any] = {"offsets": torch.tensor([0, 3]), "elements": [torch.zeros(3, 1)]}
     assert run(sums, **given, sequences=[one], states=[one])[1][0].item() == 4
     with pytest.raises(ShapeError, match="sequences must be the 1 tensors of the program"):
         run(sums, **given, states=[one, one])
