@@ -275,7 +275,7 @@ def run_direction(layer: Request, weights: Any, state: tuple[Tensor, ...], rever
         return reference.run_direction(layer, weights, state, reverse)
     rows = values if compiled.trace.prepares else cell.prepare(weights, values, layer.offsets)
     tensors: tuple[Tensor, ...] = (rows, *step.elements, *state, *step.leaves)
-    if any([part.dtype in NARROW for part in tensors]):  # noqa: C419 (quicker)
+    if any(part.dtype in NARROW for part in tensors):
         tensors = tuple([step.converted(part) for part in tensors])
     machine, lengths = MACHINES[values.device.type], None if layer.offsets.is_cpu else layer.host_lengths
     wishes = layer.need_output, layer.need_states

@@ -21,9 +21,9 @@ from raglane.kernels.triton.spans import Columns
 from raglane.programs.graph import Refused
 from raglane.programs.program import Program
 
-# The rows of an instance by the most numbers of a row that are alive together. So on 8.0 and 9.0 a step of 8 warps
-# spills no register: up to 128 units with at most 168 registers, up to 256 with 255, because 168 would spill.
-_ROWS = {8: 1440, 4: 2688, 2: 10400}
+# The rows of an instance by the most numbers of a row that are alive together. So a step of 8 warps spills no register:
+# up to 128 units with at most 168 registers, up to 256 with 255, because 168 would spill.
+_ROWS = {8: 1440, 4: 2000, 2: 10400}
 _MOST_LIVE, _FEW_REGISTERS, _REGISTERS = 5500, 168, 255
 # Without a loop, and with few numbers, an instance has more rows; with few numbers altogether, half of the warps.
 _FEW_LIVE, _MANY_ROWS = 640, 32
