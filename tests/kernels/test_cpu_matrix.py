@@ -105,12 +105,18 @@ def test_thousands_of_steps(cell: str, use: Use) -> None:
 # ---- isolation --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("by_torch", [False, True])
 @pytest.mark.parametrize("cell", KERNEL_CELLS)
 @pytest.mark.parametrize("isa", LIBRARY.isas)
-def test_nan_stays_in_its_sequence(cell: str, isa: str, use: Use) -> None:
-    """In values, outputs and states, and in all gradients of one sequence."""
+def test_nan_stays_in_its_sequence(
+    cell: str, isa: str, by_torch: bool, use: Use, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In values, outputs and states, and in all gradients of one sequence, those of bfloat16 by torch's products."""
     use(isa, POISON)
     clean = make(cell, [4, 3, 5, 1, 6], (19, 19, 0), directions=2)
+    if by_torch:
+        monkeypatch.setattr(Layer, "_computes_all_gradients", lambda *_: False)
+        clean = make(cell, [40, 43, 51, 1, 66], (19, 19, 0), directions=2).map(lambda t: t.to(torch.bfloat16))
     bounds = offsets_from_lengths(clean.lengths).tolist()
     values = clean.values.clone()
     for sequence in (0, 2, 4):

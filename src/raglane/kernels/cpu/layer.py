@@ -8,6 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from raglane._utils import forks
 from raglane._utils.messages import message
@@ -405,4 +406,8 @@ def outer(gates: Tensor, inputs: Tensor) -> Tensor:
 
 def add_product(total: Tensor | None, gates: Tensor, weight: Tensor) -> Tensor:
     """Return ``gates @ weight``, added in place to ``total`` if there is one."""
+    # With AMX, oneDNN 3.12 multiplies what follows a row, up to a multiple of 32 numbers, by zero: the next row, or
+    # uninitialised memory, where NaN may be (oneDNN's issue 5717).
+    if gates.dtype is torch.bfloat16 and (rest := -gates.shape[1] % 32) and "amx" in library.library().isas:
+        gates, weight = functional.pad(gates, (0, rest)), functional.pad(weight, (0, 0, 0, rest))
     return torch.mm(gates, weight) if total is None else total.addmm_(gates, weight)
