@@ -37,13 +37,15 @@ inline double average_rows(const Batch& batch, int64_t teams) {
 
 // The number of threads of a team, at most `most`. Own lanes are best for a thread if there are enough of them: with
 // one or two rows it waits for weights, and other threads may have no rows. `bytes` of weights are read per step; they
-// must be worth a barrier per step.
+// must be worth a barrier per step. If a core's cache cannot hold them, a thread needs more rows of its own.
 inline int wanted_members(const Batch& batch, int64_t flags, int64_t bytes, int64_t most) {
   if (most < 2 || (flags & RAGLANE_NO_TEAM)) return 1;
   if (flags & RAGLANE_TEAM) return (int)most;
+  const bool fits = bytes <= batch.cache / (tile_rows == 16 ? tuning::held_of_cache_in_tiles : 1);
+  const double own = fits ? tuning::own_rows : tuning::own_tiles * tile_rows;
   double rows = average_rows(batch, most);
-  if (rows >= tuning::own_rows || bytes < tuning::team_weights) return 1;
-  int64_t wanted = (int64_t)(tuning::team_rows / (rows > tuning::fewest_rows ? rows : tuning::fewest_rows));
+  if (rows >= own || bytes < tuning::team_weights) return 1;
+  int64_t wanted = (int64_t)(2 * own / (rows > tuning::fewest_rows ? rows : tuning::fewest_rows));
   return (int)(wanted < 1 ? 1 : wanted < most ? wanted : most);
 }
 
