@@ -42,13 +42,13 @@ template <int TILE> void store_tile(void* to, int64_t stride) {
   const EmulatedTile& tile = emulated_tiles[TILE];
   for (int r = 0; r < tile.rows; r++) memcpy((char*)to + r * stride, tile.words[r], sizeof tile.words[r]);
 }
-template <int SUMS, int WEIGHTS> void multiply_tiles() {
+template <int SUMS, int ROWS, int WEIGHTS> void multiply_tiles() {
   using Word = Lanes<float>::word;
   EmulatedTile& sums = emulated_tiles[SUMS];
   for (int r = 0; r < sums.rows; r++) {
     F even = {}, odd = {};
     for (int k = 0; k < tile_words; k++) {
-      Word x = (Word)splat_at(&emulated_tiles[4].words[r][k]), weight = (Word)load(emulated_tiles[WEIGHTS].words[k]);
+      Word x = (Word)splat_at(&emulated_tiles[ROWS].words[r][k]), weight = (Word)load(emulated_tiles[WEIGHTS].words[k]);
       even = fma((F)(x << 16), (F)(weight << 16), even);
       odd = fma((F)(x & 0xffff0000u), (F)(weight & 0xffff0000u), odd);
     }
@@ -76,11 +76,12 @@ template <int TILE> RAGLANE_INLINE void store_tile(void* to, int64_t stride) {
 #undef RAGLANE_WITH
 }
 #undef RAGLANE_ALL_TILES
-template <int SUMS, int WEIGHTS> RAGLANE_INLINE void multiply_tiles() {
-  if constexpr (SUMS == 0 && WEIGHTS == 5) _tile_dpbf16ps(0, 4, 5);
-  if constexpr (SUMS == 1 && WEIGHTS == 6) _tile_dpbf16ps(1, 4, 6);
-  if constexpr (SUMS == 2 && WEIGHTS == 7) _tile_dpbf16ps(2, 4, 7);
-  if constexpr (SUMS == 3 && WEIGHTS == 5) _tile_dpbf16ps(3, 4, 5);
+template <int SUMS, int ROWS, int WEIGHTS> RAGLANE_INLINE void multiply_tiles() {
+#define RAGLANE_WITH(sums, rows, weights) \
+  if constexpr (SUMS == sums && ROWS == rows && WEIGHTS == weights) _tile_dpbf16ps(sums, rows, weights);
+  RAGLANE_WITH(0, 4, 5) RAGLANE_WITH(1, 4, 6) RAGLANE_WITH(2, 4, 7) RAGLANE_WITH(3, 4, 5)
+  RAGLANE_WITH(0, 4, 6) RAGLANE_WITH(1, 4, 7) RAGLANE_WITH(2, 5, 6) RAGLANE_WITH(3, 5, 7)
+#undef RAGLANE_WITH
 }
 #endif
 

@@ -38,14 +38,14 @@ template <class S> int64_t multiply_registers(int64_t rounds) {
 #if defined(RAGLANE_TILES)
 template <> inline int64_t multiply_registers<bfloat16>(int64_t rounds) {
   TileRegisters registers;
-  TileRegisters::shape(tile_rows);  // all zeros
+  TileRegisters::shape(most_tile_rows);  // all zeros
   for (int64_t k = 0; k < rounds; k++) {
-    multiply_tiles<0, 5>();
-    multiply_tiles<1, 6>();
-    multiply_tiles<2, 7>();
-    multiply_tiles<3, 5>();
+    multiply_tiles<0, 4, 5>();
+    multiply_tiles<1, 4, 6>();
+    multiply_tiles<2, 4, 7>();
+    multiply_tiles<3, 4, 5>();
   }
-  return rounds * 4 * tile_rows * tile_words * tile_words * 4;
+  return rounds * 4 * most_tile_rows * tile_words * tile_words * 4;
 }
 #endif
 
