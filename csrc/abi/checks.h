@@ -94,4 +94,14 @@ inline int64_t useful_threads(int64_t threads, double operations) {
   return std::min(threads, (int64_t)std::min((double)most_threads, 1 + operations / tuning::thread_operations));
 }
 
+// The same for products of every element with weights, for which the time to read them may count instead.
+inline int64_t useful_threads(int64_t threads, double operations_of_row, const int64_t* offsets, int64_t sequences) {
+  int64_t longest = 0;
+  for (int64_t b = 0; b < sequences; b++) longest = std::max(longest, offsets[b + 1] - offsets[b]);
+  const double bytes = operations_of_row / 2 * sizeof(float);
+  const bool reads = bytes > (double)(cache_bytes() / tuning::weights_of_cache);
+  const double rows = std::max((double)offsets[sequences], reads ? tuning::least_rows * (double)longest : 0);
+  return useful_threads(threads, operations_of_row * rows);
+}
+
 }  // namespace raglane

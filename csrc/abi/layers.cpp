@@ -175,8 +175,8 @@ PackedHeader header_of(const raglane_layer& l) {
 
 int32_t run_matrix(raglane_layer& l, const Kernels& kernels, bool backward) {
   std::vector<int64_t> order = order_of(l.offsets, l.sequences);
-  double work = 2.0 * facts_of(l).gates * l.hidden_size * (l.input_size + l.hidden_size) * l.elements;
-  if (l.flags == 0) l.threads = useful_threads(l.threads, work * l.directions);
+  double work = 2.0 * facts_of(l).gates * l.hidden_size * (l.input_size + l.hidden_size) * l.directions;
+  if (l.flags == 0) l.threads = useful_threads(l.threads, work, l.offsets, l.sequences);
   auto kernel = backward ? kernels.backward : kernels.forward;
   if (l.dtype == RAGLANE_INT8) kernel = byte_kernels_of(l.isa).forward;
   Call call{batch_of(l.offsets, l.elements, order), &l};

@@ -387,7 +387,7 @@ extern "C" int32_t raglane_run_program(const raglane_program* program, char* mes
     std::vector<int64_t> slots = checked_slots(mine.slots, mine.sequences, mine.slot_count);
     if (mine.slots) mine.slots = slots.data();
     const Kernels& kernels = kernels_of(mine.isa, mine.dtype);
-    if (mine.flags == 0) mine.threads = useful_threads(mine.threads, decoded.work() * mine.elements);
+    if (mine.flags == 0) mine.threads = useful_threads(mine.threads, decoded.work(), offsets.data(), mine.sequences);
     if (!decoded.has_memory()) {
       offsets = pieces(mine);
       mine.sequences = (int64_t)offsets.size() - 1;

@@ -19,6 +19,10 @@ namespace raglane::tuning {
 // Operations from which starting a thread pays. Two threads, calls of 20 to 100 microseconds: 1e6 and 2e6 take 0.78 to
 // 1.02 times as long near and 1.00 to 1.32 apart, 8e6 up to 1.22 and 16e6 up to 1.54 near.
 inline constexpr double thread_operations = 4e6;
+// A step counts at least as this many rows if the weights take more than one part in `weights_of_cache` of a core's cache:
+// it lasts as long as reading them. Two threads of a Xeon with 2 MB of L2, one row of an LSTM and a GRU with H from 384
+// to 1,024: 0.37 to 0.8 of the time with the thread and the half of the weights that it reads.
+inline constexpr double least_rows = 6;
 // Cost of a gate of an element-wise cell in addition to its product, in operations. One thread, H 256, lognormal
 // lengths: minGRU 52, minLSTM 59, QRNN 67. IndRNN and SRU were not measured.
 inline constexpr double row_operations = 40;

@@ -43,15 +43,22 @@ template <class Cell, class S> class PreparedProducts {
     return true;
   }
 
-    // The part of one thread in a direction, in blocks of rows.
+    // The part of one thread in a direction: blocks of rows, or of few rows some panels, so that weights are read once.
   void make(int d, int thread, int threads) const {
-    int64_t blocks = (l_.elements + block_rows - 1) / block_rows;
+    const int64_t panels = input_.panels(d).count();
+    int64_t blocks = (l_.elements + block_rows - 1) / block_rows, first_panel = 0, end_panel = panels;
+    const bool by_panels = blocks == 1 && panels >= threads;
+    const int room = thread;
+    if (by_panels) {
+      first_panel = panels * thread / threads, end_panel = panels * (thread + 1) / threads;
+      thread = 0, threads = 1;
+    }
     blocks = (blocks + threads - 1) / threads * threads;
     for (int64_t block = thread; block < blocks; block += threads) {
       int64_t begin = l_.elements * block / blocks, end = l_.elements * (block + 1) / blocks;
       const A* rows[block_rows];
-      for (int64_t i = begin; i < end; i++) rows[i - begin] = input_.row(i, thread, (int)(i - begin));
-      for (int64_t panel = 0; panel < input_.panels(d).count(); panel++)
+      for (int64_t i = begin; i < end; i++) rows[i - begin] = input_.row(i, room, (int)(i - begin));
+      for (int64_t panel = first_panel; panel < end_panel; panel++)
         input_.multiply(d, panel, (int)(end - begin), rows, rows_[d] + begin * stride_, stride_);
     }
   }
