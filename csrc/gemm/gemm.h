@@ -133,10 +133,17 @@ void multiply_tile(const Product<typename Arithmetic<S>::type>& product) {
     }
     panel += VECTORS * width;
   } while (++k < depth);
+  // Copies, because the compiler must assume that the stores change `product`.
+  A* const* const to = product.to;
+  int64_t at[VECTORS];
 #pragma GCC unroll 8
-  for (int r = 0; r < ROWS; r++)
+  for (int v = 0; v < VECTORS; v++) at[v] = product.to_at[v];
 #pragma GCC unroll 8
-    for (int v = 0; v < VECTORS; v++) store(product.to[r] + product.to_at[v], sums[r][v]);
+  for (int r = 0; r < ROWS; r++) {
+    A* const row_to = to[r];
+#pragma GCC unroll 8
+    for (int v = 0; v < VECTORS; v++) store(row_to + at[v], sums[r][v]);
+  }
 }
 
 // The same for 1 to tile_rows rows and 1 to panel_vectors vectors, known at run time; S is the operands' storage type.
