@@ -59,6 +59,12 @@ def test_cells_that_have_nothing_to_do_keep_their_programs_small() -> None:
     program = compiled.forward(True, False, None).lowered.program
     names = [instruction.operation for instruction in program.instructions]
     assert sorted(names) == sorted([*["product"] * 2, *["sigmoid"] * 3, *["tanh"] * 2, *["mul"] * 2, "fma"])
+    # Nothing else writes where the product of the element is, so that it can be computed before the loop.
+    written = [place.block for instruction in program.instructions for place in instruction.results]
+    (of_element,) = [
+        one for one in program.instructions if "element" in {program.blocks[o.block].kind for o in one.operands}
+    ]
+    assert written.count(of_element.results[0].block) == 1
     wanted = Wanted(True, False, (True,), (), (True,), (True, True))
     backward = [instruction.operation for instruction in compiled.backward(wanted).lowered.program.instructions]
     assert [backward.count(name) for name in ("product", "sigmoid", "tanh")] == [1, 0, 1]

@@ -323,8 +323,10 @@ _EACH = frozenset(OPERATIONS) - frozenset(_ROWS)
 def allocate(program: Program) -> Program:
     """Return the program with locals shared by values that are not alive together; results keep their own."""
     end = len(program.instructions)
-    # Results of a step have their own blocks, so that they can be computed in place.
+    # Results of a step have their own blocks, so that they can be computed in place. So have products of elements: the
+    # kernels compute them before the loop if nothing else writes there.
     last = {place.block: end for place in (*program.next_states, *(place for place, _ in program.outputs))}
+    last |= {one.results[0].block: end for one in program.instructions if _reads_only_elements(program, one)}
     left = frozenset(last)
     for index in range(end - 1, -1, -1):
         instruction = program.instructions[index]
@@ -365,6 +367,12 @@ def allocate(program: Program) -> Program:
     ]
     written = tuple([(moved([place])[0], width) for place, width in program.outputs])
     return Program(tuple(blocks), program.weights, tuple(instructions), written, moved(program.next_states))
+
+
+def _reads_only_elements(program: Program, instruction: Instruction) -> bool:
+    """Return True for a product that does not depend on the step before."""
+    kinds = {program.blocks[place.block].kind for place in instruction.operands if place.block >= 0}
+    return instruction.operation == "product" and kinds <= {"element", "vector"}
 
 
 def _replaced(program: Program, instruction: Instruction, last: dict[int, int], index: int) -> int | None:
