@@ -18,12 +18,11 @@
 namespace raglane::RAGLANE_TARGET {
 
 // Maximum rows of a tile: sums, weights and one broadcast value must fit the registers, or the tile registers, of which
-// a tile may take two for its rows. `whole_rows`: a multiple of it fills all registers. `whole_words`: the words of an
-// operand of pairs are a multiple of it.
+// two may hold a tile's rows, `register_rows` each. The words of an operand of pairs are a multiple of `whole_words`.
 #if defined(RAGLANE_TILES)
-inline constexpr int tile_rows = 2 * most_tile_rows, whole_rows = most_tile_rows, whole_words = tile_words;
+inline constexpr int tile_rows = 2 * most_tile_rows, register_rows = most_tile_rows, whole_words = tile_words;
 #else
-inline constexpr int tile_rows = registers == 32 ? 6 : 3, whole_rows = tile_rows, whole_words = 1;
+inline constexpr int tile_rows = registers == 32 ? 6 : 3, register_rows = tile_rows, whole_words = 1;
 #endif
 inline constexpr int panel_vectors = 4;
 

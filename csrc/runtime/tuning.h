@@ -45,15 +45,15 @@ inline constexpr int polls = 5000;
 // From this many rows per thread, each thread has its own lanes; with fewer, threads form teams. Own lanes:
 // the backward loop 6.7 to 5.4 ms at (64, 256, 256). Teams: one sequence at H 512 in 6.7 instead of 12.3 ms.
 inline constexpr double own_rows = 3;
-// The minimum of rows in the estimate of a team, which gets twice the number of rows below which there are teams. Two
-// threads, LSTM: instead of 6 rows, 4 take up to 1.13 times as long, 2 up to 1.39, 12 as long.
-inline constexpr double fewest_rows = 0.1;
-// The same in tiles of rows, for weights per step that a core's cache does not hold, AMX's if they take more than one
+// The same in tiles of rows for weights per step that a core's cache does not hold, AMX's if they take more than one
 // part in so many of it. Two threads of a Xeon with 2 MB of L2, LSTM at H 512, teams over own lanes: 4.6 rows take 0.86
 // of the time in inference and 0.92 in training, 10 rows 1.0; with AMX 4.6 rows 0.77 and 0.82, 10 and 16 rows 0.91 to
 // 0.96, and at H 256, where the weights take 0.5 MB, 3.5 rows 0.95 and 7 rows 1.04.
 inline constexpr double own_tiles = 1.5;
 inline constexpr int64_t held_of_cache_in_tiles = 2;
+// The minimum of rows in the estimate of a team, which gets twice the number of rows below which there are teams. Two
+// threads, LSTM: instead of 6 rows, 4 take up to 1.13 times as long, 2 up to 1.39, 12 as long.
+inline constexpr double fewest_rows = 0.1;
 // Bytes of weights per step from which a barrier per step pays. Two threads, LSTM, GRU and RNN, 1 and 4 rows: without
 // teams 144 KB take up to 1.39 times as long near, and 0.81 to 0.99 apart; 256 KB 0.84 to 1.41, 1 MB 1.01 to 1.32.
 // Teams at 64 KB take 0.77 to 1.49 times as long.

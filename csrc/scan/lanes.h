@@ -28,7 +28,7 @@ struct Team {
 };
 
 using tuning::most_lanes;
-inline constexpr int even_lanes = whole_rows == 3 ? 6 : whole_rows;  // multiples of this fill all tiles
+inline constexpr int even_lanes = register_rows == 3 ? 6 : register_rows;  // multiples of this fill all tiles
 
 // The number of lanes of a team: just enough to finish with the longest sequence, plus a margin,
 // so that rows are used evenly.

@@ -41,8 +41,8 @@ inline double average_rows(const Batch& batch, int64_t teams) {
 inline int wanted_members(const Batch& batch, int64_t flags, int64_t bytes, int64_t most) {
   if (most < 2 || (flags & RAGLANE_NO_TEAM)) return 1;
   if (flags & RAGLANE_TEAM) return (int)most;
-  const bool fits = bytes <= batch.cache / (whole_rows == 16 ? tuning::held_of_cache_in_tiles : 1);
-  const double own = fits ? tuning::own_rows : tuning::own_tiles * whole_rows;
+  const bool fits = bytes <= batch.cache / (register_rows == 16 ? tuning::held_of_cache_in_tiles : 1);
+  const double own = fits ? tuning::own_rows : tuning::own_tiles * register_rows;
   double rows = average_rows(batch, most);
   if (rows >= own || bytes < tuning::team_weights) return 1;
   int64_t wanted = (int64_t)(2 * own / (rows > tuning::fewest_rows ? rows : tuning::fewest_rows));
