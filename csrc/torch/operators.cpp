@@ -9,6 +9,7 @@
 
 #include "layer.h"
 #include "program.h"
+#include "rows.h"
 
 namespace raglane::operators {
 namespace {
@@ -16,9 +17,16 @@ namespace {
 // `head` (15), int64: the fields of raglane_layer before its addresses, whose counts are not read. Returns the output, if
 // it is needed or saved; the final states; the gates, if saved; and c after each element, if needed or
 // saved. Nothing if the kernels cannot read a tensor, or if so much is saved that the caller has its own memory for it.
+// With a layout other than FLAT, `values` and a needed output have it, `offsets` are the sizes of class Rows, and saved
+// flat values, the flat output and places follow.
 std::vector<Tensor> run_forward(const Tensor& head, const Tensor& offsets, const Tensor& values, const Parts& parts,
-                                const std::optional<Tensor>& packed, bool need_output, bool save, bool need_c) {
-  Layer layer(head, offsets, values, parts, packed.has_value());
+                                const std::optional<Tensor>& packed, bool need_output, bool save, bool need_c,
+                                const std::optional<Tensor>& order, int64_t layout) {
+  std::optional<Rows> rows;
+  if (layout != FLAT) rows.emplace(layout, values, offsets, order);
+  if (rows && !rows->fits) return {};
+  const Tensor flat = rows ? empty({rows->elements(), values.sizes().back()}, values.scalar_type()) : values;
+  Layer layer(head, rows ? rows->offsets() : offsets, flat, parts, packed.has_value());
   raglane_layer& call = layer.call;
   std::vector<Tensor> results;
   if (packed.has_value()) {
@@ -28,22 +36,30 @@ std::vector<Tensor> run_forward(const Tensor& head, const Tensor& offsets, const
     call.packed = layer.read(*packed, {bytes}, packed->scalar_type());
   }
   if (!layer.fits || (save && (layer.is_large(layer.of_gates()) || layer.is_large(layer.of_c_states())))) return results;
-  results.reserve(5);
+  if (rows) rows->threads = call.threads, rows->flatten(flat);
+  results.reserve(8);
   if (need_output || save) call.output = layer.write(results, layer.of_output());
   call.final_h = layer.write(results, layer.of_state(0));
   if (layer.facts.has_c) call.final_c = layer.write(results, layer.of_state(1));
   if (save) call.gates = layer.write(results, layer.of_gates());
   if (save || need_c) call.c_states = layer.write(results, layer.of_c_states());
   layer.run(raglane_forward);
+  if (rows && save) results.insert(results.end(), {flat, results[0], *rows->places});
+  if (rows && need_output) results[0] = rows->scatter(call.output, layer.of_output().sizes[1], layer.dtype);
   return results;
 }
 
 // Gradients of the values and parts, those that are needed. `saved`: the output, gates and c of forward, then the
 // gradients of the output, of c after each element and of the final states, or none for zeros. `over_gates` and `over_c`:
-// the memory of saved gates and c may be overwritten. Nothing as in forward.
+// the memory of saved gates and c may be overwritten. Nothing as in forward. `in_layout`: `offsets` are the places of
+// class Rows, and the gradients of output and values have the layout.
 std::vector<Tensor> run_backward(const Tensor& head, const Tensor& offsets, const Tensor& values, const Parts& parts,
-                                 const Parts& saved, const std::vector<bool>& needed, bool over_gates, bool over_c) {
-  Layer layer(head, offsets, values, parts);
+                                 const Parts& saved, const std::vector<bool>& needed, bool over_gates, bool over_c,
+                                 bool in_layout) {
+  std::optional<Rows> rows;
+  if (in_layout) rows.emplace(offsets);
+  if (rows && !rows->fits) return {};
+  Layer layer(head, rows ? rows->offsets() : offsets, values, parts);
   raglane_layer& call = layer.call;
   std::vector<Tensor> results;
   const bool is_matrix = !layer.facts.is_elementwise;
@@ -52,7 +68,13 @@ std::vector<Tensor> run_backward(const Tensor& head, const Tensor& offsets, cons
   call.output = layer.read(saved[0], of_output);
   call.gates = layer.read(saved[1], of_gates);
   call.c_states = layer.read(saved[2], of_c);
-  call.grad_output = layer.read(saved[3], of_output);
+  std::optional<Tensor> grad_output = saved[3];
+  if (rows) rows->threads = call.threads;
+  if (rows && grad_output) {
+    grad_output = rows->gather(*saved[3], of_output, layer.dtype);
+    layer.fits &= rows->fits;
+  }
+  call.grad_output = layer.read(grad_output, of_output);
   call.grad_c_states = layer.read(saved[4], of_c);
   call.grad_final_h = layer.read(saved[5], layer.of_state(0));
   call.grad_final_c = layer.read(saved[6], layer.of_state(1));
@@ -84,6 +106,7 @@ std::vector<Tensor> run_backward(const Tensor& head, const Tensor& offsets, cons
         layer.write(results, weight.shape);
   }
   layer.run(raglane_backward);
+  if (rows && needed[0]) results[0] = rows->scatter(call.grad_values, call.input_size, layer.dtype);
   return results;
 }
 
@@ -100,18 +123,18 @@ std::vector<Tensor> run_program(const Tensor& code, const Tensor& offsets, const
 
 // Python reports the errors, of a call of its own.
 std::vector<Tensor> forward(Tensor head, Tensor offsets, Tensor values, Parts parts, std::optional<Tensor> packed,
-                            bool need_output, bool save, bool need_c) {
+                            bool need_output, bool save, bool need_c, std::optional<Tensor> order, int64_t layout) {
   try {
-    return run_forward(head, offsets, values, parts, packed, need_output, save, need_c);
+    return run_forward(head, offsets, values, parts, packed, need_output, save, need_c, order, layout);
   } catch (const std::exception&) {
     return {};
   }
 }
 
 std::vector<Tensor> backward(Tensor head, Tensor offsets, Tensor values, Parts parts, Parts saved,
-                             std::vector<bool> needed, bool over_gates, bool over_c) {
+                             std::vector<bool> needed, bool over_gates, bool over_c, bool in_layout) {
   try {
-    return run_backward(head, offsets, values, parts, saved, needed, over_gates, over_c);
+    return run_backward(head, offsets, values, parts, saved, needed, over_gates, over_c, in_layout);
   } catch (const std::exception&) {
     return {};
   }
@@ -174,7 +197,7 @@ std::tuple<Tensor, Tensor, Tensor> layer(std::string cell, Tensor values, Tensor
   Parts parts = {h};
   if (c.has_value()) parts.push_back(c);
   parts.insert(parts.end(), weights.begin(), weights.end());
-  auto results = run_forward(head, offsets, values, parts, {}, true, false, false);
+  auto results = run_forward(head, offsets, values, parts, {}, true, false, false, {}, FLAT);
   if (results.empty()) refuse("a tensor does not fit the layer");
   return {results[0], results[1], results.size() > 2 ? results[2] : empty(Shape(0), values.scalar_type())};
 }
@@ -196,9 +219,9 @@ class Registration {
     try {
       StableLibrary& names = add(StableLibrary::Kind::FRAGMENT, nullptr);
       names.def("forward(Tensor head, Tensor offsets, Tensor values, Tensor?[] parts, Tensor? packed, bool need_output,"
-                " bool save, bool need_c) -> Tensor[]");
+                " bool save, bool need_c, Tensor? order, int layout) -> Tensor[]");
       names.def("backward(Tensor head, Tensor offsets, Tensor values, Tensor?[] parts, Tensor?[] saved, bool[] needed,"
-                " bool over_gates, bool over_c) -> Tensor[]");
+                " bool over_gates, bool over_c, bool in_layout) -> Tensor[]");
       names.def("run_program(Tensor code, Tensor offsets, Tensor[] inputs, Tensor?[] over, int isa, int flags,"
                 " int threads, bool ascending) -> Tensor[]");
       names.def("layer(str cell, Tensor values, Tensor offsets, Tensor h, Tensor? c, Tensor?[] weights)"

@@ -36,6 +36,19 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 _FEW = 64
 
 
+class Table(NamedTuple):
+    """The rows of a padded tensor or a pack, for a call of C++ that takes these in place of flat values."""
+
+    batch_dim: int | None  # as in :class:`Layout`
+    sizes: Tensor  # of a padded tensor its lengths, of a pack its batch sizes
+    order: Tensor | None = None  # the ``sorted_indices`` of a pack
+
+    @property
+    def number(self) -> int:
+        """The number of the layout in ``csrc/torch/rows.h``."""
+        return 3 if self.batch_dim is None else 1 + self.batch_dim
+
+
 @dataclass(slots=True, eq=False)
 class Layout:
     """The rows of a batch's elements in a padded tensor or a pack.
@@ -51,6 +64,15 @@ class Layout:
     steps: int  # ``T``
     offsets: Tensor  # ``(B + 1,)`` int64, for the caller
     plan: array[int]  # 64-bit integers, written when the elements are first read; see ``raglane_rows`` in ``raglane.h``
+
+    @classmethod
+    def of_places(cls, places: Tensor) -> Layout:
+        """Return the layout that a call of C++ with a :class:`Table` found."""
+        number, steps, *plan = places.tolist()
+        count = len(plan) - 1 if number < 3 else (len(plan) - 1 - steps) // 2
+        shape = (plan[count],) if number == 3 else (count, steps) if number == 1 else (steps, count)
+        offsets = torch.tensor(plan[: count + 1], dtype=torch.int64, device="cpu")
+        return cls(shape, None if number == 3 else number - 1, count, steps, offsets, array("q", plan))
 
     def to_flat(self, table: Tensor, total: int) -> Tensor:
         """Return the elements ``(N, *features)`` of a tensor of this layout."""
@@ -165,12 +187,25 @@ def flatten_padded(padded: Tensor, lengths: Any, batch_first: bool) -> tuple[Ten
     """
     batch_dim = 0 if batch_first else 1
     count, steps = padded.shape[batch_dim], padded.shape[1 - batch_dim]
-    if not (_is_ours(padded) and _is_list(lengths, count)):
+    if table_of_padded(padded, lengths, batch_first) is None or not _is_list(lengths, count):
         return None
     total = sum(lengths.tolist()) if count < _FEW else int(lengths.sum())
     if not 0 <= total <= count * steps:
         return None
     return _flatten(padded, _layout(padded.shape[:2], batch_dim, count, steps), total, (lengths,))
+
+
+def table_of_padded(padded: Tensor, lengths: Any, batch_first: bool) -> Table | None:
+    """Return the table of a padded tensor; None if C++ cannot read it. Lengths are not validated."""
+    return Table(0 if batch_first else 1, lengths) if _is_ours(padded) and type(lengths) is Tensor else None
+
+
+def table_of_packed(packed: PackedSequence) -> Table | None:
+    """Return the table of a pack, as :func:`table_of_padded`."""
+    data, sizes, order, places = packed
+    if not _is_ours(data) or type(sizes) is not Tensor or (order is None and places is not None):
+        return None
+    return Table(None, sizes, order) if order is None or type(order) is Tensor else None
 
 
 def layout_of_padded(offsets: Tensor, steps: int, batch_first: bool) -> Layout:
@@ -182,13 +217,13 @@ def layout_of_padded(offsets: Tensor, steps: int, batch_first: bool) -> Layout:
 
 def flatten_packed(packed: PackedSequence) -> tuple[Tensor, Layout] | None:
     """Return the elements of a pack in the caller's order, and its layout; None as in :func:`flatten_padded`."""
-    data, sizes, order, places = packed
-    if data.dim() == 0 or not (_is_ours(data) and _is_list(sizes, None)):
+    data, sizes, order, _ = packed
+    if data.dim() == 0 or table_of_packed(packed) is None or not _is_list(sizes, None):
         return None
     total = data.shape[0]
     if order is None:
         count = int(sizes[0]) if sizes.shape[0] else 0
-        if places is not None or not 0 < count <= total:
+        if not 0 < count <= total:
             return None
         return _flatten(data, _layout((total,), None, count, sizes.shape[0]), total, (sizes,))
     count = order.shape[0] if order.dim() == 1 else 0

@@ -25,6 +25,7 @@ from raglane.kernels.cpu.layer import (
     layer_of,
 )
 from raglane.native.library import has_cell, leave_lost_threads, missing_kernels
+from raglane.packing.rows import Layout, Table
 
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 
@@ -121,6 +122,19 @@ def run_layer(
     return result.output, result.final, result.c_states if need_c else None
 
 
+def run_table(
+    layer: Layer, table: Table, tensors: Tensors, need_output: bool, packed: Tensor | None
+) -> tuple[Tensor | None, tuple[Tensor, ...]] | None:
+    """As :func:`run_layer`, with values and output in the layout of a table; None if C++ cannot run the call."""
+    save = torch.is_grad_enabled() and any([part is not None and part.requires_grad for part in tensors])  # noqa: C419 (quicker)
+    options = {"need_output": need_output, "save": save, "need_c": False}
+    result = layer.try_forward(table, tensors, packed=None if save else packed, **options)
+    if result is None or not save:
+        return result and (result.output, result.final)
+    output, *final = _apply(layer, result, None, False, 0, *tensors)  # type: ignore[no-untyped-call]
+    return output if need_output else None, tuple(final)
+
+
 def _record(
     request: Request, weights: tuple[Any, ...], tensors: Tensors, *, need_output: bool, need_c: bool
 ) -> tuple[Tensor, tuple[Tensor, ...], Tensor | None]:
@@ -149,24 +163,48 @@ class _Recurrence(torch.autograd.Function):
             result = layer.forward(admitted, need_output=True, save=True, need_c=need_c)
         output, c_states = cast(Tensor, result.output), cast(Tensor, result.c_states)
         ctx.layer, ctx.need_c, ctx.depth = layer, need_c, depth
+        ctx.in_layout = result.flat is not None
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(offsets, output, result.gates, c_states, *tensors)
+        if result.flat is None:
+            ctx.save_for_backward(offsets, output, result.gates, c_states, *tensors)
+        else:
+            # The values in their layout are only needed for derivatives of their gradient.
+            (values, flat_output, places), table = result.flat, tensors[0] if ctx.needs_input_grad[5] else None
+            ctx.save_for_backward(places, flat_output, result.gates, c_states, values, *tensors[1:], table)
         return (output, *result.final, c_states) if need_c else (output, *result.final)
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor | None, *grads: Tensor | None) -> tuple[Any, ...]:
         offsets, output, gates, c_states, *rest = ctx.saved_tensors
         layer: Layer = ctx.layer
-        tensors, states = tuple(rest), len(layer.sizes)
-        output_grads = OutputGrads(grad_output, grads[states] if ctx.need_c else None, grads[:states])
+        states, table, layout = len(layer.sizes), rest.pop() if ctx.in_layout else None, None
         # With create_graph the gradients must be differentiable; gradients wrapped by torch.func have no storage.
-        if torch.is_grad_enabled() or are_transformed((grad_output, *grads)):
-            return None, None, None, None, None, *_gradients_by_reference(layer, offsets, tensors, output_grads)
-        saved, needed = Saved(output, gates, c_states, ctx.need_c), ctx.needs_input_grad[5:]
+        by_reference = torch.is_grad_enabled() or are_transformed((grad_output, *grads))
+        saved, needed, overwrite = Saved(output, gates, c_states, ctx.need_c), ctx.needs_input_grad[5:], is_last_use()
         leave_lost_threads()
-        overwrite, depth = is_last_use(), ctx.depth
-        input_grads = layer.backward(offsets, tensors, saved, output_grads, needed, overwrite=overwrite, depth=depth)
-        return None, None, None, None, None, *input_grads
+        if ctx.in_layout:
+            if not by_reference:
+                output_grads = OutputGrads(grad_output, None, grads[:states])
+                found = layer.try_backward(offsets, tuple(rest), saved, output_grads, needed, overwrite, in_layout=True)
+                if found is not None:
+                    return None, None, None, None, None, *found
+            layout, elements = Layout.of_places(offsets), rest[0].shape[0]
+            offsets = layout.offsets
+            if table is not None and torch.is_grad_enabled():
+                rest[0] = layout.to_flat(table, elements)
+            else:
+                rest[0] = rest[0].detach().requires_grad_(needed[0])
+            grad_output = None if grad_output is None else layout.to_flat(grad_output, elements)
+        output_grads = OutputGrads(grad_output, grads[states] if ctx.need_c else None, grads[:states])
+        if by_reference:
+            found = _gradients_by_reference(layer, offsets, tuple(rest), output_grads)
+        else:
+            found = layer.backward(
+                offsets, tuple(rest), saved, output_grads, needed, overwrite=overwrite, depth=ctx.depth
+            )
+        if layout is not None and found[0] is not None:
+            found = layout.from_flat(found[0]), *found[1:]
+        return None, None, None, None, None, *found
 
 
 # Function.apply without its search for dead wrappers of torch.func among the arguments.

@@ -17,6 +17,7 @@ from raglane.errors import ArgumentError
 from raglane.kernels.checks import Admitted, Gate, admit, check_layer, check_offsets
 from raglane.native import library
 from raglane.native.memory import NO_MEMORY
+from raglane.packing.rows import Table
 
 Tensors = tuple[Any, ...]
 """The tensors of a layer: the values ``(N, D)``; ``(K, B, size)`` per state, or none if all begin with zeros; and the
@@ -49,6 +50,8 @@ class LayerResult(NamedTuple):
     final: tuple[Tensor, ...]  # final states, ``(K, B, size)`` each
     gates: Tensor | None  # saved for backward; None without a backward pass
     c_states: Tensor | None  # ``c`` after each element, if the cell has one and it was saved
+    # Of a call with a table, for backward: its flat values and output, and the places of its rows.
+    flat: tuple[Tensor, Tensor, Tensor] | None = None
 
 
 class Saved(NamedTuple):
@@ -144,7 +147,7 @@ class Layer(ABC):
 
     def try_forward(
         self,
-        offsets: Any,
+        offsets: Tensor | Table,
         tensors: Tensors,
         *,
         need_output: bool,
@@ -152,17 +155,22 @@ class Layer(ABC):
         need_c: bool,
         packed: Tensor | None = None,
     ) -> LayerResult | None:
-        """As :meth:`forward`, by one call of C++; None if that cannot read a tensor, or is missing."""
+        """As :meth:`forward`, by one call of C++; None if that cannot read a tensor, or is missing.
+
+        With a table in place of offsets, the values and a needed output have its layout.
+        """
         run = library.operators()
         if run is None:
             return None
         _, head = self._head(self.dtype if packed is None else self._weights_dtype(packed.dtype))
         # The caller records the call; torch's operators for autograd would warn of one that does not.
         records = save and torch.is_grad_enabled()
+        table = offsets if isinstance(offsets, Table) else None
+        sizes, order, number = (offsets, None, 0) if table is None else (table.sizes, table.order, table.number)
         try:
             if records:
                 torch._C._set_grad_enabled(False)
-            parts = run[0](head, offsets, tensors[0], tensors[1:], packed, need_output, save, need_c)
+            parts = run[0](head, sizes, tensors[0], tensors[1:], packed, need_output, save, need_c, order, number)
         except NO_MEMORY:
             return None
         finally:
@@ -170,10 +178,11 @@ class Layer(ABC):
                 torch._C._set_grad_enabled(True)
         if not parts:
             return None
+        flat = (parts.pop(-3), parts.pop(-2), parts.pop()) if table and save else None
         begin, keeps_c = int(need_output or save), save or need_c
         final = tuple(parts[begin : begin + len(self.sizes)])
         return LayerResult(
-            parts[0] if begin else None, final, parts[-2] if save else None, parts[-1] if keeps_c else None
+            parts[0] if begin else None, final, parts[-2] if save else None, parts[-1] if keeps_c else None, flat
         )
 
     def forward(
@@ -255,7 +264,7 @@ class Layer(ABC):
         depth: int = 0,
     ) -> Grads:
         """Return the gradients of the tensors for which ``needed`` is True; ``overwrite`` as in BackwardCall."""
-        found = self._try_backward(offsets, tensors, saved, grads, needed, overwrite)
+        found = self.try_backward(offsets, tensors, saved, grads, needed, overwrite)
         if found is not None:
             return found
         offsets, tensors, addresses, _storages = self.admit(offsets, tensors, depth)
@@ -270,7 +279,7 @@ class Layer(ABC):
         fields = addresses + places + [0] * (len(_READ) - len(places))
         return self._backward(BackwardCall(offsets, tensors, saved, fields, needed, overwrite))
 
-    def _try_backward(
+    def try_backward(
         self,
         offsets: Any,
         tensors: Tensors,
@@ -278,17 +287,21 @@ class Layer(ABC):
         grads: OutputGrads,
         needed: tuple[bool, ...],
         overwrite: bool,
+        in_layout: bool = False,
     ) -> Grads | None:
-        """As :meth:`backward`, by one call of C++; None if that cannot read a tensor, or is missing."""
+        """As :meth:`backward`, by one call of C++; None if that cannot read a tensor, or is missing.
+
+        ``in_layout``: ``offsets`` are the places of a table's rows, and the gradients of output and values have its
+        layout.
+        """
         run = library.operators()
         if run is None or not self._computes_all_gradients(tensors):
             return None
         over_c = overwrite and not saved.is_shared and self.overwrites_c
         parts = (*saved[:3], grads.output, grads.c_states, *grads.final, None)[:7]
         try:
-            found = run[1](
-                self._head(self.dtype)[1], offsets, tensors[0], tensors[1:], parts, needed, overwrite, over_c
-            )
+            head, read = self._head(self.dtype)[1], (tensors[0], tensors[1:], parts)
+            found = run[1](head, offsets, *read, needed, overwrite, over_c, in_layout)
         except NO_MEMORY:
             return None
         if not found and any(needed):

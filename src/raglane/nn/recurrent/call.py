@@ -16,7 +16,7 @@ from raglane.cells.spec import CellSpec
 from raglane.errors import ArgumentTypeError, DispatchError, RaglaneError, ShapeError
 from raglane.kernels import dispatch, program
 from raglane.kernels.contract import Backend, Packed, Request, Traits, zero_state
-from raglane.kernels.cpu.backend import run_layer
+from raglane.kernels.cpu.backend import run_layer, run_table
 from raglane.kernels.cpu.layer import Layer, find_layer, offsets_of_steps
 from raglane.native.library import leave_lost_threads
 from raglane.nn.recurrent.freeze import FrozenWeights, frozen_weights
@@ -207,14 +207,19 @@ def _run_kernel(
     kernel: Layer, plan: CallPlan, inputs: Inputs, weights: tuple[Any, ...], hx: Any, need_output: bool
 ) -> tuple[Any, Any]:
     """As :func:`_run`, of a call that is one layer of the cpu kernels."""
-    batch, restore = inputs.flat or inputs.flattened()
     state = () if hx is None else _parts_of(plan, inputs, hx)
     own = weights[0] if plan.directions == 1 else (*weights[0], *weights[1])
-    packed = plan.frozen.packed_for(weights) if plan.frozen is not None else ()
+    frozen = plan.frozen.packed_for(weights) if plan.frozen is not None else ()
+    packed = frozen[0] if frozen else None
     leave_lost_threads()
-    output, final, _ = run_layer(
-        kernel, batch._offsets, (batch._values, *state, *own), need_output, packed=packed[0] if packed else None
-    )
+    table = None if inputs.find_table is None else inputs.find_table()
+    found = None if table is None else run_table(kernel, table, (inputs.data, *state, *own), need_output, packed)
+    if found is None:
+        batch, restore = inputs.flat or inputs.flattened()
+        tensors = (batch._values, *state, *own)
+        output, final, _ = run_layer(kernel, batch._offsets, tensors, need_output, packed=packed)
+    else:
+        (output, final), restore = found, inputs.restore_layout
     if not inputs.is_batched:
         final = tuple([part.squeeze(1) for part in final])
     return None if output is None else restore(output), final if len(final) > 1 else final[0]

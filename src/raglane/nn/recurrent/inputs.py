@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from raglane._utils.tracing import index_arithmetic
 from raglane.errors import ArgumentTypeError, ShapeError
 from raglane.kernels.contract import Dense, Packed
 from raglane.packing.convert import flatten_packed, flatten_padded
+from raglane.packing.rows import Table, table_of_packed, table_of_padded
 from raglane.ragged import Ragged
 
 Restore = Callable[[Tensor], Any]
@@ -34,7 +35,8 @@ class Inputs:
     # Returns the flat batch in the caller's order, and a function from outputs ``(N, size)`` to the input's kind.
     flatten: Callable[[], Flat]
     layout: Packed | Dense | None = None  # of ``data``, if torch's kernels accept it; None without elements
-    restore_layout: Restore = _unchanged  # from an output in ``layout`` to the input's kind
+    restore_layout: Restore = _unchanged  # from an output in the layout of ``data`` to the input's kind
+    find_table: Callable[[], Table | None] | None = None  # returns the rows of ``data`` for C++
     is_dense: bool = False  # a tensor without padding
     is_batched: bool = True  # False for one sequence without a batch dimension; its states have none either
     count: int = 0  # of sequences in a ``Dense`` layout
@@ -73,7 +75,8 @@ def read(input: Any, lengths: Any, batch_first: bool) -> Inputs:
         raise ShapeError("input", f"a tensor of shape {tuple(input.shape)}", rule, fix)
     if lengths is None:
         return _read_dense(input, batch_first)
-    return Inputs(input, partial(_flatten_padded, input, lengths, batch_first))
+    rows = input, lengths, batch_first
+    return Inputs(input, partial(_flatten_padded, *rows), find_table=partial(table_of_padded, *rows))
 
 
 def flatten_resets(resets: Any, lengths: Any, batch_first: bool) -> Ragged:
@@ -115,13 +118,30 @@ def _read_dense(input: Tensor, batch_first: bool) -> Inputs:
         return padded if batch_first else padded.transpose(0, 1).contiguous()
 
     layout = Dense(batch_first) if input.numel() else None
-    return Inputs(input, flatten, layout, is_dense=True, count=count)
+    # Without a transposition, flat values are a view.
+    find_table = None if batch_first or count == 1 or steps == 1 else partial(_dense_table, input)
+    return Inputs(input, flatten, layout, find_table=find_table, is_dense=True, count=count)
+
+
+def _dense_table(input: Tensor) -> Table | None:
+    return table_of_padded(input, _even_lengths(*input.shape[:2]), batch_first=False)
+
+
+@lru_cache(maxsize=64)
+def _even_lengths(steps: int, count: int) -> Tensor:
+    return torch.full((count,), steps, dtype=torch.int64, device="cpu")
 
 
 def _read_packed(packed: PackedSequence) -> Inputs:
     data, batch_sizes, sorted_indices, unsorted_indices = packed
     layout = Packed(batch_sizes, sorted_indices, unsorted_indices) if data.dim() == 2 and data.numel() else None
-    return Inputs(data, partial(_flatten_packed, packed), layout, lambda output: packed._replace(data=output))
+    return Inputs(
+        data,
+        partial(_flatten_packed, packed),
+        layout,
+        lambda output: packed._replace(data=output),
+        partial(table_of_packed, packed),
+    )
 
 
 def _even(values: Tensor, count: int, steps: int) -> Ragged:
