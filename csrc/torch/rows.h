@@ -5,7 +5,7 @@
 
 namespace raglane::operators {
 
-// As in kernels/cpu/layer.py.
+// The numbers of Table in packing/rows.py.
 enum Layout : int64_t { FLAT, BATCH_FIRST, TIME_FIRST, PACK };
 
 class Rows : public Held {
@@ -15,7 +15,7 @@ class Rows : public Held {
       : layout_(layout) {
     dtype = table.scalar_type();
     const bool is_pack = layout == PACK;
-    fits = layout <= PACK && table.dim() == (is_pack ? 2 : 3) && sizes.dim() == 1;
+    fits = layout > FLAT && layout <= PACK && table.dim() == (is_pack ? 2 : 3) && sizes.dim() == 1;
     const auto* numbers = fits ? (const int64_t*)numbers_of(sizes, sizes.numel()) : nullptr;
     if (!numbers) fits = false;
     if (!fits) return;
@@ -39,7 +39,7 @@ class Rows : public Held {
     auto* written = (int64_t*)places->data_ptr();
     written[0] = layout, written[1] = call_.steps;
     call_.plan = call_.offsets = written + header;
-    fits &= finds(table, {call_.elements, table.sizes()[is_pack ? 1 : 2]});
+    fits &= locate(table, {call_.elements, table.sizes()[is_pack ? 1 : 2]});
   }
 
   // From the places that forward returned.
@@ -76,7 +76,7 @@ class Rows : public Held {
   // The flat values of another tensor of this layout, such as a gradient; none if C cannot read it.
   std::optional<Tensor> gather(const Tensor& table, const Shape& shape, ScalarType type) {
     dtype = type;
-    if (!finds(table, shape)) return {};
+    if (!locate(table, shape)) return {};
     Tensor flat = empty(shape, type);
     move(raglane_gather, flat.data_ptr());
     return flat;
@@ -85,7 +85,7 @@ class Rows : public Held {
   Tensor scatter(void* flat, int64_t features, ScalarType type) {
     dtype = type;
     Tensor table = empty(shape_of(features), type);
-    finds(table, {call_.elements, features});
+    locate(table, {call_.elements, features});
     move(raglane_scatter, flat);
     return table;
   }
@@ -107,14 +107,14 @@ class Rows : public Held {
   }
 
   // Set the address and the strides of a tensor of this layout with flat values of a shape.
-  bool finds(const Tensor& table, const Shape& flat) {
+  bool locate(const Tensor& table, const Shape& flat) {
     const Shape own = shape_of(flat.sizes[1]);
     if (!is_like(table, own, dtype)) return false;
     const auto strides = table.strides();
     const int64_t width = width_of(dtype), last = own.dims - 1;
     if ((own.sizes[last] > 1 && strides[last] != 1) || (layout_ == PACK && !table.is_contiguous())) {
       fits = has_all_numbers(table);
-      return fits && finds(torch::stable::contiguous(table), flat);
+      return fits && locate(torch::stable::contiguous(table), flat);
     }
     call_.row_bytes = own.sizes[last] * width;
     call_.step_stride = strides[layout_ == BATCH_FIRST ? 1 : 0] * width;

@@ -90,6 +90,14 @@ def test_a_prepared_layer_compares_and_compiles_nothing_in_a_call(script: Script
     assert later == [0, 0]
 
 
+@pytest.mark.parametrize(("name", "steps"), [("indrnn_tanh", 16), ("minlstm", 10)])
+def test_a_pass_of_an_elementwise_loop_loads_its_inputs_first(script: Script, name: str, steps: int) -> None:
+    passed, loads, late = _run(script, f"loads({name!r})")
+    assert passed == steps
+    assert loads >= steps
+    assert late == 0
+
+
 # With resets in the sample: the larger kernels.
 @pytest.mark.parametrize("with_resets", [True, pytest.param(False, marks=slow)])
 @pytest.mark.parametrize("architecture", [90, *(pytest.param(number, marks=slow) for number in (80, 100))])

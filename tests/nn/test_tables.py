@@ -188,7 +188,7 @@ TABLE, SIZES, ORDER = torch.randn(6, 5, 3), torch.tensor([3, 0, 6, 2, 5]), torch
 PACK, ALL = TABLE[0], torch.tensor([5])
 WRONG: dict[str, tuple[Tensor, Tensor, Tensor | None, int]] = {
     "a layout that does not exist": (TABLE, SIZES, None, 4),
-    "a negative layout": (TABLE, SIZES, None, -1),
+    "a negative layout": (TABLE.transpose(0, 1), SIZES, None, -1),
     "a negative length": (TABLE, SIZES - 9, None, 2),
     "a length above the steps": (TABLE, SIZES + 9, None, 2),
     "lengths whose sum overflows": (TABLE, SIZES + 2**62, None, 2),

@@ -55,20 +55,21 @@ def differences(name: str, with_resets: bool, units: int = 0) -> list[float]:
     With resets, the steps of the kernel read them.
     """
     torch.manual_seed(0)
+    lengths = [*_LENGTHS, 17, 16] if name in _ELEMENTWISE else _LENGTHS  # more than a pass of their loop
     whole = layer_of(name, units, bidirectional=True)
     narrow = layer_of(name, units, bidirectional=True).float()
     narrow.load_state_dict(whole.state_dict())
-    values, hx = torch.randn(sum(_LENGTHS), D, dtype=torch.float64), a_state(whole, len(_LENGTHS))
+    values, hx = torch.randn(sum(lengths), D, dtype=torch.float64), a_state(whole, len(lengths))
     states = hx if isinstance(hx, tuple) else (hx,)
     found = []
-    resets = rl.Ragged.from_flat(torch.arange(sum(_LENGTHS)) % 4 != 1, lengths=_LENGTHS) if with_resets else None
+    resets = rl.Ragged.from_flat(torch.arange(sum(lengths)) % 4 != 1, lengths=lengths) if with_resets else None
     for layer, used in ((whole, "reference"), (narrow, "program")):
         call._resets_in_steps = lambda *_, used=used: used == "program"
         dtype = next(layer.parameters()).dtype
         own = [part.detach().to(dtype).requires_grad_() for part in (values, *states)]
         given = tuple(own[1:]) if len(states) > 1 else own[1]
         with rl.use_backend(backend=used):
-            batch = rl.Ragged.from_flat(own[0], lengths=_LENGTHS)
+            batch = rl.Ragged.from_flat(own[0], lengths=lengths)
             results = results_of(layer(batch, given, return_states=True, resets=resets))
         found.append([*results, *gradients(results, [*own, *layer.parameters()])])
     return [_error(mine, right) for right, mine in zip(*found, strict=True)]
@@ -183,6 +184,16 @@ def interpret(cases: list[tuple[Any, ...]]) -> None:
     backend._difference = lambda *_: ""  # each function compares by itself
     warnings.filterwarnings("error", "The cell .* runs in plain torch")
     sys.stdout.write(json.dumps([globals()[function](*given) for function, *given in cases]))
+
+
+def loads(name: str) -> None:
+    """Write the steps of a pass of a layer's loop, its loads, and those after its first store, as JSON."""
+    layer = layer_of(name).float()
+    step = backend.step_of(layer.cell, layer._weights()[0], D, tuple(layer.state_sizes), torch.float32)
+    kernel = kernel_of(backend.ready(step).forward(True, False, None).lowered.program, True)
+    loop = kernel.text.partition("for t in")[2].partition("final0")[0]
+    counts = [part.count("tl.load") for part in (loop, loop.partition("tl.store")[2])]
+    sys.stdout.write(json.dumps([kernel.steps, *counts]))
 
 
 def compiled(names: list[str], architectures: list[int], units: int, *, with_resets: bool = False) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from raglane.kernels import reference
 from raglane.kernels.contract import Request
 from raglane.kernels.program.backward import Machine, StepCall
+from raglane.kernels.triton import launch
 from raglane.programs.compiled import CompiledStep
 from raglane.programs.parameters import gradients
 from raglane.programs.step import Step, default_modes
@@ -56,8 +57,10 @@ def verify_loop(step: Step, compiled: CompiledStep, run: Run, machine: Machine, 
     """Return how a loop over sequences of a few lengths differs from the reference; empty if they agree."""
     generator = torch.Generator().manual_seed(1)
     lengths = torch.arange(19, device="cpu") % 4
-    offsets = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
     try:
+        program = compiled.forward(True, False, None).lowered.program
+        lengths[-1] = launch.compiled(program, True).kernel.steps + 2  # more than a pass of the loop
+        offsets = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
         with default_modes(grad=True):
             case = _drawn(step, compiled, run, 19, 0.1, generator, machine)
             elements, states, leaves = case.parts

@@ -80,6 +80,8 @@ class Instructions:
         self.widest = min(padded(columns.channels), CHANNELS) if columns.channels else 1 << 30
         self.columns, self.definitions, self.rows = columns, columns.definitions, rows
         self.lines: list[str] = []
+        # Of an element-wise loop, the lines that load a step's inputs; elsewhere they are among the others.
+        self.loads: list[str] = [] if columns.channels else self.lines
         self.head: list[str] = []  # before the loop
         self.sizes: dict[str, int] = {}  # columns of each variable
         self.numbers: dict[str, str] = {}  # variables by number
@@ -105,11 +107,13 @@ class Instructions:
             name, size = f"x{index}_{low}_{high}", padded(high - low)
             self._given[key], self.sizes[name] = name, min(size, self.widest)
             if definition.kind == "vector":
-                self.lines.append(f"{name} = {_load(f'{definition.source} + {low} + c{size}', _inner(high - low))}")
+                # Registers are scarce where instances run all channels of a row.
+                lines = self.head if self.columns.channels else self.lines
+                lines.append(f"{name} = {_load(f'{definition.source} + {low} + c{size}', _inner(high - low))}")
             elif definition.kind == "sequence":
                 self.head.append(f"{name} = {self.loaded(index, low, high, 'row', 'valid')}")
             else:
-                self.lines.append(f"{name} = {self.loaded(index, low, high, 'at', 'live')}")
+                self.loads.append(f"{name} = {self.loaded(index, low, high, 'at', 'live')}")
         return self._given[key]
 
     def one(self, spans: Sequence[Span], low: int, high: int) -> tuple[str, bool]:

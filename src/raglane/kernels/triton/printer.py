@@ -27,6 +27,8 @@ _ROWS = {8: 1440, 4: 2000, 2: 10400}
 _MOST_LIVE, _FEW_REGISTERS, _REGISTERS = 5500, 168, 255
 # Without a loop, and with few numbers, an instance has more rows; with few numbers altogether, half of the warps.
 _FEW_LIVE, _MANY_ROWS = 640, 32
+# Numbers and steps that a thread of an element-wise loop loads at a time, because a step takes less time than a load.
+_LOADED, _MOST_STEPS = 32, 16
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,7 @@ class Kernel:
     blocks: int  # instances for the same rows: each runs other channels
     warps: int
     registers: int  # at most, of each thread
+    steps: int  # of each pass of the loop
 
 
 def kernel_of(program: Program, ascending: bool) -> Kernel:
@@ -75,7 +78,9 @@ def kernel_of(program: Program, ascending: bool) -> Kernel:
         blocks, warps = -(-columns.channels // CHANNELS), rows
     registers = _FEW_REGISTERS if live <= _MOST_LIVE and not columns.is_cut else _REGISTERS
     tables, scratch = tuple(printer.instructions.tables), (1 + columns.has_steps) * rows * scratch
-    return Kernel(text, tuple(columns.before), columns.has_steps, scratch, tables, rows, blocks, warps, registers)
+    return Kernel(
+        text, tuple(columns.before), columns.has_steps, scratch, tables, rows, blocks, warps, registers, printer.steps
+    )
 
 
 def _live(columns: Columns, ascending: bool) -> int:
@@ -103,6 +108,7 @@ class _Printer:
         self.columns, self.program, self.ascending = columns, columns.program, ascending
         self.rows, self.scratch = rows, scratch
         self.instructions = Instructions(columns, rows)
+        self.steps = 1  # of a pass of the loop
         # The definition of each state, and its next value.
         self.following = [(columns.inputs["state", index], spans) for index, spans in enumerate(columns.following)]
 
@@ -111,12 +117,33 @@ class _Printer:
         body = self._body()
         lines = [*self._prologue(), *self.instructions.head]
         if self.columns.has_steps:
-            lines += ["for t in range(longest):", *[f"    {line}" for line in body], *self._final()]
+            loop = [f"    {line}" for line in self._loop(body)]
+            lines += [f"for t in range(0, longest, {self.steps}):", *loop, *self._final()]
         else:
             lines += body
         sizes = {int(size) for line in lines for size in re.findall(r"\bc(\d+)\b", line)}
         lines = [self._range(size) for size in sorted(sizes)] + lines
         return f"def kernel({', '.join(self._arguments())}):\n" + "".join(f"    {line}\n" for line in lines)
+
+    def _loop(self, body: list[str]) -> list[str]:
+        """Return the lines of a pass of the loop: of an element-wise one some steps, whose inputs are loaded first."""
+        loads = self.instructions.loads
+        if loads is self.instructions.lines or not loads:
+            return body
+        self.steps = max(1, min(_MOST_STEPS, _LOADED // len(loads)))
+
+        names = "|".join(["live", "at", *(line.partition(" ")[0] for line in loads)])
+
+        def numbered(lines: list[str], step: int) -> list[str]:
+            return [re.sub(rf"\b({names})\b", rf"\1_{step}", line) for line in lines]
+
+        lines = []
+        for step in range(self.steps):
+            at = f"begin + (t + {step})" if self.ascending else f"end - 1 - (t + {step})"
+            lines += numbered([f"live = t + {step} < length", f"at = {at}", *loads], step)
+        for step in range(self.steps):
+            lines += numbered(body[2:], step)
+        return lines
 
     def _range(self, size: int) -> str:
         """Return the text of column numbers; of values with channels, those of this instance."""
