@@ -187,7 +187,7 @@ def flatten_padded(padded: Tensor, lengths: Any, batch_first: bool) -> tuple[Ten
     """
     batch_dim = 0 if batch_first else 1
     count, steps = padded.shape[batch_dim], padded.shape[1 - batch_dim]
-    if table_of_padded(padded, lengths, batch_first) is None or not _is_list(lengths, count):
+    if not (_is_ours(padded) and _is_list(lengths, count)):
         return None
     total = sum(lengths.tolist()) if count < _FEW else int(lengths.sum())
     if not 0 <= total <= count * steps:
@@ -196,16 +196,20 @@ def flatten_padded(padded: Tensor, lengths: Any, batch_first: bool) -> tuple[Ten
 
 
 def table_of_padded(padded: Tensor, lengths: Any, batch_first: bool) -> Table | None:
-    """Return the table of a padded tensor; None if C++ cannot read it. Lengths are not validated."""
-    return Table(0 if batch_first else 1, lengths) if _is_ours(padded) and type(lengths) is Tensor else None
+    """Return the table of a padded tensor, outside of modes that record operators; None if C++ cannot read its kind.
+
+    C++ validates the rest.
+    """
+    is_plain = type(padded) in _PLAIN and type(lengths) is Tensor and not is_transformed(padded)
+    return Table(0 if batch_first else 1, lengths) if is_plain else None
 
 
 def table_of_packed(packed: PackedSequence) -> Table | None:
     """Return the table of a pack, as :func:`table_of_padded`."""
     data, sizes, order, places = packed
-    if not _is_ours(data) or type(sizes) is not Tensor or (order is None and places is not None):
-        return None
-    return Table(None, sizes, order) if order is None or type(order) is Tensor else None
+    has_order = type(order) is Tensor or (order is None and places is None)
+    is_plain = type(data) in _PLAIN and type(sizes) is Tensor and has_order and not is_transformed(data)
+    return Table(None, sizes, order) if is_plain else None
 
 
 def layout_of_padded(offsets: Tensor, steps: int, batch_first: bool) -> Layout:
@@ -217,13 +221,13 @@ def layout_of_padded(offsets: Tensor, steps: int, batch_first: bool) -> Layout:
 
 def flatten_packed(packed: PackedSequence) -> tuple[Tensor, Layout] | None:
     """Return the elements of a pack in the caller's order, and its layout; None as in :func:`flatten_padded`."""
-    data, sizes, order, _ = packed
-    if data.dim() == 0 or table_of_packed(packed) is None or not _is_list(sizes, None):
+    data, sizes, order, places = packed
+    if data.dim() == 0 or not (_is_ours(data) and _is_list(sizes, None)):
         return None
     total = data.shape[0]
     if order is None:
         count = int(sizes[0]) if sizes.shape[0] else 0
-        if not 0 < count <= total:
+        if places is not None or not 0 < count <= total:
             return None
         return _flatten(data, _layout((total,), None, count, sizes.shape[0]), total, (sizes,))
     count = order.shape[0] if order.dim() == 1 else 0
