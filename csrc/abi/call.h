@@ -32,6 +32,8 @@ struct Batch {
   int64_t ordered;       // how many
   int64_t longest;       // the largest length
   int64_t cache;         // bytes of a core's own cache
+  // Element t of sequence b is row rows[b] + starts[t] of values and output; null if it is element begins[b] + t.
+  const int64_t *rows = nullptr, *starts = nullptr;
 };
 
 // Division of a backward pass into rounds, each of which covers a limited number of steps of some sequences.

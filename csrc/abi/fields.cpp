@@ -6,7 +6,7 @@
 #include "abi/raglane.h"
 
 // Python packs and reads these structs field by field.
-static_assert(sizeof(raglane_layer) == 62 * 8 && sizeof(raglane_program) == 16 * 8 && sizeof(raglane_tensor) == 5 * 8);
+static_assert(sizeof(raglane_layer) == 66 * 8 && sizeof(raglane_program) == 16 * 8 && sizeof(raglane_tensor) == 5 * 8);
 static_assert(sizeof(raglane_outer) == 15 * 8 && sizeof(raglane_rows) == 15 * 8);
 static_assert(sizeof(raglane_lattices) == 11 * 8);
 static_assert(sizeof(raglane_cell_facts) == 24 + 9 * 8);

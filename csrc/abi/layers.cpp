@@ -137,6 +137,36 @@ void check_pointers(const raglane_layer& l, bool backward) {
   }
 }
 
+// The rows of sequences and the starts of steps, copied before the check, because another thread may write to them.
+struct TableRows {
+  std::vector<int64_t> rows, starts;
+
+  TableRows(raglane_layer& l, bool backward) {
+    if (!l.rows) return;
+    if (backward || l.gates || l.c_states || l.slots || facts_of(l).is_elementwise)
+      fail("rows must be null in calls with gates, c_states or slots, and of element-wise cells, got an address");
+    at_least("row_count", l.row_count, 0);
+    at_least("steps", l.steps, 0);
+    if (l.row_count > int64_t(1) << 40 || l.steps > int64_t(1) << 40)
+      fail("row_count and steps must be at most 2^40, got more");
+    if (l.steps > 0) present("starts", l.starts);
+    rows.assign(l.rows, l.rows + l.sequences), starts.assign(l.starts, l.starts + l.steps);
+    // The largest start of the steps up to each one.
+    std::vector<int64_t> largest(starts);
+    for (int64_t t = 0; t < l.steps; t++) {
+      if (starts[t] < 0 || starts[t] >= l.row_count)
+        fail("starts[%lld] must be a row of the table, got %lld", (long long)t, (long long)starts[t]);
+      if (t > 0) largest[t] = std::max(largest[t], largest[t - 1]);
+    }
+    for (int64_t b = 0; b < l.sequences; b++) {
+      const int64_t length = l.offsets[b + 1] - l.offsets[b];
+      if (length > 0 && (length > l.steps || rows[b] < 0 || rows[b] >= l.row_count - largest[length - 1]))
+        fail("rows[%lld] must lead to rows of the table, got %lld", (long long)b, (long long)rows[b]);
+    }
+    l.rows = rows.data(), l.starts = starts.data();
+  }
+};
+
 // Adjacent sequences in groups of nearly equal numbers of elements, largest first. A sequence is never divided.
 std::vector<Group> groups_of(const raglane_layer& l) {
   std::vector<Group> groups;
@@ -180,6 +210,7 @@ int32_t run_matrix(raglane_layer& l, const Kernels& kernels, bool backward) {
   auto kernel = backward ? kernels.backward : kernels.forward;
   if (l.dtype == RAGLANE_INT8) kernel = byte_kernels_of(l.isa).forward;
   Call call{batch_of(l.offsets, l.elements, order), &l};
+  call.rows = l.rows, call.starts = l.starts;
   if (!backward || !l.checkpoint_every || l.elements == 0) return kernel(call);
   RoundPlan rounds(l.offsets, l.sequences, order, l.checkpoint_every);
   call.rounds = &rounds.plan;
@@ -207,6 +238,7 @@ int32_t run(const raglane_layer* layer, bool backward, char* message, int64_t si
     if (!backward) check_packed(mine.packed, header_of(mine));
     std::vector<int64_t> offsets = checked_offsets(mine.offsets, mine.sequences, mine.elements);
     mine.offsets = offsets.data();
+    TableRows rows(mine, backward);
     std::vector<int64_t> slots = checked_slots(mine.slots, mine.sequences, mine.slot_count);
     if (mine.slots) mine.slots = slots.data(), mine.initial_h = mine.final_h, mine.initial_c = mine.final_c;
     std::vector<unsigned char> memory = complete(mine, backward);
@@ -233,7 +265,7 @@ int32_t raglane_pack(const raglane_layer* layer, void* to, int64_t* bytes, char*
     check_sizes(mine);
         // Only the weights matter here.
     mine.sequences = mine.elements = 0;
-    mine.packed = nullptr, mine.slots = nullptr;
+    mine.packed = nullptr, mine.slots = nullptr, mine.rows = nullptr;
     check_pointers(mine, false);
     return pack_after_header(header_of(mine), to, bytes, [&](PackTo packing) { return pack_into(mine, packing); });
   });

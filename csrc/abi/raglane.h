@@ -39,7 +39,7 @@ extern "C" {
 #endif
 
 /* Incremented whenever a struct below changes; Python rejects a library of another version. */
-#define RAGLANE_ABI 18
+#define RAGLANE_ABI 19
 
 enum raglane_status { RAGLANE_OK = 0, RAGLANE_BAD_ARGUMENT = 1, RAGLANE_OUT_OF_MEMORY = 2 };
 /* RAGLANE_INT8: all numbers of the call are float, weights included. Weights are packed as int8, with a scale for each
@@ -132,6 +132,7 @@ typedef raglane_weight_gradients raglane_weight_gradients_pair[2];
   FIELD(int64_t, checkpoint_every) /* 0 if backward reads saved gates; else (only matrix) it recomputes them         \
                                       again, for so many steps of a sequence at a time, which are all that it has in \
                                       scratch. Forward prepares no input products in scratch then. */                \
+  FIELD(int64_t, row_count) FIELD(int64_t, steps) /* not read without `rows` */                                      \
                                                                                                                      \
   FIELD(const int64_t*, offsets)   /* (B + 1), first 0, last N, never falling */                                     \
   FIELD(const int64_t*, slots)     /* (B), only forward: the slot of each sequence, all different, from 0 to         \
@@ -139,6 +140,10 @@ typedef raglane_weight_gradients raglane_weight_gradients_pair[2];
                                       states, from which initial states are read as well, in inference in one        \
                                       direction. The pool's rows of other slots, and those of empty sequences, are   \
                                       not written. */                                                                \
+  FIELD(const int64_t*, rows)      /* (B), only matrix, forward without `gates`, `c_states` and slots, or null. With \
+                                      rows, values and output are tables of row_count rows: element t of sequence b  \
+                                      is row rows[b] + starts[t]. Other rows are neither read nor written. */        \
+  FIELD(const int64_t*, starts)    /* (steps), with rows, else not read */                                           \
   FIELD(const void*, values)       /* real (N, D) */                                                                 \
   FIELD(const void*, initial_h)    /* real (K, B, P); null for zeros, and with slots. Element-wise cells with c read \
                                       that of empty sequences alone. */                                              \
@@ -326,6 +331,8 @@ RAGLANE_EXPORT int32_t raglane_flatten(const raglane_rows* rows, char* message, 
 RAGLANE_EXPORT int32_t raglane_gather(const raglane_rows* rows, char* message, int64_t size);
 /* Copy rows from `flat` to the table, with zeros in padding. Otherwise as raglane_gather. */
 RAGLANE_EXPORT int32_t raglane_scatter(const raglane_rows* rows, char* message, int64_t size);
+/* Write zeros to the padding of the table; `flat` is not read. Otherwise as raglane_gather. */
+RAGLANE_EXPORT int32_t raglane_fill(const raglane_rows* rows, char* message, int64_t size);
 
 /* The alignments of the frames and labels of B sequences, T frames and U labels each, for the loss of a transducer. A
  * row is a pair of a frame t and a number of labels u before it; row t * (U + 1) + u of its sequence. */

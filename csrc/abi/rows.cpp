@@ -14,7 +14,9 @@ using raglane::fail;
 using raglane::guarded;
 using raglane::present;
 
-void check(const raglane_rows& rows) {
+enum Way { into_flat, into_table, into_padding };
+
+void check(const raglane_rows& rows, Way way) {
   if (rows.abi != RAGLANE_ABI) fail("abi must be %d, got %lld", RAGLANE_ABI, (long long)rows.abi);
   at_least("threads", rows.threads, 1);
   at_least("row_bytes", rows.row_bytes, 0);
@@ -25,7 +27,7 @@ void check(const raglane_rows& rows) {
   const int64_t most = int64_t(1) << 40;
   if (rows.threads > 4096 || rows.sequences > most || rows.steps > most || rows.elements > most)
     fail("sizes must be at most those that this kernel supports, got more");
-  if (rows.elements > 0 && rows.row_bytes > 0) present("flat", rows.flat);
+  if (way != into_padding && rows.elements > 0 && rows.row_bytes > 0) present("flat", rows.flat);
   bool has_table = rows.is_pack ? rows.elements > 0 : rows.sequences > 0 && rows.steps > 0;
   if (has_table && rows.row_bytes > 0) present("table", rows.table);
   present("plan", rows.plan);
@@ -119,21 +121,21 @@ class Plan {
   }
 };
 
-// Copies in one direction or the other.
-template <bool into_flat> struct Mover {
+// Copies in one direction or the other, or only writes zeros to padding.
+template <Way way> struct Mover {
   const raglane_rows& rows;
   const Plan& plan;
 
   void copy(char* flat, char* table, int64_t count) const {
-    if (count == 0) return;  // memory may be null
-    if (into_flat) std::memcpy(flat, table, count * rows.row_bytes);
+    if (count == 0 || way == into_padding) return;  // memory may be null
+    if (way == into_flat) std::memcpy(flat, table, count * rows.row_bytes);
     else std::memcpy(table, flat, count * rows.row_bytes);
   }
   char* flat(int64_t sequence, int64_t step) const {
     return (char*)rows.flat + (plan.offsets()[sequence] + step) * rows.row_bytes;
   }
   void fill(char* table, int64_t count) const {
-    if (!into_flat && count > 0) std::memset(table, 0, count * rows.row_bytes);
+    if (way != into_flat && count > 0) std::memset(table, 0, count * rows.row_bytes);
   }
 
     // Sequences [begin, end) of a padded tensor with contiguous sequences.
@@ -177,14 +179,14 @@ template <bool into_flat> struct Mover {
   }
 };
 
-template <bool into_flat> void move(const raglane_rows& rows, const Plan& plan) {
+template <Way way> void move(const raglane_rows& rows, const Plan& plan) {
   if (rows.row_bytes == 0) return;
   bool by_step = rows.step_stride > rows.sequence_stride;
   int64_t parts = rows.is_pack ? rows.elements : by_step ? rows.steps : rows.sequences;
-  int64_t bytes = rows.row_bytes * (into_flat || rows.is_pack ? rows.elements : rows.sequences * rows.steps);
+  int64_t bytes = rows.row_bytes * (way == into_flat || rows.is_pack ? rows.elements : rows.sequences * rows.steps);
     // For fewer bytes per thread, starting it takes longer than it saves.
   int64_t useful = std::min(std::min(rows.threads, parts), 1 + bytes / raglane::tuning::thread_bytes);
-  Mover<into_flat> mover{rows, plan};
+  Mover<way> mover{rows, plan};
   raglane::on_threads((int)std::max<int64_t>(useful, 1), [&](int thread, int threads) {
     int64_t begin = parts * thread / threads, end = parts * (thread + 1) / threads;
     if (rows.is_pack) mover.packed(begin, end);
@@ -193,13 +195,13 @@ template <bool into_flat> void move(const raglane_rows& rows, const Plan& plan) 
   });
 }
 
-// Check a call, and run body(rows) with a copy.
-template <class Body> int32_t run(const raglane_rows* rows, char* message, int64_t size, Body&& body) {
+// Check a call, and run it with a copy.
+template <Way way> int32_t run(const raglane_rows* rows, Plan (*plan)(const raglane_rows&), char* message, int64_t size) {
   return guarded(message, size, [&] {
     present("rows", rows);
     const raglane_rows mine = *rows;
-    check(mine);
-    body(mine);
+    check(mine, way);
+    move<way>(mine, plan(mine));
     return RAGLANE_OK;
   });
 }
@@ -209,14 +211,18 @@ template <class Body> int32_t run(const raglane_rows* rows, char* message, int64
 extern "C" {
 
 int32_t raglane_flatten(const raglane_rows* rows, char* message, int64_t size) {
-  return run(rows, message, size, [](const raglane_rows& mine) { move<true>(mine, Plan::made(mine)); });
+  return run<into_flat>(rows, Plan::made, message, size);
 }
 
 int32_t raglane_gather(const raglane_rows* rows, char* message, int64_t size) {
-  return run(rows, message, size, [](const raglane_rows& mine) { move<true>(mine, Plan::kept(mine)); });
+  return run<into_flat>(rows, Plan::kept, message, size);
 }
 
 int32_t raglane_scatter(const raglane_rows* rows, char* message, int64_t size) {
-  return run(rows, message, size, [](const raglane_rows& mine) { move<false>(mine, Plan::kept(mine)); });
+  return run<into_table>(rows, Plan::kept, message, size);
+}
+
+int32_t raglane_fill(const raglane_rows* rows, char* message, int64_t size) {
+  return run<into_padding>(rows, Plan::kept, message, size);
 }
 }

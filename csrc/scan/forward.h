@@ -71,7 +71,7 @@ template <class Cell, class S> class ForwardScan {
   // memory.
   struct Step {
     int d;
-    const int64_t* element;        // the element that each lane computes
+    const int64_t *element, *row;  // the element that each lane computes, and its row in values and output
     A *before, *after, *c;         // of the first lane: h before and after, c
     A *operand, *next_operand;     // `before` and `after` as operands of products
     int64_t after_stride, next_stride;
@@ -172,7 +172,7 @@ template <class Cell, class S> class ForwardScan {
     lanes.fill(start);
     team.barrier->wait(team.members);
     Step step;
-    step.d = d, step.element = lanes.element, step.c = c;
+    step.d = d, step.element = lanes.element, step.row = lanes.row(), step.c = c;
     const bool projects = l_.projection_size > 0;
     step.after_stride = projects ? c_stride_ : h_stride_, step.next_stride = projects ? c_stride_ : operand_stride_;
     step.output = l_.output ? (S*)l_.output + d * P_ : nullptr;
@@ -182,7 +182,7 @@ template <class Cell, class S> class ForwardScan {
       step.before = before, step.after = projects ? unprojected : after;
       step.operand = operand, step.next_operand = projects ? projected : next_operand;
       for (int lane = 0; lane < lanes.active; lane++) {
-        if (!prepared_.wanted()) step.x[lane] = input_.row(lanes.element[lane], thread, lane);
+        if (!prepared_.wanted()) step.x[lane] = input_.row(step.row[lane], thread, lane);
         if constexpr (in_bytes<S>) to_bytes(before + lane * h_stride_, P_, operand + lane * operand_stride_);
         step.operands[lane] = operand + lane * operand_stride_;
       }
@@ -215,7 +215,7 @@ template <class Cell, class S> class ForwardScan {
     const A* prepared[tile_rows];  // the start of the hidden product
     for (int r = 0; r < size; r++) {
       const int64_t element = step.element[first + r];
-      fetch(step, element, sums);
+      fetch(step, element, step.row[first + r], sums);
       prepared[r] = sums.row[r];
       if (!prepared_.wanted()) {
         sums.start(sums.row[r], Cell::gates);
@@ -241,9 +241,9 @@ template <class Cell, class S> class ForwardScan {
 
     // Prefetch the memory that the tile will write, and the start of the next panel's tile, during the product:
     // short ranges at many addresses, which the processor does not prefetch itself.
-  RAGLANE_INLINE void fetch(const Step& step, int64_t element, const Sums& sums) {
+  RAGLANE_INLINE void fetch(const Step& step, int64_t element, int64_t row, const Sums& sums) {
     if (step.output && l_.projection_size == 0)
-      __builtin_prefetch(step.output + element * l_.directions * P_ + sums.unit, 1);
+      __builtin_prefetch(step.output + row * l_.directions * P_ + sums.unit, 1);
     if constexpr (Cell::saved > 0)
       if (step.gates && !prepared_.wanted() && !streams_)
         for (int s = 0; s < Cell::saved; s++)
@@ -276,7 +276,7 @@ template <class Cell, class S> class ForwardScan {
         // Copies on the stack, because the compiler must assume that the stores below change them.
     const int64_t h_stride = h_stride_, c_stride = c_stride_, after_stride = step.after_stride, H = H_;
     const int64_t output_stride = l_.directions * P_, gate_stride = l_.gate_stride, slot_size = sums.slot_size;
-    const int64_t* elements = step.element;
+    const int64_t *elements = step.element, *rows = step.row;
     const A* before = step.before + unit;
     A *after = step.after + unit, *c_after = step.c + unit;
     S* output = step.output && l_.projection_size == 0 ? step.output + unit : nullptr;
@@ -291,7 +291,7 @@ template <class Cell, class S> class ForwardScan {
       store(after + lane * after_stride, h);
       if constexpr (in_pairs<S>) store((X*)(step.next_operand + lane * step.next_stride) + unit, h, count);
       if constexpr (Cell::has_c) store(c_after + lane * c_stride, c[r]);
-      if (output) store(output + element * output_stride, h, count);
+      if (output) store(output + rows[lane] * output_stride, h, count);
       if constexpr (Cell::saved > 0)
         if (gates) {
 #pragma GCC unroll 8
@@ -338,7 +338,7 @@ template <class Cell, class S> class ForwardScan {
     for (int lane = 0; lane < active; lane++) {
       if (in_pairs<S>) copy_columns(in_row(next_operand, lane), (const A*)to[lane], 0, P_);
       if (!step.output) continue;
-      copy_columns(step.output + step.element[lane] * l_.directions * P_, (const A*)to[lane], 0, P_);
+      copy_columns(step.output + step.row[lane] * l_.directions * P_, (const A*)to[lane], 0, P_);
     }
   }
 };

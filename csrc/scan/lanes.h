@@ -54,6 +54,9 @@ class LaneSet {
   LaneSet(const Batch& batch, const Team& team, Queue* queue, int capacity, bool ascending)
       : batch_(batch), team_(team), queue_(queue), capacity_(capacity), step_(ascending ? 1 : -1) {}
 
+  // The row of each lane's element in values and output.
+  const int64_t* row() const { return batch_.rows ? row_ : element; }
+
   // Take up to `capacity` sequences; begin(lane) is called for each.
   template <class Begin> void fill(Begin&& begin) {
     while (active < capacity_ && take(active)) begin(active++);
@@ -65,7 +68,9 @@ class LaneSet {
     at_once_ = 0;
     for (int lane = 0; lane < active;) {
       if (--left[lane] > 0) {
-        element[lane++] += step_;
+        element[lane] += step_;
+        if (batch_.rows) find_row(lane);
+        lane++;
         continue;
       }
       finish(lane);
@@ -75,7 +80,9 @@ class LaneSet {
       }
       int last = --active;
       if (last == lane) continue;
-      sequence[lane] = sequence[last], element[lane] = element[last], left[lane] = left[last];
+      sequence[lane] = sequence[last], left[lane] = left[last];
+      element[lane] = element[last];
+      if (batch_.rows) row_[lane] = row_[last];
       move(last, lane);
     }
   }
@@ -86,6 +93,7 @@ class LaneSet {
   Queue* queue_;
   int capacity_;
   int64_t step_;
+  int64_t row_[most_lanes];  // in a table
   int64_t share_ = 0;
   int64_t worked_ = 0;   // number of elements of its sequences
   int64_t at_once_ = 0;  // number of sequences taken from the counter at this step
@@ -98,7 +106,12 @@ class LaneSet {
     left[lane] = end - begin;
     worked_ += end - begin;
     element[lane] = step_ > 0 ? begin : end - 1;
+    if (batch_.rows) find_row(lane);
     return true;
+  }
+
+  void find_row(int lane) {
+    row_[lane] = batch_.rows[sequence[lane]] + batch_.starts[element[lane] - batch_.begins[sequence[lane]]];
   }
 
     // The first sequences are assigned in alternating order of teams, so that none gets all the long ones.

@@ -5,6 +5,8 @@
 // the outputs of an Elman network, will replace them one by one, otherwise in scratch.
 #pragma once
 
+#include <algorithm>
+
 #include "scan/scan.h"
 
 namespace raglane::RAGLANE_TARGET {
@@ -57,7 +59,13 @@ template <class Cell, class S> class PreparedProducts {
     for (int64_t block = thread; block < blocks; block += threads) {
       int64_t begin = l_.elements * block / blocks, end = l_.elements * (block + 1) / blocks;
       const A* rows[block_rows];
-      for (int64_t i = begin; i < end; i++) rows[i - begin] = input_.row(i, room, (int)(i - begin));
+      int64_t b = l_.rows ? std::upper_bound(l_.offsets, l_.offsets + l_.sequences, begin) - l_.offsets - 1 : 0;
+      for (int64_t i = begin; i < end; i++) {
+        if (l_.rows)
+          while (i >= l_.offsets[b + 1]) b++;
+        const int64_t row = l_.rows ? l_.rows[b] + l_.starts[i - l_.offsets[b]] : i;
+        rows[i - begin] = input_.row(row, room, (int)(i - begin));
+      }
       for (int64_t panel = first_panel; panel < end_panel; panel++)
         input_.multiply(d, panel, (int)(end - begin), rows, rows_[d] + begin * stride_, stride_);
     }
@@ -76,7 +84,7 @@ template <class Cell, class S> class PreparedProducts {
   Scratch<A> scratch_;
 
   bool rest_in_results() const {
-    return sizeof(S) == sizeof(A) && (Cell::saved > 0 ? l_.gates : l_.output) != nullptr;
+    return sizeof(S) == sizeof(A) && !l_.rows && (Cell::saved > 0 ? l_.gates : l_.output) != nullptr;
   }
 };
 

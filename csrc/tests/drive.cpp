@@ -226,6 +226,51 @@ void check_slots(Case& c, std::mt19937& random, int round, unsigned seed) {
   std::exit(1);
 }
 
+// In inference, values and output in the rows of a table give the same bits, and no other row is read or written.
+void check_tables(Case& c, std::mt19937& random, int round, unsigned seed) {
+  raglane_layer l = c.layer;
+  const int64_t K = l.directions, P = l.projection_size ? l.projection_size : l.hidden_size, bytes = bytes_of(l.dtype);
+  l.gates = l.c_states = nullptr, l.checkpoint_every = 0;
+  auto run = [&](raglane_status wanted) {
+    char message[256] = "";
+    if (raglane_forward(&l, message, sizeof message) == wanted) return;
+    std::fprintf(stderr, "round %d, seed %u: rows: %s\n", round, seed, message), std::exit(1);
+  };
+  const int64_t in_row = l.input_size * bytes, out_row = K * P * bytes;
+  Bytes flat(l.elements * out_row);
+  l.output = flat.data();
+  run(RAGLANE_OK);
+  const bool by_step = below(random, 2);
+  int64_t longest = 0;  // a sequence
+  for (int64_t b = 0; b < l.sequences; b++)
+    if (l.offsets[b + 1] - l.offsets[b] > l.steps) l.steps = l.offsets[b + 1] - l.offsets[b], longest = b;
+  std::vector<int64_t> rows(l.sequences), starts(l.steps);
+  for (int64_t b = 0; b < l.sequences; b++) rows[b] = by_step ? b : b * l.steps;
+  for (int64_t t = 0; t < l.steps; t++) starts[t] = by_step ? t * l.sequences : t;
+  l.row_count = l.sequences * l.steps;
+  Bytes values(l.row_count * in_row, 0xff), wanted(l.row_count * out_row, 0xff), got(wanted);
+  for (int64_t b = 0; b < l.sequences; b++)
+    for (int64_t i = l.offsets[b]; i < l.offsets[b + 1]; i++) {
+      const int64_t row = rows[b] + starts[i - l.offsets[b]];
+      std::memcpy(values.data() + row * in_row, (const char*)c.layer.values + i * in_row, in_row);
+      std::memcpy(wanted.data() + row * out_row, flat.data() + i * out_row, out_row);
+    }
+  l.rows = rows.data(), l.starts = starts.data(), l.values = values.data(), l.output = got.data();
+  if (l.elements > 0) {
+    const int64_t right = rows[longest];
+    rows[longest] = below(random, 2) ? -1 : l.row_count - starts[l.steps - 1];
+    run(RAGLANE_BAD_ARGUMENT);
+    rows[longest] = right;
+    starts[l.steps - 1] += l.row_count;
+    run(RAGLANE_BAD_ARGUMENT);
+    starts[l.steps - 1] -= l.row_count;
+  }
+  run(RAGLANE_OK);
+  if (got == wanted) return;
+  std::fprintf(stderr, "round %d, seed %u: other bits with rows\n", round, seed);
+  std::exit(1);
+}
+
 // Rows to a padded tensor or a pack and back, with any number of threads: the result must equal the input.
 void check_rows(std::mt19937& random, int round, unsigned seed) {
   raglane_rows r{};
@@ -374,6 +419,7 @@ void drive(int rounds, unsigned seed) {
       check(c, wanted, round, seed);
       if (!packed.memory) pack_some(c, packed, random);
       check_slots(c, random, round, seed);
+      check_tables(c, random, round, seed);
     }
     Case e = draw_elementwise(random);
     wanted.clear();

@@ -3,7 +3,7 @@
 
 #include <cstddef>
 
-#include "held.h"
+#include "rows.h"
 
 namespace raglane::operators {
 
@@ -23,8 +23,11 @@ class Layer : public Held {
  public:
   raglane_layer call;
   raglane_cell_facts facts;
+  std::optional<Tensor> flat;  // for the flat values of a table, unless the kernels read its rows
 
-  Layer(const Tensor& head, const Tensor& offsets, const Tensor& values, const Parts& parts, bool has_packed = false) {
+  // With `rows`, `values` are their table; without `saves`, no backward pass follows.
+  Layer(const Tensor& head, const Tensor& offsets, const Tensor& values, const Parts& parts, bool has_packed = false,
+        Rows* rows = nullptr, bool saves = true) {
     std::memset(&call, 0, sizeof call);
     const void* fields = read(head, {head_size}, ScalarType::Long);
     if (fields) std::memcpy(&call, fields, sizeof(int64_t) * head_size);
@@ -36,12 +39,20 @@ class Layer : public Held {
     dtype = dtype_of(call.dtype), poisons = call.flags & RAGLANE_POISON;
     call.sequences = offsets.numel() - 1;
     is_step_ = values.dim() == 1;
-    call.elements = is_step_ ? 1 : values.sizes()[0];
+    call.elements = rows ? rows->elements() : is_step_ ? 1 : values.sizes()[0];
     fits = call.directions >= 1 && call.directions <= 2 && call.sequences >= 0 && (!is_step_ || call.sequences == 1);
     if (!fits) return;
     held_.reserve(24);
     call.offsets = static_cast<int64_t*>(read(offsets, {call.sequences + 1}, ScalarType::Long));
-    call.values = read(values, is_step_ ? Shape(call.input_size) : Shape(call.elements, call.input_size), dtype);
+    if (rows && !is_like(values, rows->shape_of(call.input_size), dtype)) return;
+    if (rows && !saves && !facts.is_elementwise && values.is_contiguous()) {
+      rows_ = rows;
+    } else if (rows) {
+      flat = empty({call.elements, call.input_size}, dtype);
+    }
+    const Tensor& given = flat ? *flat : values;
+    call.values = read(given, rows_ ? rows_->shape_of(call.input_size)
+                              : is_step_ ? Shape(call.input_size) : Shape(call.elements, call.input_size), dtype);
     set_weights();
     const size_t states = facts.has_c ? 2 : 1, weights = call.directions * each_;
     if (parts.size() == states + weights) {
@@ -74,6 +85,7 @@ class Layer : public Held {
   }
   Shape of_output() const {
     const int64_t size = call.directions * state_size();
+    if (rows_) return rows_->shape_of(size);
     return is_step_ ? Shape(size) : Shape(call.elements, size);
   }
   // Numbers that forward saves for backward: none where backward recomputes the gates.
@@ -114,6 +126,7 @@ class Layer : public Held {
   Weight weights_[5];
   size_t each_ = 0, begin_ = 0;
   bool is_step_;
+  Rows* rows_ = nullptr;  // of values and output, if the kernels read and write these
 
   static ScalarType dtype_of(int64_t number) {
     if (number == RAGLANE_FLOAT64) return ScalarType::Double;

@@ -9,7 +9,6 @@
 
 #include "layer.h"
 #include "program.h"
-#include "rows.h"
 
 namespace raglane::operators {
 namespace {
@@ -25,8 +24,7 @@ std::vector<Tensor> run_forward(const Tensor& head, const Tensor& offsets, const
   std::optional<Rows> rows;
   if (layout != FLAT) rows.emplace(layout, values, offsets, order);
   if (rows && !rows->fits) return {};
-  const Tensor flat = rows ? empty({rows->elements(), values.sizes().back()}, values.scalar_type()) : values;
-  Layer layer(head, rows ? rows->offsets() : offsets, flat, parts, packed.has_value());
+  Layer layer(head, rows ? rows->offsets() : offsets, values, parts, packed.has_value(), rows ? &*rows : nullptr, save);
   raglane_layer& call = layer.call;
   std::vector<Tensor> results;
   if (packed.has_value()) {
@@ -36,7 +34,11 @@ std::vector<Tensor> run_forward(const Tensor& head, const Tensor& offsets, const
     call.packed = layer.read(*packed, {bytes}, packed->scalar_type());
   }
   if (!layer.fits || (save && (layer.is_large(layer.of_gates()) || layer.is_large(layer.of_c_states())))) return results;
-  if (rows) rows->threads = call.threads, rows->flatten(flat);
+  if (rows) {
+    rows->threads = call.threads;
+    rows->flatten(layer.flat ? layer.flat->data_ptr() : nullptr);
+    if (!layer.flat) rows->lead(call);
+  }
   results.reserve(8);
   if (need_output || save) call.output = layer.write(results, layer.of_output());
   call.final_h = layer.write(results, layer.of_state(0));
@@ -44,8 +46,9 @@ std::vector<Tensor> run_forward(const Tensor& head, const Tensor& offsets, const
   if (save) call.gates = layer.write(results, layer.of_gates());
   if (save || need_c) call.c_states = layer.write(results, layer.of_c_states());
   layer.run(raglane_forward);
-  if (rows && save) results.insert(results.end(), {flat, results[0], *rows->places});
-  if (rows && need_output) results[0] = rows->scatter(call.output, layer.of_output().sizes[1], layer.dtype);
+  if (rows && save) results.insert(results.end(), {*layer.flat, results[0], *rows->places});
+  if (rows && need_output && layer.flat) results[0] = rows->scatter(call.output, layer.of_output().sizes[1], layer.dtype);
+  else if (rows && need_output) rows->fill(results[0]);
   return results;
 }
 

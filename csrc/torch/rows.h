@@ -63,6 +63,21 @@ class Rows : public Held {
   int64_t threads = 1;
 
   int64_t elements() const { return call_.elements; }
+  // Let a layer read and write contiguous tables of this layout. Only after flatten, which checks the plan.
+  void lead(raglane_layer& layer) {
+    const int64_t B = call_.sequences, T = call_.steps, *order = call_.plan + B + 1, *sizes = order + B;
+    rows_.resize(B + T);
+    layer.rows = rows_.data(), layer.starts = layer.rows + B;
+    layer.steps = T, layer.row_count = layout_ == PACK ? call_.elements : B * T;
+    for (int64_t b = 0; b < B; b++) {
+      if (layout_ == PACK) rows_[order[b]] = b;
+      else rows_[b] = layout_ == BATCH_FIRST ? b * T : b;
+    }
+    for (int64_t t = 0, row = 0; t < T; t++) {
+      rows_[B + t] = row;
+      row += layout_ == PACK ? sizes[t] : layout_ == TIME_FIRST ? B : 1;
+    }
+  }
   // The first numbers of a plan.
   Tensor offsets() const {
     const int64_t sizes[] = {call_.sequences + 1}, strides[] = {1};
@@ -71,8 +86,11 @@ class Rows : public Held {
     return Tensor(handle);
   }
 
-  // Copy the rows of the input to flat values, and write the places.
-  void flatten(const Tensor& flat) { move(raglane_flatten, flat.data_ptr()); }
+  // Copy the rows of the input to flat values, and write the places; without values only these.
+  void flatten(void* flat) {
+    if (!flat) call_.row_bytes = 0;
+    move(raglane_flatten, flat);
+  }
   // The flat values of another tensor of this layout, such as a gradient; none if C cannot read it.
   std::optional<Tensor> gather(const Tensor& table, const Shape& shape, ScalarType type) {
     dtype = type;
@@ -80,6 +98,13 @@ class Rows : public Held {
     Tensor flat = empty(shape, type);
     move(raglane_gather, flat.data_ptr());
     return flat;
+  }
+  // Write zeros to the padding of a new tensor of this layout.
+  void fill(const Tensor& table) {
+    if (layout_ == PACK) return;
+    dtype = table.scalar_type();
+    locate(table, {call_.elements, table.sizes()[2]});
+    move(raglane_fill, nullptr);
   }
   // A tensor of this layout with the rows of flat values (N, features).
   Tensor scatter(void* flat, int64_t features, ScalarType type) {
@@ -90,16 +115,17 @@ class Rows : public Held {
     return table;
   }
 
- private:
-  static constexpr int64_t header = 2;
-  raglane_rows call_{};
-  int64_t layout_ = FLAT;
-
   Shape shape_of(int64_t features) const {
     if (layout_ == PACK) return {call_.elements, features};
     return layout_ == TIME_FIRST ? Shape(call_.steps, call_.sequences, features)
                                  : Shape(call_.sequences, call_.steps, features);
   }
+
+ private:
+  static constexpr int64_t header = 2;
+  raglane_rows call_{};
+  int64_t layout_ = FLAT;
+  std::vector<int64_t> rows_;
 
   void* numbers_of(const Tensor& tensor, int64_t count) {
     if (!is_like(tensor, count, ScalarType::Long) || !tensor.is_contiguous()) return fits = false, nullptr;

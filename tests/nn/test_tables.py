@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 import raglane as rl
+from cpu_networks import FOLD, POISON, PREPARE, Use
 from raglane.kernels.cpu import backend
 from raglane.kernels.cpu.layer import Layer
 from raglane.native import library
@@ -97,6 +98,30 @@ def test_a_call_gives_the_bits_of_a_ragged(cell: str, kind: str, bidirectional: 
     assert values_of(to, batch, kind).equal(wanted[0])
     # Padding is not read, and its gradient is 0.
     assert torch.count_nonzero(found[0]) <= wanted[0].numel()
+    assert calls == [True]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("flags", [FOLD, PREPARE])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int8])
+@pytest.mark.parametrize(("cell", "sizes"), [("LSTM", {"proj_size": 3}), ("GRU", {}), ("RNN", {}), ("SRU", {})])
+def test_inference_reads_and_writes_the_rows_of_a_table(
+    cell: str, sizes: dict[str, int], dtype: torch.dtype, flags: int, kind: str, calls: list[bool], use: Use
+) -> None:
+    """NaN in the padding of the input, and numbers of an earlier call in the memory of the output."""
+    is_narrow = dtype is torch.int8
+    layer, batch, given, options = case(cell, kind, torch.float32 if is_narrow else dtype, bidirectional=True, **sizes)
+    if is_narrow:
+        if cell == "SRU":
+            pytest.skip("the cell has no int8 weights")
+        layer = rl.freeze(layer.eval(), dtype=torch.int8)
+    use(flags=flags | POISON)
+    with torch.inference_mode():
+        (out, final), (moved, moved_final) = layer(batch), layer(given, **options)
+    assert values_of(moved, batch, kind).equal(out.values)
+    assert torch.count_nonzero(leaf_of(moved)) <= out.values.numel()
+    pairs = [(final, moved_final)] if isinstance(final, Tensor) else zip(final, moved_final, strict=True)
+    assert all(one.equal(other) for one, other in pairs)
     assert calls == [True]
 
 

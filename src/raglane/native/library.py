@@ -29,7 +29,7 @@ from raglane._utils import forks
 from raglane._utils.tracing import constant_when_traced
 from raglane.errors import ArgumentError, MissingExtraError
 
-ABI = 18
+ABI = 19
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2}
 """The numbers in ``raglane.h`` of the dtypes in which the kernels compute."""
 
