@@ -80,8 +80,8 @@ def with_charts(text: str) -> str:
     found = []
     for place, rows in tables(text):
         chart = next((chart for chart in CHARTS if rows and {chart.value, *chart.names} <= rows[0].keys()), None)
-        if chart is not None:
-            found.append((place, chart, lines_of(chart, rows)))
+        if chart is not None and (lines := lines_of(chart, rows)):  # none without a competitor
+            found.append((place, chart, lines))
     for place, chart, lines in reversed(found):
         known = [
             number for _, other, same in found if other is chart for numbers in same.values() for number in numbers
