@@ -80,8 +80,7 @@ class LaneSet {
       }
       int last = --active;
       if (last == lane) continue;
-      sequence[lane] = sequence[last], left[lane] = left[last];
-      element[lane] = element[last];
+      sequence[lane] = sequence[last], element[lane] = element[last], left[lane] = left[last];
       if (batch_.rows) row_[lane] = row_[last];
       move(last, lane);
     }

@@ -25,7 +25,7 @@ class Layer : public Held {
   raglane_cell_facts facts;
   std::optional<Tensor> flat;  // for the flat values of a table, unless the kernels read its rows
 
-  // With `rows`, `values` are their table; without `saves`, no backward pass follows.
+  // With `rows`, `values` are their table, which the kernels read in place if no backward pass needs flat values.
   Layer(const Tensor& head, const Tensor& offsets, const Tensor& values, const Parts& parts, bool has_packed = false,
         Rows* rows = nullptr, bool saves = true) {
     std::memset(&call, 0, sizeof call);
@@ -44,15 +44,14 @@ class Layer : public Held {
     if (!fits) return;
     held_.reserve(24);
     call.offsets = static_cast<int64_t*>(read(offsets, {call.sequences + 1}, ScalarType::Long));
-    if (rows && !is_like(values, rows->shape_of(call.input_size), dtype)) return;
-    if (rows && !saves && !facts.is_elementwise && values.is_contiguous()) {
-      rows_ = rows;
-    } else if (rows) {
-      flat = empty({call.elements, call.input_size}, dtype);
+    Shape of_values = is_step_ ? Shape(call.input_size) : Shape(call.elements, call.input_size);
+    if (rows) {
+      const Shape of_table = rows->shape_of(call.input_size);
+      if (!is_like(values, of_table, dtype)) return;
+      if (saves || facts.is_elementwise || !values.is_contiguous()) flat = empty(of_values, dtype);
+      else rows_ = rows, of_values = of_table;
     }
-    const Tensor& given = flat ? *flat : values;
-    call.values = read(given, rows_ ? rows_->shape_of(call.input_size)
-                              : is_step_ ? Shape(call.input_size) : Shape(call.elements, call.input_size), dtype);
+    call.values = read(flat ? *flat : values, of_values, dtype);
     set_weights();
     const size_t states = facts.has_c ? 2 : 1, weights = call.directions * each_;
     if (parts.size() == states + weights) {

@@ -13,7 +13,7 @@
 namespace raglane::operators {
 namespace {
 
-// `head` (15), int64: the fields of raglane_layer before its addresses, whose counts are not read. Returns the output, if
+// `head` (17), int64: the fields of raglane_layer before its addresses, whose counts are not read. Returns the output, if
 // it is needed or saved; the final states; the gates, if saved; and c after each element, if needed or
 // saved. Nothing if the kernels cannot read a tensor, or if so much is saved that the caller has its own memory for it.
 // With a layout other than FLAT, `values` and a needed output have it, `offsets` are the sizes of class Rows, and saved

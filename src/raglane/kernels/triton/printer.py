@@ -131,7 +131,6 @@ class _Printer:
         if loads is self.instructions.lines or not loads:
             return body
         self.steps = max(1, min(_MOST_STEPS, _LOADED // len(loads)))
-
         names = "|".join(["live", "at", *(line.partition(" ")[0] for line in loads)])
 
         def numbered(lines: list[str], step: int) -> list[str]:
