@@ -23,13 +23,23 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from on_device import facts, loops, scaling, speed, suite, waits
+from on_device import compilation, facts, loops, rivals, scaling, speed, suite, waits
 from on_device.base import BrokenError, Context, Part, Record, Row, play
 from on_device.report import write_report
 
 _HOME = Path(__file__).resolve().parent.parent
 PARTS: dict[str, Part] = {
-    part.name: part for part in (facts.PART, suite.PART, waits.PART, speed.PART, loops.PART, scaling.PART)
+    part.name: part
+    for part in (
+        facts.PART,
+        compilation.PART,
+        waits.PART,
+        rivals.PART,
+        loops.PART,
+        speed.PART,
+        suite.PART,
+        scaling.PART,
+    )
 }
 # The environment variable with the name of a call, which continues in another process after some errors.
 _CALL = "RAGLANE_DEVICE_CALL"
@@ -51,6 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.environ.setdefault(_CALL, f"{time.time_ns()}"),
         _kernels(),
     )
+    # TorchRL's kernels are tuned once, in the part that compiles.
+    os.environ["TRITON_CACHE_AUTOTUNING"] = "1"
     parts = [PARTS[name] for name in given.parts]
     records: dict[str, Record] = given.records
     not_run: list[Row] = []

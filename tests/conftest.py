@@ -57,6 +57,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if item.get_closest_marker(name) and not config.getoption(f"--{name}"):
                 item.add_marker(pytest.mark.skip(reason=reason))
+    if config.getoption("--device") == "cpu":
+        return
+    for item in items:
+        chosen = item.callspec.params.get("backend") if hasattr(item, "callspec") else None
+        if item.get_closest_marker("host") or chosen in ("cpu", "program"):
+            item.add_marker(pytest.mark.skip(reason="of the CPU alone"))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -7,7 +7,7 @@ import os
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -75,12 +75,14 @@ class Part:
         question: one phrase.
         items: returns the items, the most informative first; raises NotHereError if none can run.
         table: formats the rows as lines of Markdown.
+        share: of the time that is left when the part begins, the most that it takes.
     """
 
     name: str
     question: str
     items: Callable[[Context], Iterable[Item]]
     table: Callable[[list[Row]], list[str]]
+    share: float = 1.0
 
 
 @dataclass
@@ -132,6 +134,7 @@ def play(part: Part, context: Context, record: Record) -> Iterator[Row]:
     Raises:
         BrokenError: after the error of the last row, this process cannot use the device.
     """
+    context = replace(context, until=time.monotonic() + part.share * context.left())
     try:
         items = [item for item in part.items(context) if not record.is_done(item.key, context.call)]
     except NotHereError as reason:

@@ -20,13 +20,14 @@ from on_device.base import Context, Item, NotHereError, Part, Row
 from on_device.layers import LOOPS, build
 from on_device.timing import milliseconds, times_table
 
-__all__ = ["PART"]
+__all__ = ["PART", "SIZES", "calls_of"]
 
-_SIZES = ((64, 256), (256, 128), (16, 512))
-_ROUNDS, _SECONDS = 5, 6.0
+SIZES = ((64, 256), (256, 128), (16, 512))
+_ROUNDS, _SECONDS = 5, 2.5
 
 State = tuple[Tensor, ...]
 Step = Callable[[Tensor, State], tuple[Tensor, State]]
+Calls = Callable[[], Callable[[], object]]
 
 
 def _walk(step: Step, prepared: Tensor, state: State) -> State:
@@ -67,8 +68,8 @@ def _graph_of(step: Step, prepared: Tensor, state: State) -> Callable[[], object
     return replay
 
 
-def _run(context: Context, name: str, count: int, hidden: int) -> Row:
-    device = context.device
+def calls_of(device: torch.device, name: str, count: int, hidden: int) -> tuple[dict[str, Calls], Row]:
+    """Return each variant as a function that makes its call, and facts of the batch."""
     layer = build(name, (hidden, hidden), device, torch.float32)
     lengths = LENGTHS["lognormal"].draw(count)
     values = torch.randn(sum(lengths), hidden, device=device, requires_grad=True)
@@ -100,18 +101,21 @@ def _run(context: Context, name: str, count: int, hidden: int) -> Row:
     torch._dynamo.reset()
     compiled: Any = torch.compile(step)
     quiet = torch.no_grad()
-    ways: dict[str, Callable[[], Callable[[], object]]] = {
+    ways: dict[str, Calls] = {
         "layer, train": lambda: train,
         "layer, infer": lambda: quiet(lambda: layer(batch)),
         "reference, train": lambda: by_reference(train),
         "reference, infer": lambda: by_reference(quiet(lambda: layer(batch))),
-        "steps, train": lambda: partial(_train, step, prepared, state),
-        "steps, infer": lambda: quiet(partial(_walk, step, prepared, state)),
         "compiled, train": lambda: partial(_train, compiled, prepared, state),
         "compiled, infer": lambda: quiet(partial(_walk, compiled, prepared, state)),
     }
     if device.type == "cuda":
         ways["graph, infer"] = lambda: quiet(quiet(_graph_of)(step, prepared, state))
+    return ways, {"elements": sum(lengths), "steps": steps, "backend": str(rl.explain(layer, batch))}
+
+
+def _run(context: Context, name: str, count: int, hidden: int) -> Row:
+    ways, row = calls_of(context.device, name, count, hidden)
     calls, faults = {}, {}
     for way, make in ways.items():
         try:
@@ -121,9 +125,7 @@ def _run(context: Context, name: str, count: int, hidden: int) -> Row:
         # Any error ends only this variant.
         except Exception as error:
             faults[way] = f"{type(error).__name__}: {error}"[:200]
-    times = milliseconds(calls, device, 3 if context.is_rehearsal else _ROUNDS, _SECONDS)
-    chosen = rl.explain(layer, batch)
-    row: Row = {"milliseconds": times, "elements": sum(lengths), "steps": steps, "backend": str(chosen)}
+    row["milliseconds"] = milliseconds(calls, context.device, 3 if context.is_rehearsal else _ROUNDS, _SECONDS)
     own = [fault for way, fault in faults.items() if way.startswith("layer")]
     return row | ({"faults": faults} if faults else {}) | ({"fault": own[0]} if own else {})
 
@@ -131,7 +133,7 @@ def _run(context: Context, name: str, count: int, hidden: int) -> Row:
 def _items(context: Context) -> Iterator[Item]:
     if context.device.type != "cuda" and not context.is_rehearsal:
         raise NotHereError("a GPU")
-    for count, hidden in ((4, 8),) if context.is_rehearsal else _SIZES:
+    for count, hidden in ((4, 8),) if context.is_rehearsal else SIZES:
         for name in LOOPS:
             yield Item(f"{name} H {hidden} B {count}", partial(_run, context, name, count, hidden))
 
@@ -144,4 +146,4 @@ def _table(rows: list[Row]) -> list[str]:
     return [*lines, "", "Milliseconds. A layer computes only existing elements; the steps compute a padded batch."]
 
 
-PART = Part("loops", "how fast are the cells that torch has no kernel for?", _items, _table)
+PART = Part("loops", "how fast are the cells that torch has no kernel for?", _items, _table, share=0.4)

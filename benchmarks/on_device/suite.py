@@ -1,9 +1,10 @@
-"""The test suite on the device, some files at a time: what fails, and where."""
+"""The test suite on the device, in as many processes as processors: what fails, and where."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -13,66 +14,59 @@ from functools import partial
 from pathlib import Path
 
 from on_device.base import Context, Item, NotHereError, Part, Row
+from raglane.planner import machine
 
 __all__ = ["PART"]
 
 _TESTS = Path(__file__).parent.parent.parent / "tests"
 _REHEARSED = ("test_layouts.py", "schedules/test_schedules.py")
-# Files that take more than seven seconds on two cores, longest last; quick files run first.
-_LONG = (
-    "training/test_folder.py", "nn/test_crf.py", "nn/test_losses.py", "nn/test_cell_layers.py",
-    "kernels/test_cpu_elementwise.py", "nn/test_torch_layers.py",
-    "kernels/test_reference.py", "cli/test_bench.py", "kernels/test_cpu_torch.py", "bench/test_device.py",
-    "safety/test_threads_and_processes.py", "bench/test_run.py", "safety/test_fuzz.py", "kernels/test_cpu_matrix.py",
-    "safety/test_kill_points.py", "nn/test_transformations.py", "cli/test_process.py",
-)  # fmt: skip
+# Folders and files whose tests compute on the device; those marked ``host`` are skipped there.
+_COMPUTING = (
+    *("kernels/test_on_a_gpu.py", "kernels/test_reference.py"),
+    *("nn", "ragged", "cells", "segments", "schedules", "packing"),
+)
 _COUNTS = ("tests", "failures", "errors", "skipped")
-# The number of quick files per process, which takes seconds to start.
-_TOGETHER = 12
 _NEEDS = ("pytest", "hypothesis")
-# The most seconds of a file, and the most failures of a file that are stored with their traces.
-_PATIENCE, _KEPT, _TRACE = 300.0, 20, 3000
+# The most seconds of a run, those to write its report after an interruption, and the most failures and characters of
+# a trace that are stored.
+_PATIENCE, _TO_WRITE, _KEPT, _TRACE = 300.0, 20.0, 40, 3000
 # The most failures with traces in the report; the others are in the file of the part.
 _SHOWN = 30
 
 
 def _run(context: Context, names: Sequence[str]) -> Row:
-    """Run files in one process; one by one after an error that left the device unusable."""
-    row = _run_together(context, names)
-    if len(names) == 1 or not any("CUDA error" in each["trace"] for each in row.get("failures listed", [])):
-        return row
-    rows = [_run_together(context, [name]) for name in names]
-    merged: Row = {count: sum(each.get(count, 0) for each in rows) for count in _COUNTS}
-    faults = [f"{name}: {each['fault']}" for name, each in zip(names, rows, strict=True) if "fault" in each]
-    merged["failures listed"] = [failure for each in rows for failure in each.get("failures listed", [])]
-    return merged | ({"fault": "; ".join(faults)} if faults else {})
-
-
-def _run_together(context: Context, names: Sequence[str]) -> Row:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        options = ["-q", "-p", "no:cacheprovider", "--device", str(context.device), "--junitxml", str(report)]
+        options = ["-q", "-p", "no:cacheprovider", "-p", "no:benchmark", "--device", str(context.device)]
+        options += ["--junitxml", str(report)]
+        if importlib.util.find_spec("xdist") is not None and not context.is_rehearsal:
+            options += ["-n", str(max(1, machine.processors() - 2)), "--dist", "worksteal"]
         if context.kernels is not None:
             options += ["--kernels", str(context.kernels)]
-        patience = max(5.0, min(_PATIENCE, context.left()))
-        try:
-            done = subprocess.run(
-                [sys.executable, "-m", "pytest", *(str(_TESTS / name) for name in names), *options],
-                cwd=_TESTS.parent,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=patience,
-            )
-        except subprocess.TimeoutExpired:
-            if patience < _PATIENCE:
-                raise NotHereError(f"more than the {patience:.0f} s that were left") from None
-            return {"fault": f"no end within {patience:.0f} s"}
-        # 5: the file has no tests. After any other code above 1, the file was not run.
-        if not report.is_file() or done.returncode not in (0, 1, 5):
-            return {"fault": f"pytest ended with {done.returncode}", "trace": (done.stdout + done.stderr)[-_TRACE:]}
-        return read_report(report)
+        patience = max(5.0, min(_PATIENCE, context.left() - _TO_WRITE))
+        own = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-m", "pytest", *(str(_TESTS / name) for name in names), *options]
+        with subprocess.Popen(
+            command, cwd=_TESTS.parent, env=own, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        ) as running:
+            told, is_whole = _output(running, patience)
+        # 2: interrupted; 5: no tests. After any other code above 1, nothing was run.
+        if not report.is_file() or running.returncode not in (0, 1, 2, 5):
+            return {"fault": f"pytest ended with {running.returncode}", "trace": told[-_TRACE:]}
+        return read_report(report) | ({} if is_whole else {"interrupted after, s": round(patience)})
+
+
+def _output(running: subprocess.Popen[str], patience: float) -> tuple[str, bool]:
+    """Return the output of pytest, and False if it was interrupted; it writes its report then."""
+    try:
+        return running.communicate(timeout=patience)[0], True
+    except subprocess.TimeoutExpired:
+        running.send_signal(signal.SIGINT)
+    try:
+        return running.communicate(timeout=_TO_WRITE)[0], False
+    except subprocess.TimeoutExpired:
+        running.kill()
+        return running.communicate()[0], False
 
 
 def read_report(path: Path) -> Row:
@@ -90,6 +84,7 @@ def read_report(path: Path) -> Row:
     row: Row = dict(counts)
     if failures:
         row["fault"] = f"{len(failures)} failed: " + ", ".join(entry["test"] or "" for entry in failures[:5])
+        row["failed"] = [entry["test"] for entry in failures]
         row["failures listed"] = [entry | {"trace": (entry["trace"] or "")[-_TRACE:]} for entry in failures[:_KEPT]]
     return row
 
@@ -98,21 +93,19 @@ def _items(context: Context) -> Iterator[Item]:
     missing = [name for name in _NEEDS if importlib.util.find_spec(name) is None]
     if missing:
         raise NotHereError(f"{' and '.join(missing)} (carry them along as wheels)")
-    names = [path.relative_to(_TESTS).as_posix() for path in sorted(_TESTS.rglob("test_*.py"))]
-    quick = list(_REHEARSED) if context.is_rehearsal else [name for name in names if name not in _LONG]
-    for begin in range(0, len(quick), _TOGETHER):
-        group = quick[begin : begin + _TOGETHER]
-        yield Item(f"{group[0]} to {group[-1]}", partial(_run, context, group))
-    for name in () if context.is_rehearsal else _LONG:
-        yield Item(name, partial(_run, context, [name]))
+    if context.is_rehearsal:
+        yield Item("two files", partial(_run, context, _REHEARSED))
+        return
+    yield Item("tests that compute on the device", partial(_run, context, _COMPUTING))
 
 
 def _table(rows: list[Row]) -> list[str]:
     total = {name: sum(row.get(name, 0) for row in rows) for name in _COUNTS}
     lines = [", ".join(f"{number:,} {name}" for name, number in total.items()) + f", in {len(rows)} runs.", ""]
+    lines += [f"{row['key']}: {key} {row[key]}." for row in rows for key in row if key.startswith("interrupted")]
     faulty = [row for row in rows if "fault" in row]
     if faulty:
-        lines += ["| files | fault |", "| --- | --- |"]
+        lines += ["", "| files | fault |", "| --- | --- |"]
         lines += [f"| {row['key']} | {' '.join(row['fault'].split()).replace('|', '/')} |" for row in faulty]
     for failure in [each for row in faulty for each in row.get("failures listed", [])][:_SHOWN]:
         # Indented lines are code in Markdown.
@@ -121,4 +114,4 @@ def _table(rows: list[Row]) -> list[str]:
     return lines
 
 
-PART = Part("tests", "what of the test suite fails on the device?", _items, _table)
+PART = Part("tests", "what of the test suite fails on the device?", _items, _table, share=0.8)

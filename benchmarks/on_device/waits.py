@@ -20,9 +20,10 @@ from on_device.base import Context, Item, NotHereError, Part, Row
 from on_device.layers import LAYERS, LOOPS, build
 from raglane.nn.pooling import POOLINGS
 
-__all__ = ["PART"]
+__all__ = ["PART", "SIZES"]
 
-_LENGTHS, _D, _H = [5, 0, 9, 1, 7, 7], 12, 16
+_LENGTHS, SIZES = [5, 0, 9, 1, 7, 7], (12, 16)
+_D, _H = SIZES
 # The tolerance relative to the largest number, against float64.
 _ALLOWED = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.02}
 
@@ -291,4 +292,6 @@ def _table(rows: list[Row]) -> list[str]:
     return lines
 
 
-PART = Part("waits", "does anything wait for the device, and do graphs, streams and dtypes work?", _items, _table)
+PART = Part(
+    "waits", "does anything wait for the device, and do graphs, streams and dtypes work?", _items, _table, share=0.25
+)

@@ -17,9 +17,11 @@ from torch.nn.utils import parametrizations, parametrize
 from torch.utils import _pytree as pytree
 
 import raglane as rl
+from raglane.cells import CELLS
 from raglane.errors import ArgumentTypeError, DispatchError
+from raglane.kernels.contract import Traits
 from raglane.kernels.cpu.backend import run_layer
-from raglane.kernels.dispatch import BACKENDS
+from raglane.kernels.dispatch import BACKENDS, choose
 from raglane.native import missing_kernels
 
 # What auto takes here: the cpu kernels, or where they are missing torch's.
@@ -69,6 +71,25 @@ def test_what_runs_on_a_device_that_is_no_cpu(layer: str, options: dict[str, Any
     """As in docs/on-a-gpu.md."""
     batch = rl.Ragged.from_flat(torch.empty(5, 3, device="meta"), lengths=[3, 2])
     assert rl.explain(getattr(rl.nn, layer)(3, 4, device="meta", **options), batch).backend == backend
+
+
+@pytest.mark.parametrize(
+    ("units", "kind", "where", "backend"),
+    [
+        (128, "flat", "cuda", "triton"),
+        (129, "flat", "cuda", "torch"),
+        (128, "packed", "cuda", "torch"),
+        (128, "dense", "cuda", "torch"),
+        (128, "flat", "meta", "torch"),
+    ],
+)
+def test_on_a_gpu_the_size_of_the_state_decides(
+    units: int, kind: Any, where: str, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(BACKENDS["triton"], "refuses", lambda *_: None)
+    traits = Traits(CELLS["gru"], 3, units, torch.float32, torch.device(where))
+    assert choose(traits, kind=kind).backend == backend
+    assert choose(traits, backend="torch", kind=kind).backend == "torch"
 
 
 def test_reasons_are_words() -> None:

@@ -90,7 +90,7 @@ def test_a_prepared_layer_compares_and_compiles_nothing_in_a_call(script: Script
     assert later == [0, 0]
 
 
-@pytest.mark.parametrize(("name", "steps"), [("indrnn_tanh", 16), ("minlstm", 10)])
+@pytest.mark.parametrize(("name", "steps"), [("indrnn_tanh", 4), ("minlstm", 2)])
 def test_a_pass_of_an_elementwise_loop_loads_its_inputs_first(script: Script, name: str, steps: int) -> None:
     passed, loads, late = _run(script, f"loads({name!r})")
     assert passed == steps

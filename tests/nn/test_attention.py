@@ -76,6 +76,7 @@ def test_a_memory_without_elements_gives_the_bias() -> None:
     assert layer(batch_of([0], 4)).lengths.tolist() == [0]
 
 
+@pytest.mark.host  # on a GPU cuBLAS computes the products
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(("features", "heads"), [(8, 2), (15, 3), (64, 2)])
 @pytest.mark.parametrize("causal", [True, False])

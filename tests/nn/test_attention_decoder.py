@@ -312,5 +312,5 @@ def test_wrong_settings(wrong: dict[str, Any], error: type[RaglaneError], text: 
     ],
 )
 def test_wrong_batches(memory: Any, targets: Any, error: type[RaglaneError], text: str) -> None:
-    with pytest.raises(error, match=text):
+    with torch.device("cpu"), pytest.raises(error, match=text):
         AttentionDecoder(TOKENS, memory_size=3, hidden_size=4)(memory, targets)

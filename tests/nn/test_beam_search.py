@@ -23,7 +23,7 @@ class Model:
     """A model whose log-probabilities depend on the item and on all tokens so far."""
 
     def __init__(self, seed: int, tokens: int = TOKENS, items: int = ITEMS) -> None:
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator(torch.get_default_device()).manual_seed(seed)
         logits = torch.randn(items, STATES, tokens, generator=generator, dtype=torch.float64)
         self.table = logits.mul(2).log_softmax(-1)
         self.starts = torch.randint(tokens, (items,), generator=generator)

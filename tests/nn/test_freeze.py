@@ -20,6 +20,8 @@ from raglane.kernels.cpu.layer import layer_of
 from raglane.native import missing_kernels
 from raglane.native.library import has_cell
 
+pytestmark = pytest.mark.host
+
 if missing := missing_kernels():
     pytest.skip(missing, allow_module_level=True)
 

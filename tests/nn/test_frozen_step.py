@@ -15,6 +15,8 @@ from raglane.errors import ArgumentTypeError, ShapeError
 from raglane.native.library import operators
 from raglane.nn.recurrent import call
 
+pytestmark = pytest.mark.host
+
 LAYERS: dict[str, Callable[..., torch.nn.Module]] = {
     "rnn": rl.nn.RNN,
     "lstm": rl.nn.LSTM,

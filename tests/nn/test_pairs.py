@@ -243,6 +243,8 @@ def test_refuses(call: Callable[[], Any], error: type[Exception], says: str) -> 
         call()
 
 
+# For a GPU torch raises OutOfMemoryError.
+@pytest.mark.host
 @pytest.mark.parametrize("call", [rl.nn.pairs, rl.nn.soft_dtw])
 def test_pairs_that_do_not_fit_into_memory(call: Callable[..., Any]) -> None:
     long = rl.Ragged([torch.empty(10**7)])
@@ -250,6 +252,7 @@ def test_pairs_that_do_not_fit_into_memory(call: Callable[..., Any]) -> None:
         call(long, long)
 
 
+@pytest.mark.host
 def test_alignments_and_attention_that_do_not_fit_into_memory() -> None:
     frames, labels = rl.Ragged([torch.empty(10**7, 1)]), rl.Ragged([torch.ones(10**7, dtype=torch.int64)])
     states = rl.Ragged([torch.empty(10**7 + 1, 1)])

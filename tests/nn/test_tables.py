@@ -18,7 +18,10 @@ from raglane.native import library
 from raglane.nn.recurrent import call
 from raglane.packing.rows import Layout, Table
 
-pytestmark = pytest.mark.skipif(library.operators() is None, reason="raglane was installed without torch's operators")
+pytestmark = [
+    pytest.mark.host,
+    pytest.mark.skipif(library.operators() is None, reason="raglane was installed without torch's operators"),
+]
 
 LENGTHS = [3, 1, 6, 4, 6]
 KINDS = "time first", "batch first", "pack", "sorted pack", "dense"

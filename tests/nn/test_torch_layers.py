@@ -61,7 +61,7 @@ def one_by_one(layer: nn.RNNBase, sequences: list[Tensor], hx: Any) -> list[Tens
     size = (layer.proj_size or layer.hidden_size) * (2 if layer.bidirectional else 1)
     outputs, finals = [], []
     for row, sequence in enumerate(sequences):
-        own = tuple(part[:, row : row + 1] for part in parts(hx))
+        own = tuple(part[:, row : row + 1].contiguous() for part in parts(hx))
         out, state = sequence.new_zeros((0, 1, size)), own
         if len(sequence):
             out, state = layer(sequence.unsqueeze(1), one_or_tuple(own))
@@ -113,12 +113,15 @@ def test_like_in_like_out(kind: dict[str, Any], first: bool, backend: str) -> No
 
 @pytest.mark.parametrize(("chosen", "first"), [("auto", False), ("auto", True), ("reference", True)])
 @pytest.mark.parametrize("arguments", DEEP, ids=name_of)
-def test_a_tensor_without_lengths_is_torchs(arguments: dict[str, Any], first: bool, chosen: str) -> None:
+def test_a_tensor_without_lengths_is_torchs(
+    arguments: dict[str, Any], first: bool, chosen: str, device: torch.device
+) -> None:
     theirs, mine = pair_of_layers(arguments, batch_first=first, backend=chosen)
     inputs = torch.randn(3, 6, D, dtype=torch.float64)
     results = results_of(mine(inputs))
     assert_same(results, results_of(theirs(inputs)))
-    assert results[0].is_contiguous()  # as torch's, because callers take views of it
+    # As torch's, because callers take views of it; cuDNN's outputs with batch_first are transposed ones.
+    assert results[0].is_contiguous() or (first and device.type == "cuda")
 
 
 @pytest.mark.parametrize(("schedule", "backend"), PAIRS)

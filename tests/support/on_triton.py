@@ -88,7 +88,9 @@ def of_a_program(seed: int) -> list[float]:
     given: dict[str, Any] = dict(case.given)
     given["weights"] = [part.mT.contiguous() for part in given["weights"]]
     try:
-        outputs, finals = launch.run(program, offsets=case.offsets, ascending=case.ascending, **given)
+        outputs, finals = launch.run(
+            program, places=launch.longest_first(case.offsets), ascending=case.ascending, **given
+        )
     except (Refused, IndexError):  # a program without elements
         return []
     rights = [torch.from_numpy(right) for right in case.expected()]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -35,6 +35,10 @@ class Traits:
     # One entry per layer and direction, or empty if unknown. A user's module can only be traced with its weights.
     weights: tuple[Any, ...] = ()
     checkpoints: bool = False  # backward recomputes the gates instead of reading saved ones
+
+
+Kind = Literal["flat", "packed", "dense"]
+"""The values of an input: sequence after sequence or padded, those of a pack, or a tensor without padding."""
 
 
 class Packed(NamedTuple):

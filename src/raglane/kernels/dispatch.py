@@ -12,7 +12,7 @@ from raglane._utils.tracing import are_transforms_active, constant_when_traced
 from raglane.errors import DispatchError
 from raglane.kernels import program, reference
 from raglane.kernels import torch as torch_kernels
-from raglane.kernels.contract import Backend, Traits
+from raglane.kernels.contract import Backend, Kind, Traits
 from raglane.kernels.cpu import backend as cpu
 from raglane.schedules import SCHEDULES
 
@@ -25,8 +25,11 @@ BACKENDS: dict[str, Backend] = {
     "triton": program.GPU,
     "reference": reference.BACKEND,
 }
-"""The backends by name, in the order in which ``auto`` prefers them."""
+"""The backends by name, in the order in which ``auto`` prefers them; see :func:`_in_order`."""
 
+# Up to so many units, the loop of a printed kernel takes less time than cuDNN's launches for each step of a pack: on an
+# H200 a GRU of 128 units trains 3 times as fast, and one of 256 units takes as long.
+_MOST_PRINTED = 128
 _PREFERRED_SCHEDULES = ("packed", *(name for name in SCHEDULES if name != "packed"))
 
 
@@ -93,14 +96,14 @@ def use_backend(*, schedule: str = AUTO, backend: str = AUTO) -> Iterator[None]:
         _override.reset(token)
 
 
-def choose(traits: Traits, schedule: str = AUTO, backend: str = AUTO, *, dense: bool = False) -> Choice:
+def choose(traits: Traits, schedule: str = AUTO, backend: str = AUTO, *, kind: Kind = "flat") -> Choice:
     """Return the backend, the schedule and the reason.
 
     NOTE (batch invariance): only ``traits`` may decide, not the number of sequences or their lengths, so that the
     results of a sequence are bit-identical in any batch.
     """
     refusals: list[str] = []
-    name, used_schedule = pick(traits, schedule, backend, dense=dense, refusals=refusals)
+    name, used_schedule = pick(traits, schedule, backend, kind=kind, refusals=refusals)
     origin = "chosen for this layer"
     if override() != (AUTO, AUTO):
         (schedule, backend), origin = override(), "chosen by rl.use_backend"
@@ -114,7 +117,7 @@ def pick(
     schedule: str = AUTO,
     backend: str = AUTO,
     *,
-    dense: bool = False,
+    kind: Kind = "flat",
     refusals: list[str] | None = None,
 ) -> tuple[str, str]:
     """Return the backend and the schedule for a call; append the reasons against preferred backends to ``refusals``."""
@@ -127,10 +130,11 @@ def pick(
     if are_transforms_active():
         backend = "reference"  # plain torch operators, all of which torch.func supports
     refusals = [] if refusals is None else refusals
-    for name, candidate in BACKENDS.items():
+    for name in _in_order(traits, kind):
+        candidate = BACKENDS[name]
         if backend != AUTO and backend != name:
             continue
-        used_schedule = _schedule_for(candidate, schedule, dense)
+        used_schedule = _schedule_for(candidate, schedule, kind == "dense")
         if used_schedule is None:
             continue
         refusal = candidate.refuses(traits, used_schedule)
@@ -141,6 +145,15 @@ def pick(
     rule = f"a pair that runs this layer ({'; '.join(refusals) or 'no backend runs that schedule'})"
     fix = f"choose among {_pairs()}, or leave both at 'auto'"
     raise DispatchError(message("schedule, backend", f"{schedule!r}, {backend!r}", rule, fix))
+
+
+def _in_order(traits: Traits, kind: Kind) -> list[str]:
+    """Return the backends in the order of preference."""
+    names = list(BACKENDS)
+    if traits.device.type == "cuda" and traits.hidden_size <= _MOST_PRINTED and kind == "flat":
+        names.remove("triton")
+        names.insert(names.index("torch"), "triton")
+    return names
 
 
 def _schedule_for(candidate: Backend, schedule: str, dense: bool) -> str | None:

@@ -81,14 +81,16 @@ def _call(
     """Call torch's function of the cell on all layers and directions."""
     weights = [tensor for layer in request.weights for tensor in layer if tensor is not None]
     has_bias = request.weights[0].input_bias is not None
+    # cuDNN requires contiguous states, and saves what its backward pass needs only in training.
+    state, is_recorded = tuple([part.contiguous() for part in state]), data[0].is_cuda and torch.is_grad_enabled()
     output, *final = _FUNCTIONS[request.cell.name](
         *data,
         state if len(state) > 1 else state[0],
         weights,
         has_bias,
         request.layers,
-        request.dropout,
-        request.training,
+        request.dropout if request.training else 0.0,
+        request.training or is_recorded,
         request.directions == 2,
         *layout,
     )

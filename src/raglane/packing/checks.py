@@ -80,6 +80,7 @@ def _tensor_from(lengths: Any) -> Tensor:
     return tensor.long() if tensor.numel() == 0 else tensor  # an empty list becomes float32
 
 
+@index_arithmetic
 def read_padded_lengths_on_host(lengths: Any, count: int, steps: int, batch_first: bool) -> IntArray:
     """Return lengths with checked values; waits once if they are on a device."""
     read = read_padded_lengths(lengths, count, batch_first)

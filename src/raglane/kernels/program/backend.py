@@ -44,8 +44,8 @@ _DTYPES = {
     "cuda": (torch.float32, torch.bfloat16, torch.float16),
 }
 MACHINES = {
-    "cpu": Machine(cpu.run_lowered, cpu.times, cpu.outer_products),
-    "cuda": Machine(launch.run_lowered, launch.times, launch.outer_products),
+    "cpu": Machine(cpu.run_lowered, cpu.times, cpu.outer_products, lambda offsets: offsets),
+    "cuda": Machine(launch.run_lowered, launch.times, launch.outer_products, launch.longest_first),
 }
 """Machines by the type of a device."""
 # One call of this many of a program, from the first on, is compared with the module as it is then.
@@ -301,6 +301,8 @@ def run_direction(layer: Request, weights: Any, state: tuple[Tensor, ...], rever
 def run_loop(call: StepCall, tensors: tuple[Tensor, ...]) -> _Ran:
     """Run a call: output, final states and the states of every step."""
     count = len(call.compiled.order)
+    if call.places is None:
+        call.places = call.machine.places(call.offsets)
     if torch.is_grad_enabled() and any(part.requires_grad for part in tensors):
         results = list(_Loop.apply(call, *tensors))  # type: ignore[no-untyped-call]
     else:
@@ -322,7 +324,7 @@ def _forward(
     nodes = (*compiled.elements, *compiled.states, *compiled.unchanged, *compiled.vectors)
     given = dict(zip(nodes, (*tensors[:count], *changing, *unchanged, *vectors), strict=True))
     over = _saved_memory(program, tensors[0])
-    outputs, finals = call.machine.run_lowered(program.lowered, call.offsets, call.ascending, given, weights, over)
+    outputs, finals = call.machine.run_lowered(program.lowered, call.places, call.ascending, given, weights, over)
     results = [] if program.output is None else [outputs[program.output]]
     results += _in_order(compiled, finals, unchanged)
     if call.need_states:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -24,6 +24,7 @@ class Machine(NamedTuple):
     run_lowered: Callable[..., tuple[list[Tensor], list[Tensor]]]
     times: Callable[[Tensor, Tensor], Tensor]
     outer_products: Callable[..., tuple[Tensor | None, Tensor | None]]
+    places: Callable[[Tensor], Any]  # of the sequences, as run_lowered reads them
 
 
 @dataclass(slots=True, eq=False)  # not frozen, which takes three times as long to build
@@ -38,6 +39,7 @@ class StepCall:
     need_states: bool
     machine: Machine
     lengths: Tensor | None = None  # on the CPU, for offsets on a device
+    places: Any = field(default=None, init=False)  # of the sequences, for the forward and the backward pass
 
 
 class Gradients:
@@ -82,7 +84,7 @@ class Gradients:
             given[node] = _filled(part, like, call.offsets.shape[0] - 1, width)
         over = self._over(program)
         self.outputs, self.finals = call.machine.run_lowered(
-            program.lowered, call.offsets, not call.ascending, given, self.values.weights, over
+            program.lowered, call.places, not call.ascending, given, self.values.weights, over
         )
         if over:
             spend(*over.values())

@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from raglane._utils.tracing import constant_when_traced
 from raglane.kernels.triton.printer import Kernel, kernel_of
 from raglane.programs.lower import Lowered
 from raglane.programs.program import Block, Kind, Operand, Program, product_program
 
-_NO_OFFSETS = torch.zeros(1, dtype=torch.int64)
 _KINDS: tuple[Kind, ...] = ("element", "sequence", "state", "vector")
 
 
@@ -30,6 +30,7 @@ def missing() -> str:
     return "" if find_spec("triton") else "Triton is not installed"
 
 
+@constant_when_traced
 def precision() -> str:
     """Return the precision of products: as for torch's own, full or TF32."""
     return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
@@ -91,10 +92,22 @@ def _products(program: Program, chosen: tuple[int, ...]) -> Program:
     return Program(tuple(blocks), program.weights, tuple(instructions), tuple(outputs), ())
 
 
+class Places(NamedTuple):
+    """The sequences of a batch: offsets, and their indices, longest first."""
+
+    offsets: Tensor
+    order: Tensor
+
+
+def longest_first(offsets: Tensor) -> Places:
+    """Return the places of sequences with some offsets; the device sorts them."""
+    return Places(offsets, offsets.diff().argsort(descending=True, stable=True))
+
+
 def run(
     program: Program,
     *,
-    offsets: Tensor,
+    places: Places | None = None,
     ascending: bool = True,
     elements: Sequence[Tensor] = (),
     sequences: Sequence[Tensor] = (),
@@ -105,19 +118,18 @@ def run(
     """Run a program on a ragged batch; return its outputs ``(N, width)`` and the final states ``(B, width)``.
 
     All numbers are float32. ``weights`` are ``(groups, depth, rows)``, transposed in comparison with those of the cpu
-    kernels, and contiguous. ``offsets`` are read only if the program has states.
+    kernels, and contiguous. ``places`` are required if the program has states.
     """
     made = compiled(program, ascending)
     like, count = elements[0], elements[0].shape[0]
     given = [_rows(part) for part in elements]
     if made.before is not None:
-        products, _ = run(made.before, offsets=_NO_OFFSETS, elements=elements, vectors=vectors, weights=weights)
+        products, _ = run(made.before, elements=elements, vectors=vectors, weights=weights)
         given += [_rows(part) for part in products]
     outputs = [like.new_empty(count, width) for _, width in program.outputs]
     rows, order = count, list[Any]()
-    if made.kernel.has_steps:
-        rows = offsets.shape[0] - 1
-        order = [count, offsets.diff().argsort(descending=True, stable=True), offsets]
+    if places is not None and made.kernel.has_steps:
+        rows, order = places.order.shape[0], [count, places.order, places.offsets]
     finals = [like.new_empty(rows, width) for width in program.given("state")]
     blocks = -(-rows // made.kernel.rows)
     grid = blocks, made.kernel.blocks
@@ -158,7 +170,7 @@ def _tables(made: Compiled, device: torch.device) -> list[Tensor]:
 
 def run_lowered(
     lowered: Lowered,
-    offsets: Tensor,
+    places: Places,
     ascending: bool,
     given: Mapping[int, Tensor],
     weights: Sequence[Tensor],
@@ -167,15 +179,13 @@ def run_lowered(
     """Run the program of a lowered graph, whose inputs are ``given`` by node; see :func:`run`."""
     parts: Any = {f"{kind}s": [given[node] for node in lowered.given.get(kind, ())] for kind in _KINDS}
     turned = [(weights[index] if turned else weights[index].mT).contiguous() for index, turned in lowered.weights]
-    return run(lowered.program, offsets=offsets, ascending=ascending, **parts, weights=turned)
+    return run(lowered.program, places=places, ascending=ascending, **parts, weights=turned)
 
 
 def times(rows: Tensor, weight: Tensor) -> Tensor:
     """Return ``rows @ weight.T``, group by group; the bits of a row do not depend on the other rows."""
     groups, width, depth = weight.shape
-    outputs, _ = run(
-        product_program(groups, width, depth), offsets=_NO_OFFSETS, elements=[rows], weights=[weight.mT.contiguous()]
-    )
+    outputs, _ = run(product_program(groups, width, depth), elements=[rows], weights=[weight.mT.contiguous()])
     return outputs[0]
 
 

@@ -28,7 +28,7 @@ _MOST_LIVE, _FEW_REGISTERS, _REGISTERS = 5500, 168, 255
 # Without a loop, and with few numbers, an instance has more rows; with few numbers altogether, half of the warps.
 _FEW_LIVE, _MANY_ROWS = 640, 32
 # Numbers and steps that a thread of an element-wise loop loads at a time, because a step takes less time than a load.
-_LOADED, _MOST_STEPS = 32, 16
+_LOADED, _MOST_STEPS = 8, 4
 
 
 @dataclass(frozen=True)

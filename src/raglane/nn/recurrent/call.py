@@ -15,7 +15,7 @@ from raglane._utils.tracing import are_transforms_active, is_jit_traced, records
 from raglane.cells.spec import CellSpec
 from raglane.errors import ArgumentTypeError, DispatchError, RaglaneError, ShapeError
 from raglane.kernels import dispatch, program
-from raglane.kernels.contract import Backend, Packed, Request, Traits, zero_state
+from raglane.kernels.contract import Backend, Kind, Packed, Request, Traits, zero_state
 from raglane.kernels.cpu.backend import run_layer, run_table
 from raglane.kernels.cpu.layer import Layer, find_layer, offsets_of_steps
 from raglane.native.library import leave_lost_threads
@@ -55,11 +55,11 @@ class CallPlan:
 
 
 def plan_of(
-    layer: Stack, weights: tuple[Any, ...], data: Tensor, need_states: bool = False, is_dense: bool = False
+    layer: Stack, weights: tuple[Any, ...], data: Tensor, need_states: bool = False, kind: Kind = "flat"
 ) -> CallPlan:
     """Return the layer's cached plan, or make a new one if one of its facts has changed."""
     if torch.compiler.is_compiling():
-        return _make_plan(layer, (), weights, data, need_states, is_dense)
+        return _make_plan(layer, (), weights, data, need_states, kind)
     settings = type(layer)._settings(layer)
     facts = (
         settings,
@@ -67,7 +67,7 @@ def plan_of(
         data.dtype,
         data.device,
         need_states,
-        is_dense,
+        kind,
         dispatch._override.get(),
         torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu"),
         torch._C._are_functorch_transforms_active(),
@@ -76,7 +76,7 @@ def plan_of(
     plan = plans.get(layer)
     # The first settings are input_size, hidden_size and num_layers: 7.0 equals 7 but is not a valid size.
     if plan is None or plan.facts != facts or not type(settings[0]) is type(settings[1]) is type(settings[2]) is int:
-        plan = plans[layer] = _make_plan(layer, facts, weights, data, need_states, is_dense)
+        plan = plans[layer] = _make_plan(layer, facts, weights, data, need_states, kind)
     return plan
 
 
@@ -86,7 +86,7 @@ def _make_plan(
     weights: tuple[Any, ...],
     data: Tensor,
     need_states: bool,
-    is_dense: bool,
+    kind: Kind,
 ) -> CallPlan:
     layer._check_sizes(len(weights))
     cell, rule = layer.cell, layer.regularisation
@@ -94,9 +94,12 @@ def _make_plan(
     sizes = layer.input_size, layer.hidden_size
     checkpoints = layer.checkpoint_every is not None
     traits = Traits(run_cell, *sizes, data.dtype, data.device, need_states, weights, checkpoints)
-    backend, schedule = dispatch.pick(traits, layer.schedule, layer.backend, dense=is_dense)
+    backend, schedule = dispatch.pick(traits, layer.schedule, layer.backend, kind=kind)
     if backend == "reference":
         _warn(layer, traits)
+    if backend == "torch" and data.is_cuda and facts and layer not in plans:
+        # cuDNN copies weights that are not in one block, as after a deepcopy, in every call.
+        cast(Any, layer).flatten_parameters()
     is_cpu, regularises = backend == "cpu" and not torch.compiler.is_compiling(), rule.acts(layer.training)
     frozen = frozen_weights(layer) if is_cpu else None
     checks_late = is_cpu and layer.num_layers == 1 and not regularises
@@ -146,7 +149,7 @@ def run(
     """Run a layer, with the arguments and the result of ``RecurrentLayer.forward``."""
     inputs = read(input, lengths, layer.batch_first)
     weights = layer._weights()
-    plan = plan_of(layer, weights, inputs.data, need_states, inputs.is_dense)
+    plan = plan_of(layer, weights, inputs.data, need_states, inputs.kind)
     keeps_layout = inputs.layout is not None and resets is None and _keeps_layout(layer, plan, inputs, weights, hx)
     if plan.is_jit_traced and not keeps_layout:
         rule = "a layer on backend 'torch': a trace records PyTorch's own operators, and only the sizes of this batch"
@@ -188,7 +191,7 @@ def step(layer: Stack, x_t: Tensor, state: Any) -> tuple[Tensor, State] | None:
     if torch.is_grad_enabled() or records_operators() or _has_hooks(layer):
         return None
     weights = layer._weights()
-    plan = plan_of(layer, weights, x_t, is_dense=True)
+    plan = plan_of(layer, weights, x_t, kind="dense")
     if plan.kernel is None or plan.frozen is None or forward_ad._current_level >= 0:
         return None
     parts, packed = (state,) if len(plan.state_sizes) == 1 else state, plan.frozen.packed_for(weights)

@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from raglane.errors import ArgumentTypeError
 from raglane.kernels import program as programs
-from raglane.kernels.contract import Traits
+from raglane.kernels.contract import Kind, Traits
 from raglane.kernels.dispatch import Choice, choose
 from raglane.native.library import plain_code
 from raglane.nn.recurrent.accelerate import Acceleration, acceleration_of
@@ -70,11 +70,15 @@ def explain(
     if not isinstance(values, Tensor):
         rule, fix = "a Ragged, a PackedSequence or a tensor", "pass the layer's input"
         raise ArgumentTypeError("batch", type(batch).__name__, rule, fix)
-    dense = isinstance(batch, Tensor) and lengths is None
+    kind: Kind = "flat"
+    if isinstance(batch, PackedSequence):
+        kind = "packed"
+    elif isinstance(batch, Tensor) and lengths is None:
+        kind = "dense"
     cell = layer.regularisation.cell(layer.cell, layer.training)
     sizes, weights, every = (layer.input_size, layer.hidden_size), layer._weights(), layer.checkpoint_every
     traits = Traits(cell, *sizes, values.dtype, values.device, return_states, weights, every is not None)
-    choice = choose(traits, layer.schedule, layer.backend, dense=dense)
+    choice = choose(traits, layer.schedule, layer.backend, kind=kind)
     if choice.backend in ("cpu", "program") and (plain := plain_code()):
         choice = replace(choice, reason=f"{choice.reason}; {plain}")
     if every is not None:

@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import PackedSequence
 from raglane._utils.checks import check_dense, check_storage
 from raglane._utils.tracing import index_arithmetic
 from raglane.errors import ArgumentTypeError, ShapeError
-from raglane.kernels.contract import Dense, Packed
+from raglane.kernels.contract import Dense, Kind, Packed
 from raglane.packing.convert import flatten_packed, flatten_padded
 from raglane.packing.rows import Table, table_of_packed, table_of_padded
 from raglane.ragged import Ragged
@@ -37,7 +37,7 @@ class Inputs:
     layout: Packed | Dense | None = None  # of ``data``, if torch's kernels accept it; None without elements
     restore_layout: Restore = _unchanged  # from an output in the layout of ``data`` to the input's kind
     find_table: Callable[[], Table | None] | None = None  # returns the rows of ``data`` for C++
-    is_dense: bool = False  # a tensor without padding
+    kind: Kind = "flat"
     is_batched: bool = True  # False for one sequence without a batch dimension; its states have none either
     count: int = 0  # of sequences in a ``Dense`` layout
     flat: Flat | None = None  # the cached result of ``flatten``
@@ -95,7 +95,7 @@ def _read_one(sequence: Tensor, batch_first: bool) -> Inputs:
         lambda: (_even(sequence, 1, steps), _unchanged),
         layout,
         lambda output: output.squeeze(batch_dim),
-        is_dense=True,
+        kind="dense",
         is_batched=False,
         count=1,
     )
@@ -120,7 +120,7 @@ def _read_dense(input: Tensor, batch_first: bool) -> Inputs:
     layout = Dense(batch_first) if input.numel() else None
     # Without a transposition, flat values are a view.
     find_table = None if batch_first or count == 1 or steps == 1 else partial(_dense_table, input)
-    return Inputs(input, flatten, layout, find_table=find_table, is_dense=True, count=count)
+    return Inputs(input, flatten, layout, find_table=find_table, kind="dense", count=count)
 
 
 def _dense_table(input: Tensor) -> Table | None:
@@ -141,6 +141,7 @@ def _read_packed(packed: PackedSequence) -> Inputs:
         layout,
         lambda output: packed._replace(data=output),
         partial(table_of_packed, packed),
+        "packed",
     )
 
 

@@ -252,7 +252,8 @@ def hypotheses(state: Ragged, n_best: int, dtype: torch.dtype, device: torch.dev
         tokens.append(fields.tokens[:total])
         scores.append(np.logaddexp(blank, label) + scorer)
         times.append(np.stack([first, after], 1))
-        confidences.append(mass.copy().view(np.float64) / (after - first))
+        # At least one element in every state that a search made; a changed one must not divide by 0.
+        confidences.append(mass.copy().view(np.float64) / np.maximum(after - first, 1))
 
     def tensor(parts: list[Any], dtype: torch.dtype, *shape: int) -> Tensor:
         joined = np.concatenate(parts) if parts else np.zeros(shape)
