@@ -60,10 +60,12 @@ class Item:
     Attributes:
         key: its name within its part; an item with a row of that name and no fault does not run again.
         run: returns the result; an entry ``fault`` is an error.
+        begin: called before any item of the part that is still to run.
     """
 
     key: str
     run: Callable[[], Row]
+    begin: Callable[[], object] = tuple
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,7 @@ class Part:
         items: returns the items, the most informative first; raises NotHereError if none can run.
         table: formats the rows as lines of Markdown.
         share: of the time that is left when the part begins, the most that it takes.
+        end: called after its last item.
     """
 
     name: str
@@ -83,6 +86,7 @@ class Part:
     items: Callable[[Context], Iterable[Item]]
     table: Callable[[list[Row]], list[str]]
     share: float = 1.0
+    end: Callable[[], object] = tuple
 
 
 @dataclass
@@ -140,6 +144,15 @@ def play(part: Part, context: Context, record: Record) -> Iterator[Row]:
     except NotHereError as reason:
         yield {"key": part.name, "state": "not run", "why": str(reason)}
         return
+    try:
+        for item in items:
+            item.begin()
+        yield from _rows(part, context, record, items)
+    finally:
+        part.end()
+
+
+def _rows(part: Part, context: Context, record: Record, items: list[Item]) -> Iterator[Row]:
     for item in sorted(items, key=lambda item: item.key in record.rows):
         if context.left() <= 0:
             yield {"key": part.name, "state": "not run", "why": "no time was left for the rest of this part"}

@@ -22,8 +22,6 @@ from raglane.planner import machine
 
 __all__ = ["PART"]
 
-_RIVALS = "kernels by others"
-
 
 def _prepare(device: torch.device, name: str, sizes: tuple[int, int], resets: bool) -> Row:
     layer: Any = build(name, sizes, device, torch.float32, backend="triton" if device.type == "cuda" else "auto")
@@ -45,9 +43,8 @@ def _compile(device: torch.device, name: str, count: int, hidden: int) -> Row:
     return row
 
 
-def _try_rivals(device: torch.device, cell: str, batch: int, steps: int) -> Row:
+def _try_rivals(device: torch.device, cell: str, batch: int, steps: int) -> None:
     rivals.measure(device, cell, batch, steps, rounds=1)
-    return {}
 
 
 def _begin() -> None:
@@ -56,27 +53,50 @@ def _begin() -> None:
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
 
 
+class _Pool:
+    """The processes of the part, begun with its first job."""
+
+    def __init__(self) -> None:
+        self._pool: Any = None
+        self._made: dict[str, AsyncResult[Row]] = {}
+        self._rivals: list[AsyncResult[None]] = []  # they take longest, so they begin first
+        self._until = 0.0
+
+    def begin(self, context: Context, key: str, function: Callable[..., Row], given: tuple[Any, ...]) -> None:
+        if self._pool is None:
+            processes = 1 if context.is_rehearsal else max(1, machine.processors() - 1)
+            self._pool = multiprocessing.get_context("spawn").Pool(processes, _begin)
+            self._until = context.until
+            for cell in () if context.is_rehearsal else rivals.CELLS:
+                tried = self._pool.apply_async(_try_rivals, (context.device, cell, *rivals.SIZES[0]))
+                self._rivals.append(tried)
+        self._made[key] = self._pool.apply_async(function, (context.device, *given))
+
+    def result(self, context: Context, key: str) -> Row:
+        try:
+            return self._made[key].get(max(1.0, context.left()))
+        except multiprocessing.TimeoutError:
+            raise NotHereError("more time") from None
+
+    def end(self) -> None:
+        """End the processes, which would disturb what is timed later."""
+        if self._pool is not None:
+            for tried in self._rivals:
+                tried.wait(max(0.0, self._until - time.monotonic()))
+            self._pool.terminate()
+            self._pool.join()
+        self._pool = None
+
+
+_POOL = _Pool()
+
+
 def _items(context: Context) -> Iterator[Item]:
     if context.device.type != "cuda" and not context.is_rehearsal:
         raise NotHereError("a GPU")
-    processes = 1 if context.is_rehearsal else max(1, machine.processors() - 1)
-    pool = multiprocessing.get_context("spawn").Pool(processes, _begin)
-
-    def result(made: AsyncResult[Row]) -> Row:
-        try:
-            return made.get(max(1.0, context.left()))
-        except multiprocessing.TimeoutError:
-            pool.terminate()
-            raise NotHereError("more time") from None
-
-    made = {
-        key: pool.apply_async(function, (context.device, *given))
-        for key, function, given in _jobs(context.is_rehearsal)
-    }
-    # What takes longest begins first, and is waited for last.
-    for key in sorted(made, key=lambda key: key.startswith(_RIVALS)):
-        yield Item(key, partial(result, made[key]))
-    pool.close()
+    for key, function, given in _jobs(context.is_rehearsal):
+        begin = partial(_POOL.begin, context, key, function, given)
+        yield Item(key, partial(_POOL.result, context, key), begin)
 
 
 def _jobs(is_rehearsal: bool) -> Iterator[tuple[str, Callable[..., Row], tuple[Any, ...]]]:
@@ -84,8 +104,6 @@ def _jobs(is_rehearsal: bool) -> Iterator[tuple[str, Callable[..., Row], tuple[A
     if is_rehearsal:
         yield "MinGRU H 8", _prepare, ("MinGRU", (8, 8), True)
         return
-    for cell in rivals.CELLS:
-        yield f"{_RIVALS} for {cell}", _try_rivals, (cell, *rivals.SIZES[0])
     for hidden in speed.TRITON:
         for name in speed.CELLS:
             yield f"{name} H {hidden}", _prepare, (name, (hidden, hidden), hidden == rivals.HIDDEN)
@@ -102,4 +120,4 @@ def _table(rows: list[Row]) -> list[str]:
     return lines + [f"| {row['key']} | {' | '.join(str(row.get(name, '-')) for name in names)} |" for row in rows]
 
 
-PART = Part("compilation", "how long do kernels take to compile?", _items, _table, share=0.25)
+PART = Part("compilation", "how long do kernels take to compile?", _items, _table, share=0.3, end=_POOL.end)

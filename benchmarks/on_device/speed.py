@@ -90,8 +90,8 @@ def _steps(layer: Any, own: Any, values: Tensor, offsets: Tensor, lengths: Tenso
         with rl.use_backend(schedule="padded", backend="torch"):
             return ours()
 
-    def ours_triton() -> list[Tensor]:
-        with rl.use_backend(backend="triton"):
+    def ours_by(backend: str) -> list[Tensor]:
+        with rl.use_backend(backend=backend):
             return ours()
 
     def packed() -> list[Tensor]:
@@ -111,7 +111,8 @@ def _steps(layer: Any, own: Any, values: Tensor, offsets: Tensor, lengths: Tenso
 
     ways = {OURS: ours, "ours padded": ours_padded, PACKED: packed, "torch padded": padded, "torch masked": masked}
     is_printed = own is not None and values.is_cuda and own.hidden_size in TRITON
-    return ways | ({"ours by Triton": ours_triton} if is_printed else {})
+    each = {"ours by Triton": "triton", "ours by cuDNN": "torch"} if is_printed else {}
+    return ways | {name: partial(ours_by, backend) for name, backend in each.items()}
 
 
 def _finish(step: Step, parts: list[Tensor], gradient: Tensor, case: Case, device: torch.device) -> Callable[[], Any]:
@@ -211,8 +212,8 @@ def _items(context: Context) -> Iterator[Item]:
 
 
 def ratio(times: Mapping[str, float]) -> float | None:
-    """Return the time of torch's fastest variant over ours."""
-    others = [time for name, time in times.items() if name.startswith("torch")]
+    """Return the time of torch's fastest variant over ours, both without TF32."""
+    others = [time for name, time in times.items() if name.startswith("torch") and name != TF32]
     return min(others) / times[OURS] if others and OURS in times else None
 
 

@@ -47,7 +47,13 @@ def _run(context: Context, names: Sequence[str]) -> Row:
         own = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
         command = [sys.executable, "-m", "pytest", *(str(_TESTS / name) for name in names), *options]
         with subprocess.Popen(
-            command, cwd=_TESTS.parent, env=own, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            command,
+            cwd=_TESTS.parent,
+            env=own,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
         ) as running:
             told, is_whole = _output(running, patience)
         # 2: interrupted; 5: no tests. After any other code above 1, nothing was run.
@@ -65,7 +71,7 @@ def _output(running: subprocess.Popen[str], patience: float) -> tuple[str, bool]
     try:
         return running.communicate(timeout=_TO_WRITE)[0], False
     except subprocess.TimeoutExpired:
-        running.kill()
+        os.killpg(running.pid, signal.SIGKILL)  # its workers too, which have the same output
         return running.communicate()[0], False
 
 

@@ -55,8 +55,8 @@ class Given:
         return rl.Ragged.from_flat(values, lengths=_LENGTHS)
 
 
-def _layer(given: Given, name: str) -> Call:
-    layer = build(name, (_D, _H), given.device, torch.float32)
+def _layer(given: Given, name: str, **options: Any) -> Call:
+    layer = build(name, (_D, _H), given.device, torch.float32, **options)
     return lambda: layer(given.batch)
 
 
@@ -136,6 +136,8 @@ def _questions(given: Given) -> Iterator[tuple[str, Callable[[], Call]]]:
         yield f"layer {name}", partial(_layer, given, name)
         yield f"layer {name}, two in both directions", partial(_deep_layer, given, name)
         yield f"layer {name}, padded with lengths", partial(_padded_layer, given, name)
+        if name not in LOOPS:
+            yield f"layer {name}, by cuDNN", partial(_layer, given, name, backend="torch")
     for name in LOOPS:
         if "zoneout" not in name:  # whose masks are drawn per episode
             yield f"layer {name}, resets", partial(_layer_with_resets, given, name)

@@ -16,10 +16,14 @@ from on_triton import NAMES, layer_of
 from raglane.kernels import program
 from raglane.nn.recurrent import call
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-
 _HOST = torch.device("cpu")
 _LENGTHS = [5, 0, 1, 40, 17, 16, 3, 2, 33, 1, 0, 64, 7, 9, 21, 30, 2, 4, 6]
+
+
+@pytest.fixture(autouse=True)
+def on_a_gpu(device: torch.device) -> None:
+    if device.type != "cuda":
+        pytest.skip("runs with --device cuda")
 
 
 @pytest.mark.parametrize("with_resets", [False, True])

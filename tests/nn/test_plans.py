@@ -16,8 +16,10 @@ from raglane.cells import CELLS
 from raglane.errors import ArgumentError, RaglaneError
 from raglane.kernels.cpu.backend import run_layer
 from raglane.kernels.dispatch import BACKENDS
+from raglane.kernels.triton import launch
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.nn.recurrent.regularisation import Regularisation
+from raglane.nn.recurrent.stack import plans
 
 
 @pytest.mark.parametrize(
@@ -54,6 +56,17 @@ def test_prepare_changes_nothing_that_a_user_sees(kind: Any, options: dict[str, 
     assert torch.equal(before, torch.get_rng_state())
     assert all(part.grad is None for part in layer.parameters())
     assert_same(list(layer.state_dict().values()), list(state.values()), 0.0)
+
+
+def test_a_kernel_that_cannot_be_compared_now_is_not_refused_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, batch = build("gru"), a_batch([2, 1])
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True, raising=False)
+    monkeypatch.setattr(launch, "why_not_now", lambda: "a graph is captured")
+    layer(batch)
+    assert layer not in plans
+    monkeypatch.setattr(launch, "why_not_now", lambda: "")
+    layer(batch)
+    assert layer in plans
 
 
 def test_every_override_counts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from raglane.kernels import dispatch, program
 from raglane.kernels.contract import Backend, Kind, Packed, Request, Traits, zero_state
 from raglane.kernels.cpu.backend import run_layer, run_table
 from raglane.kernels.cpu.layer import Layer, find_layer, offsets_of_steps
+from raglane.kernels.triton import launch
 from raglane.native.library import leave_lost_threads
 from raglane.nn.recurrent.freeze import FrozenWeights, frozen_weights
 from raglane.nn.recurrent.inputs import Inputs, flatten_resets, read
@@ -76,7 +77,10 @@ def plan_of(
     plan = plans.get(layer)
     # The first settings are input_size, hidden_size and num_layers: 7.0 equals 7 but is not a valid size.
     if plan is None or plan.facts != facts or not type(settings[0]) is type(settings[1]) is type(settings[2]) is int:
-        plan = plans[layer] = _make_plan(layer, facts, weights, data, need_states, kind)
+        plan = _make_plan(layer, facts, weights, data, need_states, kind)
+        # Otherwise a kernel that cannot be compared now would be refused for good.
+        if not (data.is_cuda and launch.why_not_now()):
+            plans[layer] = plan
     return plan
 
 
@@ -97,9 +101,6 @@ def _make_plan(
     backend, schedule = dispatch.pick(traits, layer.schedule, layer.backend, kind=kind)
     if backend == "reference":
         _warn(layer, traits)
-    if backend == "torch" and data.is_cuda and facts and layer not in plans:
-        # cuDNN copies weights that are not in one block, as after a deepcopy, in every call.
-        cast(Any, layer).flatten_parameters()
     is_cpu, regularises = backend == "cpu" and not torch.compiler.is_compiling(), rule.acts(layer.training)
     frozen = frozen_weights(layer) if is_cpu else None
     checks_late = is_cpu and layer.num_layers == 1 and not regularises
