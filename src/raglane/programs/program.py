@@ -132,6 +132,7 @@ class Program:
     outputs: tuple[tuple[Operand, int], ...]  # written for each element to a tensor (N, width)
     next_states: tuple[Operand, ...]  # in the order of the states' index
 
+    @lru_cache(maxsize=1024)  # noqa: B019 (calls of layers need it, and programs are few)
     def given(self, kind: Kind) -> tuple[int, ...]:
         """Return the widths of the arguments of a kind, in their order."""
         blocks = sorted((block for block in self.blocks if block.kind == kind), key=lambda block: block.index)

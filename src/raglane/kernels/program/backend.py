@@ -340,10 +340,12 @@ def _in_order(compiled: CompiledStep, changing: list[Any], unchanged: list[Any])
 
 def _saved_memory(program: Forward, like: Tensor) -> dict[int, Tensor]:
     """Allocate the tensors saved only for the backward pass: one block, which the allocator keeps for the next call."""
+    if not like.is_cpu:
+        return {}
     widths = {
         place: program.lowered.program.outputs[place][1] for node, place in program.saved.items() if node in program.own
     }
-    if not widths or not like.is_cpu:
+    if not widths:
         return {}
     total = sum(widths.values())
     stride = library.row_length(total)

@@ -137,7 +137,7 @@ def run(
         return outputs, finals
     rest = [part for own in (sequences, states) for part in map(_rows, own)]
     strided = [item for part in (*given, *rest) for item in (part, part.stride(0))]
-    scratch = like.new_empty(max(1, blocks * made.kernel.scratch))
+    scratch = like.new_empty(blocks * made.kernel.scratch) if made.kernel.scratch else given[0]
     arguments = [
         rows,
         *order,
@@ -196,5 +196,7 @@ def outer_products(
     total = left.sum(0) if sums else None
     if right is None:
         return None, total
+    if groups == 1:
+        return (left.mT @ right).unsqueeze(0), total
     one, other = (part.unflatten(1, (groups, -1)).transpose(0, 1) for part in (left, right))
     return one.mT @ other, total
