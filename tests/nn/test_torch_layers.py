@@ -88,6 +88,18 @@ def test_ragged_equals_one_by_one(arguments: dict[str, Any]) -> None:
     compare(arguments, LENGTHS, torch.float64 if arguments["bias"] else torch.float32)
 
 
+# torch.compile reads every tensor's .grad and suppresses the warning, unless it is an error.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
+def test_compiled_under_a_default_device() -> None:
+    layer = rl.nn.GRU(5, 4, backend="torch")
+    compiled: Any = torch.compile(layer, backend="eager", dynamic=True)
+    with torch.device(torch.get_default_device()):
+        for lengths in ([3, 2], [4, 1, 2]):
+            batch = rl.Ragged(sequences_of(lengths, (5,), torch.float32))
+            assert_same(results_of(compiled(batch)), results_of(layer(batch)), 1e-6)
+
+
 @pytest.mark.parametrize(("schedule", "backend"), PAIRS)
 @pytest.mark.parametrize("arguments", DEEP, ids=name_of)
 def test_every_schedule_and_backend(arguments: dict[str, Any], schedule: str, backend: str) -> None:

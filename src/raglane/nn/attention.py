@@ -136,8 +136,8 @@ class Attention(nn.Module):
         sizes = (self.features, 2 * self.features)
         of_query, of_memory = self._weights()
         biases = (None, None) if self.in_proj_bias is None else self.in_proj_bias.split(sizes)
-        queries = linear(query.values, of_query, biases[0]).unflatten(1, (self.heads, -1))
-        pairs = linear(memory.values, of_memory, biases[1]).unflatten(1, (2, self.heads, -1))
+        queries = torch.unflatten(linear(query.values, of_query, biases[0]), 1, (self.heads, -1))
+        pairs = torch.unflatten(linear(memory.values, of_memory, biases[1]), 1, (2, self.heads, -1))
         attended = _attend(queries, pairs, query, memory, self.causal, self.dropout if self.training else 0.0)
         return query._like(self.out_proj(attended.flatten(1)))
 

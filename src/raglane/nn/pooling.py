@@ -161,7 +161,8 @@ class AttentionPooling(nn.Module):
             check_fits("batch", batch.values, self.hidden.weight)
             return _run_so_far(running(self, self.features, batch.dtype), batch)
         weights = self.weights(batch).values.unsqueeze(-1)
-        blocks = batch.values.unflatten(-1, (self.heads, self.features // self.heads))
+        # Not the method, which torch.compile does not trace under a default device.
+        blocks = torch.unflatten(batch.values, -1, (self.heads, self.features // self.heads))
         return segments.sum(weights * blocks, batch.offsets).flatten(1)
 
     def extra_repr(self) -> str:

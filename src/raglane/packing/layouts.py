@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raglane._utils.tracing import index_arithmetic
+from raglane._utils.tracing import index_arithmetic, never_traced
 from raglane.segments import IntArray, conjugate
 
 
@@ -182,6 +182,7 @@ class PackedLayout(NamedTuple):
     sorted_indices: Tensor  # (B,) int64 on the device of the offsets: the sequences, longest first, ties in order
 
 
+@never_traced
 @index_arithmetic
 def packed_layout(lengths: Tensor, offsets: Tensor) -> PackedLayout:
     """Return the packed layout of flat values; ``lengths`` are on the CPU, ``offsets`` and results on any device."""
