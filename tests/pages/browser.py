@@ -98,6 +98,8 @@ def visit(browser: Browser, address: str, width: int = WIDE, scheme: Scheme = "l
     page.on("console", lambda entry: here.errors.append(entry.text) if entry.type == "error" else None)
     page.on("pageerror", lambda error: here.errors.append(str(error)))
     page.on("request", lambda request: None if urlsplit(request.url).hostname in _HERE else outside(request.url))
-    page.goto(address, wait_until="networkidle")
+    # The network may be idle while a busy machine still parses a long page.
+    page.goto(address, wait_until="load")
+    page.wait_for_load_state("networkidle")
     yield here
     page.close()
