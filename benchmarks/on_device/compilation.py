@@ -85,7 +85,7 @@ class _Pool:
                 tried.wait(max(0.0, self._until - time.monotonic()))
             self._pool.terminate()
             self._pool.join()
-        self._pool = None
+        self._pool, self._rivals = None, []
 
 
 _POOL = _Pool()

@@ -45,8 +45,9 @@ def _torchrl(layer: Any, cell: str, values: Tensor, resets: Tensor) -> Outputs:
 def _flashrnn(layer: Any, cell: str, values: Tensor) -> Outputs:
     if importlib.util.find_spec("flashrnn") is None:
         raise NotHereError("FlashRNN")
-    flashrnn = importlib.import_module("flashrnn").flashrnn
-    gates = 4 if cell == "LSTM" else 3
+    if cell != "LSTM":
+        raise NotHereError(f"a kernel of Triton for the {cell} in FlashRNN")
+    flashrnn, gates = importlib.import_module("flashrnn").flashrnn, 4
     batch, steps, _ = values.shape
 
     def run() -> Tensor:
@@ -54,7 +55,7 @@ def _flashrnn(layer: Any, cell: str, values: Tensor) -> Outputs:
         weight = layer.weight_hh_l0.view(gates, 1, HIDDEN, HIDDEN)
         bias = layer.bias_hh_l0.view(gates, 1, HIDDEN)
         rows = inputs.view(batch, steps, gates, 1, HIDDEN)
-        out, _ = flashrnn(rows, weight, bias, function=cell.lower(), backend="triton_fused", dtype="float32")
+        out, _ = flashrnn(rows, weight, bias, function="lstm", backend="triton_fused", dtype="float32")
         return out[0].reshape(batch, steps, HIDDEN)
 
     return run

@@ -37,7 +37,7 @@ class Traits:
     checkpoints: bool = False  # backward recomputes the gates instead of reading saved ones
 
 
-Kind = Literal["flat", "packed", "dense"]
+InputKind = Literal["flat", "packed", "dense"]
 """The values of an input: sequence after sequence or padded, those of a pack, or a tensor without padding."""
 
 

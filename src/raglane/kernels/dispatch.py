@@ -12,7 +12,7 @@ from raglane._utils.tracing import are_transforms_active, constant_when_traced
 from raglane.errors import DispatchError
 from raglane.kernels import program, reference
 from raglane.kernels import torch as torch_kernels
-from raglane.kernels.contract import Backend, Kind, Traits
+from raglane.kernels.contract import Backend, InputKind, Traits
 from raglane.kernels.cpu import backend as cpu
 from raglane.schedules import SCHEDULES
 
@@ -28,7 +28,7 @@ BACKENDS: dict[str, Backend] = {
 """The backends by name, in the order in which ``auto`` prefers them; see :func:`_in_order`."""
 
 # Up to so many units, the loop of a printed kernel takes less time than cuDNN's launches for each step of a pack: on an
-# H200 a GRU of 128 units trains 3 times as fast, and one of 256 units takes as long.
+# H200 a GRU of 128 units trains 3 times as fast, and inference of one of 256 takes as long.
 _MOST_PRINTED = 128
 _PREFERRED_SCHEDULES = ("packed", *(name for name in SCHEDULES if name != "packed"))
 
@@ -96,7 +96,7 @@ def use_backend(*, schedule: str = AUTO, backend: str = AUTO) -> Iterator[None]:
         _override.reset(token)
 
 
-def choose(traits: Traits, schedule: str = AUTO, backend: str = AUTO, *, kind: Kind = "flat") -> Choice:
+def choose(traits: Traits, schedule: str = AUTO, backend: str = AUTO, *, kind: InputKind = "flat") -> Choice:
     """Return the backend, the schedule and the reason.
 
     NOTE (batch invariance): only ``traits`` may decide, not the number of sequences or their lengths, so that the
@@ -117,7 +117,7 @@ def pick(
     schedule: str = AUTO,
     backend: str = AUTO,
     *,
-    kind: Kind = "flat",
+    kind: InputKind = "flat",
     refusals: list[str] | None = None,
 ) -> tuple[str, str]:
     """Return the backend and the schedule for a call; append the reasons against preferred backends to ``refusals``."""
@@ -147,7 +147,7 @@ def pick(
     raise DispatchError(message("schedule, backend", f"{schedule!r}, {backend!r}", rule, fix))
 
 
-def _in_order(traits: Traits, kind: Kind) -> list[str]:
+def _in_order(traits: Traits, kind: InputKind) -> list[str]:
     """Return the backends in the order of preference."""
     names = list(BACKENDS)
     if traits.device.type == "cuda" and traits.hidden_size <= _MOST_PRINTED and kind == "flat":

@@ -15,7 +15,7 @@ from raglane._utils.tracing import are_transforms_active, is_jit_traced, records
 from raglane.cells.spec import CellSpec
 from raglane.errors import ArgumentTypeError, DispatchError, RaglaneError, ShapeError
 from raglane.kernels import dispatch, program
-from raglane.kernels.contract import Backend, Kind, Packed, Request, Traits, zero_state
+from raglane.kernels.contract import Backend, InputKind, Packed, Request, Traits, zero_state
 from raglane.kernels.cpu.backend import run_layer, run_table
 from raglane.kernels.cpu.layer import Layer, find_layer, offsets_of_steps
 from raglane.kernels.triton import launch
@@ -56,7 +56,7 @@ class CallPlan:
 
 
 def plan_of(
-    layer: Stack, weights: tuple[Any, ...], data: Tensor, need_states: bool = False, kind: Kind = "flat"
+    layer: Stack, weights: tuple[Any, ...], data: Tensor, need_states: bool = False, kind: InputKind = "flat"
 ) -> CallPlan:
     """Return the layer's cached plan, or make a new one if one of its facts has changed."""
     if torch.compiler.is_compiling():
@@ -90,7 +90,7 @@ def _make_plan(
     weights: tuple[Any, ...],
     data: Tensor,
     need_states: bool,
-    kind: Kind,
+    kind: InputKind,
 ) -> CallPlan:
     layer._check_sizes(len(weights))
     cell, rule = layer.cell, layer.regularisation

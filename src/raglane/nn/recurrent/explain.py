@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from raglane.errors import ArgumentTypeError
 from raglane.kernels import program as programs
-from raglane.kernels.contract import Kind, Traits
+from raglane.kernels.contract import InputKind, Traits
 from raglane.kernels.dispatch import Choice, choose
 from raglane.native.library import plain_code
 from raglane.nn.recurrent.accelerate import Acceleration, acceleration_of
@@ -70,7 +70,7 @@ def explain(
     if not isinstance(values, Tensor):
         rule, fix = "a Ragged, a PackedSequence or a tensor", "pass the layer's input"
         raise ArgumentTypeError("batch", type(batch).__name__, rule, fix)
-    kind: Kind = "flat"
+    kind: InputKind = "flat"
     if isinstance(batch, PackedSequence):
         kind = "packed"
     elif isinstance(batch, Tensor) and lengths is None:

@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import PackedSequence
 from raglane._utils.checks import check_dense, check_storage
 from raglane._utils.tracing import index_arithmetic
 from raglane.errors import ArgumentTypeError, ShapeError
-from raglane.kernels.contract import Dense, Kind, Packed
+from raglane.kernels.contract import Dense, InputKind, Packed
 from raglane.packing.convert import flatten_packed, flatten_padded
 from raglane.packing.rows import Table, table_of_packed, table_of_padded
 from raglane.ragged import Ragged
@@ -37,7 +37,7 @@ class Inputs:
     layout: Packed | Dense | None = None  # of ``data``, if torch's kernels accept it; None without elements
     restore_layout: Restore = _unchanged  # from an output in the layout of ``data`` to the input's kind
     find_table: Callable[[], Table | None] | None = None  # returns the rows of ``data`` for C++
-    kind: Kind = "flat"
+    kind: InputKind = "flat"
     is_batched: bool = True  # False for one sequence without a batch dimension; its states have none either
     count: int = 0  # of sequences in a ``Dense`` layout
     flat: Flat | None = None  # the cached result of ``flatten``
