@@ -46,7 +46,7 @@ template <class S> class LayerGradients {
   using Direction = DirectionGradients<S>;
   static constexpr int width = Lanes<A>::width;
   static constexpr int unit_rows = tuning::unit_rows;  // of a result in one piece of work
-  static constexpr int64_t part_depth = registers == 32 ? tuning::part_depth : tuning::part_depth_narrow;
+  static constexpr int64_t part_depth = tuning::part_depth;
   static constexpr bool widens = sizeof(S) != sizeof(A);
   static constexpr int most_outers = 4, most_terms = 2, most_factors = 3;
 
@@ -131,10 +131,16 @@ template <class S> class LayerGradients {
               if (mine()) widen(d, i, n, begin);
       }
       barrier_.wait(threads);
+      // Each thread computes adjacent rows, so that it reads few of the other factor.
+      double all = 0, before = 0;
+      each_task(block, [&](const auto& task) { all += row_cost(task) * (double)task.rows; });
       each_task(block, [&](const auto& task) {
-        for (int64_t panel = 0; panel < task.right[0].count(); panel++)
-          for (int64_t row = 0; row < task.rows; row += unit_rows)
-            if (mine()) multiply_rows(task, panel, row, row + unit_rows < task.rows ? row + unit_rows : task.rows);
+        auto first = [&](int member) {
+          const double row = (all * member / threads - before) / row_cost(task);
+          return row < (double)task.rows ? (row > 0 ? (int64_t)row / tile_rows * tile_rows : 0) : task.rows;
+        };
+        multiply_rows(task, first(thread), first(thread + 1));
+        before += row_cost(task) * (double)task.rows;
       });
       for (int d = 0; d < count_; d++)
         if (of_[d].input_bias || of_[d].hidden_bias)
@@ -221,6 +227,12 @@ template <class S> class LayerGradients {
       }
   }
 
+  template <class To> static double row_cost(const Task<To>& task) {
+    int64_t depth = 1;
+    for (int term = 0; term < task.terms; term++) depth += task.right[term].depth;
+    return (double)(depth * task.right[0].padded_columns());
+  }
+
   static int64_t size_of(const Direction& of, const typename Direction::Outer& outer) {
     return outer.rows * of.factors[outer.right].columns;
   }
@@ -238,53 +250,99 @@ template <class S> class LayerGradients {
     copy_columns(wide_[d][i] + (n - begin) * wide_stride(rows), rows.data + n * rows.stride, 0, rows.columns);
   }
 
-    // One panel of the columns of rows [begin, end), at most unit_rows. Sums are stored between two parts of k, so
-    // that the parts of both factors stay in the caches for all rows: in the result itself if it has room for whole
-    // vectors and nothing else is added.
-  template <class To> void multiply_rows(const Task<To>& task, int64_t panel, int64_t begin, int64_t end) const {
+    // Sums of up to unit_rows rows of a result from `begin` on, panel by panel. Between two parts of k they are stored: in
+    // the result itself if it has room for whole vectors and nothing else is added, and in `memory` if not.
+  template <class To> struct Sums {
+    const Task<To>& task;
+    const int64_t begin;
+    const int count;
     alignas(64) A memory[unit_rows][panel_vectors * width];
-    static constexpr int64_t places[panel_vectors] = {0, width, 2 * width, 3 * width}, at_zero[panel_vectors] = {};
-    static constexpr A zeros[width] = {};
-    const int vectors = task.right[0].units_in(panel), count = (int)(end - begin);
-    const int64_t columns = task.right[0].columns, first = panel * task.right[0].panel_columns();
-    auto row_of = [&](int r) { return task.to + (task.place ? task.place[begin + r] : begin + r) * columns; };
-    auto each_vector = [&](auto&& use) {
+
+    Sums(const Task<To>& of, int64_t first, int rows) : task(of), begin(first), count(rows) {}
+
+    To* row(int r) const {
+      return task.to + (task.place ? task.place[begin + r] : begin + r) * task.right[0].columns;
+    }
+    bool is_in_place(int64_t panel) const {
+      const Panels<S>& right = task.right[0];
+      return sizeof(To) == sizeof(A) && task.terms > 0 && right.depth > 0 && !task.passed[0] && !task.passed[1] &&
+             panel * right.panel_columns() + right.units_in(panel) * width <= right.columns;
+    }
+    template <class Use> void each_vector(int64_t panel, Use&& use) {
+      const int64_t columns = task.right[0].columns, first = panel * task.right[0].panel_columns();
       for (int r = 0; r < count; r++)
-        for (int64_t column = first; column < columns && column < first + vectors * width; column += width)
-          use(memory[r] + column - first, row_of(r) + column,
-              (int)(columns - column < width ? columns - column : width));
-    };
-    const bool in_place = sizeof(To) == sizeof(A) && task.terms > 0 && task.right[0].depth > 0 && !task.passed[0] &&
-                          !task.passed[1] && first + vectors * width <= columns;
-    bool from_zero = in_place && !task.adds;
-    if (!in_place) {
+        for (int64_t column = first; column < columns && column < first + panel_vectors * width; column += width)
+          use(memory[r] + column - first, row(r) + column, (int)(columns - column < width ? columns - column : width));
+    }
+    void start(int64_t panel) {
+      if (is_in_place(panel)) return;
       memset((void*)memory, 0, count * sizeof memory[0]);
-      if (task.adds) each_vector([](A* sum, const To* there, int n) { store(sum, load(there, n)); });
+      if (task.adds) each_vector(panel, [](A* sum, const To* there, int n) { store(sum, load(there, n)); });
       for (const S* passed : task.passed)
         if (passed)
-          each_vector([&](A* sum, const To* there, int n) {
+          each_vector(panel, [&](A* sum, const To* there, int n) {
             store(sum, load((const A*)sum) + load(passed + (there - task.to), n));
           });
     }
-    const A *rows[unit_rows], *start[tile_rows];
-    A* to[unit_rows];
-    for (int r = 0; r < count; r++) to[r] = in_place ? (A*)row_of(r) + first : memory[r];
-    for (int r = 0; r < tile_rows; r++) start[r] = zeros;
-    for (int term = 0; term < task.terms; term++) {
-      const Panels<S>& right = task.right[term];
-      for (int64_t k = 0; k < right.depth; k += part_depth) {
-        int64_t depth = right.depth - k < part_depth ? right.depth - k : part_depth;
-        for (int r = 0; r < count; r++) rows[r] = task.left[term] + (begin + r) * task.row_step + k * task.step;
-        for (int r = 0, size; r < count; r += size) {
-          size = next_tile(count - r);
-          auto tile = registers == 16 && task.step > 1 ? multiply<A, true> : multiply<A, false>;
-          tile(size, vectors, {rows + r, right.at(panel) + k * vectors * width, depth, from_zero ? start : to + r,
-                               from_zero ? at_zero : places, to + r, places, task.step});
-        }
-        from_zero = false;
+    void add(int64_t panel, const Panels<S>& right, int64_t k, const A* const* rows, int64_t step, bool is_first) {
+      static constexpr int64_t places[panel_vectors] = {0, width, 2 * width, 3 * width}, at_zero[panel_vectors] = {};
+      static constexpr A zeros[width] = {};
+      const bool in_place = is_in_place(panel), from_zero = is_first && in_place && !task.adds;
+      const int vectors = right.units_in(panel);
+      const int64_t depth = right.depth - k < part_depth ? right.depth - k : part_depth;
+      const A* start[tile_rows];
+      A* to[unit_rows];
+      for (int r = 0; r < count; r++) to[r] = in_place ? (A*)row(r) + panel * right.panel_columns() : memory[r];
+      for (int r = 0; r < tile_rows; r++) start[r] = zeros;
+      for (int r = 0, size; r < count; r += size) {
+        size = next_tile(count - r);
+        multiply<A>(size, vectors, {rows + r, right.at(panel) + k * vectors * width, depth, from_zero ? start : to + r,
+                                    from_zero ? at_zero : places, to + r, places, step});
       }
     }
-    if (!in_place) each_vector([](const A* sum, To* there, int n) { store(there, load(sum), n); });
+    void finish(int64_t panel) {
+      if (!is_in_place(panel)) each_vector(panel, [](const A* sum, To* there, int n) { store(there, load(sum), n); });
+    }
+  };
+
+    // Rows [begin, end) of a result: some rows at a time for a panel, whose parts of k stay in the nearest cache.
+  template <class To> void multiply_rows(const Task<To>& task, int64_t begin, int64_t end) const {
+    const int64_t panels = task.right[0].count();
+    auto each_unit = [&](auto&& use) {
+      for (int64_t row = begin; row < end; row += unit_rows) use(row, (int)(end - row < unit_rows ? end - row : unit_rows));
+    };
+    if (task.step > 1 && panels > 1) return each_unit([&](int64_t row, int count) { multiply_columns(task, row, count); });
+    for (int64_t panel = 0; panel < panels; panel++)
+      each_unit([&](int64_t row, int count) {
+        Sums<To> sums(task, row, count);
+        const A* rows[unit_rows];
+        sums.start(panel);
+        for (int term = 0; term < task.terms; term++)
+          for (int64_t k = 0; k < task.right[term].depth; k += part_depth) {
+            for (int r = 0; r < count; r++) rows[r] = task.left[term] + (row + r) * task.row_step + k * task.step;
+            sums.add(panel, task.right[term], k, rows, task.step, term + k == 0);
+          }
+        sums.finish(panel);
+      });
+  }
+
+    // The same for rows that are columns of the left factor, all panels at a time. Their numbers are in as many pages as
+    // there are elements, and no processor fetches them ahead, so a part of them is copied for all panels.
+  template <class To> void multiply_columns(const Task<To>& task, int64_t begin, int count) const {
+    alignas(64) A part[part_depth][unit_rows];
+    const A* rows[unit_rows];
+    const Panels<S>& right = task.right[0];
+    Sums<To> sums(task, begin, count);
+    for (int r = 0; r < count; r++) rows[r] = part[0] + r;
+    sums.start(right.count() - 1);  // the only one that may have no room for whole vectors
+    for (int64_t k = 0; k < right.depth; k += part_depth) {
+      const A* from = task.left[0] + begin + k * task.step;
+      for (int64_t i = 0; i < part_depth && i < right.depth - k; i++, from += task.step)
+        if (count == unit_rows) memcpy(part[i], from, sizeof part[i]);  // of a known size, in a few vectors
+        else memcpy(part[i], from, count * sizeof(A));
+      for (int64_t panel = 0; panel < right.count(); panel++) sums.add(panel, right, k, rows, unit_rows, k == 0);
+    }
+    sums.finish(right.count() - 1);
   }
 
     // The gradients of biases, for the panel's columns of the gates from `first`.
