@@ -71,8 +71,7 @@ class Slices:
         for leaf, begin, end in self.pieces:
             part = leaves[leaf]
             if part.shape != self.shape:
-                is_whole = part.numel() == end - begin
-                part = part.reshape(self.shape) if is_whole else part.reshape(-1)[begin:end].view(self.shape)
+                part = (part if part.numel() == end - begin else part.view(-1)[begin:end]).view(self.shape)
             total = part if total is None else total + part
         return total  # type: ignore[return-value]
 
@@ -139,7 +138,7 @@ class ParameterOps:
         known = list(leaves)
         if self.moved is not None:
             made, count = [part.of(known) for part in self.moved], len(self.vectors)
-            return [part if part.dim() == 1 else part.reshape(-1) for part in made[:count]], made[count:]
+            return [part if part.dim() == 1 else part.view(-1) for part in made[:count]], made[count:]
         for call in self.calls:
             call.run(known)
         return [known[index].reshape(-1) for index in self.vectors], [known[index] for index in self.weights]
