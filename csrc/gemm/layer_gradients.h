@@ -137,7 +137,8 @@ template <class S> class LayerGradients {
       each_task(block, [&](const auto& task) {
         auto first = [&](int member) {
           const double row = (all * member / threads - before) / row_cost(task);
-          return row < (double)task.rows ? (row > 0 ? (int64_t)row / tile_rows * tile_rows : 0) : task.rows;
+          if (member == threads || !(row < (double)task.rows)) return task.rows;
+          return row > 0 ? (int64_t)row / tile_rows * tile_rows : 0;
         };
         multiply_rows(task, first(thread), first(thread + 1));
         before += row_cost(task) * (double)task.rows;
@@ -311,7 +312,8 @@ template <class S> class LayerGradients {
     auto each_unit = [&](auto&& use) {
       for (int64_t row = begin; row < end; row += unit_rows) use(row, (int)(end - row < unit_rows ? end - row : unit_rows));
     };
-    if (task.step > 1 && panels > 1) return each_unit([&](int64_t row, int count) { multiply_columns(task, row, count); });
+    if (task.step > 1 && panels > 1 && task.right[0].depth > 0)
+      return each_unit([&](int64_t row, int count) { multiply_columns(task, row, count); });
     for (int64_t panel = 0; panel < panels; panel++)
       each_unit([&](int64_t row, int count) {
         Sums<To> sums(task, row, count);
@@ -327,7 +329,7 @@ template <class S> class LayerGradients {
   }
 
     // The same for rows that are columns of the left factor, all panels at a time. Their numbers are in as many pages as
-    // there are elements, and no processor fetches them ahead, so a part of them is copied for all panels.
+    // there are elements, at least one, and no processor fetches them ahead, so a part of them is copied for all panels.
   template <class To> void multiply_columns(const Task<To>& task, int64_t begin, int count) const {
     alignas(64) A part[part_depth][unit_rows];
     const A* rows[unit_rows];
