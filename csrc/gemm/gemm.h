@@ -85,7 +85,8 @@ template <class S, class V> RAGLANE_INLINE V multiply_add(V a, V b, V c) {
   return fma(a, b, c);
 }
 
-template <int ROWS, int VECTORS, class S>
+// STRIDED: the rows' numbers are not contiguous, so they are prefetched here.
+template <int ROWS, int VECTORS, class S, bool STRIDED>
 void multiply_tile(const Product<typename Arithmetic<S>::type>& product) {
   if constexpr (in_bytes<S>) return multiply_bytes<ROWS, VECTORS>(product);
   using A = typename Arithmetic<S>::type;
@@ -119,6 +120,7 @@ void multiply_tile(const Product<typename Arithmetic<S>::type>& product) {
       }
     } else {  // few registers: keep the rows' values, and one weight at a time
       V x[ROWS];
+      if constexpr (STRIDED) __builtin_prefetch(row[ROWS - 1] + (k + tuning::rows_ahead) * step);
 #pragma GCC unroll 8
       for (int r = 0; r < ROWS; r++) x[r] = splat_at(row[r] + k * step);
 #pragma GCC unroll 8
@@ -144,7 +146,7 @@ void multiply_tile(const Product<typename Arithmetic<S>::type>& product) {
 }
 
 // The same for 1 to tile_rows rows and 1 to panel_vectors vectors, known at run time; S is the operands' storage type.
-template <class S>
+template <class S, bool STRIDED = false>
 inline void multiply(int rows, int vectors, const Product<typename Arithmetic<S>::type>& product) {
 #if defined(RAGLANE_TILES)
   return multiply_in_tiles(rows, vectors, product);
@@ -152,7 +154,8 @@ inline void multiply(int rows, int vectors, const Product<typename Arithmetic<S>
   using Kernel = void (*)(const Product<typename Arithmetic<S>::type>&);
   static constexpr Kernel kernels[6][panel_vectors] = {
 #define RAGLANE_ROW(n) \
-  { multiply_tile<n, 1, S>, multiply_tile<n, 2, S>, multiply_tile<n, 3, S>, multiply_tile<n, 4, S> }
+  { multiply_tile<n, 1, S, STRIDED>, multiply_tile<n, 2, S, STRIDED>, multiply_tile<n, 3, S, STRIDED>, \
+    multiply_tile<n, 4, S, STRIDED> }
       RAGLANE_ROW(1), RAGLANE_ROW(2), RAGLANE_ROW(3),
 #if RAGLANE_REGISTERS == 32
       RAGLANE_ROW(4), RAGLANE_ROW(5), RAGLANE_ROW(6),

@@ -46,7 +46,7 @@ template <class S> class LayerGradients {
   using Direction = DirectionGradients<S>;
   static constexpr int width = Lanes<A>::width;
   static constexpr int unit_rows = tuning::unit_rows;  // of a result in one piece of work
-  static constexpr int64_t part_depth = tuning::part_depth;
+  static constexpr int64_t part_depth = registers == 32 ? tuning::part_depth : tuning::part_depth_narrow;
   static constexpr bool widens = sizeof(S) != sizeof(A);
   static constexpr int most_outers = 4, most_terms = 2, most_factors = 3;
 
@@ -297,8 +297,9 @@ template <class S> class LayerGradients {
       for (int r = 0; r < tile_rows; r++) start[r] = zeros;
       for (int r = 0, size; r < count; r += size) {
         size = next_tile(count - r);
-        multiply<A>(size, vectors, {rows + r, right.at(panel) + k * vectors * width, depth, from_zero ? start : to + r,
-                                    from_zero ? at_zero : places, to + r, places, step});
+        auto tile = registers == 16 && step > 1 ? multiply<A, true> : multiply<A, false>;
+        tile(size, vectors, {rows + r, right.at(panel) + k * vectors * width, depth, from_zero ? start : to + r,
+                             from_zero ? at_zero : places, to + r, places, step});
       }
     }
     void finish(int64_t panel) {
@@ -312,7 +313,7 @@ template <class S> class LayerGradients {
     auto each_unit = [&](auto&& use) {
       for (int64_t row = begin; row < end; row += unit_rows) use(row, (int)(end - row < unit_rows ? end - row : unit_rows));
     };
-    if (task.step > 1 && panels > 1 && task.right[0].depth > 0)
+    if (registers == 32 && task.step > 1 && panels > 1 && task.right[0].depth > 0)
       return each_unit([&](int64_t row, int count) { multiply_columns(task, row, count); });
     for (int64_t panel = 0; panel < panels; panel++)
       each_unit([&](int64_t row, int count) {
@@ -330,6 +331,7 @@ template <class S> class LayerGradients {
 
     // The same for rows that are columns of the left factor, all panels at a time. Their numbers are in as many pages as
     // there are elements, at least one, and no processor fetches them ahead, so a part of them is copied for all panels.
+    // With 16 registers they are prefetched in place, which was faster on AVX2 (Zen 3).
   template <class To> void multiply_columns(const Task<To>& task, int64_t begin, int count) const {
     alignas(64) A part[part_depth][unit_rows];
     const A* rows[unit_rows];
