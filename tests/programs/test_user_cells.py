@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from own_cells import Fixed, Halved, Moved, Whole
 from raglane.cells.module import ModuleCell
+from raglane.programs.compiled import Wanted
 from raglane.programs.graph import Refused
 from raglane.programs.step import Step
 from traced_cells import Sized, agree, compiled_of, module_cell
@@ -334,6 +335,32 @@ def test_weights_of_any_strides(name: str) -> None:
     run = PRODUCTS[name]
     module.step = lambda x_t, state: ((new := (run(module, state) + module.input(x_t)).tanh()), new)
     agree(module_cell(module), module, (4,), 4, need_states=True)
+
+
+class Spread(Sized):
+    """Two gates that read the state by column."""
+
+    def __init__(self, spread: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.gates, self.peephole = nn.Linear(5, 8), nn.Parameter(torch.randn(8))
+        self.spread = spread
+
+    def step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        gates = torch.sigmoid(self.gates(x_t) + self.spread(state) * self.peephole)
+        state = gates[:, :4] * state + gates[:, 4:]
+        return state, state
+
+
+@pytest.mark.parametrize(
+    ("spread", "reduces"), [(lambda gate: gate.repeat(1, 2), False), (lambda gate: gate.repeat_interleave(2, 1), True)]
+)
+def test_gradients_of_repeated_columns(spread: Callable[[Tensor], Tensor], reduces: bool) -> None:
+    """Adjacent columns are added, others are reduced: not added one by one."""
+    module = Spread(spread).double()
+    compiled = agree(module_cell(module), module, (4,), 4)
+    flags = [(True,) * len(nodes) for nodes in (compiled.elements, compiled.vectors, compiled.trace.parameters.weights)]
+    program = compiled.backward(Wanted(True, False, flags[0], (), *flags[1:])).lowered.program
+    assert ("row_sum" in [instruction.operation for instruction in program.instructions]) == reduces
 
 
 def test_every_fact_of_a_step_is_a_part_of_its_key() -> None:

@@ -7,6 +7,7 @@ Each rule is torch's derivative of the operation, including the choice of the op
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -15,6 +16,8 @@ import numpy as np
 
 from raglane.programs.graph import Columns, Graph, Node
 
+# So many gradients, each of adjacent columns, are added one by one, and others in a reduction.
+_FEW = 4
 Give = Callable[[int, Columns], None]
 _RECORDED = dict.fromkeys(("lt", "le", "gt", "ge", "eq", "ne", "and", "or", "not", "stop"), slice(0))
 _RECORDED |= {"where": slice(1, None), "through": slice(1, None)}
@@ -100,6 +103,8 @@ class Reverse:
         table: Columns = np.full((len(counts), counts.max()), self._zero)
         rows = np.repeat(np.arange(len(counts)), counts)
         table[rows, np.arange(len(local)) - np.repeat(np.cumsum(counts) - counts, counts)] = given[order]
+        if len(table.T) <= _FEW and (np.diff(table.T) == 1).all():
+            return functools.reduce(self._sum, table.T)
         return self.graph.sums(table.reshape(-1), len(counts))
 
     def _sum(self, one: Columns, other: Columns) -> Columns:

@@ -123,8 +123,9 @@ def _pointwise(formula: Callable[..., Columns], is_truth: bool = False) -> Rule:
         marks = [tracer.marks(given[name]) for name in tensors]
         shape = np.broadcast_shapes(*(part.shape for part in marks))
         aligned = align([part.expand(shape).reshape(-1, 1) for part in marks], tracer.rows)
-        # In the order of the first operand: results of permuted numbers need no copy.
-        order = np.argsort(aligned.columns[0][:, 0], kind="stable")
+        # In the order of the first operand: results of permuted numbers need no copy. Repeated numbers stay apart.
+        first = aligned.columns[0][:, 0]
+        order = np.argsort(first, kind="stable") if len(set(first.tolist())) == len(first) else np.arange(len(first))
         given |= {name: columns[order, 0] for name, columns in zip(tensors, aligned.columns, strict=True)}
         operands, named = [given[place] for place in range(len(args))], {name: given[name] for name in kwargs}
         found = formula(tracer.graph, *operands, **named) if math.prod(shape) else np.empty(0, np.int64)
