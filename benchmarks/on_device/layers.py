@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import raglane as rl
 
-__all__ = ["LAYERS", "LOOPS", "OwnGRU", "build", "state_of"]
+__all__ = ["LAYERS", "LINEAR", "LOOPS", "OwnGRU", "build", "state_of"]
 
 
 class OwnGRU(nn.Module):
@@ -47,6 +47,9 @@ LOOPS: dict[str, Callable[..., Any]] = {
     "own GRU": partial(rl.nn.Recurrent, OwnGRU),
 }
 """Layers without a kernel of torch on a GPU: they run as loops of its operations."""
+
+LINEAR = ("MinGRU", "MinLSTM", "QRNN", "IndRNN", "SRU")
+"""Layers of which a pass or both run long sequences in chunks."""
 
 LAYERS: dict[str, Callable[..., Any]] = {
     "LSTM": rl.nn.LSTM,

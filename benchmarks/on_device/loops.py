@@ -2,7 +2,8 @@
 
 The layer on a ragged batch, by Triton and by the reference kernel, is compared with the equations of its cell on all
 sequences at once, for each step of the longest one, with input products computed before: as torch's operations,
-compiled, and as a replayed CUDA graph of one step.
+compiled, and as a replayed CUDA graph of one step. Layers that run long sequences in chunks are timed on such sequences
+with chunks and without.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import torch
 from harness.lengths import LENGTHS
@@ -17,8 +19,9 @@ from torch import Tensor
 
 import raglane as rl
 from on_device.base import Context, Item, NotHereError, Part, Row
-from on_device.layers import LOOPS, build
+from on_device.layers import LINEAR, LOOPS, build
 from on_device.timing import milliseconds, times_table
+from raglane.kernels.program.backend import MACHINES
 
 __all__ = ["PART", "SIZES", "calls_of"]
 
@@ -142,9 +145,43 @@ def _run(context: Context, name: str, count: int, hidden: int) -> Row:
     return row | ({"faults": faults} if faults else {}) | ({"fault": own[0]} if own else {})
 
 
+def _in_chunks(context: Context, name: str, hidden: int, longest: int) -> Row:
+    """Time long sequences in chunks and without; the outputs of both are compared."""
+    device, lengths = context.device, [longest, longest // 5, 700, 5]
+    layer, machine = build(name, (hidden, hidden), device, torch.float32), MACHINES[device.type]
+    values = torch.randn(sum(lengths), hidden, device=device, requires_grad=True)
+    batch = rl.Ragged.from_flat(values, lengths=lengths)
+
+    def train() -> Any:
+        found = layer(batch)
+        torch.autograd.grad(found[0].values.sum(), [values, *layer.parameters()])
+        return found
+
+    uncut = machine._replace(places=lambda *given: machine.places(*given[:3], longest))
+
+    def whole(call: Callable[[], Any]) -> Any:
+        with mock.patch.dict(MACHINES, {device.type: uncut}):
+            return call()
+
+    def infer() -> Any:
+        with torch.no_grad():
+            return layer(batch)
+
+    calls: dict[str, Callable[[], Any]] = {"layer, train": train, "layer, infer": infer}
+    calls |= {f"uncut, {mode}": partial(whole, call) for mode, call in (("train", train), ("infer", infer))}
+    error = _error(calls["uncut, infer"](), infer())
+    rounds = 3 if context.is_rehearsal else _ROUNDS
+    row: Row = {"elements": sum(lengths), "steps": longest, "error": error}
+    row["milliseconds"] = milliseconds(calls, device, rounds, _SECONDS)
+    return row if error < _ALLOWED else row | {"fault": f"chunks are off by {error:.1e}"}
+
+
 def _items(context: Context) -> Iterator[Item]:
     if context.device.type != "cuda" and not context.is_rehearsal:
         raise NotHereError("a GPU")
+    hidden, longest = (8, 1500) if context.is_rehearsal else (256, 16_384)
+    for name in LINEAR:
+        yield Item(f"{name} H {hidden} B 4 long", partial(_in_chunks, context, name, hidden, longest))
     for count, hidden in ((4, 8),) if context.is_rehearsal else SIZES:
         for name in LOOPS:
             yield Item(f"{name} H {hidden} B {count}", partial(_run, context, name, count, hidden))

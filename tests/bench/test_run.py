@@ -15,19 +15,7 @@ import pytest
 import torch
 from harness import memory, run, timing
 from harness.batch import Batch
-from harness.cases import (
-    CELLS,
-    DTYPES,
-    ELEMENTWISE,
-    MODES,
-    SIZES,
-    SUITES,
-    TORCH_CELLS,
-    Case,
-    Size,
-    operations,
-    select,
-)
+from harness.cases import CELLS, DTYPES, ELEMENTWISE, MODES, SIZES, SUITES, TORCH_CELLS, Case, Size, operations, select
 from harness.check import find_fault
 from harness.competitors import COMPETITORS, TORCH, ours
 from harness.competitors.base import Competitor, Runner

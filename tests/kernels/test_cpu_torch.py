@@ -84,9 +84,7 @@ def test_operators_are_what_torch_expects() -> None:
     (weights,) = network.weights
     arguments = ("lstm", network.values, offsets_from_lengths(network.lengths), *network.state, *weights, *[None] * 5)
     torch.library.opcheck(
-        operators.recurrence,
-        (*arguments, True, True, False, 0),
-        test_utils=["test_schema", "test_faketensor"],
+        operators.recurrence, (*arguments, True, True, False, 0), test_utils=["test_schema", "test_faketensor"]
     )
 
 

@@ -61,6 +61,30 @@ def test_values_gradients_and_bits(
     assert all(map(torch.equal, mine, again))
 
 
+@pytest.mark.parametrize("name", ["mingru", "minlstm", "qrnn", "indrnn_tanh", "sru"])
+def test_long_sequences_in_chunks(name: str, device: torch.device) -> None:
+    """Values and gradients are those of float64, and the bits of a sequence those of its batch."""
+    lengths = [1030, 7, 1025, 0, 3000, 1024]
+    with _HOST:
+        whole = layer_of(name, 128)
+        narrow = layer_of(name, 128).float()
+        narrow.load_state_dict(whole.state_dict())
+        values = torch.randn(sum(lengths), D, dtype=torch.float64, requires_grad=True)
+        right, _ = whole(rl.Ragged.from_flat(values, lengths=lengths))
+        expected = [right.values, *torch.autograd.grad(right.values.sum(), [values, *whole.parameters()])]
+    narrow.to(device)
+    own = values.detach().to(device, torch.float32).requires_grad_()
+    batch = rl.Ragged.from_flat(own, lengths=lengths)
+    with rl.use_backend(backend="triton"):
+        output, _ = narrow(batch)
+        found = [output.values, *torch.autograd.grad(output.values.sum(), [own, *narrow.parameters()])]
+        with torch.no_grad():
+            alone = [narrow(rl.Ragged([part]))[0].values for part in batch.to_list()]
+    for one, wanted in zip(found, expected, strict=True):
+        assert float((one.detach().to(_HOST) - wanted).abs().max() / (1 + wanted.abs().max())) < 2e-5
+    assert all(map(torch.equal, alone, output.to_list()))
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_bits_do_not_depend_on_the_batch(name: str, device: torch.device) -> None:
     layer = layer_of(name).float().to(device)

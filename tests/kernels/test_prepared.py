@@ -62,11 +62,7 @@ def prepared(network: Network, dtype: torch.dtype) -> tuple[PreparedLayer, Netwo
 
 
 def in_pieces(
-    kernel: Kernel,
-    inputs: Sequence[Tensor],
-    pools: list[Tensor],
-    slots: Tensor,
-    divide: Callable[[int], None],
+    kernel: Kernel, inputs: Sequence[Tensor], pools: list[Tensor], slots: Tensor, divide: Callable[[int], None]
 ) -> list[Tensor]:
     """Run sequences in random pieces, in random batches, divided among threads in random ways."""
     chance, parts = Random(7), [part.split(LENGTHS) for part in inputs]

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
 import pytest
+import torch
 
 from on_triton import NAMES
+from raglane.kernels.triton.places import Places
 from scripts import Script
 
 pytest.importorskip("triton", reason="Triton has wheels for Linux on x86-64 only")
@@ -65,7 +68,7 @@ def test_printed_random_programs(script: Script, first: int) -> None:
 @pytest.mark.parametrize("name", _one)
 def test_bits_do_not_depend_on_the_batch(script: Script, name: str) -> None:
     (differs,) = _interpreted(script, ("alone_and_together", name))
-    assert differs == [0.0] * 9
+    assert differs == [0.0] * 10
 
 
 @pytest.mark.parametrize("name", _one)
@@ -75,6 +78,85 @@ def test_a_call_launches_few_kernels_and_waits_for_none(script: Script, name: st
     assert forward <= 2
     assert backward <= 3
     assert waits == 0
+
+
+_BOTH, _BACKWARD, _NONE = [1, 1], [0, 1], [0, 0]
+_LINEAR = {"mingru": _BOTH, "minlstm": _BOTH, "qrnn": _BOTH, "indrnn_relu": _BACKWARD, "sru": _BACKWARD, "lstm": _NONE}
+
+
+@slow
+@pytest.mark.parametrize(("name", "passes"), _LINEAR.items())
+def test_passes_that_are_linear_in_their_states_run_chunks(script: Script, name: str, passes: list[int]) -> None:
+    cases = ("chunked", name), ("launches_and_waits", name, 23), ("differences", name, False)
+    counts, (forward, backward, waits), errors = _interpreted(script, *cases)
+    assert counts == passes
+    assert forward <= 2 + counts[0]
+    assert backward <= 3 + 2 * counts[1]  # of SRU and IndRNN also the sums of chunks
+    assert waits == 0
+    assert max(errors) < 2e-5
+
+
+@pytest.mark.parametrize("lengths", [[0, 9, 8, 1, 0, 17, 3], [40], [0, 12], [9, 0, 0]])
+def test_chunks_of_a_batch(lengths: list[int]) -> None:
+    """Chunks of two elements of sequences of more than eight; the others are one chunk each."""
+    offsets = torch.tensor([0, *lengths]).cumsum(0)
+    chunks = Places(offsets, sum(lengths), long=8).chunks
+    assert chunks is not None
+    cut = [[min(2, length - at) for at in range(0, length, 2)] if length > 8 else [length] for length in lengths]
+    flat = [length for parts in cut for length in parts]
+    assert chunks.places.offsets.diff().tolist() == flat + [0] * (len(chunks.owner) - len(flat))
+    assert chunks.sequences.offsets.diff().tolist() == [len(parts) for parts in cut]
+    owner = [index for index, parts in enumerate(cut) for _ in parts]
+    assert chunks.owner.tolist()[: len(flat)] == owner
+    states = torch.arange(1.0, 1 + len(lengths)).unsqueeze(1)
+    for ascending in (True, False):
+        begin = chunks.begin(states, ascending)
+        assert torch.equal(chunks.end(begin, not ascending), states)
+        assert begin.count_nonzero() == len(lengths)
+
+
+def test_chunks_of_offsets_that_were_changed_on_the_device() -> None:
+    """Nothing reads outside of the tensors."""
+    places = Places(torch.tensor([0, 9, 10]), 10, torch.tensor([9, 1]), 8)
+    places.offsets.copy_(torch.tensor([-(1 << 62), (1 << 62) - 1, -3]))
+    chunks = places.chunks
+    assert chunks is not None
+    assert chunks.owner.max() < 2
+    assert chunks.begin(torch.ones(2, 1), True).shape == (len(chunks.owner), 1)
+    assert chunks.end(torch.ones(len(chunks.owner), 1), True).shape == (2, 1)
+
+
+def test_short_sequences_have_no_chunks() -> None:
+    assert Places(torch.tensor([0, 8, 16]), 16, long=8).chunks is None
+    assert Places(torch.tensor([0]), 0, long=8).chunks is None
+
+
+def test_lengths_that_the_host_does_not_have_are_not_read() -> None:
+    offsets = torch.empty(3, dtype=torch.int64, device="meta")  # whose numbers cannot be read
+    for lengths in (None, offsets.diff()):
+        assert Places(offsets, 5000, lengths).chunks is None
+
+
+@pytest.mark.parametrize("first", [0, *(pytest.param(number, marks=slow) for number in range(1, 61, 20))])
+def test_random_linear_programs_in_chunks(script: Script, first: int) -> None:
+    count = 20 if first else 1
+    errors = _interpreted(script, *[("of_a_linear_program", seed) for seed in range(first, first + count)])
+    assert max(map(max, errors)) < 1e-5
+
+
+@pytest.mark.parametrize("ascending", [True, False])
+def test_factors_of_a_chunk_that_overflow(script: Script, ascending: bool) -> None:
+    """Zeros stay zeros, with their sign in the first chunk; another state becomes infinite or NaN, and stays it."""
+    turn = 1 if ascending else -1
+    factors = [1.0] * 5 + [1e20] * 5 + [1e20, 1e20, 0.0, 1.0, 1.0] + [1.0] * 10
+    zeros, below, grown = _interpreted(
+        script, *[("growing", factors[::turn], state, ascending) for state in (0.0, -0.0, 1e-30)]
+    )
+    assert list(map(str, zeros)) == ["0.0"] * 25
+    assert list(map(str, below[::turn][:5])) == ["-0.0"] * 5
+    right = [1e-30] * 6 + [1e-10, 1e10, 1e30]
+    assert grown[::turn][:9] == pytest.approx(right, rel=1e-5)
+    assert not any(math.isfinite(state) for state in grown[::turn][9:])
 
 
 @pytest.mark.parametrize("name", _one)
@@ -88,6 +170,14 @@ def test_a_prepared_layer_compares_and_compiles_nothing_in_a_call(script: Script
     assert compared == 2  # with and without resets
     assert kernels > 4
     assert later == [0, 0]
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name == "indrnn_tanh" else slow) for name in NAMES])
+def test_a_second_call_launches_the_kernels_of_the_first(script: Script, name: str) -> None:
+    """Without Triton's lookup, and with the same arguments, of a driver without a GPU."""
+    first, second = _run(script, f"write(on_triton.launched({name!r}))")
+    assert len(first) > 2
+    assert second == first
 
 
 @pytest.mark.parametrize(("name", "steps"), [("indrnn_tanh", 4), ("minlstm", 2)])
@@ -104,7 +194,7 @@ def test_a_pass_of_an_elementwise_loop_loads_its_inputs_first(script: Script, na
 @pytest.mark.parametrize("name", [pytest.param(name, marks=() if name == "gru" else slow) for name in NAMES])
 def test_registers_and_shared_memory_suffice(script: Script, name: str, architecture: int, with_resets: bool) -> None:
     found = _run(script, f"compiled([{name!r}], [{architecture}], 128, with_resets={with_resets})")
-    assert len(found) == 2  # forward and backward
+    assert len(found) >= 2  # forward and backward, and of chunks
     for registers, spilled, shared in found.values():
         assert registers <= 168
         assert spilled == 0

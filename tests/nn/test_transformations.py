@@ -186,24 +186,15 @@ def autocast(module: nn.Module, leaf: Tensor) -> Pair:
 TRANSFORMATIONS: dict[str, Callable[[nn.Module, Tensor], Pair]] = {
     "torch.func.grad": lambda m, x: (grad(loss_of(m))(x), gradient(m, x)),
     "torch.func.vjp": lambda m, x: (vjp(m, x)[1](2 * m(x))[0], gradient(m, x)),
-    "torch.func.jvp": lambda m, x: (
-        jvp(m, (x,), (torch.ones_like(x),))[1],
-        jacobian(m, x).flatten(1).sum(1),
-    ),
+    "torch.func.jvp": lambda m, x: (jvp(m, (x,), (torch.ones_like(x),))[1], jacobian(m, x).flatten(1).sum(1)),
     "torch.func.jacrev": lambda m, x: (jacrev(m)(x), jacobian(m, x)),
     "torch.func.jacfwd": lambda m, x: (jacfwd(m)(x), jacobian(m, x)),
-    "torch.func.hessian": lambda m, x: (
-        hessian(loss_of(m))(x),
-        torch.autograd.functional.hessian(loss_of(m), x),
-    ),
+    "torch.func.hessian": lambda m, x: (hessian(loss_of(m))(x), torch.autograd.functional.hessian(loss_of(m), x)),
     "vmap over inputs": lambda m, x: (vmap(m)(torch.stack([x, x * 2])), torch.stack([m(x), m(x * 2)])),
     "vmap over weights": over_weights,
     "gradients per sample": per_sample,
     "autograd.grad(is_grads_batched=True)": batched_gradients,
-    "jacobian(vectorize=True)": lambda m, x: (
-        torch.autograd.functional.jacobian(m, x, vectorize=True),
-        jacobian(m, x),
-    ),
+    "jacobian(vectorize=True)": lambda m, x: (torch.autograd.functional.jacobian(m, x, vectorize=True), jacobian(m, x)),
     'jacobian(vectorize=True, strategy="forward-mode")': lambda m, x: (
         torch.autograd.functional.jacobian(m, x, vectorize=True, strategy="forward-mode"),
         jacobian(m, x),

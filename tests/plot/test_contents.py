@@ -293,10 +293,7 @@ def test_times_are_lines_over_fill() -> None:
     ]
     axes = plot.times(rows).axes[0]
     lines = {line.get_label(): _points(line) for line in axes.lines}
-    assert lines == {
-        "lanes": [[25, pytest.approx(1)], [100, pytest.approx(2)]],
-        "padded": [[50, pytest.approx(8)]],
-    }
+    assert lines == {"lanes": [[25, pytest.approx(1)], [100, pytest.approx(2)]], "padded": [[50, pytest.approx(8)]]}
     assert axes.get_ylabel() == "time per element (µs)"
     looks = plot.times([{"method": f"m{place}", "fill": 1.0, "seconds": 1e-6} for place in range(40)]).axes[0].lines
     assert len({(line.get_color(), line.get_marker()) for line in looks}) == 40

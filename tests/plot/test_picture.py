@@ -144,11 +144,7 @@ def _roofline(**given: Any) -> Any:
             ArgumentError,
             r"rows must be .*got 41 names",
         ),
-        (
-            lambda: _roofline(kernels=[_KERNEL | {"rate": math.inf}]),
-            ArgumentError,
-            "kernels.*rate.* must be .*got inf",
-        ),
+        (lambda: _roofline(kernels=[_KERNEL | {"rate": math.inf}]), ArgumentError, "kernels.*rate.* must be .*got inf"),
         (lambda: plot.attention(torch.ones(3)), ArgumentTypeError, "weights must be "),  # type: ignore[arg-type]
         (lambda: plot.attention(_HALVES * 3), ArgumentError, r"weights must be numbers from 0 to 1.*, got 1.5"),
         (lambda: plot.attention(_HALVES.to(torch.int64)), ArgumentTypeError, "weights must be .*got torch.int64"),

@@ -189,12 +189,7 @@ def agrees(functions: dict[str, Any], rows: Tensor) -> None:
     known = ~rows.isnan().any(1)
     for place, name in enumerate(functions):
         torch.testing.assert_close(
-            values[:, place],
-            wanted[:, place],
-            rtol=1e-9,
-            atol=1e-9,
-            equal_nan=True,
-            msg=partial("{}: {}".format, name),
+            values[:, place], wanted[:, place], rtol=1e-9, atol=1e-9, equal_nan=True, msg=partial("{}: {}".format, name)
         )
         mine, theirs = grads[known, place], slopes[known, place]
         # Where torch's own slope is no number, any will do.

@@ -12,8 +12,11 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -27,16 +30,20 @@ from own_cells import Halved, Moved
 from raglane.kernels.program import backend
 from raglane.kernels.program.verify import verify, verify_loop
 from raglane.kernels.triton import launch
-from raglane.kernels.triton.printer import kernel_of
+from raglane.kernels.triton.linear import _FORMULAS
+from raglane.kernels.triton.places import Places
+from raglane.kernels.triton.printer import Kernel, kernel_of
 from raglane.nn.recurrent import call
 from raglane.programs.graph import Refused
-from random_programs import draw, draw_lengths, tensors_for
+from raglane.programs.program import Block, Instruction, Operand, Program
+from random_programs import Case, draw, draw_lengths, tensors_for
 
 USERS: dict[str, type[nn.Module]] = {"a user's LSTM": Moved, "a user's GRU": Halved}
 NAMES = [*LAYERS, *USERS]
 _UNITS, _CHANNELS = 20, 40  # more than one product's depth, and than the channels of an instance
 _ELEMENTWISE = ("indrnn_relu", "indrnn_tanh", "sru", "qrnn", "mingru", "minlstm")
-_TRITON = backend.MACHINES["cuda"]
+_TRITON = backend.MACHINES["cuda"]._replace(places=lambda *given: replace(Places(*given), long=20))
+_INT = Tensor.__int__  # before it is replaced
 # More sequences than a block has rows, in an order that is not that of their lengths.
 _LENGTHS = [1, 0, 1, 3, 2, 1, 1, 0, 2]
 
@@ -49,13 +56,21 @@ def layer_of(name: str, units: int = 0, **options: Any) -> Any:
     return build(name, units=units, **options)
 
 
+class OnHost(Tensor):
+    """Lengths on the host, whose reads wait for no device and are not counted."""
+
+    def __int__(self) -> int:
+        return _INT(self.as_subclass(Tensor))
+
+
 def differences(name: str, with_resets: bool, units: int = 0) -> list[float]:
     """Return the largest errors of a layer in float32, relative to the largest number of the float64 reference.
 
     With resets, the steps of the kernel read them.
     """
     torch.manual_seed(0)
-    lengths = [*_LENGTHS, 17, 16] if name in _ELEMENTWISE else _LENGTHS  # more than a pass of their loop
+    # More than a pass of an element-wise loop, which is cut into chunks only in the longest sequence.
+    lengths = [*_LENGTHS, 17, 16, 23] if name in _ELEMENTWISE else _LENGTHS
     whole = layer_of(name, units, bidirectional=True)
     narrow = layer_of(name, units, bidirectional=True).float()
     narrow.load_state_dict(whole.state_dict())
@@ -84,27 +99,89 @@ def of_a_program(seed: int) -> list[float]:
     chance = random.Random(seed)
     torch.manual_seed(seed)
     program = draw(chance, tame=True)
-    case = tensors_for(program, draw_lengths(chance), ascending=chance.random() < 0.5).to(torch.float32)
-    given: dict[str, Any] = dict(case.given)
-    given["weights"] = [part.mT.contiguous() for part in given["weights"]]
+    case = tensors_for(program, draw_lengths(chance), ascending=chance.random() < 0.5)
     try:
-        outputs, finals = launch.run(
-            program, places=launch.longest_first(case.offsets), ascending=case.ascending, **given
-        )
+        return _errors(case, 4)
     except (Refused, IndexError):  # a program without elements
         return []
-    rights = [torch.from_numpy(right) for right in case.expected()]
-    pairs = zip([*outputs, *finals], rights, strict=True)
+
+
+def chunked(name: str) -> list[int]:
+    """Return how often a forward and a backward pass run chunks of a long sequence."""
+    layer, counts, run = layer_of(name).float(), [], launch._launch_chunks
+    with rl.use_backend(backend="program"), mock.patch.object(launch, "_launch_chunks", side_effect=run) as chunks:
+        values = layer(rl.Ragged([torch.randn(length, D, requires_grad=True) for length in (3, 20, 21)]))[0].values
+        counts.append(chunks.call_count)
+        values.sum().backward()
+    return [*counts, chunks.call_count - counts[0]]
+
+
+def of_a_linear_program(seed: int) -> list[float]:
+    """Return the errors of a random program that is linear in its first state, in chunks of 2 steps.
+
+    Of the other states, one is a sum, one is not read, one becomes 0, and one is a sum that is also an output.
+    """
+    chance = random.Random(seed)
+    torch.manual_seed(seed)
+    width = chance.choice([1, 5, 40])
+    blocks = [*(Block("state", width, index) for index in range(5)), *(Block("element", width, x) for x in range(3))]
+    instructions: list[Instruction] = []
+
+    def add(operation: str, *operands: Operand) -> Operand:
+        blocks.append(Block("local", width))
+        instructions.append(Instruction(operation, (Operand(len(blocks) - 1),), operands, width))
+        return Operand(len(blocks) - 1)
+
+    factors = [Operand(-1, number=0.5), *(add("sigmoid", Operand(5 + index)) for index in range(3))]
+    factors.append(add("lt", Operand(5), Operand(6)))
+    values = [add("add", Operand(0), Operand(3))]
+    for _ in range(8):
+        operation, formulas = chance.choice(list(_FORMULAS.items()))
+        place = chance.choice([place for place, formula in enumerate(formulas) if formula])
+        operands = [chance.choice(factors[:-1]) for _ in formulas]
+        operands[place] = values[-1]
+        if operation in ("add", "sub", "where"):
+            operands = [chance.choice(values) if formula else factors[-1] for formula in formulas]
+        values.append(add(operation, *operands))
+    following = add("mul", values[-1], factors[1]), add("fma", values[1], factors[2], Operand(1))
+    places = (*following, Operand(5), Operand(-1), add("add", Operand(4), Operand(6)))
+    outputs = tuple((value, width) for value in (Operand(0), add("tanh", values[-1]), Operand(4)))
+    program = Program(tuple(blocks), (), tuple(instructions), outputs, places)
+    assert kernel_of(program, True).roles == ("carried", "summed", "plain", "plain", "carried")
+    case = tensors_for(program, [1, 0, 11, 9, 2], ascending=chance.random() < 0.5)
+    assert launch.compiled(program, case.ascending).of_chunks is not None
+    return _errors(case, 8)
+
+
+def _errors(case: Case, long: int) -> list[float]:
+    """Return the errors of a program's results, infinite ones and NaN left out."""
+    given: dict[str, Any] = dict(case.to(torch.float32).given)
+    given["weights"] = [part.mT.contiguous() for part in given["weights"]]
+    places = Places(case.offsets, int(case.offsets[-1]), long=long)
+    outputs, finals = launch.run(case.program, places=places, ascending=case.ascending, **given)
+    pairs = zip([*outputs, *finals], map(torch.from_numpy, case.expected()), strict=True)
     return [_error(mine.nan_to_num(), right.nan_to_num()) for mine, right in pairs if mine.numel()]
 
 
+def growing(factors: list[float], state: float, ascending: bool) -> list[float]:
+    """Return the states ``s = factor * s`` before each step, by chunks of 5 steps."""
+    blocks = Block("state", 1), Block("element", 1), Block("local", 1)
+    step = Instruction("mul", (Operand(2),), (Operand(1), Operand(0)), 1)
+    program = Program(blocks, (), (step,), ((Operand(0), 1),), (Operand(2),))
+    assert launch.compiled(program, ascending).of_chunks is not None
+    places = Places(torch.tensor([0, len(factors)]), len(factors), long=20)
+    given: Any = {"elements": [torch.tensor(factors).unsqueeze(1)], "states": [torch.full((1, 1), state)]}
+    (states,), _ = launch.run(program, places=places, ascending=ascending, **given)
+    return [float(part) for part in states.flatten()]
+
+
 def alone_and_together(name: str) -> list[float]:
-    """Return 0 for each sequence whose bits are the same alone and in a batch."""
+    """Return 0 for each sequence whose bits are the same alone and in a batch; one of them is cut into chunks."""
     # The interpreter's products are NumPy's, in which the bits of a row depend on its place.
     np.matmul = lambda one, other, **_: np.stack([row @ other for row in one])  # type: ignore[assignment]
     torch.manual_seed(0)
     layer = layer_of(name).float()
-    batch = rl.Ragged([torch.randn(length, D) for length in _LENGTHS])
+    batch = rl.Ragged([torch.randn(length, D) for length in (*_LENGTHS, 23)])
     with rl.use_backend(backend="program"):
         together = layer(batch)[0]
         return [
@@ -113,10 +190,11 @@ def alone_and_together(name: str) -> list[float]:
         ]
 
 
-def launches_and_waits(name: str) -> list[int]:
+def launches_and_waits(name: str, longest: int = 0) -> list[int]:
     """Return the launches of kernels in a forward and a backward pass, and the numbers that the host reads in them."""
     layer = layer_of(name).float()
-    batch = rl.Ragged([torch.randn(length, D, requires_grad=True) for length in _LENGTHS])
+    lengths = [*_LENGTHS, longest]
+    batch = rl.Ragged([torch.randn(length, D, requires_grad=True) for length in lengths])
     counts, run = [0, 0, 0], launch.run
     which = 0
 
@@ -131,7 +209,7 @@ def launches_and_waits(name: str) -> list[int]:
 
         return read
 
-    resets = batch._like(torch.arange(sum(_LENGTHS)) % 4 == 1)
+    resets = batch._like(torch.arange(sum(lengths)) % 4 == 1)
     call._resets_in_steps = lambda *_: True
     with rl.use_backend(backend="program"):
         layer(batch, resets=resets)[0].values.sum().backward()  # which makes the programs
@@ -139,10 +217,56 @@ def launches_and_waits(name: str) -> list[int]:
             for name in ("item", "tolist", "nonzero", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__"):
                 stack.enter_context(mock.patch.object(Tensor, name, waiting(getattr(Tensor, name))))
             stack.enter_context(mock.patch.object(launch, "run", counted))
+            of_host = torch.tensor(lengths).as_subclass(OnHost)
+            known = _TRITON._replace(places=lambda *given: replace(Places(*given), lengths=of_host, long=20))
+            stack.enter_context(mock.patch.dict(backend.MACHINES, cpu=known))
             values = layer(batch, resets=resets)[0].values
             which = 1
             values.sum().backward()
     return counts
+
+
+def launched(name: str) -> list[Any]:
+    """Return the launches of two equal training steps on a driver without a GPU: kernel, grid, numbers and types."""
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler.compiler import CompiledKernel
+    from triton.runtime import driver
+
+    launches: list[list[Any]] = []
+
+    def run(kernel: Any) -> Any:
+        def launch_it(*given: Any) -> None:
+            kinds = [part if isinstance(part, int | str) else type(part).__name__ for part in given]
+            launches[-1].append([kernel.name, kernel.hash, *kinds])
+
+        return launch_it
+
+    driver.set_active(
+        SimpleNamespace(
+            get_current_device=lambda: 0,
+            get_current_stream=lambda _: 0,
+            get_current_target=lambda: GPUTarget("cuda", 90, 32),
+        )
+    )
+    layer = layer_of(name, 16).float()
+    batch = rl.Ragged([torch.randn(length, D, requires_grad=True) for length in (3, 1)])
+    with ExitStack() as stack:
+        for target, attribute, value in (
+            (CompiledKernel, "run", property(run)),
+            (CompiledKernel, "_init_handles", mock.Mock()),
+            (CompiledKernel, "launch_metadata", mock.Mock()),
+            (CompiledKernel, "function", 0),
+            (torch.cuda, "device_of", mock.MagicMock()),
+            (backend, "_difference", mock.Mock(return_value="")),
+            (backend, "verify_call", mock.Mock(return_value="")),
+        ):
+            stack.enter_context(mock.patch.object(target, attribute, value, create=True))
+        stack.enter_context(mock.patch.dict(backend.MACHINES, cpu=_TRITON))
+        stack.enter_context(rl.use_backend(backend="program"))
+        for _ in range(2):
+            launches.append([])
+            layer(batch)[0].values.sum().backward()
+    return launches
 
 
 def verified(name: str) -> str:
@@ -188,6 +312,11 @@ def interpret(cases: list[tuple[Any, ...]]) -> None:
     sys.stdout.write(json.dumps([globals()[function](*given) for function, *given in cases]))
 
 
+def write(found: Any) -> None:
+    """Write what a function above returned, as JSON."""
+    sys.stdout.write(json.dumps(found))
+
+
 def loads(name: str) -> None:
     """Write the steps of a pass of a layer's loop, its loads, and those after its first store, as JSON."""
     layer = layer_of(name).float()
@@ -220,18 +349,19 @@ def compiled(names: list[str], architectures: list[int], units: int, *, with_res
             backend.MACHINES["cpu"] = cpu
         for program, ascending in programs:
             kind = f"{name} {'forward' if ascending else 'backward'}"
-            for architecture in architectures:
-                found[f"{kind} sm_{architecture}"] = _assembled(program, ascending, architecture)
+            for architecture, of_chunks in product(architectures, (False, True)):
+                with suppress(Refused):
+                    own = kernel_of(program, ascending, of_chunks=of_chunks)
+                    found[f"{kind} {own.roles if of_chunks else ''} sm_{architecture}"] = _assembled(own, architecture)
         programs.clear()
     sys.stdout.write(json.dumps(found))
 
 
-def _assembled(program: Any, ascending: bool, architecture: int) -> list[int]:
+def _assembled(kernel: Kernel, architecture: int) -> list[int]:
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    kernel = kernel_of(program, ascending)
     function = launch.function_of(kernel.text)
     kinds = {"rows": "i32", "count": "i32", "precision": "constexpr", "order": "*i64", "offsets": "*i64"}
     signature = {

@@ -92,10 +92,7 @@ class Command:
 
 
 def start(
-    folder: Path,
-    *arguments: str,
-    largest_file: int = resource.RLIM_INFINITY,
-    before: Callable[[], object] = bool,
+    folder: Path, *arguments: str, largest_file: int = resource.RLIM_INFINITY, before: Callable[[], object] = bool
 ) -> Command:
     """Start a command in a folder, with a limit to the bytes of a file; its process first calls ``before``."""
     _beside(folder, "stdout").unlink(missing_ok=True)

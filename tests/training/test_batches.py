@@ -23,11 +23,7 @@ _LENGTHS = st.lists(st.integers(0, 6), min_size=1, max_size=12)
 def _dataset(lengths: list[int], task: str) -> Dataset:
     offsets = offsets_from_lengths(torch.tensor(lengths, dtype=torch.int64))
     total = sum(lengths)
-    targets = {
-        "classify": torch.randint(5, (len(lengths),)),
-        "tag": torch.randint(5, (total,)),
-        "forecast": None,
-    }[task]
+    targets = {"classify": torch.randint(5, (len(lengths),)), "tag": torch.randint(5, (total,)), "forecast": None}[task]
     return of_tensors(torch.randn(total, 2), offsets, targets, per_element=task == "tag", forecast=task == "forecast")
 
 

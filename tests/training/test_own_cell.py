@@ -145,14 +145,7 @@ def test_a_cell_for_a_model_that_has_another(work: Path, capsys: pytest.CaptureF
 
 
 @pytest.mark.parametrize(
-    "place",
-    [
-        "run/cell.py",
-        "/proc/self/cwd/lib/cell.py",
-        "{}/lib/cell.py",
-        "lib/../lib/cell.py",
-        "link.py",
-    ],
+    "place", ["run/cell.py", "/proc/self/cwd/lib/cell.py", "{}/lib/cell.py", "lib/../lib/cell.py", "link.py"]
 )
 def test_no_code_is_run_because_a_run_names_it(
     work: Path, place: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -56,10 +56,7 @@ GOOD = (__version__, True)
         (("0.0.1", True), r"engine must be .* on every machine.*, got the machine b, with Raglane 0\.0\.1"),
         (ModuleNotFoundError("long\nNo module named 'raglane'"), r"machine b, with Raglane none .*No module named"),
         (RuntimeError(""), "no reason"),
-        (
-            (__version__, False),
-            r"out must be .*machines share.*, got '.*run', which does not exist on the machine b",
-        ),
+        ((__version__, False), r"out must be .*machines share.*, got '.*run', which does not exist on the machine b"),
     ],
 )
 def test_a_machine_that_lacks_a_requirement(tmp_path: Path, answer: Any, words: str) -> None:

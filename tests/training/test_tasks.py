@@ -352,8 +352,7 @@ def test_rare_tokens_are_read_as_unknown(tmp_path: Path) -> None:
 
 _PAIRS = st.integers(1, 5).flatmap(
     lambda classes: st.tuples(
-        st.just(classes),
-        st.lists(st.tuples(st.integers(0, classes - 1), st.integers(0, classes - 1)), max_size=40),
+        st.just(classes), st.lists(st.tuples(st.integers(0, classes - 1), st.integers(0, classes - 1)), max_size=40)
     )
 )
 

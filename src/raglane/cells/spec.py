@@ -117,12 +117,7 @@ class CellSpec(ABC):
         """
         rows = len(self.gates) * hidden_size
         biases = (rows,) if bias else None
-        return {
-            "weight_ih": (rows, input_size),
-            "weight_hh": (rows, hidden_size),
-            "bias_ih": biases,
-            "bias_hh": biases,
-        }
+        return {"weight_ih": (rows, input_size), "weight_hh": (rows, hidden_size), "bias_ih": biases, "bias_hh": biases}
 
     def above(self) -> CellSpec:
         """Return the cell of the layers above the first, with the same names of parameters.

@@ -13,8 +13,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line."""
     if any(importlib.util.find_spec(module) is None for module in ("typer", "rich")):
         print(
-            "raglane: error: the command line requires typer and rich. Run pip install 'raglane[cli]'.",
-            file=sys.stderr,
+            "raglane: error: the command line requires typer and rich. Run pip install 'raglane[cli]'.", file=sys.stderr
         )
         return 2
     from raglane.cli.app import run

@@ -334,11 +334,7 @@ PredictionBatchSize = Annotated[int, option("Sequences per batch.", RUN, "--batc
 Config = Annotated[Path | None, "replaced by the options of _config"]
 ShowConfig = Annotated[
     bool,
-    option(
-        "Print all options as TOML with their origins (option, file or default), and exit.",
-        RUN,
-        "--show-config",
-    ),
+    option("Print all options as TOML with their origins (option, file or default), and exit.", RUN, "--show-config"),
 ]
 Quiet = Annotated[bool, option("Print only errors.", RUN, "--quiet", "-q")]
 _Debug = Annotated[bool, option("Show warnings and tracebacks.", RUN, "--debug")]

@@ -275,10 +275,7 @@ class _MappedFragment(Fragment):
         object.__setattr__(self, "_blocks", blocks)
 
     def cut(
-        self,
-        starts: npt.NDArray[np.int64],
-        lengths: npt.NDArray[np.int64],
-        elements: npt.NDArray[np.int64] | slice,
+        self, starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], elements: npt.NDArray[np.int64] | slice
     ) -> npt.NDArray[Any]:
         """Return the values of some sequences, concatenated."""
         size = self.values.itemsize * _width(self.values)

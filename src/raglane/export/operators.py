@@ -242,12 +242,7 @@ def _traced(step: Step, node: Any) -> Any:
     if kind is torch.float64:
         program, translations = program.run_decompositions(exact_decompositions()), exact_translations()
     found: Any = torch.onnx.export(
-        program,
-        opset_version=OPSET,
-        dynamo=True,
-        verbose=False,
-        optimize=False,
-        custom_translation_table=translations,
+        program, opset_version=OPSET, dynamo=True, verbose=False, optimize=False, custom_translation_table=translations
     )
     simplify(found.model)
     return found.model.graph

@@ -163,6 +163,5 @@ def _run_padded_direction(
     is_empty = (offsets.diff() == 0).unsqueeze(1)
     h = torch.where(is_empty, state[0].to(flat.dtype), segments.last(flat, offsets))
     return DirectionResult(
-        segments.reverse(flat, offsets) if reverse else flat,
-        (h, *(part.squeeze(0) for part in final[1:])),
+        segments.reverse(flat, offsets) if reverse else flat, (h, *(part.squeeze(0) for part in final[1:]))
     )

@@ -120,10 +120,7 @@ def invert_permutation(permutation: Tensor | None) -> Tensor | None:
 
 @never_traced
 def pack_padded_sequence(
-    input: Tensor,
-    lengths: Tensor | Iterable[int],
-    batch_first: bool = False,
-    enforce_sorted: bool = True,
+    input: Tensor, lengths: Tensor | Iterable[int], batch_first: bool = False, enforce_sorted: bool = True
 ) -> PackedSequence:
     """Pack a padded batch.
 
@@ -166,10 +163,7 @@ def pack_padded_sequence(
 
 @never_traced
 def pad_packed_sequence(
-    sequence: PackedSequence,
-    batch_first: bool = False,
-    padding_value: float = 0.0,
-    total_length: int | None = None,
+    sequence: PackedSequence, batch_first: bool = False, padding_value: float = 0.0, total_length: int | None = None
 ) -> tuple[Tensor, Tensor]:
     """Pad a pack.
 

@@ -89,12 +89,7 @@ class Step:
         return replaced(self.weights, lambda part: swapped[id(part)])
 
     def run(
-        self,
-        leaves: list[Tensor] | None,
-        elements: list[Tensor],
-        states: list[Tensor],
-        offsets: Tensor,
-        prepares: bool,
+        self, leaves: list[Tensor] | None, elements: list[Tensor], states: list[Tensor], offsets: Tensor, prepares: bool
     ) -> tuple[Tensor, tuple[Tensor, ...], bool]:
         """Run one step in torch: output, new states, and whether the module changed; without leaves on its own."""
         weights = self.weights if leaves is None else self.with_tensors(leaves, elements)

@@ -350,9 +350,5 @@ def _unflatten(children: Iterable[Any], context: None) -> Ragged:  # noqa: ARG00
 # Programs of torch.export contain their example, which torch loads with weights_only=True.
 torch.serialization.add_safe_globals([_rebuild])
 pytree.register_pytree_node(
-    Ragged,
-    _flatten,
-    _unflatten,
-    serialized_type_name="raglane.Ragged",
-    flatten_with_keys_fn=_flatten_with_keys,
+    Ragged, _flatten, _unflatten, serialized_type_name="raglane.Ragged", flatten_with_keys_fn=_flatten_with_keys
 )

@@ -59,11 +59,7 @@ class ColumnNames:
         unset="CSV: all others; else only the sequences",
     )
     static: list[str] | None = option(
-        None,
-        "Column of a feature per sequence; may be repeated.",
-        DATA,
-        flag="--static-column",
-        unset="none",
+        None, "Column of a feature per sequence; may be repeated.", DATA, flag="--static-column", unset="none"
     )
     categorical: list[str] | None = option(
         None,

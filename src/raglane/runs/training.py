@@ -197,11 +197,7 @@ def guessed(source: Source, loss: str | None, say: Say) -> tuple[Dataset, str]:
 
 
 def _resumed(
-    before: RunDescription,
-    folder: Path,
-    chosen: Mapping[str, Any],
-    columns: Mapping[str, Any],
-    given: Sources | None,
+    before: RunDescription, folder: Path, chosen: Mapping[str, Any], columns: Mapping[str, Any], given: Sources | None
 ) -> tuple[Settings, Sources]:
     """Return the settings and sources of a resumed run: its own, with the allowed changes."""
     layer = chosen.get("cell")

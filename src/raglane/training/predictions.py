@@ -117,8 +117,4 @@ def _json(content: Any) -> str:
     return json.dumps(content, ensure_ascii=False, allow_nan=False)
 
 
-WRITERS: dict[str, Callable[[dict[str, list[Any]]], bytes]] = {
-    ".parquet": _parquet,
-    ".csv": _csv,
-    ".jsonl": _jsonl,
-}
+WRITERS: dict[str, Callable[[dict[str, list[Any]]], bytes]] = {".parquet": _parquet, ".csv": _csv, ".jsonl": _jsonl}

@@ -233,11 +233,7 @@ class Settings(ModelSettings):
 
     embedding: int = option(32, "Size of the embedding of tokens and categories.", MODEL, *_COUNT)
     epochs: int | None = option(
-        None,
-        "Passes over the training data.",
-        TRAINING,
-        *_COUNT,
-        unset="by the size of the data",
+        None, "Passes over the training data.", TRAINING, *_COUNT, unset="by the size of the data"
     )
     batch_size: int = option(
         32, "Sequences per batch; auto: the fastest measured size.", TRAINING, *_COUNT, also="auto"
@@ -258,10 +254,7 @@ class Settings(ModelSettings):
     )
     accumulate: int = option(1, "Batches per optimizer step (gradient accumulation).", TRAINING, *_COUNT)
     lr: float = option(
-        0.003,
-        "Learning rate.",
-        TRAINING,
-        Rule(lambda lr: 0 < lr <= _HIGHEST, f"above 0 {_WITHIN}", "pass e.g. 0.003"),
+        0.003, "Learning rate.", TRAINING, Rule(lambda lr: 0 < lr <= _HIGHEST, f"above 0 {_WITHIN}", "pass e.g. 0.003")
     )
     optimizer: str = option("adam", "The optimizer; sgd with momentum 0.9.", TRAINING, choices=OPTIMIZERS)
     weight_decay: float = option(

@@ -37,11 +37,7 @@ _NOTE = 400
 
 
 def read(
-    path: str | os.PathLike[str],
-    columns: Columns | None = None,
-    format: str | None = None,
-    *,
-    on_bad_row: str = "fail",
+    path: str | os.PathLike[str], columns: Columns | None = None, format: str | None = None, *, on_bad_row: str = "fail"
 ) -> Records:
     """Read a file or a folder as records."""
     path, columns = as_path(path), Columns() if columns is None else columns

@@ -105,10 +105,7 @@ def lines_of(path: Path, start: Start = ()) -> Iterator[Line]:
 
 
 def line_pieces(
-    lines: Iterator[Line],
-    read: Callable[[Sequence[Line]], Records],
-    prefix: Start = (),
-    within: str = "",
+    lines: Iterator[Line], read: Callable[[Sequence[Line]], Records], prefix: Start = (), within: str = ""
 ) -> Iterator[Piece]:
     """Yield pieces of a text with one sequence per line; ``prefix`` and ``within`` identify one of several files."""
 

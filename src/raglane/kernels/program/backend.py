@@ -29,6 +29,7 @@ from raglane.kernels.cpu import programs as cpu
 from raglane.kernels.program.backward import Gradients, Machine, StepCall, reference_gradients
 from raglane.kernels.program.verify import verify, verify_call, verify_loop
 from raglane.kernels.triton import launch
+from raglane.kernels.triton.places import Places
 from raglane.native import library
 from raglane.programs import stored
 from raglane.programs.compiled import CompiledStep, Forward, Wanted
@@ -44,8 +45,8 @@ _DTYPES = {
     "cuda": (torch.float32, torch.bfloat16, torch.float16),
 }
 MACHINES = {
-    "cpu": Machine(cpu.run_lowered, cpu.times, cpu.outer_products, lambda offsets: offsets),
-    "cuda": Machine(launch.run_lowered, launch.times, launch.outer_products, launch.longest_first),
+    "cpu": Machine(cpu.run_lowered, cpu.times, cpu.outer_products, lambda offsets, *_: offsets),
+    "cuda": Machine(launch.run_lowered, launch.times, launch.outer_products, Places),
 }
 """Machines by the type of a device."""
 # One call of this many of a program, from the first on, is compared with the module as it is then.
@@ -254,11 +255,14 @@ def run(request: Request) -> Result:
     if records_operators() or has_tangent(request.tensors()):
         return reference.BACKEND.run(request, "lanes")
     library.leave_lost_threads()
-    return run_layers(request, partial(run_directions, run=run_direction))
+    places = MACHINES[device].places(request.offsets, request.values.shape[0], request.lengths)
+    return run_layers(request, partial(run_directions, run=partial(run_direction, places=places)))
 
 
-def run_direction(layer: Request, weights: Any, state: tuple[Tensor, ...], reverse: bool) -> DirectionResult:
-    """See :class:`~raglane.kernels.contract.RunDirection`."""
+def run_direction(
+    layer: Request, weights: Any, state: tuple[Tensor, ...], reverse: bool, *, places: Any = None
+) -> DirectionResult:
+    """See :class:`~raglane.kernels.contract.RunDirection`; ``places`` are those of the machine, if they are made."""
     cell, values = layer.cell, layer.values
     reason, is_forward_mode = "", False
     try:
@@ -280,6 +284,7 @@ def run_direction(layer: Request, weights: Any, state: tuple[Tensor, ...], rever
     machine, lengths = MACHINES[values.device.type], None if layer.offsets.is_cpu else layer.host_lengths
     wishes = layer.need_output, layer.need_states
     call = StepCall(compiled, step, layer.offsets, not reverse, *wishes, machine, lengths)
+    call.places = places
     try:
         output, finals, states = run_loop(call, tensors)
     except Refused as refused:  # the kernel of these outputs needs more than a GPU has, that of others does not
@@ -302,7 +307,7 @@ def run_loop(call: StepCall, tensors: tuple[Tensor, ...]) -> _Ran:
     """Run a call: output, final states and the states of every step."""
     count = len(call.compiled.order)
     if call.places is None:
-        call.places = call.machine.places(call.offsets)
+        call.places = call.machine.places(call.offsets, tensors[0].shape[0], call.lengths, call.long)
     if torch.is_grad_enabled() and any(part.requires_grad for part in tensors):
         results = list(_Loop.apply(call, *tensors))  # type: ignore[no-untyped-call]
     else:

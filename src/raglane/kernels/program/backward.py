@@ -13,6 +13,7 @@ from raglane import segments
 from raglane.kernels import reference
 from raglane.kernels.contract import Request
 from raglane.kernels.cpu.layer import is_last_use, spend
+from raglane.kernels.triton.places import LONG
 from raglane.programs.compiled import Backward, CompiledStep, Fetch, Wanted
 from raglane.programs.parameters import ParameterValues
 from raglane.programs.step import Step
@@ -24,7 +25,7 @@ class Machine(NamedTuple):
     run_lowered: Callable[..., tuple[list[Tensor], list[Tensor]]]
     times: Callable[[Tensor, Tensor], Tensor]
     outer_products: Callable[..., tuple[Tensor | None, Tensor | None]]
-    places: Callable[[Tensor], Any]  # of the sequences, as run_lowered reads them
+    places: Callable[..., Any]  # of the sequences, as run_lowered reads them, from the arguments of triton's Places
 
 
 @dataclass(slots=True, eq=False)  # not frozen, which takes three times as long to build
@@ -39,6 +40,7 @@ class StepCall:
     need_states: bool
     machine: Machine
     lengths: Tensor | None = None  # on the CPU, for offsets on a device
+    long: int = LONG  # a GPU may cut sequences of more elements into chunks
     places: Any = field(default=None, init=False)  # of the sequences, for the forward and the backward pass
 
 

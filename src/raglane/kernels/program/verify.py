@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import cast
 
 import torch
@@ -17,6 +18,7 @@ from raglane.kernels import reference
 from raglane.kernels.contract import Request
 from raglane.kernels.program.backward import Machine, StepCall
 from raglane.kernels.triton import launch
+from raglane.kernels.triton.places import LONG
 from raglane.programs.compiled import CompiledStep
 from raglane.programs.parameters import gradients
 from raglane.programs.step import Step, default_modes
@@ -54,29 +56,38 @@ def verify(step: Step, compiled: CompiledStep, run: Run, machine: Machine, slack
 
 
 def verify_loop(step: Step, compiled: CompiledStep, run: Run, machine: Machine, slack: float) -> str:
-    """Return how a loop over sequences of a few lengths differs from the reference; empty if they agree."""
+    """Return how a loop over sequences of a few lengths differs from the reference; empty if they agree.
+
+    An element-wise loop in chunks is compared with the same loop without.
+    """
     generator = torch.Generator().manual_seed(1)
-    lengths = torch.arange(19, device="cpu") % 4
     try:
-        program = compiled.forward(True, False, None).lowered.program
-        lengths[-1] = launch.compiled(program, True).kernel.steps + 2  # more than a pass of the loop
-        offsets = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
+        kernel = launch.compiled(compiled.forward(True, False, None).lowered.program, True).kernel
+        longest = kernel.steps + 2  # more than a pass of the loop
+        cases = [(longest, LONG), *([(4 * longest, longest)] if kernel.is_elementwise else [])]
         with default_modes(grad=True):
             case = _drawn(step, compiled, run, 19, 0.1, generator, machine)
-            elements, states, leaves = case.parts
-            rows = torch.randint(19, (int(offsets[-1]),), generator=generator)
-            elements = [part.detach()[rows].requires_grad_() for part in elements]
-            # Near 1, because a cell may divide by a state.
-            states = [(1 + 0.1 * part.detach()).requires_grad_() for part in states]
-            tensors = *elements, *states, *leaves
-            for ascending in (True, False):
-                call = replace(case.call, offsets=offsets, ascending=ascending)
+            for (last, long), ascending in product(cases, (True, False)):
+                lengths = torch.arange(19, device="cpu") % 4
+                lengths[-1] = last
+                offsets = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
+                elements, states, leaves = case.parts
+                rows = torch.randint(19, (int(offsets[-1]),), generator=generator)
+                elements = [part.detach()[rows].requires_grad_() for part in elements]
+                # Near 1, because a cell may divide by a state.
+                states = [(1 + 0.1 * part.detach()).requires_grad_() for part in states]
+                tensors = *elements, *states, *leaves
+                call = replace(case.call, offsets=offsets, ascending=ascending, long=long)
                 output, finals, _ = run(call, tensors)
-                whole = step.whole(compiled.trace.prepares)
-                weights = step.weights if compiled.trace.reads_itself else step.with_tensors(leaves, elements)
-                request = Request(whole, elements[0], offsets, None, (), (weights,))
-                ran = reference.run_direction(request, weights, tuple(states), not ascending)
-                got, want = [cast(Tensor, output), *finals], [cast(Tensor, ran.output), *ran.state]
+                if long < LONG:
+                    right, last_states, _ = run(replace(call, long=LONG), tensors)
+                else:
+                    whole = step.whole(compiled.trace.prepares)
+                    weights = step.weights if compiled.trace.reads_itself else step.with_tensors(leaves, elements)
+                    request = Request(whole, elements[0], offsets, None, (), (weights,))
+                    ran = reference.run_direction(request, weights, tuple(states), not ascending)
+                    right, last_states = ran.output, list(ran.state)
+                got, want = [cast(Tensor, output), *finals], [cast(Tensor, right), *last_states]
                 seeds = [torch.randn(part.shape, generator=generator) for part in want]
                 wished = [part for part in tensors if part.requires_grad]
                 for results in (got, want):
@@ -193,13 +204,7 @@ class _Case:
 
 
 def _drawn(
-    step: Step,
-    compiled: CompiledStep,
-    run: Run,
-    rows: int,
-    noise: float,
-    generator: torch.Generator,
-    machine: Machine,
+    step: Step, compiled: CompiledStep, run: Run, rows: int, noise: float, generator: torch.Generator, machine: Machine
 ) -> _Case:
 
     def drawn(*shape: int) -> Tensor:

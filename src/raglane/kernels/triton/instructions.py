@@ -51,9 +51,9 @@ def padded(width: int) -> int:
     return 1 if width == 1 else max(16, 1 << (width - 1).bit_length())
 
 
-def variable(definition: int, low: int) -> str:
-    """Return the name of a part of a result or a state."""
-    return f"v{definition}_{low}"
+def variable(definition: int, low: int, letter: str = "v") -> str:
+    """Return the name of a part of a result or a state; of its tangent with the letter t."""
+    return f"{letter}{definition}_{low}"
 
 
 def mask_of(rows: str, width: int) -> str:

@@ -9,19 +9,25 @@ from __future__ import annotations
 import hashlib
 import linecache
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from importlib.util import find_spec
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from raglane._utils.tracing import constant_when_traced
+from raglane.kernels.triton.linear import carry
+from raglane.kernels.triton.places import Chunks, Places
 from raglane.kernels.triton.printer import Kernel, kernel_of
+from raglane.programs.graph import Refused
 from raglane.programs.lower import Lowered
 from raglane.programs.program import Block, Kind, Operand, Program, product_program
 
+# From here on an integer needs 64 bits.
+_MOST_NARROW = 1 << 31
 _KINDS: tuple[Kind, ...] = ("element", "sequence", "state", "vector")
 
 
@@ -44,12 +50,24 @@ def why_not_now() -> str:
 
 
 class Compiled(NamedTuple):
-    """A kernel, the program of the products before it, and the tables that it reads."""
+    """A kernel and what belongs to it."""
 
     kernel: Kernel
     function: Any
-    before: Program | None
-    tables: dict[torch.device, list[Tensor]]
+    ascending: bool
+    tables: dict[torch.device, list[Tensor]]  # that it reads
+    launchers: dict[tuple[torch.device, str], Any]  # Triton's kernel for a device and a precision
+    before: Program | None = None  # the program of the products before it
+    of_chunks: Compiled | None = None  # the kernel of what its chunks do to the states
+
+
+class Inputs(NamedTuple):
+    """The tensors that a kernel reads."""
+
+    elements: Sequence[Tensor]  # and products
+    sequences: Sequence[Tensor]
+    states: Sequence[Tensor]
+    shared: Sequence[Tensor]  # vectors and weights
 
 
 @lru_cache(maxsize=256)
@@ -57,7 +75,12 @@ def compiled(program: Program, ascending: bool) -> Compiled:
     """Return the kernel of a program; raises Refused with the reason if there is none."""
     kernel = kernel_of(program, ascending)
     before = _products(program, kernel.before) if kernel.before else None
-    return Compiled(kernel, function_of(kernel.text), before, {})
+    of_chunks = None
+    if "carried" in kernel.roles:
+        with suppress(Refused):
+            own = kernel_of(program, ascending, of_chunks=True)
+            of_chunks = Compiled(own, function_of(own.text), ascending, {}, {})
+    return Compiled(kernel, function_of(kernel.text), ascending, {}, {}, before, of_chunks)
 
 
 def function_of(text: str) -> Any:
@@ -92,18 +115,6 @@ def _products(program: Program, chosen: tuple[int, ...]) -> Program:
     return Program(tuple(blocks), program.weights, tuple(instructions), tuple(outputs), ())
 
 
-class Places(NamedTuple):
-    """The sequences of a batch: offsets, and their indices, longest first."""
-
-    offsets: Tensor
-    order: Tensor
-
-
-def longest_first(offsets: Tensor) -> Places:
-    """Return the places of sequences with some offsets; the device sorts them."""
-    return Places(offsets, offsets.diff().argsort(descending=True, stable=True))
-
-
 def run(
     program: Program,
     *,
@@ -121,35 +132,72 @@ def run(
     kernels, and contiguous. ``places`` are required if the program has states.
     """
     made = compiled(program, ascending)
-    like, count = elements[0], elements[0].shape[0]
     given = [_rows(part) for part in elements]
     if made.before is not None:
         products, _ = run(made.before, elements=elements, vectors=vectors, weights=weights)
         given += [_rows(part) for part in products]
-    outputs = [like.new_empty(count, width) for _, width in program.outputs]
+    rows = [[_rows(part) for part in parts] for parts in (sequences, states, (*vectors, *weights))]
+    chunks = places.chunks if made.of_chunks and places is not None else None
+    if chunks is None:
+        return _launch(made, places, Inputs(given, *rows))
+    return _launch_chunks(made, chunks, Inputs(given, *rows))
+
+
+def _launch_chunks(made: Compiled, chunks: Chunks, inputs: Inputs) -> tuple[list[Tensor], list[Tensor]]:
+    """Run chunks as if they were sequences, after computing the states before them; see :func:`_launch`."""
+    ascending, roles = made.ascending, made.kernel.roles
+
+    def of_sequences(state: Tensor, *elements: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        program = carry(state.shape[1])
+        return run(program, places=chunks.sequences, ascending=ascending, elements=elements, states=[state])
+
+    rows = [part.index_select(0, chunks.owner) for part in inputs.sequences]
+    begin = [chunks.begin(part, ascending) for part in inputs.states]
+    carried = [index for index, role in enumerate(roles) if role == "carried"]
+    for index in carried:
+        begin[index].zero_()
+    _, changes = _launch(cast(Compiled, made.of_chunks), chunks.places, inputs._replace(sequences=rows, states=begin))
+    for index, b, a in zip(carried, changes[::2], changes[1::2], strict=True):
+        (begin[index],), _ = of_sequences(inputs.states[index], b, a)
+    outputs, finals = _launch(made, chunks.places, inputs._replace(sequences=rows, states=begin))
+    for index, (role, part) in enumerate(zip(roles, finals, strict=True)):
+        if role == "summed":
+            nothing = torch.full_like(inputs.states[index], -0.0)  # the number that changes no other one
+            _, (finals[index],) = of_sequences(nothing, part, torch.ones_like(part))
+        else:
+            finals[index] = chunks.end(part, ascending)
+    return outputs, finals
+
+
+def _launch(made: Compiled, places: Places | None, inputs: Inputs) -> tuple[list[Tensor], list[Tensor]]:
+    """Launch a kernel; return its outputs and final states."""
+    kernel, like, count = made.kernel, inputs.elements[0], inputs.elements[0].shape[0]
+    outputs = [like.new_empty(count, width) for width in kernel.outputs]
     rows, order = count, list[Any]()
-    if places is not None and made.kernel.has_steps:
-        rows, order = places.order.shape[0], [count, places.order, places.offsets]
-    finals = [like.new_empty(rows, width) for width in program.given("state")]
-    blocks = -(-rows // made.kernel.rows)
-    grid = blocks, made.kernel.blocks
+    if places is not None and kernel.has_steps:
+        rows, order = places.order.shape[0], [count, places.order, _rows(places.offsets)]
+    finals = [like.new_empty(rows, width) for width in kernel.finals]
+    blocks = -(-rows // kernel.rows)
     if not blocks:
         return outputs, finals
-    rest = [part for own in (sequences, states) for part in map(_rows, own)]
-    strided = [item for part in (*given, *rest) for item in (part, part.stride(0))]
-    scratch = like.new_empty(blocks * made.kernel.scratch) if made.kernel.scratch else given[0]
-    arguments = [
-        rows,
-        *order,
-        *strided,
-        *map(_rows, (*vectors, *weights)),
-        *_tables(made, like.device),
-        *outputs,
-        *finals,
-        scratch,
+    strided = [
+        item for part in (*inputs.elements, *inputs.sequences, *inputs.states) for item in (part, part.stride(0))
     ]
+    scratch = like.new_empty(blocks * kernel.scratch) if kernel.scratch else like
+    arguments = [rows, *order, *strided, *inputs.shared, *_tables(made, like.device), *outputs, *finals, scratch]
+    key, grid = (like.device, precision()), (blocks, kernel.blocks, 1)
     with torch.cuda.device_of(like):
-        made.function[grid](*arguments, precision(), num_warps=made.kernel.warps, maxnreg=made.kernel.registers)
+        # Triton's own lookup takes longer than the launch. Its key has more than this one: dtypes, which are always the
+        # same here, addresses that are multiples of 16, which all are, and integers that need 64 bits.
+        is_narrow = max(rows, count, *strided[1::2]) < _MOST_NARROW
+        launcher = made.launchers.get(key) if is_narrow else None
+        if launcher is not None:
+            launcher[grid](*arguments, precision())
+        else:
+            options = {"num_warps": kernel.warps, "maxnreg": kernel.registers}
+            launcher = made.function[grid](*arguments, precision(), **options)
+            if is_narrow:
+                made.launchers[key] = launcher
     return outputs, finals
 
 

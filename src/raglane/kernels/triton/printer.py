@@ -17,6 +17,7 @@ import re
 from dataclasses import dataclass
 
 from raglane.kernels.triton.instructions import CHANNELS, Instructions, mask_of, padded, variable
+from raglane.kernels.triton.linear import Tangents, roles_of
 from raglane.kernels.triton.spans import Columns
 from raglane.programs.graph import Refused
 from raglane.programs.program import Program
@@ -49,16 +50,24 @@ class Kernel:
     blocks: int  # instances for the same rows: each runs other channels
     warps: int
     registers: int  # at most, of each thread
+    is_elementwise: bool
     steps: int  # of each pass of the loop
+    roles: tuple[str, ...]  # of the states, as roles_of returns them
+    outputs: tuple[int, ...]  # widths
+    finals: tuple[int, ...]
 
 
-def kernel_of(program: Program, ascending: bool) -> Kernel:
+def kernel_of(program: Program, ascending: bool, *, of_chunks: bool = False) -> Kernel:
     """Return the kernel of a program; raises Refused with the reason if there is none.
 
-    The number of rows depends on how many values are alive together: they are the registers of a step.
+    The number of rows depends on how many values are alive together: they are the registers of a step. The kernel
+    ``of_chunks`` has no outputs, and two final states for each carried one, ``s``, which runs of steps change to
+    ``a * s + b``: b and a. It exists if the program is linear in them.
     """
     columns = Columns(program)
-    live = _live(columns, ascending)
+    if of_chunks and not columns.channels:
+        raise Refused("it has no element-wise loop")
+    live = _live(columns, ascending, of_chunks)
     rows = next((rows for rows, most in _ROWS.items() if live <= most), 0)
     if not rows:
         raise Refused(f"its step holds {live} numbers at a time, and registers at most {max(_ROWS.values())}")
@@ -70,7 +79,7 @@ def kernel_of(program: Program, ascending: bool) -> Kernel:
     for definition in columns.definitions:
         if definition.is_scratch:
             definition.column, scratch = scratch, scratch + definition.width
-    printer = _Printer(columns, ascending, rows, scratch)
+    printer = _Printer(columns, ascending, rows, scratch, of_chunks)
     text = printer.text()
     warps = 4 if rows * live <= 4 * _FEW_LIVE else 8
     blocks = 1
@@ -78,20 +87,24 @@ def kernel_of(program: Program, ascending: bool) -> Kernel:
         blocks, warps = -(-columns.channels // CHANNELS), rows
     registers = _FEW_REGISTERS if live <= _MOST_LIVE and not columns.is_cut else _REGISTERS
     tables, scratch = tuple(printer.instructions.tables), (1 + columns.has_steps) * rows * scratch
-    return Kernel(
-        text, tuple(columns.before), columns.has_steps, scratch, tables, rows, blocks, warps, registers, printer.steps
+    outputs = () if of_chunks else tuple([width for _, width in program.outputs])
+    finals = tuple([columns.definitions[place].width for place, _ in printer.finals])
+    sizes, made = (
+        (scratch, tables, rows, blocks, warps, registers),
+        (bool(columns.channels), printer.steps, printer.roles, outputs, finals),
     )
+    return Kernel(text, tuple(columns.before), columns.has_steps, *sizes, *made)
 
 
-def _live(columns: Columns, ascending: bool) -> int:
+def _live(columns: Columns, ascending: bool, of_chunks: bool) -> int:
     """Return the most columns of all values that are alive together in a step."""
-    printer = _Printer(columns, ascending, 1, 0)
+    printer = _Printer(columns, ascending, 1, 0, of_chunks)
     printer.text()
     first: dict[str, int] = {}
     last: dict[str, int] = {}
     lines = printer.instructions.lines
     for index, line in enumerate(lines):
-        for name in re.findall(r"\b[vx]\d+(?:_\d+)+\b", line):
+        for name in re.findall(r"\b[tvx]\d+(?:_\d+)+\b", line):
             first.setdefault(name, index)
             last[name] = index
     changes = [0] * (len(lines) + 1)
@@ -104,13 +117,20 @@ def _live(columns: Columns, ascending: bool) -> int:
 class _Printer:
     """Prints the kernel of one program."""
 
-    def __init__(self, columns: Columns, ascending: bool, rows: int, scratch: int) -> None:
+    def __init__(self, columns: Columns, ascending: bool, rows: int, scratch: int, of_chunks: bool) -> None:
         self.columns, self.program, self.ascending = columns, columns.program, ascending
         self.rows, self.scratch = rows, scratch
         self.instructions = Instructions(columns, rows)
         self.steps = 1  # of a pass of the loop
+        self.roles = roles_of(columns)
         # The definition of each state, and its next value.
         self.following = [(columns.inputs["state", index], spans) for index, spans in enumerate(columns.following)]
+        # The definition of each final state, and the first letter of its variables.
+        self.finals, self.tangents = [(place, "v") for place, _ in self.following], None
+        if of_chunks:
+            carried = [place for (place, _), role in zip(self.following, self.roles, strict=True) if role == "carried"]
+            self.finals = [(place, letter) for place in carried for letter in "vt"]
+            self.tangents = Tangents(self.instructions, carried)
 
     def text(self) -> str:
         """Return the text of the kernel."""
@@ -158,7 +178,8 @@ class _Printer:
         strided += [f"{kind}{index}" for kind in ("sequence", "state") for index in range(counts[kind])]
         names += [part for name in strided for part in (name, f"{name}_s")]
         rest = ("vector", counts["vector"]), ("weight", len(program.weights)), ("table", len(self.instructions.tables))
-        for kind, count in (*rest, ("output", len(program.outputs)), ("final", counts["state"])):
+        outputs = 0 if self.tangents else len(program.outputs)
+        for kind, count in (*rest, ("output", outputs), ("final", len(self.finals))):
             names += [f"{kind}{index}" for index in range(count)]
         return [*names, "scratch", "precision: tl.constexpr"]
 
@@ -179,7 +200,7 @@ class _Printer:
         for place, _ in self.following:
             for low, high in self.columns.definitions[place].parts():
                 lines.append(f"{variable(place, low)} = {self.instructions.loaded(place, low, high, 'row', 'valid')}")
-        return lines
+        return [*lines, *(self.tangents.first if self.tangents else ())]
 
     def _body(self) -> list[str]:
         made, definitions = self.instructions, self.columns.definitions
@@ -201,26 +222,33 @@ class _Printer:
                 made.store(index)
         for step in self.columns.steps:
             made.emit(step)
+            if self.tangents:
+                self.tangents.emit(step)
             for result in step.results:
                 made.store(result)
-        for index, (output, (_, width)) in enumerate(zip(self.columns.outputs, self.program.outputs, strict=True)):
+        outputs = () if self.tangents else zip(self.columns.outputs, self.program.outputs, strict=True)
+        for index, (output, (_, width)) in enumerate(outputs):
             for low, high in made.placed(output):
                 to = f"output{index} + at[:, None] * {width} + {low} + c{padded(high - low)}"
                 mask = mask_of("live", high - low)
                 made.lines.append(f"tl.store({to}, {made.whole(output, low, high)}, mask={mask})")
-        names = []
+        names: list[str] = []
         for place, spans in self.following:
             for low, high in definitions[place].parts():
-                state = variable(place, low)
-                made.lines.append(f"next_{state} = tl.where(live[:, None], {made.one(spans, low, high)[0]}, {state})")
-                names.append(state)
+                following = {variable(place, low): made.one(spans, low, high)[0]}
+                if self.tangents:
+                    following |= self.tangents.following(place, low, following[variable(place, low)])
+                for state, value in following.items():
+                    made.lines.append(f"next_{state} = tl.where(live[:, None], {value}, {state})")
+                names += following
         return [*made.lines, *(f"{state} = next_{state}" for state in names)]
 
     def _final(self) -> list[str]:
         lines = []
-        for index, (place, _) in enumerate(self.following):
+        for index, (place, letter) in enumerate(self.finals):
             definition = self.columns.definitions[place]
             for low, high in definition.parts():
                 to = f"final{index} + row[:, None] * {definition.width} + {low} + c{padded(high - low)}"
-                lines.append(f"tl.store({to}, {variable(place, low)}, mask={mask_of('valid', high - low)})")
+                state = variable(place, low, letter)
+                lines.append(f"tl.store({to}, {state}, mask={mask_of('valid', high - low)})")
         return lines

@@ -160,11 +160,7 @@ def _classes(targets: Tensor, count: int, ignore_index: int) -> Tensor:
 
 
 def mse_loss(
-    input: Ragged,
-    target: Ragged | Tensor,
-    *,
-    weights: Ragged | Tensor | None = None,
-    reduction: Reduction = "element",
+    input: Ragged, target: Ragged | Tensor, *, weights: Ragged | Tensor | None = None, reduction: Reduction = "element"
 ) -> Tensor | Ragged:
     """Return the squared error, ``(input - target) ** 2``, the mean over the features of an element.
 
@@ -192,11 +188,7 @@ def mse_loss(
 
 
 def l1_loss(
-    input: Ragged,
-    target: Ragged | Tensor,
-    *,
-    weights: Ragged | Tensor | None = None,
-    reduction: Reduction = "element",
+    input: Ragged, target: Ragged | Tensor, *, weights: Ragged | Tensor | None = None, reduction: Reduction = "element"
 ) -> Tensor | Ragged:
     """Return the absolute error (MAE), ``|input - target|``, the mean over the features of an element.
 

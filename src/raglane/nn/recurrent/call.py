@@ -85,12 +85,7 @@ def plan_of(
 
 
 def _make_plan(
-    layer: Stack,
-    facts: tuple[Any, ...],
-    weights: tuple[Any, ...],
-    data: Tensor,
-    need_states: bool,
-    kind: InputKind,
+    layer: Stack, facts: tuple[Any, ...], weights: tuple[Any, ...], data: Tensor, need_states: bool, kind: InputKind
 ) -> CallPlan:
     layer._check_sizes(len(weights))
     cell, rule = layer.cell, layer.regularisation

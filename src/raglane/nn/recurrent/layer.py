@@ -11,6 +11,7 @@ from torch.nn.utils.rnn import PackedSequence
 from raglane._utils.checks import check_flag
 from raglane._utils.tracing import are_transforms_active, is_exporting, never_traced
 from raglane.errors import ArgumentTypeError, DispatchError, ShapeError
+from raglane.kernels.triton.places import LONG
 from raglane.nn.recurrent.call import run, step
 from raglane.nn.recurrent.stack import Stack, State
 from raglane.ragged import Ragged
@@ -193,7 +194,7 @@ class RecurrentLayer(Stack):
         """Compile the kernels of this layer, and compare them with torch, ahead of its first call.
 
         On a GPU a comparison waits for the device, and cannot be made while a CUDA graph is captured. Runs the layer on
-        two short sequences of ones, without gradients and with those of its parameters, whose ``grad`` does not change.
+        two sequences of ones, without gradients and with those of its parameters, whose ``grad`` does not change.
 
         Args:
             resets: True for calls with ``resets`` on the device of the layer.
@@ -210,8 +211,9 @@ class RecurrentLayer(Stack):
         """
         weight = self._like(self._weights())
         like = torch.empty(0) if weight is None else weight
-        batch = Ragged.from_flat(like.new_ones(3, self.input_size), lengths=[2, 1])
-        starts = batch._like(torch.ones(3, dtype=torch.bool, device=like.device)) if resets else None
+        count = LONG + 1 if like.is_cuda else 2  # kernels of long sequences differ
+        batch = Ragged.from_flat(like.new_ones(count + 1, self.input_size), lengths=[count, 1])
+        starts = batch._like(torch.ones(count + 1, dtype=torch.bool, device=like.device)) if resets else None
         with torch.random.fork_rng([like.device] if like.is_cuda else []):
             for records in (False, True):
                 with torch.set_grad_enabled(records):

@@ -146,14 +146,7 @@ def _compute(
             continue
         for index, store, pairs in zip(group.tolist(), stores, shares.split(sizes), strict=True):
             _add_gradients(
-                sequences[index],
-                parts[index],
-                following[index],
-                alignments.blank,
-                scratch,
-                store,
-                pairs,
-                scales[index],
+                sequences[index], parts[index], following[index], alignments.blank, scratch, store, pairs, scales[index]
             )
     return found, gradients or ()
 
