@@ -39,8 +39,9 @@ def freeze(model: M, *, dtype: torch.dtype | None = None) -> M:
     ``torch.inference_mode()``, or if no weight requires a gradient) and outside of autocast and ``torch.compile``. They
     are discarded when a weight changes: by an optimizer, ``load_state_dict``, an in-place operation, ``.data = ...`` or
     ``.to(...)``. The layer then runs as before. Changes that PyTorch does not record are NOT detected: writes to
-    ``weight.data`` in place, by the functional form of a fused optimizer, through a NumPy array, or from another process
-    that shares the memory. Call ``rl.freeze`` again after such a change. Copies and pickles are not frozen. :func:`raglane.explain` shows whether a layer is.
+    ``weight.data`` in place, by the functional form of a fused optimizer, through a NumPy array, or from another
+    process that shares the memory. Call ``rl.freeze`` again after such a change. Copies and pickles are not frozen.
+    :func:`raglane.explain` shows whether a layer is.
 
     With ``dtype=torch.int8`` the packed weights of RNN, LSTM and GRU are int8. They need a quarter of the memory, and a
     wide layer runs two to three times as fast on processors with int8 instructions (VNNI). Numbers are rounded to 255
