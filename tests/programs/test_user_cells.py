@@ -112,7 +112,7 @@ class Fast(Sized):
         return torch.zeros(batch_size, 4, dtype=torch.float64)
 
     def step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        key, value, query = self.input(x_t).chunk(3, 1)
+        key, value, query = self.input(x_t).view(-1, 3, 2).unbind(1)
         matrix = 0.9 * state.view(-1, 2, 2) + value.unsqueeze(2) * key.unsqueeze(1)
         read = torch.bmm(matrix, query.unsqueeze(2)).squeeze(2)
         return torch.cat([read, F.normalize(read, dim=1)], 1), matrix.flatten(1)
@@ -226,6 +226,7 @@ REFUSED: list[tuple[str, Stepping, dict[str, Any]]] = [
     ("random numbers", lambda m, x, h: (h, h + random.random()), {}),
     ("rows of the batch meet", lambda m, x, h: (h, h @ h.T @ h), {}),
     ("rows of the batch meet", lambda m, x, h: (h, h + h.flip(0)), {}),
+    ("takes unbind() of rows", lambda m, x, h: (h, torch.stack(h.unbind(-2))), {}),
     ("has hooks", lambda m, x, h: (h, m.inner(x)), {"inner": _hooked()}),
     ("operation cumprod", lambda m, x, h: (h, h.cumprod(1)), {}),
     ("no parameter, buffer or attribute", lambda m, x, h: (h, h + OUTSIDE), {}),

@@ -163,8 +163,9 @@ class Reading(TorchFunctionMode):
             return _HOST[name]
         if type(found) in (int, tuple, torch.Size):
             found = self._marked(found, args)
-        is_each = name in ("__len__", "__iter__", "unbind") and isinstance(args[0], Tensor)
-        if is_each and len(args[0].shape) and args[0].shape[0] % self._rows == 0 and not _is_ours(_caller()):
+        is_each = name in ("__len__", "__iter__", "unbind") and isinstance(args[0], Tensor) and len(args[0].shape) > 0
+        is_each = is_each and (*args[1:], *(kwargs or {}).values(), 0)[0] % len(args[0].shape) == 0
+        if is_each and args[0].shape[0] % self._rows == 0 and not _is_ours(_caller()):
             raise Refused(f"it takes {name.strip('_')}() of rows; a program can follow shape[0], and rows side by side")
         return found
 
