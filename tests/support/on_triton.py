@@ -30,7 +30,7 @@ from own_cells import Halved, Moved
 from raglane.kernels.program import backend
 from raglane.kernels.program.verify import verify, verify_loop
 from raglane.kernels.triton import launch
-from raglane.kernels.triton.linear import _FORMULAS
+from raglane.kernels.triton.linear import TANGENTS
 from raglane.kernels.triton.places import Places
 from raglane.kernels.triton.printer import Kernel, kernel_of
 from raglane.nn.recurrent import call
@@ -136,7 +136,7 @@ def of_a_linear_program(seed: int) -> list[float]:
     factors.append(add("lt", Operand(5), Operand(6)))
     values = [add("add", Operand(0), Operand(3))]
     for _ in range(8):
-        operation, formulas = chance.choice(list(_FORMULAS.items()))
+        operation, formulas = chance.choice(list(TANGENTS.items()))
         place = chance.choice([place for place, formula in enumerate(formulas) if formula])
         operands = [chance.choice(factors[:-1]) for _ in formulas]
         operands[place] = values[-1]

@@ -19,9 +19,7 @@ from raglane.kernels.triton.spans import Step as Placed
 from raglane.programs.graph import Refused
 from raglane.programs.program import Block, Instruction, Operand, Program
 
-# Of each operation, for each operand, the tangent of the result where the operand has the tangent d; empty if the
-# result is not linear in it. The other operands in such a formula must not depend on states.
-_FORMULAS = {
+TANGENTS = {
     "copy": ("{d}",),
     "neg": ("-{d}",),
     "add": ("{d}", "{d}"),
@@ -33,6 +31,8 @@ _FORMULAS = {
     "sigmoid_backward": ("{d} * {1} * (1.0 - {1})", ""),
     "tanh_backward": ("{d} * (1.0 - {1} * {1})", ""),
 }
+"""By operation, for each operand, the tangent of the result where that operand has the tangent d; empty if the result
+is not linear in it. The other operands in such a formula must not depend on states."""
 
 
 def roles_of(columns: Columns) -> tuple[str, ...]:
@@ -80,7 +80,7 @@ class Tangents:
 
     def __init__(self, made: Instructions, carried: Sequence[int]) -> None:
         self.made, self.carried = made, carried
-        self.first: list[str] = []  # before the loop
+        self.head: list[str] = []  # before the loop
         # Of each variable that depends on a state, the variable of the state; empty if it is not linear in it.
         self._origins: dict[str, str] = {}
         for place in carried:
@@ -88,11 +88,11 @@ class Tangents:
                 state, own = variable(place, low), variable(place, low, "t")
                 self._origins[state] = state
                 made.sizes[own] = size = min(padded(high - low), made.widest)
-                self.first.append(f"{own} = tl.full(({made.rows}, {size}), 1.0, tl.float32)")
+                self.head.append(f"{own} = tl.full(({made.rows}, {size}), 1.0, tl.float32)")
 
     def emit(self, step: Placed) -> None:
         """Append the lines of an instruction whose own lines were appended before."""
-        made, formulas = self.made, _FORMULAS.get(step.instruction.operation, ())
+        made, formulas = self.made, TANGENTS.get(step.instruction.operation, ())
         for result in step.results:
             for low, high in made.definitions[result].parts():
                 name = variable(result, low)

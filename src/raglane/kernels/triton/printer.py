@@ -200,7 +200,7 @@ class _Printer:
         for place, _ in self.following:
             for low, high in self.columns.definitions[place].parts():
                 lines.append(f"{variable(place, low)} = {self.instructions.loaded(place, low, high, 'row', 'valid')}")
-        return [*lines, *(self.tangents.first if self.tangents else ())]
+        return [*lines, *(self.tangents.head if self.tangents else ())]
 
     def _body(self) -> list[str]:
         made, definitions = self.instructions, self.columns.definitions
