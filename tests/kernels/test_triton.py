@@ -13,6 +13,8 @@ import torch
 
 from on_triton import NAMES
 from raglane.kernels.triton.places import Places
+from raglane.kernels.triton.printer import kernel_of
+from raglane.programs.program import Block, Instruction, Operand, Program
 from scripts import Script
 
 pytest.importorskip("triton", reason="Triton has wheels for Linux on x86-64 only")
@@ -63,6 +65,14 @@ def test_printed_random_programs(script: Script, first: int) -> None:
     found = _interpreted(script, *[("of_a_program", seed) for seed in range(first, first + count)])
     assert sum(map(bool, found)) > count / 2
     assert max(max(errors, default=0) for errors in found) < 1e-3
+
+
+def test_a_gather_from_a_block_that_is_not_full() -> None:
+    blocks = Block("element", 4), Block("local", 8), Block("local", 2)
+    copy = Instruction("copy", (Operand(1),), (Operand(0),), 4)
+    gather = Instruction("gather", (Operand(2),), (Operand(1),), 2, columns=(3, 0))
+    program = Program(blocks, (), (copy, gather), ((Operand(2), 2),), ())
+    assert kernel_of(program, True).tables == ((3, 0),)
 
 
 @pytest.mark.parametrize("name", _one)

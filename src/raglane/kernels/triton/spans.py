@@ -272,7 +272,7 @@ def _widths(program: Program, instruction: Instruction) -> list[int]:
     elif instruction.operation == "norm_backward":
         widths[2] = instruction.segments
     elif instruction.operation == "gather":
-        widths[0] = program.blocks[instruction.operands[0].block].width - instruction.operands[0].start
+        widths[0] = 1 + max(instruction.columns)
     return widths
 
 
