@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import raglane as rl
 from batches import same
-from raglane.errors import ArgumentTypeError, ShapeError
+from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from strategies import lengths, sequences_of
 
 FEATURES = [(), (3,), (2, 3), (0,)]
@@ -190,6 +190,21 @@ def test_numpy_shares_memory() -> None:
     values, offsets = batch.to_numpy()
     assert values.__array_interface__["data"][0] == array.__array_interface__["data"][0]
     assert offsets.tolist() == [0, 2, 6]
+
+
+@pytest.mark.parametrize(("place", "number"), [(0, 1), (1, 25), (1, 10**9), (1, -(2**63)), (-1, 19)])
+@pytest.mark.parametrize("count", [1, 200])  # compared in Python, and in NumPy
+def test_offsets_changed_in_place(count: int, place: int, number: int) -> None:
+    batch = rl.Ragged([torch.ones(5), torch.ones(15), *[torch.ones(0)] * count])
+    batch.offsets[place] = number
+    names = "first last sum mean max min logsumexp softmax cumsum reverse to_list to_padded to_packed to_numpy mask"
+    calls = [getattr(batch, name) for name in names.split()]
+    calls += [lambda: batch.shift(1), lambda: batch.spread(torch.ones(2 + count)), lambda: batch.truncate(2)]
+    calls += [lambda: batch.windows(2), lambda: batch.concat(batch), lambda: batch[:2], lambda: batch[[0, 1]]]
+    calls += [batch.padding_free, batch.to_nested, *[lambda: batch[0]] * (place == 1)]
+    for call in calls:
+        with pytest.raises(ArgumentError, match="Build a new batch, because its offsets were changed"):
+            call()
 
 
 @pytest.mark.parametrize(

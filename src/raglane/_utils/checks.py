@@ -24,6 +24,9 @@ from raglane.errors import ArgumentError, ArgumentTypeError, DimensionError, Rag
 # Larger than any number of elements, and small enough for exact sums.
 _MOST = 2**62
 
+# Fewer numbers than these are compared faster in Python than by NumPy.
+_FEW = 128
+
 _CAST_BY_AUTOCAST = (torch.float32, torch.bfloat16, torch.float16)
 
 _NO_ARRAY = (TypeError, ValueError, RuntimeError, OverflowError)
@@ -376,6 +379,42 @@ def check_offsets(offsets: Tensor, total: int, name: str) -> None:
     got = f"a sum of {last}" if name == "lengths" else f"{offsets[:4].tolist()}..., ending in {last}"
     rule = "lengths that add up to" if name == "lengths" else "offsets that start with 0 and end in"
     raise ShapeError(name, got, f"{rule} the {total} elements of values", fix)
+
+
+def check_unchanged(offsets: Any, total: int, device: torch.device) -> None:
+    """Check the offsets of a batch of ``total`` elements, which a caller can change in place; numbers only on a CPU."""
+    if not isinstance(offsets, Tensor):
+        raise ArgumentTypeError("offsets", f"a {type(offsets).__name__}", "a tensor (B + 1,)", "pass one")
+    check_offsets_tensor(offsets, device)
+    if offsets.is_cpu and not records_operators():
+        _check_numbers(offsets, total)
+
+
+def check_offsets_tensor(offsets: Tensor, device: torch.device) -> None:
+    """Check everything about the offsets of a batch but their numbers."""
+    check_dense("offsets", offsets)
+    if offsets.dim() != 1 or not offsets.shape[0] or offsets.dtype is not torch.int64 or offsets.device != device:
+        got = f"shape {tuple(offsets.shape)}, {offsets.dtype}, on {offsets.device}"
+        rule = f"(B + 1,), torch.int64, on {device}, the device of the values"
+        raise ShapeError("offsets", got, rule, "build a new batch")
+    check_storage("offsets", offsets)
+
+
+@index_arithmetic
+def _check_numbers(offsets: Tensor, total: int) -> None:
+    # Python compares few numbers, and NumPy many, in less time than torch.
+    given: Any = offsets.tolist() if offsets.shape[0] < _FEW else offsets.resolve_neg().numpy()
+    falls = given != sorted(given) if isinstance(given, list) else (given[1:] < given[:-1]).any()
+    if given[0] == 0 and given[-1] == total and not falls:
+        return
+    fix = "build a new batch, because its offsets were changed"
+    if given[0] != 0:
+        raise ArgumentError("offsets[0]", str(given[0]), "0", fix)
+    if falls:
+        index = 1 + int((offsets[1:] < offsets[:-1]).nonzero()[0])
+        got = f"{given[index]} after {given[index - 1]}"
+        raise ArgumentError(f"offsets[{index}]", got, "at least the offset before it", fix)
+    raise ArgumentError("offsets[-1]", str(given[-1]), f"the number of elements, {total}", fix)
 
 
 def read_index(index: Any, count: int) -> Tensor:

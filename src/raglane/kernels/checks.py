@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, UntypedStorage
 
-from raglane._utils.checks import check_dense, check_like, check_storage
+from raglane._utils.checks import check_like, check_offsets_tensor, check_storage, check_unchanged
 from raglane._utils.messages import message
 from raglane._utils.tracing import index_arithmetic, records_operators
 from raglane.cells import CELLS
@@ -87,39 +87,6 @@ def check_stack(
                 check_like(name, part, shape, like)
 
 
-def check_offsets(offsets: Any, total: int, device: torch.device) -> None:
-    """Check the offsets of a batch of ``total`` elements; their numbers only if they are on the CPU."""
-    if not isinstance(offsets, Tensor):
-        raise ArgumentTypeError(message("offsets", f"a {type(offsets).__name__}", "a tensor (B + 1,)", "pass one"))
-    _check_offsets_tensor(offsets, device)
-    if offsets.is_cpu and not records_operators():
-        _check_numbers(offsets, total)
-
-
-def _check_offsets_tensor(offsets: Tensor, device: torch.device) -> None:
-    """Check everything about offsets but their numbers."""
-    check_dense("offsets", offsets)
-    if offsets.dim() != 1 or not offsets.shape[0] or offsets.dtype is not torch.int64 or offsets.device != device:
-        got = f"shape {tuple(offsets.shape)}, {offsets.dtype}, on {offsets.device}"
-        rule = f"(B + 1,), torch.int64, on {device}, the device of the values"
-        raise ShapeError(message("offsets", got, rule, "build a new batch"))
-    check_storage("offsets", offsets)
-
-
-@index_arithmetic
-def _check_numbers(offsets: Tensor, total: int) -> None:
-    fix = "build a new batch, because its offsets were changed"
-    falls = offsets.diff() < 0
-    if int(offsets[0]) != 0:
-        raise ArgumentError(message("offsets[0]", str(int(offsets[0])), "0", fix))
-    if bool(falls.any()):
-        index = 1 + int(falls.nonzero()[0])
-        got = f"{int(offsets[index])} after {int(offsets[index - 1])}"
-        raise ArgumentError(message(f"offsets[{index}]", got, "at least the offset before it", fix))
-    if int(offsets[-1]) != total:
-        raise ArgumentError(message("offsets[-1]", str(int(offsets[-1])), f"the number of elements, {total}", fix))
-
-
 _copied = index_arithmetic(Tensor.clone)
 
 
@@ -134,9 +101,9 @@ def check(request: Request, *, numbers: bool = True) -> Request:
         check_storage("offsets", offsets)
         offsets = _copied(offsets)
     if numbers or not isinstance(offsets, Tensor):
-        check_offsets(offsets, values.shape[0], values.device)
+        check_unchanged(offsets, values.shape[0], values.device)
     else:
-        _check_offsets_tensor(offsets, values.device)
+        check_offsets_tensor(offsets, values.device)
     sizes = request.state_sizes
     sizes = (*sizes, *(part.shape[-1] for part in request.state[len(sizes) :]))
     rows = (request.layers * request.directions, offsets.shape[0] - 1)

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from raglane import segments
-from raglane._utils.checks import check_device, check_tensor, check_value
+from raglane._utils.checks import check_device, check_tensor, check_unchanged, check_value
 from raglane._utils.messages import message
+from raglane._utils.tracing import is_jit_traced, records_operators
 from raglane.errors import ShapeError
 
 
@@ -86,13 +87,17 @@ class FlatBatch:
     @property
     def offsets(self) -> Tensor:
         """The starts of the sequences and the end of the last, ``(B + 1,)`` int64 on the device of the values."""
-        return self._offsets
+        # The caller can change them in place, and torch and C would read and write out of bounds.
+        offsets = self._offsets
+        if getattr(offsets, "is_cpu", False) and not records_operators() and not is_jit_traced():
+            check_unchanged(offsets, self._values.shape[0], offsets.device)
+        return offsets
 
     @property
     def host_lengths(self) -> Tensor:
         """The lengths, ``(B,)`` int64, on the CPU. Waits for a GPU if they are only there."""
         if self._offsets.is_cpu:
-            return segments.lengths_from_offsets(self._offsets)
+            return self.lengths
         if self._host_lengths is None or not self._host_lengths.is_cpu:
             self._host_lengths = segments.lengths_from_offsets(self._offsets).cpu()
         return self._host_lengths
@@ -104,22 +109,22 @@ class FlatBatch:
     @property
     def lengths(self) -> Tensor:
         """The lengths, ``(B,)`` int64, on the device of the values; ``host_lengths`` is the copy on the host."""
-        return segments.lengths_from_offsets(self._offsets)
+        return segments.lengths_from_offsets(self.offsets)
 
     @property
     def cu_seqlens(self) -> Tensor:
         """The offsets as int32, for attention kernels with variable lengths."""
-        return self._offsets.to(torch.int32)
+        return self.offsets.to(torch.int32)
 
     @property
     def segment_ids(self) -> Tensor:
         """The index of the sequence of each element, ``(N,)`` int64."""
-        return segments.segment_ids(self._offsets, self._values.shape[0])
+        return segments.segment_ids(self.offsets, self._values.shape[0])
 
     @property
     def positions(self) -> Tensor:
         """The step of each element in its sequence, ``(N,)`` int64, from 0."""
-        return segments.positions(self._offsets, self._values.shape[0])
+        return segments.positions(self.offsets, self._values.shape[0])
 
     @property
     def max_length(self) -> int:

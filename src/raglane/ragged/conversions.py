@@ -219,7 +219,7 @@ class Conversions(FlatBatch):
             fix = f"pass {longest} or more, or call r.truncate({total_length}) first"
             raise ArgumentError(message("total_length", str(total_length), rule, fix))
         check_whole("total_length", length * max(len(self), 1), fix="pass a smaller one: this times the sequences")
-        padded = flat_to_padded(self._values, self._offsets, length, batch_first, fill)
+        padded = flat_to_padded(self._values, self.offsets, length, batch_first, fill)
         return padded, self.host_lengths.clone()
 
     def to_packed(self) -> PackedSequence:
@@ -279,7 +279,7 @@ class Conversions(FlatBatch):
             >>> values.tolist(), offsets.tolist()
             ([1, 2, 3], [0, 2, 3])
         """
-        return self._values.numpy(force=True), self._offsets.numpy(force=True)
+        return self._values.numpy(force=True), self.offsets.numpy(force=True)
 
     def to_arrow(self) -> Any:
         """Return a ``pyarrow`` LargeListArray, with features as fixed-size lists. Waits for a device.
@@ -292,7 +292,7 @@ class Conversions(FlatBatch):
             >>> Ragged([[1, 2], [3]]).to_arrow().to_pylist()
             [[1, 2], [3]]
         """
-        return to_arrow(self._values, self._offsets)
+        return to_arrow(self._values, self.offsets)
 
 
 @index_arithmetic

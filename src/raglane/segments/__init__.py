@@ -41,7 +41,9 @@ def lengths_from_offsets(offsets: Tensor) -> Tensor:
 
 def segment_ids(offsets: Tensor, total: int) -> Tensor:
     """Return the sequence of each element, ``(N,)``."""
-    return repeated(torch.arange(offsets.shape[0] - 1, device=offsets.device), offsets.diff(), total)
+    if is_exporting():
+        return owners(offsets[1:], total)
+    return torch.repeat_interleave(offsets.diff(), output_size=total)
 
 
 def positions(offsets: Tensor, total: int) -> Tensor:

@@ -11,10 +11,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from raglane._utils import forks
+from raglane._utils.checks import check_unchanged
 from raglane._utils.messages import message
 from raglane.cells import CELLS
 from raglane.errors import ArgumentError
-from raglane.kernels.checks import Admitted, Gate, admit, check_layer, check_offsets
+from raglane.kernels.checks import Admitted, Gate, admit, check_layer
 from raglane.native import library
 from raglane.native.memory import NO_MEMORY
 from raglane.packing.rows import Table
@@ -211,7 +212,7 @@ class Layer(ABC):
         try:
             library.call("raglane_forward", self._counted(dtype, sequences, elements) + pointers)
         except ArgumentError:
-            check_offsets(offsets, elements, values.device)  # raises the message of the other backends
+            check_unchanged(offsets, elements, values.device)  # raises the message of the other backends
             raise
         return LayerResult(output, final, gates, c_states)
 
@@ -326,7 +327,7 @@ class Layer(ABC):
         try:
             library.call("raglane_backward", head + pointers)
         except ArgumentError:
-            check_offsets(call.offsets, values.shape[0], values.device)
+            check_unchanged(call.offsets, values.shape[0], values.device)
             raise
 
     def _computes_all_gradients(self, tensors: Tensors) -> bool:

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from raglane._utils.checks import check_unchanged
 from raglane._utils.messages import message, quote
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
-from raglane.kernels.checks import check_offsets
 from raglane.native import library
 from raglane.native.library import DTYPES, call, program_preamble
 from raglane.native.memory import NO_MEMORY, address, checked_rows, contiguous
@@ -93,7 +93,7 @@ def run(
     try:
         call("raglane_run_program", argument)
     except ArgumentError:
-        check_offsets(offsets, count, torch.device("cpu"))  # raises the message of the other backends
+        check_unchanged(offsets, count, torch.device("cpu"))  # raises the message of the other backends
         raise
     return outputs, finals
 
@@ -224,7 +224,7 @@ def _sizes(offsets: Tensor, elements: Sequence[Tensor]) -> tuple[int, int]:
     except NO_MEMORY:
         is_right, count = False, 0
     if not is_right:
-        check_offsets(offsets, count, torch.device("cpu"))
+        check_unchanged(offsets, count, torch.device("cpu"))
     return count, offsets.shape[0] - 1
 
 

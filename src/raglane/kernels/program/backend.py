@@ -18,12 +18,13 @@ import torch
 from torch import Tensor
 
 from raglane import segments
+from raglane._utils.checks import check_unchanged
 from raglane._utils.tracing import are_transformed, has_tangent, records_operators
 from raglane.cells.module import ModuleCell
 from raglane.cells.regularised import Marked
 from raglane.cells.spec import CellSpec
 from raglane.kernels import reference
-from raglane.kernels.checks import check, check_offsets
+from raglane.kernels.checks import check
 from raglane.kernels.contract import DirectionResult, Request, Result, Traits, run_directions, run_layers
 from raglane.kernels.cpu import programs as cpu
 from raglane.kernels.program.backward import Gradients, Machine, StepCall, reference_gradients
@@ -272,7 +273,7 @@ def run_direction(
     except Refused as refused:
         reason = refused.reason
     if reason or is_forward_mode or not compiled.trace.prepares:
-        check_offsets(layer.offsets, values.shape[0], values.device)  # before torch reads them
+        check_unchanged(layer.offsets, values.shape[0], values.device)  # before torch reads them
     if reason:
         warn(cell, reason)
     if reason or is_forward_mode:
