@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import math
 import sys
@@ -245,6 +246,20 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr().out
     for piece in ("Task and model", "Training", "Run and output", "[default: 0.003]", "--bucket", "For example"):
         assert piece in printed
+
+
+def test_standard_output_that_is_ascii_or_closed(
+    work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = _write_csv(tmp_path / "new.csv", [["id", "hour", "x", "y"], ["ü", 0, 1, 1]])
+    predict = ["predict", str(work / "classify"), str(data)]
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(content := io.BytesIO(), encoding="ascii"))
+    assert main(predict) == 0
+    assert "ü," in content.getvalue().decode()
+    monkeypatch.setattr(sys, "stdout", None)
+    assert main([*predict, "-o", str(tmp_path / "p.csv")]) == 0
+    fails(predict, capsys, "standard output must be open")
+    sys.stdout.close()
 
 
 def test_without_the_train_extra(

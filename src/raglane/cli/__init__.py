@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from collections.abc import Sequence
 
@@ -11,6 +12,9 @@ __all__ = ["main"]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # it is closed, as under cron
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
     if any(importlib.util.find_spec(module) is None for module in ("typer", "rich")):
         print(
             "raglane: error: the command line requires typer and rich. Run pip install 'raglane[cli]'.", file=sys.stderr

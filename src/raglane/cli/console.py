@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 
 from raglane._utils.messages import printable
+from raglane.errors import ArgumentError
 
 
 def say(*lines: str) -> None:
@@ -17,13 +18,14 @@ def say(*lines: str) -> None:
 
 def write(content: bytes) -> None:
     """Print the content of a file: unchanged, or with escapes on a terminal; a reader may end early, as head does."""
-    text = content.decode(errors="backslashreplace")
+    if getattr(sys.stdout, "name", "") == os.devnull:  # opened by main, while that of a shell has another name
+        raise ArgumentError("standard output", "a closed one", "open to print data", "write to a file instead")
     if sys.stdout.isatty():
-        say(*text.splitlines())
+        say(*content.decode(errors="backslashreplace").splitlines())
         return
-    encoding = sys.stdout.encoding or "utf-8"
     try:
-        sys.stdout.write(text.encode(encoding, errors="backslashreplace").decode(encoding))
+        # Data is UTF-8, whatever encoding the environment names for texts.
+        sys.stdout.buffer.write(content)
         sys.stdout.flush()
     except BrokenPipeError:
         # Otherwise Python reports the pipe again when it ends.
