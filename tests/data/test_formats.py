@@ -349,6 +349,17 @@ def test_a_damaged_gzip_file(tmp_path: Path) -> None:
     for content in (whole[:-9], b"id,x,y\n1,1,a\n", whole[:20] + b"no" + whole[22:]):
         path.write_bytes(content)
         refused(["a damaged gzip file"], read, path)
+    path = tmp_path / "data.npz"
+    np.savez(path, x=np.ones((2, 3)))
+    whole = path.read_bytes()
+    place = 10 + whole.find(b"PK\x01\x02")
+    for content in (
+        b"text",
+        whole[:place] + b"c" + whole[place + 1 :],
+        whole[: place - 2] + b"\x01" + whole[place - 1 :],
+    ):
+        path.write_bytes(content)
+        refused(["no readable arrays"], read, path)
 
 
 @pytest.mark.parametrize(
@@ -368,7 +379,7 @@ def test_bad_arrays(tmp_path: Path, arrays: dict[str, Any], words: list[str]) ->
 
 def test_arrays_of_sequences_of_one_length(tmp_path: Path) -> None:
     values = np.arange(24, dtype=np.float32).reshape(4, 3, 2)
-    np.savez_compressed(tmp_path / "data.npz", series=values.astype(">f8"), y=[0, 1, 0, 1])
+    np.savez_compressed(tmp_path / "data.npz", series=values.astype(np.longdouble), y=[0, 1, 0, 1])
     data = read(tmp_path / "data.npz")
     assert (data.lengths.tolist(), data.labels, data.label_kinds) == ([3] * 4, ("0", "1", "0", "1"), ("whole numbers",))
     np.testing.assert_array_equal(data.values, values.reshape(12, 2))

@@ -100,6 +100,12 @@ def test_bad_indices(index: Any, error: type[Exception], says: str) -> None:
         rl.Ragged([[1], [2, 3]])[index]
 
 
+def test_indices_that_hold_fewer_numbers_than_there_are_sequences() -> None:
+    batch = rl.Ragged([[number] for number in range(300)])
+    for dtype in (torch.int8, torch.uint8, torch.uint16):
+        assert batch[torch.tensor([100, 2], dtype=dtype)].values.tolist() == [100, 2]
+
+
 @pytest.mark.parametrize("batch_first", [True, False])
 @pytest.mark.parametrize("features", FEATURES)
 @given(lengths=lengths(), value=st.sampled_from([0.0, -1.5, float("inf")]), extra=st.integers(0, 3))
@@ -231,6 +237,7 @@ def test_from_flat_refuses(arguments: dict[str, Any], error: type[Exception], sa
         ([torch.ones(2, 3), torch.ones(2, 4)], ShapeError, r"sequences\[1\].*\(L, 3\)"),
         ([torch.ones(2), torch.ones(2).int()], ShapeError, r"sequences\[1\].*int32"),
         ([torch.ones(()), torch.ones(2)], ShapeError, "a number"),
+        ([np.ma.masked_less([1.0, 2.0], 2.0)], ArgumentTypeError, "got a MaskedArray"),
     ],
 )
 def test_constructor_refuses(sequences: Any, error: type[Exception], says: str) -> None:

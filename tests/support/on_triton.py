@@ -43,7 +43,6 @@ NAMES = [*LAYERS, *USERS]
 _UNITS, _CHANNELS = 20, 40  # more than one product's depth, and than the channels of an instance
 _ELEMENTWISE = ("indrnn_relu", "indrnn_tanh", "sru", "qrnn", "mingru", "minlstm")
 _TRITON = backend.MACHINES["cuda"]._replace(places=lambda *given: replace(Places(*given), long=20))
-_INT = Tensor.__int__  # before it is replaced
 # More sequences than a block has rows, in an order that is not that of their lengths.
 _LENGTHS = [1, 0, 1, 3, 2, 1, 1, 0, 2]
 
@@ -54,13 +53,6 @@ def layer_of(name: str, units: int = 0, **options: Any) -> Any:
     if name in USERS:
         return rl.nn.Recurrent(USERS[name], D, units, **options).double()
     return build(name, units=units, **options)
-
-
-class OnHost(Tensor):
-    """Lengths on the host, whose reads wait for no device and are not counted."""
-
-    def __int__(self) -> int:
-        return _INT(self.as_subclass(Tensor))
 
 
 def differences(name: str, with_resets: bool, units: int = 0) -> list[float]:
@@ -217,7 +209,9 @@ def launches_and_waits(name: str, longest: int = 0) -> list[int]:
             for name in ("item", "tolist", "nonzero", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__"):
                 stack.enter_context(mock.patch.object(Tensor, name, waiting(getattr(Tensor, name))))
             stack.enter_context(mock.patch.object(launch, "run", counted))
-            of_host = torch.tensor(lengths).as_subclass(OnHost)
+            # Whose reads wait for no device, and are not counted.
+            of_host: Any = np.array(lengths).view(type("OnHost", (np.ndarray,), {"is_cpu": True}))
+            stack.enter_context(mock.patch("raglane.ragged.base.check_unchanged"))  # of offsets on the host
             known = _TRITON._replace(places=lambda *given: replace(Places(*given), lengths=of_host, long=20))
             stack.enter_context(mock.patch.dict(backend.MACHINES, cpu=known))
             values = layer(batch, resets=resets)[0].values
@@ -226,8 +220,8 @@ def launches_and_waits(name: str, longest: int = 0) -> list[int]:
     return counts
 
 
-def launched(name: str) -> list[Any]:
-    """Return the launches of two equal training steps on a driver without a GPU: kernel, grid, numbers and types."""
+def launched(name: str) -> None:
+    """Write, as JSON, the launches of two equal training steps on a driver without a GPU, by kernel and argument."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler.compiler import CompiledKernel
     from triton.runtime import driver
@@ -251,22 +245,17 @@ def launched(name: str) -> list[Any]:
     layer = layer_of(name, 16).float()
     batch = rl.Ragged([torch.randn(length, D, requires_grad=True) for length in (3, 1)])
     with ExitStack() as stack:
-        for target, attribute, value in (
-            (CompiledKernel, "run", property(run)),
-            (CompiledKernel, "_init_handles", mock.Mock()),
-            (CompiledKernel, "launch_metadata", mock.Mock()),
-            (CompiledKernel, "function", 0),
-            (torch.cuda, "device_of", mock.MagicMock()),
-            (backend, "_difference", mock.Mock(return_value="")),
-            (backend, "verify_call", mock.Mock(return_value="")),
-        ):
-            stack.enter_context(mock.patch.object(target, attribute, value, create=True))
+        of_kernel = {"run": property(run), "_init_handles": mock.Mock(), "launch_metadata": mock.Mock(), "function": 0}
+        compared: Any = {name: mock.Mock(return_value="") for name in ("_difference", "verify_call")}
+        stack.enter_context(mock.patch.multiple(CompiledKernel, create=True, **of_kernel))  # type: ignore[call-overload]
+        stack.enter_context(mock.patch.multiple(backend, **compared))
+        stack.enter_context(mock.patch.object(torch.cuda, "device_of", mock.MagicMock()))
         stack.enter_context(mock.patch.dict(backend.MACHINES, cpu=_TRITON))
         stack.enter_context(rl.use_backend(backend="program"))
         for _ in range(2):
             launches.append([])
             layer(batch)[0].values.sum().backward()
-    return launches
+    sys.stdout.write(json.dumps(launches))
 
 
 def verified(name: str) -> str:
@@ -310,11 +299,6 @@ def interpret(cases: list[tuple[Any, ...]]) -> None:
     backend._difference = lambda *_: ""  # each function compares by itself
     warnings.filterwarnings("error", "The cell .* runs in plain torch")
     sys.stdout.write(json.dumps([globals()[function](*given) for function, *given in cases]))
-
-
-def write(found: Any) -> None:
-    """Write what a function above returned, as JSON."""
-    sys.stdout.write(json.dumps(found))
 
 
 def loads(name: str) -> None:

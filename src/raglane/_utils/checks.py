@@ -40,6 +40,8 @@ def as_tensor(data: Any, device: str | None = None) -> Tensor:
     """Convert to a tensor that shares memory with a tensor or NumPy array, and copies anything else."""
     if isinstance(data, Tensor):
         return data
+    if isinstance(data, np.ma.MaskedArray):
+        raise ArgumentTypeError("values", "a masked array", "an array without a mask", "pass values.filled(np.nan)")
     if hasattr(data, "__array__"):  # e.g. of pandas and polars
         data = np.asarray(data)
     if isinstance(data, np.ndarray) and (not data.dtype.isnative or min(data.strides, default=0) < 0):
@@ -438,8 +440,8 @@ def read_index(index: Any, count: int) -> Tensor:
     on_host = read.cpu()
     if is_mask:
         return on_host.nonzero().view(-1)
-    # torch cannot compare uint64, and as int64 its largest numbers would be negative indices.
-    numbers: Any = on_host.numpy() if on_host.dtype is torch.uint64 else on_host
+    # torch cannot compare uint64, and as int64 its largest numbers would be negative indices; others are too narrow.
+    numbers: Any = on_host.numpy() if on_host.dtype is torch.uint64 else on_host.long()
     outside = (numbers < -count) | (numbers >= count)
     if bool(outside.any()):
         what = f"from {-count} to {count - 1}, for {count} sequences"

@@ -165,7 +165,7 @@ class RecurrentLayer(Stack):
             The output ``(B, size)`` or ``(size,)``, and the new state, ``(layers, B, size)`` or ``(layers, size)``.
 
         Raises:
-            ArgumentTypeError: the layer is bidirectional, and would have to begin at the end of the stream.
+            ArgumentTypeError: the layer is bidirectional, or its initial state is computed from whole sequences.
             ShapeError: ``x_t`` has another number of dimensions.
 
         Example:
@@ -178,6 +178,9 @@ class RecurrentLayer(Stack):
         if self.bidirectional:
             rule = "a layer of one direction: the other would begin at the end of the stream"
             raise ArgumentTypeError("step", "a bidirectional layer", rule, "build the layer with bidirectional=False")
+        if state is None and self.initial_state in ("lengths", "module"):
+            got = f"initial_state={self.initial_state!r}, which reads whole sequences"
+            raise ArgumentTypeError("step", got, "a layer that begins without them", "pass the first state")
         if not isinstance(x_t, Tensor) or x_t.dim() not in (1, 2):
             got = f"shape {tuple(x_t.shape)}" if isinstance(x_t, Tensor) else f"a {type(x_t).__name__}"
             rule = "a tensor (B, input_size) or (input_size,)"
