@@ -116,7 +116,7 @@ def test_predict_writes_every_format_alike(work: Path, tmp_path: Path, task: str
 def test_texts_that_a_spreadsheet_executes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = _steps()
     for row in rows[1:]:
-        row[0], row[-1] = {"s1": "=1+1", "s2": "+1", "s3": "@a", "s4": "-1"}.get(row[0], row[0]), f"={row[-1]}"
+        row[0], row[-1] = {"s1": "=1+1", "s2": "+1", "s3": "@ü", "s4": "-1"}.get(row[0], row[0]), f"={row[-1]}"
     data, run = str(_write_csv(tmp_path / "steps.csv", rows)), str(tmp_path / "run")
     assert main(["train", data, "--out", run, *FAST, "--quiet"]) == 0
     found = {}
@@ -125,8 +125,8 @@ def test_texts_that_a_spreadsheet_executes(tmp_path: Path, capsys: pytest.Captur
         assert main(command) == 0
         with (tmp_path / f"{name}.csv").open(newline="") as file:
             found[name] = list(csv.reader(file))
-    assert {row[0] for row in found["plain"]} >= {"=1+1", "+1", "@a", "-1", "s5"}
-    assert {row[0] for row in found["escaped"]} >= {"'=1+1", "'+1", "'@a", "'-1", "s5"}
+    assert {row[0] for row in found["plain"]} >= {"=1+1", "+1", "@ü", "-1", "s5"}
+    assert {row[0] for row in found["escaped"]} >= {"'=1+1", "'+1", "'@ü", "'-1", "s5"}
     assert {row[1] for row in found["escaped"][1:]} <= {"'=up", "'=down"}
     for plain, escaped in zip(found["plain"], found["escaped"], strict=True):
         assert [entry.removeprefix("'") for entry in escaped] == plain
@@ -134,6 +134,14 @@ def test_texts_that_a_spreadsheet_executes(tmp_path: Path, capsys: pytest.Captur
         command = ["predict", run, data, "-o", str(tmp_path / output), "--escape-formulas"]
         fails(command, capsys, "--escape-formulas", "except for .csv")
         assert not (tmp_path / output).exists()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stdout", io.TextIOWrapper(printed := io.BytesIO(), encoding="ascii"))
+        assert main(["predict", run, data, "--probabilities"]) == 0
+        assert printed.getvalue() == (tmp_path / "plain.csv").read_bytes()
+        patch.setattr(sys, "stdout", None)  # closed
+        assert main(["predict", run, data, "-o", str(tmp_path / "plain.csv")]) == 0
+        fails(["predict", run, data], capsys, "standard output must be open")
+        sys.stdout.close()
 
 
 def test_predict_reads_the_columns_that_training_found(tmp_path: Path) -> None:
@@ -246,20 +254,6 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr().out
     for piece in ("Task and model", "Training", "Run and output", "[default: 0.003]", "--bucket", "For example"):
         assert piece in printed
-
-
-def test_standard_output_that_is_ascii_or_closed(
-    work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    data = _write_csv(tmp_path / "new.csv", [["id", "hour", "x", "y"], ["ü", 0, 1, 1]])
-    predict = ["predict", str(work / "classify"), str(data)]
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(content := io.BytesIO(), encoding="ascii"))
-    assert main(predict) == 0
-    assert "ü," in content.getvalue().decode()
-    monkeypatch.setattr(sys, "stdout", None)
-    assert main([*predict, "-o", str(tmp_path / "p.csv")]) == 0
-    fails(predict, capsys, "standard output must be open")
-    sys.stdout.close()
 
 
 def test_without_the_train_extra(

@@ -115,7 +115,7 @@ def test_a_table_with_labels_beside_it() -> None:
     frame = pd.DataFrame({"x": [[1.0, 2.0], [3.0]], "kind": ["up", "down"]})
     assert read(frame, labels=["p", "q"]).labels == ("p", "q")
     assert read(frame[["x"]], labels=["p", "q"]).labels == ("p", "q")
-    matrices = pd.DataFrame({"x": [np.ones((2, 3)), np.zeros((1, 3))], "kind": ["up", "down"]})
+    matrices = pd.DataFrame({0: [np.ones((2, 3)), np.zeros((1, 3))], 1: ["up", "down"]})
     assert read(matrices).lengths.tolist() == [2, 1]
 
 
@@ -144,9 +144,19 @@ def test_panels() -> None:
         ([[1], "a"], None, ArgumentTypeError, ["data[1]", "real numbers"]),
         (["a", [1]], None, ArgumentTypeError, ["data", "of several kinds"]),
         ([np.ones((2, 3)), np.ones((2, 4))], None, ShapeError, ["data[1]", "(2, 4)", "C = 3", "transpose"]),
+        ([np.ma.array([1.0, 2.0], mask=[False, True])], None, ArgumentTypeError, ["data[0]", ".filled(numpy.nan)"]),
+        (
+            np.ma.array(np.ones((2, 3)), mask=np.eye(2, 3, dtype=bool)),
+            None,
+            ArgumentTypeError,
+            ["data must be", "masked"],
+        ),
         ([1j * np.ones(2)], None, ArgumentTypeError, ["data[0]", "complex"]),
         (np.ones(3), None, ShapeError, ["(3,)", "(sequences, steps)"]),
         (rl.Ragged([torch.ones(2, 3, 4)]), None, ShapeError, ["(3, 4)"]),
+        (torch.ones(2, 3, device="meta"), None, ArgumentTypeError, ["data", "Tensor"]),
+        (pd.DataFrame([[[1.0], "a"]], columns=[1, "1"]), None, DataError, ["Duplicate column names"]),
+        (pa.table({"x": [[1.0]], "y": pa.array([None], "str").dictionary_encode("encode")}), None, DataError, ["null"]),
         (pd.DataFrame({"x": [1, "a"]}), None, DataError, ["Arrow", "one kind"]),
         (pd.DataFrame({"a": [pd.Series([1, 2])], "b": [pd.Series([1])]}), None, ShapeError, ["row 0", "2, 1 steps"]),
         ([[1.0]], None, DataError, ["labels must be", "got none", "classify"]),

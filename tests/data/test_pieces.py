@@ -154,7 +154,7 @@ def test_rows_of_csv_files_that_are_read_whole(tmp_path: Path) -> None:
     assert found.skipped[0].place == "data row 3 (id 's3')"
     assert "'oops' in data row 9 (id 's3')" in found.skipped[0].error
     path.write_text("text,label\n" + "".join(f"a b,{'' if n == 4 else 'xy'[n % 2]}\n" for n in range(8)))
-    with pytest.raises(DataError, match="an empty entry in data row 4, column 'label'"):
+    with pytest.raises(DataError, match="an empty label in row 4, column 'label'"):
         read(path)
     found = read(path, on_bad_row="skip")
     assert (found.ids, found.skipped[0].place) == ((0, 1, 2, 3, 5, 6, 7), "data row 4")

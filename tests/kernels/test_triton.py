@@ -126,7 +126,6 @@ def test_chunks_of_a_batch(lengths: list[int]) -> None:
 
 
 def test_chunks_of_offsets_that_were_changed_on_the_device() -> None:
-    """Nothing reads outside of the tensors."""
     places = Places(torch.tensor([0, 9, 10]), 10, torch.tensor([9, 1]), 8)
     places.offsets.copy_(torch.tensor([-(1 << 62), (1 << 62) - 1, -3]))
     chunks = places.chunks
@@ -137,8 +136,7 @@ def test_chunks_of_offsets_that_were_changed_on_the_device() -> None:
 
 
 def test_batches_without_chunks() -> None:
-    """Short sequences, none, and lengths that the host does not have and does not read."""
-    offsets = torch.empty(3, dtype=torch.int64, device="meta")
+    offsets = torch.empty(3, dtype=torch.int64, device="meta")  # which the host does not read
     assert Places(torch.tensor([0, 8, 16]), 16, long=8).chunks is None
     assert Places(torch.tensor([0]), 0, long=8).chunks is None
     assert Places(offsets, 5000).chunks is None
@@ -160,8 +158,7 @@ def test_factors_of_a_chunk_that_overflow(script: Script, ascending: bool) -> No
     zeros, below, grown = _interpreted(
         script, *[("growing", factors[::turn], state, ascending) for state in (0.0, -0.0, 1e-30)]
     )
-    assert list(map(str, zeros)) == ["0.0"] * 25
-    assert list(map(str, below[::turn][:5])) == ["-0.0"] * 5
+    assert list(map(str, [*zeros, *below[::turn][:5]])) == ["0.0"] * 25 + ["-0.0"] * 5
     assert grown[::turn][:9] == pytest.approx([1e-30] * 6 + [1e-10, 1e10, 1e30], rel=1e-5)
     assert not any(math.isfinite(state) for state in grown[::turn][9:])
 

@@ -177,6 +177,14 @@ def test_a_module_with_a_wrong_result(made: Callable[[rl.Ragged], Any], kind: ty
         layer(rl.Ragged(sequences_of([2, 1])))
 
 
+@pytest.mark.parametrize("given", ["lengths", OfSequence(1, (H,))])
+def test_a_first_step_cannot_read_the_sequence(given: Any) -> None:
+    x_t = sequences_of([2])[0]
+    with pytest.raises(ArgumentTypeError, match="initial_state must be 'zeros' or 'learned' for a first step"):
+        build("gru", initial_state=given).step(x_t)
+    assert build("gru", initial_state="learned").step(x_t)[0].shape == (2, H)
+
+
 @pytest.mark.parametrize("given", ["random", None, 0, torch.zeros(1, 1, H), OfSequence])
 def test_no_such_initial_state(given: Any) -> None:
     with pytest.raises(ArgumentError, match=r"initial_state must be.*'zeros', 'learned', 'lengths', or a module.*got"):

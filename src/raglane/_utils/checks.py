@@ -40,8 +40,7 @@ def as_tensor(data: Any, device: str | None = None) -> Tensor:
     """Convert to a tensor that shares memory with a tensor or NumPy array, and copies anything else."""
     if isinstance(data, Tensor):
         return data
-    if isinstance(data, np.ma.MaskedArray):
-        raise ArgumentTypeError("values", "a masked array", "an array without a mask", "pass values.filled(np.nan)")
+    check_unmasked("an array", data)
     if hasattr(data, "__array__"):  # e.g. of pandas and polars
         data = np.asarray(data)
     if isinstance(data, np.ndarray) and (not data.dtype.isnative or min(data.strides, default=0) < 0):
@@ -52,6 +51,12 @@ def as_tensor(data: Any, device: str | None = None) -> Tensor:
             warnings.filterwarnings("ignore", message=".*not writable.*", category=UserWarning)
             return torch.as_tensor(data, device=device)
     return torch.as_tensor(data, device=device)
+
+
+def check_unmasked(name: str, given: Any) -> None:
+    """Raise if elements of a NumPy array are masked: its conversion would show the numbers under the mask."""
+    if np.ma.is_masked(given):
+        raise ArgumentTypeError(name, "masked elements", "an array without them", "call .filled(numpy.nan) on it")
 
 
 def check_tensor(name: str, given: Any, least: int = 0, fix: str = "pass a torch.Tensor") -> Tensor:
@@ -409,14 +414,10 @@ def _check_numbers(offsets: Tensor, total: int) -> None:
     falls = given != sorted(given) if isinstance(given, list) else (given[1:] < given[:-1]).any()
     if given[0] == 0 and given[-1] == total and not falls:
         return
-    fix = "build a new batch, because its offsets were changed"
-    if given[0] != 0:
-        raise ArgumentError("offsets[0]", str(given[0]), "0", fix)
-    if falls:
-        index = 1 + int((offsets[1:] < offsets[:-1]).nonzero()[0])
-        got = f"{given[index]} after {given[index - 1]}"
-        raise ArgumentError(f"offsets[{index}]", got, "at least the offset before it", fix)
-    raise ArgumentError("offsets[-1]", str(given[-1]), f"the number of elements, {total}", fix)
+    place = 0 if given[0] != 0 else 1 + int((offsets[1:] < offsets[:-1]).nonzero()[0]) if falls else -1
+    rule = {0: "0", -1: f"the number of elements, {total}"}.get(place, "at least the offset before it")
+    got, fix = f"{given[place]}", "build a new batch, because its offsets were changed"
+    raise ArgumentError(f"offsets[{place}]", got + (f" after {given[place - 1]}" if place > 0 else ""), rule, fix)
 
 
 def read_index(index: Any, count: int) -> Tensor:
@@ -440,11 +441,10 @@ def read_index(index: Any, count: int) -> Tensor:
     on_host = read.cpu()
     if is_mask:
         return on_host.nonzero().view(-1)
-    # torch cannot compare uint64, and as int64 its largest numbers would be negative indices; others are too narrow.
-    numbers: Any = on_host.numpy() if on_host.dtype is torch.uint64 else on_host.long()
-    outside = (numbers < -count) | (numbers >= count)
-    if bool(outside.any()):
-        what = f"from {-count} to {count - 1}, for {count} sequences"
-        raise DimensionError("index", f"{int(numbers[outside][0])}", what, "pass indices of sequences of the batch")
+    # In a narrow dtype, the limits would wrap around. As int64, the largest numbers of uint64 are negative.
     chosen = on_host.long()
+    outside = ((chosen < (0 if on_host.dtype is torch.uint64 else -count)) | (chosen >= count)).numpy()
+    if outside.any():
+        what = f"from {-count} to {count - 1}, for {count} sequences"
+        raise DimensionError("index", f"{on_host.numpy()[outside][0]}", what, "pass indices of sequences of the batch")
     return torch.where(chosen < 0, chosen + count, chosen)

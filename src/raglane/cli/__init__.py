@@ -12,9 +12,9 @@ __all__ = ["main"]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line."""
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # it is closed, as under cron
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+    # They are None if they are closed, as under cron.
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     if any(importlib.util.find_spec(module) is None for module in ("typer", "rich")):
         print(
             "raglane: error: the command line requires typer and rich. Run pip install 'raglane[cli]'.", file=sys.stderr

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from raglane._utils.checks import as_tensor, check_tensor
+from raglane._utils.checks import check_tensor, check_unmasked
 from raglane._utils.files import as_path
 from raglane._utils.messages import argument, quote, require
 from raglane.data import formats
@@ -191,16 +191,17 @@ def _flat(values: Any, offsets: Any) -> Records:
 
 
 def _floats(values: Any, name: str) -> npt.NDArray[np.float32]:
-    if isinstance(values, torch.Tensor):
-        values = values.detach().cpu()
-        values = (values.float() if values.is_floating_point() else values).numpy()
+    check_unmasked(name, values)
     try:
-        numbers = as_tensor(values).numpy() if isinstance(values, np.ma.MaskedArray) else np.asarray(values)
+        if isinstance(values, torch.Tensor):
+            values = values.detach().cpu()
+            values = (values.float() if values.is_floating_point() else values).numpy()
+        numbers = np.asarray(values)
         numbers = numbers.astype(np.float64) if numbers.dtype == object else numbers
         if numbers.dtype.kind in "biuf" or not numbers.size:
             return np.asarray(as_float32(numbers), order="C")
         got = f"an array of {numbers.dtype}"
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, NotImplementedError):  # by sparse or meta tensors too
         got = f"a {type(values).__name__} that is not an array of numbers"
     rule = "an array (L,) or (L, C) of real numbers, or a list of them"
     raise ArgumentTypeError(name, got, rule, "convert it, or pass only texts for tokens")
@@ -284,9 +285,7 @@ def _is_pandas(data: Any, name: str) -> bool:
 def _table(data: Any) -> Any:
     """Return an object with columns as a ``pyarrow.Table``; None for other objects."""
     if _is_pandas(data, "DataFrame"):
-        data = data.set_axis([str(name) for name in data.columns], axis=1)
-        if not data.columns.is_unique:
-            raise DataError("data", "two columns of one name", "a table with columns of different names", "rename one")
+        data = data.rename(columns=str)
         # Arrow does not convert arrays of two dimensions.
         lists = {
             name: column.map(lambda entry: entry.tolist() if getattr(entry, "ndim", 0) > 1 else entry)

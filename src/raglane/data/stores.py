@@ -237,7 +237,7 @@ def arrow_errors(name: str) -> Iterator[Any]:
     arrow = require("pyarrow", "data")
     try:
         yield arrow
-    except (arrow.ArrowException, TypeError, OverflowError) as error:
+    except (arrow.ArrowException, TypeError, ValueError, OverflowError) as error:
         got = f"a table that Arrow cannot hold ({' '.join(str(error).split()).rstrip('.')})"
         rule = "a table whose columns have values of one kind: numbers, texts, or lists of these"
         raise DataError(name, got, rule, "convert the column, or leave it out") from error

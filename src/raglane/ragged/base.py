@@ -88,10 +88,9 @@ class FlatBatch:
     def offsets(self) -> Tensor:
         """The starts of the sequences and the end of the last, ``(B + 1,)`` int64 on the device of the values."""
         # The caller can change them in place, and torch and C would read and write out of bounds.
-        offsets = self._offsets
-        if getattr(offsets, "is_cpu", False) and not records_operators() and not is_jit_traced():
-            check_unchanged(offsets, self._values.shape[0], offsets.device)
-        return offsets
+        if getattr(self._offsets, "is_cpu", False) and not records_operators() and not is_jit_traced():
+            check_unchanged(self._offsets, self._values.shape[0], self._offsets.device)
+        return self._offsets
 
     @property
     def host_lengths(self) -> Tensor:

@@ -17,7 +17,6 @@ from raglane import segments
 from raglane._utils.checks import as_tensor, check_kind, check_unchanged
 from raglane._utils.drawing import LIGHT, PALETTE
 from raglane._utils.messages import message, quote
-from raglane._utils.tracing import records_operators
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.ragged import functions
 from raglane.ragged.conversions import Conversions
@@ -131,7 +130,7 @@ class Ragged(SequenceOperations, Conversions):
         position %= len(self)
         start, end = int(host_offsets[position]), int(host_offsets[position + 1])
         # A check of all offsets would make a loop over the sequences quadratic.
-        if not (records_operators() or 0 <= start <= end <= self._values.shape[0]):
+        if not (torch.compiler.is_compiling() or 0 <= start <= end <= self._values.shape[0]):
             check_unchanged(host_offsets, self._values.shape[0], host_offsets.device)
         return self._values[start:end]
 

@@ -219,7 +219,7 @@ class Conversions(FlatBatch):
             fix = f"pass {longest} or more, or call r.truncate({total_length}) first"
             raise ArgumentError(message("total_length", str(total_length), rule, fix))
         check_whole("total_length", length * max(len(self), 1), fix="pass a smaller one: this times the sequences")
-        padded = flat_to_padded(self._values, self.offsets, length, batch_first, fill)
+        padded = flat_to_padded(self._values, self._offsets, length, batch_first, fill)
         return padded, self.host_lengths.clone()
 
     def to_packed(self) -> PackedSequence:

@@ -148,9 +148,8 @@ def apply(kind: type[Any], function: Callable[..., Any], args: tuple[Any, ...], 
                 raise ShapeError(_broadcast_message(name, value, features))
     elif acts_on == "dim":
         place, default = _DIMENSION[name]
-        # torch accepts NumPy's name, axis, for every dim.
-        named = [kwargs[key] for key in ("dim", "dims", "axis") if key in kwargs]
-        dim = named[0] if named else args[place] if len(args) > place else default
+        # torch also accepts NumPy's name, axis.
+        dim = kwargs.get("dim", kwargs.get("dims", kwargs.get("axis", args[place] if len(args) > place else default)))
         check_dimension(name, dim, features + (name in _ADDING))
     else:
         _check_features(name, kind, args, kwargs, features)

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from raglane._utils.checks import as_tensor, check_offsets
+from raglane._utils.checks import as_tensor, check_offsets, check_unmasked
 from raglane._utils.messages import message, require
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.segments import element_index, offsets_from_lengths
@@ -45,6 +45,7 @@ def from_list(sequences: Iterable[Any]) -> tuple[Tensor, Tensor]:
 
 def _read_sequence(item: Any, index: int) -> Tensor:
     """Convert one sequence to a tensor."""
+    check_unmasked(f"sequences[{index}]", item)
     try:
         tensor = as_tensor(item)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:

@@ -41,9 +41,7 @@ def lengths_from_offsets(offsets: Tensor) -> Tensor:
 
 def segment_ids(offsets: Tensor, total: int) -> Tensor:
     """Return the sequence of each element, ``(N,)``."""
-    if is_exporting():
-        return owners(offsets[1:], total)
-    return torch.repeat_interleave(offsets.diff(), output_size=total)
+    return owners(offsets[1:], total) if is_exporting() else torch.repeat_interleave(offsets.diff(), output_size=total)
 
 
 def positions(offsets: Tensor, total: int) -> Tensor:

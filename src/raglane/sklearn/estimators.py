@@ -83,7 +83,7 @@ def _steps_first(parts: list[Any], channels: str) -> list[Any]:
     for place, part in enumerate(parts):
         plain = part.detach().cpu().numpy() if isinstance(part, torch.Tensor) else part
         try:
-            array = np.asarray(plain)
+            array = np.asanyarray(plain)  # read refuses a mask
         except ValueError:
             # Lists of different lengths: read raises with a better message.
             sequences.append(part)

@@ -171,6 +171,9 @@ def words_of(reader: Reader, column: Any, name: str, offsets: _Integers | None =
     if not is_label(column.type):
         raise reader.type_error(column, name, "strings, integers or booleans", "convert the column, or name another")
     texts = column.cast("large_string")
+    # A null may be a value of a dictionary, which the column does not count.
+    if texts.null_count:
+        raise reader.entry_error("a null", _first_null(texts), name, "values that are not null", "fill it", offsets)
     try:
         words: npt.NDArray[np.object_] = texts.to_numpy().astype(object)
     except (UnicodeDecodeError, require("pyarrow", "data").ArrowException) as error:
@@ -321,9 +324,19 @@ def read_labels(reader: Reader, column: Any, name: str, offsets: _Integers, colu
         lengths, tags = explode(column)
         _check_lengths(reader, lengths, offsets, name, "labels")
         reader.check_inner_nulls(tags, offsets, name)
-        return None, words_of(reader, tags, name, offsets), None
+        return None, _classes(reader, tags, name, offsets), None
     reader.check_nulls(column, name, "label")
-    return tuple(words_of(reader, column, name).tolist()), None, None
+    return tuple(_classes(reader, column, name).tolist()), None, None
+
+
+def _classes(reader: Reader, column: Any, name: str, offsets: _Integers | None = None) -> npt.NDArray[np.object_]:
+    """Convert labels as :func:`words_of` does; raise a DataError for the first empty one."""
+    words = words_of(reader, column, name, offsets)
+    if (blank := words == "").any():
+        raise reader.entry_error(
+            "an empty label", int(blank.argmax()), name, "a label in each place", "fill it", offsets
+        )
+    return words
 
 
 def _label_type_error(reader: Reader, column: Any, name: str, rule: str) -> DataError:

@@ -208,11 +208,6 @@ def _whole_rows(path: Path, entries: dict[str, Entries], columns: Columns, first
     columns = replace(columns, categorical=tuple(words) or None)
     rows = arrow.table(table)
     chosen = choose(path, rows.schema, columns)
-    if chosen.label is not None and TASKS[columns.task].label == "class":
-        blank = entries[chosen.label] == ""
-        if blank.any():
-            got = f"an empty entry in data row {first + int(blank.argmax())}, column {quote(chosen.label)}"
-            raise data_error(path, got, "a file with a label in each row", "fill it, or remove the row")
     records = records_of(path, rows.select(chosen.names), chosen, columns, first=first)
     note = f"each row is a sequence, the text of {quote(chosen.sequence)}"
     return replace(records, notes=(note, *records.notes), label_kinds=None)
@@ -247,7 +242,8 @@ def _parsed(path: Path, content: IO[bytes], size: int | None) -> Iterator[Entrie
                 # Only the missing ends of short rows are NaN.
                 yield frame.fillna("").to_numpy(dtype=object)
     except (pandas.errors.ParserError, pandas.errors.EmptyDataError) as error:
-        got = f"rows of several sizes ({' '.join(str(error).split()).rstrip('.')})"
+        what = "rows of several sizes" if isinstance(error, pandas.errors.ParserError) else "an empty file"
+        got = f"{what} ({' '.join(str(error).split()).rstrip('.')})"
         raise data_error(path, got, "a file with one entry per column in each row", "correct the file") from error
 
 

@@ -165,7 +165,8 @@ class RecurrentLayer(Stack):
             The output ``(B, size)`` or ``(size,)``, and the new state, ``(layers, B, size)`` or ``(layers, size)``.
 
         Raises:
-            ArgumentTypeError: the layer is bidirectional, or its initial state is computed from whole sequences.
+            ArgumentTypeError: the layer is bidirectional, and would have to begin at the end of the stream; or without
+                ``state``, its ``initial_state`` is ``"lengths"`` or a module, which reads whole sequences.
             ShapeError: ``x_t`` has another number of dimensions.
 
         Example:
@@ -179,8 +180,8 @@ class RecurrentLayer(Stack):
             rule = "a layer of one direction: the other would begin at the end of the stream"
             raise ArgumentTypeError("step", "a bidirectional layer", rule, "build the layer with bidirectional=False")
         if state is None and self.initial_state in ("lengths", "module"):
-            got = f"initial_state={self.initial_state!r}, which reads whole sequences"
-            raise ArgumentTypeError("step", got, "a layer that begins without them", "pass the first state")
+            rule = "'zeros' or 'learned' for a first step: it cannot read the whole sequence"
+            raise ArgumentTypeError("initial_state", repr(self.initial_state), rule, "pass a state")
         if not isinstance(x_t, Tensor) or x_t.dim() not in (1, 2):
             got = f"shape {tuple(x_t.shape)}" if isinstance(x_t, Tensor) else f"a {type(x_t).__name__}"
             rule = "a tensor (B, input_size) or (input_size,)"
