@@ -409,6 +409,8 @@ def check_offsets_tensor(offsets: Tensor, device: torch.device) -> None:
 
 @index_arithmetic
 def _check_numbers(offsets: Tensor, total: int) -> None:
+    if type(offsets) is not Tensor:  # a wrapper of another tensor, which has neither a list nor an array
+        offsets = torch.tensor([int(part) for part in offsets])
     # Python compares few numbers, and NumPy many, in less time than torch.
     given: Any = offsets.tolist() if offsets.shape[0] < _FEW else offsets.resolve_neg().numpy()
     falls = given != sorted(given) if isinstance(given, list) else (given[1:] < given[:-1]).any()

@@ -24,8 +24,9 @@ def write(content: bytes) -> None:
         say(*content.decode(errors="backslashreplace").splitlines())
         return
     try:
-        # Data is UTF-8, whatever encoding the environment names for texts.
-        sys.stdout.buffer.write(content)
+        # Data is UTF-8, whatever encoding the environment names for texts; a stream of texts has no encoding.
+        binary = getattr(sys.stdout, "buffer", None)
+        sys.stdout.write(content.decode()) if binary is None else binary.write(content)
         sys.stdout.flush()
     except BrokenPipeError:
         # Otherwise Python reports the pipe again when it ends.

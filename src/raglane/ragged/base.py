@@ -88,7 +88,8 @@ class FlatBatch:
     def offsets(self) -> Tensor:
         """The starts of the sequences and the end of the last, ``(B + 1,)`` int64 on the device of the values."""
         # The caller can change them in place, and torch and C would read and write out of bounds.
-        if getattr(self._offsets, "is_cpu", False) and not records_operators() and not is_jit_traced():
+        is_plain = type(self._offsets) is Tensor and self._offsets.is_cpu
+        if is_plain and not records_operators() and not is_jit_traced():
             check_unchanged(self._offsets, self._values.shape[0], self._offsets.device)
         return self._offsets
 
