@@ -55,7 +55,7 @@ def as_tensor(data: Any, device: str | None = None) -> Tensor:
 
 def check_unmasked(name: str, given: Any) -> None:
     """Raise if elements of a NumPy array are masked: its conversion would show the numbers under the mask."""
-    if np.ma.is_masked(given):
+    if isinstance(given, np.ma.MaskedArray) and np.ma.is_masked(given):  # torch.compile enters no function of NumPy
         raise ArgumentTypeError(name, "masked elements", "an array without them", "call .filled(numpy.nan) on it")
 
 
