@@ -89,11 +89,8 @@ def kernel_of(program: Program, ascending: bool, *, of_chunks: bool = False) -> 
     tables, scratch = tuple(printer.instructions.tables), (1 + columns.has_steps) * rows * scratch
     outputs = () if of_chunks else tuple([width for _, width in program.outputs])
     finals = tuple([columns.definitions[place].width for place, _ in printer.finals])
-    sizes, made = (
-        (scratch, tables, rows, blocks, warps, registers),
-        (bool(columns.channels), printer.steps, printer.roles, outputs, finals),
-    )
-    return Kernel(text, tuple(columns.before), columns.has_steps, *sizes, *made)
+    before, sizes = tuple(columns.before), (rows, blocks, warps, registers, bool(columns.channels), printer.steps)
+    return Kernel(text, before, columns.has_steps, scratch, tables, *sizes, printer.roles, outputs, finals)
 
 
 def _live(columns: Columns, ascending: bool, of_chunks: bool) -> int:
