@@ -175,6 +175,7 @@ def test_read_only_strided_and_foreign_arrays() -> None:
         ([np.ones(2), np.ones(2, np.float32)], ShapeError, ["samples[1]", "dtype float32"]),
         ([np.array(["a"]), np.array(["bc"])], ArgumentTypeError, ["samples[0]", "dtype <U1"]),
         ([torch.ones(2), np.ones(2)], ArgumentTypeError, ["samples[1]", "a ndarray", "a Tensor"]),
+        ([np.ones(2), np.ma.masked_equal([1.0, 2.0], 2)], ArgumentTypeError, ["samples[1]", "masked elements"]),
         ([1, 2.5], ArgumentTypeError, ["samples[1]", "a float", "an int"]),
         ([{"x": 1}, {"x": None}], ArgumentTypeError, ["samples[1]['x']", "None", "samples[0]['x']"]),
         ([{"x": 1}, {"y": 1}], ArgumentError, ["samples[1]", "'x', 'y'", "keys of samples[0]"]),

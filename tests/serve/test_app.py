@@ -540,6 +540,7 @@ def test_pages(client: TestClient) -> None:
     schema = client.get("/openapi.json").json()
     assert {"/predict", "/health", "/v2/models/{name}/infer"} <= set(schema["paths"])
     assert client.get("/docs").status_code == 200
+    assert client.post("/predict", json={"model": "run", "sequences": [[[0, 0]]]}).status_code == 200
     metrics = client.get("/metrics").text
     assert 'raglane_frames_total{model="layer"}' in metrics
     assert 'raglane_requests_total{route="/predict",status="200"}' in metrics

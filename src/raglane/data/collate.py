@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raglane._utils.checks import as_tensor, check_tensor
+from raglane._utils.checks import as_tensor, check_tensor, check_unmasked
 from raglane._utils.messages import quote
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.ragged import Ragged
@@ -83,7 +83,7 @@ def collate(samples: Sequence[Any] | Mapping[Any, Any]) -> Any:
     Raises:
         ArgumentError: there are no samples, dicts have different keys, tuples have different lengths, or a number
             exceeds 64 bits. The message names the field and the first sample that differs; so do the others.
-        ArgumentTypeError: a sample has the wrong type, or another type than the first.
+        ArgumentTypeError: a sample has the wrong type, another type than the first, or masked elements.
         ShapeError: trailing dimensions, dtypes or devices of tensors or arrays differ.
 
     Example:
@@ -128,7 +128,7 @@ def _collate(samples: Sequence[Any], field: str) -> Any:
     if kind is Tensor:
         return _tensors(samples, field)
     if kind is np.ndarray:
-        return _arrays([np.asarray(sample) for sample in samples], field)
+        return _arrays(samples, field)
     if kind is int:
         for number, sample in enumerate(samples):
             _check_int(sample, _place(number, field))
@@ -200,10 +200,12 @@ def _tensors(samples: Sequence[Tensor], field: str) -> Ragged | Tensor:
     return Ragged.from_flat(torch.cat(tuple(samples)), lengths=torch.tensor([shape[0] for shape in shapes]))
 
 
-def _arrays(samples: Sequence[np.ndarray[Any, Any]], field: str) -> Ragged | Tensor:
+def _arrays(given: Sequence[Any], field: str) -> Ragged | Tensor:
     """Return the batch of NumPy arrays or numbers, copied by NumPy so that no read-only array is shared."""
+    samples = [np.asarray(sample) for sample in given]
     shapes = [sample.shape for sample in samples]
     for number, sample in enumerate(samples):
+        check_unmasked(_place(number, field), given[number])
         if sample.dtype.kind not in "biufc":
             got, rule = f"dtype {sample.dtype}", "of booleans, integers, floats or complex numbers"
             raise ArgumentTypeError(_place(number, field), got, rule, "convert the array")
