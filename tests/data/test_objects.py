@@ -151,6 +151,8 @@ def test_panels() -> None:
             ArgumentTypeError,
             ["data must be", "masked"],
         ),
+        (["a", "\ud800"], None, ArgumentTypeError, ["data", "of several kinds"]),
+        ([[[10**400, 1]]], None, ArgumentTypeError, ["data[0]", "array of numbers"]),
         ([1j * np.ones(2)], None, ArgumentTypeError, ["data[0]", "complex"]),
         (np.ones(3), None, ShapeError, ["(3,)", "(sequences, steps)"]),
         (rl.Ragged([torch.ones(2, 3, 4)]), None, ShapeError, ["(3, 4)"]),

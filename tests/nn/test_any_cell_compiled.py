@@ -16,6 +16,7 @@ import raglane as rl
 from every_layer import D, H
 from own_cells import Whole
 from raglane.errors import DispatchError
+from raglane.kernels.program import modules, operators
 
 # torch.compile reads every tensor's .grad and suppresses the warning, unless it is an error.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
@@ -94,6 +95,21 @@ def test_one_graph_in_inference_and_in_training(kind: str) -> None:
                 assert_alike(twin, layer, kind, seed)
         # One for the first sizes, one for most others, and those for sizes that torch handles separately.
         assert 1 <= counter.frame_count - before <= 4
+
+
+def test_results_have_the_strides_of_graphs() -> None:
+    torch.manual_seed(0)
+    layer = a_model()
+    results(compiled(layer)[0], "Ragged", 0)
+    (name,) = (name for name, own in modules._registered.items() if own.module() is layer.cells[0])
+    states = [torch.randn(size, 3, dtype=torch.float64).t() for size in (H, 2)]
+    grads = [torch.randn(rows, size, dtype=torch.float64) for rows, size in ((7, H + 2), (3, H), (3, 2))]
+    weights = [*layer.cells[0].parameters(), *layer.cells[0].buffers()]
+    values, offsets = torch.randn(7, D, dtype=torch.float64), torch.tensor([0, 4, 4, 7])
+    given = name, [True] * len(weights), values, offsets, states, weights, False, True, False
+    wanted = [part.is_leaf for part in (values, *states, *weights)]
+    for operator, own in ((operators.program, given), (operators._backward, (*given, grads, wanted))):
+        torch.library.opcheck(operator, own, test_utils="test_faketensor")
 
 
 def test_a_graph_uses_the_current_module() -> None:

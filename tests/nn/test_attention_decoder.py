@@ -85,6 +85,21 @@ def test_logits_and_gradients_equal_a_padded_twin(kind: str, feeding: bool, cell
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_one_derivative(kind: str) -> None:
+    decoder, (memory, targets) = _decoder(kind), _batch([3, 0, 2], [2, 1, 1])
+
+    def loss(values: Tensor) -> Tensor:
+        return decoder(memory.with_values(values), targets).values.sum() + values.pow(3).sum()
+
+    values = memory.values.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(loss(values), values, create_graph=True)
+    with pytest.raises(ArgumentError, match="memory must be the first derivative"):
+        gradient.sum().backward()
+    with pytest.raises(ArgumentError, match="memory must be a plain tensor"):
+        torch.func.grad(loss)(memory.values)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_gradients_of_contexts_and_weights(kind: str) -> None:
     attention = _decoder(kind).attention
     memory, _ = _batch([3, 0, 1], [0, 0, 0])

@@ -153,7 +153,8 @@ def test_gradients_and_second_gradients(method: str, forbid: bool) -> None:
         return torch.func.functional_call(_Call(crf, METHODS[method]), named, (batch, tags))
 
     inputs = tuple(part.requires_grad_() for part in parts)
-    assert torch.autograd.gradcheck(run, inputs)
+    assert torch.autograd.gradcheck(run, inputs, check_forward_ad=True)
+    assert torch.func.jacfwd(run)(*inputs).requires_grad
     assert torch.autograd.gradgradcheck(run, inputs)
 
 

@@ -13,6 +13,7 @@ import torch._dynamo.testing
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.autograd import forward_ad
 
 import raglane as rl
 from padded_losses import largest_tensor
@@ -192,6 +193,10 @@ def test_cannot_be_differentiated_twice() -> None:
     (gradient,) = torch.autograd.grad(ctc_loss(batch_of(values, pairs), targets), values, create_graph=True)
     with pytest.raises(ArgumentError, match=r"the first derivative.*, got a second derivative"):
         gradient.square().sum().backward()
+    with pytest.raises(ArgumentError, match="log_probs must be a plain tensor"):
+        torch.func.grad(lambda given: ctc_loss(batch_of(given, pairs), targets))(values.detach())
+    with forward_ad.dual_level(), pytest.raises(ArgumentError, match="log_probs must be a plain tensor"):
+        ctc_loss(batch_of(forward_ad.make_dual(values.detach(), values.detach()), pairs), targets)
 
 
 def test_compiles_without_a_break() -> None:

@@ -92,6 +92,12 @@ def test_soft_dtw_is_the_soft_minimum_of_all_paths(gamma: float) -> None:
     torch.testing.assert_close(gradients, wanted, rtol=1e-11, atol=1e-12)
 
 
+def test_the_kernels_of_soft_dtw_refuse_transformations() -> None:
+    a, b = both(SOME)
+    with pytest.raises(ArgumentError, match="a must be a plain tensor"):
+        torch.func.grad(lambda values: soft_dtw(a.with_values(values), b).sum())(a.values)
+
+
 @given(sizes=SIZES)
 def test_soft_dtw_of_the_kernels_equals_that_of_torch(sizes: list[tuple[int, int]]) -> None:
     """Values and gradients, also of equal elements and empty sequences."""

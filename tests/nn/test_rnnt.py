@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 import raglane as rl
 from padded_losses import largest_tensor
@@ -304,6 +305,17 @@ def test_a_second_derivative_raises(way: str) -> None:
         (gradient,) = torch.autograd.grad(loss, case.encoder, create_graph=True)
         with pytest.raises(ArgumentError, match="second derivative"):
             gradient.sum().backward()
+        case.encoder.requires_grad_(False)
+        (gradient,) = torch.autograd.grad(
+            case.loss(way, reduction=reduction).sum(), case.joint.weight, create_graph=True
+        )
+        with pytest.raises(ArgumentError, match="second derivative"):
+            gradient.sum().backward()
+        with forward_ad.dual_level():
+            case.encoder = forward_ad.make_dual(case.encoder, case.encoder)
+            with pytest.raises(ArgumentError, match="encoder must be a plain tensor"):
+                case.loss(way, reduction=reduction)
+        case.encoder.requires_grad_()
 
 
 def test_compiled() -> None:

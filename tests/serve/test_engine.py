@@ -31,7 +31,7 @@ from raglane.serve import Engine, Stream
 
 def engine_of(**options: Any) -> Engine:
     torch.manual_seed(0)
-    return Engine(rl.nn.LSTM(3, 4).eval(), **{"slots": 2, "max_queue": 4, **options})
+    return Engine(**{"model": rl.nn.LSTM(3, 4).eval(), "slots": 2, "max_queue": 4, **options})
 
 
 def test_no_slot_is_left() -> None:
@@ -97,6 +97,7 @@ def test_a_closed_stream() -> None:
         (torch.randn(1, 3, device="meta"), ShapeError),
         (torch.randn(1, 3).to_sparse(), ShapeError),
         (np.ones((1, 3)), ShapeError),
+        (np.ma.masked_equal(np.ones((1, 3), np.float32), 1), ArgumentTypeError),
         ("abc", ArgumentTypeError),
         (None, ArgumentTypeError),
         ([[1.0, 2.0]], ShapeError),
@@ -152,7 +153,13 @@ def test_tokens_out_of_range(tokens: list[int]) -> None:
         engine.open().push(torch.tensor(tokens))
 
 
-@pytest.mark.parametrize("change", [lambda s: s[:-1], lambda s: s + b"1", lambda s: b"x" + s[1:], lambda _: b""])
+@pytest.mark.parametrize(
+    "change",
+    [
+        *(lambda s: s[:-1], lambda s: s + b"1", lambda s: b"x" + s[1:], lambda _: b""),
+        lambda s: s[:-2] + bytes([s[-2] ^ 64]) + s[-1:],
+    ],
+)
 def test_damaged_states(change: Any) -> None:
     engine = engine_of()
     with pytest.raises(CheckpointError, match="state must be"):
@@ -186,7 +193,8 @@ def test_a_step_that_fails_is_reported_by_every_use(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(engine._runner, "run", fail)
     with pytest.raises(MemoryError):
         engine.step()
-    for use in (stream.pull, lambda: stream.push(torch.randn(1, 3)), engine.open, engine.step):
+    many = lambda: engine.push([stream], torch.randn(1, 3))  # noqa: E731
+    for use in (stream.pull, lambda: stream.push(torch.randn(1, 3)), many, engine.open, engine.step):
         with pytest.raises(ClosedError, match="none left"):
             use()
 
@@ -240,6 +248,14 @@ def test_a_stream_that_opens_during_a_step_keeps_its_state(monkeypatch: pytest.M
     assert torch.equal(opened[0].pull(), engine.run(rl.Ragged([frames])).values[2:])
 
 
+def test_results_of_several_dimensions() -> None:
+    engine = engine_of(model=[nn.Linear(3, 6), nn.Unflatten(1, (2, 3))])
+    stream, frames = engine.open(), torch.randn(4, 3)
+    stream.push(frames)
+    engine.step()
+    assert torch.equal(stream.pull(), engine.run(rl.Ragged([frames])).values.view(4, 2, 3))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_many_streams_at_once(dtype: torch.dtype) -> None:
     engine = Engine(rl.nn.LSTM(3, 4).to(dtype).eval(), slots=5)
@@ -260,6 +276,7 @@ def test_many_wrong_streams_change_nothing() -> None:
     one, two, closed = (engine.open() for _ in range(3))
     closed.close()
     wrong = [([one, one], "different streams"), ([one, closed], "an open stream"), ([one, other.open()], "this engine")]
+    wrong += [(None, "a list of streams"), (iter([one, two]), "a list of streams")]  # type: ignore[list-item]
     for streams, words in wrong:
         for use in (lambda own: engine.push(own, torch.randn(2, 3)), engine.pull):
             with pytest.raises((ArgumentError, ArgumentTypeError, ClosedError), match=words):
@@ -325,6 +342,28 @@ def test_idle_streams_are_closed() -> None:
     assert one.closed
     assert not two.closed
     assert engine.stats()["evicted"] == 1
+    engine = engine_of(idle=0.01, on_idle=lambda _: engine.stop())
+    stream = engine.start().open()
+    until = time.monotonic() + 60
+    while engine._thread is not None:
+        assert time.monotonic() < until
+    assert stream.closed
+    engine.open()
+
+
+def test_a_stop_while_the_engine_begins_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, before = engine_of(), {*threading.enumerate()}
+    clear = engine._wake.clear
+
+    def stop_and_clear() -> None:
+        engine.stop()
+        clear()
+
+    monkeypatch.setattr(engine._wake, "clear", stop_and_clear)
+    engine.start()
+    for thread in {*threading.enumerate()} - before:
+        thread.join(60)
+        assert not thread.is_alive()
 
 
 def test_statistics() -> None:
@@ -455,6 +494,20 @@ def test_clients_in_threads() -> None:
             thread.join(60)
     assert not wrong, wrong
     assert engine.stats()["streams"] == 0
+
+
+def test_a_pull_wakes_an_engine_that_waits_for_space() -> None:
+    engine, frames = engine_of(), torch.randn(8, 3)
+    outputs, until = list[torch.Tensor](), time.monotonic() + 60
+    with engine, engine.open() as stream:
+        for part in frames.split(4):
+            stream.push(part)
+            while stream.ready < 4 or engine._wake.is_set():
+                assert time.monotonic() < until
+        while sum(map(len, outputs)) < 8:
+            assert time.monotonic() < until
+            outputs.append(stream.pull())
+    assert torch.equal(torch.cat(outputs), engine.run(rl.Ragged([frames])).values)
 
 
 def test_closes_and_resets_during_steps() -> None:

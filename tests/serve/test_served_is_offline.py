@@ -192,7 +192,9 @@ def test_a_nan_stays_in_its_stream() -> None:
 
 
 def test_swap_goes_on_or_restarts() -> None:
-    first, second = rl.nn.LSTM(6, 4).eval(), rl.nn.LSTM(6, 4).eval()
+    first, second = (rl.nn.LSTM(6, 4, initial_state="learned").eval() for _ in range(2))
+    for start in (first.get_parameter("initial_h"), second.get_parameter("initial_h")):
+        nn.init.normal_(start)
     part = sequences(3, torch.float32)[2]
     engine = Engine(first, slots=1)
     stream = engine.open()

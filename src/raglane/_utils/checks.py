@@ -422,6 +422,7 @@ def _check_numbers(offsets: Tensor, total: int) -> None:
     raise ArgumentError(f"offsets[{place}]", got + (f" after {given[place - 1]}" if place > 0 else ""), rule, fix)
 
 
+@index_arithmetic
 def read_index(index: Any, count: int) -> Tensor:
     """Return the non-negative positions ``(M,)`` of the sequences that an index or mask chooses, on the CPU."""
     rule, fix = "integers or bools", "pass a list of integers, or a tensor: index.long(), or a mask"

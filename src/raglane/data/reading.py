@@ -201,7 +201,7 @@ def _floats(values: Any, name: str) -> npt.NDArray[np.float32]:
         if numbers.dtype.kind in "biuf" or not numbers.size:
             return np.asarray(as_float32(numbers), order="C")
         got = f"an array of {numbers.dtype}"
-    except (TypeError, ValueError, NotImplementedError):  # by sparse or meta tensors too
+    except (TypeError, ValueError, OverflowError, NotImplementedError):  # by sparse or meta tensors too
         got = f"a {type(values).__name__} that is not an array of numbers"
     rule = "an array (L,) or (L, C) of real numbers, or a list of them"
     raise ArgumentTypeError(name, got, rule, "convert it, or pass only texts for tokens")
@@ -250,7 +250,7 @@ def _arrow(values: Any, name: str, rule: str) -> Any:
     plain = [value.tolist() if hasattr(value, "tolist") else value for value in values]
     try:
         return arrow.chunked_array([arrow.array(plain)])
-    except (arrow.ArrowException, OverflowError, TypeError) as error:
+    except (arrow.ArrowException, OverflowError, TypeError, UnicodeEncodeError) as error:
         got = f"values of several kinds ({' '.join(str(error).split()).rstrip('.')})"
         raise ArgumentTypeError(name, got, rule, "pass values of one kind") from error
 

@@ -145,7 +145,9 @@ def _extreme(values: Tensor, offsets: Tensor, empty: float, reduce: str) -> Tens
     """Return the largest (``amax``) or smallest (``amin``) element of each sequence; ties share the gradient evenly."""
     if values.dtype is torch.bool:
         return _extreme(values.to(torch.uint8), offsets, empty, reduce).bool()
-    result = values.new_zeros((offsets.shape[0] - 1, *values.shape[1:]))
+    # The gradient of scatter_reduce counts a first number that equals the result as a tie; NaN never does.
+    first = torch.nan if values.is_floating_point() else 0
+    result = values.new_full((offsets.shape[0] - 1, *values.shape[1:]), first)
     index = _like_rows(segment_ids(offsets, values.shape[0]), values).expand_as(values)
     result = result.scatter_reduce(0, index, values, reduce=reduce, include_self=False)
     return _where_empty(result, offsets, empty)
@@ -203,6 +205,8 @@ class _Cumsum(torch.autograd.Function):
     sum of the whole batch, and a NaN would reach every later sequence.
     """
 
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(values: Tensor, position: Tensor, longest: int, backwards: bool) -> Tensor:
         result = values.clone()
@@ -225,12 +229,17 @@ class _Cumsum(torch.autograd.Function):
         output: Tensor,  # noqa: ARG004
     ) -> None:
         ctx.save_for_backward(inputs[1])
+        ctx.save_for_forward(inputs[1])
         ctx.longest, ctx.backwards = inputs[2:]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         (position,) = ctx.saved_tensors
         return _Cumsum.apply(grad, position, ctx.longest, not ctx.backwards), None, None, None  # type: ignore[no-untyped-call]
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
+        return _Cumsum.apply(tangent, ctx.saved_tensors[0], ctx.longest, ctx.backwards)  # type: ignore[no-untyped-call]
 
 
 def cumsum(values: Tensor, offsets: Tensor, longest: int) -> Tensor:

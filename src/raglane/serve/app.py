@@ -13,7 +13,6 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from importlib.metadata import version
 from typing import Annotated, Any
-from urllib.parse import urlsplit
 
 import prometheus_client
 import torch
@@ -51,8 +50,8 @@ class PredictRequest(BaseModel):
     model: str | None = Field(None, description="the name of a model; default: the only one")
     probabilities: bool = False
     top: int = 1
-    horizon: int = 1
-    beam: int | None = None
+    horizon: int = Field(1, le=10_000)  # one request must not occupy the model for minutes
+    beam: int | None = Field(None, le=1000)
     n_best: int = 1
 
 
@@ -60,7 +59,7 @@ class InferTensor(BaseModel):
     """A tensor of the Open Inference Protocol."""
 
     name: str = "frames"
-    shape: list[Annotated[int, Field(ge=0)]]
+    shape: Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1)]
     datatype: str
     data: list[Any]
 
@@ -154,7 +153,8 @@ class Server:
         """Raise for pages of other sites, and for clients without the token."""
         scope, headers = connection.scope, connection.headers
         origin = headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc != headers.get("host") and origin not in self._origins:
+        # Not urlsplit, which raises for some invalid addresses.
+        if origin is not None and origin.partition("://")[2] != headers.get("host") and origin not in self._origins:
             raise RefusedError(403, "origin", quote(origin), "this server", "set --origin to allow the site")
         if self.token is None or (scope["type"] == "http" and scope["path"] in _OPEN):
             return
@@ -270,7 +270,7 @@ async def infer(connection: HTTPConnection, name: str, body: InferRequest, serve
     rows, state = await server.sequences.infer(served, _client(connection), frames, parameters.model_dump())
     outputs = served.tensors(rows)
     if body.outputs is not None:
-        wanted = {one.get("name") for one in body.outputs}
+        wanted = {str(one.get("name")) for one in body.outputs}
         outputs = [one for one in outputs if one["name"] in wanted]
     own = {"sequence_id": parameters.sequence_id, "state": state}
     found: dict[str, Any] = {"model_name": served.name, "model_version": "1", "outputs": outputs}

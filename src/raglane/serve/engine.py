@@ -46,7 +46,7 @@ class Engine:
         nan: ``"refuse"`` to raise an error for frames with NaN, or ``"pass"``. A run trained with ``missing`` passes
             them.
         idle: seconds after which an idle stream is closed; None for never.
-        on_idle: a function of the stream that was closed.
+        on_idle: a function of the stream that was closed. If it raises in the engine's thread, the engine ends.
 
     Raises:
         DispatchError: the model does not run element by element; the message names the module.
@@ -297,6 +297,7 @@ class Engine:
     def _slots_of(self, streams: Sequence[Stream]) -> Integers:
         """Return the slots of different open streams; the lock is held."""
         self._raise_failure()
+        check_kind("streams", streams, Sequence, "a list of streams", "pass what Engine.open returned")
         slots = [stream._slot for stream in streams if isinstance(stream, Stream) and stream._engine is self]
         if len(slots) < len(streams):
             got, rule = f"{len(streams) - len(slots)} others", "streams of this engine"
@@ -455,7 +456,8 @@ class Engine:
         thread, self._thread = self._thread, None
         if thread is not None:
             self._wake.set()
-            thread.join()
+            if thread is not threading.current_thread():  # on_idle may call stop
+                thread.join()
 
     def __enter__(self) -> Engine:
         return self.start()
@@ -466,8 +468,11 @@ class Engine:
     def _loop(self) -> None:
         pause = None if self.idle is None else min(1.0, self.idle / 4)
         try:
-            while self._thread is threading.current_thread():
+            while True:
                 self._wake.clear()
+                # After clear, which would otherwise undo the wake of a stop in between.
+                if self._thread is not threading.current_thread():
+                    return
                 if not self.step():
                     self._wake.wait(pause)
                     if self.idle is not None:

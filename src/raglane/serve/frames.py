@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from raglane._utils.checks import check_unmasked
 from raglane._utils.messages import quote, quote_all
 from raglane.data.encoders import END
 from raglane.data.missing import since_observed
@@ -115,6 +116,7 @@ class Frames:
             frames = numbers(frames, dtype)
             frames = frames.reshape(0, *features) if frames.shape == (0,) else frames
         elif not isinstance(frames, Tensor):
+            check_unmasked("frames", frames)
             try:
                 # Torch warns about memory that cannot be written, e.g. of bytes.
                 is_fixed = isinstance(frames, np.ndarray) and not frames.flags.writeable

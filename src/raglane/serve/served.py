@@ -105,15 +105,14 @@ class Served:
     def tensor(self, shape: Sequence[int], datatype: str, data: list[Any]) -> Tensor:
         """Return a tensor of the Open Inference Protocol as frames; its data is flat or nested."""
         dtype = self.streams.accepts.prepared.dtype
-        if datatype == "BYTES" and dtype is torch.int64 and all(isinstance(one, str) for one in data):
-            return self.checked(data)
-        if datatype != DATATYPES[dtype]:
+        is_text = datatype == "BYTES" and dtype is torch.int64 and all(isinstance(one, str) for one in data)
+        if not is_text and datatype != DATATYPES[dtype]:
             raise ArgumentError("datatype", quote(datatype), DATATYPES[dtype], "convert the data")
-        found = numbers(data, dtype, "data")
-        if found.numel() != math.prod(shape):
-            got, rule = f"{found.numel()} numbers", f"one number per entry of the shape {tuple(shape)}"
+        found = data if is_text else numbers(data, dtype, "data").reshape(-1)
+        if len(found) != math.prod(shape):
+            got, rule = f"{len(found)} entries", f"as many entries as the shape {tuple(shape)} has"
             raise ShapeError("data", got, rule, "correct the shape")
-        return self.checked(found.reshape(*shape))
+        return self.checked(found if isinstance(found, list) else found.reshape(*shape))
 
     def tensors(self, rows: Tensor) -> list[dict[str, Any]]:
         """Return results as tensors of the Open Inference Protocol; for a run, its predictions too."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import zlib
 from collections.abc import Iterable
 
 import numpy as np
@@ -13,13 +14,13 @@ from raglane._utils.checks import check_kind
 from raglane.errors import CheckpointError
 from raglane.serve.prepare import Prepared
 
-_MAGIC, _HEAD = b"raglane1", struct.Struct("<8s32s")
+_MAGIC, _HEAD = b"raglane2", struct.Struct("<8s32sQ")
 
 
 def packed(rows: Iterable[Tensor], prepared: Prepared) -> bytes:
     """Return states, ``(size,)`` each, as bytes with the digest of their model."""
-    parts = [row.contiguous().view(torch.uint8).numpy().tobytes() for row in rows]
-    return _HEAD.pack(_MAGIC, prepared.digest) + b"".join(parts)
+    data = b"".join([row.contiguous().view(torch.uint8).numpy().tobytes() for row in rows])
+    return _HEAD.pack(_MAGIC, prepared.digest, zlib.crc32(data)) + data
 
 
 def unpacked(state: bytes, prepared: Prepared) -> list[Tensor]:
@@ -30,9 +31,14 @@ def unpacked(state: bytes, prepared: Prepared) -> list[Tensor]:
     if len(state) != ends[-1] or state[:8] != _MAGIC:
         got, rule = f"{len(state)} bytes", f"{ends[-1]} bytes that Stream.state() returned"
         raise CheckpointError("state", got, rule, "pass the state of a stream of this model")
-    if _HEAD.unpack_from(state)[1] != prepared.digest:
+    _, digest, check = _HEAD.unpack_from(state)
+    if digest != prepared.digest:
         rule = "the state of a stream of the same model, with the same weights"
         raise CheckpointError("state", "the state of another model", rule, "open a stream without state")
+    if zlib.crc32(state[_HEAD.size :]) != check:
+        raise CheckpointError(
+            "state", "a damaged state", "as Stream.state() returned it", "open a stream without state"
+        )
     own = bytearray(state)
     return [
         torch.frombuffer(own, dtype=part.dtype, count=len(part), offset=end)

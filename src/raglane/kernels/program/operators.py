@@ -58,7 +58,7 @@ def _(*given: Any) -> list[Tensor]:
     cell, _, values, _, states, _, _, need_output, need_states = given
     count, size = values.shape[0], states[0].shape[1] if cell in CELLS else cell_of(cell).output_size
     found = [values.new_empty(count, size)] if need_output else []
-    found += [torch.empty_like(part) for part in states]
+    found += [part.new_empty(part.shape) for part in states]
     return found + [values.new_empty(count, part.shape[1]) for part in states if need_states]
 
 
@@ -74,9 +74,9 @@ def _backward(*inputs: Any) -> list[Tensor]:
         found = _run(cell, present, given[0], offsets, *own, *wishes)
         pairs = [pair for pair in zip(found, grads, strict=True) if pair[1] is not None and pair[0].requires_grad]
         parts = iter(gradients(pairs, [part for part in given if part.requires_grad]))
-    answers = [(part, next(parts) if part.requires_grad else values.new_empty(0)) for part in given]
-    # Copied, because two biases that are added have the same gradient.
-    return [torch.zeros_like(part) if grad is None else grad.detach().clone() for part, grad in answers]
+    answers = [(part, next(parts)) if part.requires_grad else (values.new_empty(0), None) for part in given]
+    # Copied, because two biases that are added have the same gradient; with the strides that the graph expects.
+    return [torch.zeros_like(part) if grad is None else torch.empty_like(part).copy_(grad) for part, grad in answers]
 
 
 def _recorded() -> Any:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from raglane import segments
+from raglane._utils.tracing import are_transformed, has_tangent
 from raglane.packing.layouts import inverse, packed_layout
 from raglane.segments.indexing import take_rows
 
@@ -129,12 +130,17 @@ _INPUTS = "Tensor emissions, Tensor start, Tensor transitions, Tensor end, Tenso
 @torch.library.custom_op("raglane::chain_partition", mutates_args=(), schema=f"({_INPUTS}) -> (Tensor, Tensor, Tensor)")
 @torch.no_grad()
 def _partition_op(*inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Call :func:`_partition`."""
+    return _partition(*inputs)
+
+
+def _partition(*inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return log Z, ``(B,)`` float64, and the results of :func:`_reach`."""
     scores, steps = _packed(*inputs)
     reaches, levels = _reach(scores, steps)
     final = take_rows(weights_of(scores, reaches, levels), steps.last) + scores.end
     taken = segments.sum(levels.index_select(0, steps.place).to(SUMS), inputs[5])
-    return taken.index_add_(0, steps.sequence, _log_sum_exp(final).to(SUMS)), reaches, levels
+    return taken.index_add(0, steps.sequence, _log_sum_exp(final).to(SUMS)), reaches, levels
 
 
 @_partition_op.register_fake
@@ -200,15 +206,24 @@ _posterior_op.register_autograd(_posterior_backward, setup_context=_save_posteri
 
 def log_partition(scores: Scores, lengths: Tensor, offsets: Tensor) -> Tensor:
     """Return the log-sum of ``exp(score)`` over all paths of each sequence, ``(B,)``; 0 for an empty one."""
-    return _partition_op(*scores, lengths, offsets)[0]
+    run = _partition if _needs_loops(scores) else _partition_op
+    return run(*scores, lengths, offsets)[0]
 
 
 def marginals(scores: Scores, lengths: Tensor, offsets: Tensor) -> Tensor:
     """Return the probability of each tag at each element, ``(N, C)``; not differentiable when compiled."""
     inputs = (*scores, lengths, offsets)
-    _, reaches, levels = _partition_op(*inputs)
     ones = scores.end.new_ones(offsets.shape[0] - 1)
+    if _needs_loops(scores):
+        packed, steps = _packed(*inputs)
+        return _posterior(packed, steps, *_reach(packed, steps), ones)[0]
+    _, reaches, levels = _partition_op(*inputs)
     return _posterior_op(*inputs, reaches, levels, ones)[0]
+
+
+def _needs_loops(scores: Scores) -> bool:
+    """Return True for derivatives that operators lack: they would drop tangents."""
+    return has_tangent(scores) or are_transformed(scores)
 
 
 # -- one path ----------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,6 +12,7 @@ from torch import Tensor
 from raglane import segments
 from raglane._utils.checks import check_device, check_kind
 from raglane._utils.messages import quote
+from raglane._utils.tracing import are_transformed, has_tangent
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.ragged import Ragged
 
@@ -131,24 +133,31 @@ def reduce_per_label(losses: Tensor, shares: Tensor, labels: Tensor, steps: Tens
 
 
 class Once(torch.autograd.Function):
-    """Returns a gradient with respect to ``values``, and raises if it is differentiated again.
+    """Returns a gradient that depends on ``values``, and raises if it is differentiated again.
 
     torch's ``once_differentiable`` does not raise if another loss is differentiated too, and omits the terms from here.
     """
 
     @staticmethod
-    def forward(ctx: Any, gradient: Tensor, values: Tensor, loss: str, argument: str) -> Tensor:  # noqa: ARG004
+    def forward(ctx: Any, gradient: Tensor, loss: str, argument: str, *values: Tensor | None) -> Tensor:  # noqa: ARG004
         """Return the gradient."""
         ctx.names = loss, argument
         return gradient.clone()
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG004
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:  # noqa: ARG004
         """Raise the error of a second derivative."""
         loss, argument = ctx.names
         rule = f"the first derivative, the only one of {loss}, as in torch"
         fix = "leave out create_graph=True, or penalise another loss"
         raise ArgumentError(argument, "a second derivative", rule, fix)
+
+
+def check_untransformed(function: str, argument: str, values: Sequence[Tensor]) -> None:
+    """Raise within transformations that a function does not support: torch's operators would drop tangents."""
+    if are_transformed(values) or has_tangent(values):
+        got, rule = "a tensor of torch.func or forward_ad", f"a plain tensor: {function} has only gradients"
+        raise ArgumentError(argument, got, rule, "use torch.autograd.grad or backward()")
 
 
 def check_reduction(reduction: Any) -> None:

@@ -27,6 +27,7 @@ from raglane.nn.losses.comparison import (
     Reduction,
     check_predictions,
     check_reduction,
+    check_untransformed,
     reduce_per_label,
     sequence_weights,
     wide,
@@ -86,6 +87,7 @@ def ctc_loss(
     check_blank(log_probs, blank)
     check_labels(targets, log_probs, "log_probs")
     check_classes(targets, log_probs.values.shape[1], blank)
+    check_untransformed("ctc_loss", "log_probs", [log_probs.values])
     dtype = wide(log_probs.dtype)
     values = log_probs.values.to(dtype)
     shares = values.new_ones(len(log_probs))
@@ -231,7 +233,7 @@ def _gradient(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
     log_probs, shares, offsets = ctx.saved_tensors
     gradient: Tensor = shares * segments.spread(-grad, offsets, shares.shape[0]).unsqueeze(1)
     if torch.is_grad_enabled():  # with create_graph=True
-        gradient = Once.apply(gradient, log_probs, "ctc_loss", "log_probs")  # type: ignore[no-untyped-call]
+        gradient = Once.apply(gradient, "ctc_loss", "log_probs", log_probs)  # type: ignore[no-untyped-call]
     return gradient, *([None] * 7)
 
 

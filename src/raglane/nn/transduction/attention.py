@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
+from raglane.nn.losses.comparison import Once, check_untransformed
 from raglane.ragged import Ragged
 
 KINDS = ("additive", "dot", "location")
@@ -72,6 +72,7 @@ class DecoderAttention(nn.Module):
         # Products of autocast in a Function would have no counterpart in backward.
         with torch.autocast(memory.device.type, enabled=False):
             cast = [part if part is None else part.to(memory.dtype) for part in parts]
+            check_untransformed("AttentionDecoder", "memory", [part for part in cast if part is not None])
             contexts, weights = _Attend.apply(*cast, blocks)  # type: ignore[no-untyped-call]
         return contexts, weights
 
@@ -107,8 +108,16 @@ class _Attend(torch.autograd.Function):
         return contexts, weights
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, of_contexts: Tensor | None, of_weights: Tensor | None) -> tuple[Tensor | None, ...]:
+        with torch.no_grad():
+            grads = _Attend._gradients(ctx, of_contexts, of_weights)
+        if torch.is_grad_enabled():  # with create_graph=True
+            names, read = ("AttentionDecoder", "memory"), (*ctx.saved_tensors[:6], of_contexts, of_weights)
+            grads = [None if part is None else Once.apply(part, *names, *read) for part in grads]  # type: ignore[no-untyped-call]
+        return (*grads, None)
+
+    @staticmethod
+    def _gradients(ctx: Any, of_contexts: Tensor | None, of_weights: Tensor | None) -> list[Tensor | None]:
         queries, keys, memory, vector, kernel, previous, weights = ctx.saved_tensors
         grads: list[Any] = [None if part is None else torch.zeros_like(part) for part in ctx.saved_tensors[:6]]
         of_queries, of_keys, of_memory, of_vector, of_kernel, of_previous = grads
@@ -139,7 +148,7 @@ class _Attend(torch.autograd.Function):
                     of_windows[tile] = slope @ kernel.t()
             if of_windows is not None:
                 of_previous[block.pairs] = _folded(of_windows).flatten()
-        return (*grads, None)
+        return grads
 
 
 def _windows(previous: Tensor | None, kernel: Tensor | None, block: Block) -> Tensor | None:

@@ -77,7 +77,7 @@ class _Losses(torch.autograd.Function):
             else:
                 _, gradients = _compute(_Joint(*inputs), ctx.alignments, upstream, True)
         if torch.is_grad_enabled():  # with create_graph=True
-            gradients = [Once.apply(part, inputs[0], "rnnt_loss", "encoder") for part in gradients]  # type: ignore[no-untyped-call]
+            gradients = [Once.apply(part, "rnnt_loss", "encoder", *inputs) for part in gradients]  # type: ignore[no-untyped-call]
         return *gradients, None, None, None
 
 

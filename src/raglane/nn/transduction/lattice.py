@@ -81,7 +81,7 @@ def _gradient(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
     rows = (ctx.frames * (ctx.labels + 1)).to(grad.device)
     gradient = shares * segments.repeated(-grad, rows, shares.shape[0]).unsqueeze(1)
     if torch.is_grad_enabled():  # with create_graph=True
-        gradient = Once.apply(gradient, emissions, "rnnt_loss", "encoder")  # type: ignore[no-untyped-call]
+        gradient = Once.apply(gradient, "rnnt_loss", "encoder", emissions)  # type: ignore[no-untyped-call]
     return gradient, *([None] * 5)
 
 

@@ -15,7 +15,7 @@ from raglane._utils.tracing import never_traced
 from raglane.errors import ArgumentTypeError, ShapeError
 from raglane.kernels.cpu import transduction as kernels
 from raglane.native import missing_kernels
-from raglane.nn.losses.comparison import Once
+from raglane.nn.losses.comparison import Once, check_untransformed
 from raglane.nn.transduction.tokens import as_tokens
 from raglane.ragged import Ragged
 
@@ -117,6 +117,7 @@ def soft_dtw(a: Ragged, b: Ragged, gamma: float = 1.0) -> Tensor:
     ]
     costs = torch.cat([*each, a.values[:0].reshape(-1)]).double()
     if costs.is_cpu and missing_kernels() is None:
+        check_untransformed("soft_dtw", "a", [costs])
         found: Tensor = _SoftMinimum.apply(costs, a.offsets, b.offsets, gamma)  # type: ignore[no-untyped-call]
     else:
         found = _by_diagonals(costs, a.host_lengths, b.host_lengths, gamma)
@@ -143,7 +144,7 @@ class _SoftMinimum(torch.autograd.Function):
         shares = kernels.soft_dtw(costs, left, right, ctx.gamma, reach)
         gradient = shares * grad.repeat_interleave(left.diff() * right.diff())
         if torch.is_grad_enabled():  # with create_graph=True
-            gradient = Once.apply(gradient, costs, "soft_dtw", "a")  # type: ignore[no-untyped-call]
+            gradient = Once.apply(gradient, "soft_dtw", "a", costs)  # type: ignore[no-untyped-call]
         return gradient, None, None, None
 
 

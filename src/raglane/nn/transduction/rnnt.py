@@ -27,6 +27,7 @@ from raglane.nn.losses.comparison import (
     Reduction,
     check_predictions,
     check_reduction,
+    check_untransformed,
     label_scales,
     reduce_per_label,
     sequence_weights,
@@ -123,9 +124,11 @@ def rnnt_loss(
     lengths = targets.lengths, frames.to(targets.device)
     if not isinstance(joint, torch.nn.Linear) or not fused.supports(parts, joint):
         emissions = _emissions(parts, joint, alignments, targets)
+        check_untransformed("rnnt_loss", "encoder", [emissions])
         need_shares = torch.is_grad_enabled() and emissions.requires_grad
         losses, _ = align(emissions, *alignments.arguments(), need_shares)
         return reduce_per_label(losses, shares, *lengths, reduction).to(encoder.dtype)
+    check_untransformed("rnnt_loss", "encoder", [*parts, *joint.parameters()])
     if reduction == "none" or shares.requires_grad:
         losses = fused.losses(parts, joint, alignments)
         return reduce_per_label(losses, shares, *lengths, reduction).to(encoder.dtype)
