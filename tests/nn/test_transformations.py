@@ -17,6 +17,7 @@ from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp,
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 import raglane as rl
 from every_layer import has_torch_lstm_under_autocast
@@ -126,8 +127,10 @@ def batched_gradients(module: nn.Module, leaf: Tensor) -> Pair:
 
 
 def forward_derivative(module: nn.Module, leaf: Tensor) -> Pair:
-    """In the values and in a weight."""
+    """In the values, also while a mode records operators, and in a weight."""
     with forward_ad.dual_level():
+        with FlopCounterMode(display=False):
+            recorded = forward_ad.unpack_dual(module(forward_ad.make_dual(leaf, torch.ones_like(leaf)))).tangent
         found = forward_ad.unpack_dual(module(forward_ad.make_dual(leaf, torch.ones_like(leaf)))).tangent
         name, weight = next(iter(module.named_parameters()))
         dual = forward_ad.make_dual(weight.detach(), torch.ones_like(weight))
@@ -135,7 +138,7 @@ def forward_derivative(module: nn.Module, leaf: Tensor) -> Pair:
     wanted = torch.autograd.functional.jvp(
         lambda weight: functional_call(module, {name: weight}, (leaf,)), weight.detach(), torch.ones_like(weight)
     )[1]
-    return [found, of_weight], [jacobian(module, leaf).flatten(1).sum(1), wanted]
+    return [recorded, found, of_weight], [*[jacobian(module, leaf).flatten(1).sum(1)] * 2, wanted]
 
 
 def second_derivatives(module: nn.Module, leaf: Tensor) -> Pair:

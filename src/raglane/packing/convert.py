@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from raglane._utils.checks import check_storage
-from raglane._utils.tracing import never_traced, records_operators
+from raglane._utils.tracing import has_tangent, never_traced, records_operators
 from raglane.packing import rows
 from raglane.packing.checks import read_padded, read_padding_side
 from raglane.packing.layouts import inverse, packed_layout
@@ -63,7 +63,7 @@ def flatten_padded(
     """Convert a padded batch; errors call it ``argument``."""
     left = read_padding_side(padding_side)
     if not left:
-        if records_operators():
+        if records_operators() and not has_tangent([padded]):
             return _flatten_by_operators(padded, lengths, batch_first, argument)
         moved = rows.flatten_padded(padded, lengths, batch_first) if _is_padded(padded) else None
         if moved is not None:

@@ -105,7 +105,8 @@ class ProgramBackend:
 
     def run(self, request: Request, schedule: str) -> Result:
         """See :class:`~raglane.kernels.contract.Backend`."""
-        return self._run_recorded(request, schedule) if records_operators() else run(request)
+        is_recorded = records_operators() and not has_tangent(request.tensors())  # which operators would drop
+        return self._run_recorded(request, schedule) if is_recorded else run(request)
 
     def _run_recorded(self, request: Request, schedule: str) -> Result:
         """Run a request while a compiler, an export or a mode records operators."""
