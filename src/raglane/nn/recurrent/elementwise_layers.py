@@ -81,20 +81,29 @@ def _bounded(weight: Any, bound: float) -> Any:
         check_storage("weight", weight)
     except ShapeError:
         return weight
+    # Rounded towards 0: the nearest number may be outside, and a bfloat16 state grow threefold over 150 steps.
+    step = _step_above_one(weight)
     apply: Any = _Bound.apply
-    return apply(weight, bound)
+    return apply(weight, bound // step * step)
 
 
 class _Bound(torch.autograd.Function):
     """Clamps numbers to a bound. Gradients that would move a number further outside are zeroed."""
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, numbers: Tensor, bound: float) -> Tensor:
-        # Rounded towards 0: the nearest number may be outside, and a bfloat16 state grow threefold over 150 steps.
-        step = _step_above_one(numbers)
-        ctx.bound = bound = bound // step * step
-        ctx.save_for_backward(numbers)
+    def forward(numbers: Tensor, bound: float) -> Tensor:
         return numbers.clamp(-bound, bound)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: Tensor) -> None:  # noqa: ARG004
+        ctx.save_for_backward(inputs[0])
+        ctx.bound = inputs[1]
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:  # noqa: ARG004
+        return tangent.clone()  # of numbers within the bound, and of others that move inwards
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
