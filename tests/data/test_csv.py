@@ -241,6 +241,7 @@ def test_missing_numbers_a_short_row_and_infinity(tmp_path: Path) -> None:
         ("id,x,y\n1,1,a\n1,1,a,4,5\n", Columns(), ["line 3", "5"]),
         ('id,x,y\n1,1,"a\n1,1,a\n', Columns(), ["rows of several sizes"]),
         ('id,x,y\n1,"1,5",a\n', Columns(label="y"), ["'1,5' in data row 0", "decimal points"]),
+        ("id;x;y\n1;2.5;a\n1;1,234;a\n", Columns(label="y"), ["'1,234' in data row 1", "decimal points"]),
         ("id,t,x,y\nid,t,x,y\n1,1,1,a\n2,2,2,b\n", Columns(), ["the header again in data row 0", "one header"]),
         ("text,label\na b,x\nc,y\ntext,label\n", Columns(), ["the header again in data row 2"]),
     ],
@@ -248,6 +249,14 @@ def test_missing_numbers_a_short_row_and_infinity(tmp_path: Path) -> None:
 def test_bad_files(tmp_path: Path, text: str, columns: Columns, words: list[str]) -> None:
     path = write(tmp_path, text)
     assert refused(words, read, path, columns).startswith(str(path))
+
+
+def test_only_numbers_have_their_decimal_commas_replaced(tmp_path: Path) -> None:
+    found = read(write(tmp_path, "id;t;x;kind\n1,5;0,5;,25;1,0\n1,5;0,25;1e3;1,0\n1.5;1;;2,0\n"), Columns(label="kind"))
+    assert (found.ids, found.labels) == (("1,5", "1.5"), ("1,0", "2,0"))
+    np.testing.assert_array_equal(found.values.ravel(), [1000, 0.25, np.nan])
+    texts = read(write(tmp_path, "id;word\n1;3,14\n1;is\n2;pi\n"), Columns(need_labels=False))
+    assert texts.values.tolist() == ["3,14", "is", "pi"]
 
 
 @pytest.mark.parametrize(

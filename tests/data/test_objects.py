@@ -115,6 +115,8 @@ def test_a_table_with_labels_beside_it() -> None:
     frame = pd.DataFrame({"x": [[1.0, 2.0], [3.0]], "kind": ["up", "down"]})
     assert read(frame, labels=["p", "q"]).labels == ("p", "q")
     assert read(frame[["x"]], labels=["p", "q"]).labels == ("p", "q")
+    categories = pl.DataFrame({"x": [[1.0], [2.0]], "kind": pl.Series(["u", "v"], dtype=pl.Categorical)})
+    assert read(categories).labels == ("u", "v")
     matrices = pd.DataFrame({0: [np.ones((2, 3)), np.zeros((1, 3))], 1: ["up", "down"]})
     assert read(matrices).lengths.tolist() == [2, 1]
 
@@ -123,14 +125,14 @@ def test_panels() -> None:
     expected = [[[1, 10], [2, 20]], [[3, 30]]]
     channels = [pd.Series([1.0, 2.0]), pd.Series([3.0])], [pd.Series([10.0, 20.0]), pd.Series([30.0])]
     nested = pd.DataFrame(dict(zip("ab", channels, strict=True)))
-    flat = pd.DataFrame({"a": [1, 3, 2], "b": [10, 30, 20]}, dtype=float)
-    # The rows of a sequence need not stand together.
-    flat.index = pd.MultiIndex.from_tuples([("s", 0), ("t", 0), ("s", 1)])
+    flat = pd.DataFrame({"a": [2, 3, 1], "b": [20, 30, 10]}, dtype=float)
+    # The rows of a sequence may be apart, and in another order than their steps.
+    flat.index = pd.MultiIndex.from_tuples([("s", 1), ("t", 0), ("s", 0)])
     listed = [pd.DataFrame({"a": [1.0, 2.0], "b": [10.0, 20.0]}), pd.DataFrame({"a": [3.0], "b": [30.0]})]
     for panel in (nested, flat, listed):
         found = read(panel, labels=["up", "down"])
         assert _split(found) == expected
-        assert found.channels == ("x0", "x1")
+        assert found.channels == ("a", "b")
     assert read(flat, _NONE).ids == ("s", "t")
 
 
@@ -159,6 +161,13 @@ def test_panels() -> None:
         (torch.ones(2, 3, device="meta"), None, ArgumentTypeError, ["data", "Tensor"]),
         (pd.DataFrame([[[1.0], "a"]], columns=[1, "1"]), None, DataError, ["Duplicate column names"]),
         (pa.table({"x": [[1.0]], "y": pa.array([None], "str").dictionary_encode("encode")}), None, DataError, ["null"]),
+        (
+            [pd.DataFrame({"a": [1.0], "b": [2.0]}), pd.DataFrame({"b": [1.0], "a": [2.0]})],
+            None,
+            DataError,
+            ["data[1]"],
+        ),
+        (pd.DataFrame({"id": [1], "x": [1], "kind": [b"u"]}), None, DataError, ["bytes in the column 'kind'"]),
         (pd.DataFrame({"x": [1, "a"]}), None, DataError, ["Arrow", "one kind"]),
         (pd.DataFrame({"a": [pd.Series([1, 2])], "b": [pd.Series([1])]}), None, ShapeError, ["row 0", "2, 1 steps"]),
         ([[1.0]], None, DataError, ["labels must be", "got none", "classify"]),

@@ -84,6 +84,13 @@ def test_each_panel_is_taken_as_it_is() -> None:
         found = RecurrentClassifier(channels=channels, **_TINY).fit(panel, labels).predict_proba(panel)
         expected = found if expected is None else expected
         assert np.array_equal(found, expected), type(panel)
+    # Channels with names are found in any order; those of a model of arrays have none.
+    for panels in ((nested, nested[["b", "a"]]), (indexed, indexed[["b", "a"]], sequences), (sequences, tables)):
+        model = RecurrentClassifier(channels="last", **_TINY).fit(panels[0], labels)
+        run = rl.fit(panels[0], labels, epochs=1, hidden_size=4, threads=1)
+        for panel in panels[1:]:
+            assert np.array_equal(model.predict_proba(panel), model.predict_proba(panels[0]))
+            assert run.evaluate(panel, labels)["loss"] == run.evaluate(panels[0], labels)["loss"]
 
 
 def test_arrays_of_three_dimensions() -> None:

@@ -19,7 +19,7 @@ import torch
 
 from raglane._utils.checks import check_tensor, check_unmasked
 from raglane._utils.files import as_path
-from raglane._utils.messages import argument, quote, require
+from raglane._utils.messages import argument, quote, quote_all, require
 from raglane.data import formats
 from raglane.data.dataset import Dataset
 from raglane.data.formats import csv
@@ -157,8 +157,11 @@ def _read(data: Any, columns: Columns) -> Records:
         return _flat(data.values, data.offsets.cpu().numpy())
     if isinstance(data, torch.Tensor) or (isinstance(data, np.ndarray) and data.dtype.kind != "O"):
         return _array(check_tensor("data", data) if isinstance(data, torch.Tensor) else data)
-    if _is_pandas(data, "DataFrame") and is_panel(data):
-        return _panel(data)
+    if is_panel(data):
+        records, names = _panel(data), list(data.columns if _is_pandas(data, "DataFrame") else data[0].columns)
+        # Named channels are found by their names in any order.
+        is_named = all(isinstance(name, str) for name in names) and len(set(names)) == len(records.channels)
+        return replace(records, channels=tuple(names)) if is_named else records
     table = _table(data)
     if table is not None:
         return _of_table(table, columns)
@@ -321,6 +324,9 @@ def _written(table: Any) -> dict[str, npt.NDArray[np.object_]]:
     """Return the entries of a table as texts, as in a CSV file."""
     entries = {}
     for name in table.column_names:
+        if "binary" in str(table.column(name).type):
+            rule = "a table of texts, numbers and booleans"
+            raise DataError("data", f"bytes in the column {quote(name)}", rule, "decode them, e.g. with .str.decode()")
         values = table.column(name).to_pylist()
         words = np.empty(len(values), dtype=object)
         words[:] = ["" if value is None or value != value else str(value) for value in values]
@@ -340,13 +346,22 @@ def is_panel(data: Any) -> bool:
 
 
 def _panel(frame: Any) -> Records:
+    if isinstance(frame, (list, tuple)):
+        for place, table in enumerate(frame):
+            names, first = (list(getattr(each, "columns", ())) for each in (table, frame[0]))
+            if names != first:
+                rule = f"a table with the columns of data[0] in their order, {quote_all(first)}"
+                got, fix = f"the columns {quote_all(names)}", "select them with table[names]"
+                raise DataError(f"data[{place}]", got, rule, fix)
+        return _numbers(frame)
     if frame.index.nlevels == 1:
         # Rows of Series, one per channel.
         columns = ([np.asarray(entry) for entry in row] for row in frame.itertuples(index=False))
         return _numbers([_stacked(row, place) for place, row in enumerate(columns)])
     pandas = require("pandas", "data")
     codes, ids = pandas.factorize(frame.index.droplevel(-1))
-    order = np.argsort(codes, kind="stable")
+    steps, _ = pandas.factorize(frame.index.get_level_values(-1), sort=True)
+    order = np.lexsort((steps, codes))
     values = _floats(frame.to_numpy()[order], "data")
     return replace(
         _flat(values, offsets_of(np.bincount(codes, minlength=len(ids)))),

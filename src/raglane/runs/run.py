@@ -277,7 +277,8 @@ class Run:
             is_named = any(columns.get(role) for role in ("sequence", "features", "static"))
             return self._renamed(records) if is_named else records
         records = source.take(data, labels, self.task, need_labels=need_labels)
-        if records is data or records.channels != tuple(f"x{place}" for place in range(len(records.channels))):
+        unnamed = tuple(f"x{place}" for place in range(len(records.channels)))
+        if records is data or unnamed not in (records.channels, self.channels):
             return records
         if records.channels and self.channels and len(records.values) and len(records.channels) != len(self.channels):
             got = f"{count_of(len(records.channels), 'channel')} without names"

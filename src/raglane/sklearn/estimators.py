@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, Self
 
 import numpy as np
@@ -40,7 +40,7 @@ def _sequences_from(estimator: Any, X: Any, *, reset: bool) -> Dataset:  # noqa:
     channels = estimator.channels
     check_choice("channels", channels, tuple(_LAYOUTS))
     if reset:
-        for name in ("n_features_in_", "feature_names_in_", "_channels"):
+        for name in ("n_features_in_", "feature_names_in_", "_channels", "_names"):
             vars(estimator).pop(name, None)
     is_rows = not (isinstance(X, (Ragged, Dataset)) or is_panel(X) or _is_list(X) or getattr(X, "ndim", 0) == 3)
     if is_rows:
@@ -51,6 +51,11 @@ def _sequences_from(estimator: Any, X: Any, *, reset: bool) -> Dataset:  # noqa:
         parts = list(X)
         records = read(parts if is_text(parts) else _steps_first(parts, channels), _NO_LABELS)
     count = None if records.is_tokens else len(records.channels)
+    default = tuple(f"x{place}" for place in range(count or 0))
+    if reset:
+        estimator._names = records.channels
+    elif len(estimator._names) == count and default in (records.channels, estimator._names):
+        records = Dataset(replace(records.records, channels=estimator._names))
     if reset:
         estimator._channels = count
         if not is_rows and count == 1 and len(set(records.lengths.tolist())) == 1:

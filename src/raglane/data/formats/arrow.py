@@ -166,11 +166,19 @@ def _first_null(column: Any) -> int:
     return int(column.is_null().to_numpy().argmax())
 
 
+def as_texts(column: Any) -> Any:
+    """Cast texts, integers or booleans to large strings."""
+    if arrow_types().is_dictionary(column.type):
+        # Arrow cannot look up string views, which Polars writes.
+        column = column.cast(require("pyarrow", "data").dictionary(column.type.index_type, "large_string"))
+    return column.cast("large_string")
+
+
 def words_of(reader: Reader, column: Any, name: str, offsets: _Integers | None = None) -> npt.NDArray[np.object_]:
     """Convert labels or tokens without nulls to ``(M,)`` str; ``offsets`` are given if they are elements of rows."""
     if not is_label(column.type):
         raise reader.type_error(column, name, "strings, integers or booleans", "convert the column, or name another")
-    texts = column.cast("large_string")
+    texts = as_texts(column)
     # A null may be a value of a dictionary, which the column does not count.
     if texts.null_count:
         raise reader.entry_error("a null", _first_null(texts), name, "values that are not null", "fill it", offsets)
@@ -288,7 +296,7 @@ def _split_texts(
 ) -> tuple[npt.NDArray[np.object_], _Integers]:
     """Split texts into tokens, by default at white space."""
     arrow, compute = require("pyarrow", "data"), require("pyarrow.compute", "data")
-    texts = compute.cast(column, "large_string")
+    texts = as_texts(column)
     if split not in (None, "words"):
         tokens, counts = split_texts(words_of(reader, column, name).tolist(), split)
         return tokens, offsets_of(counts)

@@ -49,10 +49,10 @@ from raglane.data.formats.base import (
     read_bytes,
 )
 from raglane.data.formats.csv_table import (
-    DECIMAL_COMMA,
     Entries,
     check_header_once,
     is_plain,
+    mark_commas,
     numbers_in,
     records_of_rows,
 )
@@ -237,10 +237,9 @@ def _parsed(path: Path, content: IO[bytes], size: int | None) -> Iterator[Entrie
     try:
         with pandas.read_csv(content, sep=mark, chunksize=size or sys.maxsize, **options) as reader:
             for frame in reader:
-                if mark != ",":
-                    frame = frame.replace(DECIMAL_COMMA, r"\1.\2", regex=True)
                 # Only the missing ends of short rows are NaN.
-                yield frame.fillna("").to_numpy(dtype=object)
+                rows = frame.fillna("").to_numpy(dtype=object)
+                yield rows if mark == "," else mark_commas(rows)
     except (pandas.errors.ParserError, pandas.errors.EmptyDataError) as error:
         what = "rows of several sizes" if isinstance(error, pandas.errors.ParserError) else "an empty file"
         got = f"{what} ({' '.join(str(error).split()).rstrip('.')})"

@@ -24,8 +24,30 @@ _Bools = npt.NDArray[np.bool_]
 # Spellings of a missing number, in lower case.
 _MISSING = ("", "nan", "na", "n/a", "null", "none", "?")
 
-# A number with a decimal comma.
-DECIMAL_COMMA = r"^\s*([+-]?\d*),(\d+(?:[eE][+-]?\d+)?)\s*$"
+_DECIMAL_COMMA = re.compile(r"\s*[+-]?\d*,\d+(?:[eE][+-]?\d+)?\s*")
+
+
+class _DecimalComma(str):
+    """A number with a decimal comma; an id, a label or a word stays as it is written."""
+
+    __slots__ = ()
+
+
+def mark_commas(entries: Entries) -> Entries:
+    """Mark the entries that may be numbers with decimal commas, of a file whose separator is another."""
+    words: list[str] = entries.ravel().tolist()
+    marked = [_DecimalComma(word) if "," in word and _DECIMAL_COMMA.fullmatch(word) else word for word in words]
+    return np.array(marked, dtype=object).reshape(entries.shape)
+
+
+def _with_points(entries: Entries) -> Entries:
+    """Replace marked decimal commas by points, unless other entries have points."""
+    words = entries.tolist()
+    commas = [isinstance(word, _DecimalComma) for word in words] if "," in "".join(words) else []
+    if not any(commas) or any("." in word for word, is_comma in zip(words, commas, strict=True) if not is_comma):
+        return entries
+    pairs = zip(words, commas, strict=True)
+    return np.array([word.replace(",", ".") if is_comma else word for word, is_comma in pairs], dtype=object)
 
 
 @dataclass(frozen=True)
@@ -166,6 +188,7 @@ def is_plain(word: str) -> bool:
 
 def numbers_in(entries: Entries) -> tuple[npt.NDArray[np.float64], _Bools]:
     """Return entries as numbers, NaN where missing, and which entries are neither."""
+    entries = _with_points(entries)
     text = "".join(entries.tolist())
     # Python accepts 1_5 and digits of other scripts; in a file they are damage.
     if text.isascii() and "_" not in text:
@@ -255,8 +278,9 @@ def _features(
     for name in names:
         column, odd = table.numbers(name)
         if odd.any() and name not in (columns.categorical or ()):
-            has_comma = odd & bool(re.match(DECIMAL_COMMA, table.entries[name][int(odd.argmax())]))
-            table.check(has_comma, name, "decimal points", "write points, or separate the entries by semicolons")
+            has_comma = odd & bool(_DECIMAL_COMMA.fullmatch(table.entries[name][int(odd.argmax())]))
+            fix = "write points, or separate the entries by semicolons and write commas in all of them"
+            table.check(has_comma, name, "decimal points", fix)
         has_words = _has_words(name, odd, columns, is_tokens is None)
         if len(names) == 1:
             has_words = has_words or bool(odd.mean() >= 0.5 or columns.tokens) if is_tokens is None else is_tokens
@@ -404,7 +428,7 @@ def _is_words(entries: Entries) -> bool:
 def _times(path: Path, entries: Entries, name: str) -> npt.NDArray[Any]:
     """Convert numbers or dates to int64 or float64, to sort by."""
     pandas = require("pandas", "data")
-    series = pandas.Series(entries, dtype=object)
+    series = pandas.Series(_with_points(entries), dtype=object)
     # Whole numbers stay integers: float64 is not exact for nanoseconds since 1970.
     numbers = pandas.to_numeric(series, errors="coerce").to_numpy()
     if numbers.dtype.kind in "iu" or np.isfinite(numbers).all():
@@ -433,7 +457,7 @@ def _dates(series: Any) -> Any:
 def _gaps_between(entries: Entries) -> npt.NDArray[np.float32]:
     """Return the differences of consecutive numbers, or seconds between dates, ``(rows,)``; 0 for the first."""
     pandas = require("pandas", "data")
-    series = pandas.Series(entries, dtype=object)
+    series = pandas.Series(_with_points(entries), dtype=object)
     numbers = pandas.to_numeric(series, errors="coerce")
     if np.isfinite(numbers.to_numpy(dtype=np.float64)).all():
         gaps = numbers.diff()

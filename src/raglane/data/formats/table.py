@@ -29,6 +29,7 @@ from raglane.data.formats.arrow import (
     Reader,
     are_sets,
     arrow_types,
+    as_texts,
     is_id,
     is_label,
     is_list,
@@ -242,7 +243,7 @@ def _static_feature(reader: Reader, column: Any, name: str, columns: Columns) ->
     """Read a column with an entry per sequence; null is missing."""
     is_words = is_text(column.type) or name in (columns.categorical or ())
     if is_words and is_label(column.type):
-        return Feature(name, words_of(reader, column.cast("large_string").fill_null(""), name), per_sequence=True)
+        return Feature(name, words_of(reader, as_texts(column).fill_null(""), name), per_sequence=True)
     if is_words or not is_number(column.type):
         raise reader.type_error(column, name, "numbers or words", "convert the column, or leave it out")
     return Feature(name, as_float32(column.cast("double").to_numpy()), per_sequence=True)
