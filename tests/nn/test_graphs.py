@@ -105,11 +105,12 @@ def test_a_pack_made_and_unmade_within_a_model() -> None:
         ("Ragged", {"input": [{0: DYNAMIC}, {0: DYNAMIC}]}),
     ],
 )
-@pytest.mark.parametrize("cell", ["LSTM", "MinLSTM"])
+@pytest.mark.parametrize("cell", ["LSTM", "MinLSTM", "CausalConv1d"])
 @torch.no_grad()
 def test_exported_programs_run_other_batches(cell: str, kind: str, dims: Any) -> None:
     """Saved, loaded, and run with other numbers of sequences, steps and elements."""
-    layer = getattr(rl.nn, cell)(2, 3, 2, bidirectional=True, batch_first=True)
+    more: dict[str, Any] = {} if cell == "CausalConv1d" else {"bidirectional": True}
+    layer = getattr(rl.nn, cell)(2, 3, 2, batch_first=True, **more)
     given, options = random_batch(kind, 3, least=2)  # a size of 1 in the example becomes a constant
     stored = io.BytesIO()
     torch.export.save(torch.export.export(layer, (given,), options, dynamic_shapes=dims), stored)

@@ -296,7 +296,10 @@ def test_nothing_waits_for_a_device(device: torch.device) -> None:
         torch.cuda.set_sync_debug_mode("default")
 
 
-@pytest.mark.parametrize(("dtype", "value"), [(torch.uint8, -1), (torch.int64, float("nan")), (torch.float16, 1e9)])
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [(torch.uint8, -1), (torch.int64, float("nan")), (torch.float16, 1e9), (torch.uint16, -1), (torch.uint32, 1e30)],
+)
 def test_a_padding_value_outside_the_dtype(dtype: torch.dtype, value: float, device: torch.device) -> None:
     sequences = [torch.ones(2, device=device).to(dtype), torch.ones(1, device=device).to(dtype)]
     for module in (rnn, packing):

@@ -241,7 +241,7 @@ def _state_of(module: Any, count: int) -> tuple[Tensor, ...]:
     own = module.initial_state(count)
     parts = (own,) if isinstance(own, Tensor) else own
     is_tuple = isinstance(parts, tuple | list) and len(parts) > 0
-    if not is_tuple or not all(isinstance(part, Tensor) and part.dim() == 2 and len(part) == count for part in parts):
+    if not is_tuple or not all(isinstance(part, Tensor) and part.shape[:-1] == (count,) for part in parts):
         shapes = [f"shape {tuple(part.shape)}" for part in parts if isinstance(part, Tensor)] if is_tuple else []
         got = " and ".join(shapes) or f"a {type(own).__name__}"
         name, rule = f"{type(module).__name__}.initial_state({count})", f"a tensor ({count}, size), or a tuple of them"
