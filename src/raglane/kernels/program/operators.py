@@ -29,7 +29,7 @@ _ARGUMENTS = (
 def program(*given: Any) -> list[Tensor]:
     """Return the output if needed, the final states, and the states after each element if needed."""
     # Copied, because the results of an operator must not share memory with its arguments.
-    return [part.detach().clone() for part in _run(*given)]
+    return [part.detach().clone(memory_format=torch.contiguous_format) for part in _run(*given)]
 
 
 def _run(*given: Any) -> list[Tensor]:
