@@ -308,6 +308,14 @@ void check_rows(std::mt19937& random, int round, unsigned seed) {
   r.sizes = r.order = nullptr;  // which are not read again
   run(raglane_scatter, again, flat);
   run(raglane_gather, again, back);
+  for (int64_t raglane_rows::*field :
+       {&raglane_rows::row_bytes, &raglane_rows::sequence_stride, &raglane_rows::step_stride})
+    for (int64_t absurd : {int64_t(1) << 62, int64_t(1) << 61 | 1, INT64_MIN}) {
+      raglane_rows other = r;
+      other.*field = absurd;
+      bool is_refused = raglane_gather(&other, message, sizeof message) != RAGLANE_OK;
+      if (field == &raglane_rows::row_bytes && !is_refused) std::fprintf(stderr, "row_bytes: no error\n"), std::exit(1);
+    }
   bool kept = !r.is_pack || again == table;
   if (offsets == wanted && back == flat && kept) return;
   std::fprintf(stderr, "round %d, seed %u: rows came back changed\n", round, seed);

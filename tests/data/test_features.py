@@ -134,6 +134,15 @@ def test_features_become_columns_of_the_inputs_by_hand() -> None:
     assert fitted.apply(moved, require_targets=False).tensors().values[:, 4].tolist() == [0, 0, 0, 0]
 
 
+def test_whole_numbers_with_a_decimal_point_are_the_same_categories() -> None:
+    table = pd.DataFrame({"id": [0, 0, 1, 1], "x": [1.0, 2.0, 3.0, 4.0], "code": [3, 1, 3, 2], "kind": list("aabb")})
+    columns = Columns(label="kind", features=("x", "code"), categorical=("code",))
+    one, other = (read(frame, columns) for frame in (table, table.astype({"code": float})))
+    for fitted in (Preprocessor.fit(part, task="classify") for part in (one, other)):
+        assert fitted.apply(one).tensors().values.tolist() == fitted.apply(other).tensors().values.tolist()
+        assert fitted.apply(one).tensors().values[:, 1].tolist() == [1, 2, 1, 3]
+
+
 def test_tokens_with_features_stand_last() -> None:
     words = np.array(["u", "v", "u"], dtype=object)
     feature = Feature("age", np.array([1.0, 3.0], np.float32), per_sequence=True)

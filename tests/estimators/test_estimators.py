@@ -206,6 +206,9 @@ def test_several_numbers_per_sequence() -> None:
     model = RecurrentRegressor(**(_QUICK | {"epochs": 80, "loss": "huber"})).fit(sequences, numbers)
     assert model.predict(sequences).shape == (20, 2)
     assert model.score(sequences, numbers) > 0.8
+    # As many numbers as steps are those of a sequence too.
+    model.fit([sequence[:2] for sequence in sequences], numbers)
+    assert model.predict(sequences[:3]).shape == (3, 2)
 
 
 def test_pipelines_searches_copies_and_pickles() -> None:

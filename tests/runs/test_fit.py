@@ -173,6 +173,7 @@ def test_a_bar_is_for_those_who_look(monkeypatch: pytest.MonkeyPatch, capsys: py
         ({"hidden_size": 0}, ArgumentError, "hidden_size must be .*got 0"),
         ({"cell": "transformer"}, ArgumentError, "cell must be .*got 'transformer'"),
         ({"features": 3}, ArgumentTypeError, "features must be .*got 3"),
+        ({"time_gaps": "yes"}, ArgumentTypeError, "time_gaps must be True or False"),
         ({"device": "tpu"}, ArgumentError, "device"),
         ({"resume": 1}, ArgumentTypeError, "resume must be .*got 1"),
         ({"progress": "yes"}, ArgumentTypeError, "progress must be .*got 'yes'"),

@@ -146,7 +146,7 @@ def encode(
             column = ((feature.values - encoder.mean) / encoder.std).astype(np.float32)
         else:
             words = feature.values.tolist()
-            column = look_up(words, places_of(encoder.vocabulary), len(words), 0).astype(np.float32)
+            column = look_up(words, _places_of_categories(encoder.vocabulary), len(words), 0).astype(np.float32)
         column = np.repeat(column, lengths) if feature.per_sequence else column
         (numbers if encoder.vocabulary is None else indices).append(column)
     block = np.stack(numbers, axis=1) if numbers else np.zeros((int(offsets[-1]), 0), dtype=np.float32)
@@ -225,6 +225,17 @@ def look_up(words: Iterable[str], table: Mapping[str, int], count: int, absent: 
 def places_of(words: tuple[str, ...]) -> dict[str, int]:
     """Return the index of each word; cached for the batches of an epoch."""
     return {word: place for place, word in enumerate(words)}
+
+
+@functools.lru_cache(maxsize=8)
+def _places_of_categories(words: tuple[str, ...]) -> dict[str, int]:
+    """Return the index of each category; whole numbers also as 3.0 for 3, and as 3 for 3.0.
+
+    A column of whole numbers becomes one of floats if an entry of it is missing.
+    """
+    whole = [word for word in words if re.fullmatch(r"-?\d+(\.0)?", word, re.ASCII)]
+    places = places_of(words)
+    return {word.removesuffix(".0") if "." in word else f"{word}.0": places[word] for word in whole} | places
 
 
 def fit_targets(statistics: Statistics, task: str, source: str) -> dict[str, Any]:

@@ -260,7 +260,7 @@ def _arrow(values: Any, name: str, rule: str) -> Any:
 
 def _tokens(sequences: Sequence[Any], split: str | None) -> Records:
     """Return the records of texts, which are tokenized as ``split`` names it, or of lists of texts."""
-    column = _arrow(sequences, "data", "sequences are all texts, or all lists of texts, or all of numbers")
+    column = _arrow(sequences, "data", "sequences that are all texts, or all lists of texts, or all of numbers")
     table = require("pyarrow", "data").table({"data": column})
     return _of_table(table, Columns(need_labels=False, sequence="data", split=split))
 

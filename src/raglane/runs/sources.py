@@ -109,7 +109,7 @@ class ColumnNames:
 def chosen_columns(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of :class:`ColumnNames` for columns named in Python."""
     # Imported here, because help texts read ColumnNames without torch.
-    from raglane._utils.checks import check_kind
+    from raglane._utils.checks import check_flag, check_kind
     from raglane.data.records import LISTS
 
     known = tuple(options(ColumnNames))
@@ -122,6 +122,9 @@ def chosen_columns(given: Mapping[str, Any]) -> dict[str, Any]:
             check_kind(name, value, (list, tuple), "a list of column names", 'pass ["a", "b"]')
         if name == "tokens" and isinstance(value, bool):
             value = "yes" if value else "no"
+        if name in ("wide", "time_gaps"):
+            chosen[name] = check_flag(name, value)
+            continue
         for part in value if isinstance(value, (list, tuple)) else [value]:
             check_kind(name, part, (str, type(None)), "a string, or None", "pass the name of a column")
         chosen[name] = list(value) if isinstance(value, tuple) else value

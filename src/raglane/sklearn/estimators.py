@@ -14,7 +14,7 @@ from raglane._utils.checks import check_choice
 from raglane._utils.messages import count_of, quote, require
 from raglane.data.dataset import Dataset
 from raglane.data.reading import is_panel, is_text, read
-from raglane.data.records import Columns
+from raglane.data.records import Columns, Targets
 from raglane.errors import ArgumentError, ArgumentTypeError, DataError
 from raglane.ragged import Ragged
 from raglane.runs.fit import fit
@@ -290,7 +290,12 @@ class RecurrentRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
         y = _targets(y, records, numbers=True)
         if reset:
             self._is_matrix = y.ndim == 2
-        return read(records, Columns("regress"), labels=y.tolist())
+        labelled = read(records, Columns("regress"), labels=y.reshape(len(y), -1)[:, 0].tolist())
+        if y.ndim == 1:
+            return labelled
+        # Per sequence, also if its numbers are as many as the elements.
+        names = tuple(f"labels_{place}" for place in range(y.shape[1]))
+        return Dataset(replace(labelled.records, targets=Targets(y, names=names)))
 
     def predict(self, X: Any) -> npt.NDArray[np.float64]:  # noqa: N803
         """Return the numbers of each sequence, ``(n,)`` or ``(n, T)``."""
