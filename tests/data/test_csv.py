@@ -241,7 +241,9 @@ def test_missing_numbers_a_short_row_and_infinity(tmp_path: Path) -> None:
         ("id,x,y\n1,1,a\n1,1,a,4,5\n", Columns(), ["line 3", "5"]),
         ('id,x,y\n1,1,"a\n1,1,a\n', Columns(), ["rows of several sizes"]),
         ('id,x,y\n1,"1,5",a\n', Columns(label="y"), ["'1,5' in data row 0", "decimal points"]),
-        ("id;x;y\n1;2.5;a\n1;1,234;a\n", Columns(label="y"), ["'1,234' in data row 1", "decimal points"]),
+        ("id;x;y\n1;2.5;a\n1;1,234;a\n", Columns(label="y"), ["'1,234' in data row 1", "one decimal mark"]),
+        ("id;x;y\n1;1,5;a\n1;2.5;a\n", Columns(label="y"), ["'2.5' in data row 1", "one decimal mark"]),
+        ("id;x;y\n1;k.A.;a\n1;1,5;a\n1;2,5;a\n", Columns(label="y"), ["'k.A.' in data row 0"]),
         ("id,t,x,y\nid,t,x,y\n1,1,1,a\n2,2,2,b\n", Columns(), ["the header again in data row 0", "one header"]),
         ("text,label\na b,x\nc,y\ntext,label\n", Columns(), ["the header again in data row 2"]),
     ],
@@ -252,11 +254,14 @@ def test_bad_files(tmp_path: Path, text: str, columns: Columns, words: list[str]
 
 
 def test_only_numbers_have_their_decimal_commas_replaced(tmp_path: Path) -> None:
+    wide = read(write(tmp_path, "label;1.0;2.0;3.0\na;,5;1,5;2\nb;1;2;3,5\n"), Columns(wide=True, label="label"))
+    assert wide.values.ravel().tolist() == [0.5, 1.5, 2, 1, 2, 3.5]
     found = read(write(tmp_path, "id;t;x;kind\n1,5;0,5;,25;1,0\n1,5;0,25;1e3;1,0\n1.5;1;;2,0\n"), Columns(label="kind"))
     assert (found.ids, found.labels) == (("1,5", "1.5"), ("1,0", "2,0"))
     np.testing.assert_array_equal(found.values.ravel(), [1000, 0.25, np.nan])
-    texts = read(write(tmp_path, "id;word\n1;3,14\n1;is\n2;pi\n"), Columns(need_labels=False))
-    assert texts.values.tolist() == ["3,14", "is", "pi"]
+    texts = read(write(tmp_path, "id;word\n1;3,14\n1;is\n1;.\n2;pi\n"), Columns(need_labels=False))
+    assert texts.values.tolist() == ["3,14", "is", ".", "pi"]
+    assert {*map(type, (*texts.values.tolist(), *(found.labels or ())))} == {str}
 
 
 @pytest.mark.parametrize(

@@ -129,7 +129,9 @@ def test_panels() -> None:
     # The rows of a sequence may be apart, and in another order than their steps.
     flat.index = pd.MultiIndex.from_tuples([("s", 1), ("t", 0), ("s", 0)])
     listed = [pd.DataFrame({"a": [1.0, 2.0], "b": [10.0, 20.0]}), pd.DataFrame({"a": [3.0], "b": [30.0]})]
-    for panel in (nested, flat, listed):
+    words = flat.sort_index()
+    words.index = pd.MultiIndex.from_tuples([("s", "t2"), ("s", "t10"), ("t", "t2")])
+    for panel in (nested, flat, listed, words):
         found = read(panel, labels=["up", "down"])
         assert _split(found) == expected
         assert found.channels == ("a", "b")
@@ -167,6 +169,7 @@ def test_panels() -> None:
             DataError,
             ["data[1]"],
         ),
+        ([pd.DataFrame({"a": [1.0]}), np.ones(2)], None, DataError, ["data[1] must be a table", "got a ndarray"]),
         (pd.DataFrame({"id": [1], "x": [1], "kind": [b"u"]}), None, DataError, ["bytes in the column 'kind'"]),
         (pd.DataFrame({"x": [1, "a"]}), None, DataError, ["Arrow", "one kind"]),
         (pd.DataFrame({"a": [pd.Series([1, 2])], "b": [pd.Series([1])]}), None, ShapeError, ["row 0", "2, 1 steps"]),

@@ -85,7 +85,8 @@ def test_each_panel_is_taken_as_it_is() -> None:
         expected = found if expected is None else expected
         assert np.array_equal(found, expected), type(panel)
     # Channels with names are found in any order; those of a model of arrays have none.
-    for panels in ((nested, nested[["b", "a"]]), (indexed, indexed[["b", "a"]], sequences), (sequences, tables)):
+    x0 = indexed.set_axis(["x1", "x0"], axis=1)
+    for panels in ((nested, nested[["b", "a"]]), (indexed, indexed[["b", "a"]], sequences), (x0, x0[["x0", "x1"]])):
         model = RecurrentClassifier(channels="last", **_TINY).fit(panels[0], labels)
         run = rl.fit(panels[0], labels, epochs=1, hidden_size=4, threads=1)
         for panel in panels[1:]:

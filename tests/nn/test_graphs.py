@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import warnings
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch.nn.utils import rnn
 
 import raglane as rl
 from every_layer import results_of
+from raglane import segments
 from raglane.errors import RaglaneError
 from raglane.native import missing_kernels
 
@@ -94,6 +96,20 @@ def test_a_pack_made_and_unmade_within_a_model() -> None:
         for lengths in ([4, 1, 2], [1, 5]):
             padded = torch.randn(len(lengths), 5, 2)
             close(twin(padded, torch.tensor(lengths)), model(padded, torch.tensor(lengths)))
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own
+def test_rules_of_the_forward_mode_are_no_part_of_graphs() -> None:
+    layer, offsets, values = rl.nn.IndRNN(2, 3, max_length=5), torch.tensor([0, 5, 7]), torch.randn(7, 2)
+    functions: list[Callable[[Tensor], Tensor]] = [
+        lambda given: layer(rl.Ragged.from_flat(given, offsets=offsets))[0].values,
+        lambda given: segments.cumsum(given, offsets, 5),
+    ]
+    for function in functions:
+        twin = torch.compile(function, backend="eager", fullgraph=True)
+        given = values.clone().requires_grad_()
+        found, wanted = (torch.autograd.grad(one(given).cos().sum(), given) for one in (twin, function))
+        close(found, wanted)
 
 
 @pytest.mark.filterwarnings("ignore:The given buffer is not writable:UserWarning")  # torch 2.11's own, when it loads

@@ -43,6 +43,14 @@ def test_holds_the_sequences(
     assert batch.to_list() == [] if not lengths else same(batch, batch.to_list())
 
 
+def test_what_no_kernel_reads() -> None:
+    with pytest.raises(ShapeError, match=r"values must be at most 2\*\*31 - 1 elements"):
+        _ = rl.Ragged.from_flat(torch.zeros(1, dtype=torch.uint8).expand(2**31), lengths=[2**31]).cu_seqlens
+    for sequences in ([torch.eye(2).to_sparse()], [torch.eye(2), torch.eye(2).to_sparse()]):
+        with pytest.raises(ArgumentTypeError, match=r"sequences.* must be a dense tensor"):
+            rl.Ragged(sequences)
+
+
 @pytest.mark.parametrize("array", [np.arange(3)[::-1], np.arange(3).astype(">i4"), np.arange(6)[::2]])
 def test_any_numpy_array(array: Any) -> None:
     assert rl.Ragged([array]).values.tolist() == array.tolist()

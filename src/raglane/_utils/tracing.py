@@ -88,6 +88,18 @@ def is_transformed(tensor: Tensor) -> bool:
     )
 
 
+def is_differentiated(tensor: Tensor) -> bool:
+    """Return True if :mod:`torch.func` computes the gradient of a tensor, at any level."""
+    if torch.compiler.is_dynamo_compiling():
+        return _traced_transforms_active()
+    functorch: Any = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        if functorch.is_gradtrackingtensor(tensor) and tensor.requires_grad:
+            return True
+        tensor = functorch.get_unwrapped(tensor)
+    return False
+
+
 def has_tangent(tensors: Iterable[Tensor | None]) -> bool:
     """Return True if a tensor has a tangent of :mod:`torch.autograd.forward_ad`."""
     if forward_ad._current_level < 0:

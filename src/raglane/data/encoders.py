@@ -233,9 +233,10 @@ def _places_of_categories(words: tuple[str, ...]) -> dict[str, int]:
 
     A column of whole numbers becomes one of floats if an entry of it is missing.
     """
-    whole = [word for word in words if re.fullmatch(r"-?\d+(\.0)?", word, re.ASCII)]
     places = places_of(words)
-    return {word.removesuffix(".0") if "." in word else f"{word}.0": places[word] for word in whole} | places
+    whole = [word for word in words if re.fullmatch(r"-?\d+(\.0)?", word, re.ASCII)]
+    others = [word.removesuffix(".0") if "." in word else f"{word}.0" for word in whole]
+    return {other: places[word] for other, word in zip(others, whole, strict=True)} | places
 
 
 def fit_targets(statistics: Statistics, task: str, source: str) -> dict[str, Any]:

@@ -8,6 +8,7 @@ element.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -158,7 +159,7 @@ def _read(data: Any, columns: Columns) -> Records:
     if isinstance(data, torch.Tensor) or (isinstance(data, np.ndarray) and data.dtype.kind != "O"):
         return _array(check_tensor("data", data) if isinstance(data, torch.Tensor) else data)
     if is_panel(data):
-        records, names = _panel(data), list(data.columns if _is_pandas(data, "DataFrame") else data[0].columns)
+        records, names = _panel(data), list((data if _is_pandas(data, "DataFrame") else data[0]).columns)
         # Named channels are found by their names in any order.
         is_named = all(isinstance(name, str) for name in names) and len(set(names)) == len(records.channels)
         return replace(records, channels=tuple(names)) if is_named else records
@@ -324,7 +325,7 @@ def _written(table: Any) -> dict[str, npt.NDArray[np.object_]]:
     """Return the entries of a table as texts, as in a CSV file."""
     entries = {}
     for name in table.column_names:
-        if "binary" in str(table.column(name).type):
+        if re.match(r"(dictionary<values=)?(large_|fixed_size_)?binary\b", str(table.column(name).type)):
             rule = "a table of texts, numbers and booleans"
             raise DataError("data", f"bytes in the column {quote(name)}", rule, "decode them, e.g. with .str.decode()")
         values = table.column(name).to_pylist()
@@ -348,11 +349,13 @@ def is_panel(data: Any) -> bool:
 def _panel(frame: Any) -> Records:
     if isinstance(frame, (list, tuple)):
         for place, table in enumerate(frame):
-            names, first = (list(getattr(each, "columns", ())) for each in (table, frame[0]))
-            if names != first:
-                rule = f"a table with the columns of data[0] in their order, {quote_all(first)}"
-                got, fix = f"the columns {quote_all(names)}", "select them with table[names]"
-                raise DataError(f"data[{place}]", got, rule, fix)
+            is_table = _is_pandas(table, "DataFrame")
+            if not is_table or list(table.columns) != list(frame[0].columns):
+                got = (
+                    f"the columns {quote_all(table.columns) or 'of none'}" if is_table else f"a {type(table).__name__}"
+                )
+                rule = f"a table with the columns of data[0] in their order, {quote_all(frame[0].columns)}"
+                raise DataError(f"data[{place}]", got, rule, "select them with table[names], or pass only arrays")
         return _numbers(frame)
     if frame.index.nlevels == 1:
         # Rows of Series, one per channel.
@@ -360,8 +363,10 @@ def _panel(frame: Any) -> Records:
         return _numbers([_stacked(row, place) for place, row in enumerate(columns)])
     pandas = require("pandas", "data")
     codes, ids = pandas.factorize(frame.index.droplevel(-1))
-    steps, _ = pandas.factorize(frame.index.get_level_values(-1), sort=True)
-    order = np.lexsort((steps, codes))
+    steps = frame.index.get_level_values(-1)
+    # Words, such as t2 and t10, and missing steps have no order but that of the rows.
+    is_ordered = steps.dtype.kind in "iufM" and not steps.hasnans
+    order = np.lexsort((np.asarray(steps), codes)) if is_ordered else np.argsort(codes, kind="stable")
     values = _floats(frame.to_numpy()[order], "data")
     return replace(
         _flat(values, offsets_of(np.bincount(codes, minlength=len(ids)))),

@@ -113,7 +113,10 @@ class FlatBatch:
 
     @property
     def cu_seqlens(self) -> Tensor:
-        """The offsets as int32, for attention kernels with variable lengths."""
+        """The offsets as int32, for attention kernels with variable lengths; at most 2**31 - 1 elements."""
+        if not records_operators() and self._values.shape[0] >= 2**31:
+            rule = "at most 2**31 - 1 elements, the range of int32"
+            raise ShapeError(message("values", f"{self._values.shape[0]}", rule, "split the batch, or use offsets"))
         return self.offsets.to(torch.int32)
 
     @property

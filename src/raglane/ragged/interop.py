@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from raglane._utils.checks import as_tensor, check_offsets, check_unmasked
+from raglane._utils.checks import as_tensor, check_offsets, check_tensor, check_unmasked
 from raglane._utils.messages import message, require
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.segments import element_index, offsets_from_lengths
@@ -66,8 +66,11 @@ def _check_alike(tensors: Sequence[Tensor], typical: Tensor) -> None:
         rule = "sequences with at least one dimension, the steps"
         fix = "wrap the numbers of a sequence in a list or a 1-D tensor"
         raise ShapeError(message("sequences", "a number in place of a sequence", rule, fix))
+    check_tensor("sequences", typical)
     wanted = (typical.shape[1:], typical.dtype, typical.device)
     for index, tensor in enumerate(tensors):
+        if tensor.layout is not torch.strided:
+            check_tensor(f"sequences[{index}]", tensor)
         if tensor.dim() == 0 or (tensor.shape[1:], tensor.dtype, tensor.device) != wanted:
             got = f"shape {tuple(tensor.shape)}, {tensor.dtype}, {tensor.device}"
             rule = (

@@ -122,7 +122,7 @@ def chosen_columns(given: Mapping[str, Any]) -> dict[str, Any]:
             check_kind(name, value, (list, tuple), "a list of column names", 'pass ["a", "b"]')
         if name == "tokens" and isinstance(value, bool):
             value = "yes" if value else "no"
-        if name in ("wide", "time_gaps"):
+        if name in ("wide", "time_gaps") and value is not None:
             chosen[name] = check_flag(name, value)
             continue
         for part in value if isinstance(value, (list, tuple)) else [value]:

@@ -146,8 +146,8 @@ def _extreme(values: Tensor, offsets: Tensor, empty: float, reduce: str) -> Tens
     if values.dtype is torch.bool:
         return _extreme(values.to(torch.uint8), offsets, empty, reduce).bool()
     # The gradient of scatter_reduce counts a first number that equals the result as a tie; NaN never does.
-    first = torch.nan if values.is_floating_point() else 0
-    result = values.new_full((offsets.shape[0] - 1, *values.shape[1:]), first)
+    start = torch.nan if values.is_floating_point() else 0
+    result = values.new_full((offsets.shape[0] - 1, *values.shape[1:]), start)
     index = _like_rows(segment_ids(offsets, values.shape[0]), values).expand_as(values)
     result = result.scatter_reduce(0, index, values, reduce=reduce, include_self=False)
     return _where_empty(result, offsets, empty)
@@ -234,19 +234,28 @@ class _Cumsum(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        (position,) = ctx.saved_tensors
-        return _Cumsum.apply(grad, position, ctx.longest, not ctx.backwards), None, None, None  # type: ignore[no-untyped-call]
+        return _running_sum(grad, ctx.saved_tensors[0], ctx.longest, not ctx.backwards), None, None, None
+
+
+class _ForwardCumsum(_Cumsum):
+    """With a rule for the forward mode. Dynamo refuses every function that has one."""
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
-        return _Cumsum.apply(tangent, ctx.saved_tensors[0], ctx.longest, ctx.backwards)  # type: ignore[no-untyped-call]
+        return _running_sum(tangent, ctx.saved_tensors[0], ctx.longest, ctx.backwards)
+
+
+def _running_sum(values: Tensor, position: Tensor, longest: int, backwards: bool = False) -> Tensor:
+    kind: Any = _Cumsum if torch.compiler.is_dynamo_compiling() else _ForwardCumsum
+    found: Tensor = kind.apply(values, position, longest, backwards)
+    return found
 
 
 def cumsum(values: Tensor, offsets: Tensor, longest: int) -> Tensor:
     """Return the running sum over the steps of each sequence, ``(N, *features)``; int64 for integers and booleans."""
     if not (values.is_floating_point() or values.is_complex()):
         values = values.long()
-    return _Cumsum.apply(values, positions(offsets, values.shape[0]), longest, False)  # type: ignore[no-untyped-call]
+    return _running_sum(values, positions(offsets, values.shape[0]), longest)
 
 
 def reverse_index(offsets: Tensor, total: int) -> Tensor:

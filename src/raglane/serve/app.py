@@ -59,7 +59,7 @@ class InferTensor(BaseModel):
     """A tensor of the Open Inference Protocol."""
 
     name: str = "frames"
-    shape: Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1)]
+    shape: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
     datatype: str
     data: list[Any]
 

@@ -46,7 +46,8 @@ class Engine:
         nan: ``"refuse"`` to raise an error for frames with NaN, or ``"pass"``. A run trained with ``missing`` passes
             them.
         idle: seconds after which an idle stream is closed; None for never.
-        on_idle: a function of the stream that was closed. If it raises in the engine's thread, the engine ends.
+        on_idle: a function of the stream that was closed. If it raises in the engine's thread, later calls raise
+            ClosedError.
 
     Raises:
         DispatchError: the model does not run element by element; the message names the module.
@@ -297,7 +298,8 @@ class Engine:
     def _slots_of(self, streams: Sequence[Stream]) -> Integers:
         """Return the slots of different open streams; the lock is held."""
         self._raise_failure()
-        check_kind("streams", streams, Sequence, "a list of streams", "pass what Engine.open returned")
+        if not hasattr(streams, "__len__"):
+            raise ArgumentTypeError("streams", quote(streams), "a list of streams", "pass what Engine.open returned")
         slots = [stream._slot for stream in streams if isinstance(stream, Stream) and stream._engine is self]
         if len(slots) < len(streams):
             got, rule = f"{len(streams) - len(slots)} others", "streams of this engine"

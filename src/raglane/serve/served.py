@@ -109,10 +109,12 @@ class Served:
         if not is_text and datatype != DATATYPES[dtype]:
             raise ArgumentError("datatype", quote(datatype), DATATYPES[dtype], "convert the data")
         found = data if is_text else numbers(data, dtype, "data").reshape(-1)
-        if len(found) != math.prod(shape):
-            got, rule = f"{len(found)} entries", f"as many entries as the shape {tuple(shape)} has"
+        features = self.streams.features
+        if tuple(shape[1:]) != features or len(found) != math.prod(shape):
+            got = f"{len(found)} entries for the shape {tuple(shape)}"
+            rule = f"one entry for each number of the shape ({', '.join(map(str, ('n', *features)))})"
             raise ShapeError("data", got, rule, "correct the shape")
-        return self.checked(found if isinstance(found, list) else found.reshape(*shape))
+        return self.checked(found if isinstance(found, list) else found.reshape(-1, *features))
 
     def tensors(self, rows: Tensor) -> list[dict[str, Any]]:
         """Return results as tensors of the Open Inference Protocol; for a run, its predictions too."""

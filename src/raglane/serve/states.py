@@ -36,9 +36,8 @@ def unpacked(state: bytes, prepared: Prepared) -> list[Tensor]:
         rule = "the state of a stream of the same model, with the same weights"
         raise CheckpointError("state", "the state of another model", rule, "open a stream without state")
     if zlib.crc32(state[_HEAD.size :]) != check:
-        raise CheckpointError(
-            "state", "a damaged state", "as Stream.state() returned it", "open a stream without state"
-        )
+        got, rule = "a damaged state", "the bytes that Stream.state() returned"
+        raise CheckpointError("state", got, rule, "pass them unchanged, or open a stream without state")
     own = bytearray(state)
     return [
         torch.frombuffer(own, dtype=part.dtype, count=len(part), offset=end)

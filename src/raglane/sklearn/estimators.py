@@ -51,13 +51,8 @@ def _sequences_from(estimator: Any, X: Any, *, reset: bool) -> Dataset:  # noqa:
         parts = list(X)
         records = read(parts if is_text(parts) else _steps_first(parts, channels), _NO_LABELS)
     count = None if records.is_tokens else len(records.channels)
-    default = tuple(f"x{place}" for place in range(count or 0))
     if reset:
-        estimator._names = records.channels
-    elif len(estimator._names) == count and default in (records.channels, estimator._names):
-        records = Dataset(replace(records.records, channels=estimator._names))
-    if reset:
-        estimator._channels = count
+        estimator._channels, estimator._names = count, records.channels
         if not is_rows and count == 1 and len(set(records.lengths.tolist())) == 1:
             # Equivalent to an array (n, L), so a later array must have L columns.
             estimator.n_features_in_ = int(records.lengths[0])
@@ -65,6 +60,10 @@ def _sequences_from(estimator: Any, X: Any, *, reset: bool) -> Dataset:  # noqa:
         where, other = _LAYOUTS[channels]
         fix = f"pass sequences {where}, or channels={other!r} to the estimator"
         raise DataError("X", f"{_kind(count)} in sequences {where}", f"{_kind(estimator._channels)}, as in fit", fix)
+    # Channels of arrays are called x0, x1, ..., and those of other data have names: they agree by their places.
+    unnamed, names = {f"x{place}" for place in range(count or 0)}, (records.channels, estimator._names)
+    if unnamed in map(set, names) and set(names[0]) != set(names[1]) and len(names[0]) == len(names[1]):
+        records = Dataset(replace(records.records, channels=estimator._names))
     return records
 
 

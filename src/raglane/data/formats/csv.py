@@ -49,10 +49,10 @@ from raglane.data.formats.base import (
     read_bytes,
 )
 from raglane.data.formats.csv_table import (
+    CommaColumns,
     Entries,
     check_header_once,
     is_plain,
-    mark_commas,
     numbers_in,
     records_of_rows,
 )
@@ -234,12 +234,13 @@ def _parsed(path: Path, content: IO[bytes], size: int | None) -> Iterator[Entrie
     content.seek(0)
     # The header is read as a row, because pandas would rename repeated and empty names, and truncate longer rows.
     options: dict[str, Any] = {"header": None, "dtype": object, "keep_default_na": False, "encoding": "utf-8-sig"}
+    commas = CommaColumns()
     try:
         with pandas.read_csv(content, sep=mark, chunksize=size or sys.maxsize, **options) as reader:
             for frame in reader:
                 # Only the missing ends of short rows are NaN.
                 rows = frame.fillna("").to_numpy(dtype=object)
-                yield rows if mark == "," else mark_commas(rows)
+                yield rows if mark == "," else commas.mark(rows)
     except (pandas.errors.ParserError, pandas.errors.EmptyDataError) as error:
         what = "rows of several sizes" if isinstance(error, pandas.errors.ParserError) else "an empty file"
         got = f"{what} ({' '.join(str(error).split()).rstrip('.')})"

@@ -24,30 +24,43 @@ _Bools = npt.NDArray[np.bool_]
 # Spellings of a missing number, in lower case.
 _MISSING = ("", "nan", "na", "n/a", "null", "none", "?")
 
-_DECIMAL_COMMA = re.compile(r"\s*[+-]?\d*,\d+(?:[eE][+-]?\d+)?\s*")
+_is_decimal = re.compile(r"\s*[+-]?\d*[.,]\d+(?:[eE][+-]?\d+)?\s*").fullmatch
+_EXCHANGED = str.maketrans(",.", ".,")
 
 
-class _DecimalComma(str):
-    """A number with a decimal comma; an id, a label or a word stays as it is written."""
+class _Marked(str):
+    """An entry that is a decimal number of a column with decimal commas, unless the column has ids, labels or words."""
 
     __slots__ = ()
 
 
-def mark_commas(entries: Entries) -> Entries:
-    """Mark the entries that may be numbers with decimal commas, of a file whose separator is another."""
-    words: list[str] = entries.ravel().tolist()
-    marked = [_DecimalComma(word) if "," in word and _DECIMAL_COMMA.fullmatch(word) else word for word in words]
-    return np.array(marked, dtype=object).reshape(entries.shape)
+class CommaColumns:
+    """The columns of a file whose first decimal number has a comma; the file is read in chunks, the header first."""
+
+    def __init__(self) -> None:
+        self._found: dict[int, bool] = {}  # by the place of a column
+        self._begin = 1  # of the numbers in the next chunk
+
+    def mark(self, rows: Entries) -> Entries:
+        """Mark the decimal numbers of these columns; an entry stays as it is written."""
+        marked, begin, self._begin = rows.copy(), self._begin, 0
+        for place in range(rows.shape[1]):
+            words: list[str] = rows[begin:, place].tolist()
+            if place not in self._found:
+                first = next(filter(_is_decimal, words), None)
+                if first is not None:
+                    self._found[place] = "," in first
+            if self._found.get(place):
+                marked[begin:, place] = [_Marked(word) if _is_decimal(word) else word for word in words]
+        return marked
 
 
 def _with_points(entries: Entries) -> Entries:
-    """Replace marked decimal commas by points, unless other entries have points."""
-    words = entries.tolist()
-    commas = [isinstance(word, _DecimalComma) for word in words] if "," in "".join(words) else []
-    if not any(commas) or any("." in word for word, is_comma in zip(words, commas, strict=True) if not is_comma):
+    """Exchange the commas and points of marked entries: a number with a point among those with commas is none."""
+    if set(map(type, entries.tolist())) <= {str}:
         return entries
-    pairs = zip(words, commas, strict=True)
-    return np.array([word.replace(",", ".") if is_comma else word for word, is_comma in pairs], dtype=object)
+    words = [word.translate(_EXCHANGED) if isinstance(word, _Marked) else word for word in entries.tolist()]
+    return np.array(words, dtype=object)
 
 
 @dataclass(frozen=True)
@@ -80,6 +93,11 @@ class _Table:
         entries = self.entries[name]
         first = np.repeat(entries[self.offsets[:-1]], np.diff(self.offsets))
         return np.asarray(entries == first, dtype=np.bool_)
+
+    def words(self, name: str) -> Entries:
+        """Return a column as plain texts."""
+        words = self.entries[name].tolist()
+        return self.entries[name] if set(map(type, words)) <= {str} else np.array(list(map(str, words)), dtype=object)
 
     def numbers(self, name: str) -> tuple[npt.NDArray[np.float64], _Bools]:
         """Return a column as numbers, and which entries are words."""
@@ -278,9 +296,10 @@ def _features(
     for name in names:
         column, odd = table.numbers(name)
         if odd.any() and name not in (columns.categorical or ()):
-            has_comma = odd & bool(_DECIMAL_COMMA.fullmatch(table.entries[name][int(odd.argmax())]))
-            fix = "write points, or separate the entries by semicolons and write commas in all of them"
-            table.check(has_comma, name, "decimal points", fix)
+            entry = table.entries[name][int(odd.argmax())]
+            is_mixed = isinstance(entry, _Marked) or ("," in entry and _is_decimal(entry) is not None)
+            rule = "decimal points, or with one decimal mark per column if the separator is no comma"
+            table.check(odd & is_mixed, name, rule, "write points, or separate the entries by semicolons")
         has_words = _has_words(name, odd, columns, is_tokens is None)
         if len(names) == 1:
             has_words = has_words or bool(odd.mean() >= 0.5 or columns.tokens) if is_tokens is None else is_tokens
@@ -290,14 +309,14 @@ def _features(
             numbers[name] = _as_features(table, name, column, odd)
     if not numbers:
         first, *others = words
-        values, channels = table.entries[first], tuple[str, ...]()
+        values, channels = table.words(first), tuple[str, ...]()
         notes = [f"the entries of {quote(first)} are taken as tokens"]
     else:
         values, channels, others = np.stack(list(numbers.values()), axis=1), tuple(numbers), words
         notes = [f"features: {', '.join(numbers)}"]
     if others:
         notes.append(f"features that are categories: {', '.join(others)}")
-    return values, channels, tuple(Feature(name, table.entries[name]) for name in others), tuple(notes)
+    return values, channels, tuple(Feature(name, table.words(name)) for name in others), tuple(notes)
 
 
 def _has_words(name: str, odd: _Bools, columns: Columns, guess: bool = True) -> bool:
@@ -321,7 +340,7 @@ def _static_feature(table: _Table, name: str, columns: Columns) -> Feature:
     numbers, odd = table.numbers(name)
     first = table.offsets[:-1]
     if _has_words(name, odd, columns):
-        return Feature(name, table.entries[name][first], per_sequence=True)
+        return Feature(name, table.words(name)[first], per_sequence=True)
     return Feature(name, _as_features(table, name, numbers, odd)[first], per_sequence=True)
 
 
@@ -346,7 +365,7 @@ def _labels(
     """Return classes per sequence, classes per element, or targets; the others are None."""
     if TASKS[columns.task].label != "class":
         return None, None, _targets(table, columns, label)
-    entries = table.entries[label]
+    entries = table.words(label)
     table.check(entries == "", label, "a label in each row", "fill it, or remove the row", "an empty entry")
     if columns.task == "tag":
         return None, entries, None
@@ -358,13 +377,13 @@ def _targets(table: _Table, columns: Columns, label: str) -> Targets:
     """Return a sequence of labels; or numbers or sets of labels, per sequence if constant in each, else per element."""
     if TASKS[columns.task].label == "sequence":
         _check_one_label(table, label)
-        return split_targets(table.entries[label][table.offsets[:-1]].tolist(), columns.label_split or "characters")
+        return split_targets(table.words(label)[table.offsets[:-1]].tolist(), columns.label_split or "characters")
     names = table.label_columns(label)
     per_element = not all(table.constant(name).all() for name in names)
     rows = np.arange(int(table.offsets[-1])) if per_element else table.offsets[:-1]
     if TASKS[columns.task].label == "set":
         sets = np.empty(len(rows), dtype=object)
-        sets[:] = [labels_in(entry) for entry in table.entries[label][rows].tolist()]
+        sets[:] = [labels_in(entry) for entry in table.words(label)[rows].tolist()]
         return Targets(sets, per_element=per_element)
     values = np.empty((len(rows), len(names)), dtype=np.float64)
     for place, name in enumerate(names):

@@ -105,7 +105,7 @@ class ProgramBackend:
 
     def run(self, request: Request, schedule: str) -> Result:
         """See :class:`~raglane.kernels.contract.Backend`."""
-        is_recorded = records_operators() and not has_tangent(request.tensors())  # which operators would drop
+        is_recorded = records_operators() and not has_tangent(request.tensors())  # operators would drop tangents
         return self._run_recorded(request, schedule) if is_recorded else run(request)
 
     def _run_recorded(self, request: Request, schedule: str) -> Result:

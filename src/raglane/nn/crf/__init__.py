@@ -102,9 +102,8 @@ class CRF(torch.nn.Module):
         if reduction == "none":
             return loss
         if reduction == "element":
-            return loss.sum() / emissions.lengths.sum().clamp(
-                min=1
-            )  # a program of torch.export has sizes of at least 2
+            # Not values.shape[0], which a program of torch.export takes to be at least 2.
+            return loss.sum() / emissions.lengths.sum().clamp(min=1)
         return loss.sum() / emissions.lengths.count_nonzero().clamp(min=1)
 
     def log_likelihood(self, emissions: Ragged, tags: Ragged) -> Tensor:

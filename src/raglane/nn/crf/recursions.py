@@ -222,7 +222,7 @@ def marginals(scores: Scores, lengths: Tensor, offsets: Tensor) -> Tensor:
 
 
 def _needs_loops(scores: Scores) -> bool:
-    """Return True for derivatives that operators lack: they would drop tangents."""
+    """Return True for transformations, which operators do not support: they would drop tangents."""
     return has_tangent(scores) or are_transformed(scores)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from raglane import segments
 from raglane._utils.checks import check_device, check_kind
 from raglane._utils.messages import quote
-from raglane._utils.tracing import are_transformed, has_tangent
+from raglane._utils.tracing import has_tangent, is_differentiated
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.ragged import Ragged
 
@@ -154,9 +154,9 @@ class Once(torch.autograd.Function):
 
 
 def check_untransformed(function: str, argument: str, values: Sequence[Tensor]) -> None:
-    """Raise within transformations that a function does not support: torch's operators would drop tangents."""
-    if are_transformed(values) or has_tangent(values):
-        got, rule = "a tensor of torch.func or forward_ad", f"a plain tensor: {function} has only gradients"
+    """Raise for derivatives of torch.func and forward_ad: an operator would drop tangents."""
+    if has_tangent(values) or any(map(is_differentiated, values)):
+        got, rule = "a tensor of torch.func or forward_ad", f"a plain tensor, since {function} has only gradients"
         raise ArgumentError(argument, got, rule, "use torch.autograd.grad or backward()")
 
 

@@ -83,8 +83,8 @@ def _bounded(weight: Any, bound: float) -> Any:
         return weight
     # Rounded towards 0: the nearest number may be outside, and a bfloat16 state grow threefold over 150 steps.
     step = _step_above_one(weight)
-    apply: Any = _Bound.apply
-    return apply(weight, bound // step * step)
+    kind: Any = _Bound if torch.compiler.is_dynamo_compiling() else _ForwardBound
+    return kind.apply(weight, bound // step * step)
 
 
 class _Bound(torch.autograd.Function):
@@ -102,15 +102,19 @@ class _Bound(torch.autograd.Function):
         ctx.bound = inputs[1]
 
     @staticmethod
-    def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:  # noqa: ARG004
-        return tangent.clone()  # of numbers within the bound, and of others that move inwards
-
-    @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (numbers,) = ctx.saved_tensors
         # An optimizer's step is against the gradient.
         outwards = ((numbers > ctx.bound) & (grad < 0)) | ((numbers < -ctx.bound) & (grad > 0))
         return grad.masked_fill(outwards, 0.0), None
+
+
+class _ForwardBound(_Bound):
+    """With a rule for the forward mode, which has no gradient, and so zeroes none. Dynamo refuses such functions."""
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:  # noqa: ARG004
+        return tangent.clone()
 
 
 def _step_above_one(numbers: Tensor) -> float:

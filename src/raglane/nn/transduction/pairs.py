@@ -107,6 +107,7 @@ def soft_dtw(a: Ragged, b: Ragged, gamma: float = 1.0) -> Tensor:
         raise ShapeError("b", got, f"of shape {tuple(a.features)}, like a", "pass elements of one size")
     gamma = check_number("gamma", gamma, "finite and above 0", lambda given: 0 < given < math.inf)
     if a.values.is_cpu:
+        check_untransformed("soft_dtw", "a", [a.values, b.values])
         check_pairs(a.host_lengths, b.host_lengths, 16)
     size = math.prod(a.features)
     rows = [part.map(lambda values: values.reshape(len(values), size)).to_list() for part in (a, b)]
@@ -117,7 +118,6 @@ def soft_dtw(a: Ragged, b: Ragged, gamma: float = 1.0) -> Tensor:
     ]
     costs = torch.cat([*each, a.values[:0].reshape(-1)]).double()
     if costs.is_cpu and missing_kernels() is None:
-        check_untransformed("soft_dtw", "a", [costs])
         found: Tensor = _SoftMinimum.apply(costs, a.offsets, b.offsets, gamma)  # type: ignore[no-untyped-call]
     else:
         found = _by_diagonals(costs, a.host_lengths, b.host_lengths, gamma)

@@ -21,7 +21,7 @@ from raglane import segments
 from raglane._utils.checks import check_device, check_flag, check_kind, check_number, check_whole
 from raglane._utils.memory import check_pairs
 from raglane._utils.messages import quote
-from raglane._utils.tracing import never_traced
+from raglane._utils.tracing import has_tangent, never_traced
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.nn.losses.comparison import (
     Reduction,
@@ -114,6 +114,7 @@ def rnnt_loss(
     dtype = wide(encoder.dtype)
     batches = [encoder] if predictor is None else [encoder, predictor]
     parts = [batch.values for batch in batches]
+    check_untransformed("rnnt_loss", "encoder", parts)
     shares = parts[0].new_ones(len(targets), dtype=dtype)
     if weights is not None:
         shares = sequence_weights(weights, targets).to(dtype)
@@ -128,8 +129,7 @@ def rnnt_loss(
         need_shares = torch.is_grad_enabled() and emissions.requires_grad
         losses, _ = align(emissions, *alignments.arguments(), need_shares)
         return reduce_per_label(losses, shares, *lengths, reduction).to(encoder.dtype)
-    check_untransformed("rnnt_loss", "encoder", [*parts, *joint.parameters()])
-    if reduction == "none" or shares.requires_grad:
+    if reduction == "none" or shares.requires_grad or has_tangent([shares]):
         losses = fused.losses(parts, joint, alignments)
         return reduce_per_label(losses, shares, *lengths, reduction).to(encoder.dtype)
     scales = label_scales(shares, *lengths, reduction)
