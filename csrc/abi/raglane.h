@@ -312,7 +312,7 @@ RAGLANE_EXPORT int32_t raglane_run_stages(const raglane_stage* stages, int64_t c
   FIELD(int64_t, row_bytes)    /* of one element; the features of a row have no gaps */                              \
   FIELD(int64_t, sequences) FIELD(int64_t, steps) FIELD(int64_t, elements) /* B, T, N */                             \
   FIELD(int64_t, sequence_stride) FIELD(int64_t, step_stride) /* in a padded tensor, the bytes from one row to that  \
-                                  of the next sequence, and of the next step; not read of a pack */                  \
+                                  of the next sequence, and of the next step, at least 0; not read of a pack */      \
   FIELD(const int64_t*, sizes) /* only read by raglane_flatten. A padded tensor: (B), the lengths. A pack: (T), the  \
                                   number of sequences that have each step */                                         \
   FIELD(const int64_t*, order) /* only read by raglane_flatten. A pack: (B), its sequences, longest first; null      \

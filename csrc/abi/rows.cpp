@@ -23,13 +23,17 @@ void check(const raglane_rows& rows, Way way) {
   at_least("sequences", rows.sequences, 0);
   at_least("steps", rows.steps, 0);
   at_least("elements", rows.elements, 0);
-  // Within these limits no sum below overflows; beyond them no machine has the memory. One row has no stride.
-  const int64_t most = int64_t(1) << 40;
+  // One row has no stride.
   const int64_t between_sequences = rows.is_pack || rows.sequences < 2 ? 0 : rows.sequence_stride;
   const int64_t between_steps = rows.is_pack || rows.steps < 2 ? 0 : rows.step_stride;
-  if (std::min(between_sequences, between_steps) < 0) fail("strides must be at least 0, got less");
-  if (rows.threads > 4096 || std::max({rows.sequences, rows.steps, rows.elements, rows.row_bytes}) > most ||
-      std::max(between_sequences, between_steps) > most)
+  at_least("sequence_stride", between_sequences, 0);
+  at_least("step_stride", between_steps, 0);
+  // Within these limits nothing below overflows; beyond them no machine has the memory.
+  const double most = 1ll << 40, most_bytes = 1ll << 60;
+  const double places = rows.is_pack ? rows.elements : std::max((double)rows.sequences * rows.steps, (double)rows.elements);
+  const double reach = (double)rows.sequences * between_sequences + (double)rows.steps * between_steps;
+  if (rows.threads > 4096 || std::max({rows.sequences, rows.steps, rows.elements}) > most ||
+      std::max(places * rows.row_bytes, std::max(reach, (double)rows.row_bytes)) > most_bytes)
     fail("sizes must be at most those that this kernel supports, got more");
   if (way != into_padding && rows.elements > 0 && rows.row_bytes > 0) present("flat", rows.flat);
   bool has_table = rows.is_pack ? rows.elements > 0 : rows.sequences > 0 && rows.steps > 0;

@@ -313,8 +313,11 @@ void check_rows(std::mt19937& random, int round, unsigned seed) {
     for (int64_t absurd : {int64_t(1) << 62, int64_t(1) << 61 | 1, INT64_MIN}) {
       raglane_rows other = r;
       other.*field = absurd;
-      bool is_refused = raglane_gather(&other, message, sizeof message) != RAGLANE_OK;
-      if (field == &raglane_rows::row_bytes && !is_refused) std::fprintf(stderr, "row_bytes: no error\n"), std::exit(1);
+      int64_t rows = field == &raglane_rows::sequence_stride ? r.sequences : r.steps;
+      bool is_used = field == &raglane_rows::row_bytes || (!r.is_pack && rows > 1);
+      if ((raglane_gather(&other, message, sizeof message) != RAGLANE_OK) == is_used) continue;
+      std::fprintf(stderr, "round %d, seed %u: absurd sizes were accepted, or others refused\n", round, seed);
+      std::exit(1);
     }
   bool kept = !r.is_pack || again == table;
   if (offsets == wanted && back == flat && kept) return;

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import raglane as rl
+from raglane.serve import Engine
 
 
 class Leaky(nn.Module):
@@ -97,3 +98,9 @@ def made(name: str, dtype: torch.dtype = torch.float32) -> Any:
             part.data = part.data + 0.1 * torch.rand_like(part)
     whole.eval().to(dtype)
     return model
+
+
+def engine_of(**options: Any) -> Engine:
+    """Return a small engine of an LSTM, or of another model."""
+    torch.manual_seed(0)
+    return Engine(**{"model": rl.nn.LSTM(3, 4).eval(), "slots": 2, "max_queue": 4, **options})

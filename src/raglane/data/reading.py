@@ -349,11 +349,9 @@ def is_panel(data: Any) -> bool:
 def _panel(frame: Any) -> Records:
     if isinstance(frame, (list, tuple)):
         for place, table in enumerate(frame):
-            is_table = _is_pandas(table, "DataFrame")
-            if not is_table or list(table.columns) != list(frame[0].columns):
-                got = (
-                    f"the columns {quote_all(table.columns) or 'of none'}" if is_table else f"a {type(table).__name__}"
-                )
+            names = list(table.columns) if _is_pandas(table, "DataFrame") else None
+            if names != list(frame[0].columns):
+                got = f"a {type(table).__name__}" + (f" of the columns {quote_all(names)}" if names else "")
                 rule = f"a table with the columns of data[0] in their order, {quote_all(frame[0].columns)}"
                 raise DataError(f"data[{place}]", got, rule, "select them with table[names], or pass only arrays")
         return _numbers(frame)

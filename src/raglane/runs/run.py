@@ -291,9 +291,9 @@ class Run:
         held, encoders = records.records, self.preprocess.features
         features = held.features
         if [feature.kind for feature in features] == [encoder.kind for encoder in encoders]:
-            names = _in_order([feature.name for feature in features], [encoder.name for encoder in encoders])
+            names = in_order([feature.name for feature in features], [encoder.name for encoder in encoders])
             features = tuple(replace(feature, name=name) for feature, name in zip(features, names, strict=True))
-        return Dataset(replace(held, channels=tuple(_in_order(held.channels, self.channels)), features=features))
+        return Dataset(replace(held, channels=tuple(in_order(held.channels, self.channels)), features=features))
 
     def test_part(self) -> Dataset:
         """Read the test data of the run, or the official test part of the default data.
@@ -359,7 +359,7 @@ class Run:
             return self._moved[device]
 
 
-def _in_order(names: Sequence[str], trained: Sequence[str]) -> Sequence[str]:
+def in_order(names: Sequence[str], trained: Sequence[str]) -> Sequence[str]:
     """Return the names of training for as many others in their order; a name of training must be in its place."""
     pairs = zip(names, trained, strict=False)
     fits = all(name == own or (name not in trained and own not in names) for name, own in pairs)

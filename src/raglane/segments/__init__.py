@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from raglane._utils.tracing import index_arithmetic, is_exporting
+from raglane._utils.tracing import has_tangent, index_arithmetic, is_exporting
 from raglane.segments.indexing import take_rows
 
 IntArray = NDArray[np.int64]
@@ -229,7 +229,6 @@ class _Cumsum(torch.autograd.Function):
         output: Tensor,  # noqa: ARG004
     ) -> None:
         ctx.save_for_backward(inputs[1])
-        ctx.save_for_forward(inputs[1])
         ctx.longest, ctx.backwards = inputs[2:]
 
     @staticmethod
@@ -237,17 +236,10 @@ class _Cumsum(torch.autograd.Function):
         return _running_sum(grad, ctx.saved_tensors[0], ctx.longest, not ctx.backwards), None, None, None
 
 
-class _ForwardCumsum(_Cumsum):
-    """With a rule for the forward mode. Dynamo refuses every function that has one."""
-
-    @staticmethod
-    def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
-        return _running_sum(tangent, ctx.saved_tensors[0], ctx.longest, ctx.backwards)
-
-
 def _running_sum(values: Tensor, position: Tensor, longest: int, backwards: bool = False) -> Tensor:
-    kind: Any = _Cumsum if torch.compiler.is_dynamo_compiling() else _ForwardCumsum
-    found: Tensor = kind.apply(values, position, longest, backwards)
+    # Dynamo refuses functions with a rule for the forward mode, so torch derives that of the operations.
+    run: Any = _Cumsum.forward if has_tangent([values]) else _Cumsum.apply
+    found: Tensor = run(values, position, longest, backwards)
     return found
 
 

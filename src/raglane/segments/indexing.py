@@ -147,7 +147,7 @@ def place_rows(values: Tensor, index: Tensor, size: int, fill: float = 0.0) -> T
     """Return a tensor of ``size`` rows with row ``i`` of ``values`` at ``index[i]``, and ``fill`` in free rows."""
     if values.dtype in _MOVED_AS:
         kind = _MOVED_AS[values.dtype]
-        bits = torch.full((), fill, dtype=values.dtype, device="cpu").view(kind).item()
+        bits = torch.full((), fill, dtype=values.dtype, device="cpu").view(kind).item()  # raises if it does not fit
         return place_rows(values.view(kind), index, size, bits).view(values.dtype)
     if _needs_function(values):
         return _PlaceRows.apply(index, size, fill, values)  # type: ignore[no-untyped-call]

@@ -18,7 +18,7 @@ from raglane.data.records import Columns, Targets
 from raglane.errors import ArgumentError, ArgumentTypeError, DataError
 from raglane.ragged import Ragged
 from raglane.runs.fit import fit
-from raglane.runs.run import Run
+from raglane.runs.run import Run, in_order
 from raglane.training.settings import Settings
 
 require("sklearn", "sklearn")
@@ -60,10 +60,10 @@ def _sequences_from(estimator: Any, X: Any, *, reset: bool) -> Dataset:  # noqa:
         where, other = _LAYOUTS[channels]
         fix = f"pass sequences {where}, or channels={other!r} to the estimator"
         raise DataError("X", f"{_kind(count)} in sequences {where}", f"{_kind(estimator._channels)}, as in fit", fix)
-    # Channels of arrays are called x0, x1, ..., and those of other data have names: they agree by their places.
-    unnamed, names = {f"x{place}" for place in range(count or 0)}, (records.channels, estimator._names)
-    if unnamed in map(set, names) and set(names[0]) != set(names[1]) and len(names[0]) == len(names[1]):
-        records = Dataset(replace(records.records, channels=estimator._names))
+    # As in Run.read: channels of arrays have no names, and agree with others by their places.
+    if tuple(f"x{place}" for place in range(count or 0)) in (records.channels, estimator._names):
+        names = in_order(records.channels, estimator._names)
+        records = Dataset(replace(records.records, channels=tuple(names)))
     return records
 
 

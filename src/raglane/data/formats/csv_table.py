@@ -12,55 +12,18 @@ import numpy as np
 import numpy.typing as npt
 
 from raglane._utils.messages import argument, quote, quote_all, require
+from raglane.data.formats import decimals
 from raglane.data.formats.arrow import labels_in, split_targets
 from raglane.data.formats.base import PERIOD_NAMES, TIME_NAMES, check_named, choose_column, columns_argument, data_error
+from raglane.data.formats.decimals import Entries
 from raglane.data.formats.table import feature_columns
 from raglane.data.records import TASKS, TIME_GAP, Columns, Feature, Records, Targets, as_float32, offsets_of, place_of
 from raglane.errors import DataError
 
-Entries = npt.NDArray[np.object_]
 _Bools = npt.NDArray[np.bool_]
 
 # Spellings of a missing number, in lower case.
 _MISSING = ("", "nan", "na", "n/a", "null", "none", "?")
-
-_is_decimal = re.compile(r"\s*[+-]?\d*[.,]\d+(?:[eE][+-]?\d+)?\s*").fullmatch
-_EXCHANGED = str.maketrans(",.", ".,")
-
-
-class _Marked(str):
-    """An entry that is a decimal number of a column with decimal commas, unless the column has ids, labels or words."""
-
-    __slots__ = ()
-
-
-class CommaColumns:
-    """The columns of a file whose first decimal number has a comma; the file is read in chunks, the header first."""
-
-    def __init__(self) -> None:
-        self._found: dict[int, bool] = {}  # by the place of a column
-        self._begin = 1  # of the numbers in the next chunk
-
-    def mark(self, rows: Entries) -> Entries:
-        """Mark the decimal numbers of these columns; an entry stays as it is written."""
-        marked, begin, self._begin = rows.copy(), self._begin, 0
-        for place in range(rows.shape[1]):
-            words: list[str] = rows[begin:, place].tolist()
-            if place not in self._found:
-                first = next(filter(_is_decimal, words), None)
-                if first is not None:
-                    self._found[place] = "," in first
-            if self._found.get(place):
-                marked[begin:, place] = [_Marked(word) if _is_decimal(word) else word for word in words]
-        return marked
-
-
-def _with_points(entries: Entries) -> Entries:
-    """Exchange the commas and points of marked entries: a number with a point among those with commas is none."""
-    if set(map(type, entries.tolist())) <= {str}:
-        return entries
-    words = [word.translate(_EXCHANGED) if isinstance(word, _Marked) else word for word in entries.tolist()]
-    return np.array(words, dtype=object)
 
 
 @dataclass(frozen=True)
@@ -95,9 +58,8 @@ class _Table:
         return np.asarray(entries == first, dtype=np.bool_)
 
     def words(self, name: str) -> Entries:
-        """Return a column as plain texts."""
-        words = self.entries[name].tolist()
-        return self.entries[name] if set(map(type, words)) <= {str} else np.array(list(map(str, words)), dtype=object)
+        """Return a column as texts."""
+        return decimals.without_marks(self.entries[name])
 
     def numbers(self, name: str) -> tuple[npt.NDArray[np.float64], _Bools]:
         """Return a column as numbers, and which entries are words."""
@@ -206,7 +168,7 @@ def is_plain(word: str) -> bool:
 
 def numbers_in(entries: Entries) -> tuple[npt.NDArray[np.float64], _Bools]:
     """Return entries as numbers, NaN where missing, and which entries are neither."""
-    entries = _with_points(entries)
+    entries = decimals.with_points(entries)
     text = "".join(entries.tolist())
     # Python accepts 1_5 and digits of other scripts; in a file they are damage.
     if text.isascii() and "_" not in text:
@@ -297,9 +259,9 @@ def _features(
         column, odd = table.numbers(name)
         if odd.any() and name not in (columns.categorical or ()):
             entry = table.entries[name][int(odd.argmax())]
-            is_mixed = isinstance(entry, _Marked) or ("," in entry and _is_decimal(entry) is not None)
             rule = "decimal points, or with one decimal mark per column if the separator is no comma"
-            table.check(odd & is_mixed, name, rule, "write points, or separate the entries by semicolons")
+            fix = "write points in all of its numbers, or commas in all, and separate the entries by semicolons"
+            table.check(odd & decimals.has_other_mark(entry), name, rule, fix)
         has_words = _has_words(name, odd, columns, is_tokens is None)
         if len(names) == 1:
             has_words = has_words or bool(odd.mean() >= 0.5 or columns.tokens) if is_tokens is None else is_tokens
@@ -447,7 +409,7 @@ def _is_words(entries: Entries) -> bool:
 def _times(path: Path, entries: Entries, name: str) -> npt.NDArray[Any]:
     """Convert numbers or dates to int64 or float64, to sort by."""
     pandas = require("pandas", "data")
-    series = pandas.Series(_with_points(entries), dtype=object)
+    series = pandas.Series(decimals.with_points(entries), dtype=object)
     # Whole numbers stay integers: float64 is not exact for nanoseconds since 1970.
     numbers = pandas.to_numeric(series, errors="coerce").to_numpy()
     if numbers.dtype.kind in "iu" or np.isfinite(numbers).all():
@@ -476,7 +438,7 @@ def _dates(series: Any) -> Any:
 def _gaps_between(entries: Entries) -> npt.NDArray[np.float32]:
     """Return the differences of consecutive numbers, or seconds between dates, ``(rows,)``; 0 for the first."""
     pandas = require("pandas", "data")
-    series = pandas.Series(_with_points(entries), dtype=object)
+    series = pandas.Series(decimals.with_points(entries), dtype=object)
     numbers = pandas.to_numeric(series, errors="coerce")
     if np.isfinite(numbers.to_numpy(dtype=np.float64)).all():
         gaps = numbers.diff()

@@ -132,7 +132,17 @@ def reduce_per_label(losses: Tensor, shares: Tensor, labels: Tensor, steps: Tens
     return weighted if reduction == "none" else weighted.sum()
 
 
-class Once(torch.autograd.Function):
+def once(
+    gradients: Sequence[Tensor | None], function: str, argument: str, *values: Tensor | None
+) -> list[Tensor | None]:
+    """Return gradients that depend on ``values`` and, with ``create_graph=True``, raise if differentiated again."""
+    if not torch.is_grad_enabled():
+        return list(gradients)
+    apply: Any = _Once.apply
+    return [part if part is None else apply(part, function, argument, *values) for part in gradients]
+
+
+class _Once(torch.autograd.Function):
     """Returns a gradient that depends on ``values``, and raises if it is differentiated again.
 
     torch's ``once_differentiable`` does not raise if another loss is differentiated too, and omits the terms from here.

@@ -23,11 +23,11 @@ from raglane._utils.checks import check_flag, check_whole
 from raglane._utils.messages import quote
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.nn.losses.comparison import (
-    Once,
     Reduction,
     check_predictions,
     check_reduction,
     check_untransformed,
+    once,
     reduce_per_label,
     sequence_weights,
     wide,
@@ -231,10 +231,8 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tens
 
 def _gradient(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
     log_probs, shares, offsets = ctx.saved_tensors
-    gradient: Tensor = shares * segments.spread(-grad, offsets, shares.shape[0]).unsqueeze(1)
-    if torch.is_grad_enabled():  # with create_graph=True
-        gradient = Once.apply(gradient, "ctc_loss", "log_probs", log_probs)  # type: ignore[no-untyped-call]
-    return gradient, *([None] * 7)
+    gradient = shares * segments.spread(-grad, offsets, shares.shape[0]).unsqueeze(1)
+    return *once([gradient], "ctc_loss", "log_probs", log_probs), *([None] * 7)
 
 
 _align.register_autograd(_gradient, setup_context=_setup_context)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from raglane._utils.checks import check_count, check_storage
+from raglane._utils.tracing import has_tangent
 from raglane.cells import CELLS, CellSpec
 from raglane.cells.elementwise import ElementwiseWeights
 from raglane.errors import ArgumentError, ShapeError
@@ -83,8 +84,11 @@ def _bounded(weight: Any, bound: float) -> Any:
         return weight
     # Rounded towards 0: the nearest number may be outside, and a bfloat16 state grow threefold over 150 steps.
     step = _step_above_one(weight)
-    kind: Any = _Bound if torch.compiler.is_dynamo_compiling() else _ForwardBound
-    return kind.apply(weight, bound // step * step)
+    bound = bound // step * step
+    if has_tangent([weight]):
+        return weight.clamp(-bound, bound)  # the forward mode has no gradients, and Dynamo refuses rules for it
+    apply: Any = _Bound.apply
+    return apply(weight, bound)
 
 
 class _Bound(torch.autograd.Function):
@@ -107,14 +111,6 @@ class _Bound(torch.autograd.Function):
         # An optimizer's step is against the gradient.
         outwards = ((numbers > ctx.bound) & (grad < 0)) | ((numbers < -ctx.bound) & (grad > 0))
         return grad.masked_fill(outwards, 0.0), None
-
-
-class _ForwardBound(_Bound):
-    """With a rule for the forward mode, which has no gradient, and so zeroes none. Dynamo refuses such functions."""
-
-    @staticmethod
-    def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:  # noqa: ARG004
-        return tangent.clone()
 
 
 def _step_above_one(numbers: Tensor) -> float:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from raglane.nn.losses.comparison import Once, check_untransformed
+from raglane.nn.losses.comparison import check_untransformed, once
 from raglane.ragged import Ragged
 
 KINDS = ("additive", "dot", "location")
@@ -111,10 +111,8 @@ class _Attend(torch.autograd.Function):
     def backward(ctx: Any, of_contexts: Tensor | None, of_weights: Tensor | None) -> tuple[Tensor | None, ...]:
         with torch.no_grad():
             grads = _Attend._gradients(ctx, of_contexts, of_weights)
-        if torch.is_grad_enabled():  # with create_graph=True
-            names, read = ("AttentionDecoder", "memory"), (*ctx.saved_tensors[:6], of_contexts, of_weights)
-            grads = [None if part is None else Once.apply(part, *names, *read) for part in grads]  # type: ignore[no-untyped-call]
-        return (*grads, None)
+        read = *ctx.saved_tensors[:6], of_contexts, of_weights
+        return *once(grads, "AttentionDecoder", "memory", *read), None
 
     @staticmethod
     def _gradients(ctx: Any, of_contexts: Tensor | None, of_weights: Tensor | None) -> list[Tensor | None]:

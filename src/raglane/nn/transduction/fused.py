@@ -19,7 +19,7 @@ from torch import Tensor
 
 from raglane._utils.tracing import are_transformed, has_tangent, records_operators
 from raglane.native.library import missing_kernels
-from raglane.nn.losses.comparison import Once
+from raglane.nn.losses.comparison import once
 from raglane.nn.transduction.lattice import Alignments, align_now
 
 _KEPT = 128 * 2**20
@@ -76,9 +76,7 @@ class _Losses(torch.autograd.Function):
                 gradients = [upstream.amax() * part for part in gradients] if upstream.shape[0] else gradients
             else:
                 _, gradients = _compute(_Joint(*inputs), ctx.alignments, upstream, True)
-        if torch.is_grad_enabled():  # with create_graph=True
-            gradients = [Once.apply(part, "rnnt_loss", "encoder", *inputs) for part in gradients]  # type: ignore[no-untyped-call]
-        return *gradients, None, None, None
+        return *once(gradients, "rnnt_loss", "encoder", *inputs), None, None, None
 
 
 class _Joint(NamedTuple):

@@ -20,7 +20,7 @@ from torch import Tensor
 from raglane import segments
 from raglane.kernels.cpu import transduction as kernels
 from raglane.native.library import missing_kernels
-from raglane.nn.losses.comparison import Once
+from raglane.nn.losses.comparison import once
 
 _NEVER = float("-inf")  # the logarithm of probability 0
 
@@ -80,9 +80,7 @@ def _gradient(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
     emissions, shares = ctx.saved_tensors
     rows = (ctx.frames * (ctx.labels + 1)).to(grad.device)
     gradient = shares * segments.repeated(-grad, rows, shares.shape[0]).unsqueeze(1)
-    if torch.is_grad_enabled():  # with create_graph=True
-        gradient = Once.apply(gradient, "rnnt_loss", "encoder", emissions)  # type: ignore[no-untyped-call]
-    return gradient, *([None] * 5)
+    return *once([gradient], "rnnt_loss", "encoder", emissions), *([None] * 5)
 
 
 align.register_autograd(_gradient, setup_context=_setup_context)

@@ -15,7 +15,7 @@ from raglane._utils.tracing import never_traced
 from raglane.errors import ArgumentTypeError, ShapeError
 from raglane.kernels.cpu import transduction as kernels
 from raglane.native import missing_kernels
-from raglane.nn.losses.comparison import Once, check_untransformed
+from raglane.nn.losses.comparison import check_untransformed, once
 from raglane.nn.transduction.tokens import as_tokens
 from raglane.ragged import Ragged
 
@@ -138,14 +138,12 @@ class _SoftMinimum(torch.autograd.Function):
         return torch.cat([reach, reach.new_zeros(1)])[ends]
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradient of the costs."""
         costs, left, right, reach = ctx.saved_tensors
         shares = kernels.soft_dtw(costs, left, right, ctx.gamma, reach)
         gradient = shares * grad.repeat_interleave(left.diff() * right.diff())
-        if torch.is_grad_enabled():  # with create_graph=True
-            gradient = Once.apply(gradient, "soft_dtw", "a", costs)  # type: ignore[no-untyped-call]
-        return gradient, None, None, None
+        return *once([gradient], "soft_dtw", "a", costs), None, None, None
 
 
 def _by_diagonals(costs: Tensor, left: Tensor, right: Tensor, gamma: float) -> Tensor:

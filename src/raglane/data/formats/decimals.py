@@ -1,0 +1,66 @@
+"""Decimal commas in CSV files whose separator is another character.
+
+The first decimal number of a column decides its mark. Which columns are numbers follows later, from the whole table, so
+entries keep their text until then: in an id, a label or a word, a comma is a character.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import numpy.typing as npt
+
+Entries = npt.NDArray[np.object_]
+
+_is_decimal = re.compile(r"\s*[+-]?\d*[.,]\d+(?:[eE][+-]?\d+)?\s*").fullmatch
+_EXCHANGED = str.maketrans(",.", ".,")
+
+
+class _Marked(str):
+    """A decimal number, with a comma or a point, in a column whose decimal mark is the comma."""
+
+    __slots__ = ()
+
+
+class CommaColumns:
+    """The columns of a file with decimal commas; the file is read in chunks, the header first."""
+
+    def __init__(self) -> None:
+        self._found: dict[int, bool] = {}  # by the place of a column
+        self._begin = 1  # of the numbers in the next chunk
+
+    def mark(self, rows: Entries) -> Entries:
+        """Mark the decimal numbers of these columns."""
+        marked, begin, self._begin = rows.copy(), self._begin, 0
+        for place in range(rows.shape[1]):
+            words: list[str] = rows[begin:, place].tolist()
+            if place not in self._found:
+                first = next(filter(_is_decimal, words), None)
+                if first is not None:
+                    self._found[place] = "," in first
+            if self._found.get(place):
+                marked[begin:, place] = [_Marked(word) if _is_decimal(word) else word for word in words]
+        return marked
+
+
+def with_points(entries: Entries) -> Entries:
+    """Exchange commas and points in marked entries, so that a number with the other mark is none."""
+    if not _has_marks(entries):
+        return entries
+    words = [word.translate(_EXCHANGED) if isinstance(word, _Marked) else word for word in entries.tolist()]
+    return np.array(words, dtype=object)
+
+
+def without_marks(entries: Entries) -> Entries:
+    """Return entries as they are written, as str."""
+    return np.array(list(map(str, entries.tolist())), dtype=object) if _has_marks(entries) else entries
+
+
+def has_other_mark(entry: str) -> bool:
+    """Return True for a decimal number whose mark is not that of its column."""
+    return isinstance(entry, _Marked) or ("," in entry and _is_decimal(entry) is not None)
+
+
+def _has_marks(entries: Entries) -> bool:
+    return not set(map(type, entries.tolist())) <= {str}
