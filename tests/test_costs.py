@@ -70,6 +70,7 @@ def test_nothing_costs_nothing(lengths: Any) -> None:
     ("lengths", "kind", "words"),
     [
         ([3, -1, 2], ArgumentError, "lengths must be at least 0, got -1 at index 1"),
+        ([2**62] * 4, ArgumentError, "64-bit"),
         ([3.0, 1.0], ArgumentTypeError, r"lengths must be integers.*, got torch\.float32"),
         ([[3, 1], [2, 2]], ShapeError, r"lengths must be .*got shape \(2, 2\)"),
         (5, ShapeError, r"lengths must be .*got shape \(\)"),

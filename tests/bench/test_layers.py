@@ -7,7 +7,6 @@ import csv
 import errno
 import io
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -33,18 +32,11 @@ import programs
 from raglane._utils import files
 from yardsticks import short_samples  # noqa: F401
 
-pytestmark = pytest.mark.usefixtures("short_samples")
+pytestmark = pytest.mark.usefixtures("short_samples", "any_threads")
 
 _TINY = ["--cells", "gru", "--sizes", "3x5x4", "--lengths", "trec", "--rounds", "1", "--threads", "1"]
 fails = partial(commands.fails, run=layers.main, name="layers.py")
 _FEW = ["--competitors", "torch-packed", "--modes", "infer"]
-
-
-@pytest.fixture(autouse=True)
-def threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 def _rows(folder: Path) -> list[dict[str, str]]:

@@ -6,7 +6,7 @@ import gc
 import itertools
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,11 +30,8 @@ _SHORT = pytest.mark.usefixtures("short_samples")
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+def one_thread(any_threads: Callable[[int], None]) -> None:
+    any_threads(1)
 
 
 @pytest.mark.parametrize("name", COMPETITORS)

@@ -81,9 +81,7 @@ def test_mistakes_are_one_line_and_leave_nothing(
     train = ["train", str(data), "--out", str(tmp_path / "run"), *FAST]
     for flags, words in (
         (["--batch-elements", "3"], ("at most the size of a batch, 3 elements", "--too-long split")),
-        (["--batch-elements", "0"], ("batch-elements must be ... got 0", "at least 1")),
         (["--too-long", "drop"], ("too-long must be ... got 'drop'", "Pass --batch-elements")),
-        (["--too-long", "keep", "--batch-elements", "3"], ("keep",)),
         (["--batch-elements", "30", "--batch-size", "auto"], ("batch-size must be ... got auto", "Leave one of them")),
     ):
         fails([*train, *flags], capsys, *words)

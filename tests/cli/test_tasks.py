@@ -289,7 +289,6 @@ def test_a_run_keeps_its_model(data: Path, tmp_path: Path, options: list[str]) -
         (["--cell", "grud"], "Pass --missing elapsed"),
         (["--cell", "grud", "--missing", "elapsed", "--task", "forecast"], "--cell must be ... got 'grud'"),
         (["--cell", "mingru", "--state-dropout", "0.1"], "--state-dropout must be ... got 0.1"),
-        (["--task", "forecast", "--initial-state", "lengths"], "--initial-state must be ... got 'lengths'"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -10,7 +10,7 @@ import re
 import runpy
 import sys
 import wave
-from collections.abc import Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from statistics import mean
@@ -51,14 +51,11 @@ _SCRIPTS = {
 
 
 @pytest.fixture(autouse=True)
-def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def one_thread(monkeypatch: pytest.MonkeyPatch, any_threads: Callable[[int], None]) -> None:
     """The figures are those of one thread, which is also the quickest for models as small as these."""
     # As for a script that is run: one imports another.
     monkeypatch.syspath_prepend(str(_EXAMPLES))
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+    any_threads(1)
 
 
 def _load(name: str) -> Any:
@@ -183,14 +180,12 @@ def test_words_as_numbers() -> None:
     }
 
 
-def _write_sound(path: Path, pitch: float) -> None:
-    """A second of a tone."""
-    sound = (np.sin(np.arange(8000) * 2 * np.pi * pitch / 8000) * 9000).astype("<i2")
+def _write_sound(path: Path, pitch: float, samples: int = 8000, before: int = 0, after: int = 0) -> None:
+    """A tone, between samples of silence."""
+    tone = np.sin(np.arange(samples) * 2 * np.pi * pitch / 8000) * 9000
     with wave.open(str(path), "wb") as file:
-        file.setnchannels(1)
-        file.setsampwidth(2)
-        file.setframerate(8000)
-        file.writeframes(sound.tobytes())
+        file.setparams((1, 2, 8000, 0, "NONE", ""))
+        file.writeframes(np.pad(tone, (before, after)).astype("<i2").tobytes())
 
 
 def test_voices_made_here(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,44 +248,42 @@ def test_advantages_stop_at_the_end_of_an_episode() -> None:
     assert found.tolist()[0] == pytest.approx([0.2475 - 0.5 + 0.99 * 0.95 * 0.75, 0.75, 0.49])
 
 
-def _write_spectra(folder: Path) -> Path:
-    """Bumps, as high as their fat says."""
+def _write_series(folder: Path, name: str, labels: str, draw: Callable[[float], tuple[Any, str]]) -> Path:
+    """Write files for training and testing: a row is what ``draw`` makes of a random number, values and a label."""
     folder.mkdir()
     random_numbers = np.random.default_rng(0)
     for part, count in (("TRAIN", 60), ("TEST", 20)):
-        lines = ["@problemName Meat", "@timeStamps false", "@univariate true", "@targetLabel true", "@data"]
-        for _ in range(count):
-            fat = float(random_numbers.random())
-            steps = np.linspace(0, 3, 20)
-            spectrum = steps + fat * np.sin(4 * steps)
-            lines.append(",".join(f"{value:.4f}" for value in spectrum) + f":{fat:.4f}")
-        (folder / f"Tecator_{part}.ts").write_text("\n".join(lines) + "\n")
+        lines = [f"@problemName {name}", "@timeStamps false", "@univariate true", labels, "@data"]
+        for number in random_numbers.random(count).tolist():
+            values, label = draw(number)
+            lines.append(",".join(f"{value:.4f}" for value in values) + f":{label}")
+        (folder / f"{name}_{part}.ts").write_text("\n".join(lines) + "\n")
     return folder
 
 
-def _write_days(folder: Path) -> Path:
-    """Waves that begin anywhere."""
-    folder.mkdir()
-    random_numbers = np.random.default_rng(0)
-    for part, count in (("TRAIN", 60), ("TEST", 20)):
-        lines = ["@problemName Days", "@timeStamps false", "@univariate true", "@classLabel true 1 2", "@data"]
-        for _ in range(count):
-            hours = np.sin(np.arange(24) + 7 * random_numbers.random())
-            lines.append(",".join(f"{value:.4f}" for value in hours) + ":1")
-        (folder / f"ItalyPowerDemand_{part}.ts").write_text("\n".join(lines) + "\n")
-    return folder
+def _spectrum(fat: float) -> tuple[Any, str]:
+    """A bump as high as the fat says."""
+    steps = np.linspace(0, 3, 20)
+    return steps + fat * np.sin(4 * steps), f"{fat:.4f}"
+
+
+def _day(start: float) -> tuple[Any, str]:
+    """A wave that begins anywhere."""
+    return np.sin(np.arange(24) + 7 * start), "1"
 
 
 def test_scripts_of_other_tasks_on_data_made_here(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Each learns what a test can make in a second, and says its figure at the end."""
     names = str(_write_names(tmp_path / "names"))
-    assert _load("fat_of_meat").main([str(_write_spectra(tmp_path / "meat")), "--epochs", "40"]) > 0.8
+    meat = _write_series(tmp_path / "meat", "Tecator", "@targetLabel true", _spectrum)
+    assert _load("fat_of_meat").main([str(meat), "--epochs", "40"]) > 0.8
     assert _load("languages_of_names").main([names, "--epochs", "15"]) > 0.8
     # 20 letters by chance take 4.3 bits; those of a language 2, and less with the ends.
     assert _load("write_names").main([names, "--epochs", "30", "--hidden", "24"]) < 3
     assert _load("same_language").main([names, "--steps", "60"]) > 0.8
     # Whoever knows nothing of 24 notes needs 16.6 nats.
-    error, persistence = _load("power_demand").main([str(_write_days(tmp_path / "days")), "--epochs", "20"])
+    days = _write_series(tmp_path / "days", "ItalyPowerDemand", "@classLabel true 1 2", _day)
+    error, persistence = _load("power_demand").main([str(days), "--epochs", "20"])
     assert error < 0.5 * persistence
     nats, persistence = _load("piano_rolls").main(["--rolls", "60", "--epochs", "4"])
     assert nats < 10
@@ -378,10 +371,7 @@ def test_spoken_digits_made_here(
 ) -> None:
     script = _load("spoken_digits")
     for digit in range(10):
-        with wave.open(str(tmp_path / f"{digit}.wav"), "wb") as file:
-            file.setparams((1, 2, 8000, 0, "NONE", ""))
-            tone = np.sin(np.arange(2400) * (0.1 + 0.2 * digit)) * 9000
-            file.writeframes(np.concatenate([np.zeros(500), tone, np.zeros(300)]).astype("<i2").tobytes())
+        _write_sound(tmp_path / f"{digit}.wav", 127 + 255 * digit, 2400, before=500, after=300)
     assert 2390 < len(script.read(tmp_path / "3.wav")) <= 2400
     assert script.digits_of(torch.tensor([10, 3, 3, 10, 3, 0, 0, 10])).tolist() == [3, 3, 0]
     voice = [script.read(tmp_path / f"{digit}.wav") for digit in range(10)]

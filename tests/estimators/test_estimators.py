@@ -253,7 +253,6 @@ def test_parameters_are_the_settings() -> None:
 @pytest.mark.parametrize(
     ("parameters", "X", "y", "error", "words"),
     [
-        ({"hidden_size": 0}, None, None, ArgumentError, "hidden_size must be .*got 0"),
         ({"hidden_size": "many"}, None, None, ArgumentTypeError, "hidden_size must be .*got 'many'"),
         ({"channels": "middle"}, None, None, ArgumentError, "channels must be .*first, last.*, got 'middle'"),
         (

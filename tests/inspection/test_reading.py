@@ -105,7 +105,7 @@ def _column(kind: str, count: int, random: np.random.Generator) -> pa.Array:
 def test_a_parquet_file_in_pieces_is_what_it_is_as_a_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str
 ) -> None:
-    monkeypatch.setattr(reading, "_ROWS", 7)
+    monkeypatch.setattr("raglane.data.formats.ipc.ROWS", 7)
     random = np.random.default_rng(1)
     path = tmp_path / "data.parquet"
 
@@ -126,7 +126,7 @@ def test_a_parquet_file_in_pieces_is_what_it_is_as_a_whole(
         told = _Told()
         with monkeypatch.context() as patch:
             patch.setattr(reading, "contents_of", never)
-            found = reading.lengths_of_parquet(path, columns, told)
+            found = reading.contents_of_parquet(path, columns, told)
         assert found.lengths.tolist() == expected.lengths.tolist(), kind
         assert (found.kind, found.vocabulary, found.labels) == (expected.kind, expected.vocabulary, expected.labels)
         assert found.features == expected.features, kind

@@ -7,7 +7,6 @@ import pickle
 import re
 import threading
 from abc import ABC, abstractmethod
-from functools import partial
 from typing import Any
 
 import pytest
@@ -17,10 +16,10 @@ from torch.nn.utils import parametrizations, parametrize
 from torch.utils import _pytree as pytree
 
 import raglane as rl
+from every_layer import watch_backends
 from raglane.cells import CELLS
 from raglane.errors import ArgumentTypeError, DispatchError
 from raglane.kernels.contract import Traits
-from raglane.kernels.cpu.backend import run_layer
 from raglane.kernels.dispatch import BACKENDS, choose
 from raglane.native import missing_kernels
 
@@ -313,20 +312,7 @@ def test_accelerate_a_layer_itself_and_reports_by_reason() -> None:
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "SRU"])
 def test_auto_chooses_alike_for_every_batch(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """rl.explain reports what runs, which depends on neither the number of sequences nor their lengths."""
-    ran: list[tuple[str, str]] = []
-
-    def watched(name: str, run: Any, request: Any, schedule: str) -> Any:
-        ran.append((name, schedule))
-        return run(request, schedule)
-
-    for name, backend in BACKENDS.items():
-        monkeypatch.setattr(backend, "run", partial(watched, name, backend.run))
-
-    def kernel(*args: Any, **options: Any) -> Any:
-        ran.append(("cpu", "lanes"))
-        return run_layer(*args, **options)
-
-    monkeypatch.setattr("raglane.nn.recurrent.call.run_layer", kernel)
+    ran = watch_backends(monkeypatch)
     layer = getattr(rl.nn, kind)(5, 4)
     explained = set()
     for lengths in ([1], [3], [200], [4, 4], [1] * 70, [0], [0, 0], [300, 1, 0]):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import tempfile
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -34,24 +35,26 @@ class Tagger(nn.Module):
         return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
 
 
-def _example(model: nn.Module) -> Example:
+Batches = list[tuple[torch.Tensor, torch.Tensor]]
+
+
+def _example(fit: Callable[[nn.Module, Batches], list[float]]) -> Example:
+    model = Tagger()
     batches = [(torch.randn(8, 30, 8), torch.randint(3, (8,))) for _ in range(2)]
 
     def loss(module: nn.Module, batch: Any) -> Any:
         found = module(*batch)
         return found["loss"], found["logits"]
 
-    return Example(model, batches, loss)
+    return Example(model, batches, loss, fit=lambda model: fit(model, batches))
 
 
 def skorch() -> Example:
     """Trained by skorch."""
     from skorch import NeuralNetClassifier
 
-    example = _example(Tagger())
-
-    def fit(model: nn.Module) -> list[float]:
-        sequences, labels = (torch.cat(part) for part in zip(*example.batches, strict=True))
+    def fit(model: nn.Module, batches: Batches) -> list[float]:
+        sequences, labels = (torch.cat(part) for part in zip(*batches, strict=True))
         net = NeuralNetClassifier(
             model,
             criterion=nn.CrossEntropyLoss,
@@ -64,8 +67,7 @@ def skorch() -> Example:
         net.fit(sequences.to(model.head.weight.dtype), labels)
         return [*net.history[:, "train_loss"], *net.predict_proba(sequences.to(model.head.weight.dtype)).ravel()]
 
-    example.fit = fit
-    return example
+    return _example(fit)
 
 
 def lightning() -> Example:
@@ -85,14 +87,12 @@ def lightning() -> Example:
         def configure_optimizers(self) -> Any:
             return torch.optim.SGD(self.parameters(), lr=0.01)
 
-    example = _example(Tagger())
-
-    def fit(model: nn.Module) -> list[float]:
+    def fit(model: nn.Module, batches: Batches) -> list[float]:
         losses: list[float] = []
         module = Module(model, losses)
         with tempfile.TemporaryDirectory() as folder:
             trainer = package.Trainer(max_epochs=3, logger=False, default_root_dir=folder, enable_progress_bar=False)
-            rows = [(sequences.to(model.head.weight.dtype), labels) for sequences, labels in example.batches]
+            rows = [(sequences.to(model.head.weight.dtype), labels) for sequences, labels in batches]
             trainer.fit(module, torch.utils.data.DataLoader(rows, batch_size=None))
             trainer.save_checkpoint(f"{folder}/last.ckpt")
             stored = torch.load(f"{folder}/last.ckpt", weights_only=False)["state_dict"]
@@ -102,22 +102,19 @@ def lightning() -> Example:
             plain.load_state_dict(stored)
         return losses
 
-    example.fit = fit
-    return example
+    return _example(fit)
 
 
 def accelerate() -> Example:
     """Trained by Hugging Face accelerate, with its stored state."""
     from accelerate import Accelerator
 
-    example = _example(Tagger())
-
-    def fit(model: nn.Module) -> list[float]:
+    def fit(model: nn.Module, batches: Batches) -> list[float]:
         tool = Accelerator(cpu=True)
         prepared, optimizer = tool.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01))
         losses = []
         for step in range(STEPS):
-            sequences, labels = example.batches[step % 2]
+            sequences, labels = batches[step % 2]
             loss = prepared(sequences.to(model.head.weight.dtype), labels)["loss"]
             optimizer.zero_grad()
             tool.backward(loss)
@@ -128,21 +125,18 @@ def accelerate() -> Example:
             tool.load_state(folder)
         return losses
 
-    example.fit = fit
-    return example
+    return _example(fit)
 
 
 def transformers() -> Example:
     """Trained by the Trainer of transformers."""
     import transformers as package
 
-    example = _example(Tagger())
-
-    def fit(model: nn.Module) -> list[float]:
+    def fit(model: nn.Module, batches: Batches) -> list[float]:
         dtype = model.head.weight.dtype
         rows = [
             {"sequences": sequence.to(dtype), "labels": label}
-            for batch in example.batches
+            for batch in batches
             for sequence, label in zip(*batch, strict=True)
         ]
         with tempfile.TemporaryDirectory() as folder:
@@ -164,23 +158,20 @@ def transformers() -> Example:
         weights = [float(part.double().sum()) for part in model.parameters()]
         return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry] + weights
 
-    example.fit = fit
-    return example
+    return _example(fit)
 
 
 def optuna() -> Example:
     """A study of optuna over the learning rate."""
     import optuna as package
 
-    example = _example(Tagger())
-
-    def fit(model: nn.Module) -> list[float]:
+    def fit(model: nn.Module, batches: Batches) -> list[float]:
         start = copy.deepcopy(model.state_dict())
 
         def objective(trial: Any) -> float:
             model.load_state_dict(start)
             optimizer = torch.optim.SGD(model.parameters(), lr=trial.suggest_float("lr", 1e-3, 1e-1, log=True))
-            for sequences, labels in example.batches:
+            for sequences, labels in batches:
                 loss = model(sequences.to(model.head.weight.dtype), labels)["loss"]
                 optimizer.zero_grad()
                 loss.backward()
@@ -192,5 +183,4 @@ def optuna() -> Example:
         study.optimize(objective, n_trials=4)
         return [trial.value for trial in study.trials]
 
-    example.fit = fit
-    return example
+    return _example(fit)

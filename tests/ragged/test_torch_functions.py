@@ -206,13 +206,6 @@ def test_picture_in_a_notebook() -> None:
     assert "<svg" in rl.Ragged([])._repr_html_()
 
 
-def test_lengths_whose_sum_wraps() -> None:
-    with pytest.raises(ShapeError, match="4611686018427387904 at index 0"):
-        rl.Ragged.from_flat(torch.arange(3), lengths=[2**62] * 4 + [3])
-    with pytest.raises(ArgumentError, match="64-bit"):
-        rl.cost([2**62] * 4)
-
-
 @pytest.mark.parametrize(
     ("call", "error", "says"),
     [

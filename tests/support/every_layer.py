@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -14,6 +16,7 @@ from naive_cells import naive_network
 from raglane.cells import CELLS
 from raglane.errors import DispatchError
 from raglane.kernels.contract import Request, Result
+from raglane.kernels.cpu.backend import run_layer
 from raglane.kernels.dispatch import BACKENDS
 from raglane.native import missing_kernels
 from raglane.nn.recurrent.stack import one_or_tuple
@@ -188,6 +191,24 @@ def assert_same_for_every_input(layer: Any, hx: Any = None) -> None:
     out, state = layer(equal, hx)
     dense = results_of(layer(equal.to_padded(first)[0], hx))
     assert_same(dense, [out.to_padded(first)[0], *parts(state)], what="dense")
+
+
+def watch_backends(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """Return a list that gets the backend and the schedule of every layer that is run."""
+    ran: list[tuple[str, str]] = []
+
+    def watched(name: str, run: Any, request: Any, schedule: str) -> Any:
+        ran.append((name, schedule))
+        return run(request, schedule)
+
+    def kernel(*args: Any, **options: Any) -> Any:
+        ran.append(("cpu", "lanes"))
+        return run_layer(*args, **options)
+
+    for name, backend in BACKENDS.items():
+        monkeypatch.setattr(backend, "run", partial(watched, name, backend.run))
+    monkeypatch.setattr("raglane.nn.recurrent.call.run_layer", kernel)
+    return ran
 
 
 def assert_nan_stays_in_its_sequence(layer: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -19,17 +18,13 @@ from raglane.training.inference import answering, predict
 from raglane.training.model import ModelConfig, SequenceModel
 from raglane.training.settings import INITIAL_STATES, LAYERS, NORMALISED_LAYERS, POOLINGS, Settings
 
-pytestmark = pytest.mark.skipif(not has_cell("gru"), reason="the cpu kernels promise the bits, and are not built")
+pytestmark = [
+    pytest.mark.skipif(not has_cell("gru"), reason="the cpu kernels promise the bits, and are not built"),
+    pytest.mark.usefixtures("any_threads"),
+]
 
 # An odd number of units leaves a partial vector, where torch rounds differently.
 _SMALL: dict[str, Any] = {"hidden_size": 13, "num_layers": 2}
-
-
-@pytest.fixture(autouse=True)
-def threads_as_before() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 def _records(is_tokens: bool) -> Dataset:

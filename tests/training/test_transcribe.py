@@ -301,7 +301,6 @@ def test_sequences_too_short_for_ctc(capsys: pytest.CaptureFixture[str], tmp_pat
     [
         (["--task", "classify", "--decoder", "ctc"], "--decoder must be unset for all tasks except transcribe"),
         (["--task", "classify", "--label-split", "words"], "--label-split must be left out for all tasks except"),
-        (["--task", "transcribe", "--decoder", "wfst"], "--decoder must be one of ctc"),
         (["--task", "transcribe", "--bptt-steps", "5"], "--bptt-steps must be None"),
         (["--task", "transcribe", "--pooling", "mean"], "--pooling must be summary"),
         (["--task", "transcribe", "--class-weights", "balanced"], "--class-weights must be none"),

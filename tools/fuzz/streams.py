@@ -41,26 +41,18 @@ _JSON = [
     {"state": None}, {"end": True}, {"frames": [[1, 2, 3]] * 300}, {"frames": {"a": [1]}}, {"other": 1},
     [], 5, "x", None,
 ]  # fmt: skip
+_ONE = {"shape": [1, 3], "datatype": "FP32", "data": [1, 2, 3]}
+_TWO = {"shape": [2, 3], "datatype": "FP32", "data": [[1, 2, 3], [4, 5, 6]]}
+_FACTS = {"sequence_id": 5, "sequence_start": True, "state": "AAAA", "return_state": 1}
+_WHOLE = {"sequence_id": "a", "sequence_start": True, "sequence_end": True, "return_state": True}
 _REQUESTS: list[tuple[str, Any]] = [
     ("/predict", {"sequences": [[[1, 2, 3]]]}),
     ("/predict", {"sequences": [[]], "top": 2}),
     ("/predict", {"sequences": [[[1, 2]], "x", None, {}]}),
     ("/predict", {"table": {"x": [[1], [2, "a"]]}, "model": "layer"}),
-    ("/v2/models/layer/infer", {"inputs": [{"shape": [1, 3], "datatype": "FP32", "data": [1, 2, 3]}]}),
-    (
-        "/v2/models/layer/infer",
-        {
-            "inputs": [{"shape": [2, 3], "datatype": "FP32", "data": [[1, 2, 3], [4, 5, 6]]}],
-            "parameters": {"sequence_id": 5, "sequence_start": True, "state": "AAAA", "return_state": 1},
-        },
-    ),
-    (
-        "/v2/models/layer/infer",
-        {
-            "inputs": [{"shape": [1, 3], "datatype": "FP32", "data": [1, 2, 3]}],
-            "parameters": {"sequence_id": "a", "sequence_start": True, "sequence_end": True, "return_state": True},
-        },
-    ),
+    ("/v2/models/layer/infer", {"inputs": [_ONE]}),
+    ("/v2/models/layer/infer", {"inputs": [_TWO], "parameters": _FACTS}),
+    ("/v2/models/layer/infer", {"inputs": [_ONE], "parameters": _WHOLE}),
     ("/v2/models/\u00e9%00/infer", {"inputs": [{"shape": [-1], "datatype": "", "data": ["a"]}]}),
 ]
 

@@ -12,7 +12,6 @@ import typer
 
 from raglane._utils.messages import quote, shorten
 from raglane.cli import console, options
-from raglane.cli.options import option
 from raglane.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -30,12 +29,8 @@ def compare(
     *,
     output: Annotated[
         list[Path] | None,
-        option(
+        options.output(
             "File for the table (.md or .csv), a picture (.png or .svg) or a page (.html); may be repeated.",
-            options.RUN,
-            "--output",
-            "-o",
-            parser=options.path,
             show_default="none",
         ),
     ] = None,
@@ -118,12 +113,7 @@ def bench(
     ] = "8x64x64,32x128x128,64x256x256",
     cells: Annotated[str, typer.Option(metavar="NAME,...|all", help="Cells: lstm, gru, rnn_tanh.")] = "all",
     modes: Annotated[str, typer.Option(metavar="train,infer|all", help="Training steps or inference.")] = "all",
-    output: Annotated[
-        Path | None,
-        option(
-            "File for the table (.md or .csv).", options.RUN, "--output", "-o", parser=options.path, show_default="none"
-        ),
-    ] = None,
+    output: Annotated[Path | None, options.output("File for the table (.md or .csv).", show_default="none")] = None,
     quiet: options.Quiet = False,
 ) -> None:
     """Compare the speed of Raglane's recurrent layers with PyTorch's, on packed and padded batches.

@@ -103,18 +103,10 @@ def inspect(
     fresh: Annotated[
         bool, option("Measure the layer again, e.g. because the machine was busy.", options.RUN, "--fresh")
     ] = False,
-    html: Annotated[
-        Path | None, option("File for an HTML page.", options.RUN, "--html", parser=options.path, show_default="none")
-    ] = None,
+    html: Annotated[Path | None, options.output("File for an HTML page.", "--html", show_default="none")] = None,
     json: Annotated[
         Path | None,
-        option(
-            "File for the results as JSON; - for standard output.",
-            options.RUN,
-            "--json",
-            parser=options.path,
-            show_default="none",
-        ),
+        options.output("File for the results as JSON; - for standard output.", "--json", show_default="none"),
     ] = None,
     quiet: options.Quiet = False,
 ) -> None:

@@ -33,14 +33,7 @@ def evaluate(
     *,
     output: Annotated[
         Path | None,
-        option(
-            "Folder for the results.",
-            options.RUN,
-            "--output",
-            "-o",
-            parser=options.path,
-            show_default="the folder of the run; of a URL, the current folder",
-        ),
+        options.output("Folder for the results.", show_default="the folder of the run; of a URL, the current folder"),
     ] = None,
     columns: options.Columns,
     format: options.Format = None,
@@ -181,14 +174,7 @@ def predict(
     *,
     output: Annotated[
         Path | None,
-        option(
-            "File to write: .parquet, .csv or .jsonl.",
-            options.RUN,
-            "--output",
-            "-o",
-            parser=options.path,
-            show_default="CSV on standard output",
-        ),
+        options.output("File to write: .parquet, .csv or .jsonl.", show_default="CSV on standard output"),
     ] = None,
     probabilities: Annotated[
         bool, option("Add one column p_<label> per class.", options.RUN, "--probabilities")
@@ -367,7 +353,7 @@ class _Layout(StrEnum):
 @options.command
 def export(
     run: options.Run,
-    output: Annotated[Path, option("File to write: .onnx.", options.RUN, "--output", "-o", parser=options.path)],
+    output: Annotated[Path, options.output("File to write: .onnx.")],
     *,
     layout: Annotated[
         _Layout, option("Inputs: padded values and lengths, or flat values and offsets.")

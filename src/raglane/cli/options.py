@@ -112,7 +112,11 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 
                     values[name] = fetched(value)
             _name_cells(values, sources)
-            function(**values)
+            try:
+                function(**values)
+            except KeyboardInterrupt as error:
+                # For which some versions of Typer exit without a message.
+                raise typer.Abort from error
 
     run.__doc__ = _prose(inspect.getdoc(function) or "")
     run.__signature__ = inspect.Signature(sorted(parameters, key=_panel))  # type: ignore[attr-defined]
@@ -282,6 +286,11 @@ def origin_of(context: typer.Context, name: str) -> str:
 def option(help: str, panel: str = RUN, *flags: str, **details: Any) -> Any:
     """Return an option of Typer for a parameter that is in no dataclass."""
     return typer.Option(*flags, help=help, rich_help_panel=panel, **details)
+
+
+def output(help: str, *flags: str, **details: Any) -> Any:
+    """Return the option for an output file or folder, by default ``--output``."""
+    return option(help, RUN, *(flags or ("--output", "-o")), parser=path, **details)
 
 
 def argument(help: str, **details: Any) -> Any:

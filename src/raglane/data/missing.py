@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from raglane._utils.checks import check_choice, check_kind
+from raglane._utils.checks import check_kind
 from raglane._utils.messages import argument, quote
 from raglane.data.records import place_of
 from raglane.errors import DataError, ShapeError
@@ -19,11 +19,6 @@ BLOCKS = {"error": 1, "zero": 2, "forward": 2, "elapsed": 3}
 """The number of input columns per channel for each policy for missing features."""
 
 MISSING = tuple(BLOCKS)
-
-
-def check_policy(missing: str) -> None:
-    """Raise :class:`~raglane.errors.ArgumentError` unless ``missing`` is one of ``MISSING``."""
-    check_choice("missing", missing, MISSING)
 
 
 def how_to_fill() -> str:

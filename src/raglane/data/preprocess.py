@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from raglane._utils.checks import as_tensor, check_flag, check_kind, check_whole
+from raglane._utils.checks import as_tensor, check_choice, check_flag, check_kind, check_whole
 from raglane._utils.messages import argument, quote, quote_all
 from raglane.data.encoders import (
     END,
@@ -35,7 +35,7 @@ from raglane.data.encoders import (
 )
 from raglane.data.fragments import Fragment
 from raglane.data.gathering import Gathered, Places
-from raglane.data.missing import BLOCKS, check_policy, fill_missing, how_to_fill, refuse_absent
+from raglane.data.missing import BLOCKS, MISSING, fill_missing, how_to_fill, refuse_absent
 from raglane.data.records import TASKS, TIME_GAP, Targets, check_task, offsets_of, place_of
 from raglane.data.statistics import Statistics
 from raglane.data.tensors import Sequences, Tensors
@@ -103,7 +103,7 @@ class Preprocessor:
     label_split: str | None = None
 
     def __post_init__(self) -> None:
-        check_policy(self.missing)
+        check_choice("missing", self.missing, MISSING)
         check_task(self.task)
         if self.per_element is None:
             object.__setattr__(self, "per_element", TASKS[self.task].per == "element")
@@ -143,7 +143,7 @@ class Preprocessor:
             ArgumentError: an argument breaks a rule.
             DataError: no element or no label, or a missing feature under ``missing="error"``.
         """
-        check_policy(missing)
+        check_choice("missing", missing, MISSING)
         check_task(task)
         check_kind("data", data, (Sequences, Statistics), "a Dataset or Statistics", "read it with rl.data.read")
         check_flag("standardize", standardize)

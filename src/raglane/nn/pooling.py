@@ -19,13 +19,7 @@ from raglane.nn.linear import RowLinear
 from raglane.nn.recurrent.any_cell import Recurrent
 from raglane.ragged import Ragged
 
-_PLAIN: dict[str, Callable[[Ragged], Tensor]] = {
-    "last": Ragged.last,
-    "first": Ragged.first,
-    "mean": Ragged.mean,
-    "max": Ragged.max,
-    "logsumexp": Ragged.logsumexp,
-}
+_PLAIN = ("last", "first", "mean", "max", "logsumexp")
 
 
 def _check_batch(batch: Any) -> None:
@@ -53,7 +47,7 @@ class Pooling(nn.Module):
 
     def __init__(self, name: str) -> None:
         super().__init__()
-        self.name = check_choice("name", name, tuple(_PLAIN), 'for "attention" build an AttentionPooling')
+        self.name = check_choice("name", name, _PLAIN, 'for "attention" build an AttentionPooling')
 
     def forward(self, batch: Ragged) -> Tensor:
         """Pool each sequence.
@@ -70,7 +64,8 @@ class Pooling(nn.Module):
         _check_batch(batch)
         if self.name == "logsumexp" and _answers(self, batch):
             return _run_so_far(running(self.name, batch.values[:1].numel(), batch.dtype), batch)
-        return _PLAIN[self.name](batch)
+        pooled: Tensor = getattr(batch, self.name)()
+        return pooled
 
     def extra_repr(self) -> str:
         """Return the name of the pooling."""

@@ -141,8 +141,7 @@ def confusion_png(matrix: Sequence[Sequence[int]], labels: Sequence[str], title:
     )
     axes.set_yticks(range(classes), names, fontsize=size, parse_math=False)
     axes.tick_params(length=0, colors=LIGHT.ink)
-    axes.set_xlabel("predicted")
-    axes.set_ylabel("true")
+    axes.set(xlabel="predicted", ylabel="true")
     for edge in axes.spines.values():
         edge.set_visible(False)
     # White lines between the cells.
@@ -166,8 +165,7 @@ def points(points: Sequence[tuple[float, float]], title: str | None = None) -> b
     ends = [min(true), max(true)]
     axes.plot(ends, ends, color=look.faint, linestyle="--", linewidth=1, label="exact")
     axes.plot(true, predicted, color=BLUE, linestyle="", marker="o", markersize=3, alpha=0.5, label="predicted")
-    axes.set_xlabel("true")
-    axes.set_ylabel("predicted")
+    axes.set(xlabel="true", ylabel="predicted")
     axes.legend(frameon=False, fontsize=9, labelcolor=look.ink)
     return svg(figure) if title is None else png(figure, _DPI)
 
@@ -183,8 +181,7 @@ def lengths_svg(parts: Mapping[str, Sequence[int]]) -> bytes:
     for (name, lengths), color in zip(parts.items(), (BLUE, VERMILION, GREEN), strict=False):
         axes.hist(lengths, bins=edges, color=color, label=f"{name}: {len(lengths):,}", histtype="step", linewidth=1.8)
     axes.set_yscale("symlog", linthresh=10)
-    axes.set_xlabel("steps of a sequence")
-    axes.set_ylabel("sequences")
+    axes.set(xlabel="steps of a sequence", ylabel="sequences")
     axes.yaxis.set_major_formatter(lambda count, _: f"{count:,.0f}")
     axes.legend(frameon=False, fontsize=9, labelcolor=DARK.ink)
     return svg(figure)
@@ -292,8 +289,7 @@ def losses_svg(group: Compared) -> bytes:
         label = group.names[place] if is_colored else None
         width = 1.8 if is_colored else 0.8
         axes.plot(range(1, len(losses) + 1), losses, color=color, label=label, linewidth=width)
-    axes.set_xlabel("epoch")
-    axes.set_ylabel("loss")
+    axes.set(xlabel="epoch", ylabel="loss")
     axes.locator_params(axis="x", integer=True)
     legend = figure.legend(
         frameon=False, fontsize=9, labelcolor=DARK.ink, reverse=True, ncols=2, loc="outside lower left"
@@ -321,6 +317,5 @@ def setting_svg(group: Compared, name: str) -> bytes:
         axes.set_xscale("log")
     axes.plot(values, metric, "o", color=BLUE, alpha=0.7, markersize=6)
     axes.plot(values[:1], metric[:1], "o", color=VERMILION, markersize=8)
-    axes.set_xlabel(name)
-    axes.set_ylabel(group.drawn.replace("_", " "))
+    axes.set(xlabel=name, ylabel=group.drawn.replace("_", " "))
     return svg(figure)

@@ -58,9 +58,6 @@ class LineWatcher(Callback):
         self._printed = time.monotonic()
         print(epoch_line(row, self._epochs) + ("  best" if is_best else ""), flush=True)
 
-    def close(self) -> None:
-        """Do nothing."""
-
 
 class BarWatcher(Callback):
     """A progress bar over all batches, with epoch, loss, metric and real elements per second."""
@@ -149,25 +146,22 @@ def check_logger(name: str | None) -> None:
 class CallingWatcher(Callback):
     """Calls another watcher, and after each epoch a function, which ends the training by returning True."""
 
-    def __init__(self, watcher: Any, function: Callable[[dict[str, float]], Any] | None = None) -> None:
-        self._watcher, self._function = watcher, function
+    def __init__(self, watcher: Callback | None, function: Callable[[dict[str, float]], Any] | None = None) -> None:
+        self._watcher, self._function = watcher or Callback(), function
 
     def started(self, state: TrainingState, epochs: int, batches: int) -> None:  # noqa: D102
-        if self._watcher is not None:
-            self._watcher.started(state, epochs, batches)
+        self._watcher.started(state, epochs, batches)
 
     def batch_done(self, epoch: int, batch: int, totals: Totals) -> None:  # noqa: D102
-        if self._watcher is not None:
-            self._watcher.batch_done(epoch, batch, totals)
+        self._watcher.batch_done(epoch, batch, totals)
 
     def epoch_done(self, row: dict[str, float], is_best: bool) -> bool | None:  # noqa: D102
-        ends = self._watcher is not None and self._watcher.epoch_done(row, is_best) is True
+        ends = self._watcher.epoch_done(row, is_best) is True
         return (self._function is not None and self._function(dict(row)) is True) or ends
 
     def close(self) -> None:
         """Close the other watcher."""
-        if self._watcher is not None:
-            self._watcher.close()
+        self._watcher.close()
 
 
 class LoggingWatcher(CallingWatcher):

@@ -25,48 +25,31 @@ DEFAULT_DATA = "Japanese vowels"
 LABELLED = ("tag", "regress", "multilabel")
 
 
+def _column(role: str, help: str, unset: str) -> Any:
+    """Return a field of :class:`ColumnNames` for the columns of a role."""
+    return option(None, help, DATA, flag=f"--{role}-column", unset=unset)
+
+
 @dataclass(frozen=True)
 class ColumnNames:
     """The names of columns, as in :class:`~raglane.data.Columns`, and the reading of files; stored in config.json."""
 
-    sequence: str | None = option(
-        None,
-        "Column of sequences (Parquet, JSON lines), or of texts (CSV).",
-        DATA,
-        flag="--sequence-column",
-        unset="the only candidate",
+    sequence: str | None = _column(
+        "sequence", "Column of sequences (Parquet, JSON lines), or of texts (CSV).", "the only candidate"
     )
-    label: str | None = option(None, "Column of labels.", DATA, flag="--label-column", unset="the only candidate")
-    id: str | None = option(
-        None,
-        "Column of IDs of sequences; in a CSV file, rows with the same ID are one sequence.",
-        DATA,
-        flag="--id-column",
-        unset="by its name",
+    label: str | None = _column("label", "Column of labels.", "the only candidate")
+    id: str | None = _column(
+        "id", "Column of IDs of sequences; in a CSV file, rows with the same ID are one sequence.", "by its name"
     )
-    time: str | None = option(
-        None,
-        "Column that orders the rows of a sequence (CSV).",
-        DATA,
-        flag="--time-column",
-        unset="by its name, else the order of the file",
+    time: str | None = _column(
+        "time", "Column that orders the rows of a sequence (CSV).", "by its name, else the order of the file"
     )
-    features: list[str] | None = option(
-        None,
-        "Column of a feature per element; may be repeated.",
-        DATA,
-        flag="--feature-column",
-        unset="CSV: all others; else only the sequences",
+    features: list[str] | None = _column(
+        "feature", "Column of a feature per element; may be repeated.", "CSV: all others; else only the sequences"
     )
-    static: list[str] | None = option(
-        None, "Column of a feature per sequence; may be repeated.", DATA, flag="--static-column", unset="none"
-    )
-    categorical: list[str] | None = option(
-        None,
-        "Column of a feature whose numbers are categories; may be repeated.",
-        DATA,
-        flag="--categorical-column",
-        unset="columns of words",
+    static: list[str] | None = _column("static", "Column of a feature per sequence; may be repeated.", "none")
+    categorical: list[str] | None = _column(
+        "categorical", "Column of a feature whose numbers are categories; may be repeated.", "columns of words"
     )
     split: str | None = option(
         None,

@@ -60,18 +60,25 @@ def make_batch(samples: Sequence[Any]) -> Batch:
     return Batch(inputs, targets.values if is_per_element else targets, batch["index"])
 
 
-class ChunkedBatches:
-    """The remaining batches of an epoch whose sequences are cut into chunks."""
+class Remaining(Sampler[Any]):
+    """The remaining batches of an epoch; their number is that at the start."""
 
-    def __init__(self, chunks: TBPTTSampler) -> None:
-        self._chunks = chunks
-        self._count = len(chunks) - chunks.state_dict()["done"]
+    def __init__(self, order: BatchSampler | TBPTTSampler) -> None:
+        self._order = order
+        self._count = len(order) - order.state_dict()["done"]
 
     def __len__(self) -> int:
         return self._count
 
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._order)
+
+
+class ChunkedBatches(Remaining):
+    """The remaining batches of an epoch whose sequences are cut into chunks."""
+
     def __iter__(self) -> Iterator[Batch]:
-        for chunk in self._chunks:
+        for chunk in super().__iter__():
             targets = chunk.targets.values if isinstance(chunk.targets, Ragged) else None
             yield Batch(chunk.inputs, targets, chunk.sequences, chunk.begins)
 
@@ -123,20 +130,6 @@ def training_batches(
         fix = f"raise {argument('batch_elements')}, or pass {argument('too_long', 'split')}"
         raise DataError("data", got, rule, fix)
     return training, order, int(mean * min(order.limit.usual(mean), len(training))) // ranks
-
-
-class Remaining(Sampler[list[int]]):
-    """The remaining batches of an epoch; their number is that at the start."""
-
-    def __init__(self, order: BatchSampler) -> None:
-        self._order = order
-        self._count = len(order) - order.state_dict()["done"]
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return iter(self._order)
 
 
 def in_order(dataset: Dataset, limit: BatchLimit) -> Iterator[Batch]:

@@ -65,8 +65,12 @@ def _share(example: str) -> Rule:
     return Rule(lambda share: 0 <= share < 1, "at least 0 and below 1", f"pass e.g. {example}")
 
 
+def _not_negative(fix: str) -> Rule:
+    return Rule(lambda number: 0 <= number <= _HIGHEST, f"at least 0 {_WITHIN}", fix)
+
+
 _SHARE = _share("0.2")
-_WEIGHT = Rule(lambda weight: 0 <= weight <= _HIGHEST, f"at least 0 {_WITHIN}", "pass e.g. 2")
+_WEIGHT = _not_negative("pass e.g. 2")
 
 
 @dataclass(frozen=True)
@@ -257,17 +261,12 @@ class Settings(ModelSettings):
         0.003, "Learning rate.", TRAINING, Rule(lambda lr: 0 < lr <= _HIGHEST, f"above 0 {_WITHIN}", "pass e.g. 0.003")
     )
     optimizer: str = option("adam", "The optimizer; sgd with momentum 0.9.", TRAINING, choices=OPTIMIZERS)
-    weight_decay: float = option(
-        0.0,
-        "Weight decay.",
-        TRAINING,
-        Rule(lambda decay: 0 <= decay <= _HIGHEST, f"at least 0 {_WITHIN}", "pass e.g. 0.01"),
-    )
+    weight_decay: float = option(0.0, "Weight decay.", TRAINING, _not_negative("pass e.g. 0.01"))
     grad_clip: float | None = option(
         1.0,
         "Largest norm of the gradient (gradient clipping); 0: no limit.",
         TRAINING,
-        Rule(lambda norm: 0 <= norm <= _HIGHEST, f"at least 0 {_WITHIN}", "pass 1.0, or 0 for no limit"),
+        _not_negative("pass 1.0, or 0 for no limit"),
     )
     lr_schedule: str | None = option(
         None,
@@ -342,7 +341,7 @@ class Settings(ModelSettings):
         1.0,
         "Minutes between checkpoints within an epoch, from which --resume continues after a kill.",
         RUN,
-        Rule(lambda minutes: 0 <= minutes <= _HIGHEST, f"at least 0 {_WITHIN}", "pass e.g. 1"),
+        _not_negative("pass e.g. 1"),
     )
     device: str = option("auto", "Device; auto: a GPU if available.", RUN, choices=DEVICES)
     ranks: int = option(1, "Processes on this machine that share each batch.", RUN, *_COUNT)

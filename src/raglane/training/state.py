@@ -106,6 +106,9 @@ class Callback:
     def epoch_done(self, row: dict[str, float], is_best: bool) -> bool | None:
         """Called after an epoch, with its row of the history; True ends a training of one process."""
 
+    def close(self) -> None:
+        """Called when the training has ended, also by an error."""
+
 
 def state_files(state: TrainingState, optimizer: torch.optim.Optimizer, carried: Any = None) -> dict[str, bytes]:
     """Return the files that resume a run, in addition to those of the model; none is a pickle."""

@@ -67,7 +67,7 @@ class Trainer:
         self, job: Job, ranks: Ranks = SINGLE, callback: Callback | None = None, signals: SignalHandler | None = None
     ) -> None:
         settings = self.settings = job.settings
-        self.job, self.folder, self.ranks, self.callback = job, job.folder, ranks, callback
+        self.job, self.folder, self.ranks, self.callback = job, job.folder, ranks, callback or Callback()
         self.signals = signals or SignalHandler()
         self.device = ranks.device_of(pick_device(settings.device))
         if settings.threads is not None:
@@ -198,8 +198,7 @@ class Trainer:
         self._validated = Totals()
         self._answers: list[tuple[Tensor, Batch]] = []
         self._batches = len(self.order)
-        if self.callback is not None:
-            self.callback.started(self.state, self.epochs, self._batches)
+        self.callback.started(self.state, self.epochs, self._batches)
 
     def _mark_step(self) -> None:
         self._stepped = replace(self.state, totals=replace(self.state.totals))
@@ -280,8 +279,7 @@ class Trainer:
         state.totals.seconds += now - self._since
         self._since = now
         state.batch += 1
-        if self.callback is not None:
-            self.callback.batch_done(state.epoch + 1, state.batch, state.totals)
+        self.callback.batch_done(state.epoch + 1, state.batch, state.totals)
         if state.start_loss is None and float(state.totals.count):
             state.start_loss = state.totals.mean_loss
         is_step = state.batch % self.settings.accumulate == 0
@@ -317,7 +315,7 @@ class Trainer:
         self._mark_step()
         if self.ranks.is_first:
             self._save_epoch(is_best)
-        ends = self.callback is not None and self.callback.epoch_done(row, is_best) is True
+        ends = self.callback.epoch_done(row, is_best) is True
         signal = self._stop.result()
         # Only one rank has a callback; the others would wait for it.
         if (ends and self.ranks.count == 1) or (

@@ -10,6 +10,8 @@ from raglane._utils.messages import require
 from raglane.planner import Row
 from raglane.runs.inspection.inspect import Inspection
 
+alt: Any = require("altair", "report")
+
 ORDER_COLORS = {"random": "var(--blue)", "grouped": "var(--vermilion)", "sorted": "var(--green)"}
 """The colour of each order of sequences."""
 
@@ -27,7 +29,6 @@ def script() -> str:
 
 def lengths(inspection: Inspection) -> dict[str, Any]:
     """Return the histogram of lengths with the cumulative share and quantiles."""
-    alt = _altair()
     grows = len({one.high - one.low for one in inspection.bins}) > 1  # then the axis is logarithmic
     least = 1 if grows else inspection.bins[0].low
     scale = alt.Scale(type="log" if grows else "linear", domain=[least, inspection.bins[-1].high + 1], nice=False)
@@ -67,7 +68,6 @@ def lengths(inspection: Inspection) -> dict[str, Any]:
 
 def _quantiles(inspection: Inspection, least: int, scale: Any) -> tuple[Any, Any]:
     """Return vertical lines at the median, 95 % and 99 %, and their labels."""
-    alt = _altair()
     numbers = inspection.summary
     # Equal quantiles share a label.
     labels: dict[int, list[str]] = {}
@@ -92,7 +92,6 @@ def _quantiles(inspection: Inspection, least: int, scale: Any) -> tuple[Any, Any
 
 def fills(inspection: Inspection) -> dict[str, Any]:
     """Return the fill of padded batches against their size, by order."""
-    alt = _altair()
     values = [{"size": one.batch_size, "order": one.order, "fill": one.fill} for one in inspection.fills]
     orders = list(dict.fromkeys(one.order for one in inspection.fills))
     base = alt.Chart(alt.Data(values=values)).encode(
@@ -109,7 +108,6 @@ def fills(inspection: Inspection) -> dict[str, Any]:
 
 def steps(rows: Sequence[Row]) -> dict[str, Any]:
     """Return median, 90th percentile and maximum of a training step, by batch size and order."""
-    alt = _altair()
     points = [
         {"size": row.batch_size, "order": _order(row), "time": name, "ms": 1000 * seconds}
         for row in rows
@@ -141,7 +139,6 @@ def steps(rows: Sequence[Row]) -> dict[str, Any]:
 
 def spreads(rows: Sequence[Row]) -> dict[str, Any]:
     """Return the time of a step of several processes relative to their mean, by batch size and order."""
-    alt = _altair()
     values = [{"size": row.batch_size, "order": _order(row), "more": row.rank_spread - 1} for row in rows]
     orders = list(dict.fromkeys(map(_order, rows)))
     chart = (
@@ -162,24 +159,20 @@ def _order(row: Row) -> str:
     return "grouped" if row.grouped else "random"
 
 
-def _altair() -> Any:
-    return require("altair", "report")
-
-
 def _upright() -> Any:
-    return _altair().Axis(labelAngle=0, format=",d")
+    return alt.Axis(labelAngle=0, format=",d")
 
 
 def _legend() -> Any:
-    return _altair().Legend(title=None, orient="top", symbolSize=90)
+    return alt.Legend(title=None, orient="top", symbolSize=90)
 
 
 def _scale(orders: Sequence[str], values: dict[str, Any]) -> Any:
-    return _altair().Scale(domain=list(orders), range=[values[order] for order in orders])
+    return alt.Scale(domain=list(orders), range=[values[order] for order in orders])
 
 
 def _colors(orders: Sequence[str]) -> Any:
-    return _altair().Color("order:N", scale=_scale(orders, ORDER_COLORS), legend=_legend())
+    return alt.Color("order:N", scale=_scale(orders, ORDER_COLORS), legend=_legend())
 
 
 def _finish(chart: Any) -> dict[str, Any]:

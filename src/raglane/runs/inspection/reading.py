@@ -6,11 +6,10 @@ Text files of lengths and Parquet files are read in pieces, to limit memory.
 from __future__ import annotations
 
 import codecs
-from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,11 +19,11 @@ from raglane.data.conversion import Progress
 from raglane.data.formats import FORMATS, japanese_vowels
 from raglane.data.formats import read as read_records
 from raglane.data.formats.base import check_readable, check_text, data_error
-from raglane.data.formats.ipc import is_converted, read_parquet
-from raglane.data.formats.table import Chosen, choose
+from raglane.data.formats.ipc import is_converted, parquet_pieces, read_parquet, readable
+from raglane.data.formats.pieces import Alike
 from raglane.data.fragments import Layout
 from raglane.data.missing import BLOCKS
-from raglane.data.records import TASKS, Columns, Records, note_single
+from raglane.data.records import Columns, Records, note_single
 from raglane.data.statistics import FeatureCounts, Statistics
 from raglane.errors import DataError
 from raglane.runs.sources import DEFAULT_DATA
@@ -126,7 +125,7 @@ def read(
     elif format in (None, "arrow") and is_converted(path):
         contents = contents_of_folder(path)
     elif is_parquet and path.is_file() and on_bad_row == "fail":
-        contents = _with_labels(lambda asked: lengths_of_parquet(path, asked, progress), columns)
+        contents = _with_labels(lambda asked: contents_of_parquet(path, asked, progress), columns)
     else:
         contents = _with_labels(
             lambda asked: contents_of(read_records(path, asked, format, on_bad_row=on_bad_row), path), columns
@@ -191,24 +190,6 @@ def lengths_of_text(path: Path, progress: Progress) -> Contents:
 
 def _numbers(path: Path, block: bytes, first: int) -> _Integers:
     """Parse complete lines; `first` is the number of the first line."""
-    if b"\r" in block:
-        # The line feed after the last carriage return may be in the next chunk.
-        block = block.replace(b"\r\n", b"\n").removesuffix(b"\r")
-    signs = np.frombuffer(block + b"\n", np.uint8)
-    ends = np.flatnonzero(signs == ord("\n"))
-    widths = np.diff(ends, prepend=-1) - 1
-    digits = signs - np.uint8(ord("0"))  # other bytes wrap to 10 and above
-    if np.count_nonzero(digits > 9) > len(ends) or widths.max() > _DIGITS:
-        return _parse_lines(path, block, first)
-    numbers = np.zeros(len(ends), np.int64)
-    for place in range(int(widths.max())):
-        has = widths > place
-        numbers[has] += digits[ends[has] - 1 - place].astype(np.int64) * 10**place
-    return numbers[widths > 0]
-
-
-def _parse_lines(path: Path, block: bytes, first: int) -> _Integers:
-    """Parse lines one at a time, to allow blanks and to find the invalid line."""
     lengths = []
     for line, written in enumerate(block.split(b"\n"), first):
         text = written.strip()
@@ -224,139 +205,19 @@ def _error(path: Path, text: bytes, line: int) -> DataError:
     return data_error(path, quote(text[:1000].decode(errors="backslashreplace")), _RULE, _FIX, line)
 
 
-# The approximate bytes, and the most rows, of a batch of a Parquet file.
-_BYTES, _ROWS = 1 << 26, 1 << 16
-
-
-class _UnusualError(Exception):
-    """Raised for a file that must be read as a whole, for its types or for a good message."""
-
-
-def _expect(is_usual: bool) -> None:
-    if not is_usual:
-        raise _UnusualError
-
-
-class _Tally:
-    """Counts of the batches so far."""
-
-    def __init__(self) -> None:
-        self.lengths: list[_Integers] = []
-        self.labels: Counter[str] = Counter()
-        self.tokens: set[str] = set()
-        self.is_tokens = False
-        self.missing: _Integers | None = None
-
-    def add_missing(self, entries: Any, width: int) -> None:
-        """Count the entries of each channel that are not finite in float32."""
-        _expect(entries.null_count == 0 and (self.missing is None or len(self.missing) == width))
-        counts = np.zeros(width, np.int64)
-        if require("pyarrow.types", "data").is_floating(entries.type):
-            with np.errstate(over="ignore"):
-                numbers = entries.to_numpy(zero_copy_only=False).astype(np.float32, copy=False)
-            counts = np.asarray((~np.isfinite(numbers)).reshape(-1, width).sum(axis=0), dtype=np.int64)
-        self.missing = counts if self.missing is None else self.missing + counts
-
-
-def lengths_of_parquet(path: Path, columns: Columns, progress: Progress) -> Contents:
-    """Read lengths, and count labels, tokens and missing values."""
-    arrow, files = require("pyarrow", "data"), require("pyarrow.parquet", "data")
+def contents_of_parquet(path: Path, columns: Columns, progress: Progress) -> Contents:
+    """Return the contents of a Parquet file, which is read in pieces; one with a fault is read again, as a whole."""
     check_readable(path)
-    if columns.features or columns.static:
-        return contents_of(read_parquet(path, columns), path)
-    try:
-        # A small buffer, because pyarrow would load whole columns of all row groups.
-        pieces = {"pre_buffer": False, "buffer_size": 1 << 20}
-        with files.ParquetFile(path, page_checksum_verification=True, **pieces) as file:
-            chosen = choose(path, file.schema_arrow, columns)
-            tally = _count(file, chosen, columns, progress)
-    except (_UnusualError, arrow.ArrowException, OSError, UnicodeDecodeError):
-        return contents_of(read_parquet(path, columns), path)
-    labels = None
-    if chosen.label is not None:
-        labels = labels_of("element" if columns.task == "tag" else "sequence", tally.labels)
-    counts = [] if tally.missing is None else tally.missing.tolist()
-    features = tuple(Feature(f"x{channel}", count) for channel, count in enumerate(counts))
-    kind, vocabulary = ("tokens", len(tally.tokens)) if tally.is_tokens else ("features", None)
-    lengths = np.concatenate(tally.lengths)
-    return Contents(data_name(path), path, lengths, kind, features, vocabulary, labels, chosen.notes)
-
-
-def _count(file: Any, chosen: Chosen, columns: Columns, progress: Progress) -> _Tally:
-    rows = file.metadata.num_rows
-    _expect(rows > 0 and TASKS[columns.task].label not in ("numbers", "set", "sequence"))
-    names = [name for name in (chosen.sequence, chosen.label) if name is not None]
-    groups = (file.metadata.row_group(place) for place in range(file.metadata.num_row_groups))
-    per_row = sum(group.total_byte_size for group in groups) / rows
-    tally, done = _Tally(), 0
-    for batch in file.iter_batches(max(1, min(_ROWS, int(_BYTES / max(per_row, 1)))), columns=names):
-        lengths = _add_sequences(tally, batch.column(chosen.sequence))
-        tally.lengths.append(lengths)
-        if chosen.label is not None:
-            _add_labels(tally, batch.column(chosen.label), lengths, of_elements=columns.task == "tag")
-        done += batch.num_rows
-        progress.done(done / rows)
-    return tally
-
-
-def _add_sequences(tally: _Tally, column: Any) -> _Integers:
-    """Count the contents of a batch of sequences, and return their lengths."""
-    types, compute = require("pyarrow.types", "data"), require("pyarrow.compute", "data")
-    _expect(column.null_count == 0)
-    if types.is_string(column.type) or types.is_large_string(column.type):
-        column = compute.utf8_split_whitespace(compute.utf8_trim_whitespace(column))
-        elements, lengths = column.flatten(), _widths(column)
-        # An empty text is split into one empty word.
-        lengths[compute.equal(compute.list_element(column, 0), "").to_numpy(zero_copy_only=False)] = 0
-        _add_tokens(tally, elements)
-        tally.tokens.discard("")
-        return lengths
-    _expect(_is_list(column.type))
-    elements, lengths = column.flatten(), _widths(column)
-    if types.is_string(elements.type) or types.is_large_string(elements.type):
-        _add_tokens(tally, elements)
-    elif _is_list(elements.type):
-        # A step is a list of channels.
-        if len(elements):
-            _expect(elements.null_count == 0)
-            widths, entries = _widths(elements), elements.flatten()
-            _expect(widths[0] > 0 and bool((widths == widths[0]).all()))
-            _expect(types.is_integer(entries.type) or types.is_floating(entries.type))
-            tally.add_missing(entries, int(widths[0]))
-    else:
-        _expect(any(test(elements.type) for test in (types.is_integer, types.is_floating, types.is_boolean)))
-        tally.add_missing(elements, 1)
-    return lengths
-
-
-def _is_list(kind: Any) -> bool:
-    types = require("pyarrow.types", "data")
-    return any(test(kind) for test in (types.is_list, types.is_large_list, types.is_fixed_size_list))
-
-
-def _widths(column: Any) -> _Integers:
-    """Return the lengths of the lists of a column."""
-    compute = require("pyarrow.compute", "data")
-    return compute.list_value_length(column).to_numpy(zero_copy_only=False).astype(np.int64)
-
-
-def _add_tokens(tally: _Tally, elements: Any) -> None:
-    _expect(elements.null_count == 0)
-    tally.is_tokens = True
-    tally.tokens.update(elements.unique().to_pylist())
-
-
-def _add_labels(tally: _Tally, column: Any, lengths: _Integers, of_elements: bool) -> None:
-    types, compute = require("pyarrow.types", "data"), require("pyarrow.compute", "data")
-    _expect(column.null_count == 0)
-    if of_elements:
-        _expect(types.is_list(column.type) or types.is_large_list(column.type))
-        _expect(bool((_widths(column) == lengths).all()))
-        column = column.flatten()
-    if types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
-    kinds = types.is_string, types.is_large_string, types.is_integer, types.is_boolean
-    _expect(column.null_count == 0 and any(test(column.type) for test in kinds))
-    counted = compute.value_counts(column)
-    words = counted.field("values").cast("large_string").to_pylist()
-    tally.labels.update(dict(zip(words, counted.field("counts").to_pylist(), strict=True)))
+    alike, counted = Alike(), Statistics()
+    lengths: list[_Integers] = []
+    with suppress(DataError):
+        with readable(path, "Parquet"):
+            rows = require("pyarrow.parquet", "data").read_metadata(path).num_rows
+        for piece in parquet_pieces(path, columns):
+            records = alike.checked(piece.read(0, piece.count))
+            lengths.append(records.lengths)
+            counted += Statistics.of(records)
+            progress.done(piece.end[0] / rows)
+        if alike.layout is not None:
+            return _contents(path, np.concatenate(lengths), counted, alike.layout, records.notes)
+    return contents_of(read_parquet(path, columns), path)
