@@ -5,6 +5,7 @@ Without a GPU, tests/kernels/test_triton.py runs them on Triton's interpreter.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -93,3 +94,13 @@ def test_bits_do_not_depend_on_the_batch(name: str, device: torch.device) -> Non
         together = layer(batch)[0].to_list()
         alone = [layer(rl.Ragged([part]))[0].values for part in batch.to_list()]
     assert all(map(torch.equal, alone, together))
+
+
+@pytest.mark.parametrize("name", ["gru", "sru"])
+def test_a_package_contains_the_kernels(name: str, device: torch.device, tmp_path: Path) -> None:
+    layer = layer_of(name, num_layers=2, bidirectional=True).float().to(device)
+    batch = rl.Ragged([torch.randn(length, D, device=device) for length in (3, 5)])
+    made = rl.export.package(layer, tmp_path / "model.pt2", example=batch, layout="flat")
+    assert (made.layers, made.loops) == (2, 0)
+    assert made.verified is not None
+    assert made.verified.largest_difference < 1e-5

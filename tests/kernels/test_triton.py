@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from on_triton import NAMES
+from on_triton import NAMES, USERS
 from raglane.kernels.triton.places import Places
 from raglane.kernels.triton.printer import kernel_of
 from raglane.programs.program import Block, Instruction, Operand, Program
@@ -73,6 +73,14 @@ def test_a_gather_from_a_block_that_is_not_full() -> None:
     gather = Instruction("gather", (Operand(2),), (Operand(1),), 2, columns=(3, 0))
     program = Program(blocks, (), (copy, gather), ((Operand(2), 2),), ())
     assert kernel_of(program, True).tables == ((3, 0),)
+
+
+@pytest.mark.parametrize("name", _one[: -len(USERS)])
+def test_the_graph_of_a_package_launches_kernels(script: Script, name: str) -> None:
+    """For lengths that it was not made for, in two layers and directions."""
+    (errors,) = _interpreted(script, ("in_a_graph", name))
+    assert len(errors) > 4
+    assert max(errors) < 2e-5
 
 
 @pytest.mark.parametrize("name", _one)

@@ -5,7 +5,9 @@ Each in a process of its own: Triton reads ``TRITON_INTERPRET`` when it is impor
 
 from __future__ import annotations
 
+import copy
 import json
+import linecache
 import random
 import re
 import subprocess
@@ -14,6 +16,7 @@ import tempfile
 import warnings
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -26,6 +29,9 @@ from torch import Tensor, nn
 import raglane as rl
 from every_layer import LAYERS, D, a_state, build, gradients, results_of
 from own_cells import Halved, Moved
+from raglane.export import aot
+from raglane.export.signature import Signature
+from raglane.export.tracing import traced
 from raglane.kernels.program import backend
 from raglane.kernels.program.verify import verify, verify_loop
 from raglane.kernels.triton import launch
@@ -293,6 +299,49 @@ def prepared(name: str) -> list[int]:
     return counts
 
 
+def in_a_graph(name: str) -> list[float]:
+    """Return the largest errors of an exported layer whose graph launches kernels, for lengths that it has not seen."""
+    functions: list[Any] = []
+
+    def wrapped(function: Any) -> Any:
+        functions.append(function)
+        return mock.MagicMock(__getitem__=lambda _, grid: partial(add, len(functions) - 1, grid))
+
+    def add(index: int, grid: Any, *arguments: Any, **_: Any) -> None:
+        numbers = [part for part in arguments[:-1] if not isinstance(part, Tensor)]
+        tensors = [part for part in arguments if isinstance(part, Tensor)]
+        torch.ops.on_triton.launch(index, tensors, numbers, list(grid))
+
+    def launch_now(index: int, tensors: list[Tensor], numbers: list[int], grid: list[int]) -> None:
+        given, sizes = iter(tensors), iter(numbers)
+        *names, _ = functions[index].arg_names
+        arguments = [next(sizes if name in ("rows", "count") or name.endswith("_s") else given) for name in names]
+        if all(grid):
+            functions[index][tuple(grid)](*arguments, launch.precision())
+
+    schema = "(int index, Tensor(a!)[] tensors, SymInt[] numbers, SymInt[] grid) -> ()"
+    torch.library.custom_op("on_triton::launch", launch_now, mutates_args=("tensors",), schema=schema)
+    torch.manual_seed(0)
+    layer = layer_of(name, num_layers=2, bidirectional=True).float().eval()
+    batch = rl.Ragged([torch.randn(length, D) for length in (2, 3)])
+    signature, loops, found = Signature.of(layer, batch, "flat"), aot._Loops(has_kernels=False), []
+    loops.run_layer = lambda layer, _: loops.launch(layer)  # type: ignore[method-assign, assignment]
+    with torch.no_grad(), mock.patch.object(torch.library, "wrap_triton", wrapped):
+        with rl.use_backend(backend="program"):
+            layer(batch)
+        steps = len(backend._steps)
+        graph = traced(layer, signature, loops).module(check_guards=False)
+        assert (loops.layers, loops.loops, len(backend._steps)) == (2, 0, steps)
+        for lengths in ([0, 0], [1], [*_LENGTHS, 31]):
+            batch = rl.Ragged([torch.randn(length, D) for length in lengths])
+            got = graph(batch.values, batch.offsets)
+            with rl.use_backend(backend="reference"):
+                output, state = copy.deepcopy(layer).double()(batch.to(torch.float64))
+            want = [output.values, *(state if isinstance(state, tuple) else (state,))]
+            found += [_error(one, other) for one, other in zip(got, want, strict=True) if one.numel()]
+    return found
+
+
 def interpret(cases: list[tuple[Any, ...]]) -> None:
     """Write what the functions above return, as JSON; CPU tensors run on Triton's interpreter."""
     backend.MACHINES["cpu"] = _TRITON
@@ -341,12 +390,23 @@ def compiled(names: list[str], architectures: list[int], units: int, *, with_res
     sys.stdout.write(json.dumps(found))
 
 
+def _copied(function: Any) -> Any:
+    """Return a kernel made of the source that torch copies to a package, where only Triton is imported."""
+    from torch._inductor.codegen.wrapper import user_defined_triton_kernel_transitive_closure_source_code as source_of
+
+    text = f"import triton\nimport triton.language as tl\n@triton.jit\n{source_of(function)}"
+    linecache.cache["<package>"] = (len(text), None, text.splitlines(keepends=True), "<package>")
+    names: dict[str, Any] = {"__name__": __name__}
+    exec(compile(text, "<package>", "exec"), names)
+    return names["kernel"]
+
+
 def _assembled(kernel: Kernel, architecture: int) -> list[int]:
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    function = launch.function_of(kernel.text)
+    function = _copied(launch.function_of(kernel.text))
     kinds = {"rows": "i32", "count": "i32", "precision": "constexpr", "order": "*i64", "offsets": "*i64"}
     signature = {
         name: kinds.get(name, "i32" if name.endswith("_s") else "*i32" if name.startswith("table") else "*fp32")

@@ -1,12 +1,15 @@
 """Packages of AOTInductor: machine code that torch runs without the Python code of the model.
 
-Layers of the kernels are an operator of torch in C++, of ``csrc/torch``, which :func:`build_operators` copies.
+Layers of the kernels are an operator of torch in C++, of ``csrc/torch``, which :func:`build_operators` copies; on a GPU
+the graph launches the kernels of Triton, which become part of the package.
 """
 
 from __future__ import annotations
 
 import tempfile
 import warnings
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -18,14 +21,20 @@ from torch import Tensor, nn
 from raglane._utils.checks import check_flag, check_kind
 from raglane._utils.files import check_new_file, write_file
 from raglane._utils.messages import quote
-from raglane.errors import ArgumentError, ExportError, MissingExtraError
+from raglane.cells.module import ModuleCell
+from raglane.cells.regularised import Marked
+from raglane.errors import ArgumentError, DispatchError, ExportError, MissingExtraError
 from raglane.export.signature import Layout, Signature
 from raglane.export.tracing import Place, check_dtype, evaluating, quiet, traced
 from raglane.export.verify import Verified, check_agrees
-from raglane.kernels.contract import Request, Result
+from raglane.kernels.contract import Request, Result, run_directions
+from raglane.kernels.dispatch import use_backend
 from raglane.kernels.graph import Loops, Table
+from raglane.kernels.program.backend import run_in_graph
 from raglane.native import missing_kernels
 from raglane.native.library import has_cell, location
+from raglane.nn.recurrent.layer import RecurrentLayer
+from raglane.programs.graph import Refused
 
 LIBRARY = "libraglane_torch.so"
 
@@ -63,7 +72,7 @@ def package(
         layout: see :func:`raglane.export.onnx`.
         operators: the result of :func:`raglane.export.build_operators`: LSTM, GRU, RNN and the element-wise cells run
             on the kernels, and a program must load that library before the package. None: torch's operators run them,
-            which is slower.
+            which is slower. A package of a model on a GPU contains the kernels of Triton, without operators.
         verify: run the package on random lengths, and compare it with the model, before it is written.
 
     Returns:
@@ -94,6 +103,7 @@ def package(
         load_operators(Path(operators))
     signature = Signature.of(model, example, layout)
     check_dtype(model)
+    _prepare(model)
     loops = _Loops(has_kernels=operators is not None)
     with evaluating(model), quiet(), tempfile.TemporaryDirectory() as folder:
         with Place(model):
@@ -109,6 +119,14 @@ def package(
     return Packaged(target, signature.input_names, list(signature.output_names), loops.layers, loops.loops, verified)
 
 
+def _prepare(model: nn.Module) -> None:
+    """Compare the Triton kernels of a model on a GPU with torch, which cannot be done while it is traced."""
+    for part in model.modules():
+        if isinstance(part, RecurrentLayer) and any(weight.is_cuda for weight in part.parameters()):
+            with suppress(DispatchError), use_backend(backend="triton"):
+                part.prepare()
+
+
 def _compile(program: Any, made: Path) -> None:
     try:
         with warnings.catch_warnings():
@@ -121,14 +139,16 @@ def _compile(program: Any, made: Path) -> None:
 
 
 class _Loops(Loops):
-    """Runs layers with the kernels' operator if it is loaded and has the cell, and others with ``scan``."""
+    """Runs layers with the kernels' operator, if it is loaded and has the cell, or Triton's; others with ``scan``."""
 
     def __init__(self, has_kernels: bool) -> None:
         self.layers = self.loops = 0
         self._has_kernels = has_kernels
 
-    def run_layer(self, layer: Request, table: Table) -> Result | None:  # noqa: ARG002
+    def run_layer(self, layer: Request, table: Callable[[], Table]) -> Result | None:  # noqa: ARG002
         """See :class:`raglane.kernels.graph.Loops`."""
+        if layer.values.is_cuda:
+            return self.launch(layer)
         if not self._has_kernels or layer.need_states or not has_cell(layer.cell.name):
             return None
         self.layers += 1
@@ -137,6 +157,16 @@ class _Loops(Loops):
         c = initial[1] if len(initial) > 1 else None
         found = torch.ops.raglane.layer(layer.cell.name, layer.values, layer.offsets, initial[0], c, weights)
         return Result(found[0] if layer.need_output else None, tuple(found[1 : 1 + len(initial)]), None)
+
+    def launch(self, layer: Request) -> Result | None:
+        """Add launches of Triton's kernels to the graph; return None if they do not run this layer."""
+        if isinstance(layer.cell, ModuleCell | Marked):
+            return None
+        with suppress(Refused):
+            result = run_directions(layer, run_in_graph)
+            self.layers += 1
+            return result
+        return None
 
     def scan(
         self, step: nn.Module, state: list[Tensor], read: list[Tensor], weights: tuple[Tensor, ...]

@@ -40,10 +40,10 @@ class Loops(graph.Loops):
 
     steps: list[Step] = field(default_factory=list)
 
-    def run_layer(self, layer: Request, table: Table) -> Result | None:
+    def run_layer(self, layer: Request, table: Callable[[], Table]) -> Result | None:
         """See :class:`raglane.kernels.graph.Loops`."""
         operator = None if layer.need_states else _operator_of(layer)
-        return None if operator is None else _run_operator(operator, layer, table)
+        return None if operator is None else _run_operator(operator, layer, table())
 
     def run_loop(
         self, step: Step, table: Table, prepared: Tensor, state: tuple[Tensor, ...], sizes: list[int], reverse: bool

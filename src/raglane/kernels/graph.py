@@ -10,7 +10,7 @@ on lengths is part of the graph, which therefore accepts any number of sequences
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -77,10 +77,10 @@ def has_loops() -> bool:
     return _loops.get() is not None
 
 
-def run_layer(table: Table, layer: Request) -> Result:
-    """Run one layer."""
+def run_layer(table: Callable[[], Table], layer: Request) -> Result:
+    """Run one layer; ``table`` returns the table of its batch, whose number of steps a device would wait for."""
     whole = (_loops.get() or Loops()).run_layer(layer, table)
-    return run_directions(layer, partial(_run_direction, table)) if whole is None else whole
+    return run_directions(layer, partial(_run_direction, table())) if whole is None else whole
 
 
 def run_steps(
@@ -98,7 +98,7 @@ def run_steps(
 class Loops:
     """Runs the loops of a graph by torch's ``scan``; subclasses use other operators."""
 
-    def run_layer(self, layer: Request, table: Table) -> Result | None:  # noqa: ARG002
+    def run_layer(self, layer: Request, table: Callable[[], Table]) -> Result | None:  # noqa: ARG002
         """Run a whole layer by one operator; return None without one, as torch for ragged batches."""
         return None
 

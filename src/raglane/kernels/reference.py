@@ -8,7 +8,7 @@ done on the host; its results are copied to the device once, and nothing is copi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -58,7 +58,8 @@ def _run(request: Request, schedule: str) -> Result:
     run_layer: Callable[[Request], Result]
     if is_exporting():
         # An exported graph cannot have a Python loop over the steps, so it ignores the schedule and uses an operator.
-        run_layer = partial(graph.run_layer, graph.table_of(request.offsets, request.values.shape[0]))
+        table = cache(partial(graph.table_of, request.offsets, request.values.shape[0]))
+        run_layer = partial(graph.run_layer, table)
     else:
         plan = _plan(schedule, request.host_lengths, request.directions, device)
         run_layer = partial(run_directions, run=partial(_run_direction, plan, SCHEDULES[schedule].holds_state))

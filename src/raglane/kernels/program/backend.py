@@ -15,7 +15,8 @@ from functools import partial
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
 
 from raglane import segments
 from raglane._utils.checks import check_unchanged
@@ -302,6 +303,21 @@ def run_direction(
     if values.dtype in NARROW:
         output = None if output is None else output.to(values.dtype)
         finals, states = [[part.to(values.dtype) for part in parts] for parts in (finals, states)]
+    return DirectionResult(output, tuple(finals), tuple(states) if layer.need_states else None)
+
+
+def run_in_graph(layer: Request, weights: Any, state: tuple[Tensor, ...], reverse: bool) -> DirectionResult:
+    """Add a launch of a verified kernel to the graph of an export; raises Refused with the reason if there is none."""
+    values, cell, sizes = layer.values, layer.cell, tuple([part.shape[1] for part in state])
+    with _disable_current_modes():  # numbers do not affect a program
+        like = [None if part is None else nn.Parameter(torch.empty(part.shape, device=part.device)) for part in weights]
+        step = step_of(cell, cell.weights_type(*like), values.shape[1], sizes, values.dtype)
+        compiled = ready(step, values.device)
+    rows = values if compiled.trace.prepares else cell.prepare(weights, values, layer.offsets)
+    machine, wishes = MACHINES[values.device.type], (layer.need_output, layer.need_states)
+    call = StepCall(compiled, step, layer.offsets, not reverse, *wishes, machine)
+    leaves = [part.contiguous() for part in weights if part is not None]
+    output, finals, states = run_loop(call, (rows, *state, *leaves))
     return DirectionResult(output, tuple(finals), tuple(states) if layer.need_states else None)
 
 

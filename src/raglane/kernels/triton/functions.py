@@ -9,9 +9,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-NAN = tl.constexpr(float("nan"))
-INF = tl.constexpr(float("inf"))
-
 
 @triton.jit
 def _power_of_two(n):
@@ -117,9 +114,9 @@ def _scaled(x):
 def _log_from(x, f, n, rest):
     low = n * 1.428606765330187e-06 + rest
     log = n * 0.693145751953125 + (_log_near_one(f) + low)
-    log = tl.where(x == 0.0, -INF, log)
-    log = tl.where(x < 0.0, NAN, log)
-    return tl.where((x == INF) | (x != x), x, log)
+    log = tl.where(x == 0.0, float("-inf"), log)
+    log = tl.where(x < 0.0, float("nan"), log)
+    return tl.where((x == float("inf")) | (x != x), x, log)
 
 
 @triton.jit
@@ -148,7 +145,7 @@ def pow(a, b):
     whole = tl.floor(b) == b
     is_odd = whole & (tl.floor(b * 0.5) * 2.0 != b)
     size = exp(b * log(tl.abs(a)))
-    found = tl.where(a < 0.0, tl.where(whole, tl.where(is_odd, -size, size), NAN), size)
+    found = tl.where(a < 0.0, tl.where(whole, tl.where(is_odd, -size, size), float("nan")), size)
     return tl.where(b == 0.0, 1.0, found)
 
 

@@ -9,6 +9,7 @@ from raglane.kernels.triton.spans import Columns, Span, Step
 
 # The columns that a product reads at a time.
 _DEPTH = 16
+_LEAST = 'float("-inf")'
 CHANNELS = 32
 """The channels of an instance of an element-wise loop."""
 
@@ -16,7 +17,7 @@ _TRUTHS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
 _NAMED = ("exp", "expm1", "log", "log1p", "rsqrt", "reciprocal", "sigmoid", "tanh")
 FORMULAS = {
     **{name: f"tl.where({{0}} {sign} {{1}}, 1.0, 0.0)" for name, sign in _TRUTHS.items()},
-    **{name: f"f.{name}({{0}})" for name in _NAMED},
+    **{name: f"{name}({{0}})" for name in _NAMED},
     "copy": "{0}",
     "neg": "-{0}",
     "abs": "tl.abs({0})",
@@ -24,7 +25,7 @@ FORMULAS = {
     "not": "tl.where({0} == 0, 1.0, 0.0)",
     "relu": "tl.where({0} < 0, 0.0, {0})",
     "floor": "tl.floor({0})",
-    "round": "f.round_half_even({0})",
+    "round": "round_half_even({0})",
     "sqrt": "tl.sqrt_rn({0})",
     "erf": "tl.erf({0})",
     "sin": "tl.sin({0})",
@@ -32,10 +33,10 @@ FORMULAS = {
     "add": "{0} + {1}",
     "sub": "{0} - {1}",
     "mul": "{0} * {1}",
-    "div": "f.div({0}, {1})",
-    "pow": "f.pow({0}, {1})",
-    "max": "f.larger({0}, {1})",
-    "min": "f.smaller({0}, {1})",
+    "div": "div({0}, {1})",
+    "pow": "pow({0}, {1})",
+    "max": "larger({0}, {1})",
+    "min": "smaller({0}, {1})",
     "and": "tl.where(({0} != 0) & ({1} != 0), 1.0, 0.0)",
     "or": "tl.where(({0} != 0) | ({1} != 0), 1.0, 0.0)",
     "sigmoid_backward": "{0} * {1} * (1.0 - {1})",
@@ -43,7 +44,7 @@ FORMULAS = {
     "fma": "{0} * {1} + {2}",
     "where": "tl.where({0} != 0, {1}, {2})",
 }
-"""Pointwise operations; ``f`` is :mod:`raglane.kernels.triton.functions`."""
+"""Pointwise operations, some by :mod:`raglane.kernels.triton.functions`."""
 
 
 def padded(width: int) -> int:
@@ -132,8 +133,7 @@ class Instructions:
         return self.part(span.definition, first, first + high - low), has_rows
 
     def _number(self, number: float) -> str:
-        special = {math.inf: "f.INF", -math.inf: "-f.INF"}
-        value = "f.NAN" if math.isnan(number) else special.get(number, repr(number))
+        value = repr(number) if math.isfinite(number) else f'float("{number}")'
         return self.numbers.setdefault(value, f"k{len(self.numbers)}")
 
     def whole(self, spans: Sequence[Span], low: int, high: int) -> str:
@@ -221,17 +221,17 @@ class Instructions:
                 place = f"{source} + tl.minimum({low} + c{padded(high - low)}, {high - 1}) * {size}"
                 self._set(result, low, high, f"tl.load({place})")
                 name = variable(result, low)
-                total = f"{name} + tl.load({place} + j)" if is_sum else f"f.larger({name}, tl.load({place} + j))"
+                total = f"{name} + tl.load({place} + j)" if is_sum else f"larger({name}, tl.load({place} + j))"
                 self.lines += [f"for j in range(1, {size}):", f"    {name} = {total}"]
             return
         for segment, low, high in self._segments(step):
             parts = self._within(spans, low, high)
             text = self._sum(parts)
             if not is_sum:
-                most = [one if width == 1 else f"f.row_max({_filled(one, width, '-f.INF')})" for one, width in parts]
+                most = [one if width == 1 else f"row_max({_filled(one, width, _LEAST)})" for one, width in parts]
                 text = most[0]
                 for other in most[1:]:
-                    text = f"f.larger({text}, {other})"
+                    text = f"larger({text}, {other})"
             self._set(result, segment, segment + 1, text)
 
     def _row_cumsum(self, step: Step) -> None:
@@ -256,7 +256,7 @@ class Instructions:
             mean = self._mean(f"mean{normed}_{segment}", parts, step)
             squares = [(f"({text} - {mean}) * ({text} - {mean})", width) for text, width in parts]
             square = self._mean(f"square{normed}_{segment}", squares, step)
-            self._set(factor, segment, segment + 1, f"f.rsqrt({square} + {step.instruction.epsilon!r})")
+            self._set(factor, segment, segment + 1, f"rsqrt({square} + {step.instruction.epsilon!r})")
             for begin, end in self.definitions[normed].parts(low, high):
                 text = f"({self.whole(spans, begin, end)} - {mean}) * {variable(factor, segment)}"
                 self._set(normed, begin, end, text)

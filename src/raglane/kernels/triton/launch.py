@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from raglane._utils.tracing import constant_when_traced
+from raglane._utils.tracing import constant_when_traced, is_exporting
 from raglane.kernels.triton.linear import carry
 from raglane.kernels.triton.places import Chunks, Places
 from raglane.kernels.triton.printer import Kernel, kernel_of
@@ -44,6 +44,8 @@ def precision() -> str:
 
 def why_not_now() -> str:
     """Return why a kernel that must be compared with torch first cannot be compared now; empty if it can."""
+    if is_exporting():
+        return "its kernel has not been compared with torch, which cannot be done in a graph"
     if torch.cuda.is_current_stream_capturing():
         return "its kernel has not been compared with torch, which cannot wait while a graph is captured"
     return "its kernel has not been compared with torch, which waits" if torch.cuda.get_sync_debug_mode() else ""
@@ -86,13 +88,12 @@ def compiled(program: Program, ascending: bool) -> Compiled:
 def function_of(text: str) -> Any:
     """Return a kernel as a function of Triton, which reads its source by its name."""
     import triton
-    import triton.language
 
     from raglane.kernels.triton import functions
 
     name = f"<raglane kernel {hashlib.sha256(text.encode()).hexdigest()[:16]}>"
     linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
-    names: dict[str, Any] = {"tl": triton.language, "f": functions, "__name__": __name__}
+    names: dict[str, Any] = {**vars(functions), "__name__": __name__}
     exec(compile(text, name, "exec"), names)
     # One kernel for all sizes and strides: another would compile within a call, and might sum in another order.
     code = names["kernel"].__code__
@@ -172,13 +173,14 @@ def _launch_chunks(made: Compiled, chunks: Chunks, inputs: Inputs) -> tuple[list
 def _launch(made: Compiled, places: Places | None, inputs: Inputs) -> tuple[list[Tensor], list[Tensor]]:
     """Launch a kernel; return its outputs and final states."""
     kernel, like, count = made.kernel, inputs.elements[0], inputs.elements[0].shape[0]
+    is_traced = is_exporting()  # the graph launches the kernel; sizes are symbols
     outputs = [like.new_empty(count, width) for width in kernel.outputs]
     rows, order = count, list[Any]()
     if places is not None and kernel.has_steps:
         rows, order = places.order.shape[0], [count, places.order, _rows(places.offsets)]
     finals = [like.new_empty(rows, width) for width in kernel.finals]
     blocks = -(-rows // kernel.rows)
-    if not blocks:
+    if not is_traced and not blocks:
         return outputs, finals
     strided = [
         item for part in (*inputs.elements, *inputs.sequences, *inputs.states) for item in (part, part.stride(0))
@@ -186,6 +188,9 @@ def _launch(made: Compiled, places: Places | None, inputs: Inputs) -> tuple[list
     scratch = like.new_empty(blocks * kernel.scratch) if kernel.scratch else like
     arguments = [rows, *order, *strided, *inputs.shared, *_tables(made, like.device), *outputs, *finals, scratch]
     key, grid = (like.device, precision()), (blocks, kernel.blocks, 1)
+    if is_traced:
+        torch.library.wrap_triton(made.function)[grid](*arguments, precision(), num_warps=kernel.warps)
+        return outputs, finals
     with torch.cuda.device_of(like):
         # Triton's own lookup takes longer than the launch. Its key has more than this one: dtypes, which are always the
         # same here, addresses that are multiples of 16, which all are, and integers that need 64 bits.
@@ -204,12 +209,16 @@ def _launch(made: Compiled, places: Places | None, inputs: Inputs) -> tuple[list
 def _rows(part: Tensor) -> Tensor:
     """Return a tensor whose rows are contiguous, at an address that is a multiple of 16, for which kernels compile."""
     is_whole = part.stride(-1) == 1 or part.shape[-1] == 1
-    return part if is_whole and part.data_ptr() % 16 == 0 else part.clone(memory_format=torch.contiguous_format)
+    is_placed = part.storage_offset() == 0 if is_exporting() else part.data_ptr() % 16 == 0
+    return part if is_whole and is_placed else part.clone(memory_format=torch.contiguous_format)
 
 
 def _tables(made: Compiled, device: torch.device) -> list[Tensor]:
     if device not in made.tables:
-        made.tables[device] = [torch.tensor(table, dtype=torch.int32, device=device) for table in made.kernel.tables]
+        found = [torch.tensor(table, dtype=torch.int32, device=device) for table in made.kernel.tables]
+        if is_exporting():
+            return found
+        made.tables[device] = found
     return made.tables[device]
 
 

@@ -32,10 +32,8 @@ class Places:
     @cached_property
     def chunks(self) -> Chunks | None:
         """The chunks of the sequences; None if no sequence is long."""
-        if self.count <= self.long:
-            return None
         known = self.offsets.diff() if self.lengths is None else self.lengths
-        if not known.is_cpu or not len(known) or int(known.max()) <= self.long:
+        if not known.is_cpu or self.count <= self.long or not len(known) or int(known.max()) <= self.long:
             return None
         # Offsets that were changed on the device lead to no chunk that does not exist.
         lengths, size = self.offsets.diff().clamp_(0, self.count), max(1, self.long // 4)
