@@ -6,6 +6,7 @@ import json
 import shutil
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -229,3 +230,9 @@ def test_parts_that_cannot_be_had_are_refused_before_anything_is_read(
         fails([*command, part, str(tmp_path / "none.csv")], capsys, "none.csv must be ... got no such file")
     both = ["--validation", str(work / "ok.csv"), "--validation-fraction", "0.2"]
     fails([*command, *both], capsys, "--validation-fraction must be ... got it with --validation", "Leave one out")
+
+
+def test_ctrl_c_prints_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("raglane.data.conversion.convert", mock.Mock(side_effect=KeyboardInterrupt))
+    assert main(["convert", "data.csv", "out"]) == 130
+    assert capsys.readouterr().err.strip() == "raglane: error: stopped"

@@ -6,7 +6,7 @@ import itertools
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.ipc
@@ -127,6 +127,17 @@ def test_a_row_whose_label_is_of_another_type_is_bad(tmp_path: Path, monkeypatch
     kept = read(path, _COLUMNS, on_bad_row="skip")
     assert kept.labels == ("1", "2", "3", "1")
     assert [row.place for row in kept.skipped] == ["line 5"]
+
+
+def test_lists_of_labels_that_are_all_empty(tmp_path: Path) -> None:
+    columns = Columns(task="multilabel", sequence="x", label="y")
+    for depth in (1, 2):
+        labels: list[Any] = [[[]] * len(x) if depth == 2 else [] for x in _X]
+        records = read(_written(tmp_path / "a.jsonl", labels), columns).records
+        assert not any(cast(Any, records.targets).values)
+    path = _written(tmp_path / "a.jsonl", [["a"], [], [None]])  # bad rows on both sides
+    assert convert(path, tmp_path / "out", columns, on_bad_row="skip").skipped == 1
+    assert len(read(path, columns, on_bad_row="skip").skipped) == 1
 
 
 def test_a_label_is_in_a_set_once(tmp_path: Path) -> None:

@@ -40,9 +40,9 @@ class Tagger(nn.Module):
         return out.values, out.mean(), state[0]
 
 
-def stored(folder: Path, model: nn.Module, layout: str = "flat") -> None:
+def stored(folder: Path, model: nn.Module, lists: list[list[int]], layout: str = "flat") -> None:
     """Store batches and the outputs of a model, for another process."""
-    batches = [a_batch(lengths) for lengths in FEW]
+    batches = [a_batch(lengths) for lengths in lists]
     inputs = [(b.values, b.offsets) if layout == "flat" else b.to_padded() for b in batches]
     torch.save([(given, truth(model, layout, b)) for given, b in zip(inputs, batches, strict=True)], folder / "batches")
 
@@ -65,7 +65,7 @@ def test_a_stored_program_runs_in_a_fresh_process(script: Script, tmp_path: Path
     with torch.no_grad():
         program = torch.export.export(model, (a_batch([3, 5, 2]),), dynamic_shapes=dims)
     torch.export.save(program, tmp_path / "model.pt2")
-    stored(tmp_path, model)
+    stored(tmp_path, model, FEW)
     code = f"""
 import sys, torch
 import raglane as rl, raglane.kernels.cpu.operators, raglane.kernels.program.operators
@@ -178,13 +178,13 @@ def test_a_package_runs_without_raglane(script: Script, tmp_path: Path, has_oper
     assert made.verified.largest_difference < 1e-5
     model.eval()
     if has_operators:
-        stored(tmp_path, model, layout)
+        stored(tmp_path, model, [*FEW, []], layout)
         load = f'torch.ops.load_library("{library}")\nrun = torch._inductor.aoti_load_package("{path}")'
         done = script(f"import sys, torch, torch._inductor\n{load}\n{COMPARE.format(folder=tmp_path)}", seconds=300)
         assert done.stdout == "False the end\n", done.stderr
         return
     run: Any = torch._inductor.aoti_load_package(str(path))
-    for lengths in FEW:
+    for lengths in [*FEW, []]:
         batch = a_batch(lengths)
         found = [part.detach().numpy() for part in run(*batch.to_padded())]
         assert largest_error(found, truth(model, layout, batch)) < 1e-5

@@ -142,6 +142,22 @@ def test_exported_programs_run_other_batches(cell: str, kind: str, dims: Any) ->
         close(found, wanted)
 
 
+class Reversed(rl.nn.GRU):
+    def forward(self, batch: Any) -> Any:  # type: ignore[override]
+        output = super().forward(batch)[0]
+        return output.reverse().concat(output.shift(1)).values
+
+
+def test_an_export_with_gradients_has_no_limit_of_elements() -> None:
+    """Sizes up to which another kernel moves rows are not part of the graph."""
+    model, dims = Reversed(2, 8), {"batch": [{0: torch.export.Dim("elements")}, {0: torch.export.Dim("sequences") + 1}]}
+    few, many = (
+        rl.Ragged([torch.randn(4, 2), torch.randn(2, 2)]),
+        rl.Ragged([torch.randn(1000, 2), torch.randn(3000, 2)]),
+    )
+    close(torch.export.export(model, (few,), dynamic_shapes=dims).module()(many), model(many))
+
+
 class Tagger(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -322,6 +322,7 @@ def test_limits_of_streams() -> None:
         assert _infer(client, "layer", [[1, 2, 3]], sequence_id=2, sequence_start=True)[0] == 200
         assert _infer(client, "layer", [[1, 2, 3]], sequence_id=3, sequence_start=True)[0] == 429
         time.sleep(2.5)
+        assert _infer(client, "layer", [[1, 2, 3]], sequence_id=2)[0] == 404
         assert _infer(client, "layer", [[1, 2, 3]], sequence_id=3, sequence_start=True)[0] == 200
     with TestClient(create_app({"layer": _engine(slots=1)})) as client, client.websocket_connect("/stream"):
         with client.websocket_connect("/stream") as more:

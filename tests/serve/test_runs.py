@@ -124,6 +124,17 @@ def test_a_state_continues_filled_values() -> None:
     assert torch.equal(moved.pull(), whole[2:])
 
 
+@pytest.mark.parametrize("kind", [torch.tensor, lambda rows: rows])
+def test_infinite_numbers_are_refused_as_in_predictions(kind: Any) -> None:
+    full = [np.nan_to_num(part) for part in HOLES]
+    stream = (engine := Engine(fit(full, LABELS), slots=1)).open()
+    stream.push(kind([[3e38, 1.0]]))
+    with pytest.raises(ArgumentError, match="an infinite number in frame 1"):
+        stream.push(kind([[1.0, 2.0], [1.0, torch.inf]]))
+    assert engine.step() == 1
+    assert stream.pull().isfinite().all()
+
+
 @pytest.mark.parametrize("cell", ["gru", "grud", "cfc"])
 def test_times_between_observations_continue(cell: str) -> None:
     """The time gap of the first frame is ignored, those of other frames are added up over chunks and moves."""

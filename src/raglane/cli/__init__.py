@@ -20,6 +20,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "raglane: error: the command line requires typer and rich. Run pip install 'raglane[cli]'.", file=sys.stderr
         )
         return 2
-    from raglane.cli.app import run
-
+    try:
+        from raglane.cli.app import run
+    except KeyboardInterrupt:  # importing torch takes seconds
+        print("raglane: error: stopped", file=sys.stderr)
+        return 130
     return run(sys.argv[1:] if arguments is None else list(arguments))

@@ -219,7 +219,8 @@ def elements_of_padded(padded: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]
     lengths = lengths.to(torch.int64).clamp(0, padded.shape[1])
     is_real = torch.arange(padded.shape[1], device=padded.device) < lengths.unsqueeze(1)
     index = is_real.flatten().nonzero().squeeze(1)
-    return padded.flatten(0, 1).index_select(0, index), F.pad(lengths.cumsum(0), (1, 0))
+    # Not a pad, which in code of Inductor reads beyond an empty tensor.
+    return padded.flatten(0, 1).index_select(0, index), torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
 
 
 def offsets_within(offsets: Tensor, total: Any) -> Tensor:
@@ -231,8 +232,9 @@ def offsets_within(offsets: Tensor, total: Any) -> Tensor:
     place = torch.arange(offsets.shape[0], device=offsets.device)
     held = torch.where(place + 1 < offsets.shape[0], offsets.to(torch.int64).clamp(0, total), total)
     held = torch.where(place > 0, held, 0)
-    # ONNX has no cumulative maximum.
-    return F.pad(held.diff().clamp(min=0).cumsum(0).clamp(max=total), (1, 0))
+    # ONNX has no cumulative maximum. No tensor is empty, because Inductor's code reads beyond one that is padded.
+    before = held.index_select(0, (place - 1).clamp(min=0))
+    return (held - before).clamp(min=0).cumsum(0).clamp(max=total)
 
 
 def padded_of_elements(values: Tensor, offsets: Tensor, steps: Any) -> Tensor:

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from raglane._utils.tracing import index_arithmetic, is_transformed
+from raglane._utils.tracing import index_arithmetic, is_exporting, is_transformed
 
 # Up to this many numbers, the overhead of a call dominates, which is smaller for torch's backward pass than for one in
-# Python.
+# Python. Not compared in an export, whose graph would be refused for sizes on the other side.
 _FEW = 16384
 
 # Moving a row of fewer numbers takes no longer than looking up its index.
@@ -80,6 +80,7 @@ def _needs_function(values: Tensor) -> bool:
     return (
         values.requires_grad
         and torch.is_grad_enabled()
+        and not is_exporting()
         and (values.numel() > _FEW or not values.is_cpu)
         and not is_transformed(values)
     )
@@ -87,12 +88,13 @@ def _needs_function(values: Tensor) -> bool:
 
 def _place(values: Tensor, index: Tensor, size: int, fill: float) -> Tensor:
     shape = (size, *values.shape[1:])
-    if values.is_cpu and values.numel() > _FEW and not torch.compiler.is_compiling():
+    if values.is_cpu and not torch.compiler.is_compiling() and values.numel() > _FEW:
         values = values.resolve_neg().resolve_conj().contiguous()
         wide = _widest(values)
         if wide is not values.dtype and not _is_differentiated(values):
             return _place_wide(values, index, size, fill, wide).view(shape)
-    if size == index.shape[0]:
+    # Not compared in a graph, where a product of sizes that is 0 confuses torch's solver.
+    if not torch.compiler.is_compiling() and size == index.shape[0]:
         placed = values.new_empty(shape)
     elif fill == 0:
         placed = values.new_zeros(shape)
@@ -159,7 +161,8 @@ def place_rows(values: Tensor, index: Tensor, size: int, fill: float = 0.0) -> T
 def place_joined_rows(parts: tuple[Tensor, ...], index: Tensor, size: int, fill: float = 0.0) -> Tensor:
     """Return ``place_rows(torch.cat(parts), index, size, fill)``, with fewer passes over memory."""
     features = math.prod(parts[0].shape[1:])
-    if parts[0].dtype in _MOVED_AS or (parts[0].is_cpu and (features < _WIDE or features * size <= _FEW)):
+    is_joined = is_exporting() or features < _WIDE or features * size <= _FEW
+    if parts[0].dtype in _MOVED_AS or (parts[0].is_cpu and is_joined):
         return place_rows(torch.cat(parts), index, size, fill)
     if torch.is_grad_enabled() and any(part.requires_grad for part in parts) and not is_transformed(parts[0]):
         return _PlaceRows.apply(index, size, fill, *parts)  # type: ignore[no-untyped-call]

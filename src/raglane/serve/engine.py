@@ -106,7 +106,8 @@ class Engine:
         self._running = False  # a step is between reading frames and writing results
         self._is_interrupted = False  # a stream was closed or reset during the step
         self._epochs_before = self._epochs[:0]
-        self._closed_late: list[int] = []  # slots closed during a step, which still writes their states
+        self._in_step = self._epochs[:0]  # the slots of the running step
+        self._closed_late: list[int] = []  # slots closed during their step, which still writes their states
         self._waiters = Waiters()
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
@@ -125,7 +126,7 @@ class Engine:
         self.features, self.digest = self._prepared.features, self._prepared.digest
 
     def _new_pools(self) -> None:
-        # A slot that is closed during a step is free after it, so there are more slots than streams.
+        # A slot that is closed during its step is free after it, so there are more slots than streams.
         self._pools = self._prepared.pools(2 * self.slots)
         self._states = [part for own in self._pools for part in own]
 
@@ -176,7 +177,8 @@ class Engine:
         self._results.drop(slot)
         self._epochs[slot] += 1
         self._is_interrupted = self._running
-        (self._closed_late if self._running else self._free).append(slot)
+        # Other slots are free at once: more streams may be opened and closed during a step than there are slots.
+        (self._closed_late if self._running and slot in self._in_step else self._free).append(slot)
         self._waiters.wake((slot,))
 
     def _state_of(self, stream: Stream) -> bytes:
@@ -384,7 +386,7 @@ class Engine:
             frames.take(slots, step.lengths, runner.rows[0][:elements])
         else:
             return None
-        self._epochs_before = self._epochs[step.slots]
+        self._in_step, self._epochs_before = step.slots, self._epochs[step.slots]
         self._counts["steps"] += 1
         self._counts["frames"] += step.elements
         self._sizes.append(len(step.slots))

@@ -89,8 +89,9 @@ _PLAIN = {torch.float32: np.dtype(np.float32), torch.float64: np.dtype(np.float6
 class Frames:
     """The stages of a model, the frames that it accepts, and its results as columns."""
 
-    def __init__(self, prepared: Prepared, passes_nan: bool) -> None:
+    def __init__(self, prepared: Prepared, passes_nan: bool, passes_infinite: bool = True) -> None:
         self.prepared, self._passes_nan = prepared, passes_nan
+        self._passes_infinite = passes_infinite or passes_nan
         self.width = math.prod(prepared.features)
         self._plain = _PLAIN.get(prepared.dtype) if len(prepared.features) == 1 else None
         self._rule = f"a tensor ({', '.join(map(str, ('n', *prepared.features)))}) of {prepared.dtype} on cpu"
@@ -103,9 +104,9 @@ class Frames:
             with suppress(RuntimeError, TypeError):  # no memory that NumPy can read
                 own = own.numpy()
         if type(own) is np.ndarray and own.dtype is self._plain and own.ndim == 2 and own.shape[1] == self.width:
-            # Only NaN gives NaN.
+            # Only NaN gives NaN, and only large or infinite numbers an infinite sum.
             total = np.vdot(own, own)
-            if total == total or self._passes_nan:
+            if self._passes_nan or total < np.inf or (total == total and self._passes_infinite):
                 return own
         return as_array(self.rows(frames))
 
@@ -143,6 +144,9 @@ class Frames:
             got = f"NaN in frame {int(rows.isnan().any(1).nonzero()[0])}"
             fix = "correct them, or pass nan='pass' to the engine"
             raise ArgumentError("frames", got, "numbers other than NaN", fix)
+        elif not self._passes_infinite and not rows.isfinite().all():
+            got = f"an infinite number in frame {int((~rows.isfinite()).any(1).nonzero()[0])}"
+            raise ArgumentError("frames", got, "finite numbers of float32", "correct them")
         return rows
 
     def columns(self, rows: Tensor, *, probabilities: bool = False, top: int = 1) -> dict[str, list[Any]]:  # noqa: ARG002
@@ -155,7 +159,8 @@ class _RunFrames(Frames):
 
     def __init__(self, prepared: Prepared, saved: SavedModel, passes_nan: bool) -> None:
         self._model, self._preprocessor = saved.model, saved.preprocessor
-        super().__init__(prepared, passes_nan or self._preprocessor.missing != "error")
+        # As run.predict, which refuses infinite numbers. They would make the rest of the stream NaN.
+        super().__init__(prepared, passes_nan or self._preprocessor.missing != "error", passes_infinite=False)
         self._task = make_task(self._preprocessor, self._model.config)
         self._places = {token: place for place, token in enumerate(self._preprocessor.vocabulary or ())}
         if saved.task == "language":

@@ -273,6 +273,9 @@ class Sequences:
         if number is None or starts:
             self._begin(key, served, client, parameters["state"], parameters["at"] or 0)
         sequence = self._open.get(key)
+        if sequence is not None and sequence.stream.stream.closed:  # by the engine, because it was idle
+            self._close(key, sequence)
+            sequence = None
         if sequence is None:
             rule = "the id of a sequence that began with sequence_start, and was not idle"
             raise RefusedError(404, "sequence_id", quote(number), rule, "set sequence_start")

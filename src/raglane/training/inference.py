@@ -309,7 +309,8 @@ def sample(
     def pick(logits: Tensor) -> Tensor:
         if temperature == 0:
             return logits.argmax(-1)
-        shares = (logits.cpu().double() / temperature).softmax(-1)
+        # A denormal temperature would give infinity.
+        shares = (logits.cpu().double() / max(temperature, 1e-300)).softmax(-1)
         return torch.multinomial(shares, 1, generator=generator).squeeze(1).to(logits.device)
 
     model = saved.model.to(device)

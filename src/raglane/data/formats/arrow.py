@@ -92,6 +92,13 @@ def _is_label_sequence(kind: Any) -> bool:
     return is_text(kind) or _is_label_list(kind)
 
 
+def _is_without_entries(kind: Any) -> bool:
+    """Return True for the type of lists that are all empty, e.g. in a JSON file."""
+    while is_list(kind):
+        kind = kind.value_type
+    return bool(arrow_types().is_null(kind))
+
+
 def label_test(task: str) -> tuple[Callable[[Any], bool], str]:
     """Return the test of a type for the labels of a task, and its description."""
     if TASKS[task].label == "numbers":
@@ -176,7 +183,7 @@ def as_texts(column: Any) -> Any:
 
 def words_of(reader: Reader, column: Any, name: str, offsets: _Integers | None = None) -> npt.NDArray[np.object_]:
     """Convert labels or tokens without nulls to ``(M,)`` str; ``offsets`` are given if they are elements of rows."""
-    if not is_label(column.type):
+    if not is_label(column.type) and not (arrow_types().is_null(column.type) and not len(column)):
         raise reader.type_error(column, name, "strings, integers or booleans", "convert the column, or name another")
     texts = as_texts(column)
     # A null may be a value of a dictionary, which the column does not count.
@@ -399,7 +406,7 @@ def label_split_of(column: Any, columns: Columns) -> str | None:
 def _target_sequences(reader: Reader, column: Any, name: str, columns: Columns) -> Targets:
     """Read a sequence of labels per sequence: a list, or a text that is split."""
     reader.check_nulls(column, name, "target, empty for none,")
-    if not _is_label_sequence(column.type):
+    if not (_is_label_sequence(column.type) or _is_without_entries(column.type)):
         raise _label_type_error(reader, column, name, "texts, or lists of strings, integers or booleans")
     split = label_split_of(column, columns)
     if split is not None:
@@ -421,7 +428,7 @@ def _sets(reader: Reader, column: Any, name: str, offsets: _Integers) -> Targets
     reader.check_nulls(column, name, "list of labels, [] for none,")
     if is_text(column.type):
         return Targets(_objects([labels_in(text) for text in words_of(reader, column, name).tolist()]))
-    if not _is_label_set(column.type):
+    if not (_is_label_set(column.type) or _is_without_entries(column.type)):
         raise _label_type_error(reader, column, name, "a text with ; between labels, a list, or a list of lists")
     lengths, entries = explode(column)
     starts = offsets_of(lengths)

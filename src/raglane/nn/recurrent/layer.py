@@ -216,15 +216,15 @@ class RecurrentLayer(Stack):
         weight = self._like(self._weights())
         like = torch.empty(0) if weight is None else weight
         count = LONG + 1 if like.is_cuda else 2  # kernels of long sequences differ
-        batch = Ragged.from_flat(like.new_ones(count + 1, self.input_size), lengths=[count, 1])
-        starts = batch._like(torch.ones(count + 1, dtype=torch.bool, device=like.device)) if resets else None
-        with torch.random.fork_rng([like.device] if like.is_cuda else []):
+        with torch.inference_mode(False), torch.random.fork_rng([like.device] if like.is_cuda else []):
+            batch = Ragged.from_flat(like.new_ones(count + 1, self.input_size), lengths=[count, 1])
+            starts = batch._like(torch.ones(count + 1, dtype=torch.bool, device=like.device)) if resets else None
             for records in (False, True):
                 with torch.set_grad_enabled(records):
                     output, *_ = self.forward(batch, resets=starts, return_states=return_states)
-                if output.values.requires_grad:
-                    parameters = [part for part in self.parameters() if part.requires_grad]
-                    torch.autograd.grad(output.values.sum(), parameters, allow_unused=True)
+                    if output.values.requires_grad:
+                        parameters = [part for part in self.parameters() if part.requires_grad]
+                        torch.autograd.grad(output.values.sum(), parameters, allow_unused=True)
 
     def summary(self, out: Any, state: State) -> Tensor:  # noqa: ARG002
         """Return one vector per sequence: the last layer's final state, both directions concatenated.
