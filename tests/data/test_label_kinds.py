@@ -135,9 +135,19 @@ def test_lists_of_labels_that_are_all_empty(tmp_path: Path) -> None:
         labels: list[Any] = [[[]] * len(x) if depth == 2 else [] for x in _X]
         records = read(_written(tmp_path / "a.jsonl", labels), columns).records
         assert not any(cast(Any, records.targets).values)
-    path = _written(tmp_path / "a.jsonl", [["a"], [], [None]])  # bad rows on both sides
-    assert convert(path, tmp_path / "out", columns, on_bad_row="skip").skipped == 1
-    assert len(read(path, columns, on_bad_row="skip").skipped) == 1
+    path = _written(tmp_path / "a.jsonl", [[1.5], [], [2.5]])  # the column is wrong, not its rows
+    for take in (read, lambda path, columns, **options: convert(path, tmp_path / "out", columns, **options)):
+        with pytest.raises(DataError, match="list<item: double> in column 'y'"):
+            take(path, columns, on_bad_row="skip")
+    path = tmp_path / "a.jsonl"
+    skip: dict[str, Any] = {"columns": columns, "on_bad_row": "skip"}
+    _written(path, [["a"], [], [None]])  # bad rows on both sides
+    assert convert(path, tmp_path / "out", **skip).skipped == len(read(path, **skip).skipped) == 1
+    _written(path, [[1.5], [], [2.5]])  # the column is wrong, not its rows
+    with pytest.raises(DataError, match="list<item: double> in column 'y'"):
+        read(path, **skip)
+    with pytest.raises(DataError, match="list<item: double> in column 'y'"):
+        convert(path, tmp_path / "other", **skip)
 
 
 def test_a_label_is_in_a_set_once(tmp_path: Path) -> None:

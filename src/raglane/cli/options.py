@@ -106,13 +106,13 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
             values[origins] = sources
         from_file = {name: f"{known[name].name} in {values[CONFIG]}" for name in known if sources[name] == FILE}
         with flags(_flags_of(context) | from_file):
-            for name, value in values.items():
-                if isinstance(value, _Url):
-                    from raglane.data.stores import fetched
-
-                    values[name] = fetched(value)
-            _name_cells(values, sources)
             try:
+                for name, value in values.items():
+                    if isinstance(value, _Url):
+                        from raglane.data.stores import fetched
+
+                        values[name] = fetched(value)
+                _name_cells(values, sources)
                 function(**values)
             except KeyboardInterrupt as error:
                 # For which some versions of Typer exit without a message.

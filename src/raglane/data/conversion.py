@@ -203,8 +203,8 @@ class _Writer:
                     self._held.append(part)
                     self._held_bytes += bytes_of(part)
                     done += bytes_of(part)
-            known = self._state.layout.label_kinds if self._state.layout is not None else ()
-            if bad and not start and (not read or (known and not kinds)):
+            may_lack = self._state.layout is not None and self._state.layout.may_lack_labels
+            if bad and not start and (not read or (may_lack and not kinds)):
                 # All rows fail, or all that have labels, so the columns are wrong.
                 raise DataError(bad[0].error)
             self._note_labels(kinds, "" if start else location)

@@ -68,6 +68,11 @@ class Layout:
         own = "tokens" if self.is_tokens else f"features ({quote_all(self.channels)})"
         return own if not self.features else f"{own} with {quote_all(name for name, _, _ in self.features)}"
 
+    @property
+    def may_lack_labels(self) -> bool:
+        """True if rows may be valid without a label: sets and sequences of labels may be empty."""
+        return self.targets in ("sets", "sequences")
+
     def serves(self, task: str) -> bool:
         """Return True if there are labels of the kind that a task learns."""
         wanted = TASKS[task]

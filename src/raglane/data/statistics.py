@@ -97,7 +97,7 @@ class FeatureCounts:
 
     def __add__(self, other: FeatureCounts) -> FeatureCounts:
         channel = self.channel if other.channel is None else other.channel + (self.channel or Channel())
-        return FeatureCounts(self.per_sequence, channel, self.words + other.words)
+        return FeatureCounts(self.per_sequence, channel, _counted(self.words, other.words))
 
     @property
     def missing(self) -> int:
@@ -188,8 +188,8 @@ class Statistics:
             self.empty + other.empty,
             max(self.longest, other.longest),
             _merged(self.channels, other.channels),
-            self.tokens + other.tokens,
-            self.labels + other.labels,
+            _counted(self.tokens, other.tokens),
+            _counted(self.labels, other.labels),
             _merged(self.targets, other.targets),
             self.per_element or other.per_element,
             _merged(self.features, other.features),
@@ -220,6 +220,13 @@ def _config_of(value: Any) -> Any:
     if not isinstance(value, Mapping):
         return value
     return {name: counts if isinstance(counts, int) else counts.to_config() for name, counts in value.items()}
+
+
+def _counted(ours: Counter[str], theirs: Counter[str]) -> Counter[str]:
+    """Return the sum of counts; ``+`` would visit every entry of a vocabulary in Python for each piece of a file."""
+    counts = ours.copy()
+    counts.update(theirs)
+    return counts
 
 
 def _merged(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:

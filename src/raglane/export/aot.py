@@ -103,9 +103,9 @@ def package(
         load_operators(Path(operators))
     signature = Signature.of(model, example, layout)
     check_dtype(model)
-    _prepare(model)
     loops = _Loops(has_kernels=operators is not None)
     with evaluating(model), quiet(), tempfile.TemporaryDirectory() as folder:
+        _prepare(model)
         with Place(model):
             program = traced(model, signature, loops)
         made = Path(folder, "model.pt2")

@@ -161,8 +161,9 @@ def place_rows(values: Tensor, index: Tensor, size: int, fill: float = 0.0) -> T
 def place_joined_rows(parts: tuple[Tensor, ...], index: Tensor, size: int, fill: float = 0.0) -> Tensor:
     """Return ``place_rows(torch.cat(parts), index, size, fill)``, with fewer passes over memory."""
     features = math.prod(parts[0].shape[1:])
-    is_joined = is_exporting() or features < _WIDE or features * size <= _FEW
-    if parts[0].dtype in _MOVED_AS or (parts[0].is_cpu and is_joined):
+    # On a GPU sizes are not compared, which would be a guard of torch.compile.
+    is_joined = parts[0].is_cpu and (is_exporting() or features < _WIDE or features * size <= _FEW)
+    if parts[0].dtype in _MOVED_AS or is_joined:
         return place_rows(torch.cat(parts), index, size, fill)
     if torch.is_grad_enabled() and any(part.requires_grad for part in parts) and not is_transformed(parts[0]):
         return _PlaceRows.apply(index, size, fill, *parts)  # type: ignore[no-untyped-call]

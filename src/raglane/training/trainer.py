@@ -67,7 +67,8 @@ class Trainer:
         self, job: Job, ranks: Ranks = SINGLE, callback: Callback | None = None, signals: SignalHandler | None = None
     ) -> None:
         settings = self.settings = job.settings
-        self.job, self.folder, self.ranks, self.callback = job, job.folder, ranks, callback or Callback()
+        self.job, self.folder, self.ranks = job, job.folder, ranks
+        self.callback = Callback() if callback is None else callback
         self.signals = signals or SignalHandler()
         self.device = ranks.device_of(pick_device(settings.device))
         if settings.threads is not None:

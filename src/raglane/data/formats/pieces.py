@@ -191,8 +191,9 @@ def read_kept(format: Format, path: Path, columns: Columns) -> Records:
     for piece in format.pieces(path, columns, ()):
         bad: list[Skipped] = []
         kept += sift(_numbered(piece, count), bad, alike.checked, str(path))
-        if not kept:
-            # Every row fails, so the arguments are wrong rather than the rows.
+        layouts = [] if count else [Layout.of(part) for part in kept]
+        if not kept or (bad and layouts and all(own.may_lack_labels and not own.label_kinds for own in layouts)):
+            # Every row fails, or all that have labels, so the arguments are wrong rather than the rows.
             raise first
         skipped += bad
         count += piece.count
