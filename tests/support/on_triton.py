@@ -390,11 +390,11 @@ def compiled(names: list[str], architectures: list[int], units: int, *, with_res
     sys.stdout.write(json.dumps(found))
 
 
-def _copied(function: Any) -> Any:
-    """Return a kernel made of the source that torch copies to a package, where only Triton is imported."""
+def _copied(kernel: str) -> Any:
+    """Return a kernel made of the source that torch copies to a package, where only Triton is imported; in seconds."""
     from torch._inductor.codegen.wrapper import user_defined_triton_kernel_transitive_closure_source_code as source_of
 
-    text = f"import triton\nimport triton.language as tl\n@triton.jit\n{source_of(function)}"
+    text = f"import triton\nimport triton.language as tl\n@triton.jit\n{source_of(launch.function_of(kernel))}"
     linecache.cache["<package>"] = (len(text), None, text.splitlines(keepends=True), "<package>")
     names: dict[str, Any] = {"__name__": __name__}
     exec(compile(text, "<package>", "exec"), names)
@@ -406,7 +406,7 @@ def _assembled(kernel: Kernel, architecture: int) -> list[int]:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    function = _copied(launch.function_of(kernel.text))
+    function = _copied(kernel.text) if architecture == 90 else launch.function_of(kernel.text)
     kinds = {"rows": "i32", "count": "i32", "precision": "constexpr", "order": "*i64", "offsets": "*i64"}
     signature = {
         name: kinds.get(name, "i32" if name.endswith("_s") else "*i32" if name.startswith("table") else "*fp32")
