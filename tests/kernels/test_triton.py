@@ -75,7 +75,7 @@ def test_a_gather_from_a_block_that_is_not_full() -> None:
     assert kernel_of(program, True).tables == ((3, 0),)
 
 
-@pytest.mark.parametrize("name", _one[: -len(USERS)])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=slow) for name in NAMES[: -len(USERS)]])
 def test_the_graph_of_a_package_launches_kernels(script: Script, name: str) -> None:
     """For lengths that it was not made for, in two layers and directions."""
     (errors,) = _interpreted(script, ("in_a_graph", name))

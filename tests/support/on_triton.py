@@ -406,7 +406,7 @@ def _assembled(kernel: Kernel, architecture: int) -> list[int]:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    function = _copied(kernel.text) if architecture == 90 else launch.function_of(kernel.text)
+    function = _copied(kernel.text) if architecture == 100 else launch.function_of(kernel.text)
     kinds = {"rows": "i32", "count": "i32", "precision": "constexpr", "order": "*i64", "offsets": "*i64"}
     signature = {
         name: kinds.get(name, "i32" if name.endswith("_s") else "*i32" if name.startswith("table") else "*fp32")

@@ -147,7 +147,7 @@ class CallingWatcher(Callback):
     """Calls another watcher, and after each epoch a function, which ends the training by returning True."""
 
     def __init__(self, watcher: Callback | None, function: Callable[[dict[str, float]], Any] | None = None) -> None:
-        self._watcher, self._function = watcher or Callback(), function
+        self._watcher, self._function = Callback() if watcher is None else watcher, function
 
     def started(self, state: TrainingState, epochs: int, batches: int) -> None:  # noqa: D102
         self._watcher.started(state, epochs, batches)
