@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from commands import fails
+from commands import fails, prints
 from raglane.cli import main
 from raglane.planner import probe
 
@@ -28,8 +28,7 @@ def _rows(path: Path) -> list[dict[str, str]]:
 
 def test_a_table_is_printed_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "times.csv"
-    assert main(["bench", "--sizes", "3x5x4,2x3x1", "-o", str(out)]) == 0
-    title, heading, *lines = capsys.readouterr().out.splitlines()
+    title, heading, *lines = prints(["bench", "--sizes", "3x5x4,2x3x1", "-o", str(out)], capsys).splitlines()
     assert title.startswith("lognormal lengths, ")
     assert heading.split() == "cell size mode elements ours ms packed ms padded ms times faster".split()
     rows = _rows(out)
@@ -50,14 +49,12 @@ def test_a_table_is_printed_and_written(tmp_path: Path, capsys: pytest.CaptureFi
 def test_lengths_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine.txt").write_text("4\n9\n2\n")
     out = tmp_path / "times.md"
-    assert main([*_TINY, "--lengths", str(tmp_path / "mine.txt"), "-o", str(out)]) == 0
-    printed = capsys.readouterr().out.splitlines()
+    printed = prints([*_TINY, "--lengths", str(tmp_path / "mine.txt"), "-o", str(out)], capsys).splitlines()
     assert printed[0].startswith("lengths of mine.txt, ")
     assert printed[2].split()[:4] == ["gru", "3x5x4", "infer", "15"]
     assert "| gru | 3x5x4 | infer | 15 |" in out.read_text()
     monkeypatch.setattr("raglane.planner.machine.load", lambda: 1e4)
-    assert main(_TINY) == 0
-    assert "the load exceeds the number of processors" in capsys.readouterr().out.splitlines()[-1]
+    assert "the load exceeds the number of processors" in prints(_TINY, capsys).splitlines()[-1]
     assert main([*_TINY, "--quiet"]) == 0
     assert capsys.readouterr() == ("", "")
 

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow.parquet
 import pytest
 
-from commands import FAST, fails, tree
+from commands import FAST, fails, prints, tree
 from raglane.cli import main
 
 
@@ -163,25 +163,15 @@ def test_resume_and_overwrite(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert main(["train", str(data), *out, *FAST, "--test", str(data), "--quiet"]) == 0
     fails(["train", "--resume", *out, "--hidden-size", "8"], capsys, "--hidden-size must be ... got 8")
     fails(["train", "--resume", *out, "--epochs", "1"], capsys, "2 are done")
-    assert main(["train", "--resume", *out]) == 0
-    assert "training is complete at epoch 2; pass e.g. --epochs 12" in capsys.readouterr().out
-    assert main(["train", "--resume", *out, "--epochs", "3"]) == 0
-    assert "epoch 3/3" in capsys.readouterr().out
+    prints(["train", "--resume", *out], capsys, "training is complete at epoch 2; pass e.g. --epochs 12")
+    prints(["train", "--resume", *out, "--epochs", "3"], capsys, "epoch 3/3")
     fails(["train", str(data), *out, *FAST], capsys, "--overwrite")
     assert main(["train", str(data), *out, *FAST, "--overwrite", "--quiet"]) == 0
     assert len((tmp_path / "run" / "curves.csv").read_text().splitlines()) == 3
     assert not (tmp_path / "run" / "evaluation.json").exists()
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        ["--sequence-column"],
-        ["--resume"],
-        ["one", "too", "many"],
-    ],
-    ids=" ".join,
-)
+@pytest.mark.parametrize("options", [["--sequence-column"], ["--resume"], ["one", "too", "many"]], ids=" ".join)
 def test_bad_options_are_one_line(
     options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -224,12 +214,9 @@ def test_bad_input_to_a_model_is_one_line(work: Path, tmp_path: Path, capsys: py
 
 
 def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--version"]) == 0
-    assert capsys.readouterr().out.startswith("raglane ")
-    assert main(["train", "--help"]) == 0
-    printed = capsys.readouterr().out
-    for piece in ("Task and model", "Training", "Run and output", "[default: 0.003]", "--bucket", "For example"):
-        assert piece in printed
+    assert prints(["--version"], capsys).startswith("raglane ")
+    pieces = "Task and model", "Training", "Run and output", "[default: 0.003]", "--bucket", "For example"
+    prints(["train", "--help"], capsys, *pieces)
 
 
 def test_without_the_train_extra(

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import raglane as rl
-from commands import FAST, fails, tree, write_steps
+from commands import FAST, fails, prints, tree, write_steps
 from raglane.cli import main
 from raglane.cli.app import app
 from raglane.data import FORMATS
@@ -30,9 +30,7 @@ from scripts import Script
 
 def _shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the values and origins that --show-config prints."""
-    capsys.readouterr()
-    assert main(["train", *arguments, "--show-config"]) == 0
-    printed = capsys.readouterr().out
+    printed = prints(["train", *arguments, "--show-config"], capsys)
     lines = [line for line in printed.splitlines() if "  # " in line]
     origins = {line.removeprefix("# ").replace(":", " ").split()[0]: line.rpartition("  # ")[2] for line in lines}
     return tomllib.loads(printed), origins
@@ -59,8 +57,7 @@ def test_an_option_goes_before_the_file_and_the_file_before_the_default(
     assert _shown(capsys, *config)[0]["batch-size"] == "auto"
     # What is printed says the same again.
     again = tmp_path / "again.toml"
-    assert main(["train", *config, "--seed", "3", "--show-config"]) == 0
-    again.write_text(capsys.readouterr().out)
+    again.write_text(prints(["train", *config, "--seed", "3", "--show-config"], capsys))
     assert _shown(capsys, "--config", str(again))[0] == _shown(capsys, *config, "--seed", "3")[0]
 
 
@@ -69,8 +66,7 @@ def test_what_a_search_would_do(tmp_path: Path, capsys: pytest.CaptureFixture[st
     data = str(write_steps(tmp_path / "steps.csv"))
     file.write_text('hidden-size = 4\n[search]\ncell = ["gru", "rnn"]\nlr = {low = 0.001, high = 0.1, log = true}\n')
     command = ["tune", data, "--config", str(file), "--num-layers", "1", "--label-column", "a", "--show-config"]
-    assert main(command) == 0
-    printed = capsys.readouterr().out
+    printed = prints(command, capsys)
     found = tomllib.loads(printed)
     # The task is that of the labels, numbers here, so that no pooling is searched; what is searched is not fixed.
     assert (found["task"], found["hidden-size"], found["num-layers"]) == ("regress", 4, 1)
@@ -81,8 +77,7 @@ def test_what_a_search_would_do(tmp_path: Path, capsys: pytest.CaptureFixture[st
         comment = {"cell": "file", "batc": "default", "task": "guessed from the labels of the data"}[line[:4]]
         assert any(one.startswith(line) and one.endswith(f"# {comment}") for one in printed.splitlines()), line
     again.write_text(printed)
-    assert main(["tune", "--config", str(again), "--show-config"]) == 0
-    assert tomllib.loads(capsys.readouterr().out) == found
+    assert tomllib.loads(prints(["tune", "--config", str(again), "--show-config"], capsys)) == found
     assert not (tmp_path / "runs").exists()
 
 
@@ -192,7 +187,7 @@ def test_every_setting_is_an_option(name: str) -> None:
 
 @pytest.mark.parametrize("command", ["train", "evaluate", "predict"])
 def test_every_role_of_a_column_is_an_option(command: str) -> None:
-    assert tuple(options(ColumnNames)) == (*ROLES, "split", "label_split", "tokens", "wide", "time_gaps", "on_bad_row")
+    assert {*options(ColumnNames)} == {*ROLES, "split", "label_split", "tokens", "on_bad_row"}
     page = _page(command)
     assert f" --format {'|'.join(FORMATS)} " in page
     for name, option in options(ColumnNames).items():
@@ -205,7 +200,6 @@ def test_the_help_is_wrapped_by_the_terminal_and_leaves_nothing_out(
     command: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "600")
-    assert main([command.callback.__name__, "--help"]) == 0
-    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    lines = [line.strip() for line in prints([command.callback.__name__, "--help"], capsys).splitlines()]
     for paragraph in (inspect.getdoc(command.callback.__wrapped__) or "").split("\n\n"):
         assert " ".join(paragraph.split()) in lines

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import raglane as rl
-from commands import FAST, fails, tree, write_steps
+from commands import FAST, fails, prints, tree, write_steps
 from raglane.cli import main
 from raglane.data import read
 from raglane.errors import ArgumentError
@@ -32,8 +32,7 @@ def test_features_from_training_to_prediction(tmp_path: Path, capsys: pytest.Cap
     data.write_text("\n".join(map(json.dumps, rows)))
     named = ["--sequence-column", "load", "--feature-column", "zone", "--static-column", "town"]
     named += ["--static-column", "age", "--categorical-column", "zone", "--label-column", "kind"]
-    assert main(["train", str(data), "--out", str(run), *named, *FAST]) == 0
-    printed = capsys.readouterr().out
+    printed = prints(["train", str(data), "--out", str(run), *named, *FAST], capsys)
     told = "of 1 channel and zone (categories per element), town (categories per sequence), age (numbers per sequence)"
     assert told in printed
     # The run knows its columns, and Python tells the same.
@@ -65,8 +64,7 @@ def test_batches_of_elements(data: Path, tmp_path: Path, capsys: pytest.CaptureF
         )
     ):
         out = tmp_path / f"{place}"
-        assert main(["train", str(data), *flags, "--out", str(out), *FAST]) == 0
-        shown = capsys.readouterr().out
+        shown = prints(["train", str(data), *flags, "--out", str(out), *FAST], capsys)
         assert ("longer than a batch" in shown) == (words is not None)
         if words is not None:
             assert f"sequences, {words}\n" in shown
@@ -181,8 +179,7 @@ def test_bad_rows_are_left_out_counted_and_listed(
     assert not Path("run").exists()
     skip = ["--on-bad-row", "skip"]
     train = ["train", "a.jsonl", "--validation", "b.jsonl", "--test", "b.jsonl", "--out", "run", *FAST, *skip]
-    assert main(train) == 0
-    said = capsys.readouterr().out
+    said = prints(train, capsys)
     # The task of most rows: only one has a class.
     assert "task: regress (guessed" in said
     assert "rows left out, because they break a rule: 2 of 30; the first: line 5" in said
@@ -191,8 +188,7 @@ def test_bad_rows_are_left_out_counted_and_listed(
     assert _places(Path("run", "skipped.jsonl")) == listed
     assert "Invalid rows left out: 3; skipped.jsonl lists them." in Path("run/card.md").read_text()
     # The run goes on in the same way, and is repeated so.
-    assert main(["train", "--resume", "--out", "run", "--epochs", "2"]) == 0
-    assert "rows left out: 3," in capsys.readouterr().out
+    prints(["train", "--resume", "--out", "run", "--epochs", "2"], capsys, "rows left out: 3,")
     assert 'on-bad-row = "skip"' in Path("run/run.toml").read_text()
     # Other data is not skipped by default.
     fails(["evaluate", "run", "b.jsonl"], capsys, "b.jsonl, line 3 must be ... got bad JSON")
@@ -210,8 +206,7 @@ def test_bad_rows_are_left_out_counted_and_listed(
     fails(["predict", "run", "p.skipped.jsonl", "-o", "p.csv", *skip], capsys, "a file other than the data")
     # A run that replaces this one, and leaves nothing out, has no such file.
     _write_rows("a.jsonl", {})
-    assert main(["train", "a.jsonl", "--out", "run", "--overwrite", *FAST, *skip]) == 0
-    assert "rows left out: 0\n" in capsys.readouterr().out
+    prints(["train", "a.jsonl", "--out", "run", "--overwrite", *FAST, *skip], capsys, "rows left out: 0\n")
     assert not Path("run", "skipped.jsonl").exists()
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from commands import fails, tree, write_steps
+from commands import fails, prints, tree, write_steps
 from made_plans import made_plans  # noqa: F401
 from raglane.cli import main
 
@@ -42,8 +42,7 @@ def test_it_prints_the_facts_and_ends_in_a_command(data: Path, capsys: pytest.Ca
     )
     assert tree(Path()).keys() == {"ok.csv"}
     options = ["--hidden-size", "4", "--bidirectional", "--label-column", "label", "--format", "csv"]
-    assert main(["inspect", str(data.rename("my data.csv")), *options]) == 0
-    words = shlex.split(capsys.readouterr().out.splitlines()[-1])
+    words = shlex.split(prints(["inspect", str(data.rename("my data.csv")), *options], capsys).splitlines()[-1])
     assert words[:3] == ["raglane", "train", "my data.csv"]
     assert main([*words[1:], "--epochs", "1", "--out", "run", "--quiet"]) == 0
 
@@ -61,19 +60,14 @@ def test_every_format_and_the_default(data: Path, capsys: pytest.CaptureFixture[
         ("one.txt", "One sequence of 7 steps trains fastest"),
         ("names.txt", "tokens  6 different"),
     ):
-        assert main(["inspect", name]) == 0
-        assert piece in capsys.readouterr().out, name
-    assert main(["inspect"]) == 0
-    assert capsys.readouterr().out.splitlines()[-1].startswith("raglane train --batch-size 256")
+        assert piece in prints(["inspect", name], capsys), name
+    assert prints(["inspect"], capsys).splitlines()[-1].startswith("raglane train --batch-size 256")
 
 
 def test_json_goes_to_a_file_or_to_the_standard_output(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["inspect", "ok.csv", "--json", "found.json"]) == 0
-    out = capsys.readouterr().out
-    assert "written: found.json" in out
+    out = prints(["inspect", "ok.csv", "--json", "found.json"], capsys, "written: found.json")
     assert out.splitlines()[-1].startswith("raglane train ok.csv")
-    assert main(["inspect", "ok.csv", "--json", "-"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = json.loads(prints(["inspect", "ok.csv", "--json", "-"], capsys))
     assert found == json.loads(Path("found.json").read_text())
     assert found["data"]["name"] == "ok.csv"
     assert tree(Path()).keys() == {"ok.csv", "found.json"}

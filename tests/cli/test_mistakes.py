@@ -12,6 +12,7 @@ import pytest
 
 from commands import FAST, fails, tree, write_steps
 from raglane.cli import main
+from small_files import put
 
 
 @pytest.fixture(scope="module")
@@ -84,8 +85,7 @@ def test_a_missing_value_is_named_by_its_row_in_the_file(
 def test_what_data_asks_for_is_named_by_its_flag(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, options: list[str], flag: str
 ) -> None:
-    path = tmp_path / "data.csv"
-    path.write_text(text)
+    path = put(tmp_path / "data.csv", text)
     fails(["train", str(path), "--out", str(tmp_path / "run"), *options], capsys, flag)
 
 
@@ -100,8 +100,7 @@ def test_the_test_part_is_checked_before_the_first_epoch(
     command = ["train", str(data), "--out", str(tmp_path / "run"), *FAST, "--test", str(test)]
     fails(command, capsys, piece, "test.csv")
     assert tree(tmp_path) == before
-    narrow = tmp_path / "narrow.csv"
-    narrow.write_text("id,t,a,label\ns,0,1,x\n")
+    narrow = put(tmp_path / "narrow.csv", "id,t,a,label\ns,0,1,x\n")
     command[-1] = str(narrow)
     fails(command, capsys, "narrow.csv", "'a', 'b'")
 
@@ -145,8 +144,7 @@ def test_a_sequence_column_takes_the_place_of_features(tmp_path: Path, capsys: p
     path.write_text("id,word,code,label\n" + "".join(rows))
     named = ["--feature-column", "word", "--categorical-column", "word"]
     assert main(["train", str(path), *named, "--out", str(tmp_path / "run"), *FAST, "--quiet"]) == 0
-    lists = tmp_path / "lists.jsonl"
-    lists.write_text('{"seq": ["a", "b"], "word": ["b"]}\n{"seq": ["b"], "word": ["a"]}\n')
+    lists = put(tmp_path / "lists.jsonl", '{"seq": ["a", "b"], "word": ["b"]}\n{"seq": ["b"], "word": ["a"]}\n')
     command = ["predict", str(tmp_path / "run"), str(lists), "-o", str(output), "-q"]
     for named in ([], ["--sequence-column", "seq"], ["--sequence-column", "word"]):
         assert main([*command, *named]) == 0
@@ -156,8 +154,7 @@ def test_a_sequence_column_takes_the_place_of_features(tmp_path: Path, capsys: p
 
 
 def test_one_sequence_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "one.csv"
-    path.write_text("id,t,a,label\ns0,0,1.5,x\ns0,1,2.5,y\n")
+    path = put(tmp_path / "one.csv", "id,t,a,label\ns0,0,1.5,x\ns0,1,2.5,y\n")
     command = ["train", str(path), "--task", "tag", "--label-column", "label", "--out", str(tmp_path / "run"), *FAST]
     fails(command, capsys, "got 1 sequence", "--validation-fraction 0")
     assert main([*command, "--validation-fraction", "0", "--quiet"]) == 0

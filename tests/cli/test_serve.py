@@ -37,8 +37,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _started(runs: Path, *arguments: str) -> tuple[Command, str]:
     command = start(runs, "serve", *arguments, "--port", "0")
     command.wait_for("serving: ")
-    found = re.search(r"serving: http://(\S+)", command.printed())
-    assert found is not None
+    found: Any = re.search(r"serving: http://(\S+)", command.printed())
     return command, found[1]
 
 

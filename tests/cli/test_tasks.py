@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from commands import FAST, fails, tree, write_steps
+from commands import FAST, fails, prints, tree, write_steps
 from raglane.cli import main
 from raglane.training.settings import INITIAL_STATES, LAYERS, POOLINGS
+from small_files import put
 
 
 def _lines(path: Path, rows: list[dict[str, Any]]) -> Path:
@@ -46,12 +47,8 @@ def test_numbers_of_every_form(tmp_path: Path, capsys: pytest.CaptureFixture[str
     rows = [{"values": wave, "y": target(wave)} for wave in _waves()]
     data, run = str(_lines(tmp_path / "y.jsonl", rows)), str(tmp_path / "run")
     named = ["--sequence-column", "values", "--label-column", "y"]
-    assert main(["train", data, "--task", "regress", "--out", run, *named, *FAST]) == 0
-    assert "(mean: " in capsys.readouterr().out
-    assert main(["evaluate", run, data]) == 0
-    printed = capsys.readouterr().out
-    for piece in ("evaluation: R2 ", "MAE ", "points.png"):
-        assert piece in printed
+    prints(["train", data, "--task", "regress", "--out", run, *named, *FAST], capsys, "(mean: ")
+    printed = prints(["evaluate", run, data], capsys, "evaluation: R2 ", "MAE ", "points.png")
     assert ("y_1" in printed) == ("two" in name)
     assert main(["predict", run, data, "-o", str(tmp_path / "p.jsonl"), "--quiet"]) == 0
     assert [_shape(row["prediction"]) for row in _read(tmp_path / "p.jsonl")] == [_shape(row["y"]) for row in rows]
@@ -61,15 +58,13 @@ def test_columns_of_numbers_in_csv(tmp_path: Path, capsys: pytest.CaptureFixture
     lines = ["id,t,x,size,mass"]
     for number, wave in enumerate(_waves()):
         lines += [f"s{number},{step},{x},{number},{number / 2}" for step, x in enumerate(wave)]
-    data = tmp_path / "sizes.csv"
-    data.write_text("\n".join(lines) + "\n")
+    data = put(tmp_path / "sizes.csv", "\n".join(lines) + "\n")
     before = tree(tmp_path)
     command = ["train", str(data), "--task", "regress", "--out", str(tmp_path / "run"), *FAST]
     fails(command, capsys, "no label column named", "--label-column", "'x,y'")
     fails([*command, "--label-column", "size,weight"], capsys, "no column 'weight'")
     assert tree(tmp_path) == before
-    assert main([*command, "--label-column", "size,mass"]) == 0
-    assert "features: x\n" in capsys.readouterr().out
+    prints([*command, "--label-column", "size,mass"], capsys, "features: x\n")
     assert main(["evaluate", str(tmp_path / "run"), str(data)]) == 0
     table = (tmp_path / "run" / "table.txt").read_text().splitlines()
     assert [line.split()[0] for line in table] == ["number", "size", "mass"]
@@ -93,10 +88,7 @@ def test_sets_of_labels_of_every_form(tmp_path: Path, capsys: pytest.CaptureFixt
     data, run = str(_lines(tmp_path / "sets.jsonl", rows)), str(tmp_path / "run")
     named = ["--sequence-column", "values", "--label-column", "kinds"]
     assert main(["train", data, "--task", "multilabel", "--out", run, *named, *FAST, "--quiet"]) == 0
-    assert main(["evaluate", run, data]) == 0
-    printed = capsys.readouterr().out
-    for piece in ("micro F1 ", "all labels micro F1 ", "threshold"):
-        assert piece in printed
+    prints(["evaluate", run, data], capsys, "micro F1 ", "all labels micro F1 ", "threshold")
     assert main(["predict", run, data, "-o", str(tmp_path / "p.jsonl"), "--probabilities", "-q"]) == 0
     predicted = _read(tmp_path / "p.jsonl")
     assert set(predicted[0]) == {"id", "prediction", "p_high", "p_up"}
@@ -129,17 +121,13 @@ def test_forecasts_step_by_step_and_piano_rolls(tmp_path: Path, capsys: pytest.C
     rolls = [{"values": [[float(x > 0), float(x <= 0)] for x in wave]} for wave in _waves()]
     notes = _lines(tmp_path / "rolls.jsonl", rolls)
     command = ["train", "--task", "forecast", *FAST]
-    assert main([*command, str(data), "--out", str(tmp_path / "waves")]) == 0
-    assert "(persistence: " in capsys.readouterr().out
-    assert main(["evaluate", str(tmp_path / "waves"), str(data), "--horizon", "2"]) == 0
-    printed = capsys.readouterr().out
-    assert "mean MAE " in printed
+    prints([*command, str(data), "--out", str(tmp_path / "waves")], capsys, "(persistence: ")
+    printed = prints(["evaluate", str(tmp_path / "waves"), str(data), "--horizon", "2"], capsys, "mean MAE ")
     assert [line.split()[0] for line in printed.splitlines()[1:4]] == ["step", "1", "2"]
     assert main([*command, str(notes), "--out", str(tmp_path / "rolls")]) == 0
     assert "loss: bce, because all channels are 0 or 1; for squared errors: --loss mse" in capsys.readouterr().out
     assert main(["train", "--resume", "--out", str(tmp_path / "rolls"), "--epochs", "3", "--quiet"]) == 0
-    assert main(["evaluate", str(tmp_path / "rolls"), str(notes)]) == 0
-    assert "independent nats " in capsys.readouterr().out
+    prints(["evaluate", str(tmp_path / "rolls"), str(notes)], capsys, "independent nats ")
     halves = _lines(tmp_path / "halves.jsonl", [{"values": [[0.5, 1.0], [0.5, 0.0]]}])
     fails(["evaluate", str(tmp_path / "rolls"), str(halves)], capsys, "0 or 1 for the loss bce")
     fails([*command, str(data), "--loss", "bce", "--out", str(tmp_path / "no")], capsys, "--loss mse")
@@ -147,29 +135,21 @@ def test_forecasts_step_by_step_and_piano_rolls(tmp_path: Path, capsys: pytest.C
 
 
 def test_language_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    text = tmp_path / "words.txt"
-    text.write_text("the dog sees a cat\n\na cat sees the dog\nthe cat sleeps\n" * 4)
+    text = put(tmp_path / "words.txt", "the dog sees a cat\n\na cat sees the dog\nthe cat sleeps\n" * 4)
     assert main(["train", str(text), "--out", str(tmp_path / "text"), *FAST]) == 0
     assert "task: language (guessed; --task chooses)" in capsys.readouterr().out
     command = ["train", str(text), "--task", "language", *FAST]
     for split in ("characters", "words", "bytes"):
         run = str(tmp_path / split)
         more = ["--split", split, "--bptt-steps", "5", "--tie-weights", "--embedding-dropout", "0.1"]
-        assert main([*command, "--out", run, *more, "--cell", "lstm"]) == 0
-        printed = capsys.readouterr().out
-        for piece in (f"a line is a sequence, split into {split}", "bits per token ", f"next: raglane sample {run}"):
-            assert piece in printed
-        assert main(["evaluate", run, str(text)]) == 0
-        printed = capsys.readouterr().out
-        for piece in ("perplexity ", "unigram perplexity ", "bits per character "):
-            assert piece in printed
-        assert main(["sample", run, "--count", "3", "--prompt", "the cat", "--length", "4"]) == 0
-        lines = capsys.readouterr().out.splitlines()
+        pieces = f"a line is a sequence, split into {split}", "bits per token ", f"next: raglane sample {run}"
+        prints([*command, "--out", run, *more, "--cell", "lstm"], capsys, *pieces)
+        prints(["evaluate", run, str(text)], capsys, "perplexity ", "unigram perplexity ", "bits per character ")
+        lines = prints(["sample", run, "--count", "3", "--prompt", "the cat", "--length", "4"], capsys).splitlines()
         assert len(lines) == 3
         assert all(line.startswith("the cat") for line in lines)
         assert main(["predict", run, str(text), "-o", str(tmp_path / "p.jsonl"), "--horizon", "3"]) == 0
         assert set(_read(tmp_path / "p.jsonl")[0]) == {"id", "prediction", "bits"}
-        capsys.readouterr()
     fails([*command, "--task", "classify"], capsys, "with labels, for the task classify", "--task language")
     fails([*command, "--split", "letters"], capsys, "--split must be ... got 'letters'")
     fails([*command, "--bidirectional"], capsys, "--bidirectional", "backward direction")
@@ -196,18 +176,15 @@ def test_the_task_is_guessed_from_the_label(
 ) -> None:
     data = _lines(tmp_path / "data.jsonl", [{"values": wave, "label": label(wave)} for wave in _waves()])
     named = ["--sequence-column", "values", "--label-column", "label", "--out", str(tmp_path / "run")]
-    assert main(["train", str(data), *named, *FAST]) == 0
-    assert ("guessed; --task chooses" in capsys.readouterr().out) == (task != "classify")
+    assert ("guessed; --task chooses" in prints(["train", str(data), *named, *FAST], capsys)) == (task != "classify")
     assert json.loads((tmp_path / "run" / "run.json").read_text())["settings"]["task"] == task
     data.write_text('{"values": [1.0], "label": null}\n')
     fails(["train", str(data), "--out", str(tmp_path / "no"), *FAST], capsys, "no candidate for the label column")
 
 
 def test_texts_and_whole_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    data = tmp_path / "texts.csv"
-    data.write_text("text,label\n" + "guten Tag,de\ngood day,en\n" * 6)
-    assert main(["train", str(data), "--out", str(tmp_path / "run"), "--split", "characters", *FAST]) == 0
-    printed = capsys.readouterr().out
+    data = put(tmp_path / "texts.csv", "text,label\n" + "guten Tag,de\ngood day,en\n" * 6)
+    printed = prints(["train", str(data), "--out", str(tmp_path / "run"), "--split", "characters", *FAST], capsys)
     assert "each row is a sequence, the text of 'text'" in printed
     assert "the texts of 'text' are split into characters" in printed
     assert "label column: 'label' (the only candidate)" in printed
@@ -217,10 +194,7 @@ def test_texts_and_whole_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[s
     numbers = _lines(tmp_path / "ids.jsonl", rows)
     for more, kind in (([], "tokens"), (["--tokens", "no"], "elements of 1 channel"), (["--tokens", "yes"], "tokens")):
         command = ["train", str(numbers), "--out", str(tmp_path / "run"), "--overwrite", *more, *FAST]
-        assert main(command) == 0
-        printed = capsys.readouterr().out
-        assert "(--tokens chooses)" in printed
-        assert f" {kind}, from " in printed
+        prints(command, capsys, "(--tokens chooses)", f" {kind}, from ")
         assert main(["evaluate", str(tmp_path / "run"), str(numbers), "--quiet"]) == 0
     fails(["train", str(numbers), "--tokens", "perhaps", *FAST], capsys, "--tokens must be ... got 'perhaps'")
 
@@ -233,8 +207,7 @@ def test_a_loss_says_what_the_task_is(tmp_path: Path, capsys: pytest.CaptureFixt
         (("bce", "y", "multilabel"), ("mae", "n", "regress"), ("quantile", "n", "regress"), ("cross_entropy", "y", ""))
     ):
         told = ["--loss", loss, "--label-column", label, *values, "--out", str(tmp_path / f"{number}"), *FAST]
-        assert main(["train", str(data), *told]) == 0
-        printed = capsys.readouterr().out
+        printed = prints(["train", str(data), *told], capsys)
         assert (f"task: {task} (guessed; --task chooses)" in printed) == bool(task)
         assert json.loads((tmp_path / f"{number}" / "run.json").read_text())["settings"]["loss"] == loss
     rolls = _lines(tmp_path / "rolls.jsonl", [{"values": [step % 2 for step in range(5)]} for _ in range(8)])
@@ -314,8 +287,7 @@ def test_times_that_are_not_even(tmp_path: Path, capsys: pytest.CaptureFixture[s
         lines += [
             f"s{number},{step * (1 + number % 2)},{'' if step == 1 else step},{'ab'[number % 2]}" for step in range(4)
         ]
-    data = tmp_path / "uneven.csv"
-    data.write_text("\n".join(lines) + "\n")
+    data = put(tmp_path / "uneven.csv", "\n".join(lines) + "\n")
     later = tmp_path / "later.csv"
     moved = {"1": "1.5", "2": "2.5", "3": "7"}
     cells = [line.split(",") for line in lines[1:]]
@@ -336,7 +308,6 @@ def test_times_that_are_not_even(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_grud_requires_features(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    data = tmp_path / "words.csv"
-    data.write_text("id,word,kind\n" + "".join(f"s{n},w{n},{'ab'[n % 2]}\n" for n in range(12)))
+    data = put(tmp_path / "words.csv", "id,word,kind\n" + "".join(f"s{n},w{n},{'ab'[n % 2]}\n" for n in range(12)))
     options = ["--cell", "grud", "--missing", "elapsed", "--label-column", "kind", "--out", str(tmp_path / "run")]
     fails(["train", str(data), *options], capsys, "--cell must be a cell other than grud for tokens", "got 'grud'")

@@ -11,7 +11,7 @@ import fsspec  # type: ignore[import-untyped]
 import pytest
 
 import raglane as rl
-from commands import FAST
+from commands import FAST, prints
 from raglane.cli import main
 from raglane.data import stores
 
@@ -60,8 +60,7 @@ def test_results_of_a_run_at_a_url_are_in_the_current_folder(run: str) -> None:
 def test_results_are_in_the_folder_of_the_option(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("data.csv").write_text(_DATA)
     evaluate = ["evaluate", str(trained), "data.csv"]
-    assert main([*evaluate, "-o", "new/results"]) == 0
-    assert f"written: {Path('new', 'results', 'evaluation.json')}, " in capsys.readouterr().out
+    prints([*evaluate, "-o", "new/results"], capsys, f"written: {Path('new', 'results', 'evaluation.json')}, ")
     assert Path("new/results/confusion.txt").is_file()
     assert not (trained / "evaluation.json").exists()
     assert main([*evaluate, "-o", "data.csv"]) == 2

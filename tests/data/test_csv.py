@@ -12,15 +12,13 @@ import pytest
 
 from raglane.data import Columns, read
 from raglane.errors import DataError
-from small_files import refused
+from small_files import put, refused
 
 pytest.importorskip("pandas")
 
 
 def write(folder: Path, text: str) -> Path:
-    path = folder / "data.csv"
-    path.write_text(text, encoding="utf-8")
-    return path
+    return put(folder / "data.csv", text)
 
 
 def test_sequences_come_in_order_of_first_appearance(tmp_path: Path) -> None:
@@ -108,8 +106,7 @@ def test_cells_beyond_the_header_are_not_cut_off(tmp_path: Path) -> None:
     path = write(tmp_path, "id,x,y\n1,2,a,9\n1,3,a,9\n")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with pytest.raises(DataError, match="rows of several sizes"):
-            read(path)
+        refused(["rows of several sizes"], read, path)
 
 
 def test_columns_without_a_name_are_left_out(tmp_path: Path) -> None:
@@ -117,8 +114,7 @@ def test_columns_without_a_name_are_left_out(tmp_path: Path) -> None:
     records = read(path)
     assert records.channels == ("x",)
     assert "left out, because they have no name: 2 columns" in records.notes
-    with pytest.raises(DataError, match="no column ''"):
-        read(path, Columns(features=("",), label="y"))
+    refused(["no column ''"], read, path, Columns(features=("",), label="y"))
 
 
 def test_numbers_of_thousands_of_digits(tmp_path: Path) -> None:
@@ -137,8 +133,7 @@ def test_numbers_of_thousands_of_digits(tmp_path: Path) -> None:
 def test_what_python_alone_takes_for_a_number_is_damage(tmp_path: Path) -> None:
     for cell in ("1_5", "\u0663", "0x10"):
         for text in (f"id,x,y\n1,2,a\n1,3,a\n1,{cell},a\n", f"id,x,y\n1,NA,a\n1,3,a\n1,{cell},a\n"):
-            with pytest.raises(DataError, match=rf"'{cell}' in data row 2 \(id 1\), column 'x'"):
-                read(write(tmp_path, text), Columns(label="y"))
+            refused([f"'{cell}' in data row 2 (id 1), column 'x'"], read, write(tmp_path, text), Columns(label="y"))
 
 
 def test_a_number_beyond_float32_is_told_from_infinity(tmp_path: Path) -> None:
@@ -174,8 +169,7 @@ def test_a_column_of_words_gives_tokens(tmp_path: Path) -> None:
 
 def test_tags_are_one_a_row(tmp_path: Path) -> None:
     path = write(tmp_path, "id,word,pos\n1,the,DET\n1,cat,NOUN\n2,run,VERB\n")
-    records = read(path, Columns(task="tag", label="pos"))
-    assert records.tags is not None
+    records: Any = read(path, Columns(task="tag", label="pos"))
     assert records.tags.tolist() == ["DET", "NOUN", "VERB"]
     assert records.values.tolist() == ["the", "cat", "run"]
     with pytest.raises(DataError, match=r"2 candidates for the label column: 'word', 'pos'.*Columns\(label=\.\.\.\)"):
@@ -334,8 +328,7 @@ def test_named_columns_are_steps(tmp_path: Path) -> None:
 
 
 def test_the_time_since_the_element_before(tmp_path: Path) -> None:
-    path = tmp_path / "data.csv"
-    path.write_text("id,t,x\nb,5,1\na,3,2\na,1,3\nb,9,4\na,7,5\n")
+    path = write(tmp_path, "id,t,x\nb,5,1\na,3,2\na,1,3\nb,9,4\na,7,5\n")
     records = read(path, Columns(task="forecast", time_gaps=True))
     assert records.channels == ("x", "time_gap")
     assert records.values.tolist() == [[1, 0], [4, 4], [3, 0], [2, 2], [5, 4]]

@@ -39,11 +39,10 @@ def test_select_against_a_loop(lengths: list[int], data: st.DataObject) -> None:
     tags = np.array([f"t{i}" for i in range(sum(lengths))], dtype=object)
     labels = tuple(f"l{i}" for i in range(len(lengths)))
     records = records_of(lengths, labels=labels, ids=tuple(range(100, 100 + len(lengths))), tags=tags)
-    chosen = records.subset(torch.tensor(index, dtype=torch.int64))
+    chosen: Any = records.subset(torch.tensor(index, dtype=torch.int64))
     slices = [slice(records.offsets[i % len(lengths)], records.offsets[i % len(lengths) + 1]) for i in index]
     empty = np.empty((0, 2), np.float32)
     np.testing.assert_array_equal(chosen.values, np.concatenate([empty, *(records.values[s] for s in slices)]))
-    assert chosen.tags is not None
     assert chosen.tags.tolist() == [tag for s in slices for tag in tags[s]]
     assert chosen.lengths.tolist() == [lengths[i] for i in index]
     assert chosen.labels == tuple(labels[i] for i in index)

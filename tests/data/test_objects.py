@@ -121,6 +121,18 @@ def test_a_table_with_labels_beside_it() -> None:
     assert read(matrices).lengths.tolist() == [2, 1]
 
 
+def test_a_column_that_data_in_memory_has_not_is_not_passed_over_in_silence() -> None:
+    columns = Columns(need_labels=False, id="x", time_gaps=True)
+    unused = "not used, since data in memory has no such column: Columns(id=...), Columns(time_gaps=...)"
+    for source in ([[1.0, 2.0]], np.zeros((2, 3)), rl.Ragged([torch.zeros(2)]), ["a text"]):
+        assert unused in read(source, columns).notes
+    rows = pd.DataFrame({"x": [0, 0, 1], "time": [1, 3, 5], "y": [0.5, 1.5, 2.5]})
+    assert not any("not used" in note for note in read(rows, columns).notes)
+    lists = pd.DataFrame({"x": ["a", "b"], "y": [[1.0], [2.0, 3.0]]})
+    unused = "not used, since a table of this kind has no such column: Columns(time_gaps=...)"
+    assert unused in read(lists, columns).notes
+
+
 def test_panels() -> None:
     expected = [[[1, 10], [2, 20]], [[3, 30]]]
     channels = [pd.Series([1.0, 2.0]), pd.Series([3.0])], [pd.Series([10.0, 20.0]), pd.Series([30.0])]

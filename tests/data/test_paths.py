@@ -18,6 +18,7 @@ from raglane.planner.probe import lengths_of_file
 from raglane.training.checkpoint import load_model, read_tensors
 from raglane.training.predictions import check_apart, check_output
 from raglane.training.stored import read_json
+from small_files import put
 
 files = pytest.mark.parametrize("name", [name for name, known in FORMATS.items() if known.suffixes])
 
@@ -139,8 +140,7 @@ texts = pytest.mark.parametrize("name", list(_TEXTS))
 
 @texts
 def test_a_mark_at_the_start_of_a_text_is_passed_over(tmp_path: Path, name: str) -> None:
-    path = tmp_path / f"data.{name}"
-    path.write_bytes(b"\xef\xbb\xbf" + _TEXTS[name].encode())
+    path = put(tmp_path / f"data.{name}", b"\xef\xbb\xbf" + _TEXTS[name].encode())
     marked = read(path)
     path.write_text(_TEXTS[name])
     assert marked.values.tolist() == read(path).values.tolist()
@@ -150,8 +150,7 @@ def test_a_mark_at_the_start_of_a_text_is_passed_over(tmp_path: Path, name: str)
 @texts
 @pytest.mark.parametrize("code", ["utf-16", "utf-16-le", "utf-32"])
 def test_a_text_in_utf_16(tmp_path: Path, name: str, code: str) -> None:
-    path = tmp_path / f"data.{name}"
-    path.write_bytes(_TEXTS[name].encode(code))
+    path = put(tmp_path / f"data.{name}", _TEXTS[name].encode(code))
     with pytest.raises(DataError, match=r"a text in UTF-8, .*UTF-16.*iconv|line 1 must be .*got a zero byte"):
         read(path)
 
@@ -175,7 +174,7 @@ def test_a_byte_that_no_text_holds_is_named_by_its_line(tmp_path: Path, name: st
 
 
 def test_a_column_that_a_format_has_not_is_not_passed_over_in_silence(tmp_path: Path) -> None:
-    path = tmp_path / "data.ts"
-    path.write_text(_TEXTS["ts"])
-    notes = read(path, Columns(time="t", label="y")).notes
-    assert "not used, since the format ts has no such column: Columns(label=...), Columns(time=...)" in notes
+    path = put(tmp_path / "data.ts", _TEXTS["ts"])
+    notes = read(path, Columns(time="t", label="y", wide=True)).notes
+    unused = "Columns(label=...), Columns(time=...), Columns(wide=...)"
+    assert f"not used, since the format ts has no such column: {unused}" in notes

@@ -149,11 +149,10 @@ def test_without_a_preprocessor_features_are_as_they_are(tmp_path: Path) -> None
     assert batch["inputs"].values.tolist()[0] == [1.0]
     assert batch["inputs"].values.isnan().tolist() == [[False], [True], [False]]
     assert batch["target"].tolist() == [1, 1]
-    words = Dataset(small_table(), Columns(sequence="words", label="kind"))
+    words: Any = Dataset(small_table(), Columns(sequence="words", label="kind"))
     assert words.preprocessor.labels == ("u", "v", "w")
     counts = words.statistics.tokens
     best = max(counts, key=lambda word: counts[word])
-    assert words.preprocessor.vocabulary is not None
     assert words.preprocessor.vocabulary[:2] == ("<unk>", best)
 
 

@@ -117,9 +117,8 @@ def test_patience_and_a_callback_end_a_training() -> None:
         rows.append(row)
         return len(rows) == 3
 
-    model = RecurrentClassifier(**_QUICK, callback=stop_after_three).fit(sequences, labels)
+    model: Any = RecurrentClassifier(**_QUICK, callback=stop_after_three).fit(sequences, labels)
     assert (model.n_iter_, [row["epoch"] for row in rows]) == (3, [1, 2, 3])
-    assert model.run_.result is not None
     history = model.run_.result.state.history
     assert rows == history
     whole = RecurrentClassifier(**_QUICK, callback=rows.append).fit(sequences, labels)

@@ -17,6 +17,7 @@ from raglane.export import aot
 from raglane.export.aot import _Loops
 from raglane.export.signature import Signature
 from raglane.export.tracing import traced
+from raglane.kernels.graph import Loops
 from raglane.native import missing_kernels
 from raglane.native.library import operators
 from scripts import Script
@@ -161,6 +162,37 @@ def test_a_layer_whose_states_are_asked_for_is_a_loop_beside_the_operator() -> N
     model, loops = States().eval(), _Loops(has_kernels=True)
     traced(model, Signature.of(model, a_batch([3, 5]), "flat"), loops)
     assert (loops.layers, loops.loops) == (0, 1)
+
+
+class Paired(nn.Module):
+    """Numbers and tokens of the same elements, and sequences of other lengths."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.first, self.second = nn.Embedding(5, 2), rl.nn.GRU(D + 2, 4), rl.nn.GRU(D, 4)
+
+    def forward(self, numbers: Any, tokens: Any, others: Any, lengths: Tensor) -> tuple[Any, Tensor]:
+        out, _ = self.first(torch.cat([numbers, tokens.map(self.embedding)], -1))
+        return out, out.mean() * self.second(others)[0].last(empty=0) * lengths.unsqueeze(1)
+
+
+@pytest.mark.parametrize("layout", ["flat", "padded"])
+def test_batches_of_the_same_lengths_share_an_input(layout: str) -> None:
+    def drawn(lengths: list[int]) -> Any:
+        tokens = rl.Ragged.from_flat(torch.randint(5, (sum(lengths),)), lengths=lengths)
+        return a_batch(lengths), tokens, a_batch(lengths[::-1]), torch.rand(len(lengths))
+
+    model = Paired().eval()
+    signature = Signature.of(model, drawn([3, 5]), layout)
+    second = "offsets" if layout == "flat" else "lengths"
+    names = ["numbers_values", f"numbers_{second}", "tokens_values", "others_values", f"others_{second}", "lengths"]
+    assert list(signature.inputs) == names
+    with torch.no_grad():
+        graph = traced(model, signature, Loops()).module(check_guards=False)
+        for lengths in FEW:
+            given = drawn(lengths)
+            found = [part.numpy() for part in graph(*signature.tensors(given))]
+            assert largest_error(found, truth(model, layout, *given)) < 1e-5
 
 
 @pytest.mark.slow

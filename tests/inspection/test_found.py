@@ -232,8 +232,7 @@ def test_a_chart_cannot_end_its_script() -> None:
     # One is the script of the page.
     assert drawn.count("</script>") == 2
     assert "<b>" not in drawn
-    content = re.search(r'id="name-chart">(.*?)</script>', drawn)
-    assert content is not None
+    content: Any = re.search(r'id="name-chart">(.*?)</script>', drawn)
     assert json.loads(content[1]) == {"data": _ODD}
 
 

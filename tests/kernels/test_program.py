@@ -106,8 +106,7 @@ def test_backward_twice_through_a_kept_graph() -> None:
     layer, batch = rl.nn.LayerNormLSTM(5, 4, dtype=torch.float64), a_batch(torch.float64)
     total = layer(batch)[0].values.square().sum()
     first, second = (torch.autograd.grad(total, list(layer.parameters()), retain_graph=keep) for keep in (True, False))
-    for one, other in zip(first, second, strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=0)
+    torch.testing.assert_close(first, second, rtol=0, atol=0)
     with pytest.raises(RuntimeError, match="second time"):
         torch.autograd.grad(total, list(layer.parameters()))
 
@@ -140,8 +139,7 @@ def test_a_kernel_that_is_refused_in_a_call(ascending: bool, monkeypatch: pytest
         return cpu.run_lowered(lowered, offsets, direction, *rest)
 
     monkeypatch.setitem(backend.MACHINES, "cpu", cpu._replace(run_lowered=refuse))
-    for one, other in zip(results(), before, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(results(), before, rtol=1e-12, atol=1e-12)
 
 
 class TwoBiases(Scaled):

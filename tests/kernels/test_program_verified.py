@@ -61,8 +61,7 @@ def agrees(layer: Any, batch: rl.Ragged) -> None:
             out.values.sin().sum() + state.cos().sum(), [values, *layer.cells[0].lin.parameters()]
         )
         found.append([out.values, state, *grads])
-    for one, other in zip(*found, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
 
 
 def test_a_step_that_looks_at_its_parameters() -> None:
@@ -300,8 +299,7 @@ def compare(
     found = results(layer, lengths, has, "program", "lanes")
     wanted = results(layer, lengths, has, "reference", schedule)
     assert [part.requires_grad for part in found] == [part.requires_grad for part in wanted]
-    for one, other in zip(found, wanted, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.parametrize("schedule", ["each", "lanes"])

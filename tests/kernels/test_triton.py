@@ -118,8 +118,7 @@ def test_passes_that_are_linear_in_their_states_run_chunks(script: Script, name:
 def test_chunks_of_a_batch(lengths: list[int]) -> None:
     """Chunks of two elements of sequences of more than eight; the others are one chunk each."""
     offsets = torch.tensor([0, *lengths]).cumsum(0)
-    chunks = Places(offsets, sum(lengths), long=8).chunks
-    assert chunks is not None
+    chunks: Any = Places(offsets, sum(lengths), long=8).chunks
     cut = [[min(2, length - at) for at in range(0, length, 2)] if length > 8 else [length] for length in lengths]
     flat = [length for parts in cut for length in parts]
     assert chunks.places.offsets.diff().tolist() == flat + [0] * (len(chunks.owner) - len(flat))
@@ -136,8 +135,7 @@ def test_chunks_of_a_batch(lengths: list[int]) -> None:
 def test_chunks_of_offsets_that_were_changed_on_the_device() -> None:
     places = Places(torch.tensor([0, 9, 10]), 10, torch.tensor([9, 1]), 8)
     places.offsets.copy_(torch.tensor([-(1 << 62), (1 << 62) - 1, -3]))
-    chunks = places.chunks
-    assert chunks is not None
+    chunks: Any = places.chunks
     assert chunks.owner.max() < 2
     assert chunks.begin(torch.ones(2, 1), True).shape == (len(chunks.owner), 1)
     assert chunks.end(torch.ones(len(chunks.owner), 1), True).shape == (2, 1)

@@ -161,8 +161,7 @@ def test_sequences_of_one_length_that_change_places_after_the_call() -> None:
     packed = _pack([2, 2])
     data = packed.data.detach().requires_grad_()
     values, _ = rows.flatten_packed(packed._replace(data=data)) or pytest.fail("not taken")
-    order = packed.sorted_indices
-    assert order is not None
+    order: Any = packed.sorted_indices
     order.copy_(order.flip(0))
     weights = torch.randn(4, 1, dtype=values.dtype)
     (grad,) = torch.autograd.grad((values * weights).sum(), data)

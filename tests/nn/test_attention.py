@@ -95,12 +95,11 @@ def test_bits_do_not_depend_on_the_batch(features: int, heads: int, causal: bool
 
 def test_sequences_do_not_read_each_other() -> None:
     layer = rl.nn.Attention(4, 2)
-    sequences = [torch.randn(3, 4, requires_grad=True) for _ in range(2)]
+    sequences: Any = [torch.randn(3, 4, requires_grad=True) for _ in range(2)]
     out = layer(rl.Ragged([sequences[0], sequences[1] * float("nan")])).to_list()
     assert out[0].isfinite().all()
     assert out[1].isnan().all()
     out[0].sum().backward()
-    assert sequences[0].grad is not None
     assert sequences[0].grad.isfinite().all()
 
 
@@ -172,16 +171,15 @@ def test_wrong_arguments() -> None:
         rl.nn.Attention(5, 2)
     layer = rl.nn.Attention(4, 2, memory_features=3)
     query, memory = batch_of([2, 1], 4, torch.float32), batch_of([1, 5], 3, torch.float32)
-    with pytest.raises(ArgumentTypeError, match="query must be a Ragged"):
-        layer(query.values)
-    with pytest.raises(ShapeError, match="memory must be elements of 3 features"):
-        layer(query)
-    with pytest.raises(ShapeError, match="memory must be a batch of 2 sequences"):
-        layer(query, memory[:1])
-    with pytest.raises(ShapeError, match="dtype"):
-        layer(query, memory.map(torch.Tensor.double))
     causal = rl.nn.Attention(4, 2, memory_features=3, causal=True)
-    with pytest.raises(ShapeError, match="memory"):
-        causal(query, memory)
+    for own, given, error, says in (
+        (layer, (query.values,), ArgumentTypeError, "query must be a Ragged"),
+        (layer, (query,), ShapeError, "memory must be elements of 3 features"),
+        (layer, (query, memory[:1]), ShapeError, "memory must be a batch of 2 sequences"),
+        (layer, (query, memory.map(torch.Tensor.double)), ShapeError, "dtype"),
+        (causal, (query, memory), ShapeError, "memory"),
+    ):
+        with pytest.raises(error, match=says):
+            own(*given)
     with pytest.raises(ArgumentError, match="must be called outside of torch"):
         torch.export.export(rl.nn.Attention(4, 2), (query,))

@@ -226,10 +226,9 @@ def test_silent_search_equals_one_of_dictionaries(beam: int, seed: int) -> None:
     model = Transducer(seed)
     for rows in (None, beam, 2 * beam + 1):
         options: dict[str, Any] = {"silent": 0, "frames": model.frames, "beam": beam, "n_best": beam, "rows": rows}
-        found = beam_search(model.step, model.starts, model.state, max_length=5, **options)
+        found: Any = beam_search(model.step, model.starts, model.state, max_length=5, **options)
         for item in range(ITEMS):
             _assert_found(found, item, _synchronous(model, item, beam, 5)[:beam])
-        assert found.times is not None
         begins = [times[:, 0].tolist() for times in found.times]
         assert all(sorted(begin) == begin for begin in begins)
         assert torch.equal(found.times.values.diff(dim=1).flatten(), torch.ones(len(found.tokens.values)).long())
@@ -246,8 +245,7 @@ def test_times_are_those_of_the_likeliest_alignment() -> None:
 
     start = torch.tensor([[-1, 0]])
     options: dict[str, Any] = {"silent": 0, "frames": torch.tensor([3]), "beam": 4, "max_length": 2}
-    found = beam_search(step, torch.tensor([0]), start, **options)
-    assert found.times is not None
+    found: Any = beam_search(step, torch.tensor([0]), start, **options)
     assert (found.tokens.to_list(), found.times.values.tolist()) == ([torch.tensor([1])], [[1, 2]])
     assert found.scores.exp().tolist() == pytest.approx([0.1 + 0.9 * 0.8 + 0.9 * 0.2 * 0.1])
 

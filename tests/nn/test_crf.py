@@ -283,7 +283,7 @@ def test_low_precision_is_computed_in_float32(dtype: torch.dtype, device: torch.
     crf = random_crf(5, dtype)
     emissions = Ragged([torch.randn(6, 5).to(dtype), torch.randn(2, 5).to(dtype)])
     tags = emissions._like(torch.randint(0, 5, (8,)))
-    values = emissions.values.requires_grad_()
+    values: Any = emissions.values.requires_grad_()
     with torch.no_grad():
         wide = CRF(5, dtype=torch.float32)
         for name, parameter in wide.named_parameters():
@@ -296,7 +296,6 @@ def test_low_precision_is_computed_in_float32(dtype: torch.dtype, device: torch.
             assert value.dtype in (torch.float32, torch.int64)
             torch.testing.assert_close(value, expected[name], rtol=0.0, atol=0.0)
     crf(emissions, tags).backward()
-    assert values.grad is not None
     assert values.grad.dtype is dtype
 
 
@@ -332,8 +331,7 @@ def test_compiled_once_for_all_lengths() -> None:
         for function in (compiled, run):
             loss, *rest = function(emissions, tags)
             found.append([loss, *rest, *torch.autograd.grad(loss, [emissions.values, *crf.parameters()])])
-        for own, expected in zip(*found, strict=True):
-            torch.testing.assert_close(own, expected)
+        torch.testing.assert_close(*found)
         graphs = graphs or counter.frame_count
         assert counter.frame_count == graphs
 

@@ -151,18 +151,17 @@ def test_copies_are_not_frozen() -> None:
 
 
 def test_models_that_cannot_be_frozen() -> None:
-    with pytest.raises(ArgumentTypeError, match=r"model must be .*got list"):
-        rl.freeze([])  # type: ignore[type-var]
-    with pytest.raises(DispatchError, match=r"no recurrent layer of rl\.nn"):
-        rl.freeze(nn.Linear(2, 2))
-    with pytest.raises(DispatchError, match=r"backend (program|reference) runs it"):
-        rl.freeze(build("layernorm_gru"))
-    with pytest.raises(DispatchError, match="computed in each call"):
-        rl.freeze(nn.utils.parametrizations.weight_norm(build("gru"), "weight_hh_l0"))
     with torch.inference_mode():
         made = build("gru")
-    with pytest.raises(DispatchError, match="inference_mode"):
-        rl.freeze(made)
+    for wrong, error, says in (
+        ([], ArgumentTypeError, r"model must be .*got list"),
+        (nn.Linear(2, 2), DispatchError, r"no recurrent layer of rl\.nn"),
+        (build("layernorm_gru"), DispatchError, r"backend (program|reference) runs it"),
+        (nn.utils.parametrizations.weight_norm(build("gru"), "weight_hh_l0"), DispatchError, "computed in each call"),
+        (made, DispatchError, "inference_mode"),
+    ):
+        with pytest.raises(error, match=says):
+            rl.freeze(wrong)  # type: ignore[type-var]
     # One such layer is enough.
     model = rl.freeze(nn.Sequential(build("gru"), build("layernorm_gru")))
     assert "frozen" in rl.explain(model[0], a_batch()).reason

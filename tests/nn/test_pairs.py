@@ -143,13 +143,12 @@ def test_one_empty_sequence_has_an_infinite_loss_without_gradient() -> None:
 def test_a_nan_stays_in_its_item() -> None:
     a, b = both(SOME)
     clean = soft_dtw(a, b)
-    values = a.values.clone()
+    values: Any = a.values.clone()
     values[0] = math.nan
     found = soft_dtw(a.with_values(values.requires_grad_()), b)
     assert found[1:].equal(clean[1:])
     assert found.isnan().tolist() == [True, False, False, False, False]
     found.sum().backward()
-    assert values.grad is not None
     assert bool(values.grad[3:].isfinite().all())
 
 

@@ -155,18 +155,17 @@ def test_bad_options(options: dict[str, Any], error: type[Exception], text: str)
 
 def test_bad_arguments() -> None:
     model, frames = made(), batch(4, 3)
-    with pytest.raises(ArgumentTypeError, match="frames must be a Ragged"):
-        model(frames.values, Ragged([[1], [2]]))
+    for given, targets, error, text in (
+        (frames.values, [[1], [2]], ArgumentTypeError, "frames must be a Ragged"),
+        (frames.to(torch.float32), [[1], [2]], ShapeError, "frames must be"),
+        (frames, [[1], [0]], ArgumentError, "targets must be from 0 to 3, except the blank, 0, got label 0"),
+        (frames, [[1], [4]], ArgumentError, "targets must be from 0 to 3, except the blank, 0, got label 4"),
+        (frames, [[1]], ShapeError, "targets must be one sequence of labels for each of the 2 sequences of frames"),
+    ):
+        with pytest.raises(error, match=text):
+            model(given, Ragged(targets))
     with pytest.raises(ShapeError, match="frames must be encoder_size = 3 features"):
         model.search(Ragged([torch.zeros(4, 2)]), max_length=3)
-    with pytest.raises(ShapeError, match="frames must be"):
-        model(frames.to(torch.float32), Ragged([[1], [2]]))
-    with pytest.raises(ArgumentError, match="targets must be from 0 to 3, except the blank, 0, got label 0"):
-        model(frames, Ragged([[1], [0]]))
-    with pytest.raises(
-        ShapeError, match="targets must be one sequence of labels for each of the 2 sequences of frames"
-    ):
-        model(frames, Ragged([[1]]))
     with pytest.raises(ArgumentError, match="max_symbols must be"):
         model.greedy(frames, max_symbols=0)
     _, state = model.greedy(frames)

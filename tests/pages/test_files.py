@@ -75,8 +75,7 @@ def test_every_chart_draws_in_the_colours_of_the_page(browser: Browser, pages: d
             for name in _CHARTS:
                 place = here.page.locator(f"#{name}")
                 assert place.locator("svg path, svg rect").count() > 8, name
-                box = place.locator("svg").bounding_box()
-                assert box is not None
+                box: Any = place.locator("svg").bounding_box()
                 assert box["width"] > 450
                 assert place.get_attribute("aria-label")
             assert "e+" not in (here.page.locator("#steps-drawn").text_content() or "")
@@ -108,8 +107,7 @@ def test_a_reader_picks_a_picture_with_the_mouse_or_the_keyboard(browser: Browse
         here.page.keyboard.press("Shift+Tab")
         here.page.keyboard.press("ArrowLeft")
         assert name() == "median-packed"
-        words = shown.locator("[role=img]").get_attribute("aria-label")
-        assert words is not None
+        words: Any = shown.locator("[role=img]").get_attribute("aria-label")
         assert words.startswith("The median batch, packed:")
         focused = "getComputedStyle(document.activeElement.closest('label')).outlineStyle"
         assert here.page.evaluate(focused) == "solid"
@@ -162,8 +160,7 @@ def test_nothing_is_wrong_with_the_page_of_a_run(browser: Browser, tmp_path: Pat
                 pictures = here.page.locator("figure.picture svg")
                 assert pictures.count() == (5 if name == "classes" else 6)
                 for place in range(pictures.count()):
-                    box = pictures.nth(place).bounding_box()
-                    assert box is not None
+                    box: Any = pictures.nth(place).bounding_box()
                     assert box["height"] > 100
                 ink = here.page.evaluate("getComputedStyle(document.querySelector('figure.picture svg')).color")
                 assert ink == {"light": "rgb(51, 51, 51)", "dark": "rgb(224, 224, 224)"}[scheme]

@@ -311,6 +311,5 @@ def test_the_roof_has_its_corner_where_memory_and_peak_meet() -> None:
     assert left[1] == left[0] * 20e9
     assert right[1] == 100e9
     assert [_points(point) for point in points] == [[[1, 10e9]], [[50, 25e9]]]
-    legend = axes.get_legend()
-    assert legend is not None
+    legend: Any = axes.get_legend()
     assert [text.get_text() for text in legend.get_texts()] == ["a: 50 %", "$b: 25 %"]

@@ -93,15 +93,19 @@ def test_products_of_any_strides(isa: str, use: Use) -> None:
                         assert_agrees(replace(case, given={**case.given, "weights": [same]}).to(dtype), tolerance)
 
 
+def assert_random_programs_agree(isa: str, use: Use, drawn: Callable[[Random], Program], seeds: int) -> None:
+    for seed in range(seeds):
+        chance = Random(seed)
+        use(isa, chance.choice([*[flags | POISON for flags in DIVISIONS.values()], 0]))
+        case = tensors_for(drawn(chance), draw_lengths(chance), ascending=chance.random() < 0.5)
+        for dtype, tolerance in TOLERANCE.items():
+            assert_agrees(case.to(dtype), 10 * tolerance)
+
+
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.usefixtures("two_threads")
 def test_random_programs(isa: str, use: Use) -> None:
-    for seed in range(40):
-        chance = Random(seed)
-        use(isa, chance.choice([*[flags | POISON for flags in DIVISIONS.values()], 0]))
-        case = tensors_for(draw(chance), draw_lengths(chance), ascending=chance.random() < 0.5)
-        for dtype, tolerance in TOLERANCE.items():
-            assert_agrees(case.to(dtype), 10 * tolerance)
+    assert_random_programs_agree(isa, use, draw, 40)
 
 
 def draw_products(chance: Random) -> Program:
@@ -128,12 +132,7 @@ def draw_products(chance: Random) -> Program:
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.usefixtures("two_threads")
 def test_products_with_one_weight(isa: str, use: Use) -> None:
-    for seed in range(120):
-        chance = Random(seed)
-        use(isa, chance.choice([*[flags | POISON for flags in DIVISIONS.values()], 0]))
-        case = tensors_for(draw_products(chance), draw_lengths(chance), ascending=chance.random() < 0.5)
-        for dtype, tolerance in TOLERANCE.items():
-            assert_agrees(case.to(dtype), 10 * tolerance)
+    assert_random_programs_agree(isa, use, draw_products, 120)
 
 
 @pytest.mark.skipif(library.operators() is None, reason="raglane was installed without torch's operators")

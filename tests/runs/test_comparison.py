@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import raglane as rl
-from commands import FAST, fails, tree, write_steps
+from commands import FAST, fails, prints, tree, write_steps
 from made_datasets import dataset
 from raglane.cli import main
 from raglane.data.records import Feature, Targets, offsets_of
@@ -62,8 +62,7 @@ def test_what_differs_and_nothing_else(runs: Path) -> None:
 def test_tables_and_pictures_are_written_whole(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folders = [str(runs / name) for name in "abc"]
     places = [str(tmp_path / f"table.{suffix}") for suffix in ("md", "csv", "png", "svg")]
-    assert main(["compare", *folders, *(word for place in places for word in ("-o", place))]) == 0
-    printed = capsys.readouterr().out
+    printed = prints(["compare", *folders, *(word for place in places for word in ("-o", place))], capsys)
     assert printed.index("one.csv: classify") < printed.index("other.csv: classify")
     rows = _rows(Path(places[1]))
     assert [row["cell"] for row in rows if row["run"] == folders[1]] == ["lstm"]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import raglane as rl
-from commands import FAST
+from commands import FAST, prints
 from raglane.cli import main
 from raglane.data import read
 from raglane.errors import ArgumentError
@@ -135,13 +135,11 @@ def test_words_are_split_into_characters(tmp_path: Path, capsys: pytest.CaptureF
 def test_the_end_of_one_series_is_held_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "series.csv"
     path.write_text("month,x\n" + "".join(f"{2000 + row // 12}-{row % 12 + 1:02},{x}\n" for row, x in enumerate(_WAVE)))
-    assert main(["train", str(path), "--task", "forecast", "--out", str(tmp_path / "run"), *FAST]) == 0
-    out = capsys.readouterr().out
+    out = prints(["train", str(path), "--task", "forecast", "--out", str(tmp_path / "run"), *FAST], capsys)
     assert "no id column: all rows are one series" in out
     assert "training: 1 sequence, 36 elements of 1 channel" in out
     assert "validation: the end of the sequence, 10 % of its elements" in out
-    run = rl.fit([_WAVE], task="forecast", epochs=2, **_QUICK)
-    assert run.result is not None
+    run: Any = rl.fit([_WAVE], task="forecast", epochs=2, **_QUICK)
     state = run.result.state
     # Each element of the end is forecast from all before it.
     heads = [_WAVE[:end] for end in range(36, 40)]

@@ -135,6 +135,7 @@ def test_mistakes_end_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[
     fails(
         ["tune", data, "--out", str(full), *_FIXED], capsys, "--out must be a new folder", "which contains other files"
     )
+    fails(["tune", data, "--out", f"{data}/below", *_FIXED], capsys, "--out must be in a writable folder")
     fails(
         ["tune", data, "--out", str(broken), *_FIXED],
         capsys,
@@ -155,6 +156,24 @@ def test_mistakes_end_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[
     del before["empty/study.db"], after["empty/study.db"]
     assert after == before
     assert not out.exists()
+
+
+def test_a_validation_part_without_a_target_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, rows in (("long", [[1.5, 2.5]] * 3), ("short", [[1.5]])):
+        (tmp_path / f"{name}.jsonl").write_text("".join(f'{{"sequence": {row}}}\n' for row in rows))
+    long, short = (str(tmp_path / f"{name}.jsonl") for name in ("long", "short"))
+    command = ["tune", long, "--task", "forecast", "--validation", short, "--out", str(tmp_path / "study"), *_FIXED]
+    fails(command, capsys, "--validation must be a part whose losses a search can compare, got data without a target")
+
+
+def test_ranks_of_torchrun_do_not_search(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each would choose other trials than the rank that it trains with."""
+    for name, value in {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "MASTER_ADDR": "a", "MASTER_PORT": 1}.items():
+        monkeypatch.setenv(name, str(value))
+    command = ["tune", str(write_steps(tmp_path / "steps.csv")), "--out", str(tmp_path / "study"), *_FIXED]
+    fails(command, capsys, "--ranks must be processes on this machine in a search, got those of torchrun")
 
 
 def test_a_study_goes_on_with_other_hardware(tmp_path: Path) -> None:
@@ -209,7 +228,7 @@ def test_what_a_trial_that_ends_early_counts_as(
 
     monkeypatch.setattr(tuning, "train", train)
     study: Any = _Study(complete)
-    assert _search(tmp_path, study)._try(trial, {"lr": 0.1}, tmp_path, math.inf) is None
+    assert _search(tmp_path, study)._try(trial, {"lr": 0.1}, tmp_path / "0", math.inf) is None
     assert reported == [(0.5, 1), (0.75, 2)]
     assert {name: getattr(value, "name", value) for name, value in study.told.items()} == told
 
@@ -238,11 +257,11 @@ def test_trials_of_other_processes_count() -> None:
     assert _search(Path(), study)._begun == 2
 
 
-def test_a_killed_trial_goes_on_and_time_ends_a_search(tmp_path: Path) -> None:
+def test_a_killed_trial_goes_on_and_time_ends_a_search(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data, out = write_steps(tmp_path / "steps.csv"), tmp_path / "study"
-    command = ["tune", str(data), "--out", str(out), *FAST, "--lr", "0.01", "--epochs", "100000", "--quiet"]
+    command = ["tune", str(data), "--out", str(out), *FAST, "--lr", "0.01", "--epochs", "100000"]
     (folder := tmp_path / "here").mkdir()
-    process = start(folder, *command)
+    process = start(folder, *command, "--quiet")
     checkpoint = out / "trials" / "0000" / "last" / "training.json"
     until = time.monotonic() + 60
     while not checkpoint.exists() and time.monotonic() < until:
@@ -252,6 +271,9 @@ def test_a_killed_trial_goes_on_and_time_ends_a_search(tmp_path: Path) -> None:
     done = json.loads(checkpoint.read_text())["state"]["epoch"]
     assert [trial.state.name for trial in _trials(out)] == ["RUNNING"]
     assert main([*command, "--minutes", "0.05", "--trials", "1"]) == 0
+    printed = capsys.readouterr().out
+    assert "\ntrial 0: " in printed
+    assert "best: trial 0," in printed
     first, second = _trials(out)
     assert first.state.name == "FAIL"
     assert second.state.name == "COMPLETE"

@@ -122,7 +122,8 @@ def test_transcriptions_are_of_whole_sequences() -> None:
         assert answer.status_code == 200, answer.text
         expected = run.predict(["a b b", ""]).columns
         assert answer.json()["predictions"] == {name: expected[name] for name in ("prediction", "score", "times")}
-        assert client.post("/predict", json={"sequences": ["a"], "beam": 0}).status_code == 400
+        for beam in (0, 1001):
+            assert client.post("/predict", json={"sequences": ["a"], "beam": beam}).status_code == 400
         with client.websocket_connect("/stream") as stream:
             assert "task other than transcribe" in stream.receive_json()["error"]
 
@@ -437,25 +438,18 @@ def test_predictions_of_the_protocol(client: TestClient, run: rl.Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "code"),
+    "change",
     [
-        ({"datatype": "FP64"}, 400),
-        ({"datatype": "BYTES", "data": ["a", "b", "c"]}, 400),
-        ({"shape": [2, 3]}, 400),
-        ({"shape": [-1, 3]}, 400),
-        ({"shape": [3, 1]}, 400),
-        *[({"shape": shape}, 400) for shape in ([10**30], [], [2, 2**62], [3])],
-        *[({"shape": shape, "data": []}, 400) for shape in ([0, 10**30], [0, *[2**31 - 1] * 5])],
-        ({"data": [1, "x", 2]}, 400),
-        ({"data": [1, None, 2]}, 400),
-        ({"data": {"a": 1}}, 400),
-        ({"shape": None}, 400),
+        *[{"datatype": "FP64"}, {"datatype": "BYTES", "data": ["a", "b", "c"]}],
+        *[{"shape": shape} for shape in ([2, 3], [-1, 3], [3, 1], [10**30], [], [2, 2**62], [3], None)],
+        *[{"shape": shape, "data": []} for shape in ([0, 10**30], [0, *[2**31 - 1] * 5])],
+        *[{"data": data} for data in ([1, "x", 2], [1, None, 2], {"a": 1})],
     ],
 )
-def test_invalid_tensors(client: TestClient, change: dict[str, Any], code: int) -> None:
+def test_invalid_tensors(client: TestClient, change: dict[str, Any]) -> None:
     tensor = {"name": "frames", "shape": [1, 3], "datatype": "FP32", "data": [1, 2, 3], **change}
     answer = client.post("/v2/models/layer/infer", json={"inputs": [tensor]})
-    assert answer.status_code == code
+    assert answer.status_code == 400
     assert answer.json()["error"].isprintable()
 
 

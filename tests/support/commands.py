@@ -49,6 +49,16 @@ def fails(
         assert re.search(".*".join(map(re.escape, piece.split("..."))), lines[0]), (piece, lines[0])
 
 
+def prints(arguments: list[str], capsys: pytest.CaptureFixture[str], *pieces: str) -> str:
+    """Assert that a command succeeds and prints the pieces; return its output."""
+    capsys.readouterr()
+    assert main(arguments) == 0
+    printed = capsys.readouterr().out
+    for piece in pieces:
+        assert piece in printed, (piece, printed)
+    return printed
+
+
 def tree(folder: Path) -> dict[str, bytes]:
     """Return the content of every file below a folder."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}

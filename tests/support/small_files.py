@@ -62,6 +62,12 @@ def _text(path: Path) -> None:
     path.write_text("\n".join("a text" if row % 3 else "\u2003 " for row in range(20)))
 
 
+def put(path: Path, content: str | bytes) -> Path:
+    """Write a file, a text in UTF-8; return its path."""
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
 def write_table(path: Path, table: pa.Table, rows: int = 10) -> Path:
     """Write a Parquet or Arrow file in groups of some rows."""
     if path.suffix == ".parquet":
@@ -143,10 +149,12 @@ def same_batch(batch: dict[str, Any], other: dict[str, Any]) -> None:
         torch.testing.assert_close(found, value, rtol=0, atol=0)
 
 
-def refused(words: Iterable[str], call: Callable[..., object], *given: Any, error: type[Exception] = DataError) -> str:
+def refused(
+    words: Iterable[str], call: Callable[..., object], *given: Any, error: type[Exception] = DataError, **named: Any
+) -> str:
     """Assert that a call raises an error of one line with these words; return its message."""
     with pytest.raises(error) as caught:
-        call(*given)
+        call(*given, **named)
     message = str(caught.value)
     assert message.isprintable()
     assert len(message) < 1000

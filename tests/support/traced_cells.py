@@ -77,8 +77,7 @@ def agree(
         theirs = reference.run_direction(request, weights, tuple(states), not ascending)
         got: list[Any] = [mine, *finals, *steps]
         want: list[Any] = [theirs.output, *theirs.state, *(theirs.states or ())]
-        for one, other in zip(got, want, strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
+        torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-11)
         grads = [torch.randn_like(part) for part in want]
         wished = [part for part in tensors if part.requires_grad]
         for one, other in zip(_gradients(got, wished, grads), _gradients(want, wished, grads), strict=True):

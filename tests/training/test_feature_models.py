@@ -100,8 +100,7 @@ def test_categories_that_occur_once_are_read_as_unknown() -> None:
     settings, data = Settings(unk_dropout=1.0), _towns()
     preprocessor = Preprocessor.fit(data, task="classify")
     dataset = preprocessor.apply(data)
-    rare = RareTokens.of(dataset, preprocessor, settings)
-    assert rare is not None
+    rare: Any = RareTokens.of(dataset, preprocessor, settings)
     # Oslo is on three elements of its one sequence. The unknown town is not a category.
     assert [words.tolist() for words in rare.rare] == [[False, False, True], [False, False, False, True]]
     hidden = rare._replaced_columns(dataset.tensors().values)
@@ -122,8 +121,7 @@ def test_the_same_categories_are_rare_in_a_converted_folder(tmp_path: Path) -> N
     found = []
     for data in (read(tmp_path / "a.parquet", columns), Dataset(tmp_path / "folder", columns)):
         preprocessor = Preprocessor.fit(data, task="classify")
-        rare = RareTokens.of(preprocessor.apply(data), preprocessor, Settings())
-        assert rare is not None
+        rare: Any = RareTokens.of(preprocessor.apply(data), preprocessor, Settings())
         vocabulary = preprocessor.features[0].vocabulary or ()
         found.append({word: bool(hidden) for word, hidden in zip(vocabulary, rare.rare[0], strict=True)})
     assert found[0] == found[1] == {"<unk>": False, "Rome": False, "Oslo": True, "Bonn": True}
@@ -132,8 +130,7 @@ def test_the_same_categories_are_rare_in_a_converted_folder(tmp_path: Path) -> N
 def test_the_end_of_a_text_is_never_hidden() -> None:
     data = dataset(np.array(list("abac"), dtype=object), offsets_of([2, 2]))
     preprocessor = Preprocessor.fit(data, task="language")
-    rare = RareTokens.of(preprocessor.apply(data), preprocessor, Settings(task="language", unk_dropout=1.0))
-    assert rare is not None
+    rare: Any = RareTokens.of(preprocessor.apply(data), preprocessor, Settings(task="language", unk_dropout=1.0))
     assert preprocessor.vocabulary == ("<unk>", "<end>", "a", "b", "c")
     assert rare.rare[0].tolist() == [False, False, False, True, True]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from commands import FAST, fails, tree, write_steps
+from commands import FAST, fails, prints, tree, write_steps
 from raglane._utils import files
 from raglane.cli import main
 from raglane.errors import ArgumentError
@@ -167,8 +167,7 @@ def test_resume_writes_the_missing_files_of_a_complete_run(work: Path, capsys: p
         for name in gone:
             (run / name).unlink()
         (run / ".evaluation.json.partial").write_text("{")
-        assert main(["train", "--resume", "--out", str(run)]) == 0
-        printed = capsys.readouterr().out
+        printed = prints(["train", "--resume", "--out", str(run)], capsys)
         assert "training is complete at epoch 2; pass e.g. --epochs 12 to continue" in printed
         assert "best: epoch " in printed
         assert "test: accuracy " in printed

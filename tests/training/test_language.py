@@ -159,7 +159,7 @@ def test_drawn_texts(tmp_path: Path) -> None:
     assert one == same != other
     assert len(set(one)) > 1
     assert UNKNOWN not in "".join(one + other)
-    for name, value in (("count", 0), ("length", 0), ("temperature", -1.0), ("seed", -1), ("beam", 0)):
+    for name, value in (("count", 0), ("length", 0), ("temperature", -1.0), ("seed", -1), ("beam", 0), ("beam", 1001)):
         with pytest.raises(ArgumentError, match=name):
             sample(saved, **{name: value})  # type: ignore[arg-type]
     numbers = dataset(np.zeros((2, 1), np.float32), offsets_of([2]), channels=("x",))

@@ -91,10 +91,9 @@ def test_ranks_share_a_batch_that_is_planned_for_one(data: Path, planned: dict[s
 def test_auto_on_the_command_line(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["train", str(data), "--hidden-size", "4", "--epochs", "1", "--out"]
     assert main([*words, str(tmp_path / "planned"), "--batch-size", "auto"]) == 0
-    line = re.search(
+    line: Any = re.search(
         r"batches: (\d+) sequences (in random order|of similar lengths)\. An epoch", capsys.readouterr().out
     )
-    assert line is not None
     settings = load_description(tmp_path / "planned").settings
     assert settings.batch_size == int(line[1])
     # Planning draws no random numbers.
@@ -110,8 +109,7 @@ def test_elements_on_the_command_line(data: Path, tmp_path: Path, capsys: pytest
     assert main([*words, "--batch-elements", "auto", "--too-long", "drop", "--show-config"]) == 0
     assert 'batch-elements = "auto"' in capsys.readouterr().out
     assert main([*words, "--batch-elements", "auto", "--too-long", "drop"]) == 0
-    line = re.search(r"batches: up to (\d+) elements ", capsys.readouterr().out)
-    assert line is not None
+    line: Any = re.search(r"batches: up to (\d+) elements ", capsys.readouterr().out)
     assert load_description(tmp_path / "run").settings.batch_elements == int(line[1])
 
 

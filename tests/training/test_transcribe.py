@@ -13,10 +13,10 @@ import pytest
 import torch
 
 import raglane as rl
-from commands import FAST, fails
+from commands import FAST, fails, prints
 from raglane.cli import main
 from raglane.data import Columns, Dataset, Preprocessor, read
-from raglane.errors import ExportError
+from raglane.errors import ArgumentError, ExportError
 from raglane.training.checkpoint import SavedModel
 from raglane.training.decoders import best_path
 from raglane.training.inference import evaluate, predict
@@ -154,6 +154,15 @@ def test_rates_are_those_of_the_predictions() -> None:
     assert evaluation.count == total
 
 
+def test_errors_of_empty_targets_count_in_any_batch() -> None:
+    columns = Columns("transcribe", split="characters")
+    training = read(["u", "uv", "vu", "vv"], columns, labels=["a"] * 4)
+    held_out = read(["u", "v", "vv"], columns, labels=["", "a", ""])
+    run: Any = rl.fit(training, validation=held_out, epochs=30, batch_size=1, hidden_size=4, lr=0.1, threads=1)
+    row = run.result.state.history[run.result.state.best_epoch - 1]
+    assert row["validation_token_error_rate"] == run.evaluate(held_out)["token_error_rate"] > 0
+
+
 @pytest.mark.parametrize("cell", ["lstm", "cfc"])
 def test_predictions_have_the_same_bits_in_any_batch(cell: str) -> None:
     chance = random.Random(2)
@@ -172,9 +181,7 @@ def test_digits_are_learned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     run, named = str(tmp_path / "run"), ["--sequence-column", "input", "--label-column", "target"]
     options = ["--split", "characters", "--bidirectional", "--hidden-size", "24", "--lr", "0.01", "--threads", "1"]
     command = ["train", str(data), "--task", "transcribe", "--out", run, "--test", str(test), *named, *options]
-    assert main([*command, "--epochs", "6"]) == 0
-    printed = capsys.readouterr().out
-    assert "token error rate " in printed
+    printed = prints([*command, "--epochs", "6"], capsys, "token error rate ")
     assert "fewer elements than labels" not in printed
     assert main(["train", "--resume", "--out", run, "--epochs", "8", "--quiet"]) == 0
     loaded = rl.load(run)
@@ -186,8 +193,7 @@ def test_digits_are_learned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     card = (tmp_path / "run" / "card.md").read_text()
     for piece in ("trained to transcribe", "## Examples", "| input | target | prediction |", "substitutions"):
         assert piece in card, piece
-    assert main(["evaluate", run, str(test)]) == 0
-    assert "WER " in capsys.readouterr().out
+    prints(["evaluate", run, str(test)], capsys, "WER ")
     output = tmp_path / "p.jsonl"
     assert main(["predict", run, str(test), "-o", str(output), "--quiet"]) == 0
     rows = [json.loads(line) for line in output.read_text().splitlines()]
@@ -233,6 +239,8 @@ def test_every_decoder_is_trained_saved_and_searched(tmp_path: Path, decoder: st
     assert rate == pytest.approx(errors / sum(map(len, targets)))
     beam = sum(_distance(*pair) for pair in zip(run.predict(inputs, beam=5)["prediction"], targets, strict=True))
     assert run.evaluate(inputs, targets, beam=5)["token_error_rate"] == pytest.approx(beam / sum(map(len, targets)))
+    with pytest.raises(ArgumentError, match="n_best must be at most 1000"):
+        run.predict(inputs, n_best=1001)
     if decoder != "ctc":
         with pytest.raises(ExportError, match="a model with one output per element"):
             run.export(tmp_path / "a.onnx")
@@ -275,9 +283,8 @@ def test_targets_of_lists_give_lists() -> None:
 def test_labels_that_only_the_validation_part_has() -> None:
     inputs, targets = _digits(30)
     options: dict[str, Any] = {"task": "transcribe", "split": "characters", "hidden_size": 4, "progress": False}
-    run = rl.fit(inputs, targets, validation=(["one two"], ["1?!?2"]), epochs=1, **options)
+    run: Any = rl.fit(inputs, targets, validation=(["one two"], ["1?!?2"]), epochs=1, **options)
     assert any(note.startswith("labels that only the validation part has: 2, in 3 places") for note in run.notes)
-    assert run.result is not None
     assert np.isfinite(run.result.state.history[0]["validation_loss"])
 
 

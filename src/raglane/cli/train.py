@@ -233,6 +233,7 @@ def tune(
     from raglane.runs.training import guessed, read_parts
     from raglane.runs.tuning import Search, as_table, default_space, read_space
     from raglane.training.machine import check_machine
+    from raglane.training.ranks import ranks_of
 
     check_whole("trials", trials, 1, "pass e.g. 30")
     if minutes is not None and not 0 < minutes < 1e6:
@@ -241,6 +242,9 @@ def tune(
     if planned is not None:
         fix = "leave it out to search it, or pass a number"
         raise ArgumentError(planned, "'auto'", "a number in a search", fix)
+    if ranks_of() is not None:
+        fix = "start the command without torchrun, once for each process that searches"
+        raise ArgumentError("ranks", "those of torchrun", "processes on this machine in a search", fix)
     settings, source = settings_of(choices, data), Source(data, format, ColumnNames(**columns))
     table = {} if config is None else read_toml(config).get("search", {})
     listed = read_space(table, f"[search] in {config}")

@@ -26,8 +26,9 @@ from raglane.data.dataset import Dataset
 from raglane.data.formats import csv
 from raglane.data.formats.arrow import Reader, is_list, label_kinds, label_split_of, read_labels
 from raglane.data.formats.arrow import is_text as holds_text
+from raglane.data.formats.base import unused_note
 from raglane.data.formats.table import choose, records_of
-from raglane.data.records import Columns, Records, as_float32, offsets_of
+from raglane.data.records import ROLES, Columns, Records, as_float32, offsets_of
 from raglane.data.stores import arrow_errors, table_from
 from raglane.errors import ArgumentTypeError, DataError, ShapeError
 from raglane.ragged import Ragged
@@ -138,7 +139,11 @@ def records_from(data: Any, labels: Any = None, columns: Columns | None = None) 
     asked = Columns() if columns is None else columns
     # A column of labels is optional if labels are passed.
     columns = asked if labels is None else replace(asked, need_labels=False)
-    records = _read(data, columns)
+    table = None if is_panel(data) else _table(data)
+    records, roles = (_read(data, columns), ()) if table is None else _of_table(table, columns)
+    if not isinstance(data, Dataset):
+        notes = unused_note(asked, roles, "data in memory" if table is None else "a table of this kind")
+        records = replace(records, notes=(*records.notes, *notes))
     needs_labels = asked.need_labels or labels is not None
     records = replace(records, columns=replace(records.columns, task=asked.task, need_labels=needs_labels))
     if len(records) == 0:
@@ -163,9 +168,6 @@ def _read(data: Any, columns: Columns) -> Records:
         # Named channels are found by their names in any order.
         is_named = all(isinstance(name, str) for name in names) and len(set(names)) == len(records.channels)
         return replace(records, channels=tuple(names)) if is_named else records
-    table = _table(data)
-    if table is not None:
-        return _of_table(table, columns)
     if hasattr(data, "to_list") or isinstance(data, np.ndarray):
         # A column of pandas or polars, or an array of objects.
         data = list(data)
@@ -263,7 +265,7 @@ def _tokens(sequences: Sequence[Any], split: str | None) -> Records:
     """Return the records of texts, which are tokenized as ``split`` names it, or of lists of texts."""
     column = _arrow(sequences, "data", "sequences that are all texts, or all lists of texts, or all of numbers")
     table = require("pyarrow", "data").table({"data": column})
-    return _of_table(table, Columns(need_labels=False, sequence="data", split=split))
+    return _of_table(table, Columns(need_labels=False, sequence="data", split=split))[0]
 
 
 def _with_labels(records: Records, labels: Any, label_split: str | None) -> Records:
@@ -305,10 +307,10 @@ def _table(data: Any) -> Any:
     return None
 
 
-def _of_table(table: Any, columns: Columns) -> Records:
-    """Return the records of a table: by the rules of Parquet if a row is a sequence, else by those of CSV."""
+def _of_table(table: Any, columns: Columns) -> tuple[Records, tuple[str, ...]]:
+    """Return the records and roles of a table: by the rules of Parquet if a row is a sequence, else by those of CSV."""
     if table.num_rows == 0:
-        return _flat(np.zeros((0, 1)), [0])
+        return _flat(np.zeros((0, 1)), [0]), ROLES
     kinds = [field.type for field in table.schema]
     entries = None
     if columns.sequence is None and not any(map(is_list, kinds)):
@@ -316,9 +318,9 @@ def _of_table(table: Any, columns: Columns) -> Records:
         if any(map(holds_text, kinds)) and not csv.repeats_ids(entries, columns):
             entries = None
     if entries is not None:
-        return csv.read_entries(_DATA, entries, columns)
+        return csv.read_entries(_DATA, entries, columns), formats.FORMATS["csv"].roles
     chosen = choose(_DATA, table.schema, columns)
-    return records_of(_DATA, table.select(chosen.names), chosen, columns)
+    return records_of(_DATA, table.select(chosen.names), chosen, columns), formats.FORMATS["parquet"].roles
 
 
 def _written(table: Any) -> dict[str, npt.NDArray[np.object_]]:

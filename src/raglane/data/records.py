@@ -18,9 +18,9 @@ from raglane._utils.messages import argument, quote
 from raglane.data.splitting import check_split
 from raglane.errors import DataError
 
-# The roles of columns: the attributes of Columns that name one column, and those that name several.
+# The roles of columns: the attributes of Columns that name one column, those that name several, and its flags.
 _ROLES, LISTS = ("sequence", "label", "id", "time"), ("features", "static", "categorical")
-ROLES = (*_ROLES, *LISTS)
+ROLES = (*_ROLES, *LISTS, "time_gaps", "wide")
 # The channel of the time since the previous element.
 TIME_GAP = "time_gap"
 

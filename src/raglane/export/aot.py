@@ -116,7 +116,7 @@ def package(
             verified = check_agrees(lambda inputs: run(*inputs.values()), model, signature)
         content = made.read_bytes()
     write_file(target, content)
-    return Packaged(target, signature.input_names, list(signature.output_names), loops.layers, loops.loops, verified)
+    return Packaged(target, list(signature.inputs), list(signature.output_names), loops.layers, loops.loops, verified)
 
 
 def _prepare(model: nn.Module) -> None:

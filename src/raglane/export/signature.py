@@ -12,11 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from raglane._utils.checks import check_choice
 from raglane.errors import ArgumentError, ArgumentTypeError
 from raglane.ragged import Ragged
 
 Layout = Literal["padded", "flat"]
-_LAYOUTS = ("padded", "flat")
+_OFFSETS = "sequences + 1"  # the name of a dimension
 
 
 @dataclass(frozen=True)
@@ -26,15 +27,16 @@ class Signature:
     names: tuple[str, ...]
     example: tuple[Any, ...]
     layout: Layout
+    # For each leaf, the place of the first Ragged with the same lengths, and for a tensor its own place.
+    groups: tuple[int, ...] = ()
     output_names: list[str] = field(default_factory=list)
 
     @classmethod
     def of(cls, model: nn.Module, example: Any, layout: str) -> Signature:
         """Read an example; raises ArgumentError or ArgumentTypeError if it is invalid."""
-        if layout not in _LAYOUTS:
-            raise ArgumentError("layout", repr(layout), "'padded' or 'flat'", "choose one of them")
+        check_choice("layout", layout, ("padded", "flat"))
         arguments = example if type(example) is tuple else (example,)
-        leaves = pytree.tree_leaves(list(arguments), is_leaf=lambda part: isinstance(part, Ragged))
+        leaves = pytree.tree_leaves(list(arguments), is_leaf=_is_ragged)
         batches = [part for part in leaves if isinstance(part, Ragged)]
         rule = "a Ragged, or a tuple of Ragged and tensors, at least one of them a Ragged"
         if not batches or not all(part is None or isinstance(part, Tensor | Ragged) for part in leaves):
@@ -52,7 +54,9 @@ class Signature:
             rule = f"at most the {len(parameters)} parameters of the model's forward"
             fix = "wrap the model in a module whose forward has a parameter for each"
             raise ArgumentError("example", f"{len(arguments)} arguments", rule, fix)
-        signature = cls(names, arguments, layout)  # type: ignore[arg-type]
+        leaves = [part for part in leaves if part is not None]
+        groups = tuple(next(place for place, other in enumerate(leaves) if _are_alike(part, other)) for part in leaves)
+        signature = cls(names, arguments, layout, groups)  # type: ignore[arg-type]
         for name, part in signature.leaves():
             if isinstance(part, Tensor) and sum(size == len(batches[0]) for size in part.shape) > 1:
                 got = f"{name} of shape {tuple(part.shape)}"
@@ -64,7 +68,7 @@ class Signature:
     def leaves(self) -> Iterator[tuple[str, Ragged | Tensor]]:
         """Return the Ragged and tensors of the arguments, with their names."""
         for name, argument in zip(self.names, self.example, strict=True):
-            parts = pytree.tree_leaves(argument, is_leaf=lambda part: isinstance(part, Ragged))
+            parts = pytree.tree_leaves(argument, is_leaf=_is_ragged)
             for index, part in enumerate(parts):
                 if part is not None:
                     yield (name if len(parts) == 1 else f"{name}_{index}"), part
@@ -72,47 +76,36 @@ class Signature:
     def rebuilt(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
         """Return the arguments with other Ragged and tensors."""
         found = iter(leaves)
-        _, spec = pytree.tree_flatten(list(self.example), is_leaf=lambda part: isinstance(part, Ragged))
-        old = pytree.tree_leaves(list(self.example), is_leaf=lambda part: isinstance(part, Ragged))
+        old, spec = pytree.tree_flatten(list(self.example), is_leaf=_is_ragged)
         return tuple(pytree.tree_unflatten([None if part is None else next(found) for part in old], spec))
 
     @property
-    def input_names(self) -> list[str]:
-        """The names of the exported model's inputs."""
-        one = sum(isinstance(part, Ragged) for _, part in self.leaves()) == 1
-        second = "lengths" if self.layout == "padded" else "offsets"
-        names: list[str] = []
-        for name, part in self.leaves():
-            if isinstance(part, Ragged):
-                names += ["values", second] if one else [f"{name}_values", f"{name}_{second}"]
-            else:
-                names.append(name)
-        return names
-
-    @property
-    def dimensions(self) -> list[dict[int, str]]:
-        """The names of the dynamic dimensions of each input."""
-        found: list[dict[int, str]] = []
-        count = self.count
-        for _, part in self.leaves():
+    def inputs(self) -> dict[str, dict[int, str]]:
+        """The names of the exported model's inputs, and of their dynamic dimensions."""
+        leaves, is_padded = list(self.leaves()), self.layout == "padded"
+        batches = {place: group for place, group in enumerate(self.groups) if isinstance(leaves[place][1], Ragged)}
+        # Otherwise ambiguous names begin with that of the argument.
+        tensors = {name for name, part in leaves if isinstance(part, Tensor)}
+        is_free = tensors.isdisjoint(("values", "lengths", "offsets"))
+        found: dict[str, dict[int, str]] = {}
+        for place, (name, part) in enumerate(leaves):
             if isinstance(part, Tensor):
-                found.append({place: "sequences" for place, size in enumerate(part.shape) if size == count})
-            elif self.layout == "padded":
-                found += [{0: "sequences", 1: "steps"}, {0: "sequences"}]
-            else:
-                found += [{0: "elements"}, {0: "sequences + 1"}]
+                found[name] = {axis: "sequences" for axis, size in enumerate(part.shape) if size == self.count}
+                continue
+            own = "" if is_free and len(set(batches.values())) == 1 else f"{leaves[batches[place]][0]}_"
+            values = "values" if is_free and len(batches) == 1 else f"{name}_values"
+            found[values] = {0: "sequences", 1: f"{own}steps"} if is_padded else {0: f"{own}elements"}
+            if place == batches[place]:
+                found[f"{own}lengths" if is_padded else f"{own}offsets"] = {0: "sequences" if is_padded else _OFFSETS}
         return found
 
     def dims(self) -> tuple[dict[int, Any], ...]:
-        """Return the dynamic dimensions for ``torch.export``; those of the batch share their size."""
+        """Return the dynamic dimensions for ``torch.export``; those of one name share their size."""
         sequences = torch.export.Dim("sequences")
-        found: list[dict[int, Any]] = []
-        for number, names in enumerate(self.dimensions):
-            kinds = {"sequences": sequences, "sequences + 1": sequences + 1}
-            found.append(
-                {place: kinds.get(name) or torch.export.Dim(f"{name}_{number}") for place, name in names.items()}
-            )
-        return tuple(found)
+        sizes = {"sequences": sequences, _OFFSETS: sequences + 1}
+        named = {name for names in self.inputs.values() for name in names.values()}
+        sizes |= {name: torch.export.Dim(name) for name in named - sizes.keys()}
+        return tuple({place: sizes[name] for place, name in names.items()} for names in self.inputs.values())
 
     @property
     def count(self) -> int:
@@ -121,12 +114,16 @@ class Signature:
 
     def fresh(self, lengths: list[int], generator: torch.Generator) -> list[Ragged | Tensor]:
         """Return leaves of other lengths, whose elements and rows are drawn from the example."""
-        wanted, count = torch.tensor(lengths, device="cpu"), self.count
+        count = self.count
         made: list[Ragged | Tensor] = []
-        for _, part in self.leaves():
+        for (_, part), group in zip(self.leaves(), self.groups, strict=True):
             if isinstance(part, Ragged):
-                rows = torch.randint(part.values.shape[0], (sum(lengths),), generator=generator)
-                made.append(Ragged.from_flat(part.values.detach()[rows.to(part.device)], lengths=wanted))
+                # Batches of another group have other lengths, as in the example.
+                turned = [*lengths[group % len(lengths) :], *lengths[: group % len(lengths)]]
+                wanted = torch.tensor([length + group * (length > 0) for length in turned], device="cpu")
+                rows = torch.randint(part.values.shape[0], (int(wanted.sum()),), generator=generator)
+                values = part.values.detach()[rows.to(part.device)]
+                made.append(Ragged.from_flat(values, lengths=wanted))
                 continue
             tensor = part.detach()
             for place, size in enumerate(part.shape):
@@ -136,16 +133,15 @@ class Signature:
             made.append(tensor)
         return made
 
-    def inputs(self, leaves: Sequence[Ragged | Tensor]) -> list[Tensor]:
+    def tensors(self, leaves: Sequence[Ragged | Tensor]) -> list[Tensor]:
         """Return the inputs of the exported model for some leaves."""
         found: list[Tensor] = []
-        for part in leaves:
+        for place, (part, group) in enumerate(zip(leaves, self.groups, strict=True)):
             if isinstance(part, Tensor):
                 found.append(part)
-            elif self.layout == "flat":
-                found += [part.values, part.offsets]
-            else:
-                found += part.to_padded()
+                continue
+            pair = (part.values, part.offsets) if self.layout == "flat" else part.to_padded()
+            found += pair if place == group else pair[:1]
         return found
 
 
@@ -162,19 +158,21 @@ class Surface(nn.Module):
         given = iter(tensors)
         leaves: list[Ragged | Tensor] = []
         starts: list[tuple[Tensor, Tensor]] = []
-        for _, part in self._signature.leaves():
+        held: dict[int, tuple[Tensor, Tensor | None]] = {}  # offsets, and with padding the index of the elements
+        for place, ((_, part), group) in enumerate(zip(self._signature.leaves(), self._signature.groups, strict=True)):
             values = next(given)
-            if isinstance(part, Ragged):
-                second = next(given)
-                if self._signature.layout == "padded":
-                    held = elements_of_padded(values, second)
-                else:
-                    held = values, offsets_within(second, values.shape[0])
-                batch = Ragged._make(*held, None)
-                leaves.append(batch)
-                starts.append((batch.offsets, values))
-            else:
+            if isinstance(part, Tensor):
                 leaves.append(values)
+                continue
+            if place == group:
+                is_padded, second = self._signature.layout == "padded", next(given)
+                held[group] = (
+                    places_in_padded(values, second) if is_padded else (offsets_within(second, values.shape[0]), None)
+                )
+            offsets, index = held[group]
+            elements = values if index is None else values.flatten(0, 1).index_select(0, index)
+            leaves.append(Ragged._make(elements, offsets, None))
+            starts.append((offsets, values))
         found = list(self._named(self.model(*self._signature.rebuilt(leaves)), starts))
         # Not an attribute of this module, because torch.export restores those.
         self._signature.output_names[:] = [name for name, _ in found]
@@ -182,7 +180,7 @@ class Surface(nn.Module):
 
     def _named(self, output: Any, starts: list[tuple[Tensor, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         """Yield the tensors of the model's output with their names."""
-        paths, _ = pytree.tree_flatten_with_path(output, is_leaf=lambda part: isinstance(part, Ragged))
+        paths, _ = pytree.tree_flatten_with_path(output, is_leaf=_is_ragged)
         for path, part in paths:
             name = "_".join(["output", *[_key(key) for key in path]])
             if isinstance(part, Tensor):
@@ -204,6 +202,17 @@ class Surface(nn.Module):
             yield f"{name}_lengths", batch.lengths
 
 
+def _is_ragged(part: Any) -> bool:
+    return isinstance(part, Ragged)
+
+
+def _are_alike(one: Ragged | Tensor, other: Ragged | Tensor) -> bool:
+    """Return True for batches with the same lengths."""
+    if isinstance(one, Tensor) or isinstance(other, Tensor):
+        return one is other
+    return torch.equal(one.host_lengths, other.host_lengths)
+
+
 def _key(key: Any) -> str:
     for name in ("idx", "key", "name"):
         if hasattr(key, name):
@@ -214,13 +223,21 @@ def _key(key: Any) -> str:
 # -- Ragged to tensors and back, with operators that can be exported --------------------------------------------------
 
 
-def elements_of_padded(padded: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the elements of a padded tensor ``(B, T, *features)`` and their offsets; lengths are clamped."""
+def places_in_padded(padded: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the offsets of the elements of a padded tensor ``(B, T, *features)``, and their index in its rows.
+
+    Lengths are clamped.
+    """
     lengths = lengths.to(torch.int64).clamp(0, padded.shape[1])
     is_real = torch.arange(padded.shape[1], device=padded.device) < lengths.unsqueeze(1)
-    index = is_real.flatten().nonzero().squeeze(1)
     # Not a pad, which in code of Inductor reads beyond an empty tensor.
-    return padded.flatten(0, 1).index_select(0, index), torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+    return torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]), is_real.flatten().nonzero().squeeze(1)
+
+
+def elements_of_padded(padded: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the elements of a padded tensor ``(B, T, *features)`` and their offsets; lengths are clamped."""
+    offsets, index = places_in_padded(padded, lengths)
+    return padded.flatten(0, 1).index_select(0, index), offsets
 
 
 def offsets_within(offsets: Tensor, total: Any) -> Tensor:

@@ -60,6 +60,7 @@ def onnx(
         path: the file; an existing file is replaced after the export has succeeded.
         example: the argument of a call of the model: a Ragged, or a tuple of arguments, each a Ragged, a tensor, a
             tuple of tensors or None. A dimension of a tensor that is as long as the batch is dynamic in the file.
+            Batches with the same lengths share one input of lengths or offsets.
         layout: the inputs that replace a Ragged. ``"padded"``: ``values (B, T, *features)`` and ``lengths (B,)`` int64;
             outputs per element are padded with zeros to the same ``T``. ``"flat"``: ``values (N, *features)`` and
             ``offsets (B + 1,)`` int64; outputs per element have ``N`` rows. A graph cannot raise an error, so it clamps
@@ -137,13 +138,13 @@ def _converted(model: nn.Module, signature: Signature) -> Any:
             opset_version=OPSET,
             optimize=False,
             verbose=False,
-            input_names=signature.input_names,
+            input_names=list(signature.inputs),
             output_names=signature.output_names,
             custom_translation_table=exact_translations() if is_wide else None,
         )
         place_scans(found.model, loops.steps)
     simplify(found.model)
-    for value, names in zip(found.model.graph.inputs, signature.dimensions, strict=True):
+    for value, names in zip(found.model.graph.inputs, signature.inputs.values(), strict=True):
         for dimension, name in names.items():
             value.shape[dimension] = name
     return found

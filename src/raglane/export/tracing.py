@@ -28,7 +28,7 @@ _TRACED = [4, 2, 6, 3, 5]
 
 def traced(model: nn.Module, signature: Signature, loops: Loops) -> Any:
     """Return the program of ``torch.export`` of a model, with the dynamic sizes of the signature."""
-    inputs = tuple(signature.inputs(signature.fresh(_TRACED, torch.Generator().manual_seed(0))))
+    inputs = tuple(signature.tensors(signature.fresh(_TRACED, torch.Generator().manual_seed(0))))
     surface = Surface(model, signature).eval()
     with use_backend(backend="reference"), loops_by(loops):
         return torch.export.export(surface, inputs, dynamic_shapes=(signature.dims(),), strict=False)

@@ -67,7 +67,7 @@ def check_agrees(run: Run, model: nn.Module, signature: Signature) -> Verified:
     worst, sequences, elements = 0.0, 0, 0
     for lengths in _batches(source):
         leaves = signature.fresh(lengths, generator)
-        given = dict(zip(signature.input_names, signature.inputs(leaves), strict=True))
+        given = dict(zip(signature.inputs, signature.tensors(leaves), strict=True))
         try:
             found = [_array(part) if isinstance(part, Tensor) else part for part in run(given)]
         except Exception as error:
@@ -104,12 +104,8 @@ def _expected(output: Any, signature: Signature, leaves: list[Ragged | Tensor]) 
             found.append(part)
         elif isinstance(part, Ragged):
             given = any(start.offsets is part.offsets for start in starts)
-            if signature.layout == "flat":
-                found += [part.values] if given else [part.values, part.offsets]
-            else:
-                steps = starts[0].max_length if given else part.max_length
-                padded, lengths = part.to_padded(total_length=steps)
-                found += [padded] if given else [padded, lengths]
+            pair = (part.values, part.offsets) if signature.layout == "flat" else part.to_padded()
+            found += pair[:1] if given else pair
     return found
 
 

@@ -170,8 +170,8 @@ class Run:
             probabilities: add one column per class.
             top: above 1, add the ``top`` most likely classes and their probabilities, as lists.
             horizon: the number of elements to forecast, only for the task ``forecast``.
-            beam: the number of hypotheses of a beam search, only for the task ``transcribe``; None is a greedy search,
-                or with ``n_best`` a beam of at least 16.
+            beam: the number of hypotheses of a beam search, at most 1,000, only for the task ``transcribe``; None is a
+                greedy search, or with ``n_best`` a beam of at least 16.
             n_best: above 1, add this many of the best hypotheses and their scores, as lists (task ``transcribe``).
             batch_size: sequences per batch.
             device: ``"auto"`` (a GPU if available), ``"cpu"`` or ``"cuda"``.

@@ -181,6 +181,9 @@ class _Watcher(Callback):
             raise _Ended(is_late=False)
 
     def _report(self, row: dict[str, float]) -> None:
+        if "validation_loss" not in row:
+            rule = "a part whose losses a search can compare"
+            raise ArgumentError("validation", "data without a target", rule, "pass longer sequences")
         self.best = min(self.best, row["validation_loss"])
         self.trial.report(row["validation_loss"], int(row["epoch"]))
 
@@ -316,6 +319,8 @@ class Search:
         try:
             check_folder(self.folder)
         except ArgumentError as error:
+            if not self.folder.is_dir() or not any(self.folder.iterdir()):
+                raise
             fix = f"name another folder with {argument('folder')}"
             got = f"{quote(str(self.folder))}, which contains other files"
             raise ArgumentError("folder", got, "a new folder, or that of a study", fix) from error
@@ -375,7 +380,7 @@ class Search:
                 raise
             outcome, text = pruned, f"left out: {error}"
         self.study.tell(trial, **outcome)
-        self.say(f"trial {trial.number}: {text}  ({words})")
+        self.say(f"trial {int(place.name)}: {text}  ({words})")
         return None
 
     def _result(self, stopped_by: int | None) -> Tuned:

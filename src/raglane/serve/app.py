@@ -51,7 +51,7 @@ class PredictRequest(BaseModel):
     probabilities: bool = False
     top: int = 1
     horizon: int = Field(1, le=10_000)  # one request must not occupy the model for minutes
-    beam: int | None = Field(None, le=1000)
+    beam: int | None = None
     n_best: int = 1
 
 

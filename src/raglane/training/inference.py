@@ -36,6 +36,9 @@ from raglane.training.tasks.base import values_of
 # Bytes per forecast number: in float32 and float64 tensors, and in a Python list.
 _FORECAST = 48
 
+# The most hypotheses of a beam search: more take the memory of the machine.
+_MOST_BEAM = 1_000
+
 # The most steps ahead that are measured unasked.
 _FURTHEST = 48
 
@@ -294,7 +297,7 @@ def sample(
     rule = "at least 0, and finite"
     check_real("temperature", temperature, rule, lambda number: 0 <= number < float("inf"), "pass e.g. 0.8")
     if beam is not None:
-        check_whole("beam", beam, 1)
+        check_whole("beam", beam, 1, most=_MOST_BEAM)
         if temperature != 1:
             rule = "1, its default, with a beam, which searches the likeliest texts"
             raise ArgumentError("temperature", quote(temperature), rule, "leave it out")
@@ -342,14 +345,13 @@ def check_options(
     task: Task, *, horizon: int = 1, top: int = 1, probabilities: bool = False, beam: int | None = None, n_best: int = 1
 ) -> None:
     """Raise if an option of a prediction is invalid or does not exist for the task."""
-    numbers = {"horizon": horizon, "top": top, "n_best": n_best}
-    for name, number in (numbers if beam is None else {**numbers, "beam": beam}).items():
-        check_whole(name, number, 1)
-    if beam is not None and beam < n_best:
+    check_whole("n_best", n_best, 1, most=_MOST_BEAM)
+    if beam is not None and check_whole("beam", beam, 1, most=_MOST_BEAM) < n_best:
         fix = f"pass a larger {argument('beam')}, or leave it out"
         raise ArgumentError("n_best", f"{n_best}", f"at most the beam, {beam}", fix)
+    numbers = {"horizon": horizon, "top": top, "n_best": n_best}
     for name, value, given in (
-        *((name, number, number != 1) for name, number in numbers.items()),
+        *((name, check_whole(name, number, 1), number != 1) for name, number in numbers.items()),
         ("probabilities", probabilities, probabilities),
         ("beam", beam, beam is not None),
     ):

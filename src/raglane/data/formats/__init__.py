@@ -10,10 +10,10 @@ from raglane._utils.checks import check_choice, check_kind
 from raglane._utils.files import as_path, check_file
 from raglane._utils.messages import argument, count_of, printable, quote, shorten
 from raglane.data.formats import csv, ipc, jsonl, npz, text, ts
-from raglane.data.formats.base import Format, columns_argument, data_error, open_error, suffix_of
+from raglane.data.formats.base import Format, data_error, open_error, suffix_of, unused_note
 from raglane.data.formats.pieces import ON_BAD_ROW, read_kept
 from raglane.data.formats.ts import japanese_vowels
-from raglane.data.records import LISTS, ROLES, Columns, Records, note_empty
+from raglane.data.records import LISTS, Columns, Records, note_empty
 
 __all__ = ["FORMATS", "Format", "by_suffix", "japanese_vowels", "pick", "read"]
 
@@ -27,7 +27,7 @@ FORMATS: dict[str, Format] = {
     "arrow": Format("arrow", _ARROW, ipc.read, ipc.pieces, _TABLE),
     "jsonl": Format("jsonl", (".jsonl", ".ndjson", ".json"), jsonl.read, jsonl.pieces, _TABLE),
     "npz": Format("npz", (".npz",), npz.read, npz.pieces, _TABLE),
-    "csv": Format("csv", (".csv", ".tsv"), csv.read, csv.pieces, (*_TABLE, "time")),
+    "csv": Format("csv", (".csv", ".tsv"), csv.read, csv.pieces, (*_TABLE, "time", "time_gaps", "wide")),
     "text": Format("text", (".txt",), text.read, text.pieces),
     "folder": Format("folder", (), text.read_folder, text.folder_pieces),
 }
@@ -45,11 +45,7 @@ def read(
     check_choice("on_bad_row", on_bad_row, ON_BAD_ROW)
     chosen = pick(path, format)
     records = read_kept(chosen, path, columns) if on_bad_row == "skip" else chosen.read(path, columns)
-    notes = list(records.notes)
-    unused = [role for role in ROLES if getattr(columns, role) is not None and role not in chosen.roles]
-    if unused:
-        names = ", ".join(map(columns_argument, unused))
-        notes.append(f"not used, since the format {chosen.name} has no such column: {names}")
+    notes = [*records.notes, *unused_note(columns, chosen.roles, f"the format {chosen.name}")]
     repeated = 0 if records.ids is None else len(records.ids) - len(set(records.ids))
     if repeated:
         notes.append(f"{count_of(repeated, 'sequence')} repeat the id of another one")

@@ -13,7 +13,7 @@ from typing import IO, Any
 
 from raglane._utils.files import NotAFileError, check_file, read_file
 from raglane._utils.messages import argument, quote, quote_all
-from raglane.data.records import Columns, Records
+from raglane.data.records import ROLES, Columns, Records
 from raglane.errors import DataError
 
 # The suffix of compressed files, after that of the format.
@@ -47,20 +47,16 @@ class Format:
     Attributes:
         name: the value of ``format=``, and the key in ``FORMATS``.
         suffixes: the file suffixes of the format, in lower case; () for a folder.
-        reader: returns the records of an existing path, given the requested columns.
+        read: returns the records of an existing path, given the requested columns, or raises a DataError.
         pieces: yields the same in pieces, from a position on.
-        roles: the columns of the format, a subset of ``ROLES``.
+        roles: the arguments of Columns that the format uses, a subset of ``ROLES``.
     """
 
     name: str
     suffixes: tuple[str, ...]
-    reader: Callable[[Path, Columns], Records]
+    read: Callable[[Path, Columns], Records]
     pieces: Callable[[Path, Columns, tuple[int, ...]], Iterator[Any]]
     roles: tuple[str, ...] = ()
-
-    def read(self, path: Path, columns: Columns) -> Records:
-        """Read ``path``; raise a :class:`~raglane.errors.DataError` if its content breaks a rule."""
-        return self.reader(path, columns)
 
 
 def data_error(path: Path, got: str, rule: str, fix: str, line: int | None = None) -> DataError:
@@ -162,6 +158,13 @@ def decode(path: Path, content: bytes, first: int = 1) -> str:
 def columns_argument(name: str, value: str | None = None) -> str:
     """Write an argument of Columns, or its option, for a message."""
     return argument(name, value, of="Columns")
+
+
+def unused_note(columns: Columns, roles: Iterable[str], source: str) -> list[str]:
+    """Return the note about columns that were named for a source without columns of this kind."""
+    unused = [role for role in ROLES if getattr(columns, role) not in (None, False) and role not in roles]
+    names = ", ".join(map(columns_argument, unused))
+    return [f"not used, since {source} has no such column: {names}"] if unused else []
 
 
 def takes_tokens(columns: Columns, name: str) -> tuple[bool, str]:

@@ -7,11 +7,11 @@ from typing import Any, ClassVar, Literal, Unpack
 import torch
 from torch import Tensor
 
-from raglane._utils.checks import check_count, check_storage
+from raglane._utils.checks import check_choice, check_count, check_storage
 from raglane._utils.tracing import has_tangent
 from raglane.cells import CELLS, CellSpec
 from raglane.cells.elementwise import ElementwiseWeights
-from raglane.errors import ArgumentError, ShapeError
+from raglane.errors import ShapeError
 from raglane.nn.recurrent.cell_layers import CellLayer
 from raglane.nn.recurrent.stack import Options
 
@@ -61,8 +61,7 @@ class IndRNN(CellLayer):
         super().__init__(*as_torch, nonlinearity=nonlinearity, max_length=max_length, **options)
 
     def _make_cell(self) -> CellSpec:
-        if self.nonlinearity not in ("relu", "tanh"):
-            raise ArgumentError("nonlinearity", repr(self.nonlinearity), "'relu' or 'tanh'", "choose one of them")
+        check_choice("nonlinearity", self.nonlinearity, ("relu", "tanh"))
         if self.max_length is not None:
             check_count("max_length", self.max_length)
         return CELLS[f"indrnn_{self.nonlinearity}"]

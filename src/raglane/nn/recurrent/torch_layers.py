@@ -11,7 +11,7 @@ from typing import Any, Literal, Unpack
 import torch
 
 from raglane import cells
-from raglane._utils.checks import check_clip, check_count, check_dropout, check_dtype, check_flag
+from raglane._utils.checks import check_choice, check_clip, check_count, check_dropout, check_dtype, check_flag
 from raglane.cells import CELLS, CellSpec
 from raglane.cells.spec import Weights
 from raglane.errors import ArgumentError
@@ -144,8 +144,7 @@ class RNN(_TorchLayer):
         clip: float | None = None,
         **options: Unpack[Options],
     ) -> None:
-        if nonlinearity not in ("tanh", "relu"):
-            raise ArgumentError("nonlinearity", repr(nonlinearity), "'tanh' or 'relu'", "choose one of them")
+        check_choice("nonlinearity", nonlinearity, ("tanh", "relu"))
         variant = None if clip is None else cells.Elman(nonlinearity, check_clip(clip))
         as_torch = (input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional)
         super().__init__(f"RNN_{nonlinearity.upper()}", variant, as_torch, device=device, dtype=dtype, **options)

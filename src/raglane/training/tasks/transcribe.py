@@ -56,7 +56,9 @@ class Transcribe(Task):
             longest = 2 * targets.lengths + 5
         with torch.no_grad():
             edits = edit_distance(decoder.answer(outputs, longest=longest).best(), targets)
-        errors = edits.total.sum() * (count / max(targets.values.shape[0], 1))
+        measured = targets.values.shape[0]
+        # Predictions for empty targets are errors too.
+        errors = edits.total.sum() * (count / measured if measured else 1)
         return Score(loss, errors, torch.as_tensor(count), torch.zeros(()))
 
     def meter(self, model: Any, records: Dataset, beam: int | None = None) -> _Errors:  # noqa: ARG002
