@@ -165,14 +165,19 @@ def test_a_layer_whose_states_are_asked_for_is_a_loop_beside_the_operator() -> N
 
 
 class Paired(nn.Module):
-    """Numbers and tokens of the same elements, and sequences of other lengths."""
+    """Numbers, tokens and resets of the same elements, and sequences of other lengths."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.embedding, self.first, self.second = nn.Embedding(5, 2), rl.nn.GRU(D + 2, 4), rl.nn.GRU(D, 4)
+        self.embedding, self.first, self.second = (
+            nn.Embedding(5, 2),
+            rl.nn.GRU(D + 2, 2, bidirectional=True),
+            rl.nn.GRU(D, 4),
+        )
 
     def forward(self, numbers: Any, tokens: Any, others: Any, lengths: Tensor) -> tuple[Any, Tensor]:
-        out, _ = self.first(torch.cat([numbers, tokens.map(self.embedding)], -1))
+        joined = torch.cat([numbers, tokens.map(self.embedding)], -1)
+        out, _ = self.first(joined, resets=tokens.map(lambda values: values == 0))
         return out, out.mean() * self.second(others)[0].last(empty=0) * lengths.unsqueeze(1)
 
 

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from raglane import segments
 from raglane._utils.tracing import constant_when_traced
+from raglane.cells.regularised import Resetting
 from raglane.kernels.contract import DirectionResult, Request, Result, run_directions
 
 
@@ -213,8 +214,10 @@ def _run_direction(
     table: Table, layer: Request, weights: Any, state: tuple[Tensor, ...], reverse: bool
 ) -> DirectionResult:
     """See :class:`~raglane.kernels.contract.RunDirection`."""
-    step = Step(layer.cell, weights, layer.need_states)
     prepared = layer.cell.prepare(weights, layer.values, layer.offsets)
+    # The prepared rows have the marks of resets.
+    own = weights._replace(marks=None) if isinstance(layer.cell, Resetting) else weights
+    step = Step(layer.cell, own, layer.need_states)
     width = layer.sizes[0] if layer.cell.output_is_state else layer.cell.output_size  # type: ignore[attr-defined]
     sizes = [width, *([part.shape[1] for part in state] if layer.need_states else [])]
     final, collected = run_steps(table, step, prepared, state, sizes, reverse=reverse)

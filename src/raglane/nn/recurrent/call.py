@@ -11,10 +11,10 @@ from torch.autograd import forward_ad
 from torch.nn.modules import module as _module
 
 from raglane._utils.checks import check_fits, check_storage
-from raglane._utils.tracing import are_transforms_active, is_jit_traced, records_operators
+from raglane._utils.tracing import are_transforms_active, is_exporting, is_jit_traced, records_operators
 from raglane.cells.spec import CellSpec
 from raglane.errors import ArgumentTypeError, DispatchError, RaglaneError, ShapeError
-from raglane.kernels import dispatch, program
+from raglane.kernels import dispatch, program, reference
 from raglane.kernels.contract import Backend, InputKind, Packed, Request, Traits, zero_state
 from raglane.kernels.cpu.backend import run_layer, run_table
 from raglane.kernels.cpu.layer import Layer, find_layer, offsets_of_steps
@@ -171,9 +171,13 @@ def run(
 
 
 def _resets_in_steps(plan: CallPlan, weights: tuple[Any, ...], batch: Ragged, resets: Ragged) -> bool:
-    """Return True if the steps of a cell read resets: on a GPU, for which splitting the batch would wait."""
+    """Return True if the steps of a cell read resets: on a GPU, for which splitting would wait, and in a graph."""
     needs_pieces = plan.has_own_initial or plan.regularises or hasattr(weights[0], "prepare")
-    return plan.backend is program.GPU and resets.device == batch.device and not needs_pieces
+    if is_exporting() and needs_pieces:
+        rule = "None in an exported graph, for a layer with an initial_state, regularisation or a prepare of its own"
+        raise DispatchError("resets", "a batch", rule, "make each episode a sequence before the model")
+    on_device = plan.backend is program.GPU and resets.device == batch.device
+    return is_exporting() or (on_device and not needs_pieces)
 
 
 def _has_hooks(layer: Stack) -> bool:
@@ -243,7 +247,10 @@ def _run(
         request = regularised(layer.regularisation, plan.run_cell, request)
     elif plan.frozen is not None:
         request.packed = plan.frozen.packed_for(weights)
-    result = plan.backend.run(request, plan.schedule)
+    backend = plan.backend
+    if isinstance(resets, Tensor) and backend is not program.GPU:
+        backend = reference.BACKEND  # a loop in an exported graph
+    result = backend.run(request, plan.schedule)
     batch, restore = (None, inputs.restore_layout) if keeps_layout else inputs.flat or inputs.flattened()
     # State dropout appends its mask to the states; the result does not contain it.
     own = len(plan.state_sizes)

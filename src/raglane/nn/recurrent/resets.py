@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from raglane import segments
+from raglane._utils.tracing import is_exporting
 from raglane.cells.regularised import MarkedWeights, Resetting
 from raglane.errors import ArgumentTypeError, ShapeError
 from raglane.kernels.contract import Request
@@ -66,8 +67,8 @@ def check_resets(resets: Any, inputs: Any) -> None:
 
 
 def check_lengths(batch: Ragged, resets: Ragged) -> None:
-    """Raise if resets are not one bool per element of a batch."""
-    if resets.features or not torch.equal(resets.host_lengths, batch.host_lengths):
+    """Raise if resets are not one bool per element of a batch; an exported graph cannot compare lengths."""
+    if resets.features or not (is_exporting() or torch.equal(resets.host_lengths, batch.host_lengths)):
         got = f"elements of shape {tuple(resets.features)} and lengths {resets.host_lengths.tolist()}"
         rule = f"one bool per element of the input, whose lengths are {batch.host_lengths.tolist()}"
         raise ShapeError("resets", got, rule, "pass one bool per element")
