@@ -157,8 +157,9 @@ def test_the_override_ends_with_its_block_and_stays_in_its_thread() -> None:
 def test_explains_only_our_layers(layer: nn.Module) -> None:
     with pytest.raises(ArgumentTypeError, match=r"rl\.accelerate"):
         rl.explain(layer, a_batch())
-    with pytest.raises(ArgumentTypeError, match="batch"):
-        rl.explain(rl.nn.LSTM(5, 4), [1, 2])
+    for wrong, text in (([1, 2], "got a list"), (a_batch(), "lengths must be None")):
+        with pytest.raises(ArgumentTypeError, match=text):
+            rl.explain(rl.nn.LSTM(5, 4), wrong, lengths=[1, 2])
 
 
 # -- accelerate -------------------------------------------------------------------------------------------------------

@@ -6,18 +6,16 @@ from dataclasses import replace
 from typing import Any, overload
 
 import torch
-from torch import Tensor
-from torch.nn.utils.rnn import PackedSequence
 
 from raglane.errors import ArgumentTypeError
 from raglane.kernels import program as programs
-from raglane.kernels.contract import InputKind, Traits
+from raglane.kernels.contract import Traits
 from raglane.kernels.dispatch import Choice, choose
 from raglane.native.library import plain_code
 from raglane.nn.recurrent.accelerate import Acceleration, acceleration_of
 from raglane.nn.recurrent.freeze import frozen_weights
+from raglane.nn.recurrent.inputs import read
 from raglane.nn.recurrent.layer import RecurrentLayer
-from raglane.ragged import Ragged
 
 
 @overload
@@ -52,7 +50,8 @@ def explain(
         layers (``""`` is the model itself), and ``left``, a dict from the names of the others to the reason.
 
     Raises:
-        ArgumentTypeError: ``layer`` is not a recurrent layer, or ``batch`` is not a batch.
+        ArgumentTypeError: ``layer`` is not a recurrent layer, or ``batch`` or ``lengths`` is none of its inputs.
+        ShapeError: ``batch`` or ``lengths`` has another shape.
         DispatchError: the backend or schedule that the layer or ``rl.use_backend`` chose cannot run it.
 
     Example:
@@ -66,19 +65,12 @@ def explain(
     if not isinstance(layer, RecurrentLayer):
         fix = "call rl.accelerate(model) first, and pass one of its layers"
         raise ArgumentTypeError("layer", type(layer).__name__, "a recurrent layer of rl.nn", fix)
-    values = batch.values if isinstance(batch, Ragged) else batch.data if isinstance(batch, PackedSequence) else batch
-    if not isinstance(values, Tensor):
-        rule, fix = "a Ragged, a PackedSequence or a tensor", "pass the layer's input"
-        raise ArgumentTypeError("batch", type(batch).__name__, rule, fix)
-    kind: InputKind = "flat"
-    if isinstance(batch, PackedSequence):
-        kind = "packed"
-    elif isinstance(batch, Tensor) and lengths is None:
-        kind = "dense"
+    inputs = read(batch, lengths, layer.batch_first)
     cell = layer.regularisation.cell(layer.cell, layer.training)
     sizes, weights, every = (layer.input_size, layer.hidden_size), layer._weights(), layer.checkpoint_every
-    traits = Traits(cell, *sizes, values.dtype, values.device, return_states, weights, every is not None)
-    choice = choose(traits, layer.schedule, layer.backend, kind=kind)
+    like = inputs.data.dtype, inputs.data.device
+    traits = Traits(cell, *sizes, *like, return_states, weights, every is not None)
+    choice = choose(traits, layer.schedule, layer.backend, kind=inputs.kind)
     if choice.backend in ("cpu", "program") and (plain := plain_code()):
         choice = replace(choice, reason=f"{choice.reason}; {plain}")
     if every is not None:
