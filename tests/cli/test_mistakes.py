@@ -122,7 +122,7 @@ def test_a_run_that_fails_in_its_first_epoch_leaves_nothing(
     (tmp_path / "deep").mkdir()
     with monkeypatch.context() as patched:
         patched.setattr(SequenceModel, "forward", full)
-        fails(command, capsys, "Memory is exhausted")
+        fails(command, capsys, "Memory is exhausted", "Reduce --hidden-size")
     assert list((tmp_path / "deep").iterdir()) == []
     assert main([*command, "--quiet"]) == 0
 

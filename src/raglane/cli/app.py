@@ -108,8 +108,8 @@ def _explain(error: Exception, arguments: list[str]) -> tuple[str, int]:
     if _is_out_of_memory(error):
         size = re.search(r"allocate ([\d.]+ \w+)", str(error))
         need = f"{size[1]} more are needed for" if size else "it cannot hold"
-        fix = "Reduce hidden_size, num_layers, embedding or batch_size (--hidden-size, --batch-size, ...)."
-        return f"Memory is exhausted: {need} model and batch. {fix}", 2
+        fix = "--sizes" if arguments[:1] == ["bench"] else "--hidden-size, --num-layers, --embedding or --batch-size"
+        return f"Memory is exhausted: {need} model and batch. Reduce {fix}.", 2
     if isinstance(error, RuntimeError) and "DataLoader worker" in str(error):
         fix = "Pass fewer --workers; --resume continues the run from its last checkpoint."
         return f"A worker of the DataLoader died, e.g. because memory was full. {fix}", 2
