@@ -14,7 +14,7 @@ import keyword
 import operator
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from enum import Enum
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from torch import Tensor
 
@@ -158,8 +158,7 @@ class Path(Generic[T]):
 # -- walking a path ----------------------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Update:
+class _Update(NamedTuple):
     """A path from ``root`` and the function at its end."""
 
     root: Any

@@ -69,7 +69,7 @@ def test_lengths_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str], m
         (["--sizes", "0x4x4"], ["sizes must be ... got '0x4x4'"]),
         (["--sizes", "４x4x4"], ["sizes must be "]),
         (["--lengths", "no/such/file.txt"], ["no/such/file.txt", "cannot be read"]),
-        (["-o", "times.png"], ["--output must be ... got 'times.png'", ".csv or .md"]),
+        (["-o", "times.png"], ["--output must be ... got 'times.png'", ".csv, .md"]),
         (["-o", "no/such/folder/times.csv"], ["--output must be ", "a folder that exists"]),
     ],
     ids=lambda value: " ".join(value) if value[0].startswith("-") else "",

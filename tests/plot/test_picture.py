@@ -107,7 +107,7 @@ def test_wrong_names(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match=r"name must be one of light, dark.*, got 'blue'"), plot.theme("blue"):
         pass
     for name in ("a.pdf", "a", ".svg"):
-        with pytest.raises(ArgumentError, match=r"path must be a name that ends in \.svg or \.png.*, got .*"):
+        with pytest.raises(ArgumentError, match=r"path must be a name that ends in \.svg, \.png, got .*"):
             plot.packed(SIX).save(tmp_path / name)
     assert list(tmp_path.iterdir()) == []
 

@@ -14,7 +14,7 @@ import errno
 import os
 import shutil
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -150,8 +150,16 @@ def check_place(given_as: str, folder: Path) -> None:
         raise ArgumentError(given_as, repr(str(folder)), rule, f"give another {argument(given_as)}")
 
 
-def check_new_file(given_as: str, path: Path) -> None:
-    """Raise if a file, which may not exist yet, is not writable."""
+def check_suffix(given_as: str, path: Path, suffixes: Collection[str], fix: str = "change the suffix") -> None:
+    """Raise if the name of a file has none of some suffixes, in lower or upper case."""
+    if path.suffix.lower() not in suffixes:
+        raise ArgumentError(given_as, quote(str(path)), f"a name that ends in {', '.join(suffixes)}", fix)
+
+
+def check_new_file(given_as: str, path: Path, suffixes: Collection[str] = ()) -> None:
+    """Raise if a file, which may not exist yet, is not writable, or has none of some suffixes."""
+    if suffixes:
+        check_suffix(given_as, path, suffixes)
     try:
         check_file(path)
     except (FileNotFoundError, NotADirectoryError):

@@ -47,7 +47,7 @@ def compare(
 
     raglane compare runs/gru runs/lstm -o cells.md -o cells.html
     """
-    from raglane._utils.files import write_files
+    from raglane._utils.files import check_new_file, write_files
     from raglane._utils.table import as_text
     from raglane.report.figures import compared_picture
     from raglane.runs.comparison import compare as compare_runs
@@ -55,7 +55,8 @@ def compare(
     from raglane.runs.comparison_page import comparison_page
 
     places = output or []
-    _check_outputs(places, ".md, .csv, .png, .svg, .html")
+    for place in places:
+        check_new_file("output", place, (".md", ".csv", ".png", ".svg", ".html"))
     # As in runs/*, which may also match runs of which none is saved yet, and files.
     kept = list(filter(has_model, runs))
     groups = compare_runs(kept or runs)
@@ -76,17 +77,6 @@ def compare(
                 console.say(f"left out: {folder}, which has no saved model")
         if places:
             console.say(f"written: {', '.join(map(str, places))}")
-
-
-def _check_outputs(places: Sequence[Path], suffixes: str) -> None:
-    """Raise if an output file has another suffix or cannot be written."""
-    from raglane._utils.files import check_new_file
-
-    for place in places:
-        if place.suffix.lower() not in re.findall(r"\.\w+", suffixes):
-            rule = f"a file with one of the suffixes {suffixes}"
-            raise ArgumentError("output", quote(str(place)), rule, "change the suffix")
-        check_new_file("output", place)
 
 
 def _to_bytes(place: Path, tables: Sequence[Table]) -> bytes:
@@ -129,13 +119,13 @@ def bench(
     """
     import torch
 
-    from raglane._utils.files import write_file
+    from raglane._utils.files import check_new_file, write_file
     from raglane._utils.table import Table, as_text
     from raglane.planner.machine import is_busy, load
     from raglane.planner.probe import CELLS, COLUMNS, MODES, lengths_of_file, lognormal, time_layer
 
     if output is not None:
-        _check_outputs([output], ".csv or .md")
+        check_new_file("output", output, (".csv", ".md"))
     listed = lognormal(1000, 30, 1) if lengths is None else lengths_of_file(lengths)
     shapes = [size_of(text) for text in parts_of("sizes", sizes)]
     chosen, ways = pick("cells", cells, CELLS), pick("modes", modes, MODES)

@@ -8,6 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from raglane._utils.checks import check_choice
 from raglane._utils.messages import count_of, quote
 from raglane.cli import console, options
 from raglane.cli.options import argument, option
@@ -82,7 +83,7 @@ def evaluate(
         records = model.test_part() if data is None else model.read(data, format=format, **columns)
         tell_empty(records, model.task, say)
         more = {"batch_size": batch_size, "top": top, "horizon": horizon, "origins": origins, "beam": beam}
-        report(output, model.saved, records, device=where, say=say, name="evaluation", more=more, title=run.name)
+        report(output, model.saved, records, device=where, say=say, more=more, title=run.name)
         if columns.get("on_bad_row") == "skip":
             tell_skipped(len(records.skipped), output / EVALUATION, say)
 
@@ -107,7 +108,6 @@ def report(
     *,
     device: torch.device,
     say: Callable[[str], None],
-    name: str,
     more: Mapping[str, Any] | None = None,
     is_short: bool = False,
     title: str = "",
@@ -119,6 +119,7 @@ def report(
     from raglane.training.stored import to_json
 
     evaluation = inference.evaluate(saved, records, device=device, **(more or {}))
+    name = "test" if is_short else "evaluation"
     say(f"{name}: {_numbers(evaluation)} ({evaluation.sequences:,} sequences of {records.source.name})")
     details = _details(title or folder.name, evaluation, say=None if is_short else say)
     content = {"data": str(records.source), **evaluation.to_config()}
@@ -173,8 +174,7 @@ def predict(
     ] = None,
     *,
     output: Annotated[
-        Path | None,
-        options.output("File to write: .parquet, .csv or .jsonl.", show_default="CSV on standard output"),
+        Path | None, options.output("File to write: .parquet, .csv or .jsonl.", show_default="CSV on standard output")
     ] = None,
     probabilities: Annotated[
         bool, option("Add one column p_<label> per class.", options.RUN, "--probabilities")
@@ -221,15 +221,8 @@ def predict(
 
     raglane predict runs/names 'names/*.parquet' -o predictions --engine ray
     """
-    more: dict[str, Any] = {
-        "probabilities": probabilities,
-        "top": top,
-        "horizon": horizon,
-        "beam": beam,
-        "n_best": n_best,
-        "batch_size": batch_size,
-        "device": device,
-    }
+    more: dict[str, Any] = {"probabilities": probabilities, "top": top, "horizon": horizon, "beam": beam}
+    more |= {"n_best": n_best, "batch_size": batch_size, "device": device}
     if engine != "processes":
         if escape_formulas:
             got, rule = f"True, with the engine {engine}", "False, because a cluster writes Parquet"
@@ -280,8 +273,7 @@ def _on_ray(
     quiet: bool,
 ) -> None:
     """Predict Parquet files on a Ray cluster."""
-    if engine not in ENGINES:
-        raise ArgumentError("engine", quote(engine), f"one of {', '.join(ENGINES)}", "leave it out")
+    check_choice("engine", engine, ENGINES, "leave it out")
     if data is None:
         raise ArgumentError("data", "nothing", "Parquet files for the engine ray", "pass DATA")
     if output is None:

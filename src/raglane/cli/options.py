@@ -11,9 +11,9 @@ import functools
 import inspect
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Annotated, Any, NamedTuple, get_args, get_type_hints
 
 import typer
 
@@ -211,8 +211,7 @@ def _number_or(word: str, text: str | int) -> int | str:
         raise typer.BadParameter(f"{quote(text)} is neither a whole number nor {word!r}.") from None
 
 
-@dataclass(frozen=True)
-class Key:
+class Key(NamedTuple):
     """An option in a TOML file: its flag, its type, and a word that is also valid."""
 
     flag: str

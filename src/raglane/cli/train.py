@@ -162,7 +162,7 @@ def _print_result(trained: Trained, quiet: bool, say: Callable[[str], None]) -> 
     _print_best(result, settings, quiet, say)
     if parts.test is not None:
         device = pick_device(settings.device)
-        report(folder, load_model(folder), parts.test, device=device, say=say, name="test", is_short=True)
+        report(folder, load_model(folder), parts.test, device=device, say=say, is_short=True)
     if sources.training.columns.on_bad_row == "skip":
         tell_skipped(len(left_out(parts.training, parts.validation, parts.test)), folder / SKIPPED, say)
     say(f"run: {folder}  (model: best; results: card.md and report.html)")
@@ -321,5 +321,5 @@ def _search(search: Search) -> None:
         say(f"best: trial {int(tuned.best.name)}, validation loss {tuned.value:.4f}")
         if search.parts.test is not None:
             device = pick_device(tuned.settings.device)
-            report(place, load_model(place), search.parts.test, device=device, say=say, name="test", is_short=True)
+            report(place, load_model(place), search.parts.test, device=device, say=say, is_short=True)
     say(f"run: {folder / BEST_RUN}  (model: best; results: card.md and report.html)")

@@ -16,20 +16,9 @@ from raglane._utils.messages import quote
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.ragged import Ragged
 
-# The kind of a sample is the first entry whose classes match. The order matters: NumPy's strings are str, some of its
-# numbers are float or complex but keep their dtype, and bool is an int.
-_KINDS: tuple[tuple[Any, Any], ...] = (
-    (str, str),
-    (bytes, bytes),
-    (Tensor, Tensor),
-    ((np.ndarray, np.generic), np.ndarray),
-    (bool, bool),
-    (int, int),
-    (float, float),
-    (complex, complex),
-    (Mapping, Mapping),
-    (list, list),
-)
+# The kind of a sample is the first class that it is an instance of. The order matters: NumPy's strings are str, some of
+# its numbers are float or complex but keep their dtype, and bool is an int.
+_KINDS: tuple[Any, ...] = (str, bytes, Tensor, np.ndarray, np.generic, bool, int, float, complex, Mapping, list)
 
 
 class Items(Sequence[Any]):
@@ -149,9 +138,9 @@ def _kind(sample: Any, field: str, number: int = 0) -> Any:
     """Return the kind of a sample, on which the samples of a batch must agree."""
     if sample is None:
         return None
-    for kinds, kind in _KINDS:
-        if isinstance(sample, kinds):
-            return kind
+    for kind in _KINDS:
+        if isinstance(sample, kind):
+            return np.ndarray if kind is np.generic else kind
     if isinstance(sample, tuple):
         return type(sample) if hasattr(sample, "_fields") else tuple
     if dataclasses.is_dataclass(sample) and not isinstance(sample, type):
@@ -252,13 +241,11 @@ def _columns(columns: Mapping[Any, Any]) -> dict[Any, Any]:
         if not isinstance(column, (list, tuple, Tensor, np.ndarray)) or getattr(column, "ndim", 1) == 0:
             raise ArgumentTypeError(f"samples[{key!r}]", _name(column), rule, fix)
         lists[key] = list(column)
-    sizes = {key: len(column) for key, column in lists.items()}
-    count = next(iter(sizes.values()), 0)
-    odd = next((key for key, size in sizes.items() if size != count), None)
-    if odd is not None:
-        raise ArgumentError(
-            f"samples[{odd!r}]", f"{sizes[odd]} entries", f"{count} entries, as under the first key", fix
-        )
+    count = len(next(iter(lists.values()), []))
+    for key, samples in lists.items():
+        if len(samples) != count:
+            rule = f"{count} entries, as under the first key"
+            raise ArgumentError(f"samples[{key!r}]", f"{len(samples)} entries", rule, fix)
     if not count:
         raise ArgumentError("samples", "no entries", "at least one sample", "leave empty batches out")
     return {key: _collate(column, f"[{key!r}]") for key, column in lists.items()}

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -315,8 +315,7 @@ def _there(folder: Path, job: Job, overwrite: bool) -> Conversion | None:
     raise ArgumentError("output", got, "a new folder", fix)
 
 
-@dataclass(frozen=True)
-class Job:
+class Job(NamedTuple):
     """The inputs and options that identify a conversion."""
 
     locations: tuple[str, ...]

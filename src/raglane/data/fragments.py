@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from raglane._utils.messages import quote, quote_all
-from raglane.data.records import TASKS, Columns, Feature, Records, Targets, kinds_of
+from raglane.data.records import TASKS, Columns, Feature, Records, Targets, as_objects, kinds_of
 from raglane.data.statistics import Statistics
 from raglane.errors import DataError
 
@@ -261,10 +261,8 @@ def _targets_in(column: Any, layout: Layout) -> Rows:
 def _sets_at(starts: npt.NDArray[Any], words: Any, index: Index) -> npt.NDArray[np.object_]:
     """Return the sets of labels at some indices, ``(M,)`` object."""
     ends, begins = starts[1:][index], starts[:-1][index]
-    found = np.empty(len(begins), dtype=object)
     pairs = zip(begins.tolist(), ends.tolist(), strict=True)
-    found[:] = [tuple(words.slice(start, end - start).to_pylist()) for start, end in pairs]
-    return found
+    return as_objects([tuple(words.slice(start, end - start).to_pylist()) for start, end in pairs])
 
 
 def _feature_in(column: Any, per_sequence: bool, is_numbers: bool) -> Rows:

@@ -269,9 +269,7 @@ def _numbered(words: Sequence[str], table: dict[str, int]) -> _Integers:
 
 def _words(table: Mapping[str, int], numbers: npt.NDArray[Any]) -> npt.NDArray[np.object_]:
     """Return the words of a table by their numbers."""
-    words = np.empty(len(table), dtype=object)
-    words[:] = list(table)
-    return np.asarray(words[numbers.ravel().astype(np.int64)], dtype=object)
+    return np.array(list(table), dtype=object)[numbers.ravel().astype(np.int64)]
 
 
 def _elements(starts: _Integers, lengths: _Integers) -> _Integers | slice:

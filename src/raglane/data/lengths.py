@@ -61,21 +61,11 @@ class Summary:
 def summary(lengths: Distribution) -> Summary:
     """Compute the summary statistics of lengths."""
     elements = int(lengths.values @ lengths.counts)
-    count, longest = lengths.count, int(lengths.values[-1])
-    return Summary(
-        count,
-        empty=int(lengths.counts[0]) if lengths.values[0] == 0 else 0,
-        elements=elements,
-        minimum=int(lengths.values[0]),
-        q1=lengths.quantile(0.25),
-        median=lengths.quantile(0.5),
-        q3=lengths.quantile(0.75),
-        p95=lengths.quantile(0.95),
-        p99=lengths.quantile(0.99),
-        maximum=longest,
-        mean=elements / count,
-        fill=elements / (count * longest),
-    )
+    count = lengths.count
+    empty = int(lengths.counts[0]) if lengths.values[0] == 0 else 0
+    low, q1, median, q3, p95, p99, high = map(lengths.quantile, (0, 0.25, 0.5, 0.75, 0.95, 0.99, 1))
+    mean, fill = elements / count, elements / (count * high)
+    return Summary(count, empty, elements, low, q1, median, q3, p95, p99, high, mean, fill)
 
 
 @dataclass(frozen=True)

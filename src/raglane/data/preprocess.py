@@ -14,25 +14,8 @@ from torch import Tensor
 
 from raglane._utils.checks import as_tensor, check_choice, check_flag, check_kind, check_whole
 from raglane._utils.messages import argument, quote, quote_all
-from raglane.data.encoders import (
-    END,
-    OPTIONAL,
-    TUPLES,
-    UNKNOWN,
-    FeatureEncoder,
-    are_whole,
-    between_ends,
-    check_scale,
-    encode,
-    fit_encoders,
-    fit_targets,
-    fit_vocabulary,
-    look_up,
-    no_tokens,
-    nothing_to_learn,
-    places_of,
-    read_config,
-)
+from raglane.data import encoders
+from raglane.data.encoders import END, OPTIONAL, TUPLES, UNKNOWN, FeatureEncoder
 from raglane.data.fragments import Fragment
 from raglane.data.gathering import Gathered, Places
 from raglane.data.missing import BLOCKS, MISSING, fill_missing, how_to_fill, refuse_absent
@@ -115,7 +98,7 @@ class Preprocessor:
             if scale is not None and len(scale) != count:
                 got, rule = f"{len(scale)} numbers", f"one number for each of the {count} names in {names}"
                 raise ArgumentError(name, got, rule, "pass one each")
-            check_scale(name, scale or ())
+            encoders.check_scale(name, scale or ())
 
     @classmethod
     def fit(
@@ -156,20 +139,20 @@ class Preprocessor:
         if known.elements == 0:
             got = f"{known.sequences} sequences without an element"
             raise DataError(source, got, "data with at least one element to train on", "check the data")
-        learned = fit_targets(known, task, source)
+        learned = encoders.fit_targets(known, task, source)
         if not isinstance(data, Statistics) and TASKS[task].label == "sequence":
             learned["label_split"] = data.columns.label_split
         if known.features and task == "language":
             got = f"the features {quote_all(known.features)} with the tokens"
             rule = "no features, because a language model reads only tokens"
             raise DataError("features", got, rule, f"leave {argument('features')} and {argument('static')} out")
-        learned["features"] = fit_encoders(known.features, missing)
+        learned["features"] = encoders.fit_encoders(known.features, missing)
         if not known.channels:
             special = (UNKNOWN, END) if task == "language" else (UNKNOWN,)
-            words = fit_vocabulary(known.tokens, special, minimum_count, max_vocabulary)
+            words = encoders.fit_vocabulary(known.tokens, special, minimum_count, max_vocabulary)
             return cls(task=task, vocabulary=words, missing=missing, split=split, **learned)
         if task == "language":
-            raise no_tokens()
+            raise encoders.no_tokens()
         absent = next((name for name, channel in known.channels.items() if channel.missing), None)
         if missing == "error" and absent is not None:
             if not isinstance(data, Statistics):
@@ -249,7 +232,9 @@ class Preprocessor:
         follows = TASKS[self.task].label is None
         values = as_tensor(self._values(found) if scale else found.values)
         if self.features and (scale or found.features) and found.layout is not None:
-            more = torch.from_numpy(encode(self.features, found.features, found.offsets, self.missing, found.source))
+            more = torch.from_numpy(
+                encoders.encode(self.features, found.features, found.offsets, self.missing, found.source)
+            )
             # Tokens are last, with the other categories.
             values = torch.cat([values, more] if values.dim() == 2 else [more, values[:, None].float()], dim=1)
         targets, target_offsets = None, None
@@ -259,7 +244,7 @@ class Preprocessor:
             targets = self._targets(found)
         offsets = torch.from_numpy(found.offsets)
         if self.task == "language":
-            values, offsets = between_ends(values, offsets, with_last=with_targets)
+            values, offsets = encoders.between_ends(values, offsets, with_last=with_targets)
         per_element = bool(self.per_element) and not follows
         forecast = with_targets and follows
         return Tensors(values, offsets, targets, per_element, forecast, target_offsets=target_offsets)
@@ -290,7 +275,7 @@ class Preprocessor:
         if kind == "class":
             has_own = found.layout is None or found.layout.has_tags == self.per_element
             if found.classes is None or not has_own:
-                raise nothing_to_learn(found.source, self.task)
+                raise encoders.nothing_to_learn(found.source, self.task)
             self._refuse_unknown(found, found.classes, np.arange(len(found.classes)), found.class_word)
             return torch.from_numpy(found.classes)
         targets = self._fitting(found)
@@ -339,7 +324,7 @@ class Preprocessor:
         """Return the targets, with the number and the kind of those of training."""
         targets = found.targets
         if targets is None or targets.kind != TASKS[self.task].label:
-            raise nothing_to_learn(found.source, self.task)
+            raise encoders.nothing_to_learn(found.source, self.task)
         if targets.per_element and not self.per_element:
             got, rule = "targets per element", "data with one target per sequence, as in training"
             raise DataError(found.source, got, rule, "pass data of the same form")
@@ -356,17 +341,17 @@ class Preprocessor:
         """Return the index of each token of a fragment in the vocabulary, and the class of each label."""
         tokens = None
         if fragment.words is not None:
-            places = places_of(self.vocabulary or ())
+            places = encoders.places_of(self.vocabulary or ())
             if self.task == "language":
                 # This token in a text is unknown, not the end.
                 places = {token: place for token, place in places.items() if token != END}
-            tokens = look_up(fragment.words, places, len(fragment.words), 0)
+            tokens = encoders.look_up(fragment.words, places, len(fragment.words), 0)
         labels = self._class_places(fragment.label_words) if with_classes and fragment.labels is not None else None
         return tokens, labels
 
     def _class_places(self, labels: Sequence[str]) -> npt.NDArray[np.int64]:
         """Return the class of each label, ``(M,)`` int64; -1 for an unknown one."""
-        return look_up(labels, places_of(self.labels or ()), len(labels), -1)
+        return encoders.look_up(labels, encoders.places_of(self.labels or ()), len(labels), -1)
 
     def _check_kind(self, channels: Sequence[str], is_tokens: bool, source: str) -> None:
         """Raise unless data has the kind and all channels of the training part."""
@@ -415,7 +400,7 @@ class Preprocessor:
         Raises:
             CheckpointError: an entry is missing, unknown or of the wrong kind.
         """
-        values = read_config(config, [field.name for field in fields(cls)])
+        values = encoders.read_config(config, [field.name for field in fields(cls)])
         try:
             fitted = cls(**values)
         except ArgumentError as error:
@@ -426,23 +411,19 @@ class Preprocessor:
 
 def check_fitted(fitted: Preprocessor) -> None:
     """Raise if attributes contradict each other."""
-    if fitted.task == "language" and (fitted.vocabulary is None or fitted.vocabulary[:2] != (UNKNOWN, END)):
-        got, rule = f"vocabulary = {quote(fitted.vocabulary)}"[:80], f"tokens, the first two {UNKNOWN} and {END}"
-        raise CheckpointError("preprocessing", got, rule, "train again")
-    for name in ("split", "label_split"):
-        if not isinstance(getattr(fitted, name), str | None):
-            got = f"{name} = {quote(getattr(fitted, name))}"
-            raise CheckpointError("preprocessing", got, "a text", "train again")
-    if not isinstance(fitted.per_element, bool):
-        got = f"per_element = {quote(fitted.per_element)}"
-        raise CheckpointError("preprocessing", got, "true, false or null", "train again")
-    if fitted.whole_labels is not False and not (fitted.whole_labels is True and are_whole(fitted.labels or ())):
-        got, rule = f"whole_labels = {quote(fitted.whole_labels)}", "true only for labels that are whole numbers"
-        raise CheckpointError("preprocessing", got, rule, "train again")
-    wanted = TASKS[fitted.task].label
-    for name, is_wanted in (("labels", wanted in ("class", "set", "sequence")), ("target_names", wanted == "numbers")):
-        value = getattr(fitted, name) or None
-        if (value is not None) != is_wanted:
-            got = f"{name} = {quote(value)} for the task {fitted.task!r}"
-            rule = "labels for classes, names for numbers to learn, and None for a forecast"
+    wanted, whole = TASKS[fitted.task].label, fitted.whole_labels
+    has_ends = fitted.task != "language" or (fitted.vocabulary or ())[:2] == (UNKNOWN, END)
+    is_whole = whole is False or (whole is True and encoders.are_whole(fitted.labels or ()))
+    known = "labels for classes, names for numbers to learn, and None for a forecast"
+    for name, fits, rule in (
+        ("vocabulary", has_ends, f"tokens, the first two {UNKNOWN} and {END}"),
+        ("split", isinstance(fitted.split, str | None), "a text"),
+        ("label_split", isinstance(fitted.label_split, str | None), "a text"),
+        ("per_element", isinstance(fitted.per_element, bool), "true, false or null"),
+        ("whole_labels", is_whole, "true only for labels that are whole numbers"),
+        ("labels", bool(fitted.labels) == (wanted in ("class", "set", "sequence")), known),
+        ("target_names", bool(fitted.target_names) == (wanted == "numbers"), known),
+    ):
+        if not fits:
+            got = f"{name} = {quote(getattr(fitted, name))} for the task {fitted.task!r}"
             raise CheckpointError("preprocessing", got, rule, "train again")

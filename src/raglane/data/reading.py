@@ -188,12 +188,8 @@ def _flat(values: Any, offsets: Any) -> Records:
         raise ShapeError("data", got, "sequences whose elements are numbers, or C channels", "flatten the elements")
     rows = _floats(values, "data")
     rows = rows[:, None] if rows.ndim == 1 else rows
-    return Records(
-        rows,
-        np.array(offsets, dtype=np.int64),
-        source=_DATA,
-        channels=tuple(f"x{place}" for place in range(rows.shape[1])),
-    )
+    channels = tuple(f"x{place}" for place in range(rows.shape[1]))
+    return Records(rows, np.array(offsets, dtype=np.int64), source=_DATA, channels=channels)
 
 
 def _floats(values: Any, name: str) -> npt.NDArray[np.float32]:
@@ -330,10 +326,8 @@ def _written(table: Any) -> dict[str, npt.NDArray[np.object_]]:
         if re.match(r"(dictionary<values=)?(large_|fixed_size_)?binary\b", str(table.column(name).type)):
             rule = "a table of texts, numbers and booleans"
             raise DataError("data", f"bytes in the column {quote(name)}", rule, "decode them, e.g. with .str.decode()")
-        values = table.column(name).to_pylist()
-        words = np.empty(len(values), dtype=object)
-        words[:] = ["" if value is None or value != value else str(value) for value in values]
-        entries[str(name)] = words
+        words = ["" if value is None or value != value else str(value) for value in table.column(name).to_pylist()]
+        entries[str(name)] = np.array(words, dtype=object)
     return entries
 
 

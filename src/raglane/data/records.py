@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,8 +27,7 @@ TIME_GAP = "time_gap"
 _NUMBER = re.compile(r"[+-]?(\d+|(\d+\.\d*|\.?\d+)([eE][+-]?\d+)?)")
 
 
-@dataclass(frozen=True)
-class Wanted:
+class Wanted(NamedTuple):
     """The kind of labels that a task learns, and whether they are per sequence or per element."""
 
     label: str | None
@@ -140,6 +139,13 @@ def as_float32(numbers: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
     with np.errstate(over="ignore"):
         floats: npt.NDArray[np.float32] = numbers.astype(np.float32, copy=False)
     return floats
+
+
+def as_objects(sets: Sequence[tuple[str, ...]]) -> npt.NDArray[np.object_]:
+    """Return ``(M,)`` object; np.array would make a matrix of equally long tuples."""
+    result = np.empty(len(sets), dtype=object)
+    result[:] = sets
+    return result
 
 
 def place_of(offsets: npt.NDArray[np.int64], element: int) -> tuple[int, int]:

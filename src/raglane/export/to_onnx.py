@@ -15,15 +15,8 @@ from raglane._utils.checks import check_flag, check_kind
 from raglane._utils.files import check_new_file, write_file
 from raglane._utils.messages import require
 from raglane.errors import ExportError
-from raglane.export.operators import (
-    OPSET,
-    Loops,
-    decompositions,
-    exact_decompositions,
-    exact_translations,
-    place_scans,
-    simplify,
-)
+from raglane.export import operators
+from raglane.export.operators import OPSET, Loops
 from raglane.export.signature import Layout, Signature
 from raglane.export.tracing import Place, check_dtype, evaluating, quiet, traced
 from raglane.export.verify import Verified, check_agrees, in_runtime
@@ -88,19 +81,13 @@ def onnx(
         ...     exported.inputs, exported.outputs
         ({'values': ['sequences', 'steps', 3], 'lengths': ['sequences']}, ['output_0', 'output_1'])
     """
-    content, exported = made(model, path, example=example, layout=layout, verify=verify, metadata=metadata)
+    content, exported = made(model, path, example, layout, verify, metadata)
     write_file(exported.path, content)
     return exported
 
 
 def made(
-    model: nn.Module,
-    path: str | Path,
-    *,
-    example: Any,
-    layout: Layout = "padded",
-    verify: bool = True,
-    metadata: Mapping[str, str] | None = None,
+    model: nn.Module, path: str | Path, example: Any, layout: str, verify: bool, metadata: Mapping[str, str] | None
 ) -> tuple[bytes, Exported]:
     """Return the content of the file of :func:`onnx`, for callers that write several files."""
     check_kind("model", model, nn.Module, "a torch.nn.Module", "pass a layer or a model")
@@ -140,10 +127,10 @@ def _converted(model: nn.Module, signature: Signature) -> Any:
             verbose=False,
             input_names=list(signature.inputs),
             output_names=signature.output_names,
-            custom_translation_table=exact_translations() if is_wide else None,
+            custom_translation_table=operators.exact_translations() if is_wide else None,
         )
-        place_scans(found.model, loops.steps)
-    simplify(found.model)
+        operators.place_scans(found.model, loops.steps)
+    operators.simplify(found.model)
     for value, names in zip(found.model.graph.inputs, signature.inputs.values(), strict=True):
         for dimension, name in names.items():
             value.shape[dimension] = name
@@ -151,7 +138,7 @@ def _converted(model: nn.Module, signature: Signature) -> Any:
 
 
 def _decomposed(program: Any, is_wide: bool) -> Any:
-    table = {**decompositions(), **(exact_decompositions() if is_wide else {})}
+    table = {**operators.decompositions(), **(operators.exact_decompositions() if is_wide else {})}
     targets = {node.target for node in program.graph.nodes}
     return program.run_decompositions(table) if is_wide or targets & table.keys() else program
 

@@ -9,9 +9,8 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -212,8 +211,7 @@ _BENCH_ROUNDS, _BENCH_SECONDS = 7, 5.0
 _TOLERANCE = 1e-4
 
 
-@dataclass(frozen=True)
-class Size:
+class Size(NamedTuple):
     """The number of sequences of a batch, of hidden units and of input features: ``B``, ``H``, ``D``."""
 
     batch: int

@@ -17,8 +17,9 @@ import numpy as np
 from raglane._utils import drawing
 from raglane._utils.checks import check_choice, check_kind
 from raglane._utils.drawing import DARK, LIGHT, Look, new_figure
-from raglane._utils.messages import quote, require
-from raglane.errors import ArgumentError, ShapeError
+from raglane._utils.files import check_suffix
+from raglane._utils.messages import require
+from raglane.errors import ShapeError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -95,11 +96,10 @@ class Picture:
             OSError: the file cannot be written.
         """
         check_kind("path", path, (str, PathLike), "the path of a file", 'pass e.g. "picture.svg"')
-        suffix = Path(path).suffix.lower()
-        if suffix not in (".svg", ".png"):
-            rule = "a name that ends in .svg or .png"
-            raise ArgumentError("path", quote(str(path)), rule, "call picture.figure.savefig for other formats")
-        Path(path).write_bytes(drawing.svg(self.figure) if suffix == ".svg" else drawing.png(self.figure, _DPI))
+        file = Path(path)
+        check_suffix("path", file, (".svg", ".png"), "call picture.figure.savefig for other formats")
+        is_svg = file.suffix.lower() == ".svg"
+        file.write_bytes(drawing.svg(self.figure) if is_svg else drawing.png(self.figure, _DPI))
 
     def _repr_svg_(self) -> str | None:
         """Return the SVG that a notebook shows."""

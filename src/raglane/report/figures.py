@@ -8,20 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raglane._utils.drawing import (
-    BLUE,
-    DARK,
-    GREEN,
-    LIGHT,
-    PALETTE,
-    VERMILION,
-    Look,
-    frame,
-    new_figure,
-    png,
-    svg,
-    title_of,
-)
+from raglane._utils import drawing
+from raglane._utils.drawing import BLUE, DARK, GREEN, LIGHT, PALETTE, VERMILION, Look, frame, png, svg
 from raglane._utils.messages import printable, shorten
 from raglane._utils.table import Table
 
@@ -83,9 +71,7 @@ def _draw_curve(
 
 def _panel(height: float, title: str | None = None, look: Look = DARK) -> tuple[Figure, Axes]:
     """Return a figure with one pair of axes, by default for a page."""
-    figure = new_figure(_WIDTH, height, "train", look)
-    if title is not None:
-        title_of(figure, title, look)
+    figure = _figure(_WIDTH, height, title, look)
     axes = figure.add_subplot(1, 1, 1)
     frame(axes, look)
     axes.tick_params(labelsize=_TEXT - 1)
@@ -94,9 +80,10 @@ def _panel(height: float, title: str | None = None, look: Look = DARK) -> tuple[
     return figure, axes
 
 
-def _figure(width: float, height: float, title: str) -> Figure:
-    figure = new_figure(width, height, "train")
-    title_of(figure, title)
+def _figure(width: float, height: float, title: str | None, look: Look = LIGHT) -> Figure:
+    figure = drawing.new_figure(width, height, "train", look)
+    if title is not None:
+        drawing.title_of(figure, title, look)
     return figure
 
 
@@ -132,13 +119,8 @@ def confusion_png(matrix: Sequence[Sequence[int]], labels: Sequence[str], title:
     image = axes.imshow(shares, cmap="Blues", vmin=0.0, vmax=1.0)
     names = [shorten(printable(label), 24) for label in labels]
     size = max(5.0, min(10.0, 260.0 / max(classes, 1)))
-    axes.set_xticks(
-        range(classes),
-        names,
-        rotation=90 if any(len(label) > 3 for label in labels) else 0,
-        fontsize=size,
-        parse_math=False,
-    )
+    rotation = 90 if any(len(label) > 3 for label in labels) else 0
+    axes.set_xticks(range(classes), names, rotation=rotation, fontsize=size, parse_math=False)
     axes.set_yticks(range(classes), names, fontsize=size, parse_math=False)
     axes.tick_params(length=0, colors=LIGHT.ink)
     axes.set(xlabel="predicted", ylabel="true")
@@ -266,7 +248,7 @@ MEASURES = {"seconds": "seconds of training", "weights": "weights"}
 def compared_picture(groups: Sequence[Compared], is_svg: bool) -> bytes:
     """Draw metric, training time and weights of each run, a row per run."""
     heights = [1.0 + 0.26 * len(group.names) for group in groups]
-    figure = new_figure(10.0, sum(heights), "train")
+    figure = drawing.new_figure(10.0, sum(heights), "train")
     grid = figure.add_gridspec(len(groups), 3, height_ratios=heights)
     for line, group in enumerate(groups):
         labels = {group.drawn: group.drawn.replace("_", " "), **MEASURES}

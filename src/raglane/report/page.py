@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import cache
 from importlib.resources import files
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from raglane._utils.drawing import BLUE, DARK, GREEN, LIGHT, VERMILION
 from raglane._utils.messages import printable, require
@@ -28,23 +28,20 @@ _DARK = {
 }
 
 
-@dataclass(frozen=True)
-class Heading:
+class Heading(NamedTuple):
     """A heading within a part."""
 
     text: str
 
 
-@dataclass(frozen=True)
-class Text:
+class Text(NamedTuple):
     """A paragraph."""
 
     text: str
     is_note: bool = False
 
 
-@dataclass(frozen=True)
-class Command:
+class Command(NamedTuple):
     """Lines of code, with a copy button."""
 
     lines: Sequence[str]
@@ -55,8 +52,7 @@ class Command:
         return "\n".join([f"```{self.language}", *map(printable, self.lines), "```"])
 
 
-@dataclass(frozen=True)
-class Matrix:
+class Matrix(NamedTuple):
     """A table of counts, each cell shaded by its share of the row."""
 
     title: str
@@ -70,8 +66,7 @@ class Matrix:
         return list(zip(self.names, self.counts, strict=True))
 
 
-@dataclass(frozen=True)
-class Picture:
+class Picture(NamedTuple):
     """An SVG from :func:`inline`, its text alternative, and its replacement in Markdown."""
 
     svg: str
@@ -86,8 +81,7 @@ class Picture:
         return self.in_markdown
 
 
-@dataclass(frozen=True)
-class Chart:
+class Chart(NamedTuple):
     """A Vega-Lite chart with its text alternative and a table of its numbers."""
 
     name: str
@@ -97,8 +91,7 @@ class Chart:
     numbers: Table
 
 
-@dataclass(frozen=True)
-class Picker:
+class Picker(NamedTuple):
     """Pictures, one shown at a time, selected by groups of radio buttons."""
 
     groups: Mapping[str, tuple[str, Mapping[str, str]]]  # by name: the legend, and the labels by value
@@ -108,8 +101,7 @@ class Picker:
 Block: TypeAlias = Heading | Text | Command | Table | Matrix | Picture | Chart | Picker
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """A section of a page, with a heading; a wide screen has two columns of them."""
 
     title: str
@@ -118,8 +110,7 @@ class Part:
     is_wide: bool = False  # it spans both columns
 
 
-@dataclass(frozen=True)
-class Page:
+class Page(NamedTuple):
     """The results of a command, as HTML or Markdown; texts from users are escaped in both."""
 
     kind: str

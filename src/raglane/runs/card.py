@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -46,8 +45,7 @@ _PURPOSES = {
 }
 
 
-@dataclass(frozen=True)
-class Parts:
+class Parts(NamedTuple):
     """The parts of the data of a run."""
 
     training: Dataset
@@ -133,8 +131,7 @@ def _measure(folder: Path, settings: Settings, result: TrainingResult, parts: Pa
     return _Measured(saved, result, evaluation, each, on), notes
 
 
-@dataclass(frozen=True)
-class _Measured:
+class _Measured(NamedTuple):
     """The results of a model, and the part on which they were measured."""
 
     saved: SavedModel

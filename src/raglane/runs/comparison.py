@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from raglane._utils.messages import count_of
 from raglane.errors import DataError
@@ -21,8 +20,7 @@ from raglane.training.stored import read_json, reading
 from raglane.training.tasks import TASKS
 
 
-@dataclass(frozen=True)
-class RunSummary:
+class RunSummary(NamedTuple):
     """The results of a run."""
 
     folder: Path

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from raglane import segments
-from raglane._utils.files import check_new_file, write_files
+from raglane._utils.files import check_new_file, check_suffix, write_files
 from raglane.data.encoders import END, UNKNOWN
 from raglane.data.missing import BLOCKS
 from raglane.data.preprocess import Preprocessor
 from raglane.data.records import TIME_GAP
-from raglane.errors import ArgumentError, ExportError
+from raglane.errors import ExportError
 from raglane.export.signature import Layout
 from raglane.export.to_onnx import Exported, made
 from raglane.ragged import Ragged
@@ -141,16 +141,13 @@ def export_run(
     model: SequenceModel, preprocessor: Preprocessor, path: Path, *, layout: Layout, verify: bool
 ) -> Exported:
     """Write the ONNX file and the JSON file."""
-    if path.suffix.lower() != ".onnx":
-        raise ArgumentError("path", repr(str(path)), "a name that ends in .onnx", "change the suffix")
+    check_suffix("path", path, [".onnx"])
     metadata_path = description_path(path)
     for file in (path, metadata_path):
         check_new_file("path", file)
     module = RunModule(model, preprocessor)
     text = json.dumps(_description(model, preprocessor, layout), ensure_ascii=False, indent=1)
-    content, exported = made(
-        module, path, example=_example(preprocessor), layout=layout, verify=verify, metadata={"raglane": text}
-    )
+    content, exported = made(module, path, _example(preprocessor), layout, verify, {"raglane": text})
     write_files({exported.path: content, metadata_path: f"{text}\n".encode()})
     return exported
 

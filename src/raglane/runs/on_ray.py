@@ -11,9 +11,8 @@ import logging
 import os
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,8 +28,7 @@ from raglane.training.ranks.on_ray import check_machines, connected
 _ROWS = 16_384
 
 
-@dataclass(frozen=True)
-class Block:
+class Block(NamedTuple):
     """A range of row groups of a file, with the index of its first row over all files."""
 
     path: str

@@ -360,16 +360,13 @@ class SavedSource:
 
 def guess_task(read: Callable[[str], Dataset], tasks: Sequence[str]) -> tuple[Dataset, str]:
     """Read data for the first task that its labels allow."""
-    first, *rest = tasks
-    try:
-        return read(first), first
-    except DataError as error:
-        for task in rest:
-            try:
-                return read(task), task
-            except DataError:
-                continue
-        raise error
+    refused: list[DataError] = []
+    for task in tasks:
+        try:
+            return read(task), task
+        except DataError as error:
+            refused.append(error)
+    raise refused[0]
 
 
 def tasks_of(loss: str | None) -> list[str]:

@@ -108,8 +108,6 @@ def _as_arrow(table: Any, arrow: Any) -> Any:
         if isinstance(table, dict):
             wide = {name: column.tolist() for name, column in table.items() if getattr(column, "ndim", 1) > 1}
             return arrow.table(table | wide)
-        if isinstance(table, arrow.RecordBatch):
-            return arrow.Table.from_batches([table])
         if hasattr(table, "iloc"):
             return arrow.Table.from_pandas(table, preserve_index=False)
         return arrow.table(table)

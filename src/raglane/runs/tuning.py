@@ -17,7 +17,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, NamedTuple, get_type_hints
 
 from raglane._utils.files import put_folder, write_file
 from raglane._utils.lock import locked, turn
@@ -143,8 +143,7 @@ def as_table(space: Space, comments: Mapping[str, str]) -> str:
     return "\n".join(lines)
 
 
-@dataclass(frozen=True)
-class Tuned:
+class Tuned(NamedTuple):
     """The result of a search."""
 
     best: Path | None  # the folder of the best trial

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from raglane._utils.messages import nearest, quote
 from raglane.errors import ArgumentError
@@ -19,8 +19,7 @@ MODEL, TRAINING, DATA, RUN = "Task and model", "Training", "Data", "Run and outp
 _KEY = "option"
 
 
-@dataclass(frozen=True)
-class Rule:
+class Rule(NamedTuple):
     """A condition on a value, with its words and fix for messages."""
 
     # Not called with None.

@@ -22,13 +22,10 @@ from raglane.training.stored import finite
 def check_output(path: str | os.PathLike[str], *, escape_formulas: bool = False) -> None:
     """Raise if predictions cannot be written to a file."""
     path = as_path(path)
-    if path.suffix.lower() not in WRITERS:
-        rule = f"a name that ends in {', '.join(WRITERS)}"
-        raise ArgumentError("output", repr(str(path)), rule, "change the suffix")
+    check_new_file("output", path, WRITERS)
     if escape_formulas and path.suffix.lower() != ".csv":
         got, rule = f"it for {quote(str(path))}", "left out, except for .csv"
         raise ArgumentError("escape_formulas", got, rule, "leave it out")
-    check_new_file("output", path)
     if path.suffix.lower() == ".parquet":
         require("pyarrow", "data")
 

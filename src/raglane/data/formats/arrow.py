@@ -8,10 +8,9 @@ that all rows share (several per sequence), or a list of lists (several per elem
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +18,7 @@ import numpy.typing as npt
 from raglane._utils.messages import count_of, quote, require
 from raglane.data.formats.base import columns_argument, data_error, takes_tokens
 from raglane.data.missing import how_to_fill
-from raglane.data.records import TASKS, Columns, Targets, as_float32, offsets_of, place_of
+from raglane.data.records import TASKS, Columns, Targets, as_float32, as_objects, offsets_of, place_of
 from raglane.data.splitting import split_texts
 from raglane.errors import DataError
 
@@ -121,8 +120,7 @@ def label_kinds(kind: Any, task: str) -> tuple[str, ...]:
     return ("texts",) if is_text(kind) else ("truth values",) if arrow_types().is_boolean(kind) else ("whole numbers",)
 
 
-@dataclass(frozen=True)
-class Reader:
+class Reader(NamedTuple):
     """The table that is read: makes errors that name its rows."""
 
     path: Path
@@ -318,9 +316,10 @@ def _split_texts(
     return words[kept], before[offsets_of(lengths)]
 
 
-def labels_in(text: str) -> tuple[str, ...]:
-    """Return the labels of a text, which are separated by semicolons, each once."""
-    return tuple(dict.fromkeys(label for part in text.split(";") if (label := part.strip())))
+def labels_in(texts: list[str]) -> npt.NDArray[np.object_]:
+    """Return the set of labels of each text, ``(M,)`` object; they are separated by semicolons."""
+    parts = ((part.strip() for part in text.split(";")) for text in texts)
+    return as_objects([tuple(dict.fromkeys(filter(None, labels))) for labels in parts])
 
 
 def read_labels(reader: Reader, column: Any, name: str, offsets: _Integers, columns: Columns) -> _Labels:
@@ -427,7 +426,7 @@ def _sets(reader: Reader, column: Any, name: str, offsets: _Integers) -> Targets
     """Read a set of labels per sequence or per element."""
     reader.check_nulls(column, name, "list of labels, [] for none,")
     if is_text(column.type):
-        return Targets(_objects([labels_in(text) for text in words_of(reader, column, name).tolist()]))
+        return Targets(labels_in(words_of(reader, column, name).tolist()))
     if not (_is_label_set(column.type) or _is_without_entries(column.type)):
         raise _label_type_error(reader, column, name, "a text with ; between labels, a list, or a list of lists")
     lengths, entries = explode(column)
@@ -450,14 +449,7 @@ def _cut(
 ) -> npt.NDArray[np.object_]:
     """Return the labels between offsets as tuples; ``collect`` keeps all of them, or each once."""
     labels = words.tolist()
-    return _objects([tuple(collect(labels[start:end])) for start, end in pairwise(offsets.tolist())])
-
-
-def _objects(sets: list[tuple[str, ...]]) -> npt.NDArray[np.object_]:
-    """Return ``(M,)`` object; np.array would make a matrix of equally long tuples."""
-    result = np.empty(len(sets), dtype=object)
-    result[:] = sets
-    return result
+    return as_objects([tuple(collect(labels[start:end])) for start, end in pairwise(offsets.tolist())])
 
 
 def _check_lengths(reader: Reader, lengths: _Integers, offsets: _Integers, name: str, nouns: str) -> None:

@@ -48,12 +48,7 @@ from raglane.data.formats.base import (
     opened,
     read_bytes,
 )
-from raglane.data.formats.csv_table import (
-    check_header_once,
-    is_plain,
-    numbers_in,
-    records_of_rows,
-)
+from raglane.data.formats.csv_table import check_header_once, is_plain, numbers_in, records_of_rows
 from raglane.data.formats.decimals import CommaColumns, Entries
 from raglane.data.formats.pieces import BYTES, ROWS, Piece, Start, sift
 from raglane.data.formats.table import choose, records_of

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,8 +26,7 @@ _Bools = npt.NDArray[np.bool_]
 _MISSING = ("", "nan", "na", "n/a", "null", "none", "?")
 
 
-@dataclass(frozen=True)
-class _Table:
+class _Table(NamedTuple):
     """The rows of a file, sorted by sequence."""
 
     path: Path
@@ -344,9 +343,7 @@ def _targets(table: _Table, columns: Columns, label: str) -> Targets:
     per_element = not all(table.constant(name).all() for name in names)
     rows = np.arange(int(table.offsets[-1])) if per_element else table.offsets[:-1]
     if TASKS[columns.task].label == "set":
-        sets = np.empty(len(rows), dtype=object)
-        sets[:] = [labels_in(entry) for entry in table.words(label)[rows].tolist()]
-        return Targets(sets, per_element=per_element)
+        return Targets(labels_in(table.words(label)[rows].tolist()), per_element=per_element)
     values = np.empty((len(rows), len(names)), dtype=np.float64)
     for place, name in enumerate(names):
         numbers, odd = table.numbers(name)

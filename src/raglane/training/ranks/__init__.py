@@ -153,26 +153,24 @@ class Ranks:
 
 def lost(what: str, folder: Path | None) -> LostRankError:
     """Return the error of a training with a dead rank."""
-    resume = _how_to_resume(folder)
-    fix = "train again" if resume is None else f"{resume}, with any number of ranks"
-    return _stopped(what, fix)
+    return _stopped(what, _how_to_resume(folder, ", with any number of ranks"))
 
 
 def lost_worker(folder: Path | None) -> LostRankError:
     """Return the error of a training with a dead DataLoader worker."""
     what = "a worker of the DataLoader, possibly because no memory was available"
-    return _stopped(what, f"{_how_to_resume(folder) or 'train again'}; fewer workers need less memory")
+    return _stopped(what, f"{_how_to_resume(folder)}; fewer workers need less memory")
 
 
 def _stopped(lost: str, fix: str) -> LostRankError:
     return LostRankError(f"Training stopped because it lost {lost}. {fix[:1].upper()}{fix[1:]}.")
 
 
-def _how_to_resume(folder: Path | None) -> str | None:
-    """Return the fix for an interrupted run; None if it has no checkpoint."""
+def _how_to_resume(folder: Path | None, more: str = "") -> str:
+    """Return the fix for an interrupted run; ``more`` is added if it has a checkpoint."""
     if folder is None or whole_folder(folder / LAST) is None:
-        return None
-    return f"resume with {argument('resume', True)} and {argument('out', str(folder))}"
+        return "train again"
+    return f"resume with {argument('resume', True)} and {argument('out', str(folder))}{more}"
 
 
 class AgreedSignal:
