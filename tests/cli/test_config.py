@@ -178,7 +178,7 @@ def _page(command: str) -> str:
 def test_every_setting_is_an_option(name: str) -> None:
     option, default, page = options(Settings)[name], getattr(Settings(), name), _page("train")
     flag = option.flag or f"--{name.replace('_', '-')}"
-    shown = f"({option.unset})" if default is None else default
+    shown = f"({option.unset})" if default is None or option.unset else default
     ending = "" if default is False else f" [default: {shown}]"
     assert re.search(f" {flag} \\S+ {re.escape(option.help + ending)} ", page), page
     panel = page.index(f"─ {option.panel} ─")

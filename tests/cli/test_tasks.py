@@ -182,6 +182,23 @@ def test_the_task_is_guessed_from_the_label(
     fails(["train", str(data), "--out", str(tmp_path / "no"), *FAST], capsys, "no candidate for the label column")
 
 
+def test_a_task_is_not_guessed_against_the_label(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    # In a CSV file numbers are texts; several candidates are not decided by the task; an error names the true reason.
+    rows = [f"{number},{step},{number + 0.5}\n" for number in range(4) for step in range(3)]
+    data = put(tmp_path / "cost.csv", "id,x,cost\n" + "".join(rows))
+    run = ["--out", str(tmp_path / "run"), "--overwrite", *FAST]
+    for more in ([], ["--on-bad-row", "skip"]):
+        prints(["train", str(data), "--label-column", "cost", *more, *run], capsys, "task: regress (guessed")
+    prints(["train", str(data), "--label-column", "cost", "--task", "classify", *run], capsys, "accuracy")
+    assert main(["evaluate", str(tmp_path / "run"), str(put(data, "id,x,cost\n0,1,0.5\n"))]) == 0
+    assert "(1 sequence of cost.csv)" in capsys.readouterr().out
+    both = _lines(tmp_path / "both.jsonl", [{"x": [1.0, 2.0], "place": "a", "kind": "b", "level": 1}] * 4)
+    fails(["train", str(both), *run], capsys, "got 3 candidates for the label column: 'place', 'kind', 'level'")
+    null = _lines(tmp_path / "null.jsonl", [{"x": [1.0], "y": 0.5}, {"x": [1.0], "y": None}])
+    for named in ([], ["--label-column", "y"]):
+        fails(["train", str(null), *named, *run], capsys, "got a null in row 1 (line 2), column 'y'")
+
+
 def test_texts_and_whole_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = put(tmp_path / "texts.csv", "text,label\n" + "guten Tag,de\ngood day,en\n" * 6)
     printed = prints(["train", str(data), "--out", str(tmp_path / "run"), "--split", "characters", *FAST], capsys)

@@ -232,7 +232,7 @@ def test_missing_numbers_a_short_row_and_infinity(tmp_path: Path) -> None:
         ("id,x,x,y\n1,1,2,a\n", Columns(), ["two columns 'x'", "Rename one"]),
         ("id,x,y\n", Columns(), ["no rows"]),
         ("\ufeff", Columns(), ["an empty file"]),
-        ("id,x,y\n1,1,a\n1,1,a,4,5\n", Columns(), ["line 3", "5"]),
+        ("id,x,y\n1,1,a\n1,1,a,4,5\n", Columns(), ["rows of several sizes (Expected 3 fields in line 3, saw 5)"]),
         ('id,x,y\n1,1,"a\n1,1,a\n', Columns(), ["rows of several sizes"]),
         ('id,x,y\n1,"1,5",a\n', Columns(label="y"), ["'1,5' in data row 0", "decimal points"]),
         ("id;x;y\n1;2.5;a\n1;1,234;a\n", Columns(label="y"), ["'1,234' in data row 1", "one decimal mark"]),

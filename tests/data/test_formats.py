@@ -382,8 +382,9 @@ def test_sets_of_numbers_are_channels(tmp_path: Path) -> None:
 
 def test_ids_that_repeat_are_counted(tmp_path: Path) -> None:
     path = tmp_path / "data.jsonl"
-    path.write_text("".join(f'{{"id": {number % 3}, "x": [1.0], "y": "a"}}\n' for number in range(5)))
-    assert "2 sequences repeat the id of another one" in read(path).notes
+    for count, words in ((4, "1 sequence repeats"), (5, "2 sequences repeat")):
+        path.write_text("".join(f'{{"id": {number % 3}, "x": [1.0], "y": "a"}}\n' for number in range(count)))
+        assert f"{words} the id of another one" in read(path).notes
 
 
 def test_japanese_vowels() -> None:

@@ -171,6 +171,7 @@ def test_panels() -> None:
         ([[[10**400, 1]]], None, ArgumentTypeError, ["data[0]", "array of numbers"]),
         ([1j * np.ones(2)], None, ArgumentTypeError, ["data[0]", "complex"]),
         (np.ones(3), None, ShapeError, ["(3,)", "(sequences, steps)"]),
+        ([1.0, 2.0], None, ShapeError, ["data[0]", "Wrap the numbers of a sequence in a list."]),
         (rl.Ragged([torch.ones(2, 3, 4)]), None, ShapeError, ["(3, 4)"]),
         (torch.ones(2, 3, device="meta"), None, ArgumentTypeError, ["data", "Tensor"]),
         (pd.DataFrame([[[1.0], "a"]], columns=[1, "1"]), None, DataError, ["Duplicate column names"]),

@@ -354,7 +354,7 @@ def test_a_run_is_used_from_other_programs(tmp_path: Path, capsys: pytest.Captur
 def test_what_a_graph_does_not_prepare_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = a_run()
     beside = replace(run.preprocess, features=(FeatureEncoder("weight"),))
-    with pytest.raises(ExportError, match=r"features must be .*, got 1 in columns of their own\. .*run\.model"):
+    with pytest.raises(ExportError, match=r"model must be .*, got 1 in columns of their own\. .*run\.model"):
         RunModule(run.model, beside)
     folder = tmp_path / "model"
     run.save(folder)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 import raglane as rl
-from raglane.errors import ArgumentError, DispatchError
+from raglane.errors import ArgumentError, ArgumentTypeError, DispatchError
 from raglane.kernels.program import backend, operators
 from raglane.programs import gradients
 from raglane.programs.graph import Refused
@@ -179,6 +179,19 @@ def test_results_stay_what_they_are() -> None:
         kept = [part.detach().clone() for part in results]
         results[0].square().sum().backward()
         assert all(torch.equal(one, other) for one, other in zip(kept, results, strict=True))
+
+
+class Single(Raw):
+    """A step that forgets its state."""
+
+    def step(self, x_t: Tensor, state: Tensor) -> Any:
+        return super().step(x_t, state)[0]
+
+
+def test_the_error_of_a_step_ends_with_one_point(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "_warned", set())
+    with pytest.warns(UserWarning, match=r"Return output, state\.$"), pytest.raises(ArgumentTypeError):
+        rl.nn.Recurrent(Single, 5, 4)(a_batch())
 
 
 def test_what_cannot_be_a_program_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -136,7 +136,8 @@ def test_equal_lengths_of_other_origin() -> None:
         (lambda r: F.layer_norm(r, (5, 4)), "2 feature dimension"),
         (lambda r: nn.LSTM(4, 2)(r), r"rl\.nn"),
         (lambda r: nn.Linear(1, 2)(r.map(lambda v: v[:, 0])), "unsqueeze"),
-        (lambda r: r.shape, r"r\.values"),
+        (lambda r: r.shape, r"an attribute .* Use len\(r\), r\.lengths and r\.features, or r\.values\.shape"),
+        (lambda r: r.numpy(), r"r\.values\.numpy\(\)"),
     ],
 )
 def test_refuses_with_advice(call: Callable[[rl.Ragged], Any], says: str) -> None:

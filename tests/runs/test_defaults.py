@@ -66,6 +66,7 @@ def test_a_run_states_the_length_and_repeats_it(tmp_path: Path, capsys: pytest.C
         ({"accuracy": 0.8, "macro_f1": 0.2, "majority_accuracy": 0.7}, None),
         ({"accuracy": 0.7, "macro_f1": 0.2, "majority_accuracy": 0.7}, "accuracy 0.700, majority accuracy 0.700"),
         ({"accuracy": 1.0, "majority_accuracy": 1.0}, None),
+        ({"accuracy": 0.8, "majority_accuracy": 0.7, "top2_accuracy": 0.9}, None),
         ({"MAE": 2.0, "persistence_MAE": 3.0, "mean_MAE": 1.5}, "MAE 2.000, mean MAE 1.500"),
         ({"MAE": 2.0, "persistence_MAE": 2.5}, None),
         ({"nats": 9.0, "independent_nats": 8.0, "persistence_nats": 7.0}, "nats 9.000, persistence nats 7.000"),

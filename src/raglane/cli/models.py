@@ -120,7 +120,7 @@ def report(
 
     evaluation = inference.evaluate(saved, records, device=device, **(more or {}))
     name = "test" if is_short else "evaluation"
-    say(f"{name}: {_numbers(evaluation)} ({evaluation.sequences:,} sequences of {records.source.name})")
+    say(f"{name}: {_numbers(evaluation)} ({count_of(evaluation.sequences, 'sequence')} of {records.source.name})")
     details = _details(title or folder.name, evaluation, say=None if is_short else say)
     content = {"data": str(records.source), **evaluation.to_config()}
     if records.skipped:

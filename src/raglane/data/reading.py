@@ -226,6 +226,7 @@ def _numbers(sequences: Sequence[Any]) -> Records:
             got = f"shape {matrix.shape}"
             rule = f"an array (L,) or (L, C), with C = {_width(typical)} as in the other sequences"
             fix = "give every sequence the same channels; transpose sequences of shape (channels, steps)"
+            fix = fix if matrix.ndim else "wrap the numbers of a sequence in a list"
             raise ShapeError(f"data[{place}]", got, rule, fix)
     width = _width(typical) if typical.size else 1
     values = np.concatenate([matrix.reshape(-1, width) for matrix in matrices])

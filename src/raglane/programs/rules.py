@@ -333,7 +333,7 @@ def _trace(step: Step, prepares: bool) -> Trace:
         except Refused:
             raise
         except Exception as error:
-            raise Refused(f"tracing it raised {type(error).__name__}: {error}") from error
+            raise Refused(f"tracing it raised {type(error).__name__}: {str(error).rstrip('.')}") from error
         if drew:
             raise Refused(f"it draws random numbers inside the step, {DEPENDS}")
         if changed:

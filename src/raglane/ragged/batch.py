@@ -269,9 +269,9 @@ class Ragged(SequenceOperations, Conversions):
     def __getattr__(self, name: str) -> Any:
         # Called only for missing attributes; for a method of torch.Tensor the message names a replacement.
         if hasattr(Tensor, name) and not name.startswith("__"):
-            rule = "a method that a Ragged has"
             fix = f"{functions.hint(name)}; for torch's recurrent layers use those of rl.nn"
-            raise AttributeError(message(f"Ragged.{name}", "a method of torch.Tensor", rule, fix))
+            rule = "an attribute that a Ragged has"
+            raise AttributeError(message(f"Ragged.{name}", "an attribute of torch.Tensor", rule, fix))
         raise AttributeError(f"Ragged has no attribute {name!r}")
 
     # -- pickling and display ------------------------------------------------------------------------------------------

@@ -72,9 +72,13 @@ _HINTS = {
     "stack": "call Ragged([*a, *b]) to join batches, or pass dim=-1",
     "matmul": "call r @ matrix, torch.nn.functional.linear(r, weight), or r.map(lambda values: values @ matrix)",
     "pad": "call r.to_padded(padding_value=...)",
+    "numpy": "use r.values.numpy()",
 }
 _HINTS["concat"] = _HINTS["concatenate"] = _HINTS["cat"]
 _HINTS["mm"] = _HINTS["bmm"] = _HINTS["einsum"] = _HINTS["__matmul__"] = _HINTS["matmul"]
+_HINTS["shape"] = _HINTS["size"] = _HINTS["ndim"] = (
+    "use len(r), r.lengths and r.features, or r.values.shape of the flat tensor"
+)
 _HINTS["flatten"] = _HINTS["reshape"] = _HINTS["transpose"] = _HINTS["permute"] = (
     "call r.map(f) with an f that reshapes (N, *features) and keeps N"
 )

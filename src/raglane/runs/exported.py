@@ -36,9 +36,9 @@ class RunModule(nn.Module):
         super().__init__()
         if preprocessor.features:
             got = f"{len(preprocessor.features)} in columns of their own"
-            rule = "in one column of numbers or tokens, because other columns are joined outside the network"
+            rule = "of features in one column of numbers or tokens, because others are joined outside the network"
             fix = "preprocess the data outside the file, and export run.model with rl.export.onnx"
-            raise ExportError("features", got, rule, fix)
+            raise ExportError("model", got, rule, fix)
         if model.config.decoder_name not in (None, "ctc"):
             fix = "predict with the run, or train with the decoder ctc"
             got = f"a model with the decoder {model.config.decoder_name}"

@@ -82,7 +82,7 @@ def fit(
         >>> import raglane as rl
         >>> run = rl.fit([[0.1, 0.4, 0.9], [0.8, 0.2]] * 4, ["up", "down"] * 4, epochs=40, hidden_size=8)
         >>> run.notes[1]
-        'validation: 1 sequence, 10 % of the training sequences, stratified by label, seed 0'
+        'validation: 1 sequence, 10 % of the training sequences, stratified by label, seed 0, without 1 of 2 classes'
         >>> run.evaluate([[0.2, 0.3, 0.8]], ["up"])["accuracy"]
         1.0
     """

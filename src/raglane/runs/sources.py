@@ -243,10 +243,12 @@ class Source:
         try:
             return guess_task(strict.read, tasks)
         except DataError as error:
+            if getattr(error, "candidates", ()):
+                raise
             readable: list[tuple[Dataset, str]] = []
             for task in tasks:
                 with suppress(DataError):
-                    readable.append((self.read(task), task))
+                    readable.append((_read_as(self.read, task), task))
             if not readable:
                 raise error
         return min(readable, key=lambda pair: len(pair[0].skipped))
@@ -360,13 +362,32 @@ class SavedSource:
 
 def guess_task(read: Callable[[str], Dataset], tasks: Sequence[str]) -> tuple[Dataset, str]:
     """Read data for the first task that its labels allow."""
-    refused: list[DataError] = []
+    errors: list[DataError] = []
+    taken: set[str | None] = set()
     for task in tasks:
         try:
-            return read(task), task
+            records = _read_as(read, task)
         except DataError as error:
-            refused.append(error)
-    raise refused[0]
+            errors.append(error)
+            if candidates := getattr(error, "candidates", ()):  # of an UnfitColumnError
+                taken |= {None, *candidates}
+            continue
+        # One of several candidates of an earlier task is not the only one, nor is data with candidates unlabelled.
+        if records.columns.label not in taken:
+            return records, task
+    # An error of a column with the type that a task needs, or of several, tells more than one of other types.
+    raise next((error for error in errors if getattr(error, "candidates", True)), errors[0])
+
+
+def _read_as(read: Callable[[str], Dataset], task: str) -> Dataset:
+    """Read data for a guessed task; numbers with a fraction, which are texts in a CSV file, are no classes."""
+    records = read(task)
+    if task == "classify" and records.is_in_memory and set(records.label_kinds) <= {"fractions", "whole numbers"}:
+        numbers = map(float, set(records.labels or ()))
+        if any(number % 1 for number in numbers):
+            fix = f"pass {argument('task', 'regress')} for numbers to predict, or {argument('task', 'classify')}"
+            raise DataError("labels", "numbers with a fraction", "classes", fix)
+    return records
 
 
 def tasks_of(loss: str | None) -> list[str]:

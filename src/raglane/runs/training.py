@@ -335,6 +335,8 @@ def _divide(
         how = "stratified by label, " if data.has_labels and settings.task == "classify" else ""
         share = f"{100 * settings.validation_fraction:g} % of the training sequences"
         rule = f"{count_of(len(validation), 'sequence')}, {share}, {how}seed {settings.seed}"
+        if how and (absent := training.label_counts().keys() - validation.label_counts().keys()):
+            rule += f", without {len(absent)} of {len(training.label_counts())} classes"
         if len(training) == len(validation) == len(data):
             rule = f"the end of the sequence, {100 * settings.validation_fraction:g} % of its elements"
         rule += "" if in_memory else "; vocabulary and scale were counted of all, these too"

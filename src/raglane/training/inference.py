@@ -159,7 +159,9 @@ class Evaluation:
 
 def _better_rule(numbers: Mapping[str, float]) -> str | None:
     for metric, reached in numbers.items():
-        rules = {name: rule for name, rule in numbers.items() if name.endswith(f"_{metric}")}
+        # The share of right classes among the likeliest, top2_accuracy, is of the model too.
+        others = {name: number for name, number in numbers.items() if not name.startswith("top")}
+        rules = {name: rule for name, rule in others.items() if name.endswith(f"_{metric}")}
         if not rules:
             continue
         is_score = metric in _SCORES

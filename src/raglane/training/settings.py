@@ -89,9 +89,10 @@ class ModelSettings:
         "classify",
         "classify, tag: a class per sequence, per element; regress, multilabel: numbers, or any number of labels, "
         "per sequence or element; forecast: the next element; language: the next token; transcribe: a sequence of "
-        "labels, such as a text. Default: guessed from the labels, except transcribe.",
+        "labels, such as a text.",
         MODEL,
         choices=TASKS,
+        unset="guessed from the labels, except transcribe",
     )
     cell: str = option(
         "gru",

@@ -48,7 +48,8 @@ def read(
     notes = [*records.notes, *unused_note(columns, chosen.roles, f"the format {chosen.name}")]
     repeated = 0 if records.ids is None else len(records.ids) - len(set(records.ids))
     if repeated:
-        notes.append(f"{count_of(repeated, 'sequence')} repeat the id of another one")
+        verb = "repeats" if repeated == 1 else "repeat"
+        notes.append(f"{count_of(repeated, 'sequence')} {verb} the id of another one")
     if columns.task == "classify" and (note := note_empty(records)):
         notes.append(note)
     return replace(records, notes=tuple(shorten(printable(note), _NOTE) for note in notes))

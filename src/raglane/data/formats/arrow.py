@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from raglane._utils.messages import count_of, quote, require
-from raglane.data.formats.base import columns_argument, data_error, takes_tokens
+from raglane.data.formats.base import UnfitColumnError, columns_argument, data_error, takes_tokens
 from raglane.data.missing import how_to_fill
 from raglane.data.records import TASKS, Columns, Targets, as_float32, as_objects, offsets_of, place_of
 from raglane.data.splitting import split_texts
@@ -152,7 +152,7 @@ class Reader(NamedTuple):
 
     def type_error(self, column: Any, name: str, rule: str, fix: str) -> DataError:
         """Return the error for a column of a wrong type."""
-        return self.error(f"{column.type} in column {quote(name)}", rule, fix)
+        return UnfitColumnError(f"{self.path}", f"{column.type} in column {quote(name)}", f"data with {rule}", fix)
 
     def check_nulls(self, column: Any, name: str, role: str) -> None:
         """Raise a DataError for the first null row of a column."""

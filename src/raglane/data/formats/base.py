@@ -59,6 +59,12 @@ class Format:
     roles: tuple[str, ...] = ()
 
 
+class UnfitColumnError(DataError):
+    """No column has the type that a task needs, or several candidates have."""
+
+    candidates: tuple[str, ...] = ()
+
+
 def data_error(path: Path, got: str, rule: str, fix: str, line: int | None = None) -> DataError:
     """Return the error for a file, or for one of its lines, counted from 1."""
     return DataError(f"{path}" if line is None else f"{path}, line {line}", got, rule, fix)
@@ -198,14 +204,15 @@ def choose_column(path: Path, role: str, candidates: list[str], kind: str, prese
         return usual[0], f"{role} column: {quote(usual[0])} (by its name)"
     if candidates:
         got = f"{len(candidates)} candidates for the {role} column: {quote_all(candidates)}"
-        raise data_error(
-            path, got, f"a file with one candidate for the {role} column", f"name one with {columns_argument(role)}"
-        )
+        rule, fix = f"a file with one candidate for the {role} column", f"name one with {columns_argument(role)}"
+        error = UnfitColumnError(f"{path}", got, rule, fix)
+        error.candidates = tuple(candidates)
+        raise error
     got = f"no candidate for the {role} column among its columns ({quote_all(present) or 'none'})"
     fix = f"add one, or name it with {columns_argument(role)}"
     if role == "label":
         fix += f"; without labels, pass {argument('task', 'forecast')} to predict the next element"
-    raise data_error(path, got, f"data with a {kind}", fix)
+    raise UnfitColumnError(f"{path}", got, f"data with a {kind}", fix)
 
 
 def id_column(

@@ -237,7 +237,7 @@ def _parsed(path: Path, content: IO[bytes], size: int | None) -> Iterator[Entrie
                 yield rows if mark == "," else commas.mark(rows)
     except (pandas.errors.ParserError, pandas.errors.EmptyDataError) as error:
         what = "rows of several sizes" if isinstance(error, pandas.errors.ParserError) else "an empty file"
-        got = f"{what} ({' '.join(str(error).split()).rstrip('.')})"
+        got = f"{what} ({' '.join(str(error).split()).rpartition('C error: ')[2].rstrip('.')})"
         raise data_error(path, got, "a file with one entry per column in each row", "correct the file") from error
 
 

@@ -14,7 +14,15 @@ import numpy.typing as npt
 from raglane._utils.messages import argument, quote, quote_all, require
 from raglane.data.formats import decimals
 from raglane.data.formats.arrow import labels_in, split_targets
-from raglane.data.formats.base import PERIOD_NAMES, TIME_NAMES, check_named, choose_column, columns_argument, data_error
+from raglane.data.formats.base import (
+    PERIOD_NAMES,
+    TIME_NAMES,
+    UnfitColumnError,
+    check_named,
+    choose_column,
+    columns_argument,
+    data_error,
+)
 from raglane.data.formats.decimals import Entries
 from raglane.data.formats.table import feature_columns
 from raglane.data.records import TASKS, TIME_GAP, Columns, Feature, Records, Targets, as_float32, offsets_of, place_of
@@ -199,9 +207,8 @@ def _choose_label(table: _Table, columns: Columns, free: list[str]) -> tuple[str
     if TASKS[columns.task].label == "numbers":
         got = f"no label column named among {quote_all(table.entries)}"
         fix = f"name it with {columns_argument('label')}; several, as in 'x,y', are learned together"
-        raise data_error(
-            path, got, "a file with a named label column, because any column of numbers may be the label", fix
-        )
+        rule = "a file with a named label column, because any column of numbers may be the label"
+        raise UnfitColumnError(f"{path}", got, rule, fix)
     kind, candidates = "column of words, or of integers", free
     if columns.task == "classify":
         kind += ", the same in all rows of a sequence"

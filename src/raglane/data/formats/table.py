@@ -99,16 +99,18 @@ def choose(path: Path, schema: Any, columns: Columns) -> Chosen:
     elif features:
         sequence = features[0]
     else:
-        free = [name for name in present if name not in (id_name, columns.label, *static)]
+        free, numbers = [name for name in present if name not in (id_name, columns.label, *static)], []
         candidates = [name for name in free if is_sequence(kinds[name])]
         if columns.wants_labels and TASKS[columns.task].label == "sequence":
             # Both columns may be lists or texts, but only sequences are numbers.
             candidates = [name for name in candidates if not is_text(kinds[name].value_type)] or candidates
+            is_target = label_test(columns.task)[0]
+            numbers = [name for name in candidates if not is_target(kinds[name])]
         texts = [name for name in free if is_text(kinds[name])]
         if columns.wants_labels and columns.task != "classify":
             # A list may be the label here, but a text with the name of a sequence is not.
             usual = [name for name in texts if name.lower() in ROLE_NAMES["sequence"]]
-            candidates = usual or candidates
+            candidates = numbers or usual or candidates
         candidates = candidates or texts
         kind = "column of lists of numbers, of lists of lists of numbers, of lists of strings, or of texts"
         sequence, note = choose_column(path, "sequence", candidates, kind, present)

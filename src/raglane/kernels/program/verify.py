@@ -51,7 +51,7 @@ def verify(step: Step, compiled: CompiledStep, run: Run, machine: Machine, slack
                         return reason
                     has_finite = has_finite or is_finite
     except Exception as error:
-        return f"its program could not be verified: {type(error).__name__}: {error}"
+        return f"its program could not be verified: {type(error).__name__}: {str(error).rstrip('.')}"
     return "" if has_finite else "its program could not be verified: one step of torch gives no finite number"
 
 
@@ -100,7 +100,7 @@ def verify_loop(step: Step, compiled: CompiledStep, run: Run, machine: Machine, 
                     if not _agree(one, other, step.dtype, slack=slack):
                         return "its kernel differs from torch over several steps"
     except Exception as error:
-        return f"its kernel could not be verified: {type(error).__name__}: {error}"
+        return f"its kernel could not be verified: {type(error).__name__}: {str(error).rstrip('.')}"
     return ""
 
 
@@ -122,7 +122,7 @@ def verify_call(call: StepCall, tensors: tuple[Tensor, ...], run: Run) -> str:
             case = _Case(one, run, (*[part.requires_grad_() for part in given], *tensors[end:]), 0)
             reason, _ = case.with_own_weights().difference(torch.Generator().manual_seed(0))
         except Exception as error:
-            return f"its program could not be verified: {type(error).__name__}: {error}"
+            return f"its program could not be verified: {type(error).__name__}: {str(error).rstrip('.')}"
     return reason
 
 

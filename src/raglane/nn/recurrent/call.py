@@ -248,8 +248,8 @@ def _run(
     elif plan.frozen is not None:
         request.packed = plan.frozen.packed_for(weights)
     backend = plan.backend
-    if isinstance(resets, Tensor) and backend is not program.GPU:
-        backend = reference.BACKEND  # a loop in an exported graph
+    if isinstance(resets, Tensor) and is_exporting() and backend is not program.GPU:
+        backend = reference.BACKEND  # which is a loop in the graph
     result = backend.run(request, plan.schedule)
     batch, restore = (None, inputs.restore_layout) if keeps_layout else inputs.flat or inputs.flattened()
     # State dropout appends its mask to the states; the result does not contain it.
