@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -19,6 +21,13 @@ def test_imports_no_extra(script: Script) -> None:
     for name in ("raglane", "raglane.data"):
         done = script(f"import sys, {name}; print([name for name in {EXTRAS} if name in sys.modules])")
         assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")
+
+
+def test_help_and_mistakes_in_options_do_not_import_torch() -> None:
+    calls = [["--help"], ["train", "--help"], ["bench", "--help"], ["predict", "runs/a", "--n"]]
+    code = f"import sys; from raglane.cli import main; print(*map(main, {calls})); sys.exit('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout[-8:]) == (0, "0 0 0 2\n"), done.stderr
 
 
 def test_layers_and_batches_need_torch_and_numpy_alone(script: Script) -> None:

@@ -6,10 +6,13 @@ import math
 import mmap
 import os
 from pathlib import Path
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from raglane.errors import ArgumentError
+
+if TYPE_CHECKING:
+    # The help of commands reads this module, and torch takes a second to import.
+    from torch import Tensor
 
 # Bytes of a weight, and the overhead of a tensor in a model and in training, measured on thousands of layers of one
 # unit.

@@ -8,7 +8,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from raglane._utils.checks import check_choice
 from raglane._utils.messages import count_of, quote
 from raglane.cli import console, options
 from raglane.cli.options import argument, option
@@ -273,6 +272,8 @@ def _on_ray(
     quiet: bool,
 ) -> None:
     """Predict Parquet files on a Ray cluster."""
+    from raglane._utils.checks import check_choice
+
     check_choice("engine", engine, ENGINES, "leave it out")
     if data is None:
         raise ArgumentError("data", "nothing", "Parquet files for the engine ray", "pass DATA")
