@@ -194,6 +194,11 @@ def test_a_task_is_not_guessed_against_the_label(tmp_path: Path, capsys: pytest.
     assert "(1 sequence of cost.csv)" in capsys.readouterr().out
     both = _lines(tmp_path / "both.jsonl", [{"x": [1.0, 2.0], "place": "a", "kind": "b", "level": 1}] * 4)
     fails(["train", str(both), *run], capsys, "got 3 candidates for the label column: 'place', 'kind', 'level'")
+    words = {"tokens": ["a", "b"], "text": "the cat"}
+    starred = _lines(tmp_path / "starred.jsonl", [words | {"stars": number} for number in range(4)])
+    fails(["train", str(starred), *run], capsys, "got 2 candidates for the label column: 'text', 'stars'")
+    classes = put(tmp_path / "classes.ts", "@classLabel true 1.5 2\n@data\n" + "1,2,3:1.5\n3,1:2\n" * 4)
+    prints(["train", str(classes), *run], capsys, "accuracy")
     null = _lines(tmp_path / "null.jsonl", [{"x": [1.0], "y": 0.5}, {"x": [1.0], "y": None}])
     for named in ([], ["--label-column", "y"]):
         fails(["train", str(null), *named, *run], capsys, "got a null in row 1 (line 2), column 'y'")

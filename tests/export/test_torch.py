@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import raglane as rl
 from exported import FEW, D, a_batch, largest_error, truth
+from own_cells import Leaky
 from raglane.errors import ArgumentError, ExportError
 from raglane.export import aot
 from raglane.export.aot import _Loops
@@ -169,16 +170,14 @@ class Paired(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.embedding, self.first, self.second = (
-            nn.Embedding(5, 2),
-            rl.nn.GRU(D + 2, 2, bidirectional=True),
-            rl.nn.GRU(D, 4),
-        )
+        self.embedding, self.first = nn.Embedding(5, 2), rl.nn.GRU(D + 2, 2, bidirectional=True)
+        self.second, self.third = rl.nn.Recurrent(Leaky, 4, 4).float(), rl.nn.GRU(D, 4)
 
     def forward(self, numbers: Any, tokens: Any, others: Any, lengths: Tensor) -> tuple[Any, Tensor]:
         joined = torch.cat([numbers, tokens.map(self.embedding)], -1)
-        out, _ = self.first(joined, resets=tokens.map(lambda values: values == 0))
-        return out, out.mean() * self.second(others)[0].last(empty=0) * lengths.unsqueeze(1)
+        for layer in (self.first, self.second):
+            joined, _ = layer(joined, resets=tokens.map(lambda values: values == 0))
+        return joined, joined.mean() * self.third(others)[0].last(empty=0) * lengths.unsqueeze(1)
 
 
 @pytest.mark.parametrize("layout", ["flat", "padded"])

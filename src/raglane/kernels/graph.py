@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from raglane import segments
 from raglane._utils.tracing import constant_when_traced
-from raglane.cells.regularised import Resetting
+from raglane.cells.regularised import MarkedWeights, Resetting
 from raglane.kernels.contract import DirectionResult, Request, Result, run_directions
 
 
@@ -145,14 +145,21 @@ class Step(nn.Module):
     def weights(self) -> list[Tensor]:
         """The tensors of the weights, in the order of :meth:`forward`'s arguments."""
         (weights,) = self._of_weights
-        if isinstance(weights, nn.Module):
-            return [*weights.parameters(), *weights.buffers()]
+        if self._module is not None:
+            return [*self._module.parameters(), *self._module.buffers()]
         return list(_tensors(weights))
+
+    @property
+    def _module(self) -> nn.Module | None:
+        """The user's module, also that of a cell with resets."""
+        (weights,) = self._of_weights
+        inner = weights.inner if isinstance(weights, MarkedWeights) and weights.marks is None else weights
+        return inner if isinstance(inner, nn.Module) else None
 
     @property
     def is_module(self) -> bool:
         """True if the cell is a user's module."""
-        return isinstance(self._of_weights[0], nn.Module)
+        return self._module is not None
 
     @property
     def present(self) -> tuple[bool, ...]:
@@ -170,10 +177,11 @@ class Step(nn.Module):
 
     def _step(self, tensors: tuple[Tensor, ...], row: Tensor, state: tuple[Tensor, ...]) -> Any:
         (weights,) = self._of_weights
-        if not isinstance(weights, nn.Module):
+        module = self._module
+        if module is None:
             return self.cell.step(_like(weights, iter(tensors)), row, state)
-        names = [name for name, _ in (*weights.named_parameters(), *weights.named_buffers())]
-        with _with_tensors(weights, dict(zip(names, tensors, strict=True))):
+        names = [name for name, _ in (*module.named_parameters(), *module.named_buffers())]
+        with _with_tensors(module, dict(zip(names, tensors, strict=True))):
             return self.cell.step(weights, row, state)
 
 

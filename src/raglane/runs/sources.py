@@ -363,17 +363,16 @@ class SavedSource:
 def guess_task(read: Callable[[str], Dataset], tasks: Sequence[str]) -> tuple[Dataset, str]:
     """Read data for the first task that its labels allow."""
     errors: list[DataError] = []
-    taken: set[str | None] = set()
+    taken: set[str | None] = set()  # candidates for the label of earlier tasks, of which none is the only one
     for task in tasks:
         try:
             records = _read_as(read, task)
         except DataError as error:
             errors.append(error)
-            if candidates := getattr(error, "candidates", ()):  # of an UnfitColumnError
-                taken |= {None, *candidates}
+            taken |= {*getattr(error, "candidates", ())}  # of an UnfitColumnError
             continue
-        # One of several candidates of an earlier task is not the only one, nor is data with candidates unlabelled.
-        if records.columns.label not in taken:
+        used = records.columns
+        if not taken or (used.label is not None and not taken & {used.label, used.sequence}):
             return records, task
     # An error of a column with the type that a task needs, or of several, tells more than one of other types.
     raise next((error for error in errors if getattr(error, "candidates", True)), errors[0])
@@ -382,7 +381,9 @@ def guess_task(read: Callable[[str], Dataset], tasks: Sequence[str]) -> tuple[Da
 def _read_as(read: Callable[[str], Dataset], task: str) -> Dataset:
     """Read data for a guessed task; numbers with a fraction, which are texts in a CSV file, are no classes."""
     records = read(task)
-    if task == "classify" and records.is_in_memory and set(records.label_kinds) <= {"fractions", "whole numbers"}:
+    is_column = records.columns.label is not None  # not the declared classes of a .ts file
+    is_numbers = set(records.label_kinds) <= {"fractions", "whole numbers"}
+    if task == "classify" and is_column and records.is_in_memory and is_numbers:
         numbers = map(float, set(records.labels or ()))
         if any(number % 1 for number in numbers):
             fix = f"pass {argument('task', 'regress')} for numbers to predict, or {argument('task', 'classify')}"

@@ -347,10 +347,6 @@ def check_options(
     task: Task, *, horizon: int = 1, top: int = 1, probabilities: bool = False, beam: int | None = None, n_best: int = 1
 ) -> None:
     """Raise if an option of a prediction is invalid or does not exist for the task."""
-    check_whole("n_best", n_best, 1, most=_MOST_BEAM)
-    if beam is not None and check_whole("beam", beam, 1, most=_MOST_BEAM) < n_best:
-        fix = f"pass a larger {argument('beam')}, or leave it out"
-        raise ArgumentError("n_best", f"{n_best}", f"at most the beam, {beam}", fix)
     numbers = {"horizon": horizon, "top": top, "n_best": n_best}
     for name, value, given in (
         *((name, check_whole(name, number, 1), number != 1) for name, number in numbers.items()),
@@ -361,6 +357,10 @@ def check_options(
             tasks = [known for known, kind in TASKS.items() if name in kind.options]
             rule = f"left out except for the task {' or '.join(tasks)}"
             raise ArgumentError(name, quote(value), rule, "leave it out")
+    check_whole("n_best", n_best, 1, most=_MOST_BEAM)
+    if beam is not None and check_whole("beam", beam, 1, most=_MOST_BEAM) < n_best:
+        fix = f"pass a larger {argument('beam')}, or leave it out"
+        raise ArgumentError("n_best", f"{n_best}", f"at most the beam, {beam}", fix)
 
 
 def _short(entry: Any) -> str:
