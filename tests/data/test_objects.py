@@ -129,8 +129,9 @@ def test_a_column_that_data_in_memory_has_not_is_not_passed_over_in_silence() ->
     rows = pd.DataFrame({"x": [0, 0, 1], "time": [1, 3, 5], "y": [0.5, 1.5, 2.5]})
     assert not any("not used" in note for note in read(rows, columns).notes)
     lists = pd.DataFrame({"x": ["a", "b"], "y": [[1.0], [2.0, 3.0]]})
-    unused = "not used, since a table of this kind has no such column: Columns(time_gaps=...)"
-    assert unused in read(lists, columns).notes
+    assert any(
+        "table of this kind has no such column: Columns(time_gaps" in note for note in read(lists, columns).notes
+    )
 
 
 def test_panels() -> None:

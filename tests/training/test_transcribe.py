@@ -96,9 +96,7 @@ def test_columns_are_guessed_if_their_names_are_usual(tmp_path: Path, capsys: py
     # Numbers can be no target, so a text beside them is, whatever its name.
     spoken = tmp_path / "spoken.jsonl"
     spoken.write_text('{"frames": [[0.5], [1.5], [0.5]], "text": "a"}\n{"frames": [[2.5], [1.5]], "text": "b"}\n' * 4)
-    capsys.readouterr()
-    assert main(["train", str(spoken), *command[2:], "--overwrite"]) == 0
-    assert "sequence column: 'frames'" in capsys.readouterr().out
+    prints(["train", str(spoken), *command[2:], "--overwrite"], capsys, "sequence column: 'frames'")
 
 
 @pytest.mark.parametrize("seed", range(4))
