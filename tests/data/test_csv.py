@@ -229,6 +229,7 @@ def test_missing_numbers_a_short_row_and_infinity(tmp_path: Path) -> None:
         # The label with a mistake, and a last line that is cut.
         ("id,x,y\n1,1,a\n1,2,a\n2,1,b\n2,2,c\n", Columns(), ["the label 'c' in data row 3", "Columns(task='tag')"]),
         ("id,x,y\n1,1,a\n1,2,a\n2,1,b\n2,2", Columns(), ["the label '' in data row 3 (id 2), column 'y', after 'b'"]),
+        ("id,n,label\n1,7,a\n1,7,a\n2,8,b\n2,8,\n", Columns(), ["the label '' in data row 3 (id 2), column 'label'"]),
         ("id,x,x,y\n1,1,2,a\n", Columns(), ["two columns 'x'", "Rename one"]),
         ("id,x,y\n", Columns(), ["no rows"]),
         ("\ufeff", Columns(), ["an empty file"]),
@@ -243,8 +244,7 @@ def test_missing_numbers_a_short_row_and_infinity(tmp_path: Path) -> None:
     ],
 )
 def test_bad_files(tmp_path: Path, text: str, columns: Columns, words: list[str]) -> None:
-    path = write(tmp_path, text)
-    assert refused(words, read, path, columns).startswith(str(path))
+    assert refused(words, read, write(tmp_path, text), columns).startswith(str(tmp_path))
 
 
 def test_only_numbers_have_their_decimal_commas_replaced(tmp_path: Path) -> None:

@@ -384,8 +384,7 @@ def _read_as(read: Callable[[str], Dataset], task: str) -> Dataset:
     is_column = records.columns.label is not None  # not the declared classes of a .ts file
     is_numbers = set(records.label_kinds) <= {"fractions", "whole numbers"}
     if task == "classify" and is_column and records.is_in_memory and is_numbers:
-        numbers = map(float, set(records.labels or ()))
-        if any(number % 1 for number in numbers):
+        if any(float(label) % 1 for label in set(records.labels or ())):
             fix = f"pass {argument('task', 'regress')} for numbers to predict, or {argument('task', 'classify')}"
             raise DataError("labels", "numbers with a fraction", "classes", fix)
     return records

@@ -16,6 +16,7 @@ from raglane.data.formats import decimals
 from raglane.data.formats.arrow import labels_in, split_targets
 from raglane.data.formats.base import (
     PERIOD_NAMES,
+    ROLE_NAMES,
     TIME_NAMES,
     UnfitColumnError,
     check_named,
@@ -216,8 +217,9 @@ def _choose_label(table: _Table, columns: Columns, free: list[str]) -> tuple[str
     numbers = {name: table.numbers(name) for name in candidates}
     words = [name for name in candidates if numbers[name][1].any()]
     integers = [name for name in candidates if (np.mod(numbers[name][0], 1) == 0).all()]
-    if columns.task == "classify" and not (words or integers):
-        _check_almost_constant(table, free)
+    if columns.task == "classify" and not words:
+        # Integers may be something else than the label, if a column with the name of one is nearly a label.
+        _check_almost_constant(table, [name for name in free if not integers or name.lower() in ROLE_NAMES["label"]])
     label, note = choose_column(path, "label", words or integers, kind, table.entries)
     return label, (note,)
 
