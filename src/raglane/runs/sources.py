@@ -382,11 +382,11 @@ def _read_as(read: Callable[[str], Dataset], task: str) -> Dataset:
     """Read data for a guessed task; numbers with a fraction, which are texts in a CSV file, are no classes."""
     records = read(task)
     is_column = records.columns.label is not None  # not the declared classes of a .ts file
-    is_numbers = set(records.label_kinds) <= {"fractions", "whole numbers"}
-    if task == "classify" and is_column and records.is_in_memory and is_numbers:
-        if any(float(label) % 1 for label in set(records.labels or ())):
-            fix = f"pass {argument('task', 'regress')} for numbers to predict, or {argument('task', 'classify')}"
-            raise DataError("labels", "numbers with a fraction", "classes", fix)
+    is_numbers = records.is_in_memory and set(records.label_kinds) <= {"fractions", "whole numbers"}
+    labels = set(records.labels or ()) if task == "classify" and is_column and is_numbers else ()
+    if any(float(label) % 1 for label in labels):
+        fix = f"pass {argument('task', 'regress')} for numbers to predict, or {argument('task', 'classify')}"
+        raise DataError("labels", "numbers with a fraction", "classes", fix)
     return records
 
 
