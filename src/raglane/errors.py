@@ -109,6 +109,12 @@ class DataError(ArgumentError):
     """A file, column or record cannot be used."""
 
 
+class UnfitColumnError(DataError):
+    """No column has the type that a task needs, or several ``candidates`` have (internal)."""
+
+    candidates: tuple[str, ...] = ()
+
+
 class CheckpointError(DataError):
     """A saved model cannot be read."""
 

@@ -7,7 +7,7 @@ import pickle
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -154,14 +154,14 @@ def test_models_that_cannot_be_frozen() -> None:
     with torch.inference_mode():
         made = build("gru")
     for wrong, error, says in (
-        ([], ArgumentTypeError, r"model must be .*got list"),
+        (cast("Any", []), ArgumentTypeError, r"model must be .*got list"),
         (nn.Linear(2, 2), DispatchError, r"no recurrent layer of rl\.nn"),
         (build("layernorm_gru"), DispatchError, r"backend (program|reference) runs it"),
         (nn.utils.parametrizations.weight_norm(build("gru"), "weight_hh_l0"), DispatchError, "computed in each call"),
         (made, DispatchError, "inference_mode"),
     ):
         with pytest.raises(error, match=says):
-            rl.freeze(wrong)  # type: ignore[type-var]
+            rl.freeze(wrong)
     # One such layer is enough.
     model = rl.freeze(nn.Sequential(build("gru"), build("layernorm_gru")))
     assert "frozen" in rl.explain(model[0], a_batch()).reason

@@ -26,9 +26,9 @@ class Signature:
 
     names: tuple[str, ...]
     example: tuple[Any, ...]
-    layout: Layout
+    layout: str  # see Layout
     # For each leaf, the place of the first Ragged with the same lengths, and for a tensor its own place.
-    groups: tuple[int, ...] = ()
+    groups: tuple[int, ...]
     output_names: list[str] = field(default_factory=list)
 
     @classmethod
@@ -56,7 +56,7 @@ class Signature:
             raise ArgumentError("example", f"{len(arguments)} arguments", rule, fix)
         leaves = [part for part in leaves if part is not None]
         groups = tuple(next(place for place, other in enumerate(leaves) if _are_alike(part, other)) for part in leaves)
-        signature = cls(names, arguments, layout, groups)  # type: ignore[arg-type]
+        signature = cls(names, arguments, layout, groups)
         for name, part in signature.leaves():
             if isinstance(part, Tensor) and sum(size == len(batches[0]) for size in part.shape) > 1:
                 got = f"{name} of shape {tuple(part.shape)}"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from raglane._utils.files import as_path
 from raglane._utils.messages import argument, quote
-from raglane.errors import ArgumentError, ArgumentTypeError, DataError
+from raglane.errors import ArgumentError, ArgumentTypeError, DataError, UnfitColumnError
 from raglane.training.options import DATA, check, option, options
 from raglane.training.settings import LOSSES, ModelSettings
 
@@ -243,7 +243,7 @@ class Source:
         try:
             return guess_task(strict.read, tasks)
         except DataError as error:
-            if getattr(error, "candidates", ()):
+            if isinstance(error, UnfitColumnError) and error.candidates:
                 raise
             readable: list[tuple[Dataset, str]] = []
             for task in tasks:
@@ -369,13 +369,14 @@ def guess_task(read: Callable[[str], Dataset], tasks: Sequence[str]) -> tuple[Da
             records = _read_as(read, task)
         except DataError as error:
             errors.append(error)
-            taken |= {*getattr(error, "candidates", ())}  # of an UnfitColumnError
+            taken |= {*error.candidates} if isinstance(error, UnfitColumnError) else set()
             continue
         used = records.columns
         if not taken or (used.label is not None and not taken & {used.label, used.sequence}):
             return records, task
     # An error of a column with the type that a task needs, or of several, tells more than one of other types.
-    raise next((error for error in errors if getattr(error, "candidates", True)), errors[0])
+    telling = [error for error in errors if not isinstance(error, UnfitColumnError) or error.candidates]
+    raise (telling or errors)[0]
 
 
 def _read_as(read: Callable[[str], Dataset], task: str) -> Dataset:

@@ -14,7 +14,7 @@ from typing import IO, Any
 from raglane._utils.files import NotAFileError, check_file, read_file
 from raglane._utils.messages import argument, quote, quote_all
 from raglane.data.records import ROLES, Columns, Records
-from raglane.errors import DataError
+from raglane.errors import DataError, UnfitColumnError
 
 # The suffix of compressed files, after that of the format.
 GZIP = ".gz"
@@ -57,12 +57,6 @@ class Format:
     read: Callable[[Path, Columns], Records]
     pieces: Callable[[Path, Columns, tuple[int, ...]], Iterator[Any]]
     roles: tuple[str, ...] = ()
-
-
-class UnfitColumnError(DataError):
-    """No column has the type that a task needs, or several candidates have."""
-
-    candidates: tuple[str, ...] = ()
 
 
 def data_error(path: Path, got: str, rule: str, fix: str, line: int | None = None) -> DataError:

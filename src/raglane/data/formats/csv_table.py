@@ -18,7 +18,6 @@ from raglane.data.formats.base import (
     PERIOD_NAMES,
     ROLE_NAMES,
     TIME_NAMES,
-    UnfitColumnError,
     check_named,
     choose_column,
     columns_argument,
@@ -27,7 +26,7 @@ from raglane.data.formats.base import (
 from raglane.data.formats.decimals import Entries
 from raglane.data.formats.table import feature_columns
 from raglane.data.records import TASKS, TIME_GAP, Columns, Feature, Records, Targets, as_float32, offsets_of, place_of
-from raglane.errors import DataError
+from raglane.errors import DataError, UnfitColumnError
 
 _Bools = npt.NDArray[np.bool_]
 
