@@ -194,6 +194,7 @@ def test_accelerate_keeps_the_model() -> None:
     assert report.replaced == ["encoder", "decoder"]
     assert "2 layers replaced: encoder, decoder" in str(report)
     assert "cell (GRUCell is a cell" in str(report)
+    assert "the model itself (it is a layer of rl.nn; rl.explain(layer, batch)" in str(rl.explain(rl.nn.GRU(3, 4)))
     assert model.encoder is encoder
     assert isinstance(model.encoder, rl.nn.LSTM)
     assert model.encoder.weight_ih_l0 is weight

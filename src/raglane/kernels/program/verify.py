@@ -155,9 +155,9 @@ class _Case:
 
     def difference(self, generator: torch.Generator) -> tuple[str, bool]:
         """Return how the program differs from torch's step (empty if not), and True if a number was finite."""
+        want = self.by_torch(self.tensors)  # first, so that the reason for a step with an error is torch's
         output, finals, _ = self.run(self.call, self.tensors)
         got = self._with_gradients([part for part in (output, *finals) if part is not None], self.tensors)
-        want = self.by_torch(self.tensors)
         with torch.no_grad():
             plain = replace(self, tensors=tuple([part.detach() for part in self.tensors]))._step()
         if not all(_agree(one, other, other.dtype) for one, other in zip(plain, want[0], strict=True)):

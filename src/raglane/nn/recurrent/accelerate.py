@@ -156,7 +156,9 @@ _OURS: dict[type[torch.nn.Module], Any] = {
 }
 for _kind, _ours in _OURS.items():
     _ours._theirs = _kind
+# Reasons of which rl.accelerate does not warn.
 _OF_CELLS = "is a cell, which runs one step; rl.nn has layers"
+_OF_OURS = "it is a layer of rl.nn; rl.explain(layer, batch) returns its backend"
 # The methods that torch's forward calls, and Raglane's does not.
 _CALLED = (
     *("_init_flat_weights", "_update_flat_weights", "_weights_have_changed", "check_forward_args", "check_hidden_size"),
@@ -236,7 +238,8 @@ def accelerate(model: M, *, checkpoint_every: int | None = None) -> M:
         (True, True)
     """
     check_every(checkpoint_every)
-    left = {name: reason for name, reason in acceleration_of(model).left.items() if not reason.endswith(_OF_CELLS)}
+    reasons = acceleration_of(model).left
+    left = {name: reason for name, reason in reasons.items() if not reason.endswith((_OF_CELLS, _OF_OURS))}
     for module in model.modules():
         if (_is_torchs(module) or _is_slstm(module)) and not _reason_to_leave(module):
             # torch.fx treats a module as a leaf if its __module__ is torch.nn's.
@@ -351,6 +354,8 @@ def _reason_to_leave(module: torch.nn.Module) -> str:
         return _reason_of_slstm(module)
     if isinstance(module, torch.nn.RNNCellBase):
         return f"{name} {_OF_CELLS}"
+    if isinstance(module, RecurrentLayer) and not isinstance(module, _Accelerated):
+        return _OF_OURS
     is_layer = name == "RecursiveScriptModule" and hasattr(module, "weight_ih_l0")
     return "it is compiled by torch.jit" if is_layer else ""
 
