@@ -11,7 +11,7 @@ namespace raglane {
 // The header of packed weights: the call for which they were packed.
 struct PackedHeader {
   int64_t abi, isa, cell, dtype, directions, input_size, hidden_size, rest;  // rest: P of a projection; or of a skip, 1
-    // Of a program's weights: their number, that of their numbers, and a hash of their shapes.
+  // Of a program's weights: their number, that of their numbers, and a hash of their shapes.
   static PackedHeader of_program(int64_t isa, int64_t dtype, int64_t weights, int64_t numbers, int64_t shapes) {
     return {RAGLANE_ABI, isa, -1, dtype, 0, weights, numbers, shapes};
   }
@@ -57,7 +57,7 @@ struct Call : Batch {
   const Rounds* rounds = nullptr;  // of a backward pass that recomputes the gates
   const Round* round = nullptr;    // the current one
 
-    // The directions that run in parallel, from this one.
+  // The directions that run in parallel, from this one.
   int64_t first_direction() const { return round ? round->direction : 0; }
   int64_t directions() const { return round ? 1 : layer->directions; }
 };

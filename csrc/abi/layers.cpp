@@ -57,7 +57,7 @@ void check_sizes(const raglane_layer& l) {
   at_least("elements", l.elements, 0);
   at_least("input_size", l.input_size, 1);
   at_least("hidden_size", l.hidden_size, 1);
-    // Within these limits no product below overflows; beyond them no machine has the memory.
+  // Within these limits no product below overflows; beyond them no machine has the memory.
   const int64_t most = int64_t(1) << 40;
   const int64_t largest = 1 << 24;
   if (l.threads > most_threads || l.sequences > most || l.elements > most || l.slot_count > most || l.input_size > largest ||
@@ -75,7 +75,7 @@ void check_sizes(const raglane_layer& l) {
   }
   at_least("gate_stride", l.gate_stride,
            cell.slots * (cell.saved ? (l.hidden_size + 15) / 16 * 16 : l.hidden_size));
-    // The maximum of products of bytes whose sum fits 32 bits.
+  // The maximum of products of bytes whose sum fits 32 bits.
   const int64_t terms = 1 << 16;
   if (l.dtype == RAGLANE_INT8 && (l.input_size > terms || l.hidden_size > terms || l.projection_size > terms))
     fail("sizes must be at most %lld for int8 weights, whose sums must fit 32 bits, got more", (long long)terms);
@@ -263,7 +263,7 @@ int32_t raglane_pack(const raglane_layer* layer, void* to, int64_t* bytes, char*
     present("bytes", bytes);
     raglane_layer mine = *layer;
     check_sizes(mine);
-        // Only the weights matter here.
+    // Only the weights matter here.
     mine.sequences = mine.elements = 0;
     mine.packed = nullptr, mine.slots = nullptr, mine.rows = nullptr;
     check_pointers(mine, false);

@@ -66,7 +66,7 @@ class Decoded {
     return (int64_t)integers_.size() == size && std::memcmp(integers_.data(), integers, size * sizeof(int64_t)) == 0;
   }
   int64_t tensors() const { return code.first_tensor[RAGLANE_LOCAL + 2] + code.states; }
-    // Floating-point operations of a step's products, and numbers written by its other instructions.
+  // Floating-point operations of a step's products, and numbers written by its other instructions.
   double work() const {
     double operations = 0;
     for (const CodeInstruction& i : instructions_) {
@@ -75,7 +75,7 @@ class Decoded {
     }
     return operations;
   }
-    // True if elements depend on others, or on their sequence.
+  // True if elements depend on others, or on their sequence.
   bool has_memory() const {
     for (const CodeBlock& block : blocks_)
       if (block.kind == RAGLANE_STATE || block.kind == RAGLANE_SEQUENCE) return true;
@@ -90,7 +90,7 @@ class Decoded {
   std::vector<CodeOutput> outputs_;
   std::vector<int64_t> runs_;
   int64_t columns_ = 0;
-    // For each column of the locals, the phase that wrote it last, 0 for none.
+  // For each column of the locals, the phase that wrote it last, 0 for none.
   std::vector<int64_t> first_column_;
   std::vector<int32_t> written_;
 
@@ -125,7 +125,7 @@ class Decoded {
     return place;
   }
 
-    // Returns the number of columns that it gathers.
+  // Returns the number of columns that it gathers.
   int64_t read_instruction(Reader& reader, CodeInstruction& i) {
     i.operation = reader.number("operation", 0, RAGLANE_OPERATIONS - 1);
     i.width = reader.number("width of an instruction", 1, most_width);
@@ -171,7 +171,7 @@ class Decoded {
     for (int64_t i = 0; i < columns_; i++) reader.number("column", 0, most_width);
   }
 
-    // Checks that the indices of each kind are 0, 1, 2 ..., and sets the index of its first tensor.
+  // Checks that the indices of each kind are 0, 1, 2 ..., and sets the index of its first tensor.
   void count_tensors() {
     int64_t begin = 0;
     for (int64_t kind = 0; kind < RAGLANE_LOCAL; kind++) {
@@ -195,8 +195,8 @@ class Decoded {
     code.first_tensor[RAGLANE_LOCAL + 2] = begin + code.weights + code.outputs;
   }
 
-    // Check a step: every place is within its block, every column is written before it is read, and nothing is
-    // overwritten while it is read. Columns that one phase writes and another reads are marked as carried.
+  // Check a step: every place is within its block, every column is written before it is read, and nothing is
+  // overwritten while it is read. Columns that one phase writes and another reads are marked as carried.
   void follow() {
     int64_t columns = 0;
     for (const CodeBlock& block : blocks_) {

@@ -64,7 +64,7 @@ class Plan {
     return plan;
   }
 
-    // From a plan that made() wrote.
+  // From a plan that made() wrote.
   static Plan kept(const raglane_rows& rows) {
     Plan plan(rows);
     std::copy_n(rows.plan, plan.numbers_.size(), plan.numbers_.begin());
@@ -81,7 +81,7 @@ class Plan {
 
   const int64_t* offsets() const { return numbers_.data(); }
   int64_t length(int64_t sequence) const { return offsets()[sequence + 1] - offsets()[sequence]; }
-    // For a pack: its sequences, longest first, and the number of sequences with each step.
+  // For a pack: its sequences, longest first, and the number of sequences with each step.
   const int64_t* order() const { return offsets() + rows_.sequences + 1; }
   const int64_t* sizes() const { return order() + rows_.sequences; }
 
@@ -94,14 +94,14 @@ class Plan {
   int64_t* order() { return numbers_.data() + rows_.sequences + 1; }
   int64_t* sizes() { return order() + rows_.sequences; }
 
-    // A pack's sizes are the numbers of sequences with each step; they never increase.
+  // A pack's sizes are the numbers of sequences with each step; they never increase.
   std::vector<int64_t> lengths_of_pack() const {
     std::vector<int64_t> lengths(rows_.sequences, -1);
     int64_t running = rows_.steps > 0 ? sizes()[0] : 0;
     if (running > rows_.sequences)
       fail("batch_sizes[0] must be at most the number of sequences, got %lld", (long long)running);
     for (int64_t place = rows_.sequences - 1, step = 0; place >= 0; place--) {
-            // From the shortest: its length is the number of steps that more sequences have than precede it.
+      // From the shortest: its length is the number of steps that more sequences have than precede it.
       while (step < rows_.steps && sizes()[step] > place) step++;
       int64_t sequence = order()[place];
       if (sequence < 0 || sequence >= rows_.sequences || lengths[sequence] >= 0)
@@ -115,7 +115,7 @@ class Plan {
     return lengths;
   }
 
-    // The offsets of sequences of these lengths, with a check.
+  // The offsets of sequences of these lengths, with a check.
   void place(const std::vector<int64_t>& lengths, int64_t* offsets) const {
     int64_t total = offsets[0] = 0;
     for (int64_t b = 0; b < rows_.sequences && total <= rows_.elements; b++) {
@@ -146,7 +146,7 @@ template <Way way> struct Mover {
     if (way != into_flat && count > 0) std::memset(table, 0, count * rows.row_bytes);
   }
 
-    // Sequences [begin, end) of a padded tensor with contiguous sequences.
+  // Sequences [begin, end) of a padded tensor with contiguous sequences.
   void sequences(int64_t begin, int64_t end) const {
     for (int64_t b = begin; b < end; b++) {
       char* table = (char*)rows.table + b * rows.sequence_stride;
@@ -161,7 +161,7 @@ template <Way way> struct Mover {
     }
   }
 
-    // Steps [begin, end) of a padded tensor with contiguous steps.
+  // Steps [begin, end) of a padded tensor with contiguous steps.
   void steps(int64_t begin, int64_t end) const {
     for (int64_t t = begin; t < end; t++) {
       char* table = (char*)rows.table + t * rows.step_stride;
@@ -192,7 +192,7 @@ template <Way way> void move(const raglane_rows& rows, const Plan& plan) {
   bool by_step = rows.step_stride > rows.sequence_stride;
   int64_t parts = rows.is_pack ? rows.elements : by_step ? rows.steps : rows.sequences;
   int64_t bytes = rows.row_bytes * (way == into_flat || rows.is_pack ? rows.elements : rows.sequences * rows.steps);
-    // For fewer bytes per thread, starting it takes longer than it saves.
+  // For fewer bytes per thread, starting it takes longer than it saves.
   int64_t useful = std::min(std::min(rows.threads, parts), 1 + bytes / raglane::tuning::thread_bytes);
   Mover<way> mover{rows, plan};
   raglane::on_threads((int)std::max<int64_t>(useful, 1), [&](int thread, int threads) {

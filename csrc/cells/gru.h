@@ -8,7 +8,7 @@ namespace raglane::RAGLANE_TARGET {
 
 template <class A> struct Gru {
   using V = Vec<A>;
-    // The reset gate comes between the candidate's two products, so each has its slot: r, z, a_n, b.
+  // The reset gate comes between the candidate's two products, so each has its slot: r, z, a_n, b.
   static constexpr int gates = 3, slots = 4, saved = 4;
   static constexpr bool has_c = false, projects = false;
   static constexpr int unit_vectors = 1;
@@ -35,7 +35,7 @@ template <class A> struct Gru {
     return fma(save[1], h - n, n);
   }
 
-    // Returns the gradient of the previous h that does not pass the products: z * dh.
+  // Returns the gradient of the previous h that does not pass the products: z * dh.
   static RAGLANE_INLINE V backward(const V* save, V /*output*/, V h, V /*c_before*/, V /*c*/, V dh, V& /*dc*/, V* da) {
     V r = save[0], z = save[1], n = save[2], b = save[3];
     V one = splat<V>((A)1);

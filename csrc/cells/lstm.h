@@ -32,7 +32,7 @@ template <class A> struct Lstm {
   }
   static RAGLANE_INLINE V close(V last, V /*h*/, V* save) { return save[3] * last; }
 
-    // dc: the gradient of c after this step, then before it.
+  // dc: the gradient of c after this step, then before it.
   static RAGLANE_INLINE V backward(const V* save, V /*output*/, V /*h*/, V c_before, V c, V dh, V& dc, V* da) {
     V i = save[0], f = save[1], g = save[2], o = save[3];
     V one = splat<V>((A)1);

@@ -15,8 +15,8 @@ template <class A> struct MinLstm {
 
   // NOTE (both gates closed): f / (f + i) = (1 + e^-i) / ((1 + e^-i) + (1 + e^-f)) of the arguments. With all terms
   // times e^s, s = min(f, i, 0), no exponent is above 0 and one of e^s, e^(s-f), e^(s-i) is e^0. So nothing overflows,
-    // and the denominator 2 e^s + e^(s-i) + e^(s-f) is in [1, 4]: at least 2 if s is 0, else at least 1.
-    // A lower bound keeps s finite, so that s - f is a number.
+  // and the denominator 2 e^s + e^(s-i) + e^(s-f) is in [1, 4]: at least 2 if s is 0, else at least 1.
+  // A lower bound keeps s finite, so that s - f is a number.
   template <int N> struct Shares {
     V e[3 * N];  // e^s, e^(s-f), e^(s-i)
     V sum[N];

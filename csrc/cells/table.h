@@ -74,7 +74,7 @@ namespace raglane::RAGLANE_TARGET {
 // A line of a matrix cell agrees with the cell's header.
 template <class Cell> constexpr bool fits_matrix(const raglane_cell_facts& facts) {
   static_assert(Cell::saved == 0 || (Cell::unit_vectors == 1 && Cell::whole_rows), "see cells/matrix.h");
-    // Only the last gate may have a slot for its hidden product, after all others; callers rely on this.
+  // Only the last gate may have a slot for its hidden product, after all others; callers rely on this.
   bool in_order = Cell::slots == Cell::gates || (Cell::slots == Cell::gates + 1 && Cell::only_input(Cell::gates - 1));
   for (int gate = 0; gate < Cell::gates; gate++)
     in_order = in_order && Cell::hidden_slot(gate) == (gate == Cell::gates - 1 ? Cell::slots - 1 : gate);

@@ -62,8 +62,8 @@ template <class Cell, class S> class ElementwiseBackward {
                      (const S*)l_.weights[d].hidden + i * H_, 0, H_);
   }
 
-    // The gradient of an empty sequence's final state is that of its initial one. In other sequences of cells with c,
-    // the initial h is not used.
+  // The gradient of an empty sequence's final state is that of its initial one. In other sequences of cells with c,
+  // the initial h is not used.
   void pass_empty() {
     for (int64_t b = 0; b < l_.sequences; b++) {
       bool empty = l_.offsets[b] == l_.offsets[b + 1];
@@ -122,7 +122,7 @@ template <class Cell, class S> class ElementwiseBackward {
     S *grad_gates, *grad_skip;
   };
 
-    // A range of units in the rows of one sequence.
+  // A range of units in the rows of one sequence.
   void piece(const Piece& piece, int d, int64_t begin, int64_t end, A* room) {
     int64_t first = begin * width, last = end * width < H_ ? end * width : H_;
     int64_t at = (d * l_.sequences + piece.sequence) * H_, K = l_.directions, back = (d == 0 ? -1 : 1) * K * H_;

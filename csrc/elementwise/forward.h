@@ -23,13 +23,13 @@ template <class Cell, class S> class ElementwiseForward {
       : call_(call), l_(*call.layer), H_(l_.hidden_size), weights_(l_), input_(weights_.input),
         padded_(weights_.padded), panels_(input_.panels(0).count()), shares_(call, panels_, 1),
         together_(is_lopsided(call)) {
-        // As many panels' products as fit the nearest caches together with weights and rows.
+    // As many panels' products as fit the nearest caches together with weights and rows.
     int64_t bytes = block_rows * Cell::slots * input_.panels(0).panel_columns() * (int64_t)sizeof(A);
     int64_t most = call.cache / tuning::chunk_of_cache / bytes;
     int64_t strips = together_ ? 1 : most < 1 ? panels_ : (panels_ + most - 1) / most;
     strip_ = (panels_ + strips - 1) / strips;
     stride_ = row_stride<A>(Cell::slots * strip_ * input_.panels(0).panel_columns());
-        // Results that the caches could not hold until they are read bypass them.
+    // Results that the caches could not hold until they are read bypass them.
     int64_t row = H_ * (int64_t)sizeof(S);
     bool aligned = ((uintptr_t)l_.output | (uintptr_t)l_.gates | (uintptr_t)l_.c_states | (uintptr_t)row) % 64 == 0;
     int64_t written = l_.elements * l_.directions * row * (l_.gates ? 1 + Cell::saved : 1);
@@ -98,8 +98,8 @@ template <class Cell, class S> class ElementwiseForward {
     }
   }
 
-    // All sequences, by all threads: each computes the products of some rows, and then some units of all of them.
-    // Products alternate between two buffers, so that one barrier per chunk is enough.
+  // All sequences, by all threads: each computes the products of some rows, and then some units of all of them.
+  // Products alternate between two buffers, so that one barrier per chunk is enough.
   void walk_together(int d, int thread, int threads) {
     int64_t vectors = padded_ / width, room = l_.threads * block_rows * stride_;
     GroupWalk rows(l_.offsets, {0, l_.sequences, 0}, d == 0);
@@ -120,7 +120,7 @@ template <class Cell, class S> class ElementwiseForward {
     for (int64_t i = panel; i < end; i++) input_.multiply(d, i, rows, inputs, to, stride_, panel);
   }
 
-    // Vectors of units, and the products of a chunk's rows, whose first panel is `panel`.
+  // Vectors of units, and the products of a chunk's rows, whose first panel is `panel`.
   struct Strip {
     int64_t begin, end, panel;
     const A* products;
@@ -164,7 +164,7 @@ template <class Cell, class S> class ElementwiseForward {
     if (Cell::has_c && piece.ends) own.write(l_.final_c, state, first, last);
   }
 
-    // `place`: the index of the vector among those with products.
+  // `place`: the index of the vector among those with products.
   template <int N> RAGLANE_INLINE void step(const Row& row, int64_t vector, int64_t place, int count) {
     int64_t unit = vector * width;
     V a[Cell::gates * N], u[Cell::recurrent * N + 1], x[N], state[N], y[N];

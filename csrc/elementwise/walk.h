@@ -34,7 +34,7 @@ class GroupWalk {
       : offsets_(offsets), left_(group.end - group.begin), ascending_(ascending),
         sequence_(ascending ? group.begin : group.end - 1) {}
 
-    // Advance to the next chunk, of at most `rows` rows; false if there is none.
+  // Advance to the next chunk, of at most `rows` rows; false if there is none.
   bool next(Chunk& chunk, int64_t rows = block_rows) {
     chunk.count = 0;
     for (int64_t room = rows; room > 0 && left_ > 0 && chunk.count < block_rows;) {
@@ -82,7 +82,7 @@ struct Share {
 // The work as shares, which threads take one after the other, largest first.
 class Shares {
  public:
-    // Number of parts into which each group's `units` are divided.
+  // Number of parts into which each group's `units` are divided.
   Shares(const ElementwiseCall& call, int64_t units, int64_t parts)
       : call_(call), units_(units), parts_(parts < units ? parts : units) {}
 

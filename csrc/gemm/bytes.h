@@ -35,7 +35,7 @@ inline RowScale row_scale(const float* row, int64_t count) {
 // q + 128 of a vector of numbers. The bounds matter in rounding modes in which 127 over the largest is rounded up.
 RAGLANE_INLINE Lanes<float>::byte rounded_bytes(F numbers, float inverse) {
   numbers = at_most(127.0f, at_least(-127.0f, numbers * inverse));
-    // A number so large that the sum has no fraction: its lowest byte is the integer.
+  // A number so large that the sum has no fraction: its lowest byte is the integer.
   return lowest_bytes(numbers + (0x1.8p23f + 128.0f));
 }
 

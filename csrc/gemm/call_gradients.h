@@ -19,8 +19,8 @@ template <class S> void describe_matrix(const raglane_layer& l, int d, Direction
   of.factors[1] = {rows(l.previous_h, P), P, wanted.hidden ? P : 0};
   of.factors[2] = {rows(l.unprojected, H), H, wanted.projection ? H : 0};
   if (l.grad_values) of.terms[0] = {(const S*)l.weights[d].input, 0, gates};
-    // The first rows of the gates belong to both input and hidden products. The hidden product of a GRU's candidate has
-    // its own gradients, after all others.
+  // The first rows of the gates belong to both input and hidden products. The hidden product of a GRU's candidate has
+  // its own gradients, after all others.
   of.biased = gates, of.shared = cell.slots > cell.gates ? gates - H : gates;
   of.outers[0] = {(S*)wanted.input, 0, 0, gates, 0};
   of.outers[1] = {(S*)wanted.hidden, 0, 0, of.shared, 1};

@@ -227,14 +227,14 @@ template <class S> struct Panels {
   int64_t steps() const { return words<S>(depth); }
   int64_t size() const { return padded_columns() * gates * (heading + steps()); }
   const A* at(int64_t panel) const { return data + panel * panel_columns() * gates * (heading + steps()); }
-    // Vectors of columns in a panel; the last may have fewer.
+  // Vectors of columns in a panel; the last may have fewer.
   int units_in(int64_t panel) const {
     int64_t rest = padded_columns() - panel * panel_columns();
     return (int)(rest < panel_columns() ? rest / width : units);
   }
 
-    // Pack one panel from weights (columns, depth), one matrix per gate: columns of the product are their rows,
-    // `row_stride` numbers apart.
+  // Pack one panel from weights (columns, depth), one matrix per gate: columns of the product are their rows,
+  // `row_stride` numbers apart.
   void pack_transposed(const S* const* matrices, int64_t panel) { pack_transposed(matrices, panel, depth); }
   [[gnu::noinline]] void pack_transposed(const S* const* matrices, int64_t panel, int64_t row_stride) {
     int in_panel = units_in(panel);
@@ -266,8 +266,8 @@ template <class S> struct Panels {
   void pack_straight(const S* matrix, int64_t first, int64_t end, int64_t row_stride) const {
     pack_rows([=](int64_t row) { return matrix + row * row_stride; }, first, end);
   }
-    // The same for rows at any addresses, row(k), k < depth: some rows at a time for all panels, since a row's part for
-    // one panel is short.
+  // The same for rows at any addresses, row(k), k < depth: some rows at a time for all panels, since a row's part for
+  // one panel is short.
   template <class Row> void pack_rows(Row&& at_row, int64_t first, int64_t end) const {
     constexpr int64_t at_once = 16;
     for (int64_t begin = 0; begin < steps(); begin += at_once)

@@ -57,7 +57,7 @@ template <class S> class LayerGradients {
     part_.elements = elements;
   }
 
-    // Arguments of work(), if it is called for several parts of the elements.
+  // Arguments of work(), if it is called for several parts of the elements.
   struct Part {
     int64_t elements = 0;                // at most the number passed to the constructor
     const int64_t* place = nullptr;      // their indexes in the values; null for 0, 1, 2 ...
@@ -69,7 +69,7 @@ template <class S> class LayerGradients {
 
   bool reserve(bool poison) {
     int64_t size = 0;
-        // The first pass counts, the second assigns memory.
+    // The first pass counts, the second assigns memory.
     for (A* memory = nullptr;; memory = memory_.get()) {
       size = 0;
       auto room = [&](int64_t reals) {
@@ -84,7 +84,7 @@ template <class S> class LayerGradients {
       for (int d = 0; d < count_; d++) {
         const Direction& of = of_[d];
         for (int i = 0; i < most_terms; i++) panels(terms_[d][i], grad_values_ ? D_ : 0, of.terms[i].depth);
-                // Both directions have the same values.
+        // Both directions have the same values.
         for (int i = 0; i < most_factors; i++)
           if (d == 0 || i > 0) panels(factors_[d][i], of.factors[i].columns, most_);
           else factors_[d][i] = factors_[0][i];
@@ -101,7 +101,7 @@ template <class S> class LayerGradients {
 
   void work(int thread, int threads) {
     int64_t unit = 0;
-        // Work is assigned piece by piece, so that each thread gets a part of every matrix.
+    // Work is assigned piece by piece, so that each thread gets a part of every matrix.
     auto mine = [&] { return unit++ % threads == thread; };
     auto pack = [&](const Panels<S>& panels, auto&& at_row) {
       const int64_t part = (thread + unit++) % threads;
@@ -168,7 +168,7 @@ template <class S> class LayerGradients {
   S* grad_values_;
   const int64_t most_;
   Part part_;
-    // Packed operands: weights, and the second factor of outer products, of a block of elements.
+  // Packed operands: weights, and the second factor of outer products, of a block of elements.
   Panels<S> terms_[2][most_terms], factors_[2][most_factors];
   A* sums_[2] = {};         // of biases
   A* wide_[2][2] = {};      // of bfloat16, the rows of a block
@@ -188,11 +188,11 @@ template <class S> class LayerGradients {
         block.factors[d][i] = factors_[d][i], block.factors[d][i].depth = block.end - begin;
     return block;
   }
-    // Sums continue from those of the previous elements.
+  // Sums continue from those of the previous elements.
   bool continues(const Block& block) const { return block.begin > 0 || !part_.first; }
 
-    // A result (rows, columns) of a range of terms: the sum over k of left[row * row_step + k * step] times row k of
-    // the packed `right`, added to the present result, to `passed`, or to zeros.
+  // A result (rows, columns) of a range of terms: the sum over k of left[row * row_step + k * step] times row k of
+  // the packed `right`, added to the present result, to `passed`, or to zeros.
   template <class To> struct Task {
     To* to;
     const int64_t* place;  // of a row in `to`; null for 0, 1, 2 ...
@@ -240,7 +240,7 @@ template <class S> class LayerGradients {
   static int64_t wide_stride(const typename Direction::Rows& rows) {
     return rows.columns ? row_stride<A>(rows.columns) : 0;
   }
-    // Rows of a direction from a block's first element, in the type of the computation.
+  // Rows of a direction from a block's first element, in the type of the computation.
   const A* rows(int d, int i, const Block& block) const {
     if constexpr (widens) return wide_[d][i];
     else return of_[d].rows[i].data + block.begin * of_[d].rows[i].stride;
@@ -251,8 +251,8 @@ template <class S> class LayerGradients {
     copy_columns(wide_[d][i] + (n - begin) * wide_stride(rows), rows.data + n * rows.stride, 0, rows.columns);
   }
 
-    // Sums of up to unit_rows rows of a result from `begin` on, panel by panel. Between two parts of k they are stored: in
-    // the result itself if it has room for whole vectors and nothing else is added, and in `memory` if not.
+  // Sums of up to unit_rows rows of a result from `begin` on, panel by panel. Between two parts of k they are stored: in
+  // the result itself if it has room for whole vectors and nothing else is added, and in `memory` if not.
   template <class To> struct Sums {
     const Task<To>& task;
     const int64_t begin;
@@ -307,7 +307,7 @@ template <class S> class LayerGradients {
     }
   };
 
-    // Rows [begin, end) of a result: some rows at a time for a panel, whose parts of k stay in the nearest cache.
+  // Rows [begin, end) of a result: some rows at a time for a panel, whose parts of k stay in the nearest cache.
   template <class To> void multiply_rows(const Task<To>& task, int64_t begin, int64_t end) const {
     const int64_t panels = task.right[0].count();
     auto each_unit = [&](auto&& use) {
@@ -329,9 +329,9 @@ template <class S> class LayerGradients {
       });
   }
 
-    // The same for rows that are columns of the left factor, all panels at a time. Their numbers are in as many pages as
-    // there are elements, at least one, and no processor fetches them ahead, so a part of them is copied for all panels.
-    // With 16 registers they are prefetched in place, which was faster on AVX2 (Zen 3).
+  // The same for rows that are columns of the left factor, all panels at a time. Their numbers are in as many pages as
+  // there are elements, at least one, and no processor fetches them ahead, so a part of them is copied for all panels.
+  // With 16 registers they are prefetched in place, which was faster on AVX2 (Zen 3).
   template <class To> void multiply_columns(const Task<To>& task, int64_t begin, int count) const {
     alignas(64) A part[part_depth][unit_rows];
     const A* rows[unit_rows];
@@ -349,7 +349,7 @@ template <class S> class LayerGradients {
     sums.finish(right.count() - 1);
   }
 
-    // The gradients of biases, for the panel's columns of the gates from `first`.
+  // The gradients of biases, for the panel's columns of the gates from `first`.
   void sum_columns(int d, int64_t first, const Block& block) const {
     const Direction& of = of_[d];
     A* sums = sums_[d] + first;

@@ -23,11 +23,11 @@ template <class Own, class Cell, class S> class PackedWeights {
   }
   bool reserve(bool poison) {
     if (!l_.packed && !scratch_.reserve(size(), poison)) return false;
-        // pack() does not write to weights of the caller.
+    // pack() does not write to weights of the caller.
     place(l_.packed ? (A*)((unsigned char*)l_.packed + sizeof(PackedHeader)) : scratch_.get());
     return true;
   }
-    // The part of one thread.
+  // The part of one thread.
   void pack(int thread, int threads) {
     for (int d = 0; !l_.packed && d < l_.directions; d++) own().pack(d, thread, threads);
   }

@@ -51,7 +51,7 @@ template <class Cell, class A> struct PanelPlace {
       of_input[v] = v / units * slot_size + v % units * width;
     }
   }
-    // The slots without an input product.
+  // The slots without an input product.
   void start(A* to, int from_slot) const {
     for (int slot = from_slot; slot < Cell::slots; slot++)
       for (int u = 0; u < units; u++)
@@ -74,13 +74,13 @@ template <class Cell, class S> class InputProducts {
     for (Panels<S>& panels : panels_) panels = {nullptr, hidden_size, input_size, Cell::gates, Cell::unit_vectors};
   }
 
-    // Reals of a direction's weights and biases, and their memory.
+  // Reals of a direction's weights and biases, and their memory.
   int64_t size() const { return panels_[0].size() + Cell::slots * panels_[0].padded_columns(); }
   void place(int d, A* memory) {
     panels_[d].data = memory;
     bias_[d] = memory + panels_[d].size();
   }
-    // Room for rows in words, if the values cannot be read directly.
+  // Room for rows in words, if the values cannot be read directly.
   bool reserve(int64_t threads, bool poison) {
     return is_operand<S> || copies_.reserve(threads * block_rows * x_stride_, poison);
   }
@@ -109,7 +109,7 @@ template <class Cell, class S> class InputProducts {
     }
   }
 
-    // An element's input in words: the values themselves, or a copy in row `place` of the thread's room.
+  // An element's input in words: the values themselves, or a copy in row `place` of the thread's room.
   const A* row(int64_t element, int thread, int place) const {
     const S* row = values_ + element * input_size_;
     if constexpr (is_operand<S>) return row;
@@ -125,7 +125,7 @@ template <class Cell, class S> class InputProducts {
     }
   }
 
-    // The products of several rows with one panel, into prepared rows that begin with panel `first_panel`.
+  // The products of several rows with one panel, into prepared rows that begin with panel `first_panel`.
   void multiply(int d, int64_t panel, int rows, const A* const* from, A* to, int64_t stride,
                 int64_t first_panel = 0) const {
     Place place = at(d, panel);

@@ -15,7 +15,7 @@ class TileRegisters {
   ~TileRegisters() {
     if (rows_) release_tiles();
   }
-    // Set the registers for a number of rows, which clears them.
+  // Set the registers for a number of rows, which clears them.
   static void shape(int rows) {
     if (rows == rows_) return;
     const bool halves = rows > most_tile_rows;

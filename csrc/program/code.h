@@ -44,7 +44,7 @@ struct Code {
   const CodeWeight* weight;
   const CodeInstruction* instruction;
   const CodeOutput* output;
-    // The index of the first tensor of each kind of block in the call's list; then weights, outputs, final states.
+  // The index of the first tensor of each kind of block in the call's list; then weights, outputs, final states.
   int64_t first_tensor[RAGLANE_LOCAL + 3];
 };
 

@@ -15,7 +15,7 @@ template <class A> class ProgramPlan {
   static constexpr int width = Lanes<A>::width;
 
  protected:
-    // The memory of a slot's rows.
+  // The memory of a slot's rows.
   enum Home {
     in_tensor,  // the caller's, indexed by element
     in_lane,    // in the lane's scratch
@@ -28,8 +28,8 @@ template <class A> class ProgramPlan {
     int64_t width;
     int64_t place;  // in_tensor: index of the tensor; otherwise numbers before it
   };
-    // Instructions [begin, end), followed by products that are computed together, if there are any. While they run, the rows of elements that they
-    // will read in the next step are prefetched.
+  // Instructions [begin, end), followed by products that are computed together, if there are any. While they run, the rows of elements that they
+  // will read in the next step are prefetched.
   struct Phase {
     int64_t begin, end, first_fetch, end_fetch;
     int products;
@@ -84,7 +84,7 @@ template <class A> class ProgramPlan {
   }
   bool is_narrow(const raglane_tensor& tensor) const { return tensor.dtype != p_.dtype; }
 
-    // For a slot with a row per element, the bytes from one to the next; otherwise 0.
+  // For a slot with a row per element, the bytes from one to the next; otherwise 0.
   int64_t row_bytes(const Slot& slot) const {
     if (slot.home == prepared) return row_stride<A>(slot.width) * (int64_t)sizeof(A);
     if (slot.home != in_tensor) return 0;
@@ -95,7 +95,7 @@ template <class A> class ProgramPlan {
   const CodeOutput& next(int64_t state) const { return code_.output[code_.outputs + state]; }
 
  private:
-    // Choose teams, and the products of elements that are prepared before the loop, as for layers: see scan/prepared.h.
+  // Choose teams, and the products of elements that are prepared before the loop, as for layers: see scan/prepared.h.
   void decide() {
     int64_t bytes = 0, results = 0;
     for (int64_t w = 0; w < code_.weights; w++)
@@ -118,7 +118,7 @@ template <class A> class ProgramPlan {
     return most;
   }
 
-    // A product depends only on the element, and nothing else writes to its result.
+  // A product depends only on the element, and nothing else writes to its result.
   bool can_prepare(const CodeInstruction& i) const {
     if (i.operation != RAGLANE_OF_PRODUCT || i.width != code_.block[i.results[0].block].width) return false;
     for (int o = 0; o < 2; o++) {
@@ -157,8 +157,8 @@ template <class A> class ProgramPlan {
     return add_slot(in_call, 1);
   }
 
-    // The slots of the blocks, in their order; then those of the outputs. Rows that a lane copies when it moves come
-    // first in its scratch.
+  // The slots of the blocks, in their order; then those of the outputs. Rows that a lane copies when it moves come
+  // first in its scratch.
   void lay_out() {
     slot_count_ = code_.blocks;
     for (int pass = 0; pass < 2; pass++)
@@ -180,7 +180,7 @@ template <class A> class ProgramPlan {
       add_slot(in_tensor, code_.output[o].width, code_.first_tensor[RAGLANE_LOCAL + 1] + o);
   }
 
-    // A local that becomes a state or an output is computed in its memory, if nothing there has still to be read.
+  // A local that becomes a state or an output is computed in its memory, if nothing there has still to be read.
   void add_local(int64_t local) {
     int64_t columns = code_.block[local].width;
     for (int64_t s = 0; s < code_.states; s++)
@@ -213,7 +213,7 @@ template <class A> class ProgramPlan {
   }
   static constexpr At nowhere = {-1, 0, 0};
   static At all_of(int64_t slot) { return {slot * most_lanes, 0, 1}; }
-    // Whole vectors may be read if they begin within the columns of a place.
+  // Whole vectors may be read if they begin within the columns of a place.
   bool is_padded(const At& at) const { return at.step == 0 || slots_.get()[at.slot / most_lanes].home != in_tensor; }
 
   Operation<A>& add(Run<A> run, At to, At from, int64_t columns) {
@@ -224,7 +224,7 @@ template <class A> class ProgramPlan {
 
   void translate() {
     operation_ = 0;
-        // Numbers are consecutive slots, so all other slots come before them.
+    // Numbers are consecutive slots, so all other slots come before them.
     int64_t raw = slot_count_;
     for (int64_t b = 0; b < code_.blocks; b++)
       if (code_.block[b].kind == RAGLANE_ELEMENT && is_narrow(tensor(RAGLANE_ELEMENT, code_.block[b].index)))
@@ -288,7 +288,7 @@ template <class A> class ProgramPlan {
     phase.end_fetch = fetch_count_;
   }
 
-    // An operand is one column of an operation that reads all columns.
+  // An operand is one column of an operation that reads all columns.
   bool must_spread(const CodeInstruction& i, int operand) const {
     OperationFacts facts = facts_of_operation(i.operation);
     if (facts.each || operand >= facts.operands || i.operation == RAGLANE_OF_PRODUCT) return false;
@@ -299,7 +299,7 @@ template <class A> class ProgramPlan {
     OperationFacts facts = facts_of_operation(i.operation);
     Operation<A> operation = {run_of<A>(i.operation), {nowhere, nowhere}, {nowhere, nowhere, nowhere}, i.width,
                               i.segments,             (A)i.epsilon,       i.runs};
-        // Whole vectors, if the numbers beyond the columns are padding.
+    // Whole vectors, if the numbers beyond the columns are padding.
     bool whole = facts.each;
     for (int r = 0; r < facts.results; r++) {
       operation.to[r] = at(i.results[r]);
@@ -327,8 +327,8 @@ template <class A> class ProgramPlan {
             ends, is_padded(start), start.step ? next_row(start.slot / most_lanes) : 0};
   }
 
-    // A product may be computed together with those of a phase: it has their weight and kind of places, and neither
-    // reads or writes what the other writes.
+  // A product may be computed together with those of a phase: it has their weight and kind of places, and neither
+  // reads or writes what the other writes.
   bool joins(const LaneProduct<A>& product, const Phase& phase) const {
     const LaneProduct<A>& first = *phase.product;
     if (product.weight != first.weight || product.from.step != first.from.step || product.start.step != first.start.step)
@@ -337,7 +337,7 @@ template <class A> class ProgramPlan {
       if (meet(product, *other) || meet(*other, product)) return false;
     return true;
   }
-    // One product writes to columns that another reads or writes, or to the caller's memory, where rows may overlap.
+  // One product writes to columns that another reads or writes, or to the caller's memory, where rows may overlap.
   bool meet(const LaneProduct<A>& writer, const LaneProduct<A>& other) const {
     const Slot& to = slots_.get()[writer.to.slot / most_lanes];
     if (to.home == in_tensor) return true;
@@ -350,7 +350,7 @@ template <class A> class ProgramPlan {
            overlaps(other.start, other.weight->columns()) || overlaps(other.to, other.weight->columns());
   }
 
-    // The next value of a state is the current value of another state, or its own in other columns.
+  // The next value of a state is the current value of another state, or its own in other columns.
   bool meets_states(int64_t state) const {
     return is_state(code_, next(state).place) && !stays(state);
   }
@@ -362,13 +362,13 @@ template <class A> class ProgramPlan {
            next.place.start == 0;
   }
 
-    // Bytes from a lane's row of a slot to that of the next step.
+  // Bytes from a lane's row of a slot to that of the next step.
   int64_t next_row(int64_t slot) const {
     int64_t bytes = row_bytes(slots_.get()[slot]);
     return p_.ascending ? bytes : -bytes;
   }
 
-    // Outputs that are states are copied when a step begins, all others when it ends.
+  // Outputs that are states are copied when a step begins, all others when it ends.
   void copy_outputs(bool of_states) {
     for (int64_t o = 0; o < code_.outputs; o++) {
       const CodeOutput& output = code_.output[o];
@@ -381,7 +381,7 @@ template <class A> class ProgramPlan {
   }
   static bool is_in(const Slot& slot, int64_t tensor) { return slot.home == in_tensor && slot.place == tensor; }
 
-    // The copies at the end of a step.
+  // The copies at the end of a step.
   void finish_step(int64_t copies) {
     const Run<A> copy = run_of<A>(RAGLANE_OF_COPY);
     copy_outputs(false);

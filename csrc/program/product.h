@@ -26,7 +26,7 @@ template <class A> struct PackedWeight {
     return panels.at(panel % panels.count()) + panel / panels.count() * panels.size();
   }
 
-    // Pack one panel of a weight with any strides: a backward program reads the forward program's weight transposed.
+  // Pack one panel of a weight with any strides: a backward program reads the forward program's weight transposed.
   void pack(int64_t panel) {
     const A* matrix = from + panel / panels.count() * strides[0];
     Panels<A> own = panels;

@@ -84,7 +84,7 @@ template <class A> class ProgramScan : ProgramPlan<A> {
 
   static A** rows_of(A** table, int64_t slot) { return table + slot * most_lanes; }
 
-    // The table of a thread, without rows of elements, which change from step to step.
+  // The table of a thread, without rows of elements, which change from step to step.
   void fill(A** table, A* scratch, A* blocks) {
     for (int64_t s = 0; s < slot_count_; s++)
       for (int lane = 0; lane < most_lanes; lane++) {
@@ -109,7 +109,7 @@ template <class A> class ProgramScan : ProgramPlan<A> {
 
   A** table_of(int thread) const { return tables_.get() + thread * slot_count_ * most_lanes; }
 
-    // A thread's part of the products before the loop, on at most as many rows as lanes.
+  // A thread's part of the products before the loop, on at most as many rows as lanes.
   void prepare(int thread, int threads) {
     A** table = table_of(thread);
     fill(table, lanes_.get(), blocks_.get());
@@ -133,7 +133,7 @@ template <class A> class ProgramScan : ProgramPlan<A> {
     A** table = table_of(thread);
     fill(table, scratch, blocks_.get() + thread * program_rows * block_size_);
     LaneSet lanes(call_, team, &queue_, capacity_, p_.ascending);
-        // All members advance their lanes in the same way, and the first one copies.
+    // All members advance their lanes in the same way, and the first one copies.
     auto start = [&](int lane) {
       if (team.member > 0) return;
       for (int64_t b = 0; b < code_.blocks; b++) {
@@ -167,7 +167,7 @@ template <class A> class ProgramScan : ProgramPlan<A> {
     }
   }
 
-    // A member's lanes, then, after the barrier, its part of the product's columns.
+  // A member's lanes, then, after the barrier, its part of the product's columns.
   void run(const Phase& phase, A* const* table, int active, const Team& team, bool backwards) {
     const int begin = active * team.member / team.members, end = active * (team.member + 1) / team.members;
     if (phase.end > phase.begin)

@@ -23,7 +23,7 @@ struct Barrier {
       return;
     }
     for (int spins = 0; __atomic_load_n(&round, __ATOMIC_ACQUIRE) == mine; spins++) {
-            // On a shared core, yield to the thread that has not arrived yet.
+      // On a shared core, yield to the thread that has not arrived yet.
       if (spins > tuning::spins) std::this_thread::yield();
       else pause();
     }

@@ -70,7 +70,7 @@ Block take_block(size_t bytes) {
     if (found >= 0) old = remove(found);
   }
   if (old.data) munmap(old.data, old.size);
-    // Lengths vary from call to call, so a sixteenth to an eighth is added; unwritten pages cost nothing.
+  // Lengths vary from call to call, so a sixteenth to an eighth is added; unwritten pages cost nothing.
   size_t step = 4096;
   while (step < bytes / 16) step *= 2;
   const size_t size = (bytes + step - 1) / step * step;

@@ -36,7 +36,7 @@ template <class Cell, class S> class BackwardScan {
       projection_[d].data = hidden_[d].data + hidden_[0].size();
     }
     if (!rows_.reserve(l_.threads * lanes * row_size(), poison)) return false;
-        // Unused numbers of words stay zero.
+    // Unused numbers of words stay zero.
     if (in_pairs<S>) memset((void*)rows_.get(), 0, l_.threads * lanes * row_size() * sizeof(A));
     if (!barriers_.reserve(l_.threads + 1, false)) return false;
     for (int64_t i = 0; i <= l_.threads; i++) barriers_.get()[i] = Barrier{};
@@ -49,7 +49,7 @@ template <class Cell, class S> class BackwardScan {
     walk(thread, threads);
   }
 
-    // The parts of work(), for a pass in rounds: once before all rounds,
+  // The parts of work(), for a pass in rounds: once before all rounds,
   void prepare(int thread, int threads) {
     for (int d = 0; d < l_.directions; d++) {
       auto pack = [&](const Panels<S>& panels, const void* weights) {
@@ -60,7 +60,7 @@ template <class Cell, class S> class BackwardScan {
     }
     if (thread == threads - 1) pass_empty();
   }
-    // by one thread before each round,
+  // by one thread before each round,
   void begin() {
     members_ = wanted_members(call_, hidden_[0].size() * (int64_t)sizeof(A), hidden_[0].count());
     Division division((int)l_.threads, (int)call_.directions(), members_);
@@ -68,7 +68,7 @@ template <class Cell, class S> class BackwardScan {
     capacity_ = lane_capacity(call_, teams, row_size() * (int64_t)sizeof(A));
     for (Queue& queue : queues_) queue = {};
   }
-    // and the time loop of a round.
+  // and the time loop of a round.
   void walk(int thread, int threads) {
     const int directions = (int)call_.directions();
     Division division(threads, directions, members_);
@@ -89,8 +89,8 @@ template <class Cell, class S> class BackwardScan {
   Scratch<Barrier> barriers_;
   Queue queues_[2];
 
-    // A lane's scratch: dh, dc, the gates' gradients of this and the previous step (first those that depend on h), and
-    // the output and input of a projection.
+  // A lane's scratch: dh, dc, the gates' gradients of this and the previous step (first those that depend on h), and
+  // the output and input of a projection.
   int64_t row_size() const {
     int64_t projected = c_stride_ + (in_pairs<S> ? h_stride_ : 0);
     return h_stride_ + (Cell::has_c ? c_stride_ : 0) + 2 * gate_stride_ + (l_.projection_size ? projected : 0);
@@ -115,8 +115,8 @@ template <class Cell, class S> class BackwardScan {
     S* unprojected[most_lanes];
   };
 
-    // The gradient of an empty sequence's final state is that of its initial one. In rounds every sequence's gradient
-    // of the initial state holds the gradient of the state between two rounds.
+  // The gradient of an empty sequence's final state is that of its initial one. In rounds every sequence's gradient
+  // of the initial state holds the gradient of the state between two rounds.
   void pass_empty() {
     for (int64_t b = 0; b < l_.sequences; b++) {
       if (!call_.rounds && l_.offsets[b] != l_.offsets[b + 1]) continue;
@@ -132,7 +132,7 @@ template <class Cell, class S> class BackwardScan {
     else memset((void*)to, 0, count * sizeof(S));
   }
 
-    // `place`: the index of the direction among those of the pass.
+  // `place`: the index of the direction among those of the pass.
   void scan(int place, int thread, const Division& division) {
     const int d = (int)call_.first_direction() + place;
     Team team = division.team(thread, place, barriers_.get());
@@ -143,7 +143,7 @@ template <class Cell, class S> class BackwardScan {
     A* dm = da_last + capacity_ * gate_stride_;
     int64_t first_panel = hidden_[d].count() * team.member / team.members;
     int64_t end_panel = hidden_[d].count() * (team.member + 1) / team.members;
-        // Without a team, one member computes everything; with a team there is no projection, and P is H.
+    // Without a team, one member computes everything; with a team there is no projection, and P is H.
     int64_t begin = first_panel * hidden_[d].panel_columns(), end = end_panel * hidden_[d].panel_columns();
     end = team.member + 1 == team.members ? H_ : end;
     int64_t h_end = team.members > 1 ? end : P_;
@@ -171,11 +171,11 @@ template <class Cell, class S> class BackwardScan {
       if (l_.projection_size) unproject(step, lanes.active, d);
       for (int lane = 0; lane < lanes.active; lane++)
         gates(step, lane, lane + 1 < lanes.active ? lane + 1 : lane, begin, end);
-            // Now all gate gradients of a row are needed: dh of the previous step is the gradient that did not pass the
-            // products, plus the gates' gradients x W_hh. The next step writes other memory, so one barrier per step is
-            // enough.
+      // Now all gate gradients of a row are needed: dh of the previous step is the gradient that did not pass the
+      // products, plus the gates' gradients x W_hh. The next step writes other memory, so one barrier per step is
+      // enough.
       team.barrier->wait(team.members);
-            // After the barrier every thread has read the saved gates, which the gradients may overwrite.
+      // After the barrier every thread has read the saved gates, which the gradients may overwrite.
       for (int lane = 0; lane < lanes.active; lane++) give_gates(step, lane, begin, end);
       for (int64_t i = first_panel; i < end_panel; i++)
         multiply_panel(hidden_[d], backwards ? first_panel + end_panel - 1 - i : i, lanes.active, step.da, step.dh);
@@ -190,7 +190,7 @@ template <class Cell, class S> class BackwardScan {
     else if (end > begin) memset((void*)(to + begin), 0, (end - begin) * sizeof(A));
   }
 
-    // The begin of the first lane's rows.
+  // The begin of the first lane's rows.
   struct Rows {
     A *dh, *dm, *dc, *da, *projected;
   };
@@ -226,8 +226,8 @@ template <class Cell, class S> class BackwardScan {
     }
   }
 
-    // Prefetch a vector of units of the rows that a lane's step reads: rows of many lanes are far apart,
-    // so the processor does not prefetch them itself.
+  // Prefetch a vector of units of the rows that a lane's step reads: rows of many lanes are far apart,
+  // so the processor does not prefetch them itself.
   RAGLANE_INLINE void fetch(const Step& step, int lane, int64_t unit) const {
     for (int s = 0; s < Cell::saved; s++) __builtin_prefetch(step.gates[lane] + unit * Cell::saved + s * width);
     __builtin_prefetch(step.h_before[lane] + unit);
@@ -238,10 +238,10 @@ template <class Cell, class S> class BackwardScan {
     }
   }
 
-    // The element-wise part of one lane's step: gradients of the gates' arguments for the units in [begin, end), while
-    // the rows of the next lane are prefetched.
+  // The element-wise part of one lane's step: gradients of the gates' arguments for the units in [begin, end), while
+  // the rows of the next lane are prefetched.
   [[gnu::noinline]] void gates(const Step& step, int lane, int next, int64_t begin, int64_t end) {
-        // Copies on the stack, because the compiler must assume that the stores below change `step`.
+    // Copies on the stack, because the compiler must assume that the stores below change `step`.
     const S* gates = step.gates[lane];
     const S* output = step.output[lane];
     const S* h_before = step.h_before[lane];
@@ -281,7 +281,7 @@ template <class Cell, class S> class BackwardScan {
     }
   }
 
-    // The position of a slot's gradient in a row of scratch: the products through h read the first `gates` blocks.
+  // The position of a slot's gradient in a row of scratch: the products through h read the first `gates` blocks.
   static constexpr int block(int slot) {
     for (int gate = 0; gate < Cell::gates; gate++)
       if (Cell::hidden_slot(gate) == slot) return gate;
@@ -297,7 +297,7 @@ template <class Cell, class S> class BackwardScan {
       copy_columns(step.grad_gates[lane] + slot * H_, (const X*)step.da[lane] + at_slot(slot), begin, end);
   }
 
-    // The step before the cell's own gradients if h is a projection: h = W_hr m, so dm = dh W_hr.
+  // The step before the cell's own gradients if h is a projection: h = W_hr m, so dm = dh W_hr.
   void unproject(const Step& step, int active, int d) {
     for (int lane = 0; lane < active; lane++) {
       for (int64_t column = 0; column < P_; column += width) {

@@ -87,7 +87,7 @@ template <class Cell, class S> class BackwardRounds {
   DirectionGradients<S> of_[2];
   LayerGradients<S> gradients_[2];
   Scratch<int64_t> numbers_;
-    // Of each sequence the steps of the round, the begin of its rows, and the number of steps after the round.
+  // Of each sequence the steps of the round, the begin of its rows, and the number of steps after the round.
   int64_t *begins_, *ends_, *row_, *left_;
   int64_t* element_;  // of each row
   Scratch<const S*> h_before_, c_before_;  // the previous states, by pointer
@@ -95,10 +95,10 @@ template <class Cell, class S> class BackwardRounds {
   Scratch<A> copies_;  // of h, if products cannot read the stored type
   Barrier barrier_;
 
-    // Set up a round.
+  // Set up a round.
   void begin(int64_t d, int64_t round) {
     round_.direction = d;
-        // The next round continues from the gradients that a round stores there.
+    // The next round continues from the gradients that a round stores there.
     mine_.grad_final_h = mine_.grad_initial_h, mine_.grad_final_c = mine_.grad_initial_c;
     if (round == 0)
       for (int64_t b = 0; b < l_.sequences; b++) left_[b] = l_.offsets[b + 1] - l_.offsets[b];
@@ -129,7 +129,7 @@ template <class Cell, class S> class BackwardRounds {
 
   // ---- the gates ------------------------------------------------------------------------------------------------
 
-    // The part of one thread, in blocks of rows.
+  // The part of one thread, in blocks of rows.
   void compute_gates(int thread, int threads) {
     const int64_t total = now_.elements;
     int64_t blocks = (total + block_rows - 1) / block_rows;
@@ -149,7 +149,7 @@ template <class Cell, class S> class BackwardRounds {
     }
   }
 
-    // Rows [first, first + size), the units of one panel, in the same way as in the forward loop.
+  // Rows [first, first + size), the units of one panel, in the same way as in the forward loop.
   void compute_tile(int64_t panel, int64_t first, int size, const A* const* x, const A* const* h) {
     constexpr int together = registers == 32 ? 2 : 1;
     const int d = (int)round_.direction;
@@ -189,7 +189,7 @@ template <class Cell, class S> class BackwardRounds {
     Cell::template open<ROWS>(arguments, c, save, last);
   }
 
-    // A row of h as an operand: the stored row, or a copy in row `place` of the thread's room.
+  // A row of h as an operand: the stored row, or a copy in row `place` of the thread's room.
   const A* operand(const S* h, int thread, int64_t place) const {
     if constexpr (is_operand<S>) return h;
     else {

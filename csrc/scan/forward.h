@@ -67,7 +67,7 @@ template <class Cell, class S> class ForwardScan {
   Scratch<Barrier> barriers_;
   Queue queues_[2];
 
-    // The rows of a team's step. Those of lanes are adjacent in scratch, those of elements in the caller's
+  // The rows of a team's step. Those of lanes are adjacent in scratch, those of elements in the caller's
   // memory.
   struct Step {
     int d;
@@ -111,7 +111,7 @@ template <class Cell, class S> class ForwardScan {
 
   int count_at(int64_t column) const { return (int)(H_ - column < width ? H_ - column : width); }
 
-    // The gates' arguments of a tile while they are summed: for each row and slot, the units of one panel. Prepared
+  // The gates' arguments of a tile while they are summed: for each row and slot, the units of one panel. Prepared
   // and saved rows have the same layout, panel after panel.
   struct Sums : PanelPlace<Cell, A> {
     using Place = PanelPlace<Cell, A>;
@@ -132,19 +132,19 @@ template <class Cell, class S> class ForwardScan {
   void scan(int d, int thread, const Division& division) {
     Team team = division.team(thread, d, barriers_.get());
     bool ascending = d == 0;
-        // A team's scratch: h twice, c, and the input of a projection; with pairs, operands of both h and of that
-        // input.
+    // A team's scratch: h twice, c, and the input of a projection; with pairs, operands of both h and of that
+    // input.
     A* before = states_.get() + division.slot(thread) * capacity_ * state_size_;
     A* after = before + capacity_ * h_stride_;
     A* c = after + capacity_ * h_stride_;
     A* unprojected = c + (Cell::has_c ? capacity_ * c_stride_ : 0);
-        // int8 operands need whole rows, which a member has only after the barrier, so each member converts all of
-        // them.
+    // int8 operands need whole rows, which a member has only after the barrier, so each member converts all of
+    // them.
     int64_t slot = in_bytes<S> ? thread : division.slot(thread);
     A* operand = has_operands ? operands_.get() + slot * capacity_ * operand_size_ : before;
     A* next_operand = has_operands ? operand + capacity_ * operand_stride_ : after;
     A* projected = has_operands ? next_operand + capacity_ * operand_stride_ : unprojected;
-        // The panels of this member, and their columns.
+    // The panels of this member, and their columns.
     int64_t first_panel = weights_.hidden[d].count() * team.member / team.members;
     int64_t end_panel = weights_.hidden[d].count() * (team.member + 1) / team.members;
     int64_t begin = first_panel * weights_.hidden[d].panel_columns(), end = end_panel * weights_.hidden[d].panel_columns();
@@ -186,7 +186,7 @@ template <class Cell, class S> class ForwardScan {
         if constexpr (in_bytes<S>) to_bytes(before + lane * h_stride_, P_, operand + lane * operand_stride_);
         step.operands[lane] = operand + lane * operand_stride_;
       }
-            // Alternately forward and backward over the panels: those that were read last are still in the cache.
+      // Alternately forward and backward over the panels: those that were read last are still in the cache.
       for (int64_t i = first_panel; i < end_panel; i++)
         for (int first = 0, size; first < lanes.active; first += size) {
           size = next_tile(lanes.active - first);
@@ -203,11 +203,11 @@ template <class Cell, class S> class ForwardScan {
     finish_streams();
   }
 
-    // A lane's row of h as an operand.
+  // A lane's row of h as an operand.
   X* in_row(A* operand, int lane) const { return (X*)(operand + lane * operand_stride_); }
 
-    // The units of one panel for several rows: from the products to the new state, while all data is in the nearest
-    // cache.
+  // The units of one panel for several rows: from the products to the new state, while all data is in the nearest
+  // cache.
   void tile(const Step& step, int first, int size, int64_t panel) {
     const int d = step.d;
     Sums sums(input_.at(d, panel));
@@ -239,8 +239,8 @@ template <class Cell, class S> class ForwardScan {
                sums.row + begin, prepared + begin);
   }
 
-    // Prefetch the memory that the tile will write, and the start of the next panel's tile, during the product:
-    // short ranges at many addresses, which the processor does not prefetch itself.
+  // Prefetch the memory that the tile will write, and the start of the next panel's tile, during the product:
+  // short ranges at many addresses, which the processor does not prefetch itself.
   RAGLANE_INLINE void fetch(const Step& step, int64_t element, int64_t row, const Sums& sums) {
     if (step.output && l_.projection_size == 0)
       __builtin_prefetch(step.output + row * l_.directions * P_ + sums.unit, 1);
@@ -257,8 +257,8 @@ template <class Cell, class S> class ForwardScan {
       }
   }
 
-    // The cell's arithmetic for one vector of units. It interleaves several rows, because that of one row
-    // is a long chain of operations: first all up to the final tanh of every cell, then all tanh, then the rest.
+  // The cell's arithmetic for one vector of units. It interleaves several rows, because that of one row
+  // is a long chain of operations: first all up to the final tanh of every cell, then all tanh, then the rest.
   RAGLANE_INLINE void finish(const Step& step, int first, int size, int u, const Sums& sums, const A* const* summed,
                              const A* const* prepared) {
     int64_t unit = sums.unit + u * width;
@@ -273,7 +273,7 @@ template <class Cell, class S> class ForwardScan {
     for (; r < size; r++)
       open<1>(step, first + r, u, sums, summed + r, prepared + r, c + r, save + r, last + r);
     if constexpr (Cell::ends_in_tanh) squash<A, 0, finished_rows>(last);
-        // Copies on the stack, because the compiler must assume that the stores below change them.
+    // Copies on the stack, because the compiler must assume that the stores below change them.
     const int64_t h_stride = h_stride_, c_stride = c_stride_, after_stride = step.after_stride, H = H_;
     const int64_t output_stride = l_.directions * P_, gate_stride = l_.gate_stride, slot_size = sums.slot_size;
     const int64_t *elements = step.element, *rows = step.row;
@@ -313,7 +313,7 @@ template <class Cell, class S> class ForwardScan {
     for (int i = 0; i < ROWS; i++) {
 #pragma GCC unroll 8
       for (int slot = 0; slot < Cell::slots; slot++) {
-                // A slot without a hidden product is read from the prepared row.
+        // A slot without a hidden product is read from the prepared row.
         const A* from = Cell::only_input(slot) ? prepared[i] : summed[i];
         arguments[i][slot] = load(from + slot * sums.slot_size + u * width);
       }

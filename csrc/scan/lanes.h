@@ -50,7 +50,7 @@ class LaneSet {
   int64_t element[most_lanes];  // the index in the values of the element that the lane computes
   int64_t left[most_lanes];     // number of remaining elements of the sequence, including that one
 
-    // `ascending`: elements are computed from the start of a sequence to its end.
+  // `ascending`: elements are computed from the start of a sequence to its end.
   LaneSet(const Batch& batch, const Team& team, Queue* queue, int capacity, bool ascending)
       : batch_(batch), team_(team), queue_(queue), capacity_(capacity), step_(ascending ? 1 : -1) {}
 
@@ -62,8 +62,8 @@ class LaneSet {
     while (active < capacity_ && take(active)) begin(active++);
   }
 
-    // Advance to the next step. finish(lane) is called for a lane whose sequence ended, then begin(lane) if it takes
-    // another one. Otherwise the last active lane moves to its place: move(from, to).
+  // Advance to the next step. finish(lane) is called for a lane whose sequence ended, then begin(lane) if it takes
+  // another one. Otherwise the last active lane moves to its place: move(from, to).
   template <class Finish, class Begin, class Move> void advance(Finish&& finish, Begin&& begin, Move&& move) {
     at_once_ = 0;
     for (int lane = 0; lane < active;) {
@@ -113,7 +113,7 @@ class LaneSet {
     row_[lane] = batch_.rows[sequence[lane]] + batch_.starts[element[lane] - batch_.begins[sequence[lane]]];
   }
 
-    // The first sequences are assigned in alternating order of teams, so that none gets all the long ones.
+  // The first sequences are assigned in alternating order of teams, so that none gets all the long ones.
   int64_t next() {
     bool fixed = team_.dealt && (team_.members > 1 || share_ < capacity_);
     if (fixed) {
@@ -121,8 +121,8 @@ class LaneSet {
       return round * team_.count + (round % 2 ? team_.count - 1 - team_.index : team_.index);
     }
     const int64_t dealt = (int64_t)team_.count * capacity_;
-        // If many lanes end at the same step, a team that has its share of the work does not fill all of them, to leave
-        // sequences for the other teams, whose lanes end now too.
+    // If many lanes end at the same step, a team that has its share of the work does not fill all of them, to leave
+    // sequences for the other teams, whose lanes end now too.
     if (team_.dealt && worked_ * team_.count >= batch_.elements) {
       int64_t waiting = batch_.ordered - dealt - __atomic_load_n(&queue_->taken, __ATOMIC_RELAXED);
       if (at_once_ * (team_.count - 1) >= waiting) return batch_.ordered;

@@ -17,12 +17,12 @@ template <class Cell, class S> class PreparedProducts {
  public:
   PreparedProducts(const raglane_layer& layer, const InputProducts<Cell, S>& input) : l_(layer), input_(input) {}
 
-    // Choose, for an average number of rows and the bytes of the weights.
+  // Choose, for an average number of rows and the bytes of the weights.
   void decide(double rows, int64_t weight_bytes, int64_t cache) {
     bool cached = weight_bytes <= cache / tuning::weights_of_cache;
     int64_t bytes = l_.directions * l_.elements * input_.row_size() * (int64_t)sizeof(A);
     wanted_ = rows < (cached ? tuning::fold_rows_cached : tuning::fold_rows);
-        // If gates are not saved, to save memory, products are not stored either.
+    // If gates are not saved, to save memory, products are not stored either.
     if (!rest_in_results() && (bytes > tuning::most_products || l_.checkpoint_every > 0)) wanted_ = false;
     if (l_.flags & RAGLANE_FOLD) wanted_ = false;
     if (l_.flags & RAGLANE_PREPARE) wanted_ = true;
@@ -45,7 +45,7 @@ template <class Cell, class S> class PreparedProducts {
     return true;
   }
 
-    // The part of one thread in a direction: blocks of rows, or of few rows some panels, so that weights are read once.
+  // The part of one thread in a direction: blocks of rows, or of few rows some panels, so that weights are read once.
   void make(int d, int thread, int threads) const {
     const int64_t panels = input_.panels(d).count();
     int64_t blocks = (l_.elements + block_rows - 1) / block_rows, first_panel = 0, end_panel = panels;

@@ -15,10 +15,10 @@ struct Division {
     int least = threads / directions;
     members = wanted < least ? wanted : least > 1 ? least : 1;
   }
-    // Teams whose home is a direction.
+  // Teams whose home is a direction.
   int teams(int direction) const { return (threads - direction + directions - 1) / directions / members; }
 
-    // The team of a thread in a direction. It has a fixed share in its home direction, and helps in the other.
+  // The team of a thread in a direction. It has a fixed share in its home direction, and helps in the other.
   Team team(int thread, int direction, Barrier* barriers) const {
     bool home = thread % directions == direction;
     int place = thread / directions;
@@ -26,7 +26,7 @@ struct Division {
             barriers + slot(thread)};
   }
   bool idle(int thread) const { return thread / directions / members >= teams(thread % directions); }
-    // Index of the thread's team among all teams, below the number of threads.
+  // Index of the thread's team among all teams, below the number of threads.
   int slot(int thread) const { return thread / directions / members * directions + thread % directions; }
 };
 

@@ -41,7 +41,7 @@ struct Pools {
     slots.resize(sequences);
     slots.reserve(sequences);
   }
-    // `from` may be null, for zeros; a number of 2 bytes becomes the upper half of one of 4.
+  // `from` may be null, for zeros; a number of 2 bytes becomes the upper half of one of 4.
   Bytes filled(const void* from, int64_t numbers, int64_t bytes, int64_t to) const {
     Bytes pool(count * numbers * to, 0xff);
     for (size_t b = 0; b < slots.size(); b++)

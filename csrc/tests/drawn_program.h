@@ -24,7 +24,7 @@ struct DrawnProgram {
   void place(std::vector<int64_t>& to, int64_t block, int64_t start, int64_t spread) {
     to.insert(to.end(), {block, start, spread, 0});
   }
-    // Existing columns, more often than not of the latest local.
+  // Existing columns, more often than not of the latest local.
   void operand(std::vector<int64_t>& to, int64_t width) {
     std::vector<int64_t> fits;
     for (int64_t b = 0; b < (int64_t)widths.size(); b++)

@@ -275,7 +275,7 @@ void check_tables(Case& c, std::mt19937& random, int round, unsigned seed) {
 void check_rows(std::mt19937& random, int round, unsigned seed) {
   raglane_rows r{};
   r.abi = RAGLANE_ABI, r.is_pack = below(random, 2);
-    // Often a few bytes, sometimes enough for several threads.
+  // Often a few bytes, sometimes enough for several threads.
   r.row_bytes = below(random, 4) ? below(random, 40) : 20000;
   r.sequences = below(random, 12);
   std::vector<int64_t> drawn(r.sequences), order(r.sequences), sizes;
@@ -450,7 +450,7 @@ int main(int count, char** words) {
   int rounds = count > 1 ? std::atoi(words[1]) : 300;
   unsigned seed = count > 2 ? (unsigned)std::atoi(words[2]) : 1;
   drive(rounds, seed);
-    // From two threads at once, because the kernels share no state.
+  // From two threads at once, because the kernels share no state.
   std::thread other([=] { drive(rounds / 4, seed + 1); });
   drive(rounds / 4, seed + 2);
   other.join();

@@ -58,7 +58,7 @@ void print(const char* set, const char* dtype, int64_t number, const Rates& rate
     for (int vectors = 1; vectors <= rates.most_vectors; vectors++) {
       std::printf("  %3d x %-10d", rows, vectors);
       for (int64_t depth : depths) {
-                // Panels of 256 KB fit a core's second cache, but not the first, as in a layer of some hundred units.
+        // Panels of 256 KB fit a core's second cache, but not the first, as in a layer of some hundred units.
         int64_t panels = std::max<int64_t>(1, (1 << 16) / (depth * vectors * rates.width));
         Shape shape{rows, vectors, depth};
         double here = rate([&](int64_t rounds) { return rates.multiply(number, shape, panels, rounds); });

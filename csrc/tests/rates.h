@@ -17,7 +17,7 @@ struct Rates {
   int most_rows, most_vectors, width;  // of a tile; numbers in a vector of sums
   // Fused multiply-adds in registers; returns the operations.
   int64_t (*peak)(int64_t dtype, int64_t rounds);
-    // The micro-kernel over `panels` panels, `rounds` times; returns the operations, or 0 if memory is exhausted.
+  // The micro-kernel over `panels` panels, `rounds` times; returns the operations, or 0 if memory is exhausted.
   int64_t (*multiply)(int64_t dtype, const Shape& shape, int64_t panels, int64_t rounds);
 };
 #define RAGLANE_DECLARE(name, ...) \

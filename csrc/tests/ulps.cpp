@@ -49,7 +49,7 @@ double error(float got, double wanted) {
   if (std::isnan(wanted) || std::isnan(got)) return std::isnan(wanted) && std::isnan(got) ? 0 : wrong;
   float nearest = (float)wanted;
   if (got == nearest && std::isinf(got)) return 0;
-    // If one of the two overflows, the other must be adjacent to it.
+  // If one of the two overflows, the other must be adjacent to it.
   if (std::isinf(got) || std::isinf(nearest)) return wanted > 3.4028e38 ? 0 : wrong;
   return std::abs((double)got - wanted) / spacing(nearest);
 }

@@ -17,7 +17,7 @@ void align(const raglane_alignment& call, int64_t sequence, const T* log_probs, 
   }
   call.scores[sequence] = steps > 0 || count > 0 ? -infinity : 0;
   if (steps < count || steps == 0) return;
-    // Two more states in front, which are never reached.
+  // Two more states in front, which are never reached.
   std::vector<double> before(states + 2, -infinity), after(states + 2, -infinity), bars(states, -infinity), emissions(states);
   std::vector<int64_t> labels(states, call.blank);
   for (int64_t k = 0; k < count; k++) {

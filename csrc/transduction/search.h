@@ -107,7 +107,7 @@ template <class T> class Search {
         const int64_t token = tokens[place];
         if (token < 0 || token >= call_.classes || token == call_.blank)
           fail("state must contain tokens of log_probs, got %lld", (long long)token);
-                // A context depends on the last tokens only.
+        // A context depends on the last tokens only.
         if (call_.order && place >= end - call_.order + 1) take_gram(call_, token, context);
         prefix.node = child(prefix.node, token);
         prefix.path = add(get(prefix.path, tokens + total + place, total));
@@ -249,10 +249,10 @@ template <class T> class Search {
       double highest = -infinity;
       for (const Prefix& prefix : beam_) highest = std::max(highest, prefix.total + nodes_[prefix.node].scorer);
       const double needed = best_.front().score - highest - call_.bonus;
-            // Rounding must not exclude a token; exact scores are compared later.
+      // Rounding must not exclude a token; exact scores are compared later.
       cutoff = std::max(cutoff, needed - 1e-6 * (1 + std::abs(needed)));
     }
-        // Only so many can be in the next beam: others follow in the same prefix, are in the beam, or repeat its last.
+    // Only so many can be in the next beam: others follow in the same prefix, are in the beam, or repeat its last.
     if (!call_.order) most = std::min(most, call_.beam + (int64_t)beam_.size() + 1);
     ids_.clear();
     for (int64_t c = 0; c < call_.classes; c++) {
@@ -305,7 +305,7 @@ template <class T> class Search {
       start(candidate.prefix, candidate.token, log_probs[candidate.token], prefix);
       prefix.total = prefix.label;
       prefix.node = child(beam_[candidate.prefix].node, candidate.token);
-            // A node that is only a part of longer prefixes, after load(), has neither.
+      // A node that is only a part of longer prefixes, after load(), has neither.
       nodes_[prefix.node].scorer = candidate.added, nodes_[prefix.node].context = candidate.context;
     }
     beam_.swap(next_);
