@@ -19,13 +19,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from checkpoints import RESET, status
 from harness.lengths import LENGTHS
+from harness.memory import peak_of
 from harness.timing import interleave
 from torch import Tensor, nn
 
 import raglane as rl
-from safety import processor
+from raglane.planner.machine import cpu_name
 
 # Sequences, features and heads.
 SIZES = ((256, 64, 4), (64, 256, 8), (16, 512, 8))
@@ -78,16 +78,13 @@ def predict(call: Callable[[], Tensor]) -> None:
 def megabytes(call: Callable[[], Any]) -> float:
     """Return the growth of the peak of memory in a call."""
     ctypes.CDLL(None).malloc_trim(0)
-    before = status("VmRSS")
-    RESET.write_text("5")
-    call()
-    return (status("VmHWM") - before) / 1e6
+    return peak_of(call) / 1e6
 
 
 def main() -> None:
     """Print the table."""
     torch.set_num_threads(1)
-    print(f"# Attention\n\n`python benchmarks/attention.py`: {processor()}, one thread, float32.\n")
+    print(f"# Attention\n\n`python benchmarks/attention.py`: {cpu_name()}, one thread, float32.\n")
     print("| (B, features, heads) | elements, fill | | raglane | padded | nested |")
     print("| --- | --- | --- | --- | --- | --- |")
     for size in SIZES:

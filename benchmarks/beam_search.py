@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import raglane as rl
-from safety import processor
+from raglane.planner.machine import cpu_name
 
 ITEMS, HIDDEN, TOKENS = 64, 512, 1000
 NEVER = -30.0
@@ -164,7 +164,7 @@ def main() -> None:
     clock = time.process_time if chosen.cpu_time else time.perf_counter
     print("# Beam search and attention decoders\n")
     command = f"--threads {chosen.threads}{' --cpu-time' if chosen.cpu_time else ''}"
-    print(f"`python benchmarks/beam_search.py {command}`: {processor()}, torch {torch.__version__}.")
+    print(f"`python benchmarks/beam_search.py {command}`: {cpu_name()}, torch {torch.__version__}.")
     print(f"Items of lognormal lengths, LSTM of {HIDDEN}, {TOKENS} tokens, float32.\n")
     print("| what | attention | items | rows | padded, ms | ragged, ms | padded / ragged |")
     print("| --- | --- | --- | --- | --- | --- | --- |")

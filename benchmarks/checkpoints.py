@@ -10,7 +10,6 @@ step without inputs and parameters, measured in a separate process, in numbers p
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import math
 import statistics
@@ -18,17 +17,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 from harness.lengths import LENGTHS
+from harness.memory import peak_of
 
 import raglane as rl
-from safety import processor
+from raglane.planner.machine import cpu_name
 
 SIZES = ((32, 128, 128), (64, 256, 256), (32, 512, 512))
-STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 def step_of(cell: str, size: tuple[int, int, int], lengths: list[int], every: int | None) -> Callable[[], Any]:
@@ -58,17 +56,7 @@ def peak(arguments: str) -> float:
     cell, size, lengths, every, threads = json.loads(arguments)
     torch.set_num_threads(threads)
     step_of(cell, size, [3, 2], every)()
-    step = step_of(cell, size, lengths, every)
-    gc.collect()
-    before = status("VmRSS")
-    RESET.write_text("5")
-    step()
-    return (status("VmHWM") - before) / (4 * sum(lengths) * size[1])
-
-
-def status(name: str) -> int:
-    line = next(line for line in STATUS.read_text().splitlines() if line.startswith(name + ":"))
-    return 1024 * int(line.split()[1])
+    return peak_of(step_of(cell, size, lengths, every)) / (4 * sum(lengths) * size[1])
 
 
 def measured(*case: Any) -> float:
@@ -92,7 +80,7 @@ def main() -> None:
         return
     torch.set_num_threads(given.threads)
     print("# Recomputed gates\n")
-    where = f"{processor()}, {given.threads} threads, torch {torch.__version__}"
+    where = f"{cpu_name()}, {given.threads} threads, torch {torch.__version__}"
     print(f"`python benchmarks/checkpoints.py --threads {given.threads}`: {where}.\n")
     print("| cell | B, H, D | lengths | N | steps | time over that without | peak, N * H | without |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")

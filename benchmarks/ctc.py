@@ -196,11 +196,11 @@ def main() -> None:
     if options.serve:
         peer, data, beam, arpa = options.serve
         return serve(peer, data, int(beam), arpa)
-    from safety import processor
+    from raglane.planner.machine import cpu_name
 
     lines = [
         "# Beam search for CTC\n",
-        f"`python benchmarks/ctc.py --python OTHER/bin/python`: {processor()}. {options.items} items of"
+        f"`python benchmarks/ctc.py --python OTHER/bin/python`: {cpu_name()}. {options.items} items of"
         f" {options.longest // 4} to {options.longest} steps, one thread, milliseconds of processor time for all.\n",
         "| classes | beam | n-grams | other | other | raglane | ratio | as likely |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",

@@ -24,10 +24,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+from harness.memory import status
 
 import raglane as rl
 from raglane.data import BatchLimit, BatchSampler, Dataset, EpochOrder, convert
-from safety import processor
+from raglane.planner.machine import cpu_name
 
 SEQUENCES, BATCH, HIDDEN = 50_000_000, 256, 128
 # The number of batches that are read, and of batches that are trained.
@@ -142,9 +143,7 @@ STEPS: dict[str, Callable[[Path, int], dict[str, float]]] = {
 
 def _memory() -> dict[str, float]:
     """Return bytes: the peak with mapped files, and the anonymous memory at the end."""
-    status = Path("/proc/self/status").read_text()
-    own = next(line for line in status.splitlines() if line.startswith("RssAnon"))
-    return {"peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, "own": int(own.split()[1]) * 1024}
+    return {"peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, "own": status("RssAnon")}
 
 
 def _step(name: str, folder: Path, count: int) -> dict[str, float]:
@@ -169,7 +168,7 @@ def report(folder: Path, count: int) -> None:
     feed, train, convert_, open_ = found["feed"], found["train"], found["convert"], found["open"]
     print("# A dataset of many sequences\n")
     print(
-        f"`python benchmarks/dataset_scale.py FOLDER {count}`: {processor()}, 2 processors, torch {torch.__version__}."
+        f"`python benchmarks/dataset_scale.py FOLDER {count}`: {cpu_name()}, 2 processors, torch {torch.__version__}."
     )
     print("The machine was shared with other work, so times are too long. Two threads of a layer wait for each other:")
     print("on a busy machine they may be slower than one; on an idle one they are at most twice as fast.\n")

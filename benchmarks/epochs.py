@@ -28,7 +28,7 @@ from shuffling import shuffling
 
 from raglane.data import BatchLimit, BatchSampler, EpochOrder
 from raglane.data.order.batches import assign_ranks
-from safety import processor
+from raglane.planner.machine import cpu_name
 
 Integers = npt.NDArray[np.int64]
 Epoch = tuple[Integers, Integers]
@@ -325,7 +325,7 @@ def main() -> None:
     named = (entry.partition("=") for entry in given.lists)
     lists = {name: np.loadtxt(Path(path), dtype=np.int64) for name, _, path in named}
     print(
-        f"# The order of an epoch\n\n`python benchmarks/epochs.py`, one process. {processor()}, NumPy {np.__version__}."
+        f"# The order of an epoch\n\n`python benchmarks/epochs.py`, one process. {cpu_name()}, NumPy {np.__version__}."
     )
     print("Times are those of the processor: others used the machine meanwhile.")
     print(f"A step costs the larger of elements / {RATE:,.0f} and longest x {1e6 * LATENCY:g} us, in seconds.")

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 import raglane as rl
-from safety import processor
+from raglane.planner.machine import cpu_name
 
 BATCHES = ((64, 128, 128), (64, 256, 256), (32, 512, 512), (32, 1024, 512))
 STREAMS = ((1, 256), (1, 512), (1, 1024), (8, 512))
@@ -77,7 +77,7 @@ def of_runs(folders: list[str]) -> None:
 
 def main() -> None:
     torch.manual_seed(0)
-    machine = f"{processor()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+    machine = f"{cpu_name()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
     print(f"# int8 weights\n\n`python benchmarks/int8.py`: {machine}.\n\nBatches of lognormal lengths, inference:\n")
     print(
         "| layer | B, H, D | float32, ms | int8, ms | float32 / int8 | error |\n| --- | --- | --- | --- | --- | --- |"

@@ -24,7 +24,7 @@ from harness.lengths import LENGTHS, filled
 from harness.timing import YARDSTICKS, interleave, peak
 
 import raglane as rl
-from safety import processor
+from raglane.planner.machine import cpu_name
 
 _ROUNDS = 9
 _MOST_SECONDS = 10.0
@@ -107,5 +107,5 @@ def rounded(found: Any) -> Any:
 
 if __name__ == "__main__":
     torch.manual_seed(0)
-    about = f"{processor()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+    about = f"{cpu_name()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
     print(json.dumps(rounded({"machine": about, "times": by_fill(), "roofline": roofline()}), indent=1))

@@ -38,11 +38,11 @@ import torch
 import raglane as rl
 from raglane.planner import Plan, Row, calibration
 from raglane.planner.calibration import Calibration
+from raglane.planner.machine import cpu_name
 from raglane.planner.model import Way, at
 from raglane.planner.probe import Yardstick, make_batch, step_of
 from raglane.planner.rows import epoch_of
 from raglane.planner.words import range_in_words
-from safety import processor
 
 TORCH = ("LSTM", "GRU", "RNN")
 CELLS, HIDDEN = (*TORCH, "MinGRU", "IndRNN"), (64, 128, 256)
@@ -277,7 +277,7 @@ def compare(chosen: argparse.Namespace) -> None:
     calibration.calibrate = once(calibration.calibrate)
     lists = dict(lengths_of(text, chosen.seed) for text in chosen.lists)
     print("# Predictions of the planner\n")
-    where = f"{processor()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+    where = f"{cpu_name()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
     print(f"`python benchmarks/predictions.py` with {chosen.seconds:g} s per setting. {where}.\n")
     print("| list | cell | H | settings | median miss | worst miss | advised, us | best found, us | costs |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")

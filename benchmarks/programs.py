@@ -34,7 +34,7 @@ from torch import Tensor, nn
 
 import raglane as rl
 from raglane.kernels.dispatch import BACKENDS
-from safety import processor
+from raglane.planner.machine import cpu_name
 
 __all__ = ["LAYERS", "main"]
 
@@ -317,7 +317,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.set_num_threads(chosen.threads)
     sizes = TINY if chosen.tiny else Sizes(hidden=tuple(chosen.hidden or Sizes().hidden))
     print("# Programs\n")
-    print(f"`python benchmarks/programs.py`: {processor()}, {chosen.threads} threads, torch {torch.__version__}.\n")
+    print(f"`python benchmarks/programs.py`: {cpu_name()}, {chosen.threads} threads, torch {torch.__version__}.\n")
     print(f"{sizes.sequences} sequences, D = H, float32, medians of calls that take turns:\n")
     try:
         for name, part in PARTS.items():

@@ -23,7 +23,7 @@ from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import raglane as rl
-from safety import processor
+from raglane.planner.machine import cpu_name
 
 _SIZES = (128, 256, 512, 1024)
 _NUMBERS = (1, 1_000, 100_000, 1_000_000, 10_000_000)
@@ -124,7 +124,7 @@ def main() -> None:
     for process in processes:
         process.join()
     print("# Two processes that train together\n")
-    print(f"`python benchmarks/ranks.py`: {processor()}, torch {torch.__version__}.")
+    print(f"`python benchmarks/ranks.py`: {cpu_name()}, torch {torch.__version__}.")
     print("\n## Sums over both\n\n| float32 numbers | time, ms | MB per second |\n| --- | --- | --- |")
     for count, seconds in found["sums"]:
         print(f"| {count:,} | {1e3 * seconds:.2f} | {4e-6 * count / seconds:,.0f} |")

@@ -2,35 +2,27 @@
 
     python benchmarks/safety.py > benchmarks/results/safety.md
 
-The first table times :meth:`Layer.checked` on valid tensors, and the whole call that contains it. The second times the
+The first table times :meth:`Layer.admit` on valid tensors, and the whole call that contains it. The second times the
 backward pass over 1,000 steps from a gradient at the last step only, where gradients decay until they are denormal, and
 compares it with gradients at every step, and with ``torch.set_flush_denormal``.
 """
 
 from __future__ import annotations
 
-import platform
 import statistics
 import time
 import timeit
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 
 import raglane as rl
 from raglane.kernels.cpu.layer import layer_of
+from raglane.planner.machine import cpu_name
 
 STEPS, SEQUENCES, FEATURES = 1000, 16, 64
-
-
-def processor() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.processor()
 
 
 def microseconds(function: Callable[[], Any], number: int) -> float:
@@ -103,7 +95,7 @@ def denormals() -> None:
 def main() -> None:
     print("# Safety checks\n")
     print(
-        f"`python benchmarks/safety.py`: {processor()}, {torch.get_num_threads()} threads, torch {torch.__version__}.\n"
+        f"`python benchmarks/safety.py`: {cpu_name()}, {torch.get_num_threads()} threads, torch {torch.__version__}.\n"
     )
     checks()
     print(f"\n{SEQUENCES} sequences of {STEPS} steps, float32, only the backward pass:\n")

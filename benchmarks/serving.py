@@ -32,8 +32,8 @@ from harness.timing import interleave
 from torch import Tensor, nn
 
 import raglane as rl
+from raglane.planner.machine import cpu_name
 from raglane.serve import Engine, Stream
-from safety import processor
 
 sys.path.append(str(Path(__file__).parents[1] / "examples"))
 from voice_activity import CONTEXT, FRAME, Detector
@@ -384,7 +384,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     if options.threads == 1 and "clients" not in options.parts:
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-    print(f"# Live streams\n\n{processor()}, torch {torch.__version__}, {options.threads} threads\n")
+    print(f"# Live streams\n\n{cpu_name()}, torch {torch.__version__}, {options.threads} threads\n")
     run: dict[str, Callable[[], None]] = {
         "times": partial(times, options.threads),
         "clients": partial(real_time, options.threads, options.seconds),

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 import raglane as rl
-from safety import processor
+from raglane.planner.machine import cpu_name
 
 SEQUENCES, STEPS, SIZE = 8, 10, 32
 
@@ -112,7 +112,7 @@ def steps() -> None:
 
 if __name__ == "__main__":
     torch.manual_seed(0)
-    machine = f"{processor()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+    machine = f"{cpu_name()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
     print(f"# Small calls\n\n`python benchmarks/small_calls.py`: {machine}.\n")
     print(f"{SEQUENCES} sequences of {STEPS} elements, H and D of {SIZE}, float32:\n")
     batches()

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 import raglane as rl
-from safety import processor
+from raglane.planner.machine import cpu_name
 
 POOLS = ("", "own")
 CASES = [(cell, *shape) for cell in ("LSTM", "GRU", "SRU") for shape in ((8, 32, 32), (32, 128, 128), (64, 256, 256))]
@@ -83,7 +83,7 @@ def main() -> None:
         return float(pipe.recv())
 
     policy = f", OMP_WAIT_POLICY={options.wait_policy}" if options.wait_policy else ""
-    print(f"\n{processor()}, torch {torch.__version__}, {options.threads} threads{policy}\n")
+    print(f"\n{cpu_name()}, torch {torch.__version__}, {options.threads} threads{policy}\n")
     print(f"| layer (B, H, D) | {' | '.join(f'{way}: OpenMP, us | own / OpenMP' for way in WAYS)} |")
     print(f"| --- |{' --- |' * 2 * len(WAYS)}")
     for case in CASES:

@@ -16,14 +16,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
+from harness.memory import peak_of
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 import raglane as rl
-from safety import processor
+from raglane.planner.machine import cpu_name
 
 BATCH, FRAMES, LABELS, HIDDEN = 16, 400, 60, 512
 NEVER = -1e30  # the derivative of logaddexp of two infinities is NaN
@@ -119,15 +119,7 @@ def measure(way: str, classes: int, equal: bool) -> float:
     small.encoder.requires_grad_(), small.predictor.requires_grad_()
     small.targets = rl.Ragged([[1, 2]])
     getattr(small, way)()
-    Path("/proc/self/clear_refs").write_text("5")
-    before = status("VmRSS")
-    getattr(problem, way)()
-    return (status("VmHWM") - before) / 1024
-
-
-def status(name: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(name))
+    return peak_of(getattr(problem, way)) / 2**20
 
 
 def main() -> None:
@@ -146,7 +138,7 @@ def main() -> None:
         return
     print("# The transducer's loss\n")
     kind = "CPU time of 1 thread" if args.cpu_time else "2 threads"
-    print(f"`python benchmarks/transducer.py`: {processor()}, {kind}, torch {torch.__version__}, float32.\n")
+    print(f"`python benchmarks/transducer.py`: {cpu_name()}, {kind}, torch {torch.__version__}, float32.\n")
     print(
         f"{BATCH} sequences of up to {FRAMES} frames and {LABELS} labels, joint of {HIDDEN}. Times and peak memory of\n"
         "the joint, the loss and all gradients. In brackets: relative to the padded twin.\n"

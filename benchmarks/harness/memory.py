@@ -11,13 +11,14 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from harness.cases import Case, Size
 from raglane._utils.messages import message
 from raglane.errors import RaglaneError
 
-__all__ = ["is_measurable", "peak_floats"]
+__all__ = ["is_measurable", "peak_floats", "peak_of", "status"]
 
 _STATUS, _PEAK_RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
@@ -62,16 +63,19 @@ def _measure(arguments: str) -> float:
     competitor = COMPETITORS[numbers["competitor"]]
     batch = Batch.of(case)
     competitor.prepare(batch.with_lengths([3, 2]), "train", case.threads).call()
-    unit = 4 * batch.elements * batch.hidden
-    runner = competitor.prepare(batch, "train", case.threads)
+    return peak_of(competitor.prepare(batch, "train", case.threads).call) / (4 * batch.elements * batch.hidden)
+
+
+def peak_of(call: Callable[[], object]) -> int:
+    """Return the peak memory of this process in a call, in bytes beyond that before it."""
     gc.collect()
-    before = _status("VmRSS")
+    before = status("VmRSS")
     _PEAK_RESET.write_text("5")
-    runner.call()
-    return (_status("VmHWM") - before) / unit
+    call()
+    return status("VmHWM") - before
 
 
-def _status(name: str) -> int:
+def status(name: str) -> int:
     """Return bytes of the system's statistics of this process."""
     line = next(line for line in _STATUS.read_text().splitlines() if line.startswith(name + ":"))
     return 1024 * int(line.split()[1])

@@ -25,6 +25,7 @@ import raglane as rl
 from on_device.base import Context, Item, NotHereError, Part, Row
 from on_device.layers import state_of
 from on_device.timing import milliseconds, times_table
+from raglane.segments import offsets_from_lengths
 
 __all__ = ["CELLS", "PART", "TRITON", "Case", "cases"]
 
@@ -135,7 +136,7 @@ def _run(context: Context, case: Case) -> Row:
     device = context.device
     generator = torch.Generator("cpu").manual_seed(case.hidden * case.batch)
     lengths = torch.tensor(LENGTHS[case.lengths].draw(case.batch), dtype=torch.int64, device="cpu")
-    offsets = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).to(device)
+    offsets = offsets_from_lengths(lengths).to(device)
     values = torch.randn(int(lengths.sum()), case.hidden, generator=generator).to(device)
     gradient = torch.randn(case.batch, case.hidden, generator=generator).to(device)
     layer = getattr(torch.nn, case.cell)(case.hidden, case.hidden, batch_first=True).to(device)

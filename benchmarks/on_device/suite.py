@@ -21,10 +21,8 @@ __all__ = ["PART"]
 _TESTS = Path(__file__).parent.parent.parent / "tests"
 _REHEARSED = ("test_layouts.py", "schedules/test_schedules.py")
 # Folders and files whose tests compute on the device; those marked ``host`` are skipped there.
-_COMPUTING = (
-    *("kernels/test_on_a_gpu.py", "kernels/test_reference.py"),
-    *("nn", "ragged", "cells", "segments", "schedules", "packing"),
-)
+_ROOMS = ("nn", "ragged", "cells", "segments", "schedules", "packing")
+_COMPUTING = ("kernels/test_on_a_gpu.py", "kernels/test_reference.py", *_ROOMS)
 _COUNTS = ("tests", "failures", "errors", "skipped")
 _NEEDS = ("pytest", "hypothesis")
 # The most seconds of a run, those to write its report after an interruption, and the most failures and characters of

@@ -81,13 +81,13 @@ def _pooling(given: Given, name: str) -> Call:
     return lambda: pooling(given.batch)
 
 
-def _crf(given: Given, ask: Callable[[Any, Given], Any]) -> Call:
+def _crf(given: Given, operation: Callable[[Any, Given], Any]) -> Call:
     crf = rl.nn.CRF(_D).to(given.device)
-    return lambda: ask(crf, given)
+    return lambda: operation(crf, given)
 
 
-def _plain(given: Given, ask: Callable[[Given], Any]) -> Call:
-    return lambda: ask(given)
+def _plain(given: Given, operation: Callable[[Given], Any]) -> Call:
+    return lambda: operation(given)
 
 
 def _log_softmax(values: Tensor) -> Tensor:
@@ -130,7 +130,7 @@ CRF: dict[str, Callable[[Any, Given], Any]] = {
 }
 
 
-def _questions(given: Given) -> Iterator[tuple[str, Callable[[], Call]]]:
+def _checks(given: Given) -> Iterator[tuple[str, Callable[[], Call]]]:
     """Return the tested operations by name, each as a function that prepares it."""
     for name in LAYERS:
         yield f"layer {name}", partial(_layer, given, name)
@@ -141,12 +141,12 @@ def _questions(given: Given) -> Iterator[tuple[str, Callable[[], Call]]]:
     for name in LOOPS:
         if "zoneout" not in name:  # whose masks are drawn per episode
             yield f"layer {name}, resets", partial(_layer_with_resets, given, name)
-    for name, ask in OPERATIONS.items():
-        yield f"operation {name}", partial(_plain, given, ask)
+    for name, operation in OPERATIONS.items():
+        yield f"operation {name}", partial(_plain, given, operation)
     for name in POOLINGS:
         yield f"pooling {name}", partial(_pooling, given, name)
-    for name, ask in LOSSES.items():
-        yield f"loss {name}", partial(_plain, given, ask)
+    for name, operation in LOSSES.items():
+        yield f"loss {name}", partial(_plain, given, operation)
     for name, of_crf in CRF.items():
         yield f"CRF {name}", partial(_crf, given, of_crf)
 
@@ -173,7 +173,7 @@ def _tensors(found: Any) -> list[Tensor]:
     return [tensor for part in found for tensor in _tensors(part)]
 
 
-def _ask(context: Context, make: Callable[[], Call], values: Tensor) -> Row:
+def _check(context: Context, make: Callable[[], Call], values: Tensor) -> Row:
     call = make()
 
     def both() -> None:
@@ -275,8 +275,8 @@ def _items(context: Context) -> Iterator[Item]:
     if context.device.type != "cuda" and not context.is_rehearsal:
         raise NotHereError("a GPU: a CPU is never waited for")
     given = Given(context.device)
-    for name, make in _questions(given):
-        yield Item(name, partial(_ask, context, make, given.values))
+    for name, make in _checks(given):
+        yield Item(name, partial(_check, context, make, given.values))
     for tool in ("racecheck", "memcheck"):
         yield Item(tool, partial(_sanitized, context, tool))
     for name in LAYERS:

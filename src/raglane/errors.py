@@ -10,6 +10,8 @@ The tree::
     │   └── DataError                            a file, column or record that cannot be used
     │       └── CheckpointError                  a saved model that cannot be read
     ├── ArgumentTypeError (also TypeError)       an argument of the wrong type, or a torch function without Ragged
+    ├── BusyError                                an engine without a free slot, or with a full queue
+    ├── ClosedError                              a stream or an engine that is closed
     ├── DivergedError                            a training whose loss diverged
     ├── LostRankError                            a distributed training in which a process died
     └── MissingExtraError (also ImportError)     an optional dependency that is not installed
@@ -30,7 +32,9 @@ from collections.abc import Mapping
 __all__ = [
     "ArgumentError",
     "ArgumentTypeError",
+    "BusyError",
     "CheckpointError",
+    "ClosedError",
     "DataError",
     "DispatchError",
     "DivergedError",

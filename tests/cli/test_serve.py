@@ -16,12 +16,15 @@ import httpx2
 import numpy as np
 import pytest
 import torch
+import uvicorn
 import websockets.sync.client as websockets
 
 import raglane as rl
 from commands import fails
 from processes import Command, start
+from raglane.cli.serve import _run
 from raglane.serve import Engine
+from raglane.serve.app import create_app
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +68,21 @@ def test_a_signal_drains(runs: Path, number: int) -> None:
     assert torch.equal(again.pull(), engine.run(rl.Ragged([torch.cat([values, values[:1]])])).values[-1:])
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_before_the_startup(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    class Config(uvicorn.Config):
+        def load(self) -> None:
+            super().load()
+            signal.raise_signal(number)
+
+    monkeypatch.setattr(uvicorn, "Config", Config)
+    monkeypatch.setattr(sys, "setswitchinterval", lambda _: None)
+    app = create_app({"layer": rl.nn.LSTM(3, 4).eval()})
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        assert _run(app, listener, 1, 1000, lambda: None) == 0
+    app.state.server.served["layer"].stop()
+
+
 def test_a_client_that_does_not_read_ends_the_drain_late(runs: Path) -> None:
     command, where = _started(runs, "one", "--drain", "0.5")
     with websockets.connect(f"ws://{where}/stream?outputs=true&probabilities=true", max_queue=1) as stream:
@@ -104,6 +122,7 @@ def test_a_token_in_a_file(runs: Path) -> None:
         (["one", "--max-message", "0"], ["--max-message must be"]),
         (["one", "--max-queue", "0"], ["--max-queue must be"]),
         (["one", "--threads", "0"], ["--threads must be"]),
+        (["one", "--threads", "9999"], ["--threads must be at most 4096"]),
         (["one", "--idle", "0"], ["--idle must be"]),
         (["one", "--drain", "nan"], ["--drain must be"]),
         (["one", "--token-file", "nothing"], ["--token-file must be a file with a token"]),

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import raglane as rl
 from batches import numbered, random_batch
+from every_layer import parts
 from own_cells import Listed
 from raglane.data.tbptt import TBPTTSampler
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
@@ -18,10 +19,6 @@ from raglane.native import missing_kernels
 from raglane.nn.recurrent.carry import carry
 
 LENGTHS = [7, 0, 1, 12, 3, 0, 30, 1, 5, 2]
-
-
-def parts_of(state: Any) -> tuple[Tensor, ...]:
-    return state if isinstance(state, tuple) else (state,)
 
 
 def run_in_chunks(layer: Any, data: rl.Ragged, batch_size: int, steps: int) -> tuple[rl.Ragged, tuple[Tensor, ...]]:
@@ -35,10 +32,10 @@ def run_in_chunks(layer: Any, data: rl.Ragged, batch_size: int, steps: int) -> t
             if sequence >= 0:
                 outputs[sequence].append(out[row])
             if ends:
-                finals[sequence] = tuple(part[:, row] for part in parts_of(state))
+                finals[sequence] = tuple(part[:, row] for part in parts(state))
     return (
         rl.Ragged([torch.cat(pieces) for pieces in outputs]),
-        tuple(torch.stack(parts, 1) for parts in zip(*finals, strict=True)),
+        tuple(torch.stack(rows, 1) for rows in zip(*finals, strict=True)),
     )
 
 
@@ -56,7 +53,7 @@ def test_in_chunks_the_cpu_kernels_give_the_bits_of_the_whole(
         out, final = layer(data)
         found, found_final = run_in_chunks(layer, data, batch_size, steps)
     assert torch.equal(found.values, out.values)
-    assert all(torch.equal(*pair) for pair in zip(found_final, parts_of(final), strict=True))
+    assert all(torch.equal(*pair) for pair in zip(found_final, parts(final), strict=True))
 
 
 class FirstElement(nn.Module):
@@ -95,7 +92,7 @@ def test_in_chunks_every_layer_gives_what_it_gives_whole(name: str, steps: int) 
     out, final = layer(data)
     found, found_final = run_in_chunks(layer, data, 3, steps)
     torch.testing.assert_close(found.values, out.values, rtol=0, atol=1e-12)
-    torch.testing.assert_close(found_final, parts_of(final), rtol=0, atol=1e-12)
+    torch.testing.assert_close(found_final, parts(final), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("steps", [1, 4, 40])

@@ -142,7 +142,7 @@ def test_a_number_beyond_float32_is_told_from_infinity(tmp_path: Path) -> None:
 
 
 def test_a_random_table_against_a_loop(tmp_path: Path) -> None:
-    random = np.random.default_rng()
+    random = np.random.default_rng(0)
     ids = random.integers(0, 12, 200)
     times = random.permutation(200)
     values = random.normal(size=(200, 2)).astype(np.float32)

@@ -180,6 +180,9 @@ def test_channels_are_matched_by_name() -> None:
     assert torch.equal(fitted.apply(more).tensors().values, fitted.apply(records).tensors().values)
     fewer = changed(records, values=records.values[:, :2], channels=("a", "b"))
     refused(["channels 'a', 'b', 'c', as in training, got the channels 'a', 'b'."], fitted.apply, fewer)
+    one, two = (changed(records, values=records.values[:, :n], channels=("x0", "x1")[:n]) for n in (1, 2))
+    fitted = Preprocessor.fit(one, task="classify")
+    refused(["channels 'x0', as in training, got the channels 'x0', 'x1'."], fitted.apply, two)
 
 
 def test_tokens_and_features_are_not_mixed_up() -> None:

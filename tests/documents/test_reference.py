@@ -26,7 +26,7 @@ _CELLS = [
 
 
 def _public_modules(name: str = _PACKAGE) -> list[str]:
-    """The names of a module and of all that are public in it."""
+    """Return the names of a module and of all public modules in it."""
     module = importlib.import_module(name)
     inner = [other for other in module.__all__ if isinstance(getattr(module, other), ModuleType)]
     return [name, *(found for other in inner for found in _public_modules(f"{name}.{other}"))]
@@ -38,11 +38,11 @@ def _documented() -> list[str]:
 
 
 def _find(name: str) -> Any:
-    """What a dotted name names."""
+    """Return the object of a dotted name."""
     module, _, last = name.rpartition(".")
     try:
         return getattr(importlib.import_module(module), last)
-    except AttributeError:  # a module that nobody imports into the one above
+    except AttributeError:  # a module that is not imported into the one above
         return importlib.import_module(name)
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 import raglane as rl
+from every_layer import parts
 from raglane.errors import ArgumentError, ArgumentTypeError, DispatchError
 from raglane.kernels.program import backend, operators
 from raglane.programs import gradients
@@ -74,7 +75,7 @@ def test_a_program_runs_with_gradients_of_both_orders(make: Any) -> None:
 
     def run(*_: Tensor) -> tuple[Tensor, ...]:
         out, state = layer(batch)
-        return (out.values, *(state if isinstance(state, tuple) else (state,)))
+        return (out.values, *parts(state))
 
     assert torch.autograd.gradcheck(run, wished, fast_mode=True)
     assert torch.autograd.gradgradcheck(run, wished, fast_mode=True)
@@ -89,9 +90,7 @@ def test_bits_are_those_of_a_sequence_alone(make: Any) -> None:
         for index in range(9):
             alone, last = layer(batch[index : index + 1])
             assert torch.equal(alone.values, out[index])
-            for one, other in zip(
-                *(part if isinstance(part, tuple) else (part,) for part in (last, state)), strict=True
-            ):
+            for one, other in zip(parts(last), parts(state), strict=True):
                 assert torch.equal(one[:, 0], other[:, index])
         threads = torch.get_num_threads()
         torch.set_num_threads(1)

@@ -47,13 +47,8 @@ def all_paths(crf: CRF, emissions: Tensor) -> tuple[list[tuple[int, ...]], Tenso
 
 def by_hand(crf: CRF, emissions: Ragged, tags: Ragged) -> dict[str, Tensor]:
     """Compute the results of the methods from the list of all paths."""
-    found: dict[str, list[Tensor]] = {
-        "log_partition": [],
-        "log_likelihood": [],
-        "marginals": [],
-        "tags": [],
-        "score": [],
-    }
+    names = ("log_partition", "log_likelihood", "marginals", "tags", "score")
+    found: dict[str, list[Tensor]] = {name: [] for name in names}
     for sequence, own in zip(emissions, tags, strict=True):
         paths, scores = all_paths(crf, sequence)
         found["log_partition"].append(scores.logsumexp(0))

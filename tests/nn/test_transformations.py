@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -174,9 +175,9 @@ def jit_traced(module: nn.Module, leaf: Tensor) -> Pair:
         return traced(leaf * 2), module(leaf * 2)
 
 
-def through_make_fx(module: nn.Module, leaf: Tensor) -> Pair:
+def through_make_fx(module: nn.Module, leaf: Tensor, **mode: Any) -> Pair:
     with torch.no_grad():
-        return make_fx(module)(leaf)(leaf * 2), module(leaf * 2)
+        return make_fx(module, **mode)(leaf)(leaf * 2), module(leaf * 2)
 
 
 def autocast(module: nn.Module, leaf: Tensor) -> Pair:
@@ -213,6 +214,7 @@ TRANSFORMATIONS: dict[str, Callable[[nn.Module, Tensor], Pair]] = {
     "torch.compile(fullgraph=True)": lambda m, x: compiled(m, x, fullgraph=True),
     "torch.export.export": exported,
     "make_fx": through_make_fx,
+    'make_fx(tracing_mode="symbolic")': partial(through_make_fx, tracing_mode="symbolic", _allow_non_fake_inputs=True),
     "torch.jit.trace": jit_traced,
     "torch.jit.script": lambda m, x: (torch.jit.script(m)(x), m(x)),
     "torch.fx.symbolic_trace": lambda m, x: (torch.fx.symbolic_trace(m)(x), m(x)),
@@ -222,6 +224,7 @@ REFUSALS: dict[str, str] = {
     "torch.compile(fullgraph=True)": r"`disable`|disable\(\)`|[Dd]ata-dependent|PendingUnbacked",
     "torch.export.export": "(export|[Pp]ass)",
     "make_fx": "get value out of a tracing tensor",
+    'make_fx(tracing_mode="symbolic")': "data-dependent|_local_scalar_dense|numpy|tracing",
     "torch.jit.trace": r"torch\.jit\.trace must be .*, got a layer LSTM. Use torch\.export",
     "torch.jit.script": r"torch\.jit\.script must be .*, got a layer LSTM. Use torch\.compile or torch\.export",
     "torch.fx.symbolic_trace": "is_leaf_module|symbolically traced|got a Proxy",

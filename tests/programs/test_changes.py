@@ -204,6 +204,13 @@ def _hooked() -> Cell:
     return made
 
 
+def test_hooks_of_all_modules_are_those_of_inner_modules() -> None:
+    hook = nn.modules.module.register_module_forward_hook(lambda *_: None)
+    with hook, pytest.raises(Refused, match="a Cell inside of it has hooks"):
+        Survey.of(Cell())
+    Survey.of(Cell())
+
+
 def _holding() -> Cell:
     made: Any = Cell()
     made.drawn = random.Random(0)

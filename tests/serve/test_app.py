@@ -215,7 +215,7 @@ def test_state_moves_to_another_server(client: TestClient) -> None:
         assert answers[-1]["at"] == 5
     state = answers[-1]["state"]
     expected = _offline(values)[5:]
-    with TestClient(create_app({"layer": _engine()})) as other:
+    with TestClient(create_app({"layer": _engine(slots=1)})) as other:  # the stream has the only slot
         with other.websocket_connect("/stream") as stream:
             stream.send_json({"state": state})
             assert stream.receive_json() == {"restored": True}
@@ -236,6 +236,8 @@ def test_state_moves_to_another_server(client: TestClient) -> None:
         ('{"frames": [], "reset": true}', 1008, "an object"),
         ('{"nothing": 1}', 1008, "an object"),
         ('{"state": "?"}', 1008, "base64"),
+        ('{"reset": false}', 1008, "reset must be true"),
+        ('{"end": null}', 1008, "end must be true"),
         ('{"state": 5}', 1008, "base64"),
         ('{"state": "AAAA"}', 1008, "bytes that"),
         ('{{"state": "{}"}}'.format(base64.b64encode(b"raglane1" + bytes(200)).decode()), 1008, "state"),
@@ -399,6 +401,10 @@ def test_sequences_of_the_protocol(client: TestClient) -> None:
     code, ended = _infer(client, "layer", values[0], sequence_id=7)
     assert code == 404
     assert "sequence_start" in ended["error"]
+    assert _infer(client, "layer", values[0], sequence_id=7, sequence_start=True)[0] == 200
+    own = client.app.state.server.sequences._open["layer", 7].stream  # type: ignore[attr-defined]
+    own.push = lambda rows: own.stream.close() or type(own).push(own, rows)  # as by a request that ends it meanwhile
+    assert _infer(client, "layer", values[0], sequence_id=7) == (404, ended)
     assert _infer(client, "layer", np.zeros((0, 3)))[1]["outputs"][0]["shape"] == [0, 8]
     assert _open_streams(client) == 0
 
@@ -552,6 +558,7 @@ def test_a_failed_engine_is_unhealthy() -> None:
             assert "out of memory" in str(stream.receive())
         assert client.get("/health").json()["status"] == "failed"
         assert client.get("/v2/health/ready").status_code == 503
+        assert _infer(client, "layer", [[1, 2, 3]])[0] == 503
         engine._error = None
 
 

@@ -292,9 +292,8 @@ def naive_run(
     return tuple(map(torch.stack, zip(*reached, strict=True))) or empty, state
 
 
-def naive_network(request: Request, name: str | None = None, clip: float | None = None) -> Result:
+def naive_network(request: Request, clip: float | None = None) -> Result:
     """Run all layers and directions of a request, one sequence at a time, without dropout."""
-    name = name or request.cell.name
     bounds = request.offsets.tolist()
     values, finals, histories = request.values, [], []
     for layer in range(request.layers):
@@ -303,7 +302,7 @@ def naive_network(request: Request, name: str | None = None, clip: float | None 
             index = layer * request.directions + direction
             runs = [
                 naive_run(
-                    name,
+                    request.cell.name,
                     request.weights[index],
                     values[begin:end],
                     tuple(part[index, sequence] for part in request.state),

@@ -72,7 +72,7 @@ def differences(name: str, with_resets: bool, units: int = 0) -> list[float]:
     narrow = layer_of(name, units, bidirectional=True).float()
     narrow.load_state_dict(whole.state_dict())
     values, hx = torch.randn(sum(lengths), D, dtype=torch.float64), a_state(whole, len(lengths))
-    states = hx if isinstance(hx, tuple) else (hx,)
+    states = parts(hx)
     found = []
     resets = rl.Ragged.from_flat(torch.arange(sum(lengths)) % 4 != 1, lengths=lengths) if with_resets else None
     for layer, used in ((whole, "reference"), (narrow, "program")):

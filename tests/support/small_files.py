@@ -174,9 +174,9 @@ def small_steps(rows: int = 4, shard: int = 200) -> Iterator[None]:
         yield
 
 
-def small_table(rows: int = 40) -> pa.Table:
+def small_table() -> pa.Table:
     """Return a table with a column of every kind."""
-    chance = np.random.default_rng(3)
+    rows, chance = 40, np.random.default_rng(3)
     words = [["abcde"[place] for place in chance.integers(0, 5, row * 7 % 5)] for row in range(rows)]
     return pa.table(
         {

@@ -104,7 +104,7 @@ class _NotPossibleError(Exception):
 
 @dataclass
 class Round:
-    """What a round draws.
+    """The random choices of a round.
 
     Attributes:
         layer: on the cpu kernels, with guarded parameters.
@@ -115,7 +115,7 @@ class Round:
         state: the initial states, or none.
         target: the changed tensor: ``input``, ``hx`` or a parameter.
         route: how a parameter is replaced.
-        is_late: whether the change is made between forward and backward.
+        is_late: True if the change is made between forward and backward.
     """
 
     layer: Any

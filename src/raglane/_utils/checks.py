@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raglane._utils.messages import nearest, quote
+from raglane._utils.messages import count_of, nearest, quote
 from raglane._utils.tracing import index_arithmetic, records_operators
 from raglane.errors import ArgumentError, ArgumentTypeError, DimensionError, RaglaneError, ShapeError
 
@@ -67,10 +67,8 @@ def check_tensor(name: str, given: Any, least: int = 0, fix: str = "pass a torch
         kind = "nested" if given.is_nested else "quantized" if given.is_quantized else f"{given.layout}"
         raise ArgumentTypeError(name, f"a tensor that is {kind}", "a dense tensor", "call .to_dense() first")
     if given.dim() < least:
-        what = f"at least {least} dimension" + "s" * (least > 1)
-        raise ShapeError(
-            name, f"shape {tuple(given.shape)}", what, "pass a tensor whose first dimension is the elements"
-        )
+        rule, fix = f"at least {count_of(least, 'dimension')}", "pass a tensor whose first dimension is the elements"
+        raise ShapeError(name, f"shape {tuple(given.shape)}", rule, fix)
     return given
 
 

@@ -158,17 +158,16 @@ def _run(app: FastAPI, listener: socket.socket, drain: float, max_message: int, 
         draining: asyncio.Task[None] | None = None
 
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-            self.loop = asyncio.get_running_loop()
             await super().startup(sockets)
             started()
 
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
-            # In a signal handler, which must not touch the event loop otherwise.
-            self.loop.call_soon_threadsafe(self.stop, sig)
+            # In a signal handler, which must not touch the event loop otherwise. It may run before the startup.
+            asyncio.get_running_loop().call_soon_threadsafe(self.stop, sig)
 
         def stop(self, sig: int) -> None:
             if self.draining is None:
-                self.draining = self.loop.create_task(self.drain(sig))
+                self.draining = asyncio.create_task(self.drain(sig))
             else:
                 self.code, self.should_exit, self.force_exit = 128 + sig, True, True
 

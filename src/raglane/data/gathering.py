@@ -232,7 +232,7 @@ class Gathered:
         self.targets = (
             replace(targets[0], values=_joined([one.values for one in targets], targets[0].values)) if targets else None
         )
-        self.features = joined(features) if len(features) > 1 else tuple(*features)
+        self.features = joined(features) if len(features) > 1 else features[0] if features else ()
         if len(groups) > 1:
             self._restore(order, lengths)
         fragments.touch(len(rows))

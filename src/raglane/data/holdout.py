@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from raglane._utils.checks import check_flag, check_kind, check_real, check_whole
-from raglane._utils.messages import argument
+from raglane._utils.messages import argument, count_of
 from raglane.data.dataset import Dataset
 from raglane.errors import ArgumentError
 
@@ -70,9 +70,8 @@ def held_out(data: Dataset, fraction: float, seed: int, stratify: bool = True) -
     seed = check_whole("seed", seed, 0, most=2**63 - 1)
     count = len(data)
     if count < 2:
-        got = f"{count} sequence" + "s" * (count != 1)
         fix = f"pass more data, or hold nothing out with {argument('validation_fraction', 0)}"
-        raise ArgumentError("data", got, "at least 2 sequences, for two parts", fix)
+        raise ArgumentError("data", count_of(count, "sequence"), "at least 2 sequences, for two parts", fix)
     classes = data.label_ranks() if stratify else None
     mask = np.zeros(count, dtype=np.bool_)
     size = min(max(round(fraction * count), 1), count - 1)

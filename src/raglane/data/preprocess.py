@@ -358,7 +358,10 @@ class Preprocessor:
         if self.is_tokens and not is_tokens:
             got = f"features ({quote_all(channels)})"
             raise DataError(source, got, "tokens, as in training", "pass data of this kind")
-        if not self.is_tokens and (is_tokens or any(name not in channels for name in self.channels)):
+        # Default names do not tell which of more channels are those of training.
+        unnamed = tuple(f"x{place}" for place in range(len(channels)))
+        is_wide = len(channels) > len(self.channels) and unnamed == tuple(channels)
+        if not self.is_tokens and (is_tokens or is_wide or any(name not in channels for name in self.channels)):
             got = "tokens" if is_tokens else f"the channels {quote_all(channels)}"
             rule = f"the channels {quote_all(self.channels)}, as in training"
             raise DataError(source, got, rule, "pass data with these channels")

@@ -55,9 +55,8 @@ def read(
     ==============================================  ============================================================
     source                                          its sequences
     ==============================================  ============================================================
-    path                                            those of a ``.ts``, Parquet, Arrow, JSON lines, CSV or text
-                                                    file, of a converted folder, or of a folder of text files, one
-                                                    per class
+    path                                            those of a file in one of the ``FORMATS``, of a converted folder,
+                                                    or of a folder of text files, one per class
     list of arrays or tensors, or lists of numbers  each ``(L,)``, one channel, or ``(L, C)``
     list of texts, or of lists of texts             tokens; a text is split at white space
     array or tensor ``(B, L)``, ``(B, L, C)``       ``B`` sequences of one length
@@ -134,7 +133,7 @@ def japanese_vowels() -> tuple[Dataset, Dataset]:
     return Dataset(train), Dataset(test)
 
 
-def records_from(data: Any, labels: Any = None, columns: Columns | None = None) -> Records:
+def records_from(data: Any, labels: Any, columns: Columns | None) -> Records:
     """Convert objects of a program to records, see :func:`read`."""
     asked = Columns() if columns is None else columns
     # A column of labels is optional if labels are passed.

@@ -12,6 +12,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -110,9 +111,7 @@ def _table(parts: Sequence[Records], layout: Layout, names: dict[str, str]) -> A
         columns[names["label"]] = lists.from_arrays(starts, _words(np.concatenate(tags)))
     elif layout.has_labels:
         columns[names["label"]] = _words([label for records in parts for label in records.labels or ()])
-    columns |= _columns_beside(
-        parts, layout, names.get("label", ""), lambda entries: lists.from_arrays(starts, entries)
-    )
+    columns |= _extra_columns(parts, layout, names.get("label", ""), partial(lists.from_arrays, starts))
     if layout.ids != "none":
         columns[names["id"]] = _ids([name for records in parts for name in records.ids or ()], layout)
     fields = [
@@ -122,7 +121,7 @@ def _table(parts: Sequence[Records], layout: Layout, names: dict[str, str]) -> A
     return arrow.record_batch(list(columns.values()), schema=arrow.schema(fields))
 
 
-def _columns_beside(
+def _extra_columns(
     parts: Sequence[Records], layout: Layout, label: str, in_lists: Callable[[Any], Any]
 ) -> dict[str, Any]:
     """Return the Arrow columns of targets and features."""

@@ -16,6 +16,7 @@ from raglane.data.collate import collate
 from raglane.data.dataset import Dataset
 from raglane.data.epochs import Epochs
 from raglane.data.order.batches import balance
+from raglane.data.records import offsets_of
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.ragged import Ragged
 
@@ -124,7 +125,7 @@ class TBPTTSampler(Epochs[Chunk]):
         # The streams of this rank, one per row of its chunks.
         self.streams = range(rank, self.batch_size, ranks)
         self._lengths: _Integers = self._inputs.host_lengths.numpy()
-        self._offsets: _Integers = np.concatenate([np.zeros(1, np.int64), np.cumsum(self._lengths)])
+        self._offsets: _Integers = offsets_of(self._lengths)
         # The number of pieces of each sequence. An empty sequence has one, so that it begins and ends in a chunk.
         self._counts: _Integers = np.maximum(-(-self._lengths // self.steps), 1)
         # The order of sequences with equally many pieces does not change the number of chunks.

@@ -163,6 +163,6 @@ def _nudged(model: nn.Module, seed: int) -> nn.Module:
 
 
 def _refusal(error: Exception) -> ExportError:
-    said = str(error).strip().splitlines()[-1].rstrip(".")
+    reason = (str(error).strip() or type(error).__name__).splitlines()[-1].rstrip(".")
     fix = "compute it in another way, or export with verify=False for another runtime"
-    return ExportError("model", f"an error of the runtime: {said}", "a graph that the runtime accepts", fix)
+    return ExportError("model", f"an error of the runtime: {reason}", "a graph that the runtime accepts", fix)

@@ -43,7 +43,8 @@ Admitted = tuple[Tensor, tuple[Any, ...], list[int], list[UntypedStorage]]
 
 def weight_shapes(cell: CellSpec, input_size: int, state_sizes: Shape) -> Shapes | None:
     """Return the weights that a cell must have in one layer and direction; None for a user's module."""
-    return None if isinstance(cell, ModuleCell) else _weight_shapes(cell, input_size, state_sizes)
+    # int, because it may be symbolic while tracing, and a symbol is no key of a cache.
+    return None if isinstance(cell, ModuleCell) else _weight_shapes(cell, int(input_size), state_sizes)
 
 
 @lru_cache(maxsize=512)

@@ -254,7 +254,7 @@ def read_padding_side(side: Any) -> bool:
     if not isinstance(side, str) or side not in ("left", "right"):
         kind = ShapeError if isinstance(side, str) else KindError
         raise kind("padding_side", quote(side), '"left" or "right"', 'pass padding_side="right"')
-    return bool(side == "left")
+    return side == "left"
 
 
 def read_total_length(total_length: Any, steps: int, count: int = 1) -> int:

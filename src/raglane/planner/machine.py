@@ -39,7 +39,7 @@ def is_busy(average: float) -> bool:
 def facts(packages: Iterable[str] = ()) -> dict[str, str]:
     """Return the facts of the machine by name, with the versions of raglane, torch and ``packages``."""
     found = {
-        "processor": _processor(),
+        "processor": cpu_name(),
         "processors": f"{processors()} for this process, {os.cpu_count()} in all",
         "caches": _caches() or "unknown",
         "instruction sets": f"raglane's kernels: {_isas()}; torch: {torch.backends.cpu.get_cpu_capability()}",
@@ -49,7 +49,8 @@ def facts(packages: Iterable[str] = ()) -> dict[str, str]:
     return found | {name: _version(name) for name in ("raglane", "torch", *packages)}
 
 
-def _processor() -> str:
+def cpu_name() -> str:
+    """Return the model of the processor, or at least its architecture."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):

@@ -122,12 +122,12 @@ class Epoch:
     count: int
 
 
-def thin_out(lengths: Tensor, seed: int = 0) -> tuple[Tensor, float]:
+def thin_out(lengths: Tensor) -> tuple[Tensor, float]:
     """Return a random part of a long list of lengths, its longest included, and the sequences per drawn length."""
     count = lengths.shape[0]
     if count <= _SEQUENCES:
         return lengths, 1.0
-    drawn = torch.from_numpy(np.random.default_rng(seed).choice(count, _SEQUENCES, replace=False, shuffle=False))
+    drawn = torch.from_numpy(np.random.default_rng(0).choice(count, _SEQUENCES, replace=False, shuffle=False))
     # The longest must be included, because it determines the memory of the largest batch.
     drawn[lengths[drawn].argmax()] = lengths.argmax()
     return lengths[drawn], count / _SEQUENCES

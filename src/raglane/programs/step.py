@@ -19,6 +19,7 @@ from typing import Any, Generic
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 
 from raglane.cells.module import ModuleCell
 from raglane.cells.regularised import MarkedWeights
@@ -281,7 +282,8 @@ class Survey:
         own = vars(part)
         if isinstance(part, torch.jit.ScriptModule):
             raise Refused("it has a scripted module")
-        if is_called and not self.by_identity and any(own.get(name) for name in _HOOKS):
+        has_hooks = _has_any_global_hook() or any(own.get(name) for name in _HOOKS)
+        if is_called and not self.by_identity and has_hooks:
             raise Refused(f"a {type(part).__name__} inside of it has hooks")
         held = [(name, self.value(item)) for name, item in own.items() if name not in _OWN]
         tensors = [(name, self.value(item)) for kind in ("_parameters", "_buffers") for name, item in own[kind].items()]

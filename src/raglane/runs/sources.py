@@ -312,10 +312,8 @@ class Sources(NamedTuple):
         if is_chosen or not is_one_word(records.records):
             return self, records, None
         columns = replace(source.columns, split="characters")
-        source, others = (
-            replace(source, columns=columns),
-            [part and replace(part, columns=columns) for part in self[1:]],
-        )
+        source = replace(source, columns=columns)
+        others = [part and replace(part, columns=columns) for part in self[1:]]
         line = f"texts of one word are split into characters; {argument('split', 'words')} keeps them whole"
         return Sources(source, *others), source.read(task), line
 

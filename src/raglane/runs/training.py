@@ -182,15 +182,13 @@ def guessed(source: Source, loss: str | None, say: Say) -> tuple[Dataset, str]:
     """Return the sequences, and the task guessed from their labels and the loss."""
     records, task = source.guess(loss)
     labels = records.labels if records.is_in_memory else None
-    if task == "classify" and labels and records.label_kinds == ("whole numbers",) and len(labels) >= _FEW:
-        different = len(set(labels))
-        if different > 0.9 * len(labels):
+    if task == "classify" and labels and len(labels) >= _FEW and (different := len(set(labels))) > 0.9 * len(labels):
+        if records.label_kinds == ("whole numbers",):
             got = f"{different:,} different whole numbers for {count_of(len(labels), 'sequence')}"
             rule, fix = "classes that repeat", f"pass {argument('task', 'regress')} for numbers to predict"
             raise DataError("labels", got, rule, f"{fix}, or {argument('task', 'classify')}")
-    if task == "classify" and labels and len(labels) >= _FEW and len(set(labels)) > 0.9 * len(labels):
         texts = argument("task", "transcribe")
-        say(f"labels: {len(set(labels)):,} different ones; to predict their characters or words, pass {texts}")
+        say(f"labels: {different:,} different ones; to predict their characters or words, pass {texts}")
     if task != "classify":
         say(f"task: {task} (guessed; {argument('task')} chooses)")
     return records, task
@@ -320,7 +318,7 @@ def _known(words: Iterable[str], others: Iterable[str]) -> NDArray[np.bool_]:
 
 
 def _divide(
-    data: Dataset, validation: Dataset | None, settings: Settings, where: str, validation_from: str = ""
+    data: Dataset, validation: Dataset | None, settings: Settings, where: str, validation_from: str
 ) -> tuple[Dataset, Dataset | None, tuple[str, ...]]:
     """Return the training and the validation part, and a line on each."""
     rule = "none; the training loss decides which epoch is best"

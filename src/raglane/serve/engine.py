@@ -24,6 +24,7 @@ from raglane.serve.states import packed, unpacked
 from raglane.serve.streams import AsyncStream, Stream, Waiters
 
 _KEPT = 4096  # measurements for statistics
+_MOST_THREADS = 4096  # that the kernels accept
 
 
 class Engine:
@@ -78,7 +79,7 @@ class Engine:
         idle: float | None = None,
         on_idle: Callable[[Stream], object] | None = None,
     ) -> None:
-        self.slots, self.threads = check_count("slots", slots), check_count("threads", threads)
+        self.slots, self.threads = check_count("slots", slots), check_whole("threads", threads, 1, most=_MOST_THREADS)
         self.max_queue = check_count("max_queue", max_queue)
         self.chunk = self.max_queue if chunk is None else check_count("chunk", chunk)
         self.nan = check_choice("nan", nan, ("refuse", "pass"))

@@ -39,7 +39,7 @@ class RefusedError(RaglaneError):
 
 def status_of(error: Exception) -> int:
     """Return the status of HTTP for an error."""
-    known = 503 if isinstance(error, BusyError) else 400 if isinstance(error, RaglaneError) else 500
+    known = 503 if isinstance(error, BusyError | ClosedError) else 400 if isinstance(error, RaglaneError) else 500
     return getattr(error, "status", known)
 
 
@@ -138,14 +138,14 @@ class Conversation:
     async def run(self) -> tuple[int, str]:
         """Talk until the end; return the code and the reason that close the WebSocket."""
         self._reader, writer = asyncio.create_task(self._read()), asyncio.create_task(self._write())
-        tasks = {self._reader, writer}
+        tasks = [self._reader, writer]  # in the order of errors: the writer's may follow from the reader's
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if self._is_draining and writer not in done:
-                tasks.add(settled := asyncio.create_task(self._settled()))
+                tasks.append(settled := asyncio.create_task(self._settled()))
                 done, _ = await asyncio.wait({settled, writer}, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                if not task.cancelled():
+            for task in tasks:
+                if task in done and not task.cancelled():
                     task.result()
             if not self._is_draining:
                 return 1000, "end"
@@ -187,6 +187,8 @@ class Conversation:
         if not isinstance(content, dict) or len(content) != 1 or next(iter(content)) not in _KEYS:
             raise RefusedError(400, "message", quote(text), f"an object with one of {quote_all(_KEYS)}", "correct it")
         ((key, value),) = content.items()
+        if key in ("reset", "end") and value is not True:
+            raise RefusedError(400, key, quote(value), "true", "send true, or no such message")
         if key == "frames":
             await self._push(value)
             return True
@@ -197,9 +199,9 @@ class Conversation:
             if key == "reset":
                 self._own.stream.reset()
             else:
-                # A stream receives a state when it is opened.
-                before, self._own.stream = self._own.stream, self._engine.open(_decoded(value))
-                before.close()
+                # A stream receives a state when it is opened; its slot may be the only free one.
+                self._own.stream.close()
+                self._own.stream = self._engine.open(_decoded(value))
             self._pushed = self._answered = 0
             await self._send({"reset" if key == "reset" else "restored": True})
         return bool(key != "end")
@@ -276,9 +278,10 @@ class Sequences:
         if sequence is not None and sequence.stream.stream.closed:  # by the engine, because it was idle
             self._close(key, sequence)
             sequence = None
+        rule = "the id of a sequence that began with sequence_start, and was not idle"
+        gone = RefusedError(404, "sequence_id", quote(number), rule, "set sequence_start")
         if sequence is None:
-            rule = "the id of a sequence that began with sequence_start, and was not idle"
-            raise RefusedError(404, "sequence_id", quote(number), rule, "set sequence_start")
+            raise gone
         async with sequence.lock:
             if parameters["at"] not in (None, sequence.at):
                 got, rule = str(parameters["at"]), f"{sequence.at}, the number of frames of the sequence"
@@ -286,9 +289,13 @@ class Sequences:
             try:
                 rows = await self._run(sequence.stream, served.streams, frames)
                 state = await _encoded(sequence.stream.stream) if parameters["return_state"] else None
-            except BaseException:
+            except BaseException as error:
+                # Another request has ended it meanwhile, or the engine, because it was idle.
+                ended = isinstance(error, ClosedError) and sequence.stream.stream.closed
                 # Frames may have no results, so that the sequence cannot continue.
                 self._close(key, sequence)
+                if ended:
+                    raise gone from error
                 raise
             sequence.at += len(frames)
         if number is None or parameters["sequence_end"]:

@@ -249,7 +249,6 @@ def evaluate(
     if origins > 1 and horizon == 1:
         fix = f"pass {argument('horizon')} too, or leave it out"
         raise ArgumentError("origins", f"{origins}", "1 for forecasts of one step", fix)
-    where = str(records.source)
     task.check(records)
     model = saved.model.to(device)
     options = {name: value for name, value in (("top", top), ("beam", beam)) if name in task.options}
@@ -262,7 +261,7 @@ def evaluate(
             meter.add(output, moved)
     count = int(float(totals.count))
     if count == 0:
-        raise DataError(where, "no targets", "at least one target", "pass sequences with elements")
+        raise DataError(str(records.source), "no targets", "at least one target", "pass sequences with elements")
     measured = meter.measured()
     if horizon > 1:
         whole = preprocessor.apply(records, require_targets=False)

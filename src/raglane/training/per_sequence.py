@@ -117,7 +117,7 @@ def measure_sequences(saved: SavedModel, records: Dataset, device: torch.device,
         return SequenceScores(records, rows, loss / count, metric / count, count)
 
 
-def sampled_rows(records: Dataset, seed: int = 0) -> npt.NDArray[np.int64]:
+def sampled_rows(records: Dataset, seed: int) -> npt.NDArray[np.int64]:
     """Return the sequences to measure: all, or 5,000 random ones, in order."""
     rows = np.arange(len(records))
     if len(rows) > _MOST:

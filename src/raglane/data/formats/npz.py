@@ -84,10 +84,13 @@ def _arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
     # Arrow has only the byte order of the machine, and no long double.
     kinds = {name: "d" if array.dtype.char == "g" else array.dtype.newbyteorder("=") for name, array in found.items()}
     arrays = {name: array.astype(kinds[name], copy=False) for name, array in found.items()}
-    for name, array in (arrays or {"": np.zeros(())}).items():
+    rule = "a file of arrays of numbers or texts, with a row per sequence"
+    if not arrays:
+        raise data_error(path, "no array", rule, "save one with numpy.savez")
+    for name, array in arrays.items():
         if array.ndim == 0 or array.dtype.kind not in "biufUS":
-            got = f"an array {quote(name)} of {array.dtype} and shape {array.shape}" if arrays else "no array"
-            raise data_error(path, got, "a file of arrays of numbers or texts, with a row per sequence", "leave it out")
+            got = f"an array {quote(name)} of {array.dtype} and shape {array.shape}"
+            raise data_error(path, got, rule, "leave it out")
     return arrays
 
 

@@ -155,11 +155,7 @@ def records_of(
     if chosen.label is not None:
         kinds = label_kinds(table.column(chosen.label).type, columns.task)
         labels, tags, targets = read_labels(reader, table.column(chosen.label), chosen.label, offsets, columns)
-    width = values.shape[1] if values.ndim == 2 else 0
-    channels = tuple(f"x{channel}" for channel in range(width))
-    features: tuple[Feature, ...] = ()
-    if chosen.features or chosen.static:
-        values, channels, features = _with_features(reader, table, chosen, columns, values, offsets)
+    values, channels, features = _with_features(reader, table, chosen, columns, values, offsets)
     # A guessed id column is not required of other files.
     label_split = None if chosen.label is None else label_split_of(table.column(chosen.label), columns)
     label = chosen.label or columns.label

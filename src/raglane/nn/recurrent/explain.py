@@ -71,22 +71,22 @@ def explain(
     like = inputs.data.dtype, inputs.data.device
     traits = Traits(cell, *sizes, *like, return_states, weights, every is not None)
     choice = choose(traits, layer.schedule, layer.backend, kind=inputs.kind)
+    reasons, listing = [choice.reason], ""
     if choice.backend in ("cpu", "program") and (plain := plain_code()):
-        choice = replace(choice, reason=f"{choice.reason}; {plain}")
+        reasons.append(plain)
     if every is not None:
-        said = f"backward recomputes the gates, {every} steps at a time"
-        choice = replace(choice, reason=f"{choice.reason}; {said}")
+        reasons.append(f"backward recomputes the gates, {every} steps at a time")
     if choice.backend in ("program", "triton"):
         backend = programs.BACKEND if choice.backend == "program" else programs.GPU
-        said, shown = backend.origin(traits, program)
-        return replace(choice, reason=f"{choice.reason}; {said}", program=shown)
-    frozen = frozen_weights(layer)
-    if frozen is None or choice.backend != "cpu":
-        return choice
-    is_current = bool(frozen.packed_for(layer._weights()))
-    state = "frozen: its weights are packed" if is_current else "no longer frozen: its weights have changed"
-    if is_current and frozen.is_int8:
-        state = "frozen: its weights are int8 in calls that record no gradients"
-        if layer.training:
-            state = "frozen, but in training mode, where its weights stay float32"
-    return replace(choice, reason=f"{choice.reason}; {state}")
+        origin, listing = backend.origin(traits, program)
+        reasons.append(origin)
+    elif choice.backend == "cpu" and (frozen := frozen_weights(layer)) is not None:
+        if not frozen.packed_for(weights):
+            reasons.append("no longer frozen: its weights have changed")
+        elif not frozen.is_int8:
+            reasons.append("frozen: its weights are packed")
+        elif layer.training:
+            reasons.append("frozen, but in training mode, where its weights stay float32")
+        else:
+            reasons.append("frozen: its weights are int8 in calls that record no gradients")
+    return replace(choice, reason="; ".join(reasons), program=listing)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 
 from raglane._utils.memory import FLOAT, TRAINED_TENSOR, check_memory
-from raglane._utils.messages import quote, shorten
+from raglane._utils.messages import count_of, quote, shorten
 from raglane._utils.table import aligned
 from raglane.data.conversion import Progress
 from raglane.data.lengths import Bin, Bucket, Distribution, Summary, batch_fill, bins, buckets, summary
@@ -124,9 +124,9 @@ class Inspection:
         numbers, best = self.summary, self.plan.best
         spread = f"{numbers.minimum:,} to {numbers.maximum:,} steps"
         if numbers.minimum == numbers.maximum:
-            spread = f"{numbers.maximum:,} step{'s' * (numbers.maximum != 1)} each"
+            spread = f"{count_of(numbers.maximum, 'step')} each"
         if numbers.count == 1:
-            who = f"One sequence of {numbers.maximum:,} steps trains"
+            who = f"One sequence of {count_of(numbers.maximum, 'step')} trains"
         else:
             who = f"{numbers.count:,} sequences of {spread} train"
         size = f"{best.batch_size:,}" if best.batch_size else f"{best.batch_elements:,} elements"
