@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import raglane as rl
 from raglane.kernels.program import backend
@@ -79,6 +80,9 @@ def test_a_step_that_looks_at_its_parameters() -> None:
     choice = rl.explain(other, a_batch())
     assert choice.backend == "reference"
     assert "the values of its program differ from those of torch" in choice.reason
+    plain, batch = layer_of(lambda m, x, h: 0.5 * h + m.lin(x)), a_batch()
+    with FakeTensorMode(allow_non_fake_inputs=True):  # whose tensors have no numbers to compare
+        assert rl.explain(plain, batch).backend == "program"
     wrong = rl.explain(layer_of(lambda m, x, h: m.lin(torch.cat([x, h], 1))), a_batch())
     assert "mat1 and mat2 shapes cannot be multiplied" in wrong.reason
 

@@ -420,7 +420,7 @@ class Backwards(nn.Module):
         (nn.LSTM(3, 4), r"LSTM\), a layer of torch. Call rl.accelerate"),
         (rl.accelerate(Doubled(3, 4)), r"AcceleratedDoubled\), which has a forward of its own"),
         (rl.nn.GRU(3, 4, initial_state="lengths"), "initial_state is 'lengths'"),
-        ([rl.nn.GRU(3, 4), nn.Linear(5, 2)], r"parts.1 \(Linear\): it raised RuntimeError: mat1"),
+        ([rl.nn.GRU(3, 4), nn.Linear(5, 2)], r"parts.1 \(Linear\): it raised RuntimeError: .*mat1"),
     ],
 )
 def test_models_that_are_refused_by_name(model: Any, named: str) -> None:

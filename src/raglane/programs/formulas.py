@@ -7,10 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 
 from raglane.programs.graph import Columns, Graph, Refused
 
 Number = Columns | float
+# From torch 2.14 on, the gradient of torch.clamp at a bound is another.
+_CLAMP_PASSES = torch.__version__ < "2.14"
 
 
 def _plain(name: str) -> Callable[..., Columns]:
@@ -73,10 +76,14 @@ def _pow(g: Graph, a: Number, exponent: Number) -> Columns:
     return square if exponent == 2 else g.each("mul", square, a if exponent == 3 else square)
 
 
-def _clamp(g: Graph, a: Columns, min: Any = None, max: Any = None) -> Columns:
-    for bound, name, wins in ((min, "at_least", "lt"), (max, "at_most", "gt")):
+def _clamp(g: Graph, a: Columns, min: Any = None, max: Any = None, *, passes: bool = _CLAMP_PASSES) -> Columns:
+    """Return ``a`` clamped to bounds, at which the gradient passes or is that of ``max`` and ``min``, 0 for numbers."""
+    for bound, name, wins, extreme in ((min, "at_least", "lt", "max"), (max, "at_most", "gt", "min")):
         if isinstance(bound, float | int):
-            a = g.each(name, a, float(bound))
+            is_held = None if passes else g.each(f"{wins[0]}e", a, float(bound))
+            a = g.each(name, a, float(bound)) if is_held is None else g.each("where", is_held, float(bound), a)
+        elif bound is not None and not passes:
+            a = g.each(extreme, a, bound)
         elif bound is not None:
             is_beyond = g.each("or", g.each(wins, a, bound), g.each("ne", bound, bound))  # or NaN
             a = g.each("where", is_beyond, bound, a)
@@ -131,18 +138,12 @@ def _elu(g: Graph, a: Columns, alpha: float = 1, scale: float = 1, input_scale: 
 
 
 def _logit(g: Graph, a: Columns, eps: float | None = None) -> Columns:
-    held = a if eps is None else _clamp(g, a, eps, 1 - eps)
+    held = a if eps is None else _clamp(g, a, eps, 1 - eps, passes=True)
     return g.each("log", g.each("div", held, g.each("sub", g.full(1.0, len(held)), held)))
 
 
 def _rectified(g: Graph, a: Columns, slope: Number) -> Columns:
     return g.each("where", g.each("gt", a, 0.0), a, g.each("mul", a, slope))
-
-
-def _held(g: Graph, a: Columns, low: float, high: float) -> Columns:
-    """Return ``a`` clamped to two bounds, at which the gradient is zero."""
-    above = g.each("where", g.each("ge", a, high), high, a)
-    return g.each("where", g.each("le", a, low), low, above)
 
 
 def _log_add_exp(g: Graph, a: Columns, b: Columns) -> Columns:
@@ -207,8 +208,8 @@ FORMULAS: dict[str, Callable[..., Columns]] = {
     "_prelu_kernel": _rectified,
     "remainder": _remainder("floor"),
     "fmod": _remainder("trunc"),
-    "hardtanh": lambda g, a, low=-1.0, high=1.0: _held(g, a, float(low), float(high)),
-    "hardsigmoid": lambda g, a: g.each("mul", _held(g, g.each("add", a, 3.0), 0.0, 6.0), 1 / 6),
+    "hardtanh": lambda g, a, low=-1.0, high=1.0: _clamp(g, a, low, high, passes=False),
+    "hardsigmoid": lambda g, a: g.each("mul", _clamp(g, g.each("add", a, 3.0), 0.0, 6.0, passes=False), 1 / 6),
     "hardswish": lambda g, a: g.each("mul", a, FORMULAS["hardsigmoid"](g, a)),
     "threshold": lambda g, a, threshold, value: g.each("where", g.each("le", a, float(threshold)), float(value), a),
     "logaddexp": _log_add_exp,

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
+from torch.utils._python_dispatch import _disable_current_modes
 
 from raglane.cells.module import ModuleCell
 from raglane.cells.regularised import MarkedWeights
@@ -104,10 +105,10 @@ class Step:
 def default_modes(grad: bool) -> Iterator[None]:
     """Run a block in torch's default modes, whatever the modes of the caller; ``grad`` enables gradients."""
     # Leaving the inference mode also makes autograd record what an operator of a compiled graph computes. A mode of
-    # torch's functions is e.g. the one that computes row by row.
-    no_function_mode = torch._C.DisableTorchFunction()
+    # torch's functions is e.g. the one that computes row by row, and one of its operators has tensors without numbers.
+    no_modes, no_operators = torch._C.DisableTorchFunction(), _disable_current_modes()
     no_autocast = torch.autocast("cpu", enabled=False)
-    with torch.inference_mode(False), torch.set_grad_enabled(grad), no_autocast, no_function_mode:
+    with torch.inference_mode(False), torch.set_grad_enabled(grad), no_autocast, no_modes, no_operators:
         yield
 
 
