@@ -153,12 +153,9 @@ def script() -> Iterator[Script]:
 
 
 @pytest.fixture
-def two_threads() -> Iterator[None]:
+def two_threads(any_threads: Callable[[int], None]) -> None:
     """Use two threads in torch and in the cpu kernels."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
+    any_threads(2)
 
 
 @pytest.fixture

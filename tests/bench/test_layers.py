@@ -39,17 +39,12 @@ fails = partial(commands.fails, run=layers.main, name="layers.py")
 _FEW = ["--competitors", "torch-packed", "--modes", "infer"]
 
 
-def _rows(folder: Path) -> list[dict[str, str]]:
-    with (folder / "results.csv").open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def test_a_run_writes_a_table_and_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "new" / "bench"
     assert layers.main([*_TINY, "--out", str(out), "--competitors", "torch-packed,torch-padded,torch-sorted"]) == 0
     printed = capsys.readouterr().out
     assert sorted(path.name for path in out.iterdir()) == ["results.csv", "results.md", "results.png"]
-    rows = _rows(out)
+    rows = commands.read_csv(out / "results.csv")
     assert [(row["mode"], row["competitor"]) for row in rows] == [
         (mode, name) for mode in ("train", "infer") for name in ("ours", "torch-packed", "torch-padded", "torch-sorted")
     ]
@@ -64,7 +59,7 @@ def test_lengths_of_a_file_and_several_threads(tmp_path: Path, capsys: pytest.Ca
     (tmp_path / "mine.txt").write_text("4\n9\n2\n")
     arguments = [*_TINY, *_FEW, "--lengths", f"{tmp_path / 'mine.txt'},ewt", "--threads", "1,2"]
     assert layers.main([*arguments, "--out", str(tmp_path / "b"), "--quiet"]) == 0
-    rows = [row for row in _rows(tmp_path / "b") if row["competitor"] == "ours"]
+    rows = [row for row in commands.read_csv(tmp_path / "b" / "results.csv") if row["competitor"] == "ours"]
     assert [row["lengths"] + row["threads"] for row in rows] == ["mine1", "ewt1", "mine2", "ewt2"]
     assert rows[0]["elements"] == "15"
     assert "## Threads" in (tmp_path / "b" / "results.md").read_text()
@@ -74,7 +69,8 @@ def test_lengths_of_a_file_and_several_threads(tmp_path: Path, capsys: pytest.Ca
 def test_suites_bring_their_own_lengths_and_variants(tmp_path: Path) -> None:
     arguments = [*_TINY, *_FEW, "--suites", "tiny,drop-in", "--dtypes", "all", "--out", str(tmp_path / "b"), "--quiet"]
     assert layers.main(arguments) == 0
-    found = {(row["suite"], row["lengths"], row["dtype"], row["competitor"]) for row in _rows(tmp_path / "b")}
+    rows = commands.read_csv(tmp_path / "b" / "results.csv")
+    found = {(row["suite"], row["lengths"], row["dtype"], row["competitor"]) for row in rows}
     expected = {("tiny", "tens", name) for name in ("ours", "ours-kernel", "ours-element", "torch-packed")}
     expected |= {("drop-in", "trec", name) for name in ("ours", "ours-packed", "ours-padded", "torch-packed")}
     assert found == {(*one[:2], dtype, one[2]) for one in expected for dtype in ("float32", "bfloat16")}
@@ -166,7 +162,7 @@ def test_a_wrong_answer_of_ours_is_written_and_is_a_failure(
     monkeypatch.setitem(COMPETITORS, "ours", replace(COMPETITORS["ours"], prepare=wrong))
     assert layers.main([*_TINY, *_FEW, "--out", str(tmp_path / "b")]) == 1
     assert "wrong: gru 3x5x4 trec, infer, float32: ours: wrong output" in capsys.readouterr().out
-    assert _rows(tmp_path / "b")[0]["note"].startswith("wrong output")
+    assert commands.read_csv(tmp_path / "b" / "results.csv")[0]["note"].startswith("wrong output")
 
 
 def test_every_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,9 +75,6 @@ def _changed(tensor: torch.Tensor, value: float) -> torch.Tensor:
     return torch.cat((tensor.flatten()[:-1], tensor.new_tensor([value]))).view_as(tensor)
 
 
-_WEIGHTS = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0", "input")
-
-
 def test_the_check_finds_each_part_that_is_wrong() -> None:
     truth = ours.reference(Batch.of(a_case("lstm")), "train")
     assert truth.state is not None
@@ -89,7 +86,7 @@ def test_the_check_finds_each_part_that_is_wrong() -> None:
         "wrong final state c": replace(truth, state=(h, _changed(c, 7.0))),
         "wrong: no final state c": replace(truth, state=(h,)),
     }
-    for name in _WEIGHTS:
+    for name in ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0", "input"):
         others = {other: gradient for other, gradient in truth.gradients.items() if other != name}
         gradients = {**others, name: truth.gradients[name] * 1.01}
         wrong[f"wrong gradient of {name}: off by"] = replace(truth, gradients=gradients)

@@ -166,10 +166,6 @@ def test_a_layer_learns_how_fast_to_forget() -> None:
 # -- CfC ---------------------------------------------------------------------------------------------------------------
 
 
-def _timed(lengths: list[int]) -> rl.Ragged:
-    return rl.Ragged.from_flat(torch.rand(sum(lengths), D + 1, dtype=torch.float64), lengths=lengths)
-
-
 def _cfc(layer: Any, series: torch.Tensor, gap_column: int | None) -> torch.Tensor:
     """The equations, one step of one sequence at a time, on the parameters of the layer's first direction."""
     h, found = torch.zeros(H, dtype=torch.float64), []
@@ -187,7 +183,7 @@ def _cfc(layer: Any, series: torch.Tensor, gap_column: int | None) -> torch.Tens
 @pytest.mark.parametrize("gap_column", [None, 0, 2, 3])
 def test_times_in_any_column(gap_column: int | None) -> None:
     layer: Any = rl.nn.CfC(D + 1, H, backbone_units=U, gap_column=gap_column, dtype=torch.float64)
-    batch = _timed([3, 0, 5])
+    batch = rl.Ragged.from_flat(torch.rand(8, D + 1, dtype=torch.float64), lengths=[3, 0, 5])
     out, _ = layer(batch)
     for own, series in zip(out.to_list(), batch.to_list(), strict=True):
         if len(series):

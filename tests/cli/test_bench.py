@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 
 import pytest
 
-from commands import fails, prints
+from commands import fails, prints, read_csv
 from raglane.cli import main
 from raglane.planner import probe
 
@@ -21,17 +20,12 @@ def one_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("raglane.planner.machine.load", lambda: 0.0)
 
 
-def _rows(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def test_a_table_is_printed_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "times.csv"
     title, heading, *lines = prints(["bench", "--sizes", "3x5x4,2x3x1", "-o", str(out)], capsys).splitlines()
     assert title.startswith("lognormal lengths, ")
     assert heading.split() == "cell size mode elements ours ms packed ms padded ms times faster".split()
-    rows = _rows(out)
+    rows = read_csv(out)
     assert [(row["cell"], row["size"], row["mode"]) for row in rows] == [
         (cell, size, mode)
         for cell in ("lstm", "gru", "rnn_tanh")

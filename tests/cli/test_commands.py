@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow.parquet
 import pytest
 
-from commands import FAST, fails, prints, tree
+from commands import FAST, fails, prints, read_csv, tree
 from raglane.cli import main
 
 
@@ -99,8 +99,7 @@ def test_predict_writes_every_format_alike(work: Path, tmp_path: Path, task: str
         assert main(["predict", str(work / task), str(work / data), "-o", output, "--probabilities", "-q"]) == 0
     rows = [json.loads(line) for line in (tmp_path / "p.jsonl").read_text().splitlines()]
     assert pyarrow.parquet.read_table(tmp_path / "p.parquet").to_pylist() == rows
-    with (tmp_path / "p.csv").open() as file:
-        texts = list(csv.DictReader(file))
+    texts = read_csv(tmp_path / "p.csv")
     if task == "tag":
         assert [len(row["prediction"]) for row in rows] == [number % 6 for number in range(20)]
         assert [row["id"] for row in rows] == list(range(20))

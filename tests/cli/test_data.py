@@ -86,8 +86,7 @@ def test_mistakes_are_one_line_and_leave_nothing(
         assert tree(tmp_path) == {}
 
 
-_NOTE = "its class follows from the initial state only"
-_NOTES = "their class follows from the initial state only"
+_NOTE = "class follows from the initial state only"
 
 
 def _write(path: Path, lengths: list[int]) -> Path:
@@ -105,12 +104,12 @@ def _said(capsys: pytest.CaptureFixture[str], *arguments: object) -> list[str]:
 def test_empty_sequences_with_a_class_are_named_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     full, some = _write(tmp_path / "full.jsonl", [2] * 8), _write(tmp_path / "some.jsonl", [2, 1, 0, 3, 0, 1, 2, 1])
     one = _write(tmp_path / "one.jsonl", [0, 2, 1, 1])
-    two = "2 of 8 sequences are empty (the first: row 2): " + _NOTES
+    two = "2 of 8 sequences are empty (the first: row 2): their " + _NOTE
     assert [note for note in read(some).notes if "initial" in note] == [two]
     run = tmp_path / "run"
     assert _said(capsys, "train", full, "--out", run, *FAST) == []
     lines = _said(capsys, "train", some, "--validation", one, "--test", some, "--out", tmp_path / "other", *FAST)
-    assert lines == [two, f"{one}: 1 of 4 sequences is empty (row 0): {_NOTE}", f"{some}: {two}"]
+    assert lines == [two, f"{one}: 1 of 4 sequences is empty (row 0): its {_NOTE}", f"{some}: {two}"]
     assert _said(capsys, "evaluate", run, full) == []
     assert _said(capsys, "evaluate", run, some) == [two]
     assert _said(capsys, "predict", run, some, "-o", tmp_path / "p.csv") == [two]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import signal
@@ -12,33 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from commands import write_steps
-from processes import Command, run, start
+from commands import read_csv, write_steps
+from processes import run, start
 from raglane.training.checkpoint import load_model
 from raglane.training.state import load_state
 
-# Children must find the raglane that is tested here, in an environment without colours.
-_ENVIRONMENT = {
-    **os.environ,
-    "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-    "OMP_NUM_THREADS": "1",
-    "COLUMNS": "100",
-}
-_LONG = ["--epochs", "4000", "--hidden-size", "4", "--threads", "1", "--out", "run"]
-
-
-def _train_until_saved(folder: Path) -> Command:
-    """A training of minutes, past its first checkpoints."""
-    command = start(folder, "train", "steps.csv", *_LONG)
-    command.wait_for("epoch 3/")
-    return command
-
 
 def test_the_default_from_nothing_to_predictions(tmp_path: Path) -> None:
+    # Children must find the raglane that is tested here, in an environment without colours.
+    path = os.pathsep.join(filter(None, sys.path))
     trained = subprocess.run(
         [sys.executable, "-m", "raglane", "train", "--epochs", "5", "--out", "run"],
         cwd=tmp_path,
-        env=_ENVIRONMENT,
+        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "COLUMNS": "100"},
         capture_output=True,
         text=True,
         timeout=120,
@@ -62,14 +47,16 @@ def test_the_default_from_nothing_to_predictions(tmp_path: Path) -> None:
     assert f"evaluation: accuracy {numbers['accuracy']:.3f}" in evaluated
     code, _, errors = run(tmp_path, "predict", "run", "--output", "p.csv")
     assert (code, errors) == (0, "")
-    with (tmp_path / "p.csv").open() as file:
-        assert [row["id"] for row in csv.DictReader(file)] == [str(number) for number in range(370)]
+    assert [row["id"] for row in read_csv(tmp_path / "p.csv")] == [str(number) for number in range(370)]
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_saves_and_says_how_to_go_on(tmp_path: Path, number: signal.Signals, code: int) -> None:
     write_steps(tmp_path / "steps.csv", 60)
-    command = _train_until_saved(tmp_path)
+    # A training of minutes, past its first checkpoints.
+    options = ["--epochs", "4000", "--hidden-size", "4", "--threads", "1", "--out", "run"]
+    command = start(tmp_path, "train", "steps.csv", *options)
+    command.wait_for("epoch 3/")
     command.signal(number)
     assert command.end() == code
     assert command.errors() == ""

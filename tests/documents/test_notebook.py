@@ -11,13 +11,12 @@ import pytest
 
 from scripts import load
 
-_PATH = Path(__file__).parents[2] / "docs" / "notebook.py"
 _CHECKER, _FLAGS = doctest.OutputChecker(), doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
 @pytest.fixture(scope="module")
 def script() -> Any:
-    return load(_PATH)
+    return load(Path(__file__).parents[2] / "docs" / "notebook.py")
 
 
 def test_the_cells_are_those_of_the_page_and_print_their_outputs(script: Any) -> None:

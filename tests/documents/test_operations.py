@@ -9,11 +9,9 @@ import torch
 
 from scripts import load
 
-_PATH = Path(__file__).parents[2] / "docs" / "operations.py"
-
 
 def test_the_page_is_up_to_date() -> None:
-    script = load(_PATH)
+    script = load(Path(__file__).parents[2] / "docs" / "operations.py")
     text, written = script.page(), script.PAGE.read_text(encoding="utf-8")
     if not torch.__version__.startswith("2.13."):
         pytest.skip("the page is for nested tensors of PyTorch 2.13")

@@ -16,7 +16,6 @@ import raglane
 import raglane.cells
 
 DOCS = Path(__file__).parents[2] / "docs"
-_PACKAGE = "raglane"
 _DIRECTIVE = re.compile(r"^\.\. (?:auto)?(?:class|function|exception|data|module):: ([\w.]+)$", flags=re.MULTILINE)
 _CELLS = [
     cell
@@ -25,7 +24,7 @@ _CELLS = [
 ]
 
 
-def _public_modules(name: str = _PACKAGE) -> list[str]:
+def _public_modules(name: str = "raglane") -> list[str]:
     """Return the names of a module and of all public modules in it."""
     module = importlib.import_module(name)
     inner = [other for other in module.__all__ if isinstance(getattr(module, other), ModuleType)]

@@ -32,7 +32,6 @@ pytestmark = [
 ]
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "c"
-PYTHON = EXAMPLE / "predict.py"
 VOCABULARY = (UNKNOWN, END, *"abcdefg")
 CELLS = ("lstm", "gru", "rnn", "indrnn", "sru", "qrnn", "mingru", "minlstm")
 POOLINGS = ("summary", "mean", "max", "last", "first")
@@ -140,7 +139,7 @@ def test_a_program_in_c_tells_what_python_predicts(task: str, program: Path, tmp
         expected = answers if isinstance(answers, Tensor) else answers.values
         commands: list[list[Any]] = [[program, folder]]
         if (task, number) == ("forecast", 0):
-            commands.append([sys.executable, PYTHON, folder])
+            commands.append([sys.executable, EXAMPLE / "predict.py", folder])
         for command in commands:
             rows = torch.tensor(printed(command, as_text(inputs)))
             torch.testing.assert_close(rows, expected, rtol=0, atol=0, equal_nan=True)

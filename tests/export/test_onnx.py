@@ -103,17 +103,13 @@ class ChainTagger(nn.Module):
         return {"tags": tags, "likelihood": likelihood, "marginals": self.crf.marginals(emissions)}
 
 
-def whole_numbers(lengths: list[int]) -> rl.Ragged:
-    return a_batch(lengths).map(torch.round)
-
-
 def test_a_chain_is_decoded_in_the_runtime(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model, path = ChainTagger(), tmp_path / "model.onnx"
-    exported = rl.export.onnx(model, path, example=whole_numbers([3, 5]))
+    exported = rl.export.onnx(model, path, example=a_batch([3, 5]).map(torch.round))
     assert exported.outputs == ["output_tags", "output_likelihood", "output_marginals"]
     for lengths in [*FEW, [2] * 50]:
-        batch = whole_numbers(lengths)
+        batch = a_batch(lengths).map(torch.round)
         found, wanted = run_file(path, "padded", batch), truth(model, "padded", batch)
         assert found[0].tolist() == wanted[0].tolist(), lengths
         assert largest_error(found[1:], wanted[1:]) < 1e-5, lengths

@@ -35,11 +35,10 @@ from raglane.kernels.cpu.backend import BACKEND
 # (D, H, no projection); an SRU has a skip product where the two differ.
 SIZES = [(3, 1, 0), (5, 5, 0), (5, 17, 0), (17, 17, 0), (4, 33, 0), (7, 100, 0), (64, 64, 0)]
 
-every_cell = pytest.mark.parametrize("cell", ELEMENTWISE_CELLS)
 every_isa = pytest.mark.parametrize("isa", LIBRARY.isas)
 
 
-@every_cell
+@pytest.mark.parametrize("cell", ELEMENTWISE_CELLS)
 @every_isa
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.usefixtures("two_threads")

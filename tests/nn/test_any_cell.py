@@ -238,13 +238,8 @@ def test_copies_and_files(cell: Any) -> None:
     assert_same(results_of(fresh(batch)), expected, 0.0)
 
 
-class Elman(nn.Module):
-    """A float32 cell, whose state is bfloat16 under autocast."""
-
-    def __init__(self, input_size: int, hidden_size: int) -> None:
-        super().__init__()
-        self.input_size, self.hidden_size = input_size, hidden_size
-        self.linear = nn.Linear(input_size + hidden_size, hidden_size)
+class Elman(Leaky):
+    """In float32, its state is bfloat16 under autocast."""
 
     def step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         state = self.linear(torch.cat([x_t, state], 1)).tanh()
@@ -254,7 +249,7 @@ class Elman(nn.Module):
 @pytest.mark.parametrize("lengths", [LENGTHS, [3, 2], [0], []])
 def test_autocast(lengths: list[int], device: torch.device) -> None:
     """Dtypes do not depend on the schedule or on empty sequences."""
-    layer = rl.nn.Recurrent(Elman, D, H, num_layers=2, bidirectional=True)
+    layer = rl.nn.Recurrent(Elman, D, H, num_layers=2, bidirectional=True).float()
     batch = a_batch(lengths, torch.float32)
     expected = results_of(layer(batch, return_states=True))
     for schedule in SCHEDULES:
@@ -267,19 +262,11 @@ def test_autocast(lengths: list[int], device: torch.device) -> None:
         assert grad.dtype is torch.float32
 
 
-class Turned(Elman):
-    """With an operation that programs do not support."""
-
-    def step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        output, state = super().step(x_t, state)
-        return output.atan(), state
-
-
 # torch.compile reads every tensor's .grad and suppresses the warning, unless it is an error.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 def test_a_compiled_model() -> None:
-    """A step that is no program runs outside of the graphs, so that no number of steps is compiled."""
-    model = rl.nn.Recurrent(Turned, D, H, num_layers=2, bidirectional=True)
+    """A step that is no program, here for its atan, runs outside of the graphs: no number of steps is compiled."""
+    model = rl.nn.Recurrent(Leaky, D, H, num_layers=2, bidirectional=True).float()
     counter = torch._dynamo.testing.CompileCounterWithBackend("eager")
     compiled = torch.compile(model, backend=counter)
     compiled_by: list[int] = []

@@ -244,7 +244,8 @@ def test_long_sequences() -> None:
         weight = weight / weight.sum()
     log_z += float((weight * crf.end.detach().exp()).sum().log())
 
-    path = float(recursions.path_score(_scores(crf, emissions), tags[0], tags[:1].offsets))
+    scores = recursions.Scores(emissions, *(part.detach() for part in (crf.start, crf.transitions, crf.end)))
+    path = float(recursions.path_score(scores, tags[0], tags[:1].offsets))
     single = crf.float()
     rounded = Ragged([emissions.float(), emissions[:1].float()])
     assert float(single.log_likelihood(rounded, tags)[0].detach()) == pytest.approx(path - log_z, rel=1e-5)
@@ -254,10 +255,6 @@ def test_long_sequences() -> None:
     near = single.marginals(Ragged([rounded[0][:100], rounded[0][-100:]])).values.detach()
     torch.testing.assert_close(marginals[:50], near[:50])
     torch.testing.assert_close(marginals[length - 50 : length], near[-50:])
-
-
-def _scores(crf: CRF, emissions: Tensor) -> recursions.Scores:
-    return recursions.Scores(emissions, *(part.detach() for part in (crf.start, crf.transitions, crf.end)))
 
 
 def test_ties_go_to_the_lowest_tag_from_the_end() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
@@ -25,13 +25,10 @@ Tokens = tuple[int, ...]
 
 
 @pytest.fixture(params=["kernels", "python"])
-def path(request: pytest.FixtureRequest) -> Iterator[str]:
+def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run a test with the kernels, and without them."""
-    if request.param == "kernels":
-        yield "kernels"
-        return
-    with mock.patch.object(ctc, "missing_kernels", return_value="not built"):
-        yield "python"
+    if request.param == "python":
+        monkeypatch.setattr(ctc, "missing_kernels", lambda: "not built")
 
 
 def without_kernels(call: Callable[[], Any]) -> Any:
@@ -42,10 +39,6 @@ def without_kernels(call: Callable[[], Any]) -> Any:
 def draw(lengths: list[int], classes: int = 3, dtype: torch.dtype = torch.float64) -> rl.Ragged:
     logits = torch.randn(sum(lengths), classes, dtype=torch.float64) * 2
     return rl.Ragged.from_flat(logits.log_softmax(-1).to(dtype), lengths=lengths)
-
-
-def read(alignment: Tokens, blank: int) -> Tokens:
-    return tuple(label for label, _ in itertools.groupby(alignment) if label != blank)
 
 
 def spans_of(alignment: Tokens, blank: int) -> list[list[int]]:
@@ -64,7 +57,7 @@ def enumerated(rows: Tensor, blank: int) -> tuple[dict[Tokens, float], dict[Toke
     best: dict[Tokens, tuple[float, Tokens]] = {}
     for alignment in itertools.product(range(rows.shape[1]), repeat=rows.shape[0]):
         chance = math.exp(sum(float(rows[step, label]) for step, label in enumerate(alignment)))
-        tokens = read(alignment, blank)
+        tokens = tuple(label for label, _ in itertools.groupby(alignment) if label != blank)
         total[tokens] += chance
         if chance > best.get(tokens, (-1.0, ()))[0]:
             best[tokens] = chance, alignment

@@ -23,10 +23,6 @@ def _floats(device: torch.device) -> Ragged:
     return Ragged([torch.randn(length, D, dtype=torch.float64, device=device) for length in LENGTHS])
 
 
-def _tokens(device: torch.device) -> Ragged:
-    return Ragged([torch.randint(TOKENS, (length,), device=device) for length in LENGTHS])
-
-
 def _by_hand(encoder: SequenceEncoder, sequence: Tensor) -> Tensor:
     """Encode one sequence with torch's modules."""
     inputs = sequence if encoder.embedding is None else encoder.embedding(sequence)
@@ -57,7 +53,8 @@ def test_encoders_by_hand(pooling: str | None, embedding: int | None, bidirectio
     encoder = SequenceEncoder(
         size, H, embedding=embedding, pooling=pooling, num_layers=2, bidirectional=bidirectional, dtype=torch.float64
     ).to(device=device, dtype=torch.float64)
-    batch = _floats(device) if embedding is None else _tokens(device)
+    tokens = Ragged([torch.randint(TOKENS, (length,), device=device) for length in LENGTHS])
+    batch = _floats(device) if embedding is None else tokens
     found = encoder(batch)
     assert encoder.output_size == H * (1 + bidirectional)
     for number, sequence in enumerate(batch):
@@ -92,9 +89,6 @@ def test_user_defined_layers(device: Any) -> None:
     assert SequenceEncoder(D, H, GRU)(Ragged([torch.randn(2, D)])).shape == (1, H)
 
 
-_TOKENS = Ragged([[1, 2], [3]])
-
-
 @pytest.mark.parametrize(
     ("options", "batch", "kind", "says"),
     [
@@ -112,7 +106,7 @@ _TOKENS = Ragged([[1, 2], [3]])
         ({}, Ragged([torch.zeros(2, 5)]), ShapeError, "input_size = 3"),
         ({"embedding": 4}, Ragged([torch.zeros(2, 3)]), ArgumentTypeError, "tokens"),
         ({"embedding": 4}, Ragged([torch.zeros(2, 3).long()]), ShapeError, "one token per element"),
-        ({"embedding": 4, "input_size": 2}, _TOKENS, ArgumentError, "tokens from 1 to 3"),
+        ({"embedding": 4, "input_size": 2}, Ragged([[1, 2], [3]]), ArgumentError, "tokens from 1 to 3"),
     ],
 )
 def test_mistakes(options: dict[str, Any], batch: Any, kind: type[RaglaneError], says: str) -> None:

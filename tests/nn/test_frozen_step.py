@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import raglane as rl
+from every_layer import parts
 from raglane.errors import ArgumentTypeError, ShapeError
 from raglane.native.library import operators
 from raglane.nn.recurrent import call
@@ -47,15 +48,11 @@ def count_fast_steps(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return used
 
 
-def parts_of(state: Any) -> tuple[Tensor, ...]:
-    return (state,) if isinstance(state, Tensor) else tuple(state)
-
-
 def steps(layer: Any, inputs: Tensor, state: Any = None) -> list[Tensor]:
     outputs = []
     for x_t in inputs:
         out, state = layer.step(x_t, state)
-        outputs += [out, *parts_of(state)]
+        outputs += [out, *parts(state)]
     return outputs
 
 
@@ -89,15 +86,10 @@ def frozen() -> tuple[Any, Tensor, Any]:
         return layer, torch.randn(3, 5), layer.step(torch.randn(3, 5))[1]
 
 
-def hooked(layer: Any) -> list[int]:
-    calls: list[int] = []
-    layer.register_forward_hook(lambda *_: calls.append(1))
-    return calls
-
-
 def test_runs_hooks() -> None:
     layer, x_t, state = frozen()
-    calls = hooked(layer)
+    calls: list[int] = []
+    layer.register_forward_hook(lambda *_: calls.append(1))
     with torch.no_grad():
         layer.step(x_t, state)
     assert calls == [1]

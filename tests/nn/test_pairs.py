@@ -25,13 +25,10 @@ SOME = [(3, 4), (0, 0), (1, 1), (5, 2), (1, 4)]
 
 
 @pytest.fixture(params=["kernels", "torch"])
-def path(request: pytest.FixtureRequest) -> Iterator[None]:
+def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run a test with the kernels, and without them."""
-    if request.param == "kernels":
-        yield
-        return
-    with mock.patch.object(module, "missing_kernels", return_value="not built"):
-        yield
+    if request.param == "torch":
+        monkeypatch.setattr(module, "missing_kernels", lambda: "not built")
 
 
 def draw(lengths: list[int], features: tuple[int, ...] = (3,)) -> rl.Ragged:

@@ -25,9 +25,7 @@ MARKS = [[0, 0, 1, 0, 1], [], [1, 0, 1], [0], [], [0, 1], [1]]
 
 
 def ragged_marks(marks: list[list[int]]) -> rl.Ragged:
-    return rl.Ragged.from_flat(
-        torch.tensor([mark for part in marks for mark in part], dtype=torch.bool), lengths=[len(part) for part in marks]
-    )
+    return rl.Ragged([torch.tensor(part, dtype=torch.bool) for part in marks])
 
 
 def episodes_alone(layer: Any, sequences: list[Tensor], marks: list[list[int]], hx: Any) -> list[Tensor]:

@@ -22,8 +22,6 @@ INFINITE = float("inf")
 # Frames and labels of each sequence: none of either, more labels than frames, and long ones among short ones.
 PAIRS = [(7, 3), (0, 0), (1, 0), (0, 2), (3, 5), (20, 9), (1, 1), (12, 0)]
 
-Loss = Callable[..., Tensor]
-
 
 class Case:
     """Random frames, states, targets and weights of a linear joint."""
@@ -67,7 +65,7 @@ class Case:
         self.parameters = list(self.joint.parameters())
         return rnnt_loss(rows, None, self.targets, **options)
 
-    def expected(self, whole: Loss, **options: Any) -> Tensor:
+    def expected(self, whole: Callable[..., Tensor], **options: Any) -> Tensor:
         """Losses by a function of the log-probabilities and labels of one sequence."""
         pairs = zip(self.logits(), self.targets, strict=True)
         return torch.stack(
@@ -330,9 +328,6 @@ def batch(*lengths: int, size: int = H) -> rl.Ragged:
     return rl.Ragged.from_flat(torch.randn(sum(lengths), size), lengths=list(lengths))
 
 
-JOINT = torch.nn.Linear(H, C)
-
-
 @pytest.mark.parametrize(
     ("change", "error", "text"),
     [
@@ -368,7 +363,8 @@ JOINT = torch.nn.Linear(H, C)
     ],
 )
 def test_bad_arguments(change: dict[str, Any], error: type[Exception], text: str) -> None:
-    good = {"encoder": batch(4, 3), "predictor": batch(2, 2), "targets": rl.Ragged([[1], [2]]), "joint": JOINT}
+    joint = torch.nn.Linear(H, C)
+    good = {"encoder": batch(4, 3), "predictor": batch(2, 2), "targets": rl.Ragged([[1], [2]]), "joint": joint}
     assert rnnt_loss(**good).isfinite()  # type: ignore[arg-type]
     with pytest.raises(error, match=text):
         rnnt_loss(**good | change)  # type: ignore[arg-type]

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import raglane as rl
+from batches import random_batch
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.nn import Transducer, rnnt_loss
 from raglane.ragged import Ragged
@@ -24,25 +25,16 @@ def made(cell: Any = "gru", **options: Any) -> Transducer:
     ).eval()
 
 
-def batch(*lengths: int) -> Ragged:
-    return Ragged.from_flat(torch.randn(sum(lengths), FEATURES, dtype=torch.float64), lengths=list(lengths))
-
-
 def states_of(model: Transducer, tokens: list[int]) -> Tensor:
     """The prediction network's part of the sum after each token, ``(U + 1, joint_size)``."""
     read = torch.tensor([model.blank, *tokens])
     return model.state(model.recurrent(Ragged([model.embedding(read)]))[0].values)
 
 
-def chances_of(model: Transducer, frame: Tensor, tokens: list[int]) -> Tensor:
-    """The log-probabilities of the next token."""
-    return model.joint((model.frame(frame) + states_of(model, tokens)[-1]).tanh()).log_softmax(0)
-
-
 @pytest.mark.parametrize("cell", ["gru", "lstm", "mingru", rl.nn.LayerNormLSTM])
 @pytest.mark.parametrize("blank", [0, 3])
 def test_the_loss_is_that_of_one_sequence_after_another(cell: Any, blank: int) -> None:
-    model, frames = made(cell, blank=blank, num_layers=2), batch(6, 0, 3, 1)
+    model, frames = made(cell, blank=blank, num_layers=2), random_batch([6, 0, 3, 1])
     targets = Ragged([[1, 2, 1], [], [], [2]])
     losses = []
     for own, labels in zip(frames, targets, strict=True):
@@ -62,7 +54,7 @@ def test_the_loss_is_that_of_one_sequence_after_another(cell: Any, blank: int) -
 @pytest.mark.parametrize("max_symbols", [1, 3])
 def test_greedy(cell: str, max_symbols: int) -> None:
     """Each emission is the likeliest one, in a loop over one sequence."""
-    model, frames = made(cell), batch(9, 0, 5, 1)
+    model, frames = made(cell), random_batch([9, 0, 5, 1])
     with torch.no_grad():
         model.joint.bias[0] -= 0.5
     found, _ = model.greedy(frames, max_symbols=max_symbols)
@@ -73,7 +65,7 @@ def test_greedy(cell: str, max_symbols: int) -> None:
         times, chances, score = [], [], 0.0
         for t, frame in enumerate(own):
             for _ in range(max_symbols):
-                log_probs = chances_of(model, frame, tokens)
+                log_probs = model.joint((model.frame(frame) + states_of(model, tokens)[-1]).tanh()).log_softmax(0)
                 token = int(log_probs.argmax())
                 score += float(log_probs[token].detach())
                 if token == model.blank:
@@ -90,7 +82,7 @@ def test_greedy(cell: str, max_symbols: int) -> None:
 
 @pytest.mark.parametrize("cell", ["gru", "lstm"])
 def test_a_stream_in_pieces(cell: str) -> None:
-    model, frames = made(cell), batch(9, 4, 6)
+    model, frames = made(cell), random_batch([9, 4, 6])
     with torch.no_grad():
         model.joint.bias[0] -= 0.5
     whole, after = model.greedy(frames)
@@ -117,7 +109,7 @@ def probability(model: Transducer, frames: Tensor, tokens: list[int]) -> float:
 @pytest.mark.parametrize("cell", ["gru", "lstm"])
 def test_a_wide_beam_finds_the_most_probable_outputs(cell: str) -> None:
     """Of all outputs of up to 2 tokens, each by its loss."""
-    model, frames = made(cell), batch(3, 0, 2)
+    model, frames = made(cell), random_batch([3, 0, 2])
     outputs = [list(tokens) for size in range(3) for tokens in itertools.product([1, 2, 3], repeat=size)]
     found = model.search(frames, beam=60, max_length=2, n_best=5)
     assert found.tokens[int(found.offsets[1])].tolist() == []
@@ -130,7 +122,7 @@ def test_a_wide_beam_finds_the_most_probable_outputs(cell: str) -> None:
 
 
 def test_dropout_only_in_training() -> None:
-    model, frames, targets = made(dropout=0.5), batch(4), Ragged([[1, 2]])
+    model, frames, targets = made(dropout=0.5), random_batch([4]), Ragged([[1, 2]])
     assert torch.equal(model(frames, targets), model(frames, targets))
     model.train()
     assert not torch.equal(model(frames, targets), model(frames, targets))
@@ -154,7 +146,7 @@ def test_bad_options(options: dict[str, Any], error: type[Exception], text: str)
 
 
 def test_bad_arguments() -> None:
-    model, frames = made(), batch(4, 3)
+    model, frames = made(), random_batch([4, 3])
     for given, targets, error, text in (
         (frames.values, [[1], [2]], ArgumentTypeError, "frames must be a Ragged"),
         (frames.to(torch.float32), [[1], [2]], ShapeError, "frames must be"),
@@ -170,6 +162,6 @@ def test_bad_arguments() -> None:
         model.greedy(frames, max_symbols=0)
     _, state = model.greedy(frames)
     with pytest.raises(ShapeError, match="state must be tensors with one row for each of the 1 items"):
-        model.greedy(batch(3), state)
+        model.greedy(random_batch([3]), state)
     with pytest.raises(ArgumentTypeError, match="state must be the state that greedy returned"):
         model.greedy(frames, 3)  # type: ignore[arg-type]

@@ -94,13 +94,9 @@ def scaled(module: nn.Module, factor: float) -> nn.Module:
     return twin
 
 
-def stacked(module: nn.Module) -> dict[str, Tensor]:
-    """Stack the weights of two networks."""
-    return {name: torch.stack([part.detach(), part.detach() * 0.5]) for name, part in module.named_parameters()}
-
-
 def over_weights(module: nn.Module, leaf: Tensor) -> Pair:
-    found = vmap(lambda weights: functional_call(module, weights, (leaf,)))(stacked(module))
+    both = {name: torch.stack([part.detach(), part.detach() * 0.5]) for name, part in module.named_parameters()}
+    found = vmap(lambda weights: functional_call(module, weights, (leaf,)))(both)
     return found, torch.stack([module(leaf), scaled(module, 0.5)(leaf)])
 
 

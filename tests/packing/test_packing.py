@@ -20,7 +20,6 @@ from raglane.packing.functions import _rank_on_device, _rank_on_host
 from strategies import lengths as any_lengths
 from strategies import sequences_of
 
-FUNCTIONS = [name for name in packing.__all__ if name != "PackedSequence"]
 FEATURES = st.sampled_from([(), (1,), (3,), (2, 5)])
 DTYPES = st.sampled_from(
     [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool, torch.complex64]
@@ -86,7 +85,7 @@ def assert_same(ours: Any, theirs: Any) -> None:
 # -- the same as torch's -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("name", [name for name in packing.__all__ if name != "PackedSequence"])
 def test_signature_is_torchs(name: str) -> None:
     ours = inspect.signature(getattr(packing, name)).parameters.values()
     theirs = inspect.signature(getattr(rnn, name)).parameters.values()

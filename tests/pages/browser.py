@@ -24,7 +24,6 @@ WAYS: tuple[tuple[int, Scheme], ...] = ((WIDE, "light"), (WIDE, "dark"), (PHONE,
 """All widths in both colour schemes; the two in the middle have both of either."""
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-_SERIOUS = ("serious", "critical")
 _HERE = (None, "", "localhost", "127.0.0.1")
 
 
@@ -71,7 +70,7 @@ class Visit:
         return [
             f"{finding['id']}: {finding['help']}, {len(finding['nodes'])} times, such as {finding['nodes'][0]['html']}"
             for finding in found["violations"]
-            if finding["impact"] in _SERIOUS
+            if finding["impact"] in ("serious", "critical")
         ]
 
     def too_wide(self) -> int:

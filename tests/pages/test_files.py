@@ -25,7 +25,6 @@ from raglane.training.settings import Settings
 pytestmark = pytest.mark.pages
 
 ODD = '</script><b>&"' + "long" * 30
-_CHARTS = ["lengths-drawn", "fills-drawn", "steps-drawn", "ranks-drawn"]
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +71,7 @@ def test_every_chart_draws_in_the_colours_of_the_page(browser: Browser, pages: d
     for scheme in ("light", "dark"):
         with visit(browser, pages["features"].as_uri(), WIDE, scheme) as here:
             here.page.wait_for_selector("#ranks-drawn svg")
-            for name in _CHARTS:
+            for name in ("lengths-drawn", "fills-drawn", "steps-drawn", "ranks-drawn"):
                 place = here.page.locator(f"#{name}")
                 assert place.locator("svg path, svg rect").count() > 8, name
                 box: Any = place.locator("svg").bounding_box()

@@ -25,8 +25,6 @@ from raglane.plot.cells import color_of
 from raglane.schedules import SCHEDULES, Table
 from strategies import lengths as some_lengths
 
-_Place = tuple[float, float]
-
 
 def _bars(axes: Axes, kind: str) -> dict[tuple[int, ...], Rectangle]:
     """The rectangles of a kind by the numbers in their labels."""
@@ -36,7 +34,7 @@ def _bars(axes: Axes, kind: str) -> dict[tuple[int, ...], Rectangle]:
     return {tuple(map(int, name[1:])): bar for name, bar in named if name[0] == kind}
 
 
-def _cells(table: Table, lengths: list[int], real: bool) -> dict[tuple[int, int], _Place]:
+def _cells(table: Table, lengths: list[int], real: bool) -> dict[tuple[int, int], tuple[float, float]]:
     """Return the time and row of each real element, or each padded one, of a schedule."""
     time = torch.repeat_interleave(torch.arange(table.steps), table.rows_per_step)
     rows = zip(*(part.tolist() for part in (table.sequence, table.step, time, table.row)), strict=True)

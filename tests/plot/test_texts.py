@@ -14,17 +14,12 @@ from drawings import IMAGES, PICTURES, difference, faults_of_texts
 from raglane import plot
 from raglane.plot import Picture
 
-_BATCHES = [(0, 0), (1, 9_999), (8, 20), (24, 4), (1_000, 20)]
-"""Numbers of sequences, with the longest length."""
-
-_Draw = Callable[[list[int]], Picture]
-
 
 def _values(lengths: list[int], features: int = 2) -> rl.Ragged:
     return rl.Ragged.from_flat(torch.rand(sum(lengths), features), lengths=lengths)
 
 
-_OF_LENGTHS: dict[str, _Draw] = {
+_OF_LENGTHS: dict[str, Callable[[list[int]], Picture]] = {
     "padded": plot.padded,
     "padded, labelled": lambda lengths: plot.padded(lengths, labels=[["gradient$_"] * length for length in lengths]),
     "packed": plot.packed,
@@ -41,7 +36,7 @@ _OF_LENGTHS: dict[str, _Draw] = {
 
 @pytest.mark.parametrize("name", _OF_LENGTHS)
 def test_of_lengths(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for count, longest in _BATCHES:
+    for count, longest in ((0, 0), (1, 9_999), (8, 20), (24, 4), (1_000, 20)):
         lengths = torch.randint(0, longest + 1, (count,)).tolist()
         assert faults_of_texts(_OF_LENGTHS[name](lengths).figure, monkeypatch) == [], (count, longest)
 

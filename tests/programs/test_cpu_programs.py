@@ -23,7 +23,6 @@ from random_programs import Case, draw, draw_lengths, tensors_for
 # The others are AVX-512 by another name: they multiply bfloat16, which no program does.
 ISAS = [isa for isa in LIBRARY.isas if isa in ("portable", "avx2", "avx512")]
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5}
-WIDTHS = (1, 5, 33, 128)
 LENGTHS = [3, 0, 1, 9, 2, 1, 1, 4]
 
 
@@ -61,7 +60,7 @@ def test_every_operation(dtype: torch.dtype, isa: str, use: Use) -> None:
     for name in OPERATIONS:
         if name == "product":
             continue
-        for width in WIDTHS:
+        for width in (1, 5, 33, 128):
             for number in (False, True):
                 case = tensors_for(of_operation(name, width, number=number), LENGTHS, ascending=not number)
                 if name in ("log", "sqrt", "rsqrt"):
@@ -143,16 +142,13 @@ def test_the_operator_and_python_have_the_same_bits(dtype: torch.dtype, monkeypa
         case = tensors_for(draw(chance), draw_lengths(chance), ascending=chance.random() < 0.5)
         case = case.to(torch.float64 if dtype is torch.float64 else torch.float32)
         case.given["elements"] = [part.to(dtype) for part in case.given["elements"]]
-        assert programs._run_by_operator(*operator_arguments(case)) is not None
+        inputs = [case.given[name] for name in ("elements", "sequences", "states", "vectors", "weights")]
+        encoded = programs.encode(case.program)
+        assert programs._run_by_operator(encoded, case.offsets, case.ascending, inputs, {}) is not None
         by_operator = case.run()
         with monkeypatch.context() as patch:
             patch.setattr(library, "operators", lambda: None)
             assert all(map(torch.equal, by_operator, case.run()))
-
-
-def operator_arguments(case: Case) -> tuple[Any, ...]:
-    inputs = [case.given[name] for name in ("elements", "sequences", "states", "vectors", "weights")]
-    return programs.encode(case.program), case.offsets, case.ascending, inputs, {}
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -306,14 +302,6 @@ def test_programs_that_are_wrong() -> None:
 # -- products and sums over all elements -------------------------------------------------------------------------------
 
 
-SUM_TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 1e-2}
-
-
-def outer(left: Tensor, right: Tensor, groups: int) -> Tensor:
-    parts = left.double().unflatten(1, (groups, -1)), right.double().unflatten(1, (groups, -1))
-    return torch.einsum("ngi,ngj->gij", *parts)
-
-
 @pytest.mark.parametrize("isa", LIBRARY.isas)
 @pytest.mark.usefixtures("two_threads")
 def test_outer_products_and_sums(isa: str, use: Use) -> None:
@@ -321,13 +309,14 @@ def test_outer_products_and_sums(isa: str, use: Use) -> None:
     for count in (0, 1, 7, 700):
         for groups, columns, wide in ((1, 1, 1), (1, 33, 5), (3, 16, 64), (2, 70, 17), (1, 50, 150)):
             left, right = torch.randn(count, groups * columns + 3), torch.randn(count, groups * wide + 1)
-            for dtype, tolerance in SUM_TOLERANCE.items():
+            for dtype, tolerance in {**TOLERANCE, torch.bfloat16: 1e-2}.items():
                 # Columns of wider tensors, whose other columns are NaN.
                 parts = [torch.full_like(part, torch.nan).to(dtype) for part in (left, right)]
                 inner = parts[0][:, 2:-1], parts[1][:, 1:]
                 inner[0].copy_(left[:, 2:-1]), inner[1].copy_(right[:, 1:])
                 got, total = cast("tuple[Tensor, Tensor]", outer_products(*inner, groups=groups, sums=True))
-                wanted, scale = outer(*inner, groups), max(1, count) ** 0.5
+                scale = max(1, count) ** 0.5
+                wanted = torch.einsum("ngi,ngj->gij", *(part.double().unflatten(1, (groups, -1)) for part in inner))
                 torch.testing.assert_close(got.double(), wanted, rtol=tolerance, atol=tolerance * scale)
                 torch.testing.assert_close(
                     total.double(), inner[0].double().sum(0), rtol=tolerance, atol=tolerance * scale

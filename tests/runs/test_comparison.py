@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 import shutil
@@ -14,7 +13,7 @@ import numpy as np
 import pytest
 
 import raglane as rl
-from commands import FAST, fails, prints, tree, write_steps
+from commands import FAST, fails, prints, read_csv, tree, write_steps
 from made_datasets import dataset
 from raglane.cli import main
 from raglane.data.records import Feature, Targets, offsets_of
@@ -36,11 +35,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def _rows(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def test_what_differs_and_nothing_else(runs: Path) -> None:
     first, second = compare([runs / "a", runs / "b", runs / "c", runs / "a"])
     assert first.caption == "one.csv: classify, 2 runs"
@@ -54,7 +48,7 @@ def test_what_differs_and_nothing_else(runs: Path) -> None:
         run = rl.load(row["run"])
         assert row["weights"] == sum(weight.numel() for weight in run.model.parameters())
         assert row["test accuracy"] == run.evaluate()["accuracy"]
-        history = _rows(Path(row["run"]) / "curves.csv")
+        history = read_csv(Path(row["run"]) / "curves.csv")
         assert row["seconds"] == pytest.approx(sum(float(epoch["seconds"]) for epoch in history))
         assert row["validation loss"] == min(float(epoch["validation_loss"]) for epoch in history)
 
@@ -64,7 +58,7 @@ def test_tables_and_pictures_are_written_whole(runs: Path, tmp_path: Path, capsy
     places = [str(tmp_path / f"table.{suffix}") for suffix in ("md", "csv", "png", "svg")]
     printed = prints(["compare", *folders, *(word for place in places for word in ("-o", place))], capsys)
     assert printed.index("one.csv: classify") < printed.index("other.csv: classify")
-    rows = _rows(Path(places[1]))
+    rows = read_csv(Path(places[1]))
     assert [row["cell"] for row in rows if row["run"] == folders[1]] == ["lstm"]
     assert float(rows[0]["validation loss"]) <= float(rows[1]["validation loss"])
     assert Path(places[0]).read_text().count("| run | ") == 2
@@ -187,7 +181,7 @@ def test_a_logger_gets_every_epoch(tmp_path: Path, capsys: pytest.CaptureFixture
     assert main(["train", data, "--out", str(out), *FAST, "--logger", "tensorboard", "-q"]) == 0
     events = reader.EventAccumulator(str(out / "logs"))
     events.Reload()
-    history = _rows(out / "curves.csv")
+    history = read_csv(out / "curves.csv")
     told = {event.step: event.value for event in events.Scalars("train_loss")}
     assert told == pytest.approx({int(row["epoch"]): float(row["train_loss"]) for row in history})
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -117,18 +118,6 @@ def test_going_on_is_never_having_stopped(tmp_path: Path) -> None:
     assert len(again.result.state.history) == 2
 
 
-class _Impatient:
-    """A watcher that raises Ctrl-C after an epoch."""
-
-    def started(self, *_: Any) -> None:
-        pass
-
-    batch_done = close = started
-
-    def epoch_done(self, *_: Any) -> None:
-        signal.raise_signal(signal.SIGINT)
-
-
 @pytest.fixture
 def _hears_ctrl_c() -> Iterator[None]:
     """Handle Ctrl-C as in a terminal; processes in the background of a shell ignore it."""
@@ -140,8 +129,10 @@ def _hears_ctrl_c() -> Iterator[None]:
 @pytest.mark.usefixtures("_hears_ctrl_c")
 def test_ctrl_c_stops_and_saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sequences, labels = _sequences()
+    watcher = Mock(spec=["started", "batch_done", "epoch_done", "close"])
+    watcher.epoch_done.side_effect = lambda *_: signal.raise_signal(signal.SIGINT)
     with monkeypatch.context() as patch:
-        patch.setattr("raglane.runs.fit._bar", lambda *_: _Impatient())
+        patch.setattr("raglane.runs.fit._bar", lambda *_: watcher)
         for folder in (tmp_path / "run", None):
             with pytest.raises(KeyboardInterrupt):
                 rl.fit(sequences, labels, out=folder, **(_QUICK | {"epochs": 100}))

@@ -21,7 +21,6 @@ HOLES = [np.where(RNG.random(part.shape) < 0.3, np.nan, part).astype(np.float32)
 LABELS = ["a", "b", "a", "c"] * 3
 TEXTS = ["ab ba ab", "b a", "ab ab ab ab"] * 4
 TAGS = [["x" if number > 3 else "y" for number in part[:, 0]] for part in SERIES]
-SETS = [["u"], ["v", "u"], [], ["v"]] * 3
 
 
 def fit(data: Any, labels: Any = None, **options: Any) -> rl.Run:
@@ -49,7 +48,7 @@ def served(engine: Engine, data: Any, split: int = 3) -> list[torch.Tensor]:
         (SERIES, LABELS, {"cell": "slstm", "num_layers": 2}),
         (SERIES, LABELS, {"cell": "lstm", "zoneout": 0.1, "initial_state": "learned"}),
         (SERIES, [float(part.mean()) for part in SERIES], {"task": "regress"}),
-        (SERIES, SETS, {"task": "multilabel"}),
+        (SERIES, [["u"], ["v", "u"], [], ["v"]] * 3, {"task": "multilabel"}),
         (SERIES, None, {"task": "forecast"}),
         (HOLES, LABELS, {"missing": "zero"}),
         (HOLES, LABELS, {"missing": "forward"}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -62,6 +63,12 @@ def prints(arguments: list[str], capsys: pytest.CaptureFixture[str], *pieces: st
 def tree(folder: Path) -> dict[str, bytes]:
     """Return the content of every file below a folder."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    """Return the rows of a CSV file."""
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
 
 
 def write_steps(path: Path, count: int = 12, cells: Mapping[str, str] | None = None) -> Path:
