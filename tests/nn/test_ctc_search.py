@@ -22,6 +22,7 @@ from raglane.nn.losses import ctc_loss
 from raglane.nn.transduction import ctc
 
 Tokens = tuple[int, ...]
+needs_kernels = pytest.mark.skipif(bool(rl.native.missing_kernels()), reason="it compares the kernels with Python")
 
 
 @pytest.fixture(params=["kernels", "python"])
@@ -116,6 +117,7 @@ SEARCHES: list[dict[str, Any]] = [
 ]
 
 
+@needs_kernels
 @pytest.mark.parametrize("options", SEARCHES)
 @pytest.mark.parametrize("with_grams", [False, True])
 @given(
@@ -294,6 +296,7 @@ def test_the_best_of_all_alignments(steps: int, labels: list[int]) -> None:
     assert found.confidences.values.tolist() == pytest.approx(means, rel=1e-12)
 
 
+@needs_kernels
 @given(
     pairs=st.lists(st.tuples(st.integers(0, 6), st.integers(0, 9)), max_size=5),
     blank=st.sampled_from([0, 3]),

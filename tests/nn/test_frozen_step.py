@@ -114,38 +114,41 @@ def test_changed_weights(fast: list[bool]) -> None:
 
 
 @pytest.mark.parametrize("change", [lambda x: x.t().contiguous().t(), torch._neg_view, lambda x: x.repeat(1, 2)[:, :5]])
-def test_inputs_of_any_layout(change: Callable[[Tensor], Tensor]) -> None:
+def test_inputs_of_any_layout(fast: list[bool], change: Callable[[Tensor], Tensor]) -> None:
     layer, x_t, state = frozen()
     x_t = change(x_t)
     with torch.no_grad():
         assert torch.equal(layer.step(x_t, state)[0], layer.step(x_t.resolve_neg().contiguous(), state)[0])
+    assert fast[1]
 
 
 @pytest.mark.parametrize(
-    ("x_t", "state"),
+    ("x_t", "state", "words"),
     [
-        (torch.zeros(3, 4), None),
-        (torch.zeros(3, 5).double(), None),
-        (torch.zeros(3, 5), ()),
-        (torch.zeros(3, 5), (torch.zeros(1, 3, 17),)),
-        (torch.zeros(3, 5), (torch.zeros(1, 2, 17), torch.zeros(1, 3, 17))),
-        (torch.zeros(3, 5), (torch.zeros(1, 3, 17), torch.zeros(1, 3, 16))),
-        (torch.zeros(3, 5), (torch.zeros(1, 4, 17), torch.zeros(1, 4, 17))),
-        (torch.zeros(5), (torch.zeros(1, 1, 17), torch.zeros(1, 1, 17))),
-        (torch.zeros(1, 3, 5), None),
+        (torch.zeros(3, 4), None, r"input_size = 5 features, got elements of shape \(4,\)"),
+        (torch.zeros(3, 5).double(), None, r"input must be of dtype torch\.float32"),
+        (torch.zeros(3, 5), (), r"hx must be a tuple \(h, c\)"),
+        (torch.zeros(3, 5), (torch.zeros(1, 3, 17),), r"hx must be a tuple \(h, c\)"),
+        (torch.zeros(3, 5), (torch.zeros(1, 2, 17), torch.zeros(1, 3, 17)), r"hx \(h\) .* got shape \(1, 2, 17\)"),
+        (torch.zeros(3, 5), (torch.zeros(1, 3, 17), torch.zeros(1, 3, 16)), r"hx \(c\) .* got shape \(1, 3, 16\)"),
+        (torch.zeros(3, 5), (torch.zeros(1, 4, 17), torch.zeros(1, 4, 17)), r"hx \(h\) .* got shape \(1, 4, 17\)"),
+        (torch.zeros(5), (torch.zeros(1, 1, 17), torch.zeros(1, 1, 17)), r"hx \(h\) must be of shape \(1, 17\)"),
+        (torch.zeros(1, 3, 5), None, r"x_t must be a tensor \(B, input_size\)"),
     ],
 )
-def test_wrong_tensors(x_t: Tensor, state: Any) -> None:
+def test_wrong_tensors(fast: list[bool], x_t: Tensor, state: Any, words: str) -> None:
     layer, right, own = frozen()
     with torch.no_grad():
         layer.step(right, own)
-        with pytest.raises((ShapeError, ArgumentTypeError)):
+        assert fast == [True]
+        with pytest.raises((ShapeError, ArgumentTypeError), match=words):
             layer.step(x_t, own if state is None else state)
 
 
-def test_results_do_not_share_memory() -> None:
+def test_results_do_not_share_memory(fast: list[bool]) -> None:
     layer, x_t, state = frozen()
     with torch.no_grad():
         out, (h, c) = layer.step(x_t, state)
+    assert fast == [True]
     places = {part.data_ptr() for part in (out, h, c, x_t, *state)}
     assert len(places) == 6

@@ -181,9 +181,12 @@ def test_an_evaluation_of_sets_by_hand() -> None:
     fitted = Preprocessor("multilabel", ("x",), labels=("a", "b"))
     model = SequenceModel(ModelConfig("multilabel", input_size=1, output_size=2, hidden_size=2))
     targets = torch.tensor([[1.0, 0.0], [1.0, 1.0], [0.0, 0.0]])
-    meter = make_task(fitted, ModelSettings("multilabel")).meter(model, _records(3))
+    task = make_task(fitted, ModelSettings("multilabel"))
     batch = Batch(Ragged([torch.ones(1, 1)] * 3), targets, torch.arange(3))
-    meter.add(torch.tensor([[1.0, -1.0], [-1.0, 1.0], [1.0, -1.0]]), batch)
+    output = torch.tensor([[1.0, -1.0], [-1.0, 1.0], [1.0, -1.0]])
+    score = task.score(torch.tensor([[1.0, -1.0], [1.0, 1.0], [1.0, 1.0]]), batch)
+    assert float(score.metric / score.count) == pytest.approx(2 / 3)
+    (meter := task.meter(model, _records(3))).add(output, batch)
     measured = meter.measured()
     # a: 2 predicted, 2 true, 1 both; b: 1 of each.
     assert measured.numbers == pytest.approx(
