@@ -136,7 +136,7 @@ def test_whatever_changes_is_seen(name: str) -> None:
 
 WATCHED: dict[str, Callable[[], Any]] = {
     "Named": lambda: type("Named", (dict,), {})(a=1),
-    "member_descriptor": lambda: type("Slotted", (), {"__slots__": ("__dict__", "slope")})(),
+    "(member_descriptor|Slotted)": lambda: type("Slotted", (), {"__slots__": ("__dict__", "slope")})(),
     "Bare": lambda: type("Bare", (), {"__slots__": ("slope",)})(),
     "ndarray": lambda: np.array([Options()], dtype=object),
     "defaultdict": lambda: collections.defaultdict(int),

@@ -26,12 +26,13 @@ from raglane.training.settings import Settings
 from raglane.training.tasks import TASKS
 
 optuna = pytest.importorskip("optuna", reason="the extra tune is not installed")
+NullPool = pytest.importorskip("sqlalchemy.pool").NullPool  # so that no connection stays open
 
 _FIXED = ["--epochs", "2", "--threads", "1", "--num-layers", "1", "--batch-size", "8", "--dropout", "0"]
 
 
 def _trials(study: Path) -> list[Any]:
-    storage = optuna.storages.RDBStorage(f"sqlite:///{study / 'study.db'}")
+    storage = optuna.storages.RDBStorage(f"sqlite:///{study / 'study.db'}", engine_kwargs={"poolclass": NullPool})
     return list(optuna.load_study(study_name="raglane", storage=storage).trials)
 
 

@@ -90,6 +90,8 @@ class _Walk:
             return kind.__name__, repr(part)
         if kind in (tuple, list, torch.Size):
             return kind.__name__, tuple([self.value(item) for item in part])
+        if kind is slice:  # from Python 3.14 on, a constant of functions
+            return "slice", self.value((part.start, part.stop, part.step))
         if kind in (set, frozenset) and all(type(item) in (int, bool) for item in part):  # others have no order
             return kind.__name__, tuple(sorted(map(repr, part)))
         if kind is dict:

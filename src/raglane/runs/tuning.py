@@ -220,8 +220,10 @@ class Search:
         for name in ("threads", "workers", "device", "logger"):
             order["settings"].pop(name, None)
         try:
+            # Without a pool, whose connections nothing would close.
+            pool = require("sqlalchemy.pool", "tune").NullPool
             storage = optuna.storages.RDBStorage(
-                f"sqlite:///{path.absolute()}", engine_kwargs={"connect_args": {"timeout": 120}}
+                f"sqlite:///{path.absolute()}", engine_kwargs={"connect_args": {"timeout": 120}, "poolclass": pool}
             )
             names = [summary.study_name for summary in optuna.get_all_study_summaries(storage)]
             if not names and any((self.folder / TRIALS).iterdir()):
