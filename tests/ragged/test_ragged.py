@@ -161,8 +161,9 @@ def test_nested_strided_and_with_holes() -> None:
     strided = torch.nested.nested_tensor([torch.ones(2, 3), torch.zeros(1, 3)], layout=torch.strided)
     assert rl.Ragged.from_nested(strided).lengths.tolist() == [2, 1]
     values = torch.arange(6.0)
-    holes = torch.nested.nested_tensor_from_jagged(values, torch.tensor([0, 3, 6]), lengths=torch.tensor([2, 1]))
-    assert rl.Ragged.from_nested(holes).values.tolist() == [0, 1, 3]
+    lengths = torch.tensor([2, 0, 1])
+    holes = torch.nested.nested_tensor_from_jagged(values, torch.tensor([0, 3, 5, 6]), lengths=lengths)
+    assert [part.tolist() for part in rl.Ragged.from_nested(holes)] == [[0, 1], [], [5]]
     with pytest.raises(ArgumentTypeError, match=r"torch\.nested"):
         rl.Ragged.from_nested(torch.ones(2, 3))
 

@@ -247,9 +247,9 @@ def test_state_moves_to_another_server(client: TestClient) -> None:
 def test_malformed_messages_close_the_stream(client: TestClient, message: str, code: int, words: str) -> None:
     with client.websocket_connect("/stream?model=layer") as stream:
         stream.send_text(message)
-        assert words in (error := stream.receive_json()["error"])
-        closed = {"code": code, "reason": shorten(error, 120)}
-        assert stream.receive() == {"type": "websocket.close", **closed}
+        error = stream.receive_json()["error"]
+        assert words in error
+        assert stream.receive() == {"type": "websocket.close", "code": code, "reason": shorten(error, 120)}
 
 
 @pytest.mark.parametrize(

@@ -39,15 +39,12 @@ DARK = Look(paper="#15181D", ink="#E0E0E0", faint="#A8A8A8", grid="#3A3F46", pad
 def new_figure(
     width: float, height: float, extra: str, look: Look = LIGHT, layout: Literal["constrained"] | None = "constrained"
 ) -> Figure:
-    """Create an empty figure with the Agg backend."""
+    """Create an empty figure, outside of pyplot."""
     for module in ("matplotlib", "matplotlib.figure"):
         require(module, extra)
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), layout=layout, facecolor=look.paper)
-    FigureCanvasAgg(figure)
-    return figure
+    return Figure(figsize=(width, height), layout=layout, facecolor=look.paper)
 
 
 def title_of(figure: Figure, text: str, look: Look = LIGHT) -> None:

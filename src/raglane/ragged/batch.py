@@ -118,14 +118,8 @@ class Ragged(SequenceOperations, Conversions):
             fix = "call r.map(lambda values: values[..., k]) to choose features"
             raise ArgumentTypeError(message("index", quote(index), rule, fix)) from None
         if not -len(self) <= position < len(self):
-            raise IndexError(
-                message(
-                    "index",
-                    quote(position),
-                    f"from {-len(self)} to {len(self) - 1}, for {len(self)} sequences",
-                    "use an index below len(r)",
-                )
-            )
+            rule = f"from {-len(self)} to {len(self) - 1}, for {len(self)} sequences"
+            raise IndexError(message("index", quote(position), rule, "use an index below len(r)"))
         host_offsets = self._host_offsets()
         position %= len(self)
         start, end = int(host_offsets[position]), int(host_offsets[position + 1])

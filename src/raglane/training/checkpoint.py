@@ -13,7 +13,7 @@ from torch import Tensor
 
 from raglane._utils.files import as_path
 from raglane._utils.memory import FLOAT, TENSOR, check_memory
-from raglane._utils.messages import require
+from raglane._utils.messages import count_of, require
 from raglane.data.preprocess import Preprocessor
 from raglane.errors import CheckpointError
 from raglane.training.folder import BEST, find
@@ -187,8 +187,7 @@ def describe(model: SequenceModel) -> str:
     """Return a line about the model: layer, sizes and number of weights."""
     config = model.config
     weights = sum(parameter.numel() for parameter in model.parameters())
-    directions = ", bidirectional" if config.bidirectional else ""
-    layers = f"{config.num_layers} layer" + ("" if config.num_layers == 1 else "s")
+    layers = count_of(config.num_layers, "layer") + (", bidirectional" if config.bidirectional else "")
     name = label_of(config.cell) if is_own(config.cell) else config.cell.upper().replace("_", " ")
     name += " with layer normalisation" if config.layer_norm else ""
-    return f"{name}, {config.hidden_size} units, {layers}{directions}, {weights:,} weights"
+    return f"{name}, {config.hidden_size} units, {layers}, {weights:,} weights"
