@@ -220,11 +220,11 @@ class Search:
         for name in ("threads", "workers", "device", "logger"):
             order["settings"].pop(name, None)
         try:
-            # Without a pool, whose connections nothing would close.
-            pool = require("sqlalchemy.pool", "tune").NullPool
-            storage = optuna.storages.RDBStorage(
-                f"sqlite:///{path.absolute()}", engine_kwargs={"connect_args": {"timeout": 120}, "poolclass": pool}
-            )
+            # Without a pool, whose connections nothing would close. Optuna requires SQLAlchemy.
+            from sqlalchemy.pool import NullPool
+
+            options = {"connect_args": {"timeout": 120}, "poolclass": NullPool}
+            storage = optuna.storages.RDBStorage(f"sqlite:///{path.absolute()}", engine_kwargs=options)
             names = [summary.study_name for summary in optuna.get_all_study_summaries(storage)]
             if not names and any((self.folder / TRIALS).iterdir()):
                 raise ValueError(f"no study in it, but a folder {TRIALS}")
