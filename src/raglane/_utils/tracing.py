@@ -65,6 +65,12 @@ def is_exporting() -> bool:
 
 
 @constant_when_traced
+def has_autocast(kind: str) -> bool:
+    """Return True if a kind of device has autocast."""
+    return torch.amp.is_autocast_available(kind)
+
+
+@constant_when_traced
 def _traced_transforms_active() -> bool:
     return torch._C._are_functorch_transforms_active()
 

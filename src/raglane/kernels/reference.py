@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
-from raglane._utils.tracing import are_transforms_active, index_arithmetic, is_exporting
+from raglane._utils.tracing import are_transforms_active, has_autocast, index_arithmetic, is_exporting
 from raglane.cells.spec import CellSpec
 from raglane.kernels import graph
 from raglane.kernels.checks import check
@@ -66,7 +66,7 @@ def _run(request: Request, schedule: str) -> Result:
     if request.cell.follows_autocast:
         return run_layers(request, run_layer)
     # is_autocast_enabled raises for a device without autocast, such as meta.
-    if not (torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)):
+    if not (has_autocast(device.type) and torch.is_autocast_enabled(device.type)):
         return run_layers(request, run_layer)
     request = request.cast(torch.get_autocast_dtype(device.type))
     with torch.autocast(device.type, enabled=False):

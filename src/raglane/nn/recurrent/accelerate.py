@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import sys
 import types
 import warnings
 from collections.abc import Iterable
@@ -15,7 +14,7 @@ import torch
 
 from raglane._utils.checks import check_every, check_model
 from raglane._utils.messages import count_of, message
-from raglane._utils.tracing import is_jit_traced
+from raglane._utils.tracing import is_jit_traced, never_traced
 from raglane.cells import SLSTM, CellSpec
 from raglane.cells.slstm import SLSTMWeights
 from raglane.errors import ArgumentTypeError
@@ -48,12 +47,8 @@ class _Accelerated(_Converted, RecurrentLayer):
         """See :meth:`~raglane.nn.recurrent.layer.RecurrentLayer.forward`."""
         if is_jit_traced() and not options:
             return _base_of(type(self)).forward(self, input, hx)
-        if "torch._dynamo" not in sys.modules:
-            return super().forward(input, hx, **options)
         # torch.compile skips forward of torch's layers, but would compile each function that it calls.
-        if not _outside_of_graphs:
-            _outside_of_graphs.append(torch.compiler.disable(RecurrentLayer.forward))
-        return _outside_of_graphs[0](self, input, hx, **options)
+        return _forward(self, input, hx, **options)
 
     def __prepare_scriptable__(self) -> Any:
         rule, fix = (
@@ -81,8 +76,7 @@ class _Accelerated(_Converted, RecurrentLayer):
         vars(self).pop("_qconfig", None)
 
 
-# RecurrentLayer.forward with torch.compile disabled; made at the first use, because it imports torch._dynamo.
-_outside_of_graphs: list[Any] = []
+_forward: Any = never_traced(RecurrentLayer.forward)
 
 
 class AcceleratedRNN(_Accelerated, RNN, torch.nn.RNN):

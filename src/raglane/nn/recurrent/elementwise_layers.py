@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from raglane._utils.checks import check_choice, check_count, check_storage
-from raglane._utils.tracing import has_tangent
+from raglane._utils.tracing import has_autocast, has_tangent
 from raglane.cells import CELLS, CellSpec
 from raglane.cells.elementwise import ElementwiseWeights
 from raglane.errors import ShapeError
@@ -115,8 +115,7 @@ class _Bound(torch.autograd.Function):
 def _step_above_one(numbers: Tensor) -> float:
     """Return the spacing of numbers from 1 to 2 in the dtype of the computation, which autocast may choose."""
     kind = numbers.device.type
-    casts = numbers.dtype is not torch.float64 and torch.amp.is_autocast_available(kind)
-    casts = casts and torch.is_autocast_enabled(kind)
+    casts = numbers.dtype is not torch.float64 and has_autocast(kind) and torch.is_autocast_enabled(kind)
     return torch.finfo(torch.get_autocast_dtype(kind) if casts else numbers.dtype).eps
 
 
