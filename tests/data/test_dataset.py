@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections import Counter
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,10 @@ from hypothesis import strategies as st
 
 import raglane as rl
 from made_datasets import dataset, of_tensors
-from raglane.data import BatchLimit, BatchSampler, Dataset, split
+from raglane.data import BatchLimit, BatchSampler, Dataset, Preprocessor, read, split
 from raglane.data.records import offsets_of
 from raglane.errors import ArgumentError, ShapeError
-from small_files import same_batch
+from small_files import refused, same_batch
 
 LENGTHS = [3, 0, 1, 4]
 
@@ -175,6 +176,13 @@ def test_pieces_are_those_of_a_limit_that_splits(kind: str, longest: int) -> Non
                 assert torch.equal(item["target"], data[row]["target"])
             place += 1
     assert place == len(pieces)
+
+
+def test_a_preprocessor_is_fitted_and_applied_before_sequences_are_cut() -> None:
+    data = read([[1.0, 5.0], [2.0]], labels=["a", "b"])
+    fitted = Preprocessor.fit(data, task="classify")
+    for use in (fitted.apply, partial(Preprocessor.fit, task="classify")):
+        refused(["data must be whole sequences", "then cut"], use, data.cut(1).subset([2, 0]), error=ArgumentError)
 
 
 def test_pieces_of_a_forecast_predict_within_themselves() -> None:

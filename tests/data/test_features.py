@@ -158,6 +158,16 @@ def test_tokens_with_features_stand_last() -> None:
         ('{"x": [1, 2], "y": [1], "k": "a"}\n', {"features": ("x", "y")}, ["1 elements in row 0", "2 in 'x'"]),
         ('{"x": [1], "y": 1, "k": "a"}\n', {"features": ("x", "y")}, ["column 'y'", "Columns(static=...)"]),
         ('{"x": [1], "y": [1], "k": "a"}\n', {"sequence": "x", "static": ("y",)}, ["numbers or words"]),
+        (
+            '{"x": ["u"], "y": [1.5], "k": "a"}\n',
+            {"features": ("x", "y"), "categorical": ("y",)},
+            ["whole numbers or words as categories", "got list<item: double> in column 'y'", "Columns(categorical"],
+        ),
+        (
+            '{"x": [1], "y": 1.5, "k": "a"}\n',
+            {"sequence": "x", "static": ("y",), "categorical": ("y",)},
+            ["whole numbers or words as categories", "got double in column 'y'"],
+        ),
         ('{"x": [1], "k": "a"}\n', {"features": ("x",), "static": ("z",)}, ["no column 'z'", "Columns(static=...)"]),
         ('{"x": [1], "k": "a"}\n', {"features": ("x",), "categorical": ("z",)}, ["no column 'z'"]),
         ('{"x": [1], "k": "a"}\n', {"sequence": "x", "static": ("k",)}, ["one role"]),

@@ -7,6 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import datasets  # type: ignore[import-untyped]
 import numpy as np
 import pandas as pd
 import polars as pl
@@ -185,6 +186,18 @@ def test_panels() -> None:
         ),
         ([pd.DataFrame({"a": [1.0]}), np.ones(2)], None, DataError, ["data[1] must be a table", "got a ndarray"]),
         (pd.DataFrame({"id": [1], "x": [1], "kind": [b"u"]}), None, DataError, ["bytes in the column 'kind'"]),
+        (
+            pd.DataFrame({"x": [1.0, 2.0]}, [["a", None], [0, 0]]),
+            None,
+            DataError,
+            ["a missing entry in row 1 of the index"],
+        ),
+        (
+            datasets.DatasetDict({"train": datasets.Dataset.from_dict({"x": [[1]]})}),
+            None,
+            ArgumentTypeError,
+            ["data", "Dict"],
+        ),
         (pd.DataFrame({"x": [1, "a"]}), None, DataError, ["Arrow", "one kind"]),
         (pd.DataFrame({"a": [pd.Series([1, 2])], "b": [pd.Series([1])]}), None, ShapeError, ["row 0", "2, 1 steps"]),
         ([[1.0]], None, DataError, ["labels must be", "got none", "classify"]),

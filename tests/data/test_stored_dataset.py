@@ -264,6 +264,20 @@ def test_channels_are_gathered_in_the_order_of_training(order: tuple[str, ...], 
         np.testing.assert_allclose(data.take(rows).values.double().numpy(), wanted, rtol=1e-5, atol=1e-6)
 
 
+def test_rows_before_the_first_element_take_channels_and_targets_from_it(tmp_path: Path) -> None:
+    steps = [[], [[1.0, 2.0], [3.0, 4.0]], [], [[5.0, 6.0]]]
+    pq.write_table(pa.table({"x": steps, "y": steps}), tmp_path / "a.parquet", row_group_size=1)
+    columns = Columns(task="regress", sequence="x", label="y")
+    whole, data = read(tmp_path / "a.parquet", columns), Dataset(tmp_path / "a.parquet", columns)
+    assert data.channels == whole.channels == ("x0", "x1")
+    assert data.records.channels == ("x0", "x1")
+    fitted = Preprocessor.fit(data, task="regress")
+    assert fitted.target_names == ("y_0", "y_1")
+    found, wanted = data.with_preprocessor(fitted).tensors(), fitted.apply(whole).tensors()
+    assert torch.equal(found.values, wanted.values)
+    assert torch.equal(found.targets, wanted.targets)  # type: ignore[arg-type]
+
+
 def test_rows_of_several_files_keep_their_number_and_their_label(tmp_path: Path) -> None:
     table = pa.table({"x": [[float(row)] * (row % 3) for row in range(9)], "y": list("abcabcaab")})
     for name, start, count in (("a", 0, 2), ("b", 2, 4), ("c", 6, 3)):

@@ -138,10 +138,30 @@ def _use(folder: Path) -> None:
     assert data.statistics.sequences == 40
 
 
+@pytest.mark.parametrize(
+    ("task", "per_sequence", "per_element"),
+    [("regress", [0.5, 1.5], [[1.0, 2.0], [3.0]]), ("multilabel", [["a"], ["b"]], [[["a"], ["b"]], [["b"]]])],
+)
+def test_targets_per_sequence_are_not_mixed_with_those_per_element(
+    tmp_path: Path, task: str, per_sequence: Any, per_element: Any
+) -> None:
+    paths = [
+        write_table(tmp_path / name, pa.table({"x": [[1.0, 2.0], [3.0]], "y": labels}))
+        for name, labels in (("a.parquet", per_sequence), ("b.parquet", per_element))
+    ]
+    for order in (paths, paths[::-1]):
+        data = Dataset(order, Columns(task=task, sequence="x", label="y"))
+        for found in (data.tensors, lambda data=data: data.records):
+            refused([f"{order[1]}", "per element", "per sequence", "one schema"], found)
+
+
 def test_what_is_no_source_is_refused() -> None:
     for source in (3, None, [1, 2], {"x": [1]}):
         refused(["source must be a path, a list of paths, a pyarrow.Table"], Dataset, source, error=ArgumentTypeError)
     with pytest.raises(ArgumentTypeError, match="columns"):
         Dataset(small_table(), "words")  # type: ignore[arg-type]
+    with pytest.raises(ArgumentTypeError, match=r"columns must be .* got \['a'\].*labels=\[...\]"):
+        read([[1.0]], ["a"])  # type: ignore[arg-type]
+    refused(["no rows"], lambda: Dataset(small_table().slice(0, 0), Columns(sequence="x", label="kind")).channels)
     with pytest.raises(IndexError, match="from -40 to 39, for 40 sequences"):
         Dataset(small_table(), Columns(sequence="x", label="kind"))[40]

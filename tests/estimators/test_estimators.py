@@ -197,6 +197,7 @@ def test_labels_come_back_as_they_were() -> None:
         assert model.classes_.tolist() == sorted([up, down])
         assert model.predict(sequences).tolist() == labels.tolist()
         assert model.predict(sequences).dtype == labels.dtype
+        assert np.allclose(model.predict_proba(sequences).sum(1), 1, rtol=1e-15, atol=0)
         assert model.predict_proba(sequences).argmax(1).tolist() == np.searchsorted(model.classes_, labels).tolist()
 
 
@@ -264,12 +265,18 @@ def test_parameters_are_the_settings() -> None:
         ({}, None, ["a"], ValueError, "inconsistent numbers of samples"),
         ({}, [[1.0, np.nan]] * 4, ["a", "b"] * 2, DataError, "finite"),
         ({}, {"x": 1}, ["a"], TypeError, "dict|float"),
+        ({}, [], [], DataError, "at least one sequence, got no sequences"),
+        ({}, None, ["same"] * 20, DataError, "y must be of at least two classes, got only the class 'same'"),
+        ({"random_state": -1}, None, None, ArgumentError, "random_state must be at least 0, got -1"),
     ],
 )
 def test_mistakes(parameters: dict[str, Any], X: Any, y: Any, error: type[Exception], words: str) -> None:
     sequences, labels = _sequences(channels=1)
+    model = RecurrentClassifier(**_TINY).fit(sequences, labels).set_params(**parameters)
     with pytest.raises(error, match=words):
-        RecurrentClassifier(**(_TINY | parameters)).fit(sequences if X is None else X, labels if y is None else y)
+        model.fit(sequences if X is None else X, labels if y is None else y)
+    with pytest.raises(NotFittedError):  # not the classes of the second fit with the network of the first
+        model.predict(sequences)
 
 
 def test_missing_values_where_they_are_allowed() -> None:

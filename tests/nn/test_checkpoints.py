@@ -102,6 +102,11 @@ def test_explain_and_warnings() -> None:
         "3 steps at a time",
     ):
         assert words in choice.reason
+    with torch.no_grad():  # without a backward pass, the layer is one without checkpoints
+        assert rl.explain(other, batch()).backend == "cpu"
+        output = other(batch())[0].values
+        other.checkpoint_every = None
+        assert torch.equal(output, other(batch())[0].values)
     with pytest.raises(rl.errors.DispatchError, match="torch's kernels do not recompute"):
         rl.nn.LSTM(5, 7, checkpoint_every=3, backend="torch")(batch())
 

@@ -149,17 +149,19 @@ def test_a_nan_stays_in_its_item() -> None:
     assert bool(values.grad[3:].isfinite().all())
 
 
-def test_long_sequences_in_float32() -> None:
-    a, b = both([(300, 250), (20, 400)], (4,))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_long_sequences_in_narrow_dtypes(dtype: torch.dtype) -> None:
+    a, b = (part.to(dtype).to(torch.float64) for part in both([(300, 250), (20, 400)], (4,)))
     exact = a.values.clone().requires_grad_()
-    narrow = a.values.float().requires_grad_()
+    narrow = a.values.to(dtype).requires_grad_()
     losses = soft_dtw(a.with_values(exact), b, 0.1)
-    own = soft_dtw(a.with_values(narrow), b.to(torch.float32), 0.1)
-    assert own.dtype is torch.float32
-    torch.testing.assert_close(own.double(), losses, rtol=1e-6, atol=0)
+    own = soft_dtw(a.with_values(narrow), b.to(dtype), 0.1)
+    assert own.dtype is dtype
+    step = torch.finfo(dtype).eps
+    torch.testing.assert_close(own.double(), losses, rtol=10 * step, atol=0)
     (expected,) = torch.autograd.grad(losses.sum(), exact)
-    (gradient,) = torch.autograd.grad(own.sum(), narrow)
-    torch.testing.assert_close(gradient.double(), expected, rtol=1e-3, atol=1e-3)
+    (gradient,) = torch.autograd.grad(own.double().sum(), narrow)
+    torch.testing.assert_close(gradient.double(), expected, rtol=max(1e-3, step), atol=1e-3)
 
 
 def test_soft_dtw_has_the_same_bits_on_any_threads(any_threads: Callable[[int], None]) -> None:

@@ -28,7 +28,7 @@ from raglane.data.records import TASKS, Columns, Feature, Records, Targets, for_
 from raglane.data.statistics import Statistics
 from raglane.data.stores import Memory, stores_of
 from raglane.data.tensors import Sequences, Tensors
-from raglane.errors import message
+from raglane.errors import ArgumentError, message
 from raglane.ragged import Ragged
 
 # The most fragments whose tables of places are kept.
@@ -112,6 +112,7 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
         self._tables: dict[int, Places] = {}
         # The elements of each sequence that a forecast reads without a target, see `holdout.end_held_out`.
         self._context = 0
+        self._is_cut = False
 
     def __getstate__(self) -> dict[str, Any]:
         # A DataLoader worker computes these again if it needs them.
@@ -192,7 +193,7 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
 
     @property
     def _layout(self) -> Layout:
-        return self._fragments.get(0).layout
+        return self._fragments.layout
 
     @property
     def channels(self) -> tuple[str, ...]:
@@ -241,6 +242,7 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
 
     def statistics_for(self, task: str) -> Statistics:
         """Return the statistics of the sequences and of the labels that a task learns."""
+        self._refuse_pieces()
         if self._held is None:
             return self.statistics
         records = for_task(self.records, task)
@@ -348,6 +350,7 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
 
     def with_preprocessor(self, preprocessor: Preprocessor, require_targets: bool = True) -> Dataset:
         """Return the same sequences with another preprocessor, and without targets unless they are required."""
+        self._refuse_pieces()
         other = copy.copy(self)
         other._preprocessor, other._tables, other._tensors = preprocessor, {}, None
         other._needs_labels = require_targets and (self._held is not None or self._needs_labels)
@@ -357,6 +360,12 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
                 other._held, other._fragments, other._records = held, Fragments([Memory(held)]), None
             other._tensors = other._read(self._source_rows())
         return other
+
+    def _refuse_pieces(self) -> None:
+        """Raise if the sequences were cut, because a preprocessor reads the source, where each piece is the whole."""
+        if self._is_cut:
+            fix = "fit and apply a preprocessor first, then cut"
+            raise ArgumentError("data", "the pieces of Dataset.cut", "whole sequences", fix)
 
     def subset(self, index: _Index) -> Dataset:
         """Return some of the sequences, in the order of ``index``, without reading them.
@@ -375,9 +384,10 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
     def cut(self, longest: int) -> Dataset:
         """Return the same elements, in memory, with longer sequences cut into pieces.
 
-        The pieces of a sequence are in its place. Each has the sequence's id and, with a target per sequence, its
-        target. A :class:`~raglane.data.BatchSampler` takes the lengths of the pieces; or those of the whole sequences,
-        with a limit that splits, which numbers the pieces in the same way.
+        Fit and apply a preprocessor before. The pieces of a sequence are in its place. Each has the sequence's id and,
+        with a target per sequence, its target. A :class:`~raglane.data.BatchSampler` takes the lengths of the pieces;
+        or, except in a forecast, those of the whole sequences, with a limit that splits, which numbers the pieces in
+        the same way.
 
         Args:
             longest: the length of a piece, at least 1; only the last piece of a sequence may be shorter. In a forecast
@@ -394,7 +404,9 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
             ([2, 2, 1], [0, 1, 1], (0, 1, 1))
         """
         tensors, owners = self.tensors().cut(check_whole("longest", longest, 1))
-        return self._rows_of(owners, tensors)
+        pieces = self._rows_of(owners, tensors)
+        pieces._is_cut = True
+        return pieces
 
     def _rows_of(self, rows: Tensor, tensors: Tensors | None) -> Dataset:
         chosen = rows.numpy() if self._rows is None else self._rows[rows.numpy()]

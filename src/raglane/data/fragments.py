@@ -69,6 +69,12 @@ class Layout:
         return own if not self.features else f"{own} with {quote_all(name for name, _, _ in self.features)}"
 
     @property
+    def learned(self) -> str:
+        """The numbers, sets or sequences to learn, in words."""
+        names = f" ({quote_all(self.target_names)})" if self.target_names else ""
+        return f"{self.targets}{names} per {'element' if self.targets_per_element else 'sequence'}"
+
+    @property
     def may_lack_labels(self) -> bool:
         """True if rows may be valid without a label: sets and sequences of labels may be empty."""
         return self.targets in ("sets", "sequences")
@@ -94,9 +100,7 @@ class Layout:
             ("ids", found.ids, self.ids),
             ("labels per sequence", found.has_labels, self.has_labels),
             ("labels per element", found.has_tags, self.has_tags),
-            ("targets", found.targets, self.targets),
-            ("targets per element", found.targets_per_element, self.targets_per_element),
-            ("numbers to learn", quote_all(found.target_names), quote_all(self.target_names)),
+            ("targets", found.learned, self.learned),
             ("features", quote(found.features), quote(self.features)),
         ):
             if here != before:

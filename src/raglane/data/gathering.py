@@ -85,6 +85,17 @@ class Fragments:
         store, place = self._where[number]
         return store.name(place)
 
+    def typical(self, numbers: Sequence[int]) -> int:
+        """Return the first of some fragments with an element, or else the first: others may not know their channels."""
+        return next((number for number in numbers if len(self.get(number).values)), numbers[0])
+
+    @property
+    def layout(self) -> Layout:
+        """The layout of the data."""
+        if not self._where:
+            raise DataError("data", "no rows", "data with at least one sequence", "check the data")
+        return self.get(self.typical(range(len(self._where)))).layout
+
     def lengths(self) -> npt.NDArray[Any]:
         """Return the number of elements of each sequence, ``(B,)`` integers."""
         found = [store.lengths() for store in self._stores]
@@ -128,7 +139,7 @@ class Fragments:
             )
 
         gathered = Gathered(self, rows, places)
-        layout = gathered.layout or self.get(0).layout
+        layout = gathered.layout or self.layout
         values = gathered.values if len(gathered.values) else np.zeros((0, len(layout.channels)), dtype=np.float32)
         if layout.is_tokens:
             values = _words(tokens, gathered.values)
@@ -159,9 +170,13 @@ class Fragments:
     def _check_layout(self, fragment: Fragment, number: int) -> None:
         """Raise if a fragment differs in kind from the first that has an element."""
         first = next((known for known in self._held.values() if len(known.values)), None)
-        if first is not None and len(fragment.values) and first.layout.kind != fragment.layout.kind:
-            got = f"{fragment.layout.kind}, after {first.layout.kind}"
-            raise DataError(self.name(number), got, "data with one schema for all files", "open them separately")
+        if first is None or len(fragment.values) == 0:
+            return
+        for name in ("kind", "learned"):
+            here, before = getattr(fragment.layout, name), getattr(first.layout, name)
+            if here != before:
+                got, rule = f"{here}, after {before}", "data with one schema for all files and rows"
+                raise DataError(self.name(number), got, rule, "open them separately")
 
     def _drop_some(self) -> None:
         """Drop the least recently used fragments until the cache is small enough."""
@@ -183,7 +198,7 @@ class Gathered:
     classes: _Integers | None
     targets: Targets | None
     features: tuple[Feature, ...]
-    # The layout of the first fragment; None without rows.
+    # The layout of the first fragment with elements; None without rows.
     layout: Layout | None = None
     source: str = "data"
 
@@ -226,7 +241,10 @@ class Gathered:
                 rule, fix = "the file that raglane convert wrote", "delete the folder, and convert the data again"
                 raise DataError(fragments.name(number), "a damaged file", rule, fix) from error
         if groups:
-            self.layout, self.source = fragments.get(groups[0][0]).layout, fragments.name(groups[0][0])
+            typical = fragments.typical([number for number, _, _ in groups])
+            self.layout, self.source = fragments.get(typical).layout, fragments.name(typical)
+        # Without an element the number of targets per element is unknown.
+        targets = [one for one in targets if len(one.values)] or targets[:1]
         self.values = _joined(values, np.zeros((0, 1), dtype=np.float32))
         self.classes = _joined(classes, np.zeros(0, dtype=np.int64)) if len(classes) == len(groups) else None
         self.targets = (

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from raglane._utils.checks import check_tensor, check_unmasked
+from raglane._utils.checks import check_kind, check_tensor, check_unmasked
 from raglane._utils.files import as_path
 from raglane._utils.messages import argument, quote, quote_all, require
 from raglane.data import formats
@@ -102,6 +102,8 @@ def read(
         >>> data.labels, data.lengths.tolist()
         (('cat', 'cat', 'dog'), [3, 5, 3])
     """
+    fix = "pass e.g. rl.data.Columns(label=...); labels are passed by name, as labels=[...]"
+    check_kind("columns", columns, (Columns, type(None)), "an object of Columns, or None", fix)
     if isinstance(source, (str, os.PathLike)):
         if labels is not None:
             rule, fix = "None, because a file has its labels in a column", "name the column with Columns(label=...)"
@@ -357,6 +359,9 @@ def _panel(frame: Any) -> Records:
         return _numbers([_stacked(row, place) for place, row in enumerate(columns)])
     pandas = require("pandas", "data")
     codes, ids = pandas.factorize(frame.index.droplevel(-1))
+    if (codes < 0).any():
+        got = f"a missing entry in row {int((codes < 0).argmax())} of the index"
+        raise DataError("data", got, "a table with the id of a sequence in each row", "fill it, or remove the row")
     steps = frame.index.get_level_values(-1)
     # Words, such as t2 and t10, and missing steps have no order but that of the rows.
     is_ordered = steps.dtype.kind in "iufM" and not steps.hasnans

@@ -165,7 +165,9 @@ class Statistics:
         counts = {feature.name: FeatureCounts.of(feature) for feature in records.features}
         targets, numbers = records.targets, {}
         if targets is not None and targets.is_numbers:
-            numbers = {name: Channel.of(targets.values[:, place]) for place, name in enumerate(targets.names)}
+            # Without a row the number of targets is unknown.
+            names = targets.names if len(targets.values) else ()
+            numbers = {name: Channel.of(targets.values[:, place]) for place, name in enumerate(names)}
         elif targets is not None:
             labels = chain.from_iterable(targets.values)
         return cls(

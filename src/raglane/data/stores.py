@@ -220,13 +220,14 @@ def _names_files(source: Any) -> bool:
 def table_from(source: Any, name: str) -> Any:
     """Return an object with the Arrow interface as a ``pyarrow.Table``, without a copy of Arrow memory."""
     with arrow_errors(name) as arrow:
-        if hasattr(source, "__arrow_c_stream__"):
-            return arrow.table(source)
-        if hasattr(source, "with_format"):
-            # A Hugging Face dataset, whose rows may be a selection.
+        found = source
+        if hasattr(source, "__arrow_c_stream__") and not isinstance(source, arrow.Table):
+            found = arrow.table(source)
+        elif hasattr(source, "with_format") and not isinstance(source, dict):
+            # A Hugging Face dataset, whose rows may be a selection, but not a dict of its splits.
             found = source.with_format("arrow")[:]
-            if isinstance(found, arrow.Table):
-                return found
+        if isinstance(found, arrow.Table):
+            return found
     rule = "a path, a list of paths, a pyarrow.Table, a frame, or a Hugging Face dataset"
     raise ArgumentTypeError(name, quote(source), rule, "pass a path, or build a pyarrow.Table")
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from raglane._utils.checks import check_number
+from raglane._utils.checks import check_number, check_whole
 from raglane.cells import CELLS, CellSpec
 from raglane.errors import ArgumentError, ArgumentTypeError
 from raglane.nn.recurrent.any_cell import Recurrent
@@ -114,16 +114,15 @@ def chrono_(layer: L, max_length: int) -> L:
         ``layer``.
 
     Raises:
-        ArgumentTypeError: ``layer`` is not a recurrent layer.
-        ArgumentError: it has no such gate or no bias, or ``max_length`` is not a whole number of at least 2.
+        ArgumentTypeError: ``layer`` is not a recurrent layer, or ``max_length`` not a whole number.
+        ArgumentError: it has no such gate or no bias, or ``max_length`` is below 2.
 
     Example:
         >>> layer = chrono_(rl.nn.LSTM(3, 2), max_length=100)
         >>> bool((layer.bias_ih_l0[:2] == -layer.bias_ih_l0[2:4]).all())
         True
     """
-    if isinstance(max_length, bool) or not isinstance(max_length, int) or max_length < 2:
-        raise ArgumentError("max_length", repr(max_length), "a whole number of at least 2", "pass e.g. 100")
+    max_length = check_whole("max_length", max_length, 2, "pass e.g. 100")
     opened = list(_bias_of(layer, "f"))
     for block in opened:
         with torch.no_grad():

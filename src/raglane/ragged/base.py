@@ -203,7 +203,7 @@ class FlatBatch:
                 return
             place = int((mine != theirs).nonzero()[0])
             got = f"length {int(mine[place])} for sequence {place}"
-            rule = f"a batch with a batch with the lengths of {whose}, here {int(theirs[place])}"
+            rule = f"a batch with the lengths of {whose}, here {int(theirs[place])}"
         raise ShapeError(message(name, got, rule, "build both from the same lengths, or truncate the longer one"))
 
     def _value(self, name: str, value: Any) -> Any:

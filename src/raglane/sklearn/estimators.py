@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from raglane._utils.checks import check_choice
+from raglane._utils.checks import check_choice, check_whole
 from raglane._utils.messages import count_of, quote, require
 from raglane.data.dataset import Dataset
 from raglane.data.reading import is_panel, is_text, read
@@ -37,11 +37,12 @@ _LAYOUTS = {"first": ("(channels, steps)", "last"), "last": ("(steps, channels)"
 
 def _sequences_from(estimator: Any, X: Any, *, reset: bool) -> Dataset:  # noqa: N803
     """Return X as a dataset: arrays, lists, texts, and panels of sktime and aeon."""
+    if reset:
+        # Also the run: after a fit that fails, it would predict the classes of one call with the network of another.
+        for name in ("n_features_in_", "feature_names_in_", "_channels", "_names", "run_"):
+            vars(estimator).pop(name, None)
     channels = estimator.channels
     check_choice("channels", channels, tuple(_LAYOUTS))
-    if reset:
-        for name in ("n_features_in_", "feature_names_in_", "_channels", "_names"):
-            vars(estimator).pop(name, None)
     is_rows = not (isinstance(X, (Ragged, Dataset)) or is_panel(X) or _is_list(X) or getattr(X, "ndim", 0) == 3)
     if is_rows:
         records = _rows(estimator, X, reset)
@@ -74,9 +75,9 @@ def _kind(channels: int | None) -> str:
 def _is_list(X: Any) -> bool:  # noqa: N803
     """Return True for a list of sequences: lists, arrays or texts."""
     is_column = isinstance(X, np.ndarray) and X.ndim == 1 and X.dtype.kind in "OU"
-    if not (isinstance(X, (list, tuple)) or is_column or hasattr(X, "to_list")) or len(X) == 0:
+    if not (isinstance(X, (list, tuple)) or is_column or hasattr(X, "to_list")):
         return False
-    first = next(iter(X))
+    first = next(iter(X), ())
     return isinstance(first, (str, list, tuple)) or (hasattr(first, "__len__") and getattr(first, "ndim", 1) in (1, 2))
 
 
@@ -184,13 +185,14 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         seed = self.random_state
         if not isinstance(seed, (int, np.integer)):
             seed = check_random_state(seed).randint(2**31 - 1)
+        seed = check_whole("random_state", seed, 0, most=2**63 - 1)
         options |= {"task": self._task, "seed": seed, "callback": self.callback}
         self.run_ = fit(records, validation=part, progress=False, **options)
         self.n_iter_ = 0 if self.run_.result is None else self.run_.result.state.epoch
         return self
 
     def _predict(self, X: Any, **options: Any) -> dict[str, list[Any]]:  # noqa: N803
-        check_is_fitted(self)
+        check_is_fitted(self, "run_")
         run: Run = self.run_
         return run.predict(_sequences_from(self, X, reset=False), device=self.device, **options).columns
 
@@ -246,6 +248,9 @@ class RecurrentClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
         y = _targets(y, records, numbers=False)
         if reset:
             self.classes_ = np.unique(y)
+            if len(self.classes_) == 1:
+                got, fix = f"only the class {quote(self.classes_.tolist()[0])}", "add sequences of another class"
+                raise DataError("y", got, "of at least two classes", fix)
         unseen = y[~np.isin(y, self.classes_)]
         if len(unseen):
             got = f"the class {quote(unseen.tolist()[0])}"
@@ -256,7 +261,9 @@ class RecurrentClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
     def predict_proba(self, X: Any) -> npt.NDArray[np.float64]:  # noqa: N803
         """Return the probabilities of the classes, ``(n, K)``, in the order of ``classes_``."""
         answers = self._predict(X, probabilities=True)
-        return np.column_stack([answers[f"p_{place}"] for place in range(len(self.classes_))])
+        found = np.array([answers[f"p_{place}"] for place in range(len(self.classes_))])
+        # log_loss warns of the sums of float32. Python's sum has the same order, so the same bits, in any batch.
+        return (found / sum(found)).T
 
     def predict(self, X: Any) -> npt.NDArray[Any]:  # noqa: N803
         """Return the class of each sequence, ``(n,)``."""

@@ -154,6 +154,11 @@ class Reader(NamedTuple):
         """Return the error for a column of a wrong type."""
         return UnfitColumnError(f"{self.path}", f"{column.type} in column {quote(name)}", f"data with {rule}", fix)
 
+    def category_error(self, column: Any, name: str) -> DataError:
+        """Return the error for a column of a type that has no categories."""
+        fix = f"convert it, or leave it out of {columns_argument('categorical')}"
+        return self.type_error(column, name, "whole numbers or words as categories", fix)
+
     def check_nulls(self, column: Any, name: str, role: str) -> None:
         """Raise a DataError for the first null row of a column."""
         if column.null_count:
@@ -238,6 +243,8 @@ def sequences_of(reader: Reader, column: Any, name: str, columns: Columns) -> tu
     if types.is_integer(elements.type) and takes_tokens(columns, name)[0]:
         return elements.cast("large_string").to_numpy().astype(object), offsets
     if not is_list(elements.type):
+        if name in (columns.categorical or ()) and types.is_floating(elements.type):
+            raise reader.category_error(column, name)
         return numbers_of(elements)[:, None], offsets
     kind = elements.type.value_type
     if name in (columns.categorical or ()) and (types.is_integer(kind) or types.is_null(kind)):

@@ -242,6 +242,8 @@ def _static_feature(reader: Reader, column: Any, name: str, columns: Columns) ->
     is_words = is_text(column.type) or name in (columns.categorical or ())
     if is_words and is_label(column.type):
         return Feature(name, words_of(reader, as_texts(column).fill_null(""), name), per_sequence=True)
-    if is_words or not is_number(column.type):
+    if is_words:
+        raise reader.category_error(column, name)
+    if not is_number(column.type):
         raise reader.type_error(column, name, "numbers or words", "convert the column, or leave it out")
-    return Feature(name, as_float32(column.cast("double").to_numpy()), per_sequence=True)
+    return Feature(name, as_float32(column.cast("double", safe=False).to_numpy()), per_sequence=True)

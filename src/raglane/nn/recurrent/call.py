@@ -69,6 +69,7 @@ def plan_of(
         data.device,
         need_states,
         kind,
+        layer.checkpoint_every and torch.is_grad_enabled(),  # without a backward pass, any backend runs the layer
         dispatch._override.get(),
         torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu"),
         torch._C._are_functorch_transforms_active(),
@@ -91,7 +92,7 @@ def _make_plan(
     cell, rule = layer.cell, layer.regularisation
     run_cell = rule.cell(cell, layer.training)
     sizes = layer.input_size, layer.hidden_size
-    checkpoints = layer.checkpoint_every is not None
+    checkpoints = layer.checkpoint_every is not None and torch.is_grad_enabled()
     traits = Traits(run_cell, *sizes, data.dtype, data.device, need_states, weights, checkpoints)
     backend, schedule = dispatch.pick(traits, layer.schedule, layer.backend, kind=kind)
     if backend == "reference":

@@ -67,7 +67,8 @@ def explain(
         raise ArgumentTypeError("layer", type(layer).__name__, "a recurrent layer of rl.nn", fix)
     inputs = read(batch, lengths, layer.batch_first)
     cell = layer.regularisation.cell(layer.cell, layer.training)
-    sizes, weights, every = (layer.input_size, layer.hidden_size), layer._weights(), layer.checkpoint_every
+    sizes, weights = (layer.input_size, layer.hidden_size), layer._weights()
+    every = layer.checkpoint_every if torch.is_grad_enabled() else None
     like = inputs.data.dtype, inputs.data.device
     traits = Traits(cell, *sizes, *like, return_states, weights, every is not None)
     choice = choose(traits, layer.schedule, layer.backend, kind=inputs.kind)

@@ -15,7 +15,7 @@ from raglane._utils.tracing import never_traced
 from raglane.errors import ArgumentTypeError, ShapeError
 from raglane.kernels.cpu import transduction as kernels
 from raglane.native import missing_kernels
-from raglane.nn.losses.comparison import check_untransformed, once
+from raglane.nn.losses.comparison import check_untransformed, once, wide
 from raglane.nn.transduction.tokens import as_tokens
 from raglane.ragged import Ragged
 
@@ -110,7 +110,8 @@ def soft_dtw(a: Ragged, b: Ragged, gamma: float = 1.0) -> Tensor:
         check_untransformed("soft_dtw", "a", [a.values, b.values])
         check_pairs(a.host_lengths, b.host_lengths, 16)
     size = math.prod(a.features)
-    rows = [part.map(lambda values: values.reshape(len(values), size)).to_list() for part in (a, b)]
+    # torch has no cdist of half precision.
+    rows = [part.map(lambda values: values.reshape(len(values), size).to(wide(a.dtype))).to_list() for part in (a, b)]
     # Through products the difference of close elements would be lost.
     each = [
         torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist").square().reshape(-1)
