@@ -37,9 +37,10 @@ def test_sequences_come_in_order_of_first_appearance(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["t", "Time", "timestamp", "step", "date"])
 def test_a_time_column_is_known_by_its_name(tmp_path: Path, name: str) -> None:
-    path = write(tmp_path, f"id,{name},x,y\na,2024-01-02,1,p\na,2024-01-01,2,p\nb,2024-01-01,3,q\n")
+    path = write(tmp_path, f"id, {name}, x, y\na, 2024-01-02, 1, p\na,2024-01-01,2,p\nb,2024-01-01,3,q\n")
     records = read(path)
     assert records.values.tolist() == [[2], [1], [3]]
+    assert records.labels == ("p", "q")
     assert records.channels == ("x",)
     assert f"time column: {name!r} (by its name)" in records.notes
     # It is a feature where the user says so, and words are not times.
@@ -159,10 +160,10 @@ def test_a_random_table_against_a_loop(tmp_path: Path) -> None:
 
 
 def test_a_column_of_words_gives_tokens(tmp_path: Path) -> None:
-    text = 'sequence_id,word,topic\n1,the,pets\n1,NA,pets\n1,null,pets\n2,"a, b",cars\n2,x,cars\n'
+    text = 'sequence_id,word,topic\n1,the,pets\n1,NA,pets\n1,null,pets\n2," a, b",cars\n2,x,cars\n'
     records = read(write(tmp_path, text))
     assert records.is_tokens
-    assert records.values.tolist() == ["the", "NA", "null", "a, b", "x"]
+    assert records.values.tolist() == ["the", "NA", "null", " a, b", "x"]
     assert records.labels == ("pets", "cars")
     assert any("tokens" in note for note in records.notes)
 

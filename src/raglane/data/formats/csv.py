@@ -228,6 +228,7 @@ def _parsed(path: Path, content: IO[bytes], size: int | None) -> Iterator[Entrie
     content.seek(0)
     # The header is read as a row, because pandas would rename repeated and empty names, and truncate longer rows.
     options: dict[str, Any] = {"header": None, "dtype": object, "keep_default_na": False, "encoding": "utf-8-sig"}
+    options["skipinitialspace"] = True  # as in "id, time, label"; spaces in quotes are part of an entry
     commas = CommaColumns()
     try:
         with pandas.read_csv(content, sep=mark, chunksize=size or sys.maxsize, **options) as reader:
