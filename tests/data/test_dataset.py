@@ -182,7 +182,8 @@ def test_a_preprocessor_is_fitted_and_applied_before_sequences_are_cut() -> None
     data = read([[1.0, 5.0], [2.0]], labels=["a", "b"])
     fitted = Preprocessor.fit(data, task="classify")
     for use in (fitted.apply, partial(Preprocessor.fit, task="classify")):
-        refused(["data must be whole sequences", "then cut"], use, data.cut(1).subset([2, 0]), error=ArgumentError)
+        words = ["data must be whole sequences", "then cut; rl.fit cuts with too_long='split'"]
+        refused(words, use, data.cut(1).subset([2, 0]), error=ArgumentError)
 
 
 def test_pieces_of_a_forecast_predict_within_themselves() -> None:

@@ -51,7 +51,10 @@ def test_a_theme_holds_for_its_block() -> None:
         assert picture.axes[0].xaxis.label.get_color() == look.ink
     with pytest.raises(RuntimeError), plot.theme("dark"):
         raise RuntimeError
-    assert plot.histogram([1]).figure.get_facecolor() == to_rgba(LIGHT.paper)
+    figure: Any = plot.histogram([1]).figure
+    assert figure.get_facecolor() == to_rgba(LIGHT.paper)
+    figure.canvas.draw()
+    assert len(figure.canvas.buffer_rgba())
 
 
 def test_drawn_into_axes_of_the_caller() -> None:

@@ -42,9 +42,12 @@ def new_figure(
     """Create an empty figure, outside of pyplot."""
     for module in ("matplotlib", "matplotlib.figure"):
         require(module, extra)
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    return Figure(figsize=(width, height), layout=layout, facecolor=look.paper)
+    figure = Figure(figsize=(width, height), layout=layout, facecolor=look.paper)
+    FigureCanvasAgg(figure)  # so that its user can read pixels
+    return figure
 
 
 def title_of(figure: Figure, text: str, look: Look = LIGHT) -> None:

@@ -364,7 +364,7 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
     def _refuse_pieces(self) -> None:
         """Raise if the sequences were cut, because a preprocessor reads the source, where each piece is the whole."""
         if self._is_cut:
-            fix = "fit and apply a preprocessor first, then cut"
+            fix = "fit and apply a preprocessor first, then cut; rl.fit cuts with too_long='split'"
             raise ArgumentError("data", "the pieces of Dataset.cut", "whole sequences", fix)
 
     def subset(self, index: _Index) -> Dataset:

@@ -13,7 +13,7 @@ from raglane.programs.graph import Columns, Graph, Refused
 
 Number = Columns | float
 # From torch 2.14 on, the gradient of torch.clamp at a bound is another.
-_CLAMP_PASSES = torch.__version__ < "2.14"
+_CLAMP_PASSES = torch.__version__ < "2.14.dev0"
 
 
 def _plain(name: str) -> Callable[..., Columns]:
