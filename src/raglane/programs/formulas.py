@@ -78,14 +78,16 @@ def _pow(g: Graph, a: Number, exponent: Number) -> Columns:
 
 def _clamp(g: Graph, a: Columns, min: Any = None, max: Any = None, *, passes: bool = _CLAMP_PASSES) -> Columns:
     """Return ``a`` clamped to bounds, at which the gradient passes or is that of ``max`` and ``min``, 0 for numbers."""
-    for bound, name, wins, extreme in ((min, "at_least", "lt", "max"), (max, "at_most", "gt", "min")):
-        if isinstance(bound, float | int):
-            is_held = None if passes else g.each(f"{wins[0]}e", a, float(bound))
-            a = g.each(name, a, float(bound)) if is_held is None else g.each("where", is_held, float(bound), a)
+    sides = (min, "at_least", ("lt", "le"), "max"), (max, "at_most", ("gt", "ge"), "min")
+    for bound, name, (beyond, at_or_beyond), extreme in sides:
+        if isinstance(bound, float | int) and passes:
+            a = g.each(name, a, float(bound))
+        elif isinstance(bound, float | int):
+            a = g.each("where", g.each(at_or_beyond, a, float(bound)), float(bound), a)
         elif bound is not None and not passes:
             a = g.each(extreme, a, bound)
         elif bound is not None:
-            is_beyond = g.each("or", g.each(wins, a, bound), g.each("ne", bound, bound))  # or NaN
+            is_beyond = g.each("or", g.each(beyond, a, bound), g.each("ne", bound, bound))  # or NaN
             a = g.each("where", is_beyond, bound, a)
     return a
 
