@@ -37,7 +37,7 @@ def test_sequences_come_in_order_of_first_appearance(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["t", "Time", "timestamp", "step", "date"])
 def test_a_time_column_is_known_by_its_name(tmp_path: Path, name: str) -> None:
-    path = write(tmp_path, f"id, {name}, x, y\na, 2024-01-02, 1, p\na,2024-01-01,2,p\nb,2024-01-01,3,q\n")
+    path = write(tmp_path, f"id , {name}, x, y \na, 2024-01-02, 1, p\na,2024-01-01,2,p\nb,2024-01-01,3,q\n")
     records = read(path)
     assert records.values.tolist() == [[2], [1], [3]]
     assert records.labels == ("p", "q")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections import Counter
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -181,7 +182,7 @@ def test_pieces_are_those_of_a_limit_that_splits(kind: str, longest: int) -> Non
 def test_a_preprocessor_is_fitted_and_applied_before_sequences_are_cut() -> None:
     data = read([[1.0, 5.0], [2.0]], labels=["a", "b"])
     fitted = Preprocessor.fit(data, task="classify")
-    for use in (fitted.apply, partial(Preprocessor.fit, task="classify")):
+    for use in (fitted.apply, partial(Preprocessor.fit, task="classify"), attrgetter("offsets")):
         words = ["data must be whole sequences", "then cut; rl.fit cuts with too_long='split'"]
         refused(words, use, data.cut(1).subset([2, 0]), error=ArgumentError)
 

@@ -152,6 +152,7 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
     @property
     def records(self) -> Records:
         """The columns of the sequences as NumPy arrays; sequences that are not in memory are read."""
+        self._refuse_pieces()
         if self._held is not None and self._rows is None:
             return self._held
         if self._records is None:
@@ -362,9 +363,9 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
         return other
 
     def _refuse_pieces(self) -> None:
-        """Raise if the sequences were cut, because a preprocessor reads the source, where each piece is the whole."""
+        """Raise if the sequences were cut, because the source has whole sequences instead of the pieces."""
         if self._is_cut:
-            fix = "fit and apply a preprocessor first, then cut; rl.fit cuts with too_long='split'"
+            fix = "read columns, fit and apply a preprocessor first, then cut; rl.fit cuts with too_long='split'"
             raise ArgumentError("data", "the pieces of Dataset.cut", "whole sequences", fix)
 
     def subset(self, index: _Index) -> Dataset:
@@ -384,10 +385,10 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
     def cut(self, longest: int) -> Dataset:
         """Return the same elements, in memory, with longer sequences cut into pieces.
 
-        Fit and apply a preprocessor before. The pieces of a sequence are in its place. Each has the sequence's id and,
-        with a target per sequence, its target. A :class:`~raglane.data.BatchSampler` takes the lengths of the pieces;
-        or, except in a forecast, those of the whole sequences, with a limit that splits, which numbers the pieces in
-        the same way.
+        Read columns such as ``labels``, and apply a preprocessor, before. The pieces of a sequence are in its place.
+        Each has the sequence's id and, with a target per sequence, its target. A
+        :class:`~raglane.data.BatchSampler` takes the lengths of the pieces; or, except in a forecast, those of the
+        whole sequences, with a limit that splits, which numbers the pieces in the same way.
 
         Args:
             longest: the length of a piece, at least 1; only the last piece of a sequence may be shorter. In a forecast

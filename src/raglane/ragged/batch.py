@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from numbers import Number
-from typing import Any, Self
+from typing import Any, Self, overload
 
 import numpy as np
 import torch
@@ -97,6 +97,12 @@ class Ragged(SequenceOperations, Conversions):
         """Yield a view of each sequence. Waits for a GPU if the lengths are only there."""
         return iter(self.to_list())
 
+    @overload
+    def __getitem__(self, index: int) -> Tensor: ...
+    @overload
+    def __getitem__(self, index: slice | list[Any]) -> Self: ...
+    @overload
+    def __getitem__(self, index: Any) -> Any: ...
     def __getitem__(self, index: Any) -> Any:
         """Return a view of one sequence for an integer, or a batch for a slice, an index or a mask.
 

@@ -244,7 +244,7 @@ def _parsed(path: Path, content: IO[bytes], size: int | None) -> Iterator[Entrie
 
 def _header_of(path: Path, rows: Entries) -> list[str]:
     """Return the names of the columns, some of which may be empty."""
-    header: list[str] = rows[0].tolist() if len(rows) else []
+    header = [str(name).strip() for name in rows[0]] if len(rows) else []
     counts = Counter(header)
     twice = next((name for name in header if name and counts[name] > 1), None)
     if twice is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -17,6 +17,55 @@ from raglane.nn.recurrent.stack import Stack, State
 from raglane.ragged import Ragged
 
 I = TypeVar("I", Ragged, PackedSequence, Tensor)  # noqa: E741 (the kind of an input)
+
+
+class _Forward(Protocol):
+    """The type of a call, by the kind of its input."""
+
+    @overload
+    def __call__(
+        self,
+        input: I,
+        hx: Any = None,
+        *,
+        lengths: Any = None,
+        resets: Any = None,
+        return_output: Literal[True] = True,
+        return_states: Literal[False] = False,
+    ) -> tuple[I, Any]: ...
+    @overload
+    def __call__(
+        self,
+        input: I,
+        hx: Any = None,
+        *,
+        lengths: Any = None,
+        resets: Any = None,
+        return_output: Literal[True] = True,
+        return_states: Literal[True],
+    ) -> tuple[I, Any, list[Any]]: ...
+    @overload
+    def __call__(
+        self,
+        input: I,
+        hx: Any = None,
+        *,
+        lengths: Any = None,
+        resets: Any = None,
+        return_output: Literal[False],
+        return_states: Literal[False] = False,
+    ) -> tuple[None, Any]: ...
+    @overload
+    def __call__(
+        self,
+        input: Any,
+        hx: Any = None,
+        *,
+        lengths: Any = None,
+        resets: Any = None,
+        return_output: bool = True,
+        return_states: bool = False,
+    ) -> Any: ...
 
 
 class RecurrentLayer(Stack):
@@ -54,50 +103,9 @@ class RecurrentLayer(Stack):
         DispatchError: the schedule, the backend or their combination does not exist.
     """
 
-    @overload
-    def forward(
-        self,
-        input: I,
-        hx: Any = None,
-        *,
-        lengths: Any = None,
-        resets: Any = None,
-        return_output: Literal[True] = True,
-        return_states: Literal[False] = False,
-    ) -> tuple[I, Any]: ...
-    @overload
-    def forward(
-        self,
-        input: I,
-        hx: Any = None,
-        *,
-        lengths: Any = None,
-        resets: Any = None,
-        return_output: Literal[True] = True,
-        return_states: Literal[True],
-    ) -> tuple[I, Any, list[Any]]: ...
-    @overload
-    def forward(
-        self,
-        input: I,
-        hx: Any = None,
-        *,
-        lengths: Any = None,
-        resets: Any = None,
-        return_output: Literal[False],
-        return_states: Literal[False] = False,
-    ) -> tuple[None, Any]: ...
-    @overload
-    def forward(
-        self,
-        input: Any,
-        hx: Any = None,
-        *,
-        lengths: Any = None,
-        resets: Any = None,
-        return_output: bool = True,
-        return_states: bool = False,
-    ) -> Any: ...
+    if TYPE_CHECKING:
+        __call__: _Forward
+
     def forward(
         self,
         input: Any,
@@ -146,9 +154,6 @@ class RecurrentLayer(Stack):
             options = {"return_output": return_output, "return_states": return_states}
             return _outside_of_graphs(self, input, hx, lengths=lengths, resets=resets, **options)
         return run(self, input, hx, lengths, resets, return_output, return_states)
-
-    if TYPE_CHECKING:
-        __call__ = forward
 
     def __prepare_scriptable__(self) -> Any:
         rule, fix = "a module that TorchScript can compile", "use torch.compile or torch.export.export"
