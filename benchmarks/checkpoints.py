@@ -30,7 +30,7 @@ SIZES = ((32, 128, 128), (64, 256, 256), (32, 512, 512))
 
 
 def step_of(cell: str, size: tuple[int, int, int], lengths: list[int], every: int | None) -> Callable[[], Any]:
-    """A training step: outputs, and the gradients of the values and all weights."""
+    """Return a training step: outputs, and the gradients of the values and all weights."""
     torch.manual_seed(0)
     _, hidden, width = size
     layer = getattr(rl.nn, cell)(width, hidden, checkpoint_every=every)

@@ -26,9 +26,9 @@ from harness.run import Report, installed, measure
 
 from raglane._utils.files import check_place, settle, write_folder
 from raglane._utils.lock import LOCK, locked
-from raglane._utils.messages import message, quote, require
+from raglane._utils.messages import quote, require
 from raglane.cli.compare import parts_of, pick, size_of
-from raglane.cli.console import complain, say
+from raglane.cli.console import log, log_error
 from raglane.errors import ArgumentError, RaglaneError
 from raglane.planner import machine
 
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except (argparse.ArgumentError, RaglaneError, OSError) as error:
-        complain(f"layers.py: error: {error}")
+        log_error(f"layers.py: error: {error}")
         return 2
 
 
@@ -77,33 +77,33 @@ def _bench(given: argparse.Namespace) -> int:
     for module in ("matplotlib", "matplotlib.figure"):
         require(module, "bench")
     if not 1 <= given.rounds <= 10_000:
-        raise ArgumentError(message("rounds", str(given.rounds), "from 1 to 10,000", "pass e.g. 7"))
+        raise ArgumentError("rounds", str(given.rounds), "from 1 to 10,000", "pass e.g. 7")
     _check_out(given.out, given.overwrite)
     cases, rivals = _cases(given), _rivals(given.competitors)
     with locked(given.out, "out"):
-        return _run(cases, rivals, given.rounds, given.out, _nothing if given.quiet else say)
+        return _run(cases, rivals, given.rounds, given.out, _nothing if given.quiet else log)
 
 
 def _nothing(*_: str) -> None:
     pass
 
 
-def _run(cases: Sequence[Case], rivals: Sequence[str], rounds: int, out: Path, say: Callable[..., None]) -> int:
+def _run(cases: Sequence[Case], rivals: Sequence[str], rounds: int, out: Path, log: Callable[..., None]) -> int:
     """Measure, write the files, and print a summary."""
     _, missing = installed(rivals)
     for line in missing:
-        say(line)
-    say(f"cases: {len(cases)}, rounds: {rounds}, load: {machine.load():.2f} on {os.cpu_count()} processors")
-    say(tables.heading_line())
-    report = measure(cases, rivals, rounds=rounds, watch=lambda result: say(tables.case_line(result)))
+        log(line)
+    log(f"cases: {len(cases)}, rounds: {rounds}, load: {machine.load():.2f} on {os.cpu_count()} processors")
+    log(tables.heading_line())
+    report = measure(cases, rivals, rounds=rounds, watch=lambda result: log(tables.case_line(result)))
     files = _files(report)
     write_folder(out, files)
     settle(out)
     for line in [*report.notes[len(missing) :], *tables.summary_lines(report)]:
-        say(line)
-    say(f"written: {', '.join(str(out / name) for name in files)}")
+        log(line)
+    log(f"written: {', '.join(str(out / name) for name in files)}")
     for fault in report.faults:
-        say(f"wrong: {fault}")
+        log(f"wrong: {fault}")
     return 1 if report.faults else 0
 
 
@@ -150,7 +150,7 @@ def _lengths(text: str, known: Mapping[str, Lengths]) -> list[Lengths]:
             found.append(of_file(Path(part)))
         else:
             rule = f"one of {', '.join(known)}, all, or a file"
-            raise ArgumentError(message("lengths", quote(part), rule, "pass one of these, or the path of a text file"))
+            raise ArgumentError("lengths", quote(part), rule, "pass one of these, or the path of a text file")
     return found
 
 
@@ -160,7 +160,7 @@ def _threads(text: str) -> list[int]:
     for part in parts_of("threads", text):
         if not (part.isascii() and part.isdigit() and len(part) < 10 and 1 <= int(part) <= most):
             rule = f"whole numbers from 1 to {most} on this machine, with commas between them"
-            raise ArgumentError(message("threads", quote(part), rule, "pass e.g. 1,2"))
+            raise ArgumentError("threads", quote(part), rule, "pass e.g. 1,2")
         counts.append(int(part))
     return counts
 
@@ -181,15 +181,15 @@ def _check_out(out: Path, overwrite: bool) -> None:
         return
     names = {path.name for path in out.iterdir()} - {LOCK} if out.is_dir() else None
     if names is None or not names <= set(_FILES):
-        raise ArgumentError(message("out", repr(str(out)), "a new folder, or one of results", "give another --out"))
+        raise ArgumentError("out", repr(str(out)), "a new folder, or one of results", "give another --out")
     here = Path.cwd()
     if out.resolve() in (here, *here.parents):
         rule = "another folder than the current one and those above it"
-        raise ArgumentError(message("out", repr(str(out)), rule, "name a new folder"))
+        raise ArgumentError("out", repr(str(out)), rule, "name a new folder")
     check_place("out", out.absolute().parent)
     if names and not overwrite:
         got = f"{str(out)!r}, where results are already"
-        raise ArgumentError(message("out", got, "a folder without results", "give another --out, or --overwrite"))
+        raise ArgumentError("out", got, "a folder without results", "give another --out, or --overwrite")
 
 
 if __name__ == "__main__":

@@ -157,19 +157,19 @@ class Checked:
     look: float
 
     def epoch(self, setting: Setting) -> float:
-        """Seconds of an epoch."""
+        """Return the seconds of an epoch."""
         return setting.epoch(self.total, self.look)
 
     def miss(self, setting: Setting) -> float:
-        """The relative error of the prediction."""
+        """Return the relative error of the prediction."""
         return setting.row.train_seconds / self.epoch(setting) - 1
 
     def raw(self, setting: Setting) -> float:
-        """Seconds of an epoch without the yardstick."""
+        """Return the seconds of an epoch without the yardstick."""
         return statistics.median(setting.turns) * self.total
 
     def cost(self) -> float:
-        """The time of an epoch with the recommended setting, relative to the fastest."""
+        """Return the time of an epoch with the recommended setting, relative to the fastest."""
         advised, fastest = map(self.epoch, self.ends)
         return advised / fastest
 
@@ -211,7 +211,7 @@ def found_ends(found: list[Setting], best: Row, seconds: float, yardstick: Yards
 
 
 def summary(every: list[Checked]) -> str:
-    """Print the cost of the recommendations and the errors by kind, over all layers and lists."""
+    """Return the cost of the recommendations and the errors by kind, over all layers and lists, as Markdown."""
     costs = [one.cost() for one in every]
     lines = [f"The advice costs {max(costs):.2f} at most, {statistics.median(costs):.2f} in the median.", ""]
     lines += ["| settings | how many | median miss | above 15 % | worst | inside | inside, raw | width |"]

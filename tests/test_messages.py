@@ -1,4 +1,4 @@
-"""What is said to a user: one line of printable characters, of a length that can be read."""
+"""Messages to users are one line of printable characters, of a length that can be read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch._utils import ExceptionWrapper
 from raglane import errors
 from raglane._utils.messages import message, printable, quote, quote_all, shorten
 from raglane.cli import main
-from raglane.cli.console import complain, say
+from raglane.cli.console import log, log_error
 from raglane.errors import DataError, RaglaneError
 from raglane.report.figures import confusion_png, confusion_table, curves
 
@@ -40,7 +40,7 @@ def test_every_error_is_one_printable_line(kind: type[RaglaneError]) -> None:
 def test_the_error_of_a_worker_keeps_the_lines_of_its_trace() -> None:
     """A DataLoader makes it anew, of its class and with the trace in its message."""
     try:
-        raise DataError(message("a\nb", "c", "d", "e"))
+        raise DataError("a\nb", "c", "d", "e")
     except DataError:
         wrapped = ExceptionWrapper(where="in DataLoader worker process 0")
     with pytest.raises(DataError, match="Caught DataError in DataLoader worker") as caught:
@@ -82,8 +82,8 @@ def test_a_list_of_names_ends_with_how_many_there_are_more() -> None:
 
 
 def test_lines_that_are_printed_stay_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    say(EVIL, "second")
-    complain(EVIL)
+    log(EVIL, "second")
+    log_error(EVIL)
     printed = capsys.readouterr()
     assert printed.out == f"{SHOWN}\nsecond\n"
     assert printed.err == f"{SHOWN}\n"
@@ -92,7 +92,7 @@ def test_lines_that_are_printed_stay_lines(capsys: pytest.CaptureFixture[str]) -
 def test_a_stream_that_lacks_a_character_shows_its_escape(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with (tmp_path / "out.txt").open("w", encoding="ascii") as stream:
         monkeypatch.setattr("sys.stdout", stream)
-        say("née")
+        log("née")
     assert (tmp_path / "out.txt").read_bytes() == b"n\\xe9e\n"
 
 

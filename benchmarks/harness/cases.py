@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from harness.lengths import LENGTHS, Lengths
 from raglane import cells
-from raglane._utils.messages import message
 from raglane.errors import ArgumentError
 from raglane.planner.probe import Size
 
@@ -235,17 +234,13 @@ def select(
     for case in cases:
         if case.size.batch < case.lengths.fewest:
             raise ArgumentError(
-                message(
-                    "sizes",
-                    str(case.size),
-                    f"of at least {case.lengths.fewest} sequences for lengths {case.lengths.name}",
-                    "pass a larger batch, or leave the suite out",
-                )
+                "sizes",
+                str(case.size),
+                f"of at least {case.lengths.fewest} sequences for lengths {case.lengths.name}",
+                "pass a larger batch, or leave the suite out",
             )
     if not cases:
         raise ArgumentError(
-            message(
-                "suites", ", ".join(suites), "suites with at least one case for the other options", "add cells or modes"
-            )
+            "suites", ", ".join(suites), "suites with at least one case for the other options", "add cells or modes"
         )
     return list(dict.fromkeys(cases))

@@ -15,7 +15,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from harness.cases import Case, Size
-from raglane._utils.messages import message
 from raglane.errors import RaglaneError
 
 __all__ = ["is_measurable", "peak_floats", "peak_of", "status"]
@@ -44,12 +43,12 @@ def peak_floats(case: Case, competitor: str) -> float:
     if process.returncode != 0:
         last = (process.stderr.strip().splitlines() or ["no reason given"])[-1]
         got = f"exit code {process.returncode}: {last}"
-        raise RaglaneError(message("memory", got, "measured by a process that ends with code 0", "use a smaller size"))
+        raise RaglaneError("memory", got, "measured by a process that ends with code 0", "use a smaller size")
     return float(process.stdout.split()[-1])
 
 
 def _measure(arguments: str) -> float:
-    """Run the process."""
+    """Return the peak of a case, in floats of ``N * H``; called in the new process."""
     import torch
 
     from harness.batch import Batch

@@ -7,12 +7,11 @@
 
 #include "abi/call.h"
 #include "abi/failure.h"
+#include "runtime/threads.h"
 #include "runtime/tuning.h"
 #include "targets/processor.h"
 
 namespace raglane {
-
-inline constexpr int64_t most_threads = 4096;  // a larger number is a mistake
 
 // The checked offsets of a call. They are a copy, so that another thread that writes to the caller's after the check
 // cannot cause accesses out of bounds.

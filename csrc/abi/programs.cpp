@@ -316,7 +316,7 @@ void check_call(const raglane_program& p) {
   at_least("elements", p.elements, 0);
   at_least("code_size", p.code_size, 0);
   at_least("tensor_count", p.tensor_count, 0);
-  if (p.threads > 4096 || p.sequences > most_rows || p.elements > most_rows || p.slot_count > most_rows || p.code_size > (1 << 24))
+  if (p.threads > most_threads || p.sequences > most_rows || p.elements > most_rows || p.slot_count > most_rows || p.code_size > (1 << 24))
     fail("sizes must be at most those that this kernel supports, got more");
   present("code", p.code);
 }
@@ -429,7 +429,7 @@ extern "C" int32_t raglane_outer_products(const raglane_outer* outer, char* mess
     at_least("elements", mine.elements, 0);
     for (int64_t count : {mine.groups, mine.left_columns, mine.right_columns}) at_least("groups and columns", count, 1);
     for (int64_t stride : {mine.left_stride, mine.right_stride}) at_least("stride", stride, 0);
-    if (mine.threads > 4096 || mine.elements > most_rows || mine.groups > most_width || mine.left_columns > most_width ||
+    if (mine.threads > most_threads || mine.elements > most_rows || mine.groups > most_width || mine.left_columns > most_width ||
         mine.right_columns > most_width || mine.left_stride > most_rows || mine.right_stride > most_rows)
       fail("sizes must be at most those that this kernel supports, got more");
     if (mine.elements > 0) present("left", mine.left);

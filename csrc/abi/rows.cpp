@@ -12,6 +12,7 @@ namespace {
 using raglane::at_least;
 using raglane::fail;
 using raglane::guarded;
+using raglane::most_threads;
 using raglane::present;
 
 enum Way { into_flat, into_table, into_padding };
@@ -32,7 +33,7 @@ void check(const raglane_rows& rows, Way way) {
   const double most = 1ll << 40, most_bytes = 1ll << 60;
   const double places = rows.is_pack ? rows.elements : std::max((double)rows.sequences * rows.steps, (double)rows.elements);
   const double reach = (double)rows.sequences * between_sequences + (double)rows.steps * between_steps;
-  if (rows.threads > 4096 || std::max({rows.sequences, rows.steps, rows.elements}) > most ||
+  if (rows.threads > most_threads || std::max({rows.sequences, rows.steps, rows.elements}) > most ||
       std::max(places * rows.row_bytes, std::max(reach, (double)rows.row_bytes)) > most_bytes)
     fail("sizes must be at most those that this kernel supports, got more");
   if (way != into_padding && rows.elements > 0 && rows.row_bytes > 0) present("flat", rows.flat);

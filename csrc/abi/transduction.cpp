@@ -12,6 +12,7 @@ namespace {
 using raglane::at_least;
 using raglane::fail;
 using raglane::Lattice;
+using raglane::most_threads;
 using raglane::present;
 
 // Copies of the lengths, checked, and the first row of each sequence.
@@ -44,7 +45,7 @@ void check(const raglane_lattices& call) {
   at_least("threads", call.threads, 1);
   at_least("sequences", call.sequences, 0);
   at_least("rows", call.rows, 0);
-  if (call.threads > 4096 || call.sequences > Lengths::most || call.rows > Lengths::most)
+  if (call.threads > most_threads || call.sequences > Lengths::most || call.rows > Lengths::most)
     fail("sizes must be at most those that this kernel supports, got more");
   if (call.dtype != RAGLANE_FLOAT32 && call.dtype != RAGLANE_FLOAT64)
     fail("dtype must be RAGLANE_FLOAT32 or RAGLANE_FLOAT64, got %lld", (long long)call.dtype);

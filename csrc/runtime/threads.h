@@ -5,6 +5,8 @@
 
 namespace raglane {
 
+inline constexpr int64_t most_threads = 4096;  // a larger number is a mistake
+
 // The part of one thread in a call.
 using Part = void (*)(void* context, int thread, int threads);
 

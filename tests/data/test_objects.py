@@ -203,6 +203,8 @@ def test_panels() -> None:
         ([[1.0]], None, DataError, ["labels must be", "got none", "classify"]),
         ([[1.0]], ["a", "b"], ShapeError, ["got 2 for 1 sequences"]),
         ([[1.0]], "a", ArgumentTypeError, ["labels must be", "got 'a'"]),
+        ([[1.0]], np.array(1), ArgumentTypeError, ["labels must be", "got a ndarray"]),
+        ([[1.0]], pd.DataFrame({"label": ["a"]}), ArgumentTypeError, ["labels must be", "one column of a table"]),
         ([[1.0], [2.0]], ["a", 1], ArgumentTypeError, ["labels", "of several kinds"]),
     ],
 )

@@ -246,7 +246,6 @@ def changes_of(config: bytes, weights: bytes) -> dict[str, tuple[str, bytes]]:
     }.items():
         assert old in config
         found[name] = "config.json", config.replace(old, new)
-
     return found
 
 

@@ -182,10 +182,9 @@ def test_what_is_refused() -> None:
     admitted = of_double.admit(offsets, wide)
     with pytest.raises(ArgumentError, match="with int8 weights"):
         of_double.forward(admitted, need_output=True, save=False, need_c=False, packed=packed)
+    admitted, unsigned = layer.admit(offsets, tensors), packed.view(torch.uint8)
     with pytest.raises(ArgumentError, match="packed must be the weights of this layer"):
-        layer.forward(
-            layer.admit(offsets, tensors), need_output=True, save=False, need_c=False, packed=packed.view(torch.uint8)
-        )
+        layer.forward(admitted, need_output=True, save=False, need_c=False, packed=unsigned)
     other, _, theirs = parts(make("indrnn_tanh", [2]))
     with pytest.raises(ArgumentError, match="for an element-wise cell, got int8"):
         other.packed(theirs[2:], dtype=torch.int8)

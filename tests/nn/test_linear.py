@@ -73,14 +73,18 @@ def test_training_uses_torchs_product() -> None:
 
 @pytest.mark.usefixtures("two_threads")
 def test_cells_without_a_kernel_compute_the_same_row_by_row() -> None:
+    rows, weight, start = (torch.randn(size, dtype=torch.float64) for size in ((20, 6), (5, 6), (20, 5)))
+
+    def computed() -> list[Tensor]:
+        sums = [torch.addmm(start, rows, weight.t(), beta=b, alpha=a) for b, a in ((1, 1), (0.5, 2), (0, 1))]
+        products = [F.linear(rows, weight), rows @ weight.t(), torch.mm(rows, mat2=weight.t()), rows @ weight[0]]
+        return [*sums, *products, torch.sigmoid(input=rows), torch.sigmoid(rows, out=torch.empty_like(rows))]
+
     with RowByRow():
-        rows, weight = torch.randn(20, 6, dtype=torch.float64), torch.randn(5, 6, dtype=torch.float64)
-        start = torch.randn(20, 5, dtype=torch.float64)
-        found = [torch.addmm(start, rows, weight.t()), torch.sigmoid(rows), rows.sigmoid(), F.linear(rows, weight)]
-    expected = [torch.addmm(start, rows, weight.t()), torch.sigmoid(rows), rows.sigmoid(), F.linear(rows, weight)]
-    torch.testing.assert_close(found, expected, rtol=1e-13, atol=1e-13)
-    gates = torch.randn(50, 65)
+        found = computed()
+    torch.testing.assert_close(found, computed(), rtol=1e-13, atol=1e-13)
+    gates, matrix = torch.randn(50, 65), torch.randn(65, 37)
     with RowByRow():
-        for sigmoid in (torch.sigmoid, Tensor.sigmoid):
-            assert torch.equal(sigmoid(gates), torch.cat([sigmoid(row) for row in gates.split(1)]))
+        for function in (torch.sigmoid, Tensor.sigmoid, lambda rows: rows @ matrix, lambda rows: rows.mm(matrix)):
+            assert torch.equal(function(gates), torch.cat([function(row) for row in gates.split(1)]))
         assert torch.sigmoid(torch.tensor([-1e4, 1e4])).tolist() == [0.0, 1.0]

@@ -235,7 +235,7 @@ TARGETS = rl.Ragged.from_flat(torch.ones(3, dtype=torch.int64, device="cpu"), le
         (lambda: ctc_loss(EMPTY, TARGETS[:1], weights=torch.tensor([math.nan])), ArgumentError, "weights .*got nan"),
         (lambda: ctc_loss(LOG_PROBS, TARGETS, blank=4), ArgumentError, "a blank of the C labels"),
         (lambda: ctc_loss(TARGETS * 1.0, TARGETS), ArgumentError, r"\(N, C\)"),
-        (lambda: ctc_loss(LOG_PROBS, TARGETS, reduction="sum"), ArgumentError, "'none'"),  # type: ignore[arg-type]
+        (lambda: ctc_loss(LOG_PROBS, TARGETS, reduction="mean"), ArgumentError, "'mean' pass 'sequence'"),  # type: ignore[arg-type]
         (lambda: ctc_loss(LOG_PROBS, TARGETS, weights=torch.ones(3)), ShapeError, "each of the 2 sequences"),
         (lambda: ctc_loss(LOG_PROBS, TARGETS, weights=LOG_PROBS), ArgumentTypeError, "sequence"),  # type: ignore[arg-type]
     ],

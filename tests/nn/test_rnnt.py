@@ -356,7 +356,7 @@ def batch(*lengths: int, size: int = H) -> rl.Ragged:
         ({"blank": "a"}, ArgumentTypeError, "blank must be a whole number"),
         ({"fastemit": -1}, ArgumentError, "fastemit must be a finite number of at least 0, got -1"),
         ({"fastemit": float("nan")}, ArgumentError, "fastemit must be a finite number of at least 0, got nan"),
-        ({"reduction": "mean"}, ArgumentError, "reduction must be one of"),
+        ({"reduction": "mean"}, ArgumentError, "reduction must be one of .* pass 'none' and take the mean"),
         ({"weights": torch.tensor([1.0, -1.0])}, ArgumentError, "weights must be finite numbers of at least 0"),
         ({"one_symbol_per_frame": 1}, ArgumentTypeError, "one_symbol_per_frame must be"),
     ],

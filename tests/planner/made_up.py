@@ -53,7 +53,7 @@ def seen(way: Way, lengths: torch.Tensor) -> Floats:
     return features(way, profile, held(profile))
 
 
-def say_nothing(share: float) -> None:
+def ignore_progress(share: float) -> None:
     pass
 
 

@@ -14,7 +14,7 @@ import torch
 
 import raglane as rl
 from own_cells import Leaky
-from planner.made_up import costs, held, make_up, say_nothing, seen
+from planner.made_up import costs, held, ignore_progress, make_up, seen
 from raglane.errors import DataError
 from raglane.kernels.dispatch import override
 from raglane.planner import calibration, probe, rows
@@ -61,7 +61,7 @@ def test_the_median_of_three_times_counts(monkeypatch: pytest.MonkeyPatch, distu
         return times
 
     monkeypatch.setattr(probe, "time_in_turns", time_in_turns)
-    found = calibrate(rl.nn.GRU(3, 4), [FAST], say_nothing)
+    found = calibrate(rl.nn.GRU(3, 4), [FAST], ignore_progress)
     one = seen(FAST, torch.tensor(PROBES[1][2]))
     assert one @ found.seconds[FAST, "train"] == pytest.approx(one @ costs(FAST, "train"), rel=0.1)
 
@@ -77,7 +77,7 @@ def test_an_interval_contains_nine_of_ten_calls_of_a_noisy_machine(monkeypatch: 
                 probe, "time_in_turns", lambda *how, s=noise, f=exact: [t * rng.lognormal(0, s) for t in f(*how)]
             )
             for _ in range(6):
-                found = calibrate(rl.nn.GRU(3, 4), [FAST], say_nothing)
+                found = calibrate(rl.nn.GRU(3, 4), [FAST], ignore_progress)
                 for lengths in map(torch.tensor, ([40, 3, 8] * 9, [7] * 30, [90, 80, *range(1, 30)], [30] * 200)):
                     features = seen(FAST, lengths)
                     low, high = rows._range(found.spread[FAST, "train"] @ features)
@@ -101,7 +101,7 @@ def test_a_machine_that_slows_down_is_told_by_the_yardstick(monkeypatch: pytest.
     monkeypatch.setattr(probe.Yardstick, "look", lambda _: 0.5e-3 * now[0])
     monkeypatch.setattr(probe, "time_in_turns", lambda *args: [now[0] * seconds for seconds in steady(*args)])
     monkeypatch.setattr(calibration, "_measure", slowing)
-    found = calibrate(rl.nn.GRU(3, 4), [FAST], say_nothing)
+    found = calibrate(rl.nn.GRU(3, 4), [FAST], ignore_progress)
     lengths = torch.tensor(PROBES[2][1])
     taken = found.features(FAST, Profile.of(FAST, lengths)) @ found.seconds[FAST, "train"]
     assert taken == pytest.approx(seen(FAST, lengths) @ costs(FAST, "train"), rel=0.02)
@@ -110,7 +110,7 @@ def test_a_machine_that_slows_down_is_told_by_the_yardstick(monkeypatch: pytest.
 
 def test_what_takes_long_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     measured = make_up(monkeypatch, lambda way, mode: costs(way, mode) * 20)
-    calibrate(rl.nn.GRU(3, 4), [SLOW, FAST], say_nothing)
+    calibrate(rl.nn.GRU(3, 4), [SLOW, FAST], ignore_progress)
     largest = max(int(call.lengths.sum()) for call in measured if call.way == SLOW)
     assert largest < 1000 < max(int(call.lengths.sum()) for call in measured if call.way == FAST)
     # The smallest are all measured; after one that took too long, nothing larger is tried.
@@ -123,7 +123,7 @@ def test_no_way_costs_nothing_on_a_machine_without_time(monkeypatch: pytest.Monk
     layer = rl.nn.GRU(3, 4)
     ways = ways_of(layer, [torch.float32], [1])
     make_up(monkeypatch, lambda way, mode: costs(way, mode) * 1e4)
-    found = calibrate(layer, ways, say_nothing)
+    found = calibrate(layer, ways, ignore_progress)
     for way in ways:
         for lengths in ([2, 3, 1], [4, 4]):
             seconds = found.features(way, Profile.of(way, torch.tensor(lengths))) @ found.seconds[way, "train"]
@@ -137,7 +137,7 @@ def test_what_can_win_is_measured_on_longer_calls(monkeypatch: pytest.MonkeyPatc
     as_cpu = 10 * costs(near, "train")
     sizes = {way: seen(way, torch.tensor([3])).size for way in speed}
     measured = make_up(monkeypatch, lambda way, _: np.resize(as_cpu, sizes[way]) * speed[way])
-    calibrate(rl.nn.GRU(3, 4), [near, idle, far, SLOW], say_nothing)
+    calibrate(rl.nn.GRU(3, 4), [near, idle, far, SLOW], ignore_progress)
     first = tuple(PROBES[0][2])
     counts = Counter(call.way for call in measured if tuple(call.lengths.tolist()) == first)
     # Three times for training and for inference. If there are others, the reference is measured once, however fast.

@@ -179,7 +179,7 @@ class Named(dict):  # type: ignore[type-arg]
 
 
 UNKNOWN = {
-    "os, which may know": ("return a * 2.0", "return a * float(os.environ.get('SCALE', 1))"),
+    "os, which may read": ("return a * 2.0", "return a * float(os.environ.get('SCALE', 1))"),
     "reads a builtin_function_or_method": ("return a * 2.0", "return a * torch.get_num_threads()"),
     "reads the class Options": ("return a * 2.0", "return a * Options().slope"),
     "calls type": ("return a * 2.0", "return a * type(self)().scale"),
@@ -192,7 +192,7 @@ UNKNOWN = {
     "reads a tensor": ("return a * 2.0", "return a * number"),
     "changes FACTOR": ("return a * 2.0", "global FACTOR; FACTOR = 1; return a"),
     "reads a _lru_cache_wrapper": ("return a * 2.0", "return cached(a)"),
-    "numpy, which may know": ("return a * 2.0", "return a * float(np.sqrt(2.0))"),
+    "numpy, which may read": ("return a * 2.0", "return a * float(np.sqrt(2.0))"),
 }
 
 

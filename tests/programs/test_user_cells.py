@@ -155,11 +155,11 @@ class Convolutions(Sized):
     def __init__(self) -> None:
         super().__init__()
         self.one = nn.Conv1d(2, 4, 2, stride=2, padding=1, groups=2)
-        self.two = nn.Conv2d(1, 2, (2, 3), padding=(1, 2), dilation=(1, 2), bias=False)
+        self.two = nn.Conv2d(2, 2, (2, 3), padding=(1, 2), dilation=(1, 2), bias=False)
 
     def step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         one = self.one(torch.cat([x_t, state[:, :1]], 1).view(-1, 2, 3)).tanh()
-        two = self.two(state.view(-1, 1, 2, 2)).sigmoid()
+        two = self.two(state.view(-1, 2, 1, 2)).sigmoid()
         state = 0.5 * state + one.mean(2) + two.flatten(2).sum(2).repeat(1, 2)
         return state.sin(), state
 

@@ -17,6 +17,7 @@ from commands import FAST, fails, prints, read_csv, tree, write_steps
 from made_datasets import dataset
 from raglane.cli import main
 from raglane.data.records import Feature, Targets, offsets_of
+from raglane.report.figures import Compared, setting_svg
 from raglane.runs.comparison import compare
 from raglane.training.job import identity
 
@@ -64,14 +65,14 @@ def test_tables_and_pictures_are_written_whole(runs: Path, tmp_path: Path, capsy
     assert Path(places[0]).read_text().count("| run | ") == 2
     assert Path(places[2]).read_bytes()[1:4] == b"PNG"
     assert Path(places[3]).read_bytes().startswith((b"<svg", b"<?xml"))
+    lists = Compared("lists", ["run", "quantile", "seconds"], [["a", [0.1, 0.9], 1.0], ["b", "0.5", 2.0]])
+    assert b"<svg" in setting_svg(lists, "quantile")
 
 
 def test_mistakes_end_in_one_line(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     broken, out = tmp_path / "broken", tmp_path / "table.md"
     run = str(runs / "a")
-    fails(
-        ["compare", run, str(tmp_path / "no"), "-o", str(out)], capsys, "no must be ... got no such folder", "of a run"
-    )
+    fails(["compare", run, str(tmp_path / "no"), "-o", str(out)], capsys, "no must be ... no such folder", "of a run")
     fails(["compare", str(runs), "-o", str(out)], capsys, "a folder without a saved model")
     fails(["compare", run, "-o", str(tmp_path / "table.txt")], capsys, "--output must be ", ".md, .csv, .png, .svg")
     fails(["compare", run, "-o", str(tmp_path / "no" / "table.md")], capsys, "--output must be ")

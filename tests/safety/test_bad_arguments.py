@@ -342,7 +342,7 @@ def test_a_nested_tensor_whose_offsets_were_changed() -> None:
         nested = torch.nested.nested_tensor_from_jagged(values, torch.tensor([0, 2, 3]), torch.tensor([1, 1]))
         nested.offsets()[:2] = torch.tensor(starts)
         nested.lengths().copy_(torch.tensor(lengths))
-        with pytest.raises(ShapeError, match=r"nested must be .*got offsets and lengths that reach beyond its values"):
+        with pytest.raises(ShapeError, match=r"nested must be .*got offsets and lengths beyond its values"):
             Ragged.from_nested(nested)
 
 

@@ -87,14 +87,10 @@ def test_run_is_the_model_in_float64(name: str) -> None:
     batch = rl.Ragged(data)
     outputs = Engine(model, slots=1, features=6).run(batch)
     with torch.no_grad():
-        if isinstance(model, list):
-            expected: Any = batch
-            for part in model:
-                expected = part(expected)
-                expected = expected[0] if isinstance(expected, tuple) else expected
-        else:
-            expected = model(batch)
-    expected = expected[0] if isinstance(expected, tuple) else expected
+        expected: Any = batch
+        for part in model if isinstance(model, list) else [model]:
+            expected = part(expected)
+            expected = expected[0] if isinstance(expected, tuple) else expected
     found = outputs.values if isinstance(expected, rl.Ragged) else outputs.last()
     expected = expected.values if isinstance(expected, rl.Ragged) else expected
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
@@ -154,9 +150,7 @@ def test_tokens() -> None:
 
 def test_frames_of_several_dimensions() -> None:
     torch.manual_seed(0)
-    model = [nn.Conv2d(1, 2, 3), nn.Flatten(), rl.nn.GRU(8, 3)]
-    for part in model:
-        part.eval()
+    model = [part.eval() for part in (nn.Conv2d(1, 2, 3), nn.Flatten(), rl.nn.GRU(8, 3))]
     engine = Engine(model, slots=2, features=(1, 4, 4))
     frames = torch.randn(5, 1, 4, 4)
     stream = engine.open()

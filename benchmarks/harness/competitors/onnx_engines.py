@@ -27,7 +27,7 @@ _OPSET, _IR_VERSION = 17, 8
 
 
 def model_of(batch: Batch) -> bytes:
-    """The layer in ONNX: ``x (T, B, D)`` and ``lengths (B,)`` int32 in; ``y (T, 1, B, H)``, ``h``, ``c`` out."""
+    """Return the layer in ONNX: ``x (T, B, D)`` and ``lengths (B,)`` int32 in; ``y (T, 1, B, H)``, ``h``, ``c`` out."""
     onnx: Any = require("onnx", "bench")
     helper, number = onnx.helper, onnx.TensorProto
     steps, count, features = batch.longest, len(batch.lengths), batch.values.shape[1]

@@ -51,7 +51,7 @@ def mapped_bytes() -> int:
 
 
 def is_mapped(address: int, size: int) -> bool:
-    """Return True if memory is mapped from a file that this process cannot modify; False if unknown."""
+    """Return True if memory is mapped from a file that this process cannot modify; False below 1 MiB."""
     try:
         lines = Path("/proc/self/maps").read_bytes().splitlines() if size >= 1 << 20 else []
     except OSError:

@@ -23,7 +23,8 @@ class PeepholeWeights(NamedTuple):
 class PeepholeLSTM(CellSpec):
     """An LSTM whose gates also depend on the memory of their unit::
 
-        i, f = sigmoid(W_ix x + b_ix + W_ih h + b_ih + p_i * c), and alike for f
+        i    = sigmoid(W_ix x + b_ix + W_ih h + b_ih + p_i * c)
+        f    = sigmoid(W_fx x + b_fx + W_fh h + b_fh + p_f * c)
         g    = tanh(W_gx x + b_gx + W_gh h + b_gh)
         c'   = f * c + i * g
         o    = sigmoid(W_ox x + b_ox + W_oh h + b_oh + p_o * c')

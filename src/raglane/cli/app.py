@@ -15,7 +15,7 @@ import typer
 
 from raglane._utils.messages import message, nearest, quote, shorten
 from raglane.cli.compare import bench, compare
-from raglane.cli.console import complain, say
+from raglane.cli.console import log, log_error
 from raglane.cli.data import convert, inspect
 from raglane.cli.models import evaluate, export, predict, sample
 from raglane.cli.serve import serve
@@ -31,13 +31,12 @@ _EXIT_CODES = (
 _LONGEST = 500
 
 # Typer's message, in the words of Pydantic, for an invalid number.
-_NO_NUMBER = re.compile(r"Input should be a valid (integer|number)")
+_INVALID_NUMBER = re.compile(r"Input should be a valid (integer|number)")
 
-_HELP = "Recurrent networks on sequences of different lengths: convert, inspect, train, evaluate, predict."
 app = typer.Typer(
     name="raglane",
     epilog=_EXIT_CODES,
-    help=_HELP,
+    help="Recurrent networks on sequences of different lengths: convert, inspect, train, evaluate, predict.",
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
@@ -48,13 +47,13 @@ app = typer.Typer(
 def _show_version(is_given: bool) -> None:
     if is_given:
         try:
-            say(f"raglane {version('raglane')}")
+            log(f"raglane {version('raglane')}")
         except PackageNotFoundError:
-            say("raglane (not installed as a package)")
+            log("raglane (not installed as a package)")
         raise typer.Exit
 
 
-@app.callback(help=_HELP)
+@app.callback()
 def _raglane(
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
@@ -82,21 +81,21 @@ def run(arguments: list[str]) -> int:
                 logging.getLogger().addHandler(logging.NullHandler())
             return app(arguments, prog_name="raglane", standalone_mode=False) or 0
     except (KeyboardInterrupt, typer.Abort):
-        message, code = "stopped", 130
+        text, code = "stopped", 130
     except Exception as error:
         if debug:
-            complain(*traceback.format_exc().splitlines())
-        message, code = _explain(error, arguments)
+            log_error(*traceback.format_exc().splitlines())
+        text, code = _explain(error, arguments)
     # Messages of libraries may have several lines.
-    complain(f"raglane: error: {' '.join(message.splitlines())}")
+    log_error(f"raglane: error: {' '.join(text.splitlines())}")
     return code
 
 
 def _explain(error: Exception, arguments: list[str]) -> tuple[str, int]:
     """Return the message and the exit code of an error."""
     if isinstance(error, _UsageError):
-        told = _no_such_option(error) or _no_number(error, arguments) or error.format_message()  # type: ignore[attr-defined]
-        return shorten(told, _LONGEST), 2
+        text = _unknown_option(error) or _invalid_number(error, arguments) or error.format_message()  # type: ignore[attr-defined]
+        return shorten(text, _LONGEST), 2
     if isinstance(error, DivergedError):
         return str(error), 3
     if isinstance(error, RaglaneError):
@@ -120,7 +119,7 @@ def _explain(error: Exception, arguments: list[str]) -> tuple[str, int]:
     return f"{text} (internal error; --debug shows the traceback)", 1
 
 
-def _no_such_option(error: Any) -> str | None:
+def _unknown_option(error: Any) -> str | None:
     """Return a message with the closest option of the command, or None for another error."""
     if type(error).__name__ != "NoSuchOption" or error.ctx is None:
         return None
@@ -129,9 +128,9 @@ def _no_such_option(error: Any) -> str | None:
     return message("option", quote(error.option_name), f"one of {error.ctx.command_path} --help", fix)
 
 
-def _no_number(error: Any, arguments: list[str]) -> str | None:
+def _invalid_number(error: Any, arguments: list[str]) -> str | None:
     """Return a message that quotes the invalid number of an option, which Typer's message does not; else None."""
-    match = _NO_NUMBER.search(error.format_message())
+    match = _INVALID_NUMBER.search(error.format_message())
     flags: list[str] = getattr(getattr(error, "param", None), "opts", [])
     pairs = [f"{before}={after}" for before, after in pairwise(arguments) if before in flags] + arguments
     values = [text.split("=", 1)[1] for text in pairs if text.split("=", 1)[0] in flags and "=" in text]

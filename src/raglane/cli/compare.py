@@ -71,12 +71,12 @@ def compare(
             content[place] = _to_bytes(place, groups)
     write_files(content)
     if not quiet:
-        console.say(*as_text(groups).splitlines())
+        console.log(*as_text(groups).splitlines())
         for folder in runs:
             if folder not in kept:
-                console.say(f"left out: {folder}, which has no saved model")
+                console.log(f"left out: {folder}, which has no saved model")
         if places:
-            console.say(f"written: {', '.join(map(str, places))}")
+            console.log(f"written: {', '.join(map(str, places))}")
 
 
 def _to_bytes(place: Path, tables: Sequence[Table]) -> bytes:
@@ -135,9 +135,9 @@ def bench(
     if output is not None:
         write_file(output, _to_bytes(output, [table]))
     if not quiet:
-        console.say(*as_text([replace(table, columns=[name.replace("_", " ") for name in COLUMNS])]).splitlines())
+        console.log(*as_text([replace(table, columns=[name.replace("_", " ") for name in COLUMNS])]).splitlines())
         if is_busy(load()):
-            console.say("the load exceeds the number of processors: other programs slow these measurements down")
+            console.log("the load exceeds the number of processors: other programs slow these measurements down")
 
 
 def parts_of(option: str, text: str) -> list[str]:

@@ -10,7 +10,7 @@ from raglane._utils.messages import printable
 from raglane.errors import ArgumentError
 
 
-def say(*lines: str) -> None:
+def log(*lines: str) -> None:
     """Print lines to standard output, with escapes for unprintable characters."""
     for line in lines:
         print(_encodable(line, sys.stdout.encoding), flush=True)
@@ -21,7 +21,7 @@ def write(content: bytes) -> None:
     if getattr(sys.stdout, "name", "") == os.devnull:  # opened by main, while that of a shell has another name
         raise ArgumentError("standard output", "a closed one", "open to print data", "write to a file instead")
     if sys.stdout.isatty():
-        say(*content.decode(errors="backslashreplace").splitlines())
+        log(*content.decode(errors="backslashreplace").splitlines())
         return
     try:
         # Data is UTF-8, whatever encoding the environment names for texts; a stream of texts has no encoding.
@@ -33,12 +33,12 @@ def write(content: bytes) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def speaker(quiet: bool) -> Callable[[str], None]:
-    """Return :func:`say`, or a function that prints nothing."""
-    return (lambda *_: None) if quiet else say
+def logger(quiet: bool) -> Callable[[str], None]:
+    """Return :func:`log`, or a function that prints nothing."""
+    return (lambda *_: None) if quiet else log
 
 
-def complain(*lines: str) -> None:
+def log_error(*lines: str) -> None:
     """Print lines to standard error, with escapes for unprintable characters."""
     for line in lines:
         print(_encodable(line, sys.stderr.encoding), file=sys.stderr)

@@ -10,7 +10,7 @@ import typer
 
 from raglane._utils.messages import count_of, quote, require
 from raglane.cli import console, options
-from raglane.cli.models import tell_skipped
+from raglane.cli.models import log_skipped
 from raglane.cli.options import argument, option
 from raglane.errors import ArgumentError
 from raglane.runs.sources import ColumnNames, Source, check_default
@@ -71,18 +71,18 @@ def convert(
         return
     counts = done.statistics
     if done.was_there:
-        console.say(f"{done.folder} is already complete: nothing to do")
+        console.log(f"{done.folder} is already complete: nothing to do")
     elif done.resumed:
-        console.say(f"{count_of(done.resumed, 'sequence')} of an interrupted conversion were kept")
+        console.log(f"{count_of(done.resumed, 'sequence')} of an interrupted conversion were kept")
     content = f"{len(counts.tokens):,} different tokens" if counts.tokens else count_of(len(counts.channels), "channel")
-    console.say(
+    console.log(
         f"{done.folder}: {count_of(counts.sequences, 'sequence')} of up to {count_of(counts.longest, 'element')}, "
         f"{counts.elements:,} in total; {content}"
         + (f"; {count_of(len(counts.labels), 'label')}" if counts.labels else "")
     )
     if names.on_bad_row == "skip":
-        tell_skipped(done.skipped, done.folder / SKIPPED, console.say)
-    console.say(f"next: raglane train {output}, or raglane inspect {output}")
+        log_skipped(done.skipped, done.folder / SKIPPED, console.log)
+    console.log(f"next: raglane train {output}, or raglane inspect {output}")
 
 
 # The settings of a training that affect a plan.
@@ -161,7 +161,7 @@ def inspect(
         except UnicodeEncodeError:
             bar = "#"
         written = [f"written: {', '.join(map(str, files))}"] if files else []
-        console.say(*lines(found, bar), *written, "train with:", found.command)
+        console.log(*lines(found, bar), *written, "train with:", found.command)
 
 
 def _check_outputs(data: Path | None, **places: Path | None) -> None:

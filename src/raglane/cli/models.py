@@ -69,7 +69,7 @@ def evaluate(
     from raglane.training.folder import EVALUATION, IS_BACK, at_work
     from raglane.training.inference import pick_device
 
-    say = console.speaker(quiet)
+    log = console.logger(quiet)
     # A wrong device is reported before data is read.
     where = pick_device(device)
     model_folder(run)
@@ -77,27 +77,27 @@ def evaluate(
     check_place("output", output)
     with at_work(run, "run") as is_back:
         if is_back:
-            say(IS_BACK)
+            log(IS_BACK)
         model = load(run, cell=cell)
         records = model.test_part() if data is None else model.read(data, format=format, **columns)
-        tell_empty(records, model.task, say)
+        log_empty(records, model.task, log)
         more = {"batch_size": batch_size, "top": top, "horizon": horizon, "origins": origins, "beam": beam}
-        report(output, model.saved, records, device=where, say=say, more=more, title=run.name)
+        report(output, model.saved, records, device=where, log=log, more=more, title=run.name)
         if columns.get("on_bad_row") == "skip":
-            tell_skipped(len(records.skipped), output / EVALUATION, say)
+            log_skipped(len(records.skipped), output / EVALUATION, log)
 
 
-def tell_skipped(count: int, where: Path | None, say: Callable[[str], None]) -> None:
+def log_skipped(count: int, where: Path | None, log: Callable[[str], None]) -> None:
     """Print the number of skipped rows."""
-    say(f"rows left out: {count:,}" + (f", listed with reasons in {where}" if count and where else ""))
+    log(f"rows left out: {count:,}" + (f", listed with reasons in {where}" if count and where else ""))
 
 
-def tell_empty(records: Dataset, task: str, say: Callable[[str], None]) -> None:
+def log_empty(records: Dataset, task: str, log: Callable[[str], None]) -> None:
     """Print the number of empty sequences, which get a class too."""
     from raglane.data.records import note_empty
 
     if task == "classify" and (note := note_empty(records.records)):
-        say(note)
+        log(note)
 
 
 def report(
@@ -106,7 +106,7 @@ def report(
     records: Dataset,
     *,
     device: torch.device,
-    say: Callable[[str], None],
+    log: Callable[[str], None],
     more: Mapping[str, Any] | None = None,
     is_short: bool = False,
     title: str = "",
@@ -119,8 +119,8 @@ def report(
 
     evaluation = inference.evaluate(saved, records, device=device, **(more or {}))
     name = "test" if is_short else "evaluation"
-    say(f"{name}: {_numbers(evaluation)} ({count_of(evaluation.sequences, 'sequence')} of {records.source.name})")
-    details = _details(title or folder.name, evaluation, say=None if is_short else say)
+    log(f"{name}: {_numbers(evaluation)} ({count_of(evaluation.sequences, 'sequence')} of {records.source.name})")
+    details = _details(title or folder.name, evaluation, log=None if is_short else log)
     content = {"data": str(records.source), **evaluation.to_config()}
     if records.skipped:
         content["skipped"] = [asdict(row) for row in records.skipped]
@@ -128,11 +128,11 @@ def report(
     write_files({folder / EVALUATION: to_json(content)} | {folder / name: content for name, content in details.items()})
     if not is_short:
         if (rule := evaluation.better_rule()) is not None:
-            say(f"note: the model is not better than a simple rule ({rule})")
-        say(f"written: {', '.join([str(folder / EVALUATION), *details])}")
+            log(f"note: the model is not better than a simple rule ({rule})")
+        log(f"written: {', '.join([str(folder / EVALUATION), *details])}")
 
 
-def _details(called: str, evaluation: Evaluation, say: Callable[..., None] | None) -> dict[str, bytes]:
+def _details(called: str, evaluation: Evaluation, log: Callable[..., None] | None) -> dict[str, bytes]:
     """Return confusion matrix, table and pictures as files by name, and print small tables."""
     from raglane._utils.table import Table
     from raglane.report.figures import confusion_png, confusion_table, points
@@ -150,8 +150,8 @@ def _details(called: str, evaluation: Evaluation, say: Callable[..., None] | Non
     for name, (table, is_small) in tables.items():
         text = table.text()
         details[name] = f"{text}\n".encode()
-        if say is not None and is_small:
-            say(*text.splitlines())
+        if log is not None and is_small:
+            log(*text.splitlines())
     if measured.points:
         details["points.png"] = points(measured.points, f"{called}\n{_numbers(evaluation)}")
     return details
@@ -247,8 +247,8 @@ def predict(
         if file is not None:
             check_apart(file, records.source, run)
     # Standard output has only the predictions, if they are not written to a file.
-    say = console.complain if output is None and not quiet else console.speaker(quiet)
-    tell_empty(records, model.task, say)
+    log = console.log_error if output is None and not quiet else console.logger(quiet)
+    log_empty(records, model.task, log)
     predictions = model.predict(records, **more)
     if output is None:
         console.write(to_bytes(predictions, ".csv", escape_formulas=escape_formulas))
@@ -256,9 +256,9 @@ def predict(
         others = {listed: skipped_lines(records.skipped)} if skips and listed is not None else {}
         write_predictions(output, predictions, others, escape_formulas=escape_formulas)
     if skips:
-        tell_skipped(len(records.skipped), listed, say)
+        log_skipped(len(records.skipped), listed, log)
     if output is not None:
-        say(f"predictions: {len(predictions):,} sequences, {output}")
+        log(f"predictions: {len(predictions):,} sequences, {output}")
 
 
 def _on_ray(
@@ -288,7 +288,7 @@ def _on_ray(
 
     count = predict_on_ray(load(run, cell=cell), str(data), output, **more)
     if not quiet:
-        console.say(f"predictions: {count:,} sequences, {output}")
+        console.log(f"predictions: {count:,} sequences, {output}")
 
 
 @options.command
@@ -335,7 +335,7 @@ def sample(
         device=where,
     )
     for text in texts:
-        console.say(text)
+        console.log(text)
 
 
 class _Layout(StrEnum):
@@ -375,10 +375,10 @@ def export(
     exported = load(run, cell=cell).export(output, layout=layout.value, verify=verify)
     if quiet:
         return
-    console.say(f"model: {output}, {output.stat().st_size:,} bytes; metadata: {description_path(output)}")
+    console.log(f"model: {output}, {output.stat().st_size:,} bytes; metadata: {description_path(output)}")
     if exported.verified is not None:
         verified = exported.verified
-        console.say(
+        console.log(
             f"verified in ONNX Runtime: {count_of(verified.sequences, 'sequence')} of random lengths, "
             f"largest relative difference {verified.largest_difference:.1e}"
         )

@@ -105,17 +105,17 @@ def serve(
         idle=idle,
         dtype=torch.int8 if int8 else None,
     )
-    say = console.speaker(quiet)
+    log = console.logger(quiet)
     with _listening(host, port) as listener:
         where = listener.getsockname()
         address = f"http://{f'[{where[0]}]' if ':' in where[0] else where[0]}:{where[1]}"
         for name, one in app.state.server.served.items():
-            say(
+            log(
                 f"model: {name} ({models[name].task})" + (f", whole sequences only: {one.reason}" if one.reason else "")
             )
         if secret is None and host not in ("127.0.0.1", "::1", "localhost"):
-            say(f"note: other machines can connect, and need no token; --token-file or {_TOKEN} sets one")
-        code = _run(app, listener, drain, max_message, lambda: say(f"serving: {address}"))
+            log(f"note: other machines can connect, and need no token; --token-file or {_TOKEN} sets one")
+        code = _run(app, listener, drain, max_message, lambda: log(f"serving: {address}"))
     if code:
         raise typer.Exit(code)
 

@@ -87,7 +87,7 @@ def train(
         return
     _check_parts(validation, test, origins)
 
-    say = console.speaker(quiet)
+    log = console.logger(quiet)
     trained = train_run(
         None if resume and data is None else _sources(source, validation, test),
         choices,
@@ -96,10 +96,10 @@ def train(
         name_folder=lambda settings: Path("runs") / f"{source.name}-{settings.task}-{label_of(settings.cell)}",
         resume=resume,
         overwrite=overwrite,
-        say=say,
+        log=log,
         watch=lambda metric: None if quiet else pick_watcher(metric),
     )
-    _print_result(trained, quiet, say)
+    _print_result(trained, quiet, log)
 
 
 def _sources(source: Source, *others: Path | None) -> Sources:
@@ -138,12 +138,12 @@ def _print_config(
     listed = {entry.key: entry for entry in entries(settings, origins)}
     listed |= {key: replace(listed[key], **fields) for key, fields in changes.items()}
     everything = [*other_entries(others, origins, default_out), *entries(columns, origins), *listed.values()]
-    console.say(*as_toml(everything).splitlines())
+    console.log(*as_toml(everything).splitlines())
 
 
-def _print_result(trained: Trained, quiet: bool, say: Callable[[str], None]) -> None:
+def _print_result(trained: Trained, quiet: bool, log: Callable[[str], None]) -> None:
     """Print the end of a training, and evaluate its model on the test part."""
-    from raglane.cli.models import report, tell_skipped
+    from raglane.cli.models import log_skipped, report
     from raglane.training.checkpoint import load_model
     from raglane.training.folder import SKIPPED
     from raglane.training.inference import pick_device
@@ -152,29 +152,29 @@ def _print_result(trained: Trained, quiet: bool, say: Callable[[str], None]) -> 
     result, settings, parts, sources, advice = trained
     folder = result.folder or Path()
     if result.stopped_by is not None:
-        say(f"stopped in epoch {result.state.epoch + 1}, and saved")
-        say(f"resume with: raglane train --resume --out {folder}")
+        log(f"stopped in epoch {result.state.epoch + 1}, and saved")
+        log(f"resume with: raglane train --resume --out {folder}")
         # The exit code of a shell for a signal: 130 for Ctrl-C, 143 for SIGTERM.
         raise typer.Exit(128 + result.stopped_by)
     if result.was_complete:
         more = f"pass e.g. --epochs {result.state.epoch + 10} to continue"
-        say(f"training is complete at epoch {result.state.epoch}; {more}")
-    _print_best(result, settings, quiet, say)
+        log(f"training is complete at epoch {result.state.epoch}; {more}")
+    _print_best(result, settings, quiet, log)
     if parts.test is not None:
         device = pick_device(settings.device)
-        report(folder, load_model(folder), parts.test, device=device, say=say, is_short=True)
+        report(folder, load_model(folder), parts.test, device=device, log=log, is_short=True)
     if sources.training.columns.on_bad_row == "skip":
-        tell_skipped(len(left_out(parts.training, parts.validation, parts.test)), folder / SKIPPED, say)
-    say(f"run: {folder}  (model: best; results: card.md and report.html)")
+        log_skipped(len(left_out(parts.training, parts.validation, parts.test)), folder / SKIPPED, log)
+    log(f"run: {folder}  (model: best; results: card.md and report.html)")
     if settings.task == "language":
-        say(f"next: raglane sample {folder}")
+        log(f"next: raglane sample {folder}")
     else:
-        say(f"next: raglane predict {folder} DATA -o predictions.parquet")
+        log(f"next: raglane predict {folder} DATA -o predictions.parquet")
     if advice is not None:
-        say(f"note: {advice}")
+        log(f"note: {advice}")
 
 
-def _print_best(result: TrainingResult, settings: Settings, quiet: bool, say: Callable[[str], None]) -> None:
+def _print_best(result: TrainingResult, settings: Settings, quiet: bool, log: Callable[[str], None]) -> None:
     """Print the best epoch with its metrics and baseline, and a warning if they are bad."""
     from raglane.training.state import warning
     from raglane.training.tasks import TASKS
@@ -188,11 +188,11 @@ def _print_best(result: TrainingResult, settings: Settings, quiet: bool, say: Ca
     baseline = row.get(f"{simple}_{result.metric}")
     compared = "" if baseline is None else f" ({simple}: {baseline:.3f})"
     if state.epoch < (settings.epochs or 0):
-        say(f"stopped early after epoch {state.epoch}: {state.waited} without a lower validation loss")
-    say(f"best: epoch {state.best_epoch}, {numbers}{compared}")
+        log(f"stopped early after epoch {state.epoch}: {state.waited} without a lower validation loss")
+    log(f"best: epoch {state.best_epoch}, {numbers}{compared}")
     doubt = warning(state)
     if doubt is not None and not quiet:
-        console.complain(f"raglane: warning: {doubt}")
+        console.log_error(f"raglane: warning: {doubt}")
 
 
 @options.command
@@ -255,11 +255,11 @@ def tune(
         require("optuna", "tune")
         check_machine(settings)
 
-    say = console.speaker(quiet or show_config)
+    log = console.logger(quiet or show_config)
     if "task" in choices or data is None:
         records: Dataset = source.open(settings.task)
     else:
-        records, task = guessed(source, settings.loss, say)
+        records, task = guessed(source, settings.loss, log)
         settings = replace(settings, task=task)
     # The table takes precedence over fixed options.
     space = default_space(settings, {*choices, *listed}) | listed
@@ -271,12 +271,12 @@ def tune(
             changes["task"] = {"comment": _GUESSED}
         _print_config(settings, source.columns, others, origins, changes, "runs/tune-<data>-<task>")
         tables = dict.fromkeys(space, DEFAULT) | dict.fromkeys(listed, FILE)
-        console.say("", *as_table(space, tables).splitlines())
+        console.log("", *as_table(space, tables).splitlines())
         return
     sources, records, note = _sources(source, validation, test).by_characters(records, settings.task)
     if note is not None:
-        say(note)
-    training, held_out, tested = read_parts(sources, records, settings, say)
+        log(note)
+    training, held_out, tested = read_parts(sources, records, settings, log)
     if held_out is None:
         rule, fix = "a part whose losses a search can compare", "hold a part out, or pass --validation"
         raise ArgumentError("validation", "no validation data", rule, fix)
@@ -284,7 +284,7 @@ def tune(
     kept, seconds = asdict(SavedSource.of(*sources)), None if minutes is None else 60 * minutes
     parts = Parts(training, held_out, tested, kept["path"])
     columns = sources.training.found_in(training)
-    _search(Search(folder, settings, space, parts, kept, columns, trials, say, seconds))
+    _search(Search(folder, settings, space, parts, kept, columns, trials, log, seconds))
 
 
 def _search(search: Search) -> None:
@@ -299,27 +299,27 @@ def _search(search: Search) -> None:
     from raglane.training.state import load_progress
     from raglane.training.tasks import TASKS
 
-    folder, say = search.folder, search.say
+    folder, log = search.folder, search.log
     tuned = search.run()
     trials = f"{tuned.done} of {search.trials} trials"
     compared = search.compare()
-    say(f"study: {folder / STUDY}, {trials}" + (f"; compared in {compared}" if compared else ""))
+    log(f"study: {folder / STUDY}, {trials}" + (f"; compared in {compared}" if compared else ""))
     if tuned.stopped_by is not None:
-        say("stopped, and saved; the same command resumes")
+        log("stopped, and saved; the same command resumes")
         raise typer.Exit(128 + tuned.stopped_by)
     if tuned.others:
-        say(f"trials of other processes: {tuned.others}; the last process publishes the best run")
+        log(f"trials of other processes: {tuned.others}; the last process publishes the best run")
         return
     if tuned.best is None:
-        say("no trial is complete; the same command resumes")
+        log("no trial is complete; the same command resumes")
         return
     place = search.publish(tuned.best)
     with at_work(place):
         state = load_progress(place / LAST)
         result = TrainingResult(place, TASKS[search.settings.task].terms(tuned.settings)[0], state)
         close_run(place, tuned.settings, result, search.parts)
-        say(f"best: trial {int(tuned.best.name)}, validation loss {tuned.value:.4f}")
+        log(f"best: trial {int(tuned.best.name)}, validation loss {tuned.value:.4f}")
         if search.parts.test is not None:
             device = pick_device(tuned.settings.device)
-            report(place, load_model(place), search.parts.test, device=device, say=say, is_short=True)
-    say(f"run: {folder / BEST_RUN}  (model: best; results: card.md and report.html)")
+            report(place, load_model(place), search.parts.test, device=device, log=log, is_short=True)
+    log(f"run: {folder / BEST_RUN}  (model: best; results: card.md and report.html)")

@@ -283,7 +283,7 @@ def _words_at(places: npt.NDArray[Any], words: npt.NDArray[np.object_], index: I
 class Store(ABC):
     """A source of fragments."""
 
-    # Whether loaded fragments take little memory, so that all can be cached.
+    # True if loaded fragments take little memory, so that all can be cached.
     is_cheap = True
     # The records, if they are in memory.
     held: Records | None = None

@@ -86,7 +86,7 @@ class Fragments:
         return store.name(place)
 
     def typical(self, numbers: Sequence[int]) -> int:
-        """Return the first of some fragments with an element, or else the first: others may not know their channels."""
+        """Return the first of some fragments with an element, which determines the channels; else the first."""
         return next((number for number in numbers if len(self.get(number).values)), numbers[0])
 
     @property

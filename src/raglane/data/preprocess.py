@@ -358,7 +358,7 @@ class Preprocessor:
         if self.is_tokens and not is_tokens:
             got = f"features ({quote_all(channels)})"
             raise DataError(source, got, "tokens, as in training", "pass data of this kind")
-        # Default names do not tell which of more channels are those of training.
+        # Default names do not identify the channels of training among more.
         unnamed = tuple(f"x{place}" for place in range(len(channels)))
         is_wide = len(channels) > len(self.channels) and unnamed == tuple(channels)
         if not self.is_tokens and (is_tokens or is_wide or any(name not in channels for name in self.channels)):

@@ -117,7 +117,7 @@ def read(
 def japanese_vowels() -> tuple[Dataset, Dataset]:
     """Return the Japanese vowels data, from the files of sktime: 270 training and 370 test recordings.
 
-    Nine speakers say two vowels; a recording has 7 to 29 steps of 12 channels, and the speaker is the label. The
+    Nine speakers pronounce two vowels. A recording has 7 to 29 steps of 12 channels, and the speaker is the label. The
     split is the official one. sktime itself is not imported.
 
     Returns:
@@ -211,7 +211,7 @@ def _floats(values: Any, name: str) -> npt.NDArray[np.float32]:
 
 
 def _array(array: Any) -> Records:
-    """``(B, L)`` or ``(B, L, C)``: sequences of one length."""
+    """Return the records of an array ``(B, L)`` or ``(B, L, C)``, sequences of one length."""
     if array.ndim not in (2, 3):
         rule = "an array (sequences, steps) or (sequences, steps, channels)"
         raise ShapeError("data", f"an array of shape {tuple(array.shape)}", rule, "pass a list of sequences")
@@ -269,8 +269,9 @@ def _tokens(sequences: Sequence[Any], split: str | None) -> Records:
 def _with_labels(records: Records, labels: Any, label_split: str | None) -> Records:
     """Return records with labels, which are read like a column of a file."""
     rule = "a list with one entry per sequence"
-    if isinstance(labels, (str, bytes, dict)) or not hasattr(labels, "__len__"):
-        raise ArgumentTypeError("labels", _kind(labels), rule, "pass a list")
+    is_list = hasattr(labels, "__len__") and getattr(labels, "ndim", 1) > 0 and not hasattr(labels, "columns")
+    if not is_list or isinstance(labels, (str, bytes, dict, set, frozenset)):
+        raise ArgumentTypeError("labels", _kind(labels), rule, "pass a list, or one column of a table")
     if len(labels) != len(records):
         raise ShapeError("labels", f"{len(labels)} for {len(records)} sequences", rule, "pass one label per sequence")
     column = _arrow(list(labels), "labels", "labels of one kind: texts, whole numbers, booleans, or lists")
@@ -310,13 +311,10 @@ def _of_table(table: Any, columns: Columns) -> tuple[Records, tuple[str, ...]]:
     if table.num_rows == 0:
         return _flat(np.zeros((0, 1)), [0]), ROLES
     kinds = [field.type for field in table.schema]
-    entries = None
     if columns.sequence is None and not any(map(is_list, kinds)):
         entries = _written(table)
-        if any(map(holds_text, kinds)) and not csv.repeats_ids(entries, columns):
-            entries = None
-    if entries is not None:
-        return csv.read_entries(_DATA, entries, columns), formats.FORMATS["csv"].roles
+        if not any(map(holds_text, kinds)) or csv.repeats_ids(entries, columns):
+            return csv.read_entries(_DATA, entries, columns), formats.FORMATS["csv"].roles
     chosen = choose(_DATA, table.schema, columns)
     return records_of(_DATA, table.select(chosen.names), chosen, columns), formats.FORMATS["parquet"].roles
 

@@ -133,9 +133,9 @@ def _compile(program: Any, made: Path) -> None:
             warnings.simplefilter("ignore")
             torch._inductor.aoti_compile_and_package(program, package_path=str(made))
     except Exception as error:
-        said = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        got = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         rule, fix = "a graph that AOTInductor compiles", "check that a C++ compiler is installed, or use rl.export.onnx"
-        raise ExportError("model", said, rule, fix) from error
+        raise ExportError("model", got, rule, fix) from error
 
 
 class _Loops(Loops):

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor, UntypedStorage
 
 from raglane._utils.checks import check_like, check_offsets_tensor, check_storage, check_unchanged
-from raglane._utils.messages import message
 from raglane._utils.tracing import index_arithmetic, records_operators
 from raglane.cells import CELLS
 from raglane.cells.module import ModuleCell
@@ -83,7 +82,7 @@ def check_stack(
             if shape is None:
                 if part is not None:
                     rule = "None in a layer of this cell and these sizes"
-                    raise ArgumentTypeError(message(name, f"a {type(part).__name__}", rule, "build a new layer"))
+                    raise ArgumentTypeError(name, f"a {type(part).__name__}", rule, "build a new layer")
             elif part is not None or not is_optional:
                 check_like(name, part, shape, like)
 
@@ -96,7 +95,7 @@ def check(request: Request, *, numbers: bool = True) -> Request:
     values, offsets = request.values, request.offsets
     if not isinstance(values, Tensor) or values.dim() != 2:
         got = f"shape {tuple(values.shape)}" if isinstance(values, Tensor) else f"a {type(values).__name__}"
-        raise ShapeError(message("input", got, "a tensor (N, D)", "pass the flat values"))
+        raise ShapeError("input", got, "a tensor (N, D)", "pass the flat values")
     check_like("input", values, tuple(values.shape), values)
     if isinstance(offsets, Tensor) and offsets.is_cpu and not records_operators():
         check_storage("offsets", offsets)
@@ -169,7 +168,7 @@ class Gate:
         if tensors[0].shape[1] != self.input_size:
             got = f"{tensors[0].shape[1]} features"
             rule = f"a tensor of {self.input_size} features, as in the forward pass"
-            raise ShapeError(message("input", got, rule, "do not replace its data before the backward pass"))
+            raise ShapeError("input", got, rule, "do not replace its data before the backward pass")
         spec = CELLS[self.cell]
         names = ["input", *(f"hx ({name})" for name in spec.states[: begin - 1])]
         for direction in range(self.directions):
@@ -181,7 +180,7 @@ class Gate:
         admitted = self.try_validate(contiguous("offsets", offsets), tuple(copies))
         if admitted is None:
             rule, fix = "unchanged during a call", "do not change them in another thread"
-            raise ShapeError(message("input, hx, weights", "tensors that changed", rule, fix))
+            raise ShapeError("input, hx, weights", "tensors that changed", rule, fix)
         return admitted
 
 
@@ -190,18 +189,18 @@ def check_layer(
 ) -> None:
     """Raise an error in terms of the layer's arguments if a tensor is wrong; the last ``weights`` are weights."""
     if cell not in CELLS:
-        raise ArgumentError(message("cell", repr(cell), f"one of {', '.join(CELLS)}", "choose one of them"))
+        raise ArgumentError("cell", repr(cell), f"one of {', '.join(CELLS)}", "choose one of them")
     spec, values, begin = CELLS[cell], tensors[0], len(tensors) - weights
     each, initial = len(spec.weights_type._fields), tuple(tensors[1:begin])
     if isinstance(values, Tensor) and values.dim() == 2 and (not values.is_cpu or values.dtype not in DTYPES):
         rule = f"{', '.join(map(str, DTYPES))} on the CPU, which the cpu kernels compute in"
-        raise ShapeError(message("input", f"{values.dtype} on {values.device}", rule, "convert it with .to()"))
+        raise ShapeError("input", f"{values.dtype} on {values.device}", rule, "convert it with .to()")
     if directions not in (1, 2) or weights != each * directions:
         got = f"{weights} weights for {directions} directions"
-        raise ShapeError(message("weights", got, f"{each} for each of one or two directions", "pass all of them"))
+        raise ShapeError("weights", got, f"{each} for each of one or two directions", "pass all of them")
     if len(sizes) != len(spec.states) or (initial and len(initial) != len(sizes)):
         got = f"{len(initial)} of sizes {sizes}"
-        raise ShapeError(message("hx", got, f"the states {', '.join(spec.states)}", "pass one tensor for each"))
+        raise ShapeError("hx", got, f"the states {', '.join(spec.states)}", "pass one tensor for each")
     own = tuple([spec.weights_type(*tensors[begin + each * direction :][:each]) for direction in range(directions)])
     check(Request(spec, values, offsets, None, initial, own, 1, directions, state_sizes=sizes, depth=depth))
 
@@ -224,7 +223,7 @@ def admit(
             placed = place(part, shape, dtype)
             if placed is None:
                 fix = "do not change it in another thread"
-                raise ShapeError(message(name, "a tensor that changed", "unchanged during a call", fix))
+                raise ShapeError(name, "a tensor that changed", "unchanged during a call", fix)
         tensors.append(part)
         addresses.append(placed[0])
         storages.append(placed[1])

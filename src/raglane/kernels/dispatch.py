@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
-from raglane._utils.messages import message
 from raglane._utils.tracing import are_transforms_active, constant_when_traced
 from raglane.errors import DispatchError
 from raglane.kernels import program, reference
@@ -144,7 +143,7 @@ def pick(
             refusals.append(refusal)
     rule = f"a pair that runs this layer ({'; '.join(refusals) or 'no backend runs that schedule'})"
     fix = f"choose among {_pairs()}, or leave both at 'auto'"
-    raise DispatchError(message("schedule, backend", f"{schedule!r}, {backend!r}", rule, fix))
+    raise DispatchError("schedule, backend", f"{schedule!r}, {backend!r}", rule, fix)
 
 
 def _in_order(traits: Traits, kind: InputKind) -> list[str]:
@@ -170,11 +169,11 @@ def check_names(schedule: str, backend: str) -> None:
     for argument, name, names in (("schedule", schedule, SCHEDULES), ("backend", backend, BACKENDS)):
         if name != AUTO and not (isinstance(name, str) and name in names):
             rule = f"one of {', '.join(names)} or auto"
-            raise DispatchError(message(argument, repr(name), rule, f"choose among {_pairs()}"))
+            raise DispatchError(argument, repr(name), rule, f"choose among {_pairs()}")
     if backend != AUTO and schedule != AUTO and schedule not in BACKENDS[backend].schedules:
         rule = f"a schedule of the backend {backend}, which runs {', '.join(BACKENDS[backend].schedules)}"
         fix = f"choose among {_pairs()}"
-        raise DispatchError(message("schedule, backend", f"{schedule!r}, {backend!r}", rule, fix))
+        raise DispatchError("schedule, backend", f"{schedule!r}, {backend!r}", rule, fix)
 
 
 def _pairs() -> str:

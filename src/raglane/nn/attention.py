@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from raglane._utils.checks import check_count, check_dropout, check_dtype, check_fits, check_flag, check_kind
 from raglane._utils.memory import check_pairs
-from raglane._utils.messages import message, quote
+from raglane._utils.messages import quote
 from raglane._utils.tracing import is_exporting, never_traced
 from raglane.errors import ArgumentError, ShapeError
 from raglane.nn.linear import RowLinear, row_linear
@@ -96,7 +96,7 @@ class Attention(nn.Module):
         check_dtype(dtype)
         if features % heads != 0:
             rule = f"a divisor of features, {features}"
-            raise ArgumentError(message("heads", quote(heads), rule, f"pass a divisor of {features}"))
+            raise ArgumentError("heads", quote(heads), rule, f"pass a divisor of {features}")
         placed: dict[str, Any] = {"device": device, "dtype": dtype}
         width = self.memory_features
         shapes = {"in_proj_weight": (3 * features, features)}
@@ -129,7 +129,7 @@ class Attention(nn.Module):
         self._check("memory", memory, self.memory_features)
         if len(query) != len(memory):
             got, rule = f"{len(memory)} sequences", f"a batch of {len(query)} sequences, like query"
-            raise ShapeError(message("memory", got, rule, "pass one memory per sequence, empty if it has none"))
+            raise ShapeError("memory", got, rule, "pass one memory per sequence, empty if it has none")
         if self.causal:
             memory._needs_lengths_of("memory", query, "query")
         linear = F.linear if self.training else row_linear
@@ -157,7 +157,7 @@ class Attention(nn.Module):
         check_kind(name, batch, Ragged, "a Ragged", "wrap a list of sequences with rl.Ragged")
         if tuple(batch.features) != (features,):
             got, rule = f"elements of shape {tuple(batch.features)}", f"elements of {features} features"
-            raise ShapeError(message(name, got, rule, "build the layer with the sizes of its inputs"))
+            raise ShapeError(name, got, rule, "build the layer with the sizes of its inputs")
         check_fits(name, batch.values, self.out_proj.weight)
 
 
@@ -166,7 +166,7 @@ def _attend(queries: Tensor, pairs: Tensor, query: Ragged, memory: Ragged, causa
     """Return sums of values, as ``queries`` (N, heads, D), weighted by keys; ``pairs`` (M, 2, heads, D) has both."""
     if is_exporting():
         rule, fix = "called outside of torch.export, whose graph would have fixed lengths", "export the other layers"
-        raise ArgumentError(message("Attention", "a call within it", rule, fix))
+        raise ArgumentError("Attention", "a call within it", rule, fix)
     if not len(query):
         return queries
     if _has_varlen(queries, query, memory, dropout):

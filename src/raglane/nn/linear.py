@@ -52,6 +52,7 @@ def _has_kernel(input: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     """Return True if the cpu kernels support a product; torch raises an error for an invalid one."""
     return (
         not records_operators()  # first, because the number of rows may be symbolic
+        and isinstance(input, Tensor)  # not a Ragged
         and input.is_cpu
         and input.dtype in (torch.float32, torch.float64)
         and all(part.is_cpu and part.dtype is input.dtype for part in (weight, bias) if part is not None)
@@ -73,28 +74,39 @@ class RowLinear(nn.Linear):
 
 
 class RowByRow(TorchFunctionMode):
-    """A context in which torch's products and sigmoids compute row by row, for cells without a kernel."""
+    """A context in which torch's matrix products and sigmoids compute row by row, for cells without a kernel."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Call a function of torch, or its replacement."""
-        return _ROW_BY_ROW.get(func, func)(*args, **kwargs or {})
+        kwargs = kwargs or {}
+        return (func if "out" in kwargs else _ROW_BY_ROW.get(func, func))(*args, **kwargs)
 
 
-def _addmm(start: Tensor, rows: Tensor, transposed: Tensor) -> Tensor:
-    return start + row_linear(rows, transposed.t())
+def _addmm(input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    product = alpha * row_linear(mat1, mat2.t())
+    return beta * input + product if beta else product
 
 
-def row_sigmoid(values: Tensor) -> Tensor:
+def _matmul(input: Tensor, other: Tensor) -> Tensor:
+    return row_linear(input, other.t()) if other.dim() == 2 else torch.matmul(input, other)
+
+
+def _mm(input: Tensor, mat2: Tensor) -> Tensor:
+    return _matmul(input, mat2)
+
+
+def row_sigmoid(input: Tensor) -> Tensor:
     """Return the sigmoid of numbers; its bits do not depend on their positions."""
     # torch.sigmoid rounds the last numbers of an array, which do not fill a vector, differently.
-    return 1 / (1 + torch.exp(-values))
+    return 1 / (1 + torch.exp(-input))
 
 
 _ROW_BY_ROW: dict[Callable[..., Any], Callable[..., Any]] = {
     F.linear: row_linear,
-    torch.addmm: _addmm,
-    torch.sigmoid: row_sigmoid,
-    Tensor.sigmoid: row_sigmoid,
+    **dict.fromkeys((torch.addmm, Tensor.addmm), _addmm),
+    **dict.fromkeys((torch.mm, Tensor.mm), _mm),
+    **dict.fromkeys((torch.matmul, Tensor.matmul, Tensor.__matmul__), _matmul),
+    **dict.fromkeys((torch.sigmoid, Tensor.sigmoid), row_sigmoid),
 }

@@ -1,7 +1,7 @@
 """Conversions of padded tensors to flat values and back as operators, for ``torch.compile`` and the like.
 
-The number of elements depends on the lengths, so it is a data-dependent size in a graph. A separate module, imported
-only when needed, because registering operators is slow.
+The number of elements depends on the lengths, so it is a data-dependent size in a graph. The module is imported only
+when needed, because registering operators is slow.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _(flat: Tensor, offsets: Tensor, batch_first: bool, steps: int) -> Tensor:
 
 @torch.library.custom_op("raglane::padded_elements", mutates_args=())
 def _elements(padded: Tensor, offsets: Tensor, batch_first: bool, total: int) -> Tensor:
-    """As :func:`padded_to_flat` with offsets and the number of elements; for the backward pass."""
+    """Return the elements ``(total, *features)`` of a padded tensor with known offsets; for the backward pass."""
     if not padded.is_cpu:
         elements = find_padded(padded, offsets.diff(), batch_first)
         return take_rows(elements.rows, elements.index)

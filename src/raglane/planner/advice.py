@@ -81,6 +81,9 @@ class Plan:
         Args:
             axes: matplotlib axes to draw into; None makes a figure.
 
+        Returns:
+            The picture.
+
         Raises:
             MissingExtraError: matplotlib is not installed.
             ArgumentTypeError, ShapeError: ``axes`` is not one pair of axes.
@@ -144,6 +147,9 @@ def plan(
         fresh: True to measure again instead of reading the cache.
         progress: called with the finished share of the measurement, from 0 to 1; None writes it to a terminal.
 
+    Returns:
+        The rows, the recommended ones and the reasons. ``print`` shows them as a table.
+
     Raises:
         ArgumentTypeError: ``layer`` is not such a layer, or another argument has the wrong type.
         ArgumentError: all sequences are empty, a number is too small, or no batch fits into ``memory``.
@@ -168,7 +174,7 @@ def plan(
     ways = ways_of(twin, list(dict.fromkeys((own, *_dtypes(dtypes)))), _threads(threads))
     ways = _of_backends(ways, backends)
     with torch.random.fork_rng():
-        calibration, busy = _calibration(twin, ways, fresh, progress or _tell)
+        calibration, busy = _calibration(twin, ways, fresh, progress or _show_progress)
     weights = sum(weight.numel() * weight.element_size() for weight in twin.parameters())
     limit = available_memory() / ranks if most is None else most
     rows = _rows(known, sizes, ways, calibration, ranks, weights)
@@ -204,15 +210,16 @@ def _listed(name: str, given: Any, rule: str, example: str) -> list[Any]:
 def _sizes(given: Sequence[int] | None, count: int) -> list[int]:
     if given is None:
         return [size for size in _BATCH_SIZES if size * _FEWEST_BATCHES <= count] or [min(_BATCH_SIZES[0], count)]
-    sizes = _listed("batch_sizes", given, "at least one number of sequences", "[32]")
+    sizes = _listed("batch_sizes", given, "a list of numbers of sequences", "[32]")
     return [check_whole("batch_sizes", size, 1, "pass numbers of sequences") for size in sizes]
 
 
 def _threads(given: Sequence[int] | None) -> list[int]:
     if given is None:
         return thread_counts(min(processors(), max(torch.get_num_threads(), 1)))
-    counts = _listed("threads", given, "at least one number", "[1]")
-    return [check_whole("threads", count, 1, "pass numbers of threads") for count in counts]
+    counts = _listed("threads", given, "a list of numbers of threads", "[1]")
+    most = max(processors(), torch.get_num_threads())
+    return [check_whole("threads", count, 1, most=most) for count in counts]
 
 
 def _dtypes(given: Sequence[torch.dtype] | None) -> list[torch.dtype]:
@@ -229,7 +236,7 @@ def _dtypes(given: Sequence[torch.dtype] | None) -> list[torch.dtype]:
 def _of_backends(ways: list[Way], wanted: Sequence[str] | None) -> list[Way]:
     if wanted is None:
         return ways
-    names = _listed("backends", wanted, "at least one name", '["cpu"]')
+    names = _listed("backends", wanted, "a list of names", '["cpu"]')
     for name in names:
         check_names("auto", name)
     found = [way for way in ways if way.backend in names]
@@ -241,7 +248,7 @@ def _of_backends(ways: list[Way], wanted: Sequence[str] | None) -> list[Way]:
 
 
 def _calibration(
-    layer: RecurrentLayer, ways: Sequence[Way], fresh: bool, say: Callable[[float], object]
+    layer: RecurrentLayer, ways: Sequence[Way], fresh: bool, progress: Callable[[float], object]
 ) -> tuple[Calibration, bool]:
     """Return the cached calibration or a new one, and True if the machine was busy: then it is not cached."""
     key = calibrations.key_of(layer, ways)
@@ -249,7 +256,7 @@ def _calibration(
     if kept is not None:
         return kept, False
     busy = is_busy(load())
-    found = calibrations.calibrate(layer, ways, say)
+    found = calibrations.calibrate(layer, ways, progress)
     if not busy:
         calibrations.save(key, found)
     return found, busy
@@ -282,7 +289,7 @@ def _best(offered: Sequence[Row], most: float) -> Row:
     return min(near, key=lambda row: (row.grouped, row.threads, row.size, row.rank_seconds))
 
 
-def _tell(share: float) -> None:
+def _show_progress(share: float) -> None:
     if sys.stderr.isatty():
         end = "\r" if share < 1 else "\r\033[K"
         sys.stderr.write(f"measuring this machine: {share:4.0%}{end}")

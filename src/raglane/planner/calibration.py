@@ -74,7 +74,7 @@ def _size(profile: Profile) -> Floats:
     return np.array([1, profile.computed, profile.count], np.float64)
 
 
-def calibrate(layer: RecurrentLayer, ways: Sequence[Way], say: Callable[[float], object]) -> Calibration:
+def calibrate(layer: RecurrentLayer, ways: Sequence[Way], progress: Callable[[float], object]) -> Calibration:
     """Measure a layer on a few batches in every way, for longer in those that can be the fastest."""
     layers = {way.dtype: cast(layer, way.dtype) for way in ways}
     known: dict[tuple[str, str, str], Floats] = {}
@@ -86,23 +86,23 @@ def calibrate(layer: RecurrentLayer, ways: Sequence[Way], say: Callable[[float],
     memory = {way: known[way.backend, way.schedule, way.dtype] for way in ways}
     measured = [_Measured(way, mode) for way in ways for mode in MODES]
     yardstick = probe.Yardstick(layers[ways[0].dtype], ways[0])
-    said: dict[int, list[float]] = {way.threads: [] for way in ways}
+    looks: dict[int, list[float]] = {way.threads: [] for way in ways}
     # The reference kernel is never the fastest if another backend supports the layer: it is measured briefly.
     slow = {way for way in ways if way.backend == "reference" and any(way.backend != other.backend for other in ways)}
     able, ahead = measured, list[_Measured]()
     for done, look in enumerate(_LOOKS):
         for place, one in enumerate(able):
-            say((done + place / len(able)) / len(_LOOKS))
+            progress((done + place / len(able)) / len(_LOOKS))
             is_slow = one.way in slow
             probes = PROBES[:3] if is_slow else (*PROBES, probe.large_probes(_LARGE / max(memory[one.way][1], 1e-9)))
             groups = _take_turns(one.way, probes)
             with at(one.way):
                 own = look if one in ahead else _LOOKS[0]
-                said[one.way.threads] += _measure(one, layers[one.way.dtype], groups, own, yardstick)
-        say((done + 1) / len(_LOOKS))
+                looks[one.way.threads] += _measure(one, layers[one.way.dtype], groups, own, yardstick)
+        progress((done + 1) / len(_LOOKS))
         able = [one for one in able if one.way not in slow]
         ahead = _ahead(able)
-    usual = {threads: statistics.median(found) for threads, found in said.items()}
+    usual = {threads: statistics.median(found) for threads, found in looks.items()}
     found = Calibration({}, {}, memory, {}, usual[max(usual)])
     for one in measured:
         pair = one.way, one.mode
@@ -189,7 +189,7 @@ def _measure(
     yardstick: probe.Yardstick,
 ) -> list[float]:
     """Time the probes of one way and mode, except those that would take too long; return yardsticks."""
-    said = [yardstick.look()]
+    looks = [yardstick.look()]
     for group in groups:
         profiles = [Profile.of(one.way, torch.tensor(lengths)) for lengths in group]
         # The shortest first, because the time of a group is limited.
@@ -198,13 +198,13 @@ def _measure(
         # The smallest are all measured, even on a slow machine: an unmeasured kind of batch would seem free.
         longest = math.inf if group is groups[0] else look[0]
         times = probe.time_in_turns(calls, probe.device_of(layer), look[1], longest)
-        said.append(yardstick.look())
+        looks.append(yardstick.look())
         for place, seconds in zip(order, times, strict=False):
             # Other programs can only make a yardstick too long, so the shorter one is used.
-            one.add(group[place], profiles[place], seconds, min(said[-2:]))
+            one.add(group[place], profiles[place], seconds, min(looks[-2:]))
         if len(times) < len(group):
             break
-    return said
+    return looks
 
 
 def _weigh(way: Way, layer: RecurrentLayer) -> Floats:

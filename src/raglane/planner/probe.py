@@ -180,8 +180,8 @@ def peak_bytes(call: Callable[[], object], device: torch.device) -> int:
         torch.cuda.synchronize(device)
         return int(torch.cuda.max_memory_allocated(device) - before)
     # The profiler logs its start and end to stderr unless the level is set before its first use.
-    said = os.environ.get("KINETO_LOG_LEVEL")
-    os.environ["KINETO_LOG_LEVEL"] = said or "99"
+    level = os.environ.get("KINETO_LOG_LEVEL")
+    os.environ["KINETO_LOG_LEVEL"] = level or "99"
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -190,7 +190,7 @@ def peak_bytes(call: Callable[[], object], device: torch.device) -> int:
         results: Any = getattr(record.profiler, "kineto_results", None)
         events = [event for event in results.events() if event.name() == "[memory]"]
     finally:
-        if said is None:
+        if level is None:
             del os.environ["KINETO_LOG_LEVEL"]
     held = peak = 0
     for event in sorted(events, key=lambda event: event.start_ns()):

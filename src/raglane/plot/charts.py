@@ -252,7 +252,7 @@ def roofline(kernels: Sequence[Mapping[str, Any]], *, peak: float, bandwidth: fl
         ['lstm: 60 %']
     """
     rule, holds = _ABOVE_ZERO
-    fix = "pass it in operations or bytes per second, 1e11 say"
+    fix = "pass it in operations or bytes per second, e.g. 1e11"
     top = check_real("peak", peak, rule, holds, fix)
     slope = check_real("bandwidth", bandwidth, rule, holds, fix)
     points = _read("kernels", kernels, "name", {"intensity": _ABOVE_ZERO, "rate": _ABOVE_ZERO})

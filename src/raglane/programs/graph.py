@@ -155,7 +155,7 @@ class Graph:
             if marked[index] and index not in known:
                 for part in self.nodes[index].operands:
                     marked[self.places(part)] = True
-        return [int(index) for index in np.flatnonzero(marked)]
+        return np.flatnonzero(marked).tolist()
 
 
 @dataclass

@@ -1,7 +1,8 @@
 """Cache keys of steps that are valid in other processes: a hash of everything that affects the result.
 
-A key can contain values of Python's types; functions, by their bytecode and the closures and globals that it reads; and
-torch and Raglane's cells, by their versions. A step that reads anything else has no key, and is traced in each process.
+A key can contain values of Python's types; functions, by their bytecode and the closures and globals that they read;
+and torch and Raglane's cells, by their versions. A step that reads anything else has no key, and is traced in each
+process.
 """
 
 from __future__ import annotations
@@ -150,7 +151,7 @@ class _Walk:
     def _module(self, part: types.ModuleType) -> Any:
         root = part.__name__.partition(".")[0]
         if part.__name__ not in _MODULES | _PURE and (root in (*sys.stdlib_module_names, "torch", "numpy")):
-            raise Unkept(f"it reads the module {part.__name__}, which may know more than its arguments")
+            raise Unkept(f"it reads the module {part.__name__}, which may read more than its arguments")
         number, is_new = self._number(part)
         if is_new:
             self.found.append((number, "module", part.__name__))
@@ -160,7 +161,7 @@ class _Walk:
     def _around(self, part: Any) -> Any:
         """Return the part of the key of a closure's or module's variable; a class there may be called."""
         if isinstance(part, type) and not (_is_known(part) and issubclass(part, _MAKEABLE)):
-            raise Unkept(f"it reads the class {part.__name__}, of which it may make what no key knows")
+            raise Unkept(f"it reads the class {part.__name__}, whose instances are not in the key")
         return self.value(part)
 
     def _function(self, part: types.FunctionType) -> Any:
@@ -170,7 +171,7 @@ class _Walk:
         home = str(part.__globals__.get("__name__"))
         if home.startswith(("torch.", "raglane.cells.")) or home == "torch":
             if not home.startswith((*_FUNCTIONS, "raglane.cells.")):
-                raise Unkept(f"it calls {home}.{part.__qualname__}, which may read what no key knows")
+                raise Unkept(f"it calls {home}.{part.__qualname__}, which may read values that are not in the key")
             code: Any = home, part.__qualname__, part.__code__.co_firstlineno
         else:
             code = self._code(part.__code__, part.__globals__)
@@ -190,7 +191,7 @@ class _Walk:
             if name in space:
                 read.append((name, self._around(space[name])))
             elif hasattr(builtins, name) and name not in _BUILTINS:
-                raise Unkept(f"it calls {name}, which may read what no key knows")
+                raise Unkept(f"it calls {name}, which may read values that are not in the key")
         consts = [
             self._code(part, space) if isinstance(part, types.CodeType) else self.value(part) for part in code.co_consts
         ]
@@ -207,13 +208,13 @@ def _names_around(code: types.CodeType) -> set[str]:
         if instruction.opname == "IMPORT_NAME":
             raise Unkept(f"it imports {name} within a step")
         if instruction.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
-            raise Unkept(f"it changes {name}, which is outside of its module")
+            raise Unkept(f"it changes {name}, a global variable")
         if instruction.opname in ("BUILD_SET", "SET_ADD"):
-            raise Unkept("it makes a set, whose order is another one in another process")
+            raise Unkept("it makes a set, whose order differs between processes")
         if "GLOBAL" in instruction.opname or instruction.opname == "LOAD_NAME":
             found.add(name)
         elif name in code.co_names and name.startswith("__"):
-            raise Unkept(f"it reads {name}, which may give what no key knows")
+            raise Unkept(f"it reads {name}, whose value may not be in the key")
     return found
 
 

@@ -107,10 +107,10 @@ def slices_of(calls: Sequence[Call], values: Sequence[Tensor], leaves: int) -> l
 
 def _piece(values: Sequence[Tensor], roots: dict[int, int], index: int) -> Slices | None:
     """Return a parameter, or adjacent numbers of one, as a slice."""
-    value = values[index]
-    if index not in roots or not value.is_contiguous() or not value.numel():
+    value, root = values[index], values[roots.get(index, index)]
+    begin = (value.data_ptr() - root.data_ptr()) // value.element_size()  # outside, if a reshape has copied
+    if index not in roots or not value.is_contiguous() or not 0 <= begin < root.numel():
         return None
-    begin = int(value.storage_offset()) - int(values[roots[index]].storage_offset())
     return Slices(((roots[index], begin, begin + value.numel()),), tuple(value.shape))
 
 

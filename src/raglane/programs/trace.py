@@ -160,8 +160,8 @@ class Tracer:
             return rule(self, function, *args, **kwargs)
         except RowsMeet as met:
             # E.g. the sum of all numbers in an ``if``, meant for one sequence.
-            said = f"{met.reason} in its operation {name}, where each row is a sequence of its own, {DEPENDS}"
-            raise Refused(said) from None
+            reason = f"{met.reason} in its operation {name}, where each row is a sequence of its own, {DEPENDS}"
+            raise Refused(reason) from None
 
     def fixed(self, value: Tensor) -> Tensor:
         """Add a known tensor of constants."""

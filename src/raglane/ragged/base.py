@@ -9,7 +9,6 @@ from torch import Tensor
 
 from raglane import segments
 from raglane._utils.checks import check_device, check_tensor, check_unchanged, check_value
-from raglane._utils.messages import message
 from raglane._utils.tracing import is_jit_traced, records_operators
 from raglane.errors import ShapeError
 
@@ -64,7 +63,7 @@ class FlatBatch:
         check_tensor("values", values, least=1)
         if values.shape[0] != self._values.shape[0]:
             rule = f"a tensor with one row for each of the {self._values.shape[0]} elements"
-            raise ShapeError(message("values", f"shape {tuple(values.shape)}", rule, "compute them from .values"))
+            raise ShapeError("values", f"shape {tuple(values.shape)}", rule, "compute them from .values")
         check_device("values", values, self._offsets.device)
         return self._like(values)
 
@@ -116,7 +115,7 @@ class FlatBatch:
         """The offsets as int32, for attention kernels with variable lengths; at most 2**31 - 1 elements."""
         if not records_operators() and self._values.shape[0] >= 2**31:
             rule = "at most 2**31 - 1 elements, the range of int32"
-            raise ShapeError(message("values", f"{self._values.shape[0]}", rule, "split the batch, or use offsets"))
+            raise ShapeError("values", f"{self._values.shape[0]}", rule, "split the batch, or use offsets")
         return self.offsets.to(torch.int32)
 
     @property
@@ -204,7 +203,7 @@ class FlatBatch:
             place = int((mine != theirs).nonzero()[0])
             got = f"length {int(mine[place])} for sequence {place}"
             rule = f"a batch with the lengths of {whose}, here {int(theirs[place])}"
-        raise ShapeError(message(name, got, rule, "build both from the same lengths, or truncate the longer one"))
+        raise ShapeError(name, got, rule, "build both from the same lengths, or truncate the longer one")
 
     def _value(self, name: str, value: Any) -> Any:
         """Return a number in the dtype of the values; raise if it does not fit."""

@@ -122,7 +122,7 @@ class Ragged(SequenceOperations, Conversions):
         except (TypeError, RuntimeError):
             rule = "an integer, a slice, a list, an index tensor or a mask, which choose sequences"
             fix = "call r.map(lambda values: values[..., k]) to choose features"
-            raise ArgumentTypeError(message("index", quote(index), rule, fix)) from None
+            raise ArgumentTypeError("index", quote(index), rule, fix) from None
         if not -len(self) <= position < len(self):
             rule = f"from {-len(self)} to {len(self) - 1}, for {len(self)} sequences"
             raise IndexError(message("index", quote(position), rule, "use an index below len(r)"))
@@ -140,7 +140,7 @@ class Ragged(SequenceOperations, Conversions):
         except (TypeError, ValueError, RuntimeError) as error:
             rule = "a slice of integers or None, with a step other than 0"
             kind = ArgumentError if isinstance(error, ValueError) else ArgumentTypeError
-            raise kind(message("index", quote(index), rule, "pass e.g. r[2:5]")) from error
+            raise kind("index", quote(index), rule, "pass e.g. r[2:5]") from error
         if step != 1:
             return self.select(torch.tensor(range(start, stop, step), dtype=torch.int64, device="cpu"))
         stop = max(start, stop)
@@ -169,7 +169,7 @@ class Ragged(SequenceOperations, Conversions):
             got = f"shape {tuple(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
             rule = f"a tensor with one row for each of the {self._values.shape[0]} elements"
             fix = "return (N, *anything), or call the function on r.values"
-            raise ShapeError(message("function", f"a result of {got}", rule, fix))
+            raise ShapeError("function", f"a result of {got}", rule, fix)
         return self._like(values)
 
     def to(
@@ -260,7 +260,7 @@ class Ragged(SequenceOperations, Conversions):
         # By its length as a container, `if a == b` would be true for any values.
         rule = "compared or counted before it is used as a bool"
         fix = "write len(r) > 0, or (a == b).values.all()"
-        raise ArgumentTypeError(message("a Ragged", "a batch of values, which is neither true nor false", rule, fix))
+        raise ArgumentTypeError("a Ragged", "a batch of values, which is neither true nor false", rule, fix)
 
     __neg__ = _unary(torch.neg)
     __abs__ = _unary(torch.abs)
@@ -325,7 +325,7 @@ def _refuse_to(args: tuple[Any, ...], kwargs: Mapping[str, Any], error: Exceptio
     except (TypeError, ValueError, RuntimeError, AssertionError):
         got = ", ".join([*map(quote, args), *(f"{name}={quote(value)}" for name, value in kwargs.items())])
         rule = f"arguments of torch.Tensor.to, and an available device ({str(error).splitlines()[0]})"
-        raise ArgumentTypeError(message("to", got, rule, "pass a device, a dtype or both")) from error
+        raise ArgumentTypeError("to", got, rule, "pass a device, a dtype or both") from error
 
 
 def _rebuild(values: Tensor, offsets: Tensor, host_lengths: Tensor | None) -> Ragged:

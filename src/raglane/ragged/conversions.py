@@ -12,7 +12,6 @@ from torch.nn.utils.rnn import PackedSequence
 
 from raglane import segments
 from raglane._utils.checks import check_flag, check_offsets, check_tensor, check_whole, read_integers, read_values
-from raglane._utils.messages import message
 from raglane._utils.tracing import index_arithmetic, records_operators
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.packing.convert import flatten_packed, flatten_padded, pack_flat
@@ -50,7 +49,7 @@ class Conversions(FlatBatch):
         if (offsets is None) == (lengths is None):
             rule = "given as exactly one of the two"
             fix = "pass lengths=[...] or offsets=[0, ...]"
-            raise ArgumentTypeError(message("offsets, lengths", "neither" if offsets is None else "both", rule, fix))
+            raise ArgumentTypeError("offsets, lengths", "neither" if offsets is None else "both", rule, fix)
         if offsets is None:
             given = _own(read_integers(lengths, "lengths"), lengths)
             offsets = segments.offsets_from_lengths(given)
@@ -60,7 +59,7 @@ class Conversions(FlatBatch):
         if offsets.device.type != "cpu":
             if offsets.is_meta and not values.is_meta:
                 what = "offsets" if given is None else "lengths"
-                raise ShapeError(message(what, "a tensor without data, on meta", "integers", "pass a tensor with data"))
+                raise ShapeError(what, "a tensor without data, on meta", "integers", "pass a tensor with data")
             return cls._make(values, offsets.to(values.device), None)
         host_lengths = segments.lengths_from_offsets(offsets) if given is None else given
         if not records_operators():  # the kernels check when they run
@@ -105,7 +104,7 @@ class Conversions(FlatBatch):
         if (lengths is None) == (mask is None):
             rule = "given as exactly one of the two"
             fix = "pass the lengths, or a bool mask (B, T) for padding that is not on the right"
-            raise ArgumentTypeError(message("lengths, mask", "neither" if lengths is None else "both", rule, fix))
+            raise ArgumentTypeError("lengths, mask", "neither" if lengths is None else "both", rule, fix)
         batch_first = check_flag("batch_first", batch_first)
         if mask is not None:
             return cls._from_mask(check_tensor("padded", padded, 2), mask, batch_first)
@@ -116,12 +115,12 @@ class Conversions(FlatBatch):
     def _from_mask(cls, padded: Tensor, mask: Tensor, batch_first: bool) -> Self:
         if not isinstance(mask, Tensor) or mask.dtype is not torch.bool:
             kind = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
-            raise ArgumentTypeError(message("mask", str(kind), "a bool tensor", "pass e.g. mask.bool()"))
+            raise ArgumentTypeError("mask", str(kind), "a bool tensor", "pass e.g. mask.bool()")
         check_tensor("mask", mask)
         if mask.shape != padded.shape[:2]:
             rule = f"a tensor of the first two dimensions of padded, {tuple(padded.shape[:2])}"
             fix = "pass one entry for each element of the padded tensor"
-            raise ShapeError(message("mask", f"shape {tuple(mask.shape)}", rule, fix))
+            raise ShapeError("mask", f"shape {tuple(mask.shape)}", rule, fix)
         if not batch_first:
             padded, mask = padded.transpose(0, 1), mask.transpose(0, 1)
         index = mask.reshape(-1).nonzero().view(-1)
@@ -217,7 +216,7 @@ class Conversions(FlatBatch):
         if length < longest:
             rule = f"at least the longest length, {longest}"
             fix = f"pass {longest} or more, or call r.truncate({total_length}) first"
-            raise ArgumentError(message("total_length", str(total_length), rule, fix))
+            raise ArgumentError("total_length", str(total_length), rule, fix)
         check_whole("total_length", length * max(len(self), 1), fix="pass a smaller one: this times the sequences")
         padded = flat_to_padded(self._values, self._offsets, length, batch_first, fill)
         return padded, self.host_lengths.clone()

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raglane._utils.messages import message, quote
+from raglane._utils.messages import quote
 from raglane.errors import ArgumentTypeError, ShapeError
 
 Kind = str
@@ -110,7 +110,7 @@ def kind_of(function: Callable[..., Any]) -> Kind:
     if kind is None:
         name = getattr(function, "__name__", str(function))
         rule = "a function of each element, or of its features, to accept a Ragged"
-        raise ArgumentTypeError(message(name, "a Ragged", rule, hint(name)))
+        raise ArgumentTypeError(name, "a Ragged", rule, hint(name))
     return kind
 
 
@@ -130,7 +130,7 @@ def check_dimension(name: str, dim: Any, features: int) -> None:
         return
     rule = f"a feature dimension, counted from the end (here {features})"
     fix = _HINTS.get(name, "pass dim=-1 for the features, or use r.to_padded()")
-    raise ArgumentTypeError(message(f"dim of {name}", quote(dim), rule, fix))
+    raise ArgumentTypeError(f"dim of {name}", quote(dim), rule, fix)
 
 
 def apply(kind: type[Any], function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -139,7 +139,7 @@ def apply(kind: type[Any], function: Callable[..., Any], args: tuple[Any, ...], 
     name = getattr(function, "__name__", str(function))
     if kwargs.get("out") is not None:
         raise ArgumentTypeError(
-            message("out", "a tensor", "left out for a Ragged, which is immutable", "use the result of the call")
+            "out", "a tensor", "left out for a Ragged, which is immutable", "use the result of the call"
         )
     found = _arguments(args, kwargs)
     batches = [value for value in found if isinstance(value, kind)]
@@ -149,7 +149,9 @@ def apply(kind: type[Any], function: Callable[..., Any], args: tuple[Any, ...], 
     if acts_on == "element":
         for value in found:
             if isinstance(value, Tensor) and value.dim() > features:
-                raise ShapeError(_broadcast_message(name, value, features))
+                rule = f"called with a plain tensor of at most {features} dimension(s), those of an element"
+                fix = "call r.spread(x) for one value per sequence, or r.map(lambda v: v + x) for one per element"
+                raise ShapeError(name, f"a tensor of shape {tuple(value.shape)}", rule, fix)
     elif acts_on == "dim":
         place, default = _DIMENSION[name]
         # torch also accepts NumPy's name, axis.
@@ -188,19 +190,8 @@ def _check_together(name: str, batch: Any, other: Any) -> None:
     if batch.values.dim() != other.values.dim():
         got = f"batches with elements of shape {tuple(batch.features)} and {tuple(other.features)}"
         fix = "give the smaller one a dimension, r.map(lambda values: values.unsqueeze(-1))"
-        raise ShapeError(
-            message(name, got, "called with elements that have the same number of feature dimensions", fix)
-        )
+        raise ShapeError(name, got, "called with elements that have the same number of feature dimensions", fix)
     other._needs_lengths_of(name, batch, "the other batch")
-
-
-def _broadcast_message(name: str, value: Tensor, features: int) -> str:
-    return message(
-        name,
-        f"a tensor of shape {tuple(value.shape)}",
-        f"called with a plain tensor of at most {features} dimension(s), those of an element",
-        "call r.spread(x) for one value per sequence, or r.map(lambda values: values + x) for one per element",
-    )
 
 
 def _check_features(name: str, kind: type[Any], args: tuple[Any, ...], kwargs: dict[str, Any], features: int) -> None:
@@ -208,15 +199,13 @@ def _check_features(name: str, kind: type[Any], args: tuple[Any, ...], kwargs: d
     first = args[0] if args else kwargs.get("input")
     if not isinstance(first, kind) or any(isinstance(value, kind) for value in _arguments(args, kwargs)[1:]):
         fix = "pass r.values"
-        raise ArgumentTypeError(
-            message(name, "a Ragged as another argument", "called with a Ragged only as its input", fix)
-        )
+        raise ArgumentTypeError(name, "a Ragged as another argument", "called with a Ragged only as its input", fix)
     needed = 0
     if name == "matmul":
         other = args[1] if len(args) > 1 else kwargs["other"]
         if other.dim() > 2:
             rule, fix = "called with a vector or a matrix", "call it on r.values, or in r.map(...)"
-            raise ShapeError(message(name, f"a tensor of shape {tuple(other.shape)}", rule, fix))
+            raise ShapeError(name, f"a tensor of shape {tuple(other.shape)}", rule, fix)
     if name in ("linear", "matmul", "group_norm"):
         needed = 1
     elif name in ("layer_norm", "rms_norm"):
@@ -224,4 +213,4 @@ def _check_features(name: str, kind: type[Any], args: tuple[Any, ...], kwargs: d
     if features < needed:
         rule = f"called with elements that have the last {needed} feature dimension(s)"
         fix = "give the elements one, r.map(lambda values: values.unsqueeze(-1))"
-        raise ArgumentTypeError(message(name, f"elements of {features} feature dimension(s)", rule, fix))
+        raise ArgumentTypeError(name, f"elements of {features} feature dimension(s)", rule, fix)

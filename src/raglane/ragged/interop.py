@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from raglane._utils.checks import as_tensor, check_offsets, check_tensor, check_unmasked
-from raglane._utils.messages import message, require
+from raglane._utils.messages import require
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.segments import element_index, offsets_from_lengths
 
@@ -27,7 +27,7 @@ def from_list(sequences: Iterable[Any]) -> tuple[Tensor, Tensor]:
             shape = f" of shape {tuple(sequences.shape)}"
         rule = "a list with one tensor (L_i, *features) for each sequence"
         fix = "pass a list, or call Ragged.from_padded for a padded tensor and Ragged.from_flat for flat values"
-        raise ArgumentTypeError(message("sequences", f"one {type(sequences).__name__}{shape}", rule, fix))
+        raise ArgumentTypeError("sequences", f"one {type(sequences).__name__}{shape}", rule, fix)
     items = list(sequences)
     tensors = [_read_sequence(item, index) for index, item in enumerate(items)]
     if not tensors:
@@ -52,11 +52,11 @@ def _read_sequence(item: Any, index: int) -> Tensor:
         got = f"a {type(item).__name__} that is not an array of numbers"
         rule = "a tensor (L, *features), or lists of numbers of one shape"
         fix = "map texts to indices with a vocabulary first"
-        raise ArgumentTypeError(message(f"sequences[{index}]", got, rule, fix)) from error
+        raise ArgumentTypeError(f"sequences[{index}]", got, rule, fix) from error
     if tensor.is_nested:
         rule = "a tensor (L, *features)"
         fix = "call Ragged.from_nested on the nested tensor itself"
-        raise ArgumentTypeError(message(f"sequences[{index}]", "a nested tensor", rule, fix))
+        raise ArgumentTypeError(f"sequences[{index}]", "a nested tensor", rule, fix)
     return tensor
 
 
@@ -65,7 +65,7 @@ def _check_alike(tensors: Sequence[Tensor], typical: Tensor) -> None:
     if typical.dim() == 0:
         rule = "sequences with at least one dimension, the steps"
         fix = "wrap the numbers of a sequence in a list or a 1-D tensor"
-        raise ShapeError(message("sequences", "a number in place of a sequence", rule, fix))
+        raise ShapeError("sequences", "a number in place of a sequence", rule, fix)
     check_tensor("sequences", typical)
     wanted = (typical.shape[1:], typical.dtype, typical.device)
     for index, tensor in enumerate(tensors):
@@ -78,7 +78,7 @@ def _check_alike(tensors: Sequence[Tensor], typical: Tensor) -> None:
                 f"{typical.device}, like the other sequences"
             )
             fix = "convert it with .to(...) or .reshape(...) first"
-            raise ShapeError(message(f"sequences[{index}]", got, rule, fix))
+            raise ShapeError(f"sequences[{index}]", got, rule, fix)
 
 
 # -- nested tensors ----------------------------------------------------------------------------------------------------
@@ -88,13 +88,13 @@ def from_nested(nested: Tensor) -> tuple[Tensor, Tensor]:
     """Return values and offsets; a jagged tensor without holes shares its memory."""
     if not (isinstance(nested, Tensor) and nested.is_nested):
         fix = "pass torch.nested.nested_tensor(sequences, layout=torch.jagged), or Ragged(sequences)"
-        raise ArgumentTypeError(message("nested", type(nested).__name__, "a tensor of torch.nested", fix))
+        raise ArgumentTypeError("nested", type(nested).__name__, "a tensor of torch.nested", fix)
     if nested.layout is not torch.jagged:
         values, lengths = from_list(list(nested.unbind()))
         return values, offsets_from_lengths(lengths).to(values.device)
-    if getattr(nested, "_ragged_idx", 1) != 1:
+    if (dimension := getattr(nested, "_ragged_idx", 1)) != 1:
         rule, fix = "ragged only in dimension 1, the steps", "transpose it before the conversion"
-        raise ShapeError(message("nested", f"dimension {getattr(nested, '_ragged_idx', 1)} ragged", rule, fix))
+        raise ShapeError("nested", f"dimension {dimension} ragged", rule, fix)
     jagged: Any = nested  # methods that Tensor's stubs lack
     # Copied, because the owner of the nested tensor may change its offsets.
     values, offsets = jagged.values(), jagged.offsets().to(torch.int64, copy=True)
@@ -105,11 +105,8 @@ def from_nested(nested: Tensor) -> tuple[Tensor, Tensor]:
         return values, offsets
     lengths = holes.to(torch.int64)
     if lengths.is_cpu and bool(((lengths < 0) | (offsets[:-1] < 0) | (offsets[:-1] + lengths > len(values))).any()):
-        got, rule = (
-            "offsets and lengths that reach beyond its values",
-            "a nested tensor whose sequences are within its values",
-        )
-        raise ShapeError(message("nested", got, rule, "create the nested tensor again"))
+        got, rule = "offsets and lengths beyond its values", "a nested tensor whose sequences are within its values"
+        raise ShapeError("nested", got, rule, "create the nested tensor again")
     total = int(lengths.sum())
     index = element_index(offsets[:-1], lengths, total)
     return values.index_select(0, index), offsets_from_lengths(lengths)
@@ -137,7 +134,7 @@ def from_arrow(array: Any) -> tuple[Tensor, Tensor]:
     if not isinstance(array, pyarrow.Array) or not _is_list(array.type):
         kind = array.type if isinstance(array, pyarrow.Array) else type(array).__name__
         fix = "pass a list column, or Ragged(sequences)"
-        raise ArgumentTypeError(message("array", str(kind), "an Arrow array of lists", fix))
+        raise ArgumentTypeError("array", str(kind), "an Arrow array of lists", fix)
     _refuse_nulls(array, "array")
     offsets = _list_offsets(array)
     flat = array.flatten()
@@ -147,7 +144,7 @@ def from_arrow(array: Any) -> tuple[Tensor, Tensor]:
         if len(sizes) > 1:
             rule = "an array whose elements all have the same number of channels"
             fix = "pad or cut the inner lists to one length"
-            raise ShapeError(message("array", f"elements of {sizes[0]} to {sizes[-1]} numbers", rule, fix))
+            raise ShapeError("array", f"elements of {sizes[0]} to {sizes[-1]} numbers", rule, fix)
         channels = int(sizes[0]) if len(sizes) else int(getattr(flat.type, "list_size", 0))
         return _numbers(flat.flatten()).reshape(len(flat), channels), torch.from_numpy(offsets)
     return _numbers(flat), torch.from_numpy(offsets)
@@ -171,7 +168,7 @@ def _refuse_nulls(array: Any, name: str) -> None:
         row = int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
         rule = "without nulls; an empty sequence is an empty list"
         fix = "drop or fill them first, e.g. with pyarrow.compute.fill_null"
-        raise ArgumentError(message(name, f"{array.null_count} null(s), the first at index {row}", rule, fix))
+        raise ArgumentError(name, f"{array.null_count} null(s), the first at index {row}", rule, fix)
 
 
 def _numbers(flat: Any) -> Tensor:
@@ -183,7 +180,7 @@ def _numbers(flat: Any) -> Tensor:
     if not (pyarrow.types.is_integer(kind) or pyarrow.types.is_floating(kind)):
         rule = "an array of lists of numbers or booleans, or of lists of numbers"
         fix = "first map tokens to indices with a vocabulary, and timestamps to numbers"
-        raise ArgumentTypeError(message("array", f"a list of {kind}", rule, fix))
+        raise ArgumentTypeError("array", f"a list of {kind}", rule, fix)
     return as_tensor(flat.to_numpy(zero_copy_only=True))
 
 
@@ -192,11 +189,11 @@ def to_arrow(values: Tensor, offsets: Tensor) -> Any:
     pyarrow = require("pyarrow", "data")
     if values.dtype is torch.bfloat16 or values.is_complex():
         fix = "convert with .to(torch.float32) first"
-        raise ArgumentTypeError(message("values", str(values.dtype), "of a dtype that Arrow has", fix))
+        raise ArgumentTypeError("values", str(values.dtype), "of a dtype that Arrow has", fix)
     if 0 in values.shape[1:]:
         rule = "elements with features of at least 1"
         raise ArgumentTypeError(
-            message("values", f"elements of shape {tuple(values.shape[1:])}", rule, "keep such batches out of Arrow")
+            "values", f"elements of shape {tuple(values.shape[1:])}", rule, "keep such batches out of Arrow"
         )
     flat = pyarrow.array(values.detach().cpu().resolve_neg().contiguous().view(-1).numpy())
     for size in reversed(values.shape[1:]):

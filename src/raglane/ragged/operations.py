@@ -11,7 +11,6 @@ from torch import Tensor
 
 from raglane import segments
 from raglane._utils.checks import check_device, check_flag, check_tensor, check_whole, read_index
-from raglane._utils.messages import message
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.ragged.base import FlatBatch
 from raglane.segments.indexing import place_rows, take_rows
@@ -185,7 +184,7 @@ class SequenceOperations(FlatBatch):
         check_device("per_sequence", per_sequence, self.values.device)
         if per_sequence.shape[0] != count:
             rule, fix = f"a tensor with one row for each of the {count} sequences", "pass a tensor (B, *features)"
-            raise ShapeError(message("per_sequence", f"shape {tuple(per_sequence.shape)}", rule, fix))
+            raise ShapeError("per_sequence", f"shape {tuple(per_sequence.shape)}", rule, fix)
         return self._like(segments.spread(per_sequence, self.offsets, self.values.shape[0]))
 
     # -- other lengths ------------------------------------------------------------------------------------------
@@ -231,7 +230,7 @@ class SequenceOperations(FlatBatch):
         if size < 1 or not 1 <= step <= size:
             rule = "at least 1, and step at most size, so that no element is left out"
             fix = "pass e.g. windows(50) or windows(50, step=25)"
-            raise ArgumentError(message("size, step", f"{size}, {step}", rule, fix))
+            raise ArgumentError("size, step", f"{size}, {step}", rule, fix)
         lengths = self.host_lengths
         counts = torch.where(lengths > 0, ((lengths - size).clamp(min=0) + step - 1) // step + 1, 0)
         window_offsets = segments.offsets_from_lengths(counts)
@@ -262,19 +261,17 @@ class SequenceOperations(FlatBatch):
         batches: list[FlatBatch] = [self, *others]
         for other in batches[1:]:
             if not isinstance(other, FlatBatch):
-                raise ArgumentTypeError(
-                    message("others", type(other).__name__, "a Ragged", "wrap it with rl.Ragged first")
-                )
+                raise ArgumentTypeError("others", type(other).__name__, "a Ragged", "wrap it with rl.Ragged first")
             if (other.dtype, other.device) != (self.dtype, self.device):
                 got, rule = f"{other.dtype} on {other.device}", f"{self.dtype} on {self.device}, like this batch"
-                raise ShapeError(message("others", got, rule, "convert it with .to(...)"))
+                raise ShapeError("others", got, rule, "convert it with .to(...)")
             if other.offsets.shape != self.offsets.shape or other.values.shape[1:] != self.values.shape[1:]:
                 got = f"{other.offsets.shape[0] - 1} sequences of features {tuple(other.values.shape[1:])}"
                 rule = (
                     f"{self.offsets.shape[0] - 1} sequences of features {tuple(self.values.shape[1:])}, like this batch"
                 )
                 fix = "call Ragged([*a, *b]) to put more sequences into a batch"
-                raise ShapeError(message("others", got, rule, fix))
+                raise ShapeError("others", got, rule, fix)
         lengths = torch.stack([batch.host_lengths for batch in batches]).sum(0)
         device = self.offsets.device
         goal = segments.offsets_from_lengths(lengths).to(device, non_blocking=True)[:-1]
@@ -321,11 +318,9 @@ class SequenceOperations(FlatBatch):
     def _needs_real(self, name: str) -> None:
         if self.values.is_complex():
             fix = f"call r.map(torch.abs).{name}()"
-            raise ArgumentTypeError(
-                message(name, str(self.values.dtype), "of real numbers, which can be compared", fix)
-            )
+            raise ArgumentTypeError(name, str(self.values.dtype), "of real numbers, which can be compared", fix)
 
     def _needs_floating(self, name: str) -> None:
         if not (self.values.is_floating_point() or self.values.is_complex()):
             fix = f"call r.to(torch.float32).{name}()"
-            raise ArgumentTypeError(message(name, str(self.values.dtype), "of a floating-point dtype", fix))
+            raise ArgumentTypeError(name, str(self.values.dtype), "of a floating-point dtype", fix)

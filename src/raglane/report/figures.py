@@ -66,7 +66,7 @@ def _draw_curve(
     axes.set_xlabel("epoch")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend(frameon=False, fontsize=9, labelcolor=look.ink)
-    axes.set_ylim(*((None, 1.02) if name == "accuracy" else (0, None)))
+    axes.set_ylim(**({"top": 1.02} if name == "accuracy" else {"bottom": 0}))
 
 
 def _panel(height: float, title: str | None = None, look: Look = DARK) -> tuple[Figure, Axes]:
@@ -139,11 +139,11 @@ def confusion_png(matrix: Sequence[Sequence[int]], labels: Sequence[str], title:
     return png(figure, _DPI)
 
 
-def points(points: Sequence[tuple[float, float]], title: str | None = None) -> bytes:
-    """Draw predicted numbers against the true ones: for a page, or with a title as PNG."""
+def points(pairs: Sequence[tuple[float, float]], title: str | None = None) -> bytes:
+    """Draw pairs of a true and a predicted number: for a page, or with a title as PNG."""
     look = DARK if title is None else LIGHT
     figure, axes = _panel(_WIDTH, title, look)
-    true, predicted = zip(*points, strict=True)
+    true, predicted = zip(*pairs, strict=True)
     ends = [min(true), max(true)]
     axes.plot(ends, ends, color=look.faint, linestyle="--", linewidth=1, label="exact")
     axes.plot(true, predicted, color=BLUE, linestyle="", marker="o", markersize=3, alpha=0.5, label="predicted")
@@ -185,14 +185,13 @@ def _draw_rows(
     *,
     are_dots: bool = False,
 ) -> None:
-    places = [place for place, value in enumerate(values) if value is not None and math.isfinite(value)]
-    finite: list[float] = [value for value in values if value is not None and math.isfinite(value)]
+    finite = {place: value for place, value in enumerate(values) if value is not None and math.isfinite(value)}
     if are_dots:
-        axes.plot(finite, places, "o", color=BLUE, markersize=6)
+        axes.plot([*finite.values()], [*finite], "o", color=BLUE, markersize=6)
     else:
-        axes.barh(places, finite, color=BLUE, height=0.7)
+        axes.barh([*finite], [*finite.values()], color=BLUE, height=0.7)
         axes.grid(visible=False, axis="y")
-    for place, value in zip(places, finite, strict=True):
+    for place, value in finite.items():
         offset: dict[str, Any] = {"xytext": (5, 0), "textcoords": "offset points", "va": "center"}
         axes.annotate(_short(value), (value, place), fontsize=9, color=look.ink, **offset)
     axes.set_yticks(range(len(names)), names, parse_math=False)
@@ -213,7 +212,7 @@ def _short(value: float) -> str:
 def _write_counts(axes: Axes, matrix: Sequence[Sequence[int]], shares: Sequence[Sequence[float]], size: float) -> None:
     """Write the counts that are not 0, light on dark and dark on light."""
     digits = max(len(str(count)) for row in matrix for count in row)
-    size = min(size, 8.0 * math.sqrt(3 / max(digits, 3)) if digits > 3 else size)
+    size = min(size, 8.0 * math.sqrt(3 / digits) if digits > 3 else size)
     for row, counts in enumerate(matrix):
         for column, count in enumerate(counts):
             if count:
@@ -287,7 +286,7 @@ def setting_svg(group: Compared, name: str) -> bytes:
     values, metric = group.column(name), group.column(group.drawn)
     try:
         values = [float(value) for value in values]
-    except ValueError:
+    except (TypeError, ValueError):  # words, or lists
         values = [str(value) for value in values]
     listed = sorted(set(values))
     if isinstance(values[0], str) or len(listed) <= _COLORED:

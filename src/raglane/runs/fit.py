@@ -112,7 +112,7 @@ def fit(
             None if out is None else as_path(out),
             resume=resume,
             overwrite=overwrite,
-            say=notes.append,
+            log=notes.append,
             watch=lambda metric: _watcher(metric, progress, callback),
         )
     if trained.result.stopped_by is not None:

@@ -114,7 +114,7 @@ class _Worker:
     def _predict(self, place: int) -> str:
         path = self._folder / f"part-{place:05d}.parquet"
         if path.exists():
-            # A worker that was lost later has written it.
+            # A worker wrote it before it was lost.
             return ""
         block = self._blocks[place]
         try:
@@ -130,19 +130,19 @@ def _predictions(predictor: TablePredictor, block: Block) -> bytes:
     with parquet.ParquetFile(block.path) as file:
         table = file.read_row_groups(list(range(*block.groups)))
     # Sort by length for backends that pad. The batches do not affect the bits of a prediction.
-    order = np.argsort(-_lengths(table, arrow), kind="stable")
+    order = np.argsort(-_lengths(table), kind="stable")
     answers = predictor(table.take(order)).take(np.argsort(order, kind="stable"))
     if "id" not in answers.column_names:
         answers = answers.add_column(0, "id", arrow.array(np.arange(block.first, block.first + len(answers))))
     return parquet_bytes(answers.combine_chunks())
 
 
-def _lengths(table: Any, arrow: Any) -> Any:
+def _lengths(table: Any) -> Any:
     """Return the lengths of the first column of lists or texts; zeros without one."""
-    compute = require("pyarrow.compute", "data")
+    types, compute = require("pyarrow", "data").types, require("pyarrow.compute", "data")
     for field in table.schema:
-        is_list = arrow.types.is_list(field.type) or arrow.types.is_large_list(field.type)
-        if is_list or arrow.types.is_string(field.type):
+        is_list = types.is_list(field.type) or types.is_large_list(field.type)
+        if is_list or types.is_string(field.type):
             column = table[field.name]
             lengths = compute.list_value_length(column) if is_list else compute.utf8_length(column)
             return compute.fill_null(lengths, 0).to_numpy()

@@ -372,9 +372,9 @@ def guess_task(read: Callable[[str], Dataset], tasks: Sequence[str]) -> tuple[Da
         used = records.columns
         if not taken or (used.label is not None and not taken & {used.label, used.sequence}):
             return records, task
-    # An error of a column with the type that a task needs, or of several, tells more than one of other types.
-    telling = [error for error in errors if not isinstance(error, UnfitColumnError) or error.candidates]
-    raise (telling or errors)[0]
+    # An error of a column with the type that a task needs, or of several, is more helpful than one of other types.
+    helpful = [error for error in errors if not isinstance(error, UnfitColumnError) or error.candidates]
+    raise (helpful or errors)[0]
 
 
 def _read_as(read: Callable[[str], Dataset], task: str) -> Dataset:

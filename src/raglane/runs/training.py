@@ -40,7 +40,7 @@ _CHANGEABLE = ("epochs", "patience", "device", "ranks", "engine", "threads", "wo
 # The least number of sequences whose labels are doubted as classes.
 _FEW = 10
 
-Say = Callable[[str], None]
+Log = Callable[[str], None]
 
 
 class Trained(NamedTuple):
@@ -62,7 +62,7 @@ def train_run(
     name_folder: Callable[[Settings], Path] | None = None,
     resume: bool = False,
     overwrite: bool = False,
-    say: Say,
+    log: Log,
     watch: Callable[[str], Any],
 ) -> Trained:
     """Train with the chosen settings, or resume the run in ``out``; ``sources`` None selects its own data.
@@ -79,7 +79,7 @@ def train_run(
                 raise ArgumentError("overwrite", got, "False to resume a run", "leave one out")
             out = to_resume(out)
             if stack.enter_context(claimed(out, resume=True)):
-                say(IS_BACK)
+                log(IS_BACK)
             before = load_description(out)
             refuse_diverged(before, out)
             settings, sources = _resumed(before, out, chosen, columns, sources)
@@ -89,22 +89,22 @@ def train_run(
             sources = sources or Sources(Source(None, None, ColumnNames(**columns)))
             if out is not None:
                 stack.enter_context(claimed(out, overwrite=overwrite))
-            settings, records = _opened(sources.training, chosen, say)
+            settings, records = _opened(sources.training, chosen, log)
             if out is None and name_folder is not None:
                 out = name_folder(settings)
                 stack.enter_context(claimed(out, overwrite=overwrite))
         sources, records, note = sources.by_characters(records, settings.task)
         for line in (*records.notes, *filter(None, [note])):
-            say(line)
-        training, validation, test = read_parts(sources, records, settings, say)
+            log(line)
+        training, validation, test = read_parts(sources, records, settings, log)
         if plans is not None:
             settings, line = _planned(settings, training, plans)
-            say(line)
+            log(line)
         if before is None:
             settings, lines = settle(settings, training)
             for line in (*lines, *TASKS[settings.task].notes(training, validation, settings)):
-                say(line)
-        _report_too_long(settings, training, say)
+                log(line)
+        _report_too_long(settings, training, log)
         data = {} if sources.training.held is not None else asdict(SavedSource.of(*sources))
         data = data or ({} if before is None else dict(before.data))
         parts = Parts(training, validation, test, data.get("path"), in_memory=not data)
@@ -166,7 +166,7 @@ def _check(settings: Settings) -> None:
     check_logger(settings.logger)
 
 
-def _opened(source: Source, chosen: Mapping[str, Any], say: Say) -> tuple[Settings, Dataset]:
+def _opened(source: Source, chosen: Mapping[str, Any], log: Log) -> tuple[Settings, Dataset]:
     """Return the settings and the sequences; an omitted task is guessed from the labels and the loss."""
     if "task" in chosen or source.is_default:
         settings = Settings(**chosen)
@@ -174,11 +174,11 @@ def _opened(source: Source, chosen: Mapping[str, Any], say: Say) -> tuple[Settin
         _check(settings)
         return settings, source.open(settings.task)
     _check(without_task(chosen))
-    records, task = guessed(source, chosen.get("loss"), say)
+    records, task = guessed(source, chosen.get("loss"), log)
     return Settings(**{**chosen, "task": task}), records
 
 
-def guessed(source: Source, loss: str | None, say: Say) -> tuple[Dataset, str]:
+def guessed(source: Source, loss: str | None, log: Log) -> tuple[Dataset, str]:
     """Return the sequences, and the task guessed from their labels and the loss."""
     records, task = source.guess(loss)
     labels = records.labels if records.is_in_memory else None
@@ -188,9 +188,9 @@ def guessed(source: Source, loss: str | None, say: Say) -> tuple[Dataset, str]:
             rule, fix = "classes that repeat", f"pass {argument('task', 'regress')} for numbers to predict"
             raise DataError("labels", got, rule, f"{fix}, or {argument('task', 'classify')}")
         texts = argument("task", "transcribe")
-        say(f"labels: {different:,} different ones; to predict their characters or words, pass {texts}")
+        log(f"labels: {different:,} different ones; to predict their characters or words, pass {texts}")
     if task != "classify":
-        say(f"task: {task} (guessed; {argument('task')} chooses)")
+        log(f"task: {task} (guessed; {argument('task')} chooses)")
     return records, task
 
 
@@ -236,21 +236,21 @@ def _changes_of(folder: Path, before: Settings | ColumnNames, given: Mapping[str
 
 
 def read_parts(
-    sources: Sources, records: Dataset, settings: Settings, say: Say
+    sources: Sources, records: Dataset, settings: Settings, log: Log
 ) -> tuple[Dataset, Dataset | None, Dataset | None]:
     """Return the training, validation and test parts; all are read before training, to report errors early."""
     if (single := note_single(records.element_counts, records.is_tokens)) is not None:
-        say(single)
-    given = None if sources.validation is None else _read(sources.validation, settings, say)
+        log(single)
+    given = None if sources.validation is None else _read(sources.validation, settings, log)
     where = "" if sources.validation is None else sources.validation.where
     training, validation, notes = _divide(records, given, settings, sources.training.where, where)
     for note in notes:
-        say(note)
-    test = None if sources.test is None else _read(sources.test, settings, say)
+        log(note)
+    test = None if sources.test is None else _read(sources.test, settings, log)
     for name, source, part in (("validation", sources.validation, given), ("test", sources.test, test)):
         if source is not None and part is not None and (count := _repeated(records, part)):
             of = f"{count_of(len(part), 'sequence')} of {source.where}"
-            say(f"{name}: {count:,} of {of} are also in the training data")
+            log(f"{name}: {count:,} of {of} are also in the training data")
     if test is not None:
         return training, validation, test
     is_default = sources.training.is_default
@@ -270,10 +270,10 @@ def _repeated(training: Dataset, part: Dataset) -> int:
     return sum(own in known for own in hashes(part))
 
 
-def _read(source: Source, settings: Settings, say: Say) -> Dataset:
+def _read(source: Source, settings: Settings, log: Log) -> Dataset:
     records = source.read(settings.task)
     if settings.task == "classify" and (note := note_empty(records.records)):
-        say(f"{source.where}: {note}")
+        log(f"{source.where}: {note}")
     return records
 
 
@@ -362,10 +362,10 @@ def _planned(settings: Settings, training: Dataset, what: str) -> tuple[Settings
     return settings, f"batches: {size} {kind}. {why}"
 
 
-def _report_too_long(settings: Settings, training: Dataset, say: Say) -> None:
+def _report_too_long(settings: Settings, training: Dataset, log: Log) -> None:
     """Print the number of sequences that exceed a batch."""
     most, words = settings.batch_elements, {"drop": "left out", "split": "split", "alone": "batches of their own"}
     if most is not None and settings.too_long in words:
         count = int((training.lengths.numpy() > most).sum())
         what = words[settings.too_long]
-        say(f"longer than a batch of {most:,} elements: {count_of(count, 'sequence')}, {what}")
+        log(f"longer than a batch of {most:,} elements: {count_of(count, 'sequence')}, {what}")

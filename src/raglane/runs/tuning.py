@@ -198,7 +198,7 @@ class Search:
     data: Mapping[str, Any]  # the sources of the parts, as in ``run.json``
     columns: Mapping[str, Any]
     trials: int  # in total, including earlier calls and other processes
-    say: Callable[[str], None]
+    log: Callable[[str], None]
     seconds: float | None = None  # the time limit
 
     @cached_property
@@ -381,7 +381,7 @@ class Search:
                 raise
             outcome, text = pruned, f"left out: {error}"
         self.study.tell(trial, **outcome)
-        self.say(f"trial {int(place.name)}: {text}  ({words})")
+        self.log(f"trial {int(place.name)}: {text}  ({words})")
         return None
 
     def _result(self, stopped_by: int | None) -> Tuned:

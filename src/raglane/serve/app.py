@@ -312,13 +312,13 @@ async def about() -> Response:
 
 @_routes.get("/v2/health/live")
 async def is_live() -> Response:
-    """Return that the server runs (Open Inference Protocol)."""
+    """Report that the server runs (Open Inference Protocol)."""
     return _json({"live": True})
 
 
 @_routes.get("/v2/health/ready")
 async def is_ready(server: _Server) -> Response:
-    """Return whether the server accepts work (Open Inference Protocol)."""
+    """Report whether the server accepts work (Open Inference Protocol)."""
     ready = server.status() == "ok"
     return _json({"ready": ready}, 200 if ready else 503)
 
@@ -331,7 +331,7 @@ async def model(name: str, server: _Server) -> Response:
 
 @_routes.get("/v2/models/{name}/ready")
 async def model_is_ready(name: str, server: _Server) -> Response:
-    """Return whether a model accepts frames of streams (Open Inference Protocol)."""
+    """Report whether a model accepts frames of streams (Open Inference Protocol)."""
     ready = bool(server.engines().get(server.named(name).name, {}).get("works"))
     return _json({"name": name, "ready": ready}, 200 if ready else 503)
 

@@ -1,4 +1,4 @@
-"""The frames that streams accept; of a stored run with its preprocessing, and its answers as in ``Run.predict``."""
+"""The frames that streams accept: of a module, or of a stored run, whose streams include its preprocessing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from raglane._utils.checks import check_unmasked
+from raglane._utils.checks import check_tensor, check_unmasked
 from raglane._utils.messages import quote, quote_all
 from raglane.data.encoders import END
 from raglane.data.missing import since_observed
@@ -125,11 +125,10 @@ class Frames:
             except (TypeError, ValueError, RuntimeError) as error:
                 fix = "pass a tensor or an array"
                 raise ArgumentTypeError("frames", quote(frames), self._rule, fix) from error
+        check_tensor("frames", frames)
         if frames.shape[1:] != features or not frames.dim() or frames.dtype is not dtype or not frames.is_cpu:
             got = f"shape {tuple(frames.shape)} of {frames.dtype} on {frames.device}"
             raise ShapeError("frames", got, self._rule, "reshape or convert them")
-        if frames.layout is not torch.strided:
-            raise ShapeError("frames", str(frames.layout), self._rule, "pass frames.to_dense()")
         rows: Tensor = frames.detach().resolve_neg() if frames.requires_grad or frames.is_neg() else frames
         rows = rows if len(features) == 1 else rows.reshape(frames.shape[0], self.width)
         if not rows.numel():
@@ -159,7 +158,7 @@ class _RunFrames(Frames):
 
     def __init__(self, prepared: Prepared, saved: SavedModel, passes_nan: bool) -> None:
         self._model, self._preprocessor = saved.model, saved.preprocessor
-        # As run.predict, which refuses infinite numbers. They would make the rest of the stream NaN.
+        # run.predict raises for infinite numbers too. They would make the rest of the stream NaN.
         super().__init__(prepared, passes_nan or self._preprocessor.missing != "error", passes_infinite=False)
         self._task = make_task(self._preprocessor, self._model.config)
         self._places = {token: place for place, token in enumerate(self._preprocessor.vocabulary or ())}

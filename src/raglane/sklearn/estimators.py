@@ -43,10 +43,11 @@ def _sequences_from(estimator: Any, X: Any, *, reset: bool) -> Dataset:  # noqa:
             vars(estimator).pop(name, None)
     channels = estimator.channels
     check_choice("channels", channels, tuple(_LAYOUTS))
-    is_rows = not (isinstance(X, (Ragged, Dataset)) or is_panel(X) or _is_list(X) or getattr(X, "ndim", 0) == 3)
+    is_batch = isinstance(X, (Ragged, Dataset)) or is_panel(X)
+    is_rows = not (is_batch or _is_list(X) or getattr(X, "ndim", 0) == 3)
     if is_rows:
         records = _rows(estimator, X, reset)
-    elif isinstance(X, (Ragged, Dataset)) or is_panel(X):
+    elif is_batch:
         records = read(X, _NO_LABELS)
     else:
         parts = list(X)

@@ -49,7 +49,7 @@ ENGINES = ("processes", "ray")
 LOGGERS = ("tensorboard", "wandb", "mlflow")
 
 
-# Larger values are typing mistakes; torch's sizes end at 2**63 - 1.
+# The largest count: larger ones are typing mistakes.
 _LARGEST = 2**31 - 1
 # The range of float32, the dtype of weights.
 _HIGHEST = 3.4e38
@@ -164,16 +164,16 @@ class ModelSettings:
 
     def __post_init__(self) -> None:
         check(self)
-        forwards, losses = self.task in FORWARDS, LOSSES[self.task]
+        is_forwards, losses = self.task in FORWARDS, LOSSES[self.task]
         rule = f"False for the task {self.task}: the backward direction would see the element to predict"
-        self._refuse("bidirectional", self.bidirectional and forwards, rule)
+        self._refuse("bidirectional", self.bidirectional and is_forwards, rule)
         rule = f"False for the cell {self.cell}; layer normalisation exists for {' and '.join(NORMALISED_LAYERS)}"
         self._refuse("layer_norm", self.layer_norm and self.cell not in NORMALISED_LAYERS, rule)
         self._refuse_pooling(self.task in ALWAYS_PER_ELEMENT)
         rule = f"another cell for the task {self.task}, since grud reads when each channel was observed"
-        self._refuse("cell", self.cell == "grud" and forwards, rule, "choose another cell")
+        self._refuse("cell", self.cell == "grud" and is_forwards, rule, "choose another cell")
         rule = "learned or zeros for a forecast, which must not depend on the length of its sequence"
-        self._refuse("initial_state", self.initial_state == "lengths" and forwards, rule, "pass learned or zeros")
+        self._refuse("initial_state", self.initial_state == "lengths" and is_forwards, rule, "pass learned or zeros")
         rule = "False for all tasks except language, whose outputs are the tokens that it reads"
         self._refuse("tie_weights", self.tie_weights and self.task != "language", rule)
         rule, fix = f"a loss of the task {self.task}: {', '.join(losses)}", "choose one of them, or leave it out"
@@ -424,9 +424,6 @@ def without_task(chosen: Mapping[str, Any]) -> Settings:
 PLANNED = ("batch_size", "batch_elements")
 """The settings that may be ``"auto"``."""
 
-# A placeholder until the batch is planned.
-_ANY = 2**31 - 1
-
 
 def left_to_plan(chosen: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
     """Return the choices without ``"auto"``, and the name of the setting in ``PLANNED`` that was auto, or None."""
@@ -437,4 +434,5 @@ def left_to_plan(chosen: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]
         got, rule = f"'auto', with {argument('batch_size', 'auto')}", "the only setting that is auto"
         raise ArgumentError("batch_elements", got, rule, "leave one of them out")
     rest = {name: value for name, value in chosen.items() if name != names[0]}
-    return rest | ({"batch_elements": _ANY} if names == ["batch_elements"] else {}), names[0]
+    # A placeholder until the batch is planned.
+    return rest | ({"batch_elements": _LARGEST} if names == ["batch_elements"] else {}), names[0]

@@ -271,7 +271,7 @@ def pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[Piece]:
     steps = _step_columns(path, columns, entries) if entries else []
     if text is not None or steps or columns.wide:
         if not start:
-            yield _row_piece(path, replace(columns, sequence=text), steps)
+            yield _row_piece(path, entries or _entries_of(path)[0], replace(columns, sequence=text), steps)
         return
     id_name, _ = _id_column(path, columns, names)
     place = header.index(id_name)
@@ -287,9 +287,8 @@ def pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[Piece]:
         yield file.regrouped()
 
 
-def _row_piece(path: Path, columns: Columns, steps: list[str]) -> Piece:
+def _row_piece(path: Path, entries: dict[str, Entries], columns: Columns, steps: list[str]) -> Piece:
     """Return the rows of a file with a sequence per row as one piece."""
-    entries, _ = _entries_of(path)
     count = len(next(iter(entries.values())))
 
     def read(low: int, high: int) -> Records:

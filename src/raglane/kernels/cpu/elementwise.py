@@ -10,7 +10,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from raglane._utils.messages import message
 from raglane.cells.elementwise import ElementwiseWeights
 from raglane.errors import ArgumentError
 from raglane.kernels.cpu.layer import KINDS, BackwardCall, Grads, Layer, LayerSpec, add_product, outer, spend
@@ -27,7 +26,7 @@ class ElementwiseLayer(Layer):
     def __init__(self, spec: LayerSpec) -> None:
         if spec.checkpoint_every:
             rule = "0 for an element-wise cell, whose kernels do not recompute gates"
-            raise ArgumentError(message("checkpoint_every", repr(spec.checkpoint_every), rule, "pass 0"))
+            raise ArgumentError("checkpoint_every", repr(spec.checkpoint_every), rule, "pass 0")
         facts = cell_facts()[spec.cell]
         super().__init__(spec, facts.number, input_size=spec.input_size, hidden_size=spec.sizes[0])
         # If D is not H, the input that skips the cell has its own product.

@@ -12,7 +12,6 @@ from torch.nn import functional
 
 from raglane._utils import forks
 from raglane._utils.checks import check_unchanged
-from raglane._utils.messages import message
 from raglane.cells import CELLS
 from raglane.errors import ArgumentError
 from raglane.kernels.checks import Admitted, Gate, admit, check_layer
@@ -239,7 +238,7 @@ class Layer(ABC):
             return self.dtype
         if self.dtype is not torch.float32:
             rule, fix = "torch.float32 with int8 weights", "convert the tensors"
-            raise ArgumentError(message("dtype", str(self.dtype), rule, fix))
+            raise ArgumentError("dtype", str(self.dtype), rule, fix)
         return packed
 
     def packed(self, weights: Tensors, depth: int = 0, dtype: torch.dtype | None = None) -> Tensor:

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raglane._utils.messages import message
 from raglane.cells import CELLS
 from raglane.errors import ArgumentError, ShapeError
 from raglane.kernels.contract import Request
@@ -28,20 +27,20 @@ def _layer_of(
 ) -> tuple[Layer, tuple[Tensor | None, ...]]:
     """Return the layer and the tensors for arguments of the operators, which users can call too."""
     if cell not in cell_facts():
-        raise ArgumentError(message("cell", repr(cell), f"one of {', '.join(cell_facts())}", "choose one of them"))
+        raise ArgumentError("cell", repr(cell), f"one of {', '.join(cell_facts())}", "choose one of them")
     states = tuple(part for part in padded[:2] if part is not None)
     for name, part in zip("hc", states, strict=False):
         if part.dim() != 3:
             rule = "a tensor (directions, sequences, size)"
-            raise ShapeError(message(name, f"shape {tuple(part.shape)}", rule, "pass one state per sequence"))
+            raise ShapeError(name, f"shape {tuple(part.shape)}", rule, "pass one state per sequence")
     if checkpoint_every < 0:
         rule = "0, or the number of steps that backward recomputes at a time"
-        raise ArgumentError(message("checkpoint_every", repr(checkpoint_every), rule, "pass 0 or more"))
+        raise ArgumentError("checkpoint_every", repr(checkpoint_every), rule, "pass 0 or more")
     directions, each = states[0].shape[0], len(CELLS[cell].weights_type._fields)
     weights, rest = padded[2:][: each * directions], padded[2:][each * directions :]
     if any(part is not None for part in rest):
         got, rule = f"{directions} directions, and weights for more", f"{each} for each direction of h"
-        raise ArgumentError(message("weights", got, rule, "pass a state for both directions"))
+        raise ArgumentError("weights", got, rule, "pass a state for both directions")
     tensors = (values, *states, *weights)
     sizes = tuple(int(part.shape[2]) for part in states)  # int, because they may be symbolic while tracing
     layer = layer_of(cell, offsets, tensors, len(weights), sizes, int(directions), checkpoint_every=checkpoint_every)
@@ -95,7 +94,7 @@ def _backward_op(cell: str, values: Tensor, offsets: Tensor, *rest: Any) -> list
     states, weights = len(layer.initial(tensors)), layer.weights
     if len(needed) != 1 + _PADDED:
         rule = f"{1 + _PADDED} bools: of the values, two states and {_WEIGHTS} weights"
-        raise ArgumentError(message("needed", f"{len(needed)} bools", rule, "pass one for each"))
+        raise ArgumentError("needed", f"{len(needed)} bools", rule, "pass one for each")
     own = (*needed[: 1 + states], *needed[3 : 3 + weights])
     output_grads = OutputGrads(grad_output, grad_c_states, tuple(grad_final[:states]))
     saved = Saved(output, gates, c_states, is_shared=True)

@@ -19,7 +19,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from raglane._utils.messages import message
 from raglane.errors import ArgumentError, ShapeError
 from raglane.kernels.cpu.layer import layer_of
 from raglane.kernels.cpu.programs import encode
@@ -66,16 +65,16 @@ class Kernel:
         got = [(part.shape[1], part.dtype) for part in rows.inputs], [part.shape[1] for part in rows.pools]
         if [width for width, _ in got[0]] != list(widths) or got[1] != list(self.sizes):
             rule, fix = f"widths {list(widths)} and states {list(self.sizes)}", "pass the rows of the stage"
-            raise ShapeError(message("rows", repr(got), rule, fix))
+            raise ShapeError("rows", repr(got), rule, fix)
         if any(dtype not in dtypes for _, dtype in got[0]):
-            raise ShapeError(message("rows", repr(got), f"of {' or '.join(map(str, dtypes))}", "convert them"))
+            raise ShapeError("rows", repr(got), f"of {' or '.join(map(str, dtypes))}", "convert them")
         shapes = [(rows.pools[0].shape[0], size) for size in self.sizes]
         filled = [pool for pool in rows.pools if pool.numel()]
         placed = [place(pool, shape, self.state_dtype) for pool, shape in zip(rows.pools, shapes, strict=True)]
         if None in placed or len({pool.data_ptr() for pool in filled}) < len(filled):
             got_pools = [(tuple(pool.shape), pool.dtype, pool.stride()) for pool in rows.pools]
             rule = f"contiguous tensors {shapes} of {self.state_dtype} without common memory"
-            raise ShapeError(message("pools", repr(got_pools), rule, "pass those of the method pools"))
+            raise ShapeError("pools", repr(got_pools), rule, "pass those of the method pools")
 
     def run(self, rows: Rows) -> None:
         """Compute the output."""
@@ -129,7 +128,7 @@ class Runner:
         """Run all stages on the first ``elements`` rows, as ``sequences`` sequences."""
         if elements > self._elements or sequences > self._sequences:
             got, rule = f"{elements} elements of {sequences} sequences", "those of the last call of reserve, at most"
-            raise ArgumentError(message("elements", got, rule, "call reserve first"))
+            raise ArgumentError("elements", got, rule, "call reserve first")
         threads = library.library().threads(self._threads)
         for part in self._calls:
             if isinstance(part, int):
@@ -220,7 +219,7 @@ class PreparedProgram(Kernel):
             counts = len(sequences), len(elements), len(program.outputs)
             got = f"{counts[0]} inputs per sequence, {counts[1]} per element and {counts[2]} outputs"
             rule = "one of inputs per element alone, and one output"
-            raise ArgumentError(message("program", got, rule, "run it without preparing it"))
+            raise ArgumentError("program", got, rule, "run it without preparing it")
         self._dtypes = (dtype, torch.bfloat16) if dtype is torch.float32 else (dtype,)
         self._widths, sizes = [width for (width,) in elements], [width for (width,) in states]
         output_dtype = dtype if output_dtype is None else output_dtype

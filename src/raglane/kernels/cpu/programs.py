@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from raglane._utils.checks import check_unchanged
-from raglane._utils.messages import message, quote
+from raglane._utils.messages import quote
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.native import library
 from raglane.native.library import DTYPES, call, program_preamble
@@ -24,7 +24,6 @@ from raglane.programs.program import KINDS, OPERATIONS, Operand, Program, produc
 _NUMBERS = {name: number for number, name in enumerate(OPERATIONS)}
 # The structs raglane_program and raglane_outer.
 _pack, _pack_outer = struct.Struct("=16q").pack, struct.Struct("=15q").pack
-_bits = struct.Struct("=d"), struct.Struct("=q")
 _NOWHERE = Operand(-1)
 
 
@@ -53,7 +52,7 @@ def run(
     for name, own, shapes in zip(_INPUTS, inputs, encoded.shapes, strict=True):
         if len(own) != len(shapes):
             got, rule = f"{len(own)} tensors", f"the {len(shapes)} tensors of the program"
-            raise ShapeError(message(name, got, rule, f"pass {len(shapes)}"))
+            raise ShapeError(name, got, rule, f"pass {len(shapes)}")
     count, batch = _sizes(offsets, elements)
     dtype = _computed_in(inputs)
     narrow = (dtype, torch.bfloat16) if dtype is torch.float32 else (dtype,)
@@ -71,7 +70,7 @@ def run(
     kinds = [dtype] * len(program.outputs) if output_dtypes is None else list(output_dtypes)
     if len(kinds) != len(program.outputs) or not set(kinds) <= set(narrow):
         rule = f"{len(program.outputs)} dtypes of {', '.join(map(str, narrow))}"
-        raise ArgumentError(message("output_dtypes", quote(kinds), rule, "leave it out"))
+        raise ArgumentError("output_dtypes", quote(kinds), rule, "leave it out")
     outputs = [
         _memory(over.get(index), (count, width), kind)
         for index, ((_, width), kind) in enumerate(zip(program.outputs, kinds, strict=True))
@@ -153,7 +152,7 @@ class Encoded(NamedTuple):
 def encode(program: Program) -> Encoded:
     """Return a program as integers for C."""
     if not isinstance(program, Program):
-        raise ArgumentTypeError(message("program", f"a {type(program).__name__}", "a Program", "build one"))
+        raise ArgumentTypeError("program", f"a {type(program).__name__}", "a Program", "build one")
     parts = program.blocks, program.weights, program.instructions, program.outputs, program.next_states
     numbers = [*map(len, parts), sum(len(instruction.columns) for instruction in program.instructions)]
     try:
@@ -166,7 +165,7 @@ def encode(program: Program) -> Encoded:
                 _NUMBERS[instruction.operation],
                 instruction.width,
                 instruction.segments,
-                _as_integer(instruction.epsilon),
+                _bits_of(instruction.epsilon),
                 instruction.weight,
                 len(instruction.columns),
             )
@@ -182,28 +181,26 @@ def encode(program: Program) -> Encoded:
         code = array("q", numbers)
     except (KeyError, ValueError, OverflowError, TypeError, struct.error) as error:
         rule = "of kinds, operations and numbers of raglane.programs.program"
-        raise ArgumentError(message("program", quote(str(error)), rule, "build it again")) from error
+        raise ArgumentError("program", quote(str(error)), rule, "build it again") from error
     # C cannot see wrong numbers of results and operands, because encoded ones are padded.
     for number, instruction in enumerate(program.instructions):
         counts = len(instruction.results), len(instruction.operands)
         right = 2 if instruction.operation == "norm" else 1, OPERATIONS[instruction.operation]
         if counts != right:
             got = f"{counts[0]} results and {counts[1]} operands of {instruction.operation}"
-            raise ArgumentError(
-                message(f"instructions[{number}]", got, f"of {right[0]} and {right[1]}", "build it again")
-            )
+            raise ArgumentError(f"instructions[{number}]", got, f"of {right[0]} and {right[1]}", "build it again")
     shapes = tuple([tuple([(width,) for width in program.given(kind)]) for kind in KINDS[:-1]])
     weights = tuple([(weight.groups, weight.rows, weight.depth) for weight in program.weights])
     return Encoded(torch.frombuffer(code, dtype=torch.int64), (*shapes, weights), program)
 
 
 def _place(place: Operand) -> tuple[int, ...]:
-    return place.block, place.start, bool(place.spread), _as_integer(place.number)
+    return place.block, place.start, bool(place.spread), _bits_of(place.number)
 
 
-def _as_integer(number: float) -> int:
-    real, integer = _bits
-    bits: int = integer.unpack(real.pack(number))[0]
+def _bits_of(number: float) -> int:
+    """Return the bits of a float64."""
+    bits: int = struct.unpack("=q", struct.pack("=d", number))[0]
     return bits
 
 
@@ -243,7 +240,7 @@ def _computed_in(inputs: Sequence[Sequence[Tensor]]) -> torch.dtype:
     if not isinstance(first, Tensor) or first.dtype not in DTYPES:
         got = str(first.dtype) if isinstance(first, Tensor) else f"a {type(first).__name__}"
         rule = f"tensors of {', '.join(map(str, DTYPES))}, which the cpu kernels compute in"
-        raise ShapeError(message("elements", got, rule, "convert it with .to()"))
+        raise ShapeError("elements", got, rule, "convert it with .to()")
     return torch.float64 if first.dtype is torch.float64 else torch.float32
 
 
@@ -260,7 +257,7 @@ def times(rows: Tensor, weight: Tensor) -> Tensor:
     if not isinstance(weight, Tensor) or weight.dim() != 3 or not weight.numel():
         got = f"shape {tuple(weight.shape)}" if isinstance(weight, Tensor) else f"a {type(weight).__name__}"
         rule = "a tensor (groups, width, depth), all above 0"
-        raise ShapeError(message("weight", got, rule, "pass a tensor of that shape"))
+        raise ShapeError("weight", got, rule, "pass a tensor of that shape")
     groups, width, depth = weight.shape
     offsets = torch.frombuffer(array("q", (0, rows.shape[0])), dtype=torch.int64)  # sooner than torch.tensor
     outputs, _ = run(product_program(groups, width, depth), offsets=offsets, elements=[rows], weights=[weight])
@@ -278,7 +275,7 @@ def outer_products(
     wide = columns if right is None else right.shape[1]
     if groups < 1 or columns % groups or wide % groups or not columns or not wide:
         got = f"{groups} for {columns} and {wide} columns"
-        raise ArgumentError(message("groups", got, "a divisor of both", "drop the columns that belong to no group"))
+        raise ArgumentError("groups", got, "a divisor of both", "drop the columns that belong to no group")
     shape = (groups, columns // groups, wide // groups)
     to = None if right is None else torch.empty(shape, dtype=left.dtype, device="cpu")
     total = torch.empty(columns, dtype=left.dtype, device="cpu") if sums else None

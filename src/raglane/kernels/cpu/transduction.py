@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from raglane._utils.checks import check_like
-from raglane._utils.messages import message
 from raglane.errors import ShapeError
 from raglane.native.library import ABI, DTYPES, call, found_state, library
 from raglane.native.memory import contiguous, place
@@ -60,7 +59,7 @@ def _readable(*parts: tuple[str, Tensor, tuple[int, ...], torch.dtype]) -> tuple
             placed = place(part, shape, dtype)
             if placed is None:
                 rule, fix = "unchanged during a call", "do not change it in another thread"
-                raise ShapeError(message(name, "a tensor that changed", rule, fix))
+                raise ShapeError(name, "a tensor that changed", rule, fix)
         addresses.append(placed[0])
         owners.append((part, placed[1]))
     return addresses, owners

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from raglane._utils.messages import message
 from raglane._utils.tracing import constant_when_traced
 from raglane.cells.module import ModuleCell
 from raglane.errors import DispatchError
@@ -122,20 +121,20 @@ def weights_of(name: str, tensors: list[Tensor], width: int, sizes: tuple[int, .
     fix = "call torch.compiler.reset()"
     if tuple(present) != own.names or len(tensors) != len(own.names):
         rule = f"a module with the tensors that it was compiled with, {', '.join(own.names)}"
-        raise DispatchError(message("cell", f"{name!r} with {', '.join(present)}", rule, fix))
+        raise DispatchError("cell", f"{name!r} with {', '.join(present)}", rule, fix)
     swapped = {id(part): other for part, other in zip(present.values(), tensors, strict=True)}
     weights = replaced(module, lambda part: swapped.get(id(part), part))
     reason = _unsuited(own.cell, weights, width, sizes, dtype)
     if reason:
         rule = f"a module that a graph can contain, but {reason}"
-        raise DispatchError(message("cell", f"{name!r}, changed since it was compiled", rule, fix))
+        raise DispatchError("cell", f"{name!r}, changed since it was compiled", rule, fix)
     return weights
 
 
 def _find(name: str) -> _Registered:
     if name not in _registered:
         rule, fix = "a layer that is alive, in the process that compiled it", "keep it, or compile it in this process"
-        raise DispatchError(message("cell", repr(name), rule, fix))
+        raise DispatchError("cell", repr(name), rule, fix)
     return _registered[name]
 
 

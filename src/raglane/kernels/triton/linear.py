@@ -1,8 +1,8 @@
-"""Loops that are linear in their states: what a run of steps makes of a state ``s`` is ``a * s + b``, by element.
+"""Loops that are linear in their states: a run of steps maps a state ``s`` to ``a * s + b``, by element.
 
-So the chunks of a long sequence can run side by side: a kernel computes a and b of each chunk, of which follow the
-states before all chunks. b is the state that the steps make of zeros, and a the product of their derivatives, which the
-kernel computes as the tangent of the state.
+So the chunks of a long sequence can run side by side: a kernel computes a and b of each chunk, and from these follow
+the states before all chunks. b is the result for a state of zeros. a is the product of the derivatives of the steps,
+which the kernel computes as the tangent of the state.
 """
 
 from __future__ import annotations
@@ -76,12 +76,12 @@ def _is_zero(span: Span, made: Mapping[int, Placed]) -> bool:
 
 
 class Tangents:
-    """The lines of the derivatives of a step's values by the state before a chunk, of which each column has its own."""
+    """The lines that compute tangents: derivatives of values by the same column of the state before a chunk."""
 
     def __init__(self, made: Instructions, carried: Sequence[int]) -> None:
         self.made, self.carried = made, carried
         self.head: list[str] = []  # before the loop
-        # Of each variable that depends on a state, the variable of the state; empty if it is not linear in it.
+        # For each variable that depends on a state, the variable of the state; empty if it is not linear in it.
         self._origins: dict[str, str] = {}
         for place in carried:
             for low, high in made.definitions[place].parts():

@@ -97,7 +97,7 @@ class CRF(torch.nn.Module):
         Raises:
             ArgumentError: the reduction is unknown.
         """
-        check_reduction(reduction)
+        check_reduction(reduction, "'none' and take the mean")
         loss = -self.log_likelihood(emissions, tags)
         if reduction == "none":
             return loss

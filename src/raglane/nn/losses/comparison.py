@@ -170,10 +170,10 @@ def check_untransformed(function: str, argument: str, values: Sequence[Tensor]) 
         raise ArgumentError(argument, got, rule, "use torch.autograd.grad or backward()")
 
 
-def check_reduction(reduction: Any) -> None:
-    """Raise if this is not the name of a reduction."""
+def check_reduction(reduction: Any, mean: str = "'element'") -> None:
+    """Raise if this is not the name of a reduction; ``mean`` is what to pass for torch's mean."""
     if not isinstance(reduction, str) or reduction not in _REDUCTIONS:
-        fix = "for torch's 'mean' pass 'element'; for its 'sum' pass 'none' and add up the values"
+        fix = f"for torch's 'mean' pass {mean}; for its 'sum' pass 'none' and add up the values"
         raise ArgumentError("reduction", quote(reduction), f"one of {', '.join(map(repr, _REDUCTIONS))}", fix)
 
 

@@ -80,7 +80,7 @@ def ctc_loss(
         >>> ctc_loss(even, Ragged([[1], [1]]), reduction="none").exp().tolist()  # 3 of 4 paths; 1 of 2
         [1.333..., 2.0]
     """
-    check_reduction(reduction)
+    check_reduction(reduction, "'sequence'")
     check_flag("zero_infinity", zero_infinity)
     check_predictions("log_probs", log_probs)
     blank = check_whole("blank", blank)
@@ -195,8 +195,8 @@ def _joined(stay: Tensor, step: Tensor, skip: Tensor, no_step: Tensor, no_skip: 
     return torch.logaddexp(torch.logaddexp(stay, step.masked_fill(no_step, _NEVER)), skip.masked_fill(no_skip, _NEVER))
 
 
-# torch.compile does not look into an operator; it would unroll the loops. The gradient ("shares") is computed with the
-# forward pass, while its variables exist; autograd through the loops would save several tensors per step.
+# torch.compile does not look into an operator; it would unroll the loops. The gradient (the shares) is computed in the
+# same call, while the forward variables exist; autograd through the loops would save several tensors per step.
 @torch.library.custom_op("raglane::ctc_align", mutates_args=())
 def _align(
     log_probs: Tensor,

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 
 from raglane._utils.checks import check_every, check_model
-from raglane._utils.messages import count_of, message
+from raglane._utils.messages import count_of
 from raglane._utils.tracing import is_jit_traced, never_traced
 from raglane.cells import SLSTM, CellSpec
 from raglane.cells.slstm import SLSTMWeights
@@ -55,7 +55,7 @@ class _Accelerated(_Converted, RecurrentLayer):
             "called with a model of torch's own layers",
             "call rl.unaccelerate(model) before torch.jit.script(model)",
         )
-        raise ArgumentTypeError(message("torch.jit.script", f"a layer {type(self).__name__}", rule, fix))
+        raise ArgumentTypeError("torch.jit.script", f"a layer {type(self).__name__}", rule, fix)
 
     @property
     def qconfig(self) -> Any:
@@ -286,7 +286,7 @@ def unaccelerate(model: M) -> M:
                     "a layer without parametrizations",
                     "call torch.nn.utils.parametrize.remove_parametrizations first",
                 )
-                raise ArgumentTypeError(message(place or "model", "a layer with a parametrization", rule, fix))
+                raise ArgumentTypeError(place or "model", "a layer with a parametrization", rule, fix)
             for name in ("__module__", "_qconfig", *OPTIONS) if isinstance(module, _Accelerated) else ():
                 if name != "backend" or not isinstance(module, AcceleratedSLSTM):
                     vars(module).pop(name, None)

@@ -81,7 +81,7 @@ def _bounded(weight: Any, bound: float) -> Any:
         check_storage("weight", weight)
     except ShapeError:
         return weight
-    # Rounded towards 0: the nearest number may be outside, and a bfloat16 state grow threefold over 150 steps.
+    # Rounded towards 0: the nearest number may be outside, so that a bfloat16 state grows threefold over 150 steps.
     step = _step_above_one(weight)
     bound = bound // step * step
     if has_tangent([weight]):

@@ -23,8 +23,8 @@ from raglane.ragged import Ragged
 def pairs(a: Ragged, b: Ragged) -> Ragged:
     """Return the indices of all pairs of an element of ``a`` and an element of ``b`` of the same item.
 
-    An item with T and U elements has T U pairs in lexicographic order, of which one of the lengths may be 0: then it
-    has none. Nothing is padded. Nothing waits for a device if the lengths are on the host.
+    An item with T and U elements has T U pairs in lexicographic order, and none if T or U is 0. Nothing is padded.
+    Nothing waits for a device if the lengths are on the host.
 
     Args:
         a: B sequences.
@@ -74,9 +74,9 @@ def soft_dtw(a: Ragged, b: Ragged, gamma: float = 1.0) -> Tensor:
 
     It is the soft minimum ``-gamma log sum exp(-c / gamma)`` over all monotonic paths of pairs from both first to both
     last elements, where ``c`` is the sum of a path's squared distances (Cuturi and Blondel, "Soft-DTW: a differentiable
-    loss function for time-series", ICML 2017). For ``gamma`` to 0 it becomes the cost of the best path. Time and memory
-    are proportional to the sum of T U over the items. The loss can be differentiated once, and :func:`torch.compile`
-    breaks the graph here. Sums are computed in float64.
+    loss function for time-series", ICML 2017). As ``gamma`` approaches 0, it becomes the cost of the best path. Time
+    and memory are proportional to the sum of T U over the items. The loss can be differentiated once, and
+    :func:`torch.compile` breaks the graph here. Sums are computed in float64.
 
     Args:
         a: B sequences of T elements, values ``(N, D)`` or ``(N,)``, floating-point.
@@ -84,7 +84,7 @@ def soft_dtw(a: Ragged, b: Ragged, gamma: float = 1.0) -> Tensor:
         gamma: the smoothing, above 0, in units of the squared Euclidean distance.
 
     Returns:
-        ``(B,)``. Of two empty sequences it is 0; of one, ``inf`` without gradient, because there is no path.
+        ``(B,)``: 0 for two empty sequences, and ``inf`` without a gradient if only one is empty: there is no path.
 
     Raises:
         ArgumentTypeError: an argument is of the wrong kind or dtype.
@@ -122,8 +122,8 @@ def soft_dtw(a: Ragged, b: Ragged, gamma: float = 1.0) -> Tensor:
         found: Tensor = _SoftMinimum.apply(costs, a.offsets, b.offsets, gamma)  # type: ignore[no-untyped-call]
     else:
         found = _by_diagonals(costs, a.host_lengths, b.host_lengths, gamma)
-    has_none, has_one = (a.lengths == 0) & (b.lengths == 0), (a.lengths == 0) | (b.lengths == 0)
-    return found.masked_fill(has_one, math.inf).masked_fill(has_none, 0).to(a.dtype)
+    a_empty, b_empty = a.lengths == 0, b.lengths == 0
+    return found.masked_fill(a_empty | b_empty, math.inf).masked_fill(a_empty & b_empty, 0).to(a.dtype)
 
 
 class _SoftMinimum(torch.autograd.Function):
@@ -156,7 +156,7 @@ def _by_diagonals(costs: Tensor, left: Tensor, right: Tensor, gamma: float) -> T
     diagonal, at = row + column, torch.arange(total, device="cpu")
     order = diagonal.argsort(stable=True)
     rank, ordered = order.argsort(), costs[order.to(costs.device)]
-    # The ranks of the three neighbours; -1 for one that does not exist, and -2 for the begin of a path.
+    # The ranks of the three neighbours; -1 for one that does not exist, and -2 for the start of a path.
     exists = torch.stack([row > 0, column > 0, (row > 0) & (column > 0)])
     near = rank[(at - torch.stack([columns, torch.ones_like(at), columns + 1])).clamp(min=0)].masked_fill(~exists, -1)
     near[2, place == 0] = -2
@@ -176,7 +176,7 @@ def _by_diagonals(costs: Tensor, left: Tensor, right: Tensor, gamma: float) -> T
 
 
 class Edits(NamedTuple):
-    """Counts ``(B,)`` int64 of the edits that make each reference its hypothesis, and the lengths of the references."""
+    """Counts ``(B,)`` int64 of the edits that turn each reference into its hypothesis, and the references' lengths."""
 
     insertions: Tensor
     deletions: Tensor
@@ -202,8 +202,8 @@ def edit_distance(hypotheses: Ragged, references: Ragged) -> Edits:
     """Return the edit distance of sequences of tokens, as counts of insertions, deletions and substitutions.
 
     The distance is that of Levenshtein, "Binary codes capable of correcting deletions, insertions and reversals", 1966.
-    Several sets of edits may have its number; of these, the last edit is a substitution or none if possible, otherwise
-    a deletion, otherwise an insertion, and so on for the edits before. The counts are computed on the CPU.
+    If several sets of edits have this size, the last edit is a substitution or none if possible, otherwise a deletion,
+    otherwise an insertion, and likewise for the edits before it. The counts are computed on the CPU.
 
     Args:
         hypotheses: B sequences of tokens, ``(N,)`` of an integer dtype, e.g. ``Hypotheses.best()``.
@@ -228,8 +228,8 @@ def edit_distance(hypotheses: Ragged, references: Ragged) -> Edits:
     if missing_kernels() is None:
         counts = kernels.edits(left.values, left.offsets, right.values, right.offsets)
     else:
-        pairs = zip(left.to_list(), right.to_list(), strict=True)
-        counts = torch.tensor([_count(x.tolist(), y.tolist()) for x, y in pairs], dtype=torch.int64).view(-1, 3)
+        items = zip(left.to_list(), right.to_list(), strict=True)
+        counts = torch.tensor([_count(x.tolist(), y.tolist()) for x, y in items], dtype=torch.int64).view(-1, 3)
     insertions, deletions, substitutions = counts.unbind(1)
     return Edits(insertions, deletions, substitutions, right.lengths)
 

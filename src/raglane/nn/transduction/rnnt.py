@@ -103,7 +103,7 @@ def rnnt_loss(
         >>> round(loss.exp().item())
         32
     """
-    check_reduction(reduction)
+    check_reduction(reduction, "'none' and take the mean")
     flag = check_flag("one_symbol_per_frame", one_symbol_per_frame)
     fastemit = check_number("fastemit", fastemit, "a finite number of at least 0", lambda value: 0 <= value < 1e9)
     blank = check_whole("blank", blank)

@@ -83,7 +83,7 @@ class _Messages:
         self._kept: list[tuple[Any, ...]] = []
         self.error: BaseException | None = None
 
-    def tell(self, *words: Any) -> None:
+    def put(self, *words: Any) -> None:
         self._kept.append(words)
 
     def fail(self, error: BaseException) -> None:
@@ -105,13 +105,13 @@ class _Reporter(Callback):
         self._ranks, self._messages, self._folder = ranks, messages, folder
         self._batches = 0
 
-    def _tell(self, *words: Any) -> None:
+    def _send(self, *words: Any) -> None:
         if self._ranks.is_first:
-            self._messages.tell.remote(*words)
+            self._messages.put.remote(*words)
 
     def started(self, state: TrainingState, epochs: int, batches: int) -> None:
         self._batches = batches
-        self._tell("started", state, epochs, batches)
+        self._send("started", state, epochs, batches)
 
     def batch_done(self, epoch: int, batch: int, totals: Totals) -> None:
         """Report in the middle of an epoch."""
@@ -119,13 +119,13 @@ class _Reporter(Callback):
             from ray import train
 
             train.report({"epoch": epoch, "batch": batch, "train_loss": totals.mean_loss})
-            self._tell("batch_done", epoch, batch, Totals(**totals.to_config()))
+            self._send("batch_done", epoch, batch, Totals(**totals.to_config()))
 
     def epoch_done(self, row: dict[str, float], is_best: bool) -> None:
         from ray import train
 
         train.report(dict(row))
-        self._tell("epoch_done", row, is_best)
+        self._send("epoch_done", row, is_best)
 
 
 def _worker(config: dict[str, Any]) -> None:

@@ -201,8 +201,8 @@ class Forecast(Task):
         known, real = self.parts(targets_of(batch))
         if self.is_binary:
             losses = F.binary_cross_entropy_with_logits(forecasts, known, reduction="none") * real
-            frames = self.std.shape[0]
-            return Score(losses.sum(), losses.detach().double().sum() * frames, real.sum(), torch.zeros(()))
+            channels = self.std.shape[0]
+            return Score(losses.sum(), losses.detach().double().sum() * channels, real.sum(), torch.zeros(()))
         scale = self.std.to(known.device)
         errors = (by_quantile(forecasts, self.settings) - known.unsqueeze(1)) * real.unsqueeze(1)
         error = errors[:, self.settings.middle]
