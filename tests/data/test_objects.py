@@ -158,7 +158,7 @@ def test_panels() -> None:
         (3, None, ArgumentTypeError, ["data must be", "got 3", "a list of sequences"]),
         ({"x": [1]}, None, ArgumentTypeError, ["a dict"]),
         ([], None, DataError, ["no sequences"]),
-        ([3.0], None, ShapeError, ["data[0]", "()"]),
+        ([np.ones((2, 3)), np.ones((5, 0))], None, ShapeError, ["data[1]", "(5, 0)"]),
         ([[1], "a"], None, ArgumentTypeError, ["data[1]", "real numbers"]),
         (["a", [1]], None, ArgumentTypeError, ["data", "of several kinds"]),
         ([np.ones((2, 3)), np.ones((2, 4))], None, ShapeError, ["data[1]", "(2, 4)", "C = 3", "transpose"]),

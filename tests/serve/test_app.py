@@ -509,20 +509,17 @@ def test_tokens_and_origins(run: rl.Run) -> None:
     app = create_app({"run": run}, slots=2, token="secret", origins=["https://other.example"])
     with TestClient(app) as client:
         own = {"authorization": "Bearer secret"}
-        for headers, code in (
-            ({}, 401),
-            ({"authorization": "Bearer secre"}, 401),
-            ({"authorization": "x"}, 401),
-            (own, 200),
-        ):
+        others: list[dict[str, str]] = [{}, {"authorization": "Bearer secre"}, {"authorization": "x"}]
+        for headers, code in (*((other, 401) for other in others), (own, 200)):
             for path in ("/metrics", "/v2/models/run", "/openapi.json"):
                 assert client.get(path, headers=headers).status_code == code
         for path in ("/", "/health", "/v2/health/ready"):
             assert client.get(path).status_code == 200
-        for protocols, code in (([], 4401), (["raglane", "bearer.wrong"], 4401)):
-            with client.websocket_connect("/stream", subprotocols=protocols) as stream:
+        protocols: list[list[str]] = [[], ["raglane", "bearer.wrong"]]
+        for sent in protocols:
+            with client.websocket_connect("/stream", subprotocols=sent) as stream:
                 assert "token must be" in stream.receive_json()["error"]
-                assert stream.receive()["code"] == code
+                assert stream.receive()["code"] == 4401
         with client.websocket_connect("/stream", subprotocols=["raglane", "bearer.secret"]) as stream:
             assert str(stream.accepted_subprotocol) == "raglane"
             stream.send_json({"frames": [[1, 2]]})
@@ -533,6 +530,8 @@ def test_tokens_and_origins(run: rl.Run) -> None:
         with client.websocket_connect("/stream", headers={**own, "origin": "null"}) as stream:
             assert "origin must be" in stream.receive_json()["error"]
             assert stream.receive()["code"] == 4403
+    with pytest.raises(ArgumentError, match="token must be a token of visible ASCII characters, got 4 characters"):
+        create_app({"run": run}, token="päss")
 
 
 def test_pages(client: TestClient) -> None:

@@ -155,13 +155,14 @@ def test_a_file_that_does_not_fit_in_memory(
 
 def test_available_memory_is_limited_by_the_control_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     limit = tmp_path / "memory.max"
-    monkeypatch.setattr(memory, "_LIMITS", (str(limit), str(tmp_path / "none")))
-    free = memory.available_memory()
-    assert 2**20 < free < 2**50
-    limit.write_text("max\n")
-    assert memory.available_memory() > 2**20
-    limit.write_text("4096\n")
-    assert memory.available_memory() == 4096
+    groups = (str(limit), "memory.current", "inactive_file"), (str(tmp_path / "none"), "", "")
+    monkeypatch.setattr(memory, "_GROUPS", groups)
+    assert 2**20 < memory.available_memory() < 2**50
+    (tmp_path / "memory.current").write_text("3000\n")
+    (tmp_path / "memory.stat").write_text("active_file 1\ninactive_file 1000\n")
+    for text, most in (("max", 2**50), ("4096", 2096), ("100", 0)):
+        limit.write_text(text)
+        assert min(most, 2**20) <= memory.available_memory() <= most
 
 
 @pytest.mark.parametrize("name", ["mean", "std"])

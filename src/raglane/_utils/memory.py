@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import mmap
 import os
+from itertools import starmap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,13 +19,16 @@ if TYPE_CHECKING:
 # unit.
 FLOAT, TENSOR, TRAINED_TENSOR = 4, 1024, 10 * 1024
 
-# Limits of a container in both versions of Linux's control groups.
-_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+# The limit and the use of a container in both versions of Linux's control groups.
+_GROUPS = (
+    ("/sys/fs/cgroup/memory.max", "memory.current", "inactive_file"),
+    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
 
 
 def available_memory() -> float:
     """Return the bytes of memory available to this process; infinity if unknown."""
-    return min(_free(), *map(_limit, _LIMITS))
+    return min(_free(), *starmap(_left, _GROUPS))
 
 
 def check_memory(what: str, needed: int, fix: str, available: float | None = None) -> None:
@@ -77,9 +81,13 @@ def _free() -> float:
         return math.inf
 
 
-def _limit(path: str) -> float:
+def _left(limit: str, current: str, cache: str) -> float:
+    """Return the memory that a control group has left; files that were read once can be dropped for it."""
     try:
-        return int(Path(path).read_text())
+        most, folder = int(Path(limit).read_text()), Path(limit).parent
+        statistics = (folder / "memory.stat").read_text().split()
+        cached = int(statistics[statistics.index(cache) + 1])
+        return max(most - int((folder / current).read_text()) + cached, 0)
     except (OSError, ValueError):
         # No such file, or "max".
         return math.inf

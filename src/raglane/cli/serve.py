@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
 _TOKEN = "RAGLANE_TOKEN"
-_LONGEST_TOKEN = 4096  # bytes
 
 
 @options.command
@@ -122,6 +121,8 @@ def serve(
 
 def _token(file: Path | None) -> str | None:
     """Return the token in a file or in the environment."""
+    from raglane.serve.app import check_token
+
     name, text = _TOKEN, os.environ.get(_TOKEN)
     if file is not None:
         name = str(file)
@@ -132,10 +133,7 @@ def _token(file: Path | None) -> str | None:
             raise ArgumentError("token_file", got, "a file with a token", "name another file") from error
     if text is None or (file is None and not text):
         return None
-    if not (text.isascii() and text.isprintable() and text and " " not in text and len(text) <= _LONGEST_TOKEN):
-        got = f"{len(text)} characters" if text else "nothing"
-        raise ArgumentError(name, got, "a token of visible ASCII characters", "write e.g. 32 random ones")
-    return text
+    return check_token(name, text)
 
 
 def _listening(host: str, port: int) -> socket.socket:

@@ -222,16 +222,16 @@ def _array(array: Any) -> Records:
 def _numbers(sequences: Sequence[Any]) -> Records:
     matrices = [_floats(sequence, f"data[{place}]") for place, sequence in enumerate(sequences)]
     typical = next((matrix for matrix in matrices if matrix.size), matrices[0])
+    width = _width(typical) if typical.size else 1
     for place, matrix in enumerate(matrices):
-        if matrix.ndim not in (1, 2) or (matrix.size and _width(matrix) != _width(typical)):
+        if matrix.ndim not in (1, 2) or (len(matrix) and _width(matrix) != width):
             got = f"shape {matrix.shape}"
-            rule = f"an array (L,) or (L, C), with C = {_width(typical)} as in the other sequences"
+            rule = f"an array (L,) or (L, C), with C = {width} as in the other sequences"
             fix = "give every sequence the same channels; transpose sequences of shape (channels, steps)"
             fix = fix if matrix.ndim else "wrap the numbers of a sequence in a list"
             raise ShapeError(f"data[{place}]", got, rule, fix)
-    width = _width(typical) if typical.size else 1
     values = np.concatenate([matrix.reshape(-1, width) for matrix in matrices])
-    return _flat(values, offsets_of([len(matrix) if matrix.size else 0 for matrix in matrices]))
+    return _flat(values, offsets_of(list(map(len, matrices))))
 
 
 def _width(matrix: npt.NDArray[Any]) -> int:

@@ -37,6 +37,7 @@ log = logging.getLogger("raglane.serve")
 _OPEN = ("/", "/health", "/v2/health/live", "/v2/health/ready")  # need no token
 _HEALTH = _OPEN[1:]  # answered while the server closes
 _PROTOCOL = "raglane"  # of WebSockets, next to which browsers send a token
+_LONGEST_TOKEN = 4096  # characters
 _SWITCH = 0.0005  # seconds between switches of threads
 _LONGEST_REASON = 120  # bytes of the reason in a close frame, of 123
 _HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": "1"}}  # of errors
@@ -97,7 +98,7 @@ def create_app(
 
     Args:
         models: runs, modules, or engines, by name.
-        token: clients must send it as ``Authorization: Bearer TOKEN``; None for none.
+        token: clients must send it as ``Authorization: Bearer TOKEN``: visible ASCII characters. None for none.
         client_streams: the most live streams of a client address.
         max_message: the most bytes of a request or of a message.
         origins: the addresses of other sites whose pages may use the server, e.g. ``"https://example.org"``.
@@ -113,6 +114,8 @@ def create_app(
     """
     if not models:
         raise ArgumentError("models", "none", "at least one model", "pass e.g. {'vowels': run}")
+    if token is not None:
+        check_token("token", token)
     clients = Clients(check_count("client_streams", client_streams))
     check_count("max_message", max_message)
     own = {"slots": 1000, "idle": 300, **options}
@@ -125,6 +128,16 @@ def create_app(
         app.add_exception_handler(kind, _failed)
     app.add_middleware(_Guard, server=server)
     return app
+
+
+def check_token(name: str, token: Any) -> str:
+    """Return a token that a header can contain."""
+    rule, size = "a token of visible ASCII characters", len(token) if isinstance(token, str) else -1
+    if not (0 < size <= _LONGEST_TOKEN and token.isascii() and token.isprintable() and " " not in token):
+        # The message does not contain the token.
+        got = f"a {type(token).__name__}" if size < 0 else f"{size} characters" if size else "nothing"
+        raise ArgumentError(name, got, rule, "write e.g. 32 random ones")
+    return token
 
 
 class Server:
