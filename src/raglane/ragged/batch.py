@@ -63,7 +63,7 @@ class Ragged(SequenceOperations, Conversions):
     batch built from offsets or lengths on a GPU has no copy: ``host_lengths``, ``max_length``, ``fill``, indexing,
     ``truncate``, ``to_padded`` and the other conversions then wait for the device.
 
-    Element-wise torch functions, and functions of the feature dimensions (``torch.relu``, ``r * 2``,
+    Element-wise torch functions, and functions of the feature dimensions (``torch.relu``, ``r.exp()``, ``r * 2``,
     ``torch.nn.Linear``, ``Embedding``, ``Dropout``, ``LayerNorm``, ``torch.softmax(r, dim=-1)``), accept a Ragged and
     return one.
 
@@ -267,12 +267,16 @@ class Ragged(SequenceOperations, Conversions):
     __invert__ = _unary(torch.bitwise_not)
 
     def __getattr__(self, name: str) -> Any:
-        # Called only for missing attributes; for a method of torch.Tensor the message names a replacement.
-        if hasattr(Tensor, name) and not name.startswith("__"):
-            fix = f"{functions.hint(name)}; for torch's recurrent layers use those of rl.nn"
-            rule = "an attribute that a Ragged has"
-            raise AttributeError(message(f"Ragged.{name}", "an attribute of torch.Tensor", rule, fix))
-        raise AttributeError(f"Ragged has no attribute {name!r}")
+        # Called only for missing attributes: methods of torch.Tensor that act on each element, such as exp, and others,
+        # for which the message names a replacement.
+        if name.startswith("__") or not hasattr(Tensor, name):
+            raise AttributeError(f"Ragged has no attribute {name!r}")
+        method = getattr(Tensor, name)
+        if functions.is_elementwise(method):
+            return lambda *args, **kwargs: functions.apply(type(self), method, (self, *args), kwargs)
+        fix = f"{functions.hint(name)}; for torch's recurrent layers use those of rl.nn"
+        rule = "an attribute that a Ragged has"
+        raise AttributeError(message(f"Ragged.{name}", "an attribute of torch.Tensor", rule, fix))
 
     # -- pickling and display ------------------------------------------------------------------------------------------
 

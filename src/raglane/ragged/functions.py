@@ -84,6 +84,8 @@ _HINTS["flatten"] = _HINTS["reshape"] = _HINTS["transpose"] = _HINTS["permute"] 
 )
 for _loss in "cross_entropy nll_loss mse_loss l1_loss huber_loss binary_cross_entropy_with_logits ctc_loss".split():
     _HINTS[_loss] = f"call rl.nn.losses.{_loss}, which counts each real element once"
+for _conversion in "float double half bfloat16 int long bool cpu cuda".split():
+    _HINTS[_conversion] = "call r.to(...), e.g. r.to(torch.float32)"
 for _loss in "smooth_l1_loss binary_cross_entropy kl_div".split():
     _HINTS[_loss] = "call it on r.values and targets.values, which counts each real element once"
 
@@ -104,6 +106,11 @@ def _table() -> dict[Callable[..., Any], Kind]:
 _TABLE = _table()
 
 
+def is_elementwise(function: Any) -> bool:
+    """Return True for a torch function of each element."""
+    return _TABLE.get(function) == "element"
+
+
 def kind_of(function: Callable[..., Any]) -> Kind:
     """Return how ``function`` acts on a ragged batch."""
     kind = _TABLE.get(function)
@@ -120,7 +127,8 @@ def hint(name: str) -> str:
         "call r.map(f) if f treats the rows of r.values independently, or use r.values, the flat tensor, "
         "or r.to_padded()"
     )
-    return _HINTS.get(name, general)
+    features = f"call torch.{name}(r, ..., dim=-1) for the features" if name in _DIMENSION else general
+    return _HINTS.get(name, features)
 
 
 def check_dimension(name: str, dim: Any, features: int) -> None:

@@ -335,7 +335,7 @@ def sample(
 def answering(model: SequenceModel) -> Iterator[None]:
     """Compute without gradients, and on a CPU with the same bits in any batch and for any number of threads.
 
-    The cpu kernels have this property; for other cells, torch's products are computed row by row.
+    The cpu kernels have this property; for other cells, torch's products with a matrix are computed row by row.
     """
     has_kernel = has_cell(model.encoder.recurrent.cell.name)
     with torch.no_grad(), nullcontext() if has_kernel else RowByRow():
