@@ -171,7 +171,7 @@ class Forecast(Task):
     metric = "MAE"
     baseline = "persistence"
     options: ClassVar[tuple[str, ...]] = ("horizon",)
-    # The season of the data of the last meter; 0 without one.
+    # The season of the longest sequence of the last meter; 0 without one.
     season = 0
 
     def __init__(self, preprocessor: Preprocessor, settings: ModelSettings) -> None:
@@ -223,6 +223,9 @@ class Forecast(Task):
 
     def meter(self, model: Any, records: Dataset) -> Meter:  # noqa: ARG002
         """Return a meter of errors, with those of baselines."""
+        if not self.is_binary and len(records):
+            longest = self.preprocessor.apply(records.subset([int(records.element_counts.argmax())]))
+            self.season = season_of(self.parts(longest[0]["inputs"])[0])
         return _Nats(self) if self.is_binary else _ForecastErrors(self)
 
     def check(self, records: Dataset) -> None:
@@ -308,8 +311,6 @@ class _ForecastErrors:
         score, inputs = self.task.score(output, batch), batch.inputs
         known, real = self.task.parts(targets_of(batch))
         before = self.task.parts(inputs.values)[0]
-        if not self.sums[4] and len(inputs):
-            self.task.season = season_of(self.task.parts(inputs[int(inputs.lengths.argmax())])[0])
         rows = torch.arange(len(before), device=before.device)
         places = rows - self.task.season + 1
         starts = inputs.offsets[:-1].to(rows.device).repeat_interleave(inputs.lengths.to(rows.device))
