@@ -143,13 +143,13 @@ class DivergedError(RaglaneError):
     """The loss of a training diverged.
 
     Args:
-        message: the symptom and the advice.
-        what: only the symptom.
+        message: the whole message.
+        symptom: the part of the message without the advice.
     """
 
-    def __init__(self, message: object = "", what: str = "") -> None:
+    def __init__(self, message: object = "", symptom: str = "") -> None:
         super().__init__(message)
-        self.what = what
+        self.symptom = symptom
 
 
 class LostRankError(RaglaneError):

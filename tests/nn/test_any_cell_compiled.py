@@ -175,7 +175,7 @@ def test_cells_that_cannot_be_part_of_a_graph() -> None:
             del self._buffers["scale"]
             vars(self)["scale"] = 0.5 * self.begin
 
-    for cell, reason in ((Noisy, "draws random numbers"), (Whole, "what it prepares"), (Held, "neither a parameter")):
+    for cell, reason in ((Noisy, "draws random numbers"), (Whole, "its prepare cannot"), (Held, "neither a parameter")):
         layer = a_model(cell)
         with pytest.raises(torch._dynamo.exc.Unsupported, match=f"cannot be part of a graph: .*{reason}"):
             results(compiled(layer)[0], "Ragged", 0)

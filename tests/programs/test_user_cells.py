@@ -221,7 +221,7 @@ _OWN: Any = _Own.apply
 # ruff: noqa: ARG005 (a step has its arguments, whether it reads them or not)
 REFUSED: list[tuple[str, Stepping, dict[str, Any]]] = [
     ("alike", lambda m, x, h: (h, h if x.flatten()[0] > 0 else -h), {}),
-    ("depends on the numbers", lambda m, x, h: (h, h * float(m.linear.bias[0])), {}),
+    ("depend on the numbers", lambda m, x, h: (h, h * float(m.linear.bias[0])), {}),
     ("random numbers", lambda m, x, h: (h, F.dropout(h)), {}),
     ("random numbers", lambda m, x, h: (h, h + random.random()), {}),
     ("rows of the batch meet", lambda m, x, h: (h, h @ h.T @ h), {}),
@@ -232,7 +232,7 @@ REFUSED: list[tuple[str, Stepping, dict[str, Any]]] = [
     ("no parameter, buffer or attribute", lambda m, x, h: (h, h + OUTSIDE), {}),
     ("in place", lambda m, x, h: (h, h + m.linear.bias.add_(1.0)), {}),
     # Bounds that random numbers never reach, so that no comparison tells.
-    ("what it has detached", _clipped, {}),
+    ("a detached tensor", _clipped, {}),
     ("without gradients", lambda m, x, h: (h, _OWN(h)), {}),
     ("changes torch.float64 to torch.float32", lambda m, x, h: (h, h.float().double()), {}),
     ("raised TypeError", lambda m, x, h: (h, h + np.asarray(h)), {}),

@@ -163,7 +163,7 @@ def _matrices(is_batched: bool) -> Callable[..., Tensor]:
 
     def rule(tracer: Tracer, function: Any, *parts: Any, beta: float = 1, alpha: float = 1) -> Tensor:
         if beta != 1 or alpha != 1:
-            raise Refused("no program has a product with alpha or beta: multiply what is added and the product by them")
+            raise Refused("no program has a product with alpha or beta: multiply the operands by them")
         *begin, a, b = parts
         start = tracer.marks(begin[0]).expand(*a.shape[:-1], b.shape[-1]) if begin else None
         if is_batched:

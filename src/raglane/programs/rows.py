@@ -93,7 +93,7 @@ _HIDDEN = frozenset(
     "requires_grad grad grad_fn is_leaf _version _base _is_view output_nr retains_grad data_ptr storage untyped_storage"
     " register_hook register_post_accumulate_grad_hook retain_grad backward".split()
 )
-_ROWS = f"what it does depends on the number of rows, which is that of the sequences, {DEPENDS}"
+_ROWS = f"its operations depend on the number of rows, which is that of the sequences, {DEPENDS}"
 _ARITHMETIC = frozenset("mul rmul multiply add radd sub rsub div rdiv divide truediv rtruediv pow rpow".split())
 _HOST = {"device": torch.device("cpu"), "is_meta": False, "is_cpu": True}
 

@@ -119,7 +119,7 @@ def _pointwise(formula: Callable[..., Columns], is_truth: bool = False) -> Rule:
             if function._schema.name == "aten::div":
                 dtype = tracer.dtype
             elif dtype is torch.bool:
-                raise Refused("it computes with truths as if they were numbers")
+                raise Refused("it computes with booleans as with numbers")
         marks = [tracer.marks(given[name]) for name in tensors]
         shape = np.broadcast_shapes(*(part.shape for part in marks))
         aligned = align([part.expand(shape).reshape(-1, 1) for part in marks], tracer.rows)
@@ -339,7 +339,7 @@ def _trace(step: Step, prepares: bool) -> Trace:
         if changed:
             raise Refused(f"it changes its own attributes, {DEPENDS}")
         if len(new) != len(step.sizes):
-            raise Refused("it gives another number of states than it takes")
+            raise Refused("it returns another number of states than it receives")
         columns = tracer.columns(output, step.output)
         after = [tracer.columns(part, size) for part, size in zip(new, step.sizes, strict=True)]
         nodes = [index for _, index in elements], [index for _, index in states]
@@ -352,5 +352,5 @@ def _prepared_width(step: Step) -> int:
         rows = torch.zeros(1, step.width, dtype=dtype, device="cpu")
         prepared = step.cell.prepare(step.weights, rows, torch.tensor([0, 1], device="cpu"))
     except Exception as error:
-        raise Refused(f"what it prepares raised {type(error).__name__}: {error}") from error
+        raise Refused(f"its prepare raised {type(error).__name__}: {error}") from error
     return int(prepared.shape[1])

@@ -145,7 +145,7 @@ def _cell_key(cell: CellSpec) -> tuple[Any, ...]:
     try:
         hash(key)
     except TypeError:
-        raise Refused("its cell holds what cannot be compared") from None
+        raise Refused("its cell holds a value that cannot be compared") from None
     return key
 
 
@@ -174,7 +174,7 @@ class Survey:
         try:
             return self.module(module, is_called=not hasattr(module, "step"))
         except RecursionError:
-            raise Refused("what it holds is nested too deep, or within itself") from None
+            raise Refused("its attributes are nested too deep, or contain themselves") from None
 
     def _tuple(self, weights: tuple[Any, ...]) -> tuple[Any, ...]:
         key: list[Any] = [type(weights)]

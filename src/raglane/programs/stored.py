@@ -187,7 +187,7 @@ def _function(name: str, overload: str) -> Any:
         raise Unkept(f"it computes {name} from its parameters")
     function = getattr(getattr(torch.ops.aten, name), overload)
     if function._schema.is_mutable:
-        raise Unkept(f"it changes what it computes, by {name}")
+        raise Unkept(f"it changes a computed value in place, by {name}")
     return function
 
 
@@ -201,7 +201,7 @@ def _tagged(part: Any) -> Any:
         return {"$tensor": [part.dtype, part.shape, part.reshape(-1).tolist()]}
     if str(part) in _NAMED:
         return {"$named": str(part)}
-    raise Unkept(f"it gives torch a {type(part).__name__}")
+    raise Unkept(f"it passes a {type(part).__name__} to torch")
 
 
 _TAGS: dict[str, Callable[[Any], Any]] = {

@@ -117,7 +117,7 @@ class Tracer:
         if part is None:
             raise Refused("it reads a tensor that is no parameter, buffer or attribute of its modules")
         if part.marks is None and part.value is None:
-            raise Refused("it reads what is not computed row by row, such as offsets")
+            raise Refused("it reads values that are not computed row by row, such as offsets")
         return part
 
     def _is_nothing(self, tensor: Tensor) -> bool:
@@ -146,7 +146,7 @@ class Tracer:
         dynamic = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(function.tags)
         if (dynamic and name not in self.rules) or name in ("equal", "is_nonzero", "_local_scalar_dense"):
             depends = "" if all(self.is_known(part) for part in tensors) else f", {DEPENDS}"
-            raise Refused(f"what it does depends on the numbers that it computes{depends}")
+            raise Refused(f"its operations depend on the numbers that it computes{depends}")
         has_rows = any(part.marks is not None for part in parts)
         if not has_rows and not any(type(part) is int and part and part % self.rows == 0 for part in flat):
             return self._call_known(function, flat, spec)
@@ -191,7 +191,7 @@ class Tracer:
         if found is None:
             return None  # an assertion that holds
         if not isinstance(found, Tensor) and not all(isinstance(part, Tensor) for part in found):
-            raise Refused(f"what {function._schema.name} gives is not a tensor")
+            raise Refused(f"{function._schema.name} does not return a tensor")
         arguments = [Known(self.part(part).known) if isinstance(part, Tensor) else part for part in _on_host(flat)]
         args, kwargs = tree_unflatten(arguments, spec)
         self._calls.append(Call(function, tuple(args), kwargs, 1 if isinstance(found, Tensor) else len(found)))
@@ -210,7 +210,7 @@ class Tracer:
         if target.marks is None:
             raise Refused(f"it changes a parameter, a buffer or a constant in place, {DEPENDS}")
         if target.marks.untyped_storage().data_ptr() in self._detached:
-            raise Refused("it changes in place what it has detached")
+            raise Refused("it changes a detached tensor in place")
         found = rule(self, function, *args, **kwargs)
         if found.dtype is not args[0].dtype:
             raise Refused("it writes numbers of one dtype over those of another")
@@ -283,9 +283,9 @@ class Tracer:
     def columns(self, tensor: Any, width: int) -> Columns:
         """Return the columns of a result ``(rows, width)``."""
         if not isinstance(tensor, Tensor) or tuple(tensor.shape) != (self.rows, width):
-            raise Refused("it gives no tensor with one row for each sequence")
+            raise Refused("it returns no tensor with one row for each sequence")
         if tensor.dtype is not self.dtype:
-            raise Refused(f"it gives {tensor.dtype} for {self.dtype}")
+            raise Refused(f"it returns {tensor.dtype} for {self.dtype}")
         # Each row must have its own numbers, or shared ones.
         own = marks_of(np.zeros(width, np.int64), self.rows)
         both = torch.stack([own.reshape(-1), self.marks(tensor).reshape(-1)], 1)

@@ -264,9 +264,9 @@ def check_losses(row: Mapping[str, float], state: TrainingState, settings: Setti
         raise diverged(f"a training loss of {loss:.4g}", state, settings, f", which began at {base:.4g}")
 
 
-def diverged(what: str, state: TrainingState, settings: Settings, start: str = "") -> DivergedError:
+def diverged(symptom: str, state: TrainingState, settings: Settings, start: str = "") -> DivergedError:
     """Return the error of a training that diverged."""
-    what = f"{what} in epoch {state.epoch + 1}{start}"
+    symptom = f"{symptom} in epoch {state.epoch + 1}{start}"
     fixes = [f"a smaller {argument('lr')}, e.g. {min(settings.lr / 10, 0.003):.3g}"]
     if not settings.grad_clip:
         fixes.append(f"{argument('grad_clip', 1)}, which limits the gradient")
@@ -275,7 +275,7 @@ def diverged(what: str, state: TrainingState, settings: Settings, start: str = "
     kept = f"; the best model, of epoch {state.best_epoch}, is kept" if state.best_epoch else ""
     rule = f"small enough that the loss stays finite, and below {_LOST:,} times its first value"
     fix = f"train again with {', or '.join(fixes)}{kept}"
-    return DivergedError(message("lr", f"{settings.lr:g}, and {what}", rule, fix), what)
+    return DivergedError(message("lr", f"{settings.lr:g}, and {symptom}", rule, fix), symptom)
 
 
 def warning(state: TrainingState) -> str | None:

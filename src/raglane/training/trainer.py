@@ -122,7 +122,7 @@ class Trainer:
                 stopped_by = stop.args[0]
             except DivergedError as error:
                 if self.folder is not None and (self.folder / LAST).exists() and self.ranks.is_first:
-                    replace(self.job, diverged=error.what).write(self.folder)
+                    replace(self.job, diverged=error.symptom).write(self.folder)
                 raise
         return TrainingResult(self.folder, self.task.metric, self.state, stopped_by, is_complete, self.best)
 

@@ -99,7 +99,7 @@ def _unsuited(cell: ModuleCell, module: nn.Module, width: int, sizes: tuple[int,
     except Refused as refused:
         return refused.reason
     if not trace.prepares and hasattr(module, "prepare"):
-        return "what it prepares cannot become a part of its program"
+        return "its prepare cannot become a part of its program"
     if trace.reads_itself:
         return "it reaches a parameter by another way than its module"
     own = {id(part) for part in _tensors(module).values()}

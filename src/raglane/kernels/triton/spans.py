@@ -129,7 +129,7 @@ class Columns:
             if low < end and high > begin
         ]
         if sum(part.high - part.low for part in found) != end - begin:
-            raise Refused("it reads what no instruction has written")
+            raise Refused("it reads a value that no instruction has written")
         return tuple(found)
 
     def _copied(self, spans: tuple[Span, ...]) -> tuple[Span, ...]:
