@@ -25,7 +25,7 @@ PEERS: dict[str, tuple[list[str], list[str]]] = {
     ),
     "neuralforecast": (["forecasting:neuralforecast"], []),
     "darts": (["forecasting:darts"], ["pytorch-lightning"]),
-    "gluonts": (["forecasting:gluonts"], ["lightning", "pytorch-lightning"]),
+    "gluonts": (["forecasting:gluonts"], ["lightning", "pytorch-lightning", "scipy"]),
     "pypots": (["forecasting:pypots"], []),
     "sb3-contrib": (["reinforcement:sb3_contrib"], []),
     "torchrl": (["reinforcement:torchrl"], []),

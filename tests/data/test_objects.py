@@ -21,6 +21,7 @@ from raglane.errors import ArgumentTypeError, DataError, ShapeError
 from small_files import refused, same
 
 _NONE = Columns(need_labels=False)
+_TIMES = pd.to_timedelta([0, 9], unit="s"), pd.PeriodIndex(["2024-01", "2024-02"], freq="M")
 
 
 def _split(records: Dataset) -> list[list[Any]]:
@@ -105,9 +106,9 @@ def test_tables_are_read_as_their_files(tmp_path: Path) -> None:
         pd.DataFrame(table).to_parquet(path)
         for make in (pd.DataFrame, pl.DataFrame, pa.table):
             same(read(make(table), columns), read(path, columns))
-    for table in (long, words):
-        csv = tmp_path / "table.csv"
-        pd.DataFrame(table).to_csv(csv, index=False)
+    steps: dict[str, list[Any]] = {"id": ["u", "v"], "t0": [0.5, 1], "t1": [2.5, 1], "t2": [3.5, 1], "kind": ["a", "b"]}
+    for table in (long, words, steps):
+        pd.DataFrame(table).to_csv(csv := tmp_path / "table.csv", index=False)
         for make in (pd.DataFrame, pl.DataFrame, pa.table):
             same(read(make(table)), read(csv))
 
@@ -145,10 +146,10 @@ def test_panels() -> None:
     listed = [pd.DataFrame({"a": [1.0, 2.0], "b": [10.0, 20.0]}), pd.DataFrame({"a": [3.0], "b": [30.0]})]
     words = flat.sort_index()
     words.index = pd.MultiIndex.from_tuples([("s", "t2"), ("s", "t10"), ("t", "t2")])
-    for panel in (nested, flat, listed, words):
+    timed, dated = (flat.set_index(flat.index.set_levels(times, level=1)) for times in _TIMES)
+    for panel in (nested, flat, timed, dated, listed, words):
         found = read(panel, labels=["up", "down"])
-        assert _split(found) == expected
-        assert found.channels == ("a", "b")
+        assert (_split(found), found.channels) == (expected, ("a", "b"))
     assert read(flat, _NONE).ids == ("s", "t")
 
 
@@ -178,20 +179,11 @@ def test_panels() -> None:
         (torch.ones(2, 3, device="meta"), None, ArgumentTypeError, ["data", "Tensor"]),
         (pd.DataFrame([[[1.0], "a"]], columns=[1, "1"]), None, DataError, ["Duplicate column names"]),
         (pa.table({"x": [[1.0]], "y": pa.array([None], "str").dictionary_encode("encode")}), None, DataError, ["null"]),
-        (
-            [pd.DataFrame({"a": [1.0], "b": [2.0]}), pd.DataFrame({"b": [1.0], "a": [2.0]})],
-            None,
-            DataError,
-            ["data[1]"],
-        ),
+        ([pd.DataFrame({"a": [1.0], "b": [2.0]}), pd.DataFrame({"b": [1], "a": [2]})], None, DataError, ["data[1]"]),
         ([pd.DataFrame({"a": [1.0]}), np.ones(2)], None, DataError, ["data[1] must be a table", "got a ndarray"]),
         (pd.DataFrame({"id": [1], "x": [1], "kind": [b"u"]}), None, DataError, ["bytes in the column 'kind'"]),
-        (
-            pd.DataFrame({"x": [1.0, 2.0]}, [["a", None], [0, 0]]),
-            None,
-            DataError,
-            ["a missing entry in row 1 of the index"],
-        ),
+        (pd.DataFrame({"x": [1.0, 2.0]}, [["a", None], [0, 0]]), None, DataError, ["missing entry in row 1 of the"]),
+        (pd.DataFrame({"x": [1.0, 2.0]}, [["a", "a"], [3, 3]]), None, DataError, ["the index (a, 3) again in row 1"]),
         (
             datasets.DatasetDict({"train": datasets.Dataset.from_dict({"x": [[1]]})}),
             None,
@@ -206,6 +198,7 @@ def test_panels() -> None:
         ([[1.0]], np.array(1), ArgumentTypeError, ["labels must be", "got a ndarray"]),
         ([[1.0]], pd.DataFrame({"label": ["a"]}), ArgumentTypeError, ["labels must be", "one column of a table"]),
         ([[1.0], [2.0]], ["a", 1], ArgumentTypeError, ["labels", "of several kinds"]),
+        ([[1.0], [2.0]], pd.Series(["a", np.nan]), DataError, ["labels", "a null in row 1"]),
     ],
 )
 def test_what_is_no_data(data: Any, labels: Any, error: type[Exception], words: list[str]) -> None:

@@ -40,11 +40,11 @@ both = pytest.mark.parametrize("kind", ["parquet", "jsonl"])
     ("columns", "values", "lengths", "labels", "note"),
     [
         (
-            {"load": [[1.5, 2.5], [], [3.5]], "country": ["a", "b", "a"]},
+            {"load": [[1.5, 2.5], [], [3.5]], "country": ["a", "b", "a"], "id": [1.5, 2.5, 3.5]},
             [[1.5], [2.5], [3.5]],
             [2, 0, 1],
             ("a", "b", "a"),
-            "sequence column: 'load' (the only candidate)",
+            "not used, since ids are texts or whole numbers: the column 'id'",
         ),
         (
             {"words": [["a", "b"], [], ["2020-01-01"]], "good": [True, False, True]},
@@ -169,7 +169,8 @@ def test_labels_are_not_needed_to_predict_or_forecast(tmp_path: Path, kind: str,
         ({"x": [[1.0]], "a": [1], "b": ["c"]}, Columns(), ["2 candidates", "label", "'a', 'b'", "Columns(label=...)"]),
         ({"x": [[1.0]], "a": [1.5]}, Columns(), ["no candidate", "label", "'x', 'a'", "Columns(label=...)"]),
         ({"x": [[1.0]], "z": [[1.0]], "y": [1]}, Columns(), ["2 candidates", "'x', 'z'", "Columns(sequence=...)"]),
-        ({"a": [1], "b": [2.5]}, Columns(), ["no candidate for the sequence column", "Columns(sequence=...)"]),
+        ({"a": [1], "b": [2.5]}, Columns(), ["no candidate for the sequence column", "if a row is one step"]),
+        ({"kind": ["a"], "t": [1]}, Columns(), ["no candidate for the label column"]),
         ({"x": [1.5], "y": [1]}, Columns(sequence="x"), ["double", "'x'", "lists of numbers"]),
         ({"x": [[1.0]], "y": [1.5]}, Columns(label="y"), ["double", "'y'", "strings, integers or booleans"]),
         ({"x": [["a"]], "y": ["N"]}, Columns(task="tag", sequence="x", label="y"), ["string", "'y'", "list"]),

@@ -30,11 +30,14 @@ from raglane.data.formats.base import unused_note
 from raglane.data.formats.table import choose, records_of
 from raglane.data.records import ROLES, Columns, Records, as_float32, offsets_of
 from raglane.data.stores import arrow_errors, table_from
-from raglane.errors import ArgumentTypeError, DataError, ShapeError
+from raglane.errors import ArgumentTypeError, DataError, ShapeError, UnfitColumnError
 from raglane.ragged import Ragged
 
 # The names of objects in messages.
 _DATA, _LABELS = Path("data"), Path("labels")
+
+# The kinds of steps that order the rows of a sequence; words have no order but that of the rows.
+_ORDERED = ("integer", "floating", "datetime64", "datetime", "date", "time", "timedelta64", "timedelta", "period")
 
 _FORMS = (
     "a path, a list of sequences, an array (sequences, steps) or (sequences, steps, channels), a Ragged, a Dataset, "
@@ -253,7 +256,9 @@ def _arrow(values: Any, name: str, rule: str) -> Any:
     arrow = require("pyarrow", "data")
     plain = [value.tolist() if hasattr(value, "tolist") else value for value in values]
     try:
-        return arrow.chunked_array([arrow.array(plain)])
+        # Among texts and whole numbers, NaN and NA are missing entries.
+        is_mixed = not all(isinstance(value, (float, list)) for value in plain)
+        return arrow.chunked_array([arrow.array(plain, from_pandas=is_mixed)])
     except (arrow.ArrowException, OverflowError, TypeError, UnicodeEncodeError) as error:
         got = f"values of several kinds ({' '.join(str(error).split()).rstrip('.')})"
         raise ArgumentTypeError(name, got, rule, "pass values of one kind") from error
@@ -311,11 +316,17 @@ def _of_table(table: Any, columns: Columns) -> tuple[Records, tuple[str, ...]]:
     if table.num_rows == 0:
         return _flat(np.zeros((0, 1)), [0]), ROLES
     kinds = [field.type for field in table.schema]
+    entries: dict[str, npt.NDArray[np.object_]] = {}
     if columns.sequence is None and not any(map(is_list, kinds)):
         entries = _written(table)
-        if not any(map(holds_text, kinds)) or csv.repeats_ids(entries, columns):
+        if not any(map(holds_text, kinds)) or columns.wide or csv.repeats_ids(entries, columns):
             return csv.read_entries(_DATA, entries, columns), formats.FORMATS["csv"].roles
-    chosen = choose(_DATA, table.schema, columns)
+    try:
+        chosen = choose(_DATA, table.schema, columns)
+    except UnfitColumnError:
+        if not entries or not csv.step_columns(_DATA, columns, entries):
+            raise
+        return csv.read_entries(_DATA, entries, columns), formats.FORMATS["csv"].roles
     return records_of(_DATA, table.select(chosen.names), chosen, columns), formats.FORMATS["parquet"].roles
 
 
@@ -361,9 +372,14 @@ def _panel(frame: Any) -> Records:
         got = f"a missing entry in row {int((codes < 0).argmax())} of the index"
         raise DataError("data", got, "a table with the id of a sequence in each row", "fill it, or remove the row")
     steps = frame.index.get_level_values(-1)
-    # Words, such as t2 and t10, and missing steps have no order but that of the rows.
-    is_ordered = steps.dtype.kind in "iufM" and not steps.hasnans
-    order = np.lexsort((np.asarray(steps), codes)) if is_ordered else np.argsort(codes, kind="stable")
+    # Words, such as t2 and t10, and missing steps keep the order of the rows.
+    is_ordered = getattr(steps, "ordered", steps.inferred_type in _ORDERED) and not steps.hasnans
+    if is_ordered and frame.index.has_duplicates:
+        row = int(frame.index.duplicated().argmax())
+        got = f"the index ({', '.join(map(str, frame.index[row]))}) again in row {row}"
+        raise DataError("data", got, "a table with one row per step of a sequence", "remove one of the rows")
+    ranks = pandas.factorize(steps, sort=True)[0] if is_ordered else np.arange(len(steps))
+    order = np.lexsort((ranks, codes))
     values = _floats(frame.to_numpy()[order], "data")
     return replace(
         _flat(values, offsets_of(np.bincount(codes, minlength=len(ids)))),

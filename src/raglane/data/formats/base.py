@@ -203,9 +203,9 @@ def choose_column(path: Path, role: str, candidates: list[str], kind: str, prese
         error.candidates = tuple(candidates)
         raise error
     got = f"no candidate for the {role} column among its columns ({quote_all(present) or 'none'})"
-    fix = f"add one, or name it with {columns_argument(role)}"
-    if role == "label":
-        fix += f"; without labels, pass {argument('task', 'forecast')} to predict the next element"
+    more = {"sequence": "if a row is one step, pass it as CSV, or as a table in Python"}
+    more["label"] = f"without labels, pass {argument('task', 'forecast')} to predict the next element"
+    fix = f"add one, or name it with {columns_argument(role)}; {more[role]}"
     raise UnfitColumnError(f"{path}", got, f"data with a {kind}", fix)
 
 
@@ -216,6 +216,9 @@ def id_column(
     if columns.id is not None:
         return check_named(path, "id", columns.id, present), ()
     taken = {columns.sequence, columns.label, columns.time, *(columns.features or ()), *(columns.static or ())}
-    free = [name for name in eligible if name not in taken]
-    guess = next((name for usual in names for name in free if name.lower() == usual), None)
-    return guess, () if guess is None else (f"id column: {quote(guess)} (by its name)",)
+    free, wanted = [name for name in eligible if name not in taken], [*names]
+    guess = next((name for usual in wanted for name in free if name.lower() == usual), None)
+    if guess is not None:
+        return guess, (f"id column: {quote(guess)} (by its name)",)
+    unfit = [quote(name) for name in present if name.lower() in wanted and name not in taken]
+    return None, tuple(f"not used, since ids are texts or whole numbers: the column {name}" for name in unfit)

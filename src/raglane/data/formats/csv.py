@@ -76,7 +76,7 @@ def read(path: Path, columns: Columns) -> Records:
 def read_entries(path: Path, entries: dict[str, Entries], columns: Columns) -> Records:
     """Read columns of texts in long form, from a file or a table."""
     present = list(entries)
-    text, steps = _text_column(path, columns, present), _step_columns(path, columns, entries)
+    text, steps = _text_column(path, columns, present), step_columns(path, columns, entries)
     if text is not None:
         return _whole_rows(path, entries, replace(columns, sequence=text))
     if steps or columns.wide:
@@ -125,7 +125,7 @@ def _id_column(path: Path, columns: Columns, present: list[str]) -> tuple[str, t
     return name, notes
 
 
-def _step_columns(path: Path, columns: Columns, entries: Mapping[str, Entries]) -> list[str]:
+def step_columns(path: Path, columns: Columns, entries: Mapping[str, Entries]) -> list[str]:
     """Return the columns that are the steps of rows, if each row is a sequence of numbers; else []."""
     if columns.wide and columns.features:
         return list(columns.features)
@@ -268,7 +268,7 @@ def pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[Piece]:
     names = [name for name in header if name]
     text = _text_column(path, columns, names)
     entries = _entries_of(path)[0] if columns.wide or sum(map(bool, map(_NUMBERED.fullmatch, names))) > 2 else {}
-    steps = _step_columns(path, columns, entries) if entries else []
+    steps = step_columns(path, columns, entries) if entries else []
     if text is not None or steps or columns.wide:
         if not start:
             yield _row_piece(path, entries or _entries_of(path)[0], replace(columns, sequence=text), steps)

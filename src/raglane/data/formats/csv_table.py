@@ -148,7 +148,7 @@ def _grouped(
     if time is None:
         order = np.argsort(codes, kind="stable")
     else:
-        times = _times(path, entries[time], time)
+        times = _times(path, entries[time], time, rows)
         order = np.lexsort((times, codes))
     offsets = offsets_of(np.bincount(codes, minlength=len(ids)))
     words = [str(word) for word in ids]
@@ -411,8 +411,8 @@ def _is_words(entries: Entries) -> bool:
     return not text.isspace() and text != "" and re.search(r"\d", text) is None
 
 
-def _times(path: Path, entries: Entries, name: str) -> npt.NDArray[Any]:
-    """Convert numbers or dates to int64 or float64, to sort by."""
+def _times(path: Path, entries: Entries, name: str, rows: npt.NDArray[np.int64] | None = None) -> npt.NDArray[Any]:
+    """Convert numbers or dates to int64 or float64, to sort by; ``rows`` numbers the entries, for messages."""
     pandas = require("pandas", "data")
     series = pandas.Series(decimals.with_points(entries), dtype=object)
     # Whole numbers stay integers: float64 is not exact for nanoseconds since 1970.
@@ -423,7 +423,7 @@ def _times(path: Path, entries: Entries, name: str) -> npt.NDArray[Any]:
     if dates.isna().any():
         bad = dates.isna().to_numpy() if dates.notna().any() else ~np.isfinite(numbers)
         row = int(bad.argmax())
-        got = f"{quote(entries[row])} in data row {row}, column {quote(name)}"
+        got = f"{quote(entries[row])} in data row {row if rows is None else rows[row]}, column {quote(name)}"
         rule = "a file with times that are numbers, or dates such as 2024-01-31T12:30:00, 2024-01, 2024 Q1 or 2024 Jan"
         other = f"name another column with {columns_argument('time')}"
         raise data_error(path, got, rule, f"correct it, {other}, or remove this one if the rows are in order")

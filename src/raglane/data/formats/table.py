@@ -45,6 +45,7 @@ from raglane.data.formats.arrow import (
 )
 from raglane.data.formats.base import (
     ROLE_NAMES,
+    TIME_NAMES,
     check_named,
     choose_column,
     columns_argument,
@@ -127,7 +128,9 @@ def choose(path: Path, schema: Any, columns: Columns) -> Chosen:
     elif columns.wants_labels:
         fits, kind = label_test(columns.task)
         taken = {sequence, id_name, *features, *static}
-        candidates = [name for name in kinds if name not in taken and fits(kinds[name])]
+        # A time in each row tells that a row is an element.
+        times = [name for name in kinds if name.lower() in TIME_NAMES and not is_list(kinds[name])]
+        candidates = [name for name in kinds if name not in (*taken, *times) and fits(kinds[name])]
         label, note = choose_column(path, "label", candidates, kind, kinds)
         notes.append(note)
     return Chosen(sequence, label, id_name, (*notes, *id_notes), features, static)

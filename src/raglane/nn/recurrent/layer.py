@@ -23,37 +23,14 @@ class _Forward(Protocol):
     """The type of a call, by the kind of its input."""
 
     @overload
-    def __call__(
-        self,
-        input: I,
-        hx: Any = None,
-        *,
-        lengths: Any = None,
-        resets: Any = None,
-        return_output: Literal[True] = True,
-        return_states: Literal[False] = False,
-    ) -> tuple[I, Any]: ...
+    def __call__(self, input: I, hx: Any = None, *, lengths: Any = None, resets: Any = None) -> tuple[I, Any]: ...
     @overload
     def __call__(
-        self,
-        input: I,
-        hx: Any = None,
-        *,
-        lengths: Any = None,
-        resets: Any = None,
-        return_output: Literal[True] = True,
-        return_states: Literal[True],
+        self, input: I, hx: Any = None, *, lengths: Any = None, resets: Any = None, return_states: Literal[True]
     ) -> tuple[I, Any, list[Any]]: ...
     @overload
     def __call__(
-        self,
-        input: I,
-        hx: Any = None,
-        *,
-        lengths: Any = None,
-        resets: Any = None,
-        return_output: Literal[False],
-        return_states: Literal[False] = False,
+        self, input: I, hx: Any = None, *, lengths: Any = None, resets: Any = None, return_output: Literal[False]
     ) -> tuple[None, Any]: ...
     @overload
     def __call__(
