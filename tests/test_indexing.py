@@ -81,6 +81,7 @@ def test_differentiable_twice(few: int, device: torch.device, monkeypatch: pytes
     for function in (take, place, place_joined):
         assert gradcheck(function, (values,))
         assert gradgradcheck(function, (values,))
+        assert torch.func.jacrev(function)(values).equal(torch.autograd.functional.jacobian(function, values))
 
 
 # PyTorch itself still scripts the formulas of forward mode.
@@ -98,6 +99,6 @@ def test_forward_mode_keeps_the_tangent(few: int, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("offset", [1, 2, 4])
 def test_memory_that_starts_between_wide_numbers(offset: int) -> None:
-    values = torch.randn(20000 * 4 + offset)[offset:].view(20000, 4)
-    index = torch.randperm(20000)
-    assert torch.equal(take_rows(place_rows(values, index, 20000), index), values)
+    values, index = torch.randn(20000 * 4 + offset)[offset:].view(20000, 4), torch.randperm(20000)
+    for part in (values, torch._neg_view(values)):
+        assert torch.equal(take_rows(place_rows(part, index, 20000), index), part)

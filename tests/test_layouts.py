@@ -46,14 +46,9 @@ def build_packed(sequences: list[Tensor]) -> PackedSequence:
 
 def read_packed(packed: PackedSequence) -> list[Tensor]:
     assert packed.sorted_indices is not None
-    order = packed.sorted_indices.tolist()
-    rows: list[list[Tensor]] = [[] for _ in order]
-    start = 0
-    for size in packed.batch_sizes.tolist():
-        for rank in range(size):
-            rows[order[rank]].append(packed.data[start + rank])
-        start += size
-    return [torch.stack(own) if own else packed.data[:0] for own in rows]
+    order, sizes = packed.sorted_indices.tolist(), packed.batch_sizes.tolist()
+    ranks = [order.index(sequence) for sequence in range(len(order))]
+    return [packed.data[[sum(sizes[:t]) + rank for t, size in enumerate(sizes) if rank < size]] for rank in ranks]
 
 
 LAYOUTS = {

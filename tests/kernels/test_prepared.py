@@ -237,19 +237,13 @@ def test_wrong_batches_change_no_slot(name: str) -> None:
         lambda pools: [pools[0], pools[0]],
         lambda pools: [pools[0].double(), pools[1]],
         lambda pools: [pools[0].t().contiguous().t(), pools[1]],
-        lambda pools: [pools[0], _short(pools[1])],
+        lambda pools: (pools[1].untyped_storage().resize_(0), pools)[1],
     ],
 )
 def test_pools_that_c_cannot_write(change: Callable[[list[Tensor]], list[Tensor]]) -> None:
     layer, network = prepared(make("lstm", [2, 1]), torch.float32)
     with pytest.raises(ShapeError, match="pools must be contiguous"):
         run_on(layer, [network.values], torch.tensor([0, 2, 3]), torch.tensor([4, 2]), change(layer.pools(5)))
-
-
-def _short(part: Tensor) -> Tensor:
-    """The tensor after its storage was freed."""
-    part.untyped_storage().resize_(0)
-    return part
 
 
 @pytest.mark.parametrize("rows", [torch.zeros(3, 4), torch.zeros(3, 5).double()])

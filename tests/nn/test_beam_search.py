@@ -320,11 +320,8 @@ def test_scores_have_the_dtype_of_the_model_and_no_gradient() -> None:
     assert (found.scores.dtype, found.scores.requires_grad) == (torch.float32, False)
 
 
-def _plain(tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
-    return torch.zeros(len(tokens), 3), state
-
-
-_GOOD: dict[str, Any] = {"step": _plain, "starts": torch.tensor([0, 1]), "state": torch.zeros(2, 1), "beam": 2}
+_GOOD: dict[str, Any] = {"step": lambda tokens, state: (torch.zeros(len(tokens), 3), state)}
+_GOOD |= {"starts": torch.tensor([0, 1]), "state": torch.zeros(2, 1), "beam": 2}
 
 
 @pytest.mark.parametrize(

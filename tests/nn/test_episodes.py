@@ -122,6 +122,7 @@ def test_starts_of_episodes(make: Any, count: int, steps: int, share: float) -> 
     expected = run(model, features, states, starts)
     for found in (fast, copy.deepcopy(fast), pickle.loads(pickle.dumps(fast)), rl.unaccelerate(copy.deepcopy(fast))):
         torch.testing.assert_close(run(found, features, states, starts), expected, atol=1e-12, rtol=1e-10)
+    assert share or not starts.any()  # which no model changes
 
 
 @pytest.mark.parametrize("kind", [Policy, Module])

@@ -106,8 +106,9 @@ def test_every_schedule_and_backend(name: str, kind: str) -> None:
 
 @pytest.mark.parametrize("first", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_of_input(kind: str, first: bool) -> None:
-    assert_same_for_every_input(layer_of("lstm", kind, batch_first=first))
+@pytest.mark.parametrize("backend", ["auto", "torch"])
+def test_every_kind_of_input(kind: str, first: bool, backend: str) -> None:
+    assert_same_for_every_input(layer_of("lstm", kind, batch_first=first, backend=backend))
 
 
 @pytest.mark.parametrize("count", [0, 1])

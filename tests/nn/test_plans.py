@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,7 +15,7 @@ import raglane as rl
 from every_layer import KINDS, a_batch, assert_same, build, results_of, watch_backends
 from own_cells import Leaky
 from raglane.cells import CELLS
-from raglane.errors import ArgumentError, RaglaneError
+from raglane.errors import ArgumentError, DispatchError, RaglaneError
 from raglane.kernels.triton import launch
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.nn.recurrent.regularisation import Regularisation
@@ -67,15 +69,32 @@ def test_a_kernel_that_cannot_be_compared_now_is_not_refused_for_good(monkeypatc
     assert layer in plans
 
 
-def test_every_override_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    layer, batch, ran = build("gru"), a_batch([2, 1]), watch_backends(monkeypatch)
-    layer(batch)
-    before = list(ran)
-    assert len(before) == 1
-    with rl.use_backend(backend="reference", schedule="each"):
-        layer(batch)
-    layer(batch)
-    assert ran == [*before, ("reference", "each"), *before]
+@pytest.mark.filterwarnings("ignore")
+def test_a_call_of_another_kind_is_planned_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After another call, a layer chooses a backend or raises as a new layer does."""
+    x, ran = torch.randn(2, 3, 3), watch_backends(monkeypatch)
+    dense, batch = (lambda layer: layer(x)), rl.Ragged(list(x))
+    flat = partial(lambda layer, **options: layer(batch, **options))
+    each = rl.use_backend(backend="reference", schedule="each")(flat)
+    narrow, half = (torch.autocast("cpu", dtype)(flat) for dtype in (torch.bfloat16, torch.float16))
+    for kind, options, first, then in (
+        ("lstm", {"backend": "torch"}, flat, dense),
+        ("lstm", {"backend": "torch"}, flat, partial(flat, return_states=True)),
+        ("sru", {"checkpoint_every": 2}, torch.no_grad()(flat), flat),
+        ("gru", {}, narrow, half),
+        ("gru", {}, flat, each),
+        ("gru", {}, each, flat),
+        ("lstm", {}, dense, lambda layer: torch.jit.trace(layer, (x,))),
+    ):
+        seen = []
+        for calls in ((first, then), (then,)):
+            layer: Any = build(kind, dtype=torch.float32, **options)
+            for call in calls:
+                ran.clear()
+                with suppress(DispatchError):
+                    call(layer)
+            seen.append([*ran])
+        assert seen[0] == seen[1], kind
 
 
 def test_every_kind_of_call_agrees_with_the_reference() -> None:

@@ -48,7 +48,8 @@ def run(layer: Any, batch: Any, seed: int = 7, **call: Any) -> list[Tensor]:
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_every_schedule_and_backend_draws_the_same(name: str) -> None:
-    assert_alike_everywhere(build(name, 2, **regularisation_of(name, dropout=0.3)), run)
+    for options in (regularisation_of(name, dropout=0.3), {"input_dropout": 0.3, "dropout": 0.3}):
+        assert_alike_everywhere(build(name, 2, **options), run)
 
 
 def test_every_kind_of_input_draws_the_same() -> None:

@@ -38,8 +38,8 @@ def episodes_alone(layer: Any, sequences: list[Tensor], marks: list[list[int]], 
         left: list[list[Tensor]] = []
         for number, piece in enumerate(pieces):
             batch = rl.Ragged([piece])
-            fresh = [part[:, 0] for part in fresh_state(layer, batch)]
-            state = fresh
+            own = layer._own_initial(batch) if layer._has_own_initial() else a_state(layer, 1)
+            state = fresh = [part[:, 0] * layer._has_own_initial() for part in parts(own)]
             if hx is not None:
                 # hx enters at the first piece, in reverse direction at the last.
                 reads_forward = number == 0 and not (len(own_marks) and own_marks[0])
@@ -59,13 +59,6 @@ def episodes_alone(layer: Any, sequences: list[Tensor], marks: list[list[int]], 
             ]
         )
     return [torch.cat(outputs), *(torch.cat(columns, 1) for columns in zip(*finals, strict=True))]
-
-
-def fresh_state(layer: Any, batch: rl.Ragged) -> tuple[Tensor, ...]:
-    """Return the layer's own initial state."""
-    if layer._has_own_initial():
-        return parts(layer._own_initial(batch))
-    return tuple(torch.zeros_like(part) for part in parts(a_state(layer, len(batch))))
 
 
 def compare(layer: Any, marks: list[list[int]], with_hx: bool) -> None:
@@ -173,7 +166,8 @@ def test_nothing_crosses_a_reset(schedule: str) -> None:
 
 
 def test_a_reset_at_the_first_element_ignores_hx() -> None:
-    layer = build("lstm")
+    layer, marks = build("lstm"), ragged_marks([[1]])
+    assert layer(rl.Ragged(sequences_of([1]))[:0], resets=marks[:0])[1][0].shape == (1, 0, H)
     batch = rl.Ragged(sequences_of([3, 2]))
     hx = tuple(torch.randn(1, 2, H, dtype=torch.float64) for _ in range(2))
     for part in hx:

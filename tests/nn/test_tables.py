@@ -42,12 +42,6 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return ran
 
 
-def lengths_of(kind: str) -> list[int]:
-    if kind == "dense":
-        return [5] * 4
-    return sorted(LENGTHS, reverse=True) if kind == "sorted pack" else LENGTHS if kind == "pack" else [0, *LENGTHS, 0]
-
-
 def converted(kind: str, batch: rl.Ragged) -> tuple[Any, Tensor | None]:
     """Return a batch in another layout with NaN in its padding, and the tensor with its elements."""
     if kind == "dense":
@@ -67,7 +61,8 @@ def values_of(out: Any, like: rl.Ragged, kind: str) -> Tensor:
 def case(cell: str, kind: str, dtype: torch.dtype = torch.float64, **options: Any) -> tuple[Any, rl.Ragged, Any, Any]:
     """Return a layer, a batch, the batch in another layout, and the arguments of a call with it."""
     layer = getattr(rl.nn, cell)(3, 4, dtype=dtype, batch_first=kind == "batch first", **options)
-    batch = rl.Ragged([torch.randn(length, 3, dtype=dtype) for length in lengths_of(kind)])
+    own = {"dense": [5] * 4, "sorted pack": sorted(LENGTHS, reverse=True), "pack": LENGTHS}
+    batch = rl.Ragged([torch.randn(length, 3, dtype=dtype) for length in own.get(kind, [0, *LENGTHS, 0])])
     given, _ = converted(kind, batch)
     return layer, batch, given, {"lengths": batch.lengths} if "first" in kind else {}
 

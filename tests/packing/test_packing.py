@@ -17,6 +17,7 @@ from torch.nn.utils import rnn
 from raglane import packing
 from raglane.packing import PackedSequence
 from raglane.packing.functions import _rank_on_device, _rank_on_host
+from raglane.packing.rows import flatten_packed
 from strategies import lengths as any_lengths
 from strategies import sequences_of
 
@@ -34,12 +35,9 @@ def stable_order(lengths: list[int]) -> list[int]:
 
 def slow_pack(sequences: list[Tensor], order: list[int]) -> tuple[list[Tensor], list[int]]:
     """Step by step and sequence by sequence: the elements in packed order, and the batch sizes."""
-    elements, sizes = [], []
-    for step in range(max((len(sequence) for sequence in sequences), default=0)):
-        running = [sequences[sequence][step] for sequence in order if step < len(sequences[sequence])]
-        elements += running
-        sizes.append(len(running))
-    return elements, sizes
+    steps = range(max((len(sequence) for sequence in sequences), default=0))
+    running = [[sequences[b][step] for b in order if step < len(sequences[b])] for step in steps]
+    return [element for part in running for element in part], [len(part) for part in running]
 
 
 def slow_pad(sequences: list[Tensor], steps: int, value: float, batch_first: bool, left: bool = False) -> Tensor:
@@ -111,12 +109,12 @@ def test_equal_to_torch(
     counts = torch.tensor(lengths)
     unpadded = packing.unpad_sequence(padded, counts, batch_first)
     assert_same(unpadded, sequences)
-    assert padded.shape == rnn.pad_sequence(sequences, batch_first).shape
     falling = sorted(lengths, reverse=True)
     ours = packing.pack_padded_sequence(padded, falling, batch_first)
     assert_same(ours, rnn.pack_padded_sequence(padded, falling, batch_first))
     total = max(lengths) + extra if data.draw(st.booleans()) else None
-    for pack in (ours, rnn.pack_sequence(sequences, enforce_sorted=False)):
+    unsorted = rnn.pack_sequence(sequences, enforce_sorted=False)
+    for pack in (ours, unsorted, unsorted._replace(sorted_indices=None)):
         arguments_back = (pack, batch_first, padding, total)
         assert_same(packing.pad_packed_sequence(*arguments_back), rnn.pad_packed_sequence(*arguments_back))
         assert_same(packing.unpack_sequence(pack), rnn.unpack_sequence(pack))
@@ -149,6 +147,8 @@ def test_differentiable_twice(batch_first: bool, device: torch.device) -> None:
     def squares(x: Tensor) -> Tensor:
         return x**2
 
+    if moved := flatten_packed(pack):  # by the kernels of a CPU
+        assert torch.func.vmap(moved[1].from_flat)(moved[0][None])[0].equal(pack.data)
     wide = [x.detach().repeat(1, 5).requires_grad_() for x in (first, second, third)]
     cases: list[tuple[Any, tuple[Tensor, ...]]] = [
         (lambda *x: squares(packing.pad_sequence(x, batch_first, 2.0, "left")), (first, second, third, fourth)),
@@ -271,9 +271,10 @@ def test_any_memory_layout(batch_first: bool, device: torch.device) -> None:
         whole[0, 0, 0].expand(*shape, 10),
         whole[: shape[0], : shape[1]].transpose(2, 3),
     ]
-    for padded in layouts:
-        expected = packing.pack_padded_sequence(padded.contiguous(), lengths, batch_first, False).data
-        assert_same(packing.pack_padded_sequence(padded, lengths, batch_first, False).data, expected)
+    for padded in (*layouts, *map(torch._neg_view, layouts)):
+        pairs = [(x, torch.tensor(lengths), batch_first) for x in (padded, padded.resolve_neg().contiguous())]
+        assert_same(*[packing.pack_padded_sequence(*pair, False).data for pair in pairs])
+        assert_same(*[packing.unpad_sequence(*pair) for pair in pairs])
 
 
 def test_nothing_waits_for_a_device(device: torch.device) -> None:
@@ -303,7 +304,10 @@ def test_a_padding_value_outside_the_dtype(dtype: torch.dtype, value: float, dev
             module.pad_sequence(sequences, padding_value=value)
 
 
-def test_sequences_of_several_dtypes_take_the_first_where_nothing_is_lost() -> None:
-    sequences = [torch.ones(2), torch.tensor([1, 2, 3])]
-    ours, theirs = (module.pad_sequence(sequences) for module in (packing, rnn))
-    assert_same(ours, theirs)
+@pytest.mark.parametrize(
+    "sequences", [[torch.ones(2), torch.tensor([1, 2, 3])], [torch.rand(9, 8000), torch.rand(2, 8000)]]
+)
+def test_sequences_of_several_dtypes_take_the_first_where_nothing_is_lost(sequences: list[Tensor]) -> None:
+    """And batches of many numbers, which are concatenated."""
+    for arguments in ((True, 2.0, "left"), (True, 2.0, "right")):
+        assert_same(*[module.pad_sequence(sequences, *arguments) for module in (packing, rnn)])

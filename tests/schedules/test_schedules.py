@@ -43,11 +43,8 @@ def _longest_first(lengths: list[int]) -> list[int]:
 
 
 def _each(lengths: list[int], lanes: int | None) -> list[Entry]:
-    entries: list[Entry] = []
-    for sequence, length in enumerate(lengths):
-        for step in range(length):
-            entries.append((len(entries), 0, sequence, step))
-    return entries
+    pairs = [(sequence, step) for sequence, length in enumerate(lengths) for step in range(length)]
+    return [(time, 0, *pair) for time, pair in enumerate(pairs)]
 
 
 def _padded(lengths: list[int], lanes: int | None) -> list[Entry]:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -56,7 +57,9 @@ def test_results_that_are_not_pulled_stop_only_their_stream() -> None:
     slow, other, frames = engine.open(), engine.open(), torch.randn(8, 3)
     slow.push(frames[:4])
     engine.step()
-    slow.push(frames[4:])
+    slow.push(frames[4:5])
+    assert engine.step() == 0
+    slow.push(frames[5:])
     other.push(frames[:1])
     assert engine.step() == 1
     assert (slow.queued, slow.ready, other.ready) == (4, 4, 1)
@@ -225,15 +228,18 @@ def test_an_interrupt_ends_only_the_streams_of_its_step(monkeypatch: pytest.Monk
 
 
 def test_a_stream_that_opens_during_a_step_keeps_its_state(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, frames, opened = engine_of(), torch.randn(4, 3), list[Stream]()
+    engine, frames, opened, states = engine_of(slots=3), torch.randn(4, 3), list[Stream](), list[bytes]()
     with engine.open() as first:
         first.push(frames[:2])
         engine.step()
         state = first.state()
-    gone, plain = engine.open(), engine._runner.run
-    gone.push(frames[:1])
+    gone, read, plain = engine.open(), engine.open(), engine._runner.run
+    engine.push([gone, read], frames[:2])
+    reading = Thread(target=lambda: states.append(read.state()))
 
     def run(*sizes: int) -> None:
+        reading.start()
+        reading.join(0.1)  # until after the step
         gone.close()
         for _ in range(3 * engine.slots):  # more come and go than there are slots
             engine.open().close()
@@ -243,6 +249,8 @@ def test_a_stream_that_opens_during_a_step_keeps_its_state(monkeypatch: pytest.M
     with monkeypatch.context() as during:
         during.setattr(engine._runner, "run", run)
         engine.step()
+    reading.join()
+    assert states == [read.state()]
     opened[0].push(frames[2:])
     engine.step()
     assert torch.equal(opened[0].pull(), engine.run(rl.Ragged([frames])).values[2:])
