@@ -191,6 +191,7 @@ def test_an_output_that_must_not_be_touched(tmp_path: Path) -> None:
     with locked(tmp_path / ".out.converting"), ThreadPoolExecutor(1) as pool:
         running = pool.submit(convert, path, tmp_path / "out")
         refused([" writes"], running.result, error=ArgumentError)
+    refused(["jsonl' twice"], convert, [path, f"{path.parent}/*.jsonl"], tmp_path / "out", error=ArgumentError)
     refused(["one of fail, skip"], convert, path, tmp_path / "out", on_bad_row="drop", error=ArgumentError)
 
 

@@ -89,7 +89,7 @@ def convert(
         the folder already was the result of the same conversion.
 
     Raises:
-        ArgumentError: ``output`` has other content, or another process is writing it.
+        ArgumentError: ``output`` has other content, another process is writing it, or an input is named twice.
         DataError: the data is invalid. Finished shards are kept for the next call.
         OSError: a file cannot be written, e.g. on a full disk. Finished shards are kept for the next call.
 
@@ -106,7 +106,7 @@ def convert(
     check_choice("on_bad_row", on_bad_row, ON_BAD_ROW)
     check_flag("overwrite", overwrite)
     locations = expand(inputs)
-    _check_output(folder, locations)
+    _check_places(folder, locations)
     progress.stage("looking at the data")
     job = Job(tuple(locations), tuple(map(fingerprint, locations)), columns, format, on_bad_row)
     work = folder.absolute().with_name(f".{folder.name}.converting")
@@ -144,15 +144,19 @@ def _run(job: Job, folder: Path, work: Path, overwrite: bool, progress: Progress
     return Conversion(folder, state.statistics, len(state.skipped), resumed)
 
 
-def _check_output(folder: Path, locations: Sequence[str]) -> None:
-    """Raise if the output is a file, or is the data or in it."""
+def _check_places(folder: Path, locations: Sequence[str]) -> None:
+    """Raise if the output is a file, or is the data or in it, or if an input is named twice."""
     check_place("output", folder.parent)
     fix = f"pass another {argument('output')}"
     if os.path.lexists(folder) and not folder.is_dir():
         raise ArgumentError("output", f"{quote(str(folder))}, a file", "the name of a folder", fix)
-    place = folder.resolve()
+    place, sources = folder.resolve(), set[Path | str]()
     for location in locations:
-        if Path(location).exists() and (source := Path(location).resolve()) in (place, *place.parents):
+        source = Path(location).resolve() if Path(location).exists() else location
+        if source in sources:
+            raise ArgumentError("inputs", f"{quote(str(source))} twice", "different places", "leave one out")
+        sources.add(source)
+        if source in (place, *place.parents):
             got = f"{quote(str(folder))}, which is, or is in, the data {quote(str(source))}"
             raise ArgumentError("output", got, "a folder outside the data", fix)
 
