@@ -175,6 +175,8 @@ def test_sets_of_labels(tmp_path: Path, per_element: bool) -> None:
         shares = predictions[f"p_{label}"]
         flat = [share for part in shares for share in part] if per_element else shares
         assert [label in row for row in predicted] == [share >= threshold for share in flat]
+        true = torch.tensor([[label in row] for row in test.targets.values])
+        assert best_thresholds(torch.tensor(flat)[:, None], true).tolist() == pytest.approx([threshold])
 
 
 def test_an_evaluation_of_sets_by_hand() -> None:
