@@ -77,7 +77,7 @@ def test_cells_without_a_kernel_compute_the_same_row_by_row() -> None:
 
     def computed() -> list[Tensor]:
         sums = [torch.addmm(start, rows, weight.t(), beta=b, alpha=a) for b, a in ((1, 1), (0.5, 2), (0, 1))]
-        products = [F.linear(rows, weight), rows @ weight.t(), torch.mm(rows, mat2=weight.t()), rows @ weight[0]]
+        products = [F.linear(rows, weight), start @ weight.to_sparse(), rows.mm(mat2=weight.t()), rows @ weight[0]]
         return [*sums, *products, torch.sigmoid(input=rows), torch.sigmoid(rows, out=torch.empty_like(rows))]
 
     with RowByRow():

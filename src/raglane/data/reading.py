@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -378,7 +379,9 @@ def _panel(frame: Any) -> Records:
         row = int(frame.index.duplicated().argmax())
         got = f"the index ({', '.join(map(str, frame.index[row]))}) again in row {row}"
         raise DataError("data", got, "a table with one row per step of a sequence", "remove one of the rows")
-    ranks = pandas.factorize(steps, sort=True)[0] if is_ordered else np.arange(len(steps))
+    ranks = np.arange(len(steps))
+    with suppress(TypeError):  # of times with and without a zone, which have no order
+        ranks = pandas.factorize(steps, sort=True)[0] if is_ordered else ranks
     order = np.lexsort((ranks, codes))
     values = _floats(frame.to_numpy()[order], "data")
     return replace(

@@ -53,10 +53,10 @@ def _has_kernel(input: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     return (
         not records_operators()  # first, because the number of rows may be symbolic
         and isinstance(input, Tensor)  # not a Ragged
-        and input.is_cpu
         and input.dtype in (torch.float32, torch.float64)
-        and all(part.is_cpu and part.dtype is input.dtype for part in (weight, bias) if part is not None)
-        and input.numel() > 0
+        and all(part.dtype is input.dtype for part in (weight, bias) if part is not None)
+        and all(part.is_cpu and part.layout is torch.strided for part in (input, weight, bias) if part is not None)
+        and 0 not in (*input.shape, *weight.shape)
         and input.shape[-1:] == weight.shape[1:]
         and not torch.is_autocast_enabled("cpu")
         and not is_jit_traced()

@@ -37,8 +37,8 @@ class Call:
             is_here = not known or known[0].is_cpu
             known.append(self.args[0] if is_here else _placed(self.args[0], known[0].device))
             return
-        args = [_filled(part, known) for part in self.args]
-        found = self.function(*args, **{name: _filled(part, known) for name, part in self.kwargs.items()})
+        args = [filled(part, known) for part in self.args]
+        found = self.function(*args, **{name: filled(part, known) for name, part in self.kwargs.items()})
         known.extend((found,) if isinstance(found, Tensor) else found)
 
 
@@ -48,13 +48,14 @@ def _placed(constant: Tensor, device: torch.device) -> Tensor:
     return constant.to(device)
 
 
-def _filled(part: Any, known: list[Tensor]) -> Any:
+def filled(part: Any, known: list[Tensor]) -> Any:
+    """Return an argument with known values in place of their numbers."""
     if type(part) is Known:
         return known[part.index]
     if type(part) is torch.device and known:
         return known[0].device
     if isinstance(part, list | tuple):
-        return type(part)([_filled(item, known) for item in part])
+        return type(part)([filled(item, known) for item in part])
     return part
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from raglane._utils import caches
 from raglane.programs.graph import Columns, Graph, Node, Result, Unkept
-from raglane.programs.parameters import Call, Known, ParameterOps, Slices
+from raglane.programs.parameters import Call, Known, ParameterOps, Slices, filled
 from raglane.programs.rules import RULES
 from raglane.programs.step import Step, default_modes
 from raglane.programs.trace import Trace
@@ -224,8 +224,9 @@ def _check_sizes(calls: Sequence[Call], leaves: Sequence[Tensor]) -> None:
         before = len(known)
         args = tuple([part.to(meta) if isinstance(part, Tensor) else part for part in call.args])
         kwargs = {name: meta if isinstance(part, torch.device) else part for name, part in call.kwargs.items()}
-        given = [known[part.index] for part in args if type(part) is Known]
-        if given and torch.Tag.pointwise in call.function.tags:  # torch needs 0.8 s to import what runs it
+        given = [filled(part, known) for part in (*args, *kwargs.values()) if isinstance(part, Known | Tensor)]
+        if call.function and given and torch.Tag.pointwise in call.function.tags:
+            # torch needs 0.8 s to import what runs it.
             known.append(given[-1].new_empty(torch.broadcast_tensors(*given)[-1].shape))
         else:
             Call(call.function, args, kwargs).run(known)

@@ -215,7 +215,8 @@ def _choose_label(table: _Table, columns: Columns, free: list[str]) -> tuple[str
         candidates = [name for name in free if table.constant(name).all()]
     numbers = {name: table.numbers(name) for name in candidates}
     words = [name for name in candidates if numbers[name][1].any()]
-    integers = [name for name in candidates if (np.rint(numbers[name][0]) == numbers[name][0]).all()]
+    finite = [name for name in candidates if np.isfinite(numbers[name][0]).all()]
+    integers = [name for name in finite if (np.rint(numbers[name][0]) == numbers[name][0]).all()]
     if columns.task == "classify" and not words:
         # Integers may be something else than the label, if a column with the name of one is nearly a label.
         _check_almost_constant(table, [name for name in free if not integers or name.lower() in ROLE_NAMES["label"]])

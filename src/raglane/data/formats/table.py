@@ -133,7 +133,8 @@ def choose(path: Path, schema: Any, columns: Columns) -> Chosen:
         candidates = [name for name in kinds if name not in (*taken, *times) and fits(kinds[name])]
         label, note = choose_column(path, "label", candidates, kind, kinds)
         notes.append(note)
-    return Chosen(sequence, label, id_name, (*notes, *id_notes), features, static)
+    notes += [note for note in id_notes if not note.endswith((quote(sequence), quote(label or "")))]
+    return Chosen(sequence, label, id_name, tuple(notes), features, static)
 
 
 def records_of(
