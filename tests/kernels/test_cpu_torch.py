@@ -208,7 +208,7 @@ def test_derivatives_forward_in_any_tensor(backend: Backend, trained: bool) -> N
     for place, tensor in enumerate(network.tensors()):
         direction, epsilon = torch.randn_like(tensor), 1e-6
         steps = [{id(tensor): tensor.detach() + sign * epsilon * direction} for sign in (1, -1)]
-        ends = [run(lambda part, moved=moved: moved.get(id(part), part)) for moved in steps]  # type: ignore[misc]
+        ends = [run(partial(lambda moved, part: moved.get(id(part), part), moved)) for moved in steps]
         slope = [(a - b).detach() / (2 * epsilon) for a, b in zip(*ends, strict=True)]
         tangents = tangents_of(run, tensor, direction)
         found = [torch.zeros_like(s) if t is None else t for t, s in zip(tangents, slope, strict=True)]

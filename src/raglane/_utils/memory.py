@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import mmap
 import os
+from contextlib import suppress
 from itertools import starmap
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -83,11 +84,10 @@ def _free() -> float:
 
 def _left(limit: str, current: str, cache: str) -> float:
     """Return the memory that a control group has left; files that were read once can be dropped for it."""
-    try:
-        most, folder = int(Path(limit).read_text()), Path(limit).parent
+    most, folder = math.inf, Path(limit).parent  # if there is no such file, or it contains "max"
+    with suppress(OSError, ValueError):
+        most = int(Path(limit).read_text())
         statistics = (folder / "memory.stat").read_text().split()
         cached = int(statistics[statistics.index(cache) + 1])
-        return max(most - int((folder / current).read_text()) + cached, 0)
-    except (OSError, ValueError):
-        # No such file, or "max".
-        return math.inf
+        most = max(most - int((folder / current).read_text()) + cached, 0)
+    return most

@@ -216,9 +216,6 @@ def id_column(
     if columns.id is not None:
         return check_named(path, "id", columns.id, present), ()
     taken = {columns.sequence, columns.label, columns.time, *(columns.features or ()), *(columns.static or ())}
-    free, wanted = [name for name in eligible if name not in taken], [*names]
-    guess = next((name for usual in wanted for name in free if name.lower() == usual), None)
-    if guess is not None:
-        return guess, (f"id column: {quote(guess)} (by its name)",)
-    unfit = [quote(name) for name in present if name.lower() in wanted and name not in taken]
-    return None, tuple(f"not used, since ids are texts or whole numbers: the column {name}" for name in unfit)
+    free = [name for name in eligible if name not in taken]
+    guess = next((name for usual in names for name in free if name.lower() == usual), None)
+    return guess, () if guess is None else (f"id column: {quote(guess)} (by its name)",)

@@ -44,6 +44,7 @@ from raglane.data.formats.arrow import (
     words_of,
 )
 from raglane.data.formats.base import (
+    ID_NAMES,
     ROLE_NAMES,
     TIME_NAMES,
     check_named,
@@ -128,13 +129,16 @@ def choose(path: Path, schema: Any, columns: Columns) -> Chosen:
     elif columns.wants_labels:
         fits, kind = label_test(columns.task)
         taken = {sequence, id_name, *features, *static}
-        # A time in each row tells that a row is an element.
+        # A table with a time in each row has a row per element.
         times = [name for name in kinds if name.lower() in TIME_NAMES and not is_list(kinds[name])]
         candidates = [name for name in kinds if name not in (*taken, *times) and fits(kinds[name])]
         label, note = choose_column(path, "label", candidates, kind, kinds)
         notes.append(note)
-    notes += [note for note in id_notes if not note.endswith((quote(sequence), quote(label or "")))]
-    return Chosen(sequence, label, id_name, tuple(notes), features, static)
+    if id_name is None:
+        others = [name for name in kinds if name not in (sequence, label, *features, *static)]
+        unfit = [name for name in others if name.lower() in ID_NAMES]
+        notes += [f"not used, since ids are texts or whole numbers: the column {quote(name)}" for name in unfit]
+    return Chosen(sequence, label, id_name, (*notes, *id_notes), features, static)
 
 
 def records_of(
