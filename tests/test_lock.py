@@ -193,8 +193,7 @@ def test_locks_of_windows(tmp_path: Path) -> None:
     first = _start(_WINDOWS + _HOLD, folder)
     assert first.stdout is not None
     assert first.stdout.readline() == "held\n"
-    told = _start(_WINDOWS + _TRY, folder).communicate()[0]
-    assert f"in which process {first.pid} on" in told
+    assert f"in which process {first.pid} on" in _start(_WINDOWS + _TRY, folder).communicate()[0]
     first.kill()
     first.communicate()
     assert (tmp_path / "run" / LOCK).exists()

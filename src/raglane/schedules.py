@@ -168,8 +168,7 @@ class _Packed(Schedule):
 
     def table(self, lengths: Tensor, lanes: int | None = None) -> Table:  # noqa: ARG002
         steps, total = longest(lengths), int(lengths.sum())
-        rows_per_step = torch.from_numpy(conjugate(lengths.numpy(), steps))
-        time_offsets = offsets_from_lengths(rows_per_step)
+        time_offsets = offsets_from_lengths(torch.from_numpy(conjugate(lengths.numpy(), steps)))
         row = positions(time_offsets, total)
         return Table(time_offsets, _longest_first(lengths)[row], segment_ids(time_offsets, total), row)
 

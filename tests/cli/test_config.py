@@ -113,8 +113,7 @@ def test_of_data_in_memory_the_file_says_that_it_must_be_named(
     again = ["train", "--config", str(out / "run.toml"), "--out", str(tmp_path / "again")]
     fails(again, capsys, "an empty path; name a file")
     assert not (tmp_path / "again").exists()
-    data = str(write_steps(tmp_path / "steps.csv"))
-    assert main([*again, data, "-q"]) == 0
+    assert main([*again, str(write_steps(tmp_path / "steps.csv")), "-q"]) == 0
     half_a_pair = {**json.loads((tmp_path / "again" / "run.json").read_text())["data"], "path": "a\udcff.csv"}
     assert tomllib.loads(run_config(Settings(), half_a_pair).decode())["data"] == ""
 

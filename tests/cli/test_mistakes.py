@@ -100,8 +100,7 @@ def test_the_test_part_is_checked_before_the_first_epoch(
     command = ["train", str(data), "--out", str(tmp_path / "run"), *FAST, "--test", str(test)]
     fails(command, capsys, piece, "test.csv")
     assert tree(tmp_path) == before
-    narrow = put(tmp_path / "narrow.csv", "id,t,a,label\ns,0,1,x\n")
-    command[-1] = str(narrow)
+    command[-1] = str(put(tmp_path / "narrow.csv", "id,t,a,label\ns,0,1,x\n"))
     fails(command, capsys, "narrow.csv", "'a', 'b'")
 
 

@@ -59,8 +59,7 @@ def test_a_signal_drains(runs: Path, number: int) -> None:
     assert command.end() == 0, command.errors()
     assert command.errors() == ""
     engine = Engine(rl.load(runs / "one"), slots=1)
-    expected = engine.run(rl.Ragged([values])).values
-    assert torch.equal(torch.tensor(found), expected)
+    assert torch.equal(torch.tensor(found), engine.run(rl.Ragged([values])).values)
     assert answers[-1]["at"] == 20_000
     again = engine.open(base64.b64decode(answers[-1]["state"]))
     again.push(values[:1])

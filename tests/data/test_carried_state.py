@@ -48,8 +48,7 @@ def test_in_chunks_the_cpu_kernels_give_the_bits_of_the_whole(
 ) -> None:
     with torch.device("cpu"):
         layer = getattr(rl.nn, kind)(3, 17, num_layers=2, backend="cpu")
-        lengths = [*LENGTHS, *torch.randint(0, 20, (5,)).tolist()]
-        data = random_batch(lengths, dtype=torch.float32)
+        data = random_batch([*LENGTHS, *torch.randint(0, 20, (5,)).tolist()], dtype=torch.float32)
         out, final = layer(data)
         found, found_final = run_in_chunks(layer, data, batch_size, steps)
     assert torch.equal(found.values, out.values)

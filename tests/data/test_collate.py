@@ -212,8 +212,7 @@ class Series(Dataset[Any]):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_in_a_loader(workers: int) -> None:
-    loader = DataLoader(Series(), batch_size=4, num_workers=workers, collate_fn=rl.collate)
-    batches = list(loader)
+    batches = list(DataLoader(Series(), batch_size=4, num_workers=workers, collate_fn=rl.collate))
     assert [batch["x"].lengths.tolist() for batch in batches] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     assert [batch["pair"].label.tolist() for batch in batches] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     assert batches[2]["name"] == ["n8", "n9"]

@@ -22,8 +22,7 @@ def write(folder: Path, text: str) -> Path:
 
 
 def test_sequences_come_in_order_of_first_appearance(tmp_path: Path) -> None:
-    text = "id,a,b,label\nz,1,2,up\nb,3,4,down\nz,5,6.5,up\n10,7,,down\n"
-    records = read(write(tmp_path, text))
+    records = read(write(tmp_path, "id,a,b,label\nz,1,2,up\nb,3,4,down\nz,5,6.5,up\n10,7,,down\n"))
     assert records.ids == ("z", "b", "10")
     assert records.labels == ("up", "down", "down")
     assert records.channels == ("a", "b")
@@ -150,8 +149,7 @@ def test_a_random_table_against_a_loop(tmp_path: Path) -> None:
     rows = [
         f"{key},{time},{x!r},{y!r},c{key % 3}" for key, time, (x, y) in zip(ids, times, values.tolist(), strict=True)
     ]
-    path = write(tmp_path, "id,t,x,y,kind\n" + "\n".join(rows) + "\n")
-    records = read(path, Columns(time="t"))
+    records = read(write(tmp_path, "id,t,x,y,kind\n" + "\n".join(rows) + "\n"), Columns(time="t"))
     order = list(dict.fromkeys(ids.tolist()))
     expected = [i for key in order for i in sorted(np.flatnonzero(ids == key), key=lambda i: int(times[i]))]
     np.testing.assert_array_equal(records.values, values[expected])

@@ -174,8 +174,7 @@ def test_tokens_with_features_stand_last() -> None:
     ],
 )
 def test_features_that_are_refused(tmp_path: Path, text: str, columns: dict[str, Any], words: list[str]) -> None:
-    path = put(tmp_path / "x.jsonl", text)
-    refused(words, read, path, Columns(label="k", **columns))
+    refused(words, read, put(tmp_path / "x.jsonl", text), Columns(label="k", **columns))
 
 
 def test_features_that_are_not_there_or_missing() -> None:
@@ -201,8 +200,7 @@ def test_a_feature_that_is_named_twice_is_one(tmp_path: Path) -> None:
 
 
 def test_what_is_stored_of_features_is_checked() -> None:
-    values = np.array(["Rome"], dtype=object)
-    town = Feature("town", values, per_sequence=True)
+    town = Feature("town", np.array(["Rome"], dtype=object), per_sequence=True)
     records = dataset(np.ones((1, 1), np.float32), offsets_of([1]), labels=("a",), channels=("x",), features=(town,))
     good = Preprocessor.fit(records, task="classify").to_config()
     [feature] = good["features"]

@@ -232,8 +232,7 @@ def test_a_comment_in_another_encoding_does_no_harm(tmp_path: Path) -> None:
 
 
 def test_other_tasks_and_prediction_need_no_label(tmp_path: Path) -> None:
-    text = "@univariate true\n@classLabel false\n@data\n1,2\n3\n"
-    path = write(tmp_path, text)
+    path = write(tmp_path, "@univariate true\n@classLabel false\n@data\n1,2\n3\n")
     for columns in (Columns(task="forecast"), Columns(need_labels=False)):
         records = read(path, columns)
         assert records.labels is None

@@ -79,8 +79,7 @@ def test_every_bad_row_is_left_out_and_no_other(tmp_path: Path) -> None:
 
 
 def test_a_line_that_is_not_utf8_has_its_number(tmp_path: Path) -> None:
-    rows = b"id,x,kind\n" + b"1,2,a\n" * 30 + b"2,2,\xff\n"
-    path = put(tmp_path / "a.csv", rows)
+    path = put(tmp_path / "a.csv", b"id,x,kind\n" + b"1,2,a\n" * 30 + b"2,2,\xff\n")
     with pytest.raises(DataError, match=r"line 32 must be .*got the byte 0xff"):
         list(pick(path).pieces(path, Columns(), ()))
 

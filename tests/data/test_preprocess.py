@@ -173,8 +173,7 @@ def test_an_unseen_label_is_named() -> None:
 def test_channels_are_matched_by_name() -> None:
     records = features()
     fitted = Preprocessor.fit(records, task="classify")
-    order = [2, 0, 1]
-    moved = changed(records, values=records.values[:, order], channels=("c", "a", "b"))
+    moved = changed(records, values=records.values[:, [2, 0, 1]], channels=("c", "a", "b"))
     assert torch.equal(fitted.apply(moved).tensors().values, fitted.apply(records).tensors().values)
     more = changed(records, values=records.values[:, [0, 0, 1, 2]], channels=("z", "a", "b", "c"))
     assert torch.equal(fitted.apply(more).tensors().values, fitted.apply(records).tensors().values)

@@ -42,8 +42,7 @@ def test_what_is_wrong_names_file_and_row(tmp_path: Path) -> None:
         ({"kind": None}, "a null in row 5"),
     ]
     for changed, pattern in cases:
-        bad = [*rows[:5], {**rows[5], **changed}, *rows[6:]]
-        write_table(path, pa.Table.from_pylist(bad))
+        write_table(path, pa.Table.from_pylist([*rows[:5], {**rows[5], **changed}, *rows[6:]]))
         with pytest.raises(DataError, match=rf"a\.parquet.*{pattern}"):
             Dataset(path, preprocessor=fitted).take([1, 5])
     write_table(path, pa.Table.from_pylist(rows))

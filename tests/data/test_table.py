@@ -147,8 +147,7 @@ def test_parquet_without_channels_and_without_rows(tmp_path: Path) -> None:
 @both
 @pytest.mark.parametrize("need", [Columns(need_labels=False), Columns(task="forecast")])
 def test_labels_are_not_needed_to_predict_or_forecast(tmp_path: Path, kind: str, need: Columns) -> None:
-    records = read(write(tmp_path, kind, {"x": [[1.0], [2.0]]}), need)
-    assert records.labels is None
+    assert read(write(tmp_path, kind, {"x": [[1.0], [2.0]]}), need).labels is None
     path = write(tmp_path, kind, {"text": ["a", "b"], "y": ["c", None]})
     columns = Columns(task=need.task, need_labels=need.need_labels, label="y")
     assert read(path, columns).values.tolist() == ["a", "b"]

@@ -117,8 +117,7 @@ def test_japanese_vowels_on_recordings_made_here(
 ) -> None:
     script = _load("japanese_vowels")
     monkeypatch.setattr(rl.data, "japanese_vowels", lambda: (_recordings(40), _recordings(13)), raising=False)
-    accuracies = script.main(["--seeds", "2", "--epochs", "10"])
-    assert accuracies == [1.0, 1.0]
+    assert script.main(["--seeds", "2", "--epochs", "10"]) == [1.0, 1.0]
     assert capsys.readouterr().out.splitlines()[-1] == "mean over 2 seeds: 1.0000"
 
 
@@ -214,14 +213,12 @@ def test_a_call_in_real_time(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 
 def test_a_policy_learns_to_balance(capsys: pytest.CaptureFixture[str]) -> None:
-    script = _load("policy")
-    assert script.main(["--rounds", "14", "--environments", "20"]) > 150
+    assert _load("policy").main(["--rounds", "14", "--environments", "20"]) > 150
     assert "equal to whole episodes: True" in capsys.readouterr().out
 
 
 def test_an_agent_learns_to_recall(capsys: pytest.CaptureFixture[str]) -> None:
-    script = _load("recurrent_ppo")
-    assert script.main(["--rollouts", "20"]) > 0.8
+    assert _load("recurrent_ppo").main(["--rollouts", "20"]) > 0.8
     printed = capsys.readouterr().out.splitlines()
     assert [line.split(":")[0] for line in printed[:4]] == [f"rollout {number}" for number in range(5, 21, 5)]
     assert float(printed[-2].rsplit(maxsplit=1)[-1]) < 1e-5  # one call of the GRU against steps

@@ -27,8 +27,7 @@ def test_probabilities_sum_to_one_in_every_context() -> None:
 
 
 def test_a_bigram_by_hand() -> None:
-    script = load(_PATH)
-    model = script.KneserNey(["ab", "ab", "a"], order=2)
+    model = load(_PATH).KneserNey(["ab", "ab", "a"], order=2)
     # (begin, a) comes 3 times, (a, b) and (b, end) twice, (a, end) once: the discount is 1 / (1 + 2 * 2).
     assert model.discounts[1] == (0.2, 0.2, 0.2)
     # Of contexts: a and b follow one token each, the end two: one of them twice as often, so 2 / (2 + 2 * 1).

@@ -120,8 +120,7 @@ def test_a_parquet_file_in_pieces_is_what_it_is_as_a_whole(
         labels = pa.array(random.integers(0, 3, 40)) if kind == "int16" else pa.array(["x", "y"] * 20)
         if task == "tag":
             labels = pa.array([["t", "u", "t", "v", "t", "t"][: len(entry)] for entry in column.to_pylist()])
-        table = pa.table({"seq": column, "label": labels})
-        pq.write_table(table, path, row_group_size=11)
+        pq.write_table(pa.table({"seq": column, "label": labels}), path, row_group_size=11)
         columns = Columns(task=task, sequence="seq", label="label" if task != "forecast" else None)
         expected = contents_of(read_parquet(path, columns), path)
         told = _Told()

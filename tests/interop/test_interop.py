@@ -31,8 +31,7 @@ def test_there_and_back(lengths: list[int], features: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("kind", [pa.list_(pa.int32()), pa.large_list(pa.float32()), pa.list_(pa.float64())])
 def test_numbers_are_shared(kind: Any) -> None:
     array = pa.array([[1, 2], [], [3]], type=kind)
-    batch = rl.Ragged.from_arrow(array)
-    assert batch.to_list()[2].tolist() == [3]
+    assert rl.Ragged.from_arrow(array).to_list()[2].tolist() == [3]
     for column in (array, pa.chunked_array([array])):
         assert rl.Ragged.from_arrow(column).values.data_ptr() == array.flatten().buffers()[1].address
         assert rl.Ragged.from_arrow(column[1:]).to_list()[1].tolist() == [3]

@@ -127,8 +127,7 @@ def test_nan_stays_in_its_sequence(
         for sequence in (1, 3):
             rows = slice(bounds[sequence], bounds[sequence + 1])
             assert_same_bits(*([part[rows] if a.dim() == 2 else part[:, sequence]] for part in (a, b)))
-    output = found[0][0]
-    assert bool(output[bounds[2] : bounds[3]].isnan().all())
+    assert bool(found[0][0][bounds[2] : bounds[3]].isnan().all())
 
 
 # ---- bits -------------------------------------------------------------------------------------------------------

@@ -258,8 +258,7 @@ def test_accelerate_keeps_the_methods_of_a_subclass(make: Any) -> None:
         assert type(same) is type(layer)
         for call, wanted in zip(calls, expected, strict=True):
             torch.testing.assert_close(pytree.tree_leaves(same(**call)), wanted)
-    ragged = rl.Ragged([torch.randn(2, 5), torch.randn(0, 5)])
-    assert isinstance(layer(ragged)[0], rl.Ragged)
+    assert isinstance(layer(rl.Ragged([torch.randn(2, 5), torch.randn(0, 5)]))[0], rl.Ragged)
     assert layer.start(padded).shape == (2, 3, 4) if kind is FlexibleGRU else layer.shout() == "A"
     assert type(rl.accelerate(make())) is type(layer)
     assert type(rl.unaccelerate(layer)) is kind

@@ -196,8 +196,7 @@ def _onnx_arrays(kind: str) -> dict[str, Any]:
     ],
 )
 def test_nodes_of_onnx(kind: str, attributes: dict[str, Any], computed: bool, tmp_path: Any) -> None:
-    operator = kind.partition("_")[0].upper()
-    model = _onnx(operator, _onnx_arrays(kind), computed, **attributes)
+    model = _onnx(kind.partition("_")[0].upper(), _onnx_arrays(kind), computed, **attributes)
     (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
     values = np.random.default_rng(1).normal(size=(T, B, D))
     for source in (model, tmp_path / "model.onnx"):

@@ -38,8 +38,7 @@ def test_values_and_gradients(kernel: int, dilation: int, groups: int, bias: boo
     gradients = torch.autograd.grad((expected * weights).sum(), own)
     torch.testing.assert_close(found, gradients, rtol=1e-11, atol=1e-11)
     if reach:
-        last = F.pad(values[8:].T, (reach, 0)).T[-reach:]
-        assert torch.equal(state[0, 3], last.reshape(-1))
+        assert torch.equal(state[0, 3], F.pad(values[8:].T, (reach, 0)).T[-reach:].reshape(-1))
 
 
 def test_steps_have_the_bits_of_the_sequence() -> None:

@@ -129,8 +129,7 @@ def test_gradients_and_second_gradients(method: str, forbid: bool) -> None:
     crf = random_crf()
     emissions, tags = random_batch([2, 0, 1])
     start, transitions, end = (part.detach().clone() for part in (crf.start, crf.transitions, crf.end))
-    values = emissions.values.clone()
-    parts = [values, transitions, start, end]
+    parts = [emissions.values.clone(), transitions, start, end]
     free = [torch.ones_like(part, dtype=torch.bool) for part in parts]
     if forbid:
         tags = emissions._like(torch.zeros_like(tags.values))

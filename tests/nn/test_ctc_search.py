@@ -153,8 +153,7 @@ def test_pieces_give_the_same_bits(cuts: list[int], with_grams: bool) -> None:
     whole, end = search(log_probs)
     state, begin = None, 0
     for size in cuts:
-        piece = rl.Ragged([rows[begin : begin + size] for rows in log_probs])
-        found, state = search(piece, state)
+        found, state = search(rl.Ragged([rows[begin : begin + size] for rows in log_probs]), state)
         begin += size
     assert_same(found, whole, rtol=0, atol=0)
     assert state is not None
@@ -184,8 +183,7 @@ def test_bits_depend_on_the_sequence_only(dtype: torch.dtype, any_threads: Calla
 
 @pytest.mark.usefixtures("path")
 def test_equal_scores_have_the_lowest_token_first() -> None:
-    even = rl.Ragged([torch.full((1, 4), 0.25).log()])
-    found, _ = CTCBeamSearch(beam=3, n_best=3)(even)
+    found, _ = CTCBeamSearch(beam=3, n_best=3)(rl.Ragged([torch.full((1, 4), 0.25).log()]))
     assert listed(found)[0] == [((), found.scores[0]), ((1,), found.scores[0]), ((2,), found.scores[0])]
 
 

@@ -158,8 +158,7 @@ def test_nothing_crosses_a_reset(schedule: str) -> None:
         assert not grad[bad].any()
         values = sequence.detach().clone()
         values[bad] = torch.nan
-        batch = rl.Ragged.from_flat(values.requires_grad_(), lengths=[6])
-        out, _ = layer(batch, resets=marks)
+        out, _ = layer(rl.Ragged.from_flat(values.requires_grad_(), lengths=[6]), resets=marks)
         assert_same([out.values[good]], [clean.values[good]])
         (grad,) = gradients([out.values[good]], [values])
         assert bool(grad[good].isfinite().all())

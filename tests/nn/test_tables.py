@@ -146,8 +146,7 @@ def test_gradients_of_any_strides(kind: str, calls: list[bool]) -> None:
     weights = tuple(layer.parameters())
     wanted = torch.autograd.grad(layer(batch)[0].values.sum(), weights)
     for axis in (0, 1):
-        out = leaf_of(layer(given, **options)[0])
-        total = out.transpose(0, axis).contiguous().sum()
+        total = leaf_of(layer(given, **options)[0]).transpose(0, axis).contiguous().sum()
         torch.testing.assert_close(torch.autograd.grad(total, weights), wanted)
     assert calls == [True, True]
 

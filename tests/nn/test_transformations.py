@@ -161,14 +161,12 @@ def compiled(module: nn.Module, leaf: Tensor, **options: Any) -> Pair:
 
 def exported(module: nn.Module, leaf: Tensor) -> Pair:
     with torch.no_grad():
-        program = torch.export.export(module, (leaf,))
-        return program.module()(leaf * 2), module(leaf * 2)
+        return torch.export.export(module, (leaf,)).module()(leaf * 2), module(leaf * 2)
 
 
 def jit_traced(module: nn.Module, leaf: Tensor) -> Pair:
     with torch.no_grad():
-        traced = torch.jit.trace(module, (leaf,))
-        return traced(leaf * 2), module(leaf * 2)
+        return torch.jit.trace(module, (leaf,))(leaf * 2), module(leaf * 2)
 
 
 def through_make_fx(module: nn.Module, leaf: Tensor, **mode: Any) -> Pair:

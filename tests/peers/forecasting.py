@@ -38,8 +38,7 @@ def pytorch_forecasting(network: str = "RecurrentNetwork") -> Example:
         randomize_length=True,
         **own,
     )
-    size = {"hidden_size": 16}
-    model = getattr(package, network).from_dataset(dataset, dropout=0.0, **size)
+    model = getattr(package, network).from_dataset(dataset, dropout=0.0, hidden_size=16)
     loader = dataset.to_dataloader(train=True, batch_size=32, num_workers=0)
     batches = [batch for batch, _ in zip(loader, range(2), strict=False)]
 

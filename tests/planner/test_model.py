@@ -74,8 +74,7 @@ def test_fit_finds_the_costs_that_it_was_measured_with(way: Way) -> None:
     assert (found >= 0).all()
     np.testing.assert_allclose(probes @ found, seconds, rtol=0.02)
     # A larger and more ragged batch than the measured ones.
-    other = torch.tensor([400, *range(1, 200)])
-    new = seen(way, other)
+    new = seen(way, torch.tensor([400, *range(1, 200)]))
     assert new @ found == pytest.approx(new @ costs(way, "train"), rel=0.1)
 
 
@@ -256,8 +255,7 @@ def test_what_was_found_is_run() -> None:
 
 
 def test_what_would_take_too_long_is_not_run() -> None:
-    slow = replace(ROW, train_seconds=1e6)
-    assert _found(2 << 20, [500, 40, 50], slow, runs=True)[1] is None
+    assert _found(2 << 20, [500, 40, 50], replace(ROW, train_seconds=1e6), runs=True)[1] is None
     assert _found(1e15, [500, 40, 50], runs=True)[1] is None
     # 200 elements take 20 s and 40 s, at 0.1 s and 0.2 s each.
     held = [_found(11_500, [500, 20, 50], replace(PADDED_ROW, train_seconds=s), runs=True)[1] for s in (100.0, 200.0)]
@@ -351,8 +349,7 @@ def test_the_longest_is_in_a_sample() -> None:
 
 
 def test_a_long_list_is_thinned_out() -> None:
-    lengths = torch.arange(200_000)
-    part, factor = thin_out(lengths)
+    part, factor = thin_out(torch.arange(200_000))
     assert part.shape == (1 << 16,)
     assert factor == 200_000 / (1 << 16)
     assert len(set(part.tolist())) == len(part)

@@ -81,8 +81,7 @@ def test_an_element_has_its_number_or_its_label() -> None:
 
 def test_data_and_batch_sizes_are_those_of_torch() -> None:
     lengths = [4, 9, 2, 8]
-    values = torch.arange(sum(lengths)).split(lengths)
-    packed = pack_sequence(list(values), enforce_sorted=False)
+    packed = pack_sequence(list(torch.arange(sum(lengths)).split(lengths)), enforce_sorted=False)
     axes = plot.packed(lengths).axes[0]
     ticks = [tick.get_text().split() for tick in axes.get_xticklabels()]
     assert [int(size) for size, _ in ticks] == packed.batch_sizes.tolist()

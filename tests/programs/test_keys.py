@@ -212,8 +212,7 @@ def test_too_much_code(monkeypatch: pytest.MonkeyPatch) -> None:
         inner = math.sin if number == 0 else chained(number - 1)
         return lambda a: inner(a)
 
-    key = lasting_key(chained(20))
-    assert key == lasting_key(chained(20)) != lasting_key(chained(19))
+    assert lasting_key(chained(20)) == lasting_key(chained(20)) != lasting_key(chained(19))
     with pytest.raises(Unkept, match="one within the other"):
         lasting_key(chained(sys.getrecursionlimit() // 3))
     monkeypatch.setattr(keys, "_MOST", 10)

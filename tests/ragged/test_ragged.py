@@ -171,8 +171,7 @@ def test_nested_strided_and_with_holes() -> None:
 def test_numpy_shares_memory() -> None:
     array = np.arange(6, dtype=np.float32)
     array.flags.writeable = False
-    batch = rl.Ragged.from_flat(array, offsets=np.array([0, 2, 6]))
-    values, offsets = batch.to_numpy()
+    values, offsets = rl.Ragged.from_flat(array, offsets=np.array([0, 2, 6])).to_numpy()
     assert values.__array_interface__["data"][0] == array.__array_interface__["data"][0]
     assert offsets.tolist() == [0, 2, 6]
 

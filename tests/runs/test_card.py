@@ -96,8 +96,7 @@ def test_scores_of_sequences_are_those_of_each_alone(tmp_path: Path) -> None:
         known: dict[str, Any] = {"classify": list("ababab"), "tag": [list("ab" * 4)[: len(one)] for one in data]}
         labels = known.get(task)
         run = rl.fit(data, labels, task=task, epochs=1, hidden_size=3, progress=False, validation_fraction=0)
-        records = run.read(data, labels)
-        each = measure_sequences(run.saved, records, torch.device("cpu"))
+        each = measure_sequences(run.saved, run.read(data, labels), torch.device("cpu"))
         alone = [
             run.evaluate([one], None if labels is None else [labels[place]])["loss"] for place, one in enumerate(data)
         ]

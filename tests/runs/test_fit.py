@@ -45,8 +45,7 @@ def test_it_is_the_command(tmp_path: Path) -> None:
     for number, (flags, options) in enumerate(cases):
         told, own = tmp_path / f"told{number}", tmp_path / f"own{number}"
         assert main(["train", str(data), "--out", str(told), *FAST, *flags, "--quiet"]) == 0
-        run = rl.fit(data, out=own, **_QUICK, **options)
-        assert run.folder == own
+        assert rl.fit(data, out=own, **_QUICK, **options).folder == own
         assert tree(told / "best") == tree(own / "best")
         assert (told / "run.json").read_bytes() == (own / "run.json").read_bytes()
         mine = {name for name in tree(own) if not name.startswith((".", "evaluation", "confusion"))}
@@ -102,8 +101,7 @@ def test_going_on_is_never_having_stopped(tmp_path: Path) -> None:
     whole = rl.fit(sequences, labels, out=tmp_path / "whole", **(_QUICK | {"epochs": 4}))
     rl.fit(sequences, labels, out=tmp_path / "parts", **_QUICK)
     going_on: dict[str, Any] = {"out": tmp_path / "parts", "resume": True}
-    run = rl.fit(sequences, labels, **going_on, epochs=np.int64(4))
-    assert _same(run, whole)
+    assert _same(rl.fit(sequences, labels, **going_on, epochs=np.int64(4)), whole)
     calls: list[tuple[Callable[[], Any], type[Exception], str]] = [
         (lambda: rl.fit(sequences, labels, out=tmp_path / "parts"), ArgumentError, "contains a run"),
         (lambda: rl.fit(sequences, labels, resume=True), ArgumentError, "out must be .*got None"),

@@ -501,8 +501,7 @@ def test_invalid_requests(client: TestClient, path: str, body: bytes, code: int)
 
 
 def test_bodies_without_a_length(client: TestClient) -> None:
-    answer = client.post("/predict", content=iter([b" " * 60_000, b" " * 60_000]))
-    assert answer.status_code == 413
+    assert client.post("/predict", content=iter([b" " * 60_000, b" " * 60_000])).status_code == 413
 
 
 def test_tokens_and_origins(run: rl.Run) -> None:

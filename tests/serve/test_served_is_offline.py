@@ -83,8 +83,7 @@ def test_streams_equal_whole_sequences(name: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_run_is_the_model_in_float64(name: str) -> None:
     model = made(name, torch.float64)
-    data = [part for part in sequences(8, torch.float64) if len(part)]
-    batch = rl.Ragged(data)
+    batch = rl.Ragged([part for part in sequences(8, torch.float64) if len(part)])
     outputs = Engine(model, slots=1, features=6).run(batch)
     with torch.no_grad():
         expected: Any = batch
@@ -140,8 +139,7 @@ def test_tokens() -> None:
     torch.manual_seed(0)
     encoder = rl.nn.SequenceEncoder(50, 8, "lstm", embedding=5, pooling="mean").eval()
     data = [torch.randint(0, 50, (n,)) for n in (0, 1, 7, 4)]
-    engine = Engine(encoder, slots=6)
-    found = served(engine, data)
+    found = served(Engine(encoder, slots=6), data)
     with torch.no_grad():
         for outputs, part in zip(found, data, strict=True):
             for end in range(1, len(part) + 1):

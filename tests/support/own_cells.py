@@ -40,8 +40,7 @@ class Whole(nn.Module):
 
     def prepare(self, values: Tensor, offsets: Tensor) -> Tensor:
         # Reads the element before, so it is more than a matrix product.
-        before = rl.segments.shift(values, offsets, 1)
-        return self.input(values + 0.5 * before)
+        return self.input(values + 0.5 * rl.segments.shift(values, offsets, 1))
 
     def step(self, x_t: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         wide = self.inner(torch.cat(state, 1)).tanh()

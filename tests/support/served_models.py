@@ -41,11 +41,9 @@ class Skips(nn.Module):
         self.drop, self.head = nn.Dropout(0.5), nn.Linear(7, 2)
 
     def forward(self, batch: rl.Ragged) -> rl.Ragged:
-        entered = batch.map(self.norm).map(self.enter).map(F.gelu)
-        one, _ = self.one(entered)
+        one, _ = self.one(batch.map(self.norm).map(self.enter).map(F.gelu))
         two, _ = self.two(batch.with_values(torch.cat([one.values, batch.values], 1)))
-        joined = torch.cat([two.values, one.values], 1)
-        return batch.with_values(self.head(self.drop(joined)))
+        return batch.with_values(self.head(self.drop(torch.cat([two.values, one.values], 1))))
 
 
 class Voice(nn.Module):

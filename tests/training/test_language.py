@@ -126,8 +126,7 @@ def test_tied_weights_and_dropped_tokens(tmp_path: Path) -> None:
 
 def test_searched_continuations_are_the_likeliest(tmp_path: Path) -> None:
     train(replace(_QUICK, epochs=2), _texts(["abba", "caba", "bc"]), None, tmp_path)
-    saved = load_model(tmp_path)
-    model = saved.model.eval()
+    model = load_model(tmp_path).model.eval()
     texts = Ragged([torch.tensor([1, 3, 2]), torch.tensor([1])])
     with torch.no_grad():
         found = model.search(texts, 2, beam=30, n_best=5)
@@ -169,8 +168,7 @@ def test_drawn_texts(tmp_path: Path) -> None:
 
 def test_penalties_of_large_outputs_and_changes(tmp_path: Path) -> None:
     """Each penalty reduces its term, for whole texts and for chunks."""
-    text = "abcabdabeabc" * 4
-    words = np.array(list(text), dtype=object)
+    words = np.array(list("abcabdabeabc" * 4), dtype=object)
     data = dataset(words, offsets_of([24, 24]), columns=Columns(task="language", split="characters"))
     for steps in (None, 6):
         sizes = {}

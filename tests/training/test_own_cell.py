@@ -63,8 +63,7 @@ def commands_of(run: str) -> list[list[str]]:
 
 def test_a_run_keeps_the_path_and_the_digest_and_no_code(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = json.loads((work / "run" / "run.json").read_text())["settings"]
-    named = str(work / "cells" / "mine.py:TwoSpeeds")
-    assert settings["cell"] == name_cell(named)
+    assert settings["cell"] == name_cell(str(work / "cells" / "mine.py:TwoSpeeds"))
     assert len(settings["cell"].partition("@")[2]) == 64
     assert not list((work / "run").rglob("*.py"))
     assert all(b"sigmoid" not in path.read_bytes() for path in (work / "run").rglob("*") if path.is_file())

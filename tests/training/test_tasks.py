@@ -98,8 +98,7 @@ def test_a_quantile_has_its_share_below(tmp_path: Path) -> None:
         )
         data = _with(records, Targets(noise, names=("noise",)))
         train(settings, data, None, tmp_path, overwrite=True)
-        share = evaluate(load_model(tmp_path), data).numbers["share_below"]
-        assert abs(share - quantile) < 0.1
+        assert abs(evaluate(load_model(tmp_path), data).numbers["share_below"] - quantile) < 0.1
 
 
 @pytest.mark.parametrize("task", ["regress", "forecast"])
@@ -224,8 +223,7 @@ def test_binary_channels(tmp_path: Path) -> None:
     settings, notes = settle(Settings("forecast", epochs=40, hidden_size=16, lr=0.02, threads=1), training)
     assert settings.loss == "bce"
     assert "all channels are 0 or 1" in notes[0]
-    result = train(replace(settings, loss=None), training, test, tmp_path)
-    assert result.metric == "nats"
+    assert train(replace(settings, loss=None), training, test, tmp_path).metric == "nats"
     saved = load_model(tmp_path)
     numbers = evaluate(saved, test).numbers
     assert numbers["nats"] < 0.85 * min(numbers["independent_nats"], numbers["persistence_nats"])

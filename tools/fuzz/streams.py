@@ -96,8 +96,7 @@ def _conversation(chance: random.Random) -> bytes:
     query = chance.choice(
         ["", "answers=binary", "outputs=true", "model=none", "top=2", "%00=%ff", "answers=json&model=layer"]
     )
-    lines = [f"GET /stream?{query} HTTP/1.1", *_UPGRADE, "", ""]
-    head = "\r\n".join(lines).encode()
+    head = "\r\n".join([f"GET /stream?{query} HTTP/1.1", *_UPGRADE, "", ""]).encode()
     parts = [head if chance.random() < 0.9 else _damaged(chance, head)]
     for _ in range(chance.randrange(8)):
         match chance.randrange(5):

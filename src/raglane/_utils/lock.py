@@ -162,6 +162,5 @@ def _is_at(descriptor: int, path: Path) -> bool:
 
 def _busy(folder: Path, given_as: str, owner: str) -> ArgumentError:
     got = f"{str(folder)!r}, in which {owner} writes"
-    return ArgumentError(
-        given_as, got, "a folder in which no other command writes", "wait until that process has ended"
-    )
+    rule, fix = "a folder in which no other command writes", "wait until that process has ended"
+    return ArgumentError(given_as, got, rule, fix)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
@@ -51,6 +51,12 @@ def quote_all(values: Iterable[Any]) -> str:
     listed = list(values)
     more = f" and {len(listed) - _LISTED:,} more" if len(listed) > _LISTED else ""
     return ", ".join(map(quote, listed[:_LISTED])) + more
+
+
+def first_of(texts: Sequence[str], most: int) -> str:
+    """Return the first texts, and the number of the others."""
+    more = f" and {len(texts) - most:,} more" if len(texts) > most else ""
+    return ", ".join(texts[:most]) + more
 
 
 @contextmanager

@@ -376,8 +376,7 @@ def export(
     if quiet:
         return
     console.log(f"model: {output}, {output.stat().st_size:,} bytes; metadata: {description_path(output)}")
-    if exported.verified is not None:
-        verified = exported.verified
+    if (verified := exported.verified) is not None:
         console.log(
             f"verified in ONNX Runtime: {count_of(verified.sequences, 'sequence')} of random lengths, "
             f"largest relative difference {verified.largest_difference:.1e}"

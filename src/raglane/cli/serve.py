@@ -109,9 +109,8 @@ def serve(
         where = listener.getsockname()
         address = f"http://{f'[{where[0]}]' if ':' in where[0] else where[0]}:{where[1]}"
         for name, one in app.state.server.served.items():
-            log(
-                f"model: {name} ({models[name].task})" + (f", whole sequences only: {one.reason}" if one.reason else "")
-            )
+            reason = f", whole sequences only: {one.reason}" if one.reason else ""
+            log(f"model: {name} ({models[name].task}){reason}")
         if secret is None and host not in ("127.0.0.1", "::1", "localhost"):
             log(f"note: other machines can connect, and need no token; --token-file or {_TOKEN} sets one")
         code = _run(app, listener, drain, max_message, lambda: log(f"serving: {address}"))

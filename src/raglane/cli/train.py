@@ -166,10 +166,8 @@ def _print_result(trained: Trained, quiet: bool, log: Callable[[str], None]) -> 
     if sources.training.columns.on_bad_row == "skip":
         log_skipped(len(left_out(parts.training, parts.validation, parts.test)), folder / SKIPPED, log)
     log(f"run: {folder}  (model: best; results: card.md and report.html)")
-    if settings.task == "language":
-        log(f"next: raglane sample {folder}")
-    else:
-        log(f"next: raglane predict {folder} DATA -o predictions.parquet")
+    command = f"sample {folder}" if settings.task == "language" else f"predict {folder} DATA -o predictions.parquet"
+    log(f"next: raglane {command}")
     if advice is not None:
         log(f"note: {advice}")
 
@@ -246,8 +244,7 @@ def tune(
         fix = "start the command without torchrun, once for each process that searches"
         raise ArgumentError("ranks", "those of torchrun", "processes on this machine in a search", fix)
     settings, source = settings_of(choices, data), Source(data, format, ColumnNames(**columns))
-    table = {} if config is None else read_toml(config).get("search", {})
-    listed = read_space(table, f"[search] in {config}")
+    listed = read_space({} if config is None else read_toml(config).get("search", {}), f"[search] in {config}")
     if "cell" in listed:
         listed["cell"] = tuple(named_choice(layer) for layer in cast(tuple[str, ...], listed["cell"]))
     check_default(source, settings)

@@ -170,9 +170,8 @@ def _check_same(values: Sequence[Any], field: str, what: str, fix: str) -> None:
 
 def _check_alike(samples: Sequence[Any], shapes: list[tuple[int, ...]], field: str) -> None:
     """Raise unless number of dimensions, trailing dimensions and dtypes agree."""
-    _check_same(
-        [len(shape) for shape in shapes], field, "dimensions:", "give every sample the same number of dimensions"
-    )
+    fix = "give every sample the same number of dimensions"
+    _check_same([len(shape) for shape in shapes], field, "dimensions:", fix)
     _check_same([shape[1:] for shape in shapes], field, "features", "give every sample the same trailing dimensions")
     _check_same([sample.dtype for sample in samples], field, "dtype", "give every sample the same dtype")
 
@@ -218,8 +217,7 @@ def _tuples(samples: Sequence[tuple[Any, ...]], field: str) -> tuple[Any, ...]:
     entries = [_collate(column, field + path) for path, column in zip(paths, zip(*samples, strict=True), strict=True)]
     # ``_make``, because a named tuple may redefine ``__new__``.
     kind: Any = type(first)
-    make = tuple if names is None else kind._make
-    return make(entries)
+    return tuple(entries) if names is None else kind._make(entries)
 
 
 def _mappings(samples: Sequence[Mapping[Any, Any]], field: str) -> dict[Any, Any]:

@@ -296,9 +296,7 @@ def read_config(config: Mapping[str, Any], names: Sequence[str]) -> dict[str, An
     if odd:
         got = f"entries {quote_all(odd)} missing or unknown"
         raise CheckpointError("preprocessing", got, f"exactly {', '.join(names)}", "train again")
-    values: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in config.items()
-    }
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in config.items()}
     features = values.get("features", ())
     if not isinstance(features, tuple):
         raise CheckpointError("preprocessing", f"features = {quote(features)}", "a list", "train again")

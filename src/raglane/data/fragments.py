@@ -17,7 +17,8 @@ from raglane.data.records import TASKS, Columns, Feature, Records, Targets, as_o
 from raglane.data.statistics import Statistics
 from raglane.errors import DataError
 
-Index = npt.NDArray[np.int64] | slice
+Integers = npt.NDArray[np.int64]
+Index = Integers | slice
 Rows = Callable[[Index], npt.NDArray[Any]]
 """A function from indices of sequences or elements to their entries."""
 
@@ -189,16 +190,11 @@ class Fragment:
         layout = Layout.of(records)
         return cls(layout, records.offsets, values, words, labels, label_words, records.ids, targets, features)
 
-    def cut(
-        self,
-        starts: npt.NDArray[np.int64],  # noqa: ARG002
-        lengths: npt.NDArray[np.int64],  # noqa: ARG002
-        elements: Index,
-    ) -> npt.NDArray[Any]:
+    def cut(self, starts: Integers, lengths: Integers, elements: Index) -> npt.NDArray[Any]:  # noqa: ARG002
         """Return the values of some sequences, concatenated."""
         return np.asarray(self.values[elements])
 
-    def targets_of(self, rows: npt.NDArray[np.int64], elements: Index) -> Targets | None:
+    def targets_of(self, rows: Integers, elements: Index) -> Targets | None:
         """Return the numbers or sets to learn of some sequences."""
         if self.targets is None:
             return None
@@ -206,7 +202,7 @@ class Fragment:
         values, is_ordered = self.targets(elements if per_element else rows), self.layout.targets == "sequences"
         return Targets(values, per_element, self.layout.target_names, is_ordered)
 
-    def features_of(self, rows: npt.NDArray[np.int64], elements: Index) -> tuple[Feature, ...]:
+    def features_of(self, rows: Integers, elements: Index) -> tuple[Feature, ...]:
         """Return the feature columns of some sequences."""
         kinds = zip(self.layout.features, self.features, strict=True)
         return tuple(

@@ -36,8 +36,7 @@ class Fragments:
     def __init__(self, stores: Sequence[Store]) -> None:
         self._stores = tuple(stores)
         self._where = [(store, number) for store in stores for number in range(len(store.sizes))]
-        sizes = [size for store in stores for size in store.sizes]
-        self._ends: _Integers = np.cumsum(sizes, dtype=np.int64)
+        self._ends: _Integers = np.cumsum([size for store in stores for size in store.sizes], dtype=np.int64)
         self._forget()
 
     def _forget(self) -> None:
@@ -196,7 +195,7 @@ class Gathered:
     values: npt.NDArray[Any]
     # (M,) or (N,) int64 classes; None without labels.
     classes: _Integers | None
-    targets: Targets | None
+    targets: Targets | None = None
     features: tuple[Feature, ...]
     # The layout of the first fragment with elements; None without rows.
     layout: Layout | None = None
@@ -247,9 +246,8 @@ class Gathered:
         targets = [one for one in targets if len(one.values)] or targets[:1]
         self.values = _joined(values, np.zeros((0, 1), dtype=np.float32))
         self.classes = _joined(classes, np.zeros(0, dtype=np.int64)) if len(classes) == len(groups) else None
-        self.targets = (
-            replace(targets[0], values=_joined([one.values for one in targets], targets[0].values)) if targets else None
-        )
+        if targets:
+            self.targets = replace(targets[0], values=_joined([one.values for one in targets], targets[0].values))
         self.features = joined(features) if len(features) > 1 else features[0] if features else ()
         if len(groups) > 1:
             self._restore(order, lengths)
@@ -299,8 +297,7 @@ def _elements(starts: _Integers, lengths: _Integers) -> _Integers | slice:
 
 def _index(starts: _Integers, lengths: _Integers) -> _Integers:
     """Return the index of each element, as ``segments.element_index`` without torch's overhead per call."""
-    before = np.cumsum(lengths) - lengths
-    index: _Integers = np.repeat(starts - before, lengths)
+    index: _Integers = np.repeat(starts + lengths - np.cumsum(lengths), lengths)
     index += np.arange(len(index))
     return index
 

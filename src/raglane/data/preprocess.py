@@ -232,9 +232,8 @@ class Preprocessor:
         follows = TASKS[self.task].label is None
         values = as_tensor(self._values(found) if scale else found.values)
         if self.features and (scale or found.features) and found.layout is not None:
-            more = torch.from_numpy(
-                encoders.encode(self.features, found.features, found.offsets, self.missing, found.source)
-            )
+            encoded = encoders.encode(self.features, found.features, found.offsets, self.missing, found.source)
+            more = torch.from_numpy(encoded)
             # Tokens are last, with the other categories.
             values = torch.cat([values, more] if values.dim() == 2 else [more, values[:, None].float()], dim=1)
         targets, target_offsets = None, None

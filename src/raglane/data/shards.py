@@ -35,7 +35,7 @@ from raglane.data.formats.ipc import (
     readable,
     verify_file,
 )
-from raglane.data.fragments import Fragment, Layout, Store, fragment_in, values_in
+from raglane.data.fragments import Fragment, Index, Integers, Layout, Store, fragment_in, values_in
 from raglane.data.records import Records, offsets_of
 from raglane.data.statistics import Statistics
 from raglane.errors import DataError
@@ -100,8 +100,7 @@ def _table(parts: Sequence[Records], layout: Layout, names: dict[str, str]) -> A
         values = _words(np.concatenate(full) if full else np.empty(0, dtype=object))
     else:
         width = max(len(layout.channels), 1)
-        flat = np.concatenate(full).ravel() if full else np.empty(0, dtype=np.float32)
-        values = arrow.array(flat)
+        values = arrow.array(np.concatenate(full).ravel() if full else np.empty(0, dtype=np.float32))
         if width > 1:
             values = arrow.FixedSizeListArray.from_arrays(values, width)
         metadata = {CHANNELS: json.dumps(layout.channels).encode()}
@@ -273,9 +272,7 @@ class _MappedFragment(Fragment):
         object.__setattr__(self, "_place", _place_in(mapped, self.values))
         object.__setattr__(self, "_blocks", blocks)
 
-    def cut(
-        self, starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], elements: npt.NDArray[np.int64] | slice
-    ) -> npt.NDArray[Any]:
+    def cut(self, starts: Integers, lengths: Integers, elements: Index) -> npt.NDArray[Any]:
         """Return the values of some sequences, concatenated."""
         size = self.values.itemsize * _width(self.values)
         begins, counts = starts * size + self._place, lengths * size

@@ -177,8 +177,7 @@ def stores_of(source: Any, columns: Columns | None, format: str | None) -> tuple
     require("pyarrow", "data")
     if not _names_files(source):
         asked = columns or Columns()
-        store = _of_table(Path(type(source).__name__), table_from(source, "source"), asked)
-        return [store], asked
+        return [_of_table(Path(type(source).__name__), table_from(source, "source"), asked)], asked
     stores: list[Store] = []
     found: Columns | None = None
     locations = expand(source)
@@ -212,9 +211,8 @@ def _check_labels(stores: Sequence[Store], locations: Sequence[str]) -> None:
 
 
 def _names_files(source: Any) -> bool:
-    if isinstance(source, (str, os.PathLike)):
-        return True
-    return isinstance(source, Sequence) and all(isinstance(one, (str, os.PathLike)) for one in source)
+    names = [source] if isinstance(source, (str, os.PathLike)) else source
+    return isinstance(names, Sequence) and all(isinstance(name, (str, os.PathLike)) for name in names)
 
 
 def table_from(source: Any, name: str) -> Any:
@@ -308,9 +306,8 @@ def _expand(location: str) -> list[str]:
 
 def _files_of(folder: Path) -> list[str]:
     """Return the files of known formats in a folder; none if the folder itself is the data."""
-    if is_converted(folder):
-        return []
-    return sorted(str(path) for path in folder.iterdir() if _is_data(path) and path.is_file())
+    files = [] if is_converted(folder) else folder.iterdir()
+    return sorted(str(path) for path in files if _is_data(path) and path.is_file())
 
 
 def _is_data(path: str | Path) -> bool:

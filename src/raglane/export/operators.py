@@ -154,8 +154,7 @@ def _run_operator(operator: _Operator, layer: Request, table: Table) -> Result:
 
 def _reorder(operator: _Operator, weight: Tensor) -> Tensor:
     """Return the rows of the cell's gates in the operator's order."""
-    count = max(operator.gates) + 1
-    return _chosen(weight, count, operator.gates, operator.signs)
+    return _chosen(weight, max(operator.gates) + 1, operator.gates, operator.signs)
 
 
 def _chosen(weight: Tensor, count: int, gates: tuple[int, ...], signs: tuple[int, ...]) -> Tensor:

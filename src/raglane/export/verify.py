@@ -53,8 +53,7 @@ def in_runtime(content: bytes) -> Run:
     known = {part.name for part in session.get_inputs()}
 
     def run(inputs: dict[str, Tensor]) -> Sequence[Any]:
-        given = {name: _array(part) for name, part in inputs.items() if name in known}
-        return session.run(None, given)
+        return session.run(None, {name: _array(part) for name, part in inputs.items() if name in known})
 
     return run
 

@@ -54,8 +54,7 @@ def _weight_shapes(cell: CellSpec, input_size: int, state_sizes: Shape) -> Shape
     required = cell.shapes(input_size, hidden_size, False, projection)
     rules = [(name, shape, required[name] is None) for name, shape in shapes.items()]
     # ``shapes`` leaves out the last field of Weights, the projection, in a layer without one.
-    missing = len(cell.weights_type._fields) - len(rules)
-    return (*rules, *[("weight_hr", None, True)] * missing)
+    return (*rules, *[("weight_hr", None, True)] * (len(cell.weights_type._fields) - len(rules)))
 
 
 def check_stack(

@@ -244,9 +244,7 @@ def _plain_running(name: str, width: int, dtype: torch.dtype) -> Recurrent:
 
 def running(pooling: str | AttentionPooling, width: int, dtype: torch.dtype) -> Recurrent:
     """Return a layer whose outputs are the poolings of the elements so far; ``pooling`` is a name or a module."""
-    if isinstance(pooling, str):
-        return _plain_running(pooling, width, dtype)
-    return Recurrent(_Attention(pooling, dtype))
+    return _plain_running(pooling, width, dtype) if isinstance(pooling, str) else Recurrent(_Attention(pooling, dtype))
 
 
 def _answers(pooling: nn.Module, batch: Ragged) -> bool:

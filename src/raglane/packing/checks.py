@@ -210,8 +210,7 @@ def raise_unfit(sequences: tuple[Any, ...]) -> None:
     for number, sequence in enumerate(sequences):
         argument = f"sequences[{number}]"
         if not isinstance(sequence, Tensor):
-            fix = "wrap it with torch.as_tensor"
-            raise KindError(argument, f"type {type(sequence).__name__}", "a tensor", fix)
+            raise KindError(argument, f"type {type(sequence).__name__}", "a tensor", "wrap it with torch.as_tensor")
         if sequence.layout is not torch.strided or sequence.is_nested:
             raise KindError(argument, f"a tensor of {sequence.layout}", "dense", "call .to_dense() on it")
         if sequence.dim() == 0:

@@ -67,8 +67,7 @@ def as_layer(layer: object) -> RecurrentLayer:
         return copy.deepcopy(layer)
     kind = type(layer)
     if kind in (torch.nn.RNN, torch.nn.LSTM, torch.nn.GRU):
-        twin = accelerate(copy.deepcopy(typing.cast(torch.nn.Module, layer)))
-        return typing.cast(RecurrentLayer, twin)
+        return typing.cast(RecurrentLayer, accelerate(copy.deepcopy(typing.cast(torch.nn.Module, layer))))
     rule = "a recurrent layer of rl.nn, or torch.nn.RNN, LSTM or GRU"
     raise ArgumentTypeError("layer", f"a {kind.__name__}", rule, "pass the recurrent layer of your model")
 

@@ -153,10 +153,9 @@ def _measure(text: str, size: float) -> float:
 
     if not text.strip():
         return 0.0
-    # Dollar signs must not begin a formula.
-    plain = text.replace("$", r"\$")
-    # Control points bound the curves; the extents of the curves take a hundred times as long.
-    return float(TextPath((0, 0), plain, size=size).vertices[:, 0].max(initial=0.0)) / 72
+    # Dollar signs must not begin a formula. Control points bound the curves; the extents of the curves take a hundred
+    # times as long.
+    return float(TextPath((0, 0), text.replace("$", r"\$"), size=size).vertices[:, 0].max(initial=0.0)) / 72
 
 
 def label(axes: Axes, title: str = "", x: str = "", y: str = "") -> None:

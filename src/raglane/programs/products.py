@@ -33,8 +33,7 @@ def _batched(tracer: Tracer, start: Tensor | None, a: Any, b: Any) -> Tensor:
     if not groups * m * n:
         raise Refused("it multiplies nothing")
     if start is None:
-        zero = tracer.graph.number(0.0)
-        start = torch.full((groups, m, n), (FREE << SHIFT) | zero)
+        start = torch.full((groups, m, n), (FREE << SHIFT) | tracer.graph.number(0.0))
     which = np.repeat(np.arange(groups), m)
     held = None if tracer.is_known(b) else tracer.marks(b)
     if held is not None and not bool((held >> SHIFT == FREE).all()):

@@ -175,8 +175,7 @@ class Reading(TorchFunctionMode):
             is_count = found % self._rows == 0 or (isinstance(args[0], Tensor) and self._is_nothing(args[0]))
             return Rows(found) if found and is_count else found
         if all(type(part) is int for part in found):
-            marked = [self._marked(part, args) for part in found]
-            return _Shape(marked)
+            return _Shape([self._marked(part, args) for part in found])
         return found
 
 

@@ -234,8 +234,7 @@ class Tracer:
         if value.dtype is not self.dtype:
             raise Refused(f"it mixes {self.dtype} with {value.dtype}")
         if part.known not in self._vectors:
-            columns = self.graph.add(Node("vector", (), max(1, value.numel())))
-            self._vectors[part.known] = int(columns[0])
+            self._vectors[part.known] = int(self.graph.add(Node("vector", (), max(1, value.numel())))[0])
         start = self._vectors[part.known]
         return free(np.arange(start, start + value.numel())).reshape(value.shape)
 

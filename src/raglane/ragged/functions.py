@@ -146,9 +146,8 @@ def apply(kind: type[Any], function: Callable[..., Any], args: tuple[Any, ...], 
     acts_on = kind_of(function)
     name = getattr(function, "__name__", str(function))
     if kwargs.get("out") is not None:
-        raise ArgumentTypeError(
-            "out", "a tensor", "left out for a Ragged, which is immutable", "use the result of the call"
-        )
+        rule = "left out for a Ragged, which is immutable"
+        raise ArgumentTypeError("out", "a tensor", rule, "use the result of the call")
     found = _arguments(args, kwargs)
     batches = [value for value in found if isinstance(value, kind)]
     features = batches[0].values.dim() - 1

@@ -192,9 +192,8 @@ def to_arrow(values: Tensor, offsets: Tensor) -> Any:
         raise ArgumentTypeError("values", str(values.dtype), "of a dtype that Arrow has", fix)
     if 0 in values.shape[1:]:
         rule = "elements with features of at least 1"
-        raise ArgumentTypeError(
-            "values", f"elements of shape {tuple(values.shape[1:])}", rule, "keep such batches out of Arrow"
-        )
+        got = f"elements of shape {tuple(values.shape[1:])}"
+        raise ArgumentTypeError("values", got, rule, "keep such batches out of Arrow")
     flat = pyarrow.array(values.detach().cpu().resolve_neg().contiguous().view(-1).numpy())
     for size in reversed(values.shape[1:]):
         flat = pyarrow.FixedSizeListArray.from_arrays(flat, size)

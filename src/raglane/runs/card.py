@@ -222,9 +222,8 @@ class _Measured(NamedTuple):
         if self.each is None or len(self.each.rows) < 2:
             return []
         metric, fewer = self.result.metric, len(self.each.rows) < len(self.each.records)
-        caption = f"On the {self.on} part" + (
-            f", a random sample of {len(self.each.rows):,} sequences" if fewer else ""
-        )
+        sample = f", a random sample of {len(self.each.rows):,} sequences" if fewer else ""
+        caption = f"On the {self.on} part{sample}"
         rows: list[dict[str, Any]] = [
             {"lengths": str(one), "sequences": one.sequences, "loss": one.loss, metric: one.metric}
             for one in self.each.ranges()

@@ -251,10 +251,9 @@ def read_parts(
         if source is not None and part is not None and (count := _repeated(records, part)):
             of = f"{count_of(len(part), 'sequence')} of {source.where}"
             log(f"{name}: {count:,} of {of} are also in the training data")
-    if test is not None:
-        return training, validation, test
-    is_default = sources.training.is_default
-    return training, validation, sources.training.read(settings.task, part="test") if is_default else None
+    if test is None and sources.training.is_default:
+        test = sources.training.read(settings.task, part="test")
+    return training, validation, test
 
 
 def _repeated(training: Dataset, part: Dataset) -> int:

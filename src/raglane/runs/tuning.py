@@ -277,8 +277,7 @@ class Search:
         places = sorted(filter(has_model, (self.folder / TRIALS).iterdir()))
         if not places:
             return None
-        page = comparison_page(compare(places), "raglane tune", self.folder.name)
-        write_file(self.folder / REPORT, page)
+        write_file(self.folder / REPORT, comparison_page(compare(places), "raglane tune", self.folder.name))
         return self.folder / REPORT
 
     def publish(self, best: Path) -> Path:

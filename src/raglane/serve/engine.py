@@ -290,9 +290,8 @@ class Engine:
             if not counts.all():
                 got = f"{len(slots) - np.count_nonzero(counts)} without a result"
                 raise ArgumentError("streams", got, "streams with a result", "pull after a step")
-            rows = torch.empty(
-                len(slots), *self._prepared.output_features, dtype=self._prepared.output_dtype, device="cpu"
-            )
+            own = self._prepared
+            rows = torch.empty(len(slots), *own.output_features, dtype=own.output_dtype, device="cpu")
             self._results.take(slots, 1, rows.flatten(1))
             self._touched[slots] = time.perf_counter()
         self._wake.set()
@@ -529,9 +528,8 @@ class Engine:
         """
         accepts = frames_of(model, *self._options)
         new, old = accepts.prepared, self._prepared
-        facts = [part.facts for part in (new, old)]
-        if facts[0] != facts[1]:
-            got, rule = f"frames and results {facts[0]}", f"a model with frames and results {facts[1]}"
+        if new.facts != old.facts:
+            got, rule = f"frames and results {new.facts}", f"a model with frames and results {old.facts}"
             raise ShapeError("model", got, rule, "make a new engine")
         shapes = [[(start.shape, start.dtype) for start in part.starts] for part in (new, old)]
         if not restart and shapes[0] != shapes[1]:

@@ -268,8 +268,7 @@ class RecurrentClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
 
     def predict(self, X: Any) -> npt.NDArray[Any]:  # noqa: N803
         """Return the class of each sequence, ``(n,)``."""
-        places = np.array(self._predict(X)["prediction"], dtype=np.int64)
-        return self.classes_[places]
+        return self.classes_[np.array(self._predict(X)["prediction"], dtype=np.int64)]
 
 
 class RecurrentRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]

@@ -224,8 +224,7 @@ class RareTokens:
 
     def _replaced(self, tokens: Tensor, column: int = 0) -> Tensor:
         rare = self.rare[column] = self.rare[column].to(tokens.device)
-        drawn = torch.rand(tokens.shape, device=tokens.device) < self.rate
-        return tokens.masked_fill(rare[tokens] & drawn, 0)
+        return tokens.masked_fill(rare[tokens] & (torch.rand(tokens.shape, device=tokens.device) < self.rate), 0)
 
 
 def _seen_once(training: Dataset, preprocessor: Preprocessor) -> list[Tensor]:

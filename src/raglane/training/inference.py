@@ -268,8 +268,7 @@ def evaluate(
         with answering(model):
             batches = (batch.inputs.to(device) for batch in in_order(whole, BatchLimit(sequences=batch_size)))
             measured = replace(measured, table=task.ahead(model, batches, horizon, origins))
-    numbers = {"loss": totals.mean_loss, **measured.numbers}
-    return Evaluation(saved.task, len(dataset), count, numbers, measured)
+    return Evaluation(saved.task, len(dataset), count, {"loss": totals.mean_loss, **measured.numbers}, measured)
 
 
 def sample(

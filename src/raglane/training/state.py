@@ -71,9 +71,8 @@ class Totals:
 
     def to_config(self) -> dict[str, Any]:
         """Return the sums as Python numbers."""
-        return {name: float(getattr(self, name)) for name in ("loss", "metric", "baseline", "count", "seconds")} | {
-            "elements": int(self.elements)
-        }
+        sums = {name: float(getattr(self, name)) for name in ("loss", "metric", "baseline", "count", "seconds")}
+        return {**sums, "elements": int(self.elements)}
 
 
 @dataclass

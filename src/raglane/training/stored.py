@@ -135,9 +135,8 @@ def _is_json(hint: Any) -> bool:
 
 def damaged(path: Path, what: str) -> CheckpointError:
     """Return the error for a file that is not valid."""
-    return CheckpointError(
-        str(path), what, "a file that Raglane wrote, whole and unchanged", "copy it again or train again"
-    )
+    rule = "a file that Raglane wrote, whole and unchanged"
+    return CheckpointError(str(path), what, rule, "copy it again or train again")
 
 
 @contextmanager

@@ -63,8 +63,7 @@ def test_every_sequence_comes_once_in_batches_that_keep_the_limit(lengths: list[
         assert sorted(_rows(found)) == list(items)
         assert all(type(row) is int for row in _rows(found))
         for batch in found:
-            sizes = [items[row] for row in batch]
-            shares = limit.usage(np.array(sizes))
+            shares = limit.usage(np.array([items[row] for row in batch]))
             assert shares[-1] <= 1 or (len(batch) == 1 and limit.too_long == "alone")
         batches.set_epoch(epoch)
         assert len(batches) == len(found)

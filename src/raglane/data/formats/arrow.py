@@ -319,8 +319,7 @@ def _split_texts(
         raise _not_utf8(reader, texts, name, None) from error
     # Arrow makes an empty token of white space at an end.
     kept = words != ""
-    before = np.concatenate([[0], np.cumsum(kept)])
-    return words[kept], before[offsets_of(lengths)]
+    return words[kept], np.concatenate([[0], np.cumsum(kept)])[offsets_of(lengths)]
 
 
 def labels_in(texts: list[str]) -> npt.NDArray[np.object_]:
@@ -354,9 +353,8 @@ def _classes(reader: Reader, column: Any, name: str, offsets: _Integers | None =
     """Convert labels as :func:`words_of` does; raise a DataError for the first empty one."""
     words = words_of(reader, column, name, offsets)
     if (blank := words == "").any():
-        raise reader.entry_error(
-            "an empty label", int(blank.argmax()), name, "a label in each place", "fill it", offsets
-        )
+        row, rule = int(blank.argmax()), "a label in each place"
+        raise reader.entry_error("an empty label", row, name, rule, "fill it", offsets)
     return words
 
 

@@ -308,10 +308,8 @@ def _static_feature(table: _Table, name: str, columns: Columns) -> Feature:
     fix = f"correct it, or pass the column as {columns_argument('features')}"
     table.check(~table.constant(name), name, rule, fix, after=", after another entry")
     numbers, odd = table.numbers(name)
-    first = table.offsets[:-1]
-    if _has_words(name, odd, columns):
-        return Feature(name, table.words(name)[first], per_sequence=True)
-    return Feature(name, _as_features(table, name, numbers, odd)[first], per_sequence=True)
+    values = table.words(name) if _has_words(name, odd, columns) else _as_features(table, name, numbers, odd)
+    return Feature(name, values[table.offsets[:-1]], per_sequence=True)
 
 
 def _with_gaps(
@@ -446,8 +444,6 @@ def _gaps_between(entries: Entries) -> npt.NDArray[np.float32]:
     pandas = require("pandas", "data")
     series = pandas.Series(decimals.with_points(entries), dtype=object)
     numbers = pandas.to_numeric(series, errors="coerce")
-    if np.isfinite(numbers.to_numpy(dtype=np.float64)).all():
-        gaps = numbers.diff()
-    else:
-        gaps = _dates(series).diff().dt.total_seconds()
+    is_finite = np.isfinite(numbers.to_numpy(dtype=np.float64)).all()
+    gaps = numbers.diff() if is_finite else _dates(series).diff().dt.total_seconds()
     return gaps.fillna(0).to_numpy(dtype=np.float32)

@@ -165,9 +165,8 @@ def _row(path: Path, decoder: json.JSONDecoder, line: str, number: int) -> dict[
         got = "half a surrogate pair, which is not a character"
         raise data_error(path, got, "a text of Unicode characters", "correct the line", number)
     if not isinstance(row, dict):
-        raise data_error(
-            path, f"a JSON {_kind(row)}", "one JSON object per line", 'write {"values": [...], ...}', number
-        )
+        rule, fix = "one JSON object per line", 'write {"values": [...], ...}'
+        raise data_error(path, f"a JSON {_kind(row)}", rule, fix, number)
     return row
 
 

@@ -71,9 +71,8 @@ def _table(path: Path) -> Any:
 def _arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
     """Return the arrays of a file by name."""
     if not (content := read_bytes(path)).startswith(b"PK"):  # NumPy would read it as .npy, or advise to allow pickle
-        raise data_error(
-            path, "no zip archive", "a file of numpy.savez", "write it with numpy.savez, or pass its format"
-        )
+        fix = "write it with numpy.savez, or pass its format"
+        raise data_error(path, "no zip archive", "a file of numpy.savez", fix)
     try:
         with np.load(io.BytesIO(content), allow_pickle=False) as file:
             found = dict(file)

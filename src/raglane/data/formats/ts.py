@@ -126,9 +126,8 @@ def _check_task(header: _Header, columns: Columns) -> None:
     learns_target = _learns_target(columns)
     if learns_target and not header.has_target:
         got = "@classLabel, a class for each sequence" if header.has_class else "no '@targetLabel true'"
-        raise data_error(
-            path, got, "a file with a number for each sequence, for regression", "pass a file that has them"
-        )
+        rule = "a file with a number for each sequence, for regression"
+        raise data_error(path, got, rule, "pass a file that has them")
     if columns.wants_labels and not learns_target and not header.has_class:
         got = "@targetLabel, a number for each sequence" if header.has_target else "no '@classLabel true'"
         fix = f"pass {columns_argument('task', 'regress')}" if header.has_target else "pass a file that has them"
@@ -288,9 +287,8 @@ def _matrix(header: _Header, fields: list[str], number: int) -> npt.NDArray[np.f
     """Parse the features of a line, ``(L, C)`` float64, NaN where missing."""
     if len({channel.count(",") for channel in fields}) > 1:
         counts = quote_all(channel.count(",") + 1 for channel in fields)
-        raise header.error(
-            f"channels of {counts} values", "a line of equally long channels", "restore or remove the line", number
-        )
+        rule, fix = "a line of equally long channels", "restore or remove the line"
+        raise header.error(f"channels of {counts} values", rule, fix, number)
     if not any(map(str.strip, fields)):
         matrix = np.empty((0, len(fields)))
     else:

@@ -249,8 +249,7 @@ class Layer(ABC):
         _, _, addresses, _storages = self.admit(offsets, (values, *weights), depth)
         dtype = dtype or torch.uint8
         head = self._counted(self._weights_dtype(dtype), 0, 0)
-        fields = head + self._pack_forward(*addresses, *(0,) * 6)
-        return library.packed("raglane_pack", fields, dtype)
+        return library.packed("raglane_pack", head + self._pack_forward(*addresses, *(0,) * 6), dtype)
 
     def backward(
         self,

@@ -257,8 +257,7 @@ class PreparedProgram(Kernel):
             table[5 * index], table[5 * index + 1] = part.data_ptr(), DTYPES[part.dtype]
         table[self._output_at] = rows.output.data_ptr()
         sizes = rows.slots.shape[0], rows.output.shape[0], 1, rows.pools[0].shape[0] if rows.pools else 0
-        slots_at = rows.slots.data_ptr() if rows.pools else 0
-        places = rows.offsets.data_ptr(), slots_at
+        places = rows.offsets.data_ptr(), rows.slots.data_ptr() if rows.pools else 0
         return self._argument(table, 1, (*sizes, *places), self._packed.data_ptr()), (table, rows)
 
     def _argument(self, table: array[int], threads: int | None, batch: tuple[int, ...], packed: int) -> bytes:

@@ -61,8 +61,7 @@ def _log_sum_exp(weights: Tensor) -> Tensor:
         return torch.logsumexp(weights, -1)
     # If all are -inf, torch's derivative is NaN instead of 0.
     nothing = (weights == -torch.inf).all(-1)
-    summed = torch.logsumexp(weights.masked_fill(nothing.unsqueeze(-1), 0.0), -1)
-    return summed.masked_fill(nothing, -torch.inf)
+    return torch.logsumexp(weights.masked_fill(nothing.unsqueeze(-1), 0.0), -1).masked_fill(nothing, -torch.inf)
 
 
 def finite(weights: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 
 from raglane._utils.checks import check_every, check_model
-from raglane._utils.messages import count_of
+from raglane._utils.messages import count_of, first_of
 from raglane._utils.tracing import is_jit_traced, never_traced
 from raglane.cells import SLSTM, CellSpec
 from raglane.cells.slstm import SLSTMWeights
@@ -189,9 +189,7 @@ def _by_reason(left: dict[str, str]) -> dict[str, list[str]]:
 
 def _listed(names: Iterable[str]) -> str:
     """Return the first names, and the number of the others."""
-    listed = [name or "the model itself" for name in names]
-    more = f" and {len(listed) - _LISTED:,} more" if len(listed) > _LISTED else ""
-    return ", ".join(listed[:_LISTED]) + more
+    return first_of([name or "the model itself" for name in names], _LISTED)
 
 
 def accelerate(model: M, *, checkpoint_every: int | None = None) -> M:

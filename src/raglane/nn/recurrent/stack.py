@@ -73,8 +73,7 @@ class Stack(torch.nn.Module):
     @property
     def output_size(self) -> int:
         """The number of features of the output."""
-        size = self.state_sizes[0]
-        return (2 if self.bidirectional else 1) * size
+        return (2 if self.bidirectional else 1) * self.state_sizes[0]
 
     @property
     def state_sizes(self) -> tuple[int, ...]:

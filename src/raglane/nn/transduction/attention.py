@@ -96,8 +96,7 @@ class _Attend(torch.autograd.Function):
             if vector is None:
                 scores = rows @ own.t()
             else:
-                windows = _windows(previous, kernel, block)
-                tiles = _tiles(rows, own, windows, kernel)
+                tiles = _tiles(rows, own, _windows(previous, kernel, block), kernel)
                 scores = torch.cat([hidden @ vector for _, hidden in tiles])
             shares = scores.softmax(1)
             weights[block.pairs] = shares.view(-1)

@@ -86,9 +86,8 @@ class CTCBeamSearch(torch.nn.Module):
             rule = "an NGram, or a function of prefixes and tokens"
             check_kind("scorer", scorer, Callable, rule, "pass such a function, or None")
         self.scorer = scorer
-        self.scorer_weight = check_number(
-            "scorer_weight", scorer_weight, "finite and at least 0", lambda weight: 0 <= weight < math.inf
-        )
+        rule = "finite and at least 0"
+        self.scorer_weight = check_number("scorer_weight", scorer_weight, rule, lambda weight: 0 <= weight < math.inf)
         self.token_bonus = check_number("token_bonus", token_bonus, "finite", math.isfinite)
 
     def extra_repr(self) -> str:

@@ -45,7 +45,6 @@ class Hypotheses:
     def best(self) -> Ragged:
         """Return the tokens of the best hypothesis of each item; an item without one has an empty sequence."""
         counts = self.offsets.diff()
-        first = self.offsets[:-1][counts > 0]
-        found = self.tokens.select(first)
+        found = self.tokens.select(self.offsets[:-1][counts > 0])
         lengths = counts.new_zeros(len(self)).masked_scatter(counts > 0, found.lengths)
         return Ragged.from_flat(found.values, offsets=segments.offsets_from_lengths(lengths))

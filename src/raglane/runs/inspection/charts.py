@@ -62,8 +62,7 @@ def lengths(inspection: Inspection) -> dict[str, Any]:
         )
     )
     rules, names = _quantiles(inspection, least, scale)
-    layered = alt.layer(alt.layer(histogram, rules, names), curve).resolve_scale(y="independent")
-    return _finish(layered)
+    return _finish(alt.layer(alt.layer(histogram, rules, names), curve).resolve_scale(y="independent"))
 
 
 def _quantiles(inspection: Inspection, least: int, scale: Any) -> tuple[Any, Any]:

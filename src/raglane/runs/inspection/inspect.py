@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 
 from raglane._utils.memory import FLOAT, TRAINED_TENSOR, check_memory
-from raglane._utils.messages import count_of, quote, shorten
+from raglane._utils.messages import count_of, first_of, quote, shorten
 from raglane._utils.table import aligned
 from raglane.data.conversion import Progress
 from raglane.data.lengths import Bin, Bucket, Distribution, Summary, batch_fill, bins, buckets, summary
@@ -268,17 +268,17 @@ def data_facts(contents: Contents) -> list[tuple[str, str]]:
             _quoted(feature.name) + (f" ({feature.missing:,} of {elements:,} are missing)" if feature.missing else "")
             for feature in contents.features
         ]
-        described.append(("features", _first(listed) or "none, since no sequence has an element"))
+        described.append(("features", first_of(listed, _LISTED) or "none, since no sequence has an element"))
     elif contents.kind == "tokens":
         described.append(("tokens", f"{contents.vocabulary:,} different"))
     beside = [
         f"{_quoted(name)} ({what_beside(counts)}{f', {counts.missing:,} missing' if counts.missing else ''})"
         for name, counts in contents.beside.items()
     ]
-    described += [("other features", _first(beside))] if beside else []
+    described += [("other features", first_of(beside, _LISTED))] if beside else []
     if contents.labels is not None:
         counts = contents.labels.counts
-        often = _first([f"{_quoted(label)} {count:,}" for label, count in counts.items()])
+        often = first_of([f"{_quoted(label)} {count:,}" for label, count in counts.items()], _LISTED)
         described.append(("labels", f"{len(counts):,} different, one per {contents.labels.of}: {often}"))
     return described
 
@@ -321,11 +321,6 @@ def what_beside(counts: FeatureCounts) -> str:
     return (
         f"numbers per {per}" if counts.categories is None else f"categories per {per}, {counts.categories:,} different"
     )
-
-
-def _first(listed: Sequence[str]) -> str:
-    more = f" and {len(listed) - _LISTED:,} more" if len(listed) > _LISTED else ""
-    return ", ".join(listed[:_LISTED]) + more
 
 
 # docs/inspect.md describes the JSON. Removing an entry or changing its meaning requires a new version.

@@ -65,9 +65,8 @@ def settle(settings: Settings, training: Dataset) -> tuple[Settings, list[str]]:
         epochs, wait = min(max(-(-STEPS // steps), FEWEST[settings.task]), MOST), max(-(-PATIENT // steps), 5)
         patience = settings.patience or (wait if wait < epochs else None)
         settings = replace(settings, epochs=epochs, patience=patience)
-        length = f"{epochs:,} of {count_of(steps, 'step')}" + (
-            f", until {patience} without improvement" if patience else ""
-        )
+        until = f", until {patience} without improvement" if patience else ""
+        length = f"{epochs:,} of {count_of(steps, 'step')}{until}"
         notes.append(f"epochs: {length}; learning rate {schedule}; {argument('epochs')} chooses")
     return replace(settings, lr_schedule=schedule), notes
 

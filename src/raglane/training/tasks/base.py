@@ -100,9 +100,9 @@ class Task(ABC):
         return cls.metric, cls.baseline
 
     @staticmethod
-    @abstractmethod
     def output_size(preprocessor: Preprocessor) -> int:
-        """Return the number of outputs of the head."""
+        """Return the number of outputs of the head, by default one per class or label."""
+        return preprocessor.class_count
 
     @abstractmethod
     def score(self, output: Tensor | Ragged, batch: Batch, *, training: bool = False) -> Score:

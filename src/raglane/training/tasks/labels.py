@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from raglane.data.dataset import Dataset
-from raglane.data.preprocess import Preprocessor
 from raglane.nn.linear import row_sigmoid
 from raglane.ragged import Ragged
 from raglane.training.batches import Batch, targets_of
@@ -22,18 +21,11 @@ class Classify(Task):
     metric = "accuracy"
     options: ClassVar[tuple[str, ...]] = ("probabilities", "top")
 
-    @staticmethod
-    def output_size(preprocessor: Preprocessor) -> int:
-        """Return the number of classes."""
-        return preprocessor.class_count
-
     def score(self, output: Tensor | Ragged, batch: Batch, *, training: bool = False) -> Score:
         """Return cross-entropy and accuracy of logits ``(B or N, K)``."""
         logits, targets = values_of(output), targets_of(batch)
-        weights, smoothing = None, 0.0
-        if training:
-            weights = None if self.class_weights is None else self.class_weights.to(logits.device)
-            smoothing = getattr(self.settings, "label_smoothing", 0.0)
+        weights = self.class_weights.to(logits.device) if training and self.class_weights is not None else None
+        smoothing = getattr(self.settings, "label_smoothing", 0.0) if training else 0.0
         loss = F.cross_entropy(logits, targets, weights, label_smoothing=smoothing, reduction="sum")
         right = (logits.detach().argmax(-1) == targets).sum()
         return Score(loss, right, torch.as_tensor(targets.shape[0]), torch.zeros(()))
@@ -93,8 +85,7 @@ class _Confusion:
 
 def confusion_matrix(targets: Tensor, predictions: Tensor, classes: int) -> Tensor:
     """Return the counts ``(classes, classes)`` of predicted classes for each true class."""
-    counts = torch.bincount(targets * classes + predictions, minlength=classes * classes)
-    return counts.view(classes, classes)
+    return torch.bincount(targets * classes + predictions, minlength=classes * classes).view(classes, classes)
 
 
 def accuracy(matrix: Tensor) -> float:
@@ -137,11 +128,6 @@ class MultiLabel(Task):
     metric = "exact_match"
     options: ClassVar[tuple[str, ...]] = ("probabilities",)
     kept: ClassVar[dict[str, float]] = {"thresholds": 0.5}
-
-    @staticmethod
-    def output_size(preprocessor: Preprocessor) -> int:
-        """Return the number of labels."""
-        return preprocessor.class_count
 
     def score(self, output: Tensor | Ragged, batch: Batch, *, training: bool = False) -> Score:
         """Return the loss of logits ``(M, K)``, and exact matches at thresholds of 0.5."""

@@ -254,9 +254,8 @@ class Forecast(Task):
             known, real = self.parts(torch.stack([sequence[-horizon:] for sequence in sequences]).cpu())
             last = self.parts(heads.last())[0].cpu().unsqueeze(1)
             scale = self.std * real
-            forecasts = by_quantile(self.answer(model, heads, horizon).cpu(), self.settings)[
-                ..., self.settings.middle, :
-            ]
+            answers = self.answer(model, heads, horizon).cpu()
+            forecasts = by_quantile(answers, self.settings)[..., self.settings.middle, :]
             rules: list[Any] = [forecasts, last, 0.5 if self.is_binary else 0.0]
             if self.season:
                 rules.append(torch.stack([self._repeated(head.cpu(), horizon) for head in heads]))

@@ -194,8 +194,7 @@ class _Errors:
         self.targets.update(known)
         texts, others = [[self.task.text(own) for own in each] for each in (_lists(found), known)]
         for unit, split in _units(self.task.preprocessor).items():
-            pair = _numbered([*map(split, texts)], [*map(split, others)])
-            self._count(unit, edit_distance(*pair))
+            self._count(unit, edit_distance(*_numbered([*map(split, texts)], [*map(split, others)])))
 
     def _count(self, unit: str, errors: Edits) -> None:
         self.counts[unit] += torch.stack(errors).sum(1)
