@@ -12,6 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import raglane as rl
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
@@ -191,6 +193,35 @@ def test_softmax_and_logsumexp_of_large_and_infinite_numbers() -> None:
     assert batch.logsumexp(empty=-infinite).tolist() == [pytest.approx(1e4 + math.log(2)), -infinite, -infinite, 2.0]
     batch.logsumexp()[[0, 1, 3]].sum().backward()
     assert values.grad.tolist() == pytest.approx([0.5, 0.5, 0, 0, 0, 1])
+
+
+class _NothingWaits(TorchDispatchMode):
+    """Fails for an operator that would wait for a device, to which it copies a tensor of the host."""
+
+    def __torch_dispatch__(self, func: Any, _: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        devices = {part.device for part in tree_leaves((args, kwargs)) if isinstance(part, Tensor)}
+        if devices and kwargs.get("device") and not kwargs.get("non_blocking"):
+            devices.add(torch.device(kwargs["device"]))
+        assert len(devices) <= 1, func
+        return func(*args, **kwargs)
+
+
+CALLS: dict[str, Batch] = {name: batch for name, (batch, _) in (PER_SEQUENCE | PER_ELEMENT).items()} | {
+    "select": lambda r: r.select([1, 0]),
+    "windows": lambda r: r.windows(2, 1),
+    "soft_dtw": lambda r: rl.nn.soft_dtw(r, r),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_nothing_waits_for_a_device(name: str) -> None:
+    """The meta device has no numbers to wait for, and treats tensors of the host as a GPU does."""
+    values = torch.ones(5, 3, device="meta", requires_grad=True)
+    batch = rl.Ragged.from_flat(values, lengths=[2, 0, 3])
+    with _NothingWaits():  # type: ignore[no-untyped-call]
+        result = CALLS[name](batch)
+        torch.autograd.grad((result if isinstance(result, Tensor) else result.values).sum(), values)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

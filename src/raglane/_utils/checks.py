@@ -223,6 +223,8 @@ def check_value(name: str, given: Any, dtype: torch.dtype) -> Any:
         fix = "pass an integer, or convert the batch"
         low, high = (0, 1) if dtype is torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
         fits = given % 1 == 0 and low <= given <= high
+    if fits and kind is float and abs(given) > torch.finfo(dtype).max:
+        given = math.copysign(math.inf, given)  # torch would raise
     if not fits:
         raise ArgumentTypeError(name, quote(given), f"a value of {dtype}", fix)
     return bool(given) if dtype is torch.bool else kind(given)
@@ -318,8 +320,7 @@ def _given_integers(data: Any, name: str) -> Tensor:
         raise ArgumentTypeError(name, got, "integers", f"{fix} with rl.Ragged") from error
     check_tensor(name, tensor)
     if tensor.dim() != 1:
-        fix = "pass them in a flat list"
-        raise ShapeError(name, f"shape {tuple(tensor.shape)}", "one-dimensional", fix)
+        raise ShapeError(name, f"shape {tuple(tensor.shape)}", "one-dimensional", "pass them in a flat list")
     if tensor.shape[0] == 0:  # an empty list has no integer dtype
         return tensor.new_empty(0, dtype=torch.int64)
     if tensor.dtype is torch.bool or tensor.is_floating_point() or tensor.is_complex():

@@ -154,7 +154,7 @@ def _run_padded_direction(
         padded = torch.cat([padded, is_padding.unsqueeze(2).to(padded.dtype)], 2)
         hidden = weights.input.shape[0] // 4
         # Rows of the gates in torch's order: input, forget, cell, output.
-        hold = weights.input.new_tensor([-_SHUT, _SHUT, 0.0, 0.0]).repeat_interleave(hidden).unsqueeze(1)
+        hold = torch.cat([weights.input.new_full((hidden, 1), part) for part in (-_SHUT, _SHUT, 0.0, 0.0)])
         weights = weights._replace(input=torch.cat([weights.input, hold], 1))
     initial = tuple(part.unsqueeze(0) for part in state)
     direction = Request(layer.cell, values, offsets, lengths, initial, (weights,))

@@ -238,8 +238,8 @@ class SequenceOperations(FlatBatch):
         within = segments.positions(window_offsets, total) * step
         remaining = segments.spread(lengths, window_offsets, total) - within
         owners = segments.segment_ids(window_offsets, total)
-        device = self.offsets.device
-        starts = self.offsets[:-1].index_select(0, owners.to(device)) + within.to(device)
+        owners, within = (part.to(self.device, non_blocking=True) for part in (owners, within))
+        starts = self.offsets[:-1].index_select(0, owners) + within
         return self._slices(starts, remaining.clamp(max=size), repeats=step < size)
 
     def concat(self, *others: FlatBatch) -> Self:
@@ -302,7 +302,7 @@ class SequenceOperations(FlatBatch):
         """
         chosen = read_index(index, len(self))
         is_mask = isinstance(index, Tensor) and index.dtype is torch.bool
-        starts = self.offsets[:-1].index_select(0, chosen.to(self.offsets.device))
+        starts = self.offsets[:-1].index_select(0, chosen.to(self.device, non_blocking=True))
         # A mask has no repetitions.
         return self._slices(starts, self.host_lengths[chosen], repeats=not is_mask)
 

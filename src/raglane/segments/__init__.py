@@ -78,11 +78,6 @@ def conjugate(counts: IntArray, size: int) -> IntArray:
 # -- reductions: one row per sequence ---------------------------------------------------------------------------------
 
 
-def scalar(value: float, dtype: torch.dtype) -> Tensor:
-    """Return a tensor on the CPU, independent of torch's default device, for operations with tensors on any device."""
-    return torch.as_tensor(value, dtype=dtype, device="cpu")
-
-
 def _like_rows(per_row: Tensor, rows: Tensor) -> Tensor:
     """Return one value per row with the dimensions of rows ``(M, *features)``."""
     return per_row.view((-1,) + (1,) * (rows.dim() - 1))
@@ -91,7 +86,7 @@ def _like_rows(per_row: Tensor, rows: Tensor) -> Tensor:
 def _where_empty(per_sequence: Tensor, offsets: Tensor, empty: float) -> Tensor:
     """Replace the rows of empty sequences by ``empty``."""
     is_empty = _like_rows(offsets.diff() == 0, per_sequence)
-    return torch.where(is_empty, scalar(empty, per_sequence.dtype), per_sequence)
+    return torch.where(is_empty, per_sequence.new_full((), empty), per_sequence)
 
 
 def _pick(values: Tensor, offsets: Tensor, index: Tensor, empty: float) -> Tensor:
@@ -168,7 +163,7 @@ def _exponentials(values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor, Tens
     wide = _summable(values)
     # The maximum cancels out, so it needs no gradient. An infinite one is not subtracted, which would give NaN.
     largest = max(wide.detach(), offsets)
-    largest = torch.where(largest.isfinite(), largest, scalar(0.0, largest.dtype))
+    largest = torch.where(largest.isfinite(), largest, 0.0)
     raised = (wide - spread(largest, offsets, values.shape[0])).exp()
     return raised, sum(raised, offsets), largest
 
@@ -267,7 +262,7 @@ def shift(values: Tensor, offsets: Tensor, steps: int, fill: float = 0.0) -> Ten
     position = positions(offsets, total)
     remaining = position if steps >= 0 else spread(offsets.diff(), offsets, total) - 1 - position
     kept = _like_rows(remaining >= abs(steps), values)
-    return torch.where(kept, _moved(values, steps), scalar(fill, values.dtype))
+    return torch.where(kept, _moved(values, steps), values.new_full((), fill))
 
 
 def _moved(values: Tensor, steps: int) -> Tensor:

@@ -80,7 +80,7 @@ def resetting(request: Request, resets: Tensor) -> Request:
     The reverse direction enters an episode at its end, before the first element of the next one.
     """
     marks = resets.to(request.values.dtype).unsqueeze(1)
-    each = (marks, segments.shift(marks, request.offsets, -1))[: request.directions]
+    each = (marks,) if request.directions == 1 else (marks, segments.shift(marks, request.offsets, -1))
     weights = zip(request.weights, each * request.layers, strict=True)
     return replace(request, cell=Resetting(request.cell), weights=tuple(MarkedWeights(*pair) for pair in weights))
 

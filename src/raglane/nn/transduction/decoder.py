@@ -276,7 +276,9 @@ class AttentionDecoder(TokenReader):
         """Return the vectors ``a`` of all steps in a loop, in which the items with the most tokens are the first."""
         packed, keys = inputs.to_packed(), self.attention.keys(memory.values)
         order: Any = packed.sorted_indices
-        items, state = order.tolist(), pytree.tree_map(lambda part: part[order], state)
+        state = pytree.tree_map(lambda part: part[order], state)
+        # The order again, because the host would wait for the one on a device.
+        items = inputs.host_lengths.argsort(descending=True, stable=True).tolist()
         attended = [memory.values.new_zeros(0, self.hidden_size)]
         for tokens in packed.data.split(packed.batch_sizes.tolist()):
             size = tokens.shape[0]

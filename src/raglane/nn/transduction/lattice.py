@@ -78,7 +78,7 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tens
 
 def _gradient(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
     emissions, shares = ctx.saved_tensors
-    rows = (ctx.frames * (ctx.labels + 1)).to(grad.device)
+    rows = (ctx.frames * (ctx.labels + 1)).to(grad.device, non_blocking=True)
     gradient = shares * segments.repeated(-grad, rows, shares.shape[0]).unsqueeze(1)
     return *once([gradient], "rnnt_loss", "encoder", emissions), *([None] * 5)
 
@@ -98,7 +98,9 @@ def align_in_torch(
     stages = frames if one_per_frame else frames + labels
     steps, columns = (int(lengths.max()) if count else 0 for lengths in (stages, labels))
     starts = segments.offsets_from_lengths(frames * (labels + 1))[:-1]
-    end, frames, labels, starts = (part.to(device)[:, None] for part in (stages, frames, labels, starts))
+    end, frames, labels, starts = (
+        part.to(device, non_blocking=True)[:, None] for part in (stages, frames, labels, starts)
+    )
     column = torch.arange(columns + 1, device=device)
     frame = torch.arange(steps, device=device)[:, None, None] - (0 if one_per_frame else column)
     exists = (frame >= 0) & (frame < frames) & (column <= labels)

@@ -135,8 +135,7 @@ class _SoftMinimum(torch.autograd.Function):
         reach = kernels.soft_dtw(costs, left, right, gamma)
         ctx.save_for_backward(costs, left, right, reach)
         ctx.gamma = gamma
-        ends = (left.diff() * right.diff()).cumsum(0) - 1
-        return torch.cat([reach, reach.new_zeros(1)])[ends]
+        return torch.cat([reach, reach.new_zeros(1)])[(left.diff() * right.diff()).cumsum(0) - 1]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -155,21 +154,21 @@ def _by_diagonals(costs: Tensor, left: Tensor, right: Tensor, gamma: float) -> T
     row, column = place // columns, place % columns
     diagonal, at = row + column, torch.arange(total, device="cpu")
     order = diagonal.argsort(stable=True)
-    rank, ordered = order.argsort(), costs[order.to(costs.device)]
+    rank, ordered = order.argsort(), costs[order.to(costs.device, non_blocking=True)]
     # The ranks of the three neighbours; -1 for one that does not exist, and -2 for the start of a path.
     exists = torch.stack([row > 0, column > 0, (row > 0) & (column > 0)])
     near = rank[(at - torch.stack([columns, torch.ones_like(at), columns + 1])).clamp(min=0)].masked_fill(~exists, -1)
     near[2, place == 0] = -2
-    edge, end = costs.new_tensor([0.0, math.inf]), 0
+    edge, end = torch.cat([costs.new_full((1,), part) for part in (0.0, math.inf)]), 0
     reach = [costs[:0], costs[:0]]
     for count in diagonal.bincount().tolist():
         known = torch.cat([edge, *reach[-2:]])
         here = near[:, order[end : end + count]]
-        index = torch.where(here < 0, here + 2, here - end + len(known)).to(costs.device)
+        index = torch.where(here < 0, here + 2, here - end + len(known)).to(costs.device, non_blocking=True)
         reach.append(ordered[end : end + count] - gamma * torch.logsumexp(-known[index] / gamma, 0))
         end += count
     ends = torch.cat([rank, torch.tensor([total], device="cpu")])[sizes.cumsum(0) - 1]
-    return torch.cat([*reach, edge[:1]])[ends.to(costs.device)]
+    return torch.cat([*reach, edge[:1]])[ends.to(costs.device, non_blocking=True)]
 
 
 # -- edit distance -----------------------------------------------------------------------------------------------------

@@ -122,7 +122,7 @@ def rnnt_loss(
             part.masked_fill(segments.spread(shares == 0, batch.offsets, part.shape[0]).unsqueeze(1), 0)
             for part, batch in zip(parts, batches, strict=True)
         ]
-    lengths = targets.lengths, frames.to(targets.device)
+    lengths = targets.lengths, frames.to(targets.device, non_blocking=True)
     if not isinstance(joint, torch.nn.Linear) or not fused.supports(parts, joint):
         emissions = _emissions(parts, joint, alignments, targets)
         check_untransformed("rnnt_loss", "encoder", [emissions])
@@ -204,7 +204,7 @@ def _emissions(parts: list[Tensor], joint: Any, alignments: Alignments, targets:
     while bounds[-1] < len(ends):
         done = ends[bounds[-1] - 1] if bounds[-1] else 0
         bounds.append(max(bisect_right(ends, done + _TILE), bounds[-1] + 1))
-    rows, first = rows.to(device), first.to(device)
+    rows, first = (part.to(device, non_blocking=True) for part in (rows, first))
     starts = [0, *ends]
     totals = [starts[end] - starts[begin] for begin, end in pairwise(bounds)]
     pieces = parts[0].split(totals if joint is None else [end - begin for begin, end in pairwise(bounds)])
