@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from importlib.util import find_spec
 from multiprocessing.pool import AsyncResult
 from typing import Any
 
@@ -21,6 +22,9 @@ from on_device.layers import LAYERS, LOOPS, build
 from raglane.planner import machine
 
 __all__ = ["PART"]
+
+# TorchRL compiles 25 kernels for its GRU, one after the other.
+_SHARES = 10
 
 
 def _prepare(device: torch.device, name: str, sizes: tuple[int, int], resets: bool) -> Row:
@@ -43,10 +47,6 @@ def _compile(device: torch.device, name: str, count: int, hidden: int) -> Row:
     return row
 
 
-def _try_rivals(device: torch.device, cell: str, batch: int, steps: int) -> None:
-    rivals.measure(device, cell, batch, steps, rounds=1)
-
-
 def _begin() -> None:
     """Set up a process: its own compilers are one process each."""
     torch.set_num_threads(1)
@@ -59,17 +59,11 @@ class _Pool:
     def __init__(self) -> None:
         self._pool: Any = None
         self._made: dict[str, AsyncResult[Row]] = {}
-        self._rivals: list[AsyncResult[None]] = []  # they take longest, so they begin first
-        self._until = 0.0
 
     def begin(self, context: Context, key: str, function: Callable[..., Row], given: tuple[Any, ...]) -> None:
         if self._pool is None:
             processes = 1 if context.is_rehearsal else max(1, machine.processors() - 1)
             self._pool = multiprocessing.get_context("spawn").Pool(processes, _begin)
-            self._until = context.until
-            for cell in () if context.is_rehearsal else rivals.CELLS:
-                tried = self._pool.apply_async(_try_rivals, (context.device, cell, *rivals.SIZES[0]))
-                self._rivals.append(tried)
         self._made[key] = self._pool.apply_async(function, (context.device, *given))
 
     def result(self, context: Context, key: str) -> Row:
@@ -81,11 +75,9 @@ class _Pool:
     def end(self) -> None:
         """End the processes, which would disturb what is timed later."""
         if self._pool is not None:
-            for tried in self._rivals:
-                tried.wait(max(0.0, self._until - time.monotonic()))
             self._pool.terminate()
             self._pool.join()
-        self._pool, self._rivals = None, []
+        self._pool = None
 
 
 _POOL = _Pool()
@@ -104,6 +96,8 @@ def _jobs(is_rehearsal: bool) -> Iterator[tuple[str, Callable[..., Row], tuple[A
     if is_rehearsal:
         yield "MinGRU H 8", _prepare, ("MinGRU", (8, 8), True)
         return
+    for share in range(_SHARES) if find_spec("torchrl") is not None else ():
+        yield f"GRU of TorchRL, {share + 1} of {_SHARES}", rivals.compile_torchrl, (share, _SHARES)
     for hidden in speed.TRITON:
         for name in speed.CELLS:
             yield f"{name} H {hidden}", _prepare, (name, (hidden, hidden), hidden == rivals.HIDDEN)
