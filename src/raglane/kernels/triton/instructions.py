@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import chain, groupby, islice
 
 from raglane.kernels.triton.spans import Columns, Span, Step
 
-# The columns that a product reads at a time.
+# The columns that `tl.dot` reads at a time.
 _DEPTH = 16
+# Within a step: the sums that are made together, the numbers of a tile of a weight, its fewest columns, and the tiles
+# that are loaded at a time, whose numbers take registers.
+_SUMS, _TILE, _LEAST_DEEP, _TILES = 8, 1024, 8, 8
 _LEAST = 'float("-inf")'
 CHANNELS = 32
 """The channels of an instance of an element-wise loop."""
@@ -76,10 +80,10 @@ def _load(place: str, conditions: Sequence[str]) -> str:
 class Instructions:
     """The lines of a step."""
 
-    def __init__(self, columns: Columns, rows: int) -> None:
+    def __init__(self, columns: Columns, rows: int, scratch: int) -> None:
         # The columns of the widest variable of an instance that runs some channels.
         self.widest = min(padded(columns.channels), CHANNELS) if columns.channels else 1 << 30
-        self.columns, self.definitions, self.rows = columns, columns.definitions, rows
+        self.columns, self.definitions, self.rows, self.scratch = columns, columns.definitions, rows, scratch
         self.lines: list[str] = []
         # Of an element-wise loop, the lines that load a step's inputs; elsewhere they are among the others.
         self.loads: list[str] = [] if columns.channels else self.lines
@@ -87,7 +91,9 @@ class Instructions:
         self.sizes: dict[str, int] = {}  # columns of each variable
         self.numbers: dict[str, str] = {}  # variables by number
         self.tables: list[tuple[int, ...]] = []  # of gather
+        self.together: set[int] = set()  # numbers of sums that are made together
         self._given: dict[tuple[int, int, int], str] = {}
+        self._loaded: dict[str, str] = {}  # variables of products within a step by their loads
         self._unfenced: set[int] = set()  # stored in scratch since the last barrier
 
     # Variables.
@@ -288,21 +294,70 @@ class Instructions:
             self._set(step.results[0], low, high, f"tl.load(local + {index})")
 
     def _product(self, step: Step) -> None:
-        (start, operand), (result,), index = step.operands, step.results, step.instruction.weight
-        weight = self.columns.program.weights[index]
+        (start, operand), (result,) = step.operands, step.results
         self._fence(operand)
-        for low, high in self.definitions[result].parts():
-            part, first = divmod(low, weight.rows)  # of the result's segments and groups
+        parts = self.definitions[result].parts()
+        for low, high in parts:
             self._set(result, low, high, self._broadcast(self.one(start, low, high)[0], high - low))
-            place = -part * weight.depth  # of the span, in the columns that this part reads
-            for span in operand:
-                begin, end = max(place, 0), min(place + span.width, weight.depth)
-                if begin < end:
-                    row = part % weight.groups * weight.depth + begin
-                    own = f"weight{index} + {row * weight.rows + first}"
-                    read = Span(span.definition, span.low + begin - place, span.low + end - place)
-                    self._add_product(variable(result, low), read, own, weight.rows, high - low)
-                place += span.width
+        if self.columns.is_tiled:
+            for size, equal in groupby(parts, lambda part: padded(part[1] - part[0])):
+                while chosen := list(islice(equal, max(1, _SUMS // self.rows))):
+                    self._add_tiles(step, chosen, size)
+            return
+        for low, high in parts:
+            for read, own, rows in self._factors(step, low):
+                self._add_product(variable(result, low), read, own, rows, high - low)
+
+    def _factors(self, step: Step, low: int) -> Iterator[tuple[Span, str, int]]:
+        """Yield the columns that a part of a product reads, the text of the weight's first number, and its rows."""
+        weight = self.columns.program.weights[step.instruction.weight]
+        part, first = divmod(low, weight.rows)  # of the result's segments and groups
+        place = -part * weight.depth  # of the span, in the columns that this part reads
+        for span in step.operands[1]:
+            begin, end = max(place, 0), min(place + span.width, weight.depth)
+            if begin < end:
+                row = part % weight.groups * weight.depth + begin
+                own = f"weight{step.instruction.weight} + {row * weight.rows + first}"
+                yield Span(span.definition, span.low + begin - place, span.low + end - place), own, weight.rows
+            place += span.width
+
+    def _add_tiles(self, step: Step, parts: Sequence[tuple[int, int]], size: int) -> None:
+        """Add a product within a step: tiles of the weight times columns of scratch, which are summed at the end."""
+        (result,), factors = step.results, [list(self._factors(step, low)) for low, _ in parts]
+        deepest = max(padded(read.width) for each in factors for read, *_ in each)
+        deep = min(max(_LEAST_DEEP, _TILE // size), deepest)
+        passed = _TILES // len(parts) * deep  # columns of a pass
+        rows = [[f"a{result}_{low}_{row}" for row in range(self.rows)] for low, _ in parts]
+        names = list(chain(*rows))
+        self.lines += [f"{name} = tl.full(({deep}, {size}), 0.0, tl.float32)" for name in names]
+        for (low, high), own, each in zip(parts, rows, factors, strict=True):
+            for read, weight, stride in each:
+                source, width = self.definitions[read.definition].column + read.low, read.width
+                indent, k = ("    ", "k + ") if width > passed else ("", "")
+                self.lines += [f"for k in range(0, {width}, {passed}):"] if indent else []
+                for begin in range(0, min(width, passed), deep):
+                    at = f"({k}{begin} + d{deep})"
+                    ends = [f"({at} < {width})"] if width % (passed if indent else deep) else []
+                    tile = self._kept(f"{weight} + {at} * {stride} + c{size}", [*ends, *_inner(high - low)], indent)
+                    for row, name in enumerate(own):
+                        column = self._kept(f"base + {row * self.scratch + source} + {at}", ends, indent)
+                        self.lines.append(f"{indent}{name} += {column} * {tile}")
+        totals = ", ".join(f"s{name}" for name in names)
+        self.lines.append(f"{totals} = tl.reduce(({', '.join(names)}), 0, add{len(names)}, keep_dims=True)")
+        self.together.add(len(names))
+        for (low, _), (*others, last) in zip(parts, rows, strict=True):
+            text = f"s{last}"
+            for row, name in enumerate(others):
+                text = f"tl.where(of_row == {row}, s{name}, {text})"
+            self.lines.append(f"{variable(result, low)} += {text}")
+
+    def _kept(self, place: str, conditions: Sequence[str], indent: str) -> str:
+        """Return the variable of numbers that are loaded once in a step, or in each pass of a loop."""
+        load = _load(place, conditions)
+        if indent or load not in self._loaded:
+            self._loaded[load] = f"w{len(self.lines)}"
+            self.lines.append(f"{indent}{self._loaded[load]} = {load}")
+        return self._loaded[load]
 
     def _add_product(self, total: str, span: Span, weight: str, rows: int, width: int) -> None:
         """Add the product of columns and rows of a weight to a result."""

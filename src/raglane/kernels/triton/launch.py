@@ -187,22 +187,22 @@ def _launch(made: Compiled, places: Places | None, inputs: Inputs) -> tuple[list
     ]
     scratch = like.new_empty(blocks * kernel.scratch) if kernel.scratch else like
     arguments = [rows, *order, *strided, *inputs.shared, *_tables(made, like.device), *outputs, *finals, scratch]
-    key, grid = (like.device, precision()), (blocks, kernel.blocks, 1)
+    grid = blocks, kernel.blocks, 1
+    arguments.append(used := precision())
     if is_traced:
-        torch.library.wrap_triton(made.function)[grid](*arguments, precision(), num_warps=kernel.warps)
+        torch.library.wrap_triton(made.function)[grid](*arguments, num_warps=kernel.warps)
         return outputs, finals
     with torch.cuda.device_of(like):
         # Triton's own lookup takes longer than the launch. Its key has more than this one: dtypes, which are always the
         # same here, addresses that are multiples of 16, which all are, and integers that need 64 bits.
         is_narrow = max(rows, count, *strided[1::2]) < _MOST_NARROW
-        launcher = made.launchers.get(key) if is_narrow else None
+        launcher = made.launchers.get((like.device, used)) if is_narrow else None
         if launcher is not None:
-            launcher[grid](*arguments, precision())
+            launcher[grid](*arguments)
         else:
-            options = {"num_warps": kernel.warps, "maxnreg": kernel.registers}
-            launcher = made.function[grid](*arguments, precision(), **options)
+            launcher = made.function[grid](*arguments, num_warps=kernel.warps, maxnreg=kernel.registers)
             if is_narrow:
-                made.launchers[key] = launcher
+                made.launchers[like.device, used] = launcher
     return outputs, finals
 
 

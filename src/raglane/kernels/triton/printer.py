@@ -75,6 +75,8 @@ def kernel_of(program: Program, ascending: bool, *, of_chunks: bool = False) -> 
         rows = _MANY_ROWS
     elif columns.channels:
         rows = min(rows, 2)
+    elif columns.has_steps and rows == max(_ROWS):
+        rows, columns.is_tiled = 4, True
     scratch = 0
     for definition in columns.definitions:
         if definition.is_scratch:
@@ -111,13 +113,20 @@ def _live(columns: Columns, ascending: bool, of_chunks: bool) -> int:
     return max(itertools.accumulate(changes))
 
 
+def _adder(number: int) -> str:
+    """Return the text of a function that adds some numbers to as many others."""
+    one, other = ([f"{letter}{index}" for index in range(number)] for letter in "ab")
+    sums = ", ".join(map(" + ".join, zip(one, other, strict=True)))
+    return f"@triton.jit\ndef add{number}({', '.join([*one, *other])}):\n    return {sums}\n\n\n"
+
+
 class _Printer:
     """Prints the kernel of one program."""
 
     def __init__(self, columns: Columns, ascending: bool, rows: int, scratch: int, of_chunks: bool) -> None:
         self.columns, self.program, self.ascending = columns, columns.program, ascending
         self.rows, self.scratch = rows, scratch
-        self.instructions = Instructions(columns, rows)
+        self.instructions = Instructions(columns, rows, scratch)
         self.steps = 1  # of a pass of the loop
         self.roles = roles_of(columns)
         # The definition of each state, and its next value.
@@ -138,9 +147,11 @@ class _Printer:
             lines += [f"for t in range(0, longest, {self.steps}):", *loop, *self._final()]
         else:
             lines += body
-        sizes = {int(size) for line in lines for size in re.findall(r"\bc(\d+)\b", line)}
-        lines = [self._range(size) for size in sorted(sizes)] + lines
-        return f"def kernel({', '.join(self._arguments())}):\n" + "".join(f"    {line}\n" for line in lines)
+        ranges = {name for line in lines for name in re.findall(r"\b[cd]\d+\b", line)}
+        lines = [self._range(name[0], int(name[1:])) for name in sorted(ranges)] + lines
+        lines = [f"of_row = tl.arange(0, {self.rows})[:, None]", *lines]
+        own = f"def kernel({', '.join(self._arguments())}):\n" + "".join(f"    {line}\n" for line in lines)
+        return "".join(_adder(number) for number in sorted(self.instructions.together)) + own
 
     def _loop(self, body: list[str]) -> list[str]:
         """Return the lines of a pass of the loop: of an element-wise one some steps, whose inputs are loaded first."""
@@ -161,9 +172,11 @@ class _Printer:
             lines += numbered(body[2:], step)
         return lines
 
-    def _range(self, size: int) -> str:
-        """Return the text of column numbers; of values with channels, those of this instance."""
+    def _range(self, axis: str, size: int) -> str:
+        """Return the text of column numbers, as rows for d; of values with channels, those of this instance."""
         widest = self.instructions.widest
+        if axis == "d":
+            return f"d{size} = tl.arange(0, {size})[:, None]"
         first = f"tl.program_id(1) * {widest} + " if size > 1 and self.columns.channels else ""
         return f"c{size} = {first}tl.arange(0, {min(size, widest)})[None, :]"
 
@@ -210,7 +223,8 @@ class _Printer:
             if self.columns.has_steps:
                 size, half = 2 * size, f"t % 2 * {size}"
             made.head.append(f"own = scratch + tl.program_id(0).to(tl.int64) * {size}")
-            made.lines.append(f"local = own + {half} + tl.arange(0, {self.rows})[:, None] * {self.scratch}")
+            made.lines.append(f"base = own + {half}")
+            made.lines.append(f"local = base + of_row * {self.scratch}")
         for place, _ in self.following:
             for low, high in definitions[place].parts():
                 made.sizes[variable(place, low)] = min(padded(high - low), made.widest)

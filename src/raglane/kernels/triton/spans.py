@@ -76,6 +76,7 @@ class Columns:
         self.steps: list[Step] = []
         self.before: list[int] = []  # instructions
         self.is_cut = False  # values wider than a variable
+        self.is_tiled = False  # products within a step are sums of tiles, with few values in registers
         self.has_steps = bool(program.next_states or program.given("sequence"))
         self._resolve()
         self._cut()
@@ -222,7 +223,7 @@ class Columns:
             result.cuts |= set(range(weight.rows, result.width, weight.rows))
             for span in operands[1]:
                 source = self.definitions[span.definition]
-                source.is_scratch |= source.kind in ("", "state", "vector", "sequence")
+                source.is_scratch |= self.has_steps or source.kind in ("", "vector")
         elif name == "gather":
             for span in operands[0]:
                 self.definitions[span.definition].is_scratch = True
