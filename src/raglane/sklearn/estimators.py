@@ -268,7 +268,8 @@ class RecurrentClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
 
     def predict(self, X: Any) -> npt.NDArray[Any]:  # noqa: N803
         """Return the class of each sequence, ``(n,)``."""
-        return self.classes_[np.array(self._predict(X)["prediction"], dtype=np.int64)]
+        places = np.array(self._predict(X)["prediction"], dtype=np.int64)
+        return self.classes_[places]
 
 
 class RecurrentRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
