@@ -125,7 +125,9 @@ class Conversions(FlatBatch):
             padded, mask = padded.transpose(0, 1), mask.transpose(0, 1)
         index = mask.reshape(-1).nonzero().view(-1)
         flat = padded.reshape(-1, *padded.shape[2:])
-        return cls._build(take_rows(flat, index.to(flat.device, non_blocking=True)), mask.sum(1).cpu())
+        # Only copies to a device: one to the host would be read before it has arrived.
+        index = index.to(flat.device, non_blocking=mask.is_cpu)
+        return cls._build(take_rows(flat, index), mask.sum(1).cpu())
 
     @classmethod
     def from_packed(cls, packed: PackedSequence) -> Self:
