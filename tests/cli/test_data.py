@@ -95,10 +95,10 @@ def _write(path: Path, lengths: list[int]) -> Path:
     return path
 
 
-def _said(capsys: pytest.CaptureFixture[str], *arguments: object) -> list[str]:
+def _said(capsys: pytest.CaptureFixture[str], *arguments: object, of: str = "initial state") -> list[str]:
     capsys.readouterr()
     assert main([str(argument) for argument in arguments]) == 0
-    return [line for line in capsys.readouterr().out.splitlines() if "initial state" in line]
+    return [line for line in capsys.readouterr().out.splitlines() if of in line]
 
 
 def test_empty_sequences_with_a_class_are_named_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -114,6 +114,19 @@ def test_empty_sequences_with_a_class_are_named_once(tmp_path: Path, capsys: pyt
     assert _said(capsys, "evaluate", run, some) == [two]
     assert _said(capsys, "predict", run, some, "-o", tmp_path / "p.csv") == [two]
     assert _said(capsys, "predict", run, some, "-o", tmp_path / "p.csv", "-q") == []
+
+
+def test_categories_unseen_in_training_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    seen, other, run = tmp_path / "seen.csv", tmp_path / "other.csv", tmp_path / "run"
+    seen.write_text(
+        "id,x,town,y\n" + "".join(f"{row},{row},{('Oslo', 'Bergen')[row % 2]},{row % 2}\n" for row in range(8))
+    )
+    assert main(["train", str(seen), "-o", str(run), *FAST, "-q", "--label-column", "y"]) == 0
+    other.write_text("id,x,town,y\n0,1,Oslo,0\n0,2,Oslo,0\n1,3,Roma,1\n2,3,Oslo,1\n2,3,Roma,1\n")
+    line = "categories of 'town' unseen in training: 2 of 5 ('Roma')"
+    for command in (["evaluate", run], ["predict", run, "-o", tmp_path / "p.csv"]):
+        for data, lines in ((seen, []), (other, [line])):
+            assert _said(capsys, *command[:2], data, *command[2:], of="of 'town'") == lines
 
 
 def test_ids_beyond_64_bits_are_written_as_text(tmp_path: Path) -> None:

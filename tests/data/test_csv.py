@@ -73,13 +73,19 @@ def test_times_that_cannot_be_read_are_refused(tmp_path: Path, times: list[str],
     assert read(path, Columns(time="x", features=("x",), label="y")).values.tolist() == [[0], [1], [2]]
 
 
+def test_times_with_and_without_a_zone_are_refused(tmp_path: Path) -> None:
+    path = write(tmp_path, "id,t,x,y\na,2024-01-01 09:00,1,p\na,2024-01-01T08:00+01:00,2,p\n")
+    got = "'2024-01-01T08:00+01:00' and '2024-01-01 09:00' in column 't'"
+    refused((got, "all have a zone, or none"), read, path, Columns(label="y"))
+
+
 @pytest.mark.parametrize(
     "times",
     [
         ["9", "10", "100"],
         ["1700000000000000001", "1700000000000000002", "1700000000000000003"],
         ["2024-01-01T00:00:00.000000001", "2024-01-01T00:00:00.000000002", "2024-01-01T00:00:00.000000003"],
-        ["2024-01-01T12:00+05:00", "2024-01-01T08:00", "2024-01-01T09:00Z"],
+        ["2024-01-01T12:00+05:00", "2024-01-01T08:00Z", "2024-01-01 07:00-0200"],
         ["2023-12-31T10:00:00", "2024-01-15", "2024-03-01"],
     ],
 )
@@ -247,12 +253,14 @@ def test_bad_files(tmp_path: Path, text: str, columns: Columns, words: list[str]
 
 
 def test_only_numbers_have_their_decimal_commas_replaced(tmp_path: Path) -> None:
-    wide = read(write(tmp_path, "label;1.0;2.0;3.0\na;,5;1,5;2\nb;1;2;3,5\n"), Columns(wide=True, label="label"))
+    wide = read(
+        write(tmp_path, "\ufeffsep=;\r\nlabel;1.0;2.0;3.0\na;,5;1,5;2\nb;1;2;3,5\n"), Columns(wide=True, label="label")
+    )
     assert wide.values.ravel().tolist() == [0.5, 1.5, 2, 1, 2, 3.5]
     found = read(write(tmp_path, "id;t;x;kind\n1,5;0,5;,25;1,0\n1,5;0,25;1e3;1,0\n1.5;1;;2,0\n"), Columns(label="kind"))
     assert (found.ids, found.labels) == (("1,5", "1.5"), ("1,0", "2,0"))
     np.testing.assert_array_equal(found.values.ravel(), [1000, 0.25, np.nan])
-    texts = read(write(tmp_path, "id;word\n1;3,14\n1;is\n1;.\n2;pi\n"), Columns(need_labels=False))
+    texts = read(write(tmp_path, '"SEP=;"\nid;word\n1;3,14\n1;is\n1;.\n2;pi\n'), Columns(need_labels=False))
     assert texts.values.tolist() == ["3,14", "is", ".", "pi"]
     assert {*map(type, (*texts.values.tolist(), *(found.labels or ())))} == {str}
 

@@ -141,6 +141,16 @@ def test_whole_numbers_with_a_decimal_point_are_the_same_categories() -> None:
         assert fitted.apply(one).tensors().values[:, 1].tolist() == [1, 2, 1, 3]
 
 
+def test_truth_values_are_the_same_categories_in_a_frame_and_in_a_csv_file(tmp_path: Path) -> None:
+    table = pd.DataFrame({"id": [0, 0, 1], "x": [1.0, 2.0, 3.0], "is_on": [True, False, True], "kind": list("aab")})
+    columns = Columns(label="kind", features=("x", "is_on"))
+    fitted = Preprocessor.fit(read(table, columns), task="classify")
+    for case in (str.upper, str.lower, str.title):
+        file = tmp_path / "table.csv"
+        table.assign(is_on=[case(str(on)) for on in table["is_on"]]).to_csv(file, index=False)
+        assert fitted.apply(read(file, columns)).tensors().values[:, 1].tolist() == [1, 2, 1]
+
+
 def test_tokens_with_features_stand_last() -> None:
     words = np.array(["u", "v", "u"], dtype=object)
     feature = Feature("age", np.array([1.0, 3.0], np.float32), per_sequence=True)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import torch
 
     from raglane.data.dataset import Dataset
+    from raglane.runs.run import Run
     from raglane.training.checkpoint import SavedModel
     from raglane.training.inference import Evaluation
 
@@ -80,7 +81,7 @@ def evaluate(
             log(IS_BACK)
         model = load(run, cell=cell)
         records = model.test_part() if data is None else model.read(data, format=format, **columns)
-        log_empty(records, model.task, log)
+        _log_notes(records, model, log)
         more = {"batch_size": batch_size, "top": top, "horizon": horizon, "origins": origins, "beam": beam}
         report(output, model.saved, records, device=where, log=log, more=more, title=run.name)
         if columns.get("on_bad_row") == "skip":
@@ -92,12 +93,17 @@ def log_skipped(count: int, where: Path | None, log: Callable[[str], None]) -> N
     log(f"rows left out: {count:,}" + (f", listed with reasons in {where}" if count and where else ""))
 
 
-def log_empty(records: Dataset, task: str, log: Callable[[str], None]) -> None:
-    """Print the number of empty sequences, which get a class too."""
+def _log_notes(records: Dataset, model: Run, log: Callable[[str], None]) -> None:
+    """Print the numbers of empty sequences, which get a class too, and of categories unseen in training."""
+    from raglane.data.encoders import unseen_categories
     from raglane.data.records import note_empty
 
-    if task == "classify" and (note := note_empty(records.records)):
+    if model.task == "classify" and (note := note_empty(records.records)):
         log(note)
+    encoders = model.preprocess.features
+    if any(encoder.vocabulary for encoder in encoders):  # otherwise the data is not read for statistics
+        for line in unseen_categories(encoders, records.statistics.features):
+            log(line)
 
 
 def report(
@@ -248,7 +254,7 @@ def predict(
             check_apart(file, records.source, run)
     # Standard output has only the predictions, if they are not written to a file.
     log = console.log_error if output is None and not quiet else console.logger(quiet)
-    log_empty(records, model.task, log)
+    _log_notes(records, model, log)
     predictions = model.predict(records, **more)
     if output is None:
         console.write(to_bytes(predictions, ".csv", escape_formulas=escape_formulas))

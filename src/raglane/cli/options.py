@@ -288,7 +288,7 @@ def option(help: str, panel: str = RUN, *flags: str, **details: Any) -> Any:
 
 
 def output(help: str, *flags: str, **details: Any) -> Any:
-    """Return the option for an output file or folder, by default ``--output``."""
+    """Return the option for an output file or folder, by default ``--output``, or ``-o``."""
     return option(help, RUN, *(flags or ("--output", "-o")), parser=path, **details)
 
 
@@ -329,7 +329,7 @@ Test = Annotated[
 Validation = Annotated[
     Path | None, option("Data whose loss selects the best epoch.", DATA, parser=place, show_default="held out")
 ]
-Out = Annotated[Path | None, option("Folder of the run.", parser=path, show_default="runs/<data>-<task>-<cell>")]
+Out = Annotated[Path | None, output("Folder of the run.", "--out", "-o", show_default="runs/<data>-<task>-<cell>")]
 Resume = Annotated[bool, option("Resume the run in --out, with its data and settings.", RUN, "--resume")]
 Overwrite = Annotated[bool, option("Replace the run in --out.", RUN, "--overwrite")]
 Horizon = Annotated[int, option("Number of elements to forecast (forecast, language).")]

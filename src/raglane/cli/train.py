@@ -206,7 +206,8 @@ def tune(
     ] = 30,
     minutes: Annotated[float | None, option("Time limit in minutes.", options.TRAINING, show_default="none")] = None,
     out: Annotated[
-        Path | None, option("Folder of the study.", parser=options.path, show_default="runs/tune-<data>-<task>")
+        Path | None,
+        options.output("Folder of the study.", "--out", "-o", show_default="runs/tune-<data>-<task>"),
     ] = None,
     choices: options.Choices,
     config: options.Config = None,

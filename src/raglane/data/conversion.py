@@ -255,6 +255,7 @@ def _finish(folder: Path, job: Job, state: State) -> None:
     _write_json(folder / STATISTICS, state.statistics.to_config())
     if job.on_bad_row == "skip":
         write_file(folder / SKIPPED, skipped_lines(state.skipped))
+    read, names = state.columns or job.columns, (*LISTS, "split", "label_split", "tokens", "time_gaps", "wide")
     description = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
@@ -263,7 +264,7 @@ def _finish(folder: Path, job: Job, state: State) -> None:
         "longest": state.statistics.longest,
         "task": job.columns.task,
         # A guessed time column is guessed again, because other data may not have it.
-        "columns": {**state.names, **_read_with(state.columns or job.columns), "time": job.columns.time},
+        "columns": {**state.names, **{name: getattr(read, name) for name in names}, "time": job.columns.time},
         **({} if state.layout is None else state.layout.to_config()),
         "skipped": len(state.skipped),
         "shards": state.shards,
@@ -272,11 +273,6 @@ def _finish(folder: Path, job: Job, state: State) -> None:
         "key": job.key(),
     }
     _write_json(folder / DESCRIPTION, seal(description))
-
-
-def _read_with(columns: Columns) -> dict[str, Any]:
-    """Return the attributes of columns with which other data is read in the same way."""
-    return {name: getattr(columns, name) for name in (*LISTS, "split", "label_split", "tokens", "time_gaps", "wide")}
 
 
 def _write_lengths(folder: Path, state: State) -> None:

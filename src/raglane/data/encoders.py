@@ -229,14 +229,31 @@ def places_of(words: tuple[str, ...]) -> dict[str, int]:
 
 @functools.lru_cache(maxsize=8)
 def _places_of_categories(words: tuple[str, ...]) -> dict[str, int]:
-    """Return the index of each category; whole numbers also as 3.0 for 3, and as 3 for 3.0.
+    """Return the index of each category; 3 also as 3.0, 3.0 also as 3, and truth values in other cases.
 
-    A column of whole numbers becomes one of floats if an entry of it is missing.
+    A column of whole numbers becomes one of floats if an entry of it is missing. Truth values are True in a table in
+    memory, and TRUE in the CSV file of a spreadsheet.
     """
     places = places_of(words)
     whole = [word for word in words if re.fullmatch(r"-?\d+(\.0)?", word, re.ASCII)]
-    others = [word.removesuffix(".0") if "." in word else f"{word}.0" for word in whole]
-    return {other: places[word] for other, word in zip(others, whole, strict=True)} | places
+    others = {word.removesuffix(".0") if "." in word else f"{word}.0": places[word] for word in whole}
+    for word in words:
+        if word.lower() in ("true", "false"):
+            others |= dict.fromkeys((word.lower(), word.upper(), word.title()), places[word])
+    return others | places
+
+
+def unseen_categories(encoders: Sequence[FeatureEncoder], counted: Mapping[str, FeatureCounts]) -> list[str]:
+    """Return a line for each feature with categories that the encoders lack."""
+    lines = []
+    for encoder in encoders:
+        if encoder.vocabulary is not None and encoder.name in counted:
+            words, places = counted[encoder.name].words, _places_of_categories(encoder.vocabulary)
+            unseen = [word for word in words if word and word not in places]
+            if unseen:
+                share = f"{sum(words[word] for word in unseen):,} of {words.total():,}"
+                lines.append(f"categories of {quote(encoder.name)} unseen in training: {share} ({quote_all(unseen)})")
+    return lines
 
 
 def fit_targets(statistics: Statistics, task: str, source: str) -> dict[str, Any]:

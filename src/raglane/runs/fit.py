@@ -144,7 +144,7 @@ def _split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str
 
 def _typed(name: str, value: Any) -> Any:
     """Return the value of a setting, or raise if it has the wrong type."""
-    plain = value.item() if isinstance(value, np.generic) else value
+    plain = value.item() if isinstance(value, np.generic) else list(value) if isinstance(value, tuple) else value
     if plain is not None and plain == described(Settings)[name].also:
         return plain
     try:

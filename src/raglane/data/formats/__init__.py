@@ -72,7 +72,7 @@ def pick(path: Path, format: str | None = None) -> Format:
     suffixes = ", ".join(suffix for each in FORMATS.values() for suffix in each.suffixes)
     got = f"the suffix {quote(path.suffix)}" if path.suffix else "no suffix"
     rule = f"a file with the suffix {suffixes}, or a folder of .txt files"
-    raise data_error(path, got, rule, f"name the format with {argument('format')}, or convert the file")
+    raise data_error(path, got, rule, f"name the format with {argument('format')}, or unpack or convert the file")
 
 
 def by_suffix(path: PurePath) -> Format | None:

@@ -224,8 +224,13 @@ def _entries_of(path: Path) -> tuple[dict[str, Entries], tuple[str, ...]]:
 def _parsed(path: Path, content: IO[bytes], size: int | None) -> Iterator[Entries]:
     """Yield the rows of an open file, the header first, in arrays of ``size`` rows, or in one."""
     pandas = require("pandas", "data")
-    mark = _separator(content.readline())
-    content.seek(0)
+    first = content.readline()
+    # Excel reads, and some programs write, a first line that names the separator.
+    named = re.fullmatch(r'\ufeff?"?sep=(.)"?\s*', first.decode(errors="replace"), re.IGNORECASE)
+    # A comma, unless the header has only others.
+    guess = next((mark for mark in _OTHER_MARKS if mark.encode() in first and b"," not in first), ",")
+    mark = named[1] if named else guess
+    content.seek(len(first) if named else 0)
     # The header is read as a row, because pandas would rename repeated and empty names, and truncate longer rows.
     options: dict[str, Any] = {"header": None, "dtype": object, "keep_default_na": False, "encoding": "utf-8-sig"}
     options["skipinitialspace"] = True  # as in "id, time, label"; spaces in quotes are part of an entry
@@ -250,11 +255,6 @@ def _header_of(path: Path, rows: Entries) -> list[str]:
     if twice is not None:
         raise data_error(path, f"two columns {quote(twice)}", "a file with columns of different names", "rename one")
     return header
-
-
-def _separator(header: bytes) -> str:
-    """Return the separator of the entries: a comma, unless the header has only others."""
-    return next((mark for mark in _OTHER_MARKS if mark.encode() in header and b"," not in header), ",")
 
 
 def pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[Piece]:

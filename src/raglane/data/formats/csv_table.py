@@ -426,6 +426,10 @@ def _times(path: Path, entries: Entries, name: str, rows: npt.NDArray[np.int64] 
         rule = "a file with times that are numbers, or dates such as 2024-01-31T12:30:00, 2024-01, 2024 Q1 or 2024 Jan"
         other = f"name another column with {columns_argument('time')}"
         raise data_error(path, got, rule, f"correct it, {other}, or remove this one if the rows are in order")
+    has_zone = series.str.contains(r"\d[T ].*(?:[Zz]|[+-]\d\d:?(?:\d\d)?)$")
+    if has_zone.nunique() > 1:
+        got = f"{quote(entries[has_zone.argmax()])} and {quote(entries[has_zone.argmin()])} in column {quote(name)}"
+        raise data_error(path, got, "a file whose times all have a zone, or none has", "add the zone, or remove it")
     return np.asarray(dates.astype("int64"))
 
 

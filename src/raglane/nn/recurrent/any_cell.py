@@ -121,7 +121,7 @@ class Recurrent(RecurrentLayer):
             layer = [_made(cell, width, size) for _ in range(2 if self.bidirectional else 1)]
             modules += layer
             width = len(layer) * _output_size(layer[0])
-        kinds = {_kind_of(module) for module in modules}
+        kinds = {(type(one).__name__, _output_size(one), _spec_of(one).state_sizes(one.hidden_size)) for one in modules}
         if len(kinds) > 1:
             got = "modules with " + " and ".join(sorted(map(repr, kinds)))
             rule = "a function that returns the same class, output_size and state sizes for every layer and direction"
@@ -225,11 +225,6 @@ def _spec_of(module: Any) -> CellSpec:
             own = module.initial_state(1)
         sizes, is_tuple = tuple(part.shape[1] for part in _state_of(module, 1)), not isinstance(own, Tensor)
     return ModuleCell(module, output_size=_output_size(module), state_sizes=sizes, is_tuple=is_tuple)
-
-
-def _kind_of(module: Any) -> tuple[str, int, tuple[int, ...]]:
-    """Return what must be equal for all modules of a layer: class, output size and state sizes."""
-    return type(module).__name__, _output_size(module), _spec_of(module).state_sizes(module.hidden_size)
 
 
 def _output_size(module: Any) -> int:

@@ -82,7 +82,9 @@ class Lanes:
             self.scores = torch.cat([self.scores, self.scores.new_zeros(new.shape[0])])
             self.facts = torch.cat([self.facts, facts])
             entering = _select(self.initial, new)
-            self.state = entering if not used else pytree.tree_map(_joined, self.state, entering)
+            if used:
+                entering = pytree.tree_map(lambda a, b: torch.cat([a, b.to(a.dtype)]), self.state, entering)
+            self.state = entering
             self.items = torch.cat([self.items, new])
         return self.items.shape[0] > 0
 
@@ -293,7 +295,3 @@ def check_rows(name: str, state: Any, count: int, rule: str) -> None:
 def _select(state: Any, index: Tensor) -> Any:
     """Return rows of all tensors of a state."""
     return pytree.tree_map(lambda part: part.index_select(0, index), state)
-
-
-def _joined(running: Tensor, new: Tensor) -> Tensor:
-    return torch.cat([running, new.to(running.dtype)])
