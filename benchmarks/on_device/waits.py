@@ -19,6 +19,7 @@ import raglane as rl
 from on_device.base import Context, Item, NotHereError, Part, Row
 from on_device.layers import LAYERS, LOOPS, build
 from raglane.nn.pooling import POOLINGS
+from raglane.nn.transduction.attention import KINDS as ATTENTIONS
 
 __all__ = ["PART", "SIZES"]
 
@@ -86,6 +87,11 @@ def _crf(given: Given, operation: Callable[[Any, Given], Any]) -> Call:
     return lambda: operation(crf, given)
 
 
+def _decoder(given: Given, attention: str) -> Call:
+    decoder = rl.nn.AttentionDecoder(3, _D, _H, attention=attention, scheduled_sampling=0.5, device=given.device)
+    return lambda: decoder.loss(given.batch, given.targets)
+
+
 def _plain(given: Given, operation: Callable[[Given], Any]) -> Call:
     return lambda: operation(given)
 
@@ -147,6 +153,8 @@ def _checks(given: Given) -> Iterator[tuple[str, Callable[[], Call]]]:
         yield f"pooling {name}", partial(_pooling, given, name)
     for name, operation in LOSSES.items():
         yield f"loss {name}", partial(_plain, given, operation)
+    for name in ATTENTIONS:
+        yield f"decoder with {name} attention", partial(_decoder, given, name)
     for name, of_crf in CRF.items():
         yield f"CRF {name}", partial(_crf, given, of_crf)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -207,16 +209,24 @@ class _NothingWaits(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
+def _decoded(attention: str, batch: rl.Ragged) -> rl.Ragged:
+    steps: Any = {} if attention == "dot" else {"input_feeding": True, "scheduled_sampling": 0.5}
+    decoder = rl.nn.AttentionDecoder(7, 3, 4, attention=attention, device="meta", **steps)
+    return decoder(batch, rl.Ragged.from_flat(batch.values.new_ones(4, dtype=torch.int64), lengths=[1, 3, 0]))
+
+
 CALLS: dict[str, Batch] = {name: batch for name, (batch, _) in (PER_SEQUENCE | PER_ELEMENT).items()} | {
     "select": lambda r: r.select([1, 0]),
     "windows": lambda r: r.windows(2, 1),
     "soft_dtw": lambda r: rl.nn.soft_dtw(r, r),
+    **{attention: partial(_decoded, attention) for attention in ("additive", "dot", "location")},
 }
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_nothing_waits_for_a_device(name: str) -> None:
+def test_nothing_waits_for_a_device(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The meta device has no numbers to wait for, and treats tensors of the host as a GPU does."""
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())  # meta has none
     values = torch.ones(5, 3, device="meta", requires_grad=True)
     batch = rl.Ragged.from_flat(values, lengths=[2, 0, 3])
     with _NothingWaits():  # type: ignore[no-untyped-call]

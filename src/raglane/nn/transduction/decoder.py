@@ -232,15 +232,18 @@ class AttentionDecoder(TokenReader):
         self, tokens: Tensor, state: dict[str, Any], keys: Tensor, memory: Ragged, blocks: list[Block]
     ) -> dict[str, Any]:
         """Return the state after one more token per row; rows of one item are adjacent."""
-        embedded, mask = self._embedded(tokens), state.get("mask")
+        embedded, mask, previous = self._embedded(tokens), state.get("mask"), None
         if self.input_feeding:
             embedded = torch.cat([embedded, state["attended"]], 1)
         outputs, cell = self.recurrent.step(embedded, layers_first(state["cell"]))
-        previous = None if mask is None else state["weights"][mask]
+        if mask is not None:
+            # A mask as an index would wait for a device, which counts its elements.
+            index = torch.nonzero_static(mask.flatten(), size=blocks[-1].pairs.stop if blocks else 0).view(-1)
+            previous = state["weights"].flatten().index_select(0, index)
         attended, flat = self._attended(outputs, keys, memory, blocks, previous)
         state = {**state, "cell": rows_first(cell), "attended": attended}
         if mask is not None:
-            weights = flat.new_zeros(mask.shape).masked_scatter(mask, flat)
+            weights = flat.new_zeros(mask.numel()).index_copy(0, index, flat).view_as(mask)
             state |= {"weights": weights, "covered": state["covered"] + weights}
         return state
 
@@ -274,22 +277,27 @@ class AttentionDecoder(TokenReader):
 
     def _stepped(self, memory: Ragged, inputs: Ragged, state: dict[str, Any], draws: float) -> Tensor:
         """Return the vectors ``a`` of all steps in a loop, in which the items with the most tokens are the first."""
-        packed, keys = inputs.to_packed(), self.attention.keys(memory.values)
+        places = torch.arange(inputs.values.shape[0], device=memory.device)
+        packed, keys = inputs._like(places).to_packed(), self.attention.keys(memory.values)
         order: Any = packed.sorted_indices
         state = pytree.tree_map(lambda part: part[order], state)
         # The order again, because the host would wait for the one on a device.
         items = inputs.host_lengths.argsort(descending=True, stable=True).tolist()
         attended = [memory.values.new_zeros(0, self.hidden_size)]
-        for tokens in packed.data.split(packed.batch_sizes.tolist()):
-            size = tokens.shape[0]
+        for now in packed.data.split(packed.batch_sizes.tolist()):
+            tokens, size = inputs.values[now], now.shape[0]
             state = pytree.tree_map(lambda part: part[:size], state)  # noqa: B023
             if draws and len(attended) > 1:
                 chances = self._logits(state["attended"]).detach().float().softmax(1)
                 is_drawn = torch.rand(size, device=tokens.device) < draws
-                tokens = torch.where(is_drawn, torch.multinomial(chances, 1).squeeze(1), tokens)
+                # The draws of torch.multinomial, which waits for a device to check the chances.
+                drawn = (chances / torch.empty_like(chances).exponential_()).argmax(1)
+                tokens = torch.where(is_drawn, drawn, tokens)
             state = self._step(tokens, state, keys, memory, blocks_of(memory, items[:size], [1] * size))
             attended.append(state["attended"])
-        return Ragged.from_packed(packed._replace(data=torch.cat(attended))).values
+        vectors = torch.cat(attended)
+        # Not from_packed, which reads the order on the host.
+        return torch.empty_like(vectors).index_copy(0, packed.data, vectors)
 
     def _ends(self, targets: Ragged) -> Ragged:
         """Return one sequence per item, which consists of the end."""
