@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from raglane.data import Columns, read
+from raglane.data import Columns, Dataset, convert, read
 from raglane.errors import DataError
-from small_files import put, refused
+from small_files import put, refused, same, write_table
 
 pa = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -168,7 +168,7 @@ def test_labels_are_not_needed_to_predict_or_forecast(tmp_path: Path, kind: str,
         ({"x": [[1.0]], "a": [1], "b": ["c"]}, Columns(), ["2 candidates", "label", "'a', 'b'", "Columns(label=...)"]),
         ({"x": [[1.0]], "a": [1.5]}, Columns(), ["no candidate", "label", "'x', 'a'", "Columns(label=...)"]),
         ({"x": [[1.0]], "z": [[1.0]], "y": [1]}, Columns(), ["2 candidates", "'x', 'z'", "Columns(sequence=...)"]),
-        ({"a": [1], "b": [2.5]}, Columns(), ["no candidate for the sequence column", "if a row is one step"]),
+        ({"a": [1], "b": [2.5]}, Columns(), ["no id column among 'a', 'b'"]),
         ({"kind": ["a"], "t": [1]}, Columns(), ["no candidate for the label column"]),
         ({"x": [1.5], "y": [1]}, Columns(sequence="x"), ["double", "'x'", "lists of numbers"]),
         ({"x": [[1.0]], "y": [1.5]}, Columns(label="y"), ["double", "'y'", "strings, integers or booleans"]),
@@ -183,6 +183,49 @@ def test_bad_columns(tmp_path: Path, kind: str, columns: dict[str, Any], asked: 
     assert message.startswith(str(path))
     if kind == "jsonl" and "row 1" in message:
         assert "line 3" in message
+
+
+_STEPS: dict[str, Any] = {
+    "id": ["a", "b", "a", "c"],
+    "time": ["2024-01-02T00:00:00", "2024-01-01T00:00:00", "2024-01-01T00:00:00", "2024-01-03T00:00:00"],
+    "x": [1.5, None, 2.5, 3.0],
+    "town": ["Rome", "Bonn", "Oslo", "Rome"],
+    "kind": ["u", "v", "u", "v"],
+}
+
+
+@pytest.mark.parametrize("kind", ["parquet", "feather", "jsonl"])
+def test_a_row_may_be_an_element(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / f"data.{kind}"
+    columns = {**_STEPS, "more": [{"a": 1}] * 4}  # objects are no entries
+    if kind == "jsonl":
+        write(tmp_path, kind, columns)
+    else:
+        write_table(path, pa.table(columns))
+    records = read(path)
+    assert (records.ids, records.labels, records.lengths.tolist()) == (("a", "b", "c"), ("u", "v", "v"), [2, 1, 1])
+    np.testing.assert_array_equal(records.values, [[2.5], [1.5], [np.nan], [3.0]])
+    assert records.features[0].values.tolist() == ["Oslo", "Rome", "Bonn", "Rome"]
+    same(records, read(pa.table(_STEPS)))
+    if kind == "jsonl":
+        refused(["a row per element"], convert, path, tmp_path / "out")
+        return
+    same(records, read(convert(path, tmp_path / "out").folder))
+    refused(["a row per element", "rl.data.read"], Dataset, path)
+
+
+@both
+def test_a_table_without_lists_may_have_other_rows(tmp_path: Path, kind: str) -> None:
+    numbers = {"id": [1, 1, 2], "x": [1.5, 2.5, 3.5]}
+
+    def read_as(columns: dict[str, Any], **asked: Any) -> Dataset:
+        return read(write(tmp_path, kind, columns), Columns(need_labels=False, **asked))
+
+    assert read_as(numbers).lengths.tolist() == [2, 1]
+    assert read_as({f"t{step}": [1.0, step] for step in range(4)}, wide=True).lengths.tolist() == [4, 4]
+    assert read_as({"id": [1, 2], "text": ["a b", "c"]}).lengths.tolist() == [2, 1]
+    assert read_as({"id": [1, 1], "text": ["a b", "c"]}, sequence="text").lengths.tolist() == [2, 1]
+    refused(["no candidate for the sequence column", "'x'"], read_as, {"x": [{"a": 1}]})
 
 
 @pytest.mark.parametrize(

@@ -141,7 +141,7 @@ def test_a_parquet_file_with_a_fault_is_refused_as_training_refuses_it(tmp_path:
         (pa.array([[1.0], [2.0, None]]), "a null in row 1, step 1"),
         (pa.array([[[1.0]], [[1.0, 2.0]]]), "2 channels in row 1, step 0"),
         (pa.array([["a"], [None]]), "a null in row 1, step 0"),
-        (pa.array([1, 2]), "no candidate for the sequence column"),
+        (pa.array([{"a": 1}]), "no candidate for the sequence column"),
     ):
         pq.write_table(pa.table({"seq": column}), path)
         with pytest.raises(DataError) as caught:

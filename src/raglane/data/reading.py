@@ -8,7 +8,6 @@ element.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -25,13 +24,12 @@ from raglane._utils.messages import argument, quote, quote_all, require
 from raglane.data import formats
 from raglane.data.dataset import Dataset
 from raglane.data.formats import csv
-from raglane.data.formats.arrow import Reader, is_list, label_kinds, label_split_of, read_labels
-from raglane.data.formats.arrow import is_text as holds_text
+from raglane.data.formats.arrow import Reader, label_kinds, label_split_of, read_labels
 from raglane.data.formats.base import unused_note
 from raglane.data.formats.table import choose, records_of
-from raglane.data.records import ROLES, Columns, Records, as_float32, offsets_of
+from raglane.data.records import Columns, Records, as_float32, offsets_of
 from raglane.data.stores import arrow_errors, table_from
-from raglane.errors import ArgumentTypeError, DataError, ShapeError, UnfitColumnError
+from raglane.errors import ArgumentTypeError, DataError, ShapeError
 from raglane.ragged import Ragged
 
 # The names of objects in messages.
@@ -145,10 +143,9 @@ def records_from(data: Any, labels: Any, columns: Columns | None) -> Records:
     # A column of labels is optional if labels are passed.
     columns = asked if labels is None else replace(asked, need_labels=False)
     table = None if is_panel(data) else _table(data)
-    records, roles = (_read(data, columns), ()) if table is None else _of_table(table, columns)
-    if not isinstance(data, Dataset):
-        notes = unused_note(asked, roles, "data in memory" if table is None else "a table of this kind")
-        records = replace(records, notes=(*records.notes, *notes))
+    records = _read(data, columns) if table is None else _of_table(table, columns)
+    if table is None and not isinstance(data, Dataset):
+        records = replace(records, notes=(*records.notes, *unused_note(asked, (), "data in memory")))
     needs_labels = asked.need_labels or labels is not None
     records = replace(records, columns=replace(records.columns, task=asked.task, need_labels=needs_labels))
     if len(records) == 0:
@@ -269,7 +266,7 @@ def _tokens(sequences: Sequence[Any], split: str | None) -> Records:
     """Return the records of texts, which are tokenized as ``split`` names it, or of lists of texts."""
     column = _arrow(sequences, "data", "sequences that are all texts, or all lists of texts, or all of numbers")
     table = require("pyarrow", "data").table({"data": column})
-    return _of_table(table, Columns(need_labels=False, sequence="data", split=split))[0]
+    return _of_table(table, Columns(need_labels=False, sequence="data", split=split))
 
 
 def _with_labels(records: Records, labels: Any, label_split: str | None) -> Records:
@@ -312,35 +309,15 @@ def _table(data: Any) -> Any:
     return None
 
 
-def _of_table(table: Any, columns: Columns) -> tuple[Records, tuple[str, ...]]:
-    """Return the records and roles of a table: by the rules of Parquet if a row is a sequence, else by those of CSV."""
+def _of_table(table: Any, columns: Columns) -> Records:
+    """Return the records of a table: by the rules of CSV if a row is an element, else by those of Parquet."""
     if table.num_rows == 0:
-        return _flat(np.zeros((0, 1)), [0]), ROLES
-    kinds = [field.type for field in table.schema]
-    entries: dict[str, npt.NDArray[np.object_]] = {}
-    if columns.sequence is None and not any(map(is_list, kinds)):
-        entries = _written(table)
-        if not any(map(holds_text, kinds)) or columns.wide or csv.repeats_ids(entries, columns):
-            return csv.read_entries(_DATA, entries, columns), formats.FORMATS["csv"].roles
-    try:
-        chosen = choose(_DATA, table.schema, columns)
-    except UnfitColumnError:
-        if not entries or not csv.step_columns(_DATA, columns, entries):
-            raise
-        return csv.read_entries(_DATA, entries, columns), formats.FORMATS["csv"].roles
-    return records_of(_DATA, table.select(chosen.names), chosen, columns), formats.FORMATS["parquet"].roles
-
-
-def _written(table: Any) -> dict[str, npt.NDArray[np.object_]]:
-    """Return the entries of a table as texts, as in a CSV file."""
-    entries = {}
-    for name in table.column_names:
-        if re.match(r"(dictionary<values=)?(large_|fixed_size_)?binary\b", str(table.column(name).type)):
-            rule = "a table of texts, numbers and booleans"
-            raise DataError("data", f"bytes in the column {quote(name)}", rule, "decode them, e.g. with .str.decode()")
-        words = ["" if value is None or value != value else str(value) for value in table.column(name).to_pylist()]
-        entries[str(name)] = np.array(words, dtype=object)
-    return entries
+        return _flat(np.zeros((0, 1)), [0])
+    entries = csv.entries_of(_DATA, table.schema, table.select, columns)
+    if entries is not None:
+        return csv.read_entries(_DATA, entries, columns)
+    chosen = choose(_DATA, table.schema, columns)
+    return records_of(_DATA, table.select(chosen.names), chosen, columns)
 
 
 def is_panel(data: Any) -> bool:

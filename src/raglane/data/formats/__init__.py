@@ -13,21 +13,19 @@ from raglane.data.formats import csv, ipc, jsonl, npz, text, ts
 from raglane.data.formats.base import Format, data_error, open_error, suffix_of, unused_note
 from raglane.data.formats.pieces import ON_BAD_ROW, read_kept
 from raglane.data.formats.ts import japanese_vowels
-from raglane.data.records import LISTS, Columns, Records, note_empty
+from raglane.data.records import ROLES, Columns, Records, note_empty
 
 __all__ = ["FORMATS", "Format", "by_suffix", "japanese_vowels", "pick", "read"]
 
 _ARROW = (".arrow", ".arrows", ".feather", ".ipc")
 
-_TABLE = ("sequence", "label", "id", *LISTS)
-
 FORMATS: dict[str, Format] = {
     "ts": Format("ts", (".ts",), ts.read, ts.pieces),
-    "parquet": Format("parquet", (".parquet", ".pq"), ipc.read_parquet, ipc.parquet_pieces, _TABLE),
-    "arrow": Format("arrow", _ARROW, ipc.read, ipc.pieces, _TABLE),
-    "jsonl": Format("jsonl", (".jsonl", ".ndjson", ".json"), jsonl.read, jsonl.pieces, _TABLE),
-    "npz": Format("npz", (".npz",), npz.read, npz.pieces, _TABLE),
-    "csv": Format("csv", (".csv", ".tsv"), csv.read, csv.pieces, (*_TABLE, "time", "time_gaps", "wide")),
+    "parquet": Format("parquet", (".parquet", ".pq"), ipc.read_parquet, ipc.parquet_pieces, ROLES),
+    "arrow": Format("arrow", _ARROW, ipc.read, ipc.pieces, ROLES),
+    "jsonl": Format("jsonl", (".jsonl", ".ndjson", ".json"), jsonl.read, jsonl.pieces, ROLES),
+    "npz": Format("npz", (".npz",), npz.read, npz.pieces, ROLES),
+    "csv": Format("csv", (".csv", ".tsv"), csv.read, csv.pieces, ROLES),
     "text": Format("text", (".txt",), text.read, text.pieces),
     "folder": Format("folder", (), text.read_folder, text.folder_pieces),
 }

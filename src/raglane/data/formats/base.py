@@ -203,7 +203,7 @@ def choose_column(path: Path, role: str, candidates: list[str], kind: str, prese
         error.candidates = tuple(candidates)
         raise error
     got = f"no candidate for the {role} column among its columns ({quote_all(present) or 'none'})"
-    more = {"sequence": "if a row is one step, pass it as CSV, or as a table in Python"}
+    more = {"sequence": "bytes and objects are no sequences"}
     more["label"] = f"without labels, pass {argument('task', 'forecast')} to predict the next element"
     fix = f"add one, or name it with {columns_argument(role)}; {more[role]}"
     raise UnfitColumnError(f"{path}", got, f"data with a {kind}", fix)

@@ -1,4 +1,4 @@
-"""CSV in long form: one row per element, and a column of ids that assigns rows to sequences.
+"""CSV and other tables in long form: one row per element, and a column of ids that assigns rows to sequences.
 
 Tabs, semicolons or bars may separate the entries if the header has no comma; numbers may then have decimal commas.
 Sequences are in the order in which their ids first appear, and the rows of a sequence in the order of the time column,
@@ -24,7 +24,8 @@ import io
 import re
 import sys
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -34,6 +35,7 @@ import numpy as np
 import numpy.typing as npt
 
 from raglane._utils.messages import count_of, quote, quote_all, require
+from raglane.data.formats.arrow import arrow_types, is_list, is_text
 from raglane.data.formats.base import (
     ID_NAMES,
     ROLE_NAMES,
@@ -51,8 +53,9 @@ from raglane.data.formats.base import (
 from raglane.data.formats.csv_table import check_header_once, is_plain, numbers_in, records_of_rows
 from raglane.data.formats.decimals import CommaColumns, Entries
 from raglane.data.formats.pieces import BYTES, ROWS, Piece, Start, sift
-from raglane.data.formats.table import choose, records_of
+from raglane.data.formats.table import choose, kinds_of, records_of
 from raglane.data.records import TASKS, Columns, Records
+from raglane.errors import UnfitColumnError
 
 _ID_NAMES = (*ID_NAMES, "sequence", "series", "case")
 
@@ -93,10 +96,43 @@ def read_entries(path: Path, entries: dict[str, Entries], columns: Columns) -> R
     return replace(records, notes=(*id_notes, *records.notes), columns=used)
 
 
-def repeats_ids(entries: Mapping[str, Any], columns: Columns) -> bool:
+def entries_of(
+    path: Path, schema: Any, load: Callable[[list[str]], Any], columns: Columns
+) -> dict[str, Entries] | None:
+    """Return the entries of an Arrow table as texts if a row is an element, or a column a step; else None.
+
+    ``load`` returns the table with some columns.
+    """
+    kinds = kinds_of(path, schema)
+    names = [name for name, kind in kinds.items() if not arrow_types().is_nested(kind)]
+    if columns.sequence is not None or not names or any(map(is_list, kinds.values())):
+        return None
+    is_long = columns.wide or not any(map(is_text, kinds.values())) or _repeats_ids(path, names, load, columns)
+    with suppress(UnfitColumnError):
+        if not is_long:
+            choose(path, schema, columns)
+            return None
+    entries = _written(path, load(names))
+    return entries if is_long or step_columns(path, columns, entries) else None
+
+
+def _repeats_ids(path: Path, names: list[str], load: Callable[[list[str]], Any], columns: Columns) -> bool:
     """Return True if an id occurs twice, so that each row is an element of a sequence."""
-    name, _ = id_column(Path(), columns, entries, entries, _ID_NAMES)
-    return name is not None and len(set(entries[name])) < len(entries[name])
+    name, _ = id_column(path, columns, names, names, _ID_NAMES)
+    ids = None if name is None else load([name]).column(0)
+    return ids is not None and len(ids.unique()) < len(ids)
+
+
+def _written(path: Path, table: Any) -> dict[str, Entries]:
+    """Return the entries of an Arrow table as texts."""
+    entries = {}
+    for name in table.column_names:
+        if re.match(r"(dictionary<values=)?(large_|fixed_size_)?binary\b", str(table.column(name).type)):
+            rule = "a table of texts, numbers and booleans"
+            raise data_error(path, f"bytes in the column {quote(name)}", rule, "decode them, e.g. with .str.decode()")
+        words = ["" if value is None or value != value else str(value) for value in table.column(name).to_pylist()]
+        entries[str(name)] = np.array(words, dtype=object)
+    return entries
 
 
 def _text_column(path: Path, columns: Columns, present: list[str]) -> str | None:
@@ -284,7 +320,7 @@ def pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[Piece]:
                 deque(sift(piece, []), maxlen=0)
         yield from file.pieces(start[0] if start else 0)
     elif not start:
-        yield file.regrouped()
+        yield file.regrouped(_entries_of(path)[0])
 
 
 def _row_piece(path: Path, entries: dict[str, Entries], columns: Columns, steps: list[str]) -> Piece:
@@ -297,6 +333,19 @@ def _row_piece(path: Path, entries: dict[str, Entries], columns: Columns, steps:
         return _whole_rows(path, rows, columns, low) if is_text else _wide_rows(path, rows, columns, steps, low)
 
     return Piece(count, read, (count,), lambda row: f"data row {row}")
+
+
+def entry_pieces(path: Path, entries: dict[str, Entries], columns: Columns, start: Start = ()) -> Iterator[Piece]:
+    """Yield the sequences of columns of texts as one piece."""
+    names = list(entries)
+    text, steps = _text_column(path, columns, names), step_columns(path, columns, entries)
+    if start:
+        return
+    if text is not None or steps or columns.wide:
+        yield _row_piece(path, entries, replace(columns, sequence=text), steps)
+        return
+    name, _ = _id_column(path, columns, names)
+    yield _File(path, names, names.index(name), columns, all(map(is_plain, entries[name]))).regrouped(entries)
 
 
 @dataclass(frozen=True)
@@ -316,9 +365,8 @@ class _File:
         for first, rows in _whole_sequences(_chunks(self.path), self.place, start):
             yield self._piece(rows, np.arange(first, first + len(rows)), first + len(rows))
 
-    def regrouped(self) -> Piece:
+    def regrouped(self, entries: dict[str, Entries]) -> Piece:
         """Return all rows, sorted by sequence, as one piece."""
-        entries, _ = _entries_of(self.path)
         codes, _ = require("pandas", "data").factorize(entries[self.header[self.place]])
         order = np.argsort(codes, kind="stable")
         rows = np.stack([entries[name][order] if name else np.full(len(order), "") for name in self.header], axis=1)

@@ -19,6 +19,8 @@ import numpy.typing as npt
 
 from raglane._utils.messages import require, shorten
 from raglane.data.formats.base import check_readable, data_error, open_error
+from raglane.data.formats.csv import entries_of, entry_pieces, read_entries
+from raglane.data.formats.decimals import Entries
 from raglane.data.formats.pieces import BYTES, ROWS, Piece, Start
 from raglane.data.formats.table import Chosen, choose, records_of
 from raglane.data.records import Columns, Records
@@ -139,9 +141,22 @@ def read(path: Path, columns: Columns) -> Records:
     tables = [table_of(shard, expected) for shard, expected in files]
     with readable(path, "Arrow"):
         table = arrow.concat_tables(tables)
+        if (entries := _entries_of(path, table, columns)) is not None:
+            return read_entries(path, entries, columns)
         chosen = choose(path, table.schema, columns)
         table.validate(full=True)
         return named(records_of(path, table.select(chosen.names), chosen, columns), table, chosen, description)
+
+
+def _entries_of(path: Path, table: Any, columns: Columns) -> dict[str, Entries] | None:
+    """Return the entries of a table if a row is an element."""
+
+    def load(names: list[str]) -> Any:
+        part = table.select(names)
+        part.validate(full=True)
+        return part
+
+    return entries_of(path, table.schema, load, columns)
 
 
 def named(records: Records, table: Any, chosen: Chosen, description: Mapping[str, Any] | None = None) -> Records:
@@ -162,6 +177,11 @@ def pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[Piece]:
     files, columns, description = _files(path, columns)
     for shard, expected in files:
         table = table_of(shard, expected)
+        with readable(shard, "Arrow"):
+            entries = _entries_of(shard, table, columns)
+        if entries is not None:
+            yield from entry_pieces(shard, entries, columns, start)
+            return
         chosen = choose(shard, table.schema, columns)
         for row, rows in slices(table):
             if not start or first + row >= start[0]:
@@ -198,8 +218,11 @@ def read_parquet(path: Path, columns: Columns) -> Records:
     # pyarrow raises the same errors for missing and damaged files.
     check_readable(path)
     with readable(path, "Parquet"), parquet.ParquetFile(path, page_checksum_verification=True) as file:
+        entries = entries_of(path, file.schema_arrow, file.read, columns)
+        if entries is not None:
+            return read_entries(path, entries, columns)
         chosen = choose(path, file.schema_arrow, columns)
-        return records_of(path, file.read(columns=chosen.names), chosen, columns)
+        return records_of(path, file.read(chosen.names), chosen, columns)
 
 
 def parquet_pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[Piece]:
@@ -209,6 +232,10 @@ def parquet_pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[
     # By default whole columns, of all row groups, are in memory at once.
     small = {"pre_buffer": False, "buffer_size": 1 << 20}
     with readable(path, "Parquet"), parquet.ParquetFile(path, page_checksum_verification=True, **small) as file:
+        entries = entries_of(path, file.schema_arrow, file.read, columns)
+        if entries is not None:
+            yield from entry_pieces(path, entries, columns, start)
+            return
         chosen = choose(path, file.schema_arrow, columns)
         row = 0
         for number in range(file.metadata.num_row_groups):

@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from raglane._utils.messages import quote, require
 from raglane.data.formats.base import columns_argument, data_error, decode, has_utf8, read_bytes
+from raglane.data.formats.csv import entries_of, read_entries
 from raglane.data.formats.pieces import Line, Piece, Start, line_pieces, lines_of
 from raglane.data.formats.table import Chosen, choose, records_of
 from raglane.data.records import Columns, Records
@@ -45,6 +46,8 @@ def read(path: Path, columns: Columns) -> Records:
     text = decode(path, read_bytes(path))
     rows = _array(path, text) if text.lstrip().startswith("[") else enumerate(text.split("\n"), 1)
     table, lines = _table(path, [(number, row) for number, row in rows if row.strip()], columns)
+    if (entries := entries_of(path, table.schema, table.select, columns)) is not None:
+        return read_entries(path, entries, columns)
     chosen = choose(path, table.schema, columns)
     return records_of(path, table.select(chosen.names), chosen, columns, lines)
 
@@ -56,6 +59,9 @@ def pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[Piece]:
     def records(lines: Sequence[Line]) -> Records:
         texts = [(line.number, decode(path, line.content, line.number)) for line in lines]
         table, numbers = _table(path, texts, columns, first[0].names if first else ())
+        if not first and entries_of(path, table.schema, table.select, columns) is not None:
+            rule = "a file whose rows are sequences, in order to be read in pieces"
+            raise data_error(path, "a row per element", rule, "write the rows as Parquet or CSV")
         chosen = first[0] if first else choose(path, table.schema, columns)
         result = records_of(path, table.select(chosen.names), chosen, columns, numbers, first=None)
         first.append(chosen)

@@ -8,6 +8,8 @@ whole, without a loop over elements.
 Further columns may be features: lists as long as the sequence (of elements), or numbers or words (of sequences).
 Numbers of elements, in addition to a sequence of numbers, become channels.
 
+A table without lists may have a row per element: :func:`raglane.data.formats.csv.entries_of`.
+
 If no column is named, the sequence column is the only list column, or else the only text column; the label column is
 the only other column of labels. A column called ``id`` (or ``sequence_id``, ...) contains the ids.
 """
@@ -53,6 +55,7 @@ from raglane.data.formats.base import (
     data_error,
     id_column,
     takes_tokens,
+    unused_note,
 )
 from raglane.data.records import LISTS, TASKS, Columns, Feature, Records, as_float32
 
@@ -79,21 +82,27 @@ class Chosen:
         return () if self.label is None else label_kinds(schema.field(self.label).type, task)
 
 
-def choose(path: Path, schema: Any, columns: Columns) -> Chosen:
-    """Choose the columns to read."""
+def kinds_of(path: Path, schema: Any) -> dict[str, Any]:
+    """Return the types of a table's columns; raise a DataError if two have the same name."""
     # pandas stores the index of a table as a column of this name.
     fields = [field for field in schema if not field.name.startswith("__index_level_")]
     kinds = {field.name: field.type for field in fields}
-    present = list(kinds)
-    if len(present) < len(fields):
+    if len(kinds) < len(fields):
         counts = Counter(field.name for field in fields)
-        twice = next(name for name in present if counts[name] > 1)
+        twice = next(name for name in kinds if counts[name] > 1)
         raise data_error(path, f"two columns {quote(twice)}", "a file with columns of different names", "rename one")
+    return kinds
+
+
+def choose(path: Path, schema: Any, columns: Columns) -> Chosen:
+    """Choose the columns to read."""
+    kinds = kinds_of(path, schema)
+    present = list(kinds)
     if columns.time in kinds:
         rule = "a file without a time column, because a row is a whole sequence with its elements in order"
         fix = f"sort the lists, and leave {columns_argument('time')} out"
         raise data_error(path, f"the time column {quote(columns.time)}", rule, fix)
-    notes: list[str] = []
+    notes = unused_note(columns, ("sequence", "label", "id", *LISTS), "a table of this kind")
     id_name, id_notes = id_column(path, columns, present, [name for name in present if is_id(kinds[name])])
     features, static = feature_columns(path, columns, present)
     if columns.sequence is not None:
