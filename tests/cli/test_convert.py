@@ -54,6 +54,7 @@ def test_mistakes_leave_nothing(capsys: pytest.CaptureFixture[str]) -> None:
         (["words.jsonl", "out", "--task", "regress"], ["label column", "--label-column"]),
         (["words.jsonl", "words.jsonl"], ["words.jsonl", "a file"]),
         (["words.jsonl", ""], ["an empty path"]),
+        (["words.jsonl", "."], ["output must be the name of a folder, not of a file, got '.'"]),
         (["words.jsonl", "out", "--label-column", "z"], ["no column 'z'"]),
     ):
         fails(["convert", *arguments], capsys, *pieces)

@@ -154,6 +154,7 @@ def test_language_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     fails([*command, "--split", "letters"], capsys, "--split must be ... got 'letters'")
     fails([*command, "--bidirectional"], capsys, "--bidirectional", "backward direction")
     fails(["sample", run, "--beam", "0"], capsys, "--beam must be at least 1, got 0")
+    fails(["sample", run, "--count", f"1{15 * '0'}"], capsys, "Memory is exhausted: ", "Reduce --count")
     fails(["sample", run, "--temperature", "-1"], capsys, "--temperature must be ... got -1")
     data = _lines(tmp_path / "waves.jsonl", [{"values": wave} for wave in _waves()])
     fails(["train", str(data), "--task", "language", *FAST], capsys, "reads tokens")

@@ -355,7 +355,7 @@ def test_what_a_graph_does_not_prepare_is_refused(tmp_path: Path, capsys: pytest
     folder = tmp_path / "model"
     run.save(folder)
     for place, words in {
-        "model.txt": "ends in .onnx",
+        "/": "ends in .onnx",
         "no/model.onnx": "path must be a file in a folder that exists, got ",
         "model/m.onnx": "output must be a file that is not of the run",
     }.items():

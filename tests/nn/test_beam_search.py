@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -211,13 +212,33 @@ def _synchronous(model: Transducer, item: int, beam: int, most: int) -> Result:
     return sorted(finished, reverse=True)
 
 
+@pytest.mark.parametrize("silent", [0, 2])
 @pytest.mark.parametrize("seed", range(3))
-def test_silent_tokens_merge_all_alignments(seed: int) -> None:
-    model = Transducer(seed)
-    options: dict[str, Any] = {"silent": 0, "frames": model.frames, "beam": 500, "n_best": 6}
-    found = beam_search(model.step, model.starts, model.state, max_length=4, **options)
+def test_silent_tokens_merge_all_alignments(seed: int, silent: int) -> None:
+    model, shift = Transducer(seed), -silent % 3
+
+    def step(tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
+        log_probs, state = model.step((tokens + shift) % 3, state)
+        return log_probs.roll(-shift, 1), state
+
+    options: dict[str, Any] = {"silent": silent, "frames": model.frames, "beam": 500, "n_best": 6}
+    found = beam_search(step, model.starts + silent, model.state, max_length=4, **options)
+    found = replace(found, tokens=found.tokens.map(lambda tokens: (tokens + shift) % 3))
     for item in range(ITEMS):
         _assert_found(found, item, _outputs(model, item, 4)[:6])
+
+
+def test_outputs_that_merge_later_can_still_be_the_best() -> None:
+    # The empty output ends with 0.4, when two hypotheses with 0.3 run, which then both become [1, 1].
+    table = torch.tensor([[0.4, 1, 1], [0.5, 1, 0], [1, 1, 1]])  # of silence, by label and frame
+
+    def step(tokens: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        state = torch.where(tokens.unsqueeze(1) == 0, state + torch.tensor([1, 0]), state + torch.tensor([0, 1]))
+        return torch.stack([(silence := table[state[:, 1], state[:, 0]]), 1 - silence], 1).log(), state
+
+    options: dict[str, Any] = {"silent": 0, "frames": torch.tensor([3]), "beam": 4, "max_length": 2}
+    found = beam_search(step, torch.tensor([0]), torch.tensor([[-1, 0]]), **options)
+    assert (found.tokens[0].tolist(), found.scores.exp().tolist()) == ([1, 1], [pytest.approx(0.6)])
 
 
 @pytest.mark.parametrize("beam", [1, 2, 4])

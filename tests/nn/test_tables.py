@@ -262,3 +262,9 @@ def test_random_places_are_refused_or_inside() -> None:
         lengths = changed[2:].diff()
         assert not found or (len(lengths) == 5 and lengths.min() >= 0 and lengths.max() <= 6 and changed[-1] == 16)
     assert 0 < refused < 300
+
+
+@pytest.mark.parametrize("lengths", [[5, 2], torch.tensor([5, 2], dtype=torch.int32)])
+def test_lengths_of_any_kind_of_a_transposed_batch(lengths: Any) -> None:
+    layer, padded = rl.nn.GRU(3, 4), torch.randn(2, 5, 3).transpose(0, 1)
+    assert torch.equal(layer(padded, lengths=lengths)[0], layer(padded.contiguous(), lengths=lengths)[0])

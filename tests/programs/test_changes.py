@@ -72,6 +72,7 @@ def a_cell() -> Any:
         "none": None,
         "members": {1, 2},
         "options": Options(),
+        "slope": property(lambda _: 0.5),
         "static": staticmethod(types.FunctionType(scale.__code__, globals(), "scale", (0.5,))),
     }
     cell: Any = type("Own", (nn.Module, mixin), body)()
@@ -82,7 +83,8 @@ def a_cell() -> Any:
     cell.array, cell.whole = np.ones(2), np.int64(3)
     cell.call = types.FunctionType(scale.__code__, globals(), "scale", (0.5,))
     cell.closed = closed(0.5)
-    cell.partial = functools.partial(scale, by=0.5)
+    cell.partial, cell.looked_up = functools.partial(scale, by=0.5), {"a": 1}.get
+    cell.register_buffer("order", torch.arange(4))
     cell.bound = Options().applied
     cell.ordered = collections.OrderedDict(a=1, b=2)
     cell.zero, cell.true = 0.0, True
@@ -112,11 +114,19 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
     "within an object": lambda c: setattr(c.config, "slope", 0.25),
     "another member": lambda c: setattr(c, "kind", Kind.TWO),
     "within a named tuple": lambda c: c.pair.second.append(3),
+    "an array's shape": lambda c: setattr(c, "array", c.array[None]),
+    "an array's kind": lambda c: setattr(c, "array", c.array.view("i8")),
     "an array": lambda c: c.array.__setitem__(0, 2.0),
     "a scalar's kind": lambda c: setattr(c, "whole", np.int32(3)),
     "a function's code": lambda c: setattr(c.call, "__code__", other.__code__),
+    "a function's attribute": lambda c: setattr(c.call, "slope", 0.25),
+    "a property": lambda c: setattr(type(c), "slope", property(lambda _: 0.25)),
     "a closure": lambda c: setattr(c.closed.__closure__[0], "cell_contents", 0.25),
     "within a partial": lambda c: c.partial.keywords.update(by=0.25),
+    "an operand of a partial": lambda c: setattr(c, "partial", functools.partial(scale, 1.0, by=0.5)),
+    "what a builtin is bound to": lambda c: c.looked_up.__self__.update(a=2),
+    "a buffer of integers": lambda c: c.order.mul_(2),
+    "the strides of a weight": lambda c: setattr(c.linear.weight, "data", c.linear.weight.data.t().contiguous().t()),
     "what a method is bound to": lambda c: setattr(c.bound.__self__, "slope", 0.25),
     "a weight's kind": lambda c: c.linear.register_parameter("weight", None),
     "an inner module's number": lambda c: setattr(c.linear, "in_features", 4),

@@ -86,6 +86,7 @@ class Own(Base):
 """
 OTHERS = {
     "a function that it calls": ("* inner(a)", "+ inner(a)"),
+    "a default": ("low=-1.0", "low=-2.0"),
     "a default by name": ("high=1.0", "high=1.5"),
     "a number around a function": ("FACTOR = 0.5", "FACTOR = 0.25"),
     "a table": ("[1, 2.0]", "[2, 2.0]"),

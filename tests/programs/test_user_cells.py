@@ -113,7 +113,7 @@ class Fast(Sized):
 
     def step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         key, value, query = self.input(x_t).view(-1, 3, 2).unbind(1)
-        matrix = 0.9 * state.view(-1, 2, 2) + value.unsqueeze(2) * key.unsqueeze(1)
+        matrix = torch.baddbmm(0.9 * state.view(-1, 2, 2), value.unsqueeze(2), key.unsqueeze(1))
         read = torch.bmm(matrix, query.unsqueeze(2)).squeeze(2)
         return torch.cat([read, F.normalize(read, dim=1)], 1), matrix.flatten(1)
 
@@ -134,16 +134,20 @@ class Functions(Sized):
         new = new + a.clamp(min=-0.1) + a.clamp(max=0.2)
         new = new + torch.logaddexp(a, b) + (2 - a) + torch.where((a > 0) & ~(a > 1) | (a < -1), a, b) + a.lt(b) * b
         new = new + a.masked_fill(a > 0.5, 0.25) + F.layer_norm(a, (4,)) + F.rms_norm(a, (4,))
-        new = new + F.glu(a.repeat(1, 2), 1) + a.sin() + a.cos() + a.tan() + a.sinh() + a.cosh()
+        new = new + F.glu(torch.cat([a, b], 1), 1) + a.sin() + a.cos() + a.tan() + a.sinh() + a.cosh()
         new = new + b**1.5 + b**-2 + b**b + 2**a + a.relu() ** 1.5
         new = new + a.floor() * a + a.ceil() * b + (9 * a).round() * a + a.trunc() + a.frac() + F.celu(a, 0.5)
         new = new + F.softshrink(a) + F.hardshrink(a, 0.1) + F.tanhshrink(a) + torch.remainder(a, b) + torch.fmod(a, b)
         new = new + a.cumsum(1) * b + (a.view(-1, 2, 2).cumsum(2) * b.view(-1, 2, 2)).flatten(1)
-        new = new + F.prelu(a, a.new_full((1,), 0.25))
+        new = new + F.prelu(a, a.new_full((1,), 0.25)) + F.softplus(a, 4, 2) + a.logit(0.1) + b.log2() + b.log10()
+        new = new + torch.add(a, 2, alpha=3) + torch.rsub(a, b, alpha=0.5) + torch.where(a.isnan(), b, a)
+        new = new + (9 * a).round().bool() * b
+        new = new + (b.view(-1, 2, 1, 2).cumsum(1) * a.view(-1, 2, 1, 2)).flatten(1)
         new = new + torch.where((a > 0) ^ (b > 1), a, b) + torch.div(a, b, rounding_mode="floor") * a
         kept = new.sum(1, keepdim=True) + a.prod(1, keepdim=True) + new.mean(1, keepdim=True) + a.amax(1, True)
         kept = kept + a.amin(1, True) + a.std(1, keepdim=True) + a.var(1, keepdim=True)
         kept = kept + a.max(1, keepdim=True)[0] + a.norm(dim=1)[:, None]
+        kept = kept + a.norm(1, 1, True) + a.view(-1, 2, 2).sum((2, 1), True).flatten(1)
         kept = kept + torch.logsumexp(a, 1, True) + F.log_softmax(a, 1)[:, :1] + F.softmin(a, 1)[:, 1:2]
         new = 0.01 * (new + kept)
         return new.tanh(), new
@@ -177,6 +181,12 @@ def test_a_program_gives_what_plain_torch_does(make: Any) -> None:
         cell.is_tuple, cell._sizes = True, sizes
     width, prepares = 3 if make is Fixed else 5, make is not Whole
     agree(cell, module, sizes, cell.output_size, need_states=True, width=width, prepares=prepares)
+
+
+def test_a_size_is_not_taken_for_the_number_of_rows() -> None:
+    module = _cell(lambda m, x, h: ((new := m.linear(x) + h / h.shape[1]), new))
+    module.hidden_size, module.linear = 11, nn.Linear(5, 11).double()
+    agree(module_cell(module), module, (11,), 11)
 
 
 def _cell(step: Stepping, **parts: Any) -> Any:
@@ -223,7 +233,8 @@ REFUSED: list[tuple[str, Stepping, dict[str, Any]]] = [
     ("alike", lambda m, x, h: (h, h if x.flatten()[0] > 0 else -h), {}),
     ("depend on the numbers", lambda m, x, h: (h, h * float(m.linear.bias[0])), {}),
     ("random numbers", lambda m, x, h: (h, F.dropout(h)), {}),
-    ("random numbers", lambda m, x, h: (h, h + random.random()), {}),
+    ("random numbers", lambda m, x, h: (h, h + random.random() + np.random.random()), {}),
+    ("alpha or beta", lambda m, x, h: (h, torch.addmm(h, h, m.linear.weight[:, :4], alpha=0.5)), {}),
     ("rows of the batch meet", lambda m, x, h: (h, h @ h.T @ h), {}),
     ("rows of the batch meet", lambda m, x, h: (h, h + h.flip(0)), {}),
     ("takes unbind() of rows", lambda m, x, h: (h, torch.stack(h.unbind(-2))), {}),
@@ -243,13 +254,14 @@ REFUSED: list[tuple[str, Stepping, dict[str, Any]]] = [
 def test_what_no_program_can_be_is_refused_with_the_reason(index: int) -> None:
     reason, step, parts = REFUSED[index]
     module = _cell(step, **parts)
-    before = torch.get_rng_state(), module.linear.bias.clone()
+    before = torch.get_rng_state(), module.linear.bias.clone(), random.getstate(), np.random.get_state()
     with pytest.raises(Refused) as refused:
         compiled_of(module_cell(module), module, (4,), 4)
     assert reason in refused.value.reason
     # And nothing was touched.
     assert torch.equal(before[0], torch.get_rng_state())
     assert torch.equal(before[1], module.linear.bias)
+    np.testing.assert_equal((random.getstate(), np.random.get_state()), before[2:])
 
 
 # -- operations that depend only on parameters -------------------------------------------------------------------------
@@ -316,10 +328,20 @@ def test_what_is_detached_has_no_gradient() -> None:
 PRODUCTS: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "as it is": lambda m, h: h @ m.square,
     "turned": lambda m, h: h @ m.square.t(),
+    "read twice": lambda m, h: F.silu(h @ m.square),
+    "times its first column": lambda m, h: (found := (h @ m.square).sin()) * found[:, :1],
     "both": lambda m, h: h @ m.square + (h @ m.square.t()).tanh(),
     "a wide one, turned": lambda m, h: (h @ m.turned.t()).repeat(1, 2)[:, :4],
     "every other column": lambda m, h: (h[:, :3] @ m.wide)[:, :2].repeat(1, 2),
     "a part": lambda m, h: (h[:, :2] @ m.wide[1:, ::2]).repeat(1, 2),
+    "from the left": lambda m, h: torch.addmm(m.one.unsqueeze(1), m.square, h.t()).t(),
+    "one for several rows": lambda m, h: torch.matmul(
+        h.view(-1, 4, 1, 1), m.square[:2, :1, None].expand(h.shape[0], 2, 1, 1)[:, torch.tensor([0, 0, 0, 1])]
+    ).flatten(1),
+    "a copy for each row, as it is and turned": lambda m, h: (
+        (rows := h.view(-1, 2, 1, 2)) @ (own := m.square.view(2, 2, 4)[..., :2].expand(h.shape[0], 2, 2, 2))
+        + rows @ own.mT
+    ).flatten(1),
     "as one of many": lambda m, h: torch.einsum(
         "bhd,hnd->bhn", h.view(-1, 2, 2), m.square.view(2, 2, 4)[..., ::2].mT
     ).flatten(1),

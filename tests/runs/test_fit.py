@@ -52,6 +52,17 @@ def test_it_is_the_command(tmp_path: Path) -> None:
         assert mine == {name for name in tree(told) if not name.startswith((".", "evaluation", "confusion"))}
 
 
+def test_models_are_float32_for_any_default_dtype(tmp_path: Path) -> None:
+    rl.fit(*_sequences(), out=tmp_path / "run", **_QUICK)
+    tied: dict[str, Any] = {"task": "language", "tie_weights": True, "embedding": 4, "embedding_dropout": 0.5}
+    torch.set_default_dtype(torch.float64)
+    try:
+        runs = [rl.load(tmp_path / "run"), rl.fit(*_sequences(), **_QUICK), rl.fit(["ab"] * 9, **tied, **_QUICK)]
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert {weights.dtype for run in runs for weights in _weights(run).values()} == {torch.float32}
+
+
 def test_a_run_goes_on_with_its_own_parts(tmp_path: Path) -> None:
     data, held = write_steps(tmp_path / "steps.csv", 16), write_steps(tmp_path / "held.csv", 4)
     parts: dict[str, Any] = {"validation": held, "test": held}

@@ -167,6 +167,12 @@ def test_a_validation_part_without_a_target_is_an_error(tmp_path: Path, capsys: 
     fails(command, capsys, "--validation must be a part whose losses a search can compare, got data without a target")
 
 
+def test_a_search_without_a_result_ends_with_the_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "one.jsonl").write_text('{"x": [1.5, 2], "y": "only"}\n' * 9)
+    command = ["tune", str(tmp_path / "one.jsonl"), "--out", str(tmp_path / "study"), "--trials", "2", *_FIXED]
+    fails([*command, "--quiet"], capsys, "one.jsonl must be ... at least two classes, got only the class 'only'")
+
+
 def test_ranks_of_torchrun_do_not_search(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

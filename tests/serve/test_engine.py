@@ -177,7 +177,9 @@ def test_a_state_of_another_model() -> None:
         engine_of().open("state")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("model", [rl.nn.LSTM(4, 4), rl.nn.LSTM(3, 5), rl.nn.GRU(3, 4), rl.nn.LSTM(3, 4).double()])
+@pytest.mark.parametrize(
+    "model", [rl.nn.LSTM(4, 4), rl.nn.GRU(3, 5), rl.nn.LSTM(3, 8, proj_size=4), rl.nn.LSTM(3, 4).double()]
+)
 def test_a_model_that_cannot_replace_another(model: nn.Module) -> None:
     with pytest.raises(ShapeError, match="model must be"):
         engine_of().swap(model.eval())
@@ -254,6 +256,21 @@ def test_a_stream_that_opens_during_a_step_keeps_its_state(monkeypatch: pytest.M
     opened[0].push(frames[2:])
     engine.step()
     assert torch.equal(opened[0].pull(), engine.run(rl.Ragged([frames])).values[2:])
+
+
+@pytest.mark.parametrize("counts", [(1,), (1, 1, 1), (3, 1, 2)])
+def test_a_reset_during_a_step_discards_only_its_results(counts: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, frames = engine_of(slots=3), [torch.randn(count, 3) for count in counts]
+    streams, plain = [engine.open() for _ in counts], engine._runner.run
+    for stream, part in zip(streams, frames, strict=True):
+        stream.push(part)
+    with monkeypatch.context() as during:
+        during.setattr(engine._runner, "run", lambda *sizes: (plain(*sizes), streams[0].reset()))
+        engine.step()
+    streams[0].push(frames[0])
+    engine.step()
+    for stream, part in zip(streams, frames, strict=True):
+        assert torch.equal(stream.pull(), engine.run(rl.Ragged([part])).values)
 
 
 def test_results_of_several_dimensions() -> None:
@@ -364,6 +381,18 @@ def test_idle_streams_are_closed() -> None:
         assert time.monotonic() < until
     assert stream.closed
     engine.open()
+
+
+def test_every_use_keeps_a_stream_open_and_wakes_the_engine() -> None:
+    engine, frame = engine_of(max_queue=1), torch.randn(1, 3)
+    stream = engine.open()
+    for push, pull in ((stream.push, stream.pull), (partial(engine.push, [stream]), partial(engine.pull, [stream]))):
+        for use in (partial(push, frame), pull):
+            engine._touched[:] = -np.inf
+            engine._wake.clear()
+            use()
+            assert (engine._wake.is_set(), engine.expire(3600.0)) == (True, 0)
+            engine.step()
 
 
 def test_statistics() -> None:

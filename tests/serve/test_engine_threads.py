@@ -130,3 +130,40 @@ def test_a_waiting_task_sees_that_its_stream_was_closed() -> None:
                 await asyncio.wait_for(waiting, 60)
 
     asyncio.run(client())
+
+
+def test_tasks_that_are_gone_do_not_keep_others_waiting() -> None:
+    engine, frame = engine_of(), torch.randn(1, 3)
+    stream = engine.stream()
+
+    async def client(leaves: bool) -> None:
+        gone, waiting, last = (asyncio.ensure_future(stream.pull()) for _ in range(3))
+        await asyncio.sleep(0)
+        if leaves:
+            return
+        gone.cancel()
+        last.cancel()
+        stream.push(frame)
+        engine.step()
+        assert (await asyncio.wait_for(waiting, 60)).shape == (1, 4)
+
+    asyncio.run(client(leaves=False))
+    asyncio.run(client(leaves=True))
+    stream.push(frame)
+    assert engine.step() == 1  # although the loop of those that wait is closed
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_waiting_task_sees_that_a_step_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_of()
+    monkeypatch.setattr(engine._runner, "run", lambda *_: 1 / 0)
+
+    async def client() -> None:
+        waiting = asyncio.ensure_future(engine.stream().pull())
+        await asyncio.sleep(0)
+        engine.open().push(torch.randn(1, 3))
+        with pytest.raises(ClosedError, match="division by zero"):
+            await asyncio.wait_for(waiting, 60)
+
+    with engine:
+        asyncio.run(client())

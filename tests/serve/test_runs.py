@@ -126,8 +126,9 @@ def test_a_state_continues_filled_values() -> None:
 def test_infinite_numbers_are_refused_as_in_predictions() -> None:
     stream = (engine := Engine(fit([np.nan_to_num(part) for part in HOLES], LABELS), slots=1)).open()
     stream.push(torch.tensor([[3e38, 1.0]]))
-    with pytest.raises(ArgumentError, match="an infinite number in frame 1"):
-        stream.push([[1.0, 2.0], [1.0, torch.inf]])
+    for frames in ([[1.0, 2.0], [1.0, torch.inf]], torch.tensor([[1.0, 2.0], [1.0, torch.inf]])):
+        with pytest.raises(ArgumentError, match="an infinite number in frame 1"):
+            stream.push(frames)
     assert engine.step() == 1
     assert stream.pull().isfinite().all()
 

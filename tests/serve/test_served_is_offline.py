@@ -121,7 +121,8 @@ def test_threads_and_chunks(threads: int, chunk: int | None) -> None:
     before = torch.get_num_threads()
     engine = check(made("skips"), data, threads=threads, chunk=chunk)
     assert torch.get_num_threads() == before
-    assert torch.equal(engine.run(rl.Ragged(data)).values, Engine(made("skips"), slots=1).run(rl.Ragged(data)).values)
+    other = Engine(made("skips").train(), slots=1)  # it runs as in evaluation
+    assert torch.equal(engine.run(rl.Ragged(data)).values, other.run(rl.Ragged(data)).values)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -167,6 +168,15 @@ def test_weights_are_copied() -> None:
     for part in layer.parameters():
         part.data.zero_()
     assert torch.equal(engine.run(batch).values, before)
+
+
+def test_the_digest_depends_on_every_weight() -> None:
+    for model in (made("skips"), rl.nn.SequenceEncoder(50, 8, embedding=5, initial_state="learned").eval()):
+        found = {Engine(model, slots=1).digest}
+        for part in model.parameters():
+            part.data += 0.5
+            found.add(Engine(model, slots=1).digest)
+        assert len(found) == 1 + len([*model.parameters()])
 
 
 def test_a_nan_stays_in_its_stream() -> None:

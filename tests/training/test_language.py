@@ -151,7 +151,10 @@ def test_drawn_texts(tmp_path: Path) -> None:
     assert sample(saved, prompt="abc", temperature=0, count=2, length=2) == ["abcde"] * 2
     assert predict(saved, _texts(["abc"]), horizon=5).columns["prediction"] == [["d", "e", "f"]]
     assert sample(saved, beam=1) == ["abcdef"]
-    assert sample(saved, prompt="abc", beam=4, count=2, length=2)[0] == "abcde"
+    unknown = predict(saved, _texts(["abzz"]), horizon=9).columns["prediction"][0]
+    assert sample(saved, prompt="abzz", temperature=0, length=9) == ["abzz" + "".join(unknown)]
+    found = sample(saved, prompt="abc", beam=4, count=2, length=2)
+    assert (len(found), found[0]) == (2, "abcde")
     with pytest.raises(ArgumentError, match="temperature must be 1"):
         sample(saved, beam=2, temperature=0.5)
     one, same, other = (sample(saved, temperature=5.0, count=3, length=20, seed=seed) for seed in (0, 0, 1))

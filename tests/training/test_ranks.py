@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 import multiprocessing
 import os
@@ -13,6 +14,7 @@ from dataclasses import replace
 from multiprocessing import Pipe, current_process
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -21,13 +23,15 @@ from raglane.data import Dataset
 from raglane.errors import ArgumentError, LostRankError
 from raglane.training import batches
 from raglane.training.checkpoint import read_tensors
+from raglane.training.job import Job
 from raglane.training.machine import check_machine
+from raglane.training.ranks import Ranks, ranks_of
 from raglane.training.ranks import launch as launching
-from raglane.training.ranks import ranks_of
 from raglane.training.ranks.launch import _send
 from raglane.training.run import train
 from raglane.training.settings import Settings
 from raglane.training.state import Totals, TrainingState
+from raglane.training.trainer import Trainer
 from ranks import fork_ranks, gradients
 from small_runs import Watcher, small_records
 
@@ -128,6 +132,17 @@ def _whole(folder: Path) -> dict[str, Any]:
         "optimizer": (folder / "last" / "training.safetensors").read_bytes(),
         "numbers": _numbers(folder),
     }
+
+
+def test_every_batch_of_every_rank_draws_other_numbers() -> None:
+    seeds = set()
+    for rank in range(2):
+        trainer: Any = Trainer(Job(_QUICK, training=_records()), Ranks(rank, 2))
+        trainer.optimizer, trainer._stop, trainer._batches = Mock(param_groups=[]), Mock(), 3
+        for trainer.state.epoch, trainer.state.batch in itertools.product(range(2), range(3)):
+            trainer._batch_started()
+            seeds.add(torch.initial_seed())
+    assert len(seeds) == 12
 
 
 def test_a_signal_stops_all_ranks_and_the_resumed_run_has_the_same_bits(tmp_path: Path) -> None:

@@ -107,7 +107,8 @@ def _explain(error: Exception, arguments: list[str]) -> tuple[str, int]:
     if _is_out_of_memory(error):
         size = re.search(r"allocate ([\d.]+ \w+)", str(error))
         need = f"{size[1]} more are needed for" if size else "it cannot hold"
-        fix = "--sizes" if arguments[:1] == ["bench"] else "--hidden-size, --num-layers, --embedding or --batch-size"
+        own = {"bench": "--sizes", "sample": "--count, --length or --beam"}
+        fix = own.get("".join(arguments[:1]), "--hidden-size, --num-layers, --embedding or --batch-size")
         return f"Memory is exhausted: {need} model and batch. Reduce {fix}.", 2
     if isinstance(error, RuntimeError) and "DataLoader worker" in str(error):
         fix = "Pass fewer --workers; --resume continues the run from its last checkpoint."

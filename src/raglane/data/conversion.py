@@ -148,8 +148,8 @@ def _check_places(folder: Path, locations: Sequence[str]) -> None:
     """Raise if the output is a file, or is the data or in it, or if an input is named twice."""
     check_place("output", folder.parent)
     fix = f"pass another {argument('output')}"
-    if os.path.lexists(folder) and not folder.is_dir():
-        raise ArgumentError("output", f"{quote(str(folder))}, a file", "the name of a folder", fix)
+    if not folder.name or (os.path.lexists(folder) and not folder.is_dir()):
+        raise ArgumentError("output", quote(str(folder)), "the name of a folder, not of a file", fix)
     place, sources = folder.resolve(), set[Path | str]()
     for location in locations:
         source = Path(location).resolve() if Path(location).exists() else location

@@ -157,7 +157,7 @@ class Preprocessor:
         if missing == "error" and absent is not None:
             if not isinstance(data, Statistics):
                 data.refuse_missing()
-            got = f"{known.channels[absent].missing:,} features of the channel {quote(absent)} that are NaN or infinite"
+            got = f"{known.channels[absent].missing:,} NaN or infinite in the channel {quote(absent)}"
             raise DataError("data", got, "data with finite numbers", f"correct the data, or {how_to_fill()}")
         mean = tuple(channel.mean for channel in known.channels.values()) if standardize else None
         std = tuple(channel.deviation for channel in known.channels.values()) if standardize else None

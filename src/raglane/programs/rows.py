@@ -156,6 +156,9 @@ class Reading(TorchFunctionMode):
             raise Refused(f"it reads {name} of a tensor, which a program does not have")
         if name.strip("_") in _ARITHMETIC and any(type(part) is Rows for part in args):
             raise Refused(_ROWS)
+        if name in ("__getitem__", "__setitem__"):
+            index = tuple(map(_places, args[1])) if type(args[1]) is tuple else _places(args[1])
+            args = (args[0], index, *args[2:])
         # Functions of torch are traced operation by operation.
         with torch._C.DisableTorchFunction():
             found = func(*args, **(kwargs or {}))
@@ -177,6 +180,14 @@ class Reading(TorchFunctionMode):
         if all(type(part) is int for part in found):
             return _Shape([self._marked(part, args) for part in found])
         return found
+
+
+def _places(index: Any) -> Any:
+    """Return a list of places as a tensor: torch would make one on the device of the operand, which has no numbers."""
+    is_list = (
+        isinstance(index, (list, tuple, range)) and len(index) and all(type(place) in (int, bool) for place in index)
+    )
+    return torch.tensor(index, device="cpu") if is_list else index
 
 
 def _is_ours(frame: FrameType | None) -> bool:

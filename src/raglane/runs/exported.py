@@ -134,7 +134,7 @@ def _filled(values: Tensor, offsets: Tensor, missing: str, gaps: Tensor | None) 
 
 def description_path(path: Path) -> Path:
     """Return the path of the JSON file of an exported run."""
-    return path.with_suffix(".json")
+    return path.parent / f"{path.stem}.json"
 
 
 def export_run(

@@ -376,7 +376,8 @@ class Search:
         except DivergedError:
             outcome, text = pruned, "diverged"
         except ArgumentError as error:
-            if (place / LAST).exists():
+            # If no other trial has a result or may get one, this error is the reason.
+            if (place / LAST).exists() or len(self._in_state("PRUNED")) + 1 >= self.trials:
                 raise
             outcome, text = pruned, f"left out: {error}"
         self.study.tell(trial, **outcome)

@@ -55,7 +55,7 @@ class _DroppedEmbedding(nn.Embedding):
         embedded = super().forward(input)
         if not self.training:
             return embedded
-        kept = torch.rand(self.num_embeddings, device=embedded.device) >= self.share
+        kept = (torch.rand(self.num_embeddings, device=embedded.device) >= self.share).to(embedded.dtype)
         return embedded * (kept / (1 - self.share))[input].unsqueeze(-1)
 
 
@@ -245,6 +245,8 @@ class SequenceModel(nn.Module):
         self.head: Any = RowLinear(size, answers) if has_head else nn.Identity()
         for name, start in TASKS[config.task].kept.items():
             self.register_buffer(name, torch.full((config.output_size,), start))
+        if torch.get_default_dtype() is not torch.float32:
+            self.float()  # as the data
 
     def forward(self, inputs: Ragged) -> Tensor | Ragged:
         """Run the network on a batch.
