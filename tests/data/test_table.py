@@ -79,8 +79,7 @@ def test_lists_of_lists_of_numbers_are_steps_of_channels(tmp_path: Path, kind: s
     matrices = [random.normal(size=(length, 4)).astype(np.float32) for length in random.integers(0, 6, 30)]
     matrices.append(np.ones((2, 4), dtype=np.float32))
     labels = random.integers(0, 3, 31).tolist()
-    path = write(tmp_path, kind, {"x": [matrix.tolist() for matrix in matrices], "y": labels})
-    records = read(path)
+    records = read(write(tmp_path, kind, {"x": [matrix.tolist() for matrix in matrices], "y": labels}))
     np.testing.assert_array_equal(records.values, np.concatenate(matrices))
     assert records.lengths.tolist() == [len(matrix) for matrix in matrices]
     assert records.labels == tuple(map(str, labels))
@@ -224,7 +223,11 @@ def test_a_table_without_lists_may_have_other_rows(tmp_path: Path, kind: str) ->
     assert read_as(numbers).lengths.tolist() == [2, 1]
     assert read_as({f"t{step}": [1.0, step] for step in range(4)}, wide=True).lengths.tolist() == [4, 4]
     assert read_as({"id": [1, 2], "text": ["a b", "c"]}).lengths.tolist() == [2, 1]
-    assert read_as({"id": [1, 1], "text": ["a b", "c"]}, sequence="text").lengths.tolist() == [2, 1]
+    assert read_as({"id": [1, 1], "text": ["a", "b"]}, sequence="text").lengths.tolist() == [1, 1]
+    reviews = {"user_id": [1, 1, 2], "text": ["so good", "not so bad", "so"], "stars": [5, 3, 5]}
+    assert read_as(reviews).lengths.tolist() == [2, 3, 1]
+    assert read_as({**reviews, "text": ["a", "b c", "d"]}, features=("text",)).lengths.tolist() == [2, 1]
+    assert read_as({"case_id": [1, 1, 2], "step": ["pay in", "go on", "end it"]}).lengths.tolist() == [2, 1]
     refused(["no candidate for the sequence column", "'x'"], read_as, {"x": [{"a": 1}]})
 
 
@@ -252,8 +255,7 @@ def test_parquet_dictionaries_large_strings_and_fixed_channels(tmp_path: Path) -
     parquet.write_table(pa.table({"x": inner, "y": labels}), path)
     assert read(path).labels == ("a", "b")
     assert read(path).values.tolist() == [[1, 2], [3, 4], [5, 6]]
-    texts = pa.array(["p q", "r"], pa.large_string())
-    parquet.write_table(pa.table({"x": texts, "y": [1, 2]}), path)
+    parquet.write_table(pa.table({"x": pa.array(["p q", "r"], pa.large_string()), "y": [1, 2]}), path)
     assert read(path).values.tolist() == ["p", "q", "r"]
     words = pa.array([["p", "q"], ["p"]], pa.list_(pa.dictionary(pa.int32(), pa.string())))
     parquet.write_table(pa.table({"x": words, "y": [1, 2]}), path)
@@ -307,8 +309,7 @@ def test_half_a_surrogate_pair_is_no_text(tmp_path: Path, line: bytes) -> None:
 )
 def test_bad_json_lines(tmp_path: Path, text: str, line: int | None, words: list[str]) -> None:
     path = put(tmp_path / "data.jsonl", text)
-    start = f"{path}{'' if line is None else f', line {line}'} must be "
-    assert refused(words, read, path).startswith(start)
+    assert refused(words, read, path).startswith(f"{path}{'' if line is None else f', line {line}'} must be ")
 
 
 def test_json_lines_with_absent_and_unused_keys(tmp_path: Path) -> None:
@@ -337,8 +338,7 @@ def test_two_columns_of_one_name(tmp_path: Path) -> None:
 
 def test_a_text_that_is_not_utf8_is_named_by_its_row(tmp_path: Path) -> None:
     """Parquet keeps whatever bytes it is given as a string."""
-    bad = pa.array([b"a", b"caf\xe9", b"c"])
-    texts, good = bad.view(pa.string()), ["u", "v", "w"]
+    texts, good = pa.array([b"a", b"caf\xe9", b"c"]).view(pa.string()), ["u", "v", "w"]
     lists = pa.ListArray.from_arrays([0, 1, 1, 3], texts)
     tags = Columns(task="tag", sequence="x", label="y")
     for table, columns, place in (

@@ -129,7 +129,9 @@ def _rows(chance: random.Random) -> tuple[list[str], list[list[Any]]]:
         lengths = [chance.choice([0, 1, 2, 4]) for _ in range(count)]
         columns[-2] = [[[chance.uniform(-1, 1)] * 2 for _ in range(length)] for length in lengths]
         columns[-1] = [chance.choice(["u", "v"]) for _ in lengths]
-        if chance.random() < 0.3:
+        if chance.random() < 0.2:  # a row per element
+            columns[-2] = [chance.choice([0.5, None, 2.5]) for _ in lengths]
+        elif chance.random() < 0.3:
             columns[-1] = [[chance.choice(["u", "v"]) for _ in range(length)] for length in lengths]
     return names, columns
 

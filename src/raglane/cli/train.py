@@ -309,7 +309,8 @@ def _search(search: Search) -> None:
         log(f"trials of other processes: {tuned.others}; the last process publishes the best run")
         return
     if tuned.best is None:
-        log("no trial is complete; the same command resumes")
+        fix = "pass more --trials" if tuned.done >= search.trials else "the same command resumes"
+        log(f"no trial is complete; {fix}")
         return
     place = search.publish(tuned.best)
     with at_work(place):

@@ -8,10 +8,9 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path, PurePath, PurePosixPath
 from typing import IO, Any
 
@@ -23,7 +22,7 @@ from raglane._utils.files import put_folder, whole_file
 from raglane._utils.messages import argument, printable, quote, require, shorten
 from raglane.data.formats import by_suffix, pick, read
 from raglane.data.formats.base import check_readable, data_error, open_error, suffix_of
-from raglane.data.formats.csv import entries_of
+from raglane.data.formats.csv import Load, are_elements
 from raglane.data.formats.ipc import is_converted, named, readable, slices, table_of, with_names
 from raglane.data.formats.table import Chosen, choose, records_of
 from raglane.data.fragments import Layout, Store, check_labels
@@ -122,7 +121,7 @@ class Groups(Store):
 
     def _open(self) -> tuple[Any, Chosen]:
         """Return the file, which stays open in this process, and its columns."""
-        if not self._file:
+        if "file" not in self._file:
             parquet = require("pyarrow.parquet", "data")
             path, stack = Path(self.location), ExitStack()
             if not is_url(self.location):
@@ -131,8 +130,7 @@ class Groups(Store):
                 source = stack.enter_context(open_location(self.location))
                 small = {"pre_buffer": False, "buffer_size": 1 << 20}
                 file = parquet.ParquetFile(source, page_checksum_verification=True, **small)
-                first = partial(file.read_row_groups, range(min(file.num_row_groups, 1)))
-                chosen = _choose(path, file.schema_arrow, first, self.columns)
+                chosen = self._file.get("chosen") or _choose(path, file.schema_arrow, file.read, self.columns)
             self._file.update(file=file, chosen=chosen, stack=stack)
         return self._file["file"], self._file["chosen"]
 
@@ -170,7 +168,9 @@ class Groups(Store):
 
     def __getstate__(self) -> dict[str, Any]:
         location = self.location if is_url(self.location) else os.path.abspath(self.location)
-        return {**self.__dict__, "location": location, "_file": {}}
+        # Other processes open the file themselves, and do not choose again.
+        chosen = {name: value for name, value in self._file.items() if name == "chosen"}
+        return {**self.__dict__, "location": location, "_file": chosen}
 
 
 def stores_of(source: Any, columns: Columns | None, format: str | None) -> tuple[list[Store], Columns]:
@@ -245,18 +245,18 @@ def arrow_errors(name: str) -> Iterator[Any]:
         raise DataError(name, got, rule, "convert the column, or leave it out") from error
 
 
-def _choose(path: Path, schema: Any, load: Callable[[list[str]], Any], columns: Columns) -> Chosen:
-    """Choose the columns to read on demand; ``load`` returns columns of the first rows."""
-    if entries_of(path, schema, load, columns) is None:
+def _choose(path: Path, schema: Any, load: Load, columns: Columns) -> Chosen:
+    """Choose the columns to read on demand."""
+    if not are_elements(path, schema, load, columns):
         return choose(path, schema, columns)
     rule = "a table whose rows are sequences, in order to be read on demand"
     raise data_error(path, "a row per element", rule, "read it whole with rl.data.read")
 
 
 def _of_table(path: Path, table: Any, columns: Columns) -> Tables:
-    parts = [(path, row, part) for row, part in slices(table)]
-    chosen = _choose(path, table.schema, (parts[0][2] if parts else table).select, columns)
-    return Tables(parts, chosen, columns)
+    with readable(path, "Arrow"):
+        chosen = _choose(path, table.schema, table.select, columns)
+    return Tables([(path, row, part) for row, part in slices(table)], chosen, columns)
 
 
 def _of_file(location: str, columns: Columns, format: str | None) -> Store:

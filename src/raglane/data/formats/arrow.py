@@ -214,8 +214,7 @@ def explode(column: Any) -> tuple[_Integers, Any]:
     """Return the length of each list, ``(B,)``, and the elements of all lists as a chunked array."""
     arrow, compute = require("pyarrow", "data"), require("pyarrow.compute", "data")
     lengths = compute.list_value_length(column).to_numpy().astype(np.int64)
-    elements = [chunk.flatten() for chunk in column.chunks]
-    return lengths, arrow.chunked_array(elements, type=column.type.value_type)
+    return lengths, arrow.chunked_array([chunk.flatten() for chunk in column.chunks], type=column.type.value_type)
 
 
 def numbers_of(entries: Any) -> npt.NDArray[np.float32]:

@@ -25,7 +25,6 @@ import re
 import sys
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -65,6 +64,9 @@ _OTHER_MARKS = ("\t", ";", "|")
 # A column that may be a step: a prefix and a number.
 _NUMBERED = re.compile(r"(.*?)(\d{1,6})")
 
+Load = Callable[[list[str]], Any]
+"""Returns an Arrow table with some of its columns."""
+
 # Names of a column of texts in a file without ids.
 _TEXTS = ("text", "sentence", "document", "question", "review")
 
@@ -96,35 +98,53 @@ def read_entries(path: Path, entries: dict[str, Entries], columns: Columns) -> R
     return replace(records, notes=(*id_notes, *records.notes), columns=used)
 
 
-def entries_of(
-    path: Path, schema: Any, load: Callable[[list[str]], Any], columns: Columns
-) -> dict[str, Entries] | None:
-    """Return the entries of an Arrow table as texts if a row is an element, or a column a step; else None.
-
-    ``load`` returns the table with some columns.
-    """
+def are_elements(path: Path, schema: Any, load: Load, columns: Columns) -> bool:
+    """Return True if the rows of an Arrow table are elements, or sequences with a column per step."""
     kinds = kinds_of(path, schema)
-    names = [name for name, kind in kinds.items() if not arrow_types().is_nested(kind)]
+    names = _scalars(kinds)
     if columns.sequence is not None or not names or any(map(is_list, kinds.values())):
-        return None
-    is_long = columns.wide or not any(map(is_text, kinds.values())) or _repeats_ids(path, names, load, columns)
-    with suppress(UnfitColumnError):
-        if not is_long:
-            choose(path, schema, columns)
-            return None
-    entries = _written(path, load(names))
-    return entries if is_long or step_columns(path, columns, entries) else None
-
-
-def _repeats_ids(path: Path, names: list[str], load: Callable[[list[str]], Any], columns: Columns) -> bool:
-    """Return True if an id occurs twice, so that each row is an element of a sequence."""
+        return False
+    texts = [name for name in names if is_text(kinds[name])]
     name, _ = id_column(path, columns, names, names, _ID_NAMES)
-    ids = None if name is None else load([name]).column(0)
-    return ids is not None and len(ids.unique()) < len(ids)
+    ids = None if name is None else _valid(load([name])).column(0)
+    repeats = ids is not None and len(ids.unique()) < len(ids)
+    # E.g. of reviews, several of one user.
+    documents = [name for name in texts if name.lower() in (*ROLE_NAMES["sequence"], *_TEXTS)]
+    if columns.wide or not texts or (repeats and not any(_are_sentences(_valid(load([name]))) for name in documents)):
+        return True
+    try:
+        choose(path, schema, columns)
+    except UnfitColumnError:
+        return bool(step_columns(path, columns, _written(path, load(names))))
+    return False
+
+
+def entries_of(path: Path, schema: Any, load: Load, columns: Columns) -> dict[str, Entries] | None:
+    """Return the entries of an Arrow table as texts, or None if a row is a sequence in a list or a text."""
+    is_long = are_elements(path, schema, load, columns)
+    return _written(path, load(_scalars(kinds_of(path, schema)))) if is_long else None
+
+
+def _scalars(kinds: Mapping[str, Any]) -> list[str]:
+    return [name for name, kind in kinds.items() if not arrow_types().is_nested(kind)]
+
+
+def _valid(table: Any) -> Any:
+    """Return a table after a test of its buffers, because Arrow reads wrong offsets without one."""
+    table.validate(full=True)
+    return table
+
+
+def _are_sentences(table: Any) -> bool:
+    """Return True if most texts of a column have several words."""
+    texts = table.column(0).drop_null().to_pylist()
+    return 2 * sum(" " in text.strip() for text in texts) > len(texts)
 
 
 def _written(path: Path, table: Any) -> dict[str, Entries]:
     """Return the entries of an Arrow table as texts."""
+    if _valid(table).num_rows == 0:
+        raise data_error(path, "no rows", "a file with at least one sequence", "check the file")
     entries = {}
     for name in table.column_names:
         if re.match(r"(dictionary<values=)?(large_|fixed_size_)?binary\b", str(table.column(name).type)):
@@ -302,25 +322,22 @@ def pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[Piece]:
     _check_bytes(path)
     header = _header_of(path, next(_chunks(path), np.empty((0, 0), dtype=object)))
     names = [name for name in header if name]
-    text = _text_column(path, columns, names)
     entries = _entries_of(path)[0] if columns.wide or sum(map(bool, map(_NUMBERED.fullmatch, names))) > 2 else {}
-    steps = step_columns(path, columns, entries) if entries else []
-    if text is not None or steps or columns.wide:
-        if not start:
-            yield _row_piece(path, entries or _entries_of(path)[0], replace(columns, sequence=text), steps)
-        return
-    id_name, _ = _id_column(path, columns, names)
-    place = header.index(id_name)
-    is_consecutive, has_numbers = _survey_ids(_chunks(path), place)
-    file = _File(path, header, place, columns, has_numbers)
-    if is_consecutive:
-        if start:
-            # The first rows decide how the others are read.
-            for piece in islice(file.pieces(0), 1):
-                deque(sift(piece, []), maxlen=0)
-        yield from file.pieces(start[0] if start else 0)
-    elif not start:
-        yield file.regrouped(_entries_of(path)[0])
+    is_long = not columns.wide and not (entries and step_columns(path, columns, entries))
+    if is_long and _text_column(path, columns, names) is None:
+        id_name, _ = _id_column(path, columns, names)
+        place = header.index(id_name)
+        is_consecutive, has_numbers = _survey_ids(_chunks(path), place)
+        if is_consecutive:
+            file = _File(path, header, place, columns, has_numbers)
+            if start:
+                # The first rows decide how the others are read.
+                for piece in islice(file.pieces(0), 1):
+                    deque(sift(piece, []), maxlen=0)
+            yield from file.pieces(start[0] if start else 0)
+            return
+    if not start:
+        yield from entry_pieces(path, entries or _entries_of(path)[0], columns)
 
 
 def _row_piece(path: Path, entries: dict[str, Entries], columns: Columns, steps: list[str]) -> Piece:
@@ -335,12 +352,10 @@ def _row_piece(path: Path, entries: dict[str, Entries], columns: Columns, steps:
     return Piece(count, read, (count,), lambda row: f"data row {row}")
 
 
-def entry_pieces(path: Path, entries: dict[str, Entries], columns: Columns, start: Start = ()) -> Iterator[Piece]:
+def entry_pieces(path: Path, entries: dict[str, Entries], columns: Columns) -> Iterator[Piece]:
     """Yield the sequences of columns of texts as one piece."""
     names = list(entries)
     text, steps = _text_column(path, columns, names), step_columns(path, columns, entries)
-    if start:
-        return
     if text is not None or steps or columns.wide:
         yield _row_piece(path, entries, replace(columns, sequence=text), steps)
         return

@@ -205,10 +205,9 @@ def _choose_label(table: _Table, columns: Columns, free: list[str]) -> tuple[str
         return columns.label, ()
     free = [name for name in free if name not in (columns.features or ())]
     if TASKS[columns.task].label == "numbers":
-        got = f"no label column named among {quote_all(table.entries)}"
         fix = f"name it with {columns_argument('label')}; several, as in 'x,y', are learned together"
         rule = "a file with a named label column, because any column of numbers may be the label"
-        raise UnfitColumnError(f"{path}", got, rule, fix)
+        raise UnfitColumnError(f"{path}", f"no label column named among {quote_all(table.entries)}", rule, fix)
     kind, candidates = "column of words, or of integers", free
     if columns.task == "classify":
         kind += ", the same in all rows of a sequence"

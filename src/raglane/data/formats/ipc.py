@@ -20,7 +20,6 @@ import numpy.typing as npt
 from raglane._utils.messages import require, shorten
 from raglane.data.formats.base import check_readable, data_error, open_error
 from raglane.data.formats.csv import entries_of, entry_pieces, read_entries
-from raglane.data.formats.decimals import Entries
 from raglane.data.formats.pieces import BYTES, ROWS, Piece, Start
 from raglane.data.formats.table import Chosen, choose, records_of
 from raglane.data.records import Columns, Records
@@ -141,22 +140,11 @@ def read(path: Path, columns: Columns) -> Records:
     tables = [table_of(shard, expected) for shard, expected in files]
     with readable(path, "Arrow"):
         table = arrow.concat_tables(tables)
-        if (entries := _entries_of(path, table, columns)) is not None:
+        if (entries := entries_of(path, table.schema, table.select, columns)) is not None:
             return read_entries(path, entries, columns)
         chosen = choose(path, table.schema, columns)
         table.validate(full=True)
         return named(records_of(path, table.select(chosen.names), chosen, columns), table, chosen, description)
-
-
-def _entries_of(path: Path, table: Any, columns: Columns) -> dict[str, Entries] | None:
-    """Return the entries of a table if a row is an element."""
-
-    def load(names: list[str]) -> Any:
-        part = table.select(names)
-        part.validate(full=True)
-        return part
-
-    return entries_of(path, table.schema, load, columns)
 
 
 def named(records: Records, table: Any, chosen: Chosen, description: Mapping[str, Any] | None = None) -> Records:
@@ -178,9 +166,9 @@ def pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[Piece]:
     for shard, expected in files:
         table = table_of(shard, expected)
         with readable(shard, "Arrow"):
-            entries = _entries_of(shard, table, columns)
+            entries = entries_of(shard, table.schema, table.select, columns)
         if entries is not None:
-            yield from entry_pieces(shard, entries, columns, start)
+            yield from () if start else entry_pieces(shard, entries, columns)
             return
         chosen = choose(shard, table.schema, columns)
         for row, rows in slices(table):
@@ -234,7 +222,7 @@ def parquet_pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[
     with readable(path, "Parquet"), parquet.ParquetFile(path, page_checksum_verification=True, **small) as file:
         entries = entries_of(path, file.schema_arrow, file.read, columns)
         if entries is not None:
-            yield from entry_pieces(path, entries, columns, start)
+            yield from () if start else entry_pieces(path, entries, columns)
             return
         chosen = choose(path, file.schema_arrow, columns)
         row = 0
@@ -255,8 +243,7 @@ def damaged(path: Path, detail: str = "") -> DataError:
     """Return the error for a missing or changed file of a converted folder."""
     rule = "the file as raglane convert wrote it"
     if not path.exists():
-        fix = "restore it, or delete the folder and convert the data again"
-        return data_error(path, "no such file", rule, fix)
+        return data_error(path, "no such file", rule, "restore it, or delete the folder and convert the data again")
     got = "a damaged file" + (f": {detail}" if detail else "")
     return data_error(path, got, rule, "delete the folder, and convert the data again")
 

@@ -12,6 +12,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -22,7 +23,7 @@ import numpy.typing as npt
 
 from raglane._utils.messages import quote, require
 from raglane.data.formats.base import columns_argument, data_error, decode, has_utf8, read_bytes
-from raglane.data.formats.csv import entries_of, read_entries
+from raglane.data.formats.csv import are_elements, entries_of, read_entries
 from raglane.data.formats.pieces import Line, Piece, Start, line_pieces, lines_of
 from raglane.data.formats.table import Chosen, choose, records_of
 from raglane.data.records import Columns, Records
@@ -37,6 +38,9 @@ _SPARSE, _SMALL = 20, 10_000_000
 _SPACE = re.compile(r"\s*")
 # Finds the ends of objects; numbers are parsed later.
 _SCANNER = json.JSONDecoder(parse_int=str, parse_float=str)
+
+# A key of a list; the rows by which rows without lists are known as elements.
+_LIST, _FIRST = re.compile(rb'":\s*\['), 10_000
 
 _HALF_A_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
 
@@ -59,20 +63,35 @@ def pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[Piece]:
     def records(lines: Sequence[Line]) -> Records:
         texts = [(line.number, decode(path, line.content, line.number)) for line in lines]
         table, numbers = _table(path, texts, columns, first[0].names if first else ())
-        if not first and entries_of(path, table.schema, table.select, columns) is not None:
-            rule = "a file whose rows are sequences, in order to be read in pieces"
-            raise data_error(path, "a row per element", rule, "write the rows as Parquet or CSV")
         chosen = first[0] if first else choose(path, table.schema, columns)
         result = records_of(path, table.select(chosen.names), chosen, columns, numbers, first=None)
         first.append(chosen)
         # Later pieces require the id column, even if it was guessed.
         return replace(result, columns=replace(result.columns, id=chosen.id))
 
-    lines = lines_of(path, start)
+    if _are_elements(path, columns):
+        rule = "a file whose rows are sequences, in order to be read in pieces"
+        raise data_error(path, "a row per element", rule, "write the rows as Parquet or CSV")
+    yield from line_pieces(_lines(path, start), records)
+
+
+def _lines(path: Path, start: Start = ()) -> Iterator[Line]:
+    """Yield the lines with an object, or the entries of an array."""
     if any(line.content.lstrip().startswith(b"[") for line in islice(lines_of(path), 1)):
         rows = enumerate(_array(path, decode(path, read_bytes(path))), 1)
-        lines = (Line(number, row.encode(), end) for end, (number, row) in rows if not start or end > start[0])
-    yield from line_pieces(lines, records)
+        return (Line(number, row.encode(), end) for end, (number, row) in rows if not start or end > start[0])
+    return lines_of(path, start)
+
+
+def _are_elements(path: Path, columns: Columns) -> bool:
+    """Return True if the first rows are elements."""
+    if any(_LIST.search(line.content) for line in islice(_lines(path), 1)):
+        return False
+    with suppress(DataError):  # of a bad row, which is found again
+        texts = [(line.number, decode(path, line.content, line.number)) for line in islice(_lines(path), _FIRST)]
+        table, _ = _table(path, texts, columns)
+        return are_elements(path, table.schema, table.select, columns)
+    return False
 
 
 def _array(path: Path, text: str) -> Iterator[tuple[int, str]]:
@@ -92,9 +111,8 @@ def _array(path: Path, text: str) -> Iterator[tuple[int, str]]:
         if (rest := _blank(text, end + 1)) < len(text):
             raise json.JSONDecodeError("Extra data", text, rest)
     except json.JSONDecodeError as error:
-        got = f"bad JSON ({error.msg})"
         raise data_error(
-            path, got, "an array of objects, or one object per line", "correct it", error.lineno
+            path, f"bad JSON ({error.msg})", "an array of objects, or one object per line", "correct it", error.lineno
         ) from error
     except RecursionError as error:
         raise _too_deep(path, line) from error

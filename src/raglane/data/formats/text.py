@@ -60,9 +60,8 @@ def _pieces_of(
 
 def _check_task(path: Path, columns: Columns) -> None:
     if columns.wants_labels:
-        rule = f"a file with labels, for the task {columns.task}"
         fix = f"pass {columns_argument('task', 'language')}, or a folder with a text per class"
-        raise data_error(path, "a text file", rule, fix)
+        raise data_error(path, "a text file", f"a file with labels, for the task {columns.task}", fix)
 
 
 def _records(lines: Sequence[str], columns: Columns, path: Path, classes: Sequence[str] | None = None) -> Records:

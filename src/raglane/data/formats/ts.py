@@ -119,10 +119,9 @@ def _check_task(header: _Header, columns: Columns) -> None:
     """Raise a DataError if the file lacks the labels of the task; note a target that is not used."""
     path = header.path
     if columns.task in _OTHERS:
-        rule = f"a file with {_OTHERS[columns.task]}"
         fix = f"pass {columns_argument('task', 'classify')}, or another format"
         got = f"a .ts file, with one label per sequence, for the task {columns.task}"
-        raise data_error(path, got, rule, fix)
+        raise data_error(path, got, f"a file with {_OTHERS[columns.task]}", fix)
     learns_target = _learns_target(columns)
     if learns_target and not header.has_target:
         got = "@classLabel, a class for each sequence" if header.has_class else "no '@targetLabel true'"
@@ -171,9 +170,8 @@ def _read_header(path: Path, lines: Iterator[tuple[int, str]]) -> _Header:
     header = _Header(path)
     for number, line in lines:
         if not line.startswith("@"):
-            got = f"{quote(line)} before @data"
             rule = "a header of lines that start with '@', the last of them @data"
-            raise header.error(got, rule, "check that it is a .ts file", number)
+            raise header.error(f"{quote(line)} before @data", rule, "check that it is a .ts file", number)
         name, *words = line[1:].split() or [""]
         directive = _ALIASES.get(name.lower(), name.lower())
         if directive == "data" and not words:
