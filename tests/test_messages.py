@@ -143,5 +143,4 @@ def test_names_in_tables_and_pictures_are_text() -> None:
     assert len(table.split("\n")) == 4
     assert len(table) < 2000
     assert confusion_png(matrix, labels, f"${EVIL}\\frac{{\nsecond $^")[1:4] == b"PNG"
-    row = {"epoch": 1, "train_loss": 0.5, "train_accuracy": 0.5}
-    assert curves([row], "accuracy", "a $^{ b")[1:4] == b"PNG"
+    assert curves([{"epoch": 1, "train_loss": 0.5, "train_accuracy": 0.5}], "accuracy", "a $^{ b")[1:4] == b"PNG"

@@ -42,8 +42,7 @@ def test_modules(module: Any, names: str) -> None:
 
 
 def test_ragged() -> None:
-    public = {name for name in dir(rl.Ragged) if not name.startswith("_")}
-    assert public == set(
+    assert {name for name in dir(rl.Ragged) if not name.startswith("_")} == set(
         """concat cu_seqlens cumsum detach device dtype features fill first from_arrow from_flat from_nested
         from_packed from_padded host_lengths last lengths logsumexp map mask max max_length mean min offsets
         order_by_length padding_free pin_memory positions requires_grad reverse segment_ids select shift softmax spread

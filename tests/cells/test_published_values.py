@@ -81,8 +81,7 @@ BLOCKS: dict[str, list[tuple[int, float]]] = {
 
 def _numbers(start: int, *shape: int) -> Tensor:
     """Quarters from -1.25 to 1.25, exact in every dtype."""
-    count = torch.Size(shape).numel()
-    return ((((torch.arange(count) + start) * 7) % 11 - 5).double() / 4).view(shape)
+    return ((((torch.arange(torch.Size(shape).numel()) + start) * 7) % 11 - 5).double() / 4).view(shape)
 
 
 def _inputs(case: Case) -> dict[str, Tensor]:

@@ -52,8 +52,7 @@ def test_minlstm_with_extreme_gates(f: float, i: float, keep: float, dtype: torc
     # d keep / d f = keep (1 - keep) (1 - sigmoid(f)), and minus the same with i for i; h - n = -4.
     open_f, open_i = (torch.sigmoid(torch.tensor(gate).double()).item() for gate in (f, i))
     slope = keep * (1 - keep) * -4.0
-    wanted = [slope * (1 - open_f), -slope * (1 - open_i)]
-    assert by_gates[0, :2].tolist() == pytest.approx(wanted, abs=64 * eps)
+    assert by_gates[0, :2].tolist() == pytest.approx([slope * (1 - open_f), -slope * (1 - open_i)], abs=64 * eps)
 
 
 # -- sLSTM -------------------------------------------------------------------------------------------------------------
@@ -69,8 +68,7 @@ def test_heads_read_their_own_units(heads: int) -> None:
     weights, values, mask = random_weights(cell, D, 6), _randn(R, D), torch.rand(R, 6, dtype=torch.float64)
     h, c, m = _randn(R, 6), _randn(R, 6), _randn(R, 6)
     n = torch.rand(R, 6, dtype=torch.float64, requires_grad=True)
-    offsets = torch.tensor([0, R])
-    _, new = cell.step(weights, cell.prepare(weights, values, offsets), (h, c, n, m), mask)
+    _, new = cell.step(weights, cell.prepare(weights, values, torch.tensor([0, R])), (h, c, n, m), mask)
     rows = [naive_step("slstm", weights, values[row], (h[row], c[row], n[row], m[row]), mask[row]) for row in range(R)]
     wanted = [torch.stack(parts) for parts in zip(*rows, strict=True)]
     leaves = [values, h, c, n, m, *(part for part in weights if part is not None)]

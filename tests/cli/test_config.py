@@ -85,8 +85,7 @@ def test_every_option_can_stand_in_a_file(tmp_path: Path, capsys: pytest.Capture
     kinds: tuple[Any, ...] = (Settings, ColumnNames)
     values, origins = _shown(capsys)
     known = {key_of(kind, name) for kind in kinds for name in options(kind)}
-    others = {"data", "format", "validation", "test", "out", "overwrite", "quiet"}
-    assert set(origins) == known | others
+    assert set(origins) == known | {"data", "format", "validation", "test", "out", "overwrite", "quiet"}
     file = tmp_path / "all.toml"
     for name, value in values.items():
         file.write_text(f"{name} = {json.dumps(value)}")

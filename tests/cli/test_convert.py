@@ -156,8 +156,7 @@ def test_a_folder_is_trained_for_the_task_that_it_was_made_for(capsys: pytest.Ca
 
 def test_converted_data_is_seen_to_be_binary(capsys: pytest.CaptureFixture[str]) -> None:
     rows = [{"x": [[row % 2, step % 2] for step in range(row % 5)], "y": "uv"[row % 2]} for row in range(24)]
-    half = [*rows[:-1], {"x": [[0.5, 1]], "y": "u"}]
-    for name, content in (("rolls", rows), ("half", half)):
+    for name, content in (("rolls", rows), ("half", [*rows[:-1], {"x": [[0.5, 1]], "y": "u"}])):
         Path(f"{name}.jsonl").write_text("\n".join(map(json.dumps, content)))
         assert main(["convert", f"{name}.jsonl", name, "--task", "forecast", "--quiet"]) == 0
     prints(["train", "rolls", *FAST, "--out", "run"], capsys, "loss: bce, because all channels are 0 or 1")

@@ -69,8 +69,7 @@ def test_batches_of_elements(data: Path, tmp_path: Path, capsys: pytest.CaptureF
         if words is not None:
             assert f"sequences, {words}\n" in shown
             assert "longer than a batch of 3 elements: " in shown
-        settings = json.loads((out / "run.json").read_text())["settings"]
-        assert settings["batch_elements"] == int(flags[1])
+        assert json.loads((out / "run.json").read_text())["settings"]["batch_elements"] == int(flags[1])
 
 
 def test_mistakes_are_one_line_and_leave_nothing(
@@ -172,8 +171,7 @@ def test_a_long_label_takes_its_room_once(tmp_path: Path) -> None:
 
 def _write_rows(name: str, bad: dict[int, str]) -> None:
     rows = [{"x": [float(row % 3), 1.0], "y": float(row % 5)} for row in range(30)]
-    lines = [bad.get(place, json.dumps(row)) for place, row in enumerate(rows)]
-    Path(name).write_text("\n".join(lines))
+    Path(name).write_text("\n".join([bad.get(place, json.dumps(row)) for place, row in enumerate(rows)]))
 
 
 def _places(path: Path) -> list[tuple[str, str]]:

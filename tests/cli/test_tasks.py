@@ -69,8 +69,7 @@ def test_columns_of_numbers_in_csv(tmp_path: Path, capsys: pytest.CaptureFixture
     table = (tmp_path / "run" / "table.txt").read_text().splitlines()
     assert [line.split()[0] for line in table] == ["number", "size", "mass"]
     assert json.loads((tmp_path / "run" / "evaluation.json").read_text())["table"][1]["number"] == "mass"
-    text = data.read_text().replace(",7,3.5", ",7,heavy")
-    data.write_text(text)
+    data.write_text(data.read_text().replace(",7,3.5", ",7,heavy"))
     fails([*command, "--label-column", "mass", "--overwrite"], capsys, "'heavy'", "a finite number")
 
 

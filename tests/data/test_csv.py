@@ -27,8 +27,7 @@ def test_sequences_come_in_order_of_first_appearance(tmp_path: Path) -> None:
     assert records.labels == ("up", "down", "down")
     assert records.channels == ("a", "b")
     assert records.lengths.tolist() == [2, 1, 1]
-    expected = np.array([[1, 2], [5, 6.5], [3, 4], [7, np.nan]], np.float32)
-    np.testing.assert_array_equal(records.values, expected)
+    np.testing.assert_array_equal(records.values, np.array([[1, 2], [5, 6.5], [3, 4], [7, np.nan]], np.float32))
     assert "id column: 'id' (by its name)" in records.notes
     assert "label column: 'label' (the only candidate)" in records.notes
     assert "features: a, b" in records.notes
@@ -91,8 +90,7 @@ def test_times_with_and_without_a_zone_are_refused(tmp_path: Path) -> None:
 )
 def test_numbers_sort_by_value_and_dates_by_moment(tmp_path: Path, times: list[str]) -> None:
     rows = "".join(f"a,{times[x]},{x},p\n" for x in (2, 0, 1))
-    records = read(write(tmp_path, f"id,t,x,y\n{rows}"), Columns(label="y"))
-    assert records.values.tolist() == [[0], [1], [2]]
+    assert read(write(tmp_path, f"id,t,x,y\n{rows}"), Columns(label="y")).values.tolist() == [[0], [1], [2]]
 
 
 def test_two_columns_of_times_must_agree(tmp_path: Path) -> None:
@@ -130,8 +128,7 @@ def test_numbers_of_thousands_of_digits(tmp_path: Path) -> None:
     assert records.ids == (huge, "2")
     assert records.labels == (huge, "3")
     assert records.values.tolist() == [[1], [np.inf], [1]]
-    with pytest.raises(DataError, match=r"'999.*' in data row 0, column 't'"):
-        read(write(tmp_path, f"id,t,x,y\n1,{huge},1,a\n"))
+    refused(["'999", "' in data row 0, column 't'"], read, write(tmp_path, f"id,t,x,y\n1,{huge},1,a\n"))
     assert read(write(tmp_path, f"id,x,y\n{2**63},1,a\n")).ids == (str(2**63),)
     assert read(write(tmp_path, f"id,x,y\n{10**18 - 1},1,a\n")).ids == (10**18 - 1,)
 
@@ -177,8 +174,7 @@ def test_tags_are_one_a_row(tmp_path: Path) -> None:
     records: Any = read(path, Columns(task="tag", label="pos"))
     assert records.tags.tolist() == ["DET", "NOUN", "VERB"]
     assert records.values.tolist() == ["the", "cat", "run"]
-    with pytest.raises(DataError, match=r"2 candidates for the label column: 'word', 'pos'.*Columns\(label=\.\.\.\)"):
-        read(path, Columns(task="tag"))
+    refused(["2 candidates for the label column: 'word', 'pos'", "Columns(label=...)"], read, path, Columns(task="tag"))
     path = write(tmp_path, "id,x,pos\n1,0.5,1\n1,1.5,0\n2,2.5,1\n")
     tags: Any = read(path, Columns(task="tag")).tags
     assert tags.tolist() == ["1", "0", "1"]
@@ -212,8 +208,7 @@ def test_labels_are_not_needed_to_predict_or_forecast(tmp_path: Path, columns: C
 
 
 def test_missing_numbers_a_short_row_and_infinity(tmp_path: Path) -> None:
-    text = "id,y,x,z\n1,p,nan,1\n1,p,NA,2\n1,p,?,3\n1,p, ,4\n1,p,-inf,5\n1,p,6\n"
-    records = read(write(tmp_path, text))
+    records = read(write(tmp_path, "id,y,x,z\n1,p,nan,1\n1,p,NA,2\n1,p,?,3\n1,p, ,4\n1,p,-inf,5\n1,p,6\n"))
     expected = np.array([np.nan, np.nan, np.nan, np.nan, -np.inf, 6], np.float32)
     np.testing.assert_array_equal(records.values[:, 0], expected)
     assert np.isnan(records.values[5, 1])
@@ -285,8 +280,7 @@ def test_months_and_quarters_are_times(tmp_path: Path, times: list[str], gaps: l
 def test_a_year_is_a_time_unless_it_comes_twice(tmp_path: Path) -> None:
     text = "id,year,x\na,1950,1\na,1949,2\nb,1949,3\n"
     assert read(write(tmp_path, text), Columns(task="forecast")).values.tolist() == [[2], [1], [3]]
-    records = read(write(tmp_path, text + "b,1949,4\n"), Columns(task="forecast"))
-    assert records.channels == ("year", "x")
+    assert read(write(tmp_path, text + "b,1949,4\n"), Columns(task="forecast")).channels == ("year", "x")
 
 
 _WIDE = "id,t1,t2,t3,label\nz,1,2,3,up\nb,4,,6,down\n10,7,,,up\n"
@@ -342,5 +336,4 @@ def test_the_time_since_the_element_before(tmp_path: Path) -> None:
     path.write_text("id,t,x\na,2024-01-01T00:00:00,1\na,2024-01-01T00:00:01,2\n")
     assert read(path, Columns(task="forecast", time_gaps=True)).values[:, 1].tolist() == [0, 1]
     path.write_text("id,x\na,1\n")
-    with pytest.raises(DataError, match=r"no time column.*Columns\(time=\.\.\.\)"):
-        read(path, Columns(task="forecast", time_gaps=True))
+    refused(["no time column", "Columns(time=...)"], read, path, Columns(task="forecast", time_gaps=True))

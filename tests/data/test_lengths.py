@@ -54,8 +54,7 @@ def test_a_long_tail_has_bars_of_growing_width() -> None:
 
 
 def test_the_fill_of_batches_of_known_lengths() -> None:
-    lengths = np.array([1, 9] * 32)
-    known = {(one.batch_size, one.order): one.fill for one in fills(lengths)}
+    known = {(one.batch_size, one.order): one.fill for one in fills(np.array([1, 9] * 32))}
     assert {size for size, _ in known} == {8, 16, 32, 64}
     assert known[64, "random"] == known[64, "sorted"] == 320 / 576
     assert known[8, "sorted"] == known[8, "grouped"] == 1.0

@@ -18,7 +18,7 @@ from raglane.planner.probe import lengths_of_file
 from raglane.training.checkpoint import load_model, read_tensors
 from raglane.training.predictions import check_apart, check_output
 from raglane.training.stored import read_json
-from small_files import put
+from small_files import put, refused
 
 files = pytest.mark.parametrize("name", [name for name, known in FORMATS.items() if known.suffixes])
 
@@ -119,10 +119,8 @@ def test_names_that_no_file_can_have(name: str, tmp_path: Path) -> None:
 def test_a_path_that_is_none() -> None:
     wrong: list[Any] = [None, 3, b"data.csv"]
     for path in wrong:
-        with pytest.raises(ArgumentTypeError, match=r"data must be a path,.*, got "):
-            read(path)
-        with pytest.raises(ArgumentTypeError, match=r"path must be a str or a pathlib\.Path, got "):
-            load_model(path)
+        refused(["data must be a path,", ", got "], read, path, error=ArgumentTypeError)
+        refused(["path must be a str or a pathlib.Path, got "], load_model, path, error=ArgumentTypeError)
     with pytest.raises(ArgumentTypeError, match=r"columns must be .*got 'x'"):
         read("data.csv", "x")  # type: ignore[arg-type]
     Path("data.csv").write_text("x")
@@ -174,7 +172,6 @@ def test_a_byte_that_no_text_holds_is_named_by_its_line(tmp_path: Path, name: st
 
 
 def test_a_column_that_a_format_has_not_is_not_passed_over_in_silence(tmp_path: Path) -> None:
-    path = put(tmp_path / "data.ts", _TEXTS["ts"])
-    notes = read(path, Columns(time="t", label="y", wide=True)).notes
+    notes = read(put(tmp_path / "data.ts", _TEXTS["ts"]), Columns(time="t", label="y", wide=True)).notes
     unused = "Columns(label=...), Columns(time=...), Columns(wide=...)"
     assert f"not used, since the format ts has no such column: {unused}" in notes

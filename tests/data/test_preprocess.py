@@ -108,17 +108,14 @@ def test_missing_features_against_a_loop(missing: str, standardize: bool) -> Non
             np.testing.assert_allclose(fitted.std or (), std, rtol=1e-9)
         assert fitted.input_size == 6
         scaled = (records.values - mean) / std
-        seen = _slow_observations(scaled, records.lengths.tolist(), np.zeros(len(scaled)))
-        wanted = np.array(seen)[:, :6]
+        wanted = np.array(_slow_observations(scaled, records.lengths.tolist(), np.zeros(len(scaled))))[:, :6]
         if missing == "zero":
             wanted[:, :3] = np.where(np.isfinite(scaled), scaled, 0)
-        got = fitted.apply(records).tensors().values.numpy()
-        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(fitted.apply(records).tensors().values.numpy(), wanted, rtol=1e-5, atol=1e-6)
 
 
 def test_a_channel_without_a_single_value() -> None:
-    values = np.array([[np.nan, 1], [np.nan, 3]], np.float32)
-    records = dataset(values, offsets_of([2]), channels=("a", "b"))
+    records = dataset(np.array([[np.nan, 1], [np.nan, 3]], np.float32), offsets_of([2]), channels=("a", "b"))
     fitted = Preprocessor.fit(records, task="forecast", missing="zero")
     assert (fitted.mean, fitted.std) == ((0.0, 2.0), (1.0, 1.0))
     assert fitted.apply(records).tensors().values.tolist() == [[0, -1, 1, 0], [0, 1, 1, 0]]
@@ -131,8 +128,7 @@ def test_a_missing_feature_is_named(element: int, channel: int, value: float) ->
     values[element, channel] = value
     ids = ("p", "q", "r", "s", "t")
     records = dataset(values, offsets_of(lengths), ids=ids, channels=("a", "b", "c"))
-    places = [(row, step) for row, length in enumerate(lengths) for step in range(length)]
-    row, step = places[element]
+    row, step = [(row, step) for row, length in enumerate(lengths) for step in range(length)][element]
     words = rf"{value} in row {row} \(id '{ids[row]}'\), step {step}, channel '{'abc'[channel]}'.*missing='forward'"
     with pytest.raises(DataError, match=words):
         Preprocessor.fit(records, task="forecast")
@@ -198,8 +194,7 @@ def test_what_cannot_be_learned_from() -> None:
     refused(["no label for each element"], Preprocessor.fit, tokens(["a"]), task="tag")
     with pytest.raises(ArgumentError, match=r"missing must be .*error, zero, forward.*, got 'mean'"):
         Preprocessor.fit(features(), task="classify", missing="mean")
-    with pytest.raises(ArgumentError, match=r"task must be .*got 'guess'"):
-        Preprocessor.fit(features(), task="guess")
+    refused(["task must be ", "got 'guess'"], Preprocessor.fit, features(), task="guess", error=ArgumentError)
     with pytest.raises(ArgumentError, match=r"max_vocabulary must be .*got 1"):
         Preprocessor.fit(tokens(["a"]), task="forecast", max_vocabulary=1)
 
@@ -313,5 +308,4 @@ def test_a_set_with_a_label_that_training_has_not_seen_is_refused() -> None:
     fitted = Preprocessor.fit(records(("a",), ("a", "b"), ()), task="multilabel")
     marked: Any = fitted.apply(records(("b",), ())).tensors().targets
     assert marked.tolist() == [[0.0, 1.0], [0.0, 0.0]]
-    with pytest.raises(DataError, match=r"the labels of training.*the label 'c' in .*row 1"):
-        fitted.apply(records(("b",), ("a", "c")))
+    refused(["the labels of training", "the label 'c' in ", "row 1"], fitted.apply, records(("b",), ("a", "c")))

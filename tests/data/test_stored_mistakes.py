@@ -48,15 +48,13 @@ def test_what_is_wrong_names_file_and_row(tmp_path: Path) -> None:
     write_table(path, pa.Table.from_pylist(rows))
     wide = pa.Table.from_pylist([{**row, "x": [[1.0, 2.0]]} for row in rows])
     data = Dataset([path, write_table(tmp_path / "b.parquet", wide)])
-    with pytest.raises(DataError, match=r"b\.parquet, row group 0 must be .*, got features .*after features"):
-        data.take([0, 12])
+    refused(["b.parquet, row group 0 must be ", ", got features ", "after features"], data.take, [0, 12])
 
 
 @pytest.mark.parametrize("name", ["part-00000.arrow", "lengths.npy", "statistics.json", "dataset.json"])
 def test_a_file_that_is_cut_or_not_there_is_refused(tmp_path: Path, name: str) -> None:
     path = converted(tmp_path) / name
-    content = path.read_bytes()
-    for damaged in (content[:-20], b"[]", b"{"):
+    for damaged in (path.read_bytes()[:-20], b"[]", b"{"):
         path.write_bytes(damaged)
         refused([name], _use, tmp_path / "out")
     if name != "dataset.json":  # without which it is a folder of Arrow files

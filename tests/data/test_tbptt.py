@@ -177,8 +177,7 @@ def test_all_kinds_of_data_are_the_same(per_element: bool) -> None:
     found = []
     for data, arguments in kinds_of_data(per_element):
         torch.manual_seed(0)
-        chunks = list(TBPTTSampler(data, 3, 4, **arguments))
-        found.append([as_lists(chunk) for chunk in chunks])
+        found.append([as_lists(chunk) for chunk in list(TBPTTSampler(data, 3, 4, **arguments))])
     assert all(lists == found[0] for lists in found)
     assert len(found) == 7
 

@@ -170,8 +170,7 @@ def test_words_as_numbers() -> None:
     assert words == {"a": 1, "b": 2}
     sentences = [[("A", "X"), ("NEW", "Y")], [("Going", "X"), (".", "X")]]
     part = script.encode(sentences, words, suffixes, {"X": 0, "Y": 1})
-    lists = {name: [sequence.tolist() for sequence in ragged] for name, ragged in part.items()}
-    assert lists == {
+    assert {name: [sequence.tolist() for sequence in ragged] for name, ragged in part.items()} == {
         "words": [[1, 0], [0, 0]],
         "suffixes": [[0, 0], [1, 0]],
         "capitals": [[2, 2], [1, 0]],
@@ -317,8 +316,7 @@ def _same_gradients(model: Any, twin: Any, *batch: list[torch.Tensor]) -> bool:
     gradients = [
         torch.autograd.grad(loss, list(one.parameters())) for loss, one in zip(losses, (model, twin), strict=True)
     ]
-    pairs = (losses, *zip(*gradients, strict=True))
-    return all(torch.allclose(ours, its, atol=1e-12) for ours, its in pairs)
+    return all(torch.allclose(ours, its, atol=1e-12) for ours, its in (losses, *zip(*gradients, strict=True)))
 
 
 def test_a_writer_and_its_twin_are_the_same_network() -> None:

@@ -19,8 +19,7 @@ def test_probabilities_sum_to_one_in_every_context() -> None:
     for order in (1, 2, 3, 5):
         for modified in (False, True):
             model = script.KneserNey(texts, order, modified=modified)
-            contexts = [(), ("a",), ("z", "a"), ("z",) * 4, ("<begin>",) * 4, tuple("abca"), tuple("eeed")]
-            for context in contexts:
+            for context in [(), ("a",), ("z", "a"), ("z",) * 4, ("<begin>",) * 4, tuple("abca"), tuple("eeed")]:
                 shares = [model.probability(token, context) for token in model.tokens]
                 assert sum(shares) == pytest.approx(1.0, abs=1e-12), (order, modified, context)
                 assert min(shares) > 0

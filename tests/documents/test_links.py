@@ -16,8 +16,7 @@ DOCUMENTS = sorted(
 
 
 def test_documents_are_found() -> None:
-    names = {str(path.relative_to(ROOT)) for path in DOCUMENTS}
-    assert names >= {
+    assert {str(path.relative_to(ROOT)) for path in DOCUMENTS} >= {
         "README.md",
         "CHANGELOG.md",
         "docs/methods.md",

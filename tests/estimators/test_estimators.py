@@ -48,8 +48,7 @@ def test_scikit_learns_own_checks(kind: Any) -> None:
         warnings.simplefilter("ignore")
         results = check_estimator(kind(**_TINY), on_fail=None, expected_failed_checks=expected)
     assert len(results) > 50
-    failed = [(found["check_name"], found["exception"]) for found in results if found["status"] == "failed"]
-    assert failed == []
+    assert [(found["check_name"], found["exception"]) for found in results if found["status"] == "failed"] == []
     # check_array_api_input is skipped: it requires an environment variable that SciPy reads at its import.
     others = {found["check_name"] for found in results if found["status"] != "passed"}
     assert others <= {"check_array_api_input", *_TRAINED}
@@ -125,8 +124,7 @@ def test_patience_and_a_callback_end_a_training() -> None:
     assert (whole.n_iter_, len(rows)) == (15, 18)
     assert [row["train_loss"] for row in rows[3:6]] == [row["train_loss"] for row in history]
     noise = np.random.default_rng(0).normal(size=(40, 6))
-    early = RecurrentRegressor(**(_QUICK | {"epochs": 200}), patience=2).fit(noise, noise[::-1, 0])
-    assert early.n_iter_ < 200
+    assert RecurrentRegressor(**(_QUICK | {"epochs": 200}), patience=2).fit(noise, noise[::-1, 0]).n_iter_ < 200
     with pytest.raises(ArgumentTypeError, match=r"callback must be a function .* got 3"):
         RecurrentClassifier(**_TINY, callback=3).fit(sequences, labels)
 

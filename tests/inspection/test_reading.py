@@ -167,8 +167,7 @@ def test_labels_are_not_needed_unless_their_column_is_named(tmp_path: Path) -> N
     assert found.lengths.tolist() == [0, 1, 2, 3]
     assert any("no labels are read" in note for note in found.notes)
     refused(["no column 'kind'"], _read, path, label="kind")
-    labels = _read(write_steps(tmp_path / "ok.csv")).labels
-    assert labels == reading.labels_of("sequence", {"x": 6, "y": 6})
+    assert _read(write_steps(tmp_path / "ok.csv")).labels == reading.labels_of("sequence", {"x": 6, "y": 6})
 
 
 def test_what_is_missing_beside_is_counted_where_it_is_a_number() -> None:
@@ -178,8 +177,7 @@ def test_what_is_missing_beside_is_counted_where_it_is_a_number() -> None:
         Beside("city", np.array(["Rome", "", "Bonn"], dtype=object)),
     )
     values = np.array([[1], [np.nan], [1]], np.float32)
-    records = dataset(values, offsets_of([2, 1]), channels=("a",), features=beside)
-    found = contents_of(records.records, None)
+    found = contents_of(dataset(values, offsets_of([2, 1]), channels=("a",), features=beside).records, None)
     assert [feature.missing for feature in found.features] == [1]
     assert found.missing == 2
     assert found.inputs() == (2 * 2, [3])

@@ -40,8 +40,7 @@ def test_numbers_are_shared(kind: Any) -> None:
 def test_slices_chunks_and_fixed_sizes() -> None:
     array = pa.array([[1], [2, 3], [], [4, 5, 6]])
     assert [s.tolist() for s in rl.Ragged.from_arrow(array[1:3])] == [[2, 3], []]
-    chunks = pa.chunked_array([array[:2], array[2:]])
-    assert rl.Ragged.from_arrow(chunks).values.tolist() == [1, 2, 3, 4, 5, 6]
+    assert rl.Ragged.from_arrow(pa.chunked_array([array[:2], array[2:]])).values.tolist() == [1, 2, 3, 4, 5, 6]
     fixed = pa.array([[1, 2], [3, 4]], type=pa.list_(pa.int64(), 2))
     assert rl.Ragged.from_arrow(fixed).lengths.tolist() == [2, 2]
     assert rl.Ragged.from_arrow(pa.array([], type=pa.list_(pa.int64()))).lengths.tolist() == []

@@ -107,9 +107,6 @@ def test_dead_wrappers_of_torch_func() -> None:
         assert torch.equal(*gradients)
 
 
-# ---- uses of layers -----------------------------------------------------------------------------------------------
-
-
 # ---- processes, threads, errors ---------------------------------------------------------------------------------
 
 
@@ -141,8 +138,7 @@ def test_several_python_threads_at_once(use: Use) -> None:
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 @pytest.mark.usefixtures("two_threads")
 def test_workers_of_a_data_loader(start: Any, workers: int) -> None:
-    layer = rl.nn.GRU(8, 40, backend="cpu")
-    data = Encoded(layer, [torch.randn(length, 8) for length in (30, 1, 9, 12)])
+    data = Encoded(rl.nn.GRU(8, 40, backend="cpu"), [torch.randn(length, 8) for length in (30, 1, 9, 12)])
     here = [data[index] for index in range(len(data))]  # the kernels' threads run before the workers start
     loader = DataLoader(data, batch_size=None, num_workers=workers, multiprocessing_context=start)
     assert_same_bits(list(loader), here)

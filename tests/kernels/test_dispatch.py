@@ -200,8 +200,7 @@ def test_accelerate_keeps_the_model() -> None:
     assert model.encoder.weight_ih_l0 is weight
     torch.testing.assert_close(model(inputs, lengths), expected)
     assert len(calls) == 2
-    ragged = rl.Ragged.from_padded(inputs, lengths, batch_first=False)
-    assert isinstance(model.encoder(ragged)[0], rl.Ragged)
+    assert isinstance(model.encoder(rl.Ragged.from_padded(inputs, lengths, batch_first=False))[0], rl.Ragged)
     assert rl.explain(rl.accelerate(model)) == report
     assert rl.unaccelerate(model) is model
     assert model.encoder is encoder

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -82,9 +83,10 @@ def test_a_program_runs_with_gradients_of_both_orders(make: Any) -> None:
 
 
 @pytest.mark.parametrize("make", LAYERS)
-def test_bits_are_those_of_a_sequence_alone(make: Any) -> None:
+def test_bits_are_those_of_a_sequence_alone(make: Any, any_threads: Callable[[int], None]) -> None:
     layer, batch = make(), a_batch(lengths=(30, 0, 1, 70, 9, 33, 64, 2, *[3] * 20))
     for training in (True, False):
+        any_threads(2)
         layer.train(training)
         out, state = layer(batch)
         for index in range(9):
@@ -92,12 +94,8 @@ def test_bits_are_those_of_a_sequence_alone(make: Any) -> None:
             assert torch.equal(alone.values, out[index])
             for one, other in zip(parts(last), parts(state), strict=True):
                 assert torch.equal(one[:, 0], other[:, index])
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
-            assert torch.equal(layer(batch)[0].values, out.values)
-        finally:
-            torch.set_num_threads(threads)
+        any_threads(1)
+        assert torch.equal(layer(batch)[0].values, out.values)
 
 
 def test_backward_twice_through_a_kept_graph() -> None:

@@ -59,8 +59,7 @@ def summed_gradients(results: list[Tensor], request: Request, weighting: list[Te
 def truth(name: str, lengths: tuple[int, ...], device: torch.device, size: int = 1, **options: Any) -> Truth:
     """Compute a case once for all schedules, from its own seed; ``size`` is the number of layers and directions."""
     torch.manual_seed(zlib.crc32(repr((name, lengths, size, options)).encode()))
-    projection = options.get("sizes", (0, 0, 0))[2]
-    if projection:
+    if options.get("sizes", (0, 0, 0))[2]:
         options["weights"] = tuple(projected(width, device) for width in (3, 3, 4, 4))
     return truth_of(random_request(name, list(lengths), size, size, device=device, **options))
 

@@ -117,14 +117,12 @@ def test_passes_that_are_linear_in_their_states_run_chunks(script: Script, name:
 @pytest.mark.parametrize("lengths", [[0, 9, 8, 1, 0, 17, 3], [40], [0, 12], [9, 0, 0]])
 def test_chunks_of_a_batch(lengths: list[int]) -> None:
     """Chunks of two elements of sequences of more than eight; the others are one chunk each."""
-    offsets = torch.tensor([0, *lengths]).cumsum(0)
-    chunks: Any = Places(offsets, sum(lengths), long=8).chunks
+    chunks: Any = Places(torch.tensor([0, *lengths]).cumsum(0), sum(lengths), long=8).chunks
     cut = [[min(2, length - at) for at in range(0, length, 2)] if length > 8 else [length] for length in lengths]
     flat = [length for parts in cut for length in parts]
     assert chunks.places.offsets.diff().tolist() == flat + [0] * (len(chunks.owner) - len(flat))
     assert chunks.sequences.offsets.diff().tolist() == [len(parts) for parts in cut]
-    owner = [index for index, parts in enumerate(cut) for _ in parts]
-    assert chunks.owner.tolist()[: len(flat)] == owner
+    assert chunks.owner.tolist()[: len(flat)] == [index for index, parts in enumerate(cut) for _ in parts]
     states = torch.arange(1.0, 1 + len(lengths)).unsqueeze(1)
     for ascending in (True, False):
         begin = chunks.begin(states, ascending)

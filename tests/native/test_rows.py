@@ -30,9 +30,8 @@ def _pack(lengths: list[int], dtype: torch.dtype = torch.float64, features: int 
     """Random numbers; empty sequences come last in the order, where the pack leaves them out."""
     order = sorted(range(len(lengths)), key=lambda b: -lengths[b])
     sizes = [sum(length > step for length in lengths) for step in range(max(lengths))]
-    sorted_indices = torch.tensor(order)
     return PackedSequence(
-        torch.randn(sum(lengths), features).to(dtype), torch.tensor(sizes, dtype=torch.int64), sorted_indices
+        torch.randn(sum(lengths), features).to(dtype), torch.tensor(sizes, dtype=torch.int64), torch.tensor(order)
     )
 
 
@@ -201,6 +200,5 @@ def test_a_plan_that_changes_reaches_no_memory() -> None:
 def test_packs_whose_parts_do_not_fit_reach_no_memory(sizes: list[int], order: list[int] | None) -> None:
     packed = PackedSequence(torch.randn(6, 2), torch.tensor([3, 2, 1]), torch.tensor([2, 0, 1]))
     indices = None if order is None else torch.tensor(order)
-    broken = packed._replace(batch_sizes=torch.tensor(sizes), sorted_indices=indices)
-    assert rows.flatten_packed(broken) is None
+    assert rows.flatten_packed(packed._replace(batch_sizes=torch.tensor(sizes), sorted_indices=indices)) is None
     assert rows.flatten_packed(packed) is not None

@@ -171,13 +171,12 @@ def test_wrong_arguments() -> None:
         rl.nn.Attention(5, 2)
     layer = rl.nn.Attention(4, 2, memory_features=3)
     query, memory = batch_of([2, 1], 4, torch.float32), batch_of([1, 5], 3, torch.float32)
-    causal = rl.nn.Attention(4, 2, memory_features=3, causal=True)
     for own, given, error, says in (
         (layer, (query.values,), ArgumentTypeError, "query must be a Ragged"),
         (layer, (query,), ShapeError, "memory must be elements of 3 features"),
         (layer, (query, memory[:1]), ShapeError, "memory must be a batch of 2 sequences"),
         (layer, (query, memory.map(torch.Tensor.double)), ShapeError, "dtype"),
-        (causal, (query, memory), ShapeError, "memory"),
+        (rl.nn.Attention(4, 2, memory_features=3, causal=True), (query, memory), ShapeError, "memory"),
     ):
         with pytest.raises(error, match=says):
             own(*given)

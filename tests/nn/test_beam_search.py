@@ -250,8 +250,7 @@ def test_silent_search_equals_one_of_dictionaries(beam: int, seed: int) -> None:
         found: Any = beam_search(model.step, model.starts, model.state, max_length=5, **options)
         for item in range(ITEMS):
             _assert_found(found, item, _synchronous(model, item, beam, 5)[:beam])
-        begins = [times[:, 0].tolist() for times in found.times]
-        assert all(sorted(begin) == begin for begin in begins)
+        assert all(sorted(begin) == begin for begin in [times[:, 0].tolist() for times in found.times])
         assert torch.equal(found.times.values.diff(dim=1).flatten(), torch.ones(len(found.tokens.values)).long())
 
 
@@ -261,8 +260,7 @@ def test_times_are_those_of_the_likeliest_alignment() -> None:
 
     def step(tokens: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         state = torch.where(tokens.unsqueeze(1) == 0, state + torch.tensor([1, 0]), state + torch.tensor([0, 1]))
-        chances = table[state[:, 0]]
-        return torch.where(state[:, 1:] > 0, torch.tensor([1.0, 0.0]).log(), chances), state
+        return torch.where(state[:, 1:] > 0, torch.tensor([1.0, 0.0]).log(), table[state[:, 0]]), state
 
     start = torch.tensor([[-1, 0]])
     options: dict[str, Any] = {"silent": 0, "frames": torch.tensor([3]), "beam": 4, "max_length": 2}

@@ -85,8 +85,7 @@ def _bidirectional(forward: Any, backward: Any, merge_mode: str = "concat") -> A
 
 def _output(layer: Any, values: Any, batch_first: bool = True) -> Any:
     """The outputs of a layer on a batch with sequences of every length, which must not depend on the padding."""
-    sequences = [torch.as_tensor(values[: max(0, T - 2 * row), row]) for row in range(B)]
-    ragged, _ = layer(rl.Ragged(sequences))
+    ragged, _ = layer(rl.Ragged([torch.as_tensor(values[: max(0, T - 2 * row), row]) for row in range(B)]))
     padded = torch.as_tensor(values).transpose(0, 1) if batch_first else torch.as_tensor(values)
     output, _ = layer(padded)
     output = output.transpose(0, 1) if batch_first else output
@@ -160,8 +159,7 @@ def test_parameters_of_flax(kind: str, gates: str, fused: bool, nnx: bool, neste
 def _onnx(operator: str, arrays: dict[str, Any], computed: bool = False, **attributes: Any) -> Any:
     onnx = pytest.importorskip("onnx", reason="needs raglane[export]")
     helper = onnx.helper
-    names = ["X", "W", "R", "B", "", "initial_h", "", "P"]
-    inputs = [name if name in (*arrays, "X") else "" for name in names]
+    inputs = [name if name in (*arrays, "X") else "" for name in ["X", "W", "R", "B", "", "initial_h", "", "P"]]
     nodes = [helper.make_node(operator, inputs, ["", "state"], name="node", hidden_size=H, **attributes)]
     stored = dict(arrays)
     if computed:  # as exporters of layers with several tensors write them
@@ -200,8 +198,7 @@ def test_nodes_of_onnx(kind: str, attributes: dict[str, Any], computed: bool, tm
     (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
     values = np.random.default_rng(1).normal(size=(T, B, D))
     for source in (model, tmp_path / "model.onnx"):
-        layer = rl.convert_weights(source, node="node")
-        output = _output(layer, values, batch_first="layout" in attributes)
+        output = _output(rl.convert_weights(source, node="node"), values, batch_first="layout" in attributes)
         np.testing.assert_allclose(output, _run(kind, values, [_arrays(kind)]), rtol=0, atol=1e-12)
 
 
@@ -216,8 +213,7 @@ def test_variants_of_onnx_lstm(coupled: bool, clip: float | None) -> None:
     most = clip or np.inf
     expected = []
     for x in values:
-        total = x @ arrays["W"][0].T + h @ arrays["R"][0].T + arrays["B"][0, : 4 * H]
-        i, o, f, g = np.split(total, 4, 1)
+        i, o, f, g = np.split(x @ arrays["W"][0].T + h @ arrays["R"][0].T + arrays["B"][0, : 4 * H], 4, 1)
         i = _sigmoid(np.clip(i + p[0] * c, -most, most))
         f = 1 - i if coupled else _sigmoid(np.clip(f + p[2] * c, -most, most))
         c = f * c + i * np.tanh(np.clip(g, -most, most))

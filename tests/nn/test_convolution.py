@@ -21,8 +21,7 @@ def test_values_and_gradients(kernel: int, dilation: int, groups: int, bias: boo
     layer = rl.nn.CausalConv1d(4, 8, kernel, dilation=dilation, groups=groups, bias=bias, dtype=torch.float64)
     lengths = [7, 0, 1, 13]
     values = torch.randn(21, 4, dtype=torch.float64, requires_grad=True)
-    batch = rl.Ragged([part.detach() for part in values.split(lengths)]).with_values(values)
-    out, state = layer(batch)
+    out, state = layer(rl.Ragged([part.detach() for part in values.split(lengths)]).with_values(values))
     weights = torch.randn_like(out.values)
     own = [part for part in (values, layer.weight, layer.bias) if part is not None]
     found = torch.autograd.grad((out.values * weights).sum(), own)

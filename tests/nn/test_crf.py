@@ -143,8 +143,7 @@ def test_gradients_and_second_gradients(method: str, forbid: bool) -> None:
             for mask, number in zip(free, numbers, strict=True)
         ]
         named = dict(zip(("crf.transitions", "crf.start", "crf.end"), filled[1:], strict=True))
-        batch = emissions._like(filled[0])
-        return torch.func.functional_call(_Call(crf, METHODS[method]), named, (batch, tags))
+        return torch.func.functional_call(_Call(crf, METHODS[method]), named, (emissions._like(filled[0]), tags))
 
     inputs = tuple(part.requires_grad_() for part in parts)
     assert torch.autograd.gradcheck(run, inputs, check_forward_ad=True)

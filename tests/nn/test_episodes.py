@@ -53,8 +53,7 @@ class Module(nn.Module):
 
     def forward(self, features: Tensor, states: Any, starts: Tensor) -> list[Tensor]:
         if self.recurrent_backend == "scan":
-            scan = getattr(self, f"_{self.name}_scan_with_resets")
-            return list(scan(features, *states, None, starts))
+            return list(getattr(self, f"_{self.name}_scan_with_resets")(features, *states, None, starts))
         layer, (count, steps) = getattr(self, self.name), starts.shape
         found = [features.new_zeros(count, steps, 4 * (1 + layer.bidirectional)), *map(torch.zeros_like, states)]
         for row in range(count):

@@ -150,5 +150,4 @@ def test_results_do_not_share_memory(fast: list[bool]) -> None:
     with torch.no_grad():
         out, (h, c) = layer.step(x_t, state)
     assert fast == [True]
-    places = {part.data_ptr() for part in (out, h, c, x_t, *state)}
-    assert len(places) == 6
+    assert len({part.data_ptr() for part in (out, h, c, x_t, *state)}) == 6

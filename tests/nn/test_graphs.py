@@ -199,8 +199,7 @@ def test_the_old_onnx_exporter_accepts_converted_layers() -> None:
     onnx = pytest.importorskip("onnx")
     model, stored = rl.accelerate(Tagger()), io.BytesIO()
     torch.onnx.export(model, (torch.randn(4, 5, 2),), stored, dynamo=False)  # type: ignore[arg-type]
-    kinds = {node.op_type for node in onnx.load_model_from_string(stored.getvalue()).graph.node}
-    assert "LSTM" in kinds
+    assert "LSTM" in {node.op_type for node in onnx.load_model_from_string(stored.getvalue()).graph.node}
 
 
 # torch's own compiler makes an instance of each autograd function that it meets.

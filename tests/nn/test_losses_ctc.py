@@ -88,8 +88,7 @@ def test_against_every_path(steps: int, labels: list[int]) -> None:
     probabilities = torch.rand(steps, 3, dtype=torch.float64)
     total = 0.0
     for path in itertools.product(range(3), repeat=steps):
-        read = [label for label, _ in itertools.groupby(path) if label != 0]
-        if read == labels:
+        if [label for label, _ in itertools.groupby(path) if label != 0] == labels:
             total += math.prod(float(probabilities[t, label]) for t, label in enumerate(path))
     targets = rl.Ragged.from_flat(torch.tensor(labels, dtype=torch.int64), lengths=[len(labels)])
     own = ctc_loss(rl.Ragged([probabilities.log()]), targets, reduction="none")

@@ -63,8 +63,7 @@ def test_every_kind_of_input_draws_the_same() -> None:
     assert_same(by_padded, expected, 0.0)
     torch.manual_seed(7)
     packed_out, packed_state = layer(batch.to_packed())
-    packed = [rl.Ragged.from_packed(packed_out).values, *parts(packed_state)]
-    assert_same(packed, expected[:-1], 0.0)
+    assert_same([rl.Ragged.from_packed(packed_out).values, *parts(packed_state)], expected[:-1], 0.0)
     single, alone = run(layer, batch[0]), run(layer, rl.Ragged([batch[0]]))
     assert_same(single, [alone[0], *(part.squeeze(1) for part in alone[1:-1]), alone[-1]], 0.0)
 
@@ -93,8 +92,7 @@ def test_dropout_has_no_effect_in_evaluation(name: str) -> None:
 @pytest.mark.parametrize("name", LAYERS)
 def test_evaluation_takes_the_mean_of_zoneout(name: str) -> None:
     """Each new state is the mean: the share of zoneout times the old one, and the rest times the cell's."""
-    count = len(build(name).cell.states)
-    shares = (0.25, 0.6, 0.1, 0.4)[:count]
+    shares = (0.25, 0.6, 0.1, 0.4)[: len(build(name).cell.states)]
     layer = build(name, **regularisation_of(name, zoneout=shares)).eval()
     sequences = sequences_of([3, 0, 2])
     weights = layer._weights()[0]

@@ -33,8 +33,7 @@ def episodes_alone(layer: Any, sequences: list[Tensor], marks: list[list[int]], 
     outputs, finals = [], []
     reverse_rows = torch.arange(layer.num_layers * (2 if layer.bidirectional else 1)) % (1 + layer.bidirectional) == 1
     for row, (sequence, own_marks) in enumerate(zip(sequences, marks, strict=True)):
-        starts = [t for t, mark in enumerate(own_marks) if mark and t > 0]
-        pieces = list(torch.tensor_split(sequence, starts))
+        pieces = list(torch.tensor_split(sequence, [t for t, mark in enumerate(own_marks) if mark and t > 0]))
         left: list[list[Tensor]] = []
         for number, piece in enumerate(pieces):
             batch = rl.Ragged([piece])
@@ -110,8 +109,7 @@ def test_resets_in_the_steps_of_a_cell(monkeypatch: pytest.MonkeyPatch, name: st
 
 @pytest.mark.parametrize(("schedule", "backend"), PAIRS)
 def test_every_schedule_and_backend(schedule: str, backend: str) -> None:
-    layer = build("lstm", 2, bidirectional=True, schedule=schedule, backend=backend)
-    compare(layer, MARKS, with_hx=True)
+    compare(build("lstm", 2, bidirectional=True, schedule=schedule, backend=backend), MARKS, with_hx=True)
 
 
 @pytest.mark.parametrize("with_hx", [False, True])
@@ -174,8 +172,7 @@ def test_a_reset_at_the_first_element_ignores_hx() -> None:
         part.requires_grad_()
     marks = ragged_marks([[1, 0, 0], [0, 0]])
     results = results_of(layer(batch, hx, resets=marks))
-    alone = results_of(layer(rl.Ragged([batch[0]])))
-    assert_same([results[0][:3], results[1][:, :1], results[2][:, :1]], alone)
+    assert_same([results[0][:3], results[1][:, :1], results[2][:, :1]], results_of(layer(rl.Ragged([batch[0]]))))
     for grad in gradients(results, hx):
         assert not grad[:, 0].any()
         assert bool(grad[:, 1].all())
@@ -188,8 +185,7 @@ def test_a_reset_at_the_first_element_ignores_hx() -> None:
 @pytest.mark.parametrize("name", ["lstm", "sru"])
 def test_every_kind_of_input(name: str, first: bool) -> None:
     layer = build(name, 2, bidirectional=True, batch_first=first)
-    counts = [4, 1, 5]
-    batch, marks = rl.Ragged(sequences_of(counts)), ragged_marks([[0, 1, 0, 1], [1], [0, 0, 0, 1, 0]])
+    batch, marks = rl.Ragged(sequences_of([4, 1, 5])), ragged_marks([[0, 1, 0, 1], [1], [0, 0, 0, 1, 0]])
     hx = a_state(layer, 3)
     expected = results_of(layer(batch, hx, resets=marks))
 
@@ -207,8 +203,7 @@ def test_every_kind_of_input(name: str, first: bool) -> None:
         assert isinstance(out, rl.packing.PackedSequence)
         assert_same([rl.Ragged.from_packed(out).values, *parts(state)], expected)
 
-    own = one_or_tuple(tuple(part[:, 2] for part in parts(hx)))
-    single = results_of(layer(batch[2], own, resets=marks[2]))
+    single = results_of(layer(batch[2], one_or_tuple(tuple(part[:, 2] for part in parts(hx))), resets=marks[2]))
     assert_same(single, [expected[0][5:], *(part[:, 2] for part in expected[1:])])
 
     equal, equal_marks = rl.Ragged(sequences_of([4, 4])), ragged_marks([[0, 1, 0, 1], [1, 0, 0, 0]])

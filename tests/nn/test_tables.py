@@ -256,8 +256,7 @@ def test_random_places_are_refused_or_inside() -> None:
         changed[draw.randrange(len(places))] = number
         changed = changed[: draw.choice([len(places), draw.randrange(len(places))])]
         saved = output, gates, c_states, torch.ones(6, 5, 4), None, None, None
-        needed = [True] * (1 + len(weights))
-        found = backward(head, changed, values, weights, saved, needed, False, False, True)
+        found = backward(head, changed, values, weights, saved, [True] * (1 + len(weights)), False, False, True)
         refused += not found
         lengths = changed[2:].diff()
         assert not found or (len(lengths) == 5 and lengths.min() >= 0 and lengths.max() <= 6 and changed[-1] == 16)

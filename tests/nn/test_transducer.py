@@ -27,8 +27,7 @@ def made(cell: Any = "gru", **options: Any) -> Transducer:
 
 def states_of(model: Transducer, tokens: list[int]) -> Tensor:
     """The prediction network's part of the sum after each token, ``(U + 1, joint_size)``."""
-    read = torch.tensor([model.blank, *tokens])
-    return model.state(model.recurrent(Ragged([model.embedding(read)]))[0].values)
+    return model.state(model.recurrent(Ragged([model.embedding(torch.tensor([model.blank, *tokens]))]))[0].values)
 
 
 @pytest.mark.parametrize("cell", ["gru", "lstm", "mingru", rl.nn.LayerNormLSTM])

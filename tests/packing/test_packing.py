@@ -52,20 +52,13 @@ def slow_pad(sequences: list[Tensor], steps: int, value: float, batch_first: boo
 def assert_pack(packed: PackedSequence, sequences: list[Tensor], order: list[int], listed: bool) -> None:
     elements, sizes = slow_pack(sequences, order)
     assert type(packed) is PackedSequence
-    assert packed.batch_sizes.dtype is torch.int64
-    assert packed.batch_sizes.is_cpu
-    assert packed.batch_sizes.tolist() == sizes
-    assert packed.data.shape == (len(elements), *sequences[0].shape[1:])
-    assert packed.data.dtype is sequences[0].dtype
-    assert packed.data.device == sequences[0].device
-    if elements:
-        assert torch.equal(packed.data, torch.stack(elements))
+    assert_same(packed.batch_sizes, torch.tensor(sizes, dtype=torch.int64, device="cpu"))
+    assert_same(packed.data, torch.stack(elements) if elements else sequences[0][:0])
     assert (packed.sorted_indices is not None) == (packed.unsorted_indices is not None) == listed
     if packed.sorted_indices is not None and packed.unsorted_indices is not None:
-        assert packed.sorted_indices.dtype is packed.unsorted_indices.dtype is torch.int64
-        assert packed.sorted_indices.device == packed.unsorted_indices.device == packed.data.device
-        assert packed.sorted_indices.tolist() == order
-        assert packed.unsorted_indices[packed.sorted_indices].tolist() == list(range(len(order)))
+        index = torch.tensor(order, device=packed.data.device)
+        assert_same(packed.sorted_indices, index)
+        assert_same(packed.unsorted_indices, index.argsort())
 
 
 def assert_same(ours: Any, theirs: Any) -> None:
@@ -74,10 +67,7 @@ def assert_same(ours: Any, theirs: Any) -> None:
         for mine, other in zip(ours or (), theirs or (), strict=True):
             assert_same(mine, other)
         return
-    assert ours.dtype is theirs.dtype
-    assert ours.device == theirs.device
-    assert ours.shape == theirs.shape
-    assert torch.equal(ours, theirs)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
 
 
 # -- the same as torch's -----------------------------------------------------------------------------------------------
@@ -106,9 +96,7 @@ def test_equal_to_torch(
         arguments = (sequences, batch_first, padding, side)
         assert_same(packing.pad_sequence(*arguments), rnn.pad_sequence(*arguments))
     padded = rnn.pad_sequence(sequences, batch_first)
-    counts = torch.tensor(lengths)
-    unpadded = packing.unpad_sequence(padded, counts, batch_first)
-    assert_same(unpadded, sequences)
+    assert_same(packing.unpad_sequence(padded, torch.tensor(lengths), batch_first), sequences)
     falling = sorted(lengths, reverse=True)
     ours = packing.pack_padded_sequence(padded, falling, batch_first)
     assert_same(ours, rnn.pack_padded_sequence(padded, falling, batch_first))
@@ -128,9 +116,7 @@ def test_equal_to_torch(
 def test_invert_permutation(device: torch.device, permutation: list[int]) -> None:
     index = torch.tensor(permutation, device=device)
     assert_same(packing.invert_permutation(index), rnn.invert_permutation(index))
-    small: Any = packing.invert_permutation(index.to(torch.uint8))
-    assert small.dtype is torch.uint8
-    assert small.tolist() == index.argsort().tolist()
+    assert_same(packing.invert_permutation(index.to(torch.uint8)), index.argsort().to(torch.uint8))
     assert packing.invert_permutation(None) is None
     assert_same(packing.invert_permutation(index[:0]), index[:0])
 
@@ -188,9 +174,7 @@ def test_empty_sequences_round_trip(
             assert_pack(packed, sequences, order, listed=not falling or 0 in lengths)
         back, counts = packing.pad_packed_sequence(packed, batch_first, torch.nan, longest + extra)
         torch.testing.assert_close(back, padded, rtol=0, atol=0, equal_nan=True)
-        assert counts.dtype is torch.int64
-        assert counts.is_cpu
-        assert counts.tolist() == lengths
+        assert_same(counts, torch.tensor(lengths, dtype=torch.int64, device="cpu"))
         assert_same(packing.unpack_sequence(packed), sequences)
     assert_same(packing.unpad_sequence(padded, lengths, batch_first), sequences)
 

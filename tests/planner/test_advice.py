@@ -107,8 +107,7 @@ def test_what_is_as_fast_gives_way_to_what_is_simpler(monkeypatch: pytest.Monkey
 
 def test_memory_limits_the_batch(machine: list[Measured]) -> None:
     free = _plan().best
-    limited = _plan(memory=free.peak_bytes - 1).best
-    assert limited.peak_bytes < free.peak_bytes
+    assert _plan(memory=free.peak_bytes - 1).best.peak_bytes < free.peak_bytes
     with pytest.raises(
         rl.errors.ArgumentError, match=r"memory must be .* which the smallest of batch_sizes needs, got 1 bytes"
     ):
@@ -134,8 +133,7 @@ def test_a_limit_by_elements_is_of_sequences_of_mean_length(machine: list[Measur
 def test_ranks_wait_for_the_slowest(machine: list[Measured]) -> None:
     uneven = _plan([2] * 500 + [100] * 12, ranks=8, batch_sizes=[8])
     assert all(1 < row.rank_spread <= 8 for row in uneven.rows if row.batch_size == 8)
-    even = _plan([5] * 512, ranks=8, batch_sizes=[8])
-    assert all(row.rank_spread == pytest.approx(1) for row in even.rows)
+    assert all(row.rank_spread == pytest.approx(1) for row in _plan([5] * 512, ranks=8, batch_sizes=[8]).rows)
 
 
 def test_a_second_plan_measures_nothing(measured: list[Measured]) -> None:

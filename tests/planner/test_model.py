@@ -28,11 +28,8 @@ LANES = Way("cpu", "lanes", "float32", 2)
 
 def test_features_of_a_padded_batch() -> None:
     # Three rows for four steps: 12 elements, of which min(rows, 4) counts all.
-    found = seen(PADDED, torch.tensor([4, 1, 2]))
-    assert found.tolist() == [1, 4, 12, 12, 12, 12, 3, 0, 0, 0, 1, 12, 0]
-
-
-def test_features_of_many_rows_are_capped() -> None:
+    assert seen(PADDED, torch.tensor([4, 1, 2])).tolist() == [1, 4, 12, 12, 12, 12, 3, 0, 0, 0, 1, 12, 0]
+    # Many rows are capped.
     found = features(PADDED, Profile.of(PADDED, torch.full((100,), 50)), 300e6)
     assert found.tolist() == [1, 50, 4 * 50, 16 * 50, 64 * 50, 5000, 100, 300 - 16, 300 - 64, 300 - 256, 0, 0, 0]
 

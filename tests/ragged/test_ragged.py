@@ -60,8 +60,7 @@ def test_any_numpy_array(array: Any) -> None:
 def test_python_and_numpy_sequences() -> None:
     batch = rl.Ragged([[1, 2], [], [3]])
     assert (batch.values.tolist(), batch.dtype) == ([1, 2, 3], torch.int64)
-    arrays = [np.ones((2, 3), np.float32), np.zeros((0, 3), np.float32)]
-    assert rl.Ragged(iter(arrays)).values.shape == (2, 3)
+    assert rl.Ragged(iter([np.ones((2, 3), np.float32), np.zeros((0, 3), np.float32)])).values.shape == (2, 3)
 
 
 def test_indexing_one_sequence_is_a_view() -> None:
@@ -90,8 +89,7 @@ def test_selecting(lengths: list[int], data: st.DataObject) -> None:
         assert same(batch[index], [sequences[i] for i in index])
     mask = torch.tensor(data.draw(st.lists(st.booleans(), min_size=count, max_size=count)), dtype=torch.bool)
     assert same(batch[mask], [s for s, keep in zip(sequences, mask.tolist(), strict=True) if keep])
-    order = batch.order_by_length()
-    assert order.tolist() == sorted(range(count), key=lambda i: lengths[i])
+    assert batch.order_by_length().tolist() == sorted(range(count), key=lambda i: lengths[i])
     assert batch.order_by_length(descending=True).tolist() == sorted(range(count), key=lambda i: -lengths[i])
 
 
@@ -147,8 +145,7 @@ def test_from_padded_with_a_mask(lengths: list[int], side: str, device: torch.de
     assert same(rl.Ragged.from_padded(padded, mask=mask), sequences)
     if side != "holes":
         assert same(rl.Ragged.from_padded(padded, lengths, padding_side=side), sequences)
-    turned = rl.Ragged.from_padded(padded.transpose(0, 1), batch_first=False, mask=mask.T)
-    assert same(turned, sequences)
+    assert same(rl.Ragged.from_padded(padded.transpose(0, 1), batch_first=False, mask=mask.T), sequences)
 
 
 def test_nested_shares_memory() -> None:

@@ -95,8 +95,7 @@ def test_several_results(function: Callable[[Any], Any]) -> None:
 
 def test_embedding_and_a_whole_model() -> None:
     embedding = nn.Embedding(10, 6)
-    model = nn.Sequential(embedding, nn.Dropout(0.1), nn.Linear(6, 3))
-    result = model(rl.Ragged([[1, 2], [3]])).values
+    result = nn.Sequential(embedding, nn.Dropout(0.1), nn.Linear(6, 3))(rl.Ragged([[1, 2], [3]])).values
     assert result.shape == (3, 3)
     (gradient,) = torch.autograd.grad(result.sum(), embedding.weight)
     assert gradient.any(1).tolist() == [index in (1, 2, 3) for index in range(10)]
@@ -175,8 +174,7 @@ def test_pytree() -> None:
     batch = rl.Ragged([torch.randn(2, 3), torch.randn(1, 3)])
     leaves, spec = pytree.tree_flatten({"inputs": batch})
     assert same(pytree.tree_unflatten(leaves, spec)["inputs"], batch.to_list())
-    paths = [pytree.keystr(path) for path, _ in pytree.tree_flatten_with_path(batch)[0]]
-    assert paths == [".values", ".offsets"]
+    assert [pytree.keystr(path) for path, _ in pytree.tree_flatten_with_path(batch)[0]] == [".values", ".offsets"]
 
 
 def test_to_keeps_lengths() -> None:

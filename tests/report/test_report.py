@@ -57,8 +57,7 @@ def test_huge_counts_and_long_labels_without_pyplot() -> None:
 def test_confusion_as_a_table_and_rows() -> None:
     first = class_rows([[3, 1], [0, 2]], ["a", "b"])[0]
     assert first == {"label": "a", "recall": 0.75, "precision": 1.0, "F1": pytest.approx(6 / 7), "count": 4}
-    table = confusion_table([[10, 0, 0], [2, 0, 0], [0, 1, 7]], ["a", "long label", "c"])
-    lines = table.text().splitlines()
+    lines = confusion_table([[10, 0, 0], [2, 0, 0], [0, 1, 7]], ["a", "long label", "c"]).text().splitlines()
     assert len({len(line) for line in lines}) == 1
     assert lines[0].split() == ["true", "\\", "predicted", "a", "long", "label", "c", "recall", "precision", "F1"]
     assert lines[1].split() == ["a", "10", ".", ".", "1.000", "0.833", "0.909"]
@@ -116,8 +115,7 @@ def test_every_block_of_a_page_takes_a_text_as_text() -> None:
 
 
 def test_a_picture_has_the_colours_and_names_of_its_page() -> None:
-    drawn = inline('<?xml?><svg width="9pt" height="3pt"><a fill="#15181d" id="x"/><b href="#x"/></svg>', "p")
-    assert drawn == (
+    assert inline('<?xml?><svg width="9pt" height="3pt"><a fill="#15181d" id="x"/><b href="#x"/></svg>', "p") == (
         '<svg style="--wide: 9pt" aria-hidden="true" focusable="false">'
         '<a fill="var(--paper)" id="p0"/><b href="#p0"/></svg>'
     )

@@ -33,8 +33,7 @@ def _card(
         return made[-1]
 
     monkeypatch.setattr("raglane.runs.card.make_card", keep)
-    run = rl.fit(data, labels, epochs=2, hidden_size=4, threads=1, progress=False, **options)
-    return run, made[-1]
+    return rl.fit(data, labels, epochs=2, hidden_size=4, threads=1, progress=False, **options), made[-1]
 
 
 def _tables(card: Page) -> dict[str, Table]:

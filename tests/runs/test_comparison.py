@@ -106,8 +106,7 @@ def test_test_data_of_one_name_in_two_folders_are_two(runs: Path, tmp_path: Path
         place = places["ab".index(Path(found["run"]).name)]
         told = json.loads((Path(found["run"]) / "evaluation.json").read_text())
         assert found[f"{place} accuracy".replace("_", " ")] == told["accuracy"]
-    other = compare([tmp_path / "a", runs / "b"])[0]
-    assert {"test.csv accuracy", "one.csv accuracy"} <= set(other.columns)
+    assert {"test.csv accuracy", "one.csv accuracy"} <= set(compare([tmp_path / "a", runs / "b"])[0].columns)
 
 
 def _leaves(content: Any, place: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:

@@ -67,8 +67,7 @@ def test_one_answer_to_every_form_of_data(place: Path) -> None:
     expected = run.predict(place / "steps.csv", probabilities=True)
     ragged = rl.Ragged([torch.tensor(array, dtype=torch.float32) for array in arrays])
     for data in (frame, frame.drop(columns="label"), arrays, ragged, rl.data.read(place / "steps.csv")):
-        found = run.predict(data, probabilities=True)
-        assert {**found.columns, "id": []} == {**expected.columns, "id": []}
+        assert {**run.predict(data, probabilities=True).columns, "id": []} == {**expected.columns, "id": []}
     assert run.predict(frame.rename(columns={"id": "row"}), id="row", probabilities=True).columns == expected.columns
     labels = frame.groupby("id", sort=False)["label"].first().tolist()
     numbers = run.evaluate(frame).numbers

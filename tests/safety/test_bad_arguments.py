@@ -163,7 +163,6 @@ def calls_of_nn() -> list[Call]:
     crf = rl.nn.CRF(4)
     fits, search = Ragged.from_flat(torch.tensor([1, 2]), lengths=[1, 0, 1]), rl.nn.CTCBeamSearch()
     limits: dict[str, Any] = {"beam": 2, "blank": 0, "n_best": 1, "tokens_per_step": 2}
-    ngram = rl.nn.NGram([[1]], 4)
     return [
         partial(losses.cross_entropy, **classes, label_smoothing=0.0),
         partial(losses.nll_loss, **classes),
@@ -188,7 +187,7 @@ def calls_of_nn() -> list[Call]:
         partial(search, log_probs=four, state=search(four)[1]),
         partial(rl.nn.ctc_align, log_probs=four, targets=fits, blank=0),
         partial(rl.nn.NGram, sequences=labels, num_tokens=4, order=2),
-        partial(ngram, prefixes=labels, tokens=torch.tensor([1, 2, 3])),
+        partial(rl.nn.NGram([[1]], 4), prefixes=labels, tokens=torch.tensor([1, 2, 3])),
         partial(rl.nn.pairs, a=one, b=four),
         partial(rl.nn.soft_dtw, a=four, b=four, gamma=1.0),
         partial(rl.nn.edit_distance, hypotheses=labels, references=tags),

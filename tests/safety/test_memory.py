@@ -229,8 +229,7 @@ def test_the_operators() -> None:
     ):
         assert re.match(words, refusal(lambda parts=parts: back(*parts))[1]), words  # type: ignore[misc]
     for every, words in ((3, "saved gates must be "), (-3, "checkpoint_every must be ")):
-        refused = partial(back, output, gates, cells, *grads, wanted, every=every)
-        assert refusal(refused)[1].startswith(words)
+        assert refusal(partial(back, output, gates, cells, *grads, wanted, every=every))[1].startswith(words)
     assert operators.recurrence is not None
 
 

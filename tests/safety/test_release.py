@@ -83,10 +83,9 @@ def test_all_installs_every_extra_for_users() -> None:
 
 def test_workflows_call_targets_of_the_makefile() -> None:
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    callers = [ROOT / ".ci/run", *(ROOT / ".github/workflows").glob("*.yml")]
     called = {
         word
-        for path in callers
+        for path in [ROOT / ".ci/run", *(ROOT / ".github/workflows").glob("*.yml")]
         for line in re.findall(r"^(?:\s*- run: )?make (.+)$", path.read_text(), re.MULTILINE)
         for word in re.findall(r"(?<!\S)[a-z][a-z-]*(?!\S)", line.split('"')[0])
     }

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -91,19 +91,14 @@ def test_every_schedule_has_a_slow_construction() -> None:
 
 @pytest.mark.parametrize("name", SCHEDULES)
 @given(lengths=LENGTHS, lanes=LANES)
-def test_table_is_the_obvious_one(name: str, lengths: list[int], lanes: int | None) -> None:
+@example(lengths=[2] * (DEFAULT_LANES + 1), lanes=None)
+def test_table_is_the_obvious_one_and_has_the_counts(name: str, lengths: list[int], lanes: int | None) -> None:
     table = SCHEDULES[name].table(_tensor(lengths), lanes)
-    assert _entries(table) == SLOW[name](lengths, lanes)
+    entries = _entries(table)
+    assert entries == SLOW[name](lengths, lanes)
     for column in (table.time_offsets, table.sequence, table.step, table.row):
         assert column.dtype is torch.int64
-
-
-@pytest.mark.parametrize("name", SCHEDULES)
-@given(lengths=LENGTHS, lanes=LANES)
-def test_count_is_the_tables(name: str, lengths: list[int], lanes: int | None) -> None:
-    table = SCHEDULES[name].table(_tensor(lengths), lanes)
     count = SCHEDULES[name].count(_tensor(lengths), lanes)
-    entries = _entries(table)
     waste = [entry for entry in entries if entry[3] >= lengths[entry[2]]]
     assert (count.steps, count.elements, count.waste) == (table.steps, len(entries), len(waste))
     assert (table.elements, table.waste(_tensor(lengths))) == (len(entries), len(waste))
@@ -134,12 +129,6 @@ def test_lanes_hands_out_many_of_one_length_as_it_does_one_by_one(
     table = SCHEDULES["lanes"].table(_tensor(lengths), lanes)
     assert [entry for entry in _entries(table) if entry[3] == 0] == sorted(starts.values())
     assert table.steps == SCHEDULES["lanes"].count(_tensor(lengths), lanes).steps == max(free)
-
-
-def test_default_lanes() -> None:
-    lengths = _tensor([2] * (DEFAULT_LANES + 1))
-    assert int(SCHEDULES["lanes"].table(lengths).row.max()) == DEFAULT_LANES - 1
-    assert SCHEDULES["lanes"].count(lengths).steps == 4
 
 
 @pytest.mark.parametrize("method", ["table", "count"])

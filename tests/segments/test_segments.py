@@ -111,8 +111,7 @@ def test_a_nan_stays_in_its_sequence(name: str) -> None:
 
     def run(sequences: list[Tensor], index: int) -> tuple[Tensor, Tensor]:
         values: Any = torch.cat(sequences).requires_grad_()
-        batch = rl.Ragged.from_flat(values, lengths=[len(sequence) for sequence in sequences])
-        own = apply(batch)[index]
+        own = apply(rl.Ragged.from_flat(values, lengths=[len(sequence) for sequence in sequences]))[index]
         own.sum().backward()
         start = sum(len(sequence) for sequence in sequences[:index])
         return own.detach(), values.grad[start : start + 3]
@@ -157,8 +156,7 @@ def test_windows(lengths: list[int], size: int, data: st.DataObject) -> None:
     assert torch.equal(windows.values, joined)
     weight = torch.randn_like(joined)
     ours = torch.autograd.grad((windows.values * weight).sum(), values)[0]
-    theirs = torch.autograd.grad((joined * weight).sum(), values)[0]
-    torch.testing.assert_close(ours, theirs)
+    torch.testing.assert_close(ours, torch.autograd.grad((joined * weight).sum(), values)[0])
 
 
 @pytest.mark.parametrize(
@@ -237,8 +235,7 @@ def test_nothing_waits_for_a_device(name: str, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_is_added_up_in_float32(dtype: torch.dtype) -> None:
     """A sum of ones in bfloat16 stops growing at 256, and float16 ends at 65504."""
-    ones = torch.ones(1000, dtype=dtype, requires_grad=True)
-    batch = rl.Ragged.from_flat(ones, lengths=[1000])
+    batch = rl.Ragged.from_flat(torch.ones(1000, dtype=dtype, requires_grad=True), lengths=[1000])
     for result, expected in ((batch.sum(), 1000), ((batch * 100).mean(), 100), (batch.logsumexp(), 1 + math.log(1000))):
         assert result.dtype is dtype
         assert result.item() == pytest.approx(expected, rel=4e-3)

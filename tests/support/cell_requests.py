@@ -72,10 +72,9 @@ def random_request(
     states = cell.state_sizes(hidden_size, proj_size)
     host = torch.tensor(lengths, dtype=torch.int64, device="cpu")
     if weights is None:
-        widths = [input_size, *[directions * states[0]] * (layers - 1)]
         weights = tuple(
             random_weights(cell.above() if layer else cell, width, hidden_size, bias, dtype, device)
-            for layer, width in enumerate(widths)
+            for layer, width in enumerate([input_size, *[directions * states[0]] * (layers - 1)])
             for _ in range(directions)
         )
 

@@ -33,8 +33,7 @@ def _lengths(longest: int = 90) -> list[int]:
 
 
 def _ragged(features: int, slope: float = 0.1) -> rl.Ragged:
-    values = (torch.arange(4.0 * features) * slope).view(4, features) % 1
-    return rl.Ragged.from_flat(values, lengths=[3, 0, 1])
+    return rl.Ragged.from_flat((torch.arange(4.0 * features) * slope).view(4, features) % 1, lengths=[3, 0, 1])
 
 
 def _dark(draw: Callable[[], Picture]) -> Callable[[], Picture]:

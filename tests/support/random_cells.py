@@ -321,8 +321,7 @@ def ask(seed: int, run: Engine) -> Answer:
 def difference(mine: Answer, wanted: Answer, tolerance: float = 1e-10) -> str | None:
     """Describe the first result with an error above the tolerance, relative to the largest number, if any."""
     named = {f"result {place}": part for place, part in enumerate(mine.results)} | mine.gradients
-    others = [*wanted.results, *wanted.gradients.values()]
-    for (name, own), other in zip(named.items(), others, strict=True):
+    for (name, own), other in zip(named.items(), [*wanted.results, *wanted.gradients.values()], strict=True):
         if own.shape != other.shape:
             return f"{name}: shape {tuple(own.shape)} in place of {tuple(other.shape)}"
         if own.numel():

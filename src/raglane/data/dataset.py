@@ -237,8 +237,7 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
     def statistics(self) -> Statistics:
         """The statistics of these sequences; of a subset that is not in memory, those of the whole source."""
         if self._statistics is None:
-            in_memory = self._held is not None
-            self._statistics = Statistics.of(self.records) if in_memory else self._fragments.statistics()
+            self._statistics = Statistics.of(self.records) if self._held is not None else self._fragments.statistics()
         return self._statistics
 
     def statistics_for(self, task: str) -> Statistics:

@@ -49,14 +49,13 @@ class Layout:
         if records.ids is not None:
             ids = "numbers" if all(isinstance(name, int) for name in records.ids) else "texts"
         has_tags, targets = records.tags is not None, records.targets
-        kind = "none" if targets is None else _KINDS[targets.kind]
         return cls(
             records.is_tokens,
             records.channels,
             ids,
             records.labels is not None,
             has_tags,
-            kind,
+            "none" if targets is None else _KINDS[targets.kind],
             targets is not None and targets.per_element,
             () if targets is None else targets.names,
             tuple((feature.name, feature.per_sequence, feature.is_numbers) for feature in records.features),
@@ -106,9 +105,8 @@ class Layout:
         ):
             if here != before:
                 got = f"{name}: {here} from {records.describe_row(0)} on, after {before}"
-                rule = "data with one schema for all files and rows"
                 fix = "convert the other data separately, or change its schema"
-                raise DataError(f"{records.source}", got, rule, fix)
+                raise DataError(f"{records.source}", got, "data with one schema for all files and rows", fix)
 
     def to_config(self) -> dict[str, Any]:
         """Return JSON values."""
@@ -204,10 +202,9 @@ class Fragment:
 
     def features_of(self, rows: Integers, elements: Index) -> tuple[Feature, ...]:
         """Return the feature columns of some sequences."""
-        kinds = zip(self.layout.features, self.features, strict=True)
         return tuple(
             Feature(name, take(rows if per_sequence else elements), per_sequence)
-            for (name, per_sequence, _), take in kinds
+            for (name, per_sequence, _), take in zip(self.layout.features, self.features, strict=True)
         )
 
     def id_of(self, row: int) -> str | int | None:

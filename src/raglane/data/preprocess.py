@@ -328,9 +328,8 @@ class Preprocessor:
             got, rule = "targets per element", "data with one target per sequence, as in training"
             raise DataError(found.source, got, rule, "pass data of the same form")
         if len(targets.names) != len(self.target_names):
-            got = f"{len(targets.names)} numbers to learn"
             rule = f"data with the {len(self.target_names)} of training: {quote_all(self.target_names)}"
-            raise DataError(found.source, got, rule, "pass data of the same form")
+            raise DataError(found.source, f"{len(targets.names)} numbers to learn", rule, "pass data of the same form")
         if self.per_element and not targets.per_element:
             # A reader returns one target per sequence if no sequence has two different ones.
             return replace(targets, values=np.repeat(targets.values, np.diff(found.offsets), axis=0), per_element=True)

@@ -226,11 +226,10 @@ def _numbers(sequences: Sequence[Any]) -> Records:
     width = _width(typical) if typical.size else 1
     for place, matrix in enumerate(matrices):
         if matrix.ndim not in (1, 2) or (len(matrix) and _width(matrix) != width):
-            got = f"shape {matrix.shape}"
             rule = f"an array (L,) or (L, C), with C = {width} as in the other sequences"
             fix = "give every sequence the same channels; transpose sequences of shape (channels, steps)"
             fix = fix if matrix.ndim else "wrap the numbers of a sequence in a list"
-            raise ShapeError(f"data[{place}]", got, rule, fix)
+            raise ShapeError(f"data[{place}]", f"shape {matrix.shape}", rule, fix)
     values = np.concatenate([matrix.reshape(-1, width) for matrix in matrices])
     return _flat(values, offsets_of(list(map(len, matrices))))
 

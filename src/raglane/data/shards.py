@@ -281,8 +281,7 @@ class _MappedFragment(Fragment):
             return super().cut(starts, lengths, elements)
         wanted = zip(counts.tolist(), begins.tolist(), strict=True)
         content = b"".join([os.pread(self._file, count, start) for count, start in wanted])
-        found = np.frombuffer(content, dtype=self.values.dtype)
-        return found.reshape(int(lengths.sum()), *self.values.shape[1:])
+        return np.frombuffer(content, dtype=self.values.dtype).reshape(int(lengths.sum()), *self.values.shape[1:])
 
 
 def _map(path: Path) -> mmap.mmap:

@@ -215,10 +215,9 @@ def _read(data: Any) -> tuple[Ragged, Any]:
     elif isinstance(batch, tuple) and len(batch) == 2:
         batch, targets = batch
     if not isinstance(batch, Ragged):
-        got = f"samples of type {type(data[0]).__name__}"
         rule = "tensors or arrays (L, *features), pairs of these and their targets, or dicts with 'inputs'"
         fix = "convert them, e.g. with [(inputs, target) for inputs, target, name in samples]"
-        raise ArgumentTypeError("data", got, rule, fix)
+        raise ArgumentTypeError("data", f"samples of type {type(data[0]).__name__}", rule, fix)
     return batch, targets
 
 

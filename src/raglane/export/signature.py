@@ -41,8 +41,7 @@ class Signature:
         rule = "a Ragged, or a tuple of Ragged and tensors, at least one of them a Ragged"
         if not batches or not all(part is None or isinstance(part, Tensor | Ragged) for part in leaves):
             got = type(example).__name__ if type(example) is not tuple else ", ".join(type(p).__name__ for p in leaves)
-            fix = "wrap the sequences with rl.Ragged(sequences)"
-            raise ArgumentTypeError("example", f"a {got}", rule, fix)
+            raise ArgumentTypeError("example", f"a {got}", rule, "wrap the sequences with rl.Ragged(sequences)")
         if any(len(part) != len(batches[0]) for part in batches):
             got = " and ".join(str(len(part)) for part in batches)
             raise ArgumentError("example", f"{got} sequences", "the same number in each batch", "pass one batch")
@@ -59,10 +58,9 @@ class Signature:
         signature = cls(names, arguments, layout, groups)
         for name, part in signature.leaves():
             if isinstance(part, Tensor) and sum(size == len(batches[0]) for size in part.shape) > 1:
-                got = f"{name} of shape {tuple(part.shape)}"
                 rule = "a tensor with at most one dimension as long as the batch"
                 fix = "pass an example with another number of sequences"
-                raise ArgumentError("example", got, rule, fix)
+                raise ArgumentError("example", f"{name} of shape {tuple(part.shape)}", rule, fix)
         return signature
 
     def leaves(self) -> Iterator[tuple[str, Ragged | Tensor]]:

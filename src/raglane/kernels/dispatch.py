@@ -172,8 +172,7 @@ def check_names(schedule: str, backend: str) -> None:
             raise DispatchError(argument, repr(name), rule, f"choose among {_pairs()}")
     if backend != AUTO and schedule != AUTO and schedule not in BACKENDS[backend].schedules:
         rule = f"a schedule of the backend {backend}, which runs {', '.join(BACKENDS[backend].schedules)}"
-        fix = f"choose among {_pairs()}"
-        raise DispatchError("schedule, backend", f"{schedule!r}, {backend!r}", rule, fix)
+        raise DispatchError("schedule, backend", f"{schedule!r}, {backend!r}", rule, f"choose among {_pairs()}")
 
 
 def _pairs() -> str:

@@ -151,5 +151,4 @@ def _move(indexes: list[Tensor], device: torch.device) -> list[Tensor]:
     """Move indexes to the device in one copy."""
     if device.type == "cpu":
         return indexes
-    moved = torch.cat(indexes).to(device, non_blocking=True)
-    return list(torch.split(moved, [index.shape[0] for index in indexes]))
+    return list(torch.split(torch.cat(indexes).to(device, non_blocking=True), [index.shape[0] for index in indexes]))

@@ -223,8 +223,7 @@ def library() -> Library:
         rule = "own, for threads of the kernels' own, or nothing, for those of OpenMP"
         raise ArgumentError("RAGLANE_THREADS", repr(threads), rule, "unset it")
     sizes = handle.raglane_few_elements(), handle.raglane_few_weights(), handle.raglane_least_block()
-    own = bool(handle.raglane_own_threads())
-    loaded = Library(handle, structs, numbers, next(iter(numbers)), *sizes, own)
+    loaded = Library(handle, structs, numbers, next(iter(numbers)), *sizes, bool(handle.raglane_own_threads()))
     isa = os.environ.get("RAGLANE_ISA")
     return loaded if not isa else loaded.with_isa(isa)
 

@@ -174,8 +174,7 @@ def _attend(queries: Tensor, pairs: Tensor, query: Ragged, memory: Ragged, causa
 
         keys, values = pairs.unbind(1)
         ends, longest = (query.cu_seqlens, memory.cu_seqlens), (query.max_length, memory.max_length)
-        window = (-1, 0 if causal else -1)
-        return cast(Tensor, varlen_attn(queries, keys, values, *ends, *longest, window_size=window))
+        return cast(Tensor, varlen_attn(queries, keys, values, *ends, *longest, window_size=(-1, 0 if causal else -1)))
     if dropout and queries.is_cpu:
         check_pairs(query.host_lengths, memory.host_lengths, 2 * queries.shape[1] * queries.itemsize)
     parts = []

@@ -101,9 +101,8 @@ def check_range(low: int, high: int, steps: int) -> None:
 
 def raise_unsorted(lengths: IntArray | Tensor) -> NoReturn:
     """Raise because lengths increase."""
-    rule = "in decreasing order, because enforce_sorted is True"
     fix = "pass enforce_sorted=False, or sort the sequences by decreasing length"
-    raise ShapeError("lengths", quote(lengths.tolist()), rule, fix)
+    raise ShapeError("lengths", quote(lengths.tolist()), "in decreasing order, because enforce_sorted is True", fix)
 
 
 # -- packs ------------------------------------------------------------------------------------------------------------
@@ -173,8 +172,7 @@ def read_sequences(sequences: Any) -> tuple[tuple[Tensor, ...], IntArray]:
     if isinstance(sequences, PackedSequence):
         _raise_no_list(sequences)
     try:
-        is_nested = isinstance(sequences, Tensor) and sequences.is_nested
-        sequences = sequences.unbind() if is_nested else tuple(sequences)
+        sequences = sequences.unbind() if isinstance(sequences, Tensor) and sequences.is_nested else tuple(sequences)
     except TypeError:
         _raise_no_list(sequences)
     try:
@@ -195,17 +193,15 @@ def read_sequences(sequences: Any) -> tuple[tuple[Tensor, ...], IntArray]:
 
 
 def _raise_no_list(sequences: Any) -> NoReturn:
-    rule = "a list of tensors, one per sequence"
     fix = "pass e.g. [torch.ones(3), torch.ones(2)], or call pad_packed_sequence on a pack"
-    raise KindError("sequences", f"type {type(sequences).__name__}", rule, fix)
+    raise KindError("sequences", f"type {type(sequences).__name__}", "a list of tensors, one per sequence", fix)
 
 
 def raise_unfit(sequences: tuple[Any, ...]) -> None:
     """Raise if sequences cannot be concatenated."""
     if not sequences:
-        rule = "at least one, because the features and the dtype are read from it"
         fix = "skip an empty batch, or pass a padded tensor of shape (0, 0, *features) to pack_padded_sequence"
-        raise ShapeError("sequences", "none", rule, fix)
+        raise ShapeError("sequences", "none", "at least one, because the features and the dtype are read from it", fix)
     first = sequences[0]
     for number, sequence in enumerate(sequences):
         argument = f"sequences[{number}]"

@@ -45,11 +45,9 @@ class Flattened(NamedTuple):
 
 def flatten_packed(packed: PackedSequence, argument: str = "packed") -> Flattened:
     """Convert a PackedSequence; errors call it ``argument``."""
-    if isinstance(packed, PackedSequence):
-        moved = rows.flatten_packed(packed)
-        if moved is not None:
-            values, layout = moved
-            return Flattened(values, layout.offsets, None, layout.from_flat)
+    if isinstance(packed, PackedSequence) and (moved := rows.flatten_packed(packed)) is not None:
+        values, layout = moved
+        return Flattened(values, layout.offsets, None, layout.from_flat)
     elements = find_packed(packed, argument)
     check_storage(f"{argument}.data", packed.data)
     count = elements.rows.shape[0]
@@ -73,8 +71,7 @@ def flatten_padded(
 
     def restore(flat: Tensor) -> Tensor:
         if not padded.is_contiguous():
-            steps = padded.shape[1 if batch_first else 0]
-            return flat_to_padded(flat, elements.offsets, steps, batch_first, left=left)
+            return flat_to_padded(flat, elements.offsets, padded.shape[1 if batch_first else 0], batch_first, left=left)
         return place_rows(flat, elements.index, elements.rows.shape[0]).view(*padded.shape[:2], *flat.shape[1:])
 
     return Flattened(take_rows(elements.rows, elements.index), elements.offsets, elements.lengths, restore)

@@ -218,8 +218,7 @@ def _threads(given: Sequence[int] | None) -> list[int]:
     if given is None:
         return thread_counts(min(processors(), max(torch.get_num_threads(), 1)))
     counts = _listed("threads", given, "a list of numbers of threads", "[1]")
-    most = max(processors(), torch.get_num_threads())
-    return [check_whole("threads", count, 1, most=most) for count in counts]
+    return [check_whole("threads", count, 1, most=max(processors(), torch.get_num_threads())) for count in counts]
 
 
 def _dtypes(given: Sequence[torch.dtype] | None) -> list[torch.dtype]:

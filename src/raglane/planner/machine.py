@@ -59,8 +59,7 @@ def cpu_name() -> str:
         pass
     if platform.system() == "Darwin":
         command = ["sysctl", "-n", "machdep.cpu.brand_string"]
-        named = subprocess.run(command, capture_output=True, text=True, check=False)
-        return named.stdout.strip() or platform.machine()
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() or platform.machine()
     return platform.processor() or platform.machine()
 
 

@@ -290,7 +290,6 @@ def _draw_hatching(axes: Axes, left: float, top: float, width: float, hatch: str
     """Draw hatching as a separate rectangle, because it has the colour of the edge."""
     from matplotlib.patches import Rectangle
 
-    faint = look().faint
-    over = Rectangle((left, top), width, 1, fill=False, edgecolor=faint, linewidth=0, hatch=hatch, zorder=3)
+    over = Rectangle((left, top), width, 1, fill=False, edgecolor=look().faint, linewidth=0, hatch=hatch, zorder=3)
     over.set_label("_hatching")
     axes.add_artist(over)

@@ -98,8 +98,7 @@ class Picture:
         check_kind("path", path, (str, PathLike), "the path of a file", 'pass e.g. "picture.svg"')
         file = Path(path)
         check_suffix("path", file, (".svg", ".png"), "call picture.figure.savefig for other formats")
-        is_svg = file.suffix.lower() == ".svg"
-        file.write_bytes(drawing.svg(self.figure) if is_svg else drawing.png(self.figure, _DPI))
+        file.write_bytes(drawing.svg(self.figure) if file.suffix.lower() == ".svg" else drawing.png(self.figure, _DPI))
 
     def _repr_svg_(self) -> str | None:
         """Return the SVG that a notebook shows."""

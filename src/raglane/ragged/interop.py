@@ -54,9 +54,8 @@ def _read_sequence(item: Any, index: int) -> Tensor:
         fix = "map texts to indices with a vocabulary first"
         raise ArgumentTypeError(f"sequences[{index}]", got, rule, fix) from error
     if tensor.is_nested:
-        rule = "a tensor (L, *features)"
         fix = "call Ragged.from_nested on the nested tensor itself"
-        raise ArgumentTypeError(f"sequences[{index}]", "a nested tensor", rule, fix)
+        raise ArgumentTypeError(f"sequences[{index}]", "a nested tensor", "a tensor (L, *features)", fix)
     return tensor
 
 
@@ -77,8 +76,7 @@ def _check_alike(tensors: Sequence[Tensor], typical: Tensor) -> None:
                 f"(L, {', '.join(map(str, typical.shape[1:]))}), {typical.dtype} on "
                 f"{typical.device}, like the other sequences"
             )
-            fix = "convert it with .to(...) or .reshape(...) first"
-            raise ShapeError(f"sequences[{index}]", got, rule, fix)
+            raise ShapeError(f"sequences[{index}]", got, rule, "convert it with .to(...) or .reshape(...) first")
 
 
 # -- nested tensors ----------------------------------------------------------------------------------------------------
@@ -191,9 +189,8 @@ def to_arrow(values: Tensor, offsets: Tensor) -> Any:
         fix = "convert with .to(torch.float32) first"
         raise ArgumentTypeError("values", str(values.dtype), "of a dtype that Arrow has", fix)
     if 0 in values.shape[1:]:
-        rule = "elements with features of at least 1"
         got = f"elements of shape {tuple(values.shape[1:])}"
-        raise ArgumentTypeError("values", got, rule, "keep such batches out of Arrow")
+        raise ArgumentTypeError("values", got, "elements with features of at least 1", "keep such batches out of Arrow")
     flat = pyarrow.array(values.detach().cpu().resolve_neg().contiguous().view(-1).numpy())
     for size in reversed(values.shape[1:]):
         flat = pyarrow.FixedSizeListArray.from_arrays(flat, size)

@@ -229,8 +229,7 @@ class SequenceOperations(FlatBatch):
         step = size if step is None else check_whole("step", step)
         if size < 1 or not 1 <= step <= size:
             rule = "at least 1, and step at most size, so that no element is left out"
-            fix = "pass e.g. windows(50) or windows(50, step=25)"
-            raise ArgumentError("size, step", f"{size}, {step}", rule, fix)
+            raise ArgumentError("size, step", f"{size}, {step}", rule, "pass e.g. windows(50) or windows(50, step=25)")
         lengths = self.host_lengths
         counts = torch.where(lengths > 0, ((lengths - size).clamp(min=0) + step - 1) // step + 1, 0)
         window_offsets = segments.offsets_from_lengths(counts)
@@ -270,8 +269,7 @@ class SequenceOperations(FlatBatch):
                 rule = (
                     f"{self.offsets.shape[0] - 1} sequences of features {tuple(self.values.shape[1:])}, like this batch"
                 )
-                fix = "call Ragged([*a, *b]) to put more sequences into a batch"
-                raise ShapeError("others", got, rule, fix)
+                raise ShapeError("others", got, rule, "call Ragged([*a, *b]) to put more sequences into a batch")
         lengths = torch.stack([batch.host_lengths for batch in batches]).sum(0)
         device = self.offsets.device
         goal = segments.offsets_from_lengths(lengths).to(device, non_blocking=True)[:-1]

@@ -268,8 +268,7 @@ def losses_svg(group: Compared) -> bytes:
         is_colored = place < _COLORED
         color = PALETTE[place] if is_colored else DARK.faint
         label = group.names[place] if is_colored else None
-        width = 1.8 if is_colored else 0.8
-        axes.plot(range(1, len(losses) + 1), losses, color=color, label=label, linewidth=width)
+        axes.plot(range(1, len(losses) + 1), losses, color=color, label=label, linewidth=1.8 if is_colored else 0.8)
     axes.set(xlabel="epoch", ylabel="loss")
     axes.locator_params(axis="x", integer=True)
     legend = figure.legend(

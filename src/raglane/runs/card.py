@@ -262,9 +262,8 @@ class _Measured(NamedTuple):
         words += f"with a {part} loss of {self.row[f'{part}_loss']:.4f}."
         loss, score = (curve_svg(state.history, name, state.best_epoch) for name in ("loss", self.result.metric))
         file = f"![loss and {escaped(metric)} by epoch](curves.png)"
-        caption = "The model of the best epoch is kept."
         return [
-            picture(loss, "c0", words, caption, file),
+            picture(loss, "c0", words, "The model of the best epoch is kept.", file),
             picture(score, "c1", f"{metric} over {len(state.history)} epochs.", ""),
         ]
 

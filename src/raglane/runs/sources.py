@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 DEFAULT_DATA = "Japanese vowels"
 # The tasks that labels are tried for if they are not classes of sequences, in this order.
 LABELLED = ("tag", "regress", "multilabel")
+_TABLES = (".jsonl", ".ndjson", ".json", ".parquet", ".pq", ".npz")
+# The tasks to try after "classify", by suffix; "regress" for others.
+_GUESSED = {".txt": ("language",), **dict.fromkeys(_TABLES, LABELLED)}
 
 
 def _column(role: str, help: str, unset: str) -> Any:
@@ -212,10 +215,7 @@ class Source:
             return self._guess_in_memory(loss)
         from raglane.data.formats.base import suffix_of
 
-        suffix = "" if self.path is None else suffix_of(self.path)
-        tables = (".jsonl", ".ndjson", ".json", ".parquet", ".pq", ".npz")
-        others = LABELLED if suffix in tables else ("regress",)
-        others = ("language",) if suffix == ".txt" else others
+        others = _GUESSED.get("" if self.path is None else suffix_of(self.path), ("regress",))
         tasks = tasks_of(loss) or ["classify", *others]
         if self.columns.label is not None and len(tasks) > 1:
             # A forecast has no label.

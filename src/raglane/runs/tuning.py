@@ -86,9 +86,8 @@ def default_space(settings: Settings, fixed: Collection[str]) -> Space:
 def read_space(table: Any, where: str) -> Space:
     """Return the search space of a TOML table."""
     if not isinstance(table, dict):
-        rule = "a table of options, each with a list or a range"
         fix = "write [search], and lr = {low = 1e-4, high = 1e-2}"
-        raise ArgumentError(where, quote(table), rule, fix)
+        raise ArgumentError(where, quote(table), "a table of options, each with a list or a range", fix)
     keys, hints = {key_of(Settings, name): name for name in SEARCHED}, get_type_hints(Settings)
     space: Space = {}
     for key, entry in table.items():
@@ -115,8 +114,7 @@ def _values(entry: Any, hint: Any, name: str, where: str) -> tuple[Any, ...] | R
     log = entry.get("log", False)
     is_number = all(isinstance(end, int | float) and not isinstance(end, bool) for end in (low, high))
     if not is_number or not isinstance(log, bool) or low >= high or (log and low <= 0):
-        rule = "two numbers, the lower first, and above 0 if log is true"
-        raise ArgumentError(where, quote(entry), rule, fix)
+        raise ArgumentError(where, quote(entry), "two numbers, the lower first, and above 0 if log is true", fix)
     return Range(low, high, log, whole=isinstance(low, int) and isinstance(high, int) and "float" not in str(hint))
 
 
@@ -300,8 +298,7 @@ class Search:
 
     def _in_state(self, *names: str) -> list[Any]:
         """Return the trials in any of the given states."""
-        states = [self._optuna.trial.TrialState[name] for name in names]
-        return self.study.get_trials(deepcopy=False, states=states)
+        return self.study.get_trials(deepcopy=False, states=[self._optuna.trial.TrialState[name] for name in names])
 
     def _place(self, trial: Any) -> Path:
         """Return the folder of a trial."""

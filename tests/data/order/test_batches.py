@@ -16,6 +16,7 @@ from made_datasets import of_tensors
 from raglane.data import BatchLimit, BatchSampler, EpochOrder
 from raglane.data.order.order import EpochPools
 from raglane.errors import ArgumentError, ArgumentTypeError
+from small_files import refused
 
 _LENGTHS = st.lists(st.integers(0, 30), max_size=90)
 _LIMITS = st.one_of(
@@ -47,8 +48,7 @@ def _items(lengths: list[int], limit: BatchLimit) -> dict[int, int]:
     if limit.too_long == "drop":
         return {row: length for row, length in enumerate(lengths) if length <= longest}
     offsets = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int64)
-    data = of_tensors(torch.zeros(int(offsets[-1])), offsets)
-    return dict(enumerate(data.cut(longest).lengths.tolist()))
+    return dict(enumerate(of_tensors(torch.zeros(int(offsets[-1])), offsets).cut(longest).lengths.tolist()))
 
 
 @given(_LENGTHS, _MADE)
@@ -289,12 +289,9 @@ def test_bad_arguments(lengths: Any, arguments: dict[str, Any], error: type[Exce
 
 
 def test_bad_orders() -> None:
-    with pytest.raises(ArgumentError, match=r"pool must be .*got 0"):
-        EpochOrder.grouped(pool=0)
-    with pytest.raises(ArgumentError, match=r"noise must be .*got 1\.5"):
-        EpochOrder.grouped(noise=1.5)
-    with pytest.raises(ArgumentError, match=r"sequences must be .*got 0"):
-        EpochOrder.windows(0)
+    refused(["pool must be ", "got 0"], EpochOrder.grouped, pool=0, error=ArgumentError)
+    refused(["noise must be ", "got 1.5"], EpochOrder.grouped, noise=1.5, error=ArgumentError)
+    refused(["sequences must be ", "got 0"], EpochOrder.windows, 0, error=ArgumentError)
 
 
 def test_numbers_of_numpy_are_ints() -> None:
@@ -328,10 +325,7 @@ def test_a_state_of_others_is_refused() -> None:
             with pytest.raises(ArgumentError, match=words):
                 batches.load_state_dict(wrong)
         assert batches.state_dict(3) == state
-        with pytest.raises(ArgumentError, match="done"):
-            batches.state_dict(len(batches) + 1)
-        with pytest.raises(ArgumentError, match="epoch"):
-            batches.set_epoch(-1)
+        refused(["done"], batches.state_dict, len(batches) + 1, error=ArgumentError)
+        refused(["epoch"], batches.set_epoch, -1, error=ArgumentError)
     batches = BatchSampler(lengths, BatchLimit(sequences=1))
-    with pytest.raises(ArgumentError, match="done = 200"):
-        batches.load_state_dict(batches.state_dict() | {"done": 200})
+    refused(["done = 200"], batches.load_state_dict, batches.state_dict() | {"done": 200}, error=ArgumentError)

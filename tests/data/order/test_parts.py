@@ -66,8 +66,7 @@ def test_batches_are_as_large_as_can_be(
         # The last two are even: one more would leave the last larger, or with more sequences.
         one, other = batches[-2:]
         if one == naive[-2]:
-            moved = one[-1:] + other
-            assert len(one) == 1 or not _is_smaller(limit, moved, one[:-1])
+            assert len(one) == 1 or not _is_smaller(limit, one[-1:] + other, one[:-1])
         else:
             assert _is_smaller(limit, other, one)
             assert not _is_smaller(limit, one[-1:] + other, one[:-1])
@@ -82,11 +81,6 @@ def _is_smaller(limit: BatchLimit, one: list[int], other: list[int]) -> bool:
         return max(size / most for size, most in zip(sizes, mosts, strict=True) if most is not None)
 
     return share(one) <= share(other) and len(one) <= len(other) and len(other) > 0
-
-
-def test_a_rest_is_shared_by_the_last_two() -> None:
-    assert _cut(BatchLimit(sequences=8), [1] * 20) == [[1] * 8, [1] * 6, [1] * 6]
-    assert _cut(BatchLimit(elements=10), [4, 2, 2, 2, 1]) == [[4, 2, 2], [2, 1]]
 
 
 @given(_LENGTHS, st.integers(1, 15))

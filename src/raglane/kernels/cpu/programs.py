@@ -256,8 +256,7 @@ def times(rows: Tensor, weight: Tensor) -> Tensor:
     """Return ``rows @ weight.T``, group by group; the bits of a row do not depend on the other rows."""
     if not isinstance(weight, Tensor) or weight.dim() != 3 or not weight.numel():
         got = f"shape {tuple(weight.shape)}" if isinstance(weight, Tensor) else f"a {type(weight).__name__}"
-        rule = "a tensor (groups, width, depth), all above 0"
-        raise ShapeError("weight", got, rule, "pass a tensor of that shape")
+        raise ShapeError("weight", got, "a tensor (groups, width, depth), all above 0", "pass a tensor of that shape")
     groups, width, depth = weight.shape
     offsets = torch.frombuffer(array("q", (0, rows.shape[0])), dtype=torch.int64)  # sooner than torch.tensor
     outputs, _ = run(product_program(groups, width, depth), offsets=offsets, elements=[rows], weights=[weight])

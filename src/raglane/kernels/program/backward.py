@@ -107,8 +107,7 @@ class Gradients:
 
     def _take(self, fetch: Fetch) -> Tensor:
         whole = self.given[fetch.node] if fetch.output < 0 else self.outputs[fetch.output]
-        is_whole = fetch.width == whole.shape[1]
-        return whole if is_whole else whole[:, fetch.start : fetch.start + fetch.width]
+        return whole if fetch.width == whole.shape[1] else whole[:, fetch.start : fetch.start + fetch.width]
 
     def _unchanged(self, summed: int | None, final: Tensor | None, steps: Tensor | None) -> Tensor | None:
         parts = [] if final is None else [final]

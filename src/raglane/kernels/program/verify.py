@@ -150,8 +150,7 @@ class _Case:
         if any(part.dtype is torch.bfloat16 or part.is_inference() for part in step.leaves):
             return self
         elements, states, _ = self.parts
-        is_own = isinstance(step.weights, nn.Module)
-        return replace(self, tensors=(*elements, *states, *step.leaves), is_own=is_own)
+        return replace(self, tensors=(*elements, *states, *step.leaves), is_own=isinstance(step.weights, nn.Module))
 
     def difference(self, generator: torch.Generator) -> tuple[str, bool]:
         """Return how the program differs from torch's step (empty if not), and True if a number was finite."""

@@ -192,9 +192,8 @@ class CRF(torch.nn.Module):
         if path.is_floating_point() or path.is_complex() or path.dtype is torch.bool:
             raise ArgumentTypeError("tags", str(path.dtype), "of an integer dtype", "call .to(torch.int64)")
         if path.dim() != 1:
-            rule = "one number per element, (N,)"
             fix = "drop the dimension with tags.map(lambda values: values.squeeze(-1))"
-            raise ShapeError("tags", f"elements of shape {tuple(path.shape[1:])}", rule, fix)
+            raise ShapeError("tags", f"elements of shape {tuple(path.shape[1:])}", "one number per element, (N,)", fix)
         check_device("tags", path, emissions.device)
         tags._needs_lengths_of("tags", emissions, "the emissions")
         if not torch.compiler.is_compiling() and path.is_cpu and path.shape[0]:

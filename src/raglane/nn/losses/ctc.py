@@ -88,8 +88,7 @@ def ctc_loss(
     check_labels(targets, log_probs, "log_probs")
     check_classes(targets, log_probs.values.shape[1], blank)
     check_untransformed("ctc_loss", "log_probs", [log_probs.values])
-    dtype = wide(log_probs.dtype)
-    values = log_probs.values.to(dtype)
+    values = log_probs.values.to(wide(log_probs.dtype))
     shares = values.new_ones(len(log_probs))
     if weights is not None:
         shares = sequence_weights(weights, log_probs)

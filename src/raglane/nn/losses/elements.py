@@ -143,12 +143,10 @@ def _classes(targets: Tensor, count: int, ignore_index: int) -> Tensor:
     """Return targets as int64 classes, one per row; on a CPU, raise if one does not exist."""
     check_whole("ignore_index", ignore_index)
     if targets.is_floating_point() or targets.is_complex() or targets.dtype is torch.bool:
-        fix = "call .to(torch.int64)"
-        raise ArgumentTypeError("target", str(targets.dtype), "classes of an integer dtype", fix)
+        raise ArgumentTypeError("target", str(targets.dtype), "classes of an integer dtype", "call .to(torch.int64)")
     if targets.dim() != 1:
-        rule = "one class per element, (N,)"
         fix = "drop the dimension with target.map(lambda values: values.squeeze(-1))"
-        raise ShapeError("target", f"elements of shape {tuple(targets.shape[1:])}", rule, fix)
+        raise ShapeError("target", f"elements of shape {tuple(targets.shape[1:])}", "one class per element, (N,)", fix)
     classes = targets.long()
     if classes.is_cpu and not torch.compiler.is_compiling():
         outside = (classes != ignore_index) & ((classes < 0) | (classes >= count))
@@ -270,9 +268,8 @@ def _check_labels(targets: Tensor) -> None:
     if targets.is_cpu and not torch.compiler.is_compiling():
         wrong = (targets < 0) | (targets > 1)
         if bool(wrong.any()):
-            got = f"{targets[wrong][0].item()}"
             fix = "divide by the largest value, or compare with a threshold"
-            raise ArgumentError("target", got, "from 0 to 1", fix)
+            raise ArgumentError("target", f"{targets[wrong][0].item()}", "from 0 to 1", fix)
 
 
 def _label_weights(pos_weight: Any, logits: Tensor, batch: Ragged) -> Tensor:

@@ -258,9 +258,8 @@ def _made(factory: Callable[[int, int], Any], input_size: int, hidden_size: int)
 def _checked(module: Any) -> Any:
     """Return the module if it is a valid cell."""
     if isinstance(module, RecurrentLayer | nn.RNNBase):
-        rule = "a cell, which runs one step; a layer runs whole sequences"
         got, fix = f"a {type(module).__name__}", "call the layer, without Recurrent"
-        raise ArgumentTypeError("cell", got, rule, fix)
+        raise ArgumentTypeError("cell", got, "a cell, which runs one step; a layer runs whole sequences", fix)
     for name in ("prepare", "initial_state"):
         if hasattr(module, name) and not callable(getattr(module, name)):
             got = f"a {type(getattr(module, name)).__name__}"

@@ -83,7 +83,6 @@ def _check_all_begin(input: Ragged, begins: Tensor) -> None:
         return  # reading values would break the graph
     continues = ~begins.cpu() & (input.host_lengths > 0)
     if bool(continues.any()):
-        got = f"None, and row {int(continues.nonzero()[0, 0])} that does not begin"
         rule = "the final state of the previous chunk, because a sequence continues"
         fix = "pass the state that the layer returned; a checkpoint within an epoch must contain it too"
-        raise ArgumentError("hx", got, rule, fix)
+        raise ArgumentError("hx", f"None, and row {int(continues.nonzero()[0, 0])} that does not begin", rule, fix)

@@ -81,8 +81,7 @@ def freeze(model: M, *, dtype: torch.dtype | None = None) -> M:
     layers = {name: part for name, part in model.named_modules() if isinstance(part, Stack)}
     if dtype is not None and any(layer.training for layer in layers.values()):
         rule = "in evaluation mode, since int8 weights are for inference"
-        fix = "call model.eval() first"
-        raise ArgumentError("model", "a model in training mode", rule, fix)
+        raise ArgumentError("model", "a model in training mode", rule, "call model.eval() first")
     reasons = {name: _freeze(layer, dtype) for name, layer in layers.items()}
     if all(reasons.values()):
         name, reason = next(iter(reasons.items()), ("", "it has no recurrent layer of rl.nn"))

@@ -166,8 +166,7 @@ class RecurrentLayer(Stack):
             raise ArgumentTypeError("initial_state", repr(self.initial_state), rule, "pass a state")
         if not isinstance(x_t, Tensor) or x_t.dim() not in (1, 2):
             got = f"shape {tuple(x_t.shape)}" if isinstance(x_t, Tensor) else f"a {type(x_t).__name__}"
-            rule = "a tensor (B, input_size) or (input_size,)"
-            raise ShapeError("x_t", got, rule, "pass one element of each stream")
+            raise ShapeError("x_t", got, "a tensor (B, input_size) or (input_size,)", "pass one element of each stream")
         if state is not None and type(self).forward is RecurrentLayer.forward:
             result = step(self, x_t, state)
             if result is not None:

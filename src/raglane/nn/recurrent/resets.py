@@ -54,9 +54,8 @@ def check_resets(resets: Any, inputs: Any) -> None:
     """Raise if the kind, dtype or shape of resets does not fit the input; :func:`check_lengths` checks the rest."""
     is_flat = isinstance(resets, Ragged | PackedSequence)
     if not is_flat and (not (isinstance(resets, Tensor) and isinstance(inputs, Tensor)) or resets.is_nested):
-        rule = f"a {type(inputs).__name__} of bools, like the input"
         got, fix = f"a {type(resets).__name__}", "wrap a list of sequences with rl.Ragged(sequences)"
-        raise ArgumentTypeError("resets", got, rule, fix)
+        raise ArgumentTypeError("resets", got, f"a {type(inputs).__name__} of bools, like the input", fix)
     dtype = resets.data.dtype if isinstance(resets, PackedSequence) else resets.dtype
     if dtype is not torch.bool:
         rule = "bools, True where an episode starts"

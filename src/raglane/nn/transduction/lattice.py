@@ -58,8 +58,7 @@ def align_now(
     emissions: Tensor, frames: Tensor, labels: Tensor, one_per_frame: bool, fastemit: float, need_shares: bool
 ) -> tuple[Tensor, Tensor]:
     """Compute :func:`align` without an operator."""
-    by_kernel = emissions.is_cpu and missing_kernels() is None
-    run = kernels.align if by_kernel else align_in_torch
+    run = kernels.align if emissions.is_cpu and missing_kernels() is None else align_in_torch
     losses, shares = run(emissions, frames, labels, one_per_frame, need_shares)
     if need_shares and fastemit:
         shares[:, 1] *= 1 + fastemit

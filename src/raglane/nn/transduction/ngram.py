@@ -56,8 +56,7 @@ class NGram:
         self._keys = contexts * (self.num_tokens + 1) + grams.tokens
 
     def __repr__(self) -> str:
-        grams = self._grams.tokens.shape[0]
-        return f"NGram(num_tokens={self.num_tokens}, order={self.order}), {grams:,} n-grams"
+        return f"NGram(num_tokens={self.num_tokens}, order={self.order}), {self._grams.tokens.shape[0]:,} n-grams"
 
     def __call__(self, prefixes: Ragged, tokens: Tensor) -> Tensor:
         """Return the log-probability of one token after each prefix.

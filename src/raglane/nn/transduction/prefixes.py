@@ -256,8 +256,7 @@ def hypotheses(state: Ragged, n_best: int, dtype: torch.dtype, device: torch.dev
         confidences.append(mass.copy().view(np.float64) / np.maximum(after - first, 1))
 
     def tensor(parts: list[Any], dtype: torch.dtype, *shape: int) -> Tensor:
-        joined = np.concatenate(parts) if parts else np.zeros(shape)
-        return torch.from_numpy(joined).to(device, dtype)
+        return torch.from_numpy(np.concatenate(parts) if parts else np.zeros(shape)).to(device, dtype)
 
     sequences = Ragged.from_flat(tensor(tokens, torch.int64, 0), lengths=tensor(lengths, torch.int64, 0).cpu())
     offsets = torch.tensor([0, *accumulate(counts)], device=device)

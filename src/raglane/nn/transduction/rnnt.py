@@ -132,8 +132,7 @@ def rnnt_loss(
     if reduction == "none" or shares.requires_grad or has_tangent([shares]):
         losses = fused.losses(parts, joint, alignments)
         return reduce_per_label(losses, shares, *lengths, reduction).to(encoder.dtype)
-    scales = label_scales(shares, *lengths, reduction)
-    return fused.losses(parts, joint, alignments, scales).sum().to(encoder.dtype)
+    return fused.losses(parts, joint, alignments, label_scales(shares, *lengths, reduction)).sum().to(encoder.dtype)
 
 
 def _check(encoder: Any, predictor: Any, targets: Any, joint: Any, blank: int) -> Tensor:

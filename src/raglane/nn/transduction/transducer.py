@@ -112,8 +112,7 @@ class Transducer(TokenReader):
         check_classes(targets, self.num_tokens, self.blank)
         ones = torch.ones_like(targets.host_lengths)
         begins = Ragged._build(targets.values.new_full((len(targets),), self.blank), ones)
-        read = begins.concat(targets).map(self._embedded)
-        states = self.recurrent(read)[0].map(self.state)
+        states = self.recurrent(begins.concat(targets).map(self._embedded))[0].map(self.state)
         return rnnt_loss(frames.map(self.frame), states, targets, self.joint, blank=self.blank, **options)
 
     def search(self, frames: Ragged, *, beam: int = 4, max_length: int | Tensor, **options: Any) -> Hypotheses:
