@@ -52,8 +52,7 @@ def new_figure(
 
 def title_of(figure: Figure, text: str, look: Look = LIGHT) -> None:
     """Write a title above all axes; dollar signs are not formulas."""
-    lines = "\n".join(map(printable, text.splitlines()))
-    figure.suptitle(lines, fontsize=12, color=look.ink, parse_math=False)
+    figure.suptitle("\n".join(map(printable, text.splitlines())), fontsize=12, color=look.ink, parse_math=False)
 
 
 def frame(

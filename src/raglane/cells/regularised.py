@@ -40,8 +40,7 @@ class Marked(CellSpec):
         if weights.marks is None:
             return prepared
         # A schedule that computes padding adds a row to the values.
-        marks = F.pad(weights.marks, (0, 0, 0, values.shape[0] - weights.marks.shape[0]))
-        return torch.cat([prepared, marks], 1)
+        return torch.cat([prepared, F.pad(weights.marks, (0, 0, 0, values.shape[0] - weights.marks.shape[0]))], 1)
 
 
 class Resetting(Marked):

@@ -298,6 +298,5 @@ def _dataclasses(samples: Sequence[Any], field: str) -> Any:
     # Without __init__, whose checks and conversions apply to one sample.
     batch = object.__new__(type(samples[0]))
     for name in (entry.name for entry in dataclasses.fields(samples[0])):
-        column = _collate([getattr(sample, name) for sample in samples], f"{field}.{name}")
-        object.__setattr__(batch, name, column)
+        object.__setattr__(batch, name, _collate([getattr(sample, name) for sample in samples], f"{field}.{name}"))
     return batch

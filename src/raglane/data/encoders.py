@@ -299,8 +299,7 @@ def nothing_to_learn(source: str, task: str) -> DataError:
     names = {"numbers": "numbers", "sequence": "sequences of labels"}.get(kind.label or "", "sets of labels")
     per = "per sequence" + " or per element" * (kind.per == "either")
     rule = f"data with {names} {per}, for the task {task}"
-    fix = f"{column}, and read with {argument('task', task)}"
-    return DataError(source, f"no {names} to learn", rule, fix)
+    return DataError(source, f"no {names} to learn", rule, f"{column}, and read with {argument('task', task)}")
 
 
 def read_config(config: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:

@@ -141,6 +141,5 @@ def observations(batch: Ragged, gaps: Ragged | None = None) -> Ragged:
             got = f"{len(gaps)} sequences, elements of shape {tuple(gaps.features)}"
             raise ShapeError("gaps", got, "one number per element of batch", "build both from the same sequences")
         times = gaps.values.detach().cpu().double().numpy()
-    values = batch.values.detach().cpu().float().numpy()
-    filled = fill_missing(values, batch.offsets.cpu().numpy(), "elapsed", times)
+    filled = fill_missing(batch.values.detach().cpu().float().numpy(), batch.offsets.cpu().numpy(), "elapsed", times)
     return batch.with_values(torch.from_numpy(filled).to(batch.values.device))

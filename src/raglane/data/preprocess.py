@@ -245,8 +245,7 @@ class Preprocessor:
         if self.task == "language":
             values, offsets = encoders.between_ends(values, offsets, with_last=with_targets)
         per_element = bool(self.per_element) and not follows
-        forecast = with_targets and follows
-        return Tensors(values, offsets, targets, per_element, forecast, target_offsets=target_offsets)
+        return Tensors(values, offsets, targets, per_element, with_targets and follows, target_offsets=target_offsets)
 
     def _values(self, found: Gathered) -> npt.NDArray[Any]:
         """Return ``(N,)`` int64 indices of tokens, or ``(N, C)`` float32 channels, scaled and filled."""

@@ -75,8 +75,7 @@ def bounded(records: Records, most: int) -> Iterator[Records]:
         return
     per_element, per_sequence = _widths(records)
     ends = records.offsets[1:] * per_element + per_sequence * np.arange(1, len(records) + 1)
-    number = (ends - 1) // most
-    edges = [0, *(np.flatnonzero(np.diff(number)) + 1).tolist(), len(records)]
+    edges = [0, *(np.flatnonzero(np.diff((ends - 1) // most)) + 1).tolist(), len(records)]
     for start, end in pairwise(edges):
         yield records.select(np.arange(start, end))
 

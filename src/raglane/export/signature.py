@@ -120,8 +120,7 @@ class Signature:
                 turned = [*lengths[group % len(lengths) :], *lengths[: group % len(lengths)]]
                 wanted = torch.tensor([length + group * (length > 0) for length in turned], device="cpu")
                 rows = torch.randint(part.values.shape[0], (int(wanted.sum()),), generator=generator)
-                values = part.values.detach()[rows.to(part.device)]
-                made.append(Ragged.from_flat(values, lengths=wanted))
+                made.append(Ragged.from_flat(part.values.detach()[rows.to(part.device)], lengths=wanted))
                 continue
             tensor = part.detach()
             for place, size in enumerate(part.shape):

@@ -120,8 +120,7 @@ def _run_packed(request: Request) -> Result:
     # Empty sequences are the last in the order of length.
     running = layout.sorted_indices[: int(layout.batch_sizes[0])]
     initial = request.initial()
-    state = tuple(part.index_select(1, running) for part in initial)
-    packed, final = _call(request, (data, layout.batch_sizes), state)
+    packed, final = _call(request, (data, layout.batch_sizes), tuple(part.index_select(1, running) for part in initial))
     output = place_rows(packed, layout.index, data.shape[0]) if request.need_output else None
     # The final state of an empty sequence is its initial one, which index_copy does not overwrite.
     pairs = zip(initial, final, strict=True)

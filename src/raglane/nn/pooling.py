@@ -263,8 +263,7 @@ def _answers(pooling: nn.Module, batch: Ragged) -> bool:
 
 def _run_so_far(layer: Recurrent, batch: Ragged) -> Tensor:
     """Return the last output of a layer for each sequence; zeros for an empty one."""
-    flat = batch._like(batch.values.reshape(batch.values.shape[0], -1))
-    return layer(flat)[0].last().reshape(-1, *batch.features)
+    return layer(batch._like(batch.values.reshape(batch.values.shape[0], -1)))[0].last().reshape(-1, *batch.features)
 
 
 def _plain(name: str, features: int, *, device: Any = None, dtype: Any = None) -> Pooling:  # noqa: ARG001

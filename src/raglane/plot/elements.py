@@ -74,8 +74,7 @@ def gates(activity: Ragged | Mapping[str, Ragged], *, labels: Any = None, axes: 
         ['0.5', '0.75']
     """
     parts = _named("activity", activity, "gate", (0, 1))
-    means = {name: one.map(lambda values: values.mean(1)) for name, one in parts.items()}
-    return _draw(means, 1.0, labels, axes)
+    return _draw({name: one.map(lambda values: values.mean(1)) for name, one in parts.items()}, 1.0, labels, axes)
 
 
 def norms(states: Ragged | Mapping[str, Ragged], *, labels: Any = None, axes: Any = None) -> Picture:

@@ -56,8 +56,7 @@ def padded(lengths: Any, *, labels: Any = None, axes: Any = None) -> Picture:
     right = max(width_of(line, TEXT) for line in side.split("\n")) + 0.3
     picture = cells.grid(axes, titles, sample.steps, rows, _widest(sample), sample.names(), right=right)
     one = picture.axes[0]
-    table = SCHEDULES["padded"].table(sample.lengths)
-    cells.draw_runs(one, cells.runs_of(table, sample.lengths), sample.text)
+    cells.draw_runs(one, cells.runs_of(SCHEDULES["padded"].table(sample.lengths), sample.lengths), sample.text)
     cells.mark_rows(one, sample.names())
     cells.mark_steps(one, sample.steps)
     units: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points"}

@@ -127,8 +127,7 @@ class CompiledStep:
         saved = () if wanted is None else self.backward(wanted).saved
         kept = {node: place(self.kept[graph.columns(node)]) for node in saved if node not in self.elements}
         own = frozenset([node for node, index in kept.items() if index not in (output, *states)])
-        lowered = Lowering(graph, self._kinds(), self.states).run(outputs, self._new)
-        return Forward(lowered, output, states, kept, own)
+        return Forward(Lowering(graph, self._kinds(), self.states).run(outputs, self._new), output, states, kept, own)
 
     def _backward(self, wanted: Wanted) -> Backward:
         """Make the program of a backward pass."""

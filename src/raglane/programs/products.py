@@ -197,8 +197,7 @@ def _convolution(
         raise Refused("no program has this form of the convolution")
     marks, kernel = tracer.marks(source), weight.shape[2:]
     zero = int(free(np.asarray([tracer.graph.number(0.0)]))[0])
-    amounts = [amount for part in reversed(padding) for amount in (part, part)]
-    marks = torch.constant_pad_nd(marks, amounts, zero)
+    marks = torch.constant_pad_nd(marks, [amount for part in reversed(padding) for amount in (part, part)], zero)
     for place, (size, stride, step) in enumerate(zip(kernel, strides, dilation, strict=True)):
         marks = marks.unfold(2 + place, (size - 1) * step + 1, stride)[..., ::step]
     rows, channels, *spatial = marks.shape[: 2 + len(kernel)]

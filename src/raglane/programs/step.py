@@ -291,8 +291,7 @@ class Survey:
         inner = [(name, self.value(item)) for name, item in own["_modules"].items()]
         cls = type(part)
         self._class(cls)
-        code = tuple([getattr(cls, name, None) for name in _METHODS])
-        return (cls, code, tuple(held), tuple(tensors), tuple(inner))
+        return (cls, tuple([getattr(cls, name, None) for name in _METHODS]), tuple(held), tuple(tensors), tuple(inner))
 
     def _class(self, cls: type) -> None:
         """Add the attributes of a class, its bases and its metaclass, except for those of torch and Python."""

@@ -154,8 +154,7 @@ class _Reader:
             count += width
         given = content["given"]
         for nodes, kind in zip(given, ("element", "state", "vector"), strict=True):
-            there = [index for index, node in enumerate(graph.nodes) if node.operation == kind]
-            _check(sorted(nodes) == there)
+            _check(sorted(nodes) == [index for index, node in enumerate(graph.nodes) if node.operation == kind])
         output, *new = (self._columns(part, count) for part in (content["output"], *content["new"]))
         found, wanted = [*given[:2], output, *new], [len(step.widths), len(step.sizes), step.output, *step.sizes]
         _check([*map(len, found)] == wanted)

@@ -96,8 +96,7 @@ class Tracer:
 
     def wrap(self, marks: Tensor, dtype: torch.dtype) -> Tensor:
         """Return a tensor with marks."""
-        like = torch.empty_strided(marks.shape, marks.stride(), dtype=dtype, device=_META)
-        return self._add(_Part(like, marks))
+        return self._add(_Part(torch.empty_strided(marks.shape, marks.stride(), dtype=dtype, device=_META), marks))
 
     def _add(self, part: _Part) -> Tensor:
         self._parts[id(part.stand_in)] = part

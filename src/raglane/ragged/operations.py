@@ -201,8 +201,7 @@ class SequenceOperations(FlatBatch):
             [1, 2, 5]
         """
         length = check_whole("length", length, 0, "pass how many elements to keep")
-        lengths = self.host_lengths.clamp(max=length)
-        return self._slices(self.offsets[:-1], lengths)
+        return self._slices(self.offsets[:-1], self.host_lengths.clamp(max=length))
 
     def windows(self, size: int, step: int | None = None) -> Self:
         """Split every sequence into windows, each a sequence of the result, in order.
@@ -307,8 +306,7 @@ class SequenceOperations(FlatBatch):
     def _slices(self, starts: Tensor, host_lengths: Tensor, repeats: bool = False) -> Self:
         """Return a batch of slices of the flat values; ``repeats`` if slices may overlap."""
         total = int(host_lengths.sum())
-        lengths = host_lengths.to(starts.device, non_blocking=True)
-        index = segments.element_index(starts, lengths, total)
+        index = segments.element_index(starts, host_lengths.to(starts.device, non_blocking=True), total)
         # NOTE: take_rows requires rows without repetition; index_select sums the gradients of repeated rows.
         values = self.values.index_select(0, index) if repeats else take_rows(self.values, index)
         return self._build(values, host_lengths)

@@ -123,8 +123,7 @@ def _filled(values: Tensor, offsets: Tensor, missing: str, gaps: Tensor | None) 
     rows = count.new_zeros(total + 1, values.shape[1])
     rows = rows.scatter(0, torch.where(absent, 0, count), row.expand(-1, values.shape[1]))
     last = torch.where(count > 0, rows.gather(0, count), -1)
-    carried = values.gather(0, last.clamp(min=0))
-    parts = [torch.where(last >= starts, carried, 0.0), flags]
+    parts = [torch.where(last >= starts, values.gather(0, last.clamp(min=0)), 0.0), flags]
     if missing == "elapsed":
         times = (row.double() if gaps is None else gaps.unsqueeze(1).cumsum(0)).expand(-1, values.shape[1])
         before = torch.maximum(segments.shift(last, offsets, 1, fill=-1), starts)

@@ -111,8 +111,7 @@ def train_run(
         watcher = watch(TASKS[settings.task].terms(settings)[0])
         if settings.logger is not None and out is not None:
             watcher = LoggingWatcher(settings, out, watcher)
-        found = sources.training.found_in(training)
-        result, advice = _watched(settings, parts, out, before, watcher, data, found)
+        result, advice = _watched(settings, parts, out, before, watcher, data, sources.training.found_in(training))
         return Trained(result, settings, parts, sources, advice)
 
 
@@ -132,8 +131,7 @@ def _watched(
         result = run_job(settings, parts.training, parts.validation, folder, before, callback=watcher, **more)
     except DivergedError:
         if folder is not None and find(folder, DESCRIPTION).is_file() and load_description(folder).diverged is not None:
-            state = load_state(find(folder, LAST))[0]
-            reached = TrainingResult(folder, TASKS[settings.task].terms(settings)[0], state)
+            reached = TrainingResult(folder, TASKS[settings.task].terms(settings)[0], load_state(find(folder, LAST))[0])
             _draw_curves(folder, reached, about(parts, settings))
         raise
     finally:

@@ -299,8 +299,7 @@ class _Tracing:
             self._input = self.tracer.nothing(self.rows, dtype=torch.int64)
         else:
             flat, self._read_node = self.tracer.source("element", width)
-            marks = self.tracer.marks(flat).reshape(self.rows, *self.features)
-            self._input = self.tracer.wrap(marks, self.dtype)
+            self._input = self.tracer.wrap(self.tracer.marks(flat).reshape(self.rows, *self.features), self.dtype)
         batch = _Stream._make(self._input, self.tracer.nothing(self.rows + 1, dtype=torch.int64), None)
         token = _active.set(self)
         try:

@@ -151,8 +151,7 @@ def _cell_stage(
     kinds |= dict.fromkeys(result.vectors, "vector")
     lowered = Lowering(result.graph, kinds, result.states).run([result.output], result.new)
     with torch.no_grad():
-        leaves = [step.converted(part.detach()) for part in step.leaves]
-        vectors, products = compiled.trace.parameters.of(leaves)
+        vectors, products = compiled.trace.parameters.of([step.converted(part.detach()) for part in step.leaves])
     by_node = dict(zip(result.vectors, vectors, strict=True))
     own = [by_node[node] for node in lowered.given.get("vector", ())]
     return program_stage(reads, lowered, own, products, dtype, starts)

@@ -64,8 +64,7 @@ def _sequences_from(estimator: Any, X: Any, *, reset: bool) -> Dataset:  # noqa:
         raise DataError("X", f"{_kind(count)} in sequences {where}", f"{_kind(estimator._channels)}, as in fit", fix)
     # As in Run.read: channels of arrays have no names, and agree with others by their places.
     if tuple(f"x{place}" for place in range(count or 0)) in (records.channels, estimator._names):
-        names = in_order(records.channels, estimator._names)
-        records = Dataset(replace(records.records, channels=tuple(names)))
+        records = Dataset(replace(records.records, channels=tuple(in_order(records.channels, estimator._names))))
     return records
 
 

@@ -397,8 +397,7 @@ class SequenceModel(nn.Module):
         recurrent: Any = encoder.recurrent
         if encoder.embedding is None:
             raise ArgumentError("model", "a model of numbers", "a language model", "pass a language model")
-        before = inputs._slices(inputs.offsets[:-1], inputs.host_lengths - 1)
-        _, state = recurrent(encoder.embed(before))
+        _, state = recurrent(encoder.embed(inputs._slices(inputs.offsets[:-1], inputs.host_lengths - 1)))
 
         def step(tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
             output, hx = recurrent.step(encoder.embedding(tokens), layers_first(state))

@@ -227,8 +227,7 @@ def _wide_rows(path: Path, entries: dict[str, Entries], columns: Columns, steps:
     long = {id_name or "id": (numbers if id_name is None else entries[id_name])[rows]}
     long[value] = table[np.arange(len(steps)) < lengths[:, None]]
     long |= {name: entry[rows] for name, entry in entries.items() if name not in (*steps, id_name)}
-    asked = replace(columns, features=(value,), time=None)
-    records = records_of_rows(path, long, asked, id_name or "id", rows + first)
+    records = records_of_rows(path, long, replace(columns, features=(value,), time=None), id_name or "id", rows + first)
     note = f"each row is a sequence, whose steps are the columns {value}"
     used = replace(records.columns, features=tuple(steps), time=columns.time, id=columns.id, wide=True)
     return replace(records, notes=(*notes, note, *records.notes[1:]), columns=used)

@@ -61,8 +61,7 @@ class _Table(NamedTuple):
     def constant(self, name: str) -> _Bools:
         """Return for each row whether its entry equals that of the first row of its sequence."""
         entries = self.entries[name]
-        first = np.repeat(entries[self.offsets[:-1]], np.diff(self.offsets))
-        return np.asarray(entries == first, dtype=np.bool_)
+        return np.asarray(entries == np.repeat(entries[self.offsets[:-1]], np.diff(self.offsets)), dtype=np.bool_)
 
     def words(self, name: str) -> Entries:
         """Return a column as texts."""

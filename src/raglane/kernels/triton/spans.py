@@ -51,8 +51,7 @@ class Definition:
     def parts(self, low: int = 0, high: int = -1) -> list[tuple[int, int]]:
         """Return the bounds of the parts between two cuts."""
         high = self.width if high < 0 else high
-        bounds = sorted({low, high, *(cut for cut in self.cuts if low < cut < high)})
-        return list(itertools.pairwise(bounds))
+        return list(itertools.pairwise(sorted({low, high, *(cut for cut in self.cuts if low < cut < high)})))
 
 
 class Step(NamedTuple):
@@ -140,8 +139,7 @@ class Columns:
         width = sum(part.width for part in spans)
         self.definitions.append(Definition(width))
         made = len(self.definitions) - 1
-        copy = Instruction("copy", (Operand(-1),), (Operand(-1),), width)
-        self.steps.append(Step(copy, (spans,), (made,)))
+        self.steps.append(Step(Instruction("copy", (Operand(-1),), (Operand(-1),), width), (spans,), (made,)))
         return (Span(made, 0, width),)
 
     def _is_given(self, operands: Sequence[tuple[Span, ...]]) -> bool:

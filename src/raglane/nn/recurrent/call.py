@@ -220,8 +220,7 @@ def _run_kernel(
     found = None if table is None else run_table(kernel, table, (inputs.data, *state, *own), need_output, packed)
     if found is None:
         batch, restore = inputs.flat or inputs.flattened()
-        tensors = (batch._values, *state, *own)
-        output, final, _ = run_layer(kernel, batch._offsets, tensors, need_output, packed=packed)
+        output, final, _ = run_layer(kernel, batch._offsets, (batch._values, *state, *own), need_output, packed=packed)
     else:
         (output, final), restore = found, inputs.restore_layout
     if not inputs.is_batched:

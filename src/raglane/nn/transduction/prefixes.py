@@ -161,8 +161,7 @@ def search(
             searches[place].advance(row, of_item, scores[end - len(of_item) : end])
     found = [one.record() for one in searches]
     numbers = np.concatenate(found) if found else np.zeros(0, dtype=np.int64)
-    sizes = np.cumsum([0, *map(len, found)], dtype=np.int64)
-    return torch.from_numpy(numbers), torch.from_numpy(sizes)
+    return torch.from_numpy(numbers), torch.from_numpy(np.cumsum([0, *map(len, found)], dtype=np.int64))
 
 
 def _scored(scorer: Scorer, sequences: Ragged, tokens: Tensor) -> list[float]:

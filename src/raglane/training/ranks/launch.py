@@ -296,8 +296,7 @@ def _work(pipe: Connection, place: Place, content: bytes, signals: SignalHandler
         job, threads = pickle.loads(content)
         if threads is not None:
             torch.set_num_threads(threads)
-        store = distributed.TCPStore("127.0.0.1", place.port, is_master=False)  # type: ignore[attr-defined]
-        ranks.join(store)
+        ranks.join(distributed.TCPStore("127.0.0.1", place.port, is_master=False))  # type: ignore[attr-defined]
         callback = _Sender(pipe) if place.has_callback and ranks.is_first else None
         return Trainer(job, ranks, callback, signals).run()
     except Exception as error:

@@ -181,8 +181,7 @@ def launch_on_ray(job: Job, callback: Callback | None = None) -> TrainingResult:
     finally:
         shutil.rmtree(own, ignore_errors=True)
         ray.kill(messages)
-    state = load_state(folder / LAST)[0]
-    return TrainingResult(folder, TASKS[job.settings.task].terms(job.settings)[0], state)
+    return TrainingResult(folder, TASKS[job.settings.task].terms(job.settings)[0], load_state(folder / LAST)[0])
 
 
 def _fit(job: Job, config: dict[str, Any], own: Path) -> BaseException | None:
