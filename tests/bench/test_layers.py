@@ -195,9 +195,6 @@ def test_every_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
     assert len([row for row in rows if row[0] == "LayerNormLSTM" and len(row) == 7]) == 1
 
 
-# -- tables and the picture --------------------------------------------------------------------------------------------
-
-
 def _case(suite: str = "grid", mode: str = "train", threads: int = 1, place: int = 0) -> Case:
     return Case(suite, "lstm", SIZES[place], LENGTHS["ewt"], mode, "float32", threads)
 

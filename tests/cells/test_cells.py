@@ -44,8 +44,7 @@ def _state(cell: CellSpec, device: torch.device, rows: int = R) -> tuple[Tensor,
 def _drawn(name: str, device: torch.device, bias: bool = True) -> tuple[CellSpec, Any, Tensor, tuple[Tensor, ...]]:
     """A cell with random weights, values and states."""
     cell = CELLS[name]
-    weights = random_weights(cell, D, H, bias, device=device)
-    return cell, weights, _randn(R, D, device=device), _state(cell, device)
+    return cell, random_weights(cell, D, H, bias, device=device), _randn(R, D, device=device), _state(cell, device)
 
 
 def _given(weights: Any) -> list[Tensor]:
@@ -76,9 +75,6 @@ def _naive(
         for row, (x_t, *before) in enumerate(zip(values, *state, strict=True))
     ]
     return tuple(torch.stack(parts) for parts in zip(*rows, strict=True))
-
-
-# -- the equations ----------------------------------------------------------------------------------------------------
 
 
 def test_every_cell_is_compared() -> None:
@@ -133,9 +129,6 @@ def test_clip(name: str, clipped: Any, clip: float, device: torch.device) -> Non
     assert not torch.allclose(new[0], _step(CELLS[name], weights, values, state)[0])
 
 
-# -- dropout's mask ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", READ_STATE)
 def test_a_mask_acts_where_weights_read_the_state(name: str, device: torch.device) -> None:
     cell, weights, values, state = _drawn(name, device)
@@ -157,9 +150,6 @@ def test_cells_whose_weights_read_no_state(name: str, device: torch.device) -> N
     steps = [_step(cell, weights, values, tuple(scale * part for part in state))[1] for scale in (0.0, 1.0, 2.0)]
     for zero, one, two in zip(*steps, strict=True):
         torch.testing.assert_close(two - one, one - zero, rtol=0, atol=1e-14)
-
-
-# -- what holds for every step ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", CELLS)
@@ -203,9 +193,6 @@ def test_initial_weights_are_constants(name: str, parameter: str, value: float) 
     assert torch.equal(tensor, torch.full_like(tensor, value))
 
 
-# -- single cells -----------------------------------------------------------------------------------------------------
-
-
 def test_sru_lets_the_input_past_it(device: torch.device) -> None:
     """Where the sizes agree it is the input itself, else a product with it."""
     cell = CELLS["sru"]
@@ -215,5 +202,4 @@ def test_sru_lets_the_input_past_it(device: torch.device) -> None:
         weights, values = random_weights(cell, size, H, device=device), _randn(R, size, device=device)
         shut = weights._replace(bias=torch.cat([torch.zeros(H), torch.full((H,), -1e4)]).double().to(device))
         output, _ = _step(cell, shut, values, _state(cell, device))
-        wanted = values if size == H else values @ weights.skip.t()
-        torch.testing.assert_close(output, wanted, rtol=0, atol=1e-14)
+        torch.testing.assert_close(output, values if size == H else values @ weights.skip.t(), rtol=0, atol=1e-14)

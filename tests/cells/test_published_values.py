@@ -11,8 +11,6 @@ from torch import Tensor
 
 import raglane as rl
 
-# -- the operators LSTM and GRU of ONNX---- --------------------------------------------------------------------------
-
 LENGTHS = [4, 1, 2]
 D = H = 2
 
@@ -141,9 +139,6 @@ def test_onnx_operators(case: Case, backend: str) -> None:
     assert h.flatten().tolist() == _approximately(case.final_h)
     if case.final_c:
         assert memory[0].flatten().tolist() == _approximately(case.final_c)
-
-
-# -- worked out by hand -----------------------------------------------------------------------------------------------
 
 
 def test_sru_by_hand() -> None:

@@ -21,9 +21,6 @@ C, D, H, R, U = 2, 3, 4, 4, 5
 NAN = math.nan
 
 
-# -- minLSTM -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(
     ("f", "i", "keep"),
@@ -53,9 +50,6 @@ def test_minlstm_with_extreme_gates(f: float, i: float, keep: float, dtype: torc
     open_f, open_i = (torch.sigmoid(torch.tensor(gate).double()).item() for gate in (f, i))
     slope = keep * (1 - keep) * -4.0
     assert by_gates[0, :2].tolist() == pytest.approx([slope * (1 - open_f), -slope * (1 - open_i)], abs=64 * eps)
-
-
-# -- sLSTM -------------------------------------------------------------------------------------------------------------
 
 
 def _randn(*shape: int) -> Tensor:
@@ -98,9 +92,6 @@ def test_forget_gates_begin_open_by_different_amounts() -> None:
     bias = layer.bias_ih_l0.detach().view(4, 6)
     assert bias[1].tolist() == [3.0, 4.5, 6.0] * 2
     assert not bias[[0, 2, 3]].any()
-
-
-# -- GRU-D -------------------------------------------------------------------------------------------------------------
 
 
 def _series(length: int) -> Tensor:
@@ -161,9 +152,6 @@ def test_a_layer_learns_how_fast_to_forget() -> None:
     assert bool(layer.weight_dh_l0.grad.ne(0).all())
 
 
-# -- CfC ---------------------------------------------------------------------------------------------------------------
-
-
 def _cfc(layer: Any, series: torch.Tensor, gap_column: int | None) -> torch.Tensor:
     """The equations, one step of one sequence at a time, on the parameters of the layer's first direction."""
     h, found = torch.zeros(H, dtype=torch.float64), []
@@ -200,8 +188,6 @@ def test_layers_above_take_one_for_each_step(width: int) -> None:
     above.load_state_dict(upper)
     torch.testing.assert_close(stack(batch)[0].values, above(below(batch)[0])[0].values, rtol=1e-13, atol=1e-13)
 
-
-# -- messages ----------------------------------------------------------------------------------------------------------
 
 BATCH = rl.Ragged([torch.zeros(3, C)])
 

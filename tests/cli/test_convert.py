@@ -133,8 +133,7 @@ def test_converted_data_of_every_task_trains_what_the_data_does() -> None:
     ids=["times", "texts"],
 )
 def test_a_run_of_a_converted_csv_file_reads_such_files(rows: list[str], named: str) -> None:
-    head = "text,kind" if "split" in named else "id,hour,load,day,kind"
-    Path("data.csv").write_text("\n".join([head, *rows]) + "\n")
+    Path("data.csv").write_text("\n".join(["text,kind" if "split" in named else "id,hour,load,day,kind", *rows]) + "\n")
     assert main(["convert", "data.csv", "data", *named.split(), "--quiet"]) == 0
     _same("data.csv", "data", "--validation-fraction", "0", named=tuple(named.split()))
     columns = json.loads(Path("data-run", "best", "config.json").read_text())["columns"]

@@ -85,8 +85,7 @@ def test_a_missing_value_is_named_by_its_row_in_the_file(
 def test_what_data_asks_for_is_named_by_its_flag(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, options: list[str], flag: str
 ) -> None:
-    path = put(tmp_path / "data.csv", text)
-    fails(["train", str(path), "--out", str(tmp_path / "run"), *options], capsys, flag)
+    fails(["train", str(put(tmp_path / "data.csv", text)), "--out", str(tmp_path / "run"), *options], capsys, flag)
 
 
 @pytest.mark.parametrize(

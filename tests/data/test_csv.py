@@ -326,6 +326,8 @@ def test_named_columns_are_steps(tmp_path: Path) -> None:
     refused(["the id 'a' twice", "one row per id"], read, path, Columns(wide=True))
     path = write(tmp_path, "id,word,label\na,p,x\nb,q,y\n")
     refused(["no column of numbers"], read, path, Columns(wide=True, label="label"))
+    path = write(tmp_path, "t0,t1,t2,label\n1,2,3,u\n1,O,3,v\n1,2,3,u\n")
+    refused(["'O' in data row 1"], read, path, Columns(wide=True, label="label"))
 
 
 def test_the_time_since_the_element_before(tmp_path: Path) -> None:

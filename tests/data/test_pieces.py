@@ -68,8 +68,7 @@ def test_what_is_wrong_in_a_later_piece_has_its_place(tmp_path: Path) -> None:
 
 def test_every_bad_row_is_left_out_and_no_other(tmp_path: Path) -> None:
     bad = {0, 5, 6, 20, 22}
-    lines = ["{" if row in bad else json.dumps(ROWS[row]) for row in range(23)]
-    path = put(tmp_path / "a.jsonl", "\n".join(lines))
+    path = put(tmp_path / "a.jsonl", "\n".join(["{" if row in bad else json.dumps(ROWS[row]) for row in range(23)]))
     (piece,) = pick(path).pieces(path, Columns(), ())
     found: list[Skipped] = []
     parts = list(sift(piece, found))
@@ -126,8 +125,7 @@ def test_a_bad_row_is_left_out_in_every_format(name: str, tmp_path: Path) -> Non
     (row,) = found.skipped
     (gone,) = set(whole.ids) - set(found.ids)
     # The others keep their numbers.
-    others = np.delete(np.arange(len(whole)), whole.ids.index(gone))
-    same(found, changed(whole, ids=whole.ids).subset(others))
+    same(found, changed(whole, ids=whole.ids).subset(np.delete(np.arange(len(whole)), whole.ids.index(gone))))
     assert row.location == str(path)
     assert row.place in row.error or name in ("csv", "ts", "folder")
     assert any(note.endswith(f"1 of {len(whole)}; the first: {row.place}") for note in found.notes)

@@ -229,6 +229,24 @@ def test_a_table_without_lists_may_have_other_rows(tmp_path: Path, kind: str) ->
     assert read_as({**reviews, "text": ["a", "b c", "d"]}, features=("text",)).lengths.tolist() == [2, 1]
     assert read_as({"case_id": [1, 1, 2], "step": ["pay in", "go on", "end it"]}).lengths.tolist() == [2, 1]
     refused(["no candidate for the sequence column", "'x'"], read_as, {"x": [{"a": 1}]})
+    # Texts called "sequence" are no ids, a step of whole numbers is no label, and times are no texts of a forecast.
+    genes = read(write(tmp_path, kind, {"sequence": ["A C", "A C", "T"], "q": [1.5, 2.5, 3.5], "label": list("uuv")}))
+    assert (genes.labels, genes.lengths.tolist()) == (("u", "u", "v"), [2, 2, 1])
+    steps = read(write(tmp_path, kind, {"t0": [1, 2], "t1": [1.5, 2.5], "t2": [None, 3.5], "kind": ["u", "v"]}))
+    assert (steps.labels, steps.lengths.tolist()) == (("u", "v"), [2, 3])
+    for name, time in (("time", None), ("hour", "hour")):
+        days = {name: ["2024-01-02", "2024-01-01", "2024-01-03"], "x": [2.0, 1.0, 3.0]}
+        assert read_as(days, task="forecast", time=time).values.tolist() == [[1], [2], [3]]
+    # New data of a model may have one row per id.
+    once = {"id": [1, 2], "x": [1.5, 2.5], "kind": ["u", "v"]}
+    assert read_as(once, features=("x",)).values.tolist() == [[1.5], [2.5]]
+
+
+def test_rows_that_are_no_elements(tmp_path: Path) -> None:
+    empty = pa.table({"id": pa.array([], pa.int64()), "x": pa.array([], pa.float64())})
+    refused(["no rows"], read, write_table(tmp_path / "data.arrow", empty), Columns(need_labels=False))
+    images = pa.table({"id": [1, 1], "x": pa.array([b"a", b"b"], pa.binary_view())})
+    refused(["bytes in the column 'x'"], read, images, Columns(need_labels=False))
 
 
 @pytest.mark.parametrize(

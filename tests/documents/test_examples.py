@@ -168,8 +168,7 @@ def test_words_as_numbers() -> None:
     script = _load("tag_words")
     words, suffixes = script.number(["b", "a", "c", "a", "b"]), {"ing": 1}
     assert words == {"a": 1, "b": 2}
-    sentences = [[("A", "X"), ("NEW", "Y")], [("Going", "X"), (".", "X")]]
-    part = script.encode(sentences, words, suffixes, {"X": 0, "Y": 1})
+    part = script.encode([[("A", "X"), ("NEW", "Y")], [("Going", "X"), (".", "X")]], words, suffixes, {"X": 0, "Y": 1})
     assert {name: [sequence.tolist() for sequence in ragged] for name, ragged in part.items()} == {
         "words": [[1, 0], [0, 0]],
         "suffixes": [[0, 0], [1, 0]],

@@ -91,8 +91,7 @@ def test_series_of_other_libraries() -> None:
         assert [row.tolist() for row in batch.to_list()] == rows
     series = polars.from_arrow(batch.to_arrow())
     assert rl.Ragged.from_arrow(series).values.data_ptr() == batch.values.data_ptr()
-    frame = pandas.DataFrame({"x": [1.0, 2.0], "y": [3.0, 4.0]})
-    batch = rl.Ragged.from_flat(frame, lengths=pandas.Series([0, 2]))
+    batch = rl.Ragged.from_flat(pandas.DataFrame({"x": [1.0, 2.0], "y": [3.0, 4.0]}), lengths=pandas.Series([0, 2]))
     assert batch.values.tolist() == [[1.0, 3.0], [2.0, 4.0]]
     assert batch.lengths.tolist() == [0, 2]
 

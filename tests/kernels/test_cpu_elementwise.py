@@ -91,7 +91,6 @@ def test_bfloat16_is_rounded_as_torch_rounds(isa: str, use: Use) -> None:
     assert_same_bits([output, h[0]], [wanted, wanted])
 
 
-# ---- relu in bfloat16 ----------------------------------------------------------------------------------------------
 #
 # A rounding turns units near 0 on or off, and with them their gradients. So cells with a relu are compared with float64
 # in which the same units are on: only the rounding of numbers remains.

@@ -37,9 +37,6 @@ from raglane.kernels.cpu.backend import BACKEND
 from raglane.kernels.cpu.layer import Layer
 from raglane.segments import offsets_from_lengths
 
-# ---- values and gradients ---------------------------------------------------------------------------------------
-
-
 # Rounding to bfloat16 turns units of relu on and off, and with them their gradients.
 TYPED = [(cell, dtype) for cell in MATRIX_CELLS for dtype in TOLERANCE if (cell, dtype) != ("rnn_relu", torch.bfloat16)]
 
@@ -102,9 +99,6 @@ def test_thousands_of_steps(cell: str, use: Use) -> None:
         assert_close(with_gradients(network, BACKEND), wanted, 1e-9)
 
 
-# ---- isolation --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("by_torch", [False, True])
 @pytest.mark.parametrize("cell", KERNEL_CELLS)
 @pytest.mark.parametrize("isa", LIBRARY.isas)
@@ -128,9 +122,6 @@ def test_nan_stays_in_its_sequence(
             rows = slice(bounds[sequence], bounds[sequence + 1])
             assert_same_bits(*([part[rows] if a.dim() == 2 else part[:, sequence]] for part in (a, b)))
     assert bool(found[0][0][bounds[2] : bounds[3]].isnan().all())
-
-
-# ---- bits -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -204,8 +195,6 @@ def test_gradients_of_values_and_states_are_the_same_bits_in_any_batch(
         assert_same_bits(found[1:], [part[:, b : b + 1] for part in states])
 
 
-# ---- functions -----------------------------------------------------------------------------------------
-
 TRUTH = {
     "exp": torch.exp,
     "tanh": torch.tanh,
@@ -239,9 +228,6 @@ def test_within_four_ulp(function: str, isa: str) -> None:
         normal = ~(truth.abs() <= 1e-300)
         got = kernels.apply(function, numbers)[normal]
         assert torch.allclose(got, truth[normal], rtol=2e-15, atol=0, equal_nan=True)
-
-
-# ---- bfloat16 ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("isa", LIBRARY.isas)

@@ -41,8 +41,6 @@ from raglane.native.library import call, preamble
 from raglane.segments import offsets_from_lengths
 from scripts import Script
 
-# ---- PyTorch's machinery ----------------------------------------------------------------------------------------
-
 
 @pytest.mark.parametrize("cell", KERNEL_CELLS)
 def test_second_derivatives(cell: str) -> None:
@@ -107,9 +105,6 @@ def test_dead_wrappers_of_torch_func() -> None:
         assert torch.equal(*gradients)
 
 
-# ---- processes, threads, errors ---------------------------------------------------------------------------------
-
-
 def test_one_openmp_runtime() -> None:
     with open("/proc/self/maps") as maps:
         runtimes = {line.split()[-1] for line in maps if "libgomp" in line or "libiomp" in line or "libomp" in line}
@@ -140,8 +135,7 @@ def test_several_python_threads_at_once(use: Use) -> None:
 def test_workers_of_a_data_loader(start: Any, workers: int) -> None:
     data = Encoded(rl.nn.GRU(8, 40, backend="cpu"), [torch.randn(length, 8) for length in (30, 1, 9, 12)])
     here = [data[index] for index in range(len(data))]  # the kernels' threads run before the workers start
-    loader = DataLoader(data, batch_size=None, num_workers=workers, multiprocessing_context=start)
-    assert_same_bits(list(loader), here)
+    assert_same_bits(list(DataLoader(data, batch_size=None, num_workers=workers, multiprocessing_context=start)), here)
 
 
 def test_a_process_reads_the_environment_before_it_loads_the_kernels(script: Script) -> None:

@@ -162,9 +162,6 @@ def test_explains_only_our_layers(layer: nn.Module) -> None:
             rl.explain(rl.nn.LSTM(5, 4), wrong, lengths=[1, 2])
 
 
-# -- accelerate -------------------------------------------------------------------------------------------------------
-
-
 class Tagger(nn.Module):
     """A model as people write it, with torch's layers and packing."""
 

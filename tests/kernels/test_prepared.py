@@ -99,9 +99,6 @@ def assert_untouched(pools: Sequence[Tensor], slots: Tensor) -> None:
     assert all(pool[others].isnan().all() and not pool[slots].isnan().any() for pool in pools)
 
 
-# ---- layers -------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("isa", LIBRARY.isas)
@@ -172,9 +169,6 @@ def test_later_changes_of_weights_have_no_effect() -> None:
     assert torch.equal(run_on(layer, [network.values], offsets, slots, fresh_pools(layer, slots)), before)
 
 
-# ---- programs -----------------------------------------------------------------------------------------------------
-
-
 def drawn_programs() -> list[Program]:
     """Programs that can be prepared."""
     drawn = (draw(Random(seed)) for seed in range(200))
@@ -207,8 +201,6 @@ def test_pieces_have_the_bits_of_a_program(number: int, isa: str, dtype: torch.d
     assert_untouched(pools, slots)
     assert all(torch.equal(pool[slots], final) for pool, final in zip(pools, finals, strict=True))
 
-
-# ---- arguments ----------------------------------------------------------------------------------------------------
 
 WRONG = {
     "slots below 0": ("slots", [4, -1], "slot"),

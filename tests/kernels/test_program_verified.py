@@ -200,9 +200,6 @@ def test_gradients_of_what_a_module_computed_beforehand_stay_possible() -> None:
     assert bool(layer.cells[0].begin.grad.any())
 
 
-# -- steps that write in place, and the results that require gradients ----------------------------------------------
-
-
 Stepping = Callable[[Any, Tensor, Any], Any]
 
 

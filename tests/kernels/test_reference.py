@@ -129,9 +129,6 @@ def test_padding_cannot_overflow(schedule: str, device: torch.device) -> None:
     assert_true(truth_of(request), schedule)
 
 
-# -- isolation, dtypes, devices, and derivatives of second order -----------------------------------------------------
-
-
 def _weights_of(request: Request) -> list[Tensor]:
     return leaves_of(request)[1 + len(request.state) :]
 

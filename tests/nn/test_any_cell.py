@@ -104,8 +104,6 @@ def test_a_step_may_change_its_arguments_in_place(backend: str) -> None:
         assert torch.equal(given[1], hx)
 
 
-# -- torch's own cells ------------------------------------------------------------------------------------------------
-
 TORCHS: list[tuple[Any, Any]] = [(nn.LSTMCell, nn.LSTM), (nn.GRUCell, nn.GRU), (nn.RNNCell, nn.RNN)]
 
 
@@ -158,9 +156,6 @@ def test_torchs_cells_can_be_regularised() -> None:
     assert_same(seen[0], seen[1], 0.0)
 
 
-# -- every way to call ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("first", [False, True])
 @pytest.mark.parametrize("cell", [Leaky, Whole])
 def test_every_kind_of_input(cell: Any, first: bool) -> None:
@@ -208,9 +203,6 @@ def test_no_output_keeps_no_output() -> None:
             alive.clear()
             layer(a_batch([6, 6]))
             assert max(alive) == len(alive) - 1
-
-
-# -- as a module ------------------------------------------------------------------------------------------------------
 
 
 def test_names_of_parameters() -> None:
@@ -283,9 +275,6 @@ def test_a_compiled_model() -> None:
     # One graph before the loop, one after it, and one for the results of the layer.
     assert compiled_by[0] <= 4
     assert compiled_by[1] <= 2 * compiled_by[0]
-
-
-# -- wrong cells ------------------------------------------------------------------------------------------------------
 
 
 def cell_with(**members: Any) -> Any:

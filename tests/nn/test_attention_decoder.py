@@ -54,8 +54,7 @@ def _padded(decoder: AttentionDecoder, memory: Tensor, mask: Tensor, tokens: Ten
             scores = hidden.tanh() @ attention.vector
         raised = scores.masked_fill(~mask, -1e9).softmax(1) * mask
         weights = raised / raised.sum(1, keepdim=True).clamp(min=1e-30)
-        context = (weights.unsqueeze(1) @ memory).squeeze(1)
-        fed = decoder.combine(torch.cat([context, out], 1)).tanh()
+        fed = decoder.combine(torch.cat([(weights.unsqueeze(1) @ memory).squeeze(1), out], 1)).tanh()
         logits.append(decoder.head(fed))
         every.append(weights)
     return torch.stack(logits, 1), torch.stack(every, 1)
@@ -266,8 +265,7 @@ def test_a_decoder_learns_to_reverse() -> None:
     encoder = nn.Embedding(8, 16)
     layer = rl.nn.GRU(16, 16, bidirectional=True)
     decoder = AttentionDecoder(8, memory_size=32, hidden_size=32, cell="gru")
-    parameters = [*encoder.parameters(), *layer.parameters(), *decoder.parameters()]
-    optimizer = torch.optim.Adam(parameters, lr=0.01)
+    optimizer = torch.optim.Adam([*encoder.parameters(), *layer.parameters(), *decoder.parameters()], lr=0.01)
     for _ in range(150):
         texts = Ragged.from_flat(torch.randint(1, 8, (96,)), lengths=[5, 6, 1, 4] * 6)
         memory, _ = layer(texts.map(encoder))

@@ -213,19 +213,21 @@ def _synchronous(model: Transducer, item: int, beam: int, most: int) -> Result:
 
 
 @pytest.mark.parametrize("silent", [0, 2])
+@pytest.mark.parametrize(("alpha", "n_best"), [(0.0, 6), (0.8, 1), (-10.0, 3)])
 @pytest.mark.parametrize("seed", range(3))
-def test_silent_tokens_merge_all_alignments(seed: int, silent: int) -> None:
+def test_silent_tokens_merge_all_alignments(seed: int, alpha: float, n_best: int, silent: int) -> None:
     model, shift = Transducer(seed), -silent % 3
 
     def step(tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
         log_probs, state = model.step((tokens + shift) % 3, state)
         return log_probs.roll(-shift, 1), state
 
-    options: dict[str, Any] = {"silent": silent, "frames": model.frames, "beam": 500, "n_best": 6}
-    found = beam_search(step, model.starts + silent, model.state, max_length=4, **options)
+    options: dict[str, Any] = {"silent": silent, "frames": model.frames, "beam": 500, "n_best": n_best}
+    found = beam_search(step, model.starts + silent, model.state, max_length=4, length_penalty=alpha, **options)
     found = replace(found, tokens=found.tokens.map(lambda tokens: (tokens + shift) % 3))
     for item in range(ITEMS):
-        _assert_found(found, item, _outputs(model, item, 4)[:6])
+        outputs = [(score / _divisor(len(output), alpha), output) for score, output in _outputs(model, item, 4)]
+        _assert_found(found, item, sorted(outputs, reverse=True)[:n_best])
 
 
 def test_outputs_that_merge_later_can_still_be_the_best() -> None:

@@ -30,9 +30,6 @@ from strategies import sequences_of
 LENGTHS = [4, 0, 1, 6, 2]
 
 
-# -- numbers ----------------------------------------------------------------------------------------------------------
-
-
 def _assert_truth(kind: Kind, layer: Any, lengths: list[int], clip: float | None = None) -> None:
     """Compare outputs, the states of all steps, and all gradients with the formulas."""
     batch, hx = a_batch(lengths), a_state(layer, len(lengths))
@@ -77,9 +74,6 @@ def test_clip(kind: Kind, clip: float) -> None:
     free = build(kind, 2, bidirectional=True)
     free.load_state_dict(layer.state_dict())
     assert not torch.allclose(layer(batch)[0].values, free(batch)[0].values)
-
-
-# -- calls ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("first", [False, True])
@@ -136,9 +130,6 @@ def test_dropout_acts_between_layers_in_training_only(kind: Kind) -> None:
     assert not torch.autograd.grad(dropped.values.sum(), layer.weight_ih_l1)[0].any()
 
 
-# -- devices and dtypes -----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_other_dtypes(kind: Kind, dtype: torch.dtype) -> None:
@@ -169,9 +160,6 @@ def test_autocast(kind: Kind, dtype: torch.dtype, backend: str, device: torch.de
     for ours, theirs in zip(found, wanted, strict=True):
         assert ours.dtype is torch.float32
         assert float((ours - theirs).norm() / theirs.norm()) < 0.1  # the sign of an argument of relu may change
-
-
-# -- IndRNN -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("length", [2, 7, 150, 5000])

@@ -86,8 +86,7 @@ def _bidirectional(forward: Any, backward: Any, merge_mode: str = "concat") -> A
 def _output(layer: Any, values: Any, batch_first: bool = True) -> Any:
     """The outputs of a layer on a batch with sequences of every length, which must not depend on the padding."""
     ragged, _ = layer(rl.Ragged([torch.as_tensor(values[: max(0, T - 2 * row), row]) for row in range(B)]))
-    padded = torch.as_tensor(values).transpose(0, 1) if batch_first else torch.as_tensor(values)
-    output, _ = layer(padded)
+    output, _ = layer(torch.as_tensor(values).transpose(0, 1) if batch_first else torch.as_tensor(values))
     output = output.transpose(0, 1) if batch_first else output
     if not layer.bidirectional:
         for row, part in enumerate(ragged.to_list()):
@@ -114,9 +113,6 @@ def test_layers_of_keras(kind: str) -> None:
     both = rl.convert_weights(_bidirectional(layer, _keras(kind, go_backwards=True)))
     expected = _run(kind, values, [layer.arrays] * 2)
     np.testing.assert_allclose(_output(both, values), expected, rtol=0, atol=1e-12)
-
-
-# -- Flax -------------------------------------------------------------------------------------------------------------
 
 
 def _flax(kind: str, gates: str, fused: bool, nnx: bool) -> dict[str, Any]:
@@ -151,9 +147,6 @@ def test_parameters_of_flax(kind: str, gates: str, fused: bool, nnx: bool, neste
     values = np.random.default_rng(1).normal(size=(T, B, D))
     expected = _run(kind, values, [arrays] * (2 if nested else 1))
     np.testing.assert_allclose(_output(layer, values), expected, rtol=0, atol=1e-12)
-
-
-# -- ONNX -------------------------------------------------------------------------------------------------------------
 
 
 def _onnx(operator: str, arrays: dict[str, Any], computed: bool = False, **attributes: Any) -> Any:
@@ -239,9 +232,6 @@ def test_refused_nodes_of_onnx(arrays: dict[str, Any], attributes: dict[str, Any
         rl.convert_weights(model)
     with pytest.raises(ArgumentError, match=r"node must be .*'node'"):
         rl.convert_weights(model, node="other")
-
-
-# -- sLSTM ------------------------------------------------------------------------------------------------------------
 
 
 class sLSTMCell_vanilla(torch.nn.Module):  # noqa: N801
@@ -355,9 +345,6 @@ def test_accelerated_slstm_can_be_pickled(monkeypatch: pytest.MonkeyPatch) -> No
     again = pickle.loads(pickle.dumps(fast))
     assert type(again) is type(fast)
     assert torch.equal(again(given)[0], fast(given)[0])
-
-
-# -- mistakes ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

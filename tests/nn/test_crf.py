@@ -133,7 +133,7 @@ def test_gradients_and_second_gradients(method: str, forbid: bool) -> None:
     free = [torch.ones_like(part, dtype=torch.bool) for part in parts]
     if forbid:
         tags = emissions._like(torch.zeros_like(tags.values))
-        free[0][1, 2] = free[1][1, 2] = free[1][2, 2] = free[2][1] = free[3][1] = False
+        free[0][2, 2] = free[1][1, 2] = free[1][2, 2] = free[2][1] = free[3][1] = False
         # All transitions to tag 2 are forbidden.
         free[1][0, 2] = False
 
@@ -285,6 +285,7 @@ def test_low_precision_is_computed_in_float32(dtype: torch.dtype, device: torch.
         for name, value in results.items():
             assert value.dtype in (torch.float32, torch.int64)
             torch.testing.assert_close(value, expected[name], rtol=0.0, atol=0.0)
+    assert random_crf(5).log_partition(emissions).dtype is torch.float64
     crf(emissions, tags).backward()
     assert values.grad.dtype is dtype
 

@@ -80,9 +80,6 @@ def assert_same(own: Hypotheses, other: Hypotheses, rtol: float, atol: float) ->
     torch.testing.assert_close(own.scores, other.scores, rtol=rtol, atol=atol)
 
 
-# -- beam search -------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("blank", [0, 2])
 @pytest.mark.usefixtures("path")
 def test_a_large_beam_finds_all_sequences(blank: int) -> None:
@@ -185,6 +182,8 @@ def test_bits_depend_on_the_sequence_only(dtype: torch.dtype, any_threads: Calla
 def test_equal_scores_have_the_lowest_token_first() -> None:
     found, _ = CTCBeamSearch(beam=3, n_best=3)(rl.Ragged([torch.full((1, 4), 0.25).log()]))
     assert listed(found)[0] == [((), found.scores[0]), ((1,), found.scores[0]), ((2,), found.scores[0])]
+    found, _ = CTCBeamSearch(n_best=4, tokens_per_step=2)(rl.Ragged([torch.tensor([[0.4, 0.1, 0.2, 0.3]]).log()]))
+    assert [tokens for tokens, _ in listed(found)[0]] == [(), (3,), (2,)]
 
 
 @pytest.mark.usefixtures("path")
@@ -214,9 +213,6 @@ def test_states_are_selected_and_joined() -> None:
         alone, _ = search(rl.Ragged([torch.cat([log_probs[old], more[item]])]))
         assert both.tokens[item].equal(alone.tokens[0])
         assert both.scores[item] == alone.scores[0]
-
-
-# -- scorers -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_function_scores_like_the_model_that_it_calls() -> None:
@@ -266,9 +262,8 @@ def test_n_grams_by_hand() -> None:
     found = ngram(rl.Ragged([[2, 1], [1], [1]]), torch.tensor([2, 1, 0])).exp().tolist()
     spread = 3 / 7 * 2 / 3
     assert found == pytest.approx([(2 - 3 / 7) / 3 + spread * lower[2], spread * lower[1], spread * lower[0]])
-
-
-# -- alignment ---------------------------------------------------------------------------------------------------------
+    twice = NGram([[1], [1]], 3, order=1)  # nothing occurs once: D = 1 / 2
+    assert twice(rl.Ragged([[2], [2]]), torch.tensor([1, 0])).exp().tolist() == pytest.approx([7 / 16, 1 / 16])
 
 
 @pytest.mark.parametrize("labels", [[], [1], [1, 1], [1, 2], [2, 1, 2], [2, 2, 1]])
@@ -323,8 +318,6 @@ def test_an_impossible_alignment_has_no_times() -> None:
     assert found.times[0].tolist() == [[0, 0], [0, 0]]
     assert found.confidences[0].tolist() == [0, 0]
 
-
-# -- mistakes ----------------------------------------------------------------------------------------------------------
 
 LOG_PROBS = rl.Ragged.from_flat(torch.zeros(5, 4, device="cpu"), lengths=[3, 2])
 NAN = rl.Ragged.from_flat(torch.tensor([[0.0, math.nan]], device="cpu"), lengths=[1])

@@ -114,12 +114,13 @@ def test_mistakes(options: dict[str, Any], batch: Any, kind: type[RaglaneError],
         SequenceEncoder(**{"input_size": D, "hidden_size": H} | options)(batch)
 
 
+@pytest.mark.parametrize("num_layers", [1, 2])
 @pytest.mark.parametrize("pooling", ["summary", *POOLINGS, None])
-def test_dropout_of_every_pooling_is_for_training_only(pooling: str | None, device: Any) -> None:
+def test_dropout_of_every_pooling_is_for_training_only(pooling: str | None, num_layers: int, device: Any) -> None:
     """In evaluation, results are those of the same network without dropout."""
     batch = _floats(device)
     encoder, plain = (
-        SequenceEncoder(D, H, pooling=pooling, num_layers=2, dropout=share, dtype=torch.float64).to(device)
+        SequenceEncoder(D, H, pooling=pooling, num_layers=num_layers, dropout=share, dtype=torch.float64).to(device)
         for share in (0.5, 0.0)
     )
     plain.load_state_dict(encoder.state_dict())
@@ -128,5 +129,6 @@ def test_dropout_of_every_pooling_is_for_training_only(pooling: str | None, devi
         out = network(batch)
         return out.values if isinstance(out, Ragged) else out
 
+    assert encoder.recurrent.dropout == (0.5 if num_layers > 1 else 0)
     assert not torch.equal(numbers(encoder), numbers(encoder))
-    assert torch.equal(numbers(encoder.eval()), numbers(plain))
+    assert torch.equal(numbers(encoder.eval()), numbers(plain.eval()))

@@ -63,12 +63,18 @@ def optimise(layer: Any, make: Callable[..., Any], **options: Any) -> None:
     make(layer.parameters(), 0.1, **options).step()
 
 
+def fused_group(weights: Any, rate: float) -> torch.optim.Optimizer:
+    other = nn.Parameter(torch.ones(1))
+    return torch.optim.Adam([{"params": weights, "fused": True}, {"params": [other], "fused": False}], rate)
+
+
 @pytest.mark.parametrize(
     "change",
     [
         in_place,
         lambda layer: optimise(layer, torch.optim.SGD),
         lambda layer: optimise(layer, torch.optim.Adam, fused=True),
+        lambda layer: optimise(layer, fused_group),
         lambda layer: layer.load_state_dict(build("lstm", 2).state_dict()),
         lambda layer: setattr(layer.weight_ih_l1, "data", torch.ones_like(layer.weight_ih_l1)),
         lambda layer: setattr(layer, "bias_hh_l0", nn.Parameter(torch.ones_like(layer.bias_hh_l0))),
@@ -199,8 +205,6 @@ def test_threads_share_packed_weights() -> None:
     with ThreadPoolExecutor(4) as pool:
         assert all(same(result, wanted) for result in pool.map(call, range(80)))
 
-
-# -- int8 -------------------------------------------------------------------------------------------------------------
 
 INT8_LAYERS: dict[str, dict[str, Any]] = {
     "LSTM": {"num_layers": 2, "bidirectional": True},

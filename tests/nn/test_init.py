@@ -53,9 +53,6 @@ def _changed(layer: Any, before: dict[str, Tensor]) -> set[str]:
     }
 
 
-# -- matrices ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("gain", [1.0, 1.7])
 @pytest.mark.parametrize("kind", WITH_MATRIX)
 def test_orthogonal(kind: Kind, gain: float) -> None:
@@ -96,9 +93,6 @@ def test_orthogonal_requires_a_matrix(kind: Kind) -> None:
     with pytest.raises(ValueError, match=f"layer must be .*a cell with a matrix weight_hh.*, got cell '{kind.cell}'"):
         init.orthogonal_(layer)
     assert not _changed(layer, before)
-
-
-# -- biases -----------------------------------------------------------------------------------------------------------
 
 
 def _biases(kind: Kind, layer: Any, gate: str) -> list[Tensor]:
@@ -182,9 +176,6 @@ def test_invalid_numbers(start: Any, name: str, numbers: list[Any]) -> None:
     for number in numbers:
         with pytest.raises(RaglaneError, match=f"{name} must be .*got "):
             start(rl.nn.LSTM(D, H), number)
-
-
-# -- any layer --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -70,9 +70,6 @@ def by_hand(layer: Any, batch: rl.Ragged) -> Any:
     return tuple(split) if len(split) > 1 else split[0]
 
 
-# -- compared with hx -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", LAYERS)
 def test_as_if_it_were_given(name: str, kind: str) -> None:
@@ -98,9 +95,6 @@ def test_as_if_it_were_given(name: str, kind: str) -> None:
 @pytest.mark.parametrize("name", ["lstm", "sru"])
 def test_every_schedule_and_backend(name: str, kind: str) -> None:
     assert_alike_everywhere(layer_of(name, kind), lambda layer, batch: results_of(layer(batch)))
-
-
-# -- every way to call ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("first", [False, True])
@@ -137,9 +131,6 @@ def test_autocast(kind: str, schedule: str, device: torch.device) -> None:
     assert_same([part.float() for part in results], expected, 0.05)
 
 
-# -- as a module ------------------------------------------------------------------------------------------------------
-
-
 def test_names_of_parameters() -> None:
     plain = set(build("lstm").state_dict())
     learned = build("lstm", initial_state="learned")
@@ -154,9 +145,6 @@ def test_names_of_parameters() -> None:
     moduled = build("gru", initial_state=OfSequence(1, (H,)))
     assert {key.split(".")[0] for key in moduled.state_dict()} - set(build("gru").state_dict()) == {"initial_module"}
     assert "initial_state='learned'" in repr(learned)
-
-
-# -- mistakes ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -21,9 +21,6 @@ LENGTHS = [2, 0, 3]
 OURS = [kind for kind in KINDS if kind.layer not in ("RNN", "LSTM", "GRU")]
 
 
-# -- arguments and parameters -----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_arguments_have_torchs_order(kind: Kind) -> None:
     # In torch's RNN the nonlinearity is before the bias.
@@ -98,9 +95,6 @@ def test_weights_may_be_parametrized(kind: Kind) -> None:
     assert_same(results_of(layer(batch)), doubled)
 
 
-# -- copies -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_copies_compute_the_same(kind: Kind) -> None:
     layer, batch = build(kind, 2, bidirectional=True, schedule="lanes", initial_state="learned"), a_batch(LENGTHS)
@@ -122,9 +116,6 @@ def test_copies_compute_the_same(kind: Kind) -> None:
     with torch.no_grad():
         copies[0].weight_ih_l0.zero_()
     assert_same(results_of(layer(batch)), wanted, 0.0)
-
-
-# -- repr and explain -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -179,9 +170,6 @@ def test_numbers_of_numpy_are_numbers(kind: Kind) -> None:
     layer = getattr(rl.nn, kind.layer)(np.int64(D), np.int32(H), np.int64(2), dropout=np.float32(0.5), **kind.options)
     assert (type(layer.input_size), type(layer.hidden_size), type(layer.num_layers)) == (int, int, int)
     assert layer(rl.Ragged([torch.randn(2, D)]))[0].values.shape == (2, H)
-
-
-# -- mistakes ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

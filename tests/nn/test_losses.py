@@ -206,6 +206,12 @@ def test_bfloat16(name: str, reduction: str) -> None:
     torch.testing.assert_close(narrow.double(), wide, rtol=0.03, atol=0.03)
 
 
+@pytest.mark.parametrize("reduction", ["element", "sequence"])
+def test_a_sum_may_exceed_float16(reduction: Any) -> None:
+    half = rl.Ragged.from_flat(torch.full((900,), 10.0, dtype=torch.float16), lengths=[900])
+    assert losses.mse_loss(half, half * 0, reduction=reduction).item() == 100
+
+
 @EVERY_REDUCTION
 @EVERY
 def test_nothing_is_padded(name: str, reduction: str) -> None:

@@ -183,9 +183,6 @@ def test_weights_are_read_once_per_call(backend: str | None) -> None:
         assert drawn.calls == 1, type(given)
 
 
-# -- every layer on every schedule ------------------------------------------------------------------------------------
-
-
 def test_every_layer_is_tested() -> None:
     made = [getattr(rl.nn, name) for name in rl.nn.__all__]
     layers = {each.__name__ for each in made if isinstance(each, type) and issubclass(each, RecurrentLayer)}

@@ -43,9 +43,6 @@ def run(layer: Any, batch: Any, seed: int = 7, **call: Any) -> list[Tensor]:
     return [*results, torch.rand(1, dtype=torch.float64)]
 
 
-# -- every backend ----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", LAYERS)
 def test_every_schedule_and_backend_draws_the_same(name: str) -> None:
     for options in (regularisation_of(name, dropout=0.3), {"input_dropout": 0.3, "dropout": 0.3}):
@@ -73,9 +70,6 @@ def test_masks_do_not_depend_on_the_strides_of_hx() -> None:
     batch, hx = a_batch(), torch.randn(1, 5, H, dtype=torch.float64)
     other = torch.empty_strided(hx.shape, (20, 1, 5), dtype=torch.float64).copy_(hx)
     assert_same(run(layer, batch, hx=other), run(layer, batch, hx=hx), 0.0)
-
-
-# -- evaluation -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -109,9 +103,6 @@ def test_evaluation_takes_the_mean_of_zoneout(name: str) -> None:
     for schedule in SCHEDULES:
         with rl.use_backend(schedule=schedule):
             assert_same(results_of(layer(rl.Ragged(sequences))), theirs, what=schedule)
-
-
-# -- other features ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -181,9 +172,6 @@ def test_nothing_is_drawn_without_an_effect() -> None:
 def test_refusals(make: Callable[[], Any], says: str) -> None:
     with pytest.raises(ArgumentError, match=says):
         make()
-
-
-# -- masks ------------------------------------------------------------------------------------------------------------
 
 
 class Draws:

@@ -42,8 +42,7 @@ def episodes_alone(layer: Any, sequences: list[Tensor], marks: list[list[int]], 
             if hx is not None:
                 # hx enters at the first piece, in reverse direction at the last.
                 reads_forward = number == 0 and not (len(own_marks) and own_marks[0])
-                reads_reverse = number == len(pieces) - 1
-                given = torch.where(reverse_rows, torch.tensor(reads_reverse), torch.tensor(reads_forward))
+                given = torch.where(reverse_rows, torch.tensor(number == len(pieces) - 1), torch.tensor(reads_forward))
                 state = [
                     torch.where(given.unsqueeze(1), part[:, row], own)
                     for part, own in zip(parts(hx), fresh, strict=True)
@@ -85,15 +84,11 @@ class Affine(nn.Module):
         return one_or_tuple(torch.split(made, list(self.sizes), 2))
 
 
-# -- compared with single episodes ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("with_hx", [False, True])
 @pytest.mark.parametrize("name", [*LAYERS, "user-defined"])
 def test_every_layer(name: str, with_hx: bool) -> None:
     options: dict[str, Any] = {"num_layers": 2, "bidirectional": with_hx}
-    layer = build(name, **options) if name in LAYERS else rl.nn.Recurrent(Whole, D, H, **options)
-    compare(layer, MARKS, with_hx)
+    compare(build(name, **options) if name in LAYERS else rl.nn.Recurrent(Whole, D, H, **options), MARKS, with_hx)
 
 
 @pytest.mark.parametrize("backend", [name for name in BACKENDS if name in ("program", "reference")])
@@ -140,9 +135,6 @@ def test_any_marks(marks: list[list[int]], with_hx: bool, both: bool, seed: int)
     compare(build("gru", 2, bidirectional=both), marks, with_hx)
 
 
-# -- isolation --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_nothing_crosses_a_reset(schedule: str) -> None:
     """Neither a NaN nor a gradient, in either direction."""
@@ -176,9 +168,6 @@ def test_a_reset_at_the_first_element_ignores_hx() -> None:
     for grad in gradients(results, hx):
         assert not grad[:, 0].any()
         assert bool(grad[:, 1].all())
-
-
-# -- every kind of input ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("first", [False, True])
@@ -236,9 +225,6 @@ def test_compiled(device: torch.device) -> None:
             results_of(compiled(batch, resets=ragged_marks(marks))),
             results_of(layer(batch, resets=ragged_marks(marks))),
         )
-
-
-# -- mistakes ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

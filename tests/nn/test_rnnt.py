@@ -118,8 +118,7 @@ def compare(own: Tensor, expected: Tensor, case: Case, exact: float) -> None:
     torch.testing.assert_close(own.double(), expected, rtol=exact, atol=exact)
     upstream = torch.randn_like(expected).masked_fill(expected == INFINITE, 0)
     kinds: Any = {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
-    inputs = [case.encoder, case.predictor, *case.parameters]
-    ours = torch.autograd.grad(own, inputs, upstream.to(own.dtype), **kinds)
+    ours = torch.autograd.grad(own, [case.encoder, case.predictor, *case.parameters], upstream.to(own.dtype), **kinds)
     finite = expected.masked_fill(expected == INFINITE, 0)
     for part, other in zip(ours, torch.autograd.grad(finite, case.inputs, upstream, **kinds), strict=True):
         largest = other.abs().max().clamp(min=1)
@@ -156,12 +155,12 @@ def test_in_float32(way: str) -> None:
 
 
 @pytest.mark.parametrize("reduction", ["element", "sequence"])
-@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("weighted", ["", "fixed", "learned"])
 @WAYS
-def test_reductions(way: str, weighted: bool, reduction: str) -> None:
+def test_reductions(way: str, weighted: str, reduction: str) -> None:
     """As ctc_loss: per label, where a sequence without labels has one, and an empty one does not count."""
     case = Case([(7, 3), (0, 0), (4, 0), (5, 2)])
-    weights = torch.tensor([1.0, 2.0, 0.5, 0.0]) if weighted else None
+    weights: Any = torch.tensor([1.0, 2.0, 0.5, 0.0], requires_grad=weighted == "learned") if weighted else None
     shares = torch.ones(4, dtype=torch.float64) if weights is None else weights.double()
     counts, exists = torch.tensor([3.0, 1, 1, 2]), torch.tensor([1.0, 0, 1, 1])
     losses = case.expected(by_recursion)
@@ -169,7 +168,10 @@ def test_reductions(way: str, weighted: bool, reduction: str) -> None:
         expected = (losses * shares).sum() / (counts * exists * shares).sum()
     else:
         expected = (losses / counts * shares).sum() / (exists * shares).sum()
-    compare(case.loss(way, reduction=reduction, weights=weights), expected, case, 1e-10)
+    own = case.loss(way, reduction=reduction, weights=weights)
+    compare(own, expected, case, 1e-10)
+    if weighted == "learned":
+        torch.testing.assert_close(*(torch.autograd.grad(loss, weights)[0][:3] for loss in (own, expected)))
 
 
 @WAYS
@@ -192,13 +194,11 @@ def test_tiles_and_bands_change_only_rounding(way: str, sharp: float, monkeypatc
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_kernel_and_plain_torch(dtype: torch.dtype, one_per_frame: bool) -> None:
     frames, labels = (torch.tensor(column) for column in zip(*PAIRS, strict=True))
-    rows = int((frames * (labels + 1)).sum())
-    emissions = torch.randn(rows, 3, dtype=dtype).log_softmax(-1)[:, :2].contiguous()
+    emissions = torch.randn(int((frames * (labels + 1)).sum()), 3, dtype=dtype).log_softmax(-1)[:, :2].contiguous()
     emissions[3] = -INFINITE
     exact: Any = {"rtol": 1e-5, "atol": 1e-6} if dtype is torch.float32 else {"rtol": 1e-11, "atol": 1e-11}
     own = kernels.align(emissions, frames, labels, one_per_frame, True)
-    expected = lattice.align_in_torch(emissions, frames, labels, one_per_frame, True)
-    torch.testing.assert_close(own, expected, **exact)
+    torch.testing.assert_close(own, lattice.align_in_torch(emissions, frames, labels, one_per_frame, True), **exact)
     assert torch.equal(kernels.align(emissions, frames, labels, one_per_frame, False)[0], own[0])
 
 
@@ -281,21 +281,25 @@ def test_weights_of_a_joint_without_gradients() -> None:
     assert torch.equal(torch.autograd.grad(case.loss("linear", reduction="element"), case.encoder)[0], expected[0])
     with torch.no_grad():
         assert not case.loss("linear").requires_grad
+    case.joint.register_forward_hook(lambda *given: given[-1] * 2)
+    torch.testing.assert_close(case.loss("linear"), case.loss("function"))
 
 
 def test_in_bfloat16() -> None:
     case = Case([(7, 3), (4, 2)])
     own = case.loss("linear", torch.bfloat16)
     assert own.dtype is torch.bfloat16
-    torch.testing.assert_close(own.double(), case.expected(by_recursion), rtol=0.05, atol=0.05)
+    parts = ((case.encoder, [7, 4]), (case.predictor, [4, 3]))
+    one, other = (rl.Ragged.from_flat(part.bfloat16(), lengths=lengths) for part, lengths in parts)
+    for loss in (own, rnnt_loss(one, other, case.targets, case.joint, reduction="none", blank=case.blank)):
+        torch.testing.assert_close(loss.double(), case.expected(by_recursion), rtol=0.05, atol=0.05)
 
 
 @WAYS
 def test_a_second_derivative_raises(way: str) -> None:
     case = Case([(5, 2)])
     for reduction in ("element", "none"):
-        loss = case.loss(way, reduction=reduction).sum()
-        (gradient,) = torch.autograd.grad(loss, case.encoder, create_graph=True)
+        (gradient,) = torch.autograd.grad(case.loss(way, reduction=reduction).sum(), case.encoder, create_graph=True)
         with pytest.raises(ArgumentError, match="second derivative"):
             gradient.sum().backward()
         case.encoder.requires_grad_(False)

@@ -115,8 +115,7 @@ def test_a_batch_without_elements_has_gradients_of_zero() -> None:
 @pytest.mark.parametrize(("backend", "first"), [("auto", True), ("torch", False), ("reference", True)])
 @pytest.mark.parametrize("kind", KINDS, ids=name_of)
 def test_like_in_like_out(kind: dict[str, Any], first: bool, backend: str) -> None:
-    options = {**kind, "num_layers": 2, "bidirectional": True}
-    _, layer = pair_of_layers(options, batch_first=first, backend=backend)
+    _, layer = pair_of_layers({**kind, "num_layers": 2, "bidirectional": True}, batch_first=first, backend=backend)
     assert_same_for_every_input(layer, a_state(layer, 3))
     assert_same_for_every_input(layer)
 

@@ -69,7 +69,6 @@ def loss_of(module: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     return lambda leaf: module(leaf).square().sum()
 
 
-# ---- transformations ------------------------------------------------------------------------------------------------
 #
 # Each function returns its result for a module and an input, and the same computed with plain autograd.
 

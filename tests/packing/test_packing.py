@@ -16,6 +16,7 @@ from torch.nn.utils import rnn
 
 from raglane import packing
 from raglane.packing import PackedSequence
+from raglane.packing.convert import flatten_padded
 from raglane.packing.functions import _rank_on_device, _rank_on_host
 from raglane.packing.rows import flatten_packed
 from strategies import lengths as any_lengths
@@ -68,9 +69,6 @@ def assert_same(ours: Any, theirs: Any) -> None:
             assert_same(mine, other)
         return
     torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
-
-
-# -- the same as torch's -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", [name for name in packing.__all__ if name != "PackedSequence"])
@@ -148,9 +146,6 @@ def test_differentiable_twice(batch_first: bool, device: torch.device) -> None:
     for function, inputs in cases:
         assert gradcheck(function, inputs)
         assert gradgradcheck(function, inputs)
-
-
-# -- beyond torch's: empty sequences, any lengths, ties ----------------------------------------------------------------
 
 
 @given(any_lengths(), FEATURES | st.just((0,)), st.booleans(), st.booleans(), st.integers(0, 2))
@@ -255,10 +250,14 @@ def test_any_memory_layout(batch_first: bool, device: torch.device) -> None:
         whole[0, 0, 0].expand(*shape, 10),
         whole[: shape[0], : shape[1]].transpose(2, 3),
     ]
-    for padded in (*layouts, *map(torch._neg_view, layouts)):
-        pairs = [(x, torch.tensor(lengths), batch_first) for x in (padded, padded.resolve_neg().contiguous())]
+    layouts.append(torch.complex(whole, whole + 1)[: shape[0], : shape[1], 0, :5].conj())
+    for padded in (*layouts, *map(torch._neg_view, layouts[:-1])):
+        plain = padded.resolve_neg().resolve_conj().contiguous()
+        pairs = [(x, torch.tensor(lengths), batch_first) for x in (padded, plain)]
         assert_same(*[packing.pack_padded_sequence(*pair, False).data for pair in pairs])
         assert_same(*[packing.unpad_sequence(*pair) for pair in pairs])
+        flat, expected = (flatten_padded(x, lengths, batch_first) for x in (padded, plain))
+        assert_same(flat.restore(flat.values), expected.restore(expected.values))
 
 
 def test_nothing_waits_for_a_device(device: torch.device) -> None:

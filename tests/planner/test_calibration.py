@@ -329,8 +329,9 @@ def test_a_key_tells_layers_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(set(keys)) == len(keys)
     assert calibration.key_of(rl.nn.LSTM(3, 4), WAYS) == keys[0]
     assert calibration.key_of(rl.nn.LSTM(3, 4), WAYS[:1]) != keys[0]
-    monkeypatch.setenv("RAGLANE_ISA", "portable")
-    assert calibration.key_of(rl.nn.LSTM(3, 4), WAYS) != keys[0]
-    monkeypatch.delenv("RAGLANE_ISA")
+    for name, value in (("RAGLANE_ISA", "portable"), ("RAGLANE_THREADS", "1")):
+        monkeypatch.setenv(name, value)
+        assert calibration.key_of(rl.nn.LSTM(3, 4), WAYS) != keys[0]
+        monkeypatch.delenv(name)
     monkeypatch.setattr("inspect.getsource", lambda _: "class Leaky: another")
     assert calibration.key_of(layers[-1], WAYS) != keys[-1]

@@ -80,7 +80,7 @@ def test_fit_believes_the_many() -> None:
     seconds = probes @ costs(PADDED, "infer")
     disturbed = seconds.copy()
     disturbed[[2, 9]] *= 8
-    np.testing.assert_allclose((probes @ fit(probes, disturbed))[3:9], seconds[3:9], rtol=0.12)
+    np.testing.assert_allclose((probes @ fit(probes, disturbed))[3:9], seconds[3:9], rtol=0.02)
 
 
 @pytest.mark.parametrize("seed", range(25))
@@ -149,9 +149,6 @@ def test_a_way_ends_with_its_block() -> None:
         fail()
     assert torch.get_num_threads() == threads
     assert override() == ("auto", "auto")
-
-
-# -- rows -------------------------------------------------------------------------------------------------------------
 
 
 IN_PADDED, IN_PACKED = Way("reference", "padded", "float32", 1), Way("reference", "packed", "float32", 1)
@@ -343,6 +340,10 @@ def test_the_longest_is_in_a_sample() -> None:
         assert weights[900] == 1
         assert weights[1] > 9
         assert _total(epoch) == pytest.approx(epoch.elements)
+    # The batch with the most steps need not have the most elements.
+    longest, real = np.full(500, 5), np.full(500, 20)
+    longest[7], real[3] = 90, 40
+    assert {3, 7} <= set(rows._choose(longest, real, 0)[0].tolist())
 
 
 def test_a_long_list_is_thinned_out() -> None:

@@ -181,9 +181,6 @@ def test_what_is_no_constant_has_no_key_for_another_process(part: Any) -> None:
         lasting_key(Survey.of(made).key)
 
 
-# -- the table: who runs a step, whether the schedule changes its numbers, and the reason ------------------------------
-
-
 D, H = 3, 4
 PAGE = Path(__file__).parents[2] / "docs" / "add-a-cell.md"
 

@@ -46,8 +46,7 @@ def of_operation(name: str, width: int, *, number: bool = False) -> Program:
         results.append(Operand(4))
     columns = tuple(reversed(range(width))) if name == "gather" else ()
     epsilon = 0.01 if name == "norm" else 0.0
-    used = operands[: OPERATIONS[name]]
-    made = Instruction(name, tuple(results), used, width, segments, epsilon, columns=columns)
+    made = Instruction(name, tuple(results), operands[: OPERATIONS[name]], width, segments, epsilon, columns=columns)
     outputs = tuple((Operand(place.block), blocks[place.block].width) for place in results)
     return Program(tuple(blocks), (), (made,), outputs, (Operand(1),))
 
@@ -222,9 +221,6 @@ def test_bfloat16_at_the_ends_alone(isa: str, use: Use) -> None:
         assert [part.dtype for part in outputs] == kinds
 
 
-# ---- what is refused ----------------------------------------------------------------------------------------------
-
-
 def test_tensors_that_do_not_fit() -> None:
     case = tensors_for(of_operation("fma", 5), LENGTHS)
     count, batch = sum(LENGTHS), len(LENGTHS)
@@ -297,9 +293,6 @@ def test_programs_that_are_wrong() -> None:
     for instruction in (beside, reduces, copies):
         with pytest.raises(ArgumentError, match="result must not overlap an operand"):
             tensors_for(replace(good, instructions=(add, instruction)), LENGTHS).run()
-
-
-# -- products and sums over all elements -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("isa", LIBRARY.isas)

@@ -70,9 +70,6 @@ def test_cells_that_have_nothing_to_do_keep_their_programs_small() -> None:
     assert [backward.count(name) for name in ("product", "sigmoid", "tanh")] == [1, 0, 1]
 
 
-# -- random cells ------------------------------------------------------------------------------------------------------
-
-
 # The reference with another order of computing than the naive loop's, and whatever runs programs here.
 ENGINES = [engine(backend="reference", schedule="packed")]
 ENGINES += [engine(backend=name) for name in BACKENDS if name == "program"]
@@ -98,7 +95,6 @@ def test_a_difference_is_seen() -> None:
         assert str(difference(answer._replace(gradients=answer.gradients | {name: other}), answer)).startswith(name)
 
 
-# -- zeros, ties, infinities, NaN, and quotients that rounding changes ---------------------------------------------
 #
 # An initial state is zeros, and a state of logarithms minus infinity: a mistake only there is wrong at every first
 # step, and no comparison on random numbers detects it.

@@ -31,8 +31,7 @@ class Mlp(Sized):
         self.norm, self.act = nn.LayerNorm(7), F.gelu
 
     def step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        hidden = self.act(self.norm(self.first(torch.cat([x_t, state], 1))))
-        state = state + self.third(torch.tanh(self.second(hidden)))
+        state = state + self.third(torch.tanh(self.second(self.act(self.norm(self.first(torch.cat([x_t, state], 1)))))))
         return torch.softmax(state, 1), state
 
 
@@ -262,9 +261,6 @@ def test_what_no_program_can_be_is_refused_with_the_reason(index: int) -> None:
     assert torch.equal(before[0], torch.get_rng_state())
     assert torch.equal(before[1], module.linear.bias)
     np.testing.assert_equal((random.getstate(), np.random.get_state()), before[2:])
-
-
-# -- operations that depend only on parameters -------------------------------------------------------------------------
 
 
 Known = Callable[[Any], Tensor]

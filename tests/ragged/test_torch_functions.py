@@ -159,9 +159,6 @@ def test_operands_that_do_not_fit(call: Callable[[rl.Ragged], Any], says: str) -
         call(a_batch(4))
 
 
-# -- copies, devices and repr -----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("travel", [copy.copy, copy.deepcopy, lambda batch: pickle.loads(pickle.dumps(batch))])
 def test_copies_and_pickles(travel: Any) -> None:
     batch = rl.Ragged([torch.randn(2, 3), torch.randn(0, 3)])

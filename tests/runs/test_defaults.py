@@ -142,8 +142,7 @@ def test_the_end_of_one_series_is_held_out(tmp_path: Path, capsys: pytest.Captur
     run: Any = rl.fit([_WAVE], task="forecast", epochs=2, **_QUICK)
     state = run.result.state
     # Each element of the end is forecast from all before it.
-    heads = [_WAVE[:end] for end in range(36, 40)]
-    predicted = np.array(run.predict(heads)["prediction"])[:, 0, 0]
+    predicted = np.array(run.predict([_WAVE[:end] for end in range(36, 40)])["prediction"])[:, 0, 0]
     best = state.history[state.best_epoch - 1]
     assert best["validation_MAE"] == pytest.approx(np.abs(predicted - _WAVE[36:]).mean(), rel=1e-4)
     assert best["persistence_MAE"] == pytest.approx(np.abs(np.diff(_WAVE[35:])).mean(), rel=1e-4)

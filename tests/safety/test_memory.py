@@ -51,9 +51,6 @@ def same_refusals(run: Callable[[str], Any]) -> tuple[type[Exception], str]:
     return found[0]
 
 
-# ---- the same message everywhere ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("change", WRONG)
 def test_a_wrong_parameter_gets_the_same_words_from_every_backend(change: str) -> None:
     for name in ("weight_ih_l0", "weight_hh_l1_reverse", "bias_hh_l0_reverse"):
@@ -233,9 +230,6 @@ def test_the_operators() -> None:
     assert operators.recurrence is not None
 
 
-# ---- between forward and backward ---------------------------------------------------------------------------------
-
-
 def test_hooks_on_saved_tensors() -> None:
     """Hooks may store saved tensors elsewhere, and return others for backward."""
     layer, given = lstm("cpu"), batch()
@@ -286,9 +280,6 @@ def test_a_call_that_fails_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(MemoryError, match="the reason"):
         call("raglane_forward", b"?")
     assert made == ["call"]
-
-
-# ---- many tensors checked at once, and views ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rows", [0, 1])

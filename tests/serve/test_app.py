@@ -361,8 +361,7 @@ def test_clients_that_do_not_read_or_are_killed() -> None:
                 if at == 30:
                     for other in slow:
                         # Without a closing handshake.
-                        option = struct.pack("ii", 1, 0)
-                        other.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, option)
+                        other.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                         other.socket.shutdown(socket.SHUT_RDWR)
                 if at == 15:
                     stats = engine.stats()

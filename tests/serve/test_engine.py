@@ -134,8 +134,7 @@ def test_valid_frames(frames: Any) -> None:
     stream.push(frames)
     rows = torch.as_tensor(frames, dtype=torch.float32).detach()
     assert engine.step() == bool(len(rows))
-    expected = engine.run(rl.Ragged([rows])).values
-    torch.testing.assert_close(stream.pull(), expected, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(stream.pull(), engine.run(rl.Ragged([rows])).values, rtol=0, atol=0, equal_nan=True)
 
 
 def test_frames_are_copied() -> None:
@@ -476,9 +475,6 @@ def test_what_is_no_model(model: Any) -> None:
 def resident() -> int:
     """Return the resident memory of this process in bytes."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
-
-
-# ---- memory ---------------------------------------------------------------------------------------------------------
 
 
 def test_opened_and_closed_streams_leave_no_memory() -> None:

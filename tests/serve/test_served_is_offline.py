@@ -112,6 +112,7 @@ def test_int8_weights(name: str) -> None:
         with torch.no_grad():
             expected = rl.freeze(model, dtype=torch.int8)(batch)[0]
         assert torch.equal(engine.run(batch).values, expected.values)
+        assert torch.equal(Engine(model, slots=1).run(batch).values, expected.values)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])

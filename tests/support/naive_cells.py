@@ -77,9 +77,6 @@ def _normalised(argument: Tensor) -> Tensor:
     return (argument - mean) / torch.sqrt(variance + 1e-5)
 
 
-# -- the cells, in the order of CELLS ---------------------------------------------------------------------------------
-
-
 def _elman(at: _Place, activation: Callable[[Tensor], Tensor]) -> State:
     return (activation(at.limit(at.from_both(0))),)
 
@@ -129,8 +126,7 @@ def _layernorm_lstm(at: _Place) -> State:
     of_input, of_state = _layernorm_products(at)
     i, f, g, o = (own + other for own, other in zip(of_input, of_state, strict=True))
     c = _sigmoid(f) * at.c + _sigmoid(i) * torch.tanh(g)
-    shown = at.weights.memory_gain * _normalised(c) + at.rows(at.weights.memory_bias, 0)
-    return _sigmoid(o) * torch.tanh(shown), c
+    return _sigmoid(o) * torch.tanh(at.weights.memory_gain * _normalised(c) + at.rows(at.weights.memory_bias, 0)), c
 
 
 def _gru(at: _Place) -> State:
@@ -273,9 +269,6 @@ def naive_step(
     If the only state is ``h``, it is also passed as ``c``.
     """
     return NAIVE_STEPS[name](_Place(weights, x_t, state[0], state[-1], mask, clip, state))
-
-
-# -- sequences and networks -------------------------------------------------------------------------------------------
 
 
 def naive_run(

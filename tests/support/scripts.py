@@ -88,5 +88,4 @@ class Script:
             given = {"code": code, "seconds": seconds, "environment": environment}
             self._server.stdin.write(json.dumps(given | {"printed": [stdout.name, stderr.name]}) + "\n")
             self._server.stdin.flush()
-            code_of_end = int(self._server.stdout.readline())
-            return Ended(code_of_end, stdout.read(), stderr.read())
+            return Ended(int(self._server.stdout.readline()), stdout.read(), stderr.read())

@@ -36,8 +36,7 @@ def _texts(texts: list[str], split: str = "characters") -> Dataset:
 
 def test_a_tokenizer_file(tmp_path: Path) -> None:
     tokenizers = pytest.importorskip("tokenizers")
-    model = tokenizers.models.WordLevel({"to": 0, "be": 1, "?": 2}, unk_token="?")
-    made = tokenizers.Tokenizer(model)
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"to": 0, "be": 1, "?": 2}, unk_token="?"))
     made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     made.save(str(tmp_path / "tokenizer.json"))
     tokens, lengths = split_texts(["to be", "or"], str(tmp_path / "tokenizer.json"))

@@ -93,8 +93,7 @@ def test_a_damaged_optimizer(
 ) -> None:
     run = shutil.copytree(work / "run", tmp_path / "run")
     tensors = read_tensors(run / "last" / "training.safetensors")
-    content = to_safetensors(tensors | {_MOMENT: change(tensors[_MOMENT])})
-    (run / "last" / "training.safetensors").write_bytes(content)
+    (run / "last" / "training.safetensors").write_bytes(to_safetensors(tensors | {_MOMENT: change(tensors[_MOMENT])}))
     fails(["train", "--resume", "--out", str(run), "--epochs", "3"], capsys, "training.json")
 
 
@@ -171,8 +170,7 @@ def test_a_damaged_scaling(work: Path, name: str, capsys: pytest.CaptureFixture[
     wrong: list[Any] = [10**400, 1e300, True, "1", None]
     for number in [*wrong, 0.0, -1.0] if name == "std" else wrong:
         scaling = content["preprocessor"] | {name: [number, 1.0]}
-        damaged = json.dumps(content | {"preprocessor": scaling}).encode()
-        _refused(work, "best/config.json", damaged, capsys)
+        _refused(work, "best/config.json", json.dumps(content | {"preprocessor": scaling}).encode(), capsys)
 
 
 @pytest.mark.parametrize("scaling", [{"std": (value,)} for value in (0.0, -1.0, math.nan, 1e39)] + [{"mean": (-1e39,)}])

@@ -122,8 +122,7 @@ def test_several_quantiles(tmp_path: Path, task: str) -> None:
         assert low.shape == (200, 2, 1)
         assert np.mean(high - low) == pytest.approx(2 * 1.28, rel=0.3)
         rows = np.hstack([records.values.reshape(200, 20), middle[:, 0]]).astype(np.float32)
-        longer = dataset(rows.reshape(-1, 1), offsets_of([21] * 200), channels=("x",))
-        again = predict(saved, longer).columns["q0.9"]
+        again = predict(saved, dataset(rows.reshape(-1, 1), offsets_of([21] * 200), channels=("x",))).columns["q0.9"]
         np.testing.assert_allclose(np.array(again)[:, 0], high[:, 1], rtol=1e-3, atol=1e-4)
 
 
@@ -157,8 +156,7 @@ def test_sets_of_labels(tmp_path: Path, per_element: bool) -> None:
         return _with(part, Targets(values, per_element=per_element))
 
     training, test = sets(_records(90)), sets(_records(30, seed=1))
-    settings = Settings(**{**_QUICK.to_config(), "task": "multilabel", "cell": "lstm"})
-    train(settings, training, test, tmp_path)
+    train(Settings(**{**_QUICK.to_config(), "task": "multilabel", "cell": "lstm"}), training, test, tmp_path)
     saved = load_model(tmp_path)
     thresholds = saved.model.state_dict()["thresholds"].tolist()
     assert thresholds != [0.5, 0.5]
@@ -286,8 +284,7 @@ def test_the_seasonal_rule_by_hand(tmp_path: Path, season: int) -> None:
 
 
 def test_weights_and_smoothing_change_only_the_training_loss() -> None:
-    fitted = Preprocessor("classify", ("x",), labels=("a", "b", "c"))
-    task = make_task(fitted, Settings(label_smoothing=0.3))
+    task = make_task(Preprocessor("classify", ("x",), labels=("a", "b", "c")), Settings(label_smoothing=0.3))
     targets = torch.tensor([0, 0, 0, 0, 1, 2])
     task.class_weights = task.weigh(targets)
     assert task.class_weights.tolist() == [0.5, 2.0, 2.0]

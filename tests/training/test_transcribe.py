@@ -216,8 +216,7 @@ def test_an_exported_file_has_what_decodes_it(tmp_path: Path) -> None:
     text = inputs[0]
     places = [about["vocabulary"].index(token) for token in text]
     session = onnxruntime.InferenceSession(exported.path)
-    feeds = {"values": np.array(places), "offsets": np.array([0, len(places)])}
-    (log_probs,) = session.run(None, feeds)
+    (log_probs,) = session.run(None, {"values": np.array(places), "offsets": np.array([0, len(places)])})
     best = [label for label, _ in groupby(log_probs.argmax(1).tolist()) if label]
     assert "".join(about["labels"][label - 1] for label in best) == run.predict([text])["prediction"][0]
 

@@ -36,8 +36,7 @@ _PLATFORMS += ["macosx_11_0_arm64", "win_amd64"]
 
 def version() -> str:
     """Return ``__version__``."""
-    text = (ROOT / "src/raglane/__init__.py").read_text()
-    return str(re.findall(r'^__version__ = "(.+)"$', text, re.MULTILINE)[0])
+    return str(re.findall(r'^__version__ = "(.+)"$', (ROOT / "src/raglane/__init__.py").read_text(), re.MULTILINE)[0])
 
 
 def problems(tag: str | None, dist: Path = DIST) -> list[str]:

@@ -19,6 +19,7 @@ from raglane._utils.messages import quote
 from raglane.errors import ArgumentError, ArgumentTypeError, DispatchError, RaglaneError
 from raglane.kernels.cpu.prepared import Runner
 from raglane.nn.pooling import AttentionPooling, Pooling, running
+from raglane.nn.recurrent.freeze import frozen_weights
 from raglane.nn.recurrent.stack import Stack
 from raglane.programs.graph import Columns, Refused, Result
 from raglane.programs.lower import Lowering
@@ -102,8 +103,12 @@ def prepare(model: Any, features: int | Sequence[int] | None = None, dtype: torc
         reason, fix = _unsupported(part)
         if reason:
             raise _refused(f"{name or 'the model'} ({type(part).__name__}), {reason}", fix)
+    # A frozen model answers with its int8 weights, while they are valid.
+    stacks = [part for part in whole.modules() if isinstance(part, Stack)]
+    frozen = [(held, part) for part in stacks if (held := frozen_weights(part)) is not None and held.is_int8]
+    is_int8 = dtype is torch.int8 or any(held.packed_for(part._weights()) for held, part in frozen)
     with default_modes(grad=False):
-        return _Tracing(whole, shape, dtype is torch.int8).prepared()
+        return _Tracing(whole, shape, is_int8).prepared()
 
 
 def _unsupported(part: nn.Module) -> tuple[str, str]:

@@ -25,6 +25,7 @@ import re
 import sys
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -104,19 +105,26 @@ def are_elements(path: Path, schema: Any, load: Load, columns: Columns) -> bool:
     names = _scalars(kinds)
     if columns.sequence is not None or not names or any(map(is_list, kinds.values())):
         return False
-    texts = [name for name in names if is_text(kinds[name])]
-    name, _ = id_column(path, columns, names, names, _ID_NAMES)
-    ids = None if name is None else _valid(load([name])).column(0)
-    repeats = ids is not None and len(ids.unique()) < len(ids)
-    # E.g. of reviews, several of one user.
-    documents = [name for name in texts if name.lower() in (*ROLE_NAMES["sequence"], *_TEXTS)]
-    if columns.wide or not texts or (repeats and not any(_are_sentences(_valid(load([name]))) for name in documents)):
+    texts = {name for name in names if is_text(kinds[name])}
+    # A forecast needs no id, and times of JSON are texts.
+    times = {name for name in texts if name.lower() in TIME_NAMES} if columns.task == "forecast" else set()
+    numbers = set(columns.features or ()) & set(kinds) - texts
+    if columns.wide or columns.time in kinds or numbers or texts == times:
         return True
-    try:
-        choose(path, schema, columns)
-    except UnfitColumnError:
-        return bool(step_columns(path, columns, _written(path, load(names))))
-    return False
+    # Texts called "sequence" are sequences, such as those of genes.
+    eligible = [name for name in names if name not in texts or name.lower() != "sequence"]
+    name, _ = id_column(path, columns, names, eligible, _ID_NAMES)
+    ids = None if name is None else _valid(load([name])).column(0)
+    # Several texts may have one id, e.g. the reviews of a user.
+    documents = texts.intersection(name for name in names if name.lower() in (*ROLE_NAMES["sequence"], *_TEXTS))
+    if ids is not None and len(ids.unique()) < len(ids) and not any(_are_sentences(load([own])) for own in documents):
+        return True
+    is_step = True
+    with suppress(UnfitColumnError):
+        # A step of whole numbers looks like a label.
+        label = choose(path, schema, columns).label
+        is_step = label not in (None, columns.label) and _NUMBERED.fullmatch(label or "") is not None
+    return is_step and bool(step_columns(path, columns, _written(path, load(names))))
 
 
 def entries_of(path: Path, schema: Any, load: Load, columns: Columns) -> dict[str, Entries] | None:
@@ -137,7 +145,7 @@ def _valid(table: Any) -> Any:
 
 def _are_sentences(table: Any) -> bool:
     """Return True if most texts of a column have several words."""
-    texts = table.column(0).drop_null().to_pylist()
+    texts = _valid(table).column(0).drop_null().to_pylist()
     return 2 * sum(" " in text.strip() for text in texts) > len(texts)
 
 
@@ -147,7 +155,7 @@ def _written(path: Path, table: Any) -> dict[str, Entries]:
         raise data_error(path, "no rows", "a file with at least one sequence", "check the file")
     entries = {}
     for name in table.column_names:
-        if re.match(r"(dictionary<values=)?(large_|fixed_size_)?binary\b", str(table.column(name).type)):
+        if re.match(r"(dictionary<values=)?(large_|fixed_size_)?binary(_view)?\b", str(table.column(name).type)):
             rule = "a table of texts, numbers and booleans"
             raise data_error(path, f"bytes in the column {quote(name)}", rule, "decode them, e.g. with .str.decode()")
         words = ["" if value is None or value != value else str(value) for value in table.column(name).to_pylist()]
@@ -198,7 +206,9 @@ def step_columns(path: Path, columns: Columns, entries: Mapping[str, Entries]) -
         is_wide = columns.task != "forecast" if id_name is None else _is_distinct(entries[id_name])
         if not is_numbered or is_chosen or has_times or not is_wide:
             return []
-    numbers = [name for name in (steps if is_numbered else free) if not numbers_in(entries[name])[1].any()]
+    # A step with a word by mistake is refused later.
+    most = 0.5 if columns.wide and is_numbered else 0.0
+    numbers = [name for name in (steps if is_numbered else free) if numbers_in(entries[name])[1].mean() <= most]
     return numbers if columns.wide or numbers == steps else []
 
 

@@ -34,8 +34,8 @@ class CRF(torch.nn.Module):
 
     Scores may be ``-inf``, in emissions and parameters, to forbid a tag or a transition. Gradients stay finite as long
     as a sequence has an allowed path; otherwise log Z is ``-inf`` and the likelihood NaN. An empty sequence has one
-    path, of score 0 and probability 1. Computations and results have the emissions' dtype, but at least float32; sums
-    over a whole sequence are computed in float64.
+    path, of score 0 and probability 1. Computations and results have the wider dtype of emissions and parameters, but
+    at least float32; sums over a whole sequence are computed in float64.
 
     Args:
         num_tags: ``C``, the number of tags, at least 1.
