@@ -209,8 +209,21 @@ def test_a_row_may_be_an_element(tmp_path: Path, kind: str) -> None:
     if kind == "jsonl":
         refused(["a row per element"], convert, path, tmp_path / "out")
         return
-    same(records, read(convert(path, tmp_path / "out").folder))
+    folder = read(convert(path, tmp_path / "out", Columns(time="time")).folder)
+    same(records, folder)
+    assert not any("not used" in note for note in folder.notes)  # the time column is that of the source
     refused(["a row per element", "rl.data.read"], Dataset, path)
+
+
+def test_uuids_and_bytes_are_other_columns(tmp_path: Path) -> None:
+    names = pa.array([bytes([row] * 16) for row in (1, 2, 1)], pa.binary(16))
+    ids = pa.ExtensionArray.from_storage(pa.uuid(), names)
+    steps = pa.table({"id": ids, "x": [1.5, 2.5, 3.5], "kind": list("uvu")})
+    assert read(write_table(tmp_path / "a.arrow", steps)).lengths.tolist() == [2, 1]
+    texts = steps[:2].set_column(1, "text", [["a", "b c"]])
+    assert read(write_table(tmp_path / "b.parquet", texts)).labels == ("u", "v")
+    words = pa.table({"a": ["b c", "d"], "e": ["f", "g"], "kind": ["u", "v"], "image": [b"0", b"1"]})
+    refused(["3 candidates for the sequence column"], read, write_table(tmp_path / "c.parquet", words))
 
 
 @both

@@ -27,7 +27,7 @@ from raglane.data.formats import csv
 from raglane.data.formats.arrow import Reader, label_kinds, label_split_of, read_labels
 from raglane.data.formats.base import unused_note
 from raglane.data.formats.table import choose, records_of
-from raglane.data.records import Columns, Records, as_float32, offsets_of
+from raglane.data.records import ROLES, Columns, Records, as_float32, offsets_of
 from raglane.data.stores import arrow_errors, table_from
 from raglane.errors import ArgumentTypeError, DataError, ShapeError
 from raglane.ragged import Ragged
@@ -144,8 +144,9 @@ def records_from(data: Any, labels: Any, columns: Columns | None) -> Records:
     columns = asked if labels is None else replace(asked, need_labels=False)
     table = None if is_panel(data) else _table(data)
     records = _read(data, columns) if table is None else _of_table(table, columns)
-    if table is None and not isinstance(data, Dataset):
-        records = replace(records, notes=(*records.notes, *unused_note(asked, (), "data in memory")))
+    if not isinstance(data, Dataset):
+        notes = unused_note(asked, () if table is None else ROLES, "data in memory", records.columns)
+        records = replace(records, notes=(*records.notes, *notes))
     needs_labels = asked.need_labels or labels is not None
     records = replace(records, columns=replace(records.columns, task=asked.task, need_labels=needs_labels))
     if len(records) == 0:
@@ -312,8 +313,7 @@ def _of_table(table: Any, columns: Columns) -> Records:
     """Return the records of a table: by the rules of CSV if a row is an element, else by those of Parquet."""
     if table.num_rows == 0:
         return _flat(np.zeros((0, 1)), [0])
-    entries = csv.entries_of(_DATA, table.schema, table.select, columns)
-    if entries is not None:
+    if (entries := csv.entries_of(_DATA, table.schema, table.select, columns)) is not None:
         return csv.read_entries(_DATA, entries, columns)
     chosen = choose(_DATA, table.schema, columns)
     return records_of(_DATA, table.select(chosen.names), chosen, columns)

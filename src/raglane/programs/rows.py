@@ -157,7 +157,7 @@ class Reading(TorchFunctionMode):
         if name.strip("_") in _ARITHMETIC and any(type(part) is Rows for part in args):
             raise Refused(_ROWS)
         if name in ("__getitem__", "__setitem__"):
-            index = tuple(map(_places, args[1])) if type(args[1]) is tuple else _places(args[1])
+            index = tuple(map(_places, args[1])) if isinstance(args[1], tuple) else _places(args[1])
             args = (args[0], index, *args[2:])
         # Functions of torch are traced operation by operation.
         with torch._C.DisableTorchFunction():

@@ -43,7 +43,7 @@ def read(
     check_choice("on_bad_row", on_bad_row, ON_BAD_ROW)
     chosen = pick(path, format)
     records = read_kept(chosen, path, columns) if on_bad_row == "skip" else chosen.read(path, columns)
-    notes = [*records.notes, *unused_note(columns, chosen.roles, f"the format {chosen.name}")]
+    notes = [*records.notes, *unused_note(columns, chosen.roles, f"the format {chosen.name}", records.columns)]
     repeated = 0 if records.ids is None else len(records.ids) - len(set(records.ids))
     if repeated:
         verb = "repeats" if repeated == 1 else "repeat"

@@ -13,7 +13,7 @@ from typing import IO, Any
 
 from raglane._utils.files import NotAFileError, check_file, read_file
 from raglane._utils.messages import argument, quote, quote_all
-from raglane.data.records import ROLES, Columns, Records
+from raglane.data.records import LISTS, ROLES, Columns, Records
 from raglane.errors import DataError, UnfitColumnError
 
 # The suffix of compressed files, after that of the format.
@@ -160,8 +160,10 @@ def columns_argument(name: str, value: str | None = None) -> str:
     return argument(name, value, of="Columns")
 
 
-def unused_note(columns: Columns, roles: Iterable[str], source: str) -> list[str]:
-    """Return the note about columns that were named for a source without columns of this kind."""
+def unused_note(columns: Columns, roles: Iterable[str], source: str, used: Columns) -> list[str]:
+    """Return the note about columns that were named for a source without columns of this kind; ``used`` were read."""
+    if roles and used.sequence is not None:
+        roles, source = ("sequence", "label", "id", *LISTS), "a table of this kind"
     unused = [role for role in ROLES if getattr(columns, role) not in (None, False) and role not in roles]
     names = ", ".join(map(columns_argument, unused))
     return [f"not used, since {source} has no such column: {names}"] if unused else []

@@ -65,8 +65,7 @@ _OTHER_MARKS = ("\t", ";", "|")
 # A column that may be a step: a prefix and a number.
 _NUMBERED = re.compile(r"(.*?)(\d{1,6})")
 
-Load = Callable[[list[str]], Any]
-"""Returns an Arrow table with some of its columns."""
+Load = Callable[[list[str]], Any]  # returns an Arrow table with some of its columns
 
 # Names of a column of texts in a file without ids.
 _TEXTS = ("text", "sentence", "document", "question", "review")
@@ -108,22 +107,24 @@ def are_elements(path: Path, schema: Any, load: Load, columns: Columns) -> bool:
     texts = {name for name in names if is_text(kinds[name])}
     # A forecast needs no id, and times of JSON are texts.
     times = {name for name in texts if name.lower() in TIME_NAMES} if columns.task == "forecast" else set()
-    numbers = set(columns.features or ()) & set(kinds) - texts
-    if columns.wide or columns.time in kinds or numbers or texts == times:
+    if columns.wide or columns.time in kinds or set(columns.features or ()) & set(kinds) - texts or texts == times:
         return True
     # Texts called "sequence" are sequences, such as those of genes.
     eligible = [name for name in names if name not in texts or name.lower() != "sequence"]
     name, _ = id_column(path, columns, names, eligible, _ID_NAMES)
     ids = None if name is None else _valid(load([name])).column(0)
+    if ids is not None:
+        ids = ids.cast(getattr(ids.type, "storage_type", ids.type))  # Arrow does not compare UUIDs
     # Several texts may have one id, e.g. the reviews of a user.
     documents = texts.intersection(name for name in names if name.lower() in (*ROLE_NAMES["sequence"], *_TEXTS))
     if ids is not None and len(ids.unique()) < len(ids) and not any(_are_sentences(load([own])) for own in documents):
         return True
-    is_step = True
+    # Without three numbered columns, the table need not be read, and may have bytes.
+    is_step = sum(map(bool, map(_NUMBERED.fullmatch, names))) > 2
     with suppress(UnfitColumnError):
         # A step of whole numbers looks like a label.
         label = choose(path, schema, columns).label
-        is_step = label not in (None, columns.label) and _NUMBERED.fullmatch(label or "") is not None
+        is_step &= label not in (None, columns.label) and _NUMBERED.fullmatch(label or "") is not None
     return is_step and bool(step_columns(path, columns, _written(path, load(names))))
 
 

@@ -206,8 +206,7 @@ def read_parquet(path: Path, columns: Columns) -> Records:
     # pyarrow raises the same errors for missing and damaged files.
     check_readable(path)
     with readable(path, "Parquet"), parquet.ParquetFile(path, page_checksum_verification=True) as file:
-        entries = entries_of(path, file.schema_arrow, file.read, columns)
-        if entries is not None:
+        if (entries := entries_of(path, file.schema_arrow, file.read, columns)) is not None:
             return read_entries(path, entries, columns)
         chosen = choose(path, file.schema_arrow, columns)
         return records_of(path, file.read(chosen.names), chosen, columns)
@@ -220,8 +219,7 @@ def parquet_pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[
     # By default whole columns, of all row groups, are in memory at once.
     small = {"pre_buffer": False, "buffer_size": 1 << 20}
     with readable(path, "Parquet"), parquet.ParquetFile(path, page_checksum_verification=True, **small) as file:
-        entries = entries_of(path, file.schema_arrow, file.read, columns)
-        if entries is not None:
+        if (entries := entries_of(path, file.schema_arrow, file.read, columns)) is not None:
             yield from () if start else entry_pieces(path, entries, columns)
             return
         chosen = choose(path, file.schema_arrow, columns)

@@ -55,7 +55,6 @@ from raglane.data.formats.base import (
     data_error,
     id_column,
     takes_tokens,
-    unused_note,
 )
 from raglane.data.records import LISTS, TASKS, Columns, Feature, Records, as_float32
 
@@ -102,7 +101,7 @@ def choose(path: Path, schema: Any, columns: Columns) -> Chosen:
         rule = "a file without a time column, because a row is a whole sequence with its elements in order"
         fix = f"sort the lists, and leave {columns_argument('time')} out"
         raise data_error(path, f"the time column {quote(columns.time)}", rule, fix)
-    notes = unused_note(columns, ("sequence", "label", "id", *LISTS), "a table of this kind")
+    notes: list[str] = []
     id_name, id_notes = id_column(path, columns, present, [name for name in present if is_id(kinds[name])])
     features, static = feature_columns(path, columns, present)
     if columns.sequence is not None:
