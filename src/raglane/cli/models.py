@@ -330,7 +330,7 @@ def sample(
 
     where = inference.pick_device(device)
     tidy(run)
-    texts = inference.sample(
+    for text in inference.sample(
         load_model(run, cell),
         prompt=prompt,
         count=count,
@@ -339,8 +339,7 @@ def sample(
         seed=seed,
         beam=beam,
         device=where,
-    )
-    for text in texts:
+    ):
         console.log(text)
 
 
