@@ -23,10 +23,9 @@ from raglane._utils.files import as_path
 from raglane._utils.messages import argument, quote, quote_all, require
 from raglane.data import formats
 from raglane.data.dataset import Dataset
-from raglane.data.formats import csv
 from raglane.data.formats.arrow import Reader, label_kinds, label_split_of, read_labels
 from raglane.data.formats.base import unused_note
-from raglane.data.formats.table import choose, records_of
+from raglane.data.formats.entries import read_table
 from raglane.data.records import ROLES, Columns, Records, as_float32, offsets_of
 from raglane.data.stores import arrow_errors, table_from
 from raglane.errors import ArgumentTypeError, DataError, ShapeError
@@ -313,10 +312,7 @@ def _of_table(table: Any, columns: Columns) -> Records:
     """Return the records of a table: by the rules of CSV if a row is an element, else by those of Parquet."""
     if table.num_rows == 0:
         return _flat(np.zeros((0, 1)), [0])
-    if (entries := csv.entries_of(_DATA, table.schema, table.select, columns)) is not None:
-        return csv.read_entries(_DATA, entries, columns)
-    chosen = choose(_DATA, table.schema, columns)
-    return records_of(_DATA, table.select(chosen.names), chosen, columns)
+    return read_table(_DATA, table.schema, table.select, columns)
 
 
 def is_panel(data: Any) -> bool:

@@ -233,5 +233,4 @@ def _counted(ours: Counter[str], theirs: Counter[str]) -> Counter[str]:
 
 def _merged(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the sum of statistics by name."""
-    added = {name: ours[name] + counts if name in ours else counts for name, counts in theirs.items()}
-    return {**ours, **added}
+    return {**ours, **{name: ours[name] + counts if name in ours else counts for name, counts in theirs.items()}}

@@ -22,7 +22,7 @@ from raglane._utils.files import put_folder, whole_file
 from raglane._utils.messages import argument, printable, quote, require, shorten
 from raglane.data.formats import by_suffix, pick, read
 from raglane.data.formats.base import check_readable, data_error, open_error, suffix_of
-from raglane.data.formats.csv import Load, are_elements
+from raglane.data.formats.entries import Load, element_columns
 from raglane.data.formats.ipc import is_converted, named, readable, slices, table_of, with_names
 from raglane.data.formats.table import Chosen, choose, records_of
 from raglane.data.fragments import Layout, Store, check_labels
@@ -91,7 +91,7 @@ class Tables(Store):
         with readable(path, "Arrow"):
             table.validate(full=True)
             records = records_of(path, table.select(self.chosen.names), self.chosen, self.columns, first=first)
-            return named(records, table, self.chosen)
+            return named(records, table)
 
     def lengths_of(self, number: int) -> npt.NDArray[Any]:
         """Return the lengths from the offsets, without the values, if the column holds lists."""
@@ -247,7 +247,7 @@ def arrow_errors(name: str) -> Iterator[Any]:
 
 def _choose(path: Path, schema: Any, load: Load, columns: Columns) -> Chosen:
     """Choose the columns to read on demand."""
-    if not are_elements(path, schema, load, columns):
+    if not element_columns(path, schema, load, columns):
         return choose(path, schema, columns)
     rule = "a table whose rows are sequences, in order to be read on demand"
     raise data_error(path, "a row per element", rule, "read it whole with rl.data.read")

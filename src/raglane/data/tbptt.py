@@ -160,8 +160,7 @@ class TBPTTSampler(Epochs[Chunk]):
         by_stream = np.lexsort((within, streams))
         order, streams = order[by_stream], streams[by_stream]
         before = np.cumsum(self._counts[order]) - self._counts[order]
-        firsts = np.searchsorted(streams, streams)
-        return order, before - before[firsts], streams
+        return order, before - before[np.searchsorted(streams, streams)], streams
 
     def _distribute(self, order: _Integers) -> tuple[_Integers, _Integers, _Integers]:
         """Assign sequences, longest first, to streams; return them, the chunk in which each ends, and its stream."""

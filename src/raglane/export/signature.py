@@ -247,8 +247,7 @@ def offsets_within(offsets: Tensor, total: Any) -> Tensor:
     held = torch.where(place + 1 < offsets.shape[0], offsets.to(torch.int64).clamp(0, total), total)
     held = torch.where(place > 0, held, 0)
     # ONNX has no cumulative maximum. No tensor is empty, because Inductor's code reads beyond one that is padded.
-    before = held.index_select(0, (place - 1).clamp(min=0))
-    return (held - before).clamp(min=0).cumsum(0).clamp(max=total)
+    return (held - held.index_select(0, (place - 1).clamp(min=0))).clamp(min=0).cumsum(0).clamp(max=total)
 
 
 def padded_of_elements(values: Tensor, offsets: Tensor, steps: Any) -> Tensor:

@@ -189,8 +189,7 @@ def _enter(moment: Moment, rows: tuple[Tensor, ...], begins: Iterator[tuple[Tens
             return initial
         rows = tuple(torch.cat(pair) for pair in zip(rows, initial, strict=True))
     if moment.source is not None:
-        source = moment.source
-        return tuple(take_rows(part, source) for part in rows)
+        return tuple(take_rows(part, moment.source) for part in rows)
     if rows[0].shape[0] == moment.rows:
         return rows
     return tuple(part[: moment.rows] for part in rows)

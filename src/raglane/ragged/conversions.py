@@ -299,5 +299,4 @@ class Conversions(FlatBatch):
 @index_arithmetic
 def _own(read: Tensor, given: Any) -> Tensor:
     """Copy integers that share memory with an argument, which the caller may change."""
-    shares = isinstance(given, Tensor | np.ndarray)
-    return read.clone() if shares else read
+    return read.clone() if isinstance(given, Tensor | np.ndarray) else read

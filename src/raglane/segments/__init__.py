@@ -46,8 +46,7 @@ def segment_ids(offsets: Tensor, total: int) -> Tensor:
 
 def positions(offsets: Tensor, total: int) -> Tensor:
     """Return the step of each element in its sequence, ``(N,)``."""
-    starts = repeated(offsets[:-1], offsets.diff(), total)
-    return torch.arange(total, device=offsets.device) - starts
+    return torch.arange(total, device=offsets.device) - repeated(offsets[:-1], offsets.diff(), total)
 
 
 def element_index(starts: Tensor, lengths: Tensor, total: int) -> Tensor:

@@ -577,8 +577,7 @@ class _Step(NamedTuple):
 
 def _seconds(idle: Any) -> float:
     """Return a time after which streams are closed."""
-    rule = "a number of seconds above 0, or None"
-    return check_real("idle", idle, rule, lambda number: number > 0, "pass e.g. 60")
+    return check_real("idle", idle, "a number of seconds above 0, or None", lambda number: number > 0, "pass e.g. 60")
 
 
 def _summary(numbers: Iterable[float], scale: float) -> dict[str, float]:

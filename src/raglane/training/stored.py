@@ -48,8 +48,7 @@ def build(kind: type[Kind], content: Any, name: str) -> Kind:
 def to_json(content: Any) -> bytes:
     """Return indented JSON as the bytes of a file."""
     # File names need not be UTF-8: invalid bytes are lone surrogates, which become JSON escapes.
-    text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    return text.encode(errors="backslashreplace")
+    return (json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode(errors="backslashreplace")
 
 
 def finite(content: Any) -> Any:

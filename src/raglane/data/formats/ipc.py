@@ -19,7 +19,8 @@ import numpy.typing as npt
 
 from raglane._utils.messages import require, shorten
 from raglane.data.formats.base import check_readable, data_error, open_error
-from raglane.data.formats.csv import entries_of, entry_pieces, read_entries
+from raglane.data.formats.csv import entry_pieces
+from raglane.data.formats.entries import entries_of, read_table
 from raglane.data.formats.pieces import BYTES, ROWS, Piece, Start
 from raglane.data.formats.table import Chosen, choose, records_of
 from raglane.data.records import Columns, Records
@@ -140,19 +141,17 @@ def read(path: Path, columns: Columns) -> Records:
     tables = [table_of(shard, expected) for shard, expected in files]
     with readable(path, "Arrow"):
         table = arrow.concat_tables(tables)
-        if (entries := entries_of(path, table.schema, table.select, columns)) is not None:
-            return read_entries(path, entries, columns)
-        chosen = choose(path, table.schema, columns)
         table.validate(full=True)
-        return named(records_of(path, table.select(chosen.names), chosen, columns), table, chosen, description)
+        return named(read_table(path, table.schema, table.select, columns), table, description)
 
 
-def named(records: Records, table: Any, chosen: Chosen, description: Mapping[str, Any] | None = None) -> Records:
+def named(records: Records, table: Any, description: Mapping[str, Any] | None = None) -> Records:
     """Set the names of channels from the metadata of a table, and the kinds of labels from a description."""
     if description:
         kinds = description.get("label_kinds")
         records = replace(records, label_kinds=None if kinds is None else tuple(kinds))
-    metadata = table.schema.field(chosen.sequence).metadata or {}
+    sequence = records.columns.sequence
+    metadata = {} if sequence is None else table.schema.field(sequence).metadata or {}
     if CHANNELS not in metadata or records.is_tokens:
         return records
     names = tuple(json.loads(metadata[CHANNELS]))
@@ -193,7 +192,7 @@ def table_piece(
     def records(first: int, last: int) -> Records:
         rows = table.select(chosen.names).slice(first, last - first)
         with readable(path, "column"):
-            result = named(records_of(path, rows, chosen, columns, first=row + first), table, chosen, description)
+            result = named(records_of(path, rows, chosen, columns, first=row + first), table, description)
         # Later rows and files require the id column, even if it was guessed.
         return replace(result, columns=replace(result.columns, id=chosen.id))
 
@@ -206,10 +205,7 @@ def read_parquet(path: Path, columns: Columns) -> Records:
     # pyarrow raises the same errors for missing and damaged files.
     check_readable(path)
     with readable(path, "Parquet"), parquet.ParquetFile(path, page_checksum_verification=True) as file:
-        if (entries := entries_of(path, file.schema_arrow, file.read, columns)) is not None:
-            return read_entries(path, entries, columns)
-        chosen = choose(path, file.schema_arrow, columns)
-        return records_of(path, file.read(chosen.names), chosen, columns)
+        return read_table(path, file.schema_arrow, file.read, columns)
 
 
 def parquet_pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[Piece]:

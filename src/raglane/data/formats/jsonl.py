@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from raglane._utils.messages import quote, require
 from raglane.data.formats.base import columns_argument, data_error, decode, has_utf8, read_bytes
-from raglane.data.formats.csv import are_elements, entries_of, read_entries
+from raglane.data.formats.entries import element_columns, read_table
 from raglane.data.formats.pieces import Line, Piece, Start, line_pieces, lines_of
 from raglane.data.formats.table import Chosen, choose, records_of
 from raglane.data.records import Columns, Records
@@ -39,7 +39,7 @@ _SPACE = re.compile(r"\s*")
 # Finds the ends of objects; numbers are parsed later.
 _SCANNER = json.JSONDecoder(parse_int=str, parse_float=str)
 
-# A key of a list; the rows by which rows without lists are known as elements.
+# The key of a list; the number of rows that decide whether a row is an element.
 _LIST, _FIRST = re.compile(rb'":\s*\['), 10_000
 
 _HALF_A_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
@@ -50,10 +50,7 @@ def read(path: Path, columns: Columns) -> Records:
     text = decode(path, read_bytes(path))
     rows = _array(path, text) if text.lstrip().startswith("[") else enumerate(text.split("\n"), 1)
     table, lines = _table(path, [(number, row) for number, row in rows if row.strip()], columns)
-    if (entries := entries_of(path, table.schema, table.select, columns)) is not None:
-        return read_entries(path, entries, columns)
-    chosen = choose(path, table.schema, columns)
-    return records_of(path, table.select(chosen.names), chosen, columns, lines)
+    return read_table(path, table.schema, table.select, columns, lines)
 
 
 def pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[Piece]:
@@ -69,7 +66,7 @@ def pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[Piece]:
         # Later pieces require the id column, even if it was guessed.
         return replace(result, columns=replace(result.columns, id=chosen.id))
 
-    if _are_elements(path, columns):
+    if _begins_with_elements(path, columns):
         rule = "a file whose rows are sequences, in order to be read in pieces"
         raise data_error(path, "a row per element", rule, "write the rows as Parquet or CSV")
     yield from line_pieces(_lines(path, start), records)
@@ -83,14 +80,14 @@ def _lines(path: Path, start: Start = ()) -> Iterator[Line]:
     return lines_of(path, start)
 
 
-def _are_elements(path: Path, columns: Columns) -> bool:
+def _begins_with_elements(path: Path, columns: Columns) -> bool:
     """Return True if the first rows are elements."""
     if any(_LIST.search(line.content) for line in islice(_lines(path), 1)):
         return False
     with suppress(DataError):  # of a bad row, which is found again
         texts = [(line.number, decode(path, line.content, line.number)) for line in islice(_lines(path), _FIRST)]
         table, _ = _table(path, texts, columns)
-        return are_elements(path, table.schema, table.select, columns)
+        return bool(element_columns(path, table.schema, table.select, columns))
     return False
 
 

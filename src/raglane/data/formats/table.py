@@ -8,7 +8,7 @@ whole, without a loop over elements.
 Further columns may be features: lists as long as the sequence (of elements), or numbers or words (of sequences).
 Numbers of elements, in addition to a sequence of numbers, become channels.
 
-A table without lists may have a row per element: :func:`raglane.data.formats.csv.entries_of`.
+A table without lists may have a row per element: :func:`raglane.data.formats.entries.entries_of`.
 
 If no column is named, the sequence column is the only list column, or else the only text column; the label column is
 the only other column of labels. A column called ``id`` (or ``sequence_id``, ...) contains the ids.

@@ -214,8 +214,7 @@ def _align(
     lattice = lattice_of(log_probs.shape[1], offsets, steps, targets, target_offsets, labels, blank)
     saved = log_probs.new_empty(sum(lattice.alive) if need_shares else 0)
     losses, emission = _forward(log_probs, lattice, saved)
-    shares = _backward(log_probs, lattice, saved, losses, emission) if need_shares else log_probs.new_empty(0)
-    return losses, shares
+    return losses, _backward(log_probs, lattice, saved, losses, emission) if need_shares else log_probs.new_empty(0)
 
 
 @_align.register_fake

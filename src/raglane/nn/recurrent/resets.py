@@ -39,8 +39,7 @@ class Pieces:
         forward = fresh.index_copy(1, self.first, entering)
         if directions == 1:
             return forward
-        reverse = fresh.index_copy(1, self.last, hx)
-        return torch.stack([forward[0::2], reverse[1::2]], 1).flatten(0, 1)
+        return torch.stack([forward[0::2], fresh.index_copy(1, self.last, hx)[1::2]], 1).flatten(0, 1)
 
     def leave(self, final: Tensor, directions: int) -> Tensor:
         """Return the final states of the sequences, ``(L * K, B, size)``, from those of their pieces."""

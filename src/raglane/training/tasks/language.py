@@ -48,8 +48,7 @@ class Language(Task):
         targets[inputs.offsets[1:] - 1] = 1
         nats = -logits.log_softmax(-1).gather(1, targets.unsqueeze(1))
         bits = inputs.map(lambda _: nats).sum() / math.log(2)
-        following = model.generate(inputs, horizon, lambda scores: scores.argmax(-1))
-        return torch.cat([bits, following.double()], dim=1)
+        return torch.cat([bits, model.generate(inputs, horizon, lambda scores: scores.argmax(-1)).double()], dim=1)
 
     def columns(self, output: Tensor, model: Any, *, probabilities: bool) -> dict[str, list[Any]]:  # noqa: ARG002
         """Return the likeliest next tokens of each text, up to the end, and the bits of the text."""

@@ -128,8 +128,7 @@ class _Errors:
 
     def add(self, output: Tensor, batch: Batch) -> None:
         answers = by_quantile(output, self.task.settings).unbind(1)
-        rows = torch.stack([targets_of(batch), *answers]).cpu().double()
-        self.pairs.append(rows * self.task.std + self.task.mean)
+        self.pairs.append(torch.stack([targets_of(batch), *answers]).cpu().double() * self.task.std + self.task.mean)
 
     def measured(self) -> Measured:
         """Return means over the targets and, for several targets, a row for each."""
