@@ -58,6 +58,17 @@ def test_prepare_changes_nothing_that_a_user_sees(kind: Any, options: dict[str, 
     assert_same(list(layer.state_dict().values()), list(state.values()), 0.0)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_values_copied_from_inference_mode_are_trained_on(kind: Any) -> None:
+    """Whose offsets are tensors of inference mode, which autograd cannot save."""
+    with torch.inference_mode():
+        made = a_batch([3, 0, 2])
+    layer, copied = build(kind, 2, bidirectional=True), made.map(torch.clone)
+    own = rl.Ragged.from_flat(copied.values, lengths=[3, 0, 2])
+    found = [torch.autograd.grad(layer(each)[0].values.sum(), [*layer.parameters()]) for each in (copied, own)]
+    assert_same(list(found[0]), list(found[1]), 0.0)
+
+
 def test_a_kernel_that_cannot_be_compared_now_is_not_refused_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
     layer, batch = build("gru"), a_batch([2, 1])
     monkeypatch.setattr(torch.Tensor, "is_cuda", True, raising=False)

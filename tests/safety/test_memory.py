@@ -247,6 +247,24 @@ def test_hooks_on_saved_tensors() -> None:
             grads(lambda t: t, unpack)
 
 
+def test_backward_does_not_write_to_what_hooks_unpack() -> None:
+    """A hook may return one tensor to two graphs, or keep it."""
+    given = batch()
+    for layer in (lstm("cpu"), rl.nn.MinGRU(5, 7), rl.nn.LayerNormLSTM(5, 7)):
+        stored: dict[bytes, Tensor] = {}
+
+        def pack(tensor: Tensor, stored: dict[bytes, Tensor] = stored) -> bytes:
+            key = tensor.detach().numpy().tobytes() + bytes(tensor.shape)
+            stored.setdefault(key, tensor.detach().clone())
+            return key
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, stored.__getitem__):
+            losses = [layer(given)[0].values.square().sum() for _ in range(2)]
+        first, second = (torch.autograd.grad(loss, list(layer.parameters())) for loss in losses)
+        assert all(a.equal(b) for a, b in zip(first, second, strict=True))
+        assert all(part.detach().numpy().tobytes() + bytes(part.shape) == key for key, part in stored.items())
+
+
 def test_a_backward_that_failed_half_way_is_not_walked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """The saved tensors are then overwritten; autograd frees them only if backward succeeds."""
     given = rl.Ragged.from_flat(torch.randn(900, 5), lengths=[450, 450])

@@ -43,7 +43,10 @@ class FlatBatch:
 
     def _like(self, values: Tensor) -> Self:
         """:meth:`with_values` without its checks."""
-        return self._make(values, self._offsets, self._host_lengths)
+        offsets = self._offsets
+        if not torch.compiler.is_compiling() and offsets.is_inference() and not values.is_inference():
+            offsets = offsets.clone()  # a backward pass cannot save those of torch.inference_mode
+        return self._make(values, offsets, self._host_lengths)
 
     def with_values(self, values: Tensor) -> Self:
         """Return the same sequences with other values.
@@ -87,8 +90,7 @@ class FlatBatch:
     def offsets(self) -> Tensor:
         """The starts of the sequences and the end of the last, ``(B + 1,)`` int64 on the device of the values."""
         # The caller can change them in place, and torch and C would read and write out of bounds.
-        is_plain = type(self._offsets) is Tensor and self._offsets.is_cpu
-        if is_plain and not records_operators() and not is_jit_traced():
+        if type(self._offsets) is Tensor and self._offsets.is_cpu and not (records_operators() or is_jit_traced()):
             check_unchanged(self._offsets, self._values.shape[0], self._offsets.device)
         return self._offsets
 
@@ -175,9 +177,7 @@ class FlatBatch:
         return torch.arange(self.max_length, device=self.device) < self.lengths.unsqueeze(1)
 
     def _host_offsets(self) -> Tensor:
-        if self._offsets.device.type == "cpu":
-            return self._offsets
-        return segments.offsets_from_lengths(self.host_lengths)
+        return self._offsets if self._offsets.is_cpu else segments.offsets_from_lengths(self.host_lengths)
 
     def _needs_lengths_of(self, name: str, other: FlatBatch, whose: str) -> None:
         """Raise if this batch, the argument ``name``, has other lengths than ``other``.
@@ -190,10 +190,8 @@ class FlatBatch:
         if self._count != other._count:
             got, rule = f"{len(self)} sequences", f"a batch of {len(other)} sequences, like {whose}"
         elif self._values.shape[0] != other._values.shape[0]:
-            got, rule = (
-                f"{self._values.shape[0]} elements",
-                f"a batch of {other._values.shape[0]} elements, like {whose}",
-            )
+            got = f"{self._values.shape[0]} elements"
+            rule = f"a batch of {other._values.shape[0]} elements, like {whose}"
         else:
             if torch.compiler.is_compiling():
                 return

@@ -20,6 +20,7 @@ from raglane.kernels.cpu.layer import (
     OutputGrads,
     Saved,
     Tensors,
+    are_hooked,
     is_last_use,
     kind_of,
     layer_of,
@@ -72,9 +73,7 @@ BACKEND = CpuBackend()
 
 def _run_layer(request: Request) -> Result:
     """Run a request of one layer."""
-    weights = request.weights[0]
-    if request.directions > 1:
-        weights = (*weights, *request.weights[1])
+    weights = request.weights[0] if request.directions == 1 else (*request.weights[0], *request.weights[1])
     tensors = (request.values, *request.state, *weights)
     output: Tensor | None
     sizes, need_output = request.state_sizes or request.sizes, request.need_output or request.need_states
@@ -163,7 +162,7 @@ class _Recurrence(torch.autograd.Function):
             result = layer.forward(admitted, need_output=True, save=True, need_c=need_c)
         output, c_states = cast(Tensor, result.output), cast(Tensor, result.c_states)
         ctx.layer, ctx.need_c, ctx.depth = layer, need_c, depth
-        ctx.in_layout = result.flat is not None
+        ctx.in_layout, ctx.is_hooked = result.flat is not None, are_hooked()
         ctx.set_materialize_grads(False)
         if result.flat is None:
             ctx.save_for_backward(offsets, output, result.gates, c_states, *tensors)
@@ -180,7 +179,8 @@ class _Recurrence(torch.autograd.Function):
         states, table, layout = len(layer.sizes), rest.pop() if ctx.in_layout else None, None
         # With create_graph the gradients must be differentiable; gradients wrapped by torch.func have no storage.
         by_reference = torch.is_grad_enabled() or are_transformed((grad_output, *grads))
-        saved, needed, overwrite = Saved(output, gates, c_states, ctx.need_c), ctx.needs_input_grad[5:], is_last_use()
+        saved, needed = Saved(output, gates, c_states, ctx.need_c), ctx.needs_input_grad[5:]
+        overwrite = is_last_use() and not ctx.is_hooked
         leave_lost_threads()
         if ctx.in_layout:
             if not by_reference:

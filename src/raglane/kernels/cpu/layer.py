@@ -395,12 +395,15 @@ def layer_of(
 # Ratio of rows to columns from which outer computes the transposed product; measured.
 _TALL = 32
 
-_keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
+
+def are_hooked() -> bool:
+    """Return True if hooks pack saved tensors: what they unpack may have other readers."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
 def is_last_use() -> bool:
     """Return True if the graph is freed after this backward pass, so that saved tensors may be overwritten."""
-    return _keeps_graph is not None and not _keeps_graph()
+    return not torch._C._autograd._get_current_graph_task_keep_graph()
 
 
 def spend(*tensors: Tensor) -> None:

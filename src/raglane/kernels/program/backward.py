@@ -12,7 +12,7 @@ from torch import Tensor
 from raglane import segments
 from raglane.kernels import reference
 from raglane.kernels.contract import Request
-from raglane.kernels.cpu.layer import is_last_use, spend
+from raglane.kernels.cpu.layer import are_hooked, is_last_use, spend
 from raglane.kernels.triton.places import LONG
 from raglane.programs.compiled import Backward, CompiledStep, Fetch, Wanted
 from raglane.programs.parameters import ParameterValues
@@ -41,6 +41,7 @@ class StepCall:
     machine: Machine
     lengths: Tensor | None = None  # on the CPU, for offsets on a device
     long: int = LONG  # a GPU may cut sequences of more elements into chunks
+    is_hooked: bool = field(default_factory=are_hooked, init=False)
     places: Any = field(default=None, init=False)  # of the sequences, for the forward and the backward pass
 
 
@@ -100,7 +101,7 @@ class Gradients:
 
     def _over(self, program: Backward) -> dict[int, Tensor]:
         """Return tensors saved only for this pass and not read again, whose memory outputs may take."""
-        if not self.elements[0].is_cpu or not is_last_use():
+        if not self.elements[0].is_cpu or self.call.is_hooked or not is_last_use():
             return {}
         own = self.compiled.forward(self.call.need_output, self.call.need_states, self.wanted).own
         return {output: self.saved[node] for output, node in program.over.items() if node in own}

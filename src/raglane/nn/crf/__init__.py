@@ -135,7 +135,7 @@ class CRF(torch.nn.Module):
     def marginals(self, emissions: Ragged) -> Ragged:
         """Return the probability of each tag at each element, over all paths.
 
-        It is differentiable, except within :func:`torch.compile`; the backward pass needs ``N * C * C`` numbers.
+        It is differentiable, but must be detached within :func:`torch.compile`; backward needs ``N * C * C`` numbers.
 
         Returns:
             Values ``(N, C)``; each row adds up to 1, or is 0 if no path is allowed.

@@ -125,10 +125,8 @@ def _make_plan(
 
 def _warn(layer: Stack, traits: Traits) -> None:
     """Warn once per cell if plain torch runs it only because no kernel supports it."""
-    chosen = dispatch.override()
-    if {layer.schedule, layer.backend, *chosen} != {dispatch.AUTO} or are_transforms_active():
-        return
-    if torch.compiler.is_compiling():
+    is_chosen = {layer.schedule, layer.backend, *dispatch.override()} != {dispatch.AUTO}
+    if is_chosen or are_transforms_active() or torch.compiler.is_compiling():
         return
     reason = program.BACKEND.why_not(traits)
     if traits.checkpoints:
