@@ -330,6 +330,16 @@ def test_named_columns_are_steps(tmp_path: Path) -> None:
     refused(["'O' in data row 1"], read, path, Columns(wide=True, label="label"))
 
 
+def test_another_file_has_more_steps_or_fewer(tmp_path: Path) -> None:
+    first = read(write(tmp_path, "t0,t1,t2,label\n1,2,3,u\n"))
+    path = write(tmp_path, "t0,t1,t2,t3,t5,u0,label\n1,2,3,4,9,9,u\n5,6,,,,,v\n")
+    records = read(path, first.columns)
+    assert (records.values[:, 0].tolist(), records.channels) == ([1, 2, 3, 4, 5, 6], first.channels)
+    assert read(write(tmp_path, "t0,label\n7,u\n"), records.columns).values.tolist() == [[7]]
+    path = write(tmp_path, "t1,t2,label\n1,2,u\n")
+    refused(["no column 't0'"], read, path, first.columns)
+
+
 def test_the_time_since_the_element_before(tmp_path: Path) -> None:
     path = write(tmp_path, "id,t,x\nb,5,1\na,3,2\na,1,3\nb,9,4\na,7,5\n")
     records = read(path, Columns(task="forecast", time_gaps=True))

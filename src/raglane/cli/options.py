@@ -118,7 +118,9 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
                 # For which some versions of Typer exit without a message.
                 raise typer.Abort from error
 
-    run.__doc__ = _prose(inspect.getdoc(function) or "")
+    # For the help page: one line per paragraph, without markup.
+    paragraphs = (inspect.getdoc(function) or "").split("\n\n")
+    run.__doc__ = "\n\n".join(" ".join(part.split()) for part in paragraphs).replace("[", r"\[")
     run.__signature__ = inspect.Signature(sorted(parameters, key=_panel))  # type: ignore[attr-defined]
     return run
 
@@ -129,11 +131,6 @@ def _name_cells(values: dict[str, Any], sources: Mapping[str, str]) -> None:
     if choices is not None:
         name = named_choice if sources["cell"] == FILE else name_cell
         choices["cell"] = name(choices["cell"])
-
-
-def _prose(text: str) -> str:
-    """Return a docstring for the help page: one line per paragraph, without markup."""
-    return "\n\n".join(" ".join(part.split()) for part in text.split("\n\n")).replace("[", r"\[")
 
 
 def _flags_of(context: typer.Context) -> dict[str, str]:

@@ -76,8 +76,9 @@ class Columns:
             ``input_ids``, ``token_ids`` or ``tokens``.
         time_gaps: whether to add the time since the previous element as a feature (CSV): 0 for the first element, in
             the units of the time column, or in seconds if it holds dates.
-        wide: whether each row of a CSV file is a sequence, and its feature columns are the steps. A file with one row
-            per id and three or more numbered columns, such as t0, t1, t2, is read in this way too.
+        wide: whether each row of a CSV file is a sequence, and its feature columns are the steps; one numbered name in
+            ``features``, such as t0, means all from there on. A file with one row per id and three or more
+            numbered columns, such as t0, t1, t2, is read in this way too.
 
     Raises:
         ArgumentError: ``task`` or ``split`` is unknown.

@@ -166,29 +166,32 @@ def id_column_of(path: Path, columns: Columns, present: list[str]) -> tuple[str,
 
 def step_columns(path: Path, columns: Columns, entries: Mapping[str, Entries]) -> list[str]:
     """Return the columns that are the steps of rows, if each row is a sequence of numbers; else []."""
-    if columns.wide and columns.features:
-        return list(columns.features)
+    named = list(columns.features or ()) if columns.wide else []
+    start = NUMBERED.fullmatch(named[0]) if len(named) == 1 else None
+    if named and start is None:
+        return named
     id_name, _ = id_column(path, columns, entries, entries, _ID_NAMES)
     roles = {id_name, columns.label, columns.time, *(columns.static or ())}
     free = [name for name in entries if name not in roles and name.lower() not in ROLE_NAMES["label"]]
     found = sorted((match[1], int(match[2]), name) for name in free if (match := NUMBERED.fullmatch(name)))
+    if start is not None:
+        # Other data may have more steps, or fewer.
+        first = int(start[2])
+        later = [(number, name) for prefix, number, name in found if prefix == start[1] and number >= first]
+        return [name for place, (number, name) in enumerate(later, first) if number == place] or named
     steps = [name for _, _, name in found]
     numbered = [(found[0][0], found[0][1] + place) for place in range(len(found))]
     is_numbered = len(found) > 2 and numbered == [(prefix, number) for prefix, number, _ in found]
     if not columns.wide:
         is_chosen = columns.features or columns.sequence or columns.time
         has_times = any(name.lower() in TIME_NAMES for name in entries)
-        is_wide = columns.task != "forecast" if id_name is None else _is_distinct(entries[id_name])
+        is_wide = columns.task != "forecast" if id_name is None else len(set(entries[id_name])) == len(entries[id_name])
         if not is_numbered or is_chosen or has_times or not is_wide:
             return []
     # A step with a word by mistake is refused later.
     most = 0.5 if columns.wide and is_numbered else 0.0
     numbers = [name for name in (steps if is_numbered else free) if numbers_in(entries[name])[1].mean() <= most]
     return numbers if columns.wide or numbers == steps else []
-
-
-def _is_distinct(ids: Entries) -> bool:
-    return len(set(ids)) == len(ids)
 
 
 def _wide_rows(path: Path, entries: dict[str, Entries], columns: Columns, steps: list[str], first: int = 0) -> Records:
@@ -203,18 +206,20 @@ def _wide_rows(path: Path, entries: dict[str, Entries], columns: Columns, steps:
     lengths = np.maximum(np.where(filled.any(1), len(steps) - filled[:, ::-1].argmax(1), 0), 1)
     rows = np.repeat(np.arange(count), lengths)
     id_name, notes = id_column(path, columns, entries, entries, _ID_NAMES)
-    if id_name is not None and not _is_distinct(entries[id_name]):
+    if id_name is not None and len(set(entries[id_name])) < count:
         twice = Counter(entries[id_name].tolist()).most_common(1)[0][0]
         fix = "remove a row, or rename it"
         raise data_error(path, f"the id {quote(twice)} twice", "a file with one row per id", fix)
     numbers = np.array([str(row) for row in range(first, first + count)], dtype=object)
-    value = f"{steps[0]} to {steps[-1]}"
+    is_numbered = step_columns(path, replace(columns, features=tuple(steps[:1]), wide=True), entries) == steps
+    value = f"steps from {steps[0]}" if is_numbered else f"{steps[0]} to {steps[-1]}"
     long = {id_name or "id": (numbers if id_name is None else entries[id_name])[rows]}
     long[value] = table[np.arange(len(steps)) < lengths[:, None]]
     long |= {name: entry[rows] for name, entry in entries.items() if name not in (*steps, id_name)}
     records = records_of_rows(path, long, replace(columns, features=(value,), time=None), id_name or "id", rows + first)
-    note = f"each row is a sequence, whose steps are the columns {value}"
-    used = replace(records.columns, features=tuple(steps), time=columns.time, id=columns.id, wide=True)
+    note = f"each row is a sequence, whose steps are the columns {steps[0]} to {steps[-1]}"
+    named = tuple(steps[:1] if is_numbered else steps)
+    used = replace(records.columns, features=named, time=columns.time, id=columns.id, wide=True)
     return replace(records, notes=(*notes, note, *records.notes[1:]), columns=used)
 
 
