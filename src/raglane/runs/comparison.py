@@ -89,7 +89,7 @@ def _group(task: str, runs: Sequence[RunSummary]) -> Compared:
     ]
     metric = TASKS[task].terms(runs[0].description.settings)[0]
     tested_on = {run.test["data"] for run in runs if run.test}
-    # Test files with the same name are distinguished by their paths.
+    # Files with the same name are distinguished by their paths.
     names = [Path(path).name for path in tested_on]
     labels = {path: path if names.count(Path(path).name) > 1 else Path(path).name for path in tested_on}
     rows = []
@@ -101,8 +101,8 @@ def _group(task: str, runs: Sequence[RunSummary]) -> Compared:
             row[key] = unset if value is None else _cell(value)
         part = f"{_watched(best)}_"
         row |= {name.replace("_", " "): value for name, value in best.items() if name.startswith(part)}
-        # Results on one test part share columns; each of several test parts has its own.
-        where = "test" if len(tested_on) == 1 else labels.get(run.test.get("data", ""))
+        # Results on one file share columns.
+        where = labels.get(run.test.get("data", ""))
         row |= {f"{where} {name}".replace("_", " "): number for name, number in run.test.items() if name != "data"}
         row |= {"weights": run.weights, "seconds": sum(one["seconds"] for one in run.state.history)}
         row |= {"epochs run": run.state.epoch, "best epoch": run.state.best_epoch}
