@@ -27,7 +27,7 @@ from raglane.data.encoders import FeatureEncoder
 from raglane.data.preprocess import Preprocessor
 from raglane.errors import ArgumentError, ArgumentTypeError, ExportError
 from raglane.export.signature import Signature
-from raglane.export.verify import check_agrees, in_runtime
+from raglane.export.verify import _difference, check_agrees, in_runtime
 from raglane.runs.exported import RunModule
 from raglane.runs.run import Run
 from raglane.training.checkpoint import SavedModel
@@ -221,6 +221,7 @@ def test_examples_that_say_too_little_are_refused(tmp_path: Path) -> None:
         (layer, torch.randn(2, 3, D), r"example must be a Ragged.*, got a Tensor\. .*rl\.Ragged\(sequences\)"),
         (layer, (batch, 3), "example must be .*got a Ragged, int"),
         (layer, none, "example must be .*got no element"),
+        (layer, (batch, a_batch([1])), "example must be the same number in each batch, got 2 and 1 sequences"),
         (layer, (batch, torch.zeros(2, 2, 4)), r"example must be .*got hx of shape \(2, 2, 4\)"),
         ("layer", batch, "model must be .*got "),
         (layer, (batch, None, None, batch, batch, batch, batch), "example must be .*, got 7 arguments"),
@@ -248,6 +249,14 @@ def test_a_file_that_differs_from_its_model_is_not_written(tmp_path: Path) -> No
         layer.head.weight[0, 0] += 0.01
         with pytest.raises(ExportError, match=r"output must be .*got a difference of \S+ of its largest number"):
             check_agrees(in_runtime(path.read_bytes()), layer, signature)
+        with pytest.raises(ExportError, match="got other numbers"):
+            check_agrees(lambda given: [layer(batch)[:1].expand(len(given["lengths"]), 4) * np.nan], layer, signature)
+    odd = torch.tensor([0.0, torch.nan, -torch.inf])
+    for found, wanted, share in ((odd, odd, 0), (-odd, odd, torch.inf), (odd > 0, odd < 0, torch.inf)):
+        assert _difference("output", found.numpy(), wanted, []) == share
+    assert _difference("output", np.array([0.125, 0.0]), torch.tensor([0.25, 0.0]), []) == 0.5
+    with pytest.raises(ExportError, match=r"output must be of the model's shape \(3,\), got shape \(1,\)"):
+        _difference("output", odd[:1].numpy(), odd, [])
     with pytest.raises(
         ExportError, match="model must be a graph that the runtime accepts, got an error of the runtime"
     ):
@@ -394,17 +403,3 @@ def test_a_missing_feature_is_filled_as_the_preprocessing_fills_it() -> None:
         wanted = preprocess.scaled(values, batch.offsets.numpy())
         found = RunModule(run.model, preprocess)._preprocess(batch).values
         assert torch.allclose(found, torch.from_numpy(wanted), rtol=1e-6, atol=1e-6), (missing, channels)
-
-
-def test_a_regression_answers_in_the_units_of_the_data() -> None:
-    torch.manual_seed(0)
-    preprocessor = Preprocessor(
-        "regress", ("a",), mean=(2.0,), std=(4.0,), target_names=("y",), target_mean=(50.0,), target_std=(7.0,)
-    )
-    model = SequenceModel(ModelConfig("regress", "gru", input_size=1, output_size=1)).eval()
-    run = Run(SavedModel(model, preprocessor, {}))
-    sequences = [np.array([[1.0], [9.0]]), np.array([[4.0]])]
-    batch = rl.Ragged([torch.tensor(part, dtype=torch.float32) for part in sequences])
-    with torch.no_grad():
-        found = RunModule(model, preprocessor)(batch)["prediction"].squeeze(1)
-    assert torch.allclose(found.double(), torch.tensor(run.predict(sequences)["prediction"]).double(), rtol=1e-6)

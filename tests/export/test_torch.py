@@ -13,6 +13,8 @@ from torch import Tensor, nn
 import raglane as rl
 from exported import FEW, D, a_batch, largest_error, truth
 from own_cells import Leaky
+from raglane.data.encoders import END, UNKNOWN
+from raglane.data.preprocess import Preprocessor
 from raglane.errors import ArgumentError, ExportError
 from raglane.export import aot
 from raglane.export.aot import _Loops
@@ -21,6 +23,8 @@ from raglane.export.tracing import traced
 from raglane.kernels.graph import Loops
 from raglane.native import missing_kernels
 from raglane.native.library import operators
+from raglane.runs.exported import RunModule, _description
+from raglane.training.model import ModelConfig, SequenceModel
 from scripts import Script
 
 with_kernels = pytest.mark.skipif(missing_kernels() is not None, reason=str(missing_kernels()))
@@ -198,6 +202,28 @@ def test_batches_of_the_same_lengths_share_an_input(layout: str) -> None:
             found = [part.numpy() for part in graph(*signature.tensors(given))]
             assert largest_error(found, truth(model, layout, *given)) < 1e-5
 
+    leaves: Any = signature.fresh([4, 0, 2], torch.Generator())
+    assert [part.lengths.tolist() for part in leaves[:3]] == [[4, 0, 2], [4, 0, 2], [4, 6, 0]]
+
+
+class Joined(nn.Module):
+    def forward(self, pair: Any) -> Any:
+        return pair[0].concat(pair[1])
+
+
+@pytest.mark.parametrize("layout", ["flat", "padded"])
+def test_an_output_of_other_lengths_has_its_own(layout: str) -> None:
+    model, second = Joined().eval(), "offsets" if layout == "flat" else "lengths"
+    signature = Signature.of(model, [a_batch([3, 5])] * 2, layout)
+    assert list(signature.inputs) == ["pair_0_values", second, "pair_1_values"]
+    graph = traced(model, signature, Loops()).module(check_guards=False)
+    assert signature.output_names == ["output", f"output_{second}"]
+    for lengths in FEW if layout == "flat" else [*FEW, []]:
+        pair = [a_batch(lengths), a_batch(lengths)]
+        wanted = pair[0].concat(pair[1])
+        expected = (wanted.values, wanted.offsets) if layout == "flat" else wanted.to_padded()
+        torch.testing.assert_close(tuple(graph(*signature.tensors(pair))), expected, rtol=0, atol=0)
+
 
 @pytest.mark.slow
 @with_kernels
@@ -224,3 +250,39 @@ def test_a_package_runs_without_raglane(script: Script, tmp_path: Path, has_oper
         batch = a_batch(lengths)
         found = [part.detach().numpy() for part in run(*batch.to_padded())]
         assert largest_error(found, truth(model, layout, batch)) < 1e-5
+
+
+TAGS = {"per_element": True}
+NUMBERS: dict[str, Any] = {"channels": ("a",), "mean": (1e7 + 0.3,), "std": (4.0,)}
+LABELS = NUMBERS | {"labels": ("x", "y")}
+TARGETS = NUMBERS | {"target_names": ("u", "v"), "target_mean": (50.0, 0.5), "target_std": (7.0, 3.0)}
+TOKENS = {"input_size": 3, "embedding": 4, "output_size": 3} | TAGS
+QUANTILES = {"loss": "quantile", "quantile": [0.1, 0.9]}
+NEXT = {"output": "output_prediction", "per_element": False}
+UNITS = {"targets": ["u", "v"], "quantiles": [0.1, 0.9]}
+SCALE = torch.tensor([[7, 3, 7, 3], [50, 0.5, 50, 0.5]])
+TASKS: list[tuple[str, Any, Any, Any, Any]] = [
+    ("classify", LABELS, {}, lambda x: x.softmax(-1), {"per_element": False, "missing": None}),
+    ("tag", LABELS, TAGS, lambda x: x.softmax(-1), {"inputs": ["values", "offsets"]} | TAGS),
+    ("language", {"vocabulary": (UNKNOWN, END, "a")}, TOKENS, lambda x: x.softmax(-1), {"begins_with": END}),
+    ("multilabel", LABELS, {}, torch.sigmoid, {"thresholds": [0.5, 0.5]}),
+    ("transcribe", LABELS, TAGS, lambda x: x.log_softmax(-1), {"blank": 0}),
+    ("regress", TARGETS, {"output_size": 4} | QUANTILES, lambda x: x * SCALE[0] + SCALE[1], UNITS),
+    ("forecast", NUMBERS, QUANTILES, lambda x: x * 4 + 1e7 + 0.3, NEXT),
+    ("forecast", {"channels": ("a",)}, {"loss": "bce", "output_size": 1}, lambda x: x, NEXT),
+]
+
+
+@pytest.mark.parametrize(("task", "learned", "options", "convert", "known"), TASKS)
+def test_a_task_answers_in_its_units(task: str, learned: Any, options: Any, convert: Any, known: Any) -> None:
+    torch.manual_seed(0)
+    model: Any = SequenceModel(ModelConfig(task, "gru", **{"input_size": 1, "output_size": 2} | options)).eval()
+    preprocessor = Preprocessor(task, **learned)
+    batch = rl.Ragged([torch.tensor([1, 0, 2]) if task == "language" else torch.tensor([[1e7], [1e7 + 9], [1e7 - 4]])])
+    scaled = batch.map(lambda part: ((part.double() - 1e7 - 0.3) / 4).float()) if "mean" in learned else batch
+    with torch.no_grad():
+        answers = model.forecast(scaled)[:, 0] if task == "forecast" else model(scaled)
+        (found,) = RunModule(model, preprocessor)(batch).values()
+    own, wanted = (part.values if isinstance(part, rl.Ragged) else part for part in (found, answers))
+    torch.testing.assert_close(own, convert(wanted.double()).float(), rtol=0, atol=1e-6)
+    assert known.items() <= _description(model, preprocessor, "flat").items()

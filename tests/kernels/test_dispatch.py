@@ -214,6 +214,7 @@ class Flexible(ABC, nn.RNNBase):
     @abstractmethod
     def start(self, padded: torch.Tensor) -> Any: ...
 
+    @torch.no_grad()  # which wraps it
     def forward(self, padded: Any, hx: Any = None, lengths: Any = None) -> Any:
         if lengths is None:
             return super().forward(padded, hx)
@@ -272,6 +273,8 @@ _RAGGED = {FlexibleGRU: rl.nn.GRU, NamedLSTM: rl.nn.LSTM}
         ({"permute_hidden": lambda _, hx, __: hx}, {}, "Own overrides permute_hidden"),
         ({"step": None}, {}, "Own has an attribute step, as Raglane's layers do"),
         ({}, {"cell": "lstm"}, "Own has an attribute cell, as Raglane's layers do"),
+        ({}, {"_modules": {"cell": None}}, "Own has an attribute cell, as Raglane's layers do"),
+        ({"__getattr__": nn.Module.__getattr__}, {}, "Own overrides __getattr__"),
         ({}, {"check_input": None}, "Own overrides check_input"),
         ({}, {"forward": lambda *_: None}, "its forward was replaced on the instance"),
     ],

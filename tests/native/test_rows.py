@@ -108,6 +108,15 @@ def test_tensors_with_gaps(view: Callable[[Tensor], Tensor]) -> None:
         assert values.equal(convert.flatten_padded(padded.contiguous(), lengths).values)
 
 
+def test_packs_of_lazy_signs() -> None:
+    packed = _pack([3, 0, 5, 1])
+    data = torch.complex(packed.data, 1 + packed.data)
+    for change in (torch._neg_view, torch.conj):
+        values, layout = rows.flatten_packed(packed._replace(data=change(data))) or pytest.fail("not taken")
+        assert layout.from_flat(change(values)).equal(data)
+        assert layout.from_flat(values).equal(change(data).resolve_conj().resolve_neg())
+
+
 @pytest.mark.parametrize("kind", ["pack", "batch first", "time first"])
 def test_gradients(kind: str) -> None:
     """They are zeros in padding."""
@@ -199,6 +208,9 @@ def test_a_plan_that_changes_reaches_no_memory() -> None:
 )
 def test_packs_whose_parts_do_not_fit_reach_no_memory(sizes: list[int], order: list[int] | None) -> None:
     packed = PackedSequence(torch.randn(6, 2), torch.tensor([3, 2, 1]), torch.tensor([2, 0, 1]))
-    indices = None if order is None else torch.tensor(order)
-    assert rows.flatten_packed(packed._replace(batch_sizes=torch.tensor(sizes), sorted_indices=indices)) is None
+    indices: Any = None if order is None else torch.tensor(order)
+    changed = packed._replace(batch_sizes=torch.tensor(sizes), sorted_indices=indices)
+    assert rows.flatten_packed(changed if order else changed._replace(unsorted_indices=indices)) is None
     assert rows.flatten_packed(packed) is not None
+    apart = torch.tensor([[2, 1], [0, 9], [1, 9]])[:, 0]
+    assert rows.flatten_packed(packed._replace(sorted_indices=apart)) is None

@@ -127,7 +127,7 @@ def test_compiled_and_transformed() -> None:
 
 @needs_kernels
 def test_accelerate() -> None:
-    model: Any = nn.Sequential(nn.Linear(5, 5), nn.LSTM(5, 7), nn.GRU(7, 7))
+    model: Any = nn.Sequential(nn.Linear(5, 5), nn.LSTM(5, 7), rl.nn.GRU(7, 7))
     rl.accelerate(model, checkpoint_every=3)
     assert [each.checkpoint_every for each in model[1:]] == [3, 3]
     given = torch.randn(6, 2, 5, requires_grad=True)

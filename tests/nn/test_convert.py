@@ -152,7 +152,7 @@ def test_parameters_of_flax(kind: str, gates: str, fused: bool, nnx: bool, neste
 def _onnx(operator: str, arrays: dict[str, Any], computed: bool = False, **attributes: Any) -> Any:
     onnx = pytest.importorskip("onnx", reason="needs raglane[export]")
     helper = onnx.helper
-    inputs = [name if name in (*arrays, "X") else "" for name in ["X", "W", "R", "B", "", "initial_h", "", "P"]]
+    inputs = [name if name in (*arrays, "X") else "" for name in "X W R B _ initial_h initial_c P".split()]
     nodes = [helper.make_node(operator, inputs, ["", "state"], name="node", hidden_size=H, **attributes)]
     stored = dict(arrays)
     if computed:  # as exporters of layers with several tensors write them
@@ -190,8 +190,8 @@ def test_nodes_of_onnx(kind: str, attributes: dict[str, Any], computed: bool, tm
     model = _onnx(kind.partition("_")[0].upper(), _onnx_arrays(kind), computed, **attributes)
     (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
     values = np.random.default_rng(1).normal(size=(T, B, D))
-    for source in (model, tmp_path / "model.onnx"):
-        output = _output(rl.convert_weights(source, node="node"), values, batch_first="layout" in attributes)
+    for source, node in ((model, "node"), (tmp_path / "model.onnx", "state")):
+        output = _output(rl.convert_weights(source, node=node), values, batch_first="layout" in attributes)
         np.testing.assert_allclose(output, _run(kind, values, [_arrays(kind)]), rtol=0, atol=1e-12)
 
 
@@ -201,7 +201,12 @@ def test_variants_of_onnx_lstm(coupled: bool, clip: float | None) -> None:
     arrays, values = _onnx_arrays("lstm"), np.random.default_rng(1).normal(size=(T, B, D))
     peepholes = np.random.default_rng(2).normal(size=(1, 3 * H))
     options: dict[str, Any] = ({"clip": clip} if clip else {}) | ({"input_forget": 1} if coupled else {})
-    layer = rl.convert_weights(_onnx("LSTM", arrays if coupled else arrays | {"P": peepholes}, **options))
+    arrays |= {} if coupled else {"P": peepholes}
+    layer = rl.convert_weights(_onnx("LSTM", arrays, **options))
+    doubled = {name: np.concatenate([2 * part, part]) for name, part in arrays.items()}
+    both = rl.convert_weights(_onnx("LSTM", doubled, direction="bidirectional", **options)).state_dict()
+    for name, part in layer.state_dict().items():
+        assert torch.equal(torch.stack([both[name], both[f"{name}_reverse"]]), torch.stack([2 * part, part]))
     h, c, p = np.zeros((B, H)), np.zeros((B, H)), np.split(peepholes[0] * (not coupled), 3)
     most = clip or np.inf
     expected = []
@@ -222,6 +227,7 @@ def test_variants_of_onnx_lstm(coupled: bool, clip: float | None) -> None:
         ({}, {"activations": ["HardSigmoid", "Tanh", "Tanh"]}, "activations must be .*hardsigmoid"),
         ({"P": np.ones((1, 3 * H))}, {"input_forget": 1}, "P with input_forget must be False"),
         ({"initial_h": np.ones((1, B, H))}, {}, "initial state must be zeros"),
+        ({"initial_c": np.ones((1, B, H))}, {}, "initial state must be zeros"),
         ({"B": np.ones((1, 3))}, {}, "a block for each of 4 gates, got an array of 2 rows"),
         ({}, {"direction": "bidirectional"}, "W must be an array of 3 dimensions, of which the first is 2"),
     ],
@@ -234,6 +240,18 @@ def test_refused_nodes_of_onnx(arrays: dict[str, Any], attributes: dict[str, Any
         rl.convert_weights(model, node="other")
 
 
+def test_onnx_weights_that_are_no_constants() -> None:
+    model = _onnx("LSTM", _onnx_arrays("lstm") | {"P": np.ones((1, 3 * H)), "initial_h": np.zeros((1, B, H))})
+    model.graph.initializer.pop()  # an initial state may be an input
+    assert isinstance(rl.convert_weights(model), rl.nn.PeepholeLSTM)
+    for name in "PBRW":
+        assert model.graph.initializer.pop().name == name
+        with pytest.raises(ArgumentError, match=f"source: {name} must be a constant of the model"):
+            rl.convert_weights(model)
+    with pytest.raises(ArgumentError, match="activations must be"):
+        rl.convert_weights(_onnx("RNN", {}, direction="bidirectional", activations=["Relu", "Tanh"]))
+
+
 class sLSTMCell_vanilla(torch.nn.Module):  # noqa: N801
     """A cell with xlstm's parameters, or TiRex's, and a plain loop over steps."""
 
@@ -241,9 +259,9 @@ class sLSTMCell_vanilla(torch.nn.Module):  # noqa: N801
         super().__init__()
         shape = (heads, size, 4 * size) if tirex else (heads, 4 * size, size)
         self.heads, self.size, self.tirex = heads, size, tirex
-        self.config = SimpleNamespace(function=function, backend="torch" if tirex else "vanilla")
+        self.config = SimpleNamespace(function=function, backend="vanilla")
         if tirex:
-            self.backend = "torch"
+            self.backend, self.config = "torch", SimpleNamespace()
         self._recurrent_kernel_ = torch.nn.Parameter(torch.randn(shape) / 2)
         self._bias_ = torch.nn.Parameter(torch.randn(4 * heads * size))
 
@@ -287,7 +305,10 @@ def _results(cell: Any, given: Tensor, state: Any) -> list[Tensor]:
 
 @pytest.mark.parametrize("steps", [1, 7])
 @pytest.mark.parametrize("tirex", [False, True])
-def test_slstm_cells_are_accelerated(tirex: bool, steps: int) -> None:
+def test_slstm_cells_are_accelerated(tirex: bool, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sLSTMCell_vanilla, "__module__", "another.cell")
+    assert type(rl.accelerate(_cell(tirex))) is sLSTMCell_vanilla
+    monkeypatch.setattr(sLSTMCell_vanilla, "__module__", "tirex.cell" if tirex else "xlstm.cell")
     cell, given = _cell(tirex), torch.randn(4, steps, 24, dtype=torch.float64)
     fast = rl.accelerate(copy.deepcopy(cell))
     assert rl.explain(fast).replaced == [""]
@@ -298,9 +319,14 @@ def test_slstm_cells_are_accelerated(tirex: bool, steps: int) -> None:
     output, final = fast(rl.Ragged([given[0], given[1, :0], given[2, :1]]))
     torch.testing.assert_close(output.select([0]).values, cell(given[:1])[0].transpose(1, 2).flatten(2)[0])
     assert final[0].shape == (1, 3, 6)
+    lengths = torch.tensor([steps, 0, 1, steps])
+    whole = fast(rl.Ragged.from_padded(given, lengths))[1]
+    torch.testing.assert_close(fast(given, lengths=lengths, return_states=True)[1], whole)
     layer = rl.convert_weights(cell)
     torch.testing.assert_close(layer(given)[0], cell(given)[0].transpose(1, 2).flatten(2))
     torch.testing.assert_close(rl.convert_weights(fast)(given)[0], layer(given)[0], rtol=0, atol=0)
+    fast.config.input_shape = "SBGNH"
+    torch.testing.assert_close(fast(given.transpose(0, 1)), cell(given))
     back = rl.unaccelerate(fast)
     assert type(back) is sLSTMCell_vanilla
     assert vars(back).keys() == vars(cell).keys()
@@ -355,6 +381,8 @@ def test_accelerated_slstm_can_be_pickled(monkeypatch: pytest.MonkeyPatch) -> No
         (_arrays("lstm"), None, "kind must be one of lstm"),
         (_arrays("lstm"), "lstmm", "kind must be one of.*Pass lstm"),
         (_arrays("lstm")[:1], "lstm", "source must be 2 arrays per direction.*got 1 arrays"),
+        (_arrays("lstm") + _arrays("lstm", False), "lstm", "source must be 2 arrays per direction.*got 5 arrays"),
+        ([np.ones((0, 16)), np.ones((4, 16))], "lstm", r"source\[0\] must be a matrix .* not empty"),
         (_arrays("lstm"), "rnn_tanh", r"source must be arrays with weight_ih_l0 of shape \(5, 3\)"),
         (_arrays("gru"), "gru_reset_before", r"source\[2\] must be .*got shape \(2, 15\)"),
         (_arrays("gru_reset_before"), "gru", r"source\[2\] must be \(2, gates \* units,\)"),
@@ -365,6 +393,7 @@ def test_accelerated_slstm_can_be_pickled(monkeypatch: pytest.MonkeyPatch) -> No
         (_keras("lstm", recurrent_activation="hard_sigmoid"), None, "recurrent_activation must be 'sigmoid'"),
         (_keras("lstm", activation="relu"), None, "activation must be 'tanh', got 'relu'"),
         (_keras("gru", go_backwards=True), None, "go_backwards must be False.*batch.reverse"),
+        (_bidirectional(_keras("gru"), _keras("gru")), None, "go_backwards must be True, got False"),
         (_bidirectional(_keras("gru"), _keras("gru", go_backwards=True), "sum"), None, "merge_mode must be 'concat'"),
         (_bidirectional(_keras("gru"), _keras("lstm", go_backwards=True)), None, "layers of one kind"),
         ({"a": {}, "b": {}}, None, "source must be the parameters of an LSTM.*'a', 'b'"),

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import raglane as rl
 from every_layer import KINDS, D, H, a_batch, build, results_of
+from own_cells import Fixed
 from raglane.errors import ArgumentError, ArgumentTypeError, DispatchError
 from raglane.kernels.cpu.layer import layer_of
 from raglane.native import missing_kernels
@@ -130,6 +131,8 @@ def test_weights_of_one_call_do_not_unfreeze_it() -> None:
         assert same(torch.func.functional_call(layer, dict(other.named_parameters()), (batch,)), other(batch))
         forget(layer)
         assert same(layer(batch), wanted)
+        layer.bias = False  # fewer weights than are packed
+        assert same(layer(batch), copy.deepcopy(layer)(batch))
 
 
 def test_autocast_and_compiled_calls_ignore_packed_weights() -> None:
@@ -163,6 +166,9 @@ def test_models_that_cannot_be_frozen() -> None:
         (build("layernorm_gru"), DispatchError, r"backend (program|reference) runs it"),
         (nn.utils.parametrizations.weight_norm(build("gru"), "weight_hh_l0"), DispatchError, "computed in each call"),
         (made, DispatchError, "inference_mode"),
+        (rl.nn.GRU(D, H, backend="reference"), DispatchError, "backend reference runs it"),
+        (rl.nn.GRU(D, H, schedule="each"), DispatchError, "backend reference runs it"),
+        (rl.nn.Recurrent(lambda *_: Fixed(), D, D), DispatchError, "its cell has no weights"),
     ):
         with pytest.raises(error, match=says):
             rl.freeze(wrong)
@@ -295,18 +301,28 @@ def test_what_is_refused() -> None:
         with pytest.raises(ArgumentError, match=r"dtype must be.*torch\.int8, or None.*got"):
             rl.freeze(layer, dtype=dtype)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match=r"training mode.*Call model\.eval\(\) first"):
-        to_int8(nn.Sequential(layer.train()))
+        to_int8(nn.Sequential(build_wide("GRU")).eval().append(layer.train()))
     for other, reason in (
         (build_wide("GRU").double(), r"its weights are torch\.float64"),
         (rl.nn.SRU(3, 4).eval(), "its cell sru has no kernels for int8 weights; only RNN, LSTM and GRU have"),
         (rl.nn.LSTM(65_537, 1).eval(), "its largest size is 65537"),
         (rl.nn.GRU(3, 4, device="meta").eval(), "backend torch"),
-        (nn.Linear(2, 2).eval(), r"no recurrent layer of rl\.nn"),
+        (nn.Linear(2, 2).eval(), r"an RNN, LSTM or GRU in float32, got .*no recurrent layer of rl\.nn"),
     ):
         with pytest.raises(DispatchError, match=reason):
             to_int8(other)
     mixed = nn.Sequential(build_wide("GRU"), rl.nn.MinGRU(3, 4)).eval()
-    with pytest.warns(UserWarning, match=r"did not convert a layer\. 1: its cell mingru"):
+    with pytest.warns(UserWarning, match=r"did not convert a layer\. 1: its cell mingru") as caught:
         to_int8(mixed)
+    assert caught[0].filename == __file__
     assert is_int8(mixed[0])
     assert "frozen" not in rl.explain(mixed[1], rl.Ragged([torch.randn(2, 3)])).reason
+
+
+def test_rows_that_are_too_long_for_int8(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("raglane.nn.recurrent.freeze._LONGEST_INT8_ROW", 20)
+    for layer in (rl.nn.LSTM(20, 20, proj_size=3), rl.nn.LSTM(20, 11, bidirectional=True)):
+        assert is_int8(to_int8(layer.eval()))
+    for layer, size in ((rl.nn.LSTM(2, 21, proj_size=3), 21), (rl.nn.LSTM(2, 11, 2, bidirectional=True), 22)):
+        with pytest.raises(DispatchError, match=f"its largest size is {size};"):
+            to_int8(layer.eval())

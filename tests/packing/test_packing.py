@@ -294,3 +294,5 @@ def test_sequences_of_several_dtypes_take_the_first_where_nothing_is_lost(sequen
     """And batches of many numbers, which are concatenated."""
     for arguments in ((True, 2.0, "left"), (True, 2.0, "right")):
         assert_same(*[module.pad_sequence(sequences, *arguments) for module in (packing, rnn)])
+    value: Any = 2j
+    assert packing.pad_sequence([x.to(torch.cfloat) for x in sequences], padding_value=value).imag.sum() > 0

@@ -73,9 +73,6 @@ def _infer(client: TestClient, model: str, values: Any, **parameters: Any) -> tu
     return answer.status_code, answer.json()
 
 
-# Whole sequences.
-
-
 @pytest.mark.parametrize("model", ["run", "backwards"])
 @pytest.mark.parametrize("options", [{}, {"probabilities": True}, {"top": 2}])
 def test_predict(client: TestClient, request: pytest.FixtureRequest, model: str, options: dict[str, Any]) -> None:
@@ -126,9 +123,6 @@ def test_transcriptions_are_of_whole_sequences() -> None:
             assert client.post("/predict", json={"sequences": ["a"], "beam": beam}).status_code == 400
         with client.websocket_connect("/stream") as stream:
             assert "task other than transcribe" in stream.receive_json()["error"]
-
-
-# Live streams.
 
 
 def test_each_client_gets_its_own_results() -> None:
@@ -379,9 +373,6 @@ def test_clients_that_do_not_read_or_are_killed() -> None:
             time.sleep(0.05)
 
 
-# The Open Inference Protocol.
-
-
 def test_sequences_of_the_protocol(client: TestClient) -> None:
     values = torch.randn(2, 100, 3)
     found: list[list[Any]] = [[], []]
@@ -465,9 +456,6 @@ def test_models_without_streams(client: TestClient) -> None:
     assert own["run"]["live"]
     assert not own["backwards"]["live"]
     assert "reads sequences from the end" in own["backwards"]["reason"]
-
-
-# Around the routes.
 
 
 @pytest.mark.parametrize(

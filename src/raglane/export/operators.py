@@ -206,7 +206,7 @@ def place_scans(model: Any, steps: list[Step]) -> None:
 
 def _key(step: Step, node: Any) -> Any:
     """Return a key that is equal for steps with equal graphs; modules may differ in more than their tensors."""
-    if step.is_module:
+    if step.module is not None:
         return id(step)
     shapes = tuple(str(value.shape[-1]) for value in node.inputs[: step.states + 1])
     return step.cell, step.need_states, shapes, tuple(weight.shape for weight in step.weights), step.present

@@ -145,27 +145,22 @@ class Step(nn.Module):
     def weights(self) -> list[Tensor]:
         """The tensors of the weights, in the order of :meth:`forward`'s arguments."""
         (weights,) = self._of_weights
-        if self._module is not None:
-            return [*self._module.parameters(), *self._module.buffers()]
+        if self.module is not None:
+            return [*self.module.parameters(), *self.module.buffers()]
         return list(_tensors(weights))
 
     @property
-    def _module(self) -> nn.Module | None:
+    def module(self) -> nn.Module | None:
         """The user's module, also that of a cell with resets."""
         (weights,) = self._of_weights
         inner = weights.inner if isinstance(weights, MarkedWeights) and weights.marks is None else weights
         return inner if isinstance(inner, nn.Module) else None
 
     @property
-    def is_module(self) -> bool:
-        """True if the cell is a user's module."""
-        return self._module is not None
-
-    @property
     def present(self) -> tuple[bool, ...]:
         """Which optional weights of a named cell exist."""
         (weights,) = self._of_weights
-        return () if self.is_module else tuple(part is not None for part in weights)
+        return tuple(part is not None for part in weights) if self.module is None else ()
 
     def forward(self, *args: Tensor) -> list[Tensor]:
         """Map states, the prepared row ``(R, G)``, mask ``(R,)`` and weights to new states, output and states."""
@@ -177,7 +172,7 @@ class Step(nn.Module):
 
     def _step(self, tensors: tuple[Tensor, ...], row: Tensor, state: tuple[Tensor, ...]) -> Any:
         (weights,) = self._of_weights
-        module = self._module
+        module = self.module
         if module is None:
             return self.cell.step(_like(weights, iter(tensors)), row, state)
         names = [name for name, _ in (*module.named_parameters(), *module.named_buffers())]

@@ -47,13 +47,12 @@ class RunModule(nn.Module):
         self.gap_column = preprocessor.channels.index(TIME_GAP) if TIME_GAP in preprocessor.channels else None
         usual = 1.0 if self.gap_column is None or preprocessor.mean is None else preprocessor.mean[self.gap_column]
         self.usual_gap = usual if usual > 0 else 1.0
-        self.scale_in = _Scale(preprocessor.mean, preprocessor.std, len(preprocessor.channels))
-        forecasts = self.task == "forecast" and not model.is_binary
-        names = preprocessor.target_names
+        self.scale_in = _Scale(preprocessor.mean, preprocessor.std)
         mean, std = preprocessor.target_mean, preprocessor.target_std
-        if forecasts:
-            names, mean, std = preprocessor.channels, preprocessor.mean or (), preprocessor.std or ()
-        self.scale_out = _Scale(mean or None, std or None, len(names))
+        if self.task == "forecast" and not model.is_binary:
+            mean, std = preprocessor.mean or (), preprocessor.std or ()
+        count = len(model.config.quantiles)
+        self.scale_out = _Scale(mean * count, std * count)
 
     def forward(self, batch: Ragged) -> dict[str, Any]:
         """Map channels in the units of the data, or indices of tokens, to probabilities or numbers."""
@@ -96,11 +95,11 @@ class _Scale(nn.Module):
     mean: Tensor
     std: Tensor
 
-    def __init__(self, mean: tuple[float, ...] | None, std: tuple[float, ...] | None, size: int) -> None:
+    def __init__(self, mean: tuple[float, ...] | None, std: tuple[float, ...] | None) -> None:
         super().__init__()
-        self.is_active = mean is not None and std is not None
-        self.register_buffer("mean", torch.tensor(mean or (0.0,) * size, dtype=torch.float64))
-        self.register_buffer("std", torch.tensor(std or (1.0,) * size, dtype=torch.float64))
+        self.is_active = bool(mean)
+        self.register_buffer("mean", torch.tensor(mean or (), dtype=torch.float64))
+        self.register_buffer("std", torch.tensor(std or (), dtype=torch.float64))
 
     def apply(self, values: Tensor) -> Tensor:  # type: ignore[override]
         return ((values.double() - self.mean) / self.std).to(values.dtype) if self.is_active else values
@@ -158,9 +157,8 @@ def _example(preprocessor: Preprocessor) -> Ragged:
     if preprocessor.vocabulary is not None:
         values = torch.randint(len(preprocessor.vocabulary), (sum(lengths),), generator=generator)
         return Ragged.from_flat(values, lengths=lengths)
-    size = len(preprocessor.channels)
-    scale = _Scale(preprocessor.mean, preprocessor.std, size)
-    values = scale.invert(torch.randn(sum(lengths), size, generator=generator))
+    scale = _Scale(preprocessor.mean, preprocessor.std)
+    values = scale.invert(torch.randn(sum(lengths), len(preprocessor.channels), generator=generator))
     if preprocessor.missing != "error":
         values[torch.rand(values.shape, generator=generator) < 0.1] = torch.nan
     return Ragged.from_flat(values, lengths=lengths)
@@ -191,4 +189,6 @@ def _description(model: SequenceModel, preprocessor: Preprocessor, layout: str) 
         description["thresholds"] = model.get_buffer("thresholds").tolist()
     if preprocessor.target_names:
         description["targets"] = list(preprocessor.target_names)
+    if len(model.config.quantiles) > 1:
+        description["quantiles"] = list(model.config.quantiles)
     return description
