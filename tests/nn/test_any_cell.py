@@ -324,6 +324,7 @@ def test_arguments_that_do_not_fit(make: Any, says: str) -> None:
         ({"step": lambda _, x, s: (x, s)}, ShapeError, r"step: output must be .*\(3, 4\).*, got shape \(3, 3\)"),
         ({"step": lambda _self, _x, s: (s.mean(0, True), s)}, ShapeError, r"must be .*one row.*, got shape \(1, 4\)"),
         ({"step": lambda _self, _x, s: (s, (s, s))}, ShapeError, r"state must be .*a tensor of shape.*, got a tuple"),
+        ({"step": lambda _self, _x, s: s.h}, AttributeError, "has no attribute 'h'"),
         ({"prepare": lambda _self, v, _: v[:2]}, ShapeError, r"prepare must be .*one row per.*, got shape \(2, 3\)"),
         ({"prepare": lambda _self, v, _offsets: v.long()}, ArgumentTypeError, r"prepare must be .*got torch.int64"),
         ({"step": lambda _self, _x, s: (s, s > 0)}, ArgumentTypeError, r"step: state must be .*got torch.bool"),
@@ -343,3 +344,4 @@ def test_wrong_cells(members: dict[str, Any], kind: type[Exception], says: str) 
     with pytest.raises(kind, match=says) as caught:
         layer(a_batch([3, 2, 4]))
     assert caught.value.__cause__ is None
+    assert ("initial_state" in str(getattr(caught.value, "__notes__", ""))) == (kind is AttributeError)

@@ -52,7 +52,12 @@ class ModuleCell(CellSpec):
         run = weights.step if hasattr(weights, "step") else weights
         # Copied, because a step may overwrite its arguments, such as the output of the previous step.
         own = tuple([part.clone() for part in state])
-        given = run(prepared.clone(), own if self.is_tuple else own[0])
+        try:
+            given = run(prepared.clone(), own if self.is_tuple else own[0])
+        except Exception as error:
+            if not hasattr(weights, "initial_state"):
+                error.add_note("The state is one tensor; a cell with several returns them from initial_state")
+            raise
         if run is weights:  # one of torch's cells, which returns its state; the first one is the output
             given = (given[0] if self.is_tuple else given, given)
         where = f"{type(weights).__name__}.step"

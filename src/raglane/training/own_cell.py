@@ -229,4 +229,5 @@ def _shown(path: str) -> str:
 
 
 def _words(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error.msg if isinstance(error, SyntaxError) else error}"
+    text = error.msg if isinstance(error, SyntaxError) else error
+    return ". ".join([f"{type(error).__name__}: {text}", *getattr(error, "__notes__", ())])

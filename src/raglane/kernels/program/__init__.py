@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from raglane._utils.tracing import is_exporting
+from raglane._utils.tracing import has_tangent, is_exporting, records_operators
 from raglane.cells import CELLS
 from raglane.cells.module import ModuleCell
 from raglane.kernels import reference
@@ -20,7 +20,10 @@ __all__ = ["BACKEND", "GPU", "warn"]
 class _Backend(ProgramBackend):
     """The backend, with graphs of operators for compilers and exports."""
 
-    def _run_recorded(self, request: Request, schedule: str) -> Result:
+    def run(self, request: Request, schedule: str) -> Result:
+        """See :class:`~raglane.kernels.contract.Backend`."""
+        if not records_operators() or has_tangent(request.tensors()):  # operators would drop tangents
+            return run(request)
         if request.cell.name in CELLS and not torch.is_autocast_enabled(self._device):
             return _run_operators(request)
         if is_exporting():

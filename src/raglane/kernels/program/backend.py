@@ -93,25 +93,13 @@ class ProgramBackend:
 
     def origin(self, traits: Traits, shows: bool) -> tuple[str, str]:
         """Return the origin of the first layer's program with the time it took, and the program as text."""
-        try:
-            compiled = _first_step(traits)
-        except Refused as refused:
-            return refused.reason, refused.reason if shows else ""
+        compiled = _first_step(traits)
         if compiled is None:
             return "", ""
         made = "read from the disk" if compiled.is_read else "traced"
         not_kept = f"; not kept on the disk: {compiled.not_kept}" if compiled.not_kept else ""
         text = printed(compiled.forward(True, False, None).lowered.program) if shows else ""
         return f"{made} and verified in {1e3 * compiled.seconds:.0f} ms{not_kept}", text
-
-    def run(self, request: Request, schedule: str) -> Result:
-        """See :class:`~raglane.kernels.contract.Backend`."""
-        is_recorded = records_operators() and not has_tangent(request.tensors())  # operators would drop tangents
-        return self._run_recorded(request, schedule) if is_recorded else run(request)
-
-    def _run_recorded(self, request: Request, schedule: str) -> Result:
-        """Run a request while a compiler, an export or a mode records operators."""
-        raise NotImplementedError
 
 
 def _unsupported(traits: Traits, device: str) -> str | None:
