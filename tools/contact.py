@@ -98,12 +98,7 @@ CASES = [
     case("numbers as labels", "train numbers.csv", 2, "40 different whole numbers.*--task regress"),
     case("whole labels", "predict whole whole.jsonl -o whole.out.jsonl", 0, "24 sequences"),
     case("ids that repeat", "train repeated.jsonl", 0, "3 sequences repeat the id"),
-    case(
-        "a test file with training data",
-        "train steps.csv --test steps.csv",
-        0,
-        "test: 24 of 24 sequences of steps.csv are also",
-    ),
+    case("a test of training data", "train steps.csv --test steps.csv", 0, "24 of 24 sequences of steps.csv are also"),
     # Comparisons and URLs.
     case("runs without a model", "compare run whole empty", 0, "left out: empty, which has no saved model"),
     case("data at a URL", "train file://{here}/steps.csv", 0, "training: 22 sequences"),
@@ -119,15 +114,9 @@ CASES = [
 def make_files(folder: Path) -> None:
     """Write the data of all cases, and train a model."""
     rows = [
-        [
-            f"s{number}",
-            step,
-            round((1 if number % 2 else -1) * step + math.sin(number), 3),
-            step / 2,
-            "up" if number % 2 else "down",
-        ]
-        for number in range(24)
-        for step in range(number % 3 + 2)
+        [f"s{n}", step, round((-step, step)[n % 2] + math.sin(n), 3), step / 2, ("down", "up")[n % 2]]
+        for n in range(24)
+        for step in range(n % 3 + 2)
     ]
     names = ["id", "t", "x", "y", "kind"]
     _write(folder / "steps.csv", names, rows)
@@ -135,9 +124,7 @@ def make_files(folder: Path) -> None:
     _write(folder / "unlabelled.csv", names[:4], [row[:4] for row in rows])
     for name in ("steps.tsv", "tabs.csv"):
         _write(folder / name, names, rows, "\t")
-    commas: list[list[Any]] = [
-        [*row[:2], *(str(number).replace(".", ",") for number in row[2:4]), row[4]] for row in rows
-    ]
+    commas: list[list[Any]] = [[*row[:2], *(str(n).replace(".", ",") for n in row[2:4]), row[4]] for row in rows]
     _write(folder / "commas.csv", names, commas, ";")
     _write(folder / "quoted.csv", names, commas)
     (folder / "steps.csv.gz").write_bytes(gzip.compress((folder / "steps.csv").read_bytes()))

@@ -363,6 +363,8 @@ def test_the_first_call_within_an_operator_verifies_gradients(tmp_path: Path, mo
         with pytest.warns(UserWarning, match="the gradients of its program differ"):
             call()
     assert not list(tmp_path.iterdir())
-    call()  # a warning would be an error
+    fail: Any = pytest.fail
+    with torch.autograd.graph.saved_tensors_hooks(fail, fail):  # such as those of a checkpoint
+        call()  # a warning would be an error
     assert [file.parent.name for file in tmp_path.rglob("*.json")] == ["programs"]
     backend._steps.clear()

@@ -77,6 +77,9 @@ def test_every_layer_gives_the_same_with_it(name: str) -> None:
         out, _ = layer(given)
         found.append([out.values, *gradients([out.values], wanted)])
     torch.testing.assert_close(found[1], found[0], rtol=1e-9, atol=1e-9)
+    torch.no_grad()([*layer.parameters()][1].zero_)()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.values.sum().backward()
     assert str(rl.explain(layer, given)).endswith("; backward recomputes the gates, 2 steps at a time")
     assert rl.explain(layer, given).backend in ("cpu", "reference")
 

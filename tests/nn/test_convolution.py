@@ -37,6 +37,7 @@ def test_values_and_gradients(kernel: int, dilation: int, groups: int, bias: boo
     torch.testing.assert_close(found, torch.autograd.grad((expected * weights).sum(), own), rtol=1e-11, atol=1e-11)
     if reach:
         assert torch.equal(state[0, 3], F.pad(values[8:].T, (reach, 0)).T[-reach:].reshape(-1))
+    assert rl.nn.CausalConv1d(4, 8, kernel, groups=groups, backend="reference")(torch.empty(0, 4))[0].shape == (0, 8)
 
 
 def test_steps_have_the_bits_of_the_sequence() -> None:

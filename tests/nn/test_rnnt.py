@@ -277,10 +277,11 @@ def test_without_frames(way: str, pairs: list[tuple[int, int]]) -> None:
 def test_weights_of_a_joint_without_gradients() -> None:
     case = Case([(7, 3), (4, 2)])
     expected = torch.autograd.grad(case.loss("linear", reduction="element"), case.encoder)
+    again = torch.utils.checkpoint.checkpoint(case.loss, "linear", reduction="element", use_reentrant=False)
+    assert torch.equal(torch.autograd.grad(again, case.encoder)[0], expected[0])
     case.joint.requires_grad_(False)
     assert torch.equal(torch.autograd.grad(case.loss("linear", reduction="element"), case.encoder)[0], expected[0])
-    with torch.no_grad():
-        assert not case.loss("linear").requires_grad
+    assert not torch.no_grad()(case.loss)("linear").requires_grad
     case.joint.register_forward_hook(lambda *given: given[-1] * 2)
     torch.testing.assert_close(case.loss("linear"), case.loss("function"))
 
@@ -293,6 +294,9 @@ def test_in_bfloat16() -> None:
     one, other = (rl.Ragged.from_flat(part.bfloat16(), lengths=lengths) for part, lengths in parts)
     for loss in (own, rnnt_loss(one, other, case.targets, case.joint, reduction="none", blank=case.blank)):
         torch.testing.assert_close(loss.double(), case.expected(by_recursion), rtol=0.05, atol=0.05)
+    torch.no_grad()(case.joint.weight.zero_)()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.sum().backward()
 
 
 @WAYS

@@ -98,18 +98,17 @@ def _run_direction(
     counts = [moment.begin for moment in plan.moments if moment.begin]
     initial = zip(*(torch.split(take_rows(part, plan.begin_order), counts) for part in state), strict=True)
     walked = _Walked(tuple(part[:0] for part in state), [], [], [])
-    walk_part = partial(_walk_part, layer, weights, holds_state)
+    walk_part: Callable[..., _Walked] = partial(_walk_part, layer, weights, holds_state)
     # Checkpoints use hooks on saved tensors, which transformations do not support.
     can_checkpoint = torch.is_grad_enabled() and not are_transforms_active() and forward_ad._current_level < 0
     every = layer.checkpoint_every if can_checkpoint else 0
+    run = partial(checkpoint, walk_part, use_reentrant=False, preserve_rng_state=False) if every else walk_part
+    # A checkpoint raises if a tensor among its arguments was changed in place before it is computed again.
+    read = torch.utils._pytree.tree_leaves([layer.values, *getattr(weights, "parameters", lambda: weights)()])
     for begin in range(0, len(plan.moments), every or len(plan.moments)):
         times = slice(begin, begin + every if every else None)
         moments = plan.moments[times]
-        args = moments, prepared[times], [next(initial) for moment in moments if moment.begin], walked.rows
-        if every:
-            part = checkpoint(walk_part, *args, use_reentrant=False, preserve_rng_state=False)
-        else:
-            part = walk_part(*args)
+        part = run(moments, prepared[times], [next(initial) for moment in moments if moment.begin], walked.rows, *read)
         walked.outputs.extend(part.outputs)
         walked.history.extend(part.history)
         walked.finals.extend(part.finals)
@@ -140,6 +139,7 @@ def _walk_part(
     prepared: tuple[Tensor, ...],
     initial: list[tuple[Tensor, ...]],
     rows: tuple[Tensor, ...],
+    *_: Any,
 ) -> _Walked:
     """Run a range of times; ``rows`` are the previous states, ``initial`` those of the sequences that begin."""
     begins = iter(initial)

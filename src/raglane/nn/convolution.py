@@ -35,21 +35,19 @@ class _Convolution(nn.Module):
 
     def step(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """Return the products of the weight with every ``dilation``-th element."""
-        rows, width = x.shape
-        is_one = self.kernel_size == 1
-        held = x if is_one else torch.cat([state, x], 1)
-        windows = held.reshape(rows, -1, width)[:, :: self.dilation]
+        held = x if self.kernel_size == 1 else torch.cat([state, x], 1)
+        windows = held.unflatten(1, (-1, self.input_size))[:, :: self.dilation]
         matrix = self.weight.permute(0, 2, 1)
         if self.groups == 1:
             matrix = matrix.reshape(self.output_size, -1)
-            output = nn.functional.linear(windows.reshape(rows, -1), matrix, self.bias)
+            output = nn.functional.linear(windows.flatten(1), matrix, self.bias)
         else:
             # (groups, rows, elements and channels) times (groups, elements and channels, outputs).
-            windows = windows.reshape(rows, self.kernel_size, self.groups, -1).permute(2, 0, 1, 3)
+            windows = windows.unflatten(2, (self.groups, -1)).permute(2, 0, 1, 3)
             matrix = matrix.reshape(self.groups, self.output_size // self.groups, -1).transpose(1, 2)
-            output = torch.bmm(windows.reshape(self.groups, rows, -1), matrix).permute(1, 0, 2).reshape(rows, -1)
+            output = torch.bmm(windows.flatten(2), matrix).permute(1, 0, 2).flatten(1)
             output = output if self.bias is None else output + self.bias
-        return output, state if is_one else held[:, width:]
+        return output, state if held is x else held[:, self.input_size :]
 
 
 class CausalConv1d(Recurrent):

@@ -12,7 +12,7 @@ import functools
 import types
 from collections import OrderedDict, namedtuple
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Generic
 
@@ -108,7 +108,9 @@ def default_modes(grad: bool) -> Iterator[None]:
     # torch's functions is e.g. the one that computes row by row, and one of its operators has tensors without numbers.
     no_modes, no_operators = torch._C.DisableTorchFunction(), _disable_current_modes()
     no_autocast = torch.autocast("cpu", enabled=False)
-    with torch.inference_mode(False), torch.set_grad_enabled(grad), no_autocast, no_modes, no_operators:
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)  # e.g. of a checkpoint, which counts the tensors
+    no_hooks = torch.autograd.graph.saved_tensors_hooks(Tensor.detach, Tensor.detach) if hooks else nullcontext()
+    with torch.inference_mode(False), torch.set_grad_enabled(grad), no_autocast, no_modes, no_operators, no_hooks:
         yield
 
 

@@ -203,7 +203,7 @@ class Ragged(SequenceOperations, Conversions):
         except (TypeError, ValueError, RuntimeError, AssertionError) as error:
             _refuse_to(target, options, error)
             raise
-        offsets = self._offsets.to(values.device, non_blocking=bool(non_blocking))
+        offsets = self._like(values)._offsets.to(values.device, non_blocking=bool(non_blocking))
         return self._make(values, offsets, self._known_lengths())
 
     def pin_memory(self) -> Self:

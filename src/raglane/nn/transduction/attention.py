@@ -108,15 +108,14 @@ class _Attend(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, of_contexts: Tensor | None, of_weights: Tensor | None) -> tuple[Tensor | None, ...]:
-        with torch.no_grad():
-            grads = _Attend._gradients(ctx, of_contexts, of_weights)
-        read = *ctx.saved_tensors[:6], of_contexts, of_weights
-        return *once(grads, "AttentionDecoder", "memory", *read), None
+        saved = ctx.saved_tensors  # read once, as in kernels/program/backend.py
+        grads = torch.no_grad()(_Attend._gradients)(ctx, saved, of_contexts, of_weights)
+        return *once(grads, "AttentionDecoder", "memory", *saved[:6], of_contexts, of_weights), None
 
     @staticmethod
-    def _gradients(ctx: Any, of_contexts: Tensor | None, of_weights: Tensor | None) -> list[Tensor | None]:
-        queries, keys, memory, vector, kernel, previous, weights = ctx.saved_tensors
-        grads: list[Any] = [None if part is None else torch.zeros_like(part) for part in ctx.saved_tensors[:6]]
+    def _gradients(ctx: Any, saved: Any, of_contexts: Tensor | None, of_weights: Tensor | None) -> list[Any]:
+        queries, keys, memory, vector, kernel, previous, weights = saved
+        grads: list[Any] = [None if part is None else torch.zeros_like(part) for part in saved[:6]]
         of_queries, of_keys, of_memory, of_vector, of_kernel, of_previous = grads
         for block in ctx.blocks:
             rows, own, values = queries[block.rows], keys[block.elements], memory[block.elements]

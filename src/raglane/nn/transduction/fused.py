@@ -70,7 +70,7 @@ class _Losses(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        inputs, gradients = ctx.saved_tensors[:4], ctx.saved_tensors[4:]
+        inputs, gradients = (saved := ctx.saved_tensors)[:4], saved[4:]  # read once, as in kernels/program/backend.py
         with torch.no_grad():
             if ctx.is_scaled:  # all numbers of upstream are equal
                 gradients = [upstream.amax() * part for part in gradients] if upstream.shape[0] else gradients

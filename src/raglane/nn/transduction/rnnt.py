@@ -72,7 +72,8 @@ def rnnt_loss(
             lengths may be 0.
         joint: computes logits ``(rows, C)``. A :class:`torch.nn.Linear`, ``joint(tanh(frame + state))``, fastest on a
             CPU; or any function or module that is called with rows of ``encoder`` and of ``predictor``, and computes
-            each row from these rows only.
+            each row from these rows only. Backward calls it again, so tensors that a function reads must not change
+            before; for the parameters of a module this is checked.
         blank: the class that means "no label".
         reduction: as of :func:`~raglane.nn.losses.ctc_loss`: ``"element"``, the sum of the losses divided by the number
             of labels; ``"sequence"``, the mean over sequences of their losses per label; ``"none"``, the loss of each
@@ -199,16 +200,14 @@ def _emissions(parts: list[Tensor], joint: Any, alignments: Alignments, targets:
     rows = torch.repeat_interleave(states, frames)  # of each frame
     first = torch.repeat_interleave(segments.offsets_from_lengths(states)[:-1], frames)
     ends = rows.cumsum(0).tolist()
-    bounds = [0]
+    starts, bounds = [0, *ends], [0]
     while bounds[-1] < len(ends):
-        done = ends[bounds[-1] - 1] if bounds[-1] else 0
-        bounds.append(max(bisect_right(ends, done + _TILE), bounds[-1] + 1))
+        bounds.append(max(bisect_right(ends, starts[bounds[-1]] + _TILE), bounds[-1] + 1))
     rows, first = (part.to(device, non_blocking=True) for part in (rows, first))
-    starts = [0, *ends]
     totals = [starts[end] - starts[begin] for begin, end in pairwise(bounds)]
     pieces = parts[0].split(totals if joint is None else [end - begin for begin, end in pairwise(bounds)])
 
-    def pick(piece: Tensor, begin: int, end: int, total: int) -> Tensor:
+    def pick(piece: Tensor, begin: int, end: int, total: int, *_: Tensor) -> Tensor:
         state = segments.element_index(first[begin:end], rows[begin:end], total)
         if joint is None:
             logits = piece
@@ -221,11 +220,12 @@ def _emissions(parts: list[Tensor], joint: Any, alignments: Alignments, targets:
         return torch.stack([scores[:, alignments.blank], label], 1)
 
     tiles = zip(pieces, bounds, bounds[1:], totals, strict=False)
-    if not torch.is_grad_enabled():
-        return torch.cat([parts[0].new_empty(0, 2, dtype=dtype), *(pick(*tile) for tile in tiles)])
     # The sum of nothing keeps batches without frames differentiable.
     empty = parts[0][:0].sum() * parts[0].new_empty(0, 2, dtype=dtype)
-    return torch.cat([empty, *(checkpoint(pick, *tile, use_reentrant=False) for tile in tiles)])
+    # A checkpoint raises if a tensor among its arguments was changed in place before it is computed again.
+    owner = getattr(joint, "__self__", joint)
+    read = [*parts[1:], *(owner.parameters() if isinstance(owner, torch.nn.Module) else ())]
+    return torch.cat([empty, *(checkpoint(pick, *tile, *read, use_reentrant=False) for tile in tiles)])
 
 
 def _joined(joint: Any, frames: Tensor, states: Tensor) -> Tensor:
