@@ -139,7 +139,7 @@ def test_texts_that_a_spreadsheet_executes(tmp_path: Path, capsys: pytest.Captur
         assert printed.getvalue() == (tmp_path / "plain.csv").read_bytes()
         patch.setattr(sys, "stdout", None)  # closed
         assert main(["predict", run, data, "-o", str(tmp_path / "plain.csv")]) == 0
-        fails(["predict", run, data], capsys, "standard output must be open")
+        fails(["predict", run, data, "-q"], capsys, "standard output must be open")
         sys.stdout.close()
 
 

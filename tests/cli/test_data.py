@@ -126,6 +126,12 @@ def test_categories_unseen_in_training_are_counted(tmp_path: Path, capsys: pytes
     for command in (["evaluate", run], ["predict", run, "-o", tmp_path / "p.csv"]):
         for data, lines in ((seen, []), (other, [line])):
             assert _said(capsys, *command[:2], data, *command[2:], of="of 'town'") == lines
+            assert _said(capsys, *command[:2], data, *command[2:], of="no time column: rows keep the order of the file")
+    seen.write_text("text,y\n" + "hot day,a\ncold night,b\n" * 9)
+    other.write_text("text,y\nHot day,a\nnight,b\n")
+    assert main(["train", str(seen), "-o", str(run), *FAST, "-q", "--overwrite"]) == 0
+    line = "tokens that are not in the vocabulary: 1 of 3 ('Hot')"
+    assert [_said(capsys, "evaluate", run, data, of="vocabulary") for data in (seen, other)] == [[], [line]]
 
 
 def test_ids_beyond_64_bits_are_written_as_text(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def test_a_time_column_is_known_by_its_name(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("times", "row"),
     [
-        (["31.01.2024", "02.01.2024", "01.01.2024"], 0),
+        (["31/01/2024", "02/01/2024", "01/01/2024"], 0),
         (["2024-01-03", "2024-13-02", "2024-01-01"], 1),
         (["3", "", "x"], 1),
         (["12:30", "12:20", "12:10"], 0),
@@ -231,6 +231,9 @@ def test_missing_numbers_a_short_row_and_infinity(tmp_path: Path) -> None:
         ("id,x,y\n1,1,a\n1,2,a\n2,1,b\n2,2", Columns(), ["the label '' in data row 3 (id 2), column 'y', after 'b'"]),
         ("id,n,label\n1,7,a\n1,7,a\n2,8,b\n2,8,\n", Columns(), ["the label '' in data row 3 (id 2), column 'label'"]),
         ("id,x,x,y\n1,1,2,a\n", Columns(), ["two columns 'x'", "Rename one"]),
+        ("id;x;y\na;1.561,54;p\n", Columns(label="y"), ["'1.561,54'", "'x'", "without marks of thousands"]),
+        ('id,x,y\na,"1,561.54",p\n', Columns(label="y"), ["'1,561.54'", "without marks of thousands"]),
+        ("id,x,y\na,1.234.567,p\n", Columns(label="y"), ["'1.234.567'", "without marks of thousands"]),
         ("id,x,y\n", Columns(), ["no rows"]),
         ("\ufeff", Columns(), ["an empty file"]),
         ("id,x,y\n1,1,a\n1,1,a,4,5\n", Columns(), ["rows of several sizes (Expected 3 fields in line 3, saw 5)"]),
@@ -349,3 +352,14 @@ def test_the_time_since_the_element_before(tmp_path: Path) -> None:
     assert read(path, Columns(task="forecast", time_gaps=True)).values[:, 1].tolist() == [0, 1]
     path.write_text("id,x\na,1\n")
     refused(["no time column", "Columns(time=...)"], read, path, Columns(task="forecast", time_gaps=True))
+
+
+@pytest.mark.parametrize(("first", "second"), [("2024-01-30 12:00", "2024-02-01 12:00"), ("30.01.2024", "01.02.2024")])
+def test_the_only_column_of_dates_is_a_time_unless_one_comes_twice(tmp_path: Path, first: str, second: str) -> None:
+    text = f"id,ordered,x,kind\na,{second},1,p\na,{first},2,p\nb,{first},3,q\n"
+    records = read(write(tmp_path, text))
+    assert "time column: 'ordered' (the only one of dates)" in records.notes
+    assert (records.values.tolist(), records.features) == ([[2], [1], [3]], ())
+    assert read(write(tmp_path, text), Columns(categorical=("ordered",))).values.tolist() == [[1], [2], [3]]
+    twice = read(write(tmp_path, text + f"b,{first},4,q\n"))
+    assert "no time column: 'ordered' has an entry twice in a sequence; " in twice.notes[1]

@@ -130,6 +130,8 @@ def test_a_column_that_data_in_memory_has_not_is_not_passed_over_in_silence() ->
         assert unused in read(source, columns).notes
     rows = pd.DataFrame({"x": [0, 0, 1], "time": [1, 3, 5], "y": [0.5, 1.5, 2.5]})
     assert not any("not used" in note for note in read(rows, columns).notes)
+    timed = rows.assign(time=pd.to_timedelta(rows["time"], unit="s"))
+    assert read(timed, columns).values.tolist() == read(rows, columns).values.tolist() == [[0.5, 0], [1.5, 2], [2.5, 0]]
     lists = pd.DataFrame({"x": ["a", "b"], "y": [[1.0], [2.0, 3.0]]})
     assert any(
         "table of this kind has no such column: Columns(time_gaps" in note for note in read(lists, columns).notes
@@ -174,6 +176,8 @@ def test_panels() -> None:
         ([[[10**400, 1]]], None, ArgumentTypeError, ["data[0]", "array of numbers"]),
         ([1j * np.ones(2)], None, ArgumentTypeError, ["data[0]", "complex"]),
         (np.ones(3), None, ShapeError, ["(3,)", "(sequences, steps)"]),
+        ([np.ones((4, 21, 3))], None, ShapeError, ["data[0]", "(4, 21, 3)", "Reshape it to (L, 63)."]),
+        (pd.DataFrame({"x": ["u"]}, [[0], [0]]), None, ArgumentTypeError, ["or pass data.reset_index()"]),
         ([1.0, 2.0], None, ShapeError, ["data[0]", "Wrap the numbers of a sequence in a list."]),
         (rl.Ragged([torch.ones(2, 3, 4)]), None, ShapeError, ["(3, 4)"]),
         (torch.ones(2, 3, device="meta"), None, ArgumentTypeError, ["data", "Tensor"]),

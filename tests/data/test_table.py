@@ -206,6 +206,7 @@ def test_a_row_may_be_an_element(tmp_path: Path, kind: str) -> None:
     np.testing.assert_array_equal(records.values, [[2.5], [1.5], [np.nan], [3.0]])
     assert records.features[0].values.tolist() == ["Oslo", "Rome", "Bonn", "Rome"]
     same(records, read(pa.table(_STEPS)))
+    assert records.notes[0] == "left out, as nested: more"
     if kind == "jsonl":
         refused(["a row per element"], convert, path, tmp_path / "out")
         return

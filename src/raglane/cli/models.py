@@ -94,16 +94,19 @@ def log_skipped(count: int, where: Path | None, log: Callable[[str], None]) -> N
 
 
 def _log_notes(records: Dataset, model: Run, log: Callable[[str], None]) -> None:
-    """Print the numbers of empty sequences, which get a class too, and of categories unseen in training."""
-    from raglane.data.encoders import unseen_categories
+    """Print whether rows have no time, and counts of empty sequences, which get a class too, and of unknown words."""
+    from raglane.data.encoders import unknown_words
     from raglane.data.records import note_empty
 
-    if model.task == "classify" and (note := note_empty(records.records)):
+    # The training data may have had a time column.
+    notes = [note for note in records.notes if note.startswith("no time column")]
+    if model.task == "classify" and (empty := note_empty(records.records)):
+        notes.append(empty)
+    tokens, encoders = model.preprocess.vocabulary or (), model.preprocess.features
+    if tokens or any(encoder.vocabulary for encoder in encoders):  # otherwise the data is not read for statistics
+        notes += unknown_words(tokens, encoders, records.statistics)
+    for note in notes:
         log(note)
-    encoders = model.preprocess.features
-    if any(encoder.vocabulary for encoder in encoders):  # otherwise the data is not read for statistics
-        for line in unseen_categories(encoders, records.statistics.features):
-            log(line)
 
 
 def report(

@@ -243,16 +243,19 @@ def _places_of_categories(words: tuple[str, ...]) -> dict[str, int]:
     return others | places
 
 
-def unseen_categories(encoders: Sequence[FeatureEncoder], counted: Mapping[str, FeatureCounts]) -> list[str]:
-    """Return a line for each feature with categories that the encoders lack."""
-    lines = []
+def unknown_words(tokens: tuple[str, ...], encoders: Sequence[FeatureEncoder], found: Statistics) -> list[str]:
+    """Return a line on the tokens that a vocabulary lacks, and for each feature one on categories that are new."""
+    known = [("tokens that are not in the vocabulary", places_of(tokens), found.tokens)] if tokens else []
     for encoder in encoders:
-        if encoder.vocabulary is not None and encoder.name in counted:
-            words, places = counted[encoder.name].words, _places_of_categories(encoder.vocabulary)
-            unseen = [word for word in words if word and word not in places]
-            if unseen:
-                share = f"{sum(words[word] for word in unseen):,} of {words.total():,}"
-                lines.append(f"categories of {quote(encoder.name)} unseen in training: {share} ({quote_all(unseen)})")
+        if encoder.vocabulary is not None and encoder.name in found.features:
+            name, words = f"categories of {quote(encoder.name)} unseen in training", found.features[encoder.name].words
+            known.append((name, _places_of_categories(encoder.vocabulary), words))
+    lines = []
+    for name, places, words in known:
+        unknown = [word for word in words if word and word not in places]
+        if unknown:
+            share = f"{sum(words[word] for word in unknown):,} of {words.total():,}"
+            lines.append(f"{name}: {share} ({quote_all(unknown)})")
     return lines
 
 

@@ -194,7 +194,7 @@ def _flat(values: Any, offsets: Any) -> Records:
     return Records(rows, np.array(offsets, dtype=np.int64), source=_DATA, channels=channels)
 
 
-def _floats(values: Any, name: str) -> npt.NDArray[np.float32]:
+def _floats(values: Any, name: str, fix: str = "convert it, or pass only texts for tokens") -> npt.NDArray[np.float32]:
     check_unmasked(name, values)
     try:
         if isinstance(values, torch.Tensor):
@@ -208,7 +208,7 @@ def _floats(values: Any, name: str) -> npt.NDArray[np.float32]:
     except (TypeError, ValueError, OverflowError, NotImplementedError):  # by sparse or meta tensors too
         got = f"a {type(values).__name__} that is not an array of numbers"
     rule = "an array (L,) or (L, C) of real numbers, or a list of them"
-    raise ArgumentTypeError(name, got, rule, "convert it, or pass only texts for tokens")
+    raise ArgumentTypeError(name, got, rule, fix)
 
 
 def _array(array: Any) -> Records:
@@ -228,14 +228,14 @@ def _numbers(sequences: Sequence[Any]) -> Records:
         if matrix.ndim not in (1, 2) or (len(matrix) and _width(matrix) != width):
             rule = f"an array (L,) or (L, C), with C = {width} as in the other sequences"
             fix = "give every sequence the same channels; transpose sequences of shape (channels, steps)"
-            fix = fix if matrix.ndim else "wrap the numbers of a sequence in a list"
-            raise ShapeError(f"data[{place}]", f"shape {matrix.shape}", rule, fix)
+            fixes = ("wrap the numbers of a sequence in a list", fix, fix, f"reshape it to (L, {width})")
+            raise ShapeError(f"data[{place}]", f"shape {matrix.shape}", rule, fixes[min(matrix.ndim, 3)])
     values = np.concatenate([matrix.reshape(-1, width) for matrix in matrices])
     return _flat(values, offsets_of(list(map(len, matrices))))
 
 
 def _width(matrix: npt.NDArray[Any]) -> int:
-    return matrix.shape[1] if matrix.ndim == 2 else 1
+    return int(np.prod(matrix.shape[1:]))
 
 
 def is_text(sequences: Sequence[Any]) -> bool:
@@ -355,7 +355,7 @@ def _panel(frame: Any) -> Records:
     with suppress(TypeError):  # of times with and without a zone, which have no order
         ranks = pandas.factorize(steps, sort=True)[0] if is_ordered else ranks
     order = np.lexsort((ranks, codes))
-    values = _floats(frame.to_numpy()[order], "data")
+    values = _floats(frame.to_numpy()[order], "data", "select its columns of numbers, or pass data.reset_index()")
     return replace(
         _flat(values, offsets_of(np.bincount(codes, minlength=len(ids)))),
         ids=tuple(name if isinstance(name, (str, int)) else str(name) for name in ids.tolist()),

@@ -7,9 +7,9 @@ entries are words, categories. A single column, at least half of it words, conta
 columns without numbers.
 
 If no column is named, the id and the time column are found by their names (``id``, ``sequence_id``, ...; ``time``,
-``step``, ``t``, ..., unless the entries are words). The label column is the only column of words (or else of integers)
-that, to classify, is the same in all rows of a sequence; all other columns are features. A column without a name, such
-as the row numbers of pandas, is left out.
+``step``, ``t``, ..., unless the entries are words), or the time as the only column of dates. The label column is the
+only column of words (or else of integers) that, to classify, is the same in all rows of a sequence; all other columns
+are features. A column without a name, such as the row numbers of pandas, is left out.
 
 A file without an id column, but with a column called ``text`` (``sentence``, ...) or named as the sequence, has a text
 per row instead.
@@ -104,7 +104,8 @@ def _header_of(path: Path, rows: Entries) -> list[str]:
     counts = Counter(header)
     twice = next((name for name in header if name and counts[name] > 1), None)
     if twice is not None:
-        raise data_error(path, f"two columns {quote(twice)}", "a file with columns of different names", "rename one")
+        rule, fix = "a file with columns of different names", "rename one, or add a header"
+        raise data_error(path, f"two columns {quote(twice)}", rule, fix)
     return header
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,6 +33,7 @@ _Bools = npt.NDArray[np.bool_]
 
 # Spellings of a missing number, in lower case.
 _MISSING = ("", "nan", "na", "n/a", "null", "none", "?")
+_is_date = re.compile(r"(?:\d{4}-\d\d-\d\d|\d\d\.\d\d\.\d{4})(?:[T ]\d\d:.*)?").fullmatch
 
 
 class _Table(NamedTuple):
@@ -43,8 +45,9 @@ class _Table(NamedTuple):
     rows: npt.NDArray[np.int64]
     offsets: npt.NDArray[np.int64]
     ids: tuple[str | int, ...]
-    # The column that orders the rows of a sequence.
-    time: str | None = None
+    # The column that orders the rows of a sequence, and its numbers or dates.
+    time: str | None
+    times: npt.NDArray[Any]
 
     def place(self, row: int) -> str:
         """Return the description of a row."""
@@ -144,26 +147,25 @@ def _grouped(
         row = int((codes == int(blank.argmax())).argmax())
         got = f"an empty entry in data row {rows[row]}, column {quote(id_name)}"
         raise data_error(path, got, "a file with an id in each row", "fill it, or remove the row")
-    if time is None:
-        order = np.argsort(codes, kind="stable")
-    else:
-        times = _times(path, entries[time], time, rows)
-        order = np.lexsort((times, codes))
+    times = np.arange(len(rows)) if time is None else _times(path, entries[time], time, rows)
+    order = np.lexsort((times, codes))
     offsets = offsets_of(np.bincount(codes, minlength=len(ids)))
     words = [str(word) for word in ids]
     names: tuple[str | int, ...] = tuple(map(int, words)) if all(map(is_plain, words)) else tuple(words)
-    table = _Table(path, {name: entry[order] for name, entry in entries.items()}, rows[order], offsets, names, time)
+    sorted_entries, times = {name: entry[order] for name, entry in entries.items()}, times[order]
+    table = _Table(path, sorted_entries, rows[order], offsets, names, time, times)
     if time is not None:
-        sorted_times, sorted_codes = times[order], codes[order]
-        again = (np.diff(sorted_times) == 0) & (np.diff(sorted_codes) == 0)
+        same = np.diff(codes[order]) == 0
+        again = (times[1:] == times[:-1]) & same
         if again.any():
             row = int(again.argmax()) + 1
             got = f"the time {quote(table.entries[time][row])} again in {table.place(row)}"
             feature = f"if it is a feature, name it with {columns_argument('features')}"
-            fix = f"remove one of the rows, or correct {quote(time)}; {feature}"
+            ids = f"if they are of several sequences, name their ids with {columns_argument('id')}"
+            fix = f"remove one of the rows, or correct {quote(time)}; {ids}; {feature}"
             raise data_error(path, got, "a file with one row per time in a sequence", fix)
         if columns.time is None:
-            _check_other_times(table, columns, np.diff(sorted_codes) == 0)
+            _check_other_times(table, columns, same)
     return table
 
 
@@ -178,12 +180,8 @@ def numbers_in(entries: Entries) -> tuple[npt.NDArray[np.float64], _Bools]:
     text = "".join(entries.tolist())
     # Python accepts 1_5 and digits of other scripts; in a file they are damage.
     if text.isascii() and "_" not in text:
-        try:
-            numbers = np.where(entries == "", "nan", entries).astype(np.float64)
-        except ValueError:
-            pass
-        else:
-            return numbers, np.zeros(len(entries), dtype=np.bool_)
+        with suppress(ValueError):
+            return np.where(entries == "", "nan", entries).astype(np.float64), np.zeros(len(entries), dtype=np.bool_)
     # Words and other spellings of missing numbers are parsed more slowly, so each distinct entry is parsed once.
     pandas = require("pandas", "data")
     codes, different = pandas.factorize(entries)
@@ -266,7 +264,7 @@ def _features(
         if odd.any() and name not in (columns.categorical or ()):
             entry = table.entries[name][int(odd.argmax())]
             rule = "decimal points, or with one decimal mark per column if the separator is no comma"
-            fix = "write points in all of its numbers, or commas in all, and separate the entries by semicolons"
+            fix = "write points in all numbers, without marks of thousands; or commas, and semicolons between entries"
             table.check(odd & decimals.has_other_mark(entry), name, rule, fix)
         has_words = _has_words(name, odd, columns, is_tokens is None)
         if len(names) == 1:
@@ -320,7 +318,8 @@ def _with_gaps(
         raise data_error(table.path, f"no time column for {option}", "data with a time column", fix)
     if values.dtype == object:
         raise data_error(table.path, f"tokens, and {option}", "a file of numbers, with this option", "leave it out")
-    gaps = _gaps_between(table.entries[table.time])
+    gaps = np.diff(table.times, prepend=table.times[:1])
+    gaps = (gaps / np.timedelta64(1, "s") if gaps.dtype.kind == "m" else gaps).astype(np.float32)
     gaps[table.offsets[:-1]] = 0
     return np.concatenate([values, gaps[:, None]], axis=1), (*channels, TIME_GAP)
 
@@ -362,18 +361,18 @@ def _choose_time(path: Path, entries: Mapping[str, Entries], columns: Columns, i
     free = [name for name in entries if name != id_name]
     if columns.time is not None:
         return check_named(path, "time", columns.time, entries), f"time column: {quote(columns.time)}"
-    why = ""
-    for name in _time_candidates(columns, free):
-        if _is_words(entries[name]):
+    why, usual = "", _time_candidates(columns, free)
+    others = [name for name in free if name not in (*usual, *_taken(columns))]
+    periods = [name for name in others if name.lower() in PERIOD_NAMES]
+    dates = [name for name in others if all(map(_is_date, entries[name]))]
+    for name in (*usual, *periods, *(dates if len(dates) == 1 else ())):
+        if name in usual and _is_words(entries[name]):
             why = why or f"{quote(name)} holds words; "
-            continue
-        _times(path, entries[name], name)
-        return name, f"time column: {quote(name)} (by its name)"
-    for name in free:
-        is_time = name.lower() in PERIOD_NAMES and name not in _taken(columns)
-        if is_time and len(set(zip(entries[id_name], entries[name], strict=True))) == len(entries[name]):
-            _times(path, entries[name], name)
-            return name, f"time column: {quote(name)} (by its name)"
+        elif name not in usual and len(set(zip(entries[id_name], entries[name], strict=True))) < len(entries[name]):
+            why = why or f"{quote(name)} has an entry twice in a sequence; "
+        else:
+            how = "by its name" if name in (*usual, *periods) else "the only one of dates"
+            return name, f"time column: {quote(name)} ({how})"
     return None, f"no time column: {why}rows keep the order of the file; name one with {columns_argument('time')}"
 
 
@@ -384,7 +383,7 @@ def _time_candidates(columns: Columns, free: Sequence[str]) -> list[str]:
 
 def _taken(columns: Columns) -> set[str | None]:
     """Return the columns that were named in another role than time."""
-    return {columns.label, columns.id, *(columns.features or ())}
+    return {columns.label, columns.id, *(columns.features or ()), *(columns.static or ()), *(columns.categorical or ())}
 
 
 def _check_other_times(table: _Table, columns: Columns, same: _Bools) -> None:
@@ -393,7 +392,7 @@ def _check_other_times(table: _Table, columns: Columns, same: _Bools) -> None:
         if name == table.time or _is_words(table.entries[name]):
             continue
         try:
-            times = _times(table.path, table.entries[name], name)
+            times = _times(table.path, table.entries[name], name, table.rows)
         except DataError:
             continue  # A feature or a label, which is checked later.
         if ((times[1:] < times[:-1]) & same).any():
@@ -408,8 +407,8 @@ def _is_words(entries: Entries) -> bool:
     return not text.isspace() and text != "" and re.search(r"\d", text) is None
 
 
-def _times(path: Path, entries: Entries, name: str, rows: npt.NDArray[np.int64] | None = None) -> npt.NDArray[Any]:
-    """Convert numbers or dates to int64 or float64, to sort by; ``rows`` numbers the entries, for messages."""
+def _times(path: Path, entries: Entries, name: str, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+    """Convert numbers, or dates to datetime64, to sort by; ``rows`` numbers the entries, for messages."""
     pandas = require("pandas", "data")
     series = pandas.Series(decimals.with_points(entries), dtype=object)
     # Whole numbers stay integers: float64 is not exact for nanoseconds since 1970.
@@ -420,7 +419,7 @@ def _times(path: Path, entries: Entries, name: str, rows: npt.NDArray[np.int64] 
     if dates.isna().any():
         bad = dates.isna().to_numpy() if dates.notna().any() else ~np.isfinite(numbers)
         row = int(bad.argmax())
-        got = f"{quote(entries[row])} in data row {row if rows is None else rows[row]}, column {quote(name)}"
+        got = f"{quote(entries[row])} in data row {rows[row]}, column {quote(name)}"
         rule = "a file with times that are numbers, or dates such as 2024-01-31T12:30:00, 2024-01, 2024 Q1 or 2024 Jan"
         other = f"name another column with {columns_argument('time')}"
         raise data_error(path, got, rule, f"correct it, {other}, or remove this one if the rows are in order")
@@ -428,24 +427,15 @@ def _times(path: Path, entries: Entries, name: str, rows: npt.NDArray[np.int64] 
     if has_zone.nunique() > 1:
         got = f"{quote(entries[has_zone.argmax()])} and {quote(entries[has_zone.argmin()])} in column {quote(name)}"
         raise data_error(path, got, "a file whose times all have a zone, or none has", "add the zone, or remove it")
-    return np.asarray(dates.astype("int64"))
+    return np.asarray(dates.dt.tz_localize(None))
 
 
 def _dates(series: Any) -> Any:
-    """Return a ``pandas.Series`` of texts as dates: ISO 8601, quarters such as 1970 Q1, or months such as 1991 Jul."""
+    """Return a ``pandas.Series`` of texts as dates: ISO 8601, 31.01.1970, 1970 Q1, or 1991 Jul."""
     pandas = require("pandas", "data")
-    months = series.str.replace(
+    days = series.str.replace(r"^(\d\d)\.(\d\d)\.(\d{4})\b", r"\3-\2-\1", regex=True)
+    months = days.str.replace(
         r"^(\d{4})\W?[Qq]([1-4])$", lambda found: f"{found[1]}-{3 * int(found[2]) - 2:02}", regex=True
     )
     dates = pandas.to_datetime(months, errors="coerce", format="ISO8601", utc=True)
     return pandas.to_datetime(series, errors="coerce", format="%Y %b", utc=True) if dates.isna().all() else dates
-
-
-def _gaps_between(entries: Entries) -> npt.NDArray[np.float32]:
-    """Return the differences of consecutive numbers, or seconds between dates, ``(rows,)``; 0 for the first."""
-    pandas = require("pandas", "data")
-    series = pandas.Series(decimals.with_points(entries), dtype=object)
-    numbers = pandas.to_numeric(series, errors="coerce")
-    is_finite = np.isfinite(numbers.to_numpy(dtype=np.float64)).all()
-    gaps = numbers.diff() if is_finite else _dates(series).diff().dt.total_seconds()
-    return gaps.fillna(0).to_numpy(dtype=np.float32)

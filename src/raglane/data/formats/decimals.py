@@ -14,6 +14,7 @@ import numpy.typing as npt
 Entries = npt.NDArray[np.object_]
 
 _is_decimal = re.compile(r"\s*[+-]?\d*[.,]\d+(?:[eE][+-]?\d+)?\s*").fullmatch
+_has_groups = re.compile(r"\s*[+-]?\d{1,3}(?:([.,])\d{3})(?:\1\d{3})*(?:[.,]\d+)?\s*").fullmatch
 _EXCHANGED = str.maketrans(",.", ".,")
 
 
@@ -58,8 +59,8 @@ def without_marks(entries: Entries) -> Entries:
 
 
 def has_other_mark(entry: str) -> bool:
-    """Return True for a decimal number whose mark is not that of its column."""
-    return isinstance(entry, _Marked) or ("," in entry and _is_decimal(entry) is not None)
+    """Return True for a number whose decimal mark is not that of its column, or with marks of thousands."""
+    return isinstance(entry, _Marked) or bool(_has_groups(entry) or ("," in entry and _is_decimal(entry)))
 
 
 def _has_marks(entries: Entries) -> bool:

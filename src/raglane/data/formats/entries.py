@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from raglane._utils.messages import quote, quote_all, require
 from raglane.data.formats.arrow import arrow_types, is_list, is_text
 from raglane.data.formats.base import (
     ID_NAMES,
+    PERIOD_NAMES,
     ROLE_NAMES,
     TIME_NAMES,
     check_named,
@@ -51,7 +53,9 @@ def read_table(
 ) -> Records:
     """Read an Arrow table; ``lines`` numbers its rows, for messages."""
     if (entries := entries_of(path, schema, load, columns)) is not None:
-        return read_entries(path, entries, columns)
+        records = read_entries(path, entries, columns)
+        nested = ", ".join(name for name in kinds_of(path, schema) if name not in entries)
+        return replace(records, notes=(f"left out, as nested: {nested}", *records.notes)) if nested else records
     chosen = choose(path, schema, columns)
     return records_of(path, load(chosen.names), chosen, columns, lines)
 
@@ -84,7 +88,7 @@ def element_columns(path: Path, schema: Any, load: Load, columns: Columns) -> li
         return []
     texts = {name for name in names if is_text(kinds[name])}
     # A forecast needs no id, and times of JSON are texts.
-    times = {name for name in texts if name.lower() in TIME_NAMES} if columns.task == "forecast" else set()
+    times = {name for name in texts if columns.task == "forecast" and name.lower() in (*TIME_NAMES, *PERIOD_NAMES)}
     if columns.wide or columns.time in kinds or set(columns.features or ()) & set(kinds) - texts or texts == times:
         return names
     # Texts called "sequence" are sequences, such as those of genes.
@@ -133,7 +137,8 @@ def _written(path: Path, table: Any) -> dict[str, Entries]:
         if re.match(r"(dictionary<values=)?(large_|fixed_size_)?binary(_view)?\b", str(table.column(name).type)):
             rule = "a table of texts, numbers and booleans"
             raise data_error(path, f"bytes in the column {quote(name)}", rule, "decode them, e.g. with .str.decode()")
-        words = ["" if value is None or value != value else str(value) for value in table.column(name).to_pylist()]
+        values = ["" if value is None or value != value else value for value in table.column(name).to_pylist()]
+        words = [str(value.total_seconds() if isinstance(value, timedelta) else value) for value in values]
         entries[str(name)] = np.array(words, dtype=object)
     return entries
 
