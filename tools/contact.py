@@ -49,9 +49,7 @@ CASES = [
     case("names as words", "train names.csv --sequence-column name --split words", 0, "pass --split characters"),
     case("columns as steps", "train wide.csv", 0, "whose steps are the columns t0 to t5"),
     case("a model that has learned little", "train wide.csv", 0, "^note: .*last epoch was the best: try --epochs"),
-    case(
-        "one series by months", "train months.csv --task forecast", 0, "all rows are one series", "the end of the seq"
-    ),
+    case("a series by months", "train months.csv --task forecast", 0, "all rows are one series", "the end of the seq"),
     case("one series without its task", "train months.csv", 2, "if all rows are one series, pass --task forecast"),
     case("its seasons", "evaluate months months.csv --horizon 12 --origins 3", 0, "season 12 MAE"),
     # Options before the task is known.
@@ -134,20 +132,12 @@ def make_files(folder: Path) -> None:
     ]
     (folder / "steps.json").write_text(json.dumps(sequences, indent=1))
     (folder / "steps.jsonl.gz").write_bytes(gzip.compress(_lines(sequences).encode()))
-    lengths = [len(row["x"]) for row in sequences]
-    np.savez(
-        folder / "steps.npz",
-        x=np.array([step for row in sequences for step in row["x"]]),
-        lengths=np.array(lengths),
-        kind=np.array([row["kind"] for row in sequences]),
-    )
+    steps, kinds = np.array([row[2:4] for row in rows]), np.array([row["kind"] for row in sequences])
+    np.savez(folder / "steps.npz", x=steps, lengths=[len(row["x"]) for row in sequences], kind=kinds)
     words = ["anna", "emma", "otto", "hanna"]
     _write(folder / "names.csv", ["name", "language"], [[words[n % 4], ["de", "en"][n % 2]] for n in range(24)])
-    _write(
-        folder / "wide.csv",
-        ["id", *(f"t{step}" for step in range(6)), "label"],
-        [[f"s{n}", *((7 * n + 3 * step) % 11 for step in range(6)), "ab"[n % 2]] for n in range(24)],
-    )
+    wide = [[f"s{n}", *((7 * n + 3 * step) % 11 for step in range(6)), "ab"[n % 2]] for n in range(24)]
+    _write(folder / "wide.csv", ["id", *(f"t{step}" for step in range(6)), "label"], wide)
     months = [[f"{1949 + n // 12}-{n % 12 + 1:02}", round(n + 20 * math.sin(n * math.pi / 6))] for n in range(96)]
     _write(folder / "months.csv", ["month", "passengers"], months)
     (folder / "lines.txt").write_text("\n".join([*words, "a longer line"] * 6))
@@ -209,8 +199,7 @@ def main(chosen: list[str]) -> int:
         make_files(folder)
         for each in CASES:
             if all(word in f"{each.title} {each.command}" for word in chosen):
-                told = wrong(each, folder)
-                count += bool(told)
+                count += bool(told := wrong(each, folder))
                 print(f"{'WRONG' if told else 'right'}  {each.title}: raglane {each.command}\n{told}".rstrip())
     print(f"{count} answers are wrong")
     return min(count, 1)

@@ -202,13 +202,13 @@ class _Lanes(Schedule):
         rows = _rows(lengths, lanes)
         order = _longest_first(lengths)[: int(lengths.count_nonzero())]
         waiting = lengths[order]
-        slots, steps = _assign(waiting.numpy(), rows)
+        slots, _ = _assign(waiting.numpy(), rows)
         total = int(waiting.sum())
         offsets = offsets_from_lengths(waiting)
         taken = segment_ids(offsets, total)
         step = positions(offsets, total)
         slot, by_time = torch.sort(torch.from_numpy(slots)[taken] + step * rows)
-        rows_per_step = torch.bincount(slot // rows, minlength=steps)
+        rows_per_step = torch.bincount(slot // rows)
         return Table(offsets_from_lengths(rows_per_step), order[taken[by_time]], step[by_time], slot % rows)
 
     def count(self, lengths: Tensor, lanes: int | None = None) -> Count:
@@ -227,7 +227,6 @@ class _Lanes(Schedule):
         changes = np.bincount(place[: len(waiting)], minlength=len(times))
         changes -= np.bincount(place[len(waiting) :], minlength=len(times))
         alive, kept = changes.cumsum()[:-1], changes[:-1] != 0
-        kept[:1] = True
         starts = np.flatnonzero(kept)
         lasting = np.diff(np.append(times[:-1][starts], times[-1:]))
         return torch.from_numpy(alive[starts]), torch.from_numpy(lasting)

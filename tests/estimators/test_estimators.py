@@ -76,7 +76,7 @@ def test_each_panel_is_taken_as_it_is() -> None:
     for panel, channels in (
         (first, "first"),
         (sequences, "last"),
-        ([torch.tensor(sequence) for sequence in sequences], "last"),
+        ([torch.tensor(sequence, requires_grad=True) for sequence in sequences], "last"),
         ([sequence.tolist() for sequence in first], "first"),
         *((each, channels) for each in (nested, indexed, tables, ragged, records) for channels in ("first", "last")),
     ):
@@ -100,9 +100,11 @@ def test_arrays_of_three_dimensions() -> None:
     first = RecurrentClassifier(channels="first", **_QUICK).fit(array.transpose(0, 2, 1), labels)
     run = rl.fit(array, labels, **_TINY, progress=False)
     assert last.run_.channels == first.run_.channels == run.channels == ("x0", "x1", "x2")
+    assert not hasattr(last, "n_features_in_")
     assert np.array_equal(first.predict_proba(array.transpose(0, 2, 1)), last.predict_proba(array))
     assert np.array_equal(last.predict_proba(array), last.predict_proba(torch.tensor(array)))
     assert np.array_equal(last.predict_proba(array), last.predict_proba(list(array)))
+    assert last.predict([[], []]).shape == (2,)  # no element, so no channel is wrong
     words = r"3 channels, as in fit, got 5 channels in sequences \(steps, channels\)\. .* or channels='first'"
     with pytest.raises(DataError, match=words):
         last.predict(array.transpose(0, 2, 1))
@@ -144,7 +146,8 @@ def test_validation_data_select_the_best_epoch() -> None:
         )
         assert clone(wrong).fit(sequences, y).n_iter_ == wrong.n_iter_
     # The row that is left, since nothing of it is held out.
-    assert RecurrentRegressor(**_TINY, validation=([[0.2, 0.3]], [1.0])).fit(np.ones((1, 2)), [2.0]).n_iter_ == 1
+    for held in ({"validation": ([[0.2, 0.3]], [1.0])}, {"validation_fraction": 0}):
+        assert RecurrentRegressor(**_TINY, **held).fit(np.ones((1, 2)), [2.0]).n_iter_ == 1
 
 
 @pytest.mark.parametrize(
@@ -167,11 +170,14 @@ def test_a_row_of_an_array_is_a_sequence_of_one_channel() -> None:
     model = RecurrentRegressor(**_QUICK).fit(array, numbers)
     assert model.n_features_in_ == 4
     assert model.run_.channels == ("x0",)
-    for same in (list(array), array.tolist(), pd.DataFrame(array), torch.tensor(array), array[:, :, None]):
+    tensor = torch.tensor(array, requires_grad=True)
+    for same in (list(array), array.tolist(), pd.DataFrame(array), tensor, array[:, :, None]):
         assert np.array_equal(model.predict(same), model.predict(array))
     assert model.predict([row[:2] for row in array]).shape == (30,)
     with pytest.raises(ValueError, match="X has 2 features, but RecurrentRegressor is expecting 4 features"):
         model.predict(array[:, :2])
+    with pytest.warns(UserWarning, match="column-vector"):
+        assert RecurrentRegressor(**_TINY).fit(array, numbers[:, None]).predict(array).shape == (30,)
     named = RecurrentRegressor(**_TINY).fit(pd.DataFrame(array, columns=list("abcd")), numbers)
     assert named.feature_names_in_.tolist() == list("abcd")
     assert not hasattr(named.fit([row[: 1 + place % 4] for place, row in enumerate(array)], numbers), "n_features_in_")
@@ -197,17 +203,14 @@ def test_labels_come_back_as_they_were() -> None:
         assert model.predict(sequences).dtype == labels.dtype
         assert np.allclose(model.predict_proba(sequences).sum(1), 1, rtol=1e-15, atol=0)
         assert model.predict_proba(sequences).argmax(1).tolist() == np.searchsorted(model.classes_, labels).tolist()
-
-
-def test_several_numbers_per_sequence() -> None:
-    sequences, _ = _sequences()
+    # Several numbers per sequence.
     numbers = np.array([[len(sequence), sequence[-1, 0]] for sequence in sequences])
-    model = RecurrentRegressor(**(_QUICK | {"epochs": 80, "loss": "huber"})).fit(sequences, numbers)
-    assert model.predict(sequences).shape == (20, 2)
-    assert model.score(sequences, numbers) > 0.8
+    several = RecurrentRegressor(**(_QUICK | {"epochs": 80, "loss": "huber"})).fit(sequences, numbers)
+    assert several.predict(sequences).shape == (20, 2)
+    assert several.score(sequences, numbers) > 0.8
     # As many numbers as steps are those of a sequence too.
-    model.fit([sequence[:2] for sequence in sequences], numbers)
-    assert model.predict(sequences[:3]).shape == (3, 2)
+    several.fit([sequence[:2] for sequence in sequences], numbers)
+    assert several.predict(sequences[:3]).shape == (3, 2)
 
 
 def test_pipelines_searches_copies_and_pickles() -> None:
@@ -239,13 +242,16 @@ def test_parameters_are_the_settings() -> None:
     settings = set(rl.training.settings.Settings().to_config()) - {"task", "seed"}
     assert names == settings | {"random_state", "channels", "validation", "callback"}
     assert model.set_params(lr=0.5).lr == 0.5
+    tags = RecurrentRegressor(missing="zero").__sklearn_tags__()
+    assert (tags.target_tags.multi_output, model.__sklearn_tags__().input_tags.allow_nan) == (True, False)
+    assert tags.input_tags.three_d_array == tags.input_tags.string == tags.input_tags.allow_nan is True
     with pytest.raises(TypeError, match="layer"):
         RecurrentClassifier(layer="gru")
     seeds = [RecurrentClassifier(random_state=seed, **_TINY) for seed in (0, 0, 1, np.random.RandomState(3), None)]
     sequences, labels = _sequences(channels=1)
     found = [each.fit(sequences, labels).predict_proba(sequences).tolist() for each in seeds]
     assert found[0] == found[1]
-    assert found[0] != found[2]
+    assert len({str(each) for each in found[:4]}) == 3
 
 
 @pytest.mark.parametrize(
@@ -253,19 +259,15 @@ def test_parameters_are_the_settings() -> None:
     [
         ({"hidden_size": "many"}, None, None, ArgumentTypeError, "hidden_size must be .*got 'many'"),
         ({"channels": "middle"}, None, None, ArgumentError, "channels must be .*first, last.*, got 'middle'"),
-        (
-            {},
-            [np.ones((3, 4)), np.ones((3, 2))],
-            ["a", "b"],
-            DataError,
-            r"X\[1\] must be .*got 2 channels.*channels='first'",
-        ),
+        ({}, [np.ones((3, 4)), np.ones((3, 2))], ["a", "b"], DataError, r"X\[1\] must be .*got 2 .*channels='first'"),
         ({}, None, ["a"], ValueError, "inconsistent numbers of samples"),
         ({}, [[1.0, np.nan]] * 4, ["a", "b"] * 2, DataError, "finite"),
         ({}, {"x": 1}, ["a"], TypeError, "dict|float"),
         ({}, [], [], DataError, "at least one sequence, got no sequences"),
         ({}, None, ["same"] * 20, DataError, "y must be of at least two classes, got only the class 'same'"),
-        ({"random_state": -1}, None, None, ArgumentError, "random_state must be at least 0, got -1"),
+        *(({"random_state": n}, None, None, ArgumentError, f"random_state must .*, got {n}") for n in (-1, 2**63)),
+        ({}, None, np.array(["a", np.nan] * 10, dtype=object), ValueError, "Input contains NaN"),
+        ({}, [[[1.0, 2.0], [3.0]], [[1.0, 2.0]]], ["a", "b"], ArgumentTypeError, r"data\[0\] must be an array"),
     ],
 )
 def test_mistakes(parameters: dict[str, Any], X: Any, y: Any, error: type[Exception], words: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.nn.utils import rnn
 
 from raglane import packing
-from raglane.packing import PackedSequence
+from raglane.packing import PackedSequence, operators
 from raglane.packing.convert import flatten_padded
 from raglane.packing.functions import _rank_on_device, _rank_on_host
 from raglane.packing.rows import flatten_packed
@@ -100,6 +100,9 @@ def test_equal_to_torch(
     assert_same(ours, rnn.pack_padded_sequence(padded, falling, batch_first))
     total = max(lengths) + extra if data.draw(st.booleans()) else None
     unsorted = rnn.pack_sequence(sequences, enforce_sorted=False)
+    negative = [torch._neg_view(-x) for x in (unsorted.batch_sizes, cast(Tensor, unsorted.sorted_indices))]
+    view = unsorted._replace(batch_sizes=negative[0], sorted_indices=negative[1])
+    assert_same(packing.unpack_sequence(view), sequences)
     for pack in (ours, unsorted, unsorted._replace(sorted_indices=None)):
         arguments_back = (pack, batch_first, padding, total)
         assert_same(packing.pad_packed_sequence(*arguments_back), rnn.pad_packed_sequence(*arguments_back))
@@ -113,7 +116,7 @@ def test_equal_to_torch(
 @given(st.permutations(range(7)))
 def test_invert_permutation(device: torch.device, permutation: list[int]) -> None:
     index = torch.tensor(permutation, device=device)
-    assert_same(packing.invert_permutation(index), rnn.invert_permutation(index))
+    assert_same(*[module.invert_permutation(torch._neg_view(-index)) for module in (packing, rnn)])
     assert_same(packing.invert_permutation(index.to(torch.uint8)), index.argsort().to(torch.uint8))
     assert packing.invert_permutation(None) is None
     assert_same(packing.invert_permutation(index[:0]), index[:0])
@@ -134,7 +137,14 @@ def test_differentiable_twice(batch_first: bool, device: torch.device) -> None:
     if moved := flatten_packed(pack):  # by the kernels of a CPU
         assert torch.func.vmap(moved[1].from_flat)(moved[0][None])[0].equal(pack.data)
     wide = [x.detach().repeat(1, 5).requires_grad_() for x in (first, second, third)]
+    bounds, known = torch.tensor([0, 2, 2, 5, 6], device=device), torch.tensor(lengths, dtype=torch.int32)
+    to_flat, from_flat = operators.padded_to_flat, operators.padded_from_flat
+    calls: Any = [(to_flat, (padded, known, batch_first)), (from_flat, (values, bounds, batch_first, 5))]
+    for operator, inputs in (*calls, (operators._elements, (padded, bounds, batch_first, 6))):
+        torch.library.opcheck(operator, inputs, test_utils=("test_faketensor", "test_autograd_registration"))
     cases: list[tuple[Any, tuple[Tensor, ...]]] = [
+        (lambda x: squares(to_flat(x, known, batch_first)[0]), (padded,)),
+        (lambda x: squares(from_flat(x, bounds, batch_first, 5)), (values,)),
         (lambda *x: squares(packing.pad_sequence(x, batch_first, 2.0, "left")), (first, second, third, fourth)),
         (lambda *x: squares(packing.pad_sequence(x, batch_first, 2.0)), tuple(wide)),
         (lambda *x: squares(packing.pack_sequence(x, False).data), (first, second, third, fourth)),
@@ -192,6 +202,7 @@ def test_no_sequence_and_no_element(device: torch.device) -> None:
         (1, 3, 0, 3),
         np.array([1, 3, 0, 3], dtype=np.int32),
         [1, torch.tensor(3), np.int64(0), 3],
+        torch._neg_view(torch.tensor([-1, -3, 0, -3])),
         *(torch.tensor([1, 3, 0, 3]).to(dtype) for dtype in (torch.int64, torch.int8, torch.uint8, torch.uint64)),
     ],
 )
@@ -228,20 +239,14 @@ def test_wrong_lengths_on_a_device(lengths: list[int], enforce_sorted: bool, wor
 
 
 @pytest.mark.parametrize("batch_first", [False, True])
-def test_input_is_left_alone_and_results_are_free(batch_first: bool, device: torch.device) -> None:
-    padded = torch.arange(12.0, device=device).view(3, 4).requires_grad_()
-    before = padded.detach().clone()
-    lengths = [2, 1, 2] if batch_first else [2, 1, 3, 2]
-    for sequence in packing.unpad_sequence(padded, lengths, batch_first):
-        sequence.add_(100)
-    assert padded.shape == (3, 4)
-    assert torch.equal(padded, before)
-
-
-@pytest.mark.parametrize("batch_first", [False, True])
 def test_any_memory_layout(batch_first: bool, device: torch.device) -> None:
     lengths = [2, 4, 1]
     shape = (3, 4) if batch_first else (4, 3)
+    # The input is left alone, and results are free.
+    numbers = torch.arange(12.0, device=device).view(shape).requires_grad_()
+    for sequence in packing.unpad_sequence(numbers, lengths, batch_first):
+        sequence.add_(100)
+    assert torch.equal(numbers, torch.arange(12.0, device=device).view(shape))
     whole = torch.randn(4, 6, 4, 10, device=device)
     layouts = [
         whole[: shape[0], : shape[1], 0, :5],
@@ -294,5 +299,5 @@ def test_sequences_of_several_dtypes_take_the_first_where_nothing_is_lost(sequen
     """And batches of many numbers, which are concatenated."""
     for arguments in ((True, 2.0, "left"), (True, 2.0, "right")):
         assert_same(*[module.pad_sequence(sequences, *arguments) for module in (packing, rnn)])
-    value: Any = 2j
+    value: Any = torch.tensor(2j)
     assert packing.pad_sequence([x.to(torch.cfloat) for x in sequences], padding_value=value).imag.sum() > 0

@@ -103,18 +103,18 @@ def test_what_is_as_fast_gives_way_to_what_is_simpler(monkeypatch: pytest.Monkey
     make_up(monkeypatch, flat)
     best = _plan().best
     assert (best.backend, best.threads, best.grouped, best.batch_size) == ("cpu", 1, False, 8)
+    more = replace(ROW, threads=2)
+    assert advice._best([replace(ROW, grouped=True), more], 1e9) is more
+    assert advice._best([replace(more, batch_size=4), few := replace(ROW, train_seconds=1.01e-3)], 1e9) is few
 
 
-def test_memory_limits_the_batch(machine: list[Measured]) -> None:
+def test_memory_limits_the_batch(machine: list[Measured], monkeypatch: pytest.MonkeyPatch) -> None:
     free = _plan().best
     assert _plan(memory=free.peak_bytes - 1).best.peak_bytes < free.peak_bytes
     with pytest.raises(
         rl.errors.ArgumentError, match=r"memory must be .* which the smallest of batch_sizes needs, got 1 bytes"
     ):
         _plan(memory=1)
-
-
-def test_ranks_share_what_the_machine_has(machine: list[Measured], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(advice, "available_memory", lambda: 1e9)
     one, four = (_plan(ranks=ranks, threads=[1], backends=["cpu"]) for ranks in (1, 4))
     assert one.most_elements == pytest.approx(4 * four.most_elements, rel=0.01)
@@ -122,15 +122,16 @@ def test_ranks_share_what_the_machine_has(machine: list[Measured], monkeypatch: 
     # 8 batches: one process has at most 32 of the 264 sequences in a batch, each of four has 8.
     assert {row.batch_size for row in one.rows} - {None} == {8, 16, 32}
     assert {row.batch_size for row in four.rows} - {None} == {8}
+    monkeypatch.setattr(advice, "processors", lambda: 9)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    assert advice._threads(None) == [1, 2, 4]
 
 
 def test_a_limit_by_elements_is_of_sequences_of_mean_length(machine: list[Measured]) -> None:
     rows = _plan([2, 4, 6, 8] * 100, batch_sizes=[8, 32], backends=["cpu"]).rows
     assert {row.batch_elements for row in rows} - {None} == {40, 160}
     assert all((row.batch_size is None) != (row.batch_elements is None) for row in rows)
-
-
-def test_ranks_wait_for_the_slowest(machine: list[Measured]) -> None:
+    assert {row.limit.too_long for row in rows} == {"alone"}
     uneven = _plan([2] * 500 + [100] * 12, ranks=8, batch_sizes=[8])
     assert all(1 < row.rank_spread <= 8 for row in uneven.rows if row.batch_size == 8)
     assert all(row.rank_spread == pytest.approx(1) for row in _plan([5] * 512, ranks=8, batch_sizes=[8]).rows)
@@ -164,8 +165,10 @@ def test_print_shows_what_matters(machine: list[Measured]) -> None:
     text = str(found)
     assert "GRU(3, 4, bidirectional=True)" in text
     assert f"best: {found.best}" in text
+    assert found.most_bytes is None
     assert found.why in text
     assert "MinGRU 0.25" in text
+    assert f"which wait for the slowest: {found.best.rank_spread:.2f} times\n" in text
     marked = [line for line in text.splitlines() if line.startswith(">")]
     assert len(marked) == 1
     assert f"{found.best.batch_size} sequences" in marked[0]
@@ -186,6 +189,7 @@ def test_why_compares_with_the_fastest_of_torch_in_the_table(
         why = words.why(replace(best, train_seconds=1), rows, 1)
         order, other = "grouped" if near.grouped else "random", ", bfloat16" * (dtype == "bfloat16")
         assert f", 3.5 times as fast as the fastest of torch ({near.schedule}, {order}, {near.limit}{other})" in why
+    assert {(row.batch_size, row.way) for row in words.shown(found.rows, found.best)} >= {(8, best.way), (32, best.way)}
     rival = min(row.train_seconds for row in found.rows if row.backend == "torch")
     assert f"{rival / found.best.train_seconds:.1f} times as fast as the fastest of torch" in found.why
     assert rival == min(row.train_seconds for row in words.shown(found.rows, found.best) if row.backend == "torch")
@@ -193,9 +197,8 @@ def test_why_compares_with_the_fastest_of_torch_in_the_table(
 
 def test_a_long_tail_is_named(machine: list[Measured]) -> None:
     found = _plan([5] * 990 + [400] * 10, batch_sizes=[32])
-    assert found.tail is not None
-    assert found.tail.startswith("10 of 1,000 sequences are longer than ")
-    shares = [float(word.rstrip("%.")) for word in found.tail.split() if "%" in word]
+    assert str(found.tail).startswith("10 of 1,000 sequences are longer than ")
+    shares = [float(word.rstrip("%.")) for word in str(found.tail).split() if "%" in word]
     # The long sequences have 4,000 of 8,950 elements, and a larger share of a padded batch.
     assert shares[0] > shares[1] > 10
     assert _plan([5] * 1000).tail is None
@@ -204,12 +207,9 @@ def test_a_long_tail_is_named(machine: list[Measured]) -> None:
     assert str(found.tail).startswith("40 of 1,000 sequences are longer than 6 steps")
     # No tail: the longest length is less than twice the quantile.
     assert _plan([5, 10, 15] * 300 + [20]).tail is None
-
-
-def test_a_tail_is_that_of_the_whole_list(machine: list[Measured]) -> None:
+    # It is that of the whole list.
     found = _plan([5] * 99_000 + [400] * 1000, batch_sizes=[512], backends=["cpu"], threads=[1])
-    assert found.tail is not None
-    count, of = re.findall(r"[\d,]+", found.tail)[:2]
+    count, of = re.findall(r"[\d,]+", str(found.tail))[:2]
     assert int(count.replace(",", "")) == pytest.approx(1000, rel=0.15)
     assert of == "100,000"
 
@@ -219,14 +219,12 @@ def test_a_tail_is_that_of_the_whole_list(machine: list[Measured]) -> None:
     [
         ({"lengths": []}, "lengths must be .*got 0 sequences"),
         ({"lengths": [0, 0]}, "lengths must be .*got 2 sequences, all of length 0"),
-        ({"ranks": 0}, r"ranks must be .*got 0"),
         ({"batch_sizes": iter([])}, "batch_sizes must be "),
-        ({"batch_sizes": [0]}, r"batch_sizes must be .*got 0"),
-        ({"threads": [0]}, r"threads must be .*got 0"),
-        ({"threads": 2}, r"threads must be .*got 2"),
-        ({"memory": 0}, r"memory must be .*got 0"),
         ({"fresh": "yes"}, "fresh must be "),
-        ({"dtypes": torch.bfloat16}, r"dtypes must be .*got torch.bfloat16"),
+        *(({name: number}, f"{name} must be .*got {number}") for name, number in (("ranks", 0), ("memory", 0))),
+        *(({"threads": x}, f"threads must be .*got {got}") for x, got in ((2, 2), ([0], 0), ([10**6], 10**6))),
+        *(({"dtypes": given}, "dtypes must be .*got .*torch.") for given in (torch.bfloat16, [torch.int64])),
+        ({"batch_sizes": [0]}, r"batch_sizes must be .*got 0"),
     ],
 )
 def test_bad_arguments(measured: list[Measured], options: dict[str, object], words: str) -> None:
@@ -277,6 +275,9 @@ def test_a_row_in_words() -> None:
     told = ("1.4 to 1.6 s", "240 to 250 ms", "20.0 ms", "8 sequences, grouped", "5.0 MB")
     assert words.fields(row) == ("torch", "padded", *told, "float32", "2", "1,000", "25%")
     assert words.fields(replace(row, elements=0, waste=0))[-1] == "0%"
+    times = [words.seconds_in_words(seconds) for seconds in (7200.0, 90.0, 1.234, 9.99e-3)]
+    sizes = [words.bytes_in_words(count) for count in (3 << 29, 10)]
+    assert (times, sizes) == (["2.0 h", "1.5 min", "1.23 s", "9.99 ms"], ["1.5 GB", "1 KB"])
 
 
 @pytest.mark.parametrize(
@@ -302,5 +303,5 @@ def test_why_looks_at_larger_batches_of_the_same_way(machine: list[Measured]) ->
     why = words.why(row, [row, *larger, *others, replace(row, grouped=True, train_seconds=2.0)], 1)
     told = "An epoch of training takes 0.91 to 1.1 s, grouping by length would take 2.00 of that, larger batches 1.25."
     assert why == told
-    spread = replace(row, rank_spread=1.5)
+    spread = replace(row, rank_spread=1.5, train_seconds=7)
     assert words.why(spread, [spread], 3).endswith("the slowest of 3 processes takes 1.50 times the mean.")

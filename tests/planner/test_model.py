@@ -17,7 +17,7 @@ from raglane.kernels.cpu.matrix import lanes_of
 from raglane.kernels.dispatch import BACKENDS, override
 from raglane.planner import rows
 from raglane.planner.calibration import Calibration
-from raglane.planner.model import Profile, Way, as_layer, at, features, fit, ways_of
+from raglane.planner.model import Profile, Way, as_layer, at, cast, features, fit, thread_counts, ways_of
 from raglane.planner.probe import MODES, PROBES
 from raglane.planner.rows import Epoch, Row, epoch_of, largest_batch, row_of, thin_out
 from raglane.schedules import SCHEDULES
@@ -32,9 +32,6 @@ def test_features_of_a_padded_batch() -> None:
     # Many rows are capped.
     found = features(PADDED, Profile.of(PADDED, torch.full((100,), 50)), 300e6)
     assert found.tolist() == [1, 50, 4 * 50, 16 * 50, 64 * 50, 5000, 100, 300 - 16, 300 - 64, 300 - 256, 0, 0, 0]
-
-
-def test_packs_have_other_coefficients_where_lengths_differ() -> None:
     even = seen(PACKED, torch.tensor([3, 3]))
     uneven = seen(PACKED, torch.tensor([3, 1]))
     assert even.tolist() == [1, 3, 6, 6, 6, 6, 2, 0, 0, 0] + 10 * [0] + [0, 0]
@@ -54,9 +51,6 @@ def test_lanes_are_those_that_the_work_needs() -> None:
     assert lanes_of(torch.tensor([1000, *[10] * 200]), 2) == 12
     assert lanes_of(torch.tensor([5] * 1000), 4) == 4 * 48
     assert lanes_of(torch.tensor([0, 0]), 2) == 1
-
-
-def test_a_profile_has_the_lanes_of_its_threads() -> None:
     for threads in (1, 2, 4):
         for backend in ("cpu", "program"):
             profile = Profile.of(Way(backend, "lanes", "float32", threads), torch.full((1000,), 5))
@@ -109,10 +103,11 @@ def test_every_pair_that_can_run_the_layer() -> None:
         ("program", "lanes"),
         ("triton", "lanes"),
     }
-    assert {way.backend for way in ways_of(rl.nn.PeepholeLSTM(3, 4), [torch.float32], [1])} == {"program", "reference"}
-
-
-def test_the_reference_runs_with_the_most_threads_alone() -> None:
+    ways = ways_of(rl.nn.PeepholeLSTM(3, 4), [torch.float32, torch.bfloat16], [1])
+    others = {(way.backend, way.dtype) for way in ways}
+    assert others == {(name, dtype) for name in ("program", "reference") for dtype in ("float32", "bfloat16")}
+    assert [thread_counts(most) for most in (1, 4, 6)] == [[1], [1, 2, 4], [1, 2, 4, 6]]
+    # The reference runs with the most threads alone.
     ways = ways_of(rl.nn.GRU(3, 4), [torch.float32, torch.bfloat16], [1, 2])
     assert {way.threads for way in ways if way.backend == "reference"} == {2}
     assert {(way.dtype, way.threads) for way in ways if way.backend == "cpu"} == {
@@ -128,6 +123,8 @@ def test_torchs_layers_are_taken_and_left_alone(kind: Any) -> None:
     assert isinstance(twin, getattr(rl.nn, kind.__name__))
     assert twin.weight_ih_l0 is not layer.weight_ih_l0
     assert torch.equal(twin.get_parameter("weight_ih_l0"), layer.weight_ih_l0)
+    assert as_layer(twin) is not twin is cast(twin, "float32") is not cast(twin, "bfloat16")
+    assert twin.get_parameter("weight_ih_l0").dtype is torch.float32
 
 
 def test_what_is_no_layer_is_refused() -> None:
@@ -203,9 +200,7 @@ def test_steps_are_quantiles_of_all_batches() -> None:
     ):
         row = _row(IN_PADDED, weights)
         assert [1000 * s for s in (row.step_p50, row.step_p90, row.step_max)] == pytest.approx(milliseconds), weights
-
-
-def test_memory_is_that_of_the_largest_batch_and_the_weights() -> None:
+    # Memory is that of the largest batch and the weights.
     assert _row(IN_PADDED, [5, 3, 1, 1], layer=1000).peak_bytes == 1000 + 7 + 100 * 40
     assert _row(IN_PACKED, [5, 3, 1, 1], layer=1000).peak_bytes == 1000 + 7 + 100 * 24
 
@@ -243,12 +238,10 @@ def test_what_was_found_is_run() -> None:
     assert found.most_bytes is not None
     assert found.most_elements > 1000
     assert found.memory_limit == BatchLimit(elements=found.most_elements)
-    assert replace(found, ranks=3).memory_limit == BatchLimit(elements=3 * found.most_elements)
+    for most, limit in ((found.most_elements, 3 * found.most_elements), (0, 1), (2**62, 2**62)):
+        assert replace(found, ranks=3, most_elements=most).memory_limit == BatchLimit(elements=limit)
     assert found.most_bytes == pytest.approx(2 << 20, rel=0.1)
     assert f"up to {found.most_elements:,} elements (one was run: " in str(found)
-
-
-def test_what_would_take_too_long_is_not_run() -> None:
     assert _found(2 << 20, [500, 40, 50], replace(ROW, train_seconds=1e6), runs=True)[1] is None
     assert _found(1e15, [500, 40, 50], runs=True)[1] is None
     # 200 elements take 20 s and 40 s, at 0.1 s and 0.2 s each.
@@ -262,39 +255,47 @@ MANY = [3, 5, 8, 2, 13, 1, 0, 9] * 60
 
 @pytest.fixture
 def compared(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The batch that cells were compared on, and the layers; nothing is timed."""
-    known: dict[str, Any] = {"layers": []}
+    """The batch that cells were compared on, the layers, and how they ran; the first takes 9 s, the next 8 s ..."""
+    known: dict[str, Any] = {"layers": [], "ran": []}
 
-    def make_batch(layer: object, lengths: torch.Tensor) -> rl.Ragged:
-        known["lengths"] = lengths
-        return rl.Ragged.from_flat(torch.zeros(int(lengths.sum()), 3), lengths=lengths)
+    def make_batch(layer: rl.nn.LSTM, lengths: torch.Tensor) -> rl.Ragged:
+        known["lengths"], like = lengths, layer.get_parameter("weight_ih_l0")
+        return rl.Ragged.from_flat(torch.zeros(int(lengths.sum()), 3).to(like), lengths=lengths)
+
+    def step_of(layer: rl.nn.LSTM, batch: rl.Ragged, mode: str) -> Any:
+        known["layers"].append(layer)
+        return lambda: known["ran"].append((override(), torch.get_num_threads(), mode, batch.values.dtype))
 
     monkeypatch.setattr(rows, "make_batch", make_batch)
-    monkeypatch.setattr(rows, "_step", lambda layer, *_: known["layers"].append(layer))
-    monkeypatch.setattr(rows, "time_in_turns", lambda calls, _: [1.0] * len(calls))
+    monkeypatch.setattr(rows, "step_of", step_of)
+    monkeypatch.setattr(rows, "time_in_turns", lambda calls, _: [call() or 9 - n for n, call in enumerate(calls)])
+    monkeypatch.setattr(rows, "peak_bytes", lambda call, _: call() or 7)
     return known
 
 
 def test_other_cells_are_built_like_the_layer(compared: dict[str, Any]) -> None:
-    for layer in (rl.nn.GRU(3, 4, 2, bidirectional=True).eval(), rl.nn.GRU(3, 5)):
+    for layer in (rl.nn.GRU(3, 4, 2, bidirectional=True).eval(), rl.nn.GRU(3, 5).bfloat16()):
         compared["layers"].clear()
-        rows.compare_cells(layer, torch.tensor(MANY), ROW)
+        found = rows.compare_cells(layer, torch.tensor(MANY), replace(ROW, threads=2))
+        assert (list(found.values()), [*found][-1]) == ([n / 9 for n in range(2, 9)], "LSTM")
+        dtype = layer.weight_ih_l0.dtype
+        assert set(compared["ran"][-8:]) <= {((s, b), 2, "train", dtype) for s in SCHEDULES for b in BACKENDS}
         assert len(compared["layers"]) == 8
         for other in compared["layers"]:
             assert (other.input_size, other.hidden_size, other.num_layers) == (3, layer.hidden_size, layer.num_layers)
             assert (other.bidirectional, other.training) == (layer.bidirectional, layer.training)
-
-
-def test_other_cells_are_compared_on_a_typical_batch(compared: dict[str, Any]) -> None:
+            assert other.weight_ih_l0.dtype is dtype
+    # A largest batch is run as it is recommended.
+    best = replace(PADDED_ROW, dtype="bfloat16", threads=2)
+    assert _found(11_500, [500, 20, 50], best, runs=True) == (200, 1007)
+    assert compared["ran"][-1] == (("padded", "torch"), 2, "train", torch.bfloat16)
     lengths = torch.arange(1, 49)
     rows.compare_cells(rl.nn.GRU(3, 4), lengths, ROW)
     batches = epoch_of(lengths, ROW.limit, grouped=False).batches
     below = [batch for batch in batches if batch.sum() < compared["lengths"].sum()]
     assert any(torch.equal(compared["lengths"], batch) for batch in batches)
     assert len(below) == len(batches) // 2 == 3
-
-
-def test_other_cells_are_compared_on_a_few_thousand_elements(compared: dict[str, Any]) -> None:
+    # On a few thousand elements.
     for length, wanted in ((1000, [1000] * 4), (4096, [4096]), (10_000, [4096])):
         rows.compare_cells(rl.nn.GRU(3, 4), torch.full((80,), length), ROW)
         assert compared["lengths"].tolist() == wanted
@@ -318,9 +319,6 @@ def test_every_sequence_comes_once() -> None:
             if len(epoch.batches) == epoch.count:
                 assert torch.equal(torch.cat(epoch.batches).sort().values, RANDOM.sort().values)
                 assert epoch.padded == sum(len(batch) * int(batch.max()) for batch in epoch.batches)
-
-
-def test_batches_are_those_of_the_loader() -> None:
     for limit in (BatchLimit(sequences=16), BatchLimit(elements=320)):
         for grouped, order in ((False, EpochOrder.random()), (True, EpochOrder.grouped())):
             wanted = BatchSampler(RANDOM, limit, order)
@@ -344,9 +342,6 @@ def test_the_longest_is_in_a_sample() -> None:
     longest, real = np.full(500, 5), np.full(500, 20)
     longest[7], real[3] = 90, 40
     assert {3, 7} <= set(rows._choose(longest, real, 0)[0].tolist())
-
-
-def test_a_long_list_is_thinned_out() -> None:
     part, factor = thin_out(torch.arange(200_000))
     assert part.shape == (1 << 16,)
     assert factor == 200_000 / (1 << 16)

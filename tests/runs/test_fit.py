@@ -156,6 +156,8 @@ def test_a_bar_is_for_those_who_look(monkeypatch: pytest.MonkeyPatch, capsys: py
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     rl.fit(sequences, labels, progress=False, **_QUICK)
     assert capsys.readouterr().out == ""
+    monkeypatch.setattr("sys.stdout", None)  # as in pythonw
+    rl.fit(sequences, labels, **_QUICK)
 
 
 @pytest.mark.parametrize(
@@ -163,12 +165,12 @@ def test_a_bar_is_for_those_who_look(monkeypatch: pytest.MonkeyPatch, capsys: py
     [
         ({"hiden_size": 3}, ArgumentTypeError, r"'hiden_size'.*Pass hidden_size"),
         ({"layer": "gru"}, ArgumentTypeError, "'layer'"),
-        ({"hidden_size": "8"}, ArgumentTypeError, "hidden_size must be a whole number.*, got '8'"),
-        ({"hidden_size": True}, ArgumentTypeError, "hidden_size must be .*got True"),
+        *(({"hidden_size": x}, ArgumentTypeError, f"hidden_size must be a whole.*, got {x!r}") for x in ("8", True)),
+        ({"test": ("none.csv", ["a"])}, ArgumentTypeError, "labels must be .*got labels with a file as test"),
         ({"features": 3}, ArgumentTypeError, "features must be .*got 3"),
         ({"time_gaps": "yes"}, ArgumentTypeError, "time_gaps must be True or False"),
         ({"device": "tpu"}, ArgumentError, "device"),
-        ({"resume": 1}, ArgumentTypeError, "resume must be .*got 1"),
+        *(({name: 1}, ArgumentTypeError, f"{name} must be .*got 1") for name in ("resume", "overwrite")),
         ({"progress": "yes"}, ArgumentTypeError, "progress must be .*got 'yes'"),
         ({"validation": ([[1.0]], ["a", "b"])}, ShapeError, "labels must be .*got 2 for 1"),
         ({"validation": ([[1.0, 2.0]], ["z"])}, DataError, "channels"),

@@ -96,8 +96,7 @@ def test_table_is_the_obvious_one_and_has_the_counts(name: str, lengths: list[in
     table = SCHEDULES[name].table(_tensor(lengths), lanes)
     entries = _entries(table)
     assert entries == SLOW[name](lengths, lanes)
-    for column in (table.time_offsets, table.sequence, table.step, table.row):
-        assert column.dtype is torch.int64
+    assert all(x.dtype is torch.int64 for x in (table.time_offsets, table.sequence, table.step, table.row))
     count = SCHEDULES[name].count(_tensor(lengths), lanes)
     waste = [entry for entry in entries if entry[3] >= lengths[entry[2]]]
     assert (count.steps, count.elements, count.waste) == (table.steps, len(entries), len(waste))
@@ -114,6 +113,7 @@ def test_table_is_the_obvious_one_and_has_the_counts(name: str, lengths: list[in
     long=st.lists(st.integers(50, 500), max_size=5),
     lanes=st.integers(1, 20),
 )
+@example(lengths=[2] * 210 + [3, 1], long=[300, 90], lanes=3)
 def test_lanes_hands_out_many_of_one_length_as_it_does_one_by_one(
     lengths: list[int], long: list[int], lanes: int
 ) -> None:

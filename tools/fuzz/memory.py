@@ -72,14 +72,6 @@ def _by_set(layer: nn.Module, name: str, new: Tensor) -> None:
         layer.get_parameter(name).set_(new)  # type: ignore[call-overload]
 
 
-def _by_parameter(layer: nn.Module, name: str, new: Tensor) -> None:
-    setattr(layer, name, nn.Parameter(new, requires_grad=new.is_floating_point()))
-
-
-def _by_state_dict(layer: nn.Module, name: str, new: Tensor) -> None:
-    layer.load_state_dict({**layer.state_dict(), name: new}, assign=True)
-
-
 def _by_parametrization(layer: nn.Module, name: str, new: Tensor) -> None:
     class Given(nn.Module):
         def forward(self, _: Tensor) -> Tensor:
@@ -89,11 +81,11 @@ def _by_parametrization(layer: nn.Module, name: str, new: Tensor) -> None:
 
 
 # Ways to replace a parameter; ``functional_call`` is another, used in the call itself.
-_ROUTES: dict[str, Callable[[nn.Module, str, Tensor], None]] = {
+_ROUTES: dict[str, Callable[[nn.Module, str, Tensor], Any]] = {
     "data": _by_data,
     "set_": _by_set,
-    "parameter": _by_parameter,
-    "state_dict": _by_state_dict,
+    "parameter": lambda layer, name, new: setattr(layer, name, nn.Parameter(new, new.is_floating_point())),
+    "state_dict": lambda layer, name, new: layer.load_state_dict({**layer.state_dict(), name: new}, assign=True),
     "parametrization": _by_parametrization,
 }
 
