@@ -133,7 +133,7 @@ def test_layers_agree_with_the_reference_on_memory_that_was_used_before(cell: st
 
 
 def test_memory_of_a_step_is_counted_with_blocks_too() -> None:
-    layer = rl.nn.LSTM(8, 16)
+    layer = rl.nn.PeepholeLSTM(8, 16)
     batch = rl.Ragged([torch.randn(50, 8)])
 
     def step() -> None:
