@@ -23,14 +23,11 @@ def write(folder: Path, text: str) -> Path:
 
 def test_sequences_come_in_order_of_first_appearance(tmp_path: Path) -> None:
     records = read(write(tmp_path, "id,a,b,label\nz,1,2,up\nb,3,4,down\nz,5,6.5,up\n10,7,,down\n"))
-    assert records.ids == ("z", "b", "10")
-    assert records.labels == ("up", "down", "down")
-    assert records.channels == ("a", "b")
-    assert records.lengths.tolist() == [2, 1, 1]
+    assert (records.ids, records.labels) == (("z", "b", "10"), ("up", "down", "down"))
+    assert (records.channels, records.lengths.tolist()) == (("a", "b"), [2, 1, 1])
     np.testing.assert_array_equal(records.values, np.array([[1, 2], [5, 6.5], [3, 4], [7, np.nan]], np.float32))
-    assert "id column: 'id' (by its name)" in records.notes
-    assert "label column: 'label' (the only candidate)" in records.notes
-    assert "features: a, b" in records.notes
+    wanted = "id column: 'id' (by its name)", "label column: 'label' (the only candidate)", "features: a, b"
+    assert {*wanted} <= {*records.notes}
 
 
 @pytest.mark.parametrize("name", ["t", "Time", "timestamp", "step", "date"])
@@ -163,17 +160,15 @@ def test_a_random_table_against_a_loop(tmp_path: Path) -> None:
 def test_a_column_of_words_gives_tokens(tmp_path: Path) -> None:
     text = 'sequence_id,word,topic\n1,the,pets\n1,NA,pets\n1,null,pets\n2," a, b",cars\n2,x,cars\n'
     records = read(write(tmp_path, text))
-    assert records.is_tokens
+    assert (records.is_tokens, records.labels) == (True, ("pets", "cars"))
     assert records.values.tolist() == ["the", "NA", "null", " a, b", "x"]
-    assert records.labels == ("pets", "cars")
     assert any("tokens" in note for note in records.notes)
 
 
 def test_tags_are_one_a_row(tmp_path: Path) -> None:
     path = write(tmp_path, "id,word,pos\n1,the,DET\n1,cat,NOUN\n2,run,VERB\n")
     records: Any = read(path, Columns(task="tag", label="pos"))
-    assert records.tags.tolist() == ["DET", "NOUN", "VERB"]
-    assert records.values.tolist() == ["the", "cat", "run"]
+    assert [*zip(records.tags, records.values, strict=True)] == [("DET", "the"), ("NOUN", "cat"), ("VERB", "run")]
     refused(["2 candidates for the label column: 'word', 'pos'", "Columns(label=...)"], read, path, Columns(task="tag"))
     path = write(tmp_path, "id,x,pos\n1,0.5,1\n1,1.5,0\n2,2.5,1\n")
     tags: Any = read(path, Columns(task="tag")).tags
@@ -182,8 +177,7 @@ def test_tags_are_one_a_row(tmp_path: Path) -> None:
 
 def test_integer_labels_are_told_from_features(tmp_path: Path) -> None:
     records = read(write(tmp_path, "id,x,steps,y\n1,0.5,3,7\n1,1.5,4,7\n2,2.5,5,8\n"))
-    assert records.labels == ("7", "8")
-    assert records.channels == ("x", "steps")
+    assert (records.labels, records.channels) == (("7", "8"), ("x", "steps"))
 
 
 def test_a_word_among_numbers_is_a_mistake_and_a_number_among_words_a_token(tmp_path: Path) -> None:
@@ -327,20 +321,20 @@ def test_named_columns_are_steps(tmp_path: Path) -> None:
     assert records.columns.features == ("jan", "feb")
     path = write(tmp_path, text + "a,5,6,1\n")
     refused(["the id 'a' twice", "one row per id"], read, path, Columns(wide=True))
-    path = write(tmp_path, "id,word,label\na,p,x\nb,q,y\n")
-    refused(["no column of numbers"], read, path, Columns(wide=True, label="label"))
-    path = write(tmp_path, "t0,t1,t2,label\n1,2,3,u\n1,O,3,v\n1,2,3,u\n")
-    refused(["'O' in data row 1"], read, path, Columns(wide=True, label="label"))
+    words, wrong = "id,word,label\na,p,x\nb,q,y\n", "t0,t1,t2,label\n1,2,3,u\n1,O,3,v\n1,2,3,u\n"
+    for text, got in ((words, "no column of numbers"), (wrong, "'O' in data row 1")):
+        refused([got], read, write(tmp_path, text), Columns(wide=True, label="label"))
 
 
 def test_another_file_has_more_steps_or_fewer(tmp_path: Path) -> None:
     first = read(write(tmp_path, "t0,t1,t2,label\n1,2,3,u\n"))
-    path = write(tmp_path, "t0,t1,t2,t3,t5,u0,label\n1,2,3,4,9,9,u\n5,6,,,,,v\n")
-    records = read(path, first.columns)
+    records = read(write(tmp_path, "t0,t1,t2,t3,u0,label\n1,2,3,4,9,u\n5,6,,,,v\n"), first.columns)
     assert (records.values[:, 0].tolist(), records.channels) == ([1, 2, 3, 4, 5, 6], first.channels)
     assert read(write(tmp_path, "t0,label\n7,u\n"), records.columns).values.tolist() == [[7]]
-    path = write(tmp_path, "t1,t2,label\n1,2,u\n")
-    refused(["no column 't0'"], read, path, first.columns)
+    for header, lost in (("t1,t2,label", "t0"), ("t0,t2,label", "t1")):
+        refused([f"no column '{lost}'"], read, write(tmp_path, f"{header}\n1,2,u\n"), first.columns)
+    named = read(write(tmp_path, "t0,t1,label\n1,2,u\n"), Columns(wide=True, features=("t0", "t1")))
+    assert (named.channels, named.columns.features) == (("t0 to t1",), ("t0", "t1"))
 
 
 def test_the_time_since_the_element_before(tmp_path: Path) -> None:
@@ -361,5 +355,8 @@ def test_the_only_column_of_dates_is_a_time_unless_one_comes_twice(tmp_path: Pat
     assert "time column: 'ordered' (the only one of dates)" in records.notes
     assert (records.values.tolist(), records.features) == ([[2], [1], [3]], ())
     assert read(write(tmp_path, text), Columns(categorical=("ordered",))).values.tolist() == [[1], [2], [3]]
+    codes = "id,code,host,x,kind\na,12.34.5678,192.168.100.200,1,p\na,11.12.2013,192.168.1.7,2,p\n"
+    records = read(write(tmp_path, codes), Columns(label="kind"))
+    assert [feature.name for feature in records.features] == ["code", "host"]
     twice = read(write(tmp_path, text + f"b,{first},4,q\n"))
     assert "no time column: 'ordered' has an entry twice in a sequence; " in twice.notes[1]

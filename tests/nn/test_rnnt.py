@@ -284,6 +284,9 @@ def test_weights_of_a_joint_without_gradients() -> None:
     assert not torch.no_grad()(case.loss)("linear").requires_grad
     case.joint.register_forward_hook(lambda *given: given[-1] * 2)
     torch.testing.assert_close(case.loss("linear"), case.loss("function"))
+    lazy: Any = torch.nn.Module()
+    lazy.linear, lazy.forward = torch.nn.LazyLinear(5), lambda frame, state: lazy.linear(frame + state)
+    rnnt_loss(part := rl.Ragged([torch.ones(2, 3)]), part, rl.Ragged([[1]]), lazy, blank=0).backward()
 
 
 def test_in_bfloat16() -> None:

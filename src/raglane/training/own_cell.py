@@ -229,5 +229,4 @@ def _shown(path: str) -> str:
 
 
 def _words(error: BaseException) -> str:
-    text = error.msg if isinstance(error, SyntaxError) else error
-    return ". ".join([f"{type(error).__name__}: {text}", *getattr(error, "__notes__", ())])
+    return ". ".join([f"{type(error).__name__}: {getattr(error, 'msg', error)}", *getattr(error, "__notes__", ())])

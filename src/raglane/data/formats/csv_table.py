@@ -33,7 +33,7 @@ _Bools = npt.NDArray[np.bool_]
 
 # Spellings of a missing number, in lower case.
 _MISSING = ("", "nan", "na", "n/a", "null", "none", "?")
-_is_date = re.compile(r"(?:\d{4}-\d\d-\d\d|\d\d\.\d\d\.\d{4})(?:[T ]\d\d:.*)?").fullmatch
+_is_date = re.compile(r"(?:\d{4}-[01]\d-[0-3]\d|[0-3]\d\.[01]\d\.\d{4})(?:[T ]\d\d:.*)?").fullmatch
 
 
 class _Table(NamedTuple):

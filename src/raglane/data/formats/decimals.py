@@ -14,7 +14,7 @@ import numpy.typing as npt
 Entries = npt.NDArray[np.object_]
 
 _is_decimal = re.compile(r"\s*[+-]?\d*[.,]\d+(?:[eE][+-]?\d+)?\s*").fullmatch
-_has_groups = re.compile(r"\s*[+-]?\d{1,3}(?:([.,])\d{3})(?:\1\d{3})*(?:[.,]\d+)?\s*").fullmatch
+_has_groups = re.compile(r"(?!(?:\d+\.){3}\d+$)\s*[+-]?\d{1,3}(?:([.,])\d{3})(?:\1\d{3})*(?:[.,]\d+)?\s*").fullmatch
 _EXCHANGED = str.maketrans(",.", ".,")
 
 

@@ -180,10 +180,9 @@ def step_columns(path: Path, columns: Columns, entries: Mapping[str, Entries]) -
     free = [name for name in entries if name not in roles and name.lower() not in ROLE_NAMES["label"]]
     found = sorted((match[1], int(match[2]), name) for name in free if (match := NUMBERED.fullmatch(name)))
     if start is not None:
-        # Other data may have more steps, or fewer.
-        first = int(start[2])
-        later = [(number, name) for prefix, number, name in found if prefix == start[1] and number >= first]
-        return [name for place, (number, name) in enumerate(later, first) if number == place] or named
+        later = {number: name for prefix, number, name in found if prefix == start[1]}
+        places = range(int(start[2]), max(later, default=-1) + 1)  # other data may have more steps, or fewer
+        return [later.get(place, f"{start[1]}{place:0{len(start[2])}}") for place in places] or named
     steps = [name for _, _, name in found]
     numbered = [(found[0][0], found[0][1] + place) for place in range(len(found))]
     is_numbered = len(found) > 2 and numbered == [(prefix, number) for prefix, number, _ in found]
@@ -216,14 +215,15 @@ def _wide_rows(path: Path, entries: dict[str, Entries], columns: Columns, steps:
         fix = "remove a row, or rename it"
         raise data_error(path, f"the id {quote(twice)} twice", "a file with one row per id", fix)
     numbers = np.array([str(row) for row in range(first, first + count)], dtype=object)
-    is_numbered = step_columns(path, replace(columns, features=tuple(steps[:1]), wide=True), entries) == steps
-    value = f"steps from {steps[0]}" if is_numbered else f"{steps[0]} to {steps[-1]}"
+    own = replace(columns, features=tuple(steps[:1]), wide=True)
+    is_numbered = len(columns.features or steps[:1]) == 1 and step_columns(path, own, entries) == steps
+    span = f"{steps[0]} to {steps[-1]}"
+    value, named = (f"steps from {steps[0]}", own.features) if is_numbered else (span, tuple(steps))
     long = {id_name or "id": (numbers if id_name is None else entries[id_name])[rows]}
     long[value] = table[np.arange(len(steps)) < lengths[:, None]]
     long |= {name: entry[rows] for name, entry in entries.items() if name not in (*steps, id_name)}
     records = records_of_rows(path, long, replace(columns, features=(value,), time=None), id_name or "id", rows + first)
-    note = f"each row is a sequence, whose steps are the columns {steps[0]} to {steps[-1]}"
-    named = tuple(steps[:1] if is_numbered else steps)
+    note = f"each row is a sequence, whose steps are the columns {span}"
     used = replace(records.columns, features=named, time=columns.time, id=columns.id, wide=True)
     return replace(records, notes=(*notes, note, *records.notes[1:]), columns=used)
 

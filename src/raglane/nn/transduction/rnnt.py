@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import filterfalse, pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 from torch.utils.checkpoint import checkpoint
 
 from raglane import segments
@@ -199,19 +200,17 @@ def _emissions(parts: list[Tensor], joint: Any, alignments: Alignments, targets:
     device, dtype = parts[0].device, wide(parts[0].dtype)
     rows = torch.repeat_interleave(states, frames)  # of each frame
     first = torch.repeat_interleave(segments.offsets_from_lengths(states)[:-1], frames)
-    ends = rows.cumsum(0).tolist()
-    starts, bounds = [0, *ends], [0]
-    while bounds[-1] < len(ends):
-        bounds.append(max(bisect_right(ends, starts[bounds[-1]] + _TILE), bounds[-1] + 1))
+    starts, bounds = [0, *rows.cumsum(0).tolist()], [0]
+    while bounds[-1] < len(rows):
+        bounds.append(max(bisect_right(starts, starts[bounds[-1]] + _TILE) - 1, bounds[-1] + 1))
     rows, first = (part.to(device, non_blocking=True) for part in (rows, first))
     totals = [starts[end] - starts[begin] for begin, end in pairwise(bounds)]
     pieces = parts[0].split(totals if joint is None else [end - begin for begin, end in pairwise(bounds)])
 
     def pick(piece: Tensor, begin: int, end: int, total: int, *_: Tensor) -> Tensor:
         state = segments.element_index(first[begin:end], rows[begin:end], total)
-        if joint is None:
-            logits = piece
-        else:
+        logits = piece
+        if joint is not None:
             frame = segments.repeated(torch.arange(end - begin, device=device), rows[begin:end], total)
             logits = _joined(joint, piece.index_select(0, frame), parts[1].index_select(0, state))
             _check_classes(targets, logits.shape[1], alignments.blank)
@@ -222,10 +221,11 @@ def _emissions(parts: list[Tensor], joint: Any, alignments: Alignments, targets:
     tiles = zip(pieces, bounds, bounds[1:], totals, strict=False)
     # The sum of nothing keeps batches without frames differentiable.
     empty = parts[0][:0].sum() * parts[0].new_empty(0, 2, dtype=dtype)
-    # A checkpoint raises if a tensor among its arguments was changed in place before it is computed again.
+    # A checkpoint raises if an argument was changed in place before it runs again; the first call fills lazy ones.
     owner = getattr(joint, "__self__", joint)
-    read = [*parts[1:], *(owner.parameters() if isinstance(owner, torch.nn.Module) else ())]
-    return torch.cat([empty, *(checkpoint(pick, *tile, *read, use_reentrant=False) for tile in tiles)])
+    read = [*parts[1:], *filterfalse(is_lazy, owner.parameters() if isinstance(owner, torch.nn.Module) else ())]
+    run: Any = checkpoint if torch.is_grad_enabled() else lambda _, *tile, **__: pick(*tile)
+    return torch.cat([empty, *(run(pick, *tile, *read, use_reentrant=False) for tile in tiles)])
 
 
 def _joined(joint: Any, frames: Tensor, states: Tensor) -> Tensor:
