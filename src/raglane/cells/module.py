@@ -55,7 +55,7 @@ class ModuleCell(CellSpec):
         try:
             given = run(prepared.clone(), own if self.is_tuple else own[0])
         except Exception as error:
-            if not hasattr(weights, "initial_state"):
+            if run is not weights and not hasattr(weights, "initial_state"):
                 error.add_note("The state is one tensor; a cell with several returns them from initial_state")
             raise
         if run is weights:  # one of torch's cells, which returns its state; the first one is the output
