@@ -19,6 +19,7 @@ import pytest
 from raglane._utils.lock import locked
 from raglane.data import FORMATS, Columns, Dataset, Statistics, convert, read
 from raglane.data.records import Records, offsets_of
+from raglane.data.stores import fingerprint
 from raglane.errors import ArgumentError, DataError
 from small_files import asked, refused, same, small_steps, write_table, written
 
@@ -93,6 +94,15 @@ def test_a_conversion_that_was_done_is_not_done_again(tmp_path: Path) -> None:
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["data.jsonl", "out"]
 
 
+def test_a_fingerprint_is_of_size_ends_and_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("raglane.data.stores._EDGE", 2)
+    found = [fingerprint(str(_rows(tmp_path / "a", [text]))) for text in ("abcde", "Xbcde", "abcdX", "abcdde")]
+    found += [fingerprint(str(tmp_path)), fingerprint(str((tmp_path / "a").rename(tmp_path / "b").parent))]
+    assert len(set(found)) == 6
+    _rows(tmp_path / ".hidden", [""])
+    assert fingerprint(str(tmp_path)) == found[-1]
+
+
 def test_bad_rows_are_left_out_and_listed(tmp_path: Path) -> None:
     good = '{"x": [1, 2], "kind": "a"}'
     bad = ["{", '{"x": [null], "kind": "a"}', '{"x": [1]}', '{"x": ["word"], "kind": "a"}']
@@ -129,6 +139,8 @@ def test_schemas_that_differ_between_files_are_refused(tmp_path: Path, row: str,
     assert str(caught.value).startswith(str(second))
     more = _rows(tmp_path / "c.jsonl", ['{"x": [1], "y": "b", "id": 3}'])
     assert convert([first, more], tmp_path / "out").statistics.sequences == 3
+    odd = _rows(tmp_path / "d.jsonl", ['{"x": [1], "y": "b", "id": "n"}'])
+    refused([f"{odd} must be", "ids: texts", "after numbers"], convert, [more, odd], tmp_path / "other")
 
 
 def test_damaged_files_are_named(table: pa.Table, tmp_path: Path) -> None:

@@ -50,6 +50,7 @@ def test_labels_of_other_types_are_refused(tmp_path: Path, suffix: str) -> None:
     files = {kind: _written(tmp_path / f"{kind}{suffix}", list(labels)) for kind, labels in kinds_of}
     for kinds in itertools.permutations(files, 2):
         _refused([files[kind] for kind in kinds], _COLUMNS, kinds, tmp_path / "out")
+        assert Dataset(files[kinds[0]], _COLUMNS).records.label_kinds == kinds[:1]
     # Even where they are the same words.
     same = _written(tmp_path / f"same{suffix}", ["1", "2", "1"])
     _refused([files["whole numbers"], same], _COLUMNS, ("whole numbers", "texts"), tmp_path / "out")
@@ -73,6 +74,7 @@ def test_labels_of_csv_files_are_what_they_look_like(tmp_path: Path) -> None:
             found = Dataset(both, columns).statistics.labels
             assert convert(both, tmp_path / "out", columns, overwrite=True).statistics.labels == found
             assert found[labels[0]] >= 1
+    assert len(Dataset([mixed, files["texts"], files["fractions"]], columns)) == 9  # the kinds of all files before
     both = [mixed, files["truth values with a capital"]]
     _refused(both, columns, ("fractions and texts and whole numbers", "truth"), tmp_path / "out")
 

@@ -38,9 +38,7 @@ def test_pieces_are_the_whole_from_wherever_they_begin(name: str, tmp_path: Path
         assert list(pick(file).pieces(file, columns, found[-1].end)) == []
 
 
-def test_ids_that_are_words_from_some_row_on_are_words_in_every_piece(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ids_that_become_words_are_words_in_every_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(csv, "ROWS", 3)
     path = put(tmp_path / "a.csv", "id,x,kind\n" + "".join(f"{name},1,a\n" for name in [1, 1, 2, 3, 4, "five"]))
     parts = list(pick(path).pieces(path, Columns(), ()))

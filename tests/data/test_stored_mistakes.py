@@ -33,7 +33,7 @@ def test_targets_that_a_folder_was_not_made_with(tmp_path: Path) -> None:
 
 def test_what_is_wrong_names_file_and_row(tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = [{"x": [float(row)], "kind": "ab"[row % 2], "id": f"s{row}"} for row in range(9)]
-    path = write_table(tmp_path / "a.parquet", pa.Table.from_pylist(rows))
+    path, good = (write_table(tmp_path / f"{name}.parquet", pa.Table.from_pylist(rows)) for name in ("a", "good"))
     fitted = Preprocessor.fit(read(path), task="classify")
     cases: list[tuple[dict[str, Any], str]] = [
         ({"x": [None]}, "a null in row 5"),
@@ -44,11 +44,15 @@ def test_what_is_wrong_names_file_and_row(tmp_path: Path) -> None:
     for changed, pattern in cases:
         write_table(path, pa.Table.from_pylist([*rows[:5], {**rows[5], **changed}, *rows[6:]]))
         with pytest.raises(DataError, match=rf"a\.parquet.*{pattern}"):
-            Dataset(path, preprocessor=fitted).take([1, 5])
-    write_table(path, pa.Table.from_pylist(rows))
+            Dataset([good, path], preprocessor=fitted).take([1, 14])
     wide = pa.Table.from_pylist([{**row, "x": [[1.0, 2.0]]} for row in rows])
-    data = Dataset([path, write_table(tmp_path / "b.parquet", wide)])
+    data = Dataset([good, write_table(tmp_path / "b.parquet", wide)])
     refused(["b.parquet, row group 0 must be ", ", got features ", "after features"], data.take, [0, 12])
+    tags = Columns(task="tag", sequence="x", label="kind")
+    write_table(path, pa.table({"x": [[1.0, 2.0]], "kind": [["a", "z"]]}))
+    known = {**Preprocessor.fit(read(path, tags), task="tag").to_config(), "labels": ["a", "b"]}
+    data = Dataset(path, tags, preprocessor=Preprocessor.from_config(known))
+    refused(["got the label 'z' in row 0, step 1"], data.take, [0])
 
 
 @pytest.mark.parametrize("name", ["part-00000.arrow", "lengths.npy", "statistics.json", "dataset.json"])
@@ -62,13 +66,14 @@ def test_a_file_that_is_cut_or_not_there_is_refused(tmp_path: Path, name: str) -
         assert "damaged" not in refused(["got no such file. Restore it"], _use, tmp_path / "out")
 
 
-def test_offsets_that_fall_are_refused_whatever_the_checksums_say(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("row", "offset"), [(3, b"\xff\xff\xff\x7f"), (0, b"\1\0\0\0" * 2)])
+def test_offsets_that_fall_are_refused_whatever_the_checksums_say(tmp_path: Path, row: int, offset: bytes) -> None:
     converted(tmp_path)
     path, described = tmp_path / "out" / "part-00000.arrow", tmp_path / "out" / "dataset.json"
     shard = path.read_bytes()
     batch = pa.ipc.open_file(pa.BufferReader(shard)).get_batch(0)
     place = shard.index(batch.column("words").offsets.buffers()[1].to_pybytes()[:64])
-    path.write_bytes(shard[: place + 12] + b"\xff\xff\xff\x7f" + shard[place + 16 :])
+    path.write_bytes(shard[: place + 4 * row] + offset + shard[place + 4 * row + len(offset) :])
     description = json.loads(described.read_bytes())
     del description["checksum"]
     description["shards"][0]["checksums"] = checksums(path)
@@ -113,9 +118,7 @@ def test_any_changed_byte_of_a_folder_is_noticed(tmp_path: Path) -> None:
     _use(tmp_path / "out")
 
 
-def test_a_dataset_of_a_relative_path_is_read_from_another_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_relative_path_is_read_from_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As the workers of a cluster do."""
     monkeypatch.chdir(tmp_path)
     converted(Path())
@@ -139,9 +142,7 @@ def _use(folder: Path) -> None:
     ("task", "per_sequence", "per_element"),
     [("regress", [0.5, 1.5], [[1.0, 2.0], [3.0]]), ("multilabel", [["a"], ["b"]], [[["a"], ["b"]], [["b"]]])],
 )
-def test_targets_per_sequence_are_not_mixed_with_those_per_element(
-    tmp_path: Path, task: str, per_sequence: Any, per_element: Any
-) -> None:
+def test_targets_of_both_kinds_are_not_mixed(tmp_path: Path, task: str, per_sequence: Any, per_element: Any) -> None:
     paths = [
         write_table(tmp_path / name, pa.table({"x": [[1.0, 2.0], [3.0]], "y": labels}))
         for name, labels in (("a.parquet", per_sequence), ("b.parquet", per_element))

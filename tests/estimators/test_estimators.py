@@ -85,7 +85,8 @@ def test_each_panel_is_taken_as_it_is() -> None:
         assert np.array_equal(found, expected), type(panel)
     # Channels with names are found in any order; those of a model of arrays have none.
     x0 = indexed.set_axis(["x1", "x0"], axis=1)
-    for panels in ((nested, nested[["b", "a"]]), (indexed, indexed[["b", "a"]], sequences), (x0, x0[["x0", "x1"]])):
+    several = (nested, nested[["b", "a"]]), (indexed, indexed[["b", "a"]], sequences), (sequences, indexed)
+    for panels in (*several, (x0, x0[["x0", "x1"]])):
         model = RecurrentClassifier(channels="last", **_TINY).fit(panels[0], labels)
         run = rl.fit(panels[0], labels, epochs=1, hidden_size=4, threads=1)
         for panel in panels[1:]:
@@ -136,14 +137,11 @@ def test_validation_data_select_the_best_epoch() -> None:
     numbers = [float(sequence[-1, 0]) for sequence in sequences]
     for kind, y, other in ((RecurrentClassifier, labels, labels[::-1]), (RecurrentRegressor, numbers, numbers[::-1])):
         # Of wrong targets, the first epochs are the best.
-        right, wrong = (
-            kind(**_QUICK, patience=3, validation=(sequences, part)).fit(sequences, y) for part in (y, other)
-        )
+        fits = (kind(**_QUICK, patience=3, validation=(sequences, part)).fit(sequences, y) for part in (y, other))
+        right, wrong = fits
         assert wrong.n_iter_ < right.n_iter_, kind
-        assert right.run_.notes[:2] == (
-            "training: 20 sequences, 85 elements of 2 channels, from memory",
-            "validation: 20 sequences of memory",
-        )
+        notes = "training: 20 sequences, 85 elements of 2 channels, from memory", "validation: 20 sequences of memory"
+        assert right.run_.notes[:2] == notes
         assert clone(wrong).fit(sequences, y).n_iter_ == wrong.n_iter_
     # The row that is left, since nothing of it is held out.
     for held in ({"validation": ([[0.2, 0.3]], [1.0])}, {"validation_fraction": 0}):
@@ -168,8 +166,7 @@ def test_a_row_of_an_array_is_a_sequence_of_one_channel() -> None:
     random = np.random.default_rng(0)
     array, numbers = random.normal(size=(30, 4)), random.normal(size=30)
     model = RecurrentRegressor(**_QUICK).fit(array, numbers)
-    assert model.n_features_in_ == 4
-    assert model.run_.channels == ("x0",)
+    assert (model.n_features_in_, model.run_.channels) == (4, ("x0",))
     tensor = torch.tensor(array, requires_grad=True)
     for same in (list(array), array.tolist(), pd.DataFrame(array), tensor, array[:, :, None]):
         assert np.array_equal(model.predict(same), model.predict(array))
@@ -238,9 +235,8 @@ def test_pipelines_searches_copies_and_pickles() -> None:
 def test_parameters_are_the_settings() -> None:
     model = RecurrentClassifier(hidden_size=3)
     assert repr(model) == "RecurrentClassifier(hidden_size=3)"
-    names = set(model.get_params())
     settings = set(rl.training.settings.Settings().to_config()) - {"task", "seed"}
-    assert names == settings | {"random_state", "channels", "validation", "callback"}
+    assert set(model.get_params()) == settings | {"random_state", "channels", "validation", "callback"}
     assert model.set_params(lr=0.5).lr == 0.5
     tags = RecurrentRegressor(missing="zero").__sklearn_tags__()
     assert (tags.target_tags.multi_output, model.__sklearn_tags__().input_tags.allow_nan) == (True, False)
@@ -263,6 +259,7 @@ def test_parameters_are_the_settings() -> None:
         ({}, None, ["a"], ValueError, "inconsistent numbers of samples"),
         ({}, [[1.0, np.nan]] * 4, ["a", "b"] * 2, DataError, "finite"),
         ({}, {"x": 1}, ["a"], TypeError, "dict|float"),
+        ({}, [np.ma.array([1.0, 2.0], mask=[False, True])] * 4, ["a", "b"] * 2, ArgumentTypeError, "masked elements"),
         ({}, [], [], DataError, "at least one sequence, got no sequences"),
         ({}, None, ["same"] * 20, DataError, "y must be of at least two classes, got only the class 'same'"),
         *(({"random_state": n}, None, None, ArgumentError, f"random_state must .*, got {n}") for n in (-1, 2**63)),

@@ -15,7 +15,7 @@ from raglane.packing import PackedSequence
 BATCH = torch.zeros(3, 4)  # T = 3, B = 4
 PACK = rnn.pack_padded_sequence(BATCH, [3, 2, 1, 1])
 ONES = [torch.ones(2), torch.ones(1)]
-SPARSE = torch.ones(2).to_sparse()
+EMPTY, SPARSE = PackedSequence(BATCH[0, :0], torch.tensor([]).long()), torch.ones(2).to_sparse()
 
 
 def pack(data: Tensor, *sizes: int, dtype: torch.dtype = torch.int64) -> PackedSequence:
@@ -29,7 +29,7 @@ MISTAKES: dict[str, list[tuple[tuple[Any, ...], dict[str, Any], type[Exception],
     "pack_padded_sequence": [
         ((torch.zeros(1, 9, 2), [9, 8, 6], True), {}, ValueError, "1 as in the first .*3 len.*batch_first=False"),
         *(((BATCH, n), {}, ValueError, f"length of {n[0] or n[3]}") for n in ([4, 3, 2, 1], [0, 0, 0, -1])),
-        ((BATCH.to_sparse(), [3, 2, 1, 1]), {}, TypeError, "must be a dense tensor, got a tensor of torch.sparse_coo"),
+        ((BATCH.to_sparse(), [3, 2, 1, 1]), {}, TypeError, "a dense tensor, got a tensor that is torch.sparse_coo"),
         ((BATCH, [3, 1, 2, 1]), {}, ValueError, "enforce_sorted=False"),
         (([[1, 2], [3]], [2, 1]), {}, TypeError, "input must be .*got type list"),
         ((PACK, [3, 2, 1, 1]), {}, TypeError, "PackedSequence"),
@@ -40,8 +40,7 @@ MISTAKES: dict[str, list[tuple[tuple[Any, ...], dict[str, Any], type[Exception],
     ],
     "pad_packed_sequence": [
         ((PACK,), {"total_length": 2}, ValueError, "longest length, 3"),
-        ((PACK,), {"total_length": 2**61}, ValueError, r"fewer than 2\*\*62 elements"),
-        ((pack(BATCH[0, :0]),), {"total_length": 2**62}, ValueError, r"fewer than 2\*\*62 elements"),
+        *(((x,), {"total_length": n}, ValueError, r"than 2\*\*62 elem") for x, n in ((PACK, 2**61), (EMPTY, 2**62))),
         ((PACK,), {"total_length": 5.0}, TypeError, "type float"),
         ((BATCH,), {}, TypeError, "sequence must be .*got type Tensor"),
         ((PACK,), {"padding_value": "a"}, TypeError, "padding_value must be one number, got type str"),
@@ -58,7 +57,7 @@ MISTAKES: dict[str, list[tuple[tuple[Any, ...], dict[str, Any], type[Exception],
     "pad_sequence": [
         *(((x,), {}, TypeError, f"sequences must be .*got type {type(x).__name__}") for x in (5, PACK)),
         (([[1, 2], [3]],), {}, TypeError, r"sequences\[0\] must be .*got type list"),
-        *(((x,), {}, TypeError, "must be dense, got .*sparse_coo") for x in ([SPARSE], [ONES[1], SPARSE])),
+        *(((x,), {}, TypeError, "dense tensor, got .*sparse_coo") for x in ([SPARSE], [ONES[1], SPARSE])),
         (([],), {}, ValueError, "sequences must be .*got none"),
         (([torch.ones(())],), {}, ValueError, "first dimension counts steps"),
         *((([torch.ones(2, 3), x],), {}, ValueError, r"\(3,\).*\(.*\)") for x in (torch.ones(1, 4), torch.ones(0))),
@@ -106,3 +105,13 @@ def test_mistakes_are_explained(
         theirs = type(error)
     # torch cannot copy from the meta device, which is another mistake.
     assert theirs in (None, NotImplementedError, OverflowError) or isinstance(ours.value, theirs)
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+@pytest.mark.parametrize("name", list(MISTAKES)[:-1])
+def test_quantized_numbers_are_refused(name: str) -> None:
+    scales = [torch.quantize_per_tensor(BATCH, scale, 0, torch.qint8) for scale in (0.1, 0.2)]
+    given: Any = scales if name in ("pad_sequence", "pack_sequence") else scales[0]
+    given = pack(scales[0], 2, 1) if name in ("pad_packed_sequence", "unpack_sequence") else given
+    with pytest.raises(TypeError, match=r"a tensor that is quantized\..*\.dequantize\(\)"):
+        getattr(packing, name)(given, *[[3, 2, 1, 1]] * ("padded" in name or "unpad" in name))

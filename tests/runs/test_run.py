@@ -8,6 +8,7 @@ import pickle
 import shutil
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -95,11 +96,8 @@ def test_threads_at_once_get_the_same_bits(place: Path) -> None:
             found[place] = run.predict(parts[place], probabilities=True).columns
             assert found[place] == expected[place]
 
-    threads = [threading.Thread(target=work, args=(place,)) for place in range(len(parts))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(len(parts)) as pool:
+        list(pool.map(work, range(len(parts))))
     assert found == expected
 
 
@@ -108,12 +106,8 @@ def test_copies_pickles_and_saved_models_answer_alike(place: Path, tmp_path: Pat
     run.save(tmp_path / "deep" / "model")
     shutil.copytree(place / "classify" / "best", tmp_path / "copy")
     expected = run.predict(place / "steps.csv", probabilities=True).columns
-    others = [
-        pickle.loads(pickle.dumps(run)),
-        copy.deepcopy(run),
-        rl.load(tmp_path / "deep" / "model"),
-        rl.load(tmp_path / "copy"),
-    ]
+    loaded = [rl.load(tmp_path / name) for name in ("deep/model", "copy")]
+    others = [pickle.loads(pickle.dumps(run)), copy.deepcopy(run), *loaded]
     for other in others:
         assert other.predict(place / "steps.csv", probabilities=True).columns == expected
     assert tree(tmp_path / "copy") == tree(tmp_path / "deep" / "model")
@@ -169,9 +163,7 @@ def test_mistakes(place: Path, tmp_path: Path) -> None:
         rl.runs.run._from_files({}, ())
 
 
-def test_a_run_with_data_in_memory_goes_on_from_python_alone(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_with_data_in_memory_goes_on_in_python(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "run"
     rl.fit([[1.0], [2.0]] * 4, ["a", "b"] * 4, epochs=1, hidden_size=2, out=folder)
     fails(["train", "--resume", "--out", str(folder)], capsys, "data in memory", "rl.fit(data, out=")

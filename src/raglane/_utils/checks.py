@@ -63,19 +63,18 @@ def check_tensor(name: str, given: Any, least: int = 0, fix: str = "pass a torch
     """Return a dense tensor unchanged."""
     if not isinstance(given, Tensor):
         raise ArgumentTypeError(name, f"a {type(given).__name__}", "a tensor", fix)
-    if given.is_nested or given.layout is not torch.strided or given.is_quantized:
-        kind = "nested" if given.is_nested else "quantized" if given.is_quantized else f"{given.layout}"
-        raise ArgumentTypeError(name, f"a tensor that is {kind}", "a dense tensor", "call .to_dense() first")
+    check_dense(name, given, ArgumentTypeError)
     if given.dim() < least:
         rule, fix = f"at least {count_of(least, 'dimension')}", "pass a tensor whose first dimension is the elements"
         raise ShapeError(name, f"shape {tuple(given.shape)}", rule, fix)
     return given
 
 
-def check_dense(name: str, given: Tensor) -> None:
-    """Raise if a tensor is sparse."""
-    if given.layout is not torch.strided:
-        raise ShapeError(name, f"a tensor of layout {given.layout}", "a dense tensor", "call .to_dense() on it")
+def check_dense(name: str, given: Tensor, error: type[RaglaneError] = ShapeError) -> None:
+    """Raise if a tensor is sparse, nested or quantized."""
+    if given.is_nested or given.layout is not torch.strided or given.is_quantized:
+        kind = "nested" if given.is_nested else "quantized" if given.is_quantized else f"{given.layout}"
+        raise error(name, f"a tensor that is {kind}", "a dense tensor", "call .to_dense() or .dequantize() on it")
 
 
 def check_device(name: str, given: Tensor, device: torch.device) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from raglane._utils.checks import as_tensor, check_flag
+from raglane._utils.checks import as_tensor, check_dense, check_flag
 from raglane._utils.messages import quote
 from raglane._utils.tracing import index_arithmetic
 from raglane.errors import DimensionError, KindError, ShapeError
@@ -36,9 +36,7 @@ def read_padded(padded: Any, argument: str, batch_first: bool) -> tuple[int, int
     if not isinstance(padded, Tensor):
         fix = "call pack_sequence or pad_sequence on a list of sequences, pad_packed_sequence on a pack"
         raise KindError(argument, f"type {type(padded).__name__}", "one padded tensor", fix)
-    if padded.layout is not torch.strided or padded.is_nested or padded.is_quantized:
-        fix = "convert it first, e.g. with .to_dense()"
-        raise KindError(argument, f"a tensor of {padded.layout} and {padded.dtype}", "a dense tensor", fix)
+    check_dense(argument, padded, KindError)
     if padded.dim() < 2:
         rule = "a tensor with one dimension of sequences and one of steps"
         fix = f"add the missing one, e.g. {argument}.unsqueeze(0) for one sequence with batch_first=True"
@@ -113,6 +111,7 @@ def read_packed(packed: PackedSequence, argument: str) -> tuple[IntArray, Tensor
     if not isinstance(packed, PackedSequence):
         raise KindError(argument, f"type {type(packed).__name__}", "a PackedSequence", _MAKE_A_PACK)
     data, sizes, order, places = packed
+    check_dense(f"{argument}.data", data, KindError)
     if sizes.dtype is not torch.int64 or sizes.dim() != 1:
         got = f"{sizes.dtype} of shape {tuple(sizes.shape)}"
         raise ShapeError(f"{argument}.batch_sizes", got, "int64 of shape (T,)", _MAKE_A_PACK)
@@ -186,7 +185,7 @@ def read_sequences(sequences: Any) -> tuple[tuple[Tensor, ...], IntArray]:
         sequences = tuple(sequence.to(sequences[0].dtype) for sequence in sequences)
         dtypes = {sequences[0].dtype}
     # NumPy arrays have a shape and a dtype too. torch.cat ignores tensors of shape (0,), whatever the other shapes are.
-    is_odd = not sequences or not isinstance(sequences[0], Tensor) or sequences[0].layout is not torch.strided
+    is_odd = any(not isinstance(x, Tensor) or x.layout is not torch.strided or x.is_quantized for x in sequences[:1])
     if len(dtypes) != 1 or is_odd or np.count_nonzero(lengths) != lengths.shape[0]:
         raise_unfit(sequences)
     return sequences, lengths
@@ -207,8 +206,7 @@ def raise_unfit(sequences: tuple[Any, ...]) -> None:
         argument = f"sequences[{number}]"
         if not isinstance(sequence, Tensor):
             raise KindError(argument, f"type {type(sequence).__name__}", "a tensor", "wrap it with torch.as_tensor")
-        if sequence.layout is not torch.strided or sequence.is_nested:
-            raise KindError(argument, f"a tensor of {sequence.layout}", "dense", "call .to_dense() on it")
+        check_dense(argument, sequence, KindError)
         if sequence.dim() == 0:
             rule, fix = "a tensor whose first dimension counts steps", "pass sequences of shape (L, *features)"
             raise DimensionError(argument, "a tensor without dimensions", rule, fix)

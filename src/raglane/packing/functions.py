@@ -333,9 +333,8 @@ def pack_sequence(sequences: Tensor | Iterable[Tensor], enforce_sorted: bool = T
         raise_unfit(parts)
         raise
     starts: IntArray = lengths.cumsum() - lengths
-    if order is None:
-        return _pack(flat, starts, (0, 1), batch_sizes, None)
-    return _pack(flat, starts[order], (0, 1), batch_sizes, send(order, flat.device))
+    starts, sorted_indices = (starts, None) if order is None else (starts[order], send(order, flat.device))
+    return _pack(flat, starts, (0, 1), batch_sizes, sorted_indices)
 
 
 @never_traced

@@ -222,7 +222,7 @@ def layout_of_padded(offsets: Tensor, steps: int, batch_first: bool) -> Layout:
 def flatten_packed(packed: PackedSequence) -> tuple[Tensor, Layout] | None:
     """Return the elements of a pack in the caller's order, and its layout; None as in :func:`flatten_padded`."""
     data, sizes, order, places = packed
-    if data.dim() == 0 or not (_is_ours(data) and _is_list(sizes, None)):
+    if data.dim() == 0 or data.is_quantized or not (_is_ours(data) and _is_list(sizes, None)):
         return None
     total = data.shape[0]
     if order is None:
