@@ -167,8 +167,7 @@ def _result(case: Case, ratio: float | None, *others: Row, milliseconds: float =
 
 def test_who_is_ahead_of_ours() -> None:
     slow, fast = Row("torch-packed", 2.0, 1.0, 0.5), Row("jax", 0.5, 4.0, 2.0)
-    variant = Row("ours-kernel", 0.1, 20.0, 10.0)
-    assert _result(a_case(), 2.0, slow, variant).ahead is None
+    assert _result(a_case(), 2.0, slow, Row("ours-kernel", 0.1, 20.0, 10.0)).ahead is None
     assert _result(a_case(), 2.0, slow, fast, Row("onnxruntime", fault="wrong")).ahead == "jax"
     assert _result(a_case(), None, slow).ahead is None
     packed = Row("torch-packed", memory=6.0, of_ours=7 / 6)

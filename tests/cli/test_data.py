@@ -181,8 +181,7 @@ def _write_rows(name: str, bad: dict[int, str]) -> None:
 
 
 def _places(path: Path) -> list[tuple[str, str]]:
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    return [(row["location"], row["place"]) for row in rows]
+    return [(row["location"], row["place"]) for row in [json.loads(line) for line in path.read_text().splitlines()]]
 
 
 def test_bad_rows_are_left_out_counted_and_listed(

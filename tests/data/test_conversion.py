@@ -199,8 +199,7 @@ def test_an_output_that_must_not_be_touched(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="which is, or is in, the data"):
         convert(tmp_path / "full", tmp_path / "full" / "out")
     with locked(tmp_path / ".out.converting"), ThreadPoolExecutor(1) as pool:
-        running = pool.submit(convert, path, tmp_path / "out")
-        refused([" writes"], running.result, error=ArgumentError)
+        refused([" writes"], pool.submit(convert, path, tmp_path / "out").result, error=ArgumentError)
     refused(["jsonl' twice"], convert, [path, f"{path.parent}/*.jsonl"], tmp_path / "out", error=ArgumentError)
     refused(["one of fail, skip"], convert, path, tmp_path / "out", on_bad_row="drop", error=ArgumentError)
 

@@ -116,6 +116,12 @@ def test_columns_without_a_name_are_left_out(tmp_path: Path) -> None:
     assert records.channels == ("x",)
     assert "left out, because they have no name: 2 columns" in records.notes
     refused(["no column ''"], read, path, Columns(features=("",), label="y"))
+    # So pandas calls one without a name; numbers may be names too, such as wavelengths.
+    path = write(tmp_path, "Unnamed: 0,id,x,y\n7,1,2,a\n8,1,3,a\n")
+    assert (read(path).channels, read(path, Columns(id="Unnamed: 0", label="y")).ids) == (("x",), (7, 8))
+    for header in ("0", "0,1,2", "850.5,851,853.2,860", "2024-01-31,2024-02-01"):
+        path = write(tmp_path, f"{header}\n{header.replace('-', '')}\n")
+        assert read(path, Columns(task="forecast")).channels == (*header.split(","),)
 
 
 def test_numbers_of_thousands_of_digits(tmp_path: Path) -> None:
@@ -214,6 +220,10 @@ def test_missing_numbers_a_short_row_and_infinity(tmp_path: Path) -> None:
         ("x,y\n1,a\n", Columns(), ["no id column", "'x', 'y'", "Columns(id=...)"]),
         ("id,x,y\n1,1,a\n", Columns(label="z"), ["no column 'z'", "'id', 'x', 'y'", "Columns(label=...)"]),
         ("id,x,y,z\n1,1,a,b\n", Columns(), ["2 candidates", "'y', 'z'", "Columns(label=...)"]),
+        ("1,0,0.5,a\n1,1,0.6,a\n2,0,0.7,b\n", Columns(), ["got no header, but '1', '0', '0.5', 'a'"]),
+        ("2024-01-01,0.5\n2024-01-02,0.25\n", Columns(task="forecast"), ["got no header, but '2024-01-01', '0.5'"]),
+        ("id,x,y\n1,1,a\n1 ,2,a\n", Columns(label="y"), ["'1 ' and '1' in column 'id'"]),
+        ("id,x,y\n1,1,a\n2,2,a \n", Columns(label="y"), ["'a ' and 'a' in column 'y'"]),
         ("id,x\n1,1.5\n1,2.5\n", Columns(), ["no candidate for the label column", "Columns(label=...)"]),
         ("id,y\n1,a\n", Columns(), ["no feature column", "Columns(features=...)"]),
         ("id,t,x,y\nb,1,1,a\nc,1,1,a\nb,1,2,a\n", Columns(label="y"), ["time '1' again in data row 2 (id 'b')"]),
@@ -226,6 +236,8 @@ def test_missing_numbers_a_short_row_and_infinity(tmp_path: Path) -> None:
         ("id,n,label\n1,7,a\n1,7,a\n2,8,b\n2,8,\n", Columns(), ["the label '' in data row 3 (id 2), column 'label'"]),
         ("id,x,x,y\n1,1,2,a\n", Columns(), ["two columns 'x'", "Rename one"]),
         ("id;x;y\na;1.561,54;p\n", Columns(label="y"), ["'1.561,54'", "'x'", "without marks of thousands"]),
+        ("id;x;y;z\na;1.562;0,5;p\na;950;0,5;p\n", Columns(label="z"), ["'1.562'", "without marks of thousands"]),
+        ("id,x,y,z\na,1.5%,1,p\na,-2 %,2,p\nb,\u22125,3,q\n", Columns(label="z"), ["'1.5%' in data row 0", "% and $"]),
         ('id,x,y\na,"1,561.54",p\n', Columns(label="y"), ["'1,561.54'", "without marks of thousands"]),
         ("id,x,y\na,1.234.567,p\n", Columns(label="y"), ["'1.234.567'", "without marks of thousands"]),
         ("id,x,y\n", Columns(), ["no rows"]),

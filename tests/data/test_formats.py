@@ -338,6 +338,8 @@ def test_a_damaged_gzip_or_npz_file(tmp_path: Path) -> None:
     [
         ({"x": np.zeros((3, 2)), "y": np.zeros(4)}, ["an array 'y' of shape (4,), with 3 sequences"]),
         ({"x": np.zeros((5, 2)), "offsets": [0, 4, 2]}, ["offsets"]),
+        ({"x": np.zeros((5, 2)), "lengths": [3, 3]}, ["shape (5, 2), with 2 sequences of 6 elements", "the lengths"]),
+        ({"x": np.zeros((5, 2)), "lengths": [6, -1]}, ["data.npz must be", "got lengths array([ 6, -1])"]),
         ({"x": np.array([[1.0], [2.0, 3.0]], dtype=object)}, ["Object arrays cannot be loaded"]),
         ({"x": np.zeros((3, 2)), "rate": 16000}, ["an array 'rate'", "shape ()"]),
         ({}, ["no array"]),

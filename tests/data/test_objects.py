@@ -17,7 +17,7 @@ import torch
 
 import raglane as rl
 from raglane.data import Columns, Dataset, read
-from raglane.errors import ArgumentTypeError, DataError, ShapeError
+from raglane.errors import ArgumentError, ArgumentTypeError, DataError, ShapeError
 from small_files import refused, same
 
 _NONE = Columns(need_labels=False)
@@ -73,6 +73,7 @@ def test_texts_are_tokens_cut_as_asked() -> None:
     for split, tokens in ((None, ["to", "be"]), ("characters", ["t", "o", " ", "b", "e"])):
         records = read(["to be"], Columns(need_labels=False, split=split))
         assert (records.values.tolist(), records.columns.split) == (tokens, split or "words")
+    refused(["on_bad_row", "got 'skip'"], read, ["to be"], on_bad_row="skip", error=ArgumentError)
 
 
 def test_labels_are_read_as_in_a_file() -> None:
@@ -121,8 +122,7 @@ def test_a_table_with_labels_beside_it() -> None:
     assert read(frame[["x"]], labels=["p", "q"]).labels == ("p", "q")
     categories = pl.DataFrame({"x": [[1.0], [2.0]], "kind": pl.Series(["u", "v"], dtype=pl.Categorical)})
     assert read(categories).labels == ("u", "v")
-    matrices = pd.DataFrame({0: [np.ones((2, 3)), np.zeros((1, 3))], 1: ["up", "down"]})
-    assert read(matrices).lengths.tolist() == [2, 1]
+    assert read(pd.DataFrame({0: [np.ones((2, 3)), np.zeros((1, 3))], 1: ["up", "down"]})).lengths.tolist() == [2, 1]
 
 
 def test_a_column_that_data_in_memory_has_not_is_not_passed_over_in_silence() -> None:

@@ -309,3 +309,6 @@ def test_a_set_with_a_label_that_training_has_not_seen_is_refused() -> None:
     marked: Any = fitted.apply(records(("b",), ())).tensors().targets
     assert marked.tolist() == [[0.0, 1.0], [0.0, 0.0]]
     refused(["the labels of training", "the label 'c' in ", "row 1"], fitted.apply, records(("b",), ("a", "c")))
+    # A program writes 1 as 1.0 if an entry of the column is missing.
+    numbers: Any = Preprocessor.fit(records(("1",), ("2.0",)), task="multilabel").apply(records(("1.0",), ("2",)))
+    assert numbers.tensors().targets.tolist() == [[1.0, 0.0], [0.0, 1.0]]

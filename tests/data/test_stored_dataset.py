@@ -153,8 +153,7 @@ def test_without_a_preprocessor_features_are_as_they_are(tmp_path: Path) -> None
     words: Any = Dataset(small_table(), Columns(sequence="words", label="kind"))
     assert words.preprocessor.labels == ("u", "v", "w")
     counts = words.statistics.tokens
-    best = max(counts, key=lambda word: counts[word])
-    assert words.preprocessor.vocabulary[:2] == ("<unk>", best)
+    assert words.preprocessor.vocabulary[:2] == ("<unk>", max(counts, key=lambda word: counts[word]))
 
 
 def test_a_language_model_reads_no_numbers(tmp_path: Path) -> None:

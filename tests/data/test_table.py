@@ -149,8 +149,7 @@ def test_parquet_without_channels_and_without_rows(tmp_path: Path) -> None:
 def test_labels_are_not_needed_to_predict_or_forecast(tmp_path: Path, kind: str, need: Columns) -> None:
     assert read(write(tmp_path, kind, {"x": [[1.0], [2.0]]}), need).labels is None
     path = write(tmp_path, kind, {"text": ["a", "b"], "y": ["c", None]})
-    columns = Columns(task=need.task, need_labels=need.need_labels, label="y")
-    assert read(path, columns).values.tolist() == ["a", "b"]
+    assert read(path, Columns(task=need.task, need_labels=need.need_labels, label="y")).values.tolist() == ["a", "b"]
 
 
 @both
@@ -218,8 +217,7 @@ def test_a_row_may_be_an_element(tmp_path: Path, kind: str) -> None:
 
 
 def test_uuids_and_bytes_are_other_columns(tmp_path: Path) -> None:
-    names = pa.array([bytes([row] * 16) for row in (1, 2, 1)], pa.binary(16))
-    ids = pa.ExtensionArray.from_storage(pa.uuid(), names)
+    ids = pa.ExtensionArray.from_storage(pa.uuid(), pa.array([bytes([row] * 16) for row in (1, 2, 1)], pa.binary(16)))
     steps = pa.table({"id": ids, "x": [1.5, 2.5, 3.5], "kind": list("uvu")})
     assert read(write_table(tmp_path / "a.arrow", steps)).lengths.tolist() == [2, 1]
     texts = steps[:2].set_column(1, "text", [["a", "b c"]])

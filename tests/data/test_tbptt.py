@@ -69,8 +69,7 @@ def test_streams_end_together(lengths: list[int], batch_size: int, steps: int, s
     pieces = [max(1, -(-length // steps)) for length in lengths]
     chunks = TBPTTSampler(numbered(lengths), batch_size, steps, shuffle=shuffle)
     # The bound of Graham (1966) for list scheduling.
-    most = sum(pieces) / batch_size + (1 - 1 / batch_size) * max(pieces, default=0)
-    assert len(chunks) <= most + 1e-9
+    assert len(chunks) <= sum(pieces) / batch_size + (1 - 1 / batch_size) * max(pieces, default=0) + 1e-9
     last_busy = [0] * batch_size
     for number, chunk in enumerate(chunks):
         for row in (chunk.sequences >= 0).nonzero().flatten().tolist():

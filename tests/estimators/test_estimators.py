@@ -123,8 +123,7 @@ def test_patience_and_a_callback_end_a_training() -> None:
     assert (model.n_iter_, [row["epoch"] for row in rows]) == (3, [1, 2, 3])
     history = model.run_.result.state.history
     assert rows == history
-    whole = RecurrentClassifier(**_QUICK, callback=rows.append).fit(sequences, labels)
-    assert (whole.n_iter_, len(rows)) == (15, 18)
+    assert (RecurrentClassifier(**_QUICK, callback=rows.append).fit(sequences, labels).n_iter_, len(rows)) == (15, 18)
     assert [row["train_loss"] for row in rows[3:6]] == [row["train_loss"] for row in history]
     noise = np.random.default_rng(0).normal(size=(40, 6))
     assert RecurrentRegressor(**(_QUICK | {"epochs": 200}), patience=2).fit(noise, noise[::-1, 0]).n_iter_ < 200
@@ -263,6 +262,7 @@ def test_parameters_are_the_settings() -> None:
         ({}, [], [], DataError, "at least one sequence, got no sequences"),
         ({}, None, ["same"] * 20, DataError, "y must be of at least two classes, got only the class 'same'"),
         *(({"random_state": n}, None, None, ArgumentError, f"random_state must .*, got {n}") for n in (-1, 2**63)),
+        ({}, None, ["a", None] * 10, DataError, "y must be .*a class for each sequence, got None for sequence 1"),
         ({}, None, np.array(["a", np.nan] * 10, dtype=object), ValueError, "Input contains NaN"),
         ({}, [[[1.0, 2.0], [3.0]], [[1.0, 2.0]]], ["a", "b"], ArgumentTypeError, r"data\[0\] must be an array"),
     ],
@@ -281,5 +281,4 @@ def test_missing_values_where_they_are_allowed() -> None:
     array[3, 2] = np.nan
     with pytest.raises(ValueError, match="NaN"):
         RecurrentClassifier(**_TINY).fit(array, labels)
-    model = RecurrentClassifier(missing="zero", **_TINY).fit(array, labels)
-    assert np.isfinite(model.predict_proba(array)).all()
+    assert np.isfinite(RecurrentClassifier(missing="zero", **_TINY).fit(array, labels).predict_proba(array)).all()

@@ -101,8 +101,7 @@ def test_dead_wrappers_of_torch_func() -> None:
         found = layer(rl.Ragged.from_flat(left[0], lengths=[3, 1]))[0].values
         wanted = layer(rl.Ragged.from_flat(values, lengths=[3, 1]))[0].values
         assert torch.equal(found, wanted)
-        gradients = [torch.autograd.grad(out.sum(), values)[0] for out in (found, wanted)]
-        assert torch.equal(*gradients)
+        assert torch.equal(*[torch.autograd.grad(out.sum(), values)[0] for out in (found, wanted)])
 
 
 def test_one_openmp_runtime() -> None:

@@ -229,8 +229,7 @@ def test_scores_are_those_of_teacher_forcing(kind: str, dtype: torch.dtype, tole
     items = torch.arange(16).repeat_interleave(found.offsets.diff())
     losses = decoder.loss(memory.select(items), found.tokens, reduction="none")
     # A hypothesis of the maximal length is finished without its end.
-    is_full = (found.tokens.lengths == 12).to(dtype)
-    expected = is_full * losses.last() - losses.sum()
+    expected = (found.tokens.lengths == 12).to(dtype) * losses.last() - losses.sum()
     torch.testing.assert_close(found.scores, expected.detach(), rtol=0, atol=tolerance)
 
 
@@ -255,8 +254,7 @@ def test_the_loss_counts_the_ends() -> None:
     decoder = _decoder("dot", end=2)
     memory, targets = _batch([4, 2], [0, 2])
     targets = targets.with_values(torch.tensor([0, 4]))
-    logits = decoder(memory, targets)
-    expected = nn.functional.cross_entropy(logits.values, torch.tensor([2, 0, 4, 2]))
+    expected = nn.functional.cross_entropy(decoder(memory, targets).values, torch.tensor([2, 0, 4, 2]))
     torch.testing.assert_close(decoder.loss(memory, targets), expected)
     assert decoder.loss(memory, targets, reduction="none").lengths.tolist() == [1, 3]
 

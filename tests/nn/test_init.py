@@ -63,8 +63,7 @@ def test_orthogonal(kind: Kind, gain: float) -> None:
     assert len(blocks) == 4 * len(CELLS[kind.cell].gates)
     for block in blocks:
         # With a projection the columns are orthogonal instead of the rows.
-        size = block.shape[1]
-        torch.testing.assert_close(block.t() @ block, gain**2 * torch.eye(size).double(), rtol=0, atol=1e-12)
+        torch.testing.assert_close(block.t() @ block, gain**2 * torch.eye(block.shape[1]).double(), rtol=0, atol=1e-12)
     assert len({tuple(block.flatten().tolist()) for block in blocks}) == len(blocks)
     assert _changed(layer, before) == {"weight_hh"}
 

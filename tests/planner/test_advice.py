@@ -252,8 +252,10 @@ def test_options_are_lists_that_may_be_read_once(measured: list[Measured]) -> No
     assert found.best.dtype == "float32"
     with pytest.raises(rl.errors.DispatchError, match=r"backends must be .*program, reference, got .*torch"):
         _plan(layer=rl.nn.PeepholeLSTM(3, 4), backends=["torch"])
-    with pytest.raises(rl.errors.DispatchError, match=r"backend must be .*got 'cuda'"):
+    with pytest.raises(rl.errors.DispatchError, match=r"backends must be .*got \['cuda'\]"):
         _plan(backends=["cuda"])
+    with pytest.raises(rl.errors.ArgumentTypeError, match=r"progress must be a function .*got 5"):
+        _plan(progress=5)
 
 
 def test_a_picture_has_a_line_for_each_pair(machine: list[Measured]) -> None:

@@ -139,8 +139,7 @@ def test_what_can_win_is_measured_on_longer_calls(monkeypatch: pytest.MonkeyPatc
     sizes = {way: seen(way, torch.tensor([3])).size for way in speed}
     measured = make_up(monkeypatch, lambda way, _: np.resize(as_cpu, sizes[way]) * speed[way])
     calibrate(rl.nn.GRU(3, 4), [near, idle, far, SLOW], ignore_progress)
-    first = tuple(PROBES[0][2])
-    counts = Counter(call.way for call in measured if tuple(call.lengths.tolist()) == first)
+    counts = Counter(call.way for call in measured if tuple(call.lengths.tolist()) == tuple(PROBES[0][2]))
     # Three times for training and for inference. If there are others, the reference is measured once, however fast.
     assert counts == {near: 6, idle: 6, far: 6, SLOW: 2}
     longest = {way: max(int(call.lengths.sum()) for call in measured if call.way == way) for way in (near, idle, far)}

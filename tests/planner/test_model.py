@@ -286,8 +286,7 @@ def test_other_cells_are_built_like_the_layer(compared: dict[str, Any]) -> None:
             assert (other.bidirectional, other.training) == (layer.bidirectional, layer.training)
             assert other.weight_ih_l0.dtype is dtype
     # A largest batch is run as it is recommended.
-    best = replace(PADDED_ROW, dtype="bfloat16", threads=2)
-    assert _found(11_500, [500, 20, 50], best, runs=True) == (200, 1007)
+    assert _found(11_500, [500, 20, 50], replace(PADDED_ROW, dtype="bfloat16", threads=2), runs=True) == (200, 1007)
     assert compared["ran"][-1] == (("padded", "torch"), 2, "train", torch.bfloat16)
     lengths = torch.arange(1, 49)
     rows.compare_cells(rl.nn.GRU(3, 4), lengths, ROW)

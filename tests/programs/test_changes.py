@@ -282,5 +282,4 @@ def test_a_step_is_what_the_table_says(name: str) -> None:
             found.append(rl.nn.Recurrent(cell)(batch)[0].values.detach())
     if runs_as == "a program":
         found.append(rl.nn.Recurrent(cell)(batch)[0].values.detach())
-    is_equal = all(torch.allclose(part, found[0], atol=1e-5) for part in found)
-    assert is_equal == (on_all == "equal")
+    assert all(torch.allclose(part, found[0], atol=1e-5) for part in found) == (on_all == "equal")

@@ -74,5 +74,4 @@ def test_what_is_no_table_of_sequences(table: Any) -> None:
         predict_batch(table.drop(columns="walk"))
     texts, pairs = table.assign(walk="c d"), table.assign(more=table.walk)
     for one, columns in ((texts, {"sequence": "walk"}), (pairs, {"features": ["walk", "more"]})):
-        run = rl.fit(one, epochs=1, hidden_size=4, threads=1, **columns)
-        assert len(run.predictor()(one.head(0))) == 0
+        assert len(rl.fit(one, epochs=1, hidden_size=4, threads=1, **columns).predictor()(one.head(0))) == 0

@@ -268,8 +268,7 @@ def tune(
         if origins["task"] == DEFAULT and data is not None:
             changes["task"] = {"comment": _GUESSED}
         _print_config(settings, source.columns, others, origins, changes, "runs/tune-<data>-<task>")
-        tables = dict.fromkeys(space, DEFAULT) | dict.fromkeys(listed, FILE)
-        console.log("", *as_table(space, tables).splitlines())
+        console.log("", *as_table(space, dict.fromkeys(space, DEFAULT) | dict.fromkeys(listed, FILE)).splitlines())
         return
     sources, records, note = _sources(source, validation, test).by_characters(records, settings.task)
     if note is not None:

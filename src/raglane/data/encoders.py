@@ -146,7 +146,7 @@ def encode(
             column = ((feature.values - encoder.mean) / encoder.std).astype(np.float32)
         else:
             words = feature.values.tolist()
-            column = look_up(words, _places_of_categories(encoder.vocabulary), len(words), 0).astype(np.float32)
+            column = look_up(words, places_of_categories(encoder.vocabulary), len(words), 0).astype(np.float32)
         column = np.repeat(column, lengths) if feature.per_sequence else column
         (numbers if encoder.vocabulary is None else indices).append(column)
     block = np.stack(numbers, axis=1) if numbers else np.zeros((int(offsets[-1]), 0), dtype=np.float32)
@@ -228,8 +228,8 @@ def places_of(words: tuple[str, ...]) -> dict[str, int]:
 
 
 @functools.lru_cache(maxsize=8)
-def _places_of_categories(words: tuple[str, ...]) -> dict[str, int]:
-    """Return the index of each category; 3 also as 3.0, 3.0 also as 3, and truth values in other cases.
+def places_of_categories(words: tuple[str, ...]) -> dict[str, int]:
+    """Return the index of each category or label; 3 also as 3.0, 3.0 also as 3, and truth values in other cases.
 
     A column of whole numbers becomes one of floats if an entry of it is missing. Truth values are True in a table in
     memory, and TRUE in the CSV file of a spreadsheet.
@@ -249,7 +249,7 @@ def unknown_words(tokens: tuple[str, ...], encoders: Sequence[FeatureEncoder], f
     for encoder in encoders:
         if encoder.vocabulary is not None and encoder.name in found.features:
             name, words = f"categories of {quote(encoder.name)} unseen in training", found.features[encoder.name].words
-            known.append((name, _places_of_categories(encoder.vocabulary), words))
+            known.append((name, places_of_categories(encoder.vocabulary), words))
     lines = []
     for name, places, words in known:
         unknown = [word for word in words if word and word not in places]

@@ -348,7 +348,7 @@ class Preprocessor:
 
     def _class_places(self, labels: Sequence[str]) -> npt.NDArray[np.int64]:
         """Return the class of each label, ``(M,)`` int64; -1 for an unknown one."""
-        return encoders.look_up(labels, encoders.places_of(self.labels or ()), len(labels), -1)
+        return encoders.look_up(labels, encoders.places_of_categories(self.labels or ()), len(labels), -1)
 
     def _check_kind(self, channels: Sequence[str], is_tokens: bool, source: str) -> None:
         """Raise unless data has the kind and all channels of the training part."""

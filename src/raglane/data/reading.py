@@ -28,7 +28,7 @@ from raglane.data.formats.base import unused_note
 from raglane.data.formats.entries import read_table
 from raglane.data.records import ROLES, Columns, Records, as_float32, offsets_of
 from raglane.data.stores import arrow_errors, table_from
-from raglane.errors import ArgumentTypeError, DataError, ShapeError
+from raglane.errors import ArgumentError, ArgumentTypeError, DataError, ShapeError
 from raglane.ragged import Ragged
 
 # The names of objects in messages.
@@ -85,7 +85,8 @@ def read(
 
     Raises:
         ArgumentTypeError: ``source`` or ``columns`` of another kind, or labels with a path.
-        ArgumentError: ``format`` is not a key of ``FORMATS``, or ``on_bad_row`` neither ``"fail"`` nor ``"skip"``.
+        ArgumentError: ``format`` is not a key of ``FORMATS``, or ``on_bad_row`` neither ``"fail"`` nor ``"skip"``,
+            or ``"skip"`` without a path.
         DataError: no sequence; a path that is missing, unreadable, of an unknown suffix, or no file or folder;
             or content that breaks a rule.
         ShapeError: sequences with different channels, or not one label per sequence.
@@ -110,6 +111,9 @@ def read(
             rule, fix = "None, because a file has its labels in a column", "name the column with Columns(label=...)"
             raise ArgumentTypeError("labels", quote(labels), rule, fix)
         return Dataset(formats.read(as_path(source), columns, format, on_bad_row=on_bad_row))
+    if on_bad_row != "fail":
+        rule = "'fail' for data in memory, because only rows of files are skipped"
+        raise ArgumentError("on_bad_row", quote(on_bad_row), rule, "leave the rows out, or write a file")
     if isinstance(source, Dataset) and labels is None:
         return source
     return Dataset(records_from(source, labels, columns))
@@ -207,8 +211,7 @@ def _floats(values: Any, name: str, fix: str = "convert it, or pass only texts f
         got = f"an array of {numbers.dtype}"
     except (TypeError, ValueError, OverflowError, NotImplementedError):  # by sparse or meta tensors too
         got = f"a {type(values).__name__} that is not an array of numbers"
-    rule = "an array (L,) or (L, C) of real numbers, or a list of them"
-    raise ArgumentTypeError(name, got, rule, fix)
+    raise ArgumentTypeError(name, got, "an array (L,) or (L, C) of real numbers, or a list of them", fix)
 
 
 def _array(array: Any) -> Records:

@@ -326,9 +326,8 @@ class Records:
         rows = read_index(index, len(self)).numpy()
         starts, lengths = self.offsets[rows], self.lengths[rows]
         lengths = lengths if most is None else np.minimum(lengths, most)
-        elements = segments.element_index(
-            torch.from_numpy(starts), torch.from_numpy(lengths), int(lengths.sum())
-        ).numpy()
+        bounds = map(torch.from_numpy, (starts, lengths))
+        elements = segments.element_index(*bounds, int(lengths.sum())).numpy()
         return replace(
             self,
             values=self.values[elements],
@@ -369,16 +368,13 @@ def is_one_word(records: Records) -> bool:
     """Return True if nearly all sequences are texts of one word, which has several characters."""
     if not records.is_tokens or records.columns.split != "words" or len(records.values) == 0:
         return False
-    is_short = sum(map(len, records.values)) < 2 * len(records.values)
-    return not is_short and bool((records.lengths <= 1).mean() >= 0.9)
+    return sum(map(len, records.values)) >= 2 * len(records.values) and bool((records.lengths <= 1).mean() >= 0.9)
 
 
 def for_task(records: Records, task: str) -> Records:
     """Return the records with only the labels or numbers that a task learns."""
     label, per = TASKS[task].label, TASKS[task].per
-    targets = records.targets
-    if targets is not None and label != targets.kind:
-        targets = None
+    targets = records.targets if records.targets is not None and records.targets.kind == label else None
     labels = records.labels if (label, per) == ("class", "sequence") else None
     tags = records.tags if (label, per) == ("class", "element") else None
     if labels is records.labels and tags is records.tags and targets is records.targets:

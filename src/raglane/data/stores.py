@@ -262,11 +262,9 @@ def _of_table(path: Path, table: Any, columns: Columns) -> Tables:
 def _of_file(location: str, columns: Columns, format: str | None) -> Store:
     """Return the store of a file: mapped into memory, read by row group, or read as a whole."""
     path = Path(location)
-    name = format
-    if name is None and is_url(location) and (found := by_suffix(_path_in(location))) is not None:
-        name = found.name
-    if name is None or not is_url(location):
-        name = pick(path, format).name
+    known = by_suffix(_path_in(location)) if is_url(location) else None
+    name = known.name if known is not None and format is None else format
+    name = pick(path, format).name if name is None or not is_url(location) else name
     if name == "parquet":
         return Groups(location, columns)
     if name == "arrow" and not is_url(location):

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raglane._utils.checks import check_flag, check_whole
+from raglane._utils.checks import check_flag, check_kind, check_whole
 from raglane._utils.memory import available_memory
 from raglane._utils.messages import argument, quote
 from raglane._utils.table import aligned
 from raglane.data.order import BatchLimit
 from raglane.errors import ArgumentError, ArgumentTypeError, DispatchError
-from raglane.kernels.dispatch import check_names
+from raglane.kernels.dispatch import BACKENDS
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.planner import calibration as calibrations
 from raglane.planner import words
@@ -168,6 +168,7 @@ def plan(
     twin = as_layer(layer)
     check_whole("ranks", ranks, 1, "pass the number of processes")
     check_flag("fresh", fresh)
+    check_kind("progress", progress, (Callable, type(None)), "a function of the finished share", "leave it out")
     sizes = _sizes(batch_sizes, max(known.shape[0] // ranks, 1))
     own = next(twin.parameters(), torch.empty(0)).dtype
     most = None if memory is None else check_whole("memory", memory, 1, "pass a number of bytes")
@@ -236,10 +237,8 @@ def _of_backends(ways: list[Way], wanted: Sequence[str] | None) -> list[Way]:
     if wanted is None:
         return ways
     names = _listed("backends", wanted, "a list of names", '["cpu"]')
-    for name in names:
-        check_names("auto", name)
     found = [way for way in ways if way.backend in names]
-    if not found:
+    if not found or any(name not in list(BACKENDS) for name in names):
         able = ", ".join(dict.fromkeys(way.backend for way in ways))
         rule = f"backends that can run this layer, {able}"
         raise DispatchError("backends", quote(names), rule, "pass one of these, or leave it out")

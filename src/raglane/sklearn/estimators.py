@@ -134,6 +134,10 @@ def _targets(y: Any, records: Dataset, *, numbers: bool) -> npt.NDArray[Any]:
         y = column_or_1d(y, warn=True) if y.ndim == 2 and y.shape[1] == 1 else y
     else:
         y = column_or_1d(y, warn=True)
+        absent = [label is None for label in y.tolist()]
+        if any(absent):
+            got, rule = f"None for sequence {absent.index(True)}", "an array with a class for each sequence"
+            raise DataError("y", got, rule, "fill it, or leave the sequence out")
         assert_all_finite(y, input_name="y")
         check_classification_targets(y)
     check_consistent_length(records, y)

@@ -321,8 +321,7 @@ def sample(
         if beam is None:
             drawn = model.generate(Ragged([start] * count), length, pick).tolist()
         else:
-            found = model.search(Ragged([start]), length, beam, min(count, beam))
-            drawn = [tokens.tolist() for tokens in found.tokens]
+            drawn = [tokens.tolist() for tokens in model.search(Ragged([start]), length, beam, min(count, beam)).tokens]
     texts = []
     for row in drawn:
         end = row.index(END_TOKEN) if END_TOKEN in row else len(row)

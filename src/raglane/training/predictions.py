@@ -64,8 +64,7 @@ def write_predictions(
     """
     check_output(path, escape_formulas=escape_formulas)
     path = as_path(path)
-    content = to_bytes(predictions, path.suffix.lower(), escape_formulas=escape_formulas)
-    write_files({path: content, **(files or {})})
+    write_files({path: to_bytes(predictions, path.suffix.lower(), escape_formulas=escape_formulas), **(files or {})})
 
 
 def to_bytes(predictions: Predictions, suffix: str, *, escape_formulas: bool = False) -> bytes:

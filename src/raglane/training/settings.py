@@ -375,8 +375,7 @@ class Settings(ModelSettings):
         is_cut = self.too_long == "split" and self.task == "transcribe"
         self._refuse("too_long", is_cut, "another choice for the task transcribe, whose targets cannot be split")
         fix = f"pass {argument('missing', 'elapsed')}, or choose another cell"
-        is_unobserved = self.cell == "grud" and self.missing != "elapsed"
-        self._refuse("missing", is_unobserved, "elapsed for the cell grud", fix)
+        self._refuse("missing", self.cell == "grud" and self.missing != "elapsed", "elapsed for the cell grud", fix)
         rule = f"error, zero or forward for the task {self.task}"
         self._refuse("missing", self.missing == "elapsed" and self.task in FORWARDS, rule, "pass forward or zero")
         for is_invalid, why in (

@@ -9,7 +9,8 @@ columns without numbers.
 If no column is named, the id and the time column are found by their names (``id``, ``sequence_id``, ...; ``time``,
 ``step``, ``t``, ..., unless the entries are words), or the time as the only column of dates. The label column is the
 only column of words (or else of integers) that, to classify, is the same in all rows of a sequence; all other columns
-are features. A column without a name, such as the row numbers of pandas, is left out.
+are features. A column without a name, such as the row numbers of pandas, is left out. A file whose first row is data
+has no header, and is refused.
 
 A file without an id column, but with a column called ``text`` (``sentence``, ...) or named as the sequence, has a text
 per row instead.
@@ -33,15 +34,9 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-from raglane._utils.messages import count_of, quote, require
-from raglane.data.formats.base import (
-    check_readable,
-    data_error,
-    decode,
-    opened,
-    read_bytes,
-)
-from raglane.data.formats.csv_table import is_plain, records_of_rows
+from raglane._utils.messages import count_of, quote, quote_all, require
+from raglane.data.formats.base import check_readable, data_error, decode, opened, read_bytes
+from raglane.data.formats.csv_table import is_date, is_plain, numbers_in, records_of_rows, taken
 from raglane.data.formats.decimals import CommaColumns, Entries
 from raglane.data.formats.entries import NUMBERED, id_column_of, read_entries, row_piece, step_columns, text_column
 from raglane.data.formats.pieces import BYTES, ROWS, Piece, Start, sift
@@ -53,18 +48,18 @@ _OTHER_MARKS = ("\t", ";", "|")
 
 def read(path: Path, columns: Columns) -> Records:
     """Read a CSV file in long form."""
-    entries, notes = _entries_of(path)
+    entries, notes = _entries_of(path, columns)
     records = read_entries(path, entries, columns)
     return replace(records, notes=(*notes, *records.notes))
 
 
-def _entries_of(path: Path) -> tuple[dict[str, Entries], tuple[str, ...]]:
+def _entries_of(path: Path, columns: Columns) -> tuple[dict[str, Entries], tuple[str, ...]]:
     """Return the entries of each column as texts, and notes on omitted columns."""
     content = read_bytes(path)
     # pandas decodes the file too, but does not report the place of an invalid byte.
     decode(path, content)
     rows = next(_parsed(path, io.BytesIO(content), None))
-    header = _header_of(path, rows)
+    header = _header_of(path, rows, columns)
     if len(rows) == 1:
         raise data_error(path, "a header and no rows", "a file with at least one sequence", "check the file")
     nameless = header.count("")
@@ -98,15 +93,32 @@ def _parsed(path: Path, content: IO[bytes], size: int | None) -> Iterator[Entrie
         raise data_error(path, got, "a file with one entry per column in each row", "correct the file") from error
 
 
-def _header_of(path: Path, rows: Entries) -> list[str]:
-    """Return the names of the columns, some of which may be empty."""
+def _header_of(path: Path, rows: Entries, columns: Columns) -> list[str]:
+    """Return the names of the columns, some of which may be empty, such as that of row numbers."""
     header = [str(name).strip() for name in rows[0]] if len(rows) else []
+    used = {columns.sequence, columns.time, *taken(columns)}
+    # So pandas calls columns without a name.
+    header = ["" if re.fullmatch(r"Unnamed: \d+", name) and name not in used else name for name in header]
+    _check_header(path, header, rows)
     counts = Counter(header)
     twice = next((name for name in header if name and counts[name] > 1), None)
     if twice is not None:
         rule, fix = "a file with columns of different names", "rename one, or add a header"
         raise data_error(path, f"two columns {quote(twice)}", rule, fix)
     return header
+
+
+def _check_header(path: Path, header: list[str], rows: Entries) -> None:
+    """Raise a DataError if the first row has data: numbers, dates, and words that are in other rows too."""
+    names = [name for name in header if name]
+    numbers, odd = numbers_in(np.array(names, dtype=object))
+    # Columns may be called 0, 1, ..., or by the wavelengths of a spectrum, or by dates.
+    steps = np.diff(numbers)
+    is_numbered = names == ["0"] or (len(steps) and ((steps == 1).all() or (len(steps) > 2 and (steps > 0).all())))
+    is_numbered = is_numbered or all(map(is_date, names))
+    words = [name for name, is_word in zip(names, odd, strict=True) if is_word and not is_date(name)]
+    if len(words) < len(names) and not is_numbered and all(word in rows[1:, header.index(word)] for word in words):
+        raise data_error(path, f"no header, but {quote_all(names)}", "a file with a header", "add it as the first line")
 
 
 def pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[Piece]:
@@ -116,9 +128,10 @@ def pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[Piece]:
     last row may belong to its first sequence.
     """
     _check_bytes(path)
-    header = _header_of(path, next(_chunks(path), np.empty((0, 0), dtype=object)))
+    header = _header_of(path, next(_chunks(path), np.empty((0, 0), dtype=object)), columns)
     names = [name for name in header if name]
-    entries = _entries_of(path)[0] if columns.wide or sum(map(bool, map(NUMBERED.fullmatch, names))) > 2 else {}
+    may_be_wide = columns.wide or sum(map(bool, map(NUMBERED.fullmatch, names))) > 2
+    entries = _entries_of(path, columns)[0] if may_be_wide else {}
     is_long = not columns.wide and not (entries and step_columns(path, columns, entries))
     if is_long and text_column(path, columns, names) is None:
         id_name, _ = id_column_of(path, columns, names)
@@ -133,7 +146,7 @@ def pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[Piece]:
             yield from file.pieces(start[0] if start else 0)
             return
     if not start:
-        yield from entry_pieces(path, entries or _entries_of(path)[0], columns)
+        yield from entry_pieces(path, entries or _entries_of(path, columns)[0], columns)
 
 
 def entry_pieces(path: Path, entries: dict[str, Entries], columns: Columns) -> Iterator[Piece]:

@@ -33,7 +33,7 @@ _Bools = npt.NDArray[np.bool_]
 
 # Spellings of a missing number, in lower case.
 _MISSING = ("", "nan", "na", "n/a", "null", "none", "?")
-_is_date = re.compile(r"(?:\d{4}-[01]\d-[0-3]\d|[0-3]\d\.[01]\d\.\d{4})(?:[T ]\d\d:.*)?").fullmatch
+is_date = re.compile(r"(?:\d{4}-[01]\d-[0-3]\d|[0-3]\d\.[01]\d\.\d{4})(?:[T ]\d\d:.*)?").fullmatch
 
 
 class _Table(NamedTuple):
@@ -151,6 +151,7 @@ def _grouped(
     order = np.lexsort((times, codes))
     offsets = offsets_of(np.bincount(codes, minlength=len(ids)))
     words = [str(word) for word in ids]
+    _refuse_spaces(path, set(words), id_name)
     names: tuple[str | int, ...] = tuple(map(int, words)) if all(map(is_plain, words)) else tuple(words)
     sorted_entries, times = {name: entry[order] for name, entry in entries.items()}, times[order]
     table = _Table(path, sorted_entries, rows[order], offsets, names, time, times)
@@ -167,6 +168,14 @@ def _grouped(
         if columns.time is None:
             _check_other_times(table, columns, same)
     return table
+
+
+def _refuse_spaces(path: Path, words: set[str], name: str) -> None:
+    """Raise a DataError for a word of a column that differs from another one only by the spaces around it."""
+    spaced = sorted(word for word in words if word != word.strip() and word.strip() in words)
+    if spaced:
+        got = f"{quote(spaced[0])} and {quote(spaced[0].strip())} in column {quote(name)}"
+        raise data_error(path, got, "a file without spaces around an id or a label", "remove them")
 
 
 def is_plain(word: str) -> bool:
@@ -262,10 +271,10 @@ def _features(
     for name in names:
         column, odd = table.numbers(name)
         if odd.any() and name not in (columns.categorical or ()):
-            entry = table.entries[name][int(odd.argmax())]
             rule = "decimal points, or with one decimal mark per column if the separator is no comma"
             fix = "write points in all numbers, without marks of thousands; or commas, and semicolons between entries"
-            table.check(odd & decimals.has_other_mark(entry), name, rule, fix)
+            fix += f"; without signs such as % and $; or name categories with {columns_argument('categorical')}"
+            table.check(odd & decimals.have_other_marks(table.entries[name][odd].tolist()), name, rule, fix)
         has_words = _has_words(name, odd, columns, is_tokens is None)
         if len(names) == 1:
             has_words = has_words or bool(odd.mean() >= 0.5 or columns.tokens) if is_tokens is None else is_tokens
@@ -332,6 +341,7 @@ def _labels(
         return None, None, _targets(table, columns, label)
     entries = table.words(label)
     table.check(entries == "", label, "a label in each row", "fill it, or remove the row", "an empty entry")
+    _refuse_spaces(table.path, set(entries.tolist()), label)
     if columns.task == "tag":
         return None, entries, None
     _check_one_label(table, label)
@@ -362,9 +372,9 @@ def _choose_time(path: Path, entries: Mapping[str, Entries], columns: Columns, i
     if columns.time is not None:
         return check_named(path, "time", columns.time, entries), f"time column: {quote(columns.time)}"
     why, usual = "", _time_candidates(columns, free)
-    others = [name for name in free if name not in (*usual, *_taken(columns))]
+    others = [name for name in free if name not in (*usual, *taken(columns))]
     periods = [name for name in others if name.lower() in PERIOD_NAMES]
-    dates = [name for name in others if all(map(_is_date, entries[name]))]
+    dates = [name for name in others if all(map(is_date, entries[name]))]
     for name in (*usual, *periods, *(dates if len(dates) == 1 else ())):
         if name in usual and _is_words(entries[name]):
             why = why or f"{quote(name)} holds words; "
@@ -378,10 +388,10 @@ def _choose_time(path: Path, entries: Mapping[str, Entries], columns: Columns, i
 
 def _time_candidates(columns: Columns, free: Sequence[str]) -> list[str]:
     """Return the columns with usual names of a time column, without those that were named otherwise."""
-    return [name for usual in TIME_NAMES for name in free if name.lower() == usual and name not in _taken(columns)]
+    return [name for usual in TIME_NAMES for name in free if name.lower() == usual and name not in taken(columns)]
 
 
-def _taken(columns: Columns) -> set[str | None]:
+def taken(columns: Columns) -> set[str | None]:
     """Return the columns that were named in another role than time."""
     return {columns.label, columns.id, *(columns.features or ()), *(columns.static or ()), *(columns.categorical or ())}
 

@@ -1,7 +1,8 @@
 """Decimal commas in CSV files whose separator is another character.
 
-The first decimal number of a column decides its mark. Which columns are numbers follows later, from the whole table, so
-entries keep their text until then: in an id, a label or a word, a comma is a character.
+The first decimal number of a column decides its mark; a column of numbers such as 1.562, which may be thousands, has
+the mark of the others. Which columns are numbers follows later, from the whole table, so entries keep their text until
+then: in an id, a label or a word, a comma is a character.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ Entries = npt.NDArray[np.object_]
 
 _is_decimal = re.compile(r"\s*[+-]?\d*[.,]\d+(?:[eE][+-]?\d+)?\s*").fullmatch
 _has_groups = re.compile(r"(?!(?:\d+\.){3}\d+$)\s*[+-]?\d{1,3}(?:([.,])\d{3})(?:\1\d{3})*(?:[.,]\d+)?\s*").fullmatch
+_may_be_thousands = re.compile(r"\s*[+-]?[1-9]\d{0,2}\.\d{3}\s*").fullmatch
+# As spreadsheets write percentages, sums of money, and numbers below 0.
+_has_sign = re.compile(r"(?=.*[%$€£¥(\u2212])[\s$€£¥(+\u2212-]*\d[\d.,' ]*[\s%$€£¥)]*").fullmatch
 _EXCHANGED = str.maketrans(",.", ".,")
 
 
@@ -35,12 +39,13 @@ class CommaColumns:
         """Mark the decimal numbers of these columns."""
         marked, begin, self._begin = rows.copy(), self._begin, 0
         for place in range(rows.shape[1]):
-            words: list[str] = rows[begin:, place].tolist()
-            if place not in self._found:
-                first = next(filter(_is_decimal, words), None)
-                if first is not None:
-                    self._found[place] = "," in first
-            if self._found.get(place):
+            words: list[str] = [] if place in self._found else rows[begin:, place].tolist()
+            first = next((word for word in words if _is_decimal(word) and not _may_be_thousands(word)), None)
+            if first is not None:
+                self._found[place] = "," in first
+        for place in range(rows.shape[1]):
+            if self._found.get(place, any(self._found.values())):
+                words = rows[begin:, place].tolist()
                 marked[begin:, place] = [_Marked(word) if _is_decimal(word) else word for word in words]
         return marked
 
@@ -58,9 +63,15 @@ def without_marks(entries: Entries) -> Entries:
     return np.array(list(map(str, entries.tolist())), dtype=object) if _has_marks(entries) else entries
 
 
-def has_other_mark(entry: str) -> bool:
-    """Return True for a number whose decimal mark is not that of its column, or with marks of thousands."""
-    return isinstance(entry, _Marked) or bool(_has_groups(entry) or ("," in entry and _is_decimal(entry)))
+def have_other_marks(entries: list[str]) -> bool:
+    """Return True if the first is a number with the decimal mark of another column, or with marks of thousands.
+
+    Also if it and most others are numbers with another sign, such as that of percent.
+    """
+    first = entries[0]
+    if isinstance(first, _Marked) or _has_groups(first) or ("," in first and _is_decimal(first)):
+        return True
+    return bool(_has_sign(first)) and 2 * sum(map(bool, map(_has_sign, entries))) > len(entries)
 
 
 def _has_marks(entries: Entries) -> bool:

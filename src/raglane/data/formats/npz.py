@@ -23,7 +23,7 @@ from raglane.data.formats.base import data_error, read_bytes
 from raglane.data.formats.ipc import slices, table_piece
 from raglane.data.formats.pieces import Piece, Start
 from raglane.data.formats.table import choose, records_of
-from raglane.data.records import Columns, Records, offsets_of
+from raglane.data.records import Columns, Records
 
 
 def read(path: Path, columns: Columns) -> Records:
@@ -45,14 +45,13 @@ def pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[Piece]:
 def _table(path: Path) -> Any:
     """Return the arrays as a ``pyarrow.Table`` with a row per sequence."""
     arrays = _arrays(path)
-    offsets = arrays.pop("offsets", None)
-    if offsets is None and "lengths" in arrays:
-        lengths = arrays.pop("lengths")
-        offsets = offsets_of(lengths) if lengths.dtype.kind in "iu" and lengths.ndim == 1 else lengths
-    if offsets is not None:
-        is_rising = offsets.ndim == 1 and offsets.dtype.kind in "iu" and len(offsets) > 1
-        if not is_rising or offsets[0] != 0 or (offsets[1:] < offsets[:-1]).any():
-            got, rule = f"offsets {quote(offsets)}", "a file whose offsets begin with 0 and never fall"
+    name = "offsets" if "offsets" in arrays else "lengths"
+    offsets = given = arrays.pop(name, None)
+    if given is not None:
+        is_whole = given.ndim == 1 and given.dtype.kind in "iu"
+        offsets = np.append(0, given.cumsum(dtype=np.int64)) if name == "lengths" and is_whole else given
+        if not is_whole or len(offsets) < 2 or offsets[0] != 0 or (offsets[1:] < offsets[:-1]).any():
+            got, rule = f"{name} {quote(given)}", "a file whose offsets begin with 0 and never fall, or with lengths"
             raise data_error(path, got, rule, "write the place where each sequence starts, and the end of the last")
     columns = {}
     rows = len(next(iter(arrays.values()), ())) if offsets is None else len(offsets) - 1
@@ -62,9 +61,10 @@ def _table(path: Path) -> Any:
         elif len(array) == rows:
             columns[name] = _lists_of(array)
         else:
-            got = f"an array {quote(name)} of shape {array.shape}, with {rows:,} sequences"
-            rule = "a file whose arrays have a row per sequence, or per element with the array offsets"
-            raise data_error(path, got, rule, "save other arrays in another file")
+            total = "" if offsets is None else f" of {offsets[-1]:,} elements in all"
+            got = f"an array {quote(name)} of shape {array.shape}, with {rows:,} sequences{total}"
+            rule = "a file whose arrays have a row per sequence, or per element with the array offsets or lengths"
+            raise data_error(path, got, rule, "correct the lengths, or save other arrays in another file")
     return require("pyarrow", "data").table(columns)
 
 

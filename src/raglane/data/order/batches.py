@@ -260,8 +260,7 @@ class BatchSampler(Epochs[list[int]], Sampler[list[int]]):
         in_order = np.argsort(descending_keys(self._lengths), kind="stable")[len(self._dropped) :]
         sizes = self._lengths[in_order].astype(np.int64)
         most = len(sizes) if limit.sequences is None else min(limit.sequences, len(sizes))
-        count = min(max(int(np.searchsorted(limit.usage(sizes[:most]), 1, side="right")), 1), len(sizes))
-        chosen = list(range(count))
+        chosen = list(range(min(max(int(np.searchsorted(limit.usage(sizes[:most]), 1, side="right")), 1), len(sizes))))
         while limit.elements is not None and len(chosen) < most:
             place = max(int(np.searchsorted(-sizes, int(sizes[chosen].sum()) - limit.elements)), chosen[-1] + 1)
             if place >= len(sizes) or limit.usage(sizes[[*chosen, place]])[-1] > 1:

@@ -145,5 +145,4 @@ def lanes_of(lengths: Tensor, threads: int) -> int:
     if count == 0:
         return 1
     needed = int(_SURPLUS * total / (threads * int(lengths.max()))) + 1
-    share = -(-count // threads)
-    return threads * min(share, _MOST, -(-needed // _EVEN) * _EVEN)
+    return threads * min(-(-count // threads), _MOST, -(-needed // _EVEN) * _EVEN)
