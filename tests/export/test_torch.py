@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
 import shutil
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 import raglane as rl
-from exported import FEW, D, a_batch, largest_error, truth
+from exported import FEW, ODD, D, a_batch, largest_error, truth
 from own_cells import Leaky
-from raglane.data.encoders import END, UNKNOWN
+from raglane.data.encoders import END, UNKNOWN, FeatureEncoder
 from raglane.data.preprocess import Preprocessor
-from raglane.errors import ArgumentError, ExportError
+from raglane.errors import ArgumentError, ArgumentTypeError, ExportError
 from raglane.export import aot
 from raglane.export.aot import _Loops
-from raglane.export.signature import Signature
+from raglane.export.signature import Signature, elements_of_padded, offsets_within
 from raglane.export.tracing import traced
+from raglane.export.verify import _difference, check_agrees
 from raglane.kernels.graph import Loops
 from raglane.native import missing_kernels
 from raglane.native.library import operators
@@ -28,8 +34,6 @@ from raglane.training.model import ModelConfig, SequenceModel
 from scripts import Script
 
 with_kernels = pytest.mark.skipif(missing_kernels() is not None, reason=str(missing_kernels()))
-with_compiler = pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
-with_operators = pytest.mark.skipif(operators() is None, reason="raglane was installed without torch's operators")
 
 
 class Tagger(nn.Module):
@@ -82,18 +86,12 @@ run = lambda values, offsets: module(rl.Ragged.from_flat(values, offsets=offsets
     assert done.stdout == "True the end\n", done.stderr
 
 
-CELLS: list[tuple[str, dict[str, Any]]] = [
-    ("LSTM", {"bidirectional": True, "proj_size": 2}),
-    ("GRU", {"bias": False}),
-    ("RNN", {"bidirectional": True}),
-    ("SRU", {"bidirectional": True}),
-    ("QRNN", {}),
-    ("IndRNN", {}),
-    ("MinGRU", {"dtype": torch.float64}),
-]
+BOTH: dict[str, Any] = {"bidirectional": True}
+CELLS: list[Any] = [("LSTM", BOTH | {"proj_size": 2}), ("GRU", {"bias": False}), ("RNN", BOTH), ("SRU", BOTH)]
+CELLS += [("QRNN", {}), ("IndRNN", {}), ("MinGRU", {"dtype": torch.float64})]
 
 
-@with_operators
+@pytest.mark.skipif(operators() is None, reason="raglane was installed without torch's operators")
 def test_the_operator_of_the_kernels_needs_no_python(script: Script, tmp_path: Path) -> None:
     torch.manual_seed(0)
     library = rl.export.build_operators(tmp_path / "operators")
@@ -158,11 +156,11 @@ def test_a_layer_whose_states_are_asked_for_is_a_loop_beside_the_operator() -> N
     class States(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.layer = rl.nn.LSTM(D, 4)
+            self.layer, self.norm = rl.nn.LSTM(D, 4), nn.BatchNorm1d(4)
 
         def forward(self, batch: rl.Ragged) -> Tensor:
             states: Any = self.layer(batch, return_states=True)[2]
-            return cast(Tensor, states[0][0].values)
+            return cast(Tensor, states[0][0].map(self.norm).values)
 
     model, loops = States().eval(), _Loops(has_kernels=True)
     traced(model, Signature.of(model, a_batch([3, 5]), "flat"), loops)
@@ -177,11 +175,12 @@ class Paired(nn.Module):
         self.embedding, self.first = nn.Embedding(5, 2), rl.nn.GRU(D + 2, 2, bidirectional=True)
         self.second, self.third = rl.nn.Recurrent(Leaky, 4, 4).float(), rl.nn.GRU(D, 4)
 
-    def forward(self, numbers: Any, tokens: Any, others: Any, lengths: Tensor) -> tuple[Any, Tensor]:
+    def forward(self, numbers: Any, tokens: Any, others: Any, lengths: Tensor) -> tuple[Any, ...]:
         joined = torch.cat([numbers, tokens.map(self.embedding)], -1)
         for layer in (self.first, self.second):
             joined, _ = layer(joined, resets=tokens.map(lambda values: values == 0))
-        return joined, joined.mean() * self.third(others)[0].last(empty=0) * lengths.unsqueeze(1)
+        last = self.third(others)[0].last(empty=0)
+        return joined, joined.mean() * last * lengths.unsqueeze(1), numbers, {"same": lengths}
 
 
 @pytest.mark.parametrize("layout", ["flat", "padded"])
@@ -196,7 +195,10 @@ def test_batches_of_the_same_lengths_share_an_input(layout: str) -> None:
     names = ["numbers_values", f"numbers_{second}", "tokens_values", "others_values", f"others_{second}", "lengths"]
     assert list(signature.inputs) == names
     with torch.no_grad():
-        graph = traced(model, signature, Loops()).module(check_guards=False)
+        program = traced(model, signature, Loops())
+        assert signature.output_names == ["output_0", "output_1", "output_2", "output_3_same"]
+        assert not {*program.graph_signature.user_inputs} & {*program.graph_signature.user_outputs}
+        graph = program.module(check_guards=False)
         for lengths in FEW:
             given = drawn(lengths)
             found = [part.numpy() for part in graph(*signature.tensors(given))]
@@ -206,8 +208,67 @@ def test_batches_of_the_same_lengths_share_an_input(layout: str) -> None:
     assert [part.lengths.tolist() for part in leaves[:3]] == [[4, 0, 2], [4, 0, 2], [4, 6, 0]]
 
 
+@with_kernels
+def test_a_result_that_differs_from_the_model_is_found() -> None:
+    torch.manual_seed(0)
+    layer, batch, seen = rl.nn.GRU(D, 4).eval(), a_batch([3, 5]), list[list[int]]()
+
+    def run(given: dict[str, Tensor], factor: float = 1 + 4e-6) -> list[Tensor]:
+        seen.append(given["lengths"].tolist())
+        out, state = layer(rl.Ragged.from_padded(given["values"], given["lengths"]))
+        return [out.to_padded()[0], factor * state]
+
+    signature = Signature.of(layer, batch, "padded")
+    signature.output_names[:] = ["output_0", "output_1"]
+    wrong = {1.001: r"a difference of 1\.0e-03 of its largest number", torch.nan: "other numbers"}
+    with torch.no_grad():
+        for model in (layer, rl.freeze(copy.deepcopy(layer), dtype=torch.int8)):
+            seen.clear()
+            verified = check_agrees(run, model, signature)
+            assert 3e-6 < verified.largest_difference < 5e-6
+            assert (len(seen[0]), seen[0] > [0], seen[-1]) == (1, True, [0, 0])
+            assert (verified.sequences, verified.elements) == (sum(map(len, seen)), sum(map(sum, seen)))
+            for factor, words in wrong.items():
+                with pytest.raises(ExportError, match=f"output_1 must be .*got {words}"):
+                    check_agrees(partial(run, factor=factor), model, signature)
+    odd = torch.tensor([0.0, torch.nan, -torch.inf])
+    halves = odd[:1] + 0.125, odd[:1] + 0.25, 0.5
+    for found, expected, share in ((odd, odd, 0), (-odd, odd, torch.inf), (odd > 0, odd < 0, torch.inf), halves):
+        assert _difference("output", found.numpy(), expected, []) == share
+    with pytest.raises(ExportError, match=r"output must be of the model's shape \(3,\), got shape \(1,\)"):
+        _difference("output", odd[:1].numpy(), odd, [])
+
+
+def test_examples_that_say_too_little_are_refused() -> None:
+    layer, batch, none = rl.nn.GRU(D, 4), a_batch([2, 3]), rl.Ragged.from_flat(torch.zeros(0, D), lengths=[0, 0])
+    refused: list[tuple[Any, str]] = [
+        (torch.randn(2, 3, D), r"example must be a Ragged.*, got a Tensor\. .*rl\.Ragged\(sequences\)"),
+        ((batch, 3), "example must be .*got a Ragged, int"),
+        (none, "example must be .*got no element"),
+        ((batch, a_batch([1])), "example must be the same number in each batch, got 2 and 1 sequences"),
+        ((batch, torch.zeros(2, 2, 4)), r"example must be .*got hx of shape \(2, 2, 4\)"),
+        ((batch, None, None, batch, batch, batch, batch), "example must be .*, got 7 arguments"),
+    ]
+    for example, words in refused:
+        with pytest.raises((ArgumentError, ArgumentTypeError), match=words):
+            Signature.of(layer, example, "padded")
+    with pytest.raises(ArgumentError, match=r"layout must be .*got 'packed'"):
+        Signature.of(layer, batch, "packed")
+
+
+def test_invalid_lengths_and_offsets_are_clamped() -> None:
+    for steps, given, taken in ODD["padded"]:
+        padded = torch.randn(len(given), steps, D)
+        expected = rl.Ragged.from_padded(padded, torch.tensor(taken).long())
+        elements, offsets = elements_of_padded(padded, torch.tensor(given).long())
+        assert offsets.tolist() == expected.offsets.tolist()
+        assert torch.equal(elements, expected.values)
+    for total, given, taken in ODD["flat"]:
+        assert offsets_within(torch.tensor(given), total).tolist() == taken
+
+
 class Joined(nn.Module):
-    def forward(self, pair: Any) -> Any:
+    def forward(self, pair: Any, values: Any = None) -> Any:  # noqa: ARG002
         return pair[0].concat(pair[1])
 
 
@@ -216,6 +277,8 @@ def test_an_output_of_other_lengths_has_its_own(layout: str) -> None:
     model, second = Joined().eval(), "offsets" if layout == "flat" else "lengths"
     signature = Signature.of(model, [a_batch([3, 5])] * 2, layout)
     assert list(signature.inputs) == ["pair_0_values", second, "pair_1_values"]
+    named = Signature.of(model, (a_batch([3, 5]), torch.zeros(2)), layout)
+    assert list(named.inputs) == ["pair_values", f"pair_{second}", "values"]
     graph = traced(model, signature, Loops()).module(check_guards=False)
     assert signature.output_names == ["output", f"output_{second}"]
     for lengths in FEW if layout == "flat" else [*FEW, []]:
@@ -227,7 +290,7 @@ def test_an_output_of_other_lengths_has_its_own(layout: str) -> None:
 
 @pytest.mark.slow
 @with_kernels
-@with_compiler
+@pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
 @pytest.mark.parametrize("has_operators", [True, False])
 def test_a_package_runs_without_raglane(script: Script, tmp_path: Path, has_operators: bool) -> None:
     torch.manual_seed(0)
@@ -269,7 +332,7 @@ TASKS: list[tuple[str, Any, Any, Any, Any]] = [
     ("transcribe", LABELS, TAGS, lambda x: x.log_softmax(-1), {"blank": 0}),
     ("regress", TARGETS, {"output_size": 4} | QUANTILES, lambda x: x * SCALE[0] + SCALE[1], UNITS),
     ("forecast", NUMBERS, QUANTILES, lambda x: x * 4 + 1e7 + 0.3, NEXT),
-    ("forecast", {"channels": ("a",)}, {"loss": "bce", "output_size": 1}, lambda x: x, NEXT),
+    ("forecast", NUMBERS, {"loss": "bce", "output_size": 1}, lambda x: x, NEXT),
 ]
 
 
@@ -286,3 +349,25 @@ def test_a_task_answers_in_its_units(task: str, learned: Any, options: Any, conv
     own, wanted = (part.values if isinstance(part, rl.Ragged) else part for part in (found, answers))
     torch.testing.assert_close(own, convert(wanted.double()).float(), rtol=0, atol=1e-6)
     assert known.items() <= _description(model, preprocessor, "flat").items()
+
+
+def test_a_missing_feature_is_filled_as_the_preprocessing_fills_it() -> None:
+    rng = np.random.default_rng(0)
+    model = SequenceModel(ModelConfig("classify", "gru", input_size=6, output_size=2))
+    values = rng.normal([100, 0.5], [0.5, 2], size=(14, 2)).astype(np.float32)
+    values[rng.random(values.shape) < 0.5] = np.nan
+    values[3, 1] = np.inf
+    batch = rl.Ragged.from_flat(torch.from_numpy(values), lengths=[4, 0, 1, 9, 0])
+    kinds = itertools.product(("zero", "forward", "elapsed"), (("a", "b"), ("a", "time_gap")), (0.5, 0.0))
+    for missing, channels, usual in kinds:
+        preprocess = Preprocessor("classify", channels, mean=(100.0, usual), std=(0.5, 2.0), missing=missing)
+        wanted = preprocess.scaled(values, batch.offsets.numpy())
+        found = RunModule(model, preprocess)._preprocess(batch).values
+        assert torch.allclose(found, torch.from_numpy(wanted), rtol=1e-6, atol=1e-6), (missing, channels)
+    for decoder, features, words in (
+        (None, (FeatureEncoder("weight"),), r"got 1 in columns of their own\. .*run\.model"),
+        ("transducer", (), "got a model with the decoder transducer"),
+    ):
+        model.config = replace(model.config, task="transcribe", decoder=decoder)
+        with pytest.raises(ExportError, match=f"model must be .*{words}"):
+            RunModule(model, replace(preprocess, features=features))

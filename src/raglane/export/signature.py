@@ -173,7 +173,8 @@ class Surface(nn.Module):
         found = list(self._named(self.model(*self._signature.rebuilt(leaves)), starts))
         # Not an attribute of this module, because torch.export restores those.
         self._signature.output_names[:] = [name for name, _ in found]
-        return [tensor for _, tensor in found]
+        # A copy, because an exporter would give an unchanged input the name of the output.
+        return [part.clone() if any(part is one for one in tensors) else part for _, part in found]
 
     def _named(self, output: Any, starts: list[tuple[Tensor, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         """Yield the tensors of the model's output with their names."""
@@ -211,10 +212,7 @@ def _are_alike(one: Ragged | Tensor, other: Ragged | Tensor) -> bool:
 
 
 def _key(key: Any) -> str:
-    for name in ("idx", "key", "name"):
-        if hasattr(key, name):
-            return str(getattr(key, name))
-    return str(key)
+    return str(next((getattr(key, name) for name in ("idx", "key", "name") if hasattr(key, name)), key))
 
 
 # -- Ragged to tensors and back, with operators that can be exported --------------------------------------------------

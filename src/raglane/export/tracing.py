@@ -145,7 +145,7 @@ def _reason(chain: list[BaseException]) -> tuple[str, str]:
     text = " ".join(str(error) for error in chain)
     if "data-dependent" in text or "DataDependent" in text:
         rule = "code that does not depend on numbers of a batch (if, int, float, item, tolist)"
-        return rule, "compute with tensors, e.g. torch.where in place of if"
+        return rule, "compute with tensors, e.g. torch.where in place of if; layout='flat' supports e.g. BatchNorm1d"
     if "Constraints violated" in text or "specialized it to be a constant" in text:
         rule = "code for batches of any size, without constants made of sizes"
         return rule, "take sizes from shapes, e.g. batch.offsets.shape[0] - 1 in place of len(batch)"
