@@ -65,10 +65,6 @@ def _raglane(
 for command in (convert, inspect, train, evaluate, predict, sample, compare, tune, export, serve, bench):
     app.command(epilog=_EXIT_CODES)(command)
 
-# The base class of Typer's errors of usage. Depending on its version, Typer bundles click or imports it, and does not
-# export this class.
-_UsageError: type[Exception] = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
-
 
 def run(arguments: list[str]) -> int:
     """Run a command, print an error as one line, and return the exit code."""
@@ -93,8 +89,8 @@ def run(arguments: list[str]) -> int:
 
 def _explain(error: Exception, arguments: list[str]) -> tuple[str, int]:
     """Return the message and the exit code of an error."""
-    if isinstance(error, _UsageError):
-        text = _unknown_option(error) or _invalid_number(error, arguments) or error.format_message()  # type: ignore[attr-defined]
+    if isinstance(error, typer.TyperException):
+        text = _unknown_option(error) or _invalid_number(error, arguments) or error.format_message()
         return shorten(text, _LONGEST), 2
     if isinstance(error, DivergedError):
         return str(error), 3
