@@ -23,7 +23,7 @@ from raglane._utils.messages import argument, printable, quote, require, shorten
 from raglane.data.formats import by_suffix, pick, read
 from raglane.data.formats.base import check_readable, data_error, open_error, suffix_of
 from raglane.data.formats.entries import Load, element_columns
-from raglane.data.formats.ipc import is_converted, named, readable, slices, table_of, with_names
+from raglane.data.formats.ipc import is_converted, named, parquet_file, readable, slices, table_of, with_names
 from raglane.data.formats.table import Chosen, choose, records_of
 from raglane.data.fragments import Layout, Store, check_labels
 from raglane.data.records import Columns, Records
@@ -122,14 +122,13 @@ class Groups(Store):
     def _open(self) -> tuple[Any, Chosen]:
         """Return the file, which stays open in this process, and its columns."""
         if "file" not in self._file:
-            parquet = require("pyarrow.parquet", "data")
             path, stack = Path(self.location), ExitStack()
             if not is_url(self.location):
                 check_readable(path)
             with readable(path, "Parquet"):
                 source = stack.enter_context(open_location(self.location))
                 small = {"pre_buffer": False, "buffer_size": 1 << 20}
-                file = parquet.ParquetFile(source, page_checksum_verification=True, **small)
+                file = parquet_file(path, source, **small)
                 chosen = self._file.get("chosen") or _choose(path, file.schema_arrow, file.read, self.columns)
             self._file.update(file=file, chosen=chosen, stack=stack)
         return self._file["file"], self._file["chosen"]

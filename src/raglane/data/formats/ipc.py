@@ -199,22 +199,31 @@ def table_piece(
     return Piece(table.num_rows, records, (end,), lambda place: f"row {row + place}")
 
 
+def parquet_file(path: Path, source: Any, **options: Any) -> Any:
+    """Open a Parquet file, and check the rows of its row groups, which have no checksum."""
+    file = require("pyarrow.parquet", "data").ParquetFile(source, page_checksum_verification=True, **options)
+    sizes = [file.metadata.row_group(number).num_rows for number in range(file.metadata.num_row_groups)]
+    if min(sizes, default=0) < 0 or sum(sizes) != file.metadata.num_rows:
+        got = f"row groups of {sum(sizes):,} rows in a file of {file.metadata.num_rows:,}"
+        raise data_error(path, got, "a Parquet file that is not damaged", "write it again")
+    return file
+
+
 def read_parquet(path: Path, columns: Columns) -> Records:
     """Read the used columns of a Parquet file."""
-    parquet = require("pyarrow.parquet", "data")
     # pyarrow raises the same errors for missing and damaged files.
     check_readable(path)
-    with readable(path, "Parquet"), parquet.ParquetFile(path, page_checksum_verification=True) as file:
+    with readable(path, "Parquet"), parquet_file(path, path) as file:
         return read_table(path, file.schema_arrow, file.read, columns)
 
 
 def parquet_pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[Piece]:
     """Yield pieces of row groups; a position is a row."""
-    arrow, parquet = require("pyarrow", "data"), require("pyarrow.parquet", "data")
+    arrow = require("pyarrow", "data")
     check_readable(path)
     # By default whole columns, of all row groups, are in memory at once.
     small = {"pre_buffer": False, "buffer_size": 1 << 20}
-    with readable(path, "Parquet"), parquet.ParquetFile(path, page_checksum_verification=True, **small) as file:
+    with readable(path, "Parquet"), parquet_file(path, path, **small) as file:
         if (entries := entries_of(path, file.schema_arrow, file.read, columns)) is not None:
             yield from () if start else entry_pieces(path, entries, columns)
             return
