@@ -77,6 +77,8 @@ def test_damaged_weights(work: Path, folder: str, capsys: pytest.CaptureFixture[
         content = weights | {_WEIGHT: change(weights[_WEIGHT]).contiguous()}
         _refused(work, file, to_safetensors(content), capsys, _WEIGHT, piece)
     _refused(work, file, to_safetensors(weights | {"head.more": weights[_WEIGHT]}), capsys, "an unknown tensor")
+    whole = (work / "run" / file).read_bytes()
+    _refused(work, file, whole[:-1] + bytes([whole[-1] ^ 1]), capsys, "other numbers than were written")
     absent = {name: tensor for name, tensor in weights.items() if name != _WEIGHT}
     smaller = weights | {_WEIGHT: weights[_WEIGHT][:, :-1]}
     pieces = {

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +26,8 @@ from raglane.training.stored import damaged, parse_json, read_bytes, read_json, 
 FORMAT = "raglane-model"
 FORMAT_VERSION = 2
 CONFIG, WEIGHTS = "config.json", "weights.safetensors"
+# The name of the checksum in the metadata of a safetensors file.
+_CHECKSUM = "crc32"
 
 
 @dataclass(frozen=True)
@@ -41,11 +45,19 @@ class SavedModel:
 
 
 def to_safetensors(tensors: Mapping[str, Tensor]) -> bytes:
-    """Return tensors of any device as the bytes of a safetensors file."""
+    """Return tensors of any device as the bytes of a safetensors file with a checksum."""
     # Cloned, because on a GPU the weights of a layer share one storage, which safetensors does not support.
     contiguous = torch.contiguous_format
     copies = {name: tensor.detach().cpu().clone(memory_format=contiguous) for name, tensor in tensors.items()}
-    return require("safetensors.torch", "train").save(copies)
+    save = require("safetensors.torch", "train").save
+    return save(copies, {_CHECKSUM: _checksum(save(copies))[1]})
+
+
+def _checksum(content: bytes) -> tuple[str | None, str]:
+    """Return the stored and the actual CRC-32 of the numbers of a safetensors file, which follow a JSON header."""
+    begin = 8 + int.from_bytes(content[:8], "little")
+    stored = json.loads(content[8:begin]).get("__metadata__", {}).get(_CHECKSUM)
+    return stored, f"{zlib.crc32(memoryview(content)[begin:]):08x}"
 
 
 def model_files(model: SequenceModel, preprocessor: Preprocessor, columns: Mapping[str, Any]) -> dict[str, bytes]:
@@ -164,6 +176,9 @@ def parse_tensors(content: bytes, path: Path) -> dict[str, Tensor]:
         tensors: dict[str, Tensor] = load(content)
     except (safetensors.SafetensorError, ValueError, KeyError) as error:
         raise damaged(path, f"{error}") from error
+    stored, actual = _checksum(content)
+    if stored not in (None, actual):  # files of other programs have none
+        raise damaged(path, "other numbers than were written")
     return tensors
 
 
