@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from commands import FAST, fails, tree, write_steps
+from commands import FAST, Capsys, fails, tree, write_steps
 from raglane._utils import lock
 from raglane._utils.files import write_file
 from raglane._utils.lock import LOCK, locked
@@ -55,9 +55,7 @@ def _held_elsewhere(folder: Path) -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
-def test_a_second_process_is_refused_until_the_first_is_killed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_second_process_is_refused_until_the_first_is_killed(tmp_path: Path, capsys: Capsys) -> None:
     data, run = str(write_steps(tmp_path / "ok.csv")), tmp_path / "run"
     train = ["train", data, "--out", str(run), *FAST, "--quiet"]
     with _held_elsewhere(run) as process:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from commands import fails, prints, read_csv
+from commands import Capsys, fails, prints, read_csv
 from raglane.cli import main
 from raglane.planner import probe
 
@@ -20,7 +20,7 @@ def one_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("raglane.planner.machine.load", lambda: 0.0)
 
 
-def test_a_table_is_printed_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table_is_printed_and_written(tmp_path: Path, capsys: Capsys) -> None:
     out = tmp_path / "times.csv"
     title, heading, *lines = prints(["bench", "--sizes", "3x5x4,2x3x1", "-o", str(out)], capsys).splitlines()
     assert title.startswith("lognormal lengths, ")
@@ -40,7 +40,7 @@ def test_a_table_is_printed_and_written(tmp_path: Path, capsys: pytest.CaptureFi
         assert float(row["times_faster"]) == pytest.approx(min(packed, padded) / ours)
 
 
-def test_lengths_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lengths_of_a_file(tmp_path: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine.txt").write_text("4\n9\n2\n")
     out = tmp_path / "times.md"
     printed = prints([*_TINY, "--lengths", str(tmp_path / "mine.txt"), "-o", str(out)], capsys).splitlines()
@@ -69,15 +69,13 @@ def test_lengths_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str], m
     ids=lambda value: " ".join(value) if value[0].startswith("-") else "",
 )
 def test_wrong_options_are_one_line_and_leave_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], pieces: list[str]
+    tmp_path: Path, capsys: Capsys, options: list[str], pieces: list[str]
 ) -> None:
     fails([*_TINY, *options], capsys, *pieces)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_wrong_answer_of_ours_is_a_failure(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_answer_of_ours_is_a_failure(capsys: Capsys, monkeypatch: pytest.MonkeyPatch) -> None:
     ours, torchs = probe.CELLS["gru"]
 
     def wrong(width: int, units: int) -> object:

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow.parquet
 import pytest
 
-from commands import FAST, fails, prints, read_csv, tree
+from commands import FAST, Capsys, fails, prints, read_csv, tree
 from raglane.cli import main
 
 
@@ -60,7 +60,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_long_epoch_has_lines(work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_long_epoch_has_lines(work: Path, tmp_path: Path, capsys: Capsys) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("raglane.runs.progress._LINE_EVERY", 0.0)
         train = ["train", str(work / "steps.csv"), "--out", str(tmp_path / "run"), *FAST]
@@ -69,7 +69,7 @@ def test_a_long_epoch_has_lines(work: Path, tmp_path: Path, capsys: pytest.Captu
     assert lines == ["epoch 2/2  batch 1/4", "epoch 2/2  batch 2/4", "epoch 2/2  batch 3/4", "epoch 2/2"]
 
 
-def test_train_says_what_it_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_train_says_what_it_does(tmp_path: Path, capsys: Capsys) -> None:
     data = _write_csv(tmp_path / "steps.csv", _steps())
     test = _write_csv(tmp_path / "later.csv", _steps(6))
     out = tmp_path / "deep" / "run"
@@ -112,7 +112,7 @@ def test_predict_writes_every_format_alike(work: Path, tmp_path: Path, task: str
         assert row["p_down"] + row["p_up"] == pytest.approx(1)
 
 
-def test_texts_that_a_spreadsheet_executes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_texts_that_a_spreadsheet_executes(tmp_path: Path, capsys: Capsys) -> None:
     rows = _steps()
     for row in rows[1:]:
         row[0], row[-1] = {"s1": "=1+1", "s2": "+1", "s3": "@ü", "s4": "-1"}.get(row[0], row[0]), f"={row[-1]}"
@@ -156,7 +156,7 @@ def test_predict_reads_the_columns_that_training_found(tmp_path: Path) -> None:
     assert len(output.read_text().splitlines()) == 21
 
 
-def test_resume_and_overwrite(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_resume_and_overwrite(tmp_path: Path, capsys: Capsys) -> None:
     data = _write_csv(tmp_path / "steps.csv", _steps())
     out = ["--out", str(tmp_path / "run")]
     assert main(["train", str(data), *out, *FAST, "--test", str(data), "--quiet"]) == 0
@@ -172,7 +172,7 @@ def test_resume_and_overwrite(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 @pytest.mark.parametrize("options", [["--sequence-column"], ["--resume"], ["one", "too", "many"]], ids=" ".join)
 def test_bad_options_are_one_line(
-    options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys
 ) -> None:
     monkeypatch.chdir(tmp_path)
     _write_csv(tmp_path / "steps.csv", _steps())
@@ -180,7 +180,7 @@ def test_bad_options_are_one_line(
     assert tree(tmp_path).keys() == {"steps.csv"}
 
 
-def test_bad_data_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_data_is_one_line(tmp_path: Path, capsys: Capsys) -> None:
     same, null = tmp_path / "same.jsonl", tmp_path / "null.jsonl"
     same.write_text('{"x": [1.0], "y": "a"}\n' * 3)
     null.write_text('{"x": [[1, 2], null], "y": "a"}\n')
@@ -190,7 +190,7 @@ def test_bad_data_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert not (tmp_path / "run").exists()
 
 
-def test_bad_input_to_a_model_is_one_line(work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_input_to_a_model_is_one_line(work: Path, tmp_path: Path, capsys: Capsys) -> None:
     before = tree(work)
     model, data = str(work / "classify"), str(work / "steps.csv")
     output = ["-o", str(tmp_path / "p.csv")]
@@ -212,15 +212,13 @@ def test_bad_input_to_a_model_is_one_line(work: Path, tmp_path: Path, capsys: py
     assert tree(work) == before
 
 
-def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_and_version(capsys: Capsys) -> None:
     assert prints(["--version"], capsys).startswith("raglane ")
     pieces = "Task and model", "Training", "Run and output", "[default: 0.003]", "--bucket", "For example"
     prints(["train", "--help"], capsys, *pieces)
 
 
-def test_without_the_train_extra(
-    work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_the_train_extra(work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys) -> None:
     monkeypatch.setitem(sys.modules, "safetensors", None)
     data = str(work / "steps.csv")
     fails(["train", data, "--label-column", "kind", "--out", str(tmp_path / "run"), "-q"], capsys, "raglane[train]")

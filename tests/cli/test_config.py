@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import raglane as rl
-from commands import FAST, fails, prints, tree, write_steps
+from commands import FAST, Capsys, fails, prints, tree, write_steps
 from raglane.cli import main
 from raglane.cli.app import app
 from raglane.data import FORMATS
@@ -28,7 +28,7 @@ from raglane.training.settings import LAYERS, Settings
 from scripts import Script
 
 
-def _shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[dict[str, Any], dict[str, str]]:
+def _shown(capsys: Capsys, *arguments: str) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the values and origins that --show-config prints."""
     printed = prints(["train", *arguments, "--show-config"], capsys)
     lines = [line for line in printed.splitlines() if "  # " in line]
@@ -36,9 +36,7 @@ def _shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[dict[st
     return tomllib.loads(printed), origins
 
 
-def test_an_option_goes_before_the_file_and_the_file_before_the_default(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_option_goes_before_the_file_and_the_file_before_the_default(tmp_path: Path, capsys: Capsys) -> None:
     file = tmp_path / "my.toml"
     file.write_text(
         'data = "a.csv"\ncell = "lstm"\nhidden-size = 12\nbidirectional = true\nlr = 1\nfeature_column = ["a"]\n'
@@ -61,7 +59,7 @@ def test_an_option_goes_before_the_file_and_the_file_before_the_default(
     assert _shown(capsys, "--config", str(again))[0] == _shown(capsys, *config, "--seed", "3")[0]
 
 
-def test_what_a_search_would_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_search_would_do(tmp_path: Path, capsys: Capsys) -> None:
     file, again = tmp_path / "my.toml", tmp_path / "again.toml"
     data = str(write_steps(tmp_path / "steps.csv"))
     file.write_text('hidden-size = 4\n[search]\ncell = ["gru", "rnn"]\nlr = {low = 0.001, high = 0.1, log = true}\n')
@@ -81,7 +79,7 @@ def test_what_a_search_would_do(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert not (tmp_path / "runs").exists()
 
 
-def test_every_option_can_stand_in_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_option_can_stand_in_a_file(tmp_path: Path, capsys: Capsys) -> None:
     kinds: tuple[Any, ...] = (Settings, ColumnNames)
     values, origins = _shown(capsys)
     known = {key_of(kind, name) for kind in kinds for name in options(kind)}
@@ -104,9 +102,7 @@ def test_a_run_holds_the_file_that_repeats_it(tmp_path: Path, monkeypatch: pytes
         assert one[name] == two[name], name
 
 
-def test_of_data_in_memory_the_file_says_that_it_must_be_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_of_data_in_memory_the_file_says_that_it_must_be_named(tmp_path: Path, capsys: Capsys) -> None:
     out = tmp_path / "run"
     rl.fit([[0.1, 0.9], [0.8, 0.2]], ["a", "b"], epochs=1, hidden_size=2, validation_fraction=0, out=out)
     again = ["train", "--config", str(out / "run.toml"), "--out", str(tmp_path / "again")]
@@ -117,7 +113,7 @@ def test_of_data_in_memory_the_file_says_that_it_must_be_named(
     assert tomllib.loads(run_config(Settings(), half_a_pair).decode())["data"] == ""
 
 
-def test_a_mistake_in_a_file_is_one_line_that_names_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mistake_in_a_file_is_one_line_that_names_it(tmp_path: Path, capsys: Capsys) -> None:
     file, out = tmp_path / "my.toml", tmp_path / "run"
     for text, *pieces in (
         ("hiden-size = 3", "the option 'hiden-size'", "Write hidden-size"),
@@ -195,7 +191,7 @@ def test_every_role_of_a_column_is_an_option(command: str) -> None:
 
 @pytest.mark.parametrize("command", app.registered_commands, ids=lambda command: command.callback.__name__)
 def test_the_help_is_wrapped_by_the_terminal_and_leaves_nothing_out(
-    command: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: Any, monkeypatch: pytest.MonkeyPatch, capsys: Capsys
 ) -> None:
     monkeypatch.setenv("COLUMNS", "600")
     lines = [line.strip() for line in prints([command.callback.__name__, "--help"], capsys).splitlines()]

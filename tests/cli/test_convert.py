@@ -8,7 +8,7 @@ from unittest import mock
 
 import pytest
 
-from commands import FAST, fails, prints, tree, write_steps
+from commands import FAST, Capsys, fails, prints, tree, write_steps
 from raglane.cli import main
 
 
@@ -23,7 +23,7 @@ def _words(name: str, count: int = 24) -> str:
     return name
 
 
-def test_what_is_said_of_a_conversion(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_said_of_a_conversion(capsys: Capsys) -> None:
     _words("words.jsonl")
     assert main(["convert", "words.jsonl", "words"]) == 0
     said = capsys.readouterr()
@@ -45,7 +45,7 @@ def test_what_is_said_of_a_conversion(capsys: pytest.CaptureFixture[str]) -> Non
     assert sorted(path.name for path in Path().iterdir()) == ["steps", "steps.csv", "words", "words.jsonl"]
 
 
-def test_mistakes_leave_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_leave_nothing(capsys: Capsys) -> None:
     _words("words.jsonl")
     for arguments, pieces in (
         (["words.jsonl"], ["IN... OUT", "raglane convert words.jsonl OUT"]),
@@ -140,7 +140,7 @@ def test_a_run_of_a_converted_csv_file_reads_such_files(rows: list[str], named: 
     assert (columns["split"] == "characters") == ("split" in named)
 
 
-def test_a_folder_is_trained_for_the_task_that_it_was_made_for(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_is_trained_for_the_task_that_it_was_made_for(capsys: Capsys) -> None:
     rows = [{"x": list("abc"[: row % 4]), "y": list("uvw"[: row % 4])} for row in range(24)]
     Path("tags.jsonl").write_text("\n".join(map(json.dumps, rows)))
     named = ["--sequence-column", "x", "--label-column", "y"]
@@ -153,7 +153,7 @@ def test_a_folder_is_trained_for_the_task_that_it_was_made_for(capsys: pytest.Ca
     _same("tags.jsonl", "tags", *balanced, named=tuple(named))
 
 
-def test_converted_data_is_seen_to_be_binary(capsys: pytest.CaptureFixture[str]) -> None:
+def test_converted_data_is_seen_to_be_binary(capsys: Capsys) -> None:
     rows = [{"x": [[row % 2, step % 2] for step in range(row % 5)], "y": "uv"[row % 2]} for row in range(24)]
     for name, content in (("rolls", rows), ("half", [*rows[:-1], {"x": [[0.5, 1]], "y": "u"}])):
         Path(f"{name}.jsonl").write_text("\n".join(map(json.dumps, content)))

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 import raglane as rl
-from commands import FAST, fails, prints, tree, write_steps
+from commands import FAST, Capsys, fails, prints, tree, write_steps
 from raglane.cli import main
 from raglane.data import read
 from raglane.errors import ArgumentError
 from raglane.runs.training import hold_out
 
 
-def test_features_from_training_to_prediction(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_features_from_training_to_prediction(tmp_path: Path, capsys: Capsys) -> None:
     rows = [
         {
             "load": [float(step % 3) for step in range(number % 3 + 1)],
@@ -54,7 +54,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_steps(tmp_path_factory.mktemp("data") / "steps.csv")
 
 
-def test_batches_of_elements(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_batches_of_elements(data: Path, tmp_path: Path, capsys: Capsys) -> None:
     for place, (flags, words) in enumerate(
         (
             (["--batch-elements", "9", "--bucket"], None),
@@ -72,9 +72,7 @@ def test_batches_of_elements(data: Path, tmp_path: Path, capsys: pytest.CaptureF
         assert json.loads((out / "run.json").read_text())["settings"]["batch_elements"] == int(flags[1])
 
 
-def test_mistakes_are_one_line_and_leave_nothing(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_mistakes_are_one_line_and_leave_nothing(data: Path, tmp_path: Path, capsys: Capsys) -> None:
     train = ["train", str(data), "--out", str(tmp_path / "run"), *FAST]
     for flags, words in (
         (["--batch-elements", "3"], ("at most the size of a batch, 3 elements", "--too-long split")),
@@ -94,13 +92,13 @@ def _write(path: Path, lengths: list[int]) -> Path:
     return path
 
 
-def _said(capsys: pytest.CaptureFixture[str], *arguments: object, of: str = "initial state") -> list[str]:
+def _said(capsys: Capsys, *arguments: object, of: str = "initial state") -> list[str]:
     capsys.readouterr()
     assert main([str(argument) for argument in arguments]) == 0
     return [line for line in capsys.readouterr().out.splitlines() if of in line]
 
 
-def test_empty_sequences_with_a_class_are_named_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_empty_sequences_with_a_class_are_named_once(tmp_path: Path, capsys: Capsys) -> None:
     full, some = _write(tmp_path / "full.jsonl", [2] * 8), _write(tmp_path / "some.jsonl", [2, 1, 0, 3, 0, 1, 2, 1])
     one = _write(tmp_path / "one.jsonl", [0, 2, 1, 1])
     two = "2 of 8 sequences are empty (the first: row 2): their " + _NOTE
@@ -115,7 +113,7 @@ def test_empty_sequences_with_a_class_are_named_once(tmp_path: Path, capsys: pyt
     assert _said(capsys, "predict", run, some, "-o", tmp_path / "p.csv", "-q") == []
 
 
-def test_categories_unseen_in_training_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_categories_unseen_in_training_are_counted(tmp_path: Path, capsys: Capsys) -> None:
     seen, other, run = tmp_path / "seen.csv", tmp_path / "other.csv", tmp_path / "run"
     seen.write_text(
         "id,x,town,y\n" + "".join(f"{row},{row},{('Oslo', 'Bergen')[row % 2]},{row % 2}\n" for row in range(8))
@@ -185,7 +183,7 @@ def _places(path: Path) -> list[tuple[str, str]]:
 
 
 def test_bad_rows_are_left_out_counted_and_listed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys
 ) -> None:
     monkeypatch.chdir(tmp_path)
     _write_rows("a.jsonl", {4: "{", 9: '{"x": [1.0], "y": "high"}'})

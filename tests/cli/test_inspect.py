@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from commands import fails, prints, tree, write_steps
+from commands import Capsys, fails, prints, tree, write_steps
 from made_plans import made_plans  # noqa: F401
 from raglane.cli import main
 
@@ -24,7 +24,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return write_steps(Path("ok.csv"))
 
 
-def test_it_prints_the_facts_and_ends_in_a_command(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_prints_the_facts_and_ends_in_a_command(data: Path, capsys: Capsys) -> None:
     assert main(["inspect", "ok.csv", "--cell", "lstm", "--hidden-size", "8", "--ranks", "3"]) == 0
     out, err = capsys.readouterr()
     assert err == ""
@@ -47,7 +47,7 @@ def test_it_prints_the_facts_and_ends_in_a_command(data: Path, capsys: pytest.Ca
     assert main([*words[1:], "--epochs", "1", "--out", "run", "--quiet"]) == 0
 
 
-def test_every_format_and_the_default(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_format_and_the_default(data: Path, capsys: Capsys) -> None:
     Path("words.jsonl").write_text('{"s": ["p", "q"], "l": "x"}\n{"s": [], "l": "y"}\n')
     Path("lengths.txt").write_text("4\n2\n9\n")
     Path("one.txt").write_text("7\n")
@@ -64,7 +64,7 @@ def test_every_format_and_the_default(data: Path, capsys: pytest.CaptureFixture[
     assert prints(["inspect"], capsys).splitlines()[-1].startswith("raglane train --batch-size 256")
 
 
-def test_json_goes_to_a_file_or_to_the_standard_output(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_goes_to_a_file_or_to_the_standard_output(data: Path, capsys: Capsys) -> None:
     out = prints(["inspect", "ok.csv", "--json", "found.json"], capsys, "written: found.json")
     assert out.splitlines()[-1].startswith("raglane train ok.csv")
     found = json.loads(prints(["inspect", "ok.csv", "--json", "-"], capsys))
@@ -73,9 +73,7 @@ def test_json_goes_to_a_file_or_to_the_standard_output(data: Path, capsys: pytes
     assert tree(Path()).keys() == {"ok.csv", "found.json"}
 
 
-def test_a_page_replaces_an_older_one(
-    data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_page_replaces_an_older_one(data: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys) -> None:
     monkeypatch.setattr("raglane.runs.inspection.page._pictures", lambda _: [])  # which take seconds
     Path("report.html").write_text("old")
     assert main(["inspect", "ok.csv", "--html", "report.html", "-q"]) == 0
@@ -98,7 +96,7 @@ def test_a_terminal_without_blocks_has_bars(data: Path, monkeypatch: pytest.Monk
     assert "\\u" not in told
 
 
-def test_bad_input_ends_in_one_line_and_leaves_nothing(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_input_ends_in_one_line_and_leaves_nothing(data: Path, capsys: Capsys) -> None:
     Path("nothing").mkdir()
     Path("words.txt").write_text("4\n5\nfive\n")
     Path("zeros.txt").write_text("0\n0\n")
@@ -124,7 +122,7 @@ def test_bad_input_ends_in_one_line_and_leaves_nothing(data: Path, capsys: pytes
 
 
 def test_a_place_that_cannot_be_written_is_refused_before_anything_is_read(
-    data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    data: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys
 ) -> None:
     Path("folder").mkdir()
     Path("link.html").symlink_to("ok.csv")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from commands import FAST, fails, tree, write_steps
+from commands import FAST, Capsys, fails, tree, write_steps
 from raglane._utils import memory
 from raglane.cli import main
 from raglane.errors import ArgumentError
@@ -46,9 +46,7 @@ def nothing_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("nothing_is_read")
 @pytest.mark.parametrize("name", ["cuda", "cuda:99", "meta", "cpu:0", "xla", ""])
-def test_a_device_that_is_not_there(
-    work: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_a_device_that_is_not_there(work: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     run, data = str(work / "classify"), str(work / "ok.csv")
     before = tree(work)
@@ -73,7 +71,7 @@ def test_a_device_that_is_not_there(
     ids=lambda options: options[0],
 )
 def test_a_model_for_which_there_is_no_memory(
-    work: Path, capsys: pytest.CaptureFixture[str], options: list[str], monkeypatch: pytest.MonkeyPatch
+    work: Path, capsys: Capsys, options: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memory, "available_memory", lambda: 10**9)
     before = tree(work)
@@ -84,7 +82,7 @@ def test_a_model_for_which_there_is_no_memory(
 
 
 def test_an_embedding_for_which_there_is_no_memory(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its size needs the data, so it is read; a table of floats has none."""
     monkeypatch.setattr(memory, "available_memory", lambda: 10**9)
@@ -99,7 +97,7 @@ def test_an_embedding_for_which_there_is_no_memory(
 
 
 def test_the_batch_of_a_deep_model_counts_too(
-    work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    work: Path, tmp_path: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command = ["train", str(work / "ok.csv"), "--hidden-size", "4", "--num-layers", "9", "--epochs", "1", "--quiet"]
     weights, tensors = ModelConfig("classify", "gru", hidden_size=4, num_layers=9, input_size=2, output_size=2).count()
@@ -138,16 +136,14 @@ def test_a_device_of_its_own_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         check_machine(Settings(device="cuda", hidden_size=300))
 
 
-def test_a_forecast_for_which_there_is_no_memory(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_forecast_for_which_there_is_no_memory(work: Path, capsys: Capsys) -> None:
     command = ["predict", str(work / "forecast"), str(work / "ok.csv"), "-o", str(work / "p.csv"), "--horizon"]
     fails([*command, str(10**18)], capsys, "memory must be ... got 24,", "Pass a smaller horizon")
     assert not (work / "p.csv").exists()
 
 
 @pytest.mark.parametrize(("name", "value"), [("hidden_size", 2 * 10**9), ("num_layers", 10**6), ("hidden_size", 70)])
-def test_a_configuration_of_another_model(
-    work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, value: int
-) -> None:
+def test_a_configuration_of_another_model(work: Path, tmp_path: Path, capsys: Capsys, name: str, value: int) -> None:
     shutil.copytree(work / "classify", tmp_path / "run")
     config = tmp_path / "run" / "best" / "config.json"
     content = json.loads(config.read_text())
@@ -162,15 +158,13 @@ def test_a_configuration_of_another_model(
     ("option", "value"),
     [("lr", "1e999"), ("grad-clip", "1e39"), ("epochs", str(10**30)), ("threads", "5000"), ("seed", "9" * 5000)],
 )
-def test_numbers_out_of_range(work: Path, capsys: pytest.CaptureFixture[str], option: str, value: str) -> None:
+def test_numbers_out_of_range(work: Path, capsys: Capsys, option: str, value: str) -> None:
     """tests/training/test_settings.py has those of all settings."""
     fails(["train", str(work / "ok.csv"), "--out", str(work / "new"), f"--{option}", value], capsys, option)
     assert not (work / "new").exists()
 
 
-def test_paths_that_cannot_be(
-    work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_paths_that_cannot_be(work: Path, tmp_path: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch) -> None:
     run, data, file = str(work / "classify"), str(work / "ok.csv"), tmp_path / "file"
     file.write_text("mine")
     (tmp_path / "p.csv").mkdir()

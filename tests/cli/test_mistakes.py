@@ -10,7 +10,7 @@ from unittest import mock
 
 import pytest
 
-from commands import FAST, fails, tree, write_steps
+from commands import FAST, Capsys, fails, tree, write_steps
 from raglane.cli import main
 from small_files import put
 
@@ -27,7 +27,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_predictions_never_replace_the_data_or_the_model(
-    work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys
 ) -> None:
     data = write_steps(tmp_path / "data.csv")
     link, hard, dangling = tmp_path / "link.csv", tmp_path / "hard.csv", tmp_path / "to-new.csv"
@@ -54,9 +54,7 @@ def test_predictions_never_replace_the_data_or_the_model(
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl"])
 @pytest.mark.parametrize("row", [0, 11])
-def test_a_missing_value_is_named_by_its_row_in_the_file(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str, row: int
-) -> None:
+def test_a_missing_value_is_named_by_its_row_in_the_file(tmp_path: Path, capsys: Capsys, kind: str, row: int) -> None:
     series = [[1.0, 2.0 + number] for number in range(12)]
     series[row][1] = float("nan")
     path = tmp_path / f"data.{kind}"
@@ -83,7 +81,7 @@ def test_a_missing_value_is_named_by_its_row_in_the_file(
     ],
 )
 def test_what_data_asks_for_is_named_by_its_flag(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, options: list[str], flag: str
+    tmp_path: Path, capsys: Capsys, text: str, options: list[str], flag: str
 ) -> None:
     fails(["train", str(put(tmp_path / "data.csv", text)), "--out", str(tmp_path / "run"), *options], capsys, flag)
 
@@ -92,7 +90,7 @@ def test_what_data_asks_for_is_named_by_its_flag(
     ("cells", "piece"), [({"a": ""}, "id 's1'"), ({"label": "zebra", "id": "z"}, "'zebra'")], ids=["nan", "label"]
 )
 def test_the_test_part_is_checked_before_the_first_epoch(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], cells: dict[str, str], piece: str
+    tmp_path: Path, capsys: Capsys, cells: dict[str, str], piece: str
 ) -> None:
     data, test = write_steps(tmp_path / "ok.csv"), write_steps(tmp_path / "test.csv", cells=cells)
     before = tree(tmp_path)
@@ -104,7 +102,7 @@ def test_the_test_part_is_checked_before_the_first_epoch(
 
 
 def test_a_run_that_fails_in_its_first_epoch_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys
 ) -> None:
     from raglane.training.model import SequenceModel
 
@@ -136,7 +134,7 @@ def test_sequences_of_length_0_are_of_every_kind(work: Path, tmp_path: Path) -> 
         assert {row["prediction"] for row in rows} <= {"x", "y"}
 
 
-def test_a_sequence_column_takes_the_place_of_features(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sequence_column_takes_the_place_of_features(tmp_path: Path, capsys: Capsys) -> None:
     path, output = tmp_path / "data.csv", tmp_path / "p.jsonl"
     rows = [f"s{n // 2},{'ab'[n % 2]},{n % 3},{'xy'[n // 2 % 2]}\n" for n in range(24)]
     path.write_text("id,word,code,label\n" + "".join(rows))
@@ -151,7 +149,7 @@ def test_a_sequence_column_takes_the_place_of_features(tmp_path: Path, capsys: p
     assert main([*command, "--sequence-column", "seq"]) == 0
 
 
-def test_one_sequence_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_sequence_alone(tmp_path: Path, capsys: Capsys) -> None:
     path = put(tmp_path / "one.csv", "id,t,a,label\ns0,0,1.5,x\ns0,1,2.5,y\n")
     command = ["train", str(path), "--task", "tag", "--label-column", "label", "--out", str(tmp_path / "run"), *FAST]
     fails(command, capsys, "got 1 sequence", "--validation-fraction 0")
@@ -180,7 +178,7 @@ def test_one_sequence_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     ],
 )
 def test_a_file_whose_json_is_whole_and_whose_content_is_not(
-    work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], file: str, place: str, value: Any
+    work: Path, tmp_path: Path, capsys: Capsys, file: str, place: str, value: Any
 ) -> None:
     run = shutil.copytree(work / "run", tmp_path / "run")
     content = part = json.loads((run / file).read_text())
@@ -200,7 +198,7 @@ def test_a_file_whose_json_is_whole_and_whose_content_is_not(
     assert tree(tmp_path) == damaged
 
 
-def test_without_the_cli_extra(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_the_cli_extra(monkeypatch: pytest.MonkeyPatch, capsys: Capsys) -> None:
     import importlib.util
 
     found = importlib.util.find_spec
@@ -211,13 +209,13 @@ def test_without_the_cli_extra(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
 
 
 @pytest.mark.parametrize("given", [["--epochs", "1e99"], ["--epochs=many"], ["--lr", "fast"]])
-def test_an_option_that_is_no_number_is_told_what_it_got(given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_option_that_is_no_number_is_told_what_it_got(given: list[str], capsys: Capsys) -> None:
     name, value = " ".join(given).replace("=", " ").split()
     fails(["train", *given], capsys, f"{name} must be a ... got {value!r}", "Write it in digits, such as")
 
 
 def test_parts_that_cannot_be_had_are_refused_before_anything_is_read(
-    work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    work: Path, tmp_path: Path, capsys: Capsys
 ) -> None:
     (tmp_path / "bad.csv").write_text("nothing of the kind")
     command = ["train", str(tmp_path / "bad.csv"), "--out", str(tmp_path / "run"), *FAST]
@@ -227,7 +225,7 @@ def test_parts_that_cannot_be_had_are_refused_before_anything_is_read(
     fails([*command, *both], capsys, "--validation-fraction must be ... got it with --validation", "Leave one out")
 
 
-def test_ctrl_c_prints_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_prints_one_line(capsys: Capsys, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("raglane.data.stores.fetched", mock.Mock(side_effect=KeyboardInterrupt))
     assert main(["inspect", "s3://a/b.csv"]) == 130
     assert capsys.readouterr().err.strip() == "raglane: error: stopped"

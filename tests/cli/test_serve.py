@@ -20,7 +20,7 @@ import uvicorn
 import websockets.sync.client as websockets
 
 import raglane as rl
-from commands import fails
+from commands import Capsys, fails
 from processes import Command, start
 from raglane.cli.serve import _run
 from raglane.serve import Engine
@@ -132,7 +132,7 @@ def test_mistakes(
     runs: Path,
     arguments: list[str],
     words: list[str],
-    capsys: pytest.CaptureFixture[str],
+    capsys: Capsys,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(runs)
@@ -140,12 +140,12 @@ def test_mistakes(
     fails(["serve", *arguments], capsys, *words)
 
 
-def test_a_port_in_use(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_port_in_use(runs: Path, capsys: Capsys) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = str(listener.getsockname()[1])
         fails(["serve", str(runs / "one"), "--port", port], capsys, "--port must be a free port", "in use")
 
 
-def test_without_the_extra(runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_extra(runs: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     fails(["serve", str(runs / "one")], capsys, "uvicorn is not installed. Run pip install 'raglane[serve]'")

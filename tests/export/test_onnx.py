@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import raglane as rl
-from commands import prints
+from commands import Capsys, prints
 from every_layer import GATED, KINDS
 from exported import FEW, ODD, D, a_batch, largest_error, run_file, truth
 from raglane.cli import main
@@ -278,7 +278,7 @@ def a_run() -> Run:
     return Run(SavedModel(model, preprocessor, {}))
 
 
-def test_a_run_is_used_from_other_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_is_used_from_other_programs(tmp_path: Path, capsys: Capsys) -> None:
     run, folder, path = a_run(), tmp_path / "model", tmp_path / "model.onnx"
     run.save(folder)
     printed = prints(["export", str(folder), "-o", str(path)], capsys)
@@ -300,7 +300,7 @@ def test_a_run_is_used_from_other_programs(tmp_path: Path, capsys: pytest.Captur
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == wanted
 
 
-def test_what_a_graph_does_not_prepare_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_graph_does_not_prepare_is_refused(tmp_path: Path, capsys: Capsys) -> None:
     folder = tmp_path / "model"
     a_run().save(folder)
     for place, words in {
@@ -313,9 +313,7 @@ def test_what_a_graph_does_not_prepare_is_refused(tmp_path: Path, capsys: pytest
     assert [part.name for part in tmp_path.iterdir()] == ["model"]
 
 
-def test_a_full_disk_leaves_neither_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_full_disk_leaves_neither_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys) -> None:
     a_run().save(tmp_path / "model")
     bring, calls = os.fsync, []
 

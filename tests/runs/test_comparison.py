@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import raglane as rl
-from commands import FAST, fails, prints, read_csv, tree, write_steps
+from commands import FAST, Capsys, fails, prints, read_csv, tree, write_steps
 from made_datasets import dataset
 from raglane.cli import main
 from raglane.data.records import Feature, Targets, offsets_of
@@ -54,7 +54,7 @@ def test_what_differs_and_nothing_else(runs: Path) -> None:
         assert row["validation loss"] == min(float(epoch["validation_loss"]) for epoch in history)
 
 
-def test_tables_and_pictures_are_written_whole(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tables_and_pictures_are_written_whole(runs: Path, tmp_path: Path, capsys: Capsys) -> None:
     folders = [str(runs / name) for name in "abc"]
     places = [str(tmp_path / f"table.{suffix}") for suffix in ("md", "csv", "png", "svg")]
     printed = prints(["compare", *folders, *(word for place in places for word in ("-o", place))], capsys)
@@ -69,7 +69,7 @@ def test_tables_and_pictures_are_written_whole(runs: Path, tmp_path: Path, capsy
     assert b"<svg" in setting_svg(lists, "quantile")
 
 
-def test_mistakes_end_in_one_line(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_end_in_one_line(runs: Path, tmp_path: Path, capsys: Capsys) -> None:
     broken, out = tmp_path / "broken", tmp_path / "table.md"
     run = str(runs / "a")
     fails(["compare", run, str(tmp_path / "no"), "-o", str(out)], capsys, "no must be ... no such folder", "of a run")
@@ -116,9 +116,7 @@ def _leaves(content: Any, place: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("name", ["run.json", "evaluation.json", "best/config.json", "last/training.json"])
-def test_any_changed_value_is_one_line_or_good(
-    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
-) -> None:
+def test_any_changed_value_is_one_line_or_good(runs: Path, tmp_path: Path, capsys: Capsys, name: str) -> None:
     """Such as a path that is a number, or a count of 10^30."""
     run = tmp_path / "run"
     shutil.copytree(runs / "a", run)
@@ -173,7 +171,7 @@ def test_data_is_the_same_in_any_order_and_parts() -> None:
     assert re.fullmatch(r"4-[0-9a-f]{16}", whole)
 
 
-def test_a_logger_gets_every_epoch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_logger_gets_every_epoch(tmp_path: Path, capsys: Capsys) -> None:
     data = str(write_steps(tmp_path / "steps.csv"))
     out = tmp_path / "run"
     pytest.importorskip("tensorboard", reason="TensorBoard is not installed")
@@ -187,7 +185,7 @@ def test_a_logger_gets_every_epoch(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 def test_a_logger_that_cannot_begin_is_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def made(*_: Any) -> None:
         raise RuntimeError("no key:\nlog in")

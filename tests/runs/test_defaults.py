@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import raglane as rl
-from commands import FAST, prints
+from commands import FAST, Capsys, prints
 from raglane.cli import main
 from raglane.data import read
 from raglane.errors import ArgumentError
@@ -51,7 +51,7 @@ def test_the_length_of_a_training(count: int, options: dict[str, Any], steps: in
     assert chosen == (Settings("forecast", loss="mse", epochs=7, lr_schedule="constant", **options), [])
 
 
-def test_a_run_states_the_length_and_repeats_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_states_the_length_and_repeats_it(tmp_path: Path, capsys: Capsys) -> None:
     data, run = _texts(tmp_path / "names.csv", ["a b", "a b c d e f"] * 12), tmp_path / "run"
     quick = ["--hidden-size", "3", "--threads", "1"]
     assert main(["train", data, "--sequence-column", "name", "--out", str(run), *quick, "--patience", "2"]) == 0
@@ -104,7 +104,7 @@ def test_a_forecast_that_is_worse_than_the_season_some_steps_ahead_is_said(out: 
     assert "season" not in rl.fit([series.tolist()], task="forecast", epochs=12, lr=0.003, **_QUICK).notes[-1]
 
 
-def test_the_last_line_is_advice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_last_line_is_advice(tmp_path: Path, capsys: Capsys) -> None:
     # Labels that do not depend on the sequences.
     random = np.random.default_rng(0)
     noise, labels = list(random.normal(size=(60, 5))), ["a", "a", "b"] * 20
@@ -117,7 +117,7 @@ def test_the_last_line_is_advice(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "the last epoch was the best" in (tmp_path / "run" / "card.md").read_text()
 
 
-def test_words_are_split_into_characters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_words_are_split_into_characters(tmp_path: Path, capsys: Capsys) -> None:
     data = _texts(tmp_path / "names.csv", ["anna", "eve", "van der", *("xy" * length for length in range(1, 20))])
     train = ["train", data, "--sequence-column", "name", "--validation", data, *FAST]
     assert main([*train, "--out", str(tmp_path / "run")]) == 0
@@ -132,7 +132,7 @@ def test_words_are_split_into_characters(tmp_path: Path, capsys: pytest.CaptureF
     assert rl.fit(["anna", "eve"] * 4, ["a", "b"] * 4, epochs=1, **_QUICK).preprocess.split == "characters"
 
 
-def test_the_end_of_one_series_is_held_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_end_of_one_series_is_held_out(tmp_path: Path, capsys: Capsys) -> None:
     path = tmp_path / "series.csv"
     path.write_text("month,x\n" + "".join(f"{2000 + row // 12}-{row % 12 + 1:02},{x}\n" for row, x in enumerate(_WAVE)))
     out = prints(["train", str(path), "--task", "forecast", "--out", str(tmp_path / "run"), *FAST], capsys)

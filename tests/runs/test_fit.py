@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import raglane as rl
-from commands import FAST, tree, write_steps
+from commands import FAST, Capsys, tree, write_steps
 from raglane.cli import main
 from raglane.errors import ArgumentError, ArgumentTypeError, DataError, DivergedError, ShapeError
 
@@ -74,7 +74,7 @@ def test_a_run_goes_on_with_its_own_parts(tmp_path: Path) -> None:
         rl.fit(data, out=tmp_path / "run", resume=True, overwrite=True)
 
 
-def test_it_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_it_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capsys) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     sequences, labels = _sequences()
@@ -149,7 +149,7 @@ def test_ctrl_c_stops_and_saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert _same(run, rl.fit(sequences, labels, **(_QUICK | {"epochs": 3})))
 
 
-def test_a_bar_is_for_those_who_look(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bar_is_for_those_who_look(monkeypatch: pytest.MonkeyPatch, capsys: Capsys) -> None:
     sequences, labels = _sequences()
     rl.fit(sequences, labels, progress=True, **_QUICK)
     assert "loss" in capsys.readouterr().out

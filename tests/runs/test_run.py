@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import raglane as rl
-from commands import FAST, fails, tree, write_steps
+from commands import FAST, Capsys, fails, tree, write_steps
 from raglane.cli import main
 from raglane.errors import ArgumentError, ArgumentTypeError, CheckpointError, DataError
 from raglane.training.predictions import write_predictions
@@ -163,7 +163,7 @@ def test_mistakes(place: Path, tmp_path: Path) -> None:
         rl.runs.run._from_files({}, ())
 
 
-def test_a_run_with_data_in_memory_goes_on_in_python(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_with_data_in_memory_goes_on_in_python(tmp_path: Path, capsys: Capsys) -> None:
     folder = tmp_path / "run"
     rl.fit([[1.0], [2.0]] * 4, ["a", "b"] * 4, epochs=1, hidden_size=2, out=folder)
     fails(["train", "--resume", "--out", str(folder)], capsys, "data in memory", "rl.fit(data, out=")

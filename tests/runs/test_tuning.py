@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import raglane as rl
-from commands import FAST, fails, tree, write_steps
+from commands import FAST, Capsys, fails, tree, write_steps
 from processes import start
 from raglane.cli import main
 from raglane.errors import ArgumentError
@@ -40,7 +40,7 @@ def _ended(study: Path) -> list[Any]:
     return [trial for trial in _trials(study) if trial.state.name in ("COMPLETE", "PRUNED")]
 
 
-def test_the_best_trial_becomes_a_run_and_the_study_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_best_trial_becomes_a_run_and_the_study_goes_on(tmp_path: Path, capsys: Capsys) -> None:
     data, other = write_steps(tmp_path / "steps.csv"), write_steps(tmp_path / "other.csv", 9)
     out = tmp_path / "study"
     search = tmp_path / "search.toml"
@@ -120,7 +120,7 @@ def test_what_is_searched() -> None:
     assert read_space({"dropout": {"low": 0, "high": 0.5}}, "a.toml") == {"dropout": Range(0, 0.5)}
 
 
-def test_mistakes_end_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_end_in_one_line(tmp_path: Path, capsys: Capsys) -> None:
     data = str(write_steps(tmp_path / "steps.csv"))
     full, broken, out = tmp_path / "full", tmp_path / "broken", tmp_path / "out"
     full.mkdir()
@@ -159,7 +159,7 @@ def test_mistakes_end_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert not out.exists()
 
 
-def test_a_validation_part_without_a_target_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_validation_part_without_a_target_is_an_error(tmp_path: Path, capsys: Capsys) -> None:
     for name, rows in (("long", [[1.5, 2.5]] * 3), ("short", [[1.5]])):
         (tmp_path / f"{name}.jsonl").write_text("".join(f'{{"sequence": {row}}}\n' for row in rows))
     long, short = (str(tmp_path / f"{name}.jsonl") for name in ("long", "short"))
@@ -167,15 +167,13 @@ def test_a_validation_part_without_a_target_is_an_error(tmp_path: Path, capsys: 
     fails(command, capsys, "--validation must be a part whose losses a search can compare, got data without a target")
 
 
-def test_a_search_without_a_result_ends_with_the_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_search_without_a_result_ends_with_the_reason(tmp_path: Path, capsys: Capsys) -> None:
     (tmp_path / "one.jsonl").write_text('{"x": [1.5, 2], "y": "only"}\n' * 9)
     command = ["tune", str(tmp_path / "one.jsonl"), "--out", str(tmp_path / "study"), "--trials", "2", *_FIXED]
     fails([*command, "--quiet"], capsys, "one.jsonl must be ... at least two classes, got only the class 'only'")
 
 
-def test_ranks_of_torchrun_do_not_search(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_of_torchrun_do_not_search(tmp_path: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each would choose other trials than the rank that it trains with."""
     for name, value in {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "MASTER_ADDR": "a", "MASTER_PORT": 1}.items():
         monkeypatch.setenv(name, str(value))
@@ -264,7 +262,7 @@ def test_trials_of_other_processes_count() -> None:
     assert _search(Path(), study)._begun == 2
 
 
-def test_a_killed_trial_goes_on_and_time_ends_a_search(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_killed_trial_goes_on_and_time_ends_a_search(tmp_path: Path, capsys: Capsys) -> None:
     data, out = write_steps(tmp_path / "steps.csv"), tmp_path / "study"
     command = ["tune", str(data), "--out", str(out), *FAST, "--lr", "0.01", "--epochs", "100000"]
     (folder := tmp_path / "here").mkdir()
@@ -295,7 +293,7 @@ def test_a_killed_trial_goes_on_and_time_ends_a_search(tmp_path: Path, capsys: p
 
 
 def test_without_optuna_one_line_names_the_extra(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
     data = str(write_steps(tmp_path / "steps.csv"))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from commands import Capsys
 from faults import place
 from faults.__main__ import main, play
 from faults.place import ROOT, Fault, NoPlaceError, all_faults
@@ -14,7 +15,7 @@ from scripts import Script
 
 
 @pytest.mark.parametrize("room", sorted({fault.room for fault in all_faults().values()}))
-def test_every_fault_has_a_place_and_its_tests(room: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_fault_has_a_place_and_its_tests(room: str, capsys: Capsys) -> None:
     """If this fails, the source has changed: tools/faults/README.md says how to mend a fault."""
     assert main(["--check", room]) == 0, capsys.readouterr().out
 
@@ -139,9 +140,7 @@ def test_a_fault_is_noticed(script: Script) -> None:
     assert (ROOT / "src/raglane/schedules.py").read_text() == before
 
 
-def test_what_is_not_noticed_and_what_has_no_place(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_not_noticed_and_what_has_no_place(monkeypatch: pytest.MonkeyPatch, capsys: Capsys) -> None:
     monkeypatch.setattr("faults.copies.Copy.run", lambda *_: (0, "1 passed"))
     nowhere = Fault("schedules", "cost", "one.of_nothing", "0", _TEST)
     assert play({"one-too-many": _TOO_MANY, "no-such-text": nowhere}, 2) == 1
@@ -151,9 +150,7 @@ def test_what_is_not_noticed_and_what_has_no_place(
     assert printed.endswith("2 faults, 2 of the lines above need a change\n")
 
 
-def test_tests_that_do_not_run_are_an_error(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_tests_that_do_not_run_are_an_error(monkeypatch: pytest.MonkeyPatch, capsys: Capsys) -> None:
     monkeypatch.setattr("faults.copies.Copy.run", lambda *_: (4, "no such case"))
     assert play({"no-such-case": Fault(*_PLACE, "0", _TEST)}, 2) == 1
     printed = capsys.readouterr().out
@@ -161,7 +158,7 @@ def test_tests_that_do_not_run_are_an_error(
     assert f"ERROR: no-such-case: the tests {_TEST} did not run (exit code 4):\nno such case\n" in printed
 
 
-def test_faults_are_named_by_pattern_or_room(capsys: pytest.CaptureFixture[str]) -> None:
+def test_faults_are_named_by_pattern_or_room(capsys: Capsys) -> None:
     assert main(["--check", "ragged", "gru-turned-*"]) == 0
     count = sum(fault.room == "ragged" for fault in all_faults().values()) + 1
     assert capsys.readouterr().out == f"{count} faults, 0 without a place\n"

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import fuzz.__main__ as turns
+from commands import Capsys
 from fuzz import cells, malformed_files, numbers
 from fuzz.odd_files import build
 from raglane.errors import DataError
@@ -22,11 +23,11 @@ play = turns.play
 @pytest.mark.parametrize(
     ("name", "rounds"), [("malformed_files", 120), ("commands", 15), ("numbers", 12), ("streams", 6)]
 )
-def test_rounds(name: str, rounds: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rounds(name: str, rounds: int, capsys: Capsys) -> None:
     assert play(name, rounds, 1) == 0, capsys.readouterr().out
 
 
-def test_cells(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cells(capsys: Capsys, monkeypatch: pytest.MonkeyPatch) -> None:
     assert play("cells", 3, 1000) == 0, capsys.readouterr().out
 
     def wrong(seed: int, run: Any) -> Any:
@@ -47,7 +48,7 @@ def test_cells(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPat
     ],
 )
 def test_wrong_numbers_are_found(
-    wrong: Any, what: str, rounds: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    wrong: Any, what: str, rounds: int, monkeypatch: pytest.MonkeyPatch, capsys: Capsys
 ) -> None:
     run = numbers.Round.run
 
@@ -62,7 +63,7 @@ def test_wrong_numbers_are_found(
     assert "python -m fuzz numbers --rounds 1 " in found
 
 
-def test_fuzzers_in_turn(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_fuzzers_in_turn(monkeypatch: pytest.MonkeyPatch, capsys: Capsys) -> None:
     """A failure is printed with the command that repeats it, whether the process ends with a code or by a signal."""
     monkeypatch.setattr(turns, "ROUNDS", {"malformed_files": 2})
     arguments = ["--seconds", "0", "--seed", "7"]
@@ -81,9 +82,7 @@ def test_fuzzers_in_turn(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     "error",
     [ValueError("x"), MemoryError(), DataError("no fix"), DataError("x must be y, got " + "z" * 5000), TimeoutError()],
 )
-def test_what_no_reader_may_raise(
-    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_no_reader_may_raise(error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: Capsys) -> None:
     def fail(*arguments: Any) -> Any:
         raise error
 

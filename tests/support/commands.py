@@ -12,6 +12,9 @@ import pytest
 
 from raglane.cli import main
 
+Capsys = pytest.CaptureFixture[str]
+"""The type of the fixture ``capsys``."""
+
 CARD_PICTURES = ("curve_svg", "lengths_svg", "rows_svg", "points")
 """Functions that draw the pictures of a card. Only the tests of the card run them."""
 
@@ -34,7 +37,7 @@ def undraw(patch: pytest.MonkeyPatch) -> None:
 
 def fails(
     arguments: list[str],
-    capsys: pytest.CaptureFixture[str],
+    capsys: Capsys,
     *pieces: str,
     code: int = 2,
     run: Callable[[list[str]], int] = main,
@@ -50,7 +53,7 @@ def fails(
         assert re.search(".*".join(map(re.escape, piece.split("..."))), lines[0]), (piece, lines[0])
 
 
-def prints(arguments: list[str], capsys: pytest.CaptureFixture[str], *pieces: str) -> str:
+def prints(arguments: list[str], capsys: Capsys, *pieces: str) -> str:
     """Assert that a command succeeds and prints the pieces; return its output."""
     capsys.readouterr()
     assert main(arguments) == 0

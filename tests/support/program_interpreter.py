@@ -13,10 +13,6 @@ from raglane.programs.program import Instruction, Operand, Program
 Array = Any  # an ndarray; NumPy's functions have no better types
 
 
-def _erf(a: Array) -> Array:
-    return np.vectorize(math.erf, otypes=[a.dtype])(a)
-
-
 def _sigmoid(a: Array) -> Array:
     e = np.exp(-np.abs(a))
     return np.where(a >= 0, 1 / (1 + e), e / (1 + e))
@@ -35,7 +31,7 @@ _EACH: dict[str, Callable[..., Array]] = {
     "rsqrt": lambda a: 1 / np.sqrt(a),
     "reciprocal": lambda a: 1 / a,
     "sigmoid": _sigmoid,
-    "erf": _erf,
+    "erf": lambda a: np.vectorize(math.erf, otypes=[a.dtype])(a),
     "add": np.add,
     "sub": np.subtract,
     "mul": np.multiply,

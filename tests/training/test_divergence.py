@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from commands import FAST, fails, tree, write_steps
+from commands import FAST, Capsys, fails, tree, write_steps
 from raglane.cli import main
 from raglane.errors import DivergedError
 from raglane.training.checkpoint import load_model
@@ -28,9 +28,7 @@ def data(tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_a_learning_rate_that_is_far_too_large(
-    data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], optimizer: str
-) -> None:
+def test_a_learning_rate_that_is_far_too_large(data: str, tmp_path: Path, capsys: Capsys, optimizer: str) -> None:
     command = ["train", data, "--out", str(tmp_path / "run"), *FAST, "--quiet", "--optimizer", optimizer]
     command += ["--grad-clip", "0"]
     for rate in ("1e30", "1e38", "3.4e38"):
@@ -42,9 +40,7 @@ def test_a_learning_rate_that_is_far_too_large(
 
 
 @pytest.mark.parametrize("batch_size", ["2", "100"])
-def test_a_loss_that_is_not_finite(
-    data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], batch_size: str
-) -> None:
+def test_a_loss_that_is_not_finite(data: str, tmp_path: Path, capsys: Capsys, batch_size: str) -> None:
     """With one step per epoch, the validation loss or the weights show it."""
     command = ["train", data, "--task", "forecast", "--out", str(tmp_path / "run"), *FAST, "--optimizer", "sgd"]
     command += ["--grad-clip", "0", "--batch-size", batch_size, "--lr", "1e30", "--quiet"]
@@ -54,7 +50,7 @@ def test_a_loss_that_is_not_finite(
     assert [path.name for path in tmp_path.iterdir()] == ["ok.csv"]
 
 
-def test_the_best_model_until_then_is_kept(data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_best_model_until_then_is_kept(data: str, tmp_path: Path, capsys: Capsys) -> None:
     run = tmp_path / "run"
     command = ["train", data, "--out", str(run), *_GROWING, "--epochs", "30", "--quiet"]
     pieces = ("a training loss of", "which began at", "a smaller --weight-decay", "the best model, of epoch")
@@ -84,7 +80,7 @@ def test_the_best_model_until_then_is_kept(data: str, tmp_path: Path, capsys: py
 
 
 def test_ctrl_c_saves_no_model_that_has_diverged(
-    data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys
 ) -> None:
     from raglane.runs.progress import LineWatcher
 
@@ -98,7 +94,7 @@ def test_ctrl_c_saves_no_model_that_has_diverged(
     assert not (tmp_path / "run").exists()
 
 
-def test_nothing_to_learn_from_is_no_divergence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_to_learn_from_is_no_divergence(tmp_path: Path, capsys: Capsys) -> None:
     single = tmp_path / "single.csv"
     single.write_text("id,x\n" + "".join(f"s{n},{n}.5\n" for n in range(12)))
     command = ["train", str(single), "--task", "forecast", "--out", str(tmp_path / "run"), *FAST, "--quiet"]
@@ -131,7 +127,7 @@ def test_losses_that_count_as_divergence() -> None:
     assert [lost(1.0, begun, validation_loss=loss) for loss in (1e30, math.inf)] == [False, True]
 
 
-def test_warnings_of_a_loss_that_grows(data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_warnings_of_a_loss_that_grows(data: str, tmp_path: Path, capsys: Capsys) -> None:
     def end(*losses: float, best_loss: float = 0.5, start: float = 2.0) -> str | None:
         rows = [{"train_loss": loss} for loss in losses]
         return warning(TrainingState(len(rows), history=rows, best_epoch=1, best_loss=best_loss, start_loss=start))

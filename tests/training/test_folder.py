@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from commands import FAST, fails, prints, tree, write_steps
+from commands import FAST, Capsys, fails, prints, tree, write_steps
 from raglane._utils import files
 from raglane.cli import main
 from raglane.errors import ArgumentError
@@ -38,7 +38,7 @@ def _overwrite(work: Path, *options: str) -> list[str]:
 
 
 def test_a_run_that_fails_before_its_first_checkpoint_puts_the_old_one_back(
-    work: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    work: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys
 ) -> None:
     before = tree(work)
 
@@ -98,7 +98,7 @@ def _kill_while_replacing(run: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["resume", "evaluate", "predict", "overwrite"])
-def test_the_next_command_restores_the_old_run(work: Path, command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_next_command_restores_the_old_run(work: Path, command: str, capsys: Capsys) -> None:
     run, data = work / "run", str(work / "ok.csv")
     before = tree(work)
     _kill_while_replacing(run)
@@ -160,7 +160,7 @@ def test_a_folder_without_a_run_is_not_touched(tmp_path: Path) -> None:
     check_folder(tmp_path / "new")
 
 
-def test_resume_writes_the_missing_files_of_a_complete_run(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_resume_writes_the_missing_files_of_a_complete_run(work: Path, capsys: Capsys) -> None:
     run = work / "run"
     before = tree(run)
     for gone in (["curves.png"], ["evaluation.json"], [*RUN_FILES[3:]], ["curves.csv", *RUN_FILES[3:]]):
@@ -174,7 +174,7 @@ def test_resume_writes_the_missing_files_of_a_complete_run(work: Path, capsys: p
         assert tree(run) == before
 
 
-def test_a_run_that_stopped_early_is_complete(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_stopped_early_is_complete(work: Path, capsys: Capsys) -> None:
     run = work / "early"
     command = ["train", str(work / "ok.csv"), "--out", str(run), *FAST[2:], "--epochs", "60", "--lr", "0.3"]
     assert main([*command, "--patience", "2", "--quiet"]) == 0

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import raglane as rl
-from commands import FAST, fails, write_steps
+from commands import FAST, Capsys, fails, write_steps
 from raglane.cli import main
 from raglane.errors import ArgumentError, ArgumentTypeError, CheckpointError
 from raglane.runs import tables
@@ -82,7 +82,7 @@ def test_a_run_keeps_the_path_and_the_digest_and_no_code(work: Path, monkeypatch
     assert main(["train", "--resume", "--out", "run", "--epochs", "3", "--quiet", *CELL]) == 0
 
 
-def test_no_command_runs_the_cell_of_a_run(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_command_runs_the_cell_of_a_run(work: Path, capsys: Capsys) -> None:
     for command in commands_of("run"):
         fails(command, capsys, NAMELESS, f"--cell {work / 'cells' / 'mine.py'}:TwoSpeeds")
     with pytest.raises(CheckpointError, match=NAMELESS):
@@ -117,7 +117,7 @@ def test_a_config_file_and_a_search_with_a_cell_that_the_command_names(work: Pat
     assert kept == name_cell(named[1])
 
 
-def test_a_file_that_has_changed(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_has_changed(work: Path, capsys: Capsys) -> None:
     cell = work / "cells" / "mine.py"
     spy = work / "ran"
     cell.write_text(f"open({str(spy)!r}, 'w')\n" + cell.read_text())
@@ -132,7 +132,7 @@ def test_a_file_that_has_changed(work: Path, capsys: pytest.CaptureFixture[str])
     assert not (work / "p.csv").exists()
 
 
-def test_a_cell_for_a_model_that_has_another(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_cell_for_a_model_that_has_another(work: Path, capsys: Capsys) -> None:
     assert main(["train", "ok.csv", *FAST, "--quiet", "--out", "plain"]) == 0
     fails(["evaluate", "plain", "ok.csv", *CELL], capsys, "the cell gru of the library", "Leave --cell out")
     fails(["evaluate", "run", "ok.csv", "--cell", "gru"], capsys, "a Python file and its class TwoSpeeds")
@@ -147,7 +147,7 @@ def test_a_cell_for_a_model_that_has_another(work: Path, capsys: pytest.CaptureF
     "place", ["run/cell.py", "/proc/self/cwd/lib/cell.py", "{}/lib/cell.py", "lib/../lib/cell.py", "link.py"]
 )
 def test_no_code_is_run_because_a_run_names_it(
-    work: Path, place: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    work: Path, place: str, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not even if the run contains the SHA-256 of the file, and another file was named."""
     code = f"open({str(work / 'ran')!r}, 'w')\n" + EXAMPLE.read_text()
@@ -173,7 +173,7 @@ def test_no_code_is_run_because_a_run_names_it(
     assert not (work / "ran").exists()
 
 
-def test_a_model_without_the_digest_of_its_file(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_without_the_digest_of_its_file(work: Path, capsys: Capsys) -> None:
     path = work / "run" / "best" / "config.json"
     content = json.loads(path.read_text())
     content["model"]["cell"] = f"{work}/cells/mine.py:TwoSpeeds"
@@ -205,7 +205,7 @@ def test_other_processes_receive_the_code(work: Path, monkeypatch: pytest.Monkey
     ],
 )
 def test_a_file_without_such_a_cell(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], code: str | None, piece: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys, code: str | None, piece: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write_steps(tmp_path / "ok.csv")
@@ -216,7 +216,7 @@ def test_a_file_without_such_a_cell(
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_a_step_that_fails_is_shown_with_its_line(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_step_that_fails_is_shown_with_its_line(work: Path, capsys: Capsys) -> None:
     broken = EXAMPLE.read_text().replace("fast, slow = state\n", "fast, slow = state\n        x_t @ slow\n")
     (work / "cells" / "broken.py").write_text(broken)
     line = broken.splitlines().index("        x_t @ slow") + 1
@@ -225,7 +225,7 @@ def test_a_step_that_fails_is_shown_with_its_line(work: Path, capsys: pytest.Cap
     assert not (work / "other").exists()
 
 
-def test_a_file_in_the_folder_of_its_run(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_in_the_folder_of_its_run(work: Path, capsys: Capsys) -> None:
     shutil.copy(EXAMPLE, work / "run" / "cell.py")
     command = ["train", "ok.csv", "--cell", "run/cell.py:TwoSpeeds", *FAST, "--quiet", "--out", "run", "--overwrite"]
     fails(command, capsys, "Move the file elsewhere")

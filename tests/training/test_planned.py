@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from commands import fails
+from commands import Capsys, fails
 from made_datasets import changed
 from made_plans import BRIEF_LOOKS
 from planner.made_up import make_up
@@ -88,7 +88,7 @@ def test_ranks_share_a_batch_that_is_planned_for_one(data: Path, planned: dict[s
     assert (settings.batch_size, settings.bucket) == (9, False)
 
 
-def test_auto_on_the_command_line(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_auto_on_the_command_line(data: Path, tmp_path: Path, capsys: Capsys) -> None:
     words = ["train", str(data), "--hidden-size", "4", "--epochs", "1", "--out"]
     assert main([*words, str(tmp_path / "planned"), "--batch-size", "auto"]) == 0
     line: Any = re.search(
@@ -104,7 +104,7 @@ def test_auto_on_the_command_line(data: Path, tmp_path: Path, capsys: pytest.Cap
 
 
 @pytest.mark.usefixtures("planned")
-def test_elements_on_the_command_line(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_elements_on_the_command_line(data: Path, tmp_path: Path, capsys: Capsys) -> None:
     words = ["train", str(data), "--hidden-size", "4", "--epochs", "1", "--out", str(tmp_path / "run")]
     assert main([*words, "--batch-elements", "auto", "--too-long", "drop", "--show-config"]) == 0
     assert 'batch-elements = "auto"' in capsys.readouterr().out
@@ -114,8 +114,6 @@ def test_elements_on_the_command_line(data: Path, tmp_path: Path, capsys: pytest
 
 
 @pytest.mark.parametrize(("word", "rule"), [("x", "neither a whole number nor 'auto'"), ("0", "at least 1")])
-def test_an_invalid_batch_size(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], word: str, rule: str
-) -> None:
+def test_an_invalid_batch_size(data: Path, tmp_path: Path, capsys: Capsys, word: str, rule: str) -> None:
     fails(["train", str(data), "--out", str(tmp_path / "run"), "--batch-size", word], capsys, rule)
     assert not (tmp_path / "run").exists()

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from commands import FAST, fails, tree, write_steps
+from commands import FAST, Capsys, fails, tree, write_steps
 from raglane._utils import memory
 from raglane.cli import main
 from raglane.data.preprocess import Preprocessor
@@ -34,7 +34,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def _refused(work: Path, file: str, content: bytes, capsys: pytest.CaptureFixture[str], *pieces: str) -> None:
+def _refused(work: Path, file: str, content: bytes, capsys: Capsys, *pieces: str) -> None:
     """Assert that every command that reads the file names it, and changes nothing."""
     path = work / "run" / file
     before = path.read_bytes()
@@ -70,7 +70,7 @@ _CHANGES: list[tuple[Callable[[Tensor], Tensor], str]] = [
 
 
 @pytest.mark.parametrize("folder", ["best", "last"])
-def test_damaged_weights(work: Path, folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damaged_weights(work: Path, folder: str, capsys: Capsys) -> None:
     file = f"{folder}/weights.safetensors"
     weights = read_tensors(work / "run" / file)
     for change, piece in _CHANGES:
@@ -90,9 +90,7 @@ def test_damaged_weights(work: Path, folder: str, capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize("change", [_with(math.nan), torch.Tensor.double, lambda tensor: tensor[1:]])
-def test_a_damaged_optimizer(
-    work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], change: Callable[[Tensor], Tensor]
-) -> None:
+def test_a_damaged_optimizer(work: Path, tmp_path: Path, capsys: Capsys, change: Callable[[Tensor], Tensor]) -> None:
     run = shutil.copytree(work / "run", tmp_path / "run")
     tensors = read_tensors(run / "last" / "training.safetensors")
     (run / "last" / "training.safetensors").write_bytes(to_safetensors(tensors | {_MOMENT: change(tensors[_MOMENT])}))
@@ -100,7 +98,7 @@ def test_a_damaged_optimizer(
 
 
 @pytest.mark.parametrize("file", ["run.json", "last/training.json", "best/config.json"])
-def test_damaged_json(work: Path, file: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damaged_json(work: Path, file: str, capsys: Capsys) -> None:
     for content, piece in (
         (b"[" * 100_000 + b"]" * 100_000, "brackets that are nested"),
         (b'{"a":' * 100_000 + b"1" + b"}" * 100_000, "brackets that are nested"),
@@ -125,17 +123,13 @@ def test_damaged_json(work: Path, file: str, capsys: pytest.CaptureFixture[str])
         ({"model": {"cell": "gru", "layer": "gru"} | _MODEL}, "model with the unknown entry 'layer'"),
     ],
 )
-def test_a_damaged_configuration(
-    work: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, Any], piece: str
-) -> None:
+def test_a_damaged_configuration(work: Path, capsys: Capsys, changes: dict[str, Any], piece: str) -> None:
     content = json.loads((work / "run" / "best" / "config.json").read_text())
     _refused(work, "best/config.json", json.dumps(content | changes).encode(), capsys, piece)
 
 
 @pytest.mark.parametrize("name", ["config.json", "weights.safetensors"])
-def test_a_file_that_is_missing_or_cut(
-    work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
-) -> None:
+def test_a_file_that_is_missing_or_cut(work: Path, tmp_path: Path, capsys: Capsys, name: str) -> None:
     model = shutil.copytree(work / "run" / "best", tmp_path / "best")
     content = (model / name).read_bytes()
     for part in (content[:-5], b""):
@@ -145,9 +139,7 @@ def test_a_file_that_is_missing_or_cut(
     fails(["evaluate", str(model), str(work / "ok.csv")], capsys, "without a saved model" if "json" in name else name)
 
 
-def test_a_file_that_does_not_fit_in_memory(
-    work: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_does_not_fit_in_memory(work: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch) -> None:
     path = work / "run" / "best" / "config.json"
     monkeypatch.setattr("raglane.training.stored.available_memory", lambda: 1000)
     piece = f"a file of {path.stat().st_size:,} bytes, which needs up to {32 * path.stat().st_size:,} bytes"
@@ -167,7 +159,7 @@ def test_available_memory_is_limited_by_the_control_group(tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize("name", ["mean", "std"])
-def test_a_damaged_scaling(work: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_scaling(work: Path, name: str, capsys: Capsys) -> None:
     content = json.loads((work / "run" / "best" / "config.json").read_text())
     wrong: list[Any] = [10**400, 1e300, True, "1", None]
     for number in [*wrong, 0.0, -1.0] if name == "std" else wrong:
@@ -181,9 +173,7 @@ def test_a_preprocessor_refuses_a_scaling(scaling: dict[str, Any]) -> None:
         Preprocessor("classify", ("a",), **{"mean": (0.0,), "std": (1.0,)} | scaling, labels=("x", "y"))
 
 
-def test_numbers_that_are_not_finite_become_null(
-    work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_numbers_that_are_not_finite_become_null(work: Path, tmp_path: Path, capsys: Capsys) -> None:
     # Data so far from the training data that the predictions are not finite.
     huge = tmp_path / "huge.csv"
     huge.write_text("id,t,a,b,label\ns,0,3e38,-3e38,x\nr,0,0,0,y\n")

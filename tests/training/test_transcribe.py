@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import raglane as rl
-from commands import FAST, fails, prints
+from commands import FAST, Capsys, fails, prints
 from raglane.cli import main
 from raglane.data import Columns, Dataset, Preprocessor, read
 from raglane.errors import ArgumentError, ExportError
@@ -82,7 +82,7 @@ def test_targets_of_every_form(tmp_path: Path, suffix: str, targets: Any, split:
         assert [own.tolist() for own in batch["target"]] == places
 
 
-def test_columns_are_guessed_if_their_names_are_usual(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_columns_are_guessed_if_their_names_are_usual(tmp_path: Path, capsys: Capsys) -> None:
     inputs, targets = _digits(20)
     path = _write(tmp_path / "a.csv", inputs, targets)
     command = ["train", str(path), "--task", "transcribe", "--out", str(tmp_path / "run"), *FAST]
@@ -179,7 +179,7 @@ def test_predictions_have_the_same_bits_in_any_batch(cell: str) -> None:
         assert other == first
 
 
-def test_digits_are_learned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_digits_are_learned(tmp_path: Path, capsys: Capsys) -> None:
     """Words to figures, from training to the card, with a test file of its own."""
     data, test = (_write(tmp_path / f"{name}.csv", *_digits(300, seed)) for seed, name in enumerate(("a", "b")))
     run, named = str(tmp_path / "run"), ["--sequence-column", "input", "--label-column", "target"]
@@ -291,7 +291,7 @@ def test_labels_that_only_the_validation_part_has() -> None:
     assert np.isfinite(run.result.state.history[0]["validation_loss"])
 
 
-def test_sequences_too_short_for_ctc(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_sequences_too_short_for_ctc(capsys: Capsys, tmp_path: Path) -> None:
     inputs, targets = ["a b c", "a b c", "a", "b b"] * 5, ["xy", "xxy", "xyx", "yy"] * 5
     options: dict[str, Any] = {"epochs": 1, "hidden_size": 4, "progress": False, "validation_fraction": 0}
     # "xxy" requires four elements.
@@ -318,9 +318,7 @@ def test_sequences_too_short_for_ctc(capsys: pytest.CaptureFixture[str], tmp_pat
         (["--task", "transcribe", "--label-split", "syllables"], "--label-split must be one of words"),
     ],
 )
-def test_options_without_a_meaning(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], piece: str
-) -> None:
+def test_options_without_a_meaning(tmp_path: Path, capsys: Capsys, options: list[str], piece: str) -> None:
     path = _write(tmp_path / "a.jsonl", *_digits(10))
     named = ["--sequence-column", "input", "--label-column", "target"]
     fails(["train", str(path), "--out", str(tmp_path / "run"), *named, *FAST, *options], capsys, piece)
@@ -337,9 +335,7 @@ def test_options_without_a_meaning(
         (["--horizon", "2"], "--horizon must be left out"),
     ],
 )
-def test_options_of_predictions(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], piece: str
-) -> None:
+def test_options_of_predictions(tmp_path: Path, capsys: Capsys, options: list[str], piece: str) -> None:
     inputs, targets = _digits(10)
     run = rl.fit(inputs, targets, task="transcribe", split="characters", epochs=1, hidden_size=4, progress=False)
     run.save(tmp_path / "run")

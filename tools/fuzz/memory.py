@@ -63,10 +63,6 @@ def _shrunk(tensor: Tensor, share: int) -> Tensor:
     return copy
 
 
-def _by_data(layer: nn.Module, name: str, new: Tensor) -> None:
-    layer.get_parameter(name).data = new
-
-
 def _by_set(layer: nn.Module, name: str, new: Tensor) -> None:
     with torch.no_grad():
         layer.get_parameter(name).set_(new)  # type: ignore[call-overload]
@@ -82,7 +78,7 @@ def _by_parametrization(layer: nn.Module, name: str, new: Tensor) -> None:
 
 # Ways to replace a parameter; ``functional_call`` is another, used in the call itself.
 _ROUTES: dict[str, Callable[[nn.Module, str, Tensor], Any]] = {
-    "data": _by_data,
+    "data": lambda layer, name, new: setattr(layer.get_parameter(name), "data", new),
     "set_": _by_set,
     "parameter": lambda layer, name, new: setattr(layer, name, nn.Parameter(new, new.is_floating_point())),
     "state_dict": lambda layer, name, new: layer.load_state_dict({**layer.state_dict(), name: new}, assign=True),

@@ -76,7 +76,7 @@ def frame(
         label.set_color(look.ink)
 
 
-def png(figure: Figure, dpi: int) -> bytes:
+def png(figure: Figure, dpi: int = 150) -> bytes:
     """Return a figure as a PNG file."""
     content = io.BytesIO()
     figure.savefig(content, format="png", dpi=dpi)

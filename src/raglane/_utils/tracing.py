@@ -71,21 +71,15 @@ def has_autocast(kind: str) -> bool:
 
 
 @constant_when_traced
-def _traced_transforms_active() -> bool:
-    return torch._C._are_functorch_transforms_active()
-
-
 def are_transforms_active() -> bool:
     """Return True within a transformation of :mod:`torch.func`."""
-    if torch.compiler.is_dynamo_compiling():
-        return _traced_transforms_active()
-    return bool(torch._C._are_functorch_transforms_active())
+    return torch._C._are_functorch_transforms_active()
 
 
 def is_transformed(tensor: Tensor) -> bool:
     """Return True if :mod:`torch.func` wraps a tensor, whose memory cannot be read."""
     if torch.compiler.is_dynamo_compiling():
-        return _traced_transforms_active()
+        return are_transforms_active()
     functorch: Any = torch._C._functorch
     return bool(
         torch._C._are_functorch_transforms_active()
@@ -97,7 +91,7 @@ def is_transformed(tensor: Tensor) -> bool:
 def is_differentiated(tensor: Tensor) -> bool:
     """Return True if :mod:`torch.func` computes the gradient of a tensor, at any level."""
     if torch.compiler.is_dynamo_compiling():
-        return _traced_transforms_active()
+        return are_transforms_active()
     functorch: Any = torch._C._functorch
     while functorch.is_functorch_wrapped_tensor(tensor):
         if functorch.is_gradtrackingtensor(tensor) and tensor.requires_grad:

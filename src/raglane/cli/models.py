@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from raglane._utils.messages import count_of, quote
 from raglane.cli import console, options
@@ -346,19 +345,14 @@ def sample(
         console.log(text)
 
 
-class _Layout(StrEnum):
-    padded = "padded"
-    flat = "flat"
-
-
 @options.command
 def export(
     run: options.Run,
     output: Annotated[Path, options.output("File to write: .onnx.")],
     *,
     layout: Annotated[
-        _Layout, option("Inputs: padded values and lengths, or flat values and offsets.")
-    ] = _Layout.padded,
+        Literal["padded", "flat"], option("Inputs: padded values and lengths, or flat values and offsets.")
+    ] = "padded",
     verify: Annotated[
         bool, option("Compare the outputs of the file with the model's.", options.RUN, "--verify/--no-verify")
     ] = True,
@@ -380,7 +374,7 @@ def export(
 
     for file in (output, description_path(output)):
         check_apart(file, run, run)
-    exported = load(run, cell=cell).export(output, layout=layout.value, verify=verify)
+    exported = load(run, cell=cell).export(output, layout=layout, verify=verify)
     if quiet:
         return
     console.log(f"model: {output}, {output.stat().st_size:,} bytes; metadata: {description_path(output)}")

@@ -268,7 +268,8 @@ def tune(
         if origins["task"] == DEFAULT and data is not None:
             changes["task"] = {"comment": _GUESSED}
         _print_config(settings, source.columns, others, origins, changes, "runs/tune-<data>-<task>")
-        console.log("", *as_table(space, dict.fromkeys(space, DEFAULT) | dict.fromkeys(listed, FILE)).splitlines())
+        tables = dict.fromkeys(space, DEFAULT) | dict.fromkeys(listed, FILE)
+        console.log("", *as_table(space, tables).splitlines())
         return
     sources, records, note = _sources(source, validation, test).by_characters(records, settings.task)
     if note is not None:

@@ -37,18 +37,11 @@ class Fragments:
         self._stores = tuple(stores)
         self._where = [(store, number) for store in stores for number in range(len(store.sizes))]
         self._ends: _Integers = np.cumsum([size for store in stores for size in store.sizes], dtype=np.int64)
-        self._forget()
-
-    def _forget(self) -> None:
         self._held: OrderedDict[int, Fragment] = OrderedDict()
         self._touched = 0
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_held": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._forget()
+        return {**self.__dict__, "_held": OrderedDict(), "_touched": 0}
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0

@@ -98,5 +98,6 @@ def _quotas(sizes: npt.NDArray[np.int64], fraction: float, total: int) -> npt.ND
     quota: npt.NDArray[np.int64] = np.minimum(np.floor(sizes * fraction).astype(np.int64), room)
     while (missing := total - int(quota.sum())) > 0 and (quota < room).any():
         remainder = np.where(quota < room, sizes * fraction - quota, -np.inf)
-        quota[np.argsort(-remainder, kind="stable")[: min(missing, int((quota < room).sum()))]] += 1
+        most = np.argsort(-remainder, kind="stable")[: min(missing, int((quota < room).sum()))]
+        quota[most] += 1
     return quota

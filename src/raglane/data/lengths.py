@@ -36,7 +36,8 @@ class Distribution:
     def quantile(self, share: float) -> int:
         """Return the smallest length that at least this share of the sequences does not exceed."""
         ends = np.cumsum(self.counts)
-        return int(self.values[np.searchsorted(ends, max(1, math.ceil(share * int(ends[-1]) - 1e-9)))])
+        rank = max(1, math.ceil(share * int(ends[-1]) - 1e-9))
+        return int(self.values[np.searchsorted(ends, rank)])
 
 
 @dataclass(frozen=True)

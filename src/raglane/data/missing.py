@@ -92,7 +92,8 @@ def since_observed(
     place = np.arange(len(absent))[:, None]
     before = np.maximum.accumulate(np.where(absent, -1, place), axis=0)
     before = np.concatenate([np.full((1, channels), -1), before[:-1]])
-    counts = (place - np.maximum(before, np.repeat(offsets[:-1], np.diff(offsets))[:, None])).ravel()
+    starts = np.repeat(offsets[:-1], np.diff(offsets))[:, None]
+    counts = (place - np.maximum(before, starts)).ravel()
     times = np.zeros(counts.shape)
     if begin is not None:
         is_full = np.diff(offsets) > 0

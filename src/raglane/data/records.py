@@ -326,8 +326,8 @@ class Records:
         rows = read_index(index, len(self)).numpy()
         starts, lengths = self.offsets[rows], self.lengths[rows]
         lengths = lengths if most is None else np.minimum(lengths, most)
-        bounds = map(torch.from_numpy, (starts, lengths))
-        elements = segments.element_index(*bounds, int(lengths.sum())).numpy()
+        total = int(lengths.sum())
+        elements = segments.element_index(torch.from_numpy(starts), torch.from_numpy(lengths), total).numpy()
         return replace(
             self,
             values=self.values[elements],
@@ -368,7 +368,8 @@ def is_one_word(records: Records) -> bool:
     """Return True if nearly all sequences are texts of one word, which has several characters."""
     if not records.is_tokens or records.columns.split != "words" or len(records.values) == 0:
         return False
-    return sum(map(len, records.values)) >= 2 * len(records.values) and bool((records.lengths <= 1).mean() >= 0.9)
+    is_short = sum(map(len, records.values)) < 2 * len(records.values)
+    return not is_short and bool((records.lengths <= 1).mean() >= 0.9)
 
 
 def for_task(records: Records, task: str) -> Records:

@@ -111,9 +111,7 @@ def package(
         made = Path(folder, "model.pt2")
         _compile(program, made)
         run: Any = torch._inductor.aoti_load_package(str(made))
-        verified = None
-        if verify:
-            verified = check_agrees(lambda inputs: run(*inputs.values()), model, signature)
+        verified = check_agrees(lambda inputs: run(*inputs.values()), model, signature) if verify else None
         content = made.read_bytes()
     write_file(target, content)
     return Packaged(target, list(signature.inputs), list(signature.output_names), loops.layers, loops.loops, verified)

@@ -212,7 +212,8 @@ def _are_alike(one: Ragged | Tensor, other: Ragged | Tensor) -> bool:
 
 
 def _key(key: Any) -> str:
-    return str(next((getattr(key, name) for name in ("idx", "key", "name") if hasattr(key, name)), key))
+    names = (getattr(key, name) for name in ("idx", "key", "name") if hasattr(key, name))
+    return str(next(names, key))
 
 
 # -- Ragged to tensors and back, with operators that can be exported --------------------------------------------------

@@ -188,7 +188,8 @@ def packed_layout(lengths: Tensor, offsets: Tensor) -> PackedLayout:
     """Return the packed layout of flat values; ``lengths`` are on the CPU, ``offsets`` and results on any device."""
     host: IntArray = lengths.numpy()
     order: IntArray = (-host).argsort(kind="stable")
-    batch_sizes = conjugate(host, int(host[order[0]]) if order.shape[0] else 0)
+    longest = int(host[order[0]]) if order.shape[0] else 0
+    batch_sizes = conjugate(host, longest)
     sorted_indices = send(order, offsets.device)
     starts = offsets.index_select(0, sorted_indices)
     index = packed_rows(starts, batch_sizes, (0, 1), offsets.device)

@@ -280,7 +280,8 @@ def largest_batch(
 ) -> tuple[int, int | None]:
     """Return the most elements of a training step that fits into ``memory``, and its measured bytes, or None."""
     part, _ = thin_out(lengths)
-    drawn = part[torch.from_numpy(np.random.default_rng(0).permutation(len(part)))]
+    order = np.random.default_rng(0).permutation(len(part))
+    drawn = part[torch.from_numpy(order)]
     call_bytes, element_bytes, sequence_bytes = calibration.memory[best.way]
     # Includes padding in the proportion of the recommended batches.
     element_bytes *= best.elements / (best.elements - best.waste)

@@ -89,7 +89,8 @@ def shown(rows: Sequence[Row], best: Row) -> list[Row]:
     for row in rows:
         first.setdefault(row.way, row)
     same = [row for row in rows if row.way == best.way and row.batch_size is not None]
-    return sorted({id(row): row for row in (*same, *first.values())}.values(), key=lambda row: row.rank_seconds)
+    kept = {id(row): row for row in (*same, *first.values())}
+    return sorted(kept.values(), key=lambda row: row.rank_seconds)
 
 
 def why(best: Row, rows: Sequence[Row], ranks: int) -> str:

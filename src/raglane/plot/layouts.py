@@ -159,7 +159,8 @@ def lanes(lengths: Any, lanes: int | None = None, *, threads: int = 1, axes: Any
     titles = title, f"step (grey: idle){sample.remark}", "lane"
     extra = gap * thread[-1] if rows else 0.0
     numbers = sample.names()
-    picture = cells.grid(axes, titles, table.steps, rows, max(map(width_of, numbers), default=0), names, below=extra)
+    widest = max(map(width_of, numbers), default=0)
+    picture = cells.grid(axes, titles, table.steps, rows, widest, names, below=extra)
     one = picture.axes[0]
     _draw_lanes(one, cells.runs_of(table, sample.lengths), table.steps, rows, numbers, top_of)
     cells.mark_rows(one, names, top_of)

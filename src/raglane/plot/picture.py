@@ -31,7 +31,6 @@ SMALL, TEXT, TITLE = 8.0, 9.0, 10.0
 
 _LOOKS = {"light": LIGHT, "dark": DARK}
 _look: ContextVar[Look] = ContextVar("look", default=LIGHT)
-_DPI = 150
 
 
 @contextmanager
@@ -98,7 +97,7 @@ class Picture:
         check_kind("path", path, (str, PathLike), "the path of a file", 'pass e.g. "picture.svg"')
         file = Path(path)
         check_suffix("path", file, (".svg", ".png"), "call picture.figure.savefig for other formats")
-        file.write_bytes(drawing.svg(self.figure) if file.suffix.lower() == ".svg" else drawing.png(self.figure, _DPI))
+        file.write_bytes(drawing.svg(self.figure) if file.suffix.lower() == ".svg" else drawing.png(self.figure))
 
     def _repr_svg_(self) -> str | None:
         """Return the SVG that a notebook shows."""

@@ -105,7 +105,8 @@ def from_nested(nested: Tensor) -> tuple[Tensor, Tensor]:
     if lengths.is_cpu and bool(((lengths < 0) | (offsets[:-1] < 0) | (offsets[:-1] + lengths > len(values))).any()):
         got, rule = "offsets and lengths beyond its values", "a nested tensor whose sequences are within its values"
         raise ShapeError("nested", got, rule, "create the nested tensor again")
-    index = element_index(offsets[:-1], lengths, int(lengths.sum()))
+    total = int(lengths.sum())
+    index = element_index(offsets[:-1], lengths, total)
     return values.index_select(0, index), offsets_from_lengths(lengths)
 
 

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-_DPI = 150
 # The most bars of a histogram, the most characters of a run's name, the most drawn runs, the most runs with a colour,
 # and the ratio of the largest to the smallest value above which an axis is logarithmic.
 _BARS, _LONGEST, _MOST, _COLORED, _WIDE = 40, 24, 40, 6, 20
@@ -34,7 +33,7 @@ def curves(history: Sequence[dict[str, float]], metric: str, title: str, best_ep
         axes = figure.add_subplot(1, 2, place + 1)
         _draw_curve(axes, history, name, best_epoch)
         axes.set_title(name.replace("_", " "), fontsize=11)
-    return png(figure, _DPI)
+    return png(figure)
 
 
 def curve_svg(history: Sequence[dict[str, float]], name: str, best_epoch: int) -> bytes:
@@ -136,7 +135,7 @@ def confusion_png(matrix: Sequence[Sequence[int]], labels: Sequence[str], title:
     bar = figure.colorbar(image, ax=axes, fraction=0.046, pad=0.03)
     bar.set_label("share of the true class", labelpad=8)
     bar.outline.set_visible(False)
-    return png(figure, _DPI)
+    return png(figure)
 
 
 def points(pairs: Sequence[tuple[float, float]], title: str | None = None) -> bytes:
@@ -149,7 +148,7 @@ def points(pairs: Sequence[tuple[float, float]], title: str | None = None) -> by
     axes.plot(true, predicted, color=BLUE, linestyle="", marker="o", markersize=3, alpha=0.5, label="predicted")
     axes.set(xlabel="true", ylabel="predicted")
     axes.legend(frameon=False, fontsize=9, labelcolor=look.ink)
-    return svg(figure) if title is None else png(figure, _DPI)
+    return svg(figure) if title is None else png(figure)
 
 
 def lengths_svg(parts: Mapping[str, Sequence[int]]) -> bytes:
@@ -258,7 +257,7 @@ def compared_picture(groups: Sequence[Compared], is_svg: bool) -> bytes:
             _draw_rows(axes, names, group.column(column), label, are_dots=column == group.drawn)
             if place == 0:
                 axes.set_title(printable(group.caption), fontsize=10, color=LIGHT.ink, parse_math=False, loc="left")
-    return svg(figure) if is_svg else png(figure, _DPI)
+    return svg(figure) if is_svg else png(figure)
 
 
 def losses_svg(group: Compared) -> bytes:

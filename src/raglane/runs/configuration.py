@@ -80,7 +80,8 @@ def run_config(settings: Settings, data: Mapping[str, Any]) -> bytes:
         _place("validation", saved["validation"]),
         _place("test", saved["test"]),
     ]
-    return (as_toml([*places, *entries(ColumnNames(**columns)), *entries(settings)], _REPEATS) + "\n").encode()
+    listed = [*places, *entries(ColumnNames(**columns)), *entries(settings)]
+    return (as_toml(listed, _REPEATS) + "\n").encode()
 
 
 def _place(key: str, path: str | None) -> Entry:

@@ -118,7 +118,8 @@ def create_app(
         check_token("token", token)
     clients = Clients(check_count("client_streams", client_streams))
     check_count("max_message", max_message)
-    served = {name: Served(name, model, **{"slots": 1000, "idle": 300, **options}) for name, model in models.items()}
+    own = {"slots": 1000, "idle": 300, **options}
+    served = {name: Served(name, model, **own) for name, model in models.items()}
     text = "Predictions of recurrent networks: whole sequences, and live streams with the same bits."
     app = FastAPI(title="Raglane", version=version("raglane"), description=text, lifespan=_lifespan)
     server = app.state.server = Server(served, clients, token, max_message, origins)

@@ -321,7 +321,8 @@ def sample(
         if beam is None:
             drawn = model.generate(Ragged([start] * count), length, pick).tolist()
         else:
-            drawn = [tokens.tolist() for tokens in model.search(Ragged([start]), length, beam, min(count, beam)).tokens]
+            found = model.search(Ragged([start]), length, beam, min(count, beam))
+            drawn = [tokens.tolist() for tokens in found.tokens]
     texts = []
     for row in drawn:
         end = row.index(END_TOKEN) if END_TOKEN in row else len(row)

@@ -195,7 +195,8 @@ def _column(feature: Feature) -> _Hashes:
 def _rows(values: npt.NDArray[Any]) -> _Hashes:
     """Return a hash of each row of float32."""
     bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32).astype(np.uint64)
-    return _mixed(bits + _mixed(np.arange(1, values.shape[1] + 1, dtype=np.uint64))).sum(axis=1, dtype=np.uint64)
+    places = _mixed(np.arange(1, values.shape[1] + 1, dtype=np.uint64))
+    return _mixed(bits + places).sum(axis=1, dtype=np.uint64)
 
 
 def _words(words: Iterable[Any]) -> _Hashes:

@@ -64,7 +64,8 @@ def write_predictions(
     """
     check_output(path, escape_formulas=escape_formulas)
     path = as_path(path)
-    write_files({path: to_bytes(predictions, path.suffix.lower(), escape_formulas=escape_formulas), **(files or {})})
+    content = to_bytes(predictions, path.suffix.lower(), escape_formulas=escape_formulas)
+    write_files({path: content, **(files or {})})
 
 
 def to_bytes(predictions: Predictions, suffix: str, *, escape_formulas: bool = False) -> bytes:

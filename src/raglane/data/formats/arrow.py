@@ -383,7 +383,8 @@ def _numbers(reader: Reader, column: Any, name: str, offsets: _Integers) -> Targ
         row = int(odd.argmax())
         rule, fix = "one number per element, or the same number of them in each row", "correct the row, or remove it"
         raise reader.entry_error(count_of(int(lengths[row]), "number"), int(rows[row]), name, rule, fix)
-    return _matrix(reader, entries, name, int(lengths[0]) if len(lengths) else 1, np.repeat(rows, lengths), per_element)
+    width = int(lengths[0]) if len(lengths) else 1
+    return _matrix(reader, entries, name, width, np.repeat(rows, lengths), per_element)
 
 
 def _matrix(reader: Reader, entries: Any, name: str, width: int, rows: _Integers, per_element: bool) -> Targets:

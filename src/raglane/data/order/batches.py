@@ -180,14 +180,8 @@ class BatchSampler(Epochs[list[int]], Sampler[list[int]]):
 
     def _begin(self, epoch: int) -> _Epoch:
         largest = self._largest if self.largest_first and epoch == 0 else _NONE
-        pools = EpochPools(
-            self._lengths,
-            self.limit,
-            self.order,
-            key=key_of(self.seed, epoch),
-            usual=self._usual,
-            without=np.union1d(self._dropped, largest),
-        )
+        key, without = key_of(self.seed, epoch), np.union1d(self._dropped, largest)
+        pools = EpochPools(self._lengths, self.limit, self.order, key=key, usual=self._usual, without=without)
         counts = pools.batch_counts()
         firsts = [min(len(largest), 1)]
         if counts is not None:
@@ -260,7 +254,8 @@ class BatchSampler(Epochs[list[int]], Sampler[list[int]]):
         in_order = np.argsort(descending_keys(self._lengths), kind="stable")[len(self._dropped) :]
         sizes = self._lengths[in_order].astype(np.int64)
         most = len(sizes) if limit.sequences is None else min(limit.sequences, len(sizes))
-        chosen = list(range(min(max(int(np.searchsorted(limit.usage(sizes[:most]), 1, side="right")), 1), len(sizes))))
+        count = min(max(int(np.searchsorted(limit.usage(sizes[:most]), 1, side="right")), 1), len(sizes))
+        chosen = list(range(count))
         while limit.elements is not None and len(chosen) < most:
             place = max(int(np.searchsorted(-sizes, int(sizes[chosen].sum()) - limit.elements)), chosen[-1] + 1)
             if place >= len(sizes) or limit.usage(sizes[[*chosen, place]])[-1] > 1:

@@ -121,9 +121,7 @@ class BatchLimit:
     def usage(self, lengths: _Integers) -> npt.NDArray[np.float64]:
         """Return the share of the limit that the first 1, 2, ... sequences use, ``(M,)``; above 1 exceeds it."""
         counts = np.arange(1, len(lengths) + 1)
-        share = np.zeros(len(lengths))
-        if self.sequences is not None:
-            share = counts / self.sequences
+        share = np.zeros(len(lengths)) if self.sequences is None else counts / self.sequences
         if self.elements is not None:
             share = np.maximum(share, np.cumsum(lengths) / self.elements)
         if self.padded is not None:

@@ -196,10 +196,9 @@ class Layer(ABC):
         offsets, tensors, addresses, _ = admitted
         values, count = tensors[0], self.directions
         elements, sequences = values.shape[0], offsets.shape[0] - 1
-        output = gates = c_states = None
-        if need_output or save:
-            output = values.new_empty(elements, count * self.sizes[0])
+        output = values.new_empty(elements, count * self.sizes[0]) if need_output or save else None
         final = tuple([values.new_empty(count, sequences, size) for size in self.sizes])
+        gates = c_states = None
         if save or need_c:
             gates_shape, c_shape = self.saved_shapes(elements)
             # torch parses sizes as separate arguments in half the time of a tuple.

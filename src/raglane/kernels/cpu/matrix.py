@@ -145,4 +145,5 @@ def lanes_of(lengths: Tensor, threads: int) -> int:
     if count == 0:
         return 1
     needed = int(_SURPLUS * total / (threads * int(lengths.max()))) + 1
-    return threads * min(-(-count // threads), _MOST, -(-needed // _EVEN) * _EVEN)
+    share = -(-count // threads)
+    return threads * min(share, _MOST, -(-needed // _EVEN) * _EVEN)

@@ -79,15 +79,8 @@ def run(
     for result in chain(outputs, finals):
         _add(fields, result)
     offsets = contiguous("offsets", offsets)
-    pointers = (
-        offsets.data_ptr(),
-        0,
-        encoded.code.data_ptr(),
-        len(encoded.code),
-        fields.buffer_info()[0],
-        len(fields) // 5,
-        0,
-    )
+    code = encoded.code.data_ptr(), len(encoded.code)
+    pointers = offsets.data_ptr(), 0, *code, fields.buffer_info()[0], len(fields) // 5, 0
     argument = _pack(*program_preamble(dtype), batch, count, ascending, 0, *pointers)
     try:
         call("raglane_run_program", argument)

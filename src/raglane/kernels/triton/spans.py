@@ -194,17 +194,13 @@ class Columns:
         for span in spans:
             end = begin + span.width
             cuts = {cut for cut in (begin, end) if 0 < cut < result.width}
-            if span.definition >= 0 and not span.repeats:
-                other = self.definitions[span.definition]
-                shift = begin - span.low
-                cuts |= {cut + shift for cut in other.cuts if span.low < cut < span.high}
-                back = {cut - shift for cut in result.cuts if begin < cut < end} | {span.low, span.high}
+            if span.definition >= 0:
+                other, back = self.definitions[span.definition], {span.low, span.high}
+                if not span.repeats:
+                    shift = begin - span.low
+                    cuts |= {cut + shift for cut in other.cuts if span.low < cut < span.high}
+                    back |= {cut - shift for cut in result.cuts if begin < cut < end}
                 back = {cut for cut in back if 0 < cut < other.width} - other.cuts
-                changes |= bool(back)
-                other.cuts |= back
-            elif span.definition >= 0:
-                other = self.definitions[span.definition]
-                back = {cut for cut in (span.low, span.high) if 0 < cut < other.width} - other.cuts
                 changes |= bool(back)
                 other.cuts |= back
             changes |= not cuts <= result.cuts

@@ -144,7 +144,8 @@ class CRF(torch.nn.Module):
             >>> CRF(2).marginals(Ragged([torch.zeros(3, 2)]))[0].tolist()
             [[0.5, 0.5], [0.5, 0.5], [0.5, 0.5]]
         """
-        return emissions._like(_chains().marginals(self._scores(emissions), emissions.host_lengths, emissions.offsets))
+        scores = self._scores(emissions)  # Checks emissions.
+        return emissions._like(_chains().marginals(scores, emissions.host_lengths, emissions.offsets))
 
     def decode(self, emissions: Ragged) -> tuple[Ragged, Tensor]:
         """Return the best tags of each sequence, computed with Viterbi's algorithm.

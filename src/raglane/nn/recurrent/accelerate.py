@@ -51,10 +51,8 @@ class _Accelerated(_Converted, RecurrentLayer):
         return _forward(self, input, hx, **options)
 
     def __prepare_scriptable__(self) -> Any:
-        rule, fix = (
-            "called with a model of torch's own layers",
-            "call rl.unaccelerate(model) before torch.jit.script(model)",
-        )
+        rule = "called with a model of torch's own layers"
+        fix = "call rl.unaccelerate(model) before torch.jit.script(model)"
         raise ArgumentTypeError("torch.jit.script", f"a layer {type(self).__name__}", rule, fix)
 
     @property
@@ -280,10 +278,8 @@ def unaccelerate(model: M) -> M:
     for place, module in model.named_modules():
         if isinstance(module, _Converted):
             if "_theirs" not in vars(type(module)):
-                rule, fix = (
-                    "a layer without parametrizations",
-                    "call torch.nn.utils.parametrize.remove_parametrizations first",
-                )
+                rule = "a layer without parametrizations"
+                fix = "call torch.nn.utils.parametrize.remove_parametrizations first"
                 raise ArgumentTypeError(place or "model", "a layer with a parametrization", rule, fix)
             for name in ("__module__", "_qconfig", *OPTIONS) if isinstance(module, _Accelerated) else ():
                 if name != "backend" or not isinstance(module, AcceleratedSLSTM):

@@ -14,13 +14,7 @@ from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.nn.recurrent.stack import Options
 
 # The arguments in repr, if they differ from these.
-_DEFAULTS: dict[str, Any] = {
-    "num_layers": 1,
-    "bias": True,
-    "batch_first": False,
-    "dropout": 0.0,
-    "bidirectional": False,
-}
+_DEFAULTS = {"num_layers": 1, "bias": True, "batch_first": False, "dropout": 0.0, "bidirectional": False}
 
 
 class CellOptions(Options, total=False):

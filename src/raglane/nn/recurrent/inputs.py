@@ -135,14 +135,8 @@ def _even_lengths(steps: int, count: int) -> Tensor:
 def _read_packed(packed: PackedSequence) -> Inputs:
     data, batch_sizes, sorted_indices, unsorted_indices = packed
     layout = Packed(batch_sizes, sorted_indices, unsorted_indices) if data.dim() == 2 and data.numel() else None
-    return Inputs(
-        data,
-        partial(_flatten_packed, packed),
-        layout,
-        lambda output: packed._replace(data=output),
-        partial(table_of_packed, packed),
-        "packed",
-    )
+    flatten, find_table = partial(_flatten_packed, packed), partial(table_of_packed, packed)
+    return Inputs(data, flatten, layout, lambda output: packed._replace(data=output), find_table, "packed")
 
 
 def _even(values: Tensor, count: int, steps: int) -> Ragged:

@@ -29,16 +29,9 @@ class _TorchLayer(RecurrentLayer, torch.nn.RNNBase):
     _settings = settings_of("mode", "_variant", "proj_size")
 
     def __init__(
-        self,
-        mode: str,
-        variant: CellSpec | None,
-        as_torch: tuple[Any, ...],
-        proj_size: int = 0,
-        device: Any = None,
-        dtype: Any = None,
-        **options: Any,
+        self, mode: str, variant: CellSpec | None, as_torch: tuple[Any, ...], proj_size: int = 0, **options: Any
     ) -> None:
-        input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional = as_torch
+        input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device, dtype = as_torch
         check_dtype(dtype)
         super().__init__(
             mode,
@@ -146,8 +139,8 @@ class RNN(_TorchLayer):
     ) -> None:
         check_choice("nonlinearity", nonlinearity, ("tanh", "relu"))
         variant = None if clip is None else cells.Elman(nonlinearity, check_clip(clip))
-        as_torch = (input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional)
-        super().__init__(f"RNN_{nonlinearity.upper()}", variant, as_torch, device=device, dtype=dtype, **options)
+        as_torch = (input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device, dtype)
+        super().__init__(f"RNN_{nonlinearity.upper()}", variant, as_torch, **options)
         self.nonlinearity = nonlinearity
 
 
@@ -186,8 +179,8 @@ class LSTM(_TorchLayer):
         **options: Unpack[Options],
     ) -> None:
         variant = None if clip is None else cells.LSTM(check_clip(clip))
-        as_torch = (input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional)
-        super().__init__("LSTM", variant, as_torch, proj_size, device=device, dtype=dtype, **options)
+        as_torch = (input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device, dtype)
+        super().__init__("LSTM", variant, as_torch, proj_size, **options)
 
 
 class GRU(_TorchLayer):
@@ -227,5 +220,5 @@ class GRU(_TorchLayer):
     ) -> None:
         plain = check_flag("reset_after", reset_after) and clip is None
         variant = None if plain else cells.GRU(reset_after, check_clip(clip))
-        as_torch = (input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional)
-        super().__init__("GRU", variant, as_torch, device=device, dtype=dtype, **options)
+        as_torch = (input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device, dtype)
+        super().__init__("GRU", variant, as_torch, **options)

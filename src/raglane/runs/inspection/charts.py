@@ -18,6 +18,8 @@ ORDER_COLORS = {"random": "var(--blue)", "grouped": "var(--vermilion)", "sorted"
 _SHAPES = {"random": "circle", "grouped": "square", "sorted": "triangle-up"}
 _DASHES = {"random": [1, 0], "grouped": [6, 3], "sorted": [2, 2]}
 _HEIGHT = 280
+_UPRIGHT = alt.Axis(labelAngle=0, format=",d")
+_LEGEND = alt.Legend(title=None, orient="top", symbolSize=90)
 
 
 def script() -> str:
@@ -94,13 +96,13 @@ def fills(inspection: Inspection) -> dict[str, Any]:
     values = [{"size": one.batch_size, "order": one.order, "fill": one.fill} for one in inspection.fills]
     orders = list(dict.fromkeys(one.order for one in inspection.fills))
     base = alt.Chart(alt.Data(values=values)).encode(
-        x=alt.X("size:O", title="sequences in a batch", axis=_upright()),
+        x=alt.X("size:O", title="sequences in a batch", axis=_UPRIGHT),
         y=alt.Y("fill:Q", title="real elements", scale=alt.Scale(domain=[0, 1]), axis=alt.Axis(format="%")),
         color=_colors(orders),
         tooltip=["order:N", alt.Tooltip("size:O", title="batch"), alt.Tooltip("fill:Q", format=".1%")],
     )
     dashes = alt.StrokeDash("order:N", legend=None, scale=_scale(orders, _DASHES))
-    shapes = alt.Shape("order:N", scale=_scale(orders, _SHAPES), legend=_legend())
+    shapes = alt.Shape("order:N", scale=_scale(orders, _SHAPES), legend=_LEGEND)
     line = base.mark_line(strokeWidth=2).encode(strokeDash=dashes)
     return _finish(line + base.mark_point(size=70, filled=True, opacity=1).encode(shape=shapes))
 
@@ -117,7 +119,7 @@ def steps(rows: Sequence[Row]) -> dict[str, Any]:
         for row in rows
     ]
     orders = list(dict.fromkeys(map(_order, rows)))
-    x = alt.X("size:O", title="sequences in a batch", axis=_upright(), scale=alt.Scale(paddingInner=0.3))
+    x = alt.X("size:O", title="sequences in a batch", axis=_UPRIGHT, scale=alt.Scale(paddingInner=0.3))
     y = alt.Y("ms:Q", title="milliseconds")
     shared = {"xOffset": alt.XOffset("order:N", sort=orders), "color": _colors(orders)}
     span = alt.Chart(alt.Data(values=spans)).mark_rule(strokeWidth=2)
@@ -126,7 +128,7 @@ def steps(rows: Sequence[Row]) -> dict[str, Any]:
         alt.Chart(alt.Data(values=points))
         .mark_point(size=80, filled=True, opacity=1, strokeWidth=2)
         .encode(
-            shape=alt.Shape("time:N", scale=shapes, legend=_legend()),
+            shape=alt.Shape("time:N", scale=shapes, legend=_LEGEND),
             tooltip=["order:N", alt.Tooltip("size:O", title="batch"), "time:N", alt.Tooltip("ms:Q", format=".3~f")],
         )
     )
@@ -144,7 +146,7 @@ def spreads(rows: Sequence[Row]) -> dict[str, Any]:
         alt.Chart(alt.Data(values=values))
         .mark_bar()
         .encode(
-            x=alt.X("size:O", title="sequences in a batch of one process", axis=_upright()),
+            x=alt.X("size:O", title="sequences in a batch of one process", axis=_UPRIGHT),
             xOffset=alt.XOffset("order:N", sort=orders),
             y=alt.Y("more:Q", title="longer than the mean", axis=alt.Axis(format="%")),
             color=_colors(orders),
@@ -158,20 +160,12 @@ def _order(row: Row) -> str:
     return "grouped" if row.grouped else "random"
 
 
-def _upright() -> Any:
-    return alt.Axis(labelAngle=0, format=",d")
-
-
-def _legend() -> Any:
-    return alt.Legend(title=None, orient="top", symbolSize=90)
-
-
 def _scale(orders: Sequence[str], values: dict[str, Any]) -> Any:
     return alt.Scale(domain=list(orders), range=[values[order] for order in orders])
 
 
 def _colors(orders: Sequence[str]) -> Any:
-    return alt.Color("order:N", scale=_scale(orders, ORDER_COLORS), legend=_legend())
+    return alt.Color("order:N", scale=_scale(orders, ORDER_COLORS), legend=_LEGEND)
 
 
 def _finish(chart: Any) -> dict[str, Any]:

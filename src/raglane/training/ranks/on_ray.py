@@ -35,11 +35,10 @@ def connected() -> Any:
     os.environ.setdefault("RAY_TRAIN_V2_ENABLED", "1")
     ray = require("ray", "ray")
     if not ray.is_initialized():
-        quiet = {"log_to_driver": False, "logging_level": "ERROR", "include_dashboard": False}
         try:
             ray.init(address="auto", log_to_driver=False, logging_level="ERROR")
         except ConnectionError:
-            ray.init(**quiet)
+            ray.init(log_to_driver=False, logging_level="ERROR", include_dashboard=False)
     return ray
 
 
