@@ -73,7 +73,8 @@ def test_texts_are_tokens_cut_as_asked() -> None:
     for split, tokens in ((None, ["to", "be"]), ("characters", ["t", "o", " ", "b", "e"])):
         records = read(["to be"], Columns(need_labels=False, split=split))
         assert (records.values.tolist(), records.columns.split) == (tokens, split or "words")
-    refused(["on_bad_row", "got 'skip'"], read, ["to be"], on_bad_row="skip", error=ArgumentError)
+    for option, given in (("on_bad_row", "skip"), ("format", "csv")):
+        refused([f"{option} must be", f"got '{given}'"], read, ["to be"], **{option: given}, error=ArgumentError)
 
 
 def test_labels_are_read_as_in_a_file() -> None:
@@ -120,7 +121,8 @@ def test_a_table_with_labels_beside_it() -> None:
     frame = pd.DataFrame({"x": [[1.0, 2.0], [3.0]], "kind": ["up", "down"]})
     assert read(frame, labels=["p", "q"]).labels == ("p", "q")
     assert read(frame[["x"]], labels=["p", "q"]).labels == ("p", "q")
-    categories = pl.DataFrame({"x": [[1.0], [2.0]], "kind": pl.Series(["u", "v"], dtype=pl.Categorical)})
+    kinds = pl.Series(["u", "v"], dtype=pl.Categorical)
+    categories = pl.DataFrame({"Unnamed: 0": [0, 1], "x": [[1.0], [2.0]], "kind": kinds})
     assert read(categories).labels == ("u", "v")
     assert read(pd.DataFrame({0: [np.ones((2, 3)), np.zeros((1, 3))], 1: ["up", "down"]})).lengths.tolist() == [2, 1]
 

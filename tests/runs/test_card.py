@@ -89,25 +89,26 @@ def test_a_card_of_every_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_scores_of_sequences_are_those_of_each_alone(tmp_path: Path) -> None:
     random = np.random.default_rng(1)
-    for task in ("classify", "tag", "forecast"):
+    metrics = {"classify": "accuracy", "tag": "accuracy", "forecast": "MAE", "multilabel": "exact_match"}
+    for task, metric in metrics.items():
         lengths = [3, 2, 5, 4, 7, 2]
         data = [random.normal(size=(length, 1)).tolist() for length in lengths]
         known: dict[str, Any] = {"classify": list("ababab"), "tag": [list("ab" * 4)[: len(one)] for one in data]}
+        known["multilabel"] = [["a"], [], ["a", "b"], ["b"], ["a"], []]
         labels = known.get(task)
         run = rl.fit(data, labels, task=task, epochs=1, hidden_size=3, progress=False, validation_fraction=0)
+        if task == "multilabel":  # no label is predicted, but some are at thresholds of a half
+            run.model.get_buffer("thresholds").fill_(0.9)
         each = measure_sequences(run.saved, run.read(data, labels), torch.device("cpu"))
-        alone = [
-            run.evaluate([one], None if labels is None else [labels[place]])["loss"] for place, one in enumerate(data)
-        ]
-        assert each.loss == pytest.approx(alone, rel=1e-5), task
+        alone = [run.evaluate([one], labels and [labels[place]]) for place, one in enumerate(data)]
+        assert each.loss == pytest.approx([one["loss"] for one in alone], rel=1e-5), task
+        assert each.metric == pytest.approx([one[metric] for one in alone], rel=1e-5), task
         whole = run.evaluate(data, labels)["loss"]
         assert each.loss @ each.count / each.count.sum() == pytest.approx(whole, rel=1e-5), task
         ranges = each.ranges()
         assert sum(one.sequences for one in ranges) == len(data)
         first = [place for place, length in enumerate(lengths) if ranges[0].low <= length <= ranges[0].high]
-        part = run.evaluate(
-            [data[place] for place in first], None if labels is None else [labels[place] for place in first]
-        )
+        part = run.evaluate([data[place] for place in first], labels and [labels[place] for place in first])
         assert ranges[0].loss == pytest.approx(part["loss"], rel=1e-5), task
 
 

@@ -54,6 +54,14 @@ def test_what_differs_and_nothing_else(runs: Path) -> None:
         assert row["validation loss"] == min(float(epoch["validation_loss"]) for epoch in history)
 
 
+def test_other_losses_are_other_tables(tmp_path: Path) -> None:
+    for loss in (None, "mse", "mae"):
+        out = tmp_path / f"{loss}"
+        rl.fit([[0.1], [0.3]], [1.0, 2.0], task="regress", loss=loss, out=out, epochs=1, validation_fraction=0)
+    squared, absolute = compare([tmp_path / "None", tmp_path / "mae", tmp_path / "mse"])
+    assert (len(squared.rows), absolute.caption) == (2, "data in memory: regress (mae), 1 run")
+
+
 def test_tables_and_pictures_are_written_whole(runs: Path, tmp_path: Path, capsys: Capsys) -> None:
     folders = [str(runs / name) for name in "abc"]
     places = [str(tmp_path / f"table.{suffix}") for suffix in ("md", "csv", "png", "svg")]

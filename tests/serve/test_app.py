@@ -475,6 +475,7 @@ def test_models_without_streams(client: TestClient) -> None:
         ("/predict", b'{"model": "layer", "sequences": [[[1, 2]]]}', 400),
         ("/predict", b'{"model": "layer", "table": {"x": [1]}}', 400),
         ("/predict", b'{"model": "run", "table": {"y": [1]}}', 400),
+        ("/predict", b'{"model": "run", "table": {"y": [1], "x": [1, 2]}}', 400),
         ("/predict", b" " * 100_001, 413),
         ("/v2/models/layer/infer", b"{}", 400),
         ("/v2/models/layer/infer", b'{"inputs": []}', 400),

@@ -180,7 +180,7 @@ def test_an_evaluation_of_sets_by_hand() -> None:
     fitted = Preprocessor("multilabel", ("x",), labels=("a", "b"))
     model = SequenceModel(ModelConfig("multilabel", input_size=1, output_size=2, hidden_size=2))
     targets = torch.tensor([[1.0, 0.0], [1.0, 1.0], [0.0, 0.0]])
-    task = make_task(fitted, ModelSettings("multilabel"))
+    task = make_task(fitted, ModelSettings("multilabel"), model)
     batch = Batch(Ragged([torch.ones(1, 1)] * 3), targets, torch.arange(3))
     output = torch.tensor([[1.0, -1.0], [-1.0, 1.0], [1.0, -1.0]])
     score = task.score(torch.tensor([[1.0, -1.0], [1.0, 1.0], [1.0, 1.0]]), batch)

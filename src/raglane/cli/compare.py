@@ -38,8 +38,8 @@ def compare(
 ) -> None:
     """Compare runs: their differing settings, results and training times.
 
-    Runs are grouped by data and task, and sorted by validation loss, the lowest first. Folders without a saved model
-    are left out.
+    Runs are grouped by data, task and loss, and sorted by validation loss, the lowest first. Folders without a saved
+    model are left out.
 
     For example:
 

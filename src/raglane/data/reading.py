@@ -86,7 +86,7 @@ def read(
     Raises:
         ArgumentTypeError: ``source`` or ``columns`` of another kind, or labels with a path.
         ArgumentError: ``format`` is not a key of ``FORMATS``, or ``on_bad_row`` neither ``"fail"`` nor ``"skip"``,
-            or ``"skip"`` without a path.
+            or ``format`` or ``"skip"`` without a path.
         DataError: no sequence; a path that is missing, unreadable, of an unknown suffix, or no file or folder;
             or content that breaks a rule.
         ShapeError: sequences with different channels, or not one label per sequence.
@@ -111,9 +111,10 @@ def read(
             rule, fix = "None, because a file has its labels in a column", "name the column with Columns(label=...)"
             raise ArgumentTypeError("labels", quote(labels), rule, fix)
         return Dataset(formats.read(as_path(source), columns, format, on_bad_row=on_bad_row))
-    if on_bad_row != "fail":
-        rule = "'fail' for data in memory, because only rows of files are skipped"
-        raise ArgumentError("on_bad_row", quote(on_bad_row), rule, "leave the rows out, or write a file")
+    for name, given, default in (("format", format, None), ("on_bad_row", on_bad_row, "fail")):
+        if given != default:
+            rule = f"{default!r} for data in memory, because it is about the reading of files"
+            raise ArgumentError(name, quote(given), rule, "leave it out, or write a file")
     if isinstance(source, Dataset) and labels is None:
         return source
     return Dataset(records_from(source, labels, columns))
@@ -305,10 +306,9 @@ def _table(data: Any) -> Any:
         data = data.assign(**lists) if lists else data
         with arrow_errors("data") as arrow:
             return arrow.Table.from_pandas(data, preserve_index=False)
-    has_stream = hasattr(data, "__arrow_c_stream__") and (hasattr(data, "columns") or hasattr(data, "column_names"))
-    if has_stream or (hasattr(data, "with_format") and hasattr(data, "column_names")):
-        return table_from(data, "data")
-    return None
+    has_names = hasattr(data, "columns") or hasattr(data, "column_names")
+    is_table = has_names and (hasattr(data, "__arrow_c_stream__") or hasattr(data, "with_format"))
+    return table_from(data, "data") if is_table else None
 
 
 def _of_table(table: Any, columns: Columns) -> Records:

@@ -38,9 +38,11 @@ class RunSummary(NamedTuple):
         return Path(self.source.path).name if self.source.path else DEFAULT_DATA
 
     @property
-    def key(self) -> tuple[str, str]:
-        """The task and the identity of the data, which comparable runs share."""
-        return self.description.settings.task, self.description.identity or self.description.fingerprint
+    def key(self) -> tuple[str, str, str]:
+        """The task, the loss and the identity of the data, which comparable runs share."""
+        settings = self.description.settings
+        loss = f"{settings.loss_name} {settings.quantiles}"
+        return settings.task, loss, self.description.identity or self.description.fingerprint
 
 
 def read_run(folder: Path) -> RunSummary:
@@ -69,17 +71,17 @@ def has_model(folder: Path) -> bool:
 
 
 def compare(folders: Iterable[str | os.PathLike[str]]) -> tuple[Compared, ...]:
-    """Return one table per data set and task, with the best runs first."""
+    """Return one table per data set, task and loss, with the best runs first."""
     runs = [read_run(Path(folder)) for folder in dict.fromkeys(os.fspath(folder) for folder in folders)]
     if not runs:
         raise DataError("runs", "none", "at least one folder of a run", "pass the folders of runs")
-    groups: dict[tuple[str, str], list[RunSummary]] = {}
+    groups: dict[tuple[str, str, str], list[RunSummary]] = {}
     for run in runs:
         groups.setdefault(run.key, []).append(run)
-    return tuple(_group(task, listed) for (task, _), listed in groups.items())
+    return tuple(map(_group, groups.values()))
 
 
-def _group(task: str, runs: Sequence[RunSummary]) -> Compared:
+def _group(runs: Sequence[RunSummary]) -> Compared:
     """The rows of a group."""
     runs = sorted(runs, key=lambda run: run.state.best_loss)
     settings_of = [{entry.key: entry for entry in entries(run.description.settings)} for run in runs]
@@ -87,7 +89,8 @@ def _group(task: str, runs: Sequence[RunSummary]) -> Compared:
     differing = [
         key for key, entry in settings_of[0].items() if any(one[key].value != entry.value for one in settings_of)
     ]
-    metric = TASKS[task].terms(runs[0].description.settings)[0]
+    first = runs[0].description.settings
+    metric = TASKS[first.task].terms(first)[0]
     tested_on = {run.test["data"] for run in runs if run.test}
     # Files with the same name are distinguished by their paths.
     names = [Path(path).name for path in tested_on]
@@ -110,6 +113,7 @@ def _group(task: str, runs: Sequence[RunSummary]) -> Compared:
     ends = ("weights", "seconds", "epochs run", "best epoch")
     columns = [*dict.fromkeys(name for row in rows for name in row if name not in ends), *ends]
     names = list(dict.fromkeys(run.data for run in runs))
+    task = first.task if first.loss is None else f"{first.task} ({first.loss})"
     title = f"{', '.join(names)}: {task}, {count_of(len(runs), 'run')}"
     candidates = (f"{part} {metric.replace('_', ' ')}" for part in ("validation", "train"))
     drawn = next((name for name in candidates if name in columns), "seconds")

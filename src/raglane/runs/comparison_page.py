@@ -20,7 +20,7 @@ def comparison_page(groups: Sequence[Compared], kind: str, name: str) -> bytes:
     runs = sum(len(group.rows) for group in groups)
     seconds = sum(sum(group.column("seconds", whole=True)) for group in groups)
     facts = [("runs", f"{runs:,}"), ("training time", seconds_in_words(seconds))]
-    sentence = f"{count_of(runs, 'run')} in {count_of(len(groups), 'group')} of one data set and task each."
+    sentence = f"{count_of(runs, 'run')} in {count_of(len(groups), 'group')} of one data set, task and loss each."
     if len(groups) == 1:
         drawn = groups[0].drawn.replace("_", " ")
         best = groups[0].column(groups[0].drawn)[0]

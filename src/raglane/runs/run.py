@@ -272,11 +272,10 @@ class Run:
         with reading(self.folder or _PICKLE):
             trained = build(ColumnNames, self.saved.columns, "columns")
         source = Source(None, format, renamed(trained, chosen_columns(columns))).of(data, labels)
+        records = source.read(self.task, need_labels=need_labels)
         if source.held is None:
-            records = source.read(self.task, need_labels=need_labels)
             is_named = any(columns.get(role) for role in ("sequence", "features", "static"))
             return self._renamed(records) if is_named else records
-        records = source.take(data, labels, self.task, need_labels=need_labels)
         unnamed = tuple(f"x{place}" for place in range(len(records.channels)))
         if records is data or unnamed not in (records.channels, self.channels):
             return records

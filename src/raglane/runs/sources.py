@@ -180,21 +180,13 @@ class Source:
         """Read the sequences into memory."""
         from raglane.data.reading import japanese_vowels, read
 
-        if self.held is not None:
-            return self.take(*self.held, task, need_labels=need_labels)
-        if self.path is None:
+        if self.is_default:
             return japanese_vowels()[0 if part == "train" else 1]
-        request = self.asked(task, need_labels=need_labels)
-        return read(self.path, request, self.format, on_bad_row=self.columns.on_bad_row)
-
-    def take(self, data: Any, labels: Any, task: str, *, need_labels: bool = True) -> Dataset:
-        """Read data in memory."""
-        from raglane.data.reading import read
-
-        if self.columns.on_bad_row != "fail":
-            got, rule = quote(self.columns.on_bad_row), "'fail' for data in memory"
-            raise ArgumentError("on_bad_row", got, rule, "pass a file, or remove invalid rows")
-        return read(data, self.asked(task, need_labels=need_labels), labels=labels)
+        data, labels = self.held or (self.path, None)
+        asked = self.asked(task, need_labels=need_labels)
+        # The format is that of files, e.g. of the test data next to training data in memory.
+        format = self.format if self.held is None else None
+        return read(data, asked, format, labels=labels, on_bad_row=self.columns.on_bad_row)
 
     def open(self, task: str) -> Dataset:
         """Open a folder that ``raglane convert`` wrote, or read other data."""

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from raglane._utils.messages import quote, require
+from raglane._utils.messages import quote
+from raglane.data.stores import arrow_errors
 from raglane.errors import ArgumentError, BusyError, DispatchError, ShapeError
 from raglane.ragged import Ragged
 from raglane.serve.engine import Engine
@@ -165,11 +166,8 @@ class Served:
         """Return the predictions of a table, a column per name."""
         if self.run is None:
             raise ArgumentError("table", "a table", "left out for a model without columns", "pass sequences")
-        try:
-            table = require("pyarrow", "data").table(columns)
-        except (ValueError, TypeError, OverflowError) as error:
-            rule = "columns of equal lengths, each of one type"
-            raise ArgumentError("table", str(error), rule, "correct the columns") from error
+        with arrow_errors("table") as arrow:
+            table = arrow.table(columns)
         job = self._pool.submit(self.run.predict, table, device="cpu", **options)
         return (await asyncio.wrap_future(job)).columns
 

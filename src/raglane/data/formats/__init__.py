@@ -6,7 +6,7 @@ import os
 from dataclasses import replace
 from pathlib import Path, PurePath
 
-from raglane._utils.checks import check_choice, check_kind
+from raglane._utils.checks import check_choice
 from raglane._utils.files import as_path, check_file
 from raglane._utils.messages import argument, count_of, printable, quote, shorten
 from raglane.data.formats import csv, ipc, jsonl, npz, text, ts
@@ -39,7 +39,6 @@ def read(
 ) -> Records:
     """Read a file or a folder as records."""
     path, columns = as_path(path), Columns() if columns is None else columns
-    check_kind("columns", columns, Columns, "an object of Columns, or None", "pass e.g. rl.data.Columns(label=...)")
     check_choice("on_bad_row", on_bad_row, ON_BAD_ROW)
     chosen = pick(path, format)
     records = read_kept(chosen, path, columns) if on_bad_row == "skip" else chosen.read(path, columns)

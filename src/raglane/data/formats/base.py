@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import gzip
 import io
+import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -178,6 +179,16 @@ def takes_tokens(columns: Columns, name: str) -> tuple[bool, str]:
     return is_tokens, f"the whole numbers of {quote(name)} are {kind} ({columns_argument('tokens')} chooses)"
 
 
+def taken(columns: Columns) -> set[str | None]:
+    """Return the columns that were named in another role than time."""
+    return {columns.label, columns.id, *(columns.features or ()), *(columns.static or ()), *(columns.categorical or ())}
+
+
+def is_named(name: str, columns: Columns) -> bool:
+    """Return False for the name that pandas gives to a column without one, unless a role was given to it."""
+    return name in {columns.sequence, columns.time, *taken(columns)} or not re.fullmatch(r"Unnamed: \d+(\.\d+)*", name)
+
+
 def check_named(path: Path, role: str, name: str, present: Iterable[str], count: int = 1) -> str:
     """Return ``name``, one of ``count`` columns of a role, or raise a DataError if the file lacks it."""
     names = list(present)
@@ -205,7 +216,8 @@ def choose_column(path: Path, role: str, candidates: list[str], kind: str, prese
         error.candidates = tuple(candidates)
         raise error
     got = f"no candidate for the {role} column among its columns ({quote_all(present) or 'none'})"
-    more = {"sequence": "bytes and objects are no sequences"}
+    names = f"{columns_argument('id')} and {columns_argument('features')}"
+    more = {"sequence": f"bytes and objects are no sequences; if rows are elements, pass {names}"}
     more["label"] = f"without labels, pass {argument('task', 'forecast')} to predict the next element"
     fix = f"add one, or name it with {columns_argument(role)}; {more[role]}"
     raise UnfitColumnError(f"{path}", got, f"data with a {kind}", fix)

@@ -35,8 +35,8 @@ import numpy as np
 import numpy.typing as npt
 
 from raglane._utils.messages import count_of, quote, quote_all, require
-from raglane.data.formats.base import check_readable, data_error, decode, opened, read_bytes
-from raglane.data.formats.csv_table import is_date, is_plain, numbers_in, records_of_rows, taken
+from raglane.data.formats.base import check_readable, data_error, decode, is_named, opened, read_bytes
+from raglane.data.formats.csv_table import is_date, is_plain, numbers_in, records_of_rows
 from raglane.data.formats.decimals import CommaColumns, Entries
 from raglane.data.formats.entries import NUMBERED, id_column_of, read_entries, row_piece, step_columns, text_column
 from raglane.data.formats.pieces import BYTES, ROWS, Piece, Start, sift
@@ -73,8 +73,9 @@ def _parsed(path: Path, content: IO[bytes], size: int | None) -> Iterator[Entrie
     first = content.readline()
     # Excel reads, and some programs write, a first line that names the separator.
     named = re.fullmatch(r'\ufeff?"?sep=(.)"?\s*', first.decode(errors="replace"), re.IGNORECASE)
-    # A comma, unless the header has only others.
-    guess = next((mark for mark in _OTHER_MARKS if mark.encode() in first and b"," not in first), ",")
+    # A comma, unless the header has only others, except in quotes.
+    marks = re.sub(rb'"[^"]*"?', b"", first)
+    guess = next((mark for mark in _OTHER_MARKS if mark.encode() in marks and b"," not in marks), ",")
     mark = named[1] if named else guess
     content.seek(len(first) if named else 0)
     # The header is read as a row, because pandas would rename repeated and empty names, and truncate longer rows.
@@ -96,9 +97,7 @@ def _parsed(path: Path, content: IO[bytes], size: int | None) -> Iterator[Entrie
 def _header_of(path: Path, rows: Entries, columns: Columns) -> list[str]:
     """Return the names of the columns, some of which may be empty, such as that of row numbers."""
     header = [str(name).strip() for name in rows[0]] if len(rows) else []
-    used = {columns.sequence, columns.time, *taken(columns)}
-    # So pandas calls columns without a name.
-    header = ["" if re.fullmatch(r"Unnamed: \d+", name) and name not in used else name for name in header]
+    header = [name if is_named(name, columns) else "" for name in header]
     _check_header(path, header, rows)
     counts = Counter(header)
     twice = next((name for name in header if name and counts[name] > 1), None)

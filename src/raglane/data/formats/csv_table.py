@@ -23,6 +23,7 @@ from raglane.data.formats.base import (
     choose_column,
     columns_argument,
     data_error,
+    taken,
 )
 from raglane.data.formats.decimals import Entries
 from raglane.data.formats.table import feature_columns
@@ -230,12 +231,12 @@ def _choose_label(table: _Table, columns: Columns, free: list[str]) -> tuple[str
 
 
 def _check_almost_constant(table: _Table, names: list[str]) -> None:
-    """Raise a DataError for the column of words that is constant in most sequences: a label with a mistake."""
+    """Raise a DataError for a column of words that is a label by its name, or nearly: constant in most sequences."""
     count = len(table.ids)
     sequence = np.repeat(np.arange(count), np.diff(table.offsets))
     changing = {name: len(np.unique(sequence[~table.constant(name)])) for name in names if table.numbers(name)[1].any()}
     for name in sorted(changing, key=lambda name: changing[name])[:1]:
-        if 2 * changing[name] <= count:
+        if 2 * changing[name] <= count or name.lower() in ROLE_NAMES["label"]:
             _check_one_label(table, name)
 
 
@@ -389,11 +390,6 @@ def _choose_time(path: Path, entries: Mapping[str, Entries], columns: Columns, i
 def _time_candidates(columns: Columns, free: Sequence[str]) -> list[str]:
     """Return the columns with usual names of a time column, without those that were named otherwise."""
     return [name for usual in TIME_NAMES for name in free if name.lower() == usual and name not in taken(columns)]
-
-
-def taken(columns: Columns) -> set[str | None]:
-    """Return the columns that were named in another role than time."""
-    return {columns.label, columns.id, *(columns.features or ()), *(columns.static or ()), *(columns.categorical or ())}
 
 
 def _check_other_times(table: _Table, columns: Columns, same: _Bools) -> None:

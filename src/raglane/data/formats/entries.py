@@ -29,6 +29,7 @@ from raglane.data.formats.base import (
     columns_argument,
     data_error,
     id_column,
+    is_named,
 )
 from raglane.data.formats.csv_table import check_header_once, numbers_in, records_of_rows
 from raglane.data.formats.decimals import Entries
@@ -54,8 +55,8 @@ def read_table(
     """Read an Arrow table; ``lines`` numbers its rows, for messages."""
     if (entries := entries_of(path, schema, load, columns)) is not None:
         records = read_entries(path, entries, columns)
-        nested = ", ".join(name for name in kinds_of(path, schema) if name not in entries)
-        return replace(records, notes=(f"left out, as nested: {nested}", *records.notes)) if nested else records
+        others = ", ".join(name for name in kinds_of(path, schema) if name not in entries)
+        return replace(records, notes=(f"left out, nested or unnamed: {others}", *records.notes)) if others else records
     chosen = choose(path, schema, columns)
     return records_of(path, load(chosen.names), chosen, columns, lines)
 
@@ -83,7 +84,7 @@ def read_entries(path: Path, entries: dict[str, Entries], columns: Columns) -> R
 def element_columns(path: Path, schema: Any, load: Load, columns: Columns) -> list[str]:
     """Return the columns of an Arrow table whose rows are elements, or sequences with a column per step; else []."""
     kinds = kinds_of(path, schema)
-    names = [name for name, kind in kinds.items() if not arrow_types().is_nested(kind)]
+    names = [name for name, kind in kinds.items() if not arrow_types().is_nested(kind) and is_named(name, columns)]
     if columns.sequence is not None or any(map(is_list, kinds.values())):
         return []
     texts = {name for name in names if is_text(kinds[name])}

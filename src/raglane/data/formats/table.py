@@ -54,6 +54,7 @@ from raglane.data.formats.base import (
     columns_argument,
     data_error,
     id_column,
+    is_named,
     takes_tokens,
 )
 from raglane.data.records import LISTS, TASKS, Columns, Feature, Records, as_float32
@@ -95,7 +96,7 @@ def kinds_of(path: Path, schema: Any) -> dict[str, Any]:
 
 def choose(path: Path, schema: Any, columns: Columns) -> Chosen:
     """Choose the columns to read."""
-    kinds = kinds_of(path, schema)
+    kinds = {name: kind for name, kind in kinds_of(path, schema).items() if is_named(name, columns)}
     present = list(kinds)
     if columns.time in kinds:
         rule = "a file without a time column, because a row is a whole sequence with its elements in order"
@@ -116,7 +117,8 @@ def choose(path: Path, schema: Any, columns: Columns) -> Chosen:
             candidates = [name for name in candidates if not is_text(kinds[name].value_type)] or candidates
             is_target = label_test(columns.task)[0]
             numbers = [name for name in candidates if not is_target(kinds[name])]
-        texts = [name for name in free if is_text(kinds[name])]
+        labels = ROLE_NAMES["label"] if TASKS[columns.task].label is not None else ()
+        texts = [name for name in free if is_text(kinds[name]) and name.lower() not in labels]
         if columns.wants_labels and columns.task != "classify":
             # A list may be the label here, but a text with the name of a sequence is not.
             usual = [name for name in texts if name.lower() in ROLE_NAMES["sequence"]]

@@ -12,6 +12,7 @@ from raglane.data.dataset import Dataset
 from raglane.nn.linear import row_sigmoid
 from raglane.ragged import Ragged
 from raglane.training.batches import Batch, targets_of
+from raglane.training.settings import Settings
 from raglane.training.tasks.base import Measured, Score, Task, values_of
 
 
@@ -130,11 +131,13 @@ class MultiLabel(Task):
     kept: ClassVar[dict[str, float]] = {"thresholds": 0.5}
 
     def score(self, output: Tensor | Ragged, batch: Batch, *, training: bool = False) -> Score:
-        """Return the loss of logits ``(M, K)``, and exact matches at thresholds of 0.5."""
+        """Return the loss of logits ``(M, K)``, and exact matches; during a training at thresholds of 0.5."""
         logits, targets = values_of(output), targets_of(batch)
         weights = self.class_weights.to(logits.device) if training and self.class_weights is not None else None
         loss = F.binary_cross_entropy_with_logits(logits, targets, pos_weight=weights, reduction="sum")
-        matches = ((logits.detach() > 0) == (targets > 0)).all(-1).sum() * targets.shape[1]
+        # A training chooses the thresholds at the end of an epoch, a stored model has them.
+        thresholds = 0.5 if isinstance(self.settings, Settings) else self.model.thresholds
+        matches = ((row_sigmoid(logits.detach()) >= thresholds) == (targets > 0)).all(-1).sum() * targets.shape[1]
         return Score(loss, matches, torch.as_tensor(targets.numel()), torch.zeros(()))
 
     def weigh(self, targets: Tensor) -> Tensor:
