@@ -240,6 +240,9 @@ def test_a_table_without_lists_may_have_other_rows(tmp_path: Path, kind: str) ->
     # Texts called "sequence" are no ids, a step of whole numbers is no label, and times are no texts of a forecast.
     genes = read(write(tmp_path, kind, {"sequence": ["A C", "A C", "T"], "q": [1.5, 2.5, 3.5], "label": list("uuv")}))
     assert (genes.labels, genes.lengths.tolist()) == (("u", "u", "v"), [2, 2, 1])
+    # A text that is called a label is a sequence, such as that of a drug's target, if the label is another column.
+    named = read(write(tmp_path, kind, {"target": ["A C", "T"], "y": ["u", "v"]}), Columns(label="y"))
+    assert (named.labels, named.lengths.tolist()) == (("u", "v"), [2, 1])
     steps = read(write(tmp_path, kind, {"t0": [1, 2], "t1": [1.5, 2.5], "t2": [None, 3.5], "kind": ["u", "v"]}))
     assert (steps.labels, steps.lengths.tolist()) == (("u", "v"), [2, 3])
     for name, time in (("time", None), ("hour", "hour")):

@@ -18,7 +18,7 @@ from raglane._utils import memory
 from raglane.cli import main
 from raglane.data.preprocess import Preprocessor
 from raglane.errors import ArgumentError
-from raglane.training.checkpoint import read_tensors, to_safetensors
+from raglane.training.checkpoint import parse_tensors, read_tensors, to_safetensors
 
 _WEIGHT = "encoder.recurrent.weight_hh_l0"
 _MODEL = {"task": "classify", "input_size": 2, "output_size": 2}
@@ -79,6 +79,8 @@ def test_damaged_weights(work: Path, folder: str, capsys: Capsys) -> None:
     _refused(work, file, to_safetensors(weights | {"head.more": weights[_WEIGHT]}), capsys, "an unknown tensor")
     whole = (work / "run" / file).read_bytes()
     _refused(work, file, whole[:-1] + bytes([whole[-1] ^ 1]), capsys, "other numbers than were written")
+    null = b'{"__metadata__":null}'  # as another program may write it
+    assert parse_tensors(len(null).to_bytes(8, "little") + null, work) == {}
     absent = {name: tensor for name, tensor in weights.items() if name != _WEIGHT}
     smaller = weights | {_WEIGHT: weights[_WEIGHT][:, :-1]}
     pieces = {

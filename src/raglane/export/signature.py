@@ -173,8 +173,11 @@ class Surface(nn.Module):
         found = list(self._named(self.model(*self._signature.rebuilt(leaves)), starts))
         # Not an attribute of this module, because torch.export restores those.
         self._signature.output_names[:] = [name for name, _ in found]
-        # A copy, because an exporter would give an unchanged input the name of the output.
-        return [part.clone() if any(part is one for one in tensors) else part for _, part in found]
+        # A copy, because an exporter would give a tensor that is an input, or is returned twice, a single name.
+        parts: list[Tensor] = list(tensors)
+        for _, part in found:
+            parts.append(part.clone() if any(part is one for one in parts) else part)
+        return parts[len(tensors) :]
 
     def _named(self, output: Any, starts: list[tuple[Tensor, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         """Yield the tensors of the model's output with their names."""

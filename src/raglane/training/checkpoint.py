@@ -56,7 +56,7 @@ def to_safetensors(tensors: Mapping[str, Tensor]) -> bytes:
 def _checksum(content: bytes) -> tuple[str | None, str]:
     """Return the stored and the actual CRC-32 of the numbers of a safetensors file, which follow a JSON header."""
     begin = 8 + int.from_bytes(content[:8], "little")
-    stored = json.loads(content[8:begin]).get("__metadata__", {}).get(_CHECKSUM)
+    stored = (json.loads(content[8:begin]).get("__metadata__") or {}).get(_CHECKSUM)  # null is permitted
     return stored, f"{zlib.crc32(memoryview(content)[begin:]):08x}"
 
 

@@ -117,7 +117,7 @@ def choose(path: Path, schema: Any, columns: Columns) -> Chosen:
             candidates = [name for name in candidates if not is_text(kinds[name].value_type)] or candidates
             is_target = label_test(columns.task)[0]
             numbers = [name for name in candidates if not is_target(kinds[name])]
-        labels = ROLE_NAMES["label"] if TASKS[columns.task].label is not None else ()
+        labels = ROLE_NAMES["label"] if columns.label is None and TASKS[columns.task].label is not None else ()
         texts = [name for name in free if is_text(kinds[name]) and name.lower() not in labels]
         if columns.wants_labels and columns.task != "classify":
             # A list may be the label here, but a text with the name of a sequence is not.
