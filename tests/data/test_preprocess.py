@@ -312,3 +312,8 @@ def test_a_set_with_a_label_that_training_has_not_seen_is_refused() -> None:
     # A program writes 1 as 1.0 if an entry of the column is missing.
     numbers: Any = Preprocessor.fit(records(("1",), ("2.0",)), task="multilabel").apply(records(("1.0",), ("2",)))
     assert numbers.tensors().targets.tolist() == [[1.0, 0.0], [0.0, 1.0]]
+    # Another spelling of a truth value is found, unless it may be one of two classes.
+    truths: Any = Preprocessor.fit(records(("True",), ("False",)), task="multilabel").apply(records(("true",)))
+    assert truths.tensors().targets.tolist() == [[0.0, 1.0]]
+    fitted = Preprocessor.fit(records(("True",), ("TRUE",)), task="multilabel")
+    refused(["the labels of training", "the label 'true' in "], fitted.apply, records(("true",)))

@@ -237,8 +237,9 @@ def places_of_categories(words: tuple[str, ...]) -> dict[str, int]:
     places = places_of(words)
     whole = [word for word in words if re.fullmatch(r"-?\d+(\.0)?", word, re.ASCII)]
     others = {word.removesuffix(".0") if "." in word else f"{word}.0": places[word] for word in whole}
+    folded = [word.lower() for word in words]
     for word in words:
-        if word.lower() in ("true", "false"):
+        if word.lower() in ("true", "false") and folded.count(word.lower()) == 1:  # else they are different words
             others |= dict.fromkeys((word.lower(), word.upper(), word.title()), places[word])
     return others | places
 
