@@ -16,8 +16,11 @@ __all__ = ["YARDSTICKS", "Yardstick", "interleave", "peak"]
 
 # A sample lasts at least this long: shorter calls are repeated.
 _SAMPLE_SECONDS = 0.01
-# A pause before a sample, in which the waiting threads of the previous call go to sleep.
+# Pauses before a sample, until one passes in which the process uses no processor: threads of the previous call go to
+# sleep in the first, and JAX frees memory for up to 50 ms after a training step.
 _PAUSE_SECONDS = 0.02
+_IDLE_SECONDS = 0.001
+_MOST_PAUSES = 50
 # A shorter call runs this long before its sample, until caches are warm and threads run on separate processors.
 _WARM_SECONDS = 0.015
 _LONG_SECONDS = 1.0
@@ -138,7 +141,11 @@ def _warm_up(call: Callable[[], object], clock: Callable[[], float]) -> float:
 
 def _sample(call: Callable[[], object], estimate: float, clock: Callable[[], float]) -> float:
     """Return the seconds per call of a sample."""
-    time.sleep(_PAUSE_SECONDS)
+    for _ in range(_MOST_PAUSES):
+        used = time.process_time()
+        time.sleep(_PAUSE_SECONDS)
+        if time.process_time() - used < _IDLE_SECONDS:
+            break
     if estimate < _WARM_SECONDS:
         until = clock() + _WARM_SECONDS
         call()

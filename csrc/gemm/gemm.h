@@ -17,14 +17,21 @@
 
 namespace raglane::RAGLANE_TARGET {
 
-// Maximum rows of a tile: sums, weights and one broadcast value must fit the registers, or the tile registers, of which
-// two may hold a tile's rows, `register_rows` each. The words of an operand of pairs are a multiple of `whole_words`.
+// Maximum rows of a tile of any panel, and of one of `panel_vectors` in registers: sums, weights and one broadcast value
+// must fit the registers, or the tile registers, of which two may hold a tile's rows, `register_rows` each. The words of
+// an operand of pairs are a multiple of `whole_words`.
 #if defined(RAGLANE_TILES)
 inline constexpr int tile_rows = 2 * most_tile_rows, register_rows = most_tile_rows, whole_words = tile_words;
 #else
-inline constexpr int tile_rows = registers == 32 ? 6 : 3, register_rows = tile_rows, whole_words = 1;
+inline constexpr int tile_rows = 6, register_rows = registers == 32 ? 6 : 3, whole_words = 1;
 #endif
 inline constexpr int panel_vectors = 4;
+
+// Maximum rows of a tile of so many vectors: 16 registers hold 12 sums.
+constexpr int most_rows(int vectors) {
+  if (register_rows != 3 || vectors < 3) return tile_rows;
+  return 12 / vectors;
+}
 
 // Products of a storage type use pairs; the storage type of their operands.
 #if defined(RAGLANE_PAIRS)
@@ -105,12 +112,14 @@ void multiply_tile(const Product<typename Arithmetic<S>::type>& product) {
   const int64_t depth = product.depth, step = product.step;
   int64_t k = 0;
   do {  // depth is at least 1: for a loop that may be empty, the compiler would also store all sums before it
-    if constexpr (registers == 32) {
+    if constexpr (STRIDED) __builtin_prefetch(row[ROWS - 1] + (k + tuning::rows_ahead) * step);
+    if constexpr (registers == 32 || ROWS > VECTORS) {
       V weight[VECTORS];
 #pragma GCC unroll 8
       for (int v = 0; v < VECTORS; v++) {
         weight[v] = load(panel + v * width);
-        if (v * vector_bytes % 64 == 0) __builtin_prefetch(panel + (ahead * VECTORS + v) * width);  // once per line
+        if (registers == 32 && v * vector_bytes % 64 == 0)
+          __builtin_prefetch(panel + (ahead * VECTORS + v) * width);  // once per line
       }
 #pragma GCC unroll 8
       for (int r = 0; r < ROWS; r++) {
@@ -120,7 +129,6 @@ void multiply_tile(const Product<typename Arithmetic<S>::type>& product) {
       }
     } else {  // few registers: keep the rows' values, and one weight at a time
       V x[ROWS];
-      if constexpr (STRIDED) __builtin_prefetch(row[ROWS - 1] + (k + tuning::rows_ahead) * step);
 #pragma GCC unroll 8
       for (int r = 0; r < ROWS; r++) x[r] = splat_at(row[r] + k * step);
 #pragma GCC unroll 8
@@ -145,22 +153,20 @@ void multiply_tile(const Product<typename Arithmetic<S>::type>& product) {
   }
 }
 
-// The same for 1 to tile_rows rows and 1 to panel_vectors vectors, known at run time; S is the operands' storage type.
+// The same for 1 to panel_vectors vectors and 1 to most_rows(vectors) rows, known at run time; S is the operands' storage
+// type.
 template <class S, bool STRIDED = false>
 inline void multiply(int rows, int vectors, const Product<typename Arithmetic<S>::type>& product) {
 #if defined(RAGLANE_TILES)
   return multiply_in_tiles(rows, vectors, product);
 #else
   using Kernel = void (*)(const Product<typename Arithmetic<S>::type>&);
-  static constexpr Kernel kernels[6][panel_vectors] = {
-#define RAGLANE_ROW(n) \
-  { multiply_tile<n, 1, S, STRIDED>, multiply_tile<n, 2, S, STRIDED>, multiply_tile<n, 3, S, STRIDED>, \
-    multiply_tile<n, 4, S, STRIDED> }
-      RAGLANE_ROW(1), RAGLANE_ROW(2), RAGLANE_ROW(3),
-#if RAGLANE_REGISTERS == 32
-      RAGLANE_ROW(4), RAGLANE_ROW(5), RAGLANE_ROW(6),
-#endif
+  static constexpr Kernel kernels[tile_rows][panel_vectors] = {
+#define RAGLANE_TILE(n, v) n > most_rows(v) ? nullptr : multiply_tile<(n > most_rows(v) ? 1 : n), v, S, STRIDED>
+#define RAGLANE_ROW(n) { RAGLANE_TILE(n, 1), RAGLANE_TILE(n, 2), RAGLANE_TILE(n, 3), RAGLANE_TILE(n, 4) }
+      RAGLANE_ROW(1), RAGLANE_ROW(2), RAGLANE_ROW(3), RAGLANE_ROW(4), RAGLANE_ROW(5), RAGLANE_ROW(6),
 #undef RAGLANE_ROW
+#undef RAGLANE_TILE
   };
   kernels[rows - 1][vectors - 1](product);
 #endif
@@ -173,9 +179,9 @@ template <int... I> struct UpTo<0, I...> {
   using type = Integers<I...>;
 };
 
-// The number of rows of the next tile, so that all tiles of `rows` rows have nearly equal sizes.
-inline int next_tile(int rows) {
-  int tiles = (rows + tile_rows - 1) / tile_rows;
+// The number of rows of the next tile with a panel, so that all tiles of `rows` rows have nearly equal sizes.
+inline int next_tile(int rows, int vectors) {
+  int most = most_rows(vectors), tiles = (rows + most - 1) / most;
   return (rows + tiles - 1) / tiles;
 }
 
@@ -304,7 +310,7 @@ void multiply_panel(const Panels<S>& panels, int64_t panel, int rows, A* const* 
   int64_t offsets[panel_vectors];
   for (int v = 0; v < panel_vectors; v++) offsets[v] = panel * panels.panel_columns() + v * Lanes<A>::width;
   for (int first = 0, size; first < rows; first += size) {
-    size = next_tile(rows - first);
+    size = next_tile(rows - first, panels.units_in(panel));
     multiply<typename Operand<S>::type>(
         size, panels.units_in(panel),
         {(const A* const*)from + first, panels.at(panel), panels.steps(), (const A* const*)to + first, offsets,

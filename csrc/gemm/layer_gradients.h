@@ -296,7 +296,7 @@ template <class S> class LayerGradients {
       for (int r = 0; r < count; r++) to[r] = in_place ? (A*)row(r) + panel * right.panel_columns() : memory[r];
       for (int r = 0; r < tile_rows; r++) start[r] = zeros;
       for (int r = 0, size; r < count; r += size) {
-        size = next_tile(count - r);
+        size = next_tile(count - r, vectors);
         auto tile = registers == 16 && step > 1 ? multiply<A, true> : multiply<A, false>;
         tile(size, vectors, {rows + r, right.at(panel) + k * vectors * width, depth, from_zero ? start : to + r,
                              from_zero ? at_zero : places, to + r, places, step});

@@ -131,7 +131,7 @@ template <class Cell, class S> class InputProducts {
     Place place = at(d, panel);
     place.chunk -= first_panel * panels_[d].panel_columns() * Cell::slots;
     for (int first = 0, size; first < rows; first += size) {
-      size = next_tile(rows - first);
+      size = next_tile(rows - first, Cell::gates * place.units);
       tile(d, panel, place, size, from + first, to + first * stride, stride);
     }
   }

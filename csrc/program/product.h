@@ -99,7 +99,7 @@ void multiply_lanes(const LaneProduct<A>* products, int count, A* const* rows, i
     const LaneProduct<A>* product = products;
     int lane = 0;
     for (int first = 0, size; first < active * count; first += size) {
-      size = next_tile(active * count - first);
+      size = next_tile(active * count - first, vectors);
       alignas(64) A memory[tile_rows][panel_vectors * width];
       const A *from[tile_rows], *start[tile_rows];
       A *to[tile_rows], *copied[tile_rows];  // `copied`: the place of a row that is computed in `memory`

@@ -143,7 +143,7 @@ template <class Cell, class S> class BackwardRounds {
       }
       for (int64_t panel = 0; panel < weights_.hidden[round_.direction].count(); panel++)
         for (int64_t i = begin, size; i < end; i += size) {
-          size = next_tile((int)(end - i));
+          size = next_tile((int)(end - i), Cell::gates);
           compute_tile(panel, i, (int)size, x + (i - begin), h + (i - begin));
         }
     }
@@ -155,19 +155,20 @@ template <class Cell, class S> class BackwardRounds {
     const int d = (int)round_.direction;
     const auto place = weights_.input.at(d, panel);
     constexpr int64_t stride = Cell::slots * width;
-    alignas(64) A sums[tile_rows * stride];
-    A* row[tile_rows];
+    constexpr int most = most_rows(Cell::gates);
+    alignas(64) A sums[most * stride];
+    A* row[most];
     int64_t of_hidden[Cell::gates];
     for (int r = 0; r < size; r++) row[r] = sums + r * stride;
     for (int gate = 0; gate < Cell::gates; gate++) of_hidden[gate] = Cell::hidden_slot(gate) * width;
     weights_.input.multiply(d, panel, size, x, sums, stride, panel);
     const Panels<S>& hidden = weights_.hidden[d];
     multiply<A>(size, Cell::gates, {h, hidden.at(panel), hidden.steps(), row, of_hidden, row, of_hidden});
-    V last[tile_rows] = {}, save[tile_rows][Cell::saved + 1];
+    V last[most] = {}, save[most][Cell::saved + 1];
     int r = 0;
     for (; r + together <= size; r += together) open<together>(first + r, place.unit, row + r, save + r, last + r);
     for (; r < size; r++) open<1>(first + r, place.unit, row + r, save + r, last + r);
-    if constexpr (Cell::ends_in_tanh) squash<A, 0, tile_rows>(last);
+    if constexpr (Cell::ends_in_tanh) squash<A, 0, most>(last);
     for (r = 0; r < size; r++) {
       Cell::close(last[r], V{}, save[r]);
       S* to = (S*)mine_.gates + (first + r) * l_.gate_stride + place.chunk;

@@ -14,7 +14,8 @@ template <class Cell, class S> class ForwardScan {
   using X = typename Operand<S>::type;  // the type of the products' operands
   static constexpr int width = Lanes<A>::width;
   static constexpr bool has_operands = in_pairs<S> || in_bytes<S>;  // in addition to the states
-  static constexpr int finished_rows = tile_rows < 6 ? tile_rows : 6;  // whose element-wise arithmetic is interleaved
+  static constexpr int whole_panel = Cell::gates * Cell::unit_vectors, whole_tile = most_rows(whole_panel);
+  static constexpr int finished_rows = whole_tile < 6 ? whole_tile : 6;  // whose element-wise arithmetic is interleaved
 
  public:
   explicit ForwardScan(const Call& call)
@@ -115,13 +116,13 @@ template <class Cell, class S> class ForwardScan {
   // and saved rows have the same layout, panel after panel.
   struct Sums : PanelPlace<Cell, A> {
     using Place = PanelPlace<Cell, A>;
-    alignas(64) A memory[tile_rows * Cell::slots * Place::slot_size];
-    A* row[tile_rows];
-    const A* biases[tile_rows];
+    alignas(64) A memory[whole_tile * Cell::slots * Place::slot_size];
+    A* row[whole_tile];
+    const A* biases[whole_tile];
     int64_t of_hidden[panel_vectors];
 
     explicit Sums(const Place& place) : Place(place) {
-      for (int r = 0; r < tile_rows; r++) row[r] = memory + r * Cell::slots * Place::slot_size, biases[r] = place.bias;
+      for (int r = 0; r < whole_tile; r++) row[r] = memory + r * Cell::slots * Place::slot_size, biases[r] = place.bias;
       for (int v = 0; v < Cell::gates * place.units; v++)
         of_hidden[v] = Cell::hidden_slot(v / place.units) * Place::slot_size + v % place.units * width;
     }
@@ -189,7 +190,7 @@ template <class Cell, class S> class ForwardScan {
       // Alternately forward and backward over the panels: those that were read last are still in the cache.
       for (int64_t i = first_panel; i < end_panel; i++)
         for (int first = 0, size; first < lanes.active; first += size) {
-          size = next_tile(lanes.active - first);
+          size = next_tile(lanes.active - first, whole_panel);
           tile(step, first, size, backwards ? first_panel + end_panel - 1 - i : i);
         }
       if (projects) project(step, lanes.active, after, next_operand);
@@ -212,7 +213,7 @@ template <class Cell, class S> class ForwardScan {
     const int d = step.d;
     Sums sums(input_.at(d, panel));
     int vectors = Cell::gates * sums.units;
-    const A* prepared[tile_rows];  // the start of the hidden product
+    const A* prepared[whole_tile];  // the start of the hidden product
     for (int r = 0; r < size; r++) {
       const int64_t element = step.element[first + r];
       fetch(step, element, step.row[first + r], sums);

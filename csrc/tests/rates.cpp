@@ -53,9 +53,9 @@ void print(const char* set, const char* dtype, int64_t number, const Rates& rate
   std::printf("  %-16s", "rows x vectors");
   for (int64_t depth : depths) std::printf("  %8s %3lld", "depth", (long long)depth);
   std::printf("\n");
-  const int most = rates.most_rows;
-  for (int rows : most == 3 ? std::vector{1, 2, 3} : std::vector{1, most / 3, 2 * most / 3, most}) {
-    for (int vectors = 1; vectors <= rates.most_vectors; vectors++) {
+  const int most = rates.most_rows(1);
+  for (int rows : most == 6 ? std::vector{1, 2, 3, 4, 6} : std::vector{1, most / 3, 2 * most / 3, most}) {
+    for (int vectors = 1; vectors <= rates.most_vectors && rows <= rates.most_rows(vectors); vectors++) {
       std::printf("  %3d x %-10d", rows, vectors);
       for (int64_t depth : depths) {
         // Panels of 256 KB fit a core's second cache, but not the first, as in a layer of some hundred units.

@@ -14,7 +14,8 @@ struct Shape {
 };
 
 struct Rates {
-  int most_rows, most_vectors, width;  // of a tile; numbers in a vector of sums
+  int most_vectors, width;  // of a tile; numbers in a vector of sums
+  int (*most_rows)(int vectors);
   // Fused multiply-adds in registers; returns the operations.
   int64_t (*peak)(int64_t dtype, int64_t rounds);
   // The micro-kernel over `panels` panels, `rounds` times; returns the operations, or 0 if memory is exhausted.

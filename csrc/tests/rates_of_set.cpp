@@ -44,5 +44,5 @@ int64_t multiply_dtype(int64_t dtype, const Shape& shape, int64_t panels, int64_
 
 }  // namespace
 
-extern const Rates rates = {tile_rows, panel_vectors, Lanes<float>::width, multiply_registers, multiply_dtype};
+extern const Rates rates = {panel_vectors, Lanes<float>::width, most_rows, multiply_registers, multiply_dtype};
 }  // namespace raglane::RAGLANE_TARGET
