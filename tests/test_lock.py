@@ -43,9 +43,9 @@ def _start(code: str, *arguments: str) -> subprocess.Popen[str]:
 
 
 @contextmanager
-def _held_elsewhere(folder: Path) -> Iterator[subprocess.Popen[str]]:
+def _held_elsewhere(folder: Path, code: str = _HOLD) -> Iterator[subprocess.Popen[str]]:
     """Another process that has the lock of a folder."""
-    process = _start(_HOLD, str(folder))
+    process = _start(code, str(folder))
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == "held\n"
@@ -188,12 +188,8 @@ except ValueError as error:
 
 def test_locks_of_windows(tmp_path: Path) -> None:
     folder = str(tmp_path / "run")
-    first = _start(_WINDOWS + _HOLD, folder)
-    assert first.stdout is not None
-    assert first.stdout.readline() == "held\n"
-    assert f"in which process {first.pid} on" in _start(_WINDOWS + _TRY, folder).communicate()[0]
-    first.kill()
-    first.communicate()
+    with _held_elsewhere(tmp_path / "run", _WINDOWS + _HOLD) as first:
+        assert f"in which process {first.pid} on" in _start(_WINDOWS + _TRY, folder).communicate()[0]
     assert (tmp_path / "run" / LOCK).exists()
     assert _start(_WINDOWS + _TRY, folder).communicate()[0] == "held\n"
     assert not (tmp_path / "run" / LOCK).exists()

@@ -10,8 +10,6 @@ import torch
 from torch import Tensor
 
 import raglane as rl
-from cell_requests import random_weights
-from naive_cells import naive_step
 from raglane import cells
 from raglane.cells import CELLS
 from raglane.cells.elementwise import ElementwiseWeights
@@ -50,26 +48,6 @@ def test_minlstm_with_extreme_gates(f: float, i: float, keep: float, dtype: torc
     open_f, open_i = (torch.sigmoid(torch.tensor(gate).double()).item() for gate in (f, i))
     slope = keep * (1 - keep) * -4.0
     assert by_gates[0, :2].tolist() == pytest.approx([slope * (1 - open_f), -slope * (1 - open_i)], abs=64 * eps)
-
-
-def _randn(*shape: int) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
-
-
-@pytest.mark.parametrize("heads", [1, 2, 3, 6])
-def test_heads_read_their_own_units(heads: int) -> None:
-    cell = cells.SLSTM(heads)
-    weights, values, mask = random_weights(cell, D, 6), _randn(R, D), torch.rand(R, 6, dtype=torch.float64)
-    h, c, m = _randn(R, 6), _randn(R, 6), _randn(R, 6)
-    n = torch.rand(R, 6, dtype=torch.float64, requires_grad=True)
-    _, new = cell.step(weights, cell.prepare(weights, values, torch.tensor([0, R])), (h, c, n, m), mask)
-    rows = [naive_step("slstm", weights, values[row], (h[row], c[row], n[row], m[row]), mask[row]) for row in range(R)]
-    wanted = [torch.stack(parts) for parts in zip(*rows, strict=True)]
-    leaves = [values, h, c, n, m, *(part for part in weights if part is not None)]
-    scales = [torch.randn_like(part) for part in wanted]
-    torch.testing.assert_close(list(new), wanted, rtol=1e-12, atol=1e-12)
-    mine = torch.autograd.grad(new, leaves, scales)
-    torch.testing.assert_close(mine, torch.autograd.grad(wanted, leaves, scales), rtol=1e-11, atol=1e-11)
 
 
 @pytest.mark.parametrize("level", [-300.0, -80.0, 0.0, 80.0, 300.0])

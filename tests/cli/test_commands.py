@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow.parquet
 import pytest
 
-from commands import FAST, Capsys, fails, prints, read_csv, tree
+from commands import FAST, Capsys, fails, prints, read_csv, read_rows, tree, write_rows
 from raglane.cli import main
 
 
@@ -34,21 +34,14 @@ def _steps(count: int = 20) -> list[list[Any]]:
     return rows
 
 
-def _write_tokens(path: Path, count: int = 20) -> Path:
-    with path.open("w") as file:
-        for number in range(count):
-            words = ["the", "dog", "sees", "a", "cat"][: number % 6]
-            tags = [{"the": "D", "a": "D", "sees": "V"}.get(word, "N") for word in words]
-            file.write(json.dumps({"words": words, "tags": tags}) + "\n")
-    return path
-
-
 @pytest.fixture(scope="module")
 def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with data, and a run of each task."""
     folder = tmp_path_factory.mktemp("work")
     data = _write_csv(folder / "steps.csv", _steps())
-    words = _write_tokens(folder / "words.jsonl")
+    texts = [["the", "dog", "sees", "a", "cat"][: number % 6] for number in range(20)]
+    rows = [{"words": text, "tags": [*"DNVDN"[: len(text)]]} for text in texts]
+    words = write_rows(folder / "words.jsonl", rows)
     named = ["--sequence-column", "words", "--label-column", "tags"]
     commands = [
         [str(data), "--time-column", "hour", "--out", str(folder / "classify")],
@@ -97,7 +90,7 @@ def test_predict_writes_every_format_alike(work: Path, tmp_path: Path, task: str
     for suffix in ("csv", "jsonl", "parquet"):
         output = str(tmp_path / f"p.{suffix}")
         assert main(["predict", str(work / task), str(work / data), "-o", output, "--probabilities", "-q"]) == 0
-    rows = [json.loads(line) for line in (tmp_path / "p.jsonl").read_text().splitlines()]
+    rows = read_rows(tmp_path / "p.jsonl")
     assert pyarrow.parquet.read_table(tmp_path / "p.parquet").to_pylist() == rows
     texts = read_csv(tmp_path / "p.csv")
     if task == "tag":
@@ -146,12 +139,10 @@ def test_texts_that_a_spreadsheet_executes(tmp_path: Path, capsys: Capsys) -> No
 def test_predict_reads_the_columns_that_training_found(tmp_path: Path) -> None:
     """Another text column and a missing label do not matter."""
     rows = [{"text": ["a", "b"][: 1 + n % 2], "kind": str(n % 2)} for n in range(20)]
-    trained = tmp_path / "train.jsonl"
-    trained.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    trained = write_rows(tmp_path / "train.jsonl", rows)
     run, output = tmp_path / "run", tmp_path / "p.csv"
     assert main(["train", str(trained), "--out", str(run), *FAST, "--quiet"]) == 0
-    later = tmp_path / "later.jsonl"
-    later.write_text("".join(json.dumps({"note": ["x"], "text": row["text"]}) + "\n" for row in rows))
+    later = write_rows(tmp_path / "later.jsonl", ({"note": ["x"], "text": row["text"]} for row in rows))
     assert main(["predict", str(run), str(later), "-o", str(output), "--quiet"]) == 0
     assert len(output.read_text().splitlines()) == 21
 

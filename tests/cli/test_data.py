@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import raglane as rl
-from commands import FAST, Capsys, fails, prints, tree, write_steps
+from commands import FAST, Capsys, fails, prints, read_rows, tree, write_rows, write_steps
 from raglane.cli import main
 from raglane.data import read
 from raglane.errors import ArgumentError
@@ -37,7 +37,7 @@ def test_features_from_training_to_prediction(tmp_path: Path, capsys: Capsys) ->
     assert told in printed
     # The run knows its columns, and Python tells the same.
     assert main(["predict", str(run), str(data), "-o", str(tmp_path / "p.jsonl"), "--quiet"]) == 0
-    shares = [json.loads(line)["probability"] for line in (tmp_path / "p.jsonl").read_text().splitlines()]
+    shares = [row["probability"] for row in read_rows(tmp_path / "p.jsonl")]
     assert rl.load(run).predict(data)["probability"] == shares
     columns: dict[str, Any] = {"sequence": "load", "features": ["zone"], "static": ["town", "age"]}
     settings: dict[str, Any] = {"label": "kind", "categorical": ["zone"], "epochs": 2, "hidden_size": 4, "threads": 1}
@@ -87,9 +87,7 @@ _NOTE = "class follows from the initial state only"
 
 
 def _write(path: Path, lengths: list[int]) -> Path:
-    rows = [{"x": [0.5] * length, "y": "ab"[row % 2]} for row, length in enumerate(lengths)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
+    return write_rows(path, ({"x": [0.5] * length, "y": "ab"[row % 2]} for row, length in enumerate(lengths)))
 
 
 def _said(capsys: Capsys, *arguments: object, of: str = "initial state") -> list[str]:
@@ -153,8 +151,7 @@ def test_a_name_that_is_not_utf8_goes_through_a_run(tmp_path: Path) -> None:
 
 
 def test_the_held_out_part_has_no_sequence_of_the_training_part(tmp_path: Path) -> None:
-    data = tmp_path / "data.jsonl"
-    data.write_text("".join(json.dumps({"id": row, "x": [1.0], "y": "ab"[row % 2]}) + "\n" for row in range(40)))
+    data = write_rows(tmp_path / "data.jsonl", ({"id": row, "x": [1.0], "y": "ab"[row % 2]} for row in range(40)))
     training, validation = hold_out(read(data), 0.3, 0)
     assert len(validation) == 12
     assert sorted([*(training.ids or ()), *(validation.ids or ())]) == list(range(40))
@@ -162,9 +159,8 @@ def test_the_held_out_part_has_no_sequence_of_the_training_part(tmp_path: Path) 
 
 def test_a_long_label_takes_its_room_once(tmp_path: Path) -> None:
     """NumPy's arrays of strings would allocate its length for every row."""
-    data = tmp_path / "data.jsonl"
-    data.write_text("".join(json.dumps({"x": [1.0], "y": label}) + "\n" for label in ["l" * 10**5, *"ab" * 500]))
-    records = read(data)
+    labels = ["l" * 10**5, *"ab" * 500]
+    records = read(write_rows(tmp_path / "data.jsonl", ({"x": [1.0], "y": label} for label in labels)))
     tracemalloc.start()
     training, validation = hold_out(records, 0.1, 0)
     peak = tracemalloc.get_traced_memory()[1]
@@ -179,7 +175,7 @@ def _write_rows(name: str, bad: dict[int, str]) -> None:
 
 
 def _places(path: Path) -> list[tuple[str, str]]:
-    return [(row["location"], row["place"]) for row in [json.loads(line) for line in path.read_text().splitlines()]]
+    return [(row["location"], row["place"]) for row in read_rows(path)]
 
 
 def test_bad_rows_are_left_out_counted_and_listed(

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from commands import FAST, Capsys, fails, tree, write_steps
+from commands import FAST, Capsys, fails, tree, write_rows, write_steps
 from raglane._utils import memory
 from raglane.cli import main
 from raglane.errors import ArgumentError
@@ -86,8 +86,7 @@ def test_an_embedding_for_which_there_is_no_memory(
 ) -> None:
     """Its size needs the data, so it is read; a table of floats has none."""
     monkeypatch.setattr(memory, "available_memory", lambda: 10**9)
-    words = tmp_path / "words.jsonl"
-    words.write_text("".join(json.dumps({"words": list("pqr"), "kind": "xy"[n % 2]}) + "\n" for n in range(12)))
+    words = write_rows(tmp_path / "words.jsonl", ({"words": list("pqr"), "kind": "xy"[n % 2]} for n in range(12)))
     steps, run = write_steps(tmp_path / "ok.csv"), str(tmp_path / "run")
     # 4 tokens; the GRU reads the embedding with 12 rows, and training with Adam and saving take each weight 9 times.
     needed = 9 * 4 * (4 * 10**8 + 12 * 10**8)

@@ -10,7 +10,7 @@ from unittest import mock
 
 import pytest
 
-from commands import FAST, Capsys, fails, tree, write_steps
+from commands import FAST, Capsys, fails, read_rows, tree, write_rows, write_steps
 from raglane.cli import main
 from small_files import put
 
@@ -20,7 +20,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("work")
     write_steps(folder / "ok.csv")
     rows = [{"seq": ["p", "q", "r"][: number % 4], "kind": "xy"[number % 2]} for number in range(12)]
-    (folder / "words.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(folder / "words.jsonl", rows)
     for data, name in (("ok.csv", "run"), ("words.jsonl", "words")):
         assert main(["train", str(folder / data), "--out", str(folder / name), *FAST, "--quiet"]) == 0
     return folder
@@ -59,7 +59,7 @@ def test_a_missing_value_is_named_by_its_row_in_the_file(tmp_path: Path, capsys:
     series[row][1] = float("nan")
     path = tmp_path / f"data.{kind}"
     if kind == "jsonl":
-        path.write_text("".join(json.dumps({"x": x, "y": "ab"[n % 2]}) + "\n" for n, x in enumerate(series)))
+        write_rows(path, ({"x": x, "y": "ab"[n % 2]} for n, x in enumerate(series)))
         place = f"row {row}, step 1"
     else:
         lines = [f"n{n},{value},{'ab'[n % 2]}\n" for n, x in enumerate(series) for value in x]
@@ -129,7 +129,7 @@ def test_sequences_of_length_0_are_of_every_kind(work: Path, tmp_path: Path) -> 
     for model in ("run", "words"):
         command = ["predict", str(work / model), str(empty), "--sequence-column", "seq", "-o", str(output), "-q"]
         assert main(command) == 0
-        rows = [json.loads(line) for line in output.read_text().splitlines()]
+        rows = read_rows(output)
         assert [row["id"] for row in rows] == [0, 1]
         assert {row["prediction"] for row in rows} <= {"x", "y"}
 

@@ -9,23 +9,14 @@ from typing import Any
 
 import pytest
 
-from commands import FAST, Capsys, fails, prints, tree, write_steps
+from commands import FAST, Capsys, fails, prints, read_rows, tree, write_rows, write_steps
 from raglane.cli import main
 from raglane.training.settings import INITIAL_STATES, LAYERS, POOLINGS
 from small_files import put
 
 
-def _lines(path: Path, rows: list[dict[str, Any]]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
 def _waves(count: int = 16) -> list[list[float]]:
     return [[math.sin(number + step) for step in range(number % 4 + 2)] for number in range(count)]
-
-
-def _read(path: Path) -> list[Any]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def _shape(value: Any) -> Any:
@@ -45,13 +36,13 @@ def _shape(value: Any) -> Any:
 )
 def test_numbers_of_every_form(tmp_path: Path, capsys: Capsys, name: str, target: Any) -> None:
     rows = [{"values": wave, "y": target(wave)} for wave in _waves()]
-    data, run = str(_lines(tmp_path / "y.jsonl", rows)), str(tmp_path / "run")
+    data, run = str(write_rows(tmp_path / "y.jsonl", rows)), str(tmp_path / "run")
     named = ["--sequence-column", "values", "--label-column", "y"]
     prints(["train", data, "--task", "regress", "--out", run, *named, *FAST], capsys, "(mean: ")
     printed = prints(["evaluate", run, data], capsys, "evaluation: R2 ", "MAE ", "points.png")
     assert ("y_1" in printed) == ("two" in name)
     assert main(["predict", run, data, "-o", str(tmp_path / "p.jsonl"), "--quiet"]) == 0
-    assert [_shape(row["prediction"]) for row in _read(tmp_path / "p.jsonl")] == [_shape(row["y"]) for row in rows]
+    assert [_shape(row["prediction"]) for row in read_rows(tmp_path / "p.jsonl")] == [_shape(row["y"]) for row in rows]
 
 
 def test_columns_of_numbers_in_csv(tmp_path: Path, capsys: Capsys) -> None:
@@ -84,12 +75,12 @@ def _kinds(x: float) -> list[str]:
 )
 def test_sets_of_labels_of_every_form(tmp_path: Path, capsys: Capsys, target: Any) -> None:
     rows = [{"values": wave, "kinds": target(wave)} for wave in _waves(30)]
-    data, run = str(_lines(tmp_path / "sets.jsonl", rows)), str(tmp_path / "run")
+    data, run = str(write_rows(tmp_path / "sets.jsonl", rows)), str(tmp_path / "run")
     named = ["--sequence-column", "values", "--label-column", "kinds"]
     assert main(["train", data, "--task", "multilabel", "--out", run, *named, *FAST, "--quiet"]) == 0
     prints(["evaluate", run, data], capsys, "micro F1 ", "all labels micro F1 ", "threshold")
     assert main(["predict", run, data, "-o", str(tmp_path / "p.jsonl"), "--probabilities", "-q"]) == 0
-    predicted = _read(tmp_path / "p.jsonl")
+    predicted = read_rows(tmp_path / "p.jsonl")
     assert set(predicted[0]) == {"id", "prediction", "p_high", "p_up"}
     if target([1.0]) == [["up", "high"]]:
         assert [len(row["prediction"]) for row in predicted] == [len(wave) for wave in _waves(30)]
@@ -106,7 +97,7 @@ def test_sets_of_labels_of_every_form(tmp_path: Path, capsys: Capsys, target: An
 def test_labels_that_do_not_fit_are_refused(
     tmp_path: Path, capsys: Capsys, task: str, good: Any, wrong: Any, piece: str
 ) -> None:
-    data = _lines(tmp_path / "y.jsonl", [{"values": [0.1, 0.2], "y": target} for target in (good, wrong)])
+    data = write_rows(tmp_path / "y.jsonl", [{"values": [0.1, 0.2], "y": target} for target in (good, wrong)])
     named = ["--sequence-column", "values", "--label-column", "y", "--out", str(tmp_path / "run")]
     fails(["train", str(data), "--task", task, *named, *FAST], capsys, piece)
     (tmp_path / "texts").mkdir()
@@ -116,9 +107,9 @@ def test_labels_that_do_not_fit_are_refused(
 
 
 def test_forecasts_step_by_step_and_piano_rolls(tmp_path: Path, capsys: Capsys) -> None:
-    data = _lines(tmp_path / "waves.jsonl", [{"values": wave} for wave in _waves()])
+    data = write_rows(tmp_path / "waves.jsonl", [{"values": wave} for wave in _waves()])
     rolls = [{"values": [[float(x > 0), float(x <= 0)] for x in wave]} for wave in _waves()]
-    notes = _lines(tmp_path / "rolls.jsonl", rolls)
+    notes = write_rows(tmp_path / "rolls.jsonl", rolls)
     command = ["train", "--task", "forecast", *FAST]
     prints([*command, str(data), "--out", str(tmp_path / "waves")], capsys, "(persistence: ")
     printed = prints(["evaluate", str(tmp_path / "waves"), str(data), "--horizon", "2"], capsys, "mean MAE ")
@@ -127,7 +118,7 @@ def test_forecasts_step_by_step_and_piano_rolls(tmp_path: Path, capsys: Capsys) 
     assert "loss: bce, because all channels are 0 or 1; for squared errors: --loss mse" in capsys.readouterr().out
     assert main(["train", "--resume", "--out", str(tmp_path / "rolls"), "--epochs", "3", "--quiet"]) == 0
     prints(["evaluate", str(tmp_path / "rolls"), str(notes)], capsys, "independent nats ")
-    halves = _lines(tmp_path / "halves.jsonl", [{"values": [[0.5, 1.0], [0.5, 0.0]]}])
+    halves = write_rows(tmp_path / "halves.jsonl", [{"values": [[0.5, 1.0], [0.5, 0.0]]}])
     fails(["evaluate", str(tmp_path / "rolls"), str(halves)], capsys, "0 or 1 for the loss bce")
     fails([*command, str(data), "--loss", "bce", "--out", str(tmp_path / "no")], capsys, "--loss mse")
     fails(["evaluate", str(tmp_path / "waves"), str(data), "--horizon", "8"], capsys, "--horizon must be ... got 8")
@@ -148,14 +139,14 @@ def test_language_models(tmp_path: Path, capsys: Capsys) -> None:
         assert len(lines) == 3
         assert all(line.startswith("the cat") for line in lines)
         assert main(["predict", run, str(text), "-o", str(tmp_path / "p.jsonl"), "--horizon", "3"]) == 0
-        assert set(_read(tmp_path / "p.jsonl")[0]) == {"id", "prediction", "bits"}
+        assert set(read_rows(tmp_path / "p.jsonl")[0]) == {"id", "prediction", "bits"}
     fails([*command, "--task", "classify"], capsys, "with labels, for the task classify", "--task language")
     fails([*command, "--split", "letters"], capsys, "--split must be ... got 'letters'")
     fails([*command, "--bidirectional"], capsys, "--bidirectional", "backward direction")
     fails(["sample", run, "--beam", "0"], capsys, "--beam must be at least 1, got 0")
     fails(["sample", run, "--count", f"1{15 * '0'}"], capsys, "Memory is exhausted: ", "Reduce --count")
     fails(["sample", run, "--temperature", "-1"], capsys, "--temperature must be ... got -1")
-    data = _lines(tmp_path / "waves.jsonl", [{"values": wave} for wave in _waves()])
+    data = write_rows(tmp_path / "waves.jsonl", [{"values": wave} for wave in _waves()])
     fails(["train", str(data), "--task", "language", *FAST], capsys, "reads tokens")
     assert main(["train", str(data), "--task", "forecast", "--out", str(tmp_path / "waves"), *FAST, "--quiet"]) == 0
     fails(["sample", str(tmp_path / "waves")], capsys, "a model of the task forecast")
@@ -172,7 +163,7 @@ def test_language_models(tmp_path: Path, capsys: Capsys) -> None:
     ids=["classify", "tag", "regress", "multilabel"],
 )
 def test_the_task_is_guessed_from_the_label(tmp_path: Path, capsys: Capsys, task: str, label: Any) -> None:
-    data = _lines(tmp_path / "data.jsonl", [{"values": wave, "label": label(wave)} for wave in _waves()])
+    data = write_rows(tmp_path / "data.jsonl", [{"values": wave, "label": label(wave)} for wave in _waves()])
     named = ["--sequence-column", "values", "--label-column", "label", "--out", str(tmp_path / "run")]
     assert ("guessed; --task chooses" in prints(["train", str(data), *named, *FAST], capsys)) == (task != "classify")
     assert json.loads((tmp_path / "run" / "run.json").read_text())["settings"]["task"] == task
@@ -190,14 +181,14 @@ def test_a_task_is_not_guessed_against_the_label(tmp_path: Path, capsys: Capsys)
     prints(["train", str(data), "--label-column", "cost", "--task", "classify", *run], capsys, "accuracy")
     assert main(["evaluate", str(tmp_path / "run"), str(put(data, "id,x,cost\n0,1,0.5\n"))]) == 0
     assert "(1 sequence of cost.csv)" in capsys.readouterr().out
-    both = _lines(tmp_path / "both.jsonl", [{"x": [1.0, 2.0], "place": "a", "kind": "b", "level": 1}] * 4)
+    both = write_rows(tmp_path / "both.jsonl", [{"x": [1.0, 2.0], "place": "a", "kind": "b", "level": 1}] * 4)
     fails(["train", str(both), *run], capsys, "got 3 candidates for the label column: 'place', 'kind', 'level'")
     words = {"tokens": ["a", "b"], "text": "the cat"}
-    starred = _lines(tmp_path / "starred.jsonl", [words | {"stars": number} for number in range(4)])
+    starred = write_rows(tmp_path / "starred.jsonl", [words | {"stars": number} for number in range(4)])
     fails(["train", str(starred), *run], capsys, "got 2 candidates for the label column: 'text', 'stars'")
     classes = put(tmp_path / "classes.ts", "@classLabel true 1.5 2\n@data\n" + "1,2,3:1.5\n3,1:2\n" * 4)
     prints(["train", str(classes), *run], capsys, "accuracy")
-    null = _lines(tmp_path / "null.jsonl", [{"x": [1.0], "y": 0.5}, {"x": [1.0], "y": None}])
+    null = write_rows(tmp_path / "null.jsonl", [{"x": [1.0], "y": 0.5}, {"x": [1.0], "y": None}])
     for named in ([], ["--label-column", "y"]):
         fails(["train", str(null), *named, *run], capsys, "got a null in row 1 (line 2), column 'y'")
 
@@ -211,7 +202,7 @@ def test_texts_and_whole_numbers(tmp_path: Path, capsys: Capsys) -> None:
     assert main(["predict", str(tmp_path / "run"), str(data), "-o", str(tmp_path / "p.csv"), "--top", "2"]) == 0
     capsys.readouterr()
     rows = [{"input_ids": [5, 7, 5][: number % 3 + 1], "label": number % 2} for number in range(12)]
-    numbers = _lines(tmp_path / "ids.jsonl", rows)
+    numbers = write_rows(tmp_path / "ids.jsonl", rows)
     for more, kind in (([], "tokens"), (["--tokens", "no"], "elements of 1 channel"), (["--tokens", "yes"], "tokens")):
         command = ["train", str(numbers), "--out", str(tmp_path / "run"), "--overwrite", *more, *FAST]
         prints(command, capsys, "(--tokens chooses)", f" {kind}, from ")
@@ -221,7 +212,7 @@ def test_texts_and_whole_numbers(tmp_path: Path, capsys: Capsys) -> None:
 
 def test_a_loss_says_what_the_task_is(tmp_path: Path, capsys: Capsys) -> None:
     rows = [{"values": wave, "y": f"{'ab'[number % 2]}", "n": number} for number, wave in enumerate(_waves())]
-    data = _lines(tmp_path / "waves.jsonl", rows)
+    data = write_rows(tmp_path / "waves.jsonl", rows)
     values = ["--sequence-column", "values"]
     for number, (loss, label, task) in enumerate(
         (("bce", "y", "multilabel"), ("mae", "n", "regress"), ("quantile", "n", "regress"), ("cross_entropy", "y", ""))
@@ -230,7 +221,7 @@ def test_a_loss_says_what_the_task_is(tmp_path: Path, capsys: Capsys) -> None:
         printed = prints(["train", str(data), *told], capsys)
         assert (f"task: {task} (guessed; --task chooses)" in printed) == bool(task)
         assert json.loads((tmp_path / f"{number}" / "run.json").read_text())["settings"]["loss"] == loss
-    rolls = _lines(tmp_path / "rolls.jsonl", [{"values": [step % 2 for step in range(5)]} for _ in range(8)])
+    rolls = write_rows(tmp_path / "rolls.jsonl", [{"values": [step % 2 for step in range(5)]} for _ in range(8)])
     for loss in ("bce", "mse"):
         assert main(["train", str(rolls), "--loss", loss, "--out", str(tmp_path / loss), *FAST]) == 0
         assert "task: forecast (guessed; --task chooses)" in capsys.readouterr().out

@@ -218,8 +218,11 @@ def test_missing_numbers_a_short_row_and_infinity(tmp_path: Path) -> None:
         ("id,y\n1,a\n", Columns(), ["no feature column", "Columns(features=...)"]),
         ("id,t,x,y\nb,1,1,a\nc,1,1,a\nb,1,2,a\n", Columns(label="y"), ["time '1' again in data row 2 (id 'b')"]),
         ("id,x,y\n1,1,a\n2,1,b\n1,1,b\n", Columns(label="y"), ["the label 'b' in data row 2 (id 1), column 'y'"]),
-        ("id,x,y\n1,1,a\n2,1,\n", Columns(label="y"), ["an empty entry in data row 1 (id 2)", "'y'"]),
-        ("id,x,y\n1,1,a\n,1,b\n", Columns(label="y"), ["an empty entry in data row 1", "'id'"]),
+        ("id,x,y\n1,1,a\n2,1,\n", Columns(label="y"), ["the missing label '' in data row 1 (id 2)", "'y'"]),
+        ("id,x,y\n1,1,a\n,1,b\n", Columns(label="y"), ["the missing id '' in data row 1, column 'id'"]),
+        ("id,x,y\n1,1,a\n2,1,NaN\n", Columns(label="y"), ["the missing label 'NaN' in data row 1 (id 2)"]),
+        ("id,x,y\n1,1,a\nNA,1,b\n", Columns(label="y"), ["the missing id 'NA' in data row 1, column 'id'"]),
+        ("id,w,y\n1,the,a\n1,,a\n2,a,b\n", Columns(), ["the missing token '' in data row 1 (id 1), column 'w'"]),
         # The label with a mistake, and a last line that is cut.
         ("id,x,y\n1,1,a\n1,2,a\n2,1,b\n2,2,c\n", Columns(), ["the label 'c' in data row 3", "Columns(task='tag')"]),
         ("id,x,y\n1,1,a\n1,2,a\n2,1,b\n2,2", Columns(), ["the label '' in data row 3 (id 2), column 'y', after 'b'"]),

@@ -103,17 +103,18 @@ def test_labels_are_read_as_in_a_file() -> None:
 def test_tables_are_read_as_their_files(tmp_path: Path) -> None:
     wide: dict[str, list[Any]] = {"name": ["a", "b", "c"], "x": [[1.5, 2.0], [], [3.25]], "kind": ["up", "down", "up"]}
     long: dict[str, list[Any]] = {"id": [7, 7, 9], "t": [1, 0, 0], "h": [0.1, 0.25, 1e-7], "kind": ["up", "up", "down"]}
+    makes = (pd.DataFrame, pl.DataFrame, pa.table, lambda rows: pd.DataFrame(rows).set_index(next(iter(rows))))
     texts: dict[str, list[Any]] = {"id": [1, 2], "text": ["the cat", "a dog"], "label": [0, 1]}
     words: dict[str, list[Any]] = {"id": [1, 1, 2], "word": ["the", "cat", "a"], "label": [0, 0, 1]}
     for table, columns in ((wide, Columns(label="kind", id="name")), (texts, None)):
         path = tmp_path / "table.parquet"
         pd.DataFrame(table).to_parquet(path)
-        for make in (pd.DataFrame, pl.DataFrame, pa.table):
+        for make in makes:
             same(read(make(table), columns), read(path, columns))
     steps: dict[str, list[Any]] = {"id": ["u", "v"], "t0": [0.5, 1], "t1": [2.5, 1], "t2": [3.5, 1], "kind": ["a", "b"]}
     for table in (long, words, steps):
         pd.DataFrame(table).to_csv(csv := tmp_path / "table.csv", index=False)
-        for make in (pd.DataFrame, pl.DataFrame, pa.table):
+        for make in makes:
             same(read(make(table)), read(csv))
 
 
@@ -124,6 +125,10 @@ def test_a_table_with_labels_beside_it() -> None:
     kinds = pl.Series(["u", "v"], dtype=pl.Categorical)
     categories = pl.DataFrame({"Unnamed: 0": [0, 1], "x": [[1.0], [2.0]], "kind": kinds})
     assert read(categories).labels == ("u", "v")
+    numbered = pd.DataFrame({"x": [[1.0, np.nan], [2.0]], "id": [9, 4], "kind": [True, False]})
+    found = read(numbered.astype({"id": "category", "kind": "category"}), labels=pd.Series(["p", "q"], [9, 4]))
+    assert (found.ids, found.labels, np.isnan(found.values).sum()) == ((9, 4), ("p", "q"), 1)
+    assert read(numbered.astype({"kind": "category"})).labels == ("true", "false")
     assert read(pd.DataFrame({0: [np.ones((2, 3)), np.zeros((1, 3))], 1: ["up", "down"]})).lengths.tolist() == [2, 1]
 
 
@@ -155,6 +160,9 @@ def test_panels() -> None:
         found = read(panel, labels=["up", "down"])
         assert (_split(found), found.channels) == (expected, ("a", "b"))
     assert read(flat, _NONE).ids == ("s", "t")
+    gap = flat.astype({"b": "Int64"})
+    gap.iloc[1, 1] = pd.NA
+    assert np.array_equal(read(gap, _NONE).values, np.array([[1, 10], [2, 20], [3, np.nan]]), equal_nan=True)
     assert read([table.set_axis(["a", "a"], axis=1) for table in listed], _NONE).channels == ("x0", "x1")
 
 
@@ -195,6 +203,12 @@ def test_panels() -> None:
         ([[1.0]], None, DataError, ["labels must be", "got none", "classify"]),
         ([[1.0]], ["a", "b"], ShapeError, ["got 2 for 1 sequences"]),
         ([[1.0]], "a", ArgumentTypeError, ["labels must be", "got 'a'"]),
+        (
+            pd.DataFrame({"id": ["b", "a", "b"], "x": [0.5, 1.5, 2.5]}),
+            pd.Series({"a": "up", "b": "down"}),
+            DataError,
+            ["labels must be in the order of the sequences, 'b', 'a'", "got an index in another order, 'a', 'b'"],
+        ),
         ([[1.0]], np.array(1), ArgumentTypeError, ["labels must be", "got a ndarray"]),
         ([[1.0]], pd.DataFrame({"label": ["a"]}), ArgumentTypeError, ["labels must be", "one column of a table"]),
         ([[1.0], [2.0]], ["a", 1], ArgumentTypeError, ["labels", "of several kinds"]),

@@ -83,6 +83,8 @@ def test_each_panel_is_taken_as_it_is() -> None:
         found = RecurrentClassifier(channels=channels, **_TINY).fit(panel, labels).predict_proba(panel)
         expected = found if expected is None else expected
         assert np.array_equal(found, expected), type(panel)
+    with pytest.raises(DataError, match="y must be in the order of the sequences, '0', '1'"):
+        RecurrentClassifier(**_TINY).fit(indexed, pd.Series(labels)[::-1])
     # Channels with names are found in any order; those of a model of arrays have none.
     x0 = indexed.set_axis(["x1", "x0"], axis=1)
     several = (nested, nested[["b", "a"]]), (indexed, indexed[["b", "a"]], sequences), (sequences, indexed)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from commands import write_steps
+from commands import write_rows, write_steps
 from made_datasets import dataset
 from raglane.data import convert
 from raglane.data.conversion import Progress
@@ -160,8 +159,7 @@ def test_rare_types_are_read_as_a_whole(tmp_path: Path) -> None:
 
 
 def test_labels_are_not_needed_unless_their_column_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "data.jsonl"
-    path.write_text("".join(json.dumps({"seq": [1.0] * n}) + "\n" for n in range(4)))
+    path = write_rows(tmp_path / "data.jsonl", ({"seq": [1.0] * n} for n in range(4)))
     found = _read(path)
     assert found.labels is None
     assert found.lengths.tolist() == [0, 1, 2, 3]

@@ -14,21 +14,76 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from cell_requests import (  # noqa: F401
-    LENGTHS,
-    few_lanes,
-    gradients,
-    largest_error,
-    leaves_of,
-    random_request,
-    squares,
-)
+from cell_requests import largest_error, possible, random_weights, squares
 from naive_cells import naive_network
-from raglane.cells import CELLS, Weights
+from raglane import schedules
+from raglane.cells import CELLS
 from raglane.kernels.contract import Request, Result
 from raglane.kernels.reference import BACKEND
 from raglane.schedules import SCHEDULES
+from raglane.segments import offsets_from_lengths
 from strategies import lengths as any_lengths
+
+LENGTHS: dict[str, list[int]] = {
+    "no sequences": [],
+    "empty ones only": [0, 0],
+    "one element": [1],
+    "equal": [3, 3, 3, 3],
+    "mixed": [1, 0, 7, 2, 2, 0, 5, 1],
+    "skewed": [2, 1, 1, 19, 1, 2, 1, 1, 0, 1],
+}
+
+
+@pytest.fixture(autouse=True)
+def few_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each lane runs several sequences of a small batch."""
+    monkeypatch.setattr(schedules, "DEFAULT_LANES", 3)
+
+
+def random_request(
+    name: str,
+    lengths: list[int],
+    layers: int = 1,
+    directions: int = 1,
+    *,
+    sizes: tuple[int, int, int] = (3, 4, 0),
+    bias: bool = True,
+    device: torch.device | None = None,
+    **options: Any,
+) -> Request:
+    """Return a request with random values, initial states and weights, which all require gradients."""
+    cell, (input_size, hidden_size, proj_size) = CELLS[name], sizes
+    states = cell.state_sizes(hidden_size, proj_size)
+    host = torch.tensor(lengths, dtype=torch.int64, device="cpu")
+    weights = tuple(
+        random_weights(cell.above() if layer else cell, width, hidden_size, bias, device=device, projection=proj_size)
+        for layer, width in enumerate([input_size, *[directions * states[0]] * (layers - 1)])
+        for _ in range(directions)
+    )
+
+    def randn(*shape: int) -> Tensor:
+        return torch.randn(*shape, dtype=torch.float64, device="cpu").to(weights[0].input)
+
+    return Request(
+        cell,
+        randn(sum(lengths), input_size).requires_grad_(),
+        offsets_from_lengths(host).to(weights[0].input.device),
+        host,
+        tuple(
+            part.requires_grad_()
+            for part in possible(cell, [randn(layers * directions, len(lengths), size) for size in states])
+        ),
+        weights,
+        layers=layers,
+        directions=directions,
+        **options,
+    )
+
+
+def leaves_of(request: Request) -> list[Tensor]:
+    """Return the values, initial states and weights of a request."""
+    weights = [part for layer in request.weights for part in layer if part is not None]
+    return [request.values, *request.state, *weights]
 
 
 class Truth(NamedTuple):
@@ -52,25 +107,16 @@ def truth_of(request: Request) -> Truth:
 
 
 def summed_gradients(results: list[Tensor], request: Request, weighting: list[Tensor]) -> list[Tensor]:
-    return gradients(Result(None, tuple(results)), leaves_of(request), weighting)
+    """Return the gradients of a weighted sum of the results; zeros for an unused leaf."""
+    loss = torch.stack([(part * scale).sum() for part, scale in zip(results, weighting, strict=True)]).sum()
+    return list(torch.autograd.grad(loss, leaves_of(request), allow_unused=True, materialize_grads=True))
 
 
 @cache
 def truth(name: str, lengths: tuple[int, ...], device: torch.device, size: int = 1, **options: Any) -> Truth:
     """Compute a case once for all schedules, from its own seed; ``size`` is the number of layers and directions."""
     torch.manual_seed(zlib.crc32(repr((name, lengths, size, options)).encode()))
-    if options.get("sizes", (0, 0, 0))[2]:
-        options["weights"] = tuple(projected(width, device) for width in (3, 3, 4, 4))
     return truth_of(random_request(name, list(lengths), size, size, device=device, **options))
-
-
-def projected(width: int, device: torch.device) -> Weights:
-    """Return weights of an LSTM with 4 units, projected to 2, and without biases."""
-
-    def drawn(*shape: int) -> Tensor:
-        return torch.randn(*shape, dtype=torch.float64, device=device).requires_grad_()
-
-    return Weights(drawn(16, width), drawn(16, 2), None, None, drawn(2, 4))
 
 
 def assert_true(wanted: Truth, schedule: str) -> None:
@@ -98,7 +144,7 @@ def test_agrees_with_the_formulas(name: str, schedule: str, lengths: str, size: 
 
 @pytest.mark.parametrize("schedule", ["masked", "lanes"])
 @pytest.mark.parametrize(
-    ("name", "options"), [*((name, {"bias": False}) for name in CELLS), ("lstm", {"sizes": (3, 4, 2)})]
+    ("name", "options"), [*((name, {"bias": False}) for name in CELLS), ("lstm", {"sizes": (3, 4, 2), "bias": False})]
 )
 def test_projection_and_no_bias(name: str, schedule: str, options: dict[str, Any], device: torch.device) -> None:
     assert_true(truth(name, (2, 0, 3, 1), device, 2, **options), schedule)

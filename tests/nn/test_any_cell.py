@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch._dynamo.testing
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 import raglane as rl
 from every_layer import (
@@ -63,17 +64,30 @@ def test_an_instance(cell: Any) -> None:
     compare(layer, LENGTHS)
 
 
+def test_weights_that_pruning_computes() -> None:
+    """A hook of the cell's call computes them, also from weights that were changed or loaded."""
+    layer, (x,), h = rl.nn.Recurrent(nn.GRUCell, D, H).double(), sequences_of([5], (D,)), torch.zeros(H).double()
+    cell: Any = prune.l1_unstructured(layer.cells[0], "weight_hh", 0.5)
+    with torch.no_grad():
+        cell.weight_hh_orig.mul_(2)
+    out = layer(x)[0]
+    assert_same([out], [torch.stack([h := cell(row, h) for row in x])])
+
+
 @pytest.mark.parametrize("cell", [Leaky, Whole])
 def test_gradients_of_gradients(cell: Any) -> None:
     layer = rl.nn.Recurrent(cell, D, 2, bidirectional=True)
-    parameters = list(layer.parameters())
+    parameters = dict(layer.named_parameters())
 
-    def function(values: Tensor, *_: Tensor) -> tuple[Tensor, ...]:
-        return tuple(results_of(layer(rl.Ragged.from_flat(values, lengths=[2, 0, 1]))))
+    def function(values: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
+        own, batch = dict(zip(parameters, weights, strict=True)), rl.Ragged.from_flat(values, lengths=[2, 0, 1])
+        return tuple(results_of(torch.func.functional_call(layer, own, (batch,))))
 
     values = torch.randn(3, D, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(function, (values, *parameters), fast_mode=True)
-    assert torch.autograd.gradgradcheck(function, (values, *parameters), fast_mode=True)
+    others = [parameter.detach().clone().requires_grad_() for parameter in parameters.values()]
+    assert torch.autograd.gradcheck(function, (values, *parameters.values()), fast_mode=True)
+    for weights in (parameters.values(), others):
+        assert torch.autograd.gradgradcheck(function, (values, *weights), fast_mode=True)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

@@ -98,6 +98,15 @@ def test_one_derivative(kind: str) -> None:
         torch.func.grad(loss)(memory.values)
 
 
+def test_compiled() -> None:
+    """torch.compile breaks the graph at the decoder and the search."""
+    decoder, (memory, targets) = _decoder("location"), _batch([3, 0, 2], [2, 1, 1])
+    compiled = torch.compile(decoder.loss, backend="eager")
+    torch.testing.assert_close(compiled(memory, targets), decoder.loss(memory, targets))
+    search = torch.compile(decoder.search, backend="eager")
+    assert search(memory, max_length=3).scores.tolist() == decoder.search(memory, max_length=3).scores.tolist()
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients_of_contexts_and_weights(kind: str) -> None:
     attention = _decoder(kind).attention

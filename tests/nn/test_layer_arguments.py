@@ -59,15 +59,34 @@ def test_parameters_have_torchs_names(kind: Kind, both: bool, bias: bool) -> Non
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_seed_decides_the_weights(kind: Kind) -> None:
     torch.manual_seed(5)
-    layer = build(kind, 2)
+    layer = build(kind, 2, initial_state="learned")
     before = {name: value.clone() for name, value in layer.state_dict().items()}
     torch.manual_seed(5)
-    assert_same(list(build(kind, 2).state_dict().values()), list(before.values()), 0.0)
-    layer.reset_parameters()
-    assert all(not torch.equal(value, before[name]) for name, value in layer.state_dict().items() if "weight" in name)
+    assert_same(list(build(kind, 2, initial_state="learned").state_dict().values()), list(before.values()), 0.0)
+    for parameter in layer.parameters():
+        nn.init.constant_(parameter, torch.nan)
     torch.manual_seed(5)
     layer.reset_parameters()
     assert_same(list(layer.state_dict().values()), list(before.values()), 0.0)
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        rl.nn.GRU(D, H, initial_state="lengths"),
+        rl.nn.Recurrent(nn.GRUCell, D, H, initial_state="learned"),
+        rl.nn.CausalConv1d(D, H, 2),
+        rl.nn.Attention(H, memory_features=D),
+        rl.nn.AttentionDecoder(5, memory_size=D, hidden_size=H, attention="location"),
+    ],
+)
+def test_modules_of_a_module_initialise_their_own_parameters(module: Any) -> None:
+    for parameter in module.parameters():
+        nn.init.constant_(parameter, torch.nan)
+    for part in module.modules():
+        if hasattr(part, "reset_parameters"):
+            part.reset_parameters()
+    assert all(bool(parameter.isfinite().all()) for parameter in module.parameters())
 
 
 @pytest.mark.parametrize("kind", OURS)

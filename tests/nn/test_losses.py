@@ -206,9 +206,10 @@ def test_bfloat16(name: str, reduction: str) -> None:
     torch.testing.assert_close(narrow.double(), wide, rtol=0.03, atol=0.03)
 
 
+@pytest.mark.parametrize("features", [(), (900,)])
 @pytest.mark.parametrize("reduction", ["element", "sequence"])
-def test_a_sum_may_exceed_float16(reduction: Any) -> None:
-    half = rl.Ragged.from_flat(torch.full((900,), 10.0, dtype=torch.float16), lengths=[900])
+def test_a_sum_may_exceed_float16(reduction: Any, features: tuple[int, ...]) -> None:
+    half = rl.Ragged.from_flat(torch.full((900, *features), 10.0, dtype=torch.float16), lengths=[900])
     assert losses.mse_loss(half, half * 0, reduction=reduction).item() == 100
 
 

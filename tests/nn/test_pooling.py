@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import raglane as rl
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
-from raglane.nn.pooling import POOLINGS, AttentionPooling, Pooling
+from raglane.nn.pooling import POOLINGS, AttentionPooling, Pooling, running
 from strategies import lengths
 
 
@@ -90,6 +90,12 @@ def test_keeps_the_dtype(name: str, dtype: torch.dtype) -> None:
     result = pooling(batch)
     assert result.dtype is dtype
     torch.testing.assert_close(result.double(), pooling.double()(batch.to(torch.float64)), rtol=0.02, atol=0.02)
+
+
+def test_means_of_streams_have_the_bits_of_whole_sequences() -> None:
+    batch = rl.Ragged([torch.rand(length, 3) for length in (1, 512, 513, 1500)])
+    with torch.no_grad():
+        assert torch.equal(running("mean", 3, torch.float32)(batch)[0].last(), batch.mean())
 
 
 @pytest.mark.parametrize("name", POOLINGS)

@@ -13,6 +13,7 @@ from threading import Thread
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
+import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, sync_playwright
 
@@ -27,9 +28,9 @@ _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable
 _HERE = (None, "", "localhost", "127.0.0.1")
 
 
-@contextmanager
-def start_browser() -> Iterator[Browser]:
-    """Start the installed Chromium without a window."""
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Start the installed Chromium without a window, for the tests of this folder."""
     path = next(filter(None, map(shutil.which, _NAMES)), None)
     assert path is not None, f"no browser among {', '.join(_NAMES)}: install one, on Debian with apt install chromium"
     with sync_playwright() as playwright:

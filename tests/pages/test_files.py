@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from playwright.sync_api import Browser
 
 import raglane as rl
 from made_plans import make_plan
-from pages.browser import PHONE, WAYS, WIDE, start_browser, visit
+from pages.browser import PHONE, WAYS, WIDE, visit
 from raglane.cli import main
 from raglane.data.conversion import Progress
 from raglane.runs.inspection.inspect import inspect
@@ -25,12 +24,6 @@ from raglane.training.settings import Settings
 pytestmark = pytest.mark.pages
 
 ODD = '</script><b>&"' + "long" * 30
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with start_browser() as browser:
-        yield browser
 
 
 @pytest.fixture(scope="module")

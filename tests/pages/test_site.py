@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser
 
-from pages.browser import PHONE, WIDE, Scheme, serve, start_browser, visit
+from pages.browser import PHONE, WIDE, Scheme, serve, visit
 
 pytestmark = pytest.mark.pages
 
@@ -17,12 +17,6 @@ SITE = ROOT / "build" / "site"
 _PATHS = [path.relative_to(ROOT / "docs").with_suffix(".html") for path in (ROOT / "docs").rglob("*.md")]
 # Two pages of results, which are alike: axe takes minutes for the long tables of the others.
 PAGES = sorted(str(path) for path in _PATHS if "results" not in path.parts or path.stem in ("README", "small-calls"))
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with start_browser() as browser:
-        yield browser
 
 
 @pytest.fixture(scope="module")

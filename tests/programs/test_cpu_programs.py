@@ -91,21 +91,6 @@ def test_products_of_any_strides(isa: str, use: Use) -> None:
                         assert_agrees(replace(case, given={**case.given, "weights": [same]}).to(dtype), tolerance)
 
 
-def assert_random_programs_agree(isa: str, use: Use, drawn: Callable[[Random], Program], seeds: int) -> None:
-    for seed in range(seeds):
-        chance = Random(seed)
-        use(isa, chance.choice([*[flags | POISON for flags in DIVISIONS.values()], 0]))
-        case = tensors_for(drawn(chance), draw_lengths(chance), ascending=chance.random() < 0.5)
-        for dtype, tolerance in TOLERANCE.items():
-            assert_agrees(case.to(dtype), 10 * tolerance)
-
-
-@pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.usefixtures("two_threads")
-def test_random_programs(isa: str, use: Use) -> None:
-    assert_random_programs_agree(isa, use, draw, 40)
-
-
 def draw_products(chance: Random) -> Program:
     """Draw adjacent products with one weight, of which some read or overwrite results of others."""
     depth, width = chance.choice([(5, 3), (8, 8), (20, 37)])
@@ -127,10 +112,16 @@ def draw_products(chance: Random) -> Program:
     return Program((*blocks, state), (Weight(1, width, depth),), tuple(instructions), outputs, (Operand(3),))
 
 
+@pytest.mark.parametrize(("drawn", "seeds"), [(draw, 40), (draw_products, 120)])
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.usefixtures("two_threads")
-def test_products_with_one_weight(isa: str, use: Use) -> None:
-    assert_random_programs_agree(isa, use, draw_products, 120)
+def test_random_programs(isa: str, drawn: Callable[[Random], Program], seeds: int, use: Use) -> None:
+    for seed in range(seeds):
+        chance = Random(seed)
+        use(isa, chance.choice([*[flags | POISON for flags in DIVISIONS.values()], 0]))
+        case = tensors_for(drawn(chance), draw_lengths(chance), ascending=chance.random() < 0.5)
+        for dtype, tolerance in TOLERANCE.items():
+            assert_agrees(case.to(dtype), 10 * tolerance)
 
 
 @pytest.mark.skipif(library.operators() is None, reason="raglane was installed without torch's operators")

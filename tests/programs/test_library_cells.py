@@ -13,12 +13,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import raglane as rl
+from cell_requests import random_weights
 from raglane.cells import CELLS, GRU, LSTM, PeepholeLSTM
 from raglane.cells.regularised import MarkedWeights, Regularised
 from raglane.kernels.dispatch import BACKENDS
 from raglane.programs.compiled import Wanted
 from random_cells import RandomCell, ask, difference, engine, naive
-from traced_cells import N, agree, weights_of
+from traced_cells import N, agree
 
 
 @pytest.mark.parametrize("name", CELLS)
@@ -26,20 +27,20 @@ def test_a_cell_gives_what_the_reference_does(name: str) -> None:
     cell = CELLS[name]
     sizes = cell.state_sizes(4)
     for need_states, bias in ((False, True), (True, False)):
-        agree(cell, weights_of(cell, bias=bias), sizes, sizes[0], width=6, need_states=need_states)
+        agree(cell, random_weights(cell, 6, 4, bias), sizes, sizes[0], width=6, need_states=need_states)
 
 
 def test_projections_and_clips() -> None:
-    agree(CELLS["lstm"], weights_of(CELLS["lstm"], projection=3), (3, 4), 3, width=6, need_states=True)
+    agree(CELLS["lstm"], random_weights(CELLS["lstm"], 6, 4, projection=3), (3, 4), 3, width=6, need_states=True)
     for cell in (LSTM(clip=0.3), GRU(clip=0.3), GRU(reset_after=False, clip=0.3), PeepholeLSTM(clip=0.3)):
         sizes = cell.state_sizes(4)
-        agree(cell, weights_of(cell), sizes, sizes[0], width=6)
+        agree(cell, random_weights(cell, 6, 4), sizes, sizes[0], width=6)
 
 
 @pytest.mark.parametrize("name", ["lstm", "gru", "layernorm_lstm", "sru"])
 def test_dropout_on_the_state_and_zoneout(name: str) -> None:
     inner = CELLS[name]
-    weights, sizes = weights_of(inner), inner.state_sizes(4)
+    weights, sizes = random_weights(inner, 6, 4), inner.state_sizes(4)
     for drops in (False, True):
         for zoneout in (None, (0.3,) * len(sizes)):
             if not drops and zoneout is None:
@@ -55,7 +56,7 @@ def test_dropout_on_the_state_and_zoneout(name: str) -> None:
 
 
 def test_cells_that_have_nothing_to_do_keep_their_programs_small() -> None:
-    compiled = agree(CELLS["lstm"], weights_of(CELLS["lstm"]), (4, 4), 4, width=6)
+    compiled = agree(CELLS["lstm"], random_weights(CELLS["lstm"], 6, 4), (4, 4), 4, width=6)
     program = compiled.forward(True, False, None).lowered.program
     names = [instruction.operation for instruction in program.instructions]
     assert sorted(names) == sorted([*["product"] * 2, *["sigmoid"] * 3, *["tanh"] * 2, *["mul"] * 2, "fma"])

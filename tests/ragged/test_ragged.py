@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import raglane as rl
-from batches import same
+from batches import random_batch, same
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from strategies import lengths, sequences_of
 
@@ -91,19 +93,6 @@ def test_selecting(lengths: list[int], data: st.DataObject) -> None:
     assert same(batch[mask], [s for s, keep in zip(sequences, mask.tolist(), strict=True) if keep])
     assert batch.order_by_length().tolist() == sorted(range(count), key=lambda i: lengths[i])
     assert batch.order_by_length(descending=True).tolist() == sorted(range(count), key=lambda i: -lengths[i])
-
-
-@pytest.mark.parametrize(
-    ("index", "error", "says"),
-    [
-        (5, IndexError, "2 sequences"),
-        ((0, 1), ArgumentTypeError, "r.map"),
-        (torch.tensor([1, 2], dtype=torch.uint8), ShapeError, "got 2"),
-    ],
-)
-def test_bad_indices(index: Any, error: type[Exception], says: str) -> None:
-    with pytest.raises(error, match=says):
-        rl.Ragged([[1], [2, 3]])[index]
 
 
 @pytest.mark.parametrize("batch_first", [True, False])
@@ -187,50 +176,57 @@ def test_offsets_changed_in_place(count: int, place: int, number: int) -> None:
             call()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "says"),
-    [
-        ({}, ArgumentTypeError, "neither"),
-        ({"lengths": [6], "offsets": [0, 6]}, ArgumentTypeError, "both"),
-        ({"lengths": [2, 2]}, ShapeError, "lengths must be .*6 elements.*, got a sum of 4"),
-        ({"lengths": [2, -2, 6]}, ShapeError, "-2 at index 1"),
-        ({"lengths": [2.0, 4.0]}, ArgumentTypeError, "integers"),
-        ({"offsets": [1, 6]}, ShapeError, "start with 0"),
-        ({"offsets": [0, 4, 2, 6]}, ShapeError, "-2 at index 1"),
-    ],
-)
-def test_from_flat_refuses(arguments: dict[str, Any], error: type[Exception], says: str) -> None:
-    with pytest.raises(error, match=says):
-        rl.Ragged.from_flat(torch.arange(6), **arguments)
+_ONES, _MASKED = torch.ones(2, 3), np.ma.array([1.0, 2.0], mask=[False, True])
+_four: Any = partial(random_batch, size=4, dtype=torch.float32)
+_flat: Any = rl.Ragged.from_flat
+_from_padded: Any = rl.Ragged.from_padded
 
 
 @pytest.mark.parametrize(
-    ("sequences", "error", "says"),
+    ("call", "error", "says"),
     [
-        (torch.ones(2, 3), ArgumentTypeError, "from_padded"),
-        ([torch.ones(2, 3), torch.ones(2, 4)], ShapeError, r"sequences\[1\].*\(L, 3\)"),
-        ([torch.ones(2), torch.ones(2).int()], ShapeError, r"sequences\[1\].*int32"),
-        ([np.ma.array([1.0, 2.0], mask=[False, True])], ArgumentTypeError, r"sequences\[0\].*\.filled\(numpy.nan\)"),
-        ([torch.ones(()), torch.ones(2)], ShapeError, "a number"),
+        (lambda: rl.Ragged([[1], [2, 3]])[5], IndexError, "2 sequences"),
+        (lambda: rl.Ragged([[1], [2, 3]])[0, 1], ArgumentTypeError, "r.map"),
+        (lambda: rl.Ragged([[1], [2, 3]])[torch.tensor([1, 2], dtype=torch.uint8)], ShapeError, "got 2"),
+        (lambda: _flat(torch.arange(6)), ArgumentTypeError, "neither"),
+        (lambda: _flat(torch.arange(6), lengths=[6], offsets=[0, 6]), ArgumentTypeError, "both"),
+        (lambda: _flat(torch.arange(6), lengths=[2, 2]), ShapeError, "lengths must be .*6 elements.*, got a sum of 4"),
+        (lambda: _flat(torch.arange(6), lengths=[2, -2, 6]), ShapeError, "-2 at index 1"),
+        (lambda: _flat(torch.arange(6), lengths=[2.0, 4.0]), ArgumentTypeError, "integers"),
+        (lambda: _flat(torch.arange(6), offsets=[1, 6]), ShapeError, "start with 0"),
+        (lambda: _flat(torch.arange(6), offsets=[0, 4, 2, 6]), ShapeError, "-2 at index 1"),
+        (lambda: rl.Ragged(_ONES), ArgumentTypeError, "from_padded"),
+        (lambda: rl.Ragged([_ONES, torch.ones(2, 4)]), ShapeError, r"sequences\[1\].*\(L, 3\)"),
+        (lambda: rl.Ragged([torch.ones(2), torch.ones(2).int()]), ShapeError, r"sequences\[1\].*int32"),
+        (lambda: rl.Ragged([_MASKED]), ArgumentTypeError, r"sequences\[0\].*\.filled\(numpy.nan\)"),
+        (lambda: rl.Ragged([torch.ones(()), torch.ones(2)]), ShapeError, "a number"),
+        (lambda: _from_padded(_ONES), ArgumentTypeError, "neither"),
+        (lambda: _from_padded(_ONES, lengths=[1, 2, 3]), ShapeError, "3 lengths.*batch_first=False"),
+        (lambda: _from_padded(_ONES, lengths=[1, 4]), ShapeError, "3 steps.*length of 4"),
+        (lambda: _from_padded(torch.ones(2), lengths=[1, 1]), ShapeError, "dimension of sequences and one of steps"),
+        (lambda: _from_padded([[1, 2]], lengths=[2]), ArgumentTypeError, "one padded tensor"),
+        (lambda: _from_padded(_ONES, lengths=[1, 1], padding_side="up"), ShapeError, "left"),
+        (lambda: _from_padded(_ONES, mask=torch.ones(3, 2).bool()), ShapeError, "first two dimensions"),
+        (lambda: rl.Ragged(["ab"]), ArgumentTypeError, r"sequences\[0\].*vocabulary"),
+        (lambda: rl.Ragged([[1], None]), ArgumentTypeError, r"sequences\[1\] must be .*got a NoneType"),  # type: ignore[arg-type]
+        (lambda: rl.Ragged([[[1], [2, 3]]]), ArgumentTypeError, r"sequences\[0\].*of one shape"),
+        (lambda: _flat([1, 2], lengths=[2**64]), ArgumentTypeError, "not an array of numbers"),
+        (lambda: rl.Ragged([[1, 2]]).truncate(1.5), ArgumentTypeError, "whole number"),  # type: ignore[arg-type]
+        (lambda: rl.Ragged([[1, 2]]).shift(1, 0.5), ArgumentTypeError, "fill must be .*got 0.5"),
+        (lambda: rl.Ragged([[1, 2]]).to_padded(padding_value=0.5), ArgumentTypeError, "padding_value .*got 0.5"),
+        (lambda: rl.Ragged([torch.ones(2, 0)]).to_arrow(), ArgumentTypeError, "features of at least 1"),
+        (lambda: rl.Ragged([[1.0]]) @ torch.ones(1), TypeError, "1 feature dimension"),
+        (lambda: 1 in rl.Ragged([[1]]), TypeError, "Ragged"),  # type: ignore[operator]
+        (lambda: bool(rl.Ragged([[1]]) == rl.Ragged([[1]])), TypeError, r"\(a == b\)\.values\.all\(\)"),
+        (lambda: rl.Ragged([[1, 2]]).to_padded(total_length=1), ArgumentError, r"length, 2, got 1.*truncate\(1\)"),
+        (lambda: _four([3, 0, 2]) + _four([3, 0, 2])[:1], ShapeError, "the same lengths"),
+        (lambda: _four([3, 0, 2]) + _four([3, 2, 0]), ShapeError, "length 2 for sequence 1"),
+        (lambda: _four([3, 0, 2]) + torch.ones(5, 4), ShapeError, r"r\.spread"),
+        (lambda: (four := _four([3, 0, 2])) * four.map(lambda v: v.sum(-1)), ShapeError, "unsqueeze"),
+        (lambda: torch.matmul(_four([3, 0, 2]), torch.ones(3, 4, 2)), ShapeError, "a vector or a matrix"),
+        (lambda: _four([3, 0, 2]).map(lambda v: v[1:]), ShapeError, "one row for each of the 5"),
     ],
 )
-def test_constructor_refuses(sequences: Any, error: type[Exception], says: str) -> None:
+def test_mistakes_in_calls(call: Callable[[], Any], error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=says):
-        rl.Ragged(sequences)
-
-
-@pytest.mark.parametrize(
-    ("padded", "arguments", "error", "says"),
-    [
-        (torch.ones(2, 3), {}, ArgumentTypeError, "neither"),
-        (torch.ones(2, 3), {"lengths": [1, 2, 3]}, ShapeError, "3 lengths.*batch_first=False"),
-        (torch.ones(2, 3), {"lengths": [1, 4]}, ShapeError, "3 steps.*length of 4"),
-        (torch.ones(2), {"lengths": [1, 1]}, ShapeError, "dimension of sequences and one of steps"),
-        ([[1, 2]], {"lengths": [2]}, ArgumentTypeError, "one padded tensor"),
-        (torch.ones(2, 3), {"lengths": [1, 1], "padding_side": "up"}, ShapeError, "left"),
-        (torch.ones(2, 3), {"mask": torch.ones(3, 2).bool()}, ShapeError, "first two dimensions"),
-    ],
-)
-def test_from_padded_refuses(padded: Any, arguments: dict[str, Any], error: type[Exception], says: str) -> None:
-    with pytest.raises(error, match=says):
-        rl.Ragged.from_padded(padded, **arguments)
+        call()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 import torch
 
 import raglane as rl
-from commands import CARD_PICTURES, write_steps
+from commands import CARD_PICTURES, write_rows, write_steps
 from raglane._utils.table import Table
 from raglane.report import figures
 from raglane.report.page import Page
@@ -126,8 +125,8 @@ def test_of_many_sequences_some_are_drawn(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_the_card_of_a_converted_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("raglane.training.per_sequence._MOST", 9)
-    steps, words = write_steps(tmp_path / "steps.csv", 40), tmp_path / "words.jsonl"
-    words.write_text("".join(json.dumps({"words": ["a", "b", "c"][: row % 4]}) + "\n" for row in range(40)))
+    steps = write_steps(tmp_path / "steps.csv", 40)
+    words = write_rows(tmp_path / "words.jsonl", ({"words": ["a", "b", "c"][: row % 4]} for row in range(40)))
     columns = {
         "classify": rl.data.Columns(label="label", id="id"),
         "language": rl.data.Columns(task="language", sequence="words"),

@@ -185,6 +185,16 @@ def test_cumsum_does_not_round_like_the_batch() -> None:
     torch.testing.assert_close(batch.cumsum()[1], torch.tensor([1e-3, 2e-3]), rtol=1e-6, atol=0)
 
 
+def test_sums_of_long_sequences_keep_their_digits() -> None:
+    """A float32 to which 0.1 is added 100,000 times is wrong by 1e-4."""
+    batch = rl.Ragged.from_flat(torch.full((100_515,), 0.1), lengths=[2, 513, 0, 100_000])
+    for result in (batch.sum(), batch.mean() * batch.lengths, batch.logsumexp().exp() * math.exp(-0.1) * 0.1):
+        torch.testing.assert_close(result[[0, 1, 3]], batch.lengths[[0, 1, 3]] * 0.1, rtol=1e-5, atol=0)
+    ones: Any = torch.ones(4, requires_grad=True)
+    (batch.spread(ones) * batch).values.sum().backward()
+    torch.testing.assert_close(ones.grad, batch.lengths * 0.1, rtol=1e-5, atol=0)
+
+
 def test_softmax_and_logsumexp_of_large_and_infinite_numbers() -> None:
     assert rl.Ragged([[1e4, 1e4, -1e4]]).softmax().values.tolist() == [0.5, 0.5, 0.0]
     infinite = float("inf")
@@ -240,6 +250,7 @@ def test_half_precision_is_added_up_in_float32(dtype: torch.dtype) -> None:
         assert result.dtype is dtype
         assert result.item() == pytest.approx(expected, rel=4e-3)
     assert batch.softmax().values[0].item() == pytest.approx(1e-3, rel=4e-3)
+    assert rl.Ragged([torch.tensor([6e4, 6e4, -6e4, -6e4], dtype=dtype)]).cumsum().values[-1].item() == 0
     one: Any = torch.ones(1, dtype=dtype, requires_grad=True)
     batch.spread(one).values.sum().backward()
     assert one.grad.item() == 1000

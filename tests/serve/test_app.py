@@ -411,6 +411,8 @@ def test_a_sequence_at_another_frame_is_refused(client: TestClient) -> None:
     assert code == 200
     code, refused = _infer(client, "layer", values[4:], sequence_id="x", at=3)
     assert (code, refused["error"].split(",")[0]) == (409, "at must be 4")
+    code, refused = _infer(client, "layer", values[4:], sequence_id="x", state=first["parameters"]["state"])
+    assert (code, refused["error"].split(",")[0]) == (400, "state must be sent with sequence_start")
     for facts in ({}, {"sequence_start": True, "state": first["parameters"]["state"]}):
         code, found = _infer(client, "layer", values[4:], sequence_id="x", at=4, **facts)
         assert code == 200

@@ -426,21 +426,17 @@ class Backwards(nn.Module):
 
     def forward(self, batch: rl.Ragged) -> Any:
         out, (_, c) = self.layer(batch)
-        if self.how == "padded":
-            return out.to_padded()
-        if self.how == "reverse":
-            return self.layer(batch.reverse())[0]
-        if self.how == "scores":
-            return torch.softmax(out.values @ out.values.T, -1) @ out.values
-        if self.how == "softmax":
-            return out.softmax()
-        if self.how == "cell state":
-            return c[-1]
-        if self.how == "two":
-            return out, out.values
-        if self.how == "tensor":
-            return self.layer(batch.values)[0]
-        return out
+        results: dict[str, Callable[[], Any]] = {
+            "padded": out.to_padded,
+            "reverse": lambda: self.layer(batch.reverse())[0],
+            "scores": lambda: torch.softmax(out.values @ out.values.T, -1) @ out.values,
+            "softmax": out.softmax,
+            "cell state": lambda: c[-1],
+            "two": lambda: (out, out.values),
+            "flipped": lambda: out.values.flip(0),
+            "tensor": lambda: self.layer(batch.values)[0],
+        }
+        return results.get(self.how, lambda: out)()
 
 
 @pytest.mark.parametrize(
@@ -454,6 +450,7 @@ class Backwards(nn.Module):
         (Backwards("scores"), r"Backwards\).* rows of the batch meet in its operation mm"),
         (Backwards("cell state"), "a state other than the output"),
         (Backwards("two"), "it returns 2 results"),
+        (Backwards("flipped"), r"Backwards\): rows of the batch meet"),
         (Backwards("tensor"), r"layer \(LSTM\): it is called with a tensor"),
         (nn.LSTM(3, 4), r"LSTM\), a layer of torch. Call rl.accelerate"),
         (rl.accelerate(Doubled(3, 4)), r"AcceleratedDoubled\), which has a forward of its own"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -137,12 +138,15 @@ def test_tasks_that_are_gone_do_not_keep_others_waiting() -> None:
     stream = engine.stream()
 
     async def client(leaves: bool) -> None:
-        gone, waiting, last = (asyncio.ensure_future(stream.pull()) for _ in range(3))
+        gone, waiting = (asyncio.ensure_future(stream.pull()) for _ in range(2))
         await asyncio.sleep(0)
         if leaves:
             return
         gone.cancel()
+        last = asyncio.ensure_future(stream.pull())
+        await asyncio.sleep(0)
         last.cancel()
+        assert len(engine._waiters._waiting[0]) == 2
         stream.push(frame)
         engine.step()
         assert (await asyncio.wait_for(waiting, 60)).shape == (1, 4)
@@ -154,7 +158,8 @@ def test_tasks_that_are_gone_do_not_keep_others_waiting() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_waiting_task_sees_that_a_step_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("own_thread", [True, False])
+def test_a_waiting_task_sees_that_a_step_failed(own_thread: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = engine_of()
     monkeypatch.setattr(engine._runner, "run", lambda *_: 1 / 0)
 
@@ -162,8 +167,11 @@ def test_a_waiting_task_sees_that_a_step_failed(monkeypatch: pytest.MonkeyPatch)
         waiting = asyncio.ensure_future(engine.stream().pull())
         await asyncio.sleep(0)
         engine.open().push(torch.randn(1, 3))
+        if not own_thread:
+            with pytest.raises(ZeroDivisionError):
+                engine.step()
         with pytest.raises(ClosedError, match="division by zero"):
-            await asyncio.wait_for(waiting, 60)
+            await asyncio.wait_for(waiting, 10)
 
-    with engine:
+    with engine if own_thread else nullcontext():
         asyncio.run(client())

@@ -12,7 +12,7 @@ import torch
 import raglane as rl
 from made_datasets import dataset
 from raglane.data.records import offsets_of
-from raglane.errors import ArgumentError, ArgumentTypeError, DispatchError
+from raglane.errors import ArgumentError, ArgumentTypeError, DispatchError, ShapeError
 from raglane.serve import Engine
 
 RNG = np.random.default_rng(0)
@@ -91,8 +91,9 @@ def test_tags() -> None:
         assert columns == {name: wanted[name][place] for name in wanted.columns if name != "id"}
 
 
-def test_language() -> None:
-    run = fit(TEXTS, task="language")
+@pytest.mark.parametrize("options", [{}, {"tie_weights": True, "embedding": 8}])
+def test_language(options: dict[str, Any]) -> None:
+    run = fit(TEXTS, task="language", **options)
     engine, wanted = Engine(run, slots=1), run.predict(TEXTS)["prediction"]
     for text, following in zip(TEXTS, wanted, strict=True):
         with engine.open() as stream:
@@ -104,6 +105,8 @@ def test_language() -> None:
 def test_tokens() -> None:
     run = fit(TEXTS, ["q", "r", "q"] * 4)
     engine, wanted = Engine(run, slots=20), run.predict(TEXTS)["probability"]
+    with pytest.raises(ShapeError, match="the same task, channels, tokens and labels"):
+        engine.swap(fit([text.replace("a", "c") for text in TEXTS], ["q", "r", "q"] * 4))
     last = torch.stack([rows[-1] for rows in served(engine, [text.split() for text in TEXTS], 2)])
     assert engine.columns(last)["probability"] == wanted
     with pytest.raises(ArgumentTypeError, match="a list of tokens"):

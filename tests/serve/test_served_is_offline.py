@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import raglane as rl
 from raglane.serve import Engine, Stream
+from raglane.training.model import with_dropout
 from served_models import LAYERS, MODELS, made
 
 
@@ -162,11 +163,14 @@ def test_frames_of_several_dimensions() -> None:
         torch.testing.assert_close(stream.pull(), model[2](model[1](model[0](frames)))[0])
 
 
-def test_weights_are_copied() -> None:
-    layer = rl.nn.LSTM(6, 4).eval()
-    engine, batch = Engine(layer, slots=1), rl.Ragged(sequences(4, torch.float32))
+@pytest.mark.parametrize("has_tokens", [False, True])
+def test_weights_are_copied(has_tokens: bool) -> None:
+    first = [with_dropout(nn.Embedding(9, 6), 0.5)] if has_tokens else []
+    model = nn.Sequential(*first, rl.nn.LSTM(6, 4)).eval()
+    batch = rl.Ragged([torch.arange(9)] if has_tokens else sequences(4, torch.float32))
+    engine = Engine(model, slots=1)
     before = engine.run(batch).values
-    for part in layer.parameters():
+    for part in model.train().parameters():
         part.data.zero_()
     assert torch.equal(engine.run(batch).values, before)
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import csv
+import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,17 @@ def read_csv(path: Path) -> list[dict[str, str]]:
     """Return the rows of a CSV file."""
     with path.open(newline="") as file:
         return list(csv.DictReader(file))
+
+
+def write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> Path:
+    """Write a JSON Lines file."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def read_rows(path: Path) -> list[Any]:
+    """Return the rows of a JSON Lines file."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def write_steps(path: Path, count: int = 12, cells: Mapping[str, str] | None = None) -> Path:

@@ -21,15 +21,6 @@ OFFSETS = torch.tensor([0, 3, 3, 4, 9])  # lengths 3, 0, 1, 5
 N, B = 9, 4
 
 
-def weights_of(
-    cell: CellSpec, input_size: int = 6, hidden_size: int = 4, projection: int = 0, bias: bool = True
-) -> Any:
-    """Return random weights of a cell of the library, in float64."""
-    shapes = cell.shapes(input_size, hidden_size, bias, projection)
-    tensors = [None if part is None else 0.5 * torch.randn(part, dtype=torch.float64) for part in shapes.values()]
-    return cell.weights_type(*tensors, *[None] * (len(cell.weights_type._fields) - len(tensors)))
-
-
 def module_cell(module: Any) -> ModuleCell:
     """Wrap a user's module as a cell."""
     sizes, is_tuple = (module.hidden_size,), False

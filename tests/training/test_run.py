@@ -68,11 +68,11 @@ def test_a_resumed_run_equals_an_uninterrupted_one(
     training, validation = small_records(24), small_records(9, seed=1)
     whole = train(settings, training, validation, tmp_path / "whole")
     stopped = train(settings, training, validation, tmp_path / "parts", callback=_stopped(stop_at))
-    assert stopped.interrupted
+    assert stopped.stopped_by is not None
     assert (stopped.state.epoch, stopped.state.batch) == ((2, 0) if stop_at == (2, 6) else (stop_at[0] - 1, stop_at[1]))
     torch.manual_seed(99)  # the state of the generator must not matter
     gone_on = train(settings, training, validation, tmp_path / "parts", resume=True)
-    assert not gone_on.interrupted
+    assert gone_on.stopped_by is None
     assert len(whole.state.history) == 4
     _assert_same_run(whole, gone_on)
 

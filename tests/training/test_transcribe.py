@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import raglane as rl
-from commands import FAST, Capsys, fails, prints
+from commands import FAST, Capsys, fails, prints, read_rows
 from raglane.cli import main
 from raglane.data import Columns, Dataset, Preprocessor, read
 from raglane.errors import ArgumentError, ExportError
@@ -198,9 +198,8 @@ def test_digits_are_learned(tmp_path: Path, capsys: Capsys) -> None:
     for piece in ("trained to transcribe", "## Examples", "| input | target | prediction |", "substitutions"):
         assert piece in card, piece
     prints(["evaluate", run, str(test)], capsys, "WER ")
-    output = tmp_path / "p.jsonl"
-    assert main(["predict", run, str(test), "-o", str(output), "--quiet"]) == 0
-    rows = [json.loads(line) for line in output.read_text().splitlines()]
+    assert main(["predict", run, str(test), "-o", str(tmp_path / "p.jsonl"), "--quiet"]) == 0
+    rows = read_rows(tmp_path / "p.jsonl")
     assert set(rows[0]) == {"id", "prediction", "score", "times"}
     assert [row["prediction"] for row in rows] == loaded.predict(str(test))["prediction"]
 

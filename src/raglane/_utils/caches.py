@@ -65,17 +65,15 @@ def save(kind: str, key: str, content: str) -> str | None:
         os.replace(partial, place / f"{key}.json")
         _bound(place)
     except (OSError, RuntimeError) as error:
-        if partial:
-            with suppress(OSError):
-                os.unlink(partial)
+        with suppress(OSError):
+            os.unlink(partial)
         return f"the cache folder is not writable: {error}"
     return None
 
 
 def _bound(place: Path) -> None:
     """Remove the oldest files if there are too many; other processes may do the same."""
-    with os.scandir(place) as entries:
-        names = [entry.name for entry in entries]
+    names = os.listdir(place)
     if len(names) <= _MOST:
         return
     ages = []

@@ -6,8 +6,7 @@ matplotlib is imported when a figure is created.
 from __future__ import annotations
 
 import io
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from raglane._utils.messages import printable, require
 
@@ -21,8 +20,7 @@ SKY, VERMILION, YELLOW = "#56B4E9", "#D55E00", "#F0E442"
 PALETTE = (BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILION, YELLOW)
 
 
-@dataclass(frozen=True)
-class Look:
+class Look(NamedTuple):
     """The colours of everything except data."""
 
     paper: str  # the background

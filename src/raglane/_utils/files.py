@@ -15,7 +15,7 @@ import os
 import shutil
 import stat
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -205,17 +205,13 @@ def _write_to_disk(path: Path, content: bytes) -> None:
 
 def sync_folder(folder: Path) -> None:
     """Sync renames in a folder to the disk, if the system can open folders (not Windows)."""
-    try:
+    # Some network file systems do not sync folders; the files are synced.
+    with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return
-    try:
-        os.fsync(descriptor)
-    except OSError:
-        # Some network file systems do not sync folders; the files are synced.
-        return
-    finally:
-        os.close(descriptor)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 # -- files that a user names -------------------------------------------------------------------------------------------

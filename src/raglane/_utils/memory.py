@@ -71,11 +71,9 @@ def is_mapped(address: int, size: int) -> bool:
 
 def _free() -> float:
     """Return MemAvailable on Linux, and the physical memory elsewhere."""
-    try:
+    with suppress(OSError, ValueError, StopIteration):
         lines = Path("/proc/meminfo").read_text().splitlines()
         return next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, ValueError, StopIteration):
-        pass
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, AttributeError):

@@ -136,17 +136,15 @@ def _print_config(
 ) -> None:
     """Print every option with its value and origin, as a file for --config; ``changes`` replaces fields of entries."""
     listed = {entry.key: entry for entry in entries(settings, origins)}
-    listed |= {key: replace(listed[key], **fields) for key, fields in changes.items()}
+    listed |= {key: listed[key]._replace(**fields) for key, fields in changes.items()}
     everything = [*other_entries(others, origins, default_out), *entries(columns, origins), *listed.values()]
     console.log(*as_toml(everything).splitlines())
 
 
 def _print_result(trained: Trained, quiet: bool, log: Callable[[str], None]) -> None:
     """Print the end of a training, and evaluate its model on the test part."""
-    from raglane.cli.models import log_skipped, report
-    from raglane.training.checkpoint import load_model
+    from raglane.cli.models import log_skipped
     from raglane.training.folder import SKIPPED
-    from raglane.training.inference import pick_device
     from raglane.training.run import left_out
 
     result, settings, parts, sources, advice = trained
@@ -161,8 +159,7 @@ def _print_result(trained: Trained, quiet: bool, log: Callable[[str], None]) -> 
         log(f"training is complete at epoch {result.state.epoch}; {more}")
     _print_best(result, settings, quiet, log)
     if parts.test is not None:
-        device = pick_device(settings.device)
-        report(folder, load_model(folder), parts.test, device=device, log=log, is_short=True)
+        _report_test(folder, settings, parts.test, log)
     if sources.training.columns.on_bad_row == "skip":
         log_skipped(len(left_out(parts.training, parts.validation, parts.test)), folder / SKIPPED, log)
     log(f"run: {folder}  (model: best; results: card.md and report.html)")
@@ -170,6 +167,15 @@ def _print_result(trained: Trained, quiet: bool, log: Callable[[str], None]) -> 
     log(f"next: raglane {command}")
     if advice is not None:
         log(f"note: {advice}")
+
+
+def _report_test(folder: Path, settings: Settings, test: Dataset, log: Callable[[str], None]) -> None:
+    """Evaluate the model of a run on the test part."""
+    from raglane.cli.models import report
+    from raglane.training.checkpoint import load_model
+    from raglane.training.inference import pick_device
+
+    report(folder, load_model(folder), test, device=pick_device(settings.device), log=log, is_short=True)
 
 
 def _print_best(result: TrainingResult, settings: Settings, quiet: bool, log: Callable[[str], None]) -> None:
@@ -287,12 +293,9 @@ def tune(
 
 def _search(search: Search) -> None:
     """Run a search, and publish the best trial as a run."""
-    from raglane.cli.models import report
     from raglane.runs.training import close_run
     from raglane.runs.tuning import BEST_RUN, STUDY
-    from raglane.training.checkpoint import load_model
     from raglane.training.folder import LAST, at_work
-    from raglane.training.inference import pick_device
     from raglane.training.run import TrainingResult
     from raglane.training.state import load_progress
     from raglane.training.tasks import TASKS
@@ -319,6 +322,5 @@ def _search(search: Search) -> None:
         close_run(place, tuned.settings, result, search.parts)
         log(f"best: trial {int(tuned.best.name)}, validation loss {tuned.value:.4f}")
         if search.parts.test is not None:
-            device = pick_device(tuned.settings.device)
-            report(place, load_model(place), search.parts.test, device=device, log=log, is_short=True)
+            _report_test(place, tuned.settings, search.parts.test, log)
     log(f"run: {folder / BEST_RUN}  (model: best; results: card.md and report.html)")

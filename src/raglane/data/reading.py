@@ -7,6 +7,7 @@ element.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Sequence
 from contextlib import suppress
@@ -27,8 +28,8 @@ from raglane.data.formats.arrow import Reader, label_kinds, label_split_of, read
 from raglane.data.formats.base import unused_note
 from raglane.data.formats.entries import read_table
 from raglane.data.records import ROLES, Columns, Records, as_float32, offsets_of
-from raglane.data.stores import arrow_errors, table_from
-from raglane.errors import ArgumentError, ArgumentTypeError, DataError, ShapeError
+from raglane.data.stores import table_from
+from raglane.errors import ArgumentError, ArgumentTypeError, DataError, MissingExtraError, ShapeError
 from raglane.ragged import Ragged
 
 # The names of objects in messages.
@@ -137,8 +138,12 @@ def japanese_vowels() -> tuple[Dataset, Dataset]:
         >>> len(train), len(test)
         (270, 370)
     """
-    train, test = formats.japanese_vowels()
-    return Dataset(train), Dataset(test)
+    spec = importlib.util.find_spec("sktime")
+    if spec is None or not spec.submodule_search_locations:
+        raise MissingExtraError("sktime is not installed. Run pip install 'raglane[demo]'.")
+    folder = Path(spec.submodule_search_locations[0], "datasets", "data", "JapaneseVowels")
+    train, test = (Dataset(formats.read(folder / f"JapaneseVowels_{part}.ts")) for part in ("TRAIN", "TEST"))
+    return train, test
 
 
 def records_from(data: Any, labels: Any, columns: Columns | None) -> Records:
@@ -206,7 +211,9 @@ def _floats(values: Any, name: str, fix: str = "convert it, or pass only texts f
             values = values.detach().cpu()
             values = (values.float() if values.is_floating_point() else values).numpy()
         numbers = np.asarray(values)
-        numbers = numbers.astype(np.float64) if numbers.dtype == object else numbers
+        if numbers.dtype == object:
+            # pandas converts its missing values.
+            numbers = np.asarray((values if _is_pandas(values, "DataFrame") else numbers).astype(np.float64))
         if numbers.dtype.kind in "biuf" or not numbers.size:
             return np.asarray(as_float32(numbers), order="C")
         got = f"an array of {numbers.dtype}"
@@ -280,12 +287,24 @@ def _with_labels(records: Records, labels: Any, label_split: str | None) -> Reco
         raise ArgumentTypeError("labels", _kind(labels), rule, "pass a list, or one column of a table")
     if len(labels) != len(records):
         raise ShapeError("labels", f"{len(labels)} for {len(records)} sequences", rule, "pass one label per sequence")
+    check_order("labels", labels, records.ids)
     column = _arrow(list(labels), "labels", "labels of one kind: texts, whole numbers, booleans, or lists")
     columns, reader = replace(records.columns, label_split=label_split), Reader(_LABELS, records.ids, None)
     words, tags, targets = read_labels(reader, column, "labels", records.offsets, columns)
     columns = replace(columns, label_split=label_split_of(column, columns))
     kinds = label_kinds(column.type, columns.task)
     return replace(records, labels=words, tags=tags, targets=targets, label_kinds=kinds, columns=columns)
+
+
+def check_order(name: str, labels: Any, ids: Sequence[str | int] | None) -> None:
+    """Raise a DataError if labels of pandas have the ids of the sequences as their index, in another order."""
+    has_index = _is_pandas(labels, "Series") or _is_pandas(labels, "DataFrame")
+    index, names = list(map(str, labels.index.tolist() if has_index else ())), list(map(str, ids or ()))
+    if index != names and set(index) == set(names):
+        rule = f"in the order of the sequences, {quote_all(names)}"
+        got = f"an index in another order, {quote_all(index)}"
+        fix = f"pass {name}.loc[ids] with the ids in their order, or {name}.to_numpy() if it has their order already"
+        raise DataError(name, got, rule, fix)
 
 
 def _is_pandas(data: Any, name: str) -> bool:
@@ -295,17 +314,6 @@ def _is_pandas(data: Any, name: str) -> bool:
 
 def _table(data: Any) -> Any:
     """Return an object with columns as a ``pyarrow.Table``; None for other objects."""
-    if _is_pandas(data, "DataFrame"):
-        data = data.rename(columns=str)
-        # Arrow does not convert arrays of two dimensions.
-        lists = {
-            name: column.map(lambda entry: entry.tolist() if getattr(entry, "ndim", 0) > 1 else entry)
-            for name, column in data.items()
-            if column.dtype == object
-        }
-        data = data.assign(**lists) if lists else data
-        with arrow_errors("data") as arrow:
-            return arrow.Table.from_pandas(data, preserve_index=False)
     has_names = hasattr(data, "columns") or hasattr(data, "column_names")
     is_table = has_names and (hasattr(data, "__arrow_c_stream__") or hasattr(data, "with_format"))
     return table_from(data, "data") if is_table else None
@@ -358,7 +366,7 @@ def _panel(frame: Any) -> Records:
     with suppress(TypeError):  # of times with and without a zone, which have no order
         ranks = pandas.factorize(steps, sort=True)[0] if is_ordered else ranks
     order = np.lexsort((ranks, codes))
-    values = _floats(frame.to_numpy()[order], "data", "select its columns of numbers, or pass data.reset_index()")
+    values = _floats(frame.iloc[order], "data", "select its columns of numbers, or pass data.reset_index()")
     return replace(
         _flat(values, offsets_of(np.bincount(codes, minlength=len(ids)))),
         ids=tuple(name if isinstance(name, (str, int)) else str(name) for name in ids.tolist()),

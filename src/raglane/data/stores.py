@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath, PurePosixPath
 from typing import IO, Any
 
+import numpy as np
 import numpy.typing as npt
 
 from raglane._utils import caches
@@ -23,7 +24,7 @@ from raglane._utils.messages import argument, printable, quote, require, shorten
 from raglane.data.formats import by_suffix, pick, read
 from raglane.data.formats.base import check_readable, data_error, open_error, suffix_of
 from raglane.data.formats.entries import Load, element_columns
-from raglane.data.formats.ipc import is_converted, named, parquet_file, readable, slices, table_of, with_names
+from raglane.data.formats.ipc import decoded, is_converted, named, parquet_file, readable, slices, table_of, with_names
 from raglane.data.formats.table import Chosen, choose, records_of
 from raglane.data.fragments import Layout, Store, check_labels
 from raglane.data.records import Columns, Records
@@ -221,15 +222,33 @@ def table_from(source: Any, name: str) -> Any:
     """Return an object with the Arrow interface as a ``pyarrow.Table``, without a copy of Arrow memory."""
     with arrow_errors(name) as arrow:
         found = source
-        if hasattr(source, "__arrow_c_stream__") and not isinstance(source, arrow.Table):
+        if hasattr(source, "iloc"):
+            found = of_frame(source)
+        elif hasattr(source, "__arrow_c_stream__") and not isinstance(source, arrow.Table):
             found = arrow.table(source)
         elif hasattr(source, "with_format") and not isinstance(source, dict):
             # A Hugging Face dataset, whose rows may be a selection, but not a dict of its splits.
             found = source.with_format("arrow")[:]
         if isinstance(found, arrow.Table):
-            return found
+            return decoded(found)
     rule = "a path, a list of paths, a pyarrow.Table, a frame, or a Hugging Face dataset"
     raise ArgumentTypeError(name, quote(source), rule, "pass a path, or build a pyarrow.Table")
+
+
+def of_frame(frame: Any) -> Any:
+    """Return a table of pandas as a ``pyarrow.Table``; as in a file, an index with a name is a column."""
+    frame = frame.rename(columns=str)
+    frame = frame.assign(**{name: _lists(column) for name, column in frame.items() if column.dtype == object})
+    return require("pyarrow", "data").Table.from_pandas(frame, preserve_index=any(frame.index.names))
+
+
+def _lists(column: Any) -> Any:
+    """Return a column of lists as Arrow, in which NaN is not null; another column of objects unchanged."""
+    if not any(isinstance(entry, (list, tuple, np.ndarray)) for entry in column):
+        return column
+    # Arrow does not convert arrays of two dimensions.
+    plain = [entry.tolist() if getattr(entry, "ndim", 0) > 1 else entry for entry in column.where(column.notna(), None)]
+    return require("pandas", "data").arrays.ArrowExtensionArray(require("pyarrow", "data").array(plain))
 
 
 @contextmanager

@@ -80,11 +80,10 @@ class Place:
         self._names = {id(part): name for name, part in model.named_modules()}
         self._parts = {name: type(part).__name__ for name, part in model.named_modules()}
         self._stack: list[str] = []
-        self._handles: list[Any] = []
         self.program: Any = None
 
     def __enter__(self) -> Self:
-        self._handles = [
+        self._handles: list[Any] = [
             hooks.register_module_forward_pre_hook(self._enter),
             hooks.register_module_forward_hook(self._leave),
         ]

@@ -13,9 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -27,8 +26,7 @@ from raglane.cells.regularised import MarkedWeights, Resetting
 from raglane.kernels.contract import DirectionResult, Request, Result, run_directions
 
 
-@dataclass(frozen=True)
-class Table:
+class Table(NamedTuple):
     """The layout of a batch as ``T`` steps, at least 1, of ``B`` rows."""
 
     element: Tensor  # ``(T, B)`` int64, the index of each element; ``N`` past the end of a sequence

@@ -63,10 +63,9 @@ def _run(request: Request, schedule: str) -> Result:
     else:
         plan = _plan(schedule, request.host_lengths, request.directions, device)
         run_layer = partial(run_directions, run=partial(_run_direction, plan, SCHEDULES[schedule].holds_state))
-    if request.cell.follows_autocast:
-        return run_layers(request, run_layer)
     # is_autocast_enabled raises for a device without autocast, such as meta.
-    if not (has_autocast(device.type) and torch.is_autocast_enabled(device.type)):
+    is_autocast = has_autocast(device.type) and torch.is_autocast_enabled(device.type)
+    if request.cell.follows_autocast or not is_autocast:
         return run_layers(request, run_layer)
     request = request.cast(torch.get_autocast_dtype(device.type))
     with torch.autocast(device.type, enabled=False):

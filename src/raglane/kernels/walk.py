@@ -6,7 +6,7 @@ to the device in a few copies.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -16,8 +16,7 @@ from raglane.schedules import Table
 from raglane.segments import offsets_from_lengths, positions, reverse_index, segment_ids
 
 
-@dataclass(frozen=True, eq=False)
-class RowOrder:
+class RowOrder(NamedTuple):
     """The order in which one direction reads the elements and stores their results."""
 
     element: Tensor  # ``(E,)``: the index of the element that is read; ``N``, one past the last, for padding
@@ -25,8 +24,7 @@ class RowOrder:
     is_callers: bool  # both are ``0, 1, 2 ...``, so rows need not be moved
 
 
-@dataclass(frozen=True, eq=False)
-class Moment:
+class Moment(NamedTuple):
     """One time of the run."""
 
     rows: int  # ``R``, the number of active rows
@@ -39,8 +37,7 @@ class Moment:
     ended: Tensor | None  # ``(ending,)``, those rows; None if they are all rows, or none
 
 
-@dataclass(frozen=True, eq=False)
-class Walk:
+class Walk(NamedTuple):
     """A schedule's table as indexes on a device."""
 
     # One per time. A batch without elements has one without rows, so that its outputs depend on the weights, whose

@@ -103,11 +103,17 @@ class Attention(nn.Module):
         if width != features:
             shapes = {f"{name}_proj_weight": (features, features if name == "q" else width) for name in "qkv"}
         for name, shape in shapes.items():
-            self.register_parameter(name, nn.Parameter(nn.init.xavier_uniform_(torch.empty(shape, **placed))))
-        self.in_proj_bias = nn.Parameter(torch.zeros(3 * features, **placed)) if check_flag("bias", bias) else None
+            self.register_parameter(name, nn.Parameter(torch.empty(shape, **placed)))
+        self.in_proj_bias = nn.Parameter(torch.empty(3 * features, **placed)) if check_flag("bias", bias) else None
+        self.reset_parameters()
         self.out_proj = RowLinear(features, features, bias=bias, **placed)
         if bias:
             nn.init.zeros_(self.out_proj.bias)
+
+    def reset_parameters(self) -> None:
+        """Initialise the parameters of this module; those of ``out_proj`` are its own."""
+        for parameter in self.parameters(recurse=False):
+            (nn.init.xavier_uniform_ if parameter.dim() == 2 else nn.init.zeros_)(parameter)
 
     def forward(self, query: Ragged, memory: Ragged | None = None) -> Ragged:
         """Return the attention of each query element over the memory of its sequence.

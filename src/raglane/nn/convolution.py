@@ -25,7 +25,11 @@ class _Convolution(nn.Module):
         self.hidden_size = max(1, (self.kernel_size - 1) * dilation * self.input_size)
         self.weight = nn.Parameter(torch.empty(self.output_size, self.input_size // groups, self.kernel_size, **placed))
         self.bias = nn.Parameter(torch.empty(self.output_size, **placed)) if bias else None
-        bound = (self.input_size // groups * self.kernel_size) ** -0.5
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Initialise the parameters as torch's convolution does."""
+        bound = (self.input_size // self.groups * self.kernel_size) ** -0.5
         for part in self.parameters():
             nn.init.uniform_(part, -bound, bound)
 

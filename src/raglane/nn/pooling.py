@@ -190,9 +190,12 @@ class _First(_Running):
 
 class _Mean(_Running):
     def step(self, x: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
-        total, count = state
-        total, count = total + x, count + 1
-        return total / count, (total, count)
+        # In the blocks of segments.sum.
+        total, block, count = state
+        block, count = block + x, count + 1
+        reached, is_full = total + block, count % segments.BLOCK == 0
+        state = torch.where(is_full, reached, total), torch.where(is_full, 0.0, block), count
+        return reached / count, state
 
 
 class _Max(_Running):
@@ -236,7 +239,7 @@ def _plain_running(name: str, width: int, dtype: torch.dtype) -> Recurrent:
     if name == "first":
         return Recurrent(_First(width, dtype, ((width, 0.0), (1, 0.0))))
     if name == "mean":
-        return Recurrent(_Mean(width, dtype, ((width, 0.0), (1, 0.0))))
+        return Recurrent(_Mean(width, dtype, ((width, 0.0), (width, 0.0), (1, 0.0))))
     if name == "max":
         return Recurrent(_Max(width, dtype, ((width, -torch.inf),)))
     return Recurrent(_LogSumExp(width, dtype, ((width, -torch.inf), (width, 0.0))))

@@ -9,7 +9,8 @@ import math
 import os
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -40,8 +41,7 @@ _LOOKS = ((0.3, 6), (0.5, 15), (0.5, 15))
 _WEIGHED = ([5] * 12, [30], [40, *[4] * 7], [12] * 30)
 
 
-@dataclass(frozen=True)
-class Calibration:
+class Calibration(NamedTuple):
     """The coefficients of time and memory of every way, and the longest measured call.
 
     ``spread`` has a row of coefficients per timing of a probe: those fitted without this probe, times its measured
@@ -233,7 +233,7 @@ def key_of(layer: RecurrentLayer, ways: Sequence[Way]) -> str:
         layer.training,
         {name: [*weight.shape, str(weight.dtype), str(weight.device)] for name, weight in layer.named_parameters()},
         sorted(_source(kind) for kind in own),
-        [astuple(way) for way in ways],
+        [tuple(way) for way in ways],
         os.environ.get("RAGLANE_ISA"),
         os.environ.get("RAGLANE_THREADS"),
     ]

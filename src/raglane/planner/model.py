@@ -20,7 +20,6 @@ import copy
 import typing
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -48,8 +47,7 @@ _MUCH = (16.0, 64.0, 256.0)
 _TRUSTED = 0.1
 
 
-@dataclass(frozen=True)
-class Way:
+class Way(NamedTuple):
     """A way to run a layer: backend, schedule, dtype and number of threads."""
 
     backend: str

@@ -362,15 +362,12 @@ def _mark_decades(axes: Any) -> None:
 
 def _engineering(number: float) -> str:
     """Return a number with its unit prefix: ``2.5 G``."""
-    for power, letter in ((15, "P"), (12, "T"), (9, "G"), (6, "M"), (3, "k")):
-        if number >= 10**power:
-            return f"{number / 10**power:.3g} {letter}"
-    return f"{number:.3g} "
+    prefixes = (15, "P"), (12, "T"), (9, "G"), (6, "M"), (3, "k")
+    power, letter = next((prefix for prefix in prefixes if number >= 10 ** prefix[0]), (0, ""))
+    return f"{number / 10**power:.3g} {letter}"
 
 
 def _unit(seconds: float) -> tuple[float, str]:
     """Return the scale and name of a unit in which a time has few digits."""
-    for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
-        if seconds >= scale:
-            return scale, unit
-    return 1e-9, "ns"
+    units = (1.0, "s"), (1e-3, "ms"), (1e-6, "µs")
+    return next((unit for unit in units if seconds >= unit[0]), (1e-9, "ns"))

@@ -36,8 +36,7 @@ class Fetch(NamedTuple):
     width: int
 
 
-@dataclass(frozen=True)
-class Forward:
+class Forward(NamedTuple):
     """A forward program, and the contents of its outputs."""
 
     lowered: Lowered
@@ -47,8 +46,7 @@ class Forward:
     own: frozenset[int]  # those of these nodes that only the backward program reads
 
 
-@dataclass(frozen=True)
-class Backward:
+class Backward(NamedTuple):
     """A backward program, and where gradients are after its loop; by place, as in :class:`Wanted`."""
 
     lowered: Lowered

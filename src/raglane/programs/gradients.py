@@ -57,9 +57,8 @@ class Reverse:
         needs[list(self.wanted)] = True
         for index in range(count):
             node = graph.nodes[index]
-            if any(needs[graph.places(part)].any() for part in node.operands):
-                needs[index] = True
-            if node.operation == "product" and node.weight in self.wanted_weights:
+            is_wanted = node.operation == "product" and node.weight in self.wanted_weights
+            if is_wanted or any(needs[graph.places(part)].any() for part in node.operands):
                 needs[index] = True
         self._needs = needs
         for columns, gradient in seeds:

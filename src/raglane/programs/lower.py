@@ -23,8 +23,7 @@ _WHOLE = ("row_sum", "row_max", "row_cumsum", "norm", "norm_backward", "product"
 _PIECES = 16
 
 
-@dataclass(frozen=True)
-class Lowered:
+class Lowered(NamedTuple):
     """A program, with the nodes that are its inputs, and its weights, each with True if it is transposed."""
 
     program: Program
@@ -302,7 +301,7 @@ class Lowering:
         run = next(run for run in runs if run.low <= low and high <= run.high)
         moved = self._moved.get(columns.tobytes())
         if moved is not None:
-            return replace(moved, start=moved.start + low)
+            return moved._replace(start=moved.start + low)
         return self._read(columns[low:high], run.is_spread and high - low > 1)
 
     def _next(self, columns: Columns, place: int) -> Operand:

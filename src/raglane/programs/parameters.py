@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -59,8 +59,7 @@ def filled(part: Any, known: list[Tensor]) -> Any:
     return part
 
 
-@dataclass(frozen=True)
-class Slices:
+class Slices(NamedTuple):
     """A known tensor that is a sum of slices of parameters."""
 
     pieces: tuple[tuple[int, int, int], ...]  # of each summand the parameter, and the bounds of the slice
@@ -125,8 +124,7 @@ def _sum(call: Call, found: Sequence[Slices | None]) -> Slices | None:
     return Slices((*one.pieces, *other.pieces), one.shape)
 
 
-@dataclass(frozen=True)
-class ParameterOps:
+class ParameterOps(NamedTuple):
     """The vectors and weights of a program that are computed only from parameters."""
 
     calls: list[Call]  # empty if all are slices

@@ -89,7 +89,7 @@ def _known_weight(tracer: Tracer, b: Any, which: Any) -> int:
             return turned
         return tracer.note(torch.ops.aten.index_select.default, turned, 0, tracer.fixed(torch.from_numpy(which)))
 
-    return tracer.weight((tracer.index(b), order), make)
+    return tracer.weight((tracer.part(b).known, order), make)
 
 
 def _copied_weight(tracer: Tracer, held: Tensor) -> int:
@@ -108,7 +108,7 @@ def _copied_weight(tracer: Tracer, held: Tensor) -> int:
         taken = tracer.note(torch.ops.aten.index_select.default, whole, 0, tracer.fixed(index.reshape(-1)))
         return tracer.note(torch.ops.aten.reshape.default, taken, list(index.shape))
 
-    return tracer.weight((tracer.index(known), columns.tobytes(), columns.shape), make)
+    return tracer.weight((tracer.part(known).known, columns.tobytes(), columns.shape), make)
 
 
 def _product(tracer: Tracer, start: Columns, columns: Columns, weight: int, segments: int, groups: int) -> Columns:
@@ -120,7 +120,7 @@ def _product(tracer: Tracer, start: Columns, columns: Columns, weight: int, segm
     whole = tracer.weight_known(weight)
     for low, high in zip([0, *cuts], [*cuts, len(columns)], strict=True):
         part = tracer.weight(
-            (tracer.index(whole), "columns", low, high),
+            (tracer.part(whole).known, "columns", low, high),
             lambda low=low, high=high: tracer.note(  # type: ignore[misc]
                 torch.ops.aten.slice.Tensor, whole, 2, low, high
             ),

@@ -29,7 +29,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 Kind = Literal["element", "sequence", "state", "vector", "local"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -86,8 +86,7 @@ class Block:
     index: int = 0  # among the arguments of this kind; 0 for a local
 
 
-@dataclass(frozen=True, slots=True)
-class Operand:
+class Operand(NamedTuple):
     """Columns of a block, or a number for all rows and columns."""
 
     block: int  # -1 for a number
@@ -96,8 +95,7 @@ class Operand:
     number: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Weight:
+class Weight(NamedTuple):
     """The shape of a matrix of products, or of the blocks of a block-diagonal matrix."""
 
     groups: int

@@ -86,7 +86,11 @@ class Step:
 
     def with_tensors(self, leaves: list[Tensor], elements: list[Tensor]) -> Any:
         """Return the weights with these tensors in place of their own."""
-        swapped = {id(part): leaves[index] for index, part in enumerate(self.leaves)}
+        # In a backward pass after torch.func.functional_call, a module has its own tensors again, in the same places.
+        # They are found outside of a trace, which records what reads them.
+        with default_modes(torch.is_grad_enabled()):
+            own = Survey.of(self.weights).leaves
+        swapped = {id(part): leaf for part, leaf in zip(own, leaves, strict=True)}
         swapped |= {id(part): elements[index + 1] for index, part in enumerate(self.elements)}
         return replaced(self.weights, lambda part: swapped[id(part)])
 

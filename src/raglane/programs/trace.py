@@ -272,10 +272,6 @@ class Tracer:
         """Return the known tensor of a vector, by its first column."""
         return next(self._known[known].stand_in for known, first in self._vectors.items() if first == start)
 
-    def index(self, tensor: Tensor) -> int:
-        """Return the index of a known tensor."""
-        return self.part(tensor).known
-
     # Outputs.
 
     def columns(self, tensor: Any, width: int) -> Columns:

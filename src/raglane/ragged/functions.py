@@ -84,10 +84,10 @@ _HINTS["flatten"] = _HINTS["reshape"] = _HINTS["transpose"] = _HINTS["permute"] 
 )
 for _loss in "cross_entropy nll_loss mse_loss l1_loss huber_loss binary_cross_entropy_with_logits ctc_loss".split():
     _HINTS[_loss] = f"call rl.nn.losses.{_loss}, which counts each real element once"
-for _conversion in "float double half bfloat16 int long bool cpu cuda".split():
-    _HINTS[_conversion] = "call r.to(...), e.g. r.to(torch.float32)"
-for _loss in "smooth_l1_loss binary_cross_entropy kl_div".split():
-    _HINTS[_loss] = "call it on r.values and targets.values, which counts each real element once"
+_CONVERSIONS = "float double half bfloat16 int long bool cpu cuda".split()
+_HINTS |= dict.fromkeys(_CONVERSIONS, "call r.to(...), e.g. r.to(torch.float32)")
+_OTHER_LOSSES = "smooth_l1_loss binary_cross_entropy kl_div".split()
+_HINTS |= dict.fromkeys(_OTHER_LOSSES, "call it on r.values and targets.values, which counts each real element once")
 
 
 def _table() -> dict[Callable[..., Any], Kind]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from functools import cache
 from importlib.resources import files
 from typing import Any, NamedTuple, TypeAlias
@@ -16,9 +15,9 @@ from raglane._utils.table import Table, escaped
 DATA_COLORS = {"blue": BLUE, "vermilion": VERMILION, "green": GREEN}
 """The colours of data by their CSS variable; a page overrides them in dark mode."""
 
-_LIGHT = {**asdict(LIGHT), "ground": "#F6F7F9", "link": "#005A8C", "mark": "#E6F1F8", **DATA_COLORS}
+_LIGHT = {**LIGHT._asdict(), "ground": "#F6F7F9", "link": "#005A8C", "mark": "#E6F1F8", **DATA_COLORS}
 _DARK = {
-    **asdict(DARK),
+    **DARK._asdict(),
     "ground": "#0D0F12",
     "link": "#7CC4F0",
     "mark": "#1B3344",
@@ -165,7 +164,7 @@ def picture(svg: bytes, prefix: str, words: str, caption: str, in_markdown: str 
 
 def inline(svg: str, prefix: str, colors: Mapping[str, str] | None = None) -> str:
     """Return an SVG of matplotlib for a page: colours are CSS variables, and IDs begin with a prefix."""
-    for name, color in {**asdict(DARK), **(colors or {})}.items():
+    for name, color in {**DARK._asdict(), **(colors or {})}.items():
         svg = re.sub(re.escape(color), f"var(--{name})", svg, flags=re.IGNORECASE)
     return _rename_ids(_minify(svg[svg.index("<svg") :]), prefix)
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from raglane._utils.messages import printable
 from raglane.runs.sources import DEFAULT_DATA, ColumnNames, SavedSource
@@ -27,8 +26,7 @@ _REPEATS = "# The options of this run; to repeat it: raglane train --config run.
 _COMMENT = 34
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """An option and its value."""
 
     key: str

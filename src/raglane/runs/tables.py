@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from raglane._utils.messages import require
+from raglane.data.stores import of_frame
 from raglane.errors import ArgumentTypeError
 from raglane.training.own_cell import named_code, take_code
 from raglane.training.stored import finite
@@ -109,7 +110,7 @@ def _as_arrow(table: Any, arrow: Any) -> Any:
             wide = {name: column.tolist() for name, column in table.items() if getattr(column, "ndim", 1) > 1}
             return arrow.table(table | wide)
         if hasattr(table, "iloc"):
-            return arrow.Table.from_pandas(table, preserve_index=False)
+            return of_frame(table.reset_index(drop=True))
         return arrow.table(table)
     except (arrow.ArrowException, TypeError, ValueError) as error:
         rule = "a table of pandas, polars or Arrow, or a dict of columns"

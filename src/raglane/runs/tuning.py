@@ -6,7 +6,6 @@ trials run and which have died, and resume a dead trial from its last checkpoint
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import logging
 import math
@@ -48,8 +47,7 @@ SEARCHED = (
 """The settings that may be searched: those that affect neither the data nor the validation loss's meaning."""
 
 
-@dataclass(frozen=True)
-class Range:
+class Range(NamedTuple):
     """A range of numbers, including both ends."""
 
     low: float
@@ -211,7 +209,7 @@ class Search:
             "data": identity(self.parts.training, self.parts.validation),
             "settings": {name: value for name, value in self.settings.to_config().items() if name not in self.space},
             "space": {
-                name: dataclasses.asdict(values) if isinstance(values, Range) else list(values)
+                name: values._asdict() if isinstance(values, Range) else list(values)
                 for name, values in sorted(self.space.items())
             },
         }

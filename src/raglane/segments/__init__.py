@@ -18,10 +18,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from raglane._utils.tracing import has_tangent, index_arithmetic, is_exporting
+from raglane._utils.tracing import (
+    has_tangent,
+    index_arithmetic,
+    is_exporting,
+    is_jit_traced,
+    is_transformed,
+    records_operators,
+)
 from raglane.segments.indexing import take_rows
 
 IntArray = NDArray[np.int64]
+
+# A sum is the sum of the sums of so many elements: one float32 to which all are added would lose digits.
+BLOCK = 512
 
 
 # -- indexes ----------------------------------------------------------------------------------------------------------
@@ -120,11 +130,25 @@ def _summable(values: Tensor) -> Tensor:
     return values.float() if values.is_floating_point() and values.element_size() < 4 else values
 
 
+def _levels(offsets: Tensor, total: int) -> list[tuple[Tensor, int]]:
+    """Return how elements are added up: the block of each and the number of blocks, then the sequences of these."""
+    count = offsets.shape[0] - 1
+    can_read = not (records_operators() or is_jit_traced() or is_transformed(offsets))
+    # Lengths on another device are not read, which would wait.
+    is_short = can_read and (total <= BLOCK or (offsets.is_cpu and int(offsets.diff().max()) <= BLOCK))
+    if is_exporting() or is_short:
+        return [(segment_ids(offsets, total), count)]
+    # As many blocks as a sequence has at any offset, of which the last may be empty.
+    blocks, room = offsets // BLOCK + torch.arange(count + 1, device=offsets.device), total // BLOCK + count
+    block = element_index(blocks[:-1] * BLOCK, offsets.diff(), total) // BLOCK
+    return [(block, room), (segment_ids(blocks, room), count)]
+
+
 def sum(values: Tensor, offsets: Tensor) -> Tensor:
     """Return the sum of each sequence, ``(B, *features)``; 0 if it is empty, int64 for integers and booleans."""
-    wide = _summable(values)
-    total = wide.new_zeros((offsets.shape[0] - 1, *values.shape[1:]))
-    summed = total.index_add(0, segment_ids(offsets, values.shape[0]), wide)
+    summed = _summable(values)
+    for owner, count in _levels(offsets, values.shape[0]):
+        summed = summed.new_zeros((count, *values.shape[1:])).index_add(0, owner, summed)
     return summed.to(values.dtype) if values.is_floating_point() else summed
 
 
@@ -180,9 +204,13 @@ def logsumexp(values: Tensor, offsets: Tensor, empty: float = 0.0) -> Tensor:
 
 def spread(per_sequence: Tensor, offsets: Tensor, total: int) -> Tensor:
     """Repeat the value of each sequence for its elements: ``(B, *features)`` to ``(N, *features)``."""
+    if not per_sequence.requires_grad:
+        return per_sequence.index_select(0, segment_ids(offsets, total))
     # The backward pass is a sum.
-    source = _summable(per_sequence) if per_sequence.requires_grad else per_sequence
-    return source.index_select(0, segment_ids(offsets, total)).to(per_sequence.dtype)
+    source = _summable(per_sequence)
+    for owner, _ in reversed(_levels(offsets, total)):
+        source = source.index_select(0, owner)
+    return source.to(per_sequence.dtype)
 
 
 def softmax(values: Tensor, offsets: Tensor) -> Tensor:
@@ -217,11 +245,7 @@ class _Cumsum(torch.autograd.Function):
         return result
 
     @staticmethod
-    def setup_context(
-        ctx: Any,
-        inputs: tuple[Tensor, Tensor, int, bool],
-        output: Tensor,  # noqa: ARG004
-    ) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, int, bool], output: Tensor) -> None:  # noqa: ARG004
         ctx.save_for_backward(inputs[1])
         ctx.longest, ctx.backwards = inputs[2:]
 
@@ -239,9 +263,8 @@ def _running_sum(values: Tensor, position: Tensor, longest: int, backwards: bool
 
 def cumsum(values: Tensor, offsets: Tensor, longest: int) -> Tensor:
     """Return the running sum over the steps of each sequence, ``(N, *features)``; int64 for integers and booleans."""
-    if not (values.is_floating_point() or values.is_complex()):
-        values = values.long()
-    return _running_sum(values, positions(offsets, values.shape[0]), longest)
+    summed = _running_sum(_summable(values), positions(offsets, values.shape[0]), longest)
+    return summed.to(values.dtype) if values.is_floating_point() else summed
 
 
 def reverse_index(offsets: Tensor, total: int) -> Tensor:

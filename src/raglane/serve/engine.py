@@ -332,7 +332,7 @@ class Engine:
             try:
                 self._runner.run(step.elements, len(step.slots))
             except Exception as error:
-                self._error = error
+                self._fail(error)
                 raise
             except BaseException:
                 # An interrupt between two stages, of which only some have written their states.
@@ -344,8 +344,7 @@ class Engine:
             with self._lock:
                 self._scatter(step)
                 self._step_times.append(time.perf_counter() - start)
-        if self.idle is not None:
-            self.expire()
+        self.expire()
         return len(step.slots)
 
     def _gather(self) -> _Step | None:
@@ -480,13 +479,16 @@ class Engine:
                     return
                 if not self.step():
                     self._wake.wait(pause)
-                    if self.idle is not None:
-                        self.expire()
+                    self.expire()
         except BaseException as error:
-            self._error = error
-            with self._lock:
-                self._waiters.wake(None)
+            self._fail(error)
             raise
+
+    def _fail(self, error: BaseException) -> None:
+        """Make later calls, and tasks that wait for results, raise."""
+        with self._lock:
+            self._error = error
+            self._waiters.wake(None)
 
     def _raise_failure(self) -> None:
         if self._error is not None:
@@ -525,13 +527,14 @@ class Engine:
             restart: True if all streams begin a new sequence; otherwise their states continue with the new weights.
 
         Raises:
-            ShapeError: frames or results have another shape or dtype, or the states do, without ``restart``.
+            ShapeError: frames or results have another shape, dtype or meaning (of a run the task, channels, vocabulary
+                and labels), or the states have another shape or dtype, without ``restart``.
         """
         accepts = frames_of(model, *self._options)
         new, old = accepts.prepared, self._prepared
-        if new.facts != old.facts:
-            got, rule = f"frames and results {new.facts}", f"a model with frames and results {old.facts}"
-            raise ShapeError("model", got, rule, "make a new engine")
+        if (new.facts, accepts.names) != (old.facts, self.accepts.names):
+            rule = f"a model with frames and results {old.facts}, and the same task, channels, tokens and labels"
+            raise ShapeError("model", f"frames and results {new.facts}", rule, "make a new engine")
         shapes = [[(start.shape, start.dtype) for start in part.starts] for part in (new, old)]
         if not restart and shapes[0] != shapes[1]:
             got = f"{len(shapes[0])} states of other shapes"

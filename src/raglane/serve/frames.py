@@ -93,6 +93,7 @@ class Frames:
         self.prepared, self._passes_nan = prepared, passes_nan
         self._passes_infinite = passes_infinite or passes_nan
         self.width = math.prod(prepared.features)
+        self.names: tuple[Any, ...] = ()  # of a run, the meaning of frames and results
         self._plain = _PLAIN.get(prepared.dtype) if len(prepared.features) == 1 else None
         self._rule = f"a tensor ({', '.join(map(str, ('n', *prepared.features)))}) of {prepared.dtype} on cpu"
 
@@ -160,7 +161,9 @@ class _RunFrames(Frames):
         self._model, self._preprocessor = saved.model, saved.preprocessor
         # run.predict raises for infinite numbers too. They would make the rest of the stream NaN.
         super().__init__(prepared, passes_nan or self._preprocessor.missing != "error", passes_infinite=False)
-        self._task = make_task(self._preprocessor, self._model.config)
+        own = self._preprocessor
+        self.names = own.task, own.channels, own.vocabulary, own.labels, own.target_names
+        self._task = make_task(own, self._model.config)
         self._places = {token: place for place, token in enumerate(self._preprocessor.vocabulary or ())}
         if saved.task == "language":
             self._places.pop(END, None)  # this token in a text is unknown, not the end

@@ -270,6 +270,9 @@ class Sequences:
         """Return the results of frames, and the state after them in base64 if it is requested."""
         number, starts = parameters["sequence_id"], parameters["sequence_start"]
         key = served.name, object() if number is None else number
+        if parameters["state"] is not None and number is not None and not starts:
+            rule = "sent with sequence_start, for which it is the first state"
+            raise RefusedError(400, "state", "a state without sequence_start", rule, "set sequence_start")
         if starts:
             self._close(key)
         if number is None or starts:

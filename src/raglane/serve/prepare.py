@@ -309,12 +309,12 @@ class _Tracing:
         token = _active.set(self)
         try:
             output = self.tracer.run(lambda: self._rows_of(copy(batch)))
+            flat = self.tracer.wrap(self.tracer.marks(output).reshape(self.rows, -1), output.dtype)
+            columns = self.tracer.columns(flat, flat.shape[1])
         except Exception as error:
             raise self._named(error, copy) from error
         finally:
             _active.reset(token)
-        flat = self.tracer.wrap(self.tracer.marks(output).reshape(self.rows, -1), output.dtype)
-        columns = self.tracer.columns(flat, flat.shape[1])
         result = Result(self.graph, [], [], [], columns, [])
         shape = tuple(int(size) for size in output.shape[1:])
         made = self._assembled(self.tracer.finish(result, True), columns, shape)
@@ -340,6 +340,9 @@ class _Tracing:
                 made[id(part)] = self.tracer.leaf(own, part)
             return made[id(part)]
 
+        # Also those of cuts: a head may share the weight of an embedding.
+        for parameter in self.model.parameters():
+            swap(parameter)
         return _evaluating(replaced(self.model, swap, copies))
 
     def _expected(self) -> tuple[Ragged, Any]:
@@ -398,11 +401,8 @@ class _Tracing:
             if isinstance(own, _Stream) and isinstance(error, Refused) and called != "map":
                 where = where or f"its call of Ragged.{called}: "
             trace = trace.tb_next
-        reason = (
-            error.reason
-            if isinstance(error, Refused)
-            else f"it raised {type(error).__name__}: {str(error).rstrip('.')}"
-        )
+        raised = f"it raised {type(error).__name__}: {str(error).rstrip('.')}"
+        reason = error.reason if isinstance(error, Refused) else raised
         return _refused(f"{name or 'the model'} ({kind}): {where}{reason}", _GUESS if self.is_guess else _FIX)
 
     # Cuts.
@@ -433,12 +433,14 @@ class _Tracing:
         if input is not self._input:
             raise Refused("it looks up indexes that the model computes, not the elements themselves")
         example = torch.zeros(1, *(self.features or ()), dtype=torch.int64 if self.features is None else self.narrow)
-        example_out = module(example)
+        # A copy, which a training of the model does not change.
+        own = _evaluating(replaced(module, lambda part: part.detach().clone()))
+        example_out = own(example)
         width = int(example_out.numel())
         if isinstance(module, nn.Embedding):
             self.tokens = min(self.tokens or module.num_embeddings, module.num_embeddings)
         made, node = self.tracer.source("element", width)
-        self._pieces.append(_Piece(None, lambda _, __: [lookup_stage(module, width, example_out.dtype)], [node]))
+        self._pieces.append(_Piece(None, lambda _, __: [lookup_stage(own, width, example_out.dtype)], [node]))
         return made
 
     # Stages.

@@ -120,7 +120,9 @@ class Waiters:
 
     def add(self, slot: int, future: asyncio.Future[None]) -> None:
         """Add a future, which the next :meth:`wake` of the slot completes."""
-        self._waiting.setdefault(slot, []).append(future)
+        # Without those of tasks that were cancelled.
+        waiting = [other for other in self._waiting.get(slot, ()) if not other.done()]
+        self._waiting[slot] = [*waiting, future]
 
     def wake(self, slots: Iterable[int] | None) -> None:
         """Complete the futures of slots, all for None: one call to each event loop."""

@@ -13,7 +13,7 @@ import torch
 from raglane._utils.checks import check_choice, check_whole
 from raglane._utils.messages import count_of, quote, require
 from raglane.data.dataset import Dataset
-from raglane.data.reading import is_panel, is_text, read
+from raglane.data.reading import check_order, is_panel, is_text, read
 from raglane.data.records import Columns, Targets
 from raglane.errors import ArgumentError, ArgumentTypeError, DataError
 from raglane.ragged import Ragged
@@ -129,6 +129,7 @@ def _targets(y: Any, records: Dataset, *, numbers: bool) -> npt.NDArray[Any]:
         # scikit-learn's checks require these words.
         rule = "an array: a supervised estimator requires y to be passed, but the target y is None"
         raise ArgumentError("y", "None", rule, "pass one entry per sequence")
+    check_order("y", y, records.records.ids)
     if numbers:
         y = check_array(y, ensure_2d=False, dtype=np.float64, input_name="y")
         y = column_or_1d(y, warn=True) if y.ndim == 2 and y.shape[1] == 1 else y

@@ -104,11 +104,6 @@ class TrainingResult:
     was_complete: bool = False
     best: Mapping[str, bytes] = field(default_factory=dict, repr=False)
 
-    @property
-    def interrupted(self) -> bool:
-        """True if a signal stopped the training."""
-        return self.stopped_by is not None
-
 
 def load_description(folder: str | os.PathLike[str]) -> RunDescription:
     """Read the description in the folder of a run; raise a CheckpointError if it is missing, damaged or newer."""

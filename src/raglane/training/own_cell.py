@@ -7,6 +7,7 @@ user named; it never causes a file to be read or run.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import inspect
 import os
@@ -18,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from raglane._utils.files import check_file
+from raglane._utils.files import read_file
 from raglane._utils.messages import argument, message, quote, shorten
 from raglane.errors import ArgumentError, ArgumentTypeError, CheckpointError
 
@@ -158,12 +159,9 @@ def load_cell(cell: str) -> Callable[..., RecurrentLayer]:
 
 
 def _maker(make: Callable[..., Any]) -> Callable[..., RecurrentLayer]:
-    def layer_of(input_size: int, hidden_size: int, **options: Any) -> RecurrentLayer:
-        from raglane.nn import Recurrent
+    from raglane.nn import Recurrent
 
-        return Recurrent(make, input_size, hidden_size, **options)
-
-    return layer_of
+    return functools.partial(Recurrent, make)
 
 
 def place_of_error(error: BaseException) -> str | None:
@@ -192,8 +190,7 @@ def _source_of(cell: type) -> str:
 
 def _read(path: str) -> bytes:
     try:
-        check_file(Path(path))
-        return Path(path).read_bytes()
+        return read_file(Path(path))
     except (OSError, ValueError) as error:
         got = f"{_shown(path)}: {getattr(error, 'strerror', None) or error}"
         raise ArgumentError("cell", got, "a readable file", "pass the path of a readable file") from error

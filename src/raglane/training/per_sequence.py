@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,8 +27,7 @@ _MOST, _RANGES = 5_000, 6
 _SHORT = ("classify", "regress", "multilabel", "transcribe")
 
 
-@dataclass(frozen=True)
-class Range:
+class Range(NamedTuple):
     """The number, mean loss and mean metric of the sequences in a range of lengths."""
 
     low: int
@@ -40,8 +40,7 @@ class Range:
         return f"{self.low:,}" if self.low == self.high else f"{self.low:,} to {self.high:,}"
 
 
-@dataclass(frozen=True)
-class HardSequence:
+class HardSequence(NamedTuple):
     """A sequence with a large loss; target and prediction are texts, empty for tasks with long ones."""
 
     id: str

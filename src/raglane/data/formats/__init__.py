@@ -12,10 +12,9 @@ from raglane._utils.messages import argument, count_of, printable, quote, shorte
 from raglane.data.formats import csv, ipc, jsonl, npz, text, ts
 from raglane.data.formats.base import Format, data_error, open_error, suffix_of, unused_note
 from raglane.data.formats.pieces import ON_BAD_ROW, read_kept
-from raglane.data.formats.ts import japanese_vowels
 from raglane.data.records import ROLES, Columns, Records, note_empty
 
-__all__ = ["FORMATS", "Format", "by_suffix", "japanese_vowels", "pick", "read"]
+__all__ = ["FORMATS", "Format", "by_suffix", "pick", "read"]
 
 _ARROW = (".arrow", ".arrows", ".feather", ".ipc")
 

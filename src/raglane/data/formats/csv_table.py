@@ -27,13 +27,12 @@ from raglane.data.formats.base import (
 )
 from raglane.data.formats.decimals import Entries
 from raglane.data.formats.table import feature_columns
+from raglane.data.missing import MISSING_NUMBERS, are_missing
 from raglane.data.records import TASKS, TIME_GAP, Columns, Feature, Records, Targets, as_float32, offsets_of, place_of
 from raglane.errors import DataError, UnfitColumnError
 
 _Bools = npt.NDArray[np.bool_]
 
-# Spellings of a missing number, in lower case.
-_MISSING = ("", "nan", "na", "n/a", "null", "none", "?")
 is_date = re.compile(r"(?:\d{4}-[01]\d-[0-3]\d|[0-3]\d\.[01]\d\.\d{4})(?:[T ]\d\d:.*)?").fullmatch
 
 
@@ -143,10 +142,10 @@ def _grouped(
 ) -> _Table:
     """Sort rows by sequence, in the order of first appearance, and by time if there is a time column."""
     codes, ids = require("pandas", "data").factorize(entries[id_name])
-    blank = ids == ""
+    blank = are_missing(ids)
     if blank.any():
         row = int((codes == int(blank.argmax())).argmax())
-        got = f"an empty entry in data row {rows[row]}, column {quote(id_name)}"
+        got = f"the missing id {quote(entries[id_name][row])} in data row {rows[row]}, column {quote(id_name)}"
         raise data_error(path, got, "a file with an id in each row", "fill it, or remove the row")
     times = np.arange(len(rows)) if time is None else _times(path, entries[time], time, rows)
     order = np.lexsort((times, codes))
@@ -197,7 +196,7 @@ def numbers_in(entries: Entries) -> tuple[npt.NDArray[np.float64], _Bools]:
     codes, different = pandas.factorize(entries)
     numbers = np.asarray(pandas.to_numeric(different, errors="coerce"), dtype=np.float64)
     odd = np.isnan(numbers)
-    odd[odd] = [word.strip().lower() not in _MISSING for word in different[odd].tolist()]
+    odd[odd] = [word.strip().lower() not in MISSING_NUMBERS for word in different[odd].tolist()]
     return numbers[codes], odd[codes]
 
 
@@ -286,6 +285,7 @@ def _features(
     if not numbers:
         first, *others = words
         values, channels = table.words(first), tuple[str, ...]()
+        table.check(values == "", first, "a token in each row", "fill it, or remove the row", "the missing token {}")
         notes = [f"the entries of {quote(first)} are taken as tokens"]
     else:
         values, channels, others = np.stack(list(numbers.values()), axis=1), tuple(numbers), words
@@ -341,7 +341,8 @@ def _labels(
     if TASKS[columns.task].label != "class":
         return None, None, _targets(table, columns, label)
     entries = table.words(label)
-    table.check(entries == "", label, "a label in each row", "fill it, or remove the row", "an empty entry")
+    fix = "fill it, or remove the row"
+    table.check(are_missing(entries), label, "a label in each row", fix, "the missing label {}")
     _refuse_spaces(table.path, set(entries.tolist()), label)
     if columns.task == "tag":
         return None, entries, None

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from raglane._utils.messages import require, shorten
+from raglane.data.formats.arrow import arrow_types, is_text
 from raglane.data.formats.base import check_readable, data_error, open_error
 from raglane.data.formats.csv import entry_pieces
 from raglane.data.formats.entries import entries_of, read_table
@@ -115,7 +116,17 @@ def table_of(path: Path, expected: str | None = None) -> Any:
     with readable(path, "Arrow"):
         table = opened(arrow.memory_map(str(path))).read_all()
         table.validate()
-        return table
+        return decoded(table)
+
+
+def decoded(table: Any) -> Any:
+    """Return a table without dictionaries of numbers or booleans, such as categories of pandas."""
+    for place, field in enumerate(table.schema):
+        if arrow_types().is_dictionary(field.type) and not is_text(field.type):
+            column = table.column(place)
+            column.validate(full=True)
+            table = table.set_column(place, field.name, column.cast(field.type.value_type))
+    return table
 
 
 def opened(source: Any) -> Any:

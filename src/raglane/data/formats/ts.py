@@ -7,7 +7,6 @@ with ``#`` or ``%`` are comments. Values with timestamps and contradictory direc
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -21,7 +20,7 @@ from raglane._utils.messages import count_of, quote, quote_all
 from raglane.data.formats.base import check_text, columns_argument, data_error, has_utf8, read_bytes
 from raglane.data.formats.pieces import Line, Piece, Start, line_pieces, lines_of
 from raglane.data.records import Columns, Records, Targets, as_float32, offsets_of
-from raglane.errors import DataError, MissingExtraError
+from raglane.errors import DataError
 
 # Directives that do not affect how lines are read.
 _DESCRIPTIVE = ("problemname", "missing", "type", "path")
@@ -328,23 +327,3 @@ def _is_value(entry: str) -> bool:
     except ValueError:
         return entry.strip() == "?"
     return entry.isascii() and "_" not in entry
-
-
-def japanese_vowels() -> tuple[Records, Records]:
-    """Read the Japanese vowels data from the files of sktime: 270 training and 370 test recordings.
-
-    Nine speakers pronounce two vowels. A recording has 7 to 29 steps of 12 channels, and the speaker is the label. The
-    split is the official one. sktime itself is not imported.
-
-    Returns:
-        The training records and the test records.
-
-    Raises:
-        MissingExtraError: sktime is not installed.
-    """
-    spec = importlib.util.find_spec("sktime")
-    if spec is None or not spec.submodule_search_locations:
-        raise MissingExtraError("sktime is not installed. Run pip install 'raglane[demo]'.")
-    folder = Path(spec.submodule_search_locations[0], "datasets", "data", "JapaneseVowels")
-    train, test = (read(folder / f"JapaneseVowels_{part}.ts", Columns()) for part in ("TRAIN", "TEST"))
-    return train, test

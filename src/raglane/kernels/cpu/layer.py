@@ -207,11 +207,7 @@ class Layer(ABC):
         parts = (packed, output, final[0], final[1] if len(final) > 1 else None, gates, c_states)
         pointers = self._pack_forward(*addresses, *[0 if part is None else part.data_ptr() for part in parts])
         dtype = self.dtype if packed is None else self._weights_dtype(packed.dtype)
-        try:
-            library.call("raglane_forward", self._counted(dtype, sequences, elements) + pointers)
-        except ArgumentError:
-            check_unchanged(offsets, elements, values.device)  # raises the message of the other backends
-            raise
+        self._call("raglane_forward", dtype, pointers, offsets, values)
         return LayerResult(output, final, gates, c_states)
 
     def _head(self, dtype: torch.dtype, threads: int | None = None) -> tuple[tuple[int, ...], Tensor]:
@@ -318,13 +314,16 @@ class Layer(ABC):
 
     def _run_backward(self, call: BackwardCall, written: list[Tensor | None]) -> None:
         """Call C's backward, which writes to the tensors ``written``: the class's fields, then gradients of weights."""
-        values = call.tensors[0]
         pointers = self._pack_backward(*call.fields, *[0 if part is None else part.data_ptr() for part in written])
-        head = self._counted(self.dtype, call.offsets.shape[0] - 1, values.shape[0])
+        self._call("raglane_backward", self.dtype, pointers, call.offsets, call.tensors[0])
+
+    def _call(self, function: str, dtype: torch.dtype, pointers: bytes, offsets: Tensor, values: Tensor) -> None:
+        """Call a function of C with the struct of this layer; ``dtype`` is that of the weights."""
+        head = self._counted(dtype, offsets.shape[0] - 1, values.shape[0])
         try:
-            library.call("raglane_backward", head + pointers)
+            library.call(function, head + pointers)
         except ArgumentError:
-            check_unchanged(call.offsets, values.shape[0], values.device)
+            check_unchanged(offsets, values.shape[0], values.device)  # raises the message of the other backends
             raise
 
     def _computes_all_gradients(self, tensors: Tensors) -> bool:

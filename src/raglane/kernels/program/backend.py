@@ -74,10 +74,8 @@ class ProgramBackend:
     def refuses(self, traits: Traits, schedule: str) -> str | None:  # noqa: ARG002
         """See :class:`~raglane.kernels.contract.Backend`; the step is traced for the answer."""
         unsupported = _unsupported(traits, self._device)
-        if unsupported is not None:
-            return unsupported
-        if torch.compiler.is_compiling():
-            return None  # the call, which runs outside of the graph, decides
+        if unsupported is not None or torch.compiler.is_compiling():
+            return unsupported  # while compiling, the call, which runs outside of the graph, decides
         reason = self.why_not(traits)
         return f"the cell {traits.cell.name!r} cannot become a program: {reason}" if reason else None
 

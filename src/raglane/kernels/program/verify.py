@@ -7,9 +7,9 @@ by noise, and with the user's module as it is. Later it is compared on rows of a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -44,7 +44,7 @@ def verify(step: Step, compiled: CompiledStep, run: Run, machine: Machine, slack
     try:
         with default_modes(grad=True):
             for rows, noise in ((3, 0.1), (1, 0.0)):
-                case = replace(_drawn(step, compiled, run, rows, noise, generator, machine), slack=slack)
+                case = _drawn(step, compiled, run, rows, noise, generator, machine)._replace(slack=slack)
                 for own in (case, case.with_own_weights()):
                     reason, is_finite = own.difference(generator)
                     if reason:
@@ -96,9 +96,8 @@ def verify_loop(step: Step, compiled: CompiledStep, run: Run, machine: Machine, 
                     results += [
                         torch.zeros_like(to) if part is None else part for part, to in zip(found, wished, strict=True)
                     ]
-                for one, other in zip(got, want, strict=True):
-                    if not _agree(one, other, step.dtype, slack=slack):
-                        return "its kernel differs from torch over several steps"
+                if not all(_agree(*pair, step.dtype, slack=slack) for pair in zip(got, want, strict=True)):
+                    return "its kernel differs from torch over several steps"
     except Exception as error:
         return f"its kernel could not be verified: {type(error).__name__}: {str(error).rstrip('.')}"
     return ""
@@ -126,8 +125,7 @@ def verify_call(call: StepCall, tensors: tuple[Tensor, ...], run: Run) -> str:
     return reason
 
 
-@dataclass(frozen=True)
-class _Case:
+class _Case(NamedTuple):
     """A run of one step and its tensors; the gradients of its results are drawn from a seed."""
 
     call: StepCall
@@ -150,7 +148,7 @@ class _Case:
         if any(part.dtype is torch.bfloat16 or part.is_inference() for part in step.leaves):
             return self
         elements, states, _ = self.parts
-        return replace(self, tensors=(*elements, *states, *step.leaves), is_own=isinstance(step.weights, nn.Module))
+        return self._replace(tensors=(*elements, *states, *step.leaves), is_own=isinstance(step.weights, nn.Module))
 
     def difference(self, generator: torch.Generator) -> tuple[str, bool]:
         """Return how the program differs from torch's step (empty if not), and True if a number was finite."""
@@ -158,7 +156,7 @@ class _Case:
         output, finals, _ = self.run(self.call, self.tensors)
         got = self._with_gradients([part for part in (output, *finals) if part is not None], self.tensors)
         with torch.no_grad():
-            plain = replace(self, tensors=tuple([part.detach() for part in self.tensors]))._step()
+            plain = self._replace(tensors=tuple([part.detach() for part in self.tensors]))._step()
         if not all(_agree(one, other, other.dtype) for one, other in zip(plain, want[0], strict=True)):
             return "its step does something else where no gradients are recorded", True
         near: list[_Results] = []
@@ -172,7 +170,7 @@ class _Case:
         return "", any(bool(part.isfinite().any()) for part in want[0] if part.numel())
 
     def by_torch(self, tensors: tuple[Tensor, ...]) -> _Results:
-        return self._with_gradients(replace(self, tensors=tensors)._step(), tensors)
+        return self._with_gradients(self._replace(tensors=tensors)._step(), tensors)
 
     def _step(self) -> list[Tensor]:
         elements, states, leaves = self.parts

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from raglane.kernels.triton.instructions import CHANNELS, Instructions, mask_of, padded, variable
 from raglane.kernels.triton.linear import Tangents, roles_of
@@ -32,8 +32,7 @@ _FEW_LIVE, _MANY_ROWS = 640, 32
 _LOADED, _MOST_STEPS = 8, 4
 
 
-@dataclass(frozen=True)
-class Kernel:
+class Kernel(NamedTuple):
     """The text of a kernel, and the products that are computed before it.
 
     Its arguments are, in this order: the number of rows; that of elements, ``order`` and ``offsets`` if the kernel has

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from raglane._utils.checks import check_number, check_whole
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
-from raglane.nn.losses.comparison import Comparison, Reduction, check_numbers, check_tensor, compare
+from raglane.nn.losses.comparison import Comparison, Reduction, check_numbers, check_tensor, compare, wide
 from raglane.ragged import Ragged
 
 _ONE_PER_CLASS = "pass a tensor (C,); weights of elements and sequences are the argument weights"
@@ -304,5 +304,6 @@ def _elementwise(
     if losses.dim() > 1:
         # Not a mean, which is NaN for elements without features.
         losses = losses.flatten(1)
-        losses = losses.sum(1) / max(losses.shape[1], 1)
+        summed = losses.sum(1, dtype=wide(losses.dtype))
+        losses = (summed / max(losses.shape[1], 1)).to(losses.dtype)
     return pair.reduce(losses)

@@ -128,6 +128,11 @@ class Recurrent(RecurrentLayer):
             raise ArgumentError("cell", got, rule, "return modules of one kind")
         return modules
 
+    def reset_parameters(self) -> None:
+        """Initialise learned initial states with zeros; the modules of the cells initialise their own parameters."""
+        for parameter in self.parameters(recurse=False):
+            nn.init.zeros_(parameter)
+
     @property
     def cell(self) -> CellSpec:
         """The cell that the layer runs."""
@@ -185,6 +190,11 @@ class Recurrent(RecurrentLayer):
 
     def _weights(self) -> tuple[Any, ...]:
         """Return the modules themselves if they are user-defined, or the weights of torch's cells."""
+        for module in self.cells:
+            for hook in module._forward_pre_hooks.values():
+                # A weight that torch's pruning or weight_norm computes before a call, which a cell does not have.
+                if type(hook).__module__.startswith("torch.nn.utils."):
+                    hook(module, ())
         if isinstance(self._spec, ModuleCell):
             return tuple(self.cells)
         names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")

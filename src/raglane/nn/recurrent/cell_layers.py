@@ -84,12 +84,14 @@ class CellLayer(RecurrentLayer):
         return self._cell
 
     def reset_parameters(self) -> None:
-        """Initialise all parameters as the cell defines it."""
+        """Initialise all parameters as the cell defines it, and learned initial states with zeros."""
         # A module for initial states initialises its own.
         for name, parameter in self.named_parameters(recurse=False):
             kind, _, _ = name.rpartition("_l")
             if kind:
                 self._cell.initialise(kind, parameter.detach(), self.hidden_size)
+            elif name.startswith("initial_"):
+                nn.init.zeros_(parameter)
 
     def extra_repr(self) -> str:
         """Return the sizes, and the arguments that differ from their defaults."""

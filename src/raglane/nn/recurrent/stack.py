@@ -157,8 +157,14 @@ class _LengthState(torch.nn.Module):
     def __init__(self, rows: int, sizes: tuple[int, ...], device: Any, dtype: Any) -> None:
         super().__init__()
         self.sizes = sizes
-        self.slope = torch.nn.Parameter(torch.zeros(rows, 1, sum(sizes), device=device, dtype=dtype))
-        self.intercept = torch.nn.Parameter(torch.zeros(rows, 1, sum(sizes), device=device, dtype=dtype))
+        self.slope = torch.nn.Parameter(torch.empty(rows, 1, sum(sizes), device=device, dtype=dtype))
+        self.intercept = torch.nn.Parameter(torch.empty(rows, 1, sum(sizes), device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Set all parameters to 0."""
+        for parameter in self.parameters():
+            torch.nn.init.zeros_(parameter)
 
     def forward(self, batch: Ragged) -> Any:
         scale = batch.lengths.to(self.slope.dtype).log1p().view(1, -1, 1)

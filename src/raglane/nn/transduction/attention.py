@@ -55,9 +55,12 @@ class DecoderAttention(nn.Module):
         self.key = None if kind == "dot" else nn.Linear(memory_size, size, bias=False, **placed)
         self.vector = None if kind == "dot" else nn.Parameter(torch.empty(size, **placed))
         self.kernel = nn.Parameter(torch.empty(width, size, **placed)) if kind == "location" else None
-        for parameter, fan in ((self.vector, size), (self.kernel, width)):
-            if parameter is not None:
-                nn.init.uniform_(parameter, -(fan**-0.5), fan**-0.5)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Initialise the parameters of this module; those of its linear layers are their own."""
+        for parameter in self.parameters(recurse=False):
+            nn.init.uniform_(parameter, -(parameter.shape[0] ** -0.5), parameter.shape[0] ** -0.5)
 
     def keys(self, memory: Tensor) -> Tensor:
         """Return the part of the scores that depends only on the memory, ``(M, size)``."""

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from raglane._utils.checks import check_count, check_device, check_real, check_tensor, check_whole, read_integers
 from raglane._utils.messages import quote
+from raglane._utils.tracing import never_traced
 from raglane.errors import ArgumentError, ShapeError
 from raglane.nn.recurrent.stack import State, one_or_tuple
 from raglane.nn.transduction.hypotheses import Hypotheses
@@ -17,6 +18,7 @@ from raglane.nn.transduction.lanes import Lanes, Rules, check_rows
 from raglane.ragged import Ragged
 
 
+@never_traced
 def beam_search(
     step: Callable[[Tensor, Any], tuple[Tensor, Any]],
     starts: Tensor,

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -38,8 +38,7 @@ _SIZES = (8, 16, 32, 64, 128, 256, 512)
 _Integers = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class Fill:
+class Fill(NamedTuple):
     """The share of real elements in padded batches of a size and order."""
 
     batch_size: int
@@ -47,8 +46,7 @@ class Fill:
     fill: float
 
 
-@dataclass(frozen=True)
-class Example:
+class Example(NamedTuple):
     """A batch that the page draws."""
 
     name: str
@@ -350,8 +348,8 @@ def as_document(inspection: Inspection) -> dict[str, Any]:
         },
         "batches": {
             "sequences_looked_at": inspection.looked_at,
-            "fill": [asdict(fill) for fill in inspection.fills],
-            "examples": [{**asdict(one), "lengths": list(one.lengths)} for one in inspection.examples],
+            "fill": [fill._asdict() for fill in inspection.fills],
+            "examples": [{**one._asdict(), "lengths": list(one.lengths)} for one in inspection.examples],
         },
         "plan": _plan(inspection),
         "command": inspection.command,
@@ -369,7 +367,7 @@ def _data(inspection: Inspection) -> dict[str, Any]:
         "name": contents.name,
         "path": None if contents.path is None else str(contents.path.absolute()),
         "kind": contents.kind,
-        "features": [asdict(feature) for feature in contents.features],
+        "features": [feature._asdict() for feature in contents.features],
         "beside": [
             {
                 "name": name,

@@ -10,19 +10,21 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from raglane._utils.messages import argument, count_of, quote, require
 from raglane.data.conversion import Progress
-from raglane.data.formats import FORMATS, japanese_vowels
+from raglane.data.formats import FORMATS
 from raglane.data.formats import read as read_records
 from raglane.data.formats.base import check_readable, check_text, data_error
 from raglane.data.formats.ipc import is_converted, parquet_pieces, read_parquet, readable
 from raglane.data.formats.pieces import Alike
 from raglane.data.fragments import Layout
 from raglane.data.missing import BLOCKS
+from raglane.data.reading import japanese_vowels
 from raglane.data.records import Columns, Records, note_single
 from raglane.data.statistics import FeatureCounts, Statistics
 from raglane.errors import DataError
@@ -31,16 +33,14 @@ from raglane.runs.sources import DEFAULT_DATA
 _Integers = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class Feature:
+class Feature(NamedTuple):
     """A channel, and the number of its elements that are NaN or infinite."""
 
     name: str
     missing: int
 
 
-@dataclass(frozen=True)
-class Labels:
+class Labels(NamedTuple):
     """The counts of labels, which belong to sequences or elements."""
 
     of: str
@@ -119,7 +119,7 @@ def read(
     suffix = "" if path is None else path.suffix.lower()
     is_parquet = format == "parquet" or (format is None and suffix in FORMATS["parquet"].suffixes)
     if path is None:
-        contents = contents_of(japanese_vowels()[0], None)
+        contents = contents_of(japanese_vowels()[0].records, None)
     elif format is None and suffix == ".txt" and not path.is_dir():
         contents = lengths_of_text(path, progress)
     elif format in (None, "arrow") and is_converted(path):

@@ -12,7 +12,6 @@ import re
 import signal
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -113,9 +112,8 @@ class Ranks:
         """Return the score and the number of elements, summed over the batches of all ranks."""
         if self.count == 1:
             return score, elements
-        parts = (score.loss, score.metric, score.count, score.baseline, elements)
-        loss, metric, count, baseline, total = self.sums(*parts)
-        return replace(score, loss=loss, metric=metric, count=count, baseline=baseline), total
+        *whole, total = self.sums(*vars(score).values(), elements)
+        return Score(*whole), total
 
     def gathered(self, mine: Any) -> list[Any]:
         """Return the objects of all ranks, in the order of ranks, on every rank."""

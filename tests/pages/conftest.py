@@ -1,0 +1,1 @@
+from pages.browser import browser  # noqa: F401
