@@ -221,7 +221,6 @@ def test_missing_numbers_a_short_row_and_infinity(tmp_path: Path) -> None:
         ("id,x,y\n1,1,a\n2,1,\n", Columns(label="y"), ["the missing label '' in data row 1 (id 2)", "'y'"]),
         ("id,x,y\n1,1,a\n,1,b\n", Columns(label="y"), ["the missing id '' in data row 1, column 'id'"]),
         ("id,x,y\n1,1,a\n2,1,NaN\n", Columns(label="y"), ["the missing label 'NaN' in data row 1 (id 2)"]),
-        ("id,x,y\n1,1,a\nNA,1,b\n", Columns(label="y"), ["the missing id 'NA' in data row 1, column 'id'"]),
         ("id,w,y\n1,the,a\n1,,a\n2,a,b\n", Columns(), ["the missing token '' in data row 1 (id 1), column 'w'"]),
         # The label with a mistake, and a last line that is cut.
         ("id,x,y\n1,1,a\n1,2,a\n2,1,b\n2,2,c\n", Columns(), ["the label 'c' in data row 3", "Columns(task='tag')"]),

@@ -143,7 +143,7 @@ def test_rows_of_csv_files_that_are_read_whole(tmp_path: Path) -> None:
     path.write_text("id,t,x,kind\n" + "".join(f"s{n},{'oops' if n == 3 else n},{n},a\n" for n in range(6)))
     assert "'oops' in data row 3, column 't'" in read(path, on_bad_row="skip").skipped[0].error
     path.write_text("text,label\n" + "".join(f"a b,{'' if n == 4 else 'xy'[n % 2]}\n" for n in range(8)))
-    refused(["the missing label '' in row 4, column 'label'"], read, path)
+    refused(["an empty label in row 4, column 'label'"], read, path)
     found = read(path, on_bad_row="skip")
     assert (found.ids, found.skipped[0].place) == ((0, 1, 2, 3, 5, 6, 7), "data row 4")
 

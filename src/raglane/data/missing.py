@@ -11,7 +11,7 @@ import torch
 
 from raglane._utils.checks import check_kind
 from raglane._utils.messages import argument, quote
-from raglane.data.records import kinds_of, place_of
+from raglane.data.records import place_of
 from raglane.errors import DataError, ShapeError
 from raglane.ragged import Ragged
 
@@ -19,18 +19,6 @@ BLOCKS = {"error": 1, "zero": 2, "forward": 2, "elapsed": 3}
 """The number of input columns per channel for each policy for missing features."""
 
 MISSING = tuple(BLOCKS)
-
-# Spellings of a missing number, in lower case.
-MISSING_NUMBERS = ("", "nan", "na", "n/a", "null", "none", "?")
-
-
-def are_missing(words: npt.NDArray[np.object_]) -> npt.NDArray[np.bool_]:
-    """Return which ids or labels are empty or NaN, or are missing numbers while all others are numbers."""
-    different = set(words.tolist())
-    spelled = {word for word in different if word.strip().lower() in MISSING_NUMBERS}
-    kinds = set(kinds_of(different - spelled))
-    missing = spelled if kinds and kinds <= {"whole numbers", "fractions"} else {"", "nan", "NaN"}
-    return np.array([word in missing for word in words.tolist()], dtype=np.bool_)
 
 
 def how_to_fill() -> str:

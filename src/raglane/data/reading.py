@@ -300,7 +300,8 @@ def check_order(name: str, labels: Any, ids: Sequence[str | int] | None) -> None
     """Raise a DataError if labels of pandas have the ids of the sequences as their index, in another order."""
     has_index = _is_pandas(labels, "Series") or _is_pandas(labels, "DataFrame")
     index, names = list(map(str, labels.index.tolist() if has_index else ())), list(map(str, ids or ()))
-    if index != names and set(index) == set(names):
+    # pandas numbers the rows of labels without an index.
+    if index not in (names, [str(row) for row in range(len(names))]) and set(index) == set(names):
         rule = f"in the order of the sequences, {quote_all(names)}"
         got = f"an index in another order, {quote_all(index)}"
         fix = f"pass {name}.loc[ids] with the ids in their order, or {name}.to_numpy() if it has their order already"

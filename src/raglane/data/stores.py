@@ -222,7 +222,7 @@ def table_from(source: Any, name: str) -> Any:
     """Return an object with the Arrow interface as a ``pyarrow.Table``, without a copy of Arrow memory."""
     with arrow_errors(name) as arrow:
         found = source
-        if hasattr(source, "iloc"):
+        if hasattr(source, "iloc") and hasattr(source, "columns"):
             found = of_frame(source)
         elif hasattr(source, "__arrow_c_stream__") and not isinstance(source, arrow.Table):
             found = arrow.table(source)
@@ -236,10 +236,12 @@ def table_from(source: Any, name: str) -> Any:
 
 
 def of_frame(frame: Any) -> Any:
-    """Return a table of pandas as a ``pyarrow.Table``; as in a file, an index with a name is a column."""
+    """Return a table of pandas as a ``pyarrow.Table``; as in a Parquet file, an index with a name is a column."""
     frame = frame.rename(columns=str)
     frame = frame.assign(**{name: _lists(column) for name, column in frame.items() if column.dtype == object})
-    return require("pyarrow", "data").Table.from_pandas(frame, preserve_index=any(frame.index.names))
+    has_name = any(name is not None for name in frame.index.names)
+    is_column = has_name and not frame.index.equals(require("pandas", "data").RangeIndex(len(frame)))
+    return require("pyarrow", "data").Table.from_pandas(frame, preserve_index=is_column)
 
 
 def _lists(column: Any) -> Any:
@@ -248,7 +250,10 @@ def _lists(column: Any) -> Any:
         return column
     # Arrow does not convert arrays of two dimensions.
     plain = [entry.tolist() if getattr(entry, "ndim", 0) > 1 else entry for entry in column.where(column.notna(), None)]
-    return require("pandas", "data").arrays.ArrowExtensionArray(require("pyarrow", "data").array(plain))
+    arrow = require("pyarrow", "data")
+    with suppress(arrow.ArrowInvalid, arrow.ArrowTypeError):  # of pandas' missing values, which are refused later
+        return require("pandas", "data").arrays.ArrowExtensionArray(arrow.array(plain))
+    return column
 
 
 @contextmanager

@@ -532,9 +532,12 @@ class Engine:
         """
         accepts = frames_of(model, *self._options)
         new, old = accepts.prepared, self._prepared
-        if (new.facts, accepts.names) != (old.facts, self.accepts.names):
-            rule = f"a model with frames and results {old.facts}, and the same task, channels, tokens and labels"
-            raise ShapeError("model", f"frames and results {new.facts}", rule, "make a new engine")
+        if new.facts != old.facts:
+            got, rule = f"frames and results {new.facts}", f"a model with frames and results {old.facts}"
+            raise ShapeError("model", got, rule, "make a new engine")
+        if accepts.names != self.accepts.names:
+            rule = "a run with the same task, channels, tokens and labels"
+            raise ShapeError("model", "one with others", rule, "make a new engine")
         shapes = [[(start.shape, start.dtype) for start in part.starts] for part in (new, old)]
         if not restart and shapes[0] != shapes[1]:
             got = f"{len(shapes[0])} states of other shapes"

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from raglane._utils.messages import count_of, quote, require
 from raglane.data.formats.base import columns_argument, data_error, takes_tokens
-from raglane.data.missing import are_missing, how_to_fill
+from raglane.data.missing import how_to_fill
 from raglane.data.records import TASKS, Columns, Targets, as_float32, as_objects, offsets_of, place_of
 from raglane.data.splitting import split_texts
 from raglane.errors import DataError, UnfitColumnError
@@ -349,11 +349,11 @@ def read_labels(reader: Reader, column: Any, name: str, offsets: _Integers, colu
 
 
 def _classes(reader: Reader, column: Any, name: str, offsets: _Integers | None = None) -> npt.NDArray[np.object_]:
-    """Convert labels as :func:`words_of` does; raise a DataError for the first missing one."""
+    """Convert labels as :func:`words_of` does; raise a DataError for the first empty one."""
     words = words_of(reader, column, name, offsets)
-    if (blank := are_missing(words)).any():
+    if (blank := words == "").any():
         row, rule = int(blank.argmax()), "a label in each place"
-        raise reader.entry_error(f"the missing label {quote(words[row])}", row, name, rule, "fill it", offsets)
+        raise reader.entry_error("an empty label", row, name, rule, "fill it", offsets)
     return words
 
 

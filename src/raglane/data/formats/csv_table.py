@@ -27,12 +27,14 @@ from raglane.data.formats.base import (
 )
 from raglane.data.formats.decimals import Entries
 from raglane.data.formats.table import feature_columns
-from raglane.data.missing import MISSING_NUMBERS, are_missing
 from raglane.data.records import TASKS, TIME_GAP, Columns, Feature, Records, Targets, as_float32, offsets_of, place_of
 from raglane.errors import DataError, UnfitColumnError
 
 _Bools = npt.NDArray[np.bool_]
 
+# Spellings of a missing number, in lower case; and of a missing id or label, which may be a word such as NA.
+_MISSING = ("", "nan", "na", "n/a", "null", "none", "?")
+_MISSING_WORDS = ("", "NaN")
 is_date = re.compile(r"(?:\d{4}-[01]\d-[0-3]\d|[0-3]\d\.[01]\d\.\d{4})(?:[T ]\d\d:.*)?").fullmatch
 
 
@@ -142,7 +144,7 @@ def _grouped(
 ) -> _Table:
     """Sort rows by sequence, in the order of first appearance, and by time if there is a time column."""
     codes, ids = require("pandas", "data").factorize(entries[id_name])
-    blank = are_missing(ids)
+    blank = np.isin(ids, _MISSING_WORDS)
     if blank.any():
         row = int((codes == int(blank.argmax())).argmax())
         got = f"the missing id {quote(entries[id_name][row])} in data row {rows[row]}, column {quote(id_name)}"
@@ -196,7 +198,7 @@ def numbers_in(entries: Entries) -> tuple[npt.NDArray[np.float64], _Bools]:
     codes, different = pandas.factorize(entries)
     numbers = np.asarray(pandas.to_numeric(different, errors="coerce"), dtype=np.float64)
     odd = np.isnan(numbers)
-    odd[odd] = [word.strip().lower() not in MISSING_NUMBERS for word in different[odd].tolist()]
+    odd[odd] = [word.strip().lower() not in _MISSING for word in different[odd].tolist()]
     return numbers[codes], odd[codes]
 
 
@@ -342,7 +344,7 @@ def _labels(
         return None, None, _targets(table, columns, label)
     entries = table.words(label)
     fix = "fill it, or remove the row"
-    table.check(are_missing(entries), label, "a label in each row", fix, "the missing label {}")
+    table.check(np.isin(entries, _MISSING_WORDS), label, "a label in each row", fix, "the missing label {}")
     _refuse_spaces(table.path, set(entries.tolist()), label)
     if columns.task == "tag":
         return None, entries, None
