@@ -1,8 +1,7 @@
-"""A browser for the tests of pages, with checks: errors, requests to other hosts, width, and accessibility (axe)."""
+"""Pages in a browser, with checks: errors, requests to other hosts, width, and accessibility (axe)."""
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,9 +12,8 @@ from threading import Thread
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page
 
 WIDE, PHONE = 1280, 390
 """Widths of the windows of a computer and of a phone in pixels."""
@@ -24,21 +22,7 @@ Scheme = Literal["light", "dark"]
 WAYS: tuple[tuple[int, Scheme], ...] = ((WIDE, "light"), (WIDE, "dark"), (PHONE, "light"), (PHONE, "dark"))
 """All widths in both colour schemes; the two in the middle have both of either."""
 
-_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 _HERE = (None, "", "localhost", "127.0.0.1")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """Start the installed Chromium without a window, for the tests of this folder."""
-    path = next(filter(None, map(shutil.which, _NAMES)), None)
-    assert path is not None, f"no browser among {', '.join(_NAMES)}: install one, on Debian with apt install chromium"
-    with sync_playwright() as playwright:
-        # Containers do not permit the sandbox; background requests would be attributed to the page.
-        options = ["--no-sandbox", "--disable-background-networking"]
-        browser = playwright.chromium.launch(executable_path=path, args=options)
-        yield browser
-        browser.close()
 
 
 @contextmanager
