@@ -3,9 +3,10 @@
     python benchmarks/against.py ../other/.venv/bin/python > benchmarks/results/against.md
     python benchmarks/against.py ../other/.venv/bin/python librispeech,trec train --without-torch
 
-The argument is the Python of another environment in which the other checkout is installed. Each checkout runs in its
-own process, with the same layers and batches. They take turns, case by case and round by round, because the speed of
-the machine varies. A figure is the median of the rounds' ratios. PyTorch on padded tensors and packs takes turns too.
+The argument is the Python of another environment in which the other checkout is installed. Each
+checkout runs in its own process, with the same layers and batches. They take turns, case by case
+and round by round, because the speed of the machine varies. A figure is the median of the rounds'
+ratios. PyTorch on padded tensors and packs takes turns too.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ def worker() -> None:
         print(statistics.median(taken), flush=True)
 
 
-def call_of(rl: Any, cell: str, hidden: int, width: int, lengths: list[int], mode: str, way: str) -> Callable[[], Any]:
+def call_of(
+    rl: Any, cell: str, hidden: int, width: int, lengths: list[int], mode: str, way: str
+) -> Callable[[], Any]:
     sequences = [torch.randn(length, width) for length in lengths]
     layer = getattr(rl.nn if way == "ours" else torch.nn, cell)(width, hidden)
     if way == "ours":
@@ -66,7 +69,11 @@ def call_of(rl: Any, cell: str, hidden: int, width: int, lengths: list[int], mod
 
     if mode == "infer":
         return infer
-    values = (given.values if way == "ours" else given if way == "padded" else given.data).detach().requires_grad_()
+    values = (
+        (given.values if way == "ours" else given if way == "padded" else given.data)
+        .detach()
+        .requires_grad_()
+    )
     # Earlier versions have no with_values.
     wanted = (
         rl.Ragged.from_flat(values, lengths=lengths)
@@ -89,7 +96,9 @@ def call_of(rl: Any, cell: str, hidden: int, width: int, lengths: list[int], mod
 
 
 def start(python: str) -> Any:
-    return subprocess.Popen([python, __file__, "--worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        [python, __file__, "--worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
 
 
 def ask(process: Any, case: list[Any]) -> float:
@@ -98,26 +107,40 @@ def ask(process: Any, case: list[Any]) -> float:
     return float(process.stdout.readline())
 
 
-def rounds_of(processes: Sequence[Any], cases: Sequence[list[Any]], rounds: int) -> list[list[float]]:
+def rounds_of(
+    processes: Sequence[Any], cases: Sequence[list[Any]], rounds: int
+) -> list[list[float]]:
     """Return the seconds of each case in its process, round by round."""
-    return [[ask(process, case) for process, case in zip(processes, cases, strict=True)] for _ in range(rounds)]
+    return [
+        [ask(process, case) for process, case in zip(processes, cases, strict=True)]
+        for _ in range(rounds)
+    ]
 
 
 def ratios(found: list[list[float]]) -> list[float]:
     """Return the times of the others relative to the first, the medians over rounds."""
     ours, *others = zip(*found, strict=True)
-    return [statistics.median(theirs / mine for mine, theirs in zip(ours, one, strict=True)) for one in others]
+    return [
+        statistics.median(theirs / mine for mine, theirs in zip(ours, one, strict=True))
+        for one in others
+    ]
 
 
 def main() -> None:
     from harness.lengths import LENGTHS as KNOWN
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("other", metavar="PYTHON")
     parser.add_argument("lengths", nargs="?", type=_split, default=LENGTHS, metavar="NAME,...")
-    parser.add_argument("modes", nargs="?", type=_split, default=("train", "infer"), metavar="MODE,...")
+    parser.add_argument(
+        "modes", nargs="?", type=_split, default=("train", "infer"), metavar="MODE,..."
+    )
     parser.add_argument("--sizes", type=_sizes, default=SIZES, metavar="BxHxD,...")
-    parser.add_argument("--without-torch", action="store_true", help="compare only the two checkouts")
+    parser.add_argument(
+        "--without-torch", action="store_true", help="compare only the two checkouts"
+    )
     chosen = parser.parse_args()
     new, old = start(sys.executable), start(chosen.other)
     torchs = None if chosen.without_torch else start(sys.executable)

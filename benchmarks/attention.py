@@ -1,11 +1,13 @@
-"""Self-attention over sequences of different lengths, against torch's on padded and on nested tensors.
+"""Self-attention over sequences of different lengths, against torch's on padded and on nested
+tensors.
 
     python benchmarks/attention.py > benchmarks/results/attention.md
 
-Lengths are lognormal (``harness.lengths``). All ways have the same weights and, to rounding, the same outputs, and take
-turns in one thread; times are medians of the processor's time. "padded" is ``torch.nn.MultiheadAttention`` with a
-``key_padding_mask``, "nested" ``scaled_dot_product_attention`` on a jagged tensor. Memory is the growth of the
-process's peak in a call.
+Lengths are lognormal (``harness.lengths``). All ways have the same weights and, to rounding, the
+same outputs, and take turns in one thread; times are medians of the processor's time. "padded" is
+``torch.nn.MultiheadAttention`` with a ``key_padding_mask``, "nested"
+``scaled_dot_product_attention`` on a jagged tensor. Memory is the growth of the process's peak in a
+call.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ SIZES = ((256, 64, 4), (64, 256, 8), (16, 512, 8))
 def nested(attention: nn.MultiheadAttention, batch: Tensor) -> Tensor:
     """Return the attention of a jagged tensor."""
     weights = zip(attention.in_proj_weight.chunk(3), attention.in_proj_bias.chunk(3), strict=True)
-    parts = [F.linear(batch, weight, bias) for weight, bias in weights]  # contiguous, as torch requires
+    parts = [
+        F.linear(batch, weight, bias) for weight, bias in weights
+    ]  # contiguous, as torch requires
     heads = [part.unflatten(-1, (attention.num_heads, -1)).transpose(1, 2) for part in parts]
     return attention.out_proj(F.scaled_dot_product_attention(*heads).transpose(1, 2).flatten(-2))
 
@@ -43,7 +47,10 @@ def ways(count: int, features: int, heads: int) -> tuple[list[int], dict[str, Ca
     """Return lengths, and by name functions that return the values of the attention."""
     lengths = LENGTHS["lognormal"].draw(count)
     batch = rl.Ragged.from_flat(torch.randn(sum(lengths), features), lengths=lengths)
-    own, other = rl.nn.Attention(features, heads), nn.MultiheadAttention(features, heads, batch_first=True)
+    own, other = (
+        rl.nn.Attention(features, heads),
+        nn.MultiheadAttention(features, heads, batch_first=True),
+    )
     other.load_state_dict(own.state_dict())
     padded, mask = batch.to_padded()[0].requires_grad_(), ~batch.mask()
     batch.values.requires_grad_()
@@ -95,7 +102,9 @@ def main() -> None:
             own = {way: partial(mode, call) for way, call in calls.items()}
             times = {
                 way: 1e3 * statistics.median(taken)
-                for way, taken in interleave(own, 7, most_seconds=10, clock=time.process_time).items()
+                for way, taken in interleave(
+                    own, 7, most_seconds=10, clock=time.process_time
+                ).items()
             }
             memory = {way: megabytes(call) for way, call in own.items()}
             for name, found in (("ms", times), ("MB", memory)):

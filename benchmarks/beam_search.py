@@ -1,11 +1,13 @@
-"""Time ragged beam search and teacher forcing against padded ones of the same attention decoder in plain torch.
+"""Time ragged beam search and teacher forcing against padded ones of the same attention decoder in
+plain torch.
 
     python benchmarks/beam_search.py --threads 2 > benchmarks/results/beam-search.md
 
-The padded search keeps the rows of finished items until the last item is done. Its model is torch's LSTM cell and
-attention by batched products over the padded memory. An item of L tokens has a memory of 2 L elements. The decoders are
-not trained: the end token is impossible before token L, and the others afterwards, so that outputs have the drawn
-lengths. Both take turns, a ratio is the median over rounds, and the scores of both are compared first.
+The padded search keeps the rows of finished items until the last item is done. Its model is torch's
+LSTM cell and attention by batched products over the padded memory. An item of L tokens has a memory
+of 2 L elements. The decoders are not trained: the end token is impossible before token L, and the
+others afterwards, so that outputs have the drawn lengths. Both take turns, a ratio is the median
+over rounds, and the scores of both are compared first.
 
 Teacher forcing is a training step, the loss and all gradients.
 """
@@ -52,9 +54,16 @@ class Ragged:
             return stopped(log_probs, late), {"inside": inside, "position": state["position"] + 1}
 
         count = len(self.memory)
-        state = {"inside": self.decoder._start(self.memory, None), "position": torch.zeros(count).long()}
+        state = {
+            "inside": self.decoder._start(self.memory, None),
+            "position": torch.zeros(count).long(),
+        }
         starts = torch.zeros(count, dtype=torch.int64)
-        options: dict[str, Any] = {"beam": beam, "max_length": self.targets.lengths + 8, "rows": rows}
+        options: dict[str, Any] = {
+            "beam": beam,
+            "max_length": self.targets.lengths + 8,
+            "rows": rows,
+        }
         with torch.no_grad():
             return rl.nn.beam_search(step, starts, state, end=0, **options).scores
 
@@ -119,7 +128,10 @@ class Padded:
             ended = totals[:, :beam].masked_fill(token[:, :beam] != 0, -torch.inf)
             best = torch.maximum(best, ended.amax(1))
             scores, places = totals.masked_fill(token == 0, -torch.inf).topk(beam)
-            tokens, rows = token.gather(1, places).flatten(), (parent.gather(1, places) + shift).flatten()
+            tokens, rows = (
+                token.gather(1, places).flatten(),
+                (parent.gather(1, places) + shift).flatten(),
+            )
             state = tuple(part[rows] for part in state)
             parents.append(rows)
             path.append(tokens)
@@ -132,13 +144,17 @@ def parts(attention: str, count: int, dtype: torch.dtype = torch.float32) -> tup
     torch.manual_seed(0)
     decoder = rl.nn.AttentionDecoder(TOKENS, HIDDEN, HIDDEN, attention=attention).to(dtype)
     lengths = torch.tensor(LENGTHS["lognormal"].draw(count))
-    memory = rl.Ragged.from_flat(torch.randn(2 * int(lengths.sum()), HIDDEN, dtype=dtype), lengths=2 * lengths)
+    memory = rl.Ragged.from_flat(
+        torch.randn(2 * int(lengths.sum()), HIDDEN, dtype=dtype), lengths=2 * lengths
+    )
     targets = rl.Ragged.from_flat(torch.randint(1, TOKENS, (int(lengths.sum()),)), lengths=lengths)
     return Ragged(decoder, memory, targets), Padded(decoder, memory, targets)
 
 
 def check(attention: str) -> None:
-    """Compare scores and losses. In float32, rounding decides between extensions that are almost equal."""
+    """Compare scores and losses. In float32, rounding decides between extensions that are almost
+    equal.
+    """
     ragged, padded = parts(attention, 8, torch.float64)
     for beam in (4, 16):
         expected = padded.search(beam)
@@ -152,13 +168,19 @@ def step(model: Ragged | Padded, wanted: list[nn.Parameter]) -> Any:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument(
-        "--cpu-time", action="store_true", help="time of the processor, for one thread and a busy machine"
+        "--cpu-time",
+        action="store_true",
+        help="time of the processor, for one thread and a busy machine",
     )
-    parser.add_argument("--only", default="", help="measure only rows of the table that contain this text")
+    parser.add_argument(
+        "--only", default="", help="measure only rows of the table that contain this text"
+    )
     chosen = parser.parse_args()
     torch.set_num_threads(chosen.threads)
     clock = time.process_time if chosen.cpu_time else time.perf_counter
@@ -177,7 +199,9 @@ def main() -> None:
             for rows in (None, count // 4 * beam):
                 name = f"beam {beam} | {attention} | {count} | {rows or 'all'}"
                 calls[name] = partial(padded.search, beam), partial(ragged.search, beam, rows)
-        shared = [part for name, part in ragged.decoder.named_parameters() if "recurrent" not in name]
+        shared = [
+            part for name, part in ragged.decoder.named_parameters() if "recurrent" not in name
+        ]
         theirs = partial(step, padded, [*padded.layer.parameters(), *shared])
         ours = partial(step, ragged, list(ragged.decoder.parameters()))
         calls[f"training step | {attention} | {count} | "] = theirs, ours
@@ -188,7 +212,10 @@ def main() -> None:
             pairs = zip(times["padded"], times["ragged"], strict=True)
             medians = (1e3 * statistics.median(times[name]) for name in ("padded", "ragged"))
             figures = " | ".join(f"{milliseconds:,.0f}" for milliseconds in medians)
-            print(f"| {name} | {figures} | {statistics.median(a / b for a, b in pairs):.2f} |", flush=True)
+            print(
+                f"| {name} | {figures} | {statistics.median(a / b for a, b in pairs):.2f} |",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -2,9 +2,10 @@
 
     python benchmarks/checkpoints.py --threads 2 > benchmarks/results/checkpoints.md
 
-Both layers take turns, round by round, in one process. A ratio is the median over rounds. The peak is the memory of a
-step without inputs and parameters, measured in a separate process, in numbers per element and hidden unit (N * H).
-``--parts`` is the number of parts in which the longest sequence is computed again.
+Both layers take turns, round by round, in one process. A ratio is the median over rounds. The peak
+is the memory of a step without inputs and parameters, measured in a separate process, in numbers
+per element and hidden unit (N * H). ``--parts`` is the number of parts in which the longest
+sequence is computed again.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ from raglane.planner.machine import cpu_name
 SIZES = ((32, 128, 128), (64, 256, 256), (32, 512, 512))
 
 
-def step_of(cell: str, size: tuple[int, int, int], lengths: list[int], every: int | None) -> Callable[[], Any]:
+def step_of(
+    cell: str, size: tuple[int, int, int], lengths: list[int], every: int | None
+) -> Callable[[], Any]:
     """Return a training step: outputs, and the gradients of the values and all weights."""
     torch.manual_seed(0)
     _, hidden, width = size
@@ -65,7 +68,9 @@ def measured(*case: Any) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--seconds", type=float, default=0.1)
@@ -82,7 +87,9 @@ def main() -> None:
     print("# Recomputed gates\n")
     where = f"{cpu_name()}, {given.threads} threads, torch {torch.__version__}"
     print(f"`python benchmarks/checkpoints.py --threads {given.threads}`: {where}.\n")
-    print("| cell | B, H, D | lengths | N | steps | time over that without | peak, N * H | without |")
+    print(
+        "| cell | B, H, D | lengths | N | steps | time over that without | peak, N * H | without |"
+    )
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     for cell in given.cells:
         for size in SIZES:
@@ -92,7 +99,9 @@ def main() -> None:
                     row(given, cell, size, name, lengths, math.ceil(max(lengths) / parts))
 
 
-def row(given: Any, cell: str, size: tuple[int, int, int], name: str, lengths: list[int], every: int) -> None:
+def row(
+    given: Any, cell: str, size: tuple[int, int, int], name: str, lengths: list[int], every: int
+) -> None:
     steps = [step_of(cell, size, lengths, chosen) for chosen in (None, every)]
     for step in steps:
         step()
@@ -102,10 +111,16 @@ def row(given: Any, cell: str, size: tuple[int, int, int], name: str, lengths: l
         ratios.append(again / plain)
     peaks = ["", ""]
     if not given.no_peaks:
-        peaks = [f"{measured(cell, size, lengths, chosen, given.threads):.2f}" for chosen in (every, None)]
+        peaks = [
+            f"{measured(cell, size, lengths, chosen, given.threads):.2f}"
+            for chosen in (every, None)
+        ]
     ratio = statistics.median(ratios)
     sizes = ", ".join(map(str, size))
-    print(f"| {cell} | {sizes} | {name} | {sum(lengths)} | {every} | {ratio:.2f} | {' | '.join(peaks)} |", flush=True)
+    print(
+        f"| {cell} | {sizes} | {name} | {sum(lengths)} | {every} | {ratio:.2f} | {' | '.join(peaks)} |",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

@@ -2,12 +2,14 @@
 
     python benchmarks/ctc.py --python OTHER/bin/python > benchmarks/results/ctc.md
 
-OTHER is an environment with flashlight-text, pyctcdecode and kenlm. It gets the same log-probabilities, and the
-decoders take turns. All return the best hypothesis of each item, in one thread, because the other decoders have one.
-flashlight-text sums over alignments (``log_add``), with the 100 likeliest tokens of each step. pyctcdecode has its
-default pruning: only tokens above exp(-5), and prefixes within exp(-10) of the best. This library prunes nothing but
-the beam. Times are medians of the processor's time, which other programs on the machine hardly change. "as likely"
-counts the items whose best hypothesis has at least the score of the other's, computed from all alignments.
+OTHER is an environment with flashlight-text, pyctcdecode and kenlm. It gets the same
+log-probabilities, and the decoders take turns. All return the best hypothesis of each item, in one
+thread, because the other decoders have one. flashlight-text sums over alignments (``log_add``),
+with the 100 likeliest tokens of each step. pyctcdecode has its default pruning: only tokens above
+exp(-5), and prefixes within exp(-10) of the best. This library prunes nothing but the beam. Times
+are medians of the processor's time, which other programs on the machine hardly change. "as likely"
+counts the items whose best hypothesis has at least the score of the other's, computed from all
+alignments.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ Decoded = list[list[int]]
 
 
 def items(classes: int, count: int, longest: int) -> list[Any]:
-    """Return log-probabilities ``(T, C)`` like those of a model: most steps have one likely token, 7 of 10 a blank."""
+    """Return log-probabilities ``(T, C)`` like those of a model: most steps have one likely token,
+    7 of 10 a blank.
+    """
     random = np.random.default_rng(classes)
     found = []
     for length in random.integers(longest // 4, longest + 1, count):
@@ -42,7 +46,8 @@ def items(classes: int, count: int, longest: int) -> list[Any]:
     return found
 
 
-# -- in the other environment ------------------------------------------------------------------------------------------
+# -- in the other environment
+# ------------------------------------------------------------------------------------------
 
 
 def flashlight(batch: list[Any], beam: int, arpa: str) -> Callable[[], Decoded]:
@@ -89,7 +94,10 @@ def pyctcdecode(batch: list[Any], beam: int, arpa: str) -> Callable[[], Decoded]
         raise SystemExit("pyctcdecode has n-grams of words only")
     first = 0x4E00
     search = build_ctcdecoder(["", *(chr(first + token) for token in range(1, batch[0].shape[1]))])
-    return lambda: [[ord(sign) - first for sign in search.decode_beams(rows, beam_width=beam)[0][0]] for rows in batch]
+    return lambda: [
+        [ord(sign) - first for sign in search.decode_beams(rows, beam_width=beam)[0][0]]
+        for rows in batch
+    ]
 
 
 def serve(peer: str, data: str, beam: int, arpa: str) -> None:
@@ -104,7 +112,8 @@ def serve(peer: str, data: str, beam: int, arpa: str) -> None:
         print(json.dumps([time.process_time() - begun, found]), flush=True)
 
 
-# -- here --------------------------------------------------------------------------------------------------------------
+# -- here
+# --------------------------------------------------------------------------------------------------
 
 
 def write_arpa(ngram: Any, path: Path) -> None:
@@ -112,10 +121,16 @@ def write_arpa(ngram: Any, path: Path) -> None:
     grams, end = ngram._grams, ngram.num_tokens
     names = [*(f"t{token}" for token in range(end)), "</s>"]
     first, tokens = grams.first.tolist(), grams.tokens.tolist()
-    chances, backoff = (grams.log_probs / np.log(10)).tolist(), (grams.backoff / np.log(10)).tolist()
+    chances, backoff = (
+        (grams.log_probs / np.log(10)).tolist(),
+        (grams.backoff / np.log(10)).tolist(),
+    )
     following = grams.next.tolist()
     state = {token: following[token] for token in range(end + 1) if following[token]}
-    ones = [f"{chances[t]:.6f}\t{names[t]}\t{backoff[state[t]] if t in state else 0:.6f}" for t in range(end + 1)]
+    ones = [
+        f"{chances[t]:.6f}\t{names[t]}\t{backoff[state[t]] if t in state else 0:.6f}"
+        for t in range(end + 1)
+    ]
     ones.append(f"-99\t<s>\t{backoff[grams.begin]:.6f}")
     contexts = {place: names[token] for token, place in state.items()} | {grams.begin: "<s>"}
     twos = [
@@ -124,7 +139,9 @@ def write_arpa(ngram: Any, path: Path) -> None:
         for gram in range(first[place], first[place + 1])
     ]
     counts = f"\\data\\\nngram 1={len(ones)}\nngram 2={len(twos)}\n"
-    path.write_text("\n".join([counts, "\\1-grams:", *ones, "", "\\2-grams:", *twos, "", "\\end\\", ""]))
+    path.write_text(
+        "\n".join([counts, "\\1-grams:", *ones, "", "\\2-grams:", *twos, "", "\\end\\", ""])
+    )
 
 
 def exact_scores(log_probs: Any, tokens: Any, ngram: Any) -> Any:
@@ -136,12 +153,16 @@ def exact_scores(log_probs: Any, tokens: Any, ngram: Any) -> Any:
     scores = -rl.nn.losses.ctc_loss(log_probs, tokens, reduction="none")
     if ngram is not None:
         prefixes = [one[:place] for one in tokens for place in range(len(one))]
-        chances = ngram(rl.Ragged([torch.zeros(0, dtype=torch.int64), *prefixes])[1:], tokens.values)
+        chances = ngram(
+            rl.Ragged([torch.zeros(0, dtype=torch.int64), *prefixes])[1:], tokens.values
+        )
         scores = scores + 0.5 * tokens.with_values(chances).sum()
     return scores
 
 
-def compare(folder: Path, python: str, sizes: tuple[int, int, int, int], grams: bool, rounds: int) -> Iterator[str]:
+def compare(
+    folder: Path, python: str, sizes: tuple[int, int, int, int], grams: bool, rounds: int
+) -> Iterator[str]:
     """Yield a line of the table per other decoder."""
     import torch
 
@@ -160,8 +181,18 @@ def compare(folder: Path, python: str, sizes: tuple[int, int, int, int], grams: 
     torch.set_num_threads(1)
     ragged = rl.Ragged([torch.from_numpy(rows) for rows in batch])
     for peer in PEERS[: 1 if grams else None]:
-        command = [python, __file__, "--serve", peer, str(data), str(beam), str(arpa) if grams else ""]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        command = [
+            python,
+            __file__,
+            "--serve",
+            peer,
+            str(data),
+            str(beam),
+            str(arpa) if grams else "",
+        ]
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as other:
             assert other.stdin is not None
             assert other.stdout is not None
             version = other.stdout.readline().strip()
@@ -175,7 +206,9 @@ def compare(folder: Path, python: str, sizes: tuple[int, int, int, int], grams: 
                 found = search(ragged)[0]
                 times["own"].append(time.process_time() - begun)
             other.stdin.close()
-        own, other_scores = (exact_scores(ragged, tokens, ngram) for tokens in (found.best(), rl.Ragged(theirs)))
+        own, other_scores = (
+            exact_scores(ragged, tokens, ngram) for tokens in (found.best(), rl.Ragged(theirs))
+        )
         same = int((own >= other_scores - 1e-3).sum())
         medians = [np.median(listed) * 1e3 for listed in times.values()]
         yield (
@@ -186,11 +219,15 @@ def compare(folder: Path, python: str, sizes: tuple[int, int, int, int], grams: 
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--python", help="the interpreter of the other environment")
     parser.add_argument("--rounds", type=int, default=3, help="of all decoders (default: 3)")
     parser.add_argument("--items", type=int, default=32, help="sequences (default: 32)")
-    parser.add_argument("--longest", type=int, default=400, help="steps of the longest; at least a quarter of it")
+    parser.add_argument(
+        "--longest", type=int, default=400, help="steps of the longest; at least a quarter of it"
+    )
     parser.add_argument("--serve", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:

@@ -1,11 +1,12 @@
-"""A dataset of millions of sequences on two processors: conversion, opening, the batches of an epoch, and lengths.
+"""A dataset of millions of sequences on two processors: conversion, opening, the batches of an
+epoch, and lengths.
 
-    python benchmarks/dataset_scale.py FOLDER > benchmarks/results/dataset.md            # 50 million sequences
-    python benchmarks/dataset_scale.py FOLDER 1000000
+    python benchmarks/dataset_scale.py FOLDER > benchmarks/results/dataset.md            # 50
+    million sequences python benchmarks/dataset_scale.py FOLDER 1000000
 
-A Parquet file of generated sequences, its conversion and files of lengths are written to ``FOLDER`` and kept. Each step
-runs in a separate process. The system reports its peak memory: anonymous memory, and memory with the pages of mapped
-files, which the system can reclaim.
+A Parquet file of generated sequences, its conversion and files of lengths are written to ``FOLDER``
+and kept. Each step runs in a separate process. The system reports its peak memory: anonymous
+memory, and memory with the pages of mapped files, which the system can reclaim.
 """
 
 from __future__ import annotations
@@ -43,13 +44,17 @@ def write(folder: Path, count: int) -> dict[str, float]:
     chance, start = np.random.default_rng(0), time.perf_counter()
     schema = pa.schema([("x", pa.list_(pa.float32())), ("kind", pa.string())])
     names = pa.array([f"class {name}" for name in range(10)])
-    with pq.ParquetWriter(folder / "in.parquet", schema, compression="none", use_dictionary=["kind"]) as writer:
+    with pq.ParquetWriter(
+        folder / "in.parquet", schema, compression="none", use_dictionary=["kind"]
+    ) as writer:
         for first in range(0, count, _ROWS):
             lengths = chance.integers(1, 16, min(_ROWS, count - first))
             offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
             values = pa.array(chance.standard_normal(int(lengths.sum()), dtype=np.float32))
             labels = names.take(pa.array(chance.integers(0, 10, len(lengths))))
-            writer.write_table(pa.table([pa.ListArray.from_arrays(offsets, values), labels], schema=schema))
+            writer.write_table(
+                pa.table([pa.ListArray.from_arrays(offsets, values), labels], schema=schema)
+            )
     return {"seconds": time.perf_counter() - start, "bytes": (folder / "in.parquet").stat().st_size}
 
 
@@ -59,7 +64,12 @@ def converted(folder: Path, count: int) -> dict[str, float]:
     found = convert(folder / "in.parquet", folder / "out", overwrite=True).statistics
     seconds = time.perf_counter() - start
     size = sum(path.stat().st_size for path in (folder / "out").iterdir())
-    return {"seconds": seconds, "per_second": found.elements / seconds, "sequences": count, "bytes": size}
+    return {
+        "seconds": seconds,
+        "per_second": found.elements / seconds,
+        "sequences": count,
+        "bytes": size,
+    }
 
 
 def opened(folder: Path, count: int) -> dict[str, float]:
@@ -89,7 +99,12 @@ def fed(folder: Path, count: int) -> dict[str, float]:  # noqa: ARG001
         elements += rl.collate(data.__getitems__(rows))["inputs"].values.shape[0]
         done += 1
     seconds = time.perf_counter() - start
-    return {"shuffle": shuffled, "batches": done, "seconds": seconds, "per_second": elements / seconds}
+    return {
+        "shuffle": shuffled,
+        "batches": done,
+        "seconds": seconds,
+        "per_second": elements / seconds,
+    }
 
 
 def trained(folder: Path, count: int) -> dict[str, float]:
@@ -98,7 +113,10 @@ def trained(folder: Path, count: int) -> dict[str, float]:
     Two threads wait for each other, so on a busy machine one thread gives a better measurement.
     """
     data = Dataset(folder / "out")
-    batches = [rl.collate(data.__getitems__(torch.randint(0, count, (BATCH,)).tolist())) for _ in range(TRAINED)]
+    batches = [
+        rl.collate(data.__getitems__(torch.randint(0, count, (BATCH,)).tolist()))
+        for _ in range(TRAINED)
+    ]
     elements = sum(batch["inputs"].values.shape[0] for batch in batches)
     rates = {}
     for threads in (1, 2):
@@ -122,13 +140,19 @@ def planned(folder: Path, count: int) -> dict[str, float]:  # noqa: ARG001
         lengths = np.lib.format.open_memmap(path, "w+", np.int32, (LENGTHS,))
         chance = np.random.default_rng(1)
         for first in range(0, LENGTHS, 10_000_000):
-            lengths[first : first + 10_000_000] = chance.integers(1, 1000, min(10_000_000, LENGTHS - first))
+            lengths[first : first + 10_000_000] = chance.integers(
+                1, 1000, min(10_000_000, LENGTHS - first)
+            )
     start = time.perf_counter()
     lengths = np.load(path, mmap_mode="r")
     counts = np.zeros(1000, np.int64)
     for first in range(0, LENGTHS, 10_000_000):
         counts += np.bincount(lengths[first : first + 10_000_000], minlength=1000)
-    return {"seconds": time.perf_counter() - start, "lengths": LENGTHS, "elements": float(counts @ np.arange(1000))}
+    return {
+        "seconds": time.perf_counter() - start,
+        "lengths": LENGTHS,
+        "elements": float(counts @ np.arange(1000)),
+    }
 
 
 STEPS: dict[str, Callable[[Path, int], dict[str, float]]] = {
@@ -143,7 +167,10 @@ STEPS: dict[str, Callable[[Path, int], dict[str, float]]] = {
 
 def _memory() -> dict[str, float]:
     """Return bytes: the peak with mapped files, and the anonymous memory at the end."""
-    return {"peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, "own": status("RssAnon")}
+    return {
+        "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "own": status("RssAnon"),
+    }
 
 
 def _step(name: str, folder: Path, count: int) -> dict[str, float]:
@@ -170,15 +197,35 @@ def report(folder: Path, count: int) -> None:
     print(
         f"`python benchmarks/dataset_scale.py FOLDER {count}`: {cpu_name()}, 2 processors, torch {torch.__version__}."
     )
-    print("The machine was shared with other work, so times are too long. Two threads of a layer wait for each other:")
-    print("on a busy machine they may be slower than one; on an idle one they are at most twice as fast.\n")
-    print(f"{count:,} sequences of 1 to 15 steps of one channel, with a label each; batches of {BATCH}.\n")
+    print(
+        "The machine was shared with other work, so times are too long. Two threads of a layer wait for each other:"
+    )
+    print(
+        "on a busy machine they may be slower than one; on an idle one they are at most twice as fast.\n"
+    )
+    print(
+        f"{count:,} sequences of 1 to 15 steps of one channel, with a label each; batches of {BATCH}.\n"
+    )
     row("step", "result", "time", "greatest memory, with mapped files", "own memory at the end")
     row(*["---"] * 5)
-    rate = f"{convert_['per_second'] / 1e6:.1f} million elements/s; {gib(convert_['bytes'])} on disk"
-    row("convert from Parquet", rate, f"{convert_['seconds']:.0f} s", gib(convert_["peak"]), gib(convert_["own"]))
+    rate = (
+        f"{convert_['per_second'] / 1e6:.1f} million elements/s; {gib(convert_['bytes'])} on disk"
+    )
+    row(
+        "convert from Parquet",
+        rate,
+        f"{convert_['seconds']:.0f} s",
+        gib(convert_["peak"]),
+        gib(convert_["own"]),
+    )
     first = f"first batch after another {1000 * open_['first_batch']:.0f} ms"
-    row("open, with all lengths", first, f"{open_['seconds']:.2f} s", gib(open_["peak"]), gib(open_["own"]))
+    row(
+        "open, with all lengths",
+        first,
+        f"{open_['seconds']:.2f} s",
+        gib(open_["peak"]),
+        gib(open_["own"]),
+    )
     row("shuffle an epoch", "", f"{feed['shuffle']:.1f} s", "", "")
     cut = f"{feed['per_second'] / 1e6:.2f} million elements/s"
     row(
@@ -190,7 +237,13 @@ def report(folder: Path, count: int) -> None:
     )
     for name in (name for name in train if " on " in name):
         ratio = feed["per_second"] / train[name]
-        row(f"train {name}", f"{train[name] / 1e6:.2f} million elements/s: fed {ratio:.1f} times as fast", "", "", "")
+        row(
+            f"train {name}",
+            f"{train[name] / 1e6:.2f} million elements/s: fed {ratio:.1f} times as fast",
+            "",
+            "",
+            "",
+        )
     plan = found["lengths"]
     what = f"{plan['lengths']:,.0f} lengths in {gib(4 * plan['lengths'])}"
     row("count lengths", what, f"{plan['seconds']:.1f} s", gib(plan["peak"]), gib(plan["own"]))

@@ -2,11 +2,12 @@
 
     python benchmarks/device.py --out FOLDER --minutes 9
 
-It installs nothing: it requires torch 2.11 or newer, NumPy and this repository. The cpu kernels are those of the
-installation, or are built in ``build/device`` if CMake and a compiler are available; pytest and hypothesis may be
-wheels on ``PYTHONPATH``. A part that lacks a requirement reports it. The most informative parts and items run first,
-and each result is written at once: after an interruption, a call with the same ``--out`` continues. Items that failed
-run again, last. After an error that leaves the GPU unusable for a process, another process continues.
+It installs nothing: it requires torch 2.11 or newer, NumPy and this repository. The cpu kernels are
+those of the installation, or are built in ``build/device`` if CMake and a compiler are available;
+pytest and hypothesis may be wheels on ``PYTHONPATH``. A part that lacks a requirement reports it.
+The most informative parts and items run first, and each result is written at once: after an
+interruption, a call with the same ``--out`` continues. Items that failed run again, last. After an
+error that leaves the GPU unusable for a process, another process continues.
 
 In the folder: a file of JSON lines for each part, ``report.md`` and ``report.png``.
 """
@@ -41,7 +42,8 @@ PARTS: dict[str, Part] = {
         scaling.PART,
     )
 }
-# The environment variable with the name of a call, which continues in another process after some errors.
+# The environment variable with the name of a call, which continues in another process after some
+# errors.
 _CALL = "RAGLANE_DEVICE_CALL"
 # Seconds between two reports while a part runs.
 _EVERY = 20.0
@@ -87,10 +89,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except BrokenError:
             print("the device is unusable for this process; another one goes on", flush=True)
             minutes = max(context.left(), 1) / 60
-            again = ["--out", str(given.out), "--parts", ",".join(given.parts), "--minutes", f"{minutes:.3f}"]
+            again = [
+                "--out",
+                str(given.out),
+                "--parts",
+                ",".join(given.parts),
+                "--minutes",
+                f"{minutes:.3f}",
+            ]
             os.execv(sys.executable, [sys.executable, str(Path(__file__).resolve()), *again])
         report()
-    print(", ".join(f"{number} {name}" for name, number in counts.items()) + f"; {given.out / 'report.md'}", flush=True)
+    print(
+        ", ".join(f"{number} {name}" for name, number in counts.items())
+        + f"; {given.out / 'report.md'}",
+        flush=True,
+    )
     return int(counts["fault"] > 0)
 
 
@@ -105,12 +118,22 @@ def _line(row: Row) -> str:
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="folder for what is found; an earlier one goes on")
-    parser.add_argument("--parts", default="all", help=f"some of {','.join(PARTS)}, or all; in this order")
-    parser.add_argument("--minutes", type=float, default=9.0, help="after which nothing more begins; default 9")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
-        "--rehearse", action="store_true", help="tiny sizes on the CPU, to see that it runs; its times say nothing"
+        "--out", type=Path, required=True, help="folder for what is found; an earlier one goes on"
+    )
+    parser.add_argument(
+        "--parts", default="all", help=f"some of {','.join(PARTS)}, or all; in this order"
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=9.0, help="after which nothing more begins; default 9"
+    )
+    parser.add_argument(
+        "--rehearse",
+        action="store_true",
+        help="tiny sizes on the CPU, to see that it runs; its times say nothing",
     )
     given = parser.parse_args(arguments)
     if not 0 < given.minutes < 10_000:
@@ -118,7 +141,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     chosen = list(PARTS) if given.parts == "all" else given.parts.split(",")
     unknown = [name for name in chosen if name not in PARTS]
     if unknown:
-        parser.error(f"--parts must be a comma-separated list of {', '.join(PARTS)}, got {unknown[0]!r}")
+        parser.error(
+            f"--parts must be a comma-separated list of {', '.join(PARTS)}, got {unknown[0]!r}"
+        )
     given.parts = [name for name in PARTS if name in chosen]
     try:
         given.out.mkdir(parents=True, exist_ok=True)
@@ -129,7 +154,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _kernels() -> Path | None:
-    """Return the folder of the cpu kernels built for this call, or None if they are installed or not built."""
+    """Return the folder of the cpu kernels built for this call, or None if they are installed or
+    not built.
+    """
     import raglane.native as native
 
     if native.missing_kernels() is None:
@@ -138,7 +165,10 @@ def _kernels() -> Path | None:
     fault = _build(folder)
     found = _load(folder)  # built now, or included
     if fault is not None:
-        print(f"the cpu kernels were not built ({fault}); " + ("others are there" if found else "none are there"))
+        print(
+            f"the cpu kernels were not built ({fault}); "
+            + ("others are there" if found else "none are there")
+        )
     return found
 
 

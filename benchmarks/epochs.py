@@ -1,15 +1,16 @@
-"""Epoch orders of Raglane and other libraries: balance of ranks, fill, shuffling, and the time to draw and to resume.
+"""Epoch orders of Raglane and other libraries: balance of ranks, fill, shuffling, and the time to
+draw and to resume.
 
     python benchmarks/epochs.py names=names.txt libri=libri.txt > benchmarks/results/order.md
 
-Each list is a file with one length per line. The measure of shuffling is in ``shuffling.py``. A step costs
-the larger of its elements over ``RATE`` and its longest sequence times ``LATENCY``: those of a small LSTM on one
-processor. lhotse is skipped if it is not installed.
+Each list is a file with one length per line. The measure of shuffling is in ``shuffling.py``. A
+step costs the larger of its elements over ``RATE`` and its longest sequence times ``LATENCY``:
+those of a small LSTM on one processor. lhotse is skipped if it is not installed.
 
-The methods of transformers and torchtext are implemented here in a few lines: both shuffle and divide into pools. The
-first, like ``group_by_length``, sorts pools of 50 batches, divides each into batches, longest first, and moves the
-longest of all to the start. The second, like ``BucketIterator``, sorts pools of 100 batches and shuffles the batches of
-a pool.
+The methods of transformers and torchtext are implemented here in a few lines: both shuffle and
+divide into pools. The first, like ``group_by_length``, sorts pools of 50 batches, divides each into
+batches, longest first, and moves the longest of all to the start. The second, like
+``BucketIterator``, sorts pools of 100 batches and shuffles the batches of a pool.
 """
 
 from __future__ import annotations
@@ -45,17 +46,23 @@ def cost(lengths: Integers) -> float:
 
 
 def spread_of_step(shares: list[Integers]) -> tuple[float, float]:
-    """Return the largest cost over the mean, minus 1: as distributed, and the least for the longest sequence."""
+    """Return the largest cost over the mean, minus 1: as distributed, and the least for the longest
+    sequence.
+    """
     costs = [cost(share) for share in shares]
     mean = float(np.mean(costs))
     elements = sum(int(share.sum()) for share in shares)
-    least = max(elements / len(shares) / RATE, max(int(share.max(initial=0)) for share in shares) * LATENCY)
+    least = max(
+        elements / len(shares) / RATE, max(int(share.max(initial=0)) for share in shares) * LATENCY
+    )
     return max(costs) / mean - 1, max(least / mean - 1, 0.0)
 
 
 def fill_of(shares: list[Integers]) -> tuple[int, int]:
     """Return the numbers of real elements and of all elements of padded batches."""
-    return sum(int(one.sum()) for one in shares), sum(len(one) * int(one.max(initial=0)) for one in shares)
+    return sum(int(one.sum()) for one in shares), sum(
+        len(one) * int(one.max(initial=0)) for one in shares
+    )
 
 
 def shared(lengths: Integers, ranks: int) -> list[Integers]:
@@ -75,28 +82,42 @@ def steps_of(lengths: Integers, order: EpochOrder, ranks: int) -> Iterator[Integ
 
 
 def looked_at(steps: Iterator[list[Integers]]) -> list[str]:
-    """Return the cells of a table: the spread, the spread caused by the longest sequence, and the fill."""
+    """Return the cells of a table: the spread, the spread caused by the longest sequence, and the
+    fill.
+    """
     values, fills = [], []
     for shares in steps:
         values.append(spread_of_step(shares))
         fills.append(fill_of(shares))
     spreads, bounds = np.array(values).T
     real, padded = np.sum(fills, 0)
-    return [f"{spreads.mean():.2%} ({np.quantile(spreads, 0.99):.2%})", f"{bounds.mean():.2%}", f"{real / padded:.3f}"]
+    return [
+        f"{spreads.mean():.2%} ({np.quantile(spreads, 0.99):.2%})",
+        f"{bounds.mean():.2%}",
+        f"{real / padded:.3f}",
+    ]
 
 
 def spread(lists: dict[str, Integers], count: int) -> None:
     """Print the table of the balance of ranks."""
-    print(f"\n## Work of ranks\n\n{count:,} lengths drawn from each list, {PER_RANK} sequences per rank and step;")
+    print(
+        f"\n## Work of ranks\n\n{count:,} lengths drawn from each list, {PER_RANK} sequences per rank and step;"
+    )
     print(
         f"some {STEPS} steps of an epoch, evenly over it. The spread of a step is the largest cost of a rank over the"
     )
-    print("mean, less 1: its mean over the steps, and in parentheses the 99th percentile. *Bound*: the mean spread if")
+    print(
+        "mean, less 1: its mean over the steps, and in parentheses the 99th percentile. *Bound*: the mean spread if"
+    )
     print(
         "nothing but the longest sequence of a step made a difference. *Fill*: of a rank's batches, padded. Grouped by"
     )
-    print("pools of 50 and of 200 batches; random steps shared out; and random batches of each rank's own.\n")
-    print("| list | ranks | grouped, 50: spread | fill | grouped, 200: spread | fill | random: spread | bound | own |")
+    print(
+        "pools of 50 and of 200 batches; random steps shared out; and random batches of each rank's own.\n"
+    )
+    print(
+        "| list | ranks | grouped, 50: spread | fill | grouped, 200: spread | fill | random: spread | bound | own |"
+    )
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     random = np.random.default_rng(0)
     for name, known in lists.items():
@@ -107,11 +128,14 @@ def spread(lists: dict[str, Integers], count: int) -> None:
                 steps = steps_of(lengths, EpochOrder.grouped(pool), ranks)
                 found = looked_at(shared(step, ranks) for step in steps)
                 cells += [found[0], found[2]]
-            cells += looked_at(shared(step, ranks) for step in steps_of(lengths, EpochOrder.random(), ranks))[:2]
+            cells += looked_at(
+                shared(step, ranks) for step in steps_of(lengths, EpochOrder.random(), ranks)
+            )[:2]
             # The sequences within a step of a random order are in random order too.
-            cells += looked_at(np.array_split(step, ranks) for step in steps_of(lengths, EpochOrder.random(), ranks))[
-                :1
-            ]
+            cells += looked_at(
+                np.array_split(step, ranks)
+                for step in steps_of(lengths, EpochOrder.random(), ranks)
+            )[:1]
             print(f"| {' | '.join(cells)} |", flush=True)
 
 
@@ -141,7 +165,9 @@ class Ours:
 
 
 class Pools:
-    """Sorted pools of a random order: the two methods of the module's docstring, and a random order."""
+    """Sorted pools of a random order: the two methods of the module's docstring, and a random
+    order.
+    """
 
     def __init__(self, pool: int, *, sort: bool = True, shuffles: bool = True) -> None:
         self.pool, self.sort, self.shuffles = pool, sort, shuffles
@@ -159,7 +185,9 @@ class Pools:
                 held = sorted(held, key=known.__getitem__, reverse=True)
             cut = [held[first : first + PER_RANK] for first in range(0, len(held), PER_RANK)]
             if self.sort and self.shuffles:
-                cut = [cut[place] for place in torch.randperm(len(cut), generator=generator).tolist()]
+                cut = [
+                    cut[place] for place in torch.randperm(len(cut), generator=generator).tolist()
+                ]
             batches += cut
         return batches
 
@@ -210,7 +238,10 @@ class Lhotse:
     def steps(self, lengths: Integers, ranks: int) -> list[list[Integers]]:
         """Return the lengths of each rank, step after step."""
         whole = [self._sampler(lengths, world_size=ranks, rank=rank) for rank in range(ranks)]
-        held = [[[int(cut.id.rpartition("-")[2]) for cut in batch] for batch in sampler] for sampler in whole]
+        held = [
+            [[int(cut.id.rpartition("-")[2]) for cut in batch] for batch in sampler]
+            for sampler in whole
+        ]
         return [[lengths[share] for share in step] for step in zip(*held, strict=False)]
 
 
@@ -228,14 +259,18 @@ def timed(call: Callable[[], Any]) -> tuple[float, Any]:
 
 def peers(lists: dict[str, Integers], count: int, ranks: int = 8) -> None:
     """Print the table of fill, spread, shuffling and time, with other libraries."""
-    print(f"\n## Beside others\n\n{count:,} lengths drawn from a list, batches of {PER_RANK}. The spread is that of")
+    print(
+        f"\n## Beside others\n\n{count:,} lengths drawn from a list, batches of {PER_RANK}. The spread is that of"
+    )
     print(
         f"{ranks} ranks: ours share out steps of as many batches, the others give each rank one of successive batches,"
     )
     print(
         "lhotse by its own `world_size`. Steps of as many elements have fewer than 32 long sequences per rank. *Draw*"
     )
-    print("is the time of an epoch, *go on* that of a new process to have the batch in the middle of one, both from")
+    print(
+        "is the time of an epoch, *go on* that of a new process to have the batch in the middle of one, both from"
+    )
     print("lengths in memory.\n")
     print("| list | order | fill | spread | company | trend | travel | draw, s | go on, s |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
@@ -246,9 +281,15 @@ def peers(lists: dict[str, Integers], count: int, ranks: int = 8) -> None:
         ways: dict[str, Any] = {
             "ours, random": Ours(BatchLimit(sequences=PER_RANK), EpochOrder.random()),
             "ours, grouped": Ours(BatchLimit(sequences=PER_RANK), EpochOrder.grouped(POOL)),
-            "ours, grouped, pools of 100": Ours(BatchLimit(sequences=PER_RANK), EpochOrder.grouped(2 * POOL)),
-            "ours, grouped, pools of 200": Ours(BatchLimit(sequences=PER_RANK), EpochOrder.grouped(4 * POOL)),
-            "ours, grouped, noise 0.1": Ours(BatchLimit(sequences=PER_RANK), EpochOrder.grouped(POOL, noise=0.1)),
+            "ours, grouped, pools of 100": Ours(
+                BatchLimit(sequences=PER_RANK), EpochOrder.grouped(2 * POOL)
+            ),
+            "ours, grouped, pools of 200": Ours(
+                BatchLimit(sequences=PER_RANK), EpochOrder.grouped(4 * POOL)
+            ),
+            "ours, grouped, noise 0.1": Ours(
+                BatchLimit(sequences=PER_RANK), EpochOrder.grouped(POOL, noise=0.1)
+            ),
             "ours, grouped, elements": Ours(elements, EpochOrder.grouped(POOL)),
             "random": Pools(1, sort=False),
             "as transformers' grouping": Pools(POOL, shuffles=False),
@@ -267,18 +308,27 @@ def peers(lists: dict[str, Integers], count: int, ranks: int = 8) -> None:
             real, padded = fill_of([lengths[batch] for batch in first])
             if isinstance(way, Ours):
                 most = way.limit.elements
-                wide = BatchLimit(sequences=PER_RANK * ranks) if most is None else BatchLimit(elements=most * ranks)
+                wide = (
+                    BatchLimit(sequences=PER_RANK * ranks)
+                    if most is None
+                    else BatchLimit(elements=most * ranks)
+                )
                 batches = BatchSampler(lengths, wide, way.order)
                 steps = [shared(lengths[rows], ranks) for rows in batches]
             elif isinstance(way, Lhotse):
                 steps = way.steps(lengths, ranks)
             else:
                 known_steps = range(0, len(first) - ranks + 1, ranks)
-                steps = [[lengths[rows] for rows in first[step : step + ranks]] for step in known_steps]
+                steps = [
+                    [lengths[rows] for rows in first[step : step + ranks]] for step in known_steps
+                ]
             found = float(np.mean([spread_of_step(step)[0] for step in steps]))
             numbers = f"{values.company:.3f} | {values.trend:.2f} | {values.travel:.2f}"
             times = f"{seconds:.3f} | {went_on:.4f}"
-            print(f"| {name} | {label} | {real / padded:.3f} | {found:.2%} | {numbers} | {times} |", flush=True)
+            print(
+                f"| {name} | {label} | {real / padded:.3f} | {found:.2%} | {numbers} | {times} |",
+                flush=True,
+            )
 
 
 def many(known: Integers, count: int) -> None:
@@ -286,8 +336,12 @@ def many(known: Integers, count: int) -> None:
     print(
         f"\n## {count:,} sequences\n\nLengths drawn from the last list, batches of 64 sequences, or of as many elements"
     )
-    print("as these have on average. *Make* is what is done once; *first* the first batch of an epoch; *go on* a new")
-    print("object (not counting what is done once) with the batch in the middle; *epoch* all batches as lists; *count*")
+    print(
+        "as these have on average. *Make* is what is done once; *first* the first batch of an epoch; *go on* a new"
+    )
+    print(
+        "object (not counting what is done once) with the batch in the middle; *epoch* all batches as lists; *count*"
+    )
     print("`len()`.\n")
     print("| limit and order | make, s | first, s | go on, s | epoch, s | count, s |")
     print("| --- | --- | --- | --- | --- | --- |")
@@ -310,17 +364,29 @@ def many(known: Integers, count: int) -> None:
         batches.set_epoch(0)
         state = batches.state_dict(held // 2)
         other = BatchSampler(lengths, limit, order)
-        went_on, _ = timed(lambda other=other, state=state: (other.load_state_dict(state), next(iter(other))))
+        went_on, _ = timed(
+            lambda other=other, state=state: (other.load_state_dict(state), next(iter(other)))
+        )
         numbers = f"{made:.2f} | {first:.4f} | {went_on:.4f} | {drawn:.1f} | {counted:.2f}"
         print(f"| {limit}; {order} | {numbers} |", flush=True)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("lists", nargs="+", metavar="NAME=FILE", help="the last is that of the time of many")
-    parser.add_argument("--lengths", type=int, default=10_000_000, help="drawn from each list for the work of ranks")
-    parser.add_argument("--peers", type=int, default=100_000, help="lengths for the comparison with others")
-    parser.add_argument("--many", type=int, default=50_000_000, help="sequences for the time of many")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "lists", nargs="+", metavar="NAME=FILE", help="the last is that of the time of many"
+    )
+    parser.add_argument(
+        "--lengths", type=int, default=10_000_000, help="drawn from each list for the work of ranks"
+    )
+    parser.add_argument(
+        "--peers", type=int, default=100_000, help="lengths for the comparison with others"
+    )
+    parser.add_argument(
+        "--many", type=int, default=50_000_000, help="sequences for the time of many"
+    )
     given = parser.parse_args()
     named = (entry.partition("=") for entry in given.lists)
     lists = {name: np.loadtxt(Path(path), dtype=np.int64) for name, _, path in named}
@@ -328,7 +394,9 @@ def main() -> None:
         f"# The order of an epoch\n\n`python benchmarks/epochs.py`, one process. {cpu_name()}, NumPy {np.__version__}."
     )
     print("Times are those of the processor: others used the machine meanwhile.")
-    print(f"A step costs the larger of elements / {RATE:,.0f} and longest x {1e6 * LATENCY:g} us, in seconds.")
+    print(
+        f"A step costs the larger of elements / {RATE:,.0f} and longest x {1e6 * LATENCY:g} us, in seconds."
+    )
     spread(lists, given.lengths)
     peers({name: lists[name] for name in list(lists)[-2:]}, given.peers)
     many(lists[list(lists)[-1]], given.many)

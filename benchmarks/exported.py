@@ -1,10 +1,11 @@
-"""Accuracy and speed of exported runs: the model here, its ONNX file, and that file in float16 and int8.
+"""Accuracy and speed of exported runs: the model here, its ONNX file, and that file in float16 and
+int8.
 
     python benchmarks/exported.py runs/vowels runs/names runs/tags
 
-Runs must record their test data; --passes 1 measures only accuracy. float16: weights and operators outside of the
-recurrent nodes; int8: ONNX Runtime's dynamic quantisation. Padded batches of 64 in the order of the data; medians of
-whole passes over the test data, interleaved.
+Runs must record their test data; --passes 1 measures only accuracy. float16: weights and operators
+outside of the recurrent nodes; int8: ONNX Runtime's dynamic quantisation. Padded batches of 64 in
+the order of the data; medians of whole passes over the test data, interleaved.
 """
 
 from __future__ import annotations
@@ -37,9 +38,15 @@ def batches_of(run: Run) -> tuple[list[rl.Ragged], list[int]]:
     """Return the test data in the form of the file's input, not scaled, and the classes."""
     records = run.test_part()
     dataset = run.preprocess.apply(records)
-    raw = torch.from_numpy(np.ascontiguousarray(records.values)) if not run.preprocess.is_tokens else dataset.values
+    raw = (
+        torch.from_numpy(np.ascontiguousarray(records.values))
+        if not run.preprocess.is_tokens
+        else dataset.values
+    )
     whole = rl.Ragged.from_flat(raw, offsets=torch.from_numpy(records.offsets.copy()))
-    return [whole[start : start + BATCH] for start in range(0, len(whole), BATCH)], dataset.targets.tolist()
+    return [
+        whole[start : start + BATCH] for start in range(0, len(whole), BATCH)
+    ], dataset.targets.tolist()
 
 
 def in_runtime(path: Path, batches: list[rl.Ragged]) -> Answers:
@@ -47,7 +54,9 @@ def in_runtime(path: Path, batches: list[rl.Ragged]) -> Answers:
     options.log_severity_level, options.intra_op_num_threads = 4, torch.get_num_threads()
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     given = [[part.numpy() for part in batch.to_padded()] for batch in batches]
-    return lambda: [session.run(None, dict(zip(("values", "lengths"), pair, strict=True)))[0] for pair in given]
+    return lambda: [
+        session.run(None, dict(zip(("values", "lengths"), pair, strict=True)))[0] for pair in given
+    ]
 
 
 def here(run: Run, batches: list[rl.Ragged]) -> Answers:
@@ -72,7 +81,9 @@ def classes(answers: list[Any], batches: list[rl.Ragged]) -> list[int]:
 
 
 def once_each(model: Any) -> Any:
-    """Return the model without duplicate casts, which ONNX Runtime's converter writes for a tensor of several nodes."""
+    """Return the model without duplicate casts, which ONNX Runtime's converter writes for a tensor
+    of several nodes.
+    """
     known: set[str] = set()
     kept = []
     for node in model.graph.node:
@@ -90,9 +101,13 @@ def variants(run: Run, batches: list[rl.Ragged], folder: Path) -> dict[str, tupl
     plain, half, whole = (folder / f"{name}.onnx" for name in ("float32", "float16", "int8"))
     run.export(plain)
     model = onnx.load(str(plain))
-    # ONNX Runtime has no kernel of its recurrent operators for float16 on a CPU: their weights stay.
+    # ONNX Runtime has no kernel of its recurrent operators for float16 on a CPU: their weights
+    # stay.
     blocked = ["LSTM", "GRU", "RNN", "Scan", "Range", "Cast", "NonZero"]
-    onnx.save(once_each(convert_float_to_float16(model, keep_io_types=True, op_block_list=blocked)), str(half))
+    onnx.save(
+        once_each(convert_float_to_float16(model, keep_io_types=True, op_block_list=blocked)),
+        str(half),
+    )
     quantize_dynamic(str(plain), str(whole))
     found = {"Raglane": (here(run, batches), 0)}
     for path in (plain, half, whole):
@@ -123,8 +138,12 @@ def main() -> None:
                     times[name].append(time.perf_counter() - start)
             print(f"\n{run}\n{'':14} accuracy  milliseconds of a pass  bytes")
             for name, (answers, size) in ways.items():
-                share = statistics.fmean(a == b for a, b in zip(classes(answers(), batches), right, strict=True))
-                print(f"{name:14} {share:8.4f}  {1e3 * statistics.median(times[name]):22.1f}  {size or '':>9}")
+                share = statistics.fmean(
+                    a == b for a, b in zip(classes(answers(), batches), right, strict=True)
+                )
+                print(
+                    f"{name:14} {share:8.4f}  {1e3 * statistics.median(times[name]):22.1f}  {size or '':>9}"
+                )
 
 
 if __name__ == "__main__":

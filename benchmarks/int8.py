@@ -1,12 +1,14 @@
-"""Inference with int8 weights (``rl.freeze(layer, dtype=torch.int8)``) against float32 weights, both packed beforehand.
+"""Inference with int8 weights (``rl.freeze(layer, dtype=torch.int8)``) against float32 weights,
+both packed beforehand.
 
     python benchmarks/int8.py > benchmarks/results/int8.md
     python benchmarks/int8.py runs/vowels runs/names runs/tags
 
-With runs, which must record their test data: the score and time of each in both dtypes. Otherwise the first table has
-batches of lognormal lengths, and the second ``layer.step`` for ``B`` streams. Both dtypes take turns; a figure is a
-median, and a ratio the median of the ratios of neighbouring turns. The error is the root mean square of the error of
-the output, relative to that of the output in float32; weights are those of a new layer.
+With runs, which must record their test data: the score and time of each in both dtypes. Otherwise
+the first table has batches of lognormal lengths, and the second ``layer.step`` for ``B`` streams.
+Both dtypes take turns; a figure is a median, and a ratio the median of the ratios of neighbouring
+turns. The error is the root mean square of the error of the output, relative to that of the output
+in float32; weights are those of a new layer.
 """
 
 from __future__ import annotations
@@ -62,7 +64,9 @@ def error(found: Tensor, wanted: Tensor) -> float:
 
 
 def of_runs(folders: list[str]) -> None:
-    print("| run | metric | float32 | int8 | float32, s | int8, s |\n| --- | --- | --- | --- | --- | --- |")
+    print(
+        "| run | metric | float32 | int8 | float32, s | int8, s |\n| --- | --- | --- | --- | --- | --- |"
+    )
     for folder in folders:
         run, found = rl.load(folder), []
         for dtype in (None, torch.int8):
@@ -72,13 +76,17 @@ def of_runs(folders: list[str]) -> None:
             found.append((run.evaluate(), time.perf_counter() - start))
         (one, first), (other, second) = found
         for name in one.numbers:
-            print(f"| {folder} | {name} | {one[name]:.4f} | {other[name]:.4f} | {first:.2f} | {second:.2f} |")
+            print(
+                f"| {folder} | {name} | {one[name]:.4f} | {other[name]:.4f} | {first:.2f} | {second:.2f} |"
+            )
 
 
 def main() -> None:
     torch.manual_seed(0)
     machine = f"{cpu_name()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
-    print(f"# int8 weights\n\n`python benchmarks/int8.py`: {machine}.\n\nBatches of lognormal lengths, inference:\n")
+    print(
+        f"# int8 weights\n\n`python benchmarks/int8.py`: {machine}.\n\nBatches of lognormal lengths, inference:\n"
+    )
     print(
         "| layer | B, H, D | float32, ms | int8, ms | float32 / int8 | error |\n| --- | --- | --- | --- | --- | --- |"
     )
@@ -87,11 +95,15 @@ def main() -> None:
             layers, batch = both(name, inputs, size), a_batch(count, inputs)
             with torch.inference_mode():
                 wanted, found = (layer(batch)[0].values for layer in layers)
-                first, second, ratio = turns((partial(layers[0], batch), partial(layers[1], batch)), 1)
+                first, second, ratio = turns(
+                    (partial(layers[0], batch), partial(layers[1], batch)), 1
+                )
             times = f"{1e3 * first:.1f} | {1e3 * second:.1f} | {ratio:.2f}"
             print(f"| {name} | {count}, {size}, {inputs} | {times} | {error(found, wanted):.4f} |")
     print("\nOne step of B streams:\n")
-    print("| layer | B | H | float32, us | int8, us | float32 / int8 |\n| --- | --- | --- | --- | --- | --- |")
+    print(
+        "| layer | B | H | float32, us | int8, us | float32 / int8 |\n| --- | --- | --- | --- | --- | --- |"
+    )
     for name in ("LSTM", "GRU"):
         for count, size in STREAMS:
             layers, x_t = both(name, size, size), torch.randn(count, size)
@@ -100,7 +112,9 @@ def main() -> None:
                 first, second, ratio = turns(
                     (partial(layers[0].step, x_t, state), partial(layers[1].step, x_t, state)), 30
                 )
-            print(f"| {name} | {count} | {size} | {1e6 * first:.0f} | {1e6 * second:.0f} | {ratio:.2f} |")
+            print(
+                f"| {name} | {count} | {size} | {1e6 * first:.0f} | {1e6 * second:.0f} | {ratio:.2f} |"
+            )
 
 
 if __name__ == "__main__":

@@ -1,14 +1,15 @@
-"""An interpolated Kneser-Ney model of characters, the baseline of language models of ``raglane train``.
+"""An interpolated Kneser-Ney model of characters, the baseline of language models of ``raglane
+train``.
 
-PATH is that of ``raglane train PATH --task language``. The same texts are held out, by the same seed. The ends of texts
-are predicted too.
+PATH is that of ``raglane train PATH --task language``. The same texts are held out, by the same
+seed. The ends of texts are predicted too.
 
     python benchmarks/kneser_ney.py PATH --order 5
 
-The method is that of Kneser and Ney (1995), in the notation of Chen and Goodman (1999): the mass that is discounted
-from each count goes to the lower order, which counts contexts instead of occurrences. The discount of an order is
-``n1 / (n1 + 2 n2)``, where ``n1`` n-grams occur once and ``n2`` twice; ``--modified`` uses three discounts, for counts
-of 1, 2 and more.
+The method is that of Kneser and Ney (1995), in the notation of Chen and Goodman (1999): the mass
+that is discounted from each count goes to the lower order, which counts contexts instead of
+occurrences. The discount of an order is ``n1 / (n1 + 2 n2)``, where ``n1`` n-grams occur once and
+``n2`` twice; ``--modified`` uses three discounts, for counts of 1, 2 and more.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ class KneserNey:
         1.0
     """
 
-    def __init__(self, texts: Iterable[Sequence[str]], order: int, *, modified: bool = False) -> None:
+    def __init__(
+        self, texts: Iterable[Sequence[str]], order: int, *, modified: bool = False
+    ) -> None:
         self.order = order
         whole: Counter[Gram] = Counter()
         for text in texts:
@@ -91,7 +94,9 @@ class KneserNey:
 
 
 def _discounts(grams: Counter[Gram], modified: bool) -> tuple[float, float, float]:
-    """Return the discounts of counts of 1, 2 and more, from the numbers of n-grams with such counts."""
+    """Return the discounts of counts of 1, 2 and more, from the numbers of n-grams with such
+    counts.
+    """
     having = Counter(min(count, 5) for count in grams.values())
     one, two, three, four = (having[count] for count in (1, 2, 3, 4))
     share = one / (one + 2 * two) if one else 0.5
@@ -99,7 +104,9 @@ def _discounts(grams: Counter[Gram], modified: bool) -> tuple[float, float, floa
         return (share, share, share)
     # Between 0 and the count.
     found = (1 - 2 * share * two / one, 2 - 3 * share * three / two, 3 - 4 * share * four / three)
-    return tuple(min(max(discount, 0.0), most) for discount, most in zip(found, (1, 2, 3), strict=True))  # type: ignore[return-value]
+    return tuple(
+        min(max(discount, 0.0), most) for discount, most in zip(found, (1, 2, 3), strict=True)
+    )  # type: ignore[return-value]
 
 
 def texts_of(records: rl.data.Dataset) -> list[list[str]]:
@@ -109,11 +116,17 @@ def texts_of(records: rl.data.Dataset) -> list[list[str]]:
 
 def main(arguments: Sequence[str] | None = None) -> float:
     """Print and return the bits per character of the held-out part."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("path", metavar="PATH", help="texts: a file, or a folder of files")
     parser.add_argument("--order", type=int, default=5, help="of the n-grams (default: 5)")
-    parser.add_argument("--modified", action="store_true", help="three discounts per order in place of one")
-    parser.add_argument("--validation-fraction", type=float, default=0.1, help="share held out (default: 0.1)")
+    parser.add_argument(
+        "--modified", action="store_true", help="three discounts per order in place of one"
+    )
+    parser.add_argument(
+        "--validation-fraction", type=float, default=0.1, help="share held out (default: 0.1)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the held-out part (default: 0)")
     options = parser.parse_args(arguments)
     try:

@@ -5,8 +5,9 @@
     python benchmarks/layers.py --suites all --lengths all --dtypes all --out runs/everything
     python benchmarks/layers.py --threads 1,2,4,8 --sizes 256x128x64
 
-A competitor is timed only after its answer is verified. The folder gets a table (results.md, results.csv) and a picture
-(results.png). By default, it takes about ten minutes on two processors. The other engines: pip install '.[bench]'.
+A competitor is timed only after its answer is verified. The folder gets a table (results.md,
+results.csv) and a picture (results.png). By default, it takes about ten minutes on two processors.
+The other engines: pip install '.[bench]'.
 """
 
 from __future__ import annotations
@@ -48,12 +49,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, exit_on_error=False
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        exit_on_error=False,
     )
     every = "a list with commas, or all"
-    parser.add_argument("--suites", default="grid,elementwise", help=f"{', '.join(SUITES)}: {every}")
+    parser.add_argument(
+        "--suites", default="grid,elementwise", help=f"{', '.join(SUITES)}: {every}"
+    )
     parser.add_argument("--cells", default="all", help=f"{', '.join(CELLS)}: {every}")
-    parser.add_argument("--sizes", help="sequences x units x features, with commas; the suite's own if left out")
+    parser.add_argument(
+        "--sizes", help="sequences x units x features, with commas; the suite's own if left out"
+    )
     parser.add_argument(
         "--lengths",
         default="lognormal,ewt",
@@ -61,12 +68,20 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--modes", default="all", help="train,infer or one of them")
     parser.add_argument("--dtypes", default="float32", help="float32,bfloat16 or one of them")
-    parser.add_argument("--threads", help="numbers of threads with commas; PyTorch's choice if left out")
     parser.add_argument(
-        "--competitors", default="all", help=f"compared with ours: {', '.join(RIVALS)}; {every} of the installed ones"
+        "--threads", help="numbers of threads with commas; PyTorch's choice if left out"
     )
-    parser.add_argument("--rounds", type=int, default=7, help="in which all are timed; slow cases have at least 3")
-    parser.add_argument("--out", type=Path, default=Path("runs/bench"), help="folder of the results")
+    parser.add_argument(
+        "--competitors",
+        default="all",
+        help=f"compared with ours: {', '.join(RIVALS)}; {every} of the installed ones",
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=7, help="in which all are timed; slow cases have at least 3"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/bench"), help="folder of the results"
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace the results in --out")
     parser.add_argument("-q", "--quiet", action="store_true", help="print nothing but errors")
     return parser
@@ -88,14 +103,20 @@ def _nothing(*_: str) -> None:
     pass
 
 
-def _run(cases: Sequence[Case], rivals: Sequence[str], rounds: int, out: Path, log: Callable[..., None]) -> int:
+def _run(
+    cases: Sequence[Case], rivals: Sequence[str], rounds: int, out: Path, log: Callable[..., None]
+) -> int:
     """Measure, write the files, and print a summary."""
     _, missing = installed(rivals)
     for line in missing:
         log(line)
-    log(f"cases: {len(cases)}, rounds: {rounds}, load: {machine.load():.2f} on {os.cpu_count()} processors")
+    log(
+        f"cases: {len(cases)}, rounds: {rounds}, load: {machine.load():.2f} on {os.cpu_count()} processors"
+    )
     log(tables.heading_line())
-    report = measure(cases, rivals, rounds=rounds, watch=lambda result: log(tables.case_line(result)))
+    report = measure(
+        cases, rivals, rounds=rounds, watch=lambda result: log(tables.case_line(result))
+    )
     files = _files(report)
     write_folder(out, files)
     settle(out)
@@ -124,7 +145,9 @@ def _cases(given: argparse.Namespace) -> list[Case]:
     return select(
         wanted,
         cells=pick("cells", given.cells, CELLS),
-        sizes=None if given.sizes is None else [size_of(text) for text in parts_of("sizes", given.sizes)],
+        sizes=None
+        if given.sizes is None
+        else [size_of(text) for text in parts_of("sizes", given.sizes)],
         lengths=_lengths(given.lengths, _free()) if takes_lengths else [],
         modes=pick("modes", given.modes, MODES),
         dtypes=pick("dtypes", given.dtypes, DTYPES),
@@ -150,7 +173,9 @@ def _lengths(text: str, known: Mapping[str, Lengths]) -> list[Lengths]:
             found.append(of_file(Path(part)))
         else:
             rule = f"one of {', '.join(known)}, all, or a file"
-            raise ArgumentError("lengths", quote(part), rule, "pass one of these, or the path of a text file")
+            raise ArgumentError(
+                "lengths", quote(part), rule, "pass one of these, or the path of a text file"
+            )
     return found
 
 
@@ -181,7 +206,9 @@ def _check_out(out: Path, overwrite: bool) -> None:
         return
     names = {path.name for path in out.iterdir()} - {LOCK} if out.is_dir() else None
     if names is None or not names <= set(_FILES):
-        raise ArgumentError("out", repr(str(out)), "a new folder, or one of results", "give another --out")
+        raise ArgumentError(
+            "out", repr(str(out)), "a new folder, or one of results", "give another --out"
+        )
     here = Path.cwd()
     if out.resolve() in (here, *here.parents):
         rule = "another folder than the current one and those above it"
@@ -189,7 +216,9 @@ def _check_out(out: Path, overwrite: bool) -> None:
     check_place("out", out.absolute().parent)
     if names and not overwrite:
         got = f"{str(out)!r}, where results are already"
-        raise ArgumentError("out", got, "a folder without results", "give another --out, or --overwrite")
+        raise ArgumentError(
+            "out", got, "a folder without results", "give another --out, or --overwrite"
+        )
 
 
 if __name__ == "__main__":

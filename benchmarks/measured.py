@@ -1,11 +1,12 @@
-"""Measure the data of two pictures: time per element against fill for each method, and the roofline of this machine.
+"""Measure the data of two pictures: time per element against fill for each method, and the roofline
+of this machine.
 
     python benchmarks/measured.py > benchmarks/results/measured.json
 
-``python docs/draw.py`` draws the pictures. The first is a training step of an LSTM with 128 units on 64 sequences,
-1,920 elements in all; the second is inference on lognormal lengths. All methods take turns; a figure is a median.
-The roofline counts each operation of a cell's products once, and each byte of values, weights and outputs; the
-bandwidth is that of a copy.
+``python docs/draw.py`` draws the pictures. The first is a training step of an LSTM with 128 units
+on 64 sequences, 1,920 elements in all; the second is inference on lognormal lengths. All methods
+take turns; a figure is a median. The roofline counts each operation of a cell's products once, and
+each byte of values, weights and outputs; the bandwidth is that of a copy.
 """
 
 from __future__ import annotations
@@ -31,7 +32,13 @@ _MOST_SECONDS = 10.0
 _COUNT, _HIDDEN = 64, 128
 _FILLS = (0.1, 0.2, 0.35, 0.5, 0.75, 1.0)
 _WAYS = (("cpu", "lanes"), ("torch", "packed"), ("torch", "padded"))
-_LAYERS = {"lstm": rl.nn.LSTM, "gru": rl.nn.GRU, "rnn_tanh": rl.nn.RNN, "mingru": rl.nn.MinGRU, "sru": rl.nn.SRU}
+_LAYERS = {
+    "lstm": rl.nn.LSTM,
+    "gru": rl.nn.GRU,
+    "rnn_tanh": rl.nn.RNN,
+    "mingru": rl.nn.MinGRU,
+    "sru": rl.nn.SRU,
+}
 _SIZES = (Size(64, 128, 128), Size(32, 512, 512))
 
 
@@ -65,7 +72,11 @@ def by_fill() -> list[dict[str, Any]]:
             chosen.load_state_dict(layer.state_dict())
             calls[f"{schedule}, {backend}"] = partial(train, chosen, batch)
         rows += [
-            {"method": name, "fill": sum(lengths) / (_COUNT * max(lengths)), "seconds": taken / sum(lengths)}
+            {
+                "method": name,
+                "fill": sum(lengths) / (_COUNT * max(lengths)),
+                "seconds": taken / sum(lengths),
+            }
             for name, taken in medians(calls).items()
         ]
     return rows
@@ -91,7 +102,11 @@ def roofline() -> dict[str, Any]:
             name = f"{cell.removesuffix('_tanh')}, {size.hidden} units"
             kernels.append({"name": name, "intensity": work / moved, "rate": work / seconds[cell]})
     taken = medians({"peak": measure, "copy": copy.prepare(torch.float32)})
-    return {"kernels": kernels, "peak": measure() / taken["peak"], "bandwidth": copy.rate(taken["copy"])}
+    return {
+        "kernels": kernels,
+        "peak": measure() / taken["peak"],
+        "bandwidth": copy.rate(taken["copy"]),
+    }
 
 
 def rounded(found: Any) -> Any:
@@ -108,4 +123,8 @@ def rounded(found: Any) -> Any:
 if __name__ == "__main__":
     torch.manual_seed(0)
     about = f"{cpu_name()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
-    print(json.dumps(rounded({"machine": about, "times": by_fill(), "roofline": roofline()}), indent=1))
+    print(
+        json.dumps(
+            rounded({"machine": about, "times": by_fill(), "roofline": roofline()}), indent=1
+        )
+    )

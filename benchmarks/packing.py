@@ -2,11 +2,12 @@
 
     python benchmarks/packing.py [--threads 1 2] [--rounds 15] [--only pack_sequence]
 
-The results of every case are compared before it is timed. In each round both functions run, in alternating order. The
-table has the median over rounds, and the median of the ratios of rounds, which a busy machine disturbs least. Below 1
-Raglane is faster.
+The results of every case are compared before it is timed. In each round both functions run, in
+alternating order. The table has the median over rounds, and the median of the ratios of rounds,
+which a busy machine disturbs least. Below 1 Raglane is faster.
 
-"forward" is without gradients, "recording" is forward with them, "backward" is only the backward pass.
+"forward" is without gradients, "recording" is forward with them, "backward" is only the backward
+pass.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ PASSES = ("forward", "recording", "backward")
 
 @dataclass(frozen=True)
 class Task:
-    """A function on a batch, given the module that contains it, and True if inputs require gradients."""
+    """A function on a batch, given the module that contains it, and True if inputs require
+    gradients.
+    """
 
     function: str
     batch_first: bool | None
@@ -146,10 +149,14 @@ def outputs_of(result: Any) -> list[Tensor]:
 
 
 def comparable(result: Any) -> list[Tensor]:
-    """Return the tensors to compare; packs are unpacked, because torch orders ties in another way."""
+    """Return the tensors to compare; packs are unpacked, because torch orders ties in another
+    way.
+    """
     if isinstance(result, rnn.PackedSequence):
         result = rnn.pad_packed_sequence(result)
-    return [output.detach() for output in (result if isinstance(result, (list, tuple)) else [result])]
+    return [
+        output.detach() for output in (result if isinstance(result, (list, tuple)) else [result])
+    ]
 
 
 def runners(task: Task, which: str) -> list[Callable[[], Any]]:
@@ -165,7 +172,8 @@ def runners(task: Task, which: str) -> list[Callable[[], Any]]:
             results.append(comparable(result))
             continue
         outputs = outputs_of(result)
-        # The outputs are their own gradients, so those of the inputs do not depend on the order of ties.
+        # The outputs are their own gradients, so those of the inputs do not depend on the order of
+        # ties.
         grads = [output.detach().clone() for output in outputs]
         found.append(partial(torch.autograd.grad, outputs, inputs, grads, retain_graph=True))
         results.append(list(found[-1]()))
@@ -174,7 +182,9 @@ def runners(task: Task, which: str) -> list[Callable[[], Any]]:
 
 
 def measure(pair: list[Callable[[], Any]], rounds: int) -> tuple[float, float, float]:
-    """Return the median microseconds of ours and of torch's, and the median ratio of ours to torch's."""
+    """Return the median microseconds of ours and of torch's, and the median ratio of ours to
+    torch's.
+    """
 
     def clock(run: Callable[[], Any], repeats: int) -> float:
         start = time.perf_counter()
@@ -197,11 +207,15 @@ def measure(pair: list[Callable[[], Any]], rounds: int) -> tuple[float, float, f
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--only", default="", help="functions whose name contains this")
-    parser.add_argument("--sizes", type=int, nargs="+", default=[0, 1, 2, 3, 4, 5], help="numbers of the cases")
+    parser.add_argument(
+        "--sizes", type=int, nargs="+", default=[0, 1, 2, 3, 4, 5], help="numbers of the cases"
+    )
     parser.add_argument("--write", action=argparse.BooleanOptionalAction, default=True)
     arguments = parser.parse_args()
     batches = [((b, t, f), (f,), torch.float32) for b, t, f in FLOATS]
@@ -217,7 +231,12 @@ def main() -> None:
             for task in tasks(lengths, features, dtype):
                 if arguments.only not in task.function:
                     continue
-                row = [task.function, str(task.batch_first), " x ".join(map(str, sizes)), str(threads)]
+                row = [
+                    task.function,
+                    str(task.batch_first),
+                    " x ".join(map(str, sizes)),
+                    str(threads),
+                ]
                 for which in PASSES:
                     if which != "forward" and not dtype.is_floating_point:
                         row += ["", "", ""]
@@ -232,7 +251,9 @@ def main() -> None:
     for place, which in enumerate(PASSES):
         ratios = [float(row[6 + 3 * place]) for row in rows if row[6 + 3 * place]]
         if ratios:
-            summary.append(f"{which}: {len(ratios)} cases, median ratio {statistics.median(ratios):.2f}, ")
+            summary.append(
+                f"{which}: {len(ratios)} cases, median ratio {statistics.median(ratios):.2f}, "
+            )
             summary[-1] += f"worst {max(ratios):.2f}"
     text = "\n".join(
         [

@@ -1,22 +1,23 @@
-"""Compare the planner's prediction of an epoch's time with measurements, on real or drawn lists of lengths.
+"""Compare the planner's prediction of an epoch's time with measurements, on real or drawn lists of
+lengths.
 
     python benchmarks/predictions.py names=names.txt 0.3x20 > benchmarks/results/predictions.md
 
-A list is a file with one length per line, or FILLxMEAN: lengths are drawn with ``--seed``, with this fill of a batch of
-all and about this mean. For each cell, hidden size and list, every setting (backend, schedule,
-batch size, order) is run on batches drawn from the list, taking turns, until each has run for ``--seconds``; a training
-step is the layer's forward and backward pass, as the planner counts it. The measured time of an epoch is seconds per
-element times the list's elements; tables have microseconds per element. Before that, the planner measures each cell and
-hidden size.
+A list is a file with one length per line, or FILLxMEAN: lengths are drawn with ``--seed``, with
+this fill of a batch of all and about this mean. For each cell, hidden size and list, every setting
+(backend, schedule, batch size, order) is run on batches drawn from the list, taking turns, until
+each has run for ``--seconds``; a training step is the layer's forward and backward pass, as the
+planner counts it. The measured time of an epoch is seconds per element times the list's elements;
+tables have microseconds per element. Before that, the planner measures each cell and hidden size.
 
-The speed of the machine drifts. So the planner's yardstick is measured before and after every turn, and the time of a
-turn is scaled by its ratio to the yardstick during the planner's measurement. The last lines have the errors without
-that, and the difference between two halves of one measurement. The share of measured times inside the planner's
-interval is counted with and without the scale. Settings that the planner extrapolates are marked ``~`` and counted
-separately.
+The speed of the machine drifts. So the planner's yardstick is measured before and after every turn,
+and the time of a turn is scaled by its ratio to the yardstick during the planner's measurement. The
+last lines have the errors without that, and the difference between two halves of one measurement.
+The share of measured times inside the planner's interval is counted with and without the scale.
+Settings that the planner extrapolates are marked ``~`` and counted separately.
 
-The recommended setting is measured again in turns with the fastest one, because the smallest of many times is partly
-chance.
+The recommended setting is measured again in turns with the fastest one, because the smallest of
+many times is partly chance.
 """
 
 from __future__ import annotations
@@ -78,7 +79,9 @@ class Setting:
         self.scaled.append(spent / done / look)
 
     def _run(self, most: float) -> tuple[float, int]:
-        """Run rounds of the batches, or a part of one, for about some seconds; return seconds and elements."""
+        """Run rounds of the batches, or a part of one, for about some seconds; return seconds and
+        elements.
+        """
         begun, spent, done = time.perf_counter(), 0.0, 0
         while spent < most:
             for call, count in zip(self.calls, self.counts, strict=True):
@@ -91,9 +94,15 @@ class Setting:
 
     @property
     def drift(self) -> list[float]:
-        """The relative difference between the halves of its turns, a limit for predictions; empty for one turn."""
+        """The relative difference between the halves of its turns, a limit for predictions; empty
+        for one turn.
+        """
         half = len(self.scaled) // 2
-        return [abs(statistics.median(self.scaled[half:]) / statistics.median(self.scaled[:half]) - 1)] if half else []
+        return (
+            [abs(statistics.median(self.scaled[half:]) / statistics.median(self.scaled[:half]) - 1)]
+            if half
+            else []
+        )
 
     def epoch(self, elements: int, look: float) -> float:
         """Return the median seconds of an epoch, scaled to a time of the yardstick."""
@@ -105,13 +114,21 @@ def settings_of(plan: Plan, layer: Any, lengths: torch.Tensor) -> list[Setting]:
     found = []
     most = max(row.threads for row in plan.rows)
     for row in plan.rows:
-        if row.backend == "reference" or row.threads != most or row.batch_size not in SIZES or row.step_max > LONGEST:
+        if (
+            row.backend == "reference"
+            or row.threads != most
+            or row.batch_size not in SIZES
+            or row.step_max > LONGEST
+        ):
             continue
         drawn = epoch_of(lengths, row.limit, grouped=row.grouped, seed=1).batches
         order = np.random.default_rng(2).permutation(len(drawn))
         chosen = [drawn[place] for place in order[:BATCHES]]
         elements = min(ELEMENTS, NUMBERS // layer.input_size)
-        kept = 1 + sum(int(total) <= elements for total in np.cumsum([int(batch.sum()) for batch in chosen])[1:])
+        kept = 1 + sum(
+            int(total) <= elements
+            for total in np.cumsum([int(batch.sum()) for batch in chosen])[1:]
+        )
         calls = [step_of(layer, make_batch(layer, batch), "train") for batch in chosen[:kept]]
         found.append(Setting(row, calls, [int(batch.sum()) for batch in chosen[:kept]]))
     return found
@@ -130,7 +147,9 @@ calibrations: list[Calibration] = []
 
 
 def once(calibrate: Callable[..., Calibration]) -> Callable[..., Calibration]:
-    """Wrap a function that calibrates so that it measures each layer once, on a busy machine too."""
+    """Wrap a function that calibrates so that it measures each layer once, on a busy machine
+    too.
+    """
 
     def wrapped(*args: Any) -> Calibration:
         if not calibrations:
@@ -191,30 +210,47 @@ class Checked:
 
 def check(layer: Any, lengths: torch.Tensor, seconds: float, yardstick: Yardstick) -> Checked:
     """Plan, then run the settings of the plan; the layer is measured in the first call."""
-    threads, backends = [torch.get_num_threads()], ["cpu", "torch"] if type(layer).__name__ in TORCH else ["cpu"]
-    plan = rl.plan(lengths, layer, batch_sizes=SIZES, threads=threads, backends=backends, fresh=True)
+    threads, backends = (
+        [torch.get_num_threads()],
+        ["cpu", "torch"] if type(layer).__name__ in TORCH else ["cpu"],
+    )
+    plan = rl.plan(
+        lengths, layer, batch_sizes=SIZES, threads=threads, backends=backends, fresh=True
+    )
     found = settings_of(plan, layer, lengths)
     measure(found, seconds, yardstick)
     ends = found_ends(found, plan.best, seconds, yardstick)
     return Checked(found, ends, int(lengths.sum()), calibrations[0].yardstick)
 
 
-def found_ends(found: list[Setting], best: Row, seconds: float, yardstick: Yardstick) -> tuple[Setting, Setting]:
+def found_ends(
+    found: list[Setting], best: Row, seconds: float, yardstick: Yardstick
+) -> tuple[Setting, Setting]:
     """Measure the recommended setting and the fastest again."""
     advised = next(setting for setting in found if setting.row is best)
     fastest = min(found, key=lambda setting: setting.epoch(1, 1.0))
     if advised is fastest:
         return advised, advised
-    again = Setting(advised.row, advised.calls, advised.counts), Setting(fastest.row, fastest.calls, fastest.counts)
+    again = (
+        Setting(advised.row, advised.calls, advised.counts),
+        Setting(fastest.row, fastest.calls, fastest.counts),
+    )
     measure(list(again), 2 * seconds, yardstick)
     return again
 
 
 def summary(every: list[Checked]) -> str:
-    """Return the cost of the recommendations and the errors by kind, over all layers and lists, as Markdown."""
+    """Return the cost of the recommendations and the errors by kind, over all layers and lists, as
+    Markdown.
+    """
     costs = [one.cost() for one in every]
-    lines = [f"The advice costs {max(costs):.2f} at most, {statistics.median(costs):.2f} in the median.", ""]
-    lines += ["| settings | how many | median miss | above 15 % | worst | inside | inside, raw | width |"]
+    lines = [
+        f"The advice costs {max(costs):.2f} at most, {statistics.median(costs):.2f} in the median.",
+        "",
+    ]
+    lines += [
+        "| settings | how many | median miss | above 15 % | worst | inside | inside, raw | width |"
+    ]
     lines += ["| --- | --- | --- | --- | --- | --- | --- | --- |"]
     kinds: dict[str, Callable[[Row], bool]] = {
         "All": lambda _: True,
@@ -226,25 +262,41 @@ def summary(every: list[Checked]) -> str:
         pairs = [(one, setting) for one in every for setting in one.found if holds(setting.row)]
         if pairs:
             some = [one.miss(setting) for one, setting in pairs]
-            large, typical = sum(abs(miss) > 0.15 for miss in some), statistics.median(map(abs, some))
+            large, typical = (
+                sum(abs(miss) > 0.15 for miss in some),
+                statistics.median(map(abs, some)),
+            )
             errors = f"{len(some)} | {typical:.1%} | {large} | {max(some, key=abs):+.1%}"
             shares = f"{inside(pairs, Checked.epoch):.0%} | {inside(pairs, Checked.raw):.0%}"
-            ratios = (setting.row.train_range[1] / setting.row.train_range[0] for _, setting in pairs)
+            ratios = (
+                setting.row.train_range[1] / setting.row.train_range[0] for _, setting in pairs
+            )
             lines.append(f"| {kind} | {errors} | {shares} | {statistics.median(ratios):.2f} |")
-    raw = [setting.row.train_seconds / one.raw(setting) - 1 for one in every for setting in one.found]
+    raw = [
+        setting.row.train_seconds / one.raw(setting) - 1 for one in every for setting in one.found
+    ]
     drifts = [drift for one in every for setting in one.found for drift in setting.drift]
     typical = statistics.median(map(abs, raw))
-    lines += ["", f"Without the yardstick: median miss {typical:.1%}, worst {max(raw, key=abs):+.1%}."]
+    lines += [
+        "",
+        f"Without the yardstick: median miss {typical:.1%}, worst {max(raw, key=abs):+.1%}.",
+    ]
     if drifts:
         typical = statistics.median(drifts)
-        lines.append(f"The halves of a measurement differ by {typical:.1%}, the median of all settings.")
+        lines.append(
+            f"The halves of a measurement differ by {typical:.1%}, the median of all settings."
+        )
     return "\n".join(lines)
 
 
-def inside(pairs: list[tuple[Checked, Setting]], seconds: Callable[[Checked, Setting], float]) -> float:
+def inside(
+    pairs: list[tuple[Checked, Setting]], seconds: Callable[[Checked, Setting], float]
+) -> float:
     """Return the share of measured epochs that are inside the planner's interval."""
     ends = [setting.row.train_range for _, setting in pairs]
-    return statistics.mean(low <= seconds(*pair) <= high for (low, high), pair in zip(ends, pairs, strict=True))
+    return statistics.mean(
+        low <= seconds(*pair) <= high for (low, high), pair in zip(ends, pairs, strict=True)
+    )
 
 
 def lengths_of(text: str, seed: int) -> tuple[str, torch.Tensor]:
@@ -259,7 +311,9 @@ def lengths_of(text: str, seed: int) -> tuple[str, torch.Tensor]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("lists", nargs="+", metavar="NAME=FILE|FILLxMEAN")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=30.0)
@@ -279,7 +333,9 @@ def compare(chosen: argparse.Namespace) -> None:
     print("# Predictions of the planner\n")
     where = f"{cpu_name()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
     print(f"`python benchmarks/predictions.py` with {chosen.seconds:g} s per setting. {where}.\n")
-    print("| list | cell | H | settings | median miss | worst miss | advised, us | best found, us | costs |")
+    print(
+        "| list | cell | H | settings | median miss | worst miss | advised, us | best found, us | costs |"
+    )
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     every: dict[str, Checked] = {}
     for cell, hidden in product(chosen.cells, chosen.hidden):

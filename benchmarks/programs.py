@@ -4,11 +4,12 @@
     python benchmarks/programs.py --only layers --hidden 256
     python benchmarks/programs.py --only xlstm
 
-Each row compares a layer with ``auto`` and the same layer with ``backend="reference", schedule="packed"``, in turns in
-one run: medians. The table also has the goals. sLSTM is also compared with the plain torch backend of the package
-``xlstm``, if it is installed. The last tables have the cost of the first call in a new process, with an empty cache
-folder and with a filled one, and the number of training batches after which it is amortised. ``--only`` runs one part,
-each of a few minutes. ``--tiny`` runs everything once, on small sizes, without measuring.
+Each row compares a layer with ``auto`` and the same layer with ``backend="reference",
+schedule="packed"``, in turns in one run: medians. The table also has the goals. sLSTM is also
+compared with the plain torch backend of the package ``xlstm``, if it is installed. The last tables
+have the cost of the first call in a new process, with an empty cache folder and with a filled one,
+and the number of training batches after which it is amortised. ``--only`` runs one part, each of a
+few minutes. ``--tiny`` runs everything once, on small sizes, without measuring.
 """
 
 from __future__ import annotations
@@ -83,7 +84,9 @@ class Perceptron(nn.Module):
 
     def step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """One step."""
-        state = state + self.outer(torch.relu(self.norm(self.inner(torch.cat([x_t, state], 1))))).tanh()
+        state = (
+            state + self.outer(torch.relu(self.norm(self.inner(torch.cat([x_t, state], 1))))).tanh()
+        )
         return state, state
 
 
@@ -101,7 +104,8 @@ LAYERS: dict[str, tuple[Callable[..., Any], tuple[float, float]]] = {
     "MLP with layer norm": (partial(rl.nn.Recurrent, Perceptron), (4, 0)),
     "SLSTM": (rl.nn.SLSTM, (4, 0)),
 }
-"""Functions that make a layer from its sizes, with the speed-up to reach for 128 and for 256 units."""
+"""Functions that make a layer from its sizes, with the speed-up to reach for 128 and for 256
+units."""
 
 
 def _infer(layer: Any, batch: rl.Ragged) -> None:
@@ -120,7 +124,13 @@ def _call(layer: Any, batch: rl.Ragged, mode: str) -> Callable[[], None]:
         return partial(_infer, layer, batch)
     values = batch.values.clone().requires_grad_()
     wanted = batch.with_values(values)
-    return partial(_train, layer, wanted, [values, *layer.parameters()], torch.randn(len(values), layer.output_size))
+    return partial(
+        _train,
+        layer,
+        wanted,
+        [values, *layer.parameters()],
+        torch.randn(len(values), layer.output_size),
+    )
 
 
 def _medians(calls: Mapping[str, Callable[[], object]], sizes: Sizes) -> dict[str, float]:
@@ -146,7 +156,9 @@ def _batch(rule: str, hidden: int, sizes: Sizes) -> rl.Ragged:
 
 def reach(sizes: Sizes) -> None:
     """Print the table of all layers."""
-    print("| layer | lengths | H | mode | run by | now, ms | plain torch, ms | times as fast | asked for |")
+    print(
+        "| layer | lengths | H | mode | run by | now, ms | plain torch, ms | times as fast | asked for |"
+    )
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     for name, (make, bars) in list(LAYERS.items())[: sizes.layers]:
         for hidden in sizes.hidden:
@@ -162,11 +174,15 @@ def reach(sizes: Sizes) -> None:
                     who = rl.explain(layer.train(mode == "training"), batch).backend
                     bar = (
                         bars[hidden > 128]
-                        if mode == "training" or name not in ("Leaky", "MLP with layer norm", "SLSTM")
+                        if mode == "training"
+                        or name not in ("Leaky", "MLP with layer norm", "SLSTM")
                         else 0
                     )
                     times = f"{found['now']:.2f} | {found['before']:.2f} | {found['before'] / found['now']:.2f}"
-                    print(f"| {name} | {rule} | {hidden} | {mode} | {who} | {times} | {bar or ''} |", flush=True)
+                    print(
+                        f"| {name} | {rule} | {hidden} | {mode} | {who} | {times} | {bar or ''} |",
+                        flush=True,
+                    )
 
 
 def by_hand(sizes: Sizes) -> None:
@@ -182,7 +198,10 @@ def by_hand(sizes: Sizes) -> None:
         for rule in ("lognormal", "ewt"):
             batch = _batch(rule, hidden, sizes)
             for mode in ("training", "inference"):
-                ways = {name: _call(_with(layer, backend=name), batch, mode) for name in ("program", "cpu")}
+                ways = {
+                    name: _call(_with(layer, backend=name), batch, mode)
+                    for name in ("program", "cpu")
+                }
                 found = _medians(ways, sizes)
                 times = f"{found['program']:.2f} | {found['cpu']:.2f} | {found['program'] / found['cpu']:.2f}"
                 print(f"| {rule} | {hidden} | {mode} | {times} | 1.15 |", flush=True)
@@ -212,7 +231,10 @@ def against_authors(sizes: Sizes) -> None:
         with torch.inference_mode():
             cell(inputs(values))
 
-    ways: dict[str, Callable[[], object]] = {"ours": partial(_infer, ours, batch), "eager": partial(run, theirs)}
+    ways: dict[str, Callable[[], object]] = {
+        "ours": partial(_infer, ours, batch),
+        "eager": partial(run, theirs),
+    }
     compiled = copy.deepcopy(theirs)
     try:
         if sizes.layers is not None:
@@ -233,7 +255,9 @@ def against_authors(sizes: Sizes) -> None:
 def first_call(names: Sequence[str], hidden: int, sequences: int) -> float:
     """Return the seconds of the first training step of each layer, minus those of a later step."""
     batch = _batch("lognormal", hidden, Sizes(sequences=sequences))
-    _call(rl.nn.LSTM(hidden, hidden), batch, "training")()  # the cost of the first call of any layer
+    _call(
+        rl.nn.LSTM(hidden, hidden), batch, "training"
+    )()  # the cost of the first call of any layer
     steps = [_call(LAYERS[name][0](hidden, hidden), batch, "training") for name in names]
     taken = []
     for _ in range(2):
@@ -245,12 +269,16 @@ def first_call(names: Sequence[str], hidden: int, sequences: int) -> float:
 
 
 def break_even(sizes: Sizes) -> None:
-    """Print the cost of the first call, and the number of batches of 32 after which it is amortised."""
+    """Print the cost of the first call, and the number of batches of 32 after which it is
+    amortised.
+    """
     hidden, sequences = sizes.hidden[0], min(32, sizes.sequences)
     print(
         f"\n## The first call\n\nTraining, {sequences} sequences of lognormal lengths, {hidden} units. A process reads"
     )
-    print("from the disk what another one has traced. Asked for: to break even within 60 batches, and within 20 from")
+    print(
+        "from the disk what another one has traced. Asked for: to break even within 60 batches, and within 20 from"
+    )
     print("the disk.\n\n| layer | first call, ms | from the disk | now | plain torch", end=" ")
     print("| batches to break even | from the disk |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
@@ -269,14 +297,21 @@ def break_even(sizes: Sizes) -> None:
         print(f"| {name} | {times} | {earned[0]} | {earned[1]} |", flush=True)
     if sizes.layers is not None:
         return  # a process per number takes longer than everything else
-    print("\nTwelve layers:\n\n| layers | first call, s | from the disk, s | asked for |\n| --- | --- | --- | --- |")
-    for what, names, bar in (("of one class", [next(iter(LAYERS))] * 12, 2), ("of twelve classes", list(LAYERS), 4)):
+    print(
+        "\nTwelve layers:\n\n| layers | first call, s | from the disk, s | asked for |\n| --- | --- | --- | --- |"
+    )
+    for what, names, bar in (
+        ("of one class", [next(iter(LAYERS))] * 12, 2),
+        ("of twelve classes", list(LAYERS), 4),
+    ):
         cold, kept = _in_processes(names, hidden, sequences, sizes)
         print(f"| {what} | {cold:.2f} | {kept:.2f} | {bar} |", flush=True)
 
 
 def _in_processes(names: Sequence[str], hidden: int, sequences: int, sizes: Sizes) -> list[float]:
-    """Return the cost of the first call in a new process, with an empty cache folder and with a filled one."""
+    """Return the cost of the first call in a new process, with an empty cache folder and with a
+    filled one.
+    """
     command = [sys.executable, __file__, "--first", "; ".join(names), str(hidden), str(sequences)]
     found: list[list[float]] = [[], []]
     for _ in range(3 if sizes.layers is None else 1):
@@ -301,11 +336,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure everything, and print the tables."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--tiny", action="store_true", help="small sizes, once")
-    parser.add_argument("--first", nargs=3, metavar=("LAYERS", "H", "B"), help="only the first call")
+    parser.add_argument(
+        "--first", nargs=3, metavar=("LAYERS", "H", "B"), help="only the first call"
+    )
     parser.add_argument("--threads", type=int, default=2, help="of the processor")
     parser.add_argument("--only", choices=PARTS, help="one part of it")
     parser.add_argument(
-        "--hidden", nargs="+", type=int, choices=Sizes().hidden, help="units, where several are measured"
+        "--hidden",
+        nargs="+",
+        type=int,
+        choices=Sizes().hidden,
+        help="units, where several are measured",
     )
     chosen = parser.parse_args(arguments)
     torch.manual_seed(0)
@@ -317,7 +358,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.set_num_threads(chosen.threads)
     sizes = TINY if chosen.tiny else Sizes(hidden=tuple(chosen.hidden or Sizes().hidden))
     print("# Programs\n")
-    print(f"`python benchmarks/programs.py`: {cpu_name()}, {chosen.threads} threads, torch {torch.__version__}.\n")
+    print(
+        f"`python benchmarks/programs.py`: {cpu_name()}, {chosen.threads} threads, torch {torch.__version__}.\n"
+    )
     print(f"{sizes.sequences} sequences, D = H, float32, medians of calls that take turns:\n")
     try:
         for name, part in PARTS.items():

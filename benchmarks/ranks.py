@@ -1,10 +1,13 @@
-"""The cost of training in two processes: bytes of gradients, sums over both, and the schedule of a step.
+"""The cost of training in two processes: bytes of gradients, sums over both, and the schedule of a
+step.
 
-    python benchmarks/ranks.py > benchmarks/results/ranks.md     # about two minutes; requires two idle processors
+    python benchmarks/ranks.py > benchmarks/results/ranks.md     # about two minutes; requires two
+    idle processors
 
-Both processes run on this machine and use gloo. A step is that of a layer with a head, on a batch of 32 sequences per
-process, with one thread each. *without* is the step without sums, *during* the step with sums during the backward pass,
-and *after* the step with all sums after it; *hidden* is the share of their time that overlaps the backward pass.
+Both processes run on this machine and use gloo. A step is that of a layer with a head, on a batch
+of 32 sequences per process, with one thread each. *without* is the step without sums, *during* the
+step with sums during the backward pass, and *after* the step with all sums after it; *hidden* is
+the share of their time that overlaps the backward pass.
 """
 
 from __future__ import annotations
@@ -46,7 +49,9 @@ class Network(nn.Module):
 
 
 def _median(action: Callable[[], Any], seconds: float = _SECONDS) -> float:
-    """Return the median seconds of an action over the rounds that fit into the time, equal in both processes."""
+    """Return the median seconds of an action over the rounds that fit into the time, equal in both
+    processes.
+    """
     times: list[float] = []
     end = torch.zeros(1)
     start = time.perf_counter()
@@ -65,7 +70,9 @@ def _measure(rank: int, port: int, pipe: Connection) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(rank)
     store = distributed.TCPStore("127.0.0.1", port, is_master=False)  # type: ignore[attr-defined]
-    distributed.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timedelta(minutes=5))
+    distributed.init_process_group(
+        "gloo", store=store, rank=rank, world_size=2, timeout=timedelta(minutes=5)
+    )
     found: dict[str, list[Any]] = {"sums": [], "steps": []}
     for count in _NUMBERS:
         numbers = torch.zeros(count)
@@ -97,7 +104,9 @@ def _step(hidden: int) -> tuple[Any, ...]:
         for weight in plain.parameters():
             distributed.all_reduce(weight.grad)
 
-    shared = DistributedDataParallel(Network(hidden), find_unused_parameters=True, broadcast_buffers=False)
+    shared = DistributedDataParallel(
+        Network(hidden), find_unused_parameters=True, broadcast_buffers=False
+    )
 
     def during() -> None:
         shared.zero_grad()
@@ -125,10 +134,14 @@ def main() -> None:
         process.join()
     print("# Two processes that train together\n")
     print(f"`python benchmarks/ranks.py`: {cpu_name()}, torch {torch.__version__}.")
-    print("\n## Sums over both\n\n| float32 numbers | time, ms | MB per second |\n| --- | --- | --- |")
+    print(
+        "\n## Sums over both\n\n| float32 numbers | time, ms | MB per second |\n| --- | --- | --- |"
+    )
     for count, seconds in found["sums"]:
         print(f"| {count:,} | {1e3 * seconds:.2f} | {4e-6 * count / seconds:,.0f} |")
-    print("\n## A step of an LSTM, 32 sequences of 20 to 199 elements of 64 channels per process, in ms\n")
+    print(
+        "\n## A step of an LSTM, 32 sequences of 20 to 199 elements of 64 channels per process, in ms\n"
+    )
     columns = [
         "H",
         "gradients, MB",
@@ -144,10 +157,16 @@ def main() -> None:
     print(f"| {' | '.join(columns)} |\n|{' --- |' * len(columns)}")
     for hidden, size, elements, forward, without, during, after, optimizer in found["steps"]:
         # On a busy machine the measured time of the sums may be 0.
-        hides = "-" if after <= without else f"{min(max(1 - (during - without) / (after - without), 0), 1):.0%}"
+        hides = (
+            "-"
+            if after <= without
+            else f"{min(max(1 - (during - without) / (after - without), 0), 1):.0%}"
+        )
         times = [forward, without - forward, optimizer, without, during, after]
         numbers = " | ".join(f"{1e3 * number:.1f}" for number in times)
-        print(f"| {hidden} | {size / 1e6:.2f} | {elements / (without + optimizer):,.0f} | {numbers} | {hides} |")
+        print(
+            f"| {hidden} | {size / 1e6:.2f} | {elements / (without + optimizer):,.0f} | {numbers} | {hides} |"
+        )
 
 
 if __name__ == "__main__":

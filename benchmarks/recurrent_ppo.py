@@ -1,4 +1,5 @@
-"""RecurrentPPO of sb3-contrib, unchanged and after rl.accelerate, and the agent of examples/recurrent_ppo.py.
+"""RecurrentPPO of sb3-contrib, unchanged and after rl.accelerate, and the agent of
+examples/recurrent_ppo.py.
 
 Requires sb3-contrib. In turns, each agent of a task collects a rollout and is updated with it:
 
@@ -31,11 +32,14 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 import recurrent_ppo as example  # that in examples, now the first of the path
 
 Turn = Callable[[], tuple[float, float, float]]
-"""A rollout and an update; returns the seconds of both, and the mean return of the last episodes."""
+"""A rollout and an update; returns the seconds of both, and the mean return of the last
+episodes."""
 
 
 class RecallEnv(VecEnv):
-    """The task of the example for sb3: a cue at the first step of an episode is to be recalled at the last."""
+    """The task of the example for sb3: a cue at the first step of an episode is to be recalled at
+    the last.
+    """
 
     def __init__(self, count: int) -> None:
         observations = gymnasium.spaces.Box(0, 1, (example.CUES + 1,))
@@ -51,9 +55,12 @@ class RecallEnv(VecEnv):
 
     def step_wait(self) -> Any:
         rewards, ends = self.world.step(self.actions).numpy(), self.world.starts.numpy()
-        # The observation after the last step has no effect: an episode always ends, and is never cut.
+        # The observation after the last step has no effect: an episode always ends, and is never
+        # cut.
         last = np.zeros(self.observation_space.shape, np.float32)
-        infos: list[dict[str, Any]] = [{"terminal_observation": last} if end else {} for end in ends]
+        infos: list[dict[str, Any]] = [
+            {"terminal_observation": last} if end else {} for end in ends
+        ]
         return self.world.observe().numpy(), rewards, ends, infos
 
     def close(self) -> None:
@@ -79,7 +86,12 @@ def recall(seed: int) -> Any:
         learning_rate=0.005,
         ent_coef=0.01,
         seed=seed,
-        policy_kwargs={"lstm_hidden_size": 32, "net_arch": [], "shared_lstm": True, "enable_critic_lstm": False},
+        policy_kwargs={
+            "lstm_hidden_size": 32,
+            "net_arch": [],
+            "shared_lstm": True,
+            "enable_critic_lstm": False,
+        },
         device="cpu",
     )
 
@@ -89,7 +101,9 @@ def cartpole(seed: int) -> Any:
 
     def hidden(env: Any) -> Any:
         space = gymnasium.spaces.Box(-5, 5, (2,))
-        return gymnasium.wrappers.TransformObservation(env, lambda observation: observation[[0, 2]], space)
+        return gymnasium.wrappers.TransformObservation(
+            env, lambda observation: observation[[0, 2]], space
+        )
 
     return RecurrentPPO(
         "MlpLstmPolicy",
@@ -146,17 +160,26 @@ def turn_of_example(seed: int) -> Turn:
 
 def main() -> None:
     """Print a table of the agents."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("task", choices=("recall", "cartpole"))
-    parser.add_argument("--updates", type=int, default=20, help="rollouts, each with an update (default: 20)")
+    parser.add_argument(
+        "--updates", type=int, default=20, help="rollouts, each with an update (default: 20)"
+    )
     parser.add_argument("--threads", type=int, default=1, help="of torch (default: 1)")
-    parser.add_argument("--seed", type=int, default=0, help="of agents and environments (default: 0)")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of agents and environments (default: 0)"
+    )
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     make = recall if options.task == "recall" else cartpole
     plain, fast = make(options.seed), make(options.seed)
     rl.accelerate(fast.policy)
-    turns = {f"sb3-contrib {sb3_contrib.__version__}": turn_of(plain), "with rl.accelerate": turn_of(fast)}
+    turns = {
+        f"sb3-contrib {sb3_contrib.__version__}": turn_of(plain),
+        "with rl.accelerate": turn_of(fast),
+    }
     if options.task == "recall":
         turns["examples/recurrent_ppo.py"] = turn_of_example(options.seed)
     found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in turns}
@@ -164,10 +187,14 @@ def main() -> None:
         for name, turn in turns.items():
             found[name].append(turn())
     frames = plain.n_envs * plain.n_steps
-    print("| agent | rollout, s | update, s | frames per second | mean return |\n| --- | --- | --- | --- | --- |")
+    print(
+        "| agent | rollout, s | update, s | frames per second | mean return |\n| --- | --- | --- | --- | --- |"
+    )
     for name, rows in found.items():
         rollout, update, _ = (statistics.median(column) for column in zip(*rows, strict=True))
-        print(f"| {name} | {rollout:.3f} | {update:.3f} | {frames / (rollout + update):,.0f} | {rows[-1][2]:.2f} |")
+        print(
+            f"| {name} | {rollout:.3f} | {update:.3f} | {frames / (rollout + update):,.0f} | {rows[-1][2]:.2f} |"
+        )
 
 
 if __name__ == "__main__":

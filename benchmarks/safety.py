@@ -1,10 +1,12 @@
-"""The cost of safety: validating every tensor before its address goes to C, and denormals in the backward pass.
+"""The cost of safety: validating every tensor before its address goes to C, and denormals in the
+backward pass.
 
     python benchmarks/safety.py > benchmarks/results/safety.md
 
-The first table times :meth:`Layer.admit` on valid tensors, and the whole call that contains it. The second times the
-backward pass over 1,000 steps from a gradient at the last step only, where gradients decay until they are denormal, and
-compares it with gradients at every step, and with ``torch.set_flush_denormal``.
+The first table times :meth:`Layer.admit` on valid tensors, and the whole call that contains it. The
+second times the backward pass over 1,000 steps from a gradient at the last step only, where
+gradients decay until they are denormal, and compares it with gradients at every step, and with
+``torch.set_flush_denormal``.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ def checks() -> None:
             module = getattr(rl.nn, name)(32, 32, bidirectional=directions == 2, backend="cpu")
             weights = [part for of_direction in module._weights() for part in of_direction]
             tensors, sizes = (batch.values, *weights), module.state_sizes
-            layer = layer_of(module.cell.name, batch.offsets, tensors, len(weights), sizes, directions)
+            layer = layer_of(
+                module.cell.name, batch.offsets, tensors, len(weights), sizes, directions
+            )
             check = partial(layer.admit, batch.offsets, tensors)
             checked = microseconds(check, 20_000) / directions
             with torch.no_grad():
@@ -65,7 +69,9 @@ def denormal_share(values: torch.Tensor) -> float:
 
 
 def denormals() -> None:
-    print("| layer | H | denormal | at the last step only / at every step | the same, denormals as 0 |")
+    print(
+        "| layer | H | denormal | at the last step only / at every step | the same, denormals as 0 |"
+    )
     print("| --- | --- | --- | --- | --- |")
     for name in ("LSTM", "GRU", "MinGRU", "QRNN"):
         for hidden_size in (64, 256):
@@ -89,7 +95,9 @@ def denormals() -> None:
                     if kind == "last" and found is not None:
                         share = denormal_share(found)
             every, last, flushed = (statistics.median(taken) for taken in seconds.values())
-            print(f"| {name} | {hidden_size} | {share:.2f} | {last / every:.2f} | {flushed / every:.2f} |")
+            print(
+                f"| {name} | {hidden_size} | {share:.2f} | {last / every:.2f} | {flushed / every:.2f} |"
+            )
 
 
 def main() -> None:

@@ -1,11 +1,13 @@
-"""Live streams (``raglane.serve``): steps against ONNX Runtime and torch, real-time clients, memory, and bits.
+"""Live streams (``raglane.serve``): steps against ONNX Runtime and torch, real-time clients,
+memory, and bits.
 
-    python benchmarks/serving.py times --threads 1 > benchmarks/results/serving.md
-    python benchmarks/serving.py times clients memory churn bits --threads 2 >> benchmarks/results/serving.md
+    python benchmarks/serving.py times --threads 1 > benchmarks/results/serving.md python
+    benchmarks/serving.py times clients memory churn bits --threads 2 >>
+    benchmarks/results/serving.md
 
-The voice model is the detector of examples/voice_activity.py: 16 kHz, frames of 512 samples, 0.68 million
-multiply-adds. With one thread the process is pinned to one processor. A time includes giving the frames and reading
-the answers. ``times`` requires ``pip install '.[bench]' onnxscript``.
+The voice model is the detector of examples/voice_activity.py: 16 kHz, frames of 512 samples, 0.68
+million multiply-adds. With one thread the process is pinned to one processor. A time includes
+giving the frames and reading the answers. ``times`` requires ``pip install '.[bench]' onnxscript``.
 """
 
 from __future__ import annotations
@@ -52,7 +54,9 @@ class Plain(nn.Module):
         self.head, self.layer = model.head, nn.LSTM(128, 128)
         self.layer.load_state_dict(model.layer.state_dict())
 
-    def forward(self, samples: Tensor, context: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def forward(
+        self, samples: Tensor, context: Tensor, h: Tensor, c: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         features, context = self.front.step(samples, context)
         out, (h, c) = self.layer(features.unsqueeze(0), (h.unsqueeze(0), c.unsqueeze(0)))
         return self.head(out[0].relu()), context, h[0], c[0]
@@ -69,10 +73,20 @@ def onnx_session(model: Detector, threads: int) -> Any:
         names = ["samples", "context", "h", "c"]
         axes: Any = {name: {0: batch} for name in names}
         torch.onnx.export(
-            Plain(model).eval(), given, path, input_names=names, dynamic_shapes=axes, dynamo=True, verbose=False
+            Plain(model).eval(),
+            given,
+            path,
+            input_names=names,
+            dynamic_shapes=axes,
+            dynamo=True,
+            verbose=False,
         )
         options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads, options.inter_op_num_threads, options.log_severity_level = threads, 1, 4
+        options.intra_op_num_threads, options.inter_op_num_threads, options.log_severity_level = (
+            threads,
+            1,
+            4,
+        )
         return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
 
@@ -87,9 +101,13 @@ class Ways:
         self.arrays = [part.numpy() for part in self.parts]
         self.session, self.plain = session, Plain(model).eval()
         self.stacked: list[Any] = [np.zeros((count, size), np.float32) for size in STATES]
-        self.single: list[list[Any]] = [[np.zeros((1, size), np.float32) for size in STATES] for _ in range(count)]
+        self.single: list[list[Any]] = [
+            [np.zeros((1, size), np.float32) for size in STATES] for _ in range(count)
+        ]
         self.torch_stacked: list[Any] = [torch.zeros(count, size) for size in STATES]
-        self.torch_single: list[list[Any]] = [[torch.zeros(1, size) for size in STATES] for _ in range(count)]
+        self.torch_single: list[list[Any]] = [
+            [torch.zeros(1, size) for size in STATES] for _ in range(count)
+        ]
 
     def ours(self) -> Any:
         for stream, part in zip(self.streams, self.arrays, strict=True):
@@ -120,10 +138,15 @@ class Ways:
         return np.split(answer, len(self.arrays))
 
     def onnx_restacked(self) -> Any:
-        """The scheme of sherpa-onnx: stack the states of the ready streams, and unstack them afterwards."""
+        """The scheme of sherpa-onnx: stack the states of the ready streams, and unstack them
+        afterwards.
+        """
         states = [np.concatenate(parts) for parts in zip(*self.single, strict=True)]
         answer, *after = self._run(np.concatenate(self.arrays), states)
-        self.single = [list(parts) for parts in zip(*(np.split(part, len(self.arrays)) for part in after), strict=True)]
+        self.single = [
+            list(parts)
+            for parts in zip(*(np.split(part, len(self.arrays)) for part in after), strict=True)
+        ]
         return np.split(answer, len(self.arrays))
 
     @torch.inference_mode()
@@ -140,7 +163,10 @@ class Ways:
         return answer.split(1)
 
     def all(self) -> dict[str, Callable[[], Any]]:
-        found: dict[str, Callable[[], Any]] = {"ours": self.ours, "onnx, per stream": self.onnx_per_stream}
+        found: dict[str, Callable[[], Any]] = {
+            "ours": self.ours,
+            "onnx, per stream": self.onnx_per_stream,
+        }
         if len(self.streams) > 1:
             found["ours, together"] = self.ours_together
             found |= {"onnx, stacked": self.onnx_stacked, "onnx, restacked": self.onnx_restacked}
@@ -152,13 +178,19 @@ class Ways:
         """Return the largest difference of an answer to ours; NaN if there is one."""
         own, ways = torch.cat(self.ours()), self.all()
         # Others continue the states of one of these.
-        others = [way for name, way in ways.items() if name not in ("ours", "ours, together", "onnx, restacked")]
+        others = [
+            way
+            for name, way in ways.items()
+            if name not in ("ours", "ours, together", "onnx, restacked")
+        ]
         found = [torch.cat([torch.as_tensor(part) for part in way()]) for way in others]
         return max(float((part - own).abs().max()) for part in found)
 
 
 def times(threads: int) -> None:
-    print(f"Time per stream of one frame of each, us, {threads} threads. Ratios: the other's time over ours.\n")
+    print(
+        f"Time per stream of one frame of each, us, {threads} threads. Ratios: the other's time over ours.\n"
+    )
     print("| ready | step alone | way | us per stream | ratio |\n| --- | --- | --- | --- | --- |")
     model = Detector().eval()
     session = onnx_session(model, threads)
@@ -168,12 +200,16 @@ def times(threads: int) -> None:
         samples = interleave(ways.all(), 15, most_seconds=12)
         step = ways.engine.stats()["step_ms"]["p50"] * 1e3 / count
         for name, own in samples.items():
-            ratio = statistics.median(other / ours for other, ours in zip(own, samples["ours"], strict=True))
+            ratio = statistics.median(
+                other / ours for other, ours in zip(own, samples["ours"], strict=True)
+            )
             alone = f"{step:.1f}" if name == "ours" else ""
-            print(f"| {count} | {alone} | {name} | {1e6 * statistics.median(own) / count:.1f} | {ratio:.2f} |")
+            print(
+                f"| {count} | {alone} | {name} | {1e6 * statistics.median(own) / count:.1f} | {ratio:.2f} |"
+            )
 
 
-# ---- real-time clients ----------------------------------------------------------------------------------------------
+# ---- real-time clients ---------------------------------------------------------------------------
 
 
 # A frame that a client sends; the answer is its stream.
@@ -182,7 +218,9 @@ MOST = 256  # records that are read, or sent, at a time
 
 
 def serve(connection: socket.socket, streams: list[Stream], engine: Engine) -> tuple[int, int]:
-    """Serve the clients of another process until it sends no more; return ready streams, and those taken."""
+    """Serve the clients of another process until it sends no more; return ready streams, and those
+    taken.
+    """
     memory = bytearray(MOST * RECORD.itemsize)
     of, taken, held = 0, 0, 0
     while count := connection.recv_into(memoryview(memory)[held:]):
@@ -209,7 +247,9 @@ def serve(connection: socket.socket, streams: list[Stream], engine: Engine) -> t
 
 
 def clients(connection: socket.socket, pipe: Any, count: int, seconds: float) -> None:
-    """Push a frame of each client every 32 ms; send the latencies, the late ones and the time of the processor."""
+    """Push a frame of each client every 32 ms; send the latencies, the late ones and the time of
+    the processor.
+    """
     rng = np.random.default_rng(0)
     records = np.zeros(MOST, RECORD)
     records["frame"] = rng.standard_normal((MOST, FRAME), np.float32)
@@ -239,12 +279,20 @@ def clients(connection: socket.socket, pipe: Any, count: int, seconds: float) ->
     connection.close()
     own = np.array(latencies)
     late = int((own > PERIOD).sum())
-    facts = (len(own), float(np.percentile(own, 50)), float(np.percentile(own, 99)), float(own.max()), late)
+    facts = (
+        len(own),
+        float(np.percentile(own, 50)),
+        float(np.percentile(own, 99)),
+        float(own.max()),
+        late,
+    )
     pipe.send((*facts, time.process_time() - busy))
 
 
 def trial(model: Detector, count: int, seconds: float, threads: int) -> tuple[Any, ...]:
-    """Return the facts of the clients, the server's time of a processor, the streams and the share of a step."""
+    """Return the facts of the clients, the server's time of a processor, the streams and the share
+    of a step.
+    """
     engine = Engine(model, slots=count, features=FRAME, threads=threads)
     streams = [engine.open() for _ in range(count)]
     facts, sent = get_context("spawn").Pipe(duplex=False)
@@ -266,13 +314,17 @@ def real_time(threads: int, seconds: float) -> None:
     ways = Ways(model, 200, threads, None)
     ways.ours()
     count = int(PERIOD / (statistics.median(interleave({"ours": ways.ours}, 5)["ours"]) / 200))
-    print(f"Real-time clients in another process, a frame per 32 ms each, {threads} threads of the engine.\n")
+    print(
+        f"Real-time clients in another process, a frame per 32 ms each, {threads} threads of the engine.\n"
+    )
     columns = "clients | seconds | p50, ms | p99, ms | most, ms | late | CPU of the server | of the clients"
     columns += " | streams/step | share of the ready | step, ms"
     print(f"| {columns} |\n| {' | '.join(['---'] * 11)} |")
 
     def row(count: int, seconds: float) -> float:
-        sent, middle, high, most, late, theirs, busy, size, share, step = trial(model, count, seconds, threads)
+        sent, middle, high, most, late, theirs, busy, size, share, step = trial(
+            model, count, seconds, threads
+        )
         figures = " | ".join(f"{1e3 * each:.1f}" for each in (middle, high, most))
         shares = f"{late} of {sent} | {busy / seconds:.2f} | {theirs / seconds:.2f} | {size:.1f} | {share:.2f}"
         print(f"| {count} | {seconds:g} | {figures} | {shares} | {step:.2f} |", flush=True)
@@ -283,7 +335,7 @@ def real_time(threads: int, seconds: float) -> None:
     row(int(0.8 * count), seconds)
 
 
-# ---- memory, time to open, bits -------------------------------------------------------------------------------------
+# ---- memory, time to open, bits ------------------------------------------------------------------
 
 
 def resident() -> int:
@@ -311,7 +363,9 @@ def memory(count: int = 100_000) -> None:
         kept += fill(1000)
     gc.collect()
     bytes_each = (resident() - before) / (count - 1000)
-    print(f"Resident memory per open stream of an LSTM 128, at {count} streams: {bytes_each:.0f} bytes.\n")
+    print(
+        f"Resident memory per open stream of an LSTM 128, at {count} streams: {bytes_each:.0f} bytes.\n"
+    )
 
 
 def churn(count: int) -> None:
@@ -327,7 +381,9 @@ def churn(count: int) -> None:
             stream.close()
             spent[place] = opened - begun, time.perf_counter() - opened
         one, other = 1e6 * np.median(spent, 0)
-        print(f"{slots} slots, {len(others)} other streams: open {one:.1f} us, close {other:.1f} us.")
+        print(
+            f"{slots} slots, {len(others)} other streams: open {one:.1f} us, close {other:.1f} us."
+        )
     engine = Engine(rl.nn.LSTM(40, 128).eval(), slots=1000)
 
     def stepped() -> None:
@@ -343,7 +399,9 @@ def churn(count: int) -> None:
         for _ in range(99):
             engine.open().close()
     grown = (resident() - before) / 1024
-    print(f"\nGrowth of resident memory over {count:,} opened and closed streams: {grown:.0f} kB.\n")
+    print(
+        f"\nGrowth of resident memory over {count:,} opened and closed streams: {grown:.0f} kB.\n"
+    )
 
 
 def bits(threads: int, frames: int, seed: int) -> None:
@@ -354,7 +412,10 @@ def bits(threads: int, frames: int, seed: int) -> None:
         calls = [torch.randn(int(length), FRAME) for length in rng.integers(50, 150, 100)]
         streams, at = [engine.open() for _ in calls], [0] * len(calls)
         found: list[list[Tensor]] = [[] for _ in calls]
-        while any(stream.queued or place < len(call) for stream, place, call in zip(streams, at, calls, strict=True)):
+        while any(
+            stream.queued or place < len(call)
+            for stream, place, call in zip(streams, at, calls, strict=True)
+        ):
             for place in rng.permutation(100)[: rng.integers(1, 100)].tolist():
                 count = int(rng.integers(0, 9))
                 streams[place].push(calls[place][at[place] : at[place] + count])
@@ -364,20 +425,33 @@ def bits(threads: int, frames: int, seed: int) -> None:
                 parts.append(stream.pull())
         for stream in streams:
             stream.close()
-        served, expected = torch.cat([torch.cat(parts) for parts in found]), whole.run(rl.Ragged(calls)).values
+        served, expected = (
+            torch.cat([torch.cat(parts) for parts in found]),
+            whole.run(rl.Ragged(calls)).values,
+        )
         off += int((served != expected).any(1).sum())
         seen += len(expected)
     print(f"Served = offline: {off} of {seen} frames of the voice model differ in any bit.\n")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parts = ("times", "clients", "memory", "churn", "bits")
     parser.add_argument("parts", nargs="+", choices=parts, help="the measurements")
-    parser.add_argument("--threads", type=int, default=1, help="threads; 1 pins the process (default: 1)")
-    parser.add_argument("--seconds", type=float, default=10, help="of real-time clients at 80 %% (default: 10)")
-    parser.add_argument("--streams", type=float, default=1e6, help="opened and closed (default: 1e6)")
-    parser.add_argument("--frames", type=float, default=1e6, help="compared with offline (default: 1e6)")
+    parser.add_argument(
+        "--threads", type=int, default=1, help="threads; 1 pins the process (default: 1)"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=10, help="of real-time clients at 80 %% (default: 10)"
+    )
+    parser.add_argument(
+        "--streams", type=float, default=1e6, help="opened and closed (default: 1e6)"
+    )
+    parser.add_argument(
+        "--frames", type=float, default=1e6, help="compared with offline (default: 1e6)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of weights and frames (default: 0)")
     options = parser.parse_args()
     torch.manual_seed(options.seed)

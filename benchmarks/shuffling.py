@@ -11,14 +11,18 @@ _Integers = npt.NDArray[np.int64]
 
 
 class Shuffling(NamedTuple):
-    """Measures of two epochs: about (1, 0, 1) for a random order, (0, ..., 0) for the order of the data."""
+    """Measures of two epochs: about (1, 0, 1) for a random order, (0, ..., 0) for the order of the
+    data.
+    """
 
     company: float
     trend: float
     travel: float
 
 
-def shuffling(lengths: _Integers, first: tuple[_Integers, _Integers], second: tuple[_Integers, _Integers]) -> Shuffling:
+def shuffling(
+    lengths: _Integers, first: tuple[_Integers, _Integers], second: tuple[_Integers, _Integers]
+) -> Shuffling:
     """Measure two epochs."""
     rows, bounds = first
     count, sizes = len(rows), np.diff(bounds)

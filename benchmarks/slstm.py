@@ -1,4 +1,5 @@
-"""The sLSTM cell of xlstm, with its vanilla backend and with rl.accelerate: times of a call and of a training step.
+"""The sLSTM cell of xlstm, with its vanilla backend and with rl.accelerate: times of a call and of
+a training step.
 
 Requires xlstm. The rows of the table are sizes: units, sequences, steps.
 
@@ -37,12 +38,16 @@ def main() -> None:
     """Print the table."""
     from xlstm.blocks.slstm.cell import sLSTMCell, sLSTMCellConfig
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=5)
     chosen = parser.parse_args()
     torch.set_num_threads(chosen.threads)
-    print("| units, sequences, steps | xlstm ms | Raglane ms | ratio | training: xlstm | Raglane | ratio |")
+    print(
+        "| units, sequences, steps | xlstm ms | Raglane ms | ratio | training: xlstm | Raglane | ratio |"
+    )
     print("| --- " * 7 + "|")
     for units, sequences, steps in SIZES:
         options = {"backend": "vanilla", "recurrent_weight_init": "standard"}
@@ -53,7 +58,10 @@ def main() -> None:
         cells = [f"{units}, {sequences}, {steps}"]
         for run in (call, train):
             calls = {"xlstm": partial(run, theirs, gates), "Raglane": partial(run, ours, gates)}
-            times = [1e3 * statistics.median(samples) for samples in interleave(calls, chosen.rounds).values()]
+            times = [
+                1e3 * statistics.median(samples)
+                for samples in interleave(calls, chosen.rounds).values()
+            ]
             cells += [*(f"{ms:.3g}" for ms in times), f"{times[0] / times[1]:.1f}"]
         print(f"| {' | '.join(cells)} |", flush=True)
 

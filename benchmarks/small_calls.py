@@ -2,10 +2,10 @@
 
     python benchmarks/small_calls.py > benchmarks/results/small-calls.md
 
-The first table has 8 sequences of 10 elements, 32 features and 32 units: our layer on a Ragged against the fastest of
-torch's layer on a padded tensor and on a pack. The second has ``layer.step`` for ``B`` streams against torch's cell and
-against torch's layer on one step. The weights of frozen layers (``rl.freeze``) are packed beforehand. All calls take
-turns, and each figure is a median.
+The first table has 8 sequences of 10 elements, 32 features and 32 units: our layer on a Ragged
+against the fastest of torch's layer on a padded tensor and on a pack. The second has ``layer.step``
+for ``B`` streams against torch's cell and against torch's layer on one step. The weights of frozen
+layers (``rl.freeze``) are packed beforehand. All calls take turns, and each figure is a median.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ def infer(layer: Any, given: Any) -> Any:
 def train(layer: Any, given: Any, weights: list[Tensor], gradient: Tensor) -> Any:
     """Compute outputs, and the gradients of the weights."""
     out = layer(given)[0]
-    values = out if isinstance(out, Tensor) else out.values if isinstance(out, rl.Ragged) else out.data
+    values = (
+        out if isinstance(out, Tensor) else out.values if isinstance(out, rl.Ragged) else out.data
+    )
     return torch.autograd.grad(values.reshape(gradient.shape), weights, gradient)
 
 
@@ -69,17 +71,27 @@ def batches() -> None:
         theirs = getattr(torch.nn, name)(SIZE, SIZE)
         ours = getattr(rl.nn, name)(SIZE, SIZE)
         ours.load_state_dict(theirs.state_dict())
-        layers = {"ours": ours, "frozen": rl.freeze(copy.deepcopy(ours)), "padded": theirs, "packed": theirs}
+        layers = {
+            "ours": ours,
+            "frozen": rl.freeze(copy.deepcopy(ours)),
+            "padded": theirs,
+            "packed": theirs,
+        }
         weights = {way: list(layer.parameters()) for way, layer in layers.items()}
         modes: dict[str, dict[str, Callable[[], Any]]] = {
             "inference": {way: partial(infer, layers[way], given[way]) for way in given},
-            "training": {way: partial(train, layers[way], given[way], weights[way], gradient) for way in given},
+            "training": {
+                way: partial(train, layers[way], given[way], weights[way], gradient)
+                for way in given
+            },
         }
         for mode, ways in modes.items():
             found = medians(ways, 50)
             best = min(found["padded"], found["packed"])
             times = " | ".join(f"{found[way]:.1f}" for way in given)
-            print(f"| {name} | {mode} | {times} | {best / found['ours']:.2f} | {best / found['frozen']:.2f} |")
+            print(
+                f"| {name} | {mode} | {times} | {best / found['ours']:.2f} | {best / found['frozen']:.2f} |"
+            )
 
 
 def steps() -> None:
@@ -88,7 +100,10 @@ def steps() -> None:
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     for name in ("LSTM", "GRU"):
         for count, size in ((1, 32), (1, 128), (1, 512), (8, 32), (8, 128), (64, 128)):
-            theirs, cell = getattr(torch.nn, name)(size, size), getattr(torch.nn, f"{name}Cell")(size, size)
+            theirs, cell = (
+                getattr(torch.nn, name)(size, size),
+                getattr(torch.nn, f"{name}Cell")(size, size),
+            )
             ours = getattr(rl.nn, name)(size, size)
             ours.load_state_dict(theirs.state_dict())
             frozen = rl.freeze(copy.deepcopy(ours))

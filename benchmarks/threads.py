@@ -1,9 +1,11 @@
-"""The library's own threads against OpenMP's: layers alone, and between products of torch on its OpenMP threads.
+"""The library's own threads against OpenMP's: layers alone, and between products of torch on its
+OpenMP threads.
 
     python benchmarks/threads.py >> benchmarks/results/threads.md
 
-Each pool has a process of its own, because it is chosen once. They take turns, call by call, and each figure is a ratio
-of medians: below 1 the library's own threads are faster. With ``--wait-policy PASSIVE``, OpenMP's threads do not poll.
+Each pool has a process of its own, because it is chosen once. They take turns, call by call, and
+each figure is a ratio of medians: below 1 the library's own threads are faster. With
+``--wait-policy PASSIVE``, OpenMP's threads do not poll.
 """
 
 from __future__ import annotations
@@ -23,7 +25,11 @@ import raglane as rl
 from raglane.planner.machine import cpu_name
 
 POOLS = ("", "own")
-CASES = [(cell, *shape) for cell in ("LSTM", "GRU", "SRU") for shape in ((8, 32, 32), (32, 128, 128), (64, 256, 256))]
+CASES = [
+    (cell, *shape)
+    for cell in ("LSTM", "GRU", "SRU")
+    for shape in ((8, 32, 32), (32, 128, 128), (64, 256, 256))
+]
 CASES += [("LSTM", 1, 512, 512)]
 WAYS = ("inference", "training", "inference between products", "training between products")
 
@@ -63,7 +69,9 @@ def serve(pipe: Any, threads: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--threads", type=int, default=2, help="of torch and the layers (default: 2)")
+    parser.add_argument(
+        "--threads", type=int, default=2, help="of torch and the layers (default: 2)"
+    )
     parser.add_argument("--rounds", type=int, default=30, help="of each case (default: 30)")
     parser.add_argument("--wait-policy", help="OMP_WAIT_POLICY of both processes")
     options = parser.parse_args()
@@ -73,7 +81,9 @@ def main() -> None:
     for pool in POOLS:
         os.environ["RAGLANE_THREADS"] = pool
         ours, theirs = get_context("spawn").Pipe()
-        get_context("spawn").Process(target=serve, args=(theirs, options.threads), daemon=True).start()
+        get_context("spawn").Process(
+            target=serve, args=(theirs, options.threads), daemon=True
+        ).start()
         pipes.append(ours)
 
     def ask(pipe: Any, message: Any) -> float:
@@ -84,7 +94,9 @@ def main() -> None:
 
     policy = f", OMP_WAIT_POLICY={options.wait_policy}" if options.wait_policy else ""
     print(f"\n{cpu_name()}, torch {torch.__version__}, {options.threads} threads{policy}\n")
-    print(f"| layer (B, H, D) | {' | '.join(f'{way}: OpenMP, us | own / OpenMP' for way in WAYS)} |")
+    print(
+        f"| layer (B, H, D) | {' | '.join(f'{way}: OpenMP, us | own / OpenMP' for way in WAYS)} |"
+    )
     print(f"| --- |{' --- |' * 2 * len(WAYS)}")
     for case in CASES:
         cells = []

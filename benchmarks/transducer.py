@@ -1,10 +1,12 @@
-"""The transducer's loss and its gradients (``rl.nn.rnnt_loss``) against a padded twin in plain torch.
+"""The transducer's loss and its gradients (``rl.nn.rnnt_loss``) against a padded twin in plain
+torch.
 
     python benchmarks/transducer.py > benchmarks/results/transducer.md
 
-The twin computes the joint for all frames and labels of a padded batch, log-softmax, and the recursion over diagonals,
-by autograd. Both take turns in one process, and a figure is a median. The peak is that of a new process for each, over
-the memory before the step. Frames and states are random numbers, whose gradients are computed.
+The twin computes the joint for all frames and labels of a padded batch, log-softmax, and the
+recursion over diagonals, by autograd. Both take turns in one process, and a figure is a median. The
+peak is that of a new process for each, over the memory before the step. Frames and states are
+random numbers, whose gradients are computed.
 """
 
 from __future__ import annotations
@@ -42,11 +44,15 @@ class Problem:
         self.frames, self.labels = frames, labels
         self.encoder = torch.randn(int(frames.sum()), HIDDEN, requires_grad=True)
         self.predictor = torch.randn(int(labels.sum()) + BATCH, HIDDEN, requires_grad=True)
-        self.targets = rl.Ragged.from_flat(torch.randint(1, classes, (int(labels.sum()),)), lengths=labels)
+        self.targets = rl.Ragged.from_flat(
+            torch.randint(1, classes, (int(labels.sum()),)), lengths=labels
+        )
         self.joint = torch.nn.Linear(HIDDEN, classes)
 
     def gradients(self, loss: Tensor) -> tuple[Tensor, ...]:
-        return loss.detach(), *torch.autograd.grad(loss, [self.encoder, self.predictor, *self.joint.parameters()])
+        return loss.detach(), *torch.autograd.grad(
+            loss, [self.encoder, self.predictor, *self.joint.parameters()]
+        )
 
     def raglane(self) -> tuple[Tensor, ...]:
         encoder = rl.Ragged.from_flat(self.encoder, lengths=self.frames)
@@ -62,14 +68,18 @@ class Problem:
     def padded(self) -> tuple[Tensor, ...]:
         scores = self.logits().log_softmax(-1)
         count, frames, states, _ = scores.shape
-        following = pad_sequence([torch.cat([part, part.new_zeros(1)]) for part in self.targets], batch_first=True)
+        following = pad_sequence(
+            [torch.cat([part, part.new_zeros(1)]) for part in self.targets], batch_first=True
+        )
         index = torch.stack([torch.zeros_like(following), following], -1)
         picked = scores.gather(3, index.unsqueeze(1).expand(-1, frames, -1, -1))
         # Row d of the skewed tables is the diagonal t + u = d.
         column = torch.arange(states)
         frame = torch.arange(frames + states - 1).unsqueeze(1) - column
         outside = (frame < 0) | (frame >= self.frames[:, None, None])
-        skewed = picked[:, frame.clamp(0, frames - 1), column].masked_fill(outside.unsqueeze(-1), NEVER)
+        skewed = picked[:, frame.clamp(0, frames - 1), column].masked_fill(
+            outside.unsqueeze(-1), NEVER
+        )
         blank, label = (part.unbind(1) for part in skewed.unbind(-1))
         never = scores.new_full((count, 1), NEVER)
         alpha = torch.cat([scores.new_zeros(count, 1), never.expand(-1, states - 1)], 1)
@@ -90,7 +100,9 @@ def timed(run: Callable[[], object], clock: Callable[[], float]) -> float:
     return clock() - start
 
 
-def times(problem: Problem, rounds: int, clock: Callable[[], float] = time.perf_counter) -> dict[str, float]:
+def times(
+    problem: Problem, rounds: int, clock: Callable[[], float] = time.perf_counter
+) -> dict[str, float]:
     """The median seconds of each, which agree with the padded twin."""
     expected = problem.padded()
     for way in WAYS:
@@ -106,7 +118,15 @@ def times(problem: Problem, rounds: int, clock: Callable[[], float] = time.perf_
 
 def peak(way: str, classes: int, equal: bool) -> float:
     """The peak memory of a step in MB, in a new process."""
-    command = [sys.executable, __file__, "--peak", way, "--classes", str(classes), *(["--equal"] if equal else [])]
+    command = [
+        sys.executable,
+        __file__,
+        "--peak",
+        way,
+        "--classes",
+        str(classes),
+        *(["--equal"] if equal else []),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ)
     return float(done.stdout)
 
@@ -129,7 +149,11 @@ def main() -> None:
     parser.add_argument("--equal", action="store_true")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--no-memory", action="store_true")
-    parser.add_argument("--cpu-time", action="store_true", help="CPU time on one thread, if the machine has other work")
+    parser.add_argument(
+        "--cpu-time",
+        action="store_true",
+        help="CPU time on one thread, if the machine has other work",
+    )
     args = parser.parse_args()
     torch.set_num_threads(1 if args.cpu_time else 2)
     clock = time.process_time if args.cpu_time else time.perf_counter
@@ -138,7 +162,9 @@ def main() -> None:
         return
     print("# The transducer's loss\n")
     kind = "CPU time of 1 thread" if args.cpu_time else "2 threads"
-    print(f"`python benchmarks/transducer.py`: {cpu_name()}, {kind}, torch {torch.__version__}, float32.\n")
+    print(
+        f"`python benchmarks/transducer.py`: {cpu_name()}, {kind}, torch {torch.__version__}, float32.\n"
+    )
     print(
         f"{BATCH} sequences of up to {FRAMES} frames and {LABELS} labels, joint of {HIDDEN}. Times and peak memory of\n"
         "the joint, the loss and all gradients. In brackets: relative to the padded twin.\n"
@@ -149,10 +175,22 @@ def main() -> None:
         if args.classes not in (None, classes):
             continue
         seconds = times(Problem(classes, equal), args.rounds, clock)
-        megabytes = dict.fromkeys(WAYS, 0.0) if args.no_memory else {way: peak(way, classes, equal) for way in WAYS}
+        megabytes = (
+            dict.fromkeys(WAYS, 0.0)
+            if args.no_memory
+            else {way: peak(way, classes, equal) for way in WAYS}
+        )
         cells = [f"{seconds[way]:.2f} ({seconds[way] / seconds['padded']:.2f})" for way in WAYS]
-        cells += [f"{megabytes[way]:,.0f} ({megabytes[way] / (megabytes['padded'] or 1):.2f})" for way in WAYS]
-        print(f"| {classes:,} | {'equal' if equal else 'half to whole'} |", " | ".join(cells), "|", flush=True)
+        cells += [
+            f"{megabytes[way]:,.0f} ({megabytes[way] / (megabytes['padded'] or 1):.2f})"
+            for way in WAYS
+        ]
+        print(
+            f"| {classes:,} | {'equal' if equal else 'half to whole'} |",
+            " | ".join(cells),
+            "|",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Charts of the tables of results, as HTML: a line of dots per name, on the axis of the numbers of one column."""
+"""Charts of the tables of results, as HTML: a line of dots per name, on the axis of the numbers of
+one column.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ _SIZE = re.compile(r" (\(.*|\d+x\d+x\d+)$")
 
 @dataclass(frozen=True)
 class Chart:
-    """The chart of every table with these columns: that of the numbers, and those that name a line."""
+    """The chart of every table with these columns: that of the numbers, and those that name a
+    line.
+    """
 
     value: str
     names: tuple[str, ...]
@@ -29,15 +33,48 @@ CHARTS = (
         ("cell BxHxD", "lengths (N; fill)", "who"),
         "PyTorch's fastest time over Raglane's: one dot per size, the line is equal speed",
     ),
-    Chart("us per stream", ("way",), "Microseconds per stream and frame: one dot per number of streams", parity=None),
-    Chart("other / this", ("cell", "lengths"), "The other version's time over this one's: one dot per size"),
-    Chart("time over that without", ("cell", "B, H, D"), "Time over that without recomputation: one dot per setting"),
-    Chart("float32 / int8", ("layer",), "Time in float32 over that with int8 weights: one dot per size"),
-    Chart("times as fast", ("layer", "H"), "Plain torch's time over that now: one dot per mode and list of lengths"),
-    Chart("program / by hand", ("mode",), "Time as a program over that of the kernel: one dot per size"),
+    Chart(
+        "us per stream",
+        ("way",),
+        "Microseconds per stream and frame: one dot per number of streams",
+        parity=None,
+    ),
+    Chart(
+        "other / this",
+        ("cell", "lengths"),
+        "The other version's time over this one's: one dot per size",
+    ),
+    Chart(
+        "time over that without",
+        ("cell", "B, H, D"),
+        "Time over that without recomputation: one dot per setting",
+    ),
+    Chart(
+        "float32 / int8",
+        ("layer",),
+        "Time in float32 over that with int8 weights: one dot per size",
+    ),
+    Chart(
+        "times as fast",
+        ("layer", "H"),
+        "Plain torch's time over that now: one dot per mode and list of lengths",
+    ),
+    Chart(
+        "program / by hand",
+        ("mode",),
+        "Time as a program over that of the kernel: one dot per size",
+    ),
     Chart("torch / ours", ("layer", "mode"), "PyTorch's fastest time over Raglane's"),
-    Chart("cell / ours", ("layer", "H"), "The time of torch's cell over that of layer.step: one dot per batch size"),
-    Chart("forward ratio", ("function",), "Raglane's time over torch's, forward: one dot per size, layout and threads"),
+    Chart(
+        "cell / ours",
+        ("layer", "H"),
+        "The time of torch's cell over that of layer.step: one dot per batch size",
+    ),
+    Chart(
+        "forward ratio",
+        ("function",),
+        "Raglane's time over torch's, forward: one dot per size, layout and threads",
+    ),
     Chart(
         "median miss",
         ("list",),
@@ -45,22 +82,42 @@ CHARTS = (
         is_log=False,
         parity=None,
     ),
-    Chart("fill", ("order",), "The fill of padded batches: one dot per list", is_log=False, parity=None),
+    Chart(
+        "fill",
+        ("order",),
+        "The fill of padded batches: one dot per list",
+        is_log=False,
+        parity=None,
+    ),
     Chart("time", ("step",), "Seconds of each step", parity=None),
-    Chart("time, ms", ("float32 numbers",), "Milliseconds of a sum over both processes", parity=None),
-    Chart("checked, us per direction", ("layer",), "Microseconds of checks per direction", is_log=False, parity=None),
+    Chart(
+        "time, ms", ("float32 numbers",), "Milliseconds of a sum over both processes", parity=None
+    ),
+    Chart(
+        "checked, us per direction",
+        ("layer",),
+        "Microseconds of checks per direction",
+        is_log=False,
+        parity=None,
+    ),
 )
 
 
 def tables(text: str) -> Iterator[tuple[int, list[dict[str, str]]]]:
-    """Yield the place of each table of a Markdown text, and its rows by the names of the columns."""
+    """Yield the place of each table of a Markdown text, and its rows by the names of the
+    columns.
+    """
     for found in _TABLE.finditer(text):
-        names, _, *rows = ([cell.strip() for cell in line[1:-1].split("|")] for line in found[0].splitlines())
+        names, _, *rows = (
+            [cell.strip() for cell in line[1:-1].split("|")] for line in found[0].splitlines()
+        )
         yield found.start(), [dict(zip(names, row, strict=True)) for row in rows]
 
 
 def lines_of(chart: Chart, rows: list[dict[str, str]]) -> dict[str, list[float]]:
-    """Return the numbers of each line of a chart by its name. Competitors of layers are left out."""
+    """Return the numbers of each line of a chart by its name. Competitors of layers are left
+    out.
+    """
     lines: dict[str, list[float]] = {}
     for row in rows:
         who = row.get("who", "ours").strip("*")
@@ -76,15 +133,24 @@ def lines_of(chart: Chart, rows: list[dict[str, str]]) -> dict[str, list[float]]
 
 
 def with_charts(text: str) -> str:
-    """Return a Markdown text with a chart before each table that has one. All of one kind have the same axis."""
+    """Return a Markdown text with a chart before each table that has one. All of one kind have the
+    same axis.
+    """
     found = []
     for place, rows in tables(text):
-        chart = next((chart for chart in CHARTS if rows and {chart.value, *chart.names} <= rows[0].keys()), None)
+        chart = next(
+            (chart for chart in CHARTS if rows and {chart.value, *chart.names} <= rows[0].keys()),
+            None,
+        )
         if chart is not None and (lines := lines_of(chart, rows)):  # none without a competitor
             found.append((place, chart, lines))
     for place, chart, lines in reversed(found):
         known = [
-            number for _, other, same in found if other is chart for numbers in same.values() for number in numbers
+            number
+            for _, other, same in found
+            if other is chart
+            for numbers in same.values()
+            for number in numbers
         ]
         text = f"{text[:place]}{_draw(chart, lines, known)}\n{text[place:]}"
     return text

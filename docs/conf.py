@@ -1,4 +1,6 @@
-"""Sphinx configuration of the site: Markdown by MyST, docstrings by autodoc, the theme furo, no external requests."""
+"""Sphinx configuration of the site: Markdown by MyST, docstrings by autodoc, the theme furo, no
+external requests.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,8 @@ author = "The Raglane developers"
 version = release = raglane.__version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
-# Headings get the same anchors as on a code host, so that links in the Markdown work in both places.
+# Headings get the same anchors as on a code host, so that links in the Markdown work in both
+# places.
 myst_heading_anchors = 4
 
 nitpicky = True
@@ -91,7 +94,9 @@ pygments_dark_style = "github-dark"
 
 
 def _with_links(text: str, source: Path, page: Path) -> str:
-    """Return the text of a file with the links of its page: to other pages, or to files that are no pages."""
+    """Return the text of a file with the links of its page: to other pages, or to files that are no
+    pages.
+    """
 
     def link(found: re.Match[str]) -> str:
         path = (source.parent / found["name"]).resolve()
@@ -99,7 +104,11 @@ def _with_links(text: str, source: Path, page: Path) -> str:
             return found[0]
         target = PAGES.get(path, path)
         name = os.path.relpath(target, page.parent)
-        return f"]({name}{found['anchor'] or ''})" if target.is_relative_to(DOCS) else f"](path:{name})"
+        return (
+            f"]({name}{found['anchor'] or ''})"
+            if target.is_relative_to(DOCS)
+            else f"](path:{name})"
+        )
 
     return re.sub(r"\]\((?P<name>[^)#\s:]+\.\w+)(?P<anchor>#[^)\s]*)?\)", link, text)
 
@@ -116,57 +125,82 @@ def _copy_pages() -> None:
             # Only the summary of the results is in the navigation and in the search.
             front = "" if source.stem == "README" else "---\norphan: true\nnosearch: true\n---\n\n"
             text = front + charts.with_charts(text)
-        if not page.exists() or page.read_text(encoding="utf-8") != text:  # else Sphinx would read the page again
+        if (
+            not page.exists() or page.read_text(encoding="utf-8") != text
+        ):  # else Sphinx would read the page again
             page.parent.mkdir(parents=True, exist_ok=True)
             page.write_text(text, encoding="utf-8")
 
 
 def _for_the_site(app: Sphinx, page: str, source: list[str]) -> None:
-    """Let links lead to pages or files, and remove the blank line that ends an example in the source."""
+    """Let links lead to pages or files, and remove the blank line that ends an example in the
+    source.
+    """
     path = DOCS / f"{page}.md"
     text = re.sub(r"\n\n( *```\n)", r"\n\1", _with_links(source[0], path, path))
     if page == "start" and (address := notebook.colab(URLS)):
-        text = text.replace("[notebook](start.ipynb)", f"[notebook](start.ipynb), which [Colab opens]({address})")
+        text = text.replace(
+            "[notebook](start.ipynb)", f"[notebook](start.ipynb), which [Colab opens]({address})"
+        )
     source[0] = text
 
 
 def _readable(
-    app: Sphinx, kind: str, name: str, item: object, options: object, signature: str | None, result: str | None
+    app: Sphinx,
+    kind: str,
+    name: str,
+    item: object,
+    options: object,
+    signature: str | None,
+    result: str | None,
 ) -> tuple[str | None, str | None]:
-    """Write "..." for defaults of a factory, which Sphinx cannot parse, and leave out the arguments of any module."""
+    """Write "..." for defaults of a factory, which Sphinx cannot parse, and leave out the arguments
+    of any module.
+    """
     if signature is not None and signature.startswith("(*args"):
         return "", result
     return (signature and signature.replace("<factory>", "...")), result
 
 
-def _accessible(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: object) -> None:
+def _accessible(
+    app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: object
+) -> None:
     """Make the theme's pages accessible by keyboard and screen reader.
 
-    Scrolling elements get a tab stop, parameters of long signatures are not definition lists, and headings of the
-    navigation have a level.
+    Scrolling elements get a tab stop, parameters of long signatures are not definition lists, and
+    headings of the navigation have a level.
     """
     body = context.get("body", "")
     body = body.replace("<pre>", '<pre tabindex="0">')
     # The picture of the chosen theme, which may differ from that of the system.
     image = r'<img class="only-{}" loading="lazy" \2 src="\{}">'
     body = _PICTURE.sub(
-        f'<div class="picture" tabindex="0">{image.format("light", 3)}{image.format("dark", 1)}</div>', body
+        f'<div class="picture" tabindex="0">{image.format("light", 3)}{image.format("dark", 1)}</div>',
+        body,
     )
     body = body.replace('<div class="table-wrapper', '<div tabindex="0" class="table-wrapper')
     context["body"] = re.sub(
         r"<dl>\n((?:<dd>.*?</dd>\n)+)</dl>",
-        lambda found: f'<div class="parameters">{found[1].replace("<dd>", "<div>").replace("</dd>", "</div>")}</div>',
+        lambda found: (
+            f'<div class="parameters">{found[1].replace("<dd>", "<div>").replace("</dd>", "</div>")}</div>'
+        ),
         body,
     )
     tree = context["furo_navigation_tree"]
-    context["furo_navigation_tree"] = tree.replace('role="heading"', 'role="heading" aria-level="2"')
+    context["furo_navigation_tree"] = tree.replace(
+        'role="heading"', 'role="heading" aria-level="2"'
+    )
 
 
-_PICTURE = re.compile(r'<picture>\s*<source [^>]*srcset="([^"]*)">\s*<img (alt="[^"]*") src="([^"]*)">\s*</picture>')
+_PICTURE = re.compile(
+    r'<picture>\s*<source [^>]*srcset="([^"]*)">\s*<img (alt="[^"]*") src="([^"]*)">\s*</picture>'
+)
 
 
 def _one_signature(analyze: Any) -> Any:
-    """Wrap autodoc's analysis of a module, so that a function has its own signature and not those of its overloads."""
+    """Wrap autodoc's analysis of a module, so that a function has its own signature and not those
+    of its overloads.
+    """
 
     def analyzed(analyzer: ModuleAnalyzer) -> None:
         analyze(analyzer)
@@ -185,7 +219,9 @@ def _with_pictures(app: Sphinx, error: Exception | None) -> None:
 
 
 def setup(app: Sphinx) -> None:
-    """Connect the functions to the build; ``_accessible`` after the theme, whose priority is 500."""
+    """Connect the functions to the build; ``_accessible`` after the theme, whose priority is
+    500.
+    """
     _copy_pages()
     app.connect("source-read", _for_the_site)
     app.connect("autodoc-process-signature", _readable)

@@ -35,7 +35,10 @@ OF_MEASUREMENTS = {
 
 
 MODES = {"train": ("training", BLUE), "infer": ("inference", ORANGE)}
-KINDS = {"sequences of different lengths": ("lognormal", "ewt"), "sequences of equal length": ("equal",)}
+KINDS = {
+    "sequences of different lengths": ("lognormal", "ewt"),
+    "sequences of equal length": ("equal",),
+}
 CELLS = {"LSTM": "lstm", "GRU": "gru", "RNN": "rnn_tanh"}
 
 
@@ -60,7 +63,9 @@ def mean(numbers: list[float]) -> float:
 
 
 def speed(look: Look) -> bytes:
-    """Draw the speedups over PyTorch: a bar up to the mean, and a line from the lowest to the highest."""
+    """Draw the speedups over PyTorch: a bar up to the mean, and a line from the lowest to the
+    highest.
+    """
     figure = new_figure(6.4, 4.6, "plot", look)
     known = speedups()
     panels = figure.subplots(2, 1, sharex=True)
@@ -72,8 +77,18 @@ def speed(look: Look) -> bytes:
             for mode, (name, color) in MODES.items():
                 numbers = known[mode, kind, cell]
                 y, middle = place + (0.2 if mode == "infer" else -0.2), mean(numbers)
-                axes.barh(y, middle - 1, left=1, height=0.34, color=color, zorder=2, label=name if place == 0 else None)
-                axes.plot([min(numbers), max(numbers)], [y, y], color=look.ink, linewidth=1, zorder=3)
+                axes.barh(
+                    y,
+                    middle - 1,
+                    left=1,
+                    height=0.34,
+                    color=color,
+                    zorder=2,
+                    label=name if place == 0 else None,
+                )
+                axes.plot(
+                    [min(numbers), max(numbers)], [y, y], color=look.ink, linewidth=1, zorder=3
+                )
                 text = f"  {middle:.3g}"
                 axes.text(max(numbers), y, text, va="center", fontsize=11, color=look.ink, zorder=4)
         axes.set_yticks(range(len(CELLS)), list(CELLS), fontsize=11)
@@ -92,7 +107,10 @@ def speed(look: Look) -> bytes:
 def draw(folder: Path) -> None:
     """Write every picture to a folder, in both themes."""
     folder.mkdir(parents=True, exist_ok=True)
-    names = {"rl": rl, "measured": json.loads((RESULTS / "measured.json").read_text(encoding="utf-8"))}
+    names = {
+        "rl": rl,
+        "measured": json.loads((RESULTS / "measured.json").read_text(encoding="utf-8")),
+    }
     for name, code in (CODE | OF_MEASUREMENTS).items():
         for theme, ending in (("light", ""), ("dark", "-dark")):
             with rl.plot.theme(theme):

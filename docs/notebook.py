@@ -33,7 +33,9 @@ class Cell:
 
 
 def cells(text: str) -> Iterator[Cell]:
-    """Yield the cells of a page, without its link to the notebook. An example that prints something ends a cell."""
+    """Yield the cells of a page, without its link to the notebook. An example that prints something
+    ends a cell.
+    """
     text = re.sub(rf"^.*\({NOTEBOOK.name}\).*\n\n", "", text, flags=re.MULTILINE)
     place = 0
     for block in _BLOCK.finditer(text):
@@ -64,12 +66,18 @@ def run(cell: Cell, names: dict[str, Any]) -> str:
     body = ast.parse(cell.source).body
     last = body.pop() if body and isinstance(body[-1], ast.Expr) else None
     exec(compile(ast.Module(body, []), "<cell>", "exec"), names)
-    value = eval(compile(ast.Expression(last.value), "<cell>", "eval"), names) if isinstance(last, ast.Expr) else None
+    value = (
+        eval(compile(ast.Expression(last.value), "<cell>", "eval"), names)
+        if isinstance(last, ast.Expr)
+        else None
+    )
     return "" if value is None else f"{value!r}\n"
 
 
 def build(text: str) -> dict[str, Any]:
-    """Run the cells of a page, and return the notebook. Commands run in a temporary folder; installations do not."""
+    """Run the cells of a page, and return the notebook. Commands run in a temporary folder;
+    installations do not.
+    """
     names: dict[str, Any] = {}
     made = []
     with tempfile.TemporaryDirectory() as folder:
@@ -78,7 +86,10 @@ def build(text: str) -> dict[str, Any]:
             if cell.kind != "markdown":
                 output = run(cell, names) if cell.kind == "python" else ""
                 if cell.source.startswith("!"):
-                    command, path = ["sh", "-c", cell.source.removeprefix("!")], Path(sys.executable).parent
+                    command, path = (
+                        ["sh", "-c", cell.source.removeprefix("!")],
+                        Path(sys.executable).parent,
+                    )
                     env = {**os.environ, "PATH": f"{path}{os.pathsep}{os.environ['PATH']}"}
                     output = subprocess.run(
                         command,
@@ -89,17 +100,31 @@ def build(text: str) -> dict[str, Any]:
                         text=True,
                         check=True,
                     ).stdout
-                shown = {"output_type": "stream", "name": "stdout", "text": output.splitlines(keepends=True)}
-                entry |= {"cell_type": "code", "execution_count": None, "outputs": [shown] if output else []}
+                shown = {
+                    "output_type": "stream",
+                    "name": "stdout",
+                    "text": output.splitlines(keepends=True),
+                }
+                entry |= {
+                    "cell_type": "code",
+                    "execution_count": None,
+                    "outputs": [shown] if output else [],
+                }
             made.append(entry | {"source": cell.source.rstrip("\n").splitlines(keepends=True)})
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
     return {"cells": made, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}
 
 
 def colab(urls: Mapping[str, str]) -> str:
-    """Return the address that opens the notebook in Colab, or "" if the project's URLs have no GitHub repository."""
+    """Return the address that opens the notebook in Colab, or "" if the project's URLs have no
+    GitHub repository.
+    """
     found = re.fullmatch(r"https://github\.com/([\w.-]+/[\w.-]+?)/?", urls.get("Repository", ""))
-    return f"https://colab.research.google.com/github/{found[1]}/blob/main/docs/{NOTEBOOK.name}" if found else ""
+    return (
+        f"https://colab.research.google.com/github/{found[1]}/blob/main/docs/{NOTEBOOK.name}"
+        if found
+        else ""
+    )
 
 
 if __name__ == "__main__":

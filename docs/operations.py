@@ -1,7 +1,7 @@
 """Writes docs/operations.md: python docs/operations.py. A test compares its tables with the page.
 
-Every function of the tables of ``raglane.ragged.functions`` is called with a Ragged and with a nested tensor, forward
-and backward, and must give what it gives for the flat values.
+Every function of the tables of ``raglane.ragged.functions`` is called with a Ragged and with a
+nested tensor, forward and backward, and must give what it gives for the flat values.
 """
 
 from __future__ import annotations
@@ -140,7 +140,11 @@ def _parts(result: Any) -> list[Tensor] | None:
     """Return the tensors of a result, flat; None if it is an exception or of another kind."""
     if isinstance(result, list | tuple):
         parts = [_parts(part) for part in result]
-        return None if None in parts else [*itertools.chain.from_iterable(part for part in parts if part is not None)]
+        return (
+            None
+            if None in parts
+            else [*itertools.chain.from_iterable(part for part in parts if part is not None)]
+        )
     if isinstance(result, rl.Ragged):
         return [result.values]
     if isinstance(result, Tensor):
@@ -153,7 +157,9 @@ def _gradient(result: list[Tensor], values: Tensor) -> Tensor | None:
     parts = [part.square().sum() for part in result if part.requires_grad]
     if not parts:
         return None
-    return torch.autograd.grad(torch.stack(parts).sum(), values, retain_graph=True, allow_unused=True)[0]
+    return torch.autograd.grad(
+        torch.stack(parts).sum(), values, retain_graph=True, allow_unused=True
+    )[0]
 
 
 def outcome(found: Any, expected: Any, values: Tensor, exact: bool = True) -> str:
@@ -190,7 +196,9 @@ def _call(name: str, batch: Any, rest: tuple[Any, ...]) -> Any:
 
 
 def outcomes(name: str) -> tuple[str, str]:
-    """Return the outcomes of a Ragged and of a nested tensor for the first valid call of a torch function."""
+    """Return the outcomes of a Ragged and of a nested tensor for the first valid call of a torch
+    function.
+    """
     for values, ragged, nested in _inputs():
         for rest in [_ARGUMENTS[name]] if name in _ARGUMENTS else _GENERAL:
             if name in functions._DIMENSION and name not in _ARGUMENTS and rest != (-1,):
@@ -215,7 +223,11 @@ def _table_of_functions(names: list[str]) -> str:
         ragged, nested = outcomes(name)
         _require(ragged == _BOTH, f"{name} of a Ragged: {ragged}")
         groups[nested].append(f"`{name}`")
-    rows = [f"| {nested} | {len(found)} | {', '.join(found)} |" for nested, found in groups.items() if found]
+    rows = [
+        f"| {nested} | {len(found)} | {', '.join(found)} |"
+        for nested, found in groups.items()
+        if found
+    ]
     return "\n".join(["| torch.nested | number | functions |\n| --- | --- | --- |", *rows])
 
 
@@ -241,26 +253,44 @@ def _table_of_sequences() -> str:
         _require(_parts(expected) is not None, f"{mine}: {expected}")
         answer = outcome(_eval(theirs, n=n), expected, values) if theirs else "has none"
         rows.append(f"| `{mine}` | {f'`{theirs}`' if theirs else ''} | {answer} |")
-    return "\n".join(["| Ragged | the same of a nested tensor `n` | torch.nested |\n| --- | --- | --- |", *rows])
+    return "\n".join(
+        ["| Ragged | the same of a nested tensor `n` | torch.nested |\n| --- | --- | --- |", *rows]
+    )
 
 
 def _table_of_others() -> str:
-    """Return a table of the calls that a Ragged does not take, with the replacement that its error names."""
+    """Return a table of the calls that a Ragged does not take, with the replacement that its error
+    names.
+    """
     groups: dict[tuple[str, str], list[str]] = {}
     for call in re.split(r"[|\n]", _OTHERS.strip()):
         _, r, n = next(_inputs())
         error, found = _eval(call, x=r), _eval(call, x=n)
         _require(isinstance(error, RaglaneError), f"{call} of a Ragged: {error}")
-        _require(not isinstance(_eval(call, x=torch.rand(3, 2, _SIZE)), Exception), f"{call} is no valid call")
-        answer, fix = "raises" if isinstance(found, Exception) else "accepts it", str(error).partition(". ")[2]
+        _require(
+            not isinstance(_eval(call, x=torch.rand(3, 2, _SIZE)), Exception),
+            f"{call} is no valid call",
+        )
+        answer, fix = (
+            "raises" if isinstance(found, Exception) else "accepts it",
+            str(error).partition(". ")[2],
+        )
         groups.setdefault((answer, fix), []).append(f"`{call.replace('torch.nn.functional', 'F')}`")
-    rows = [f"| {', '.join(calls)} | {answer} | {fix} |" for (answer, fix), calls in sorted(groups.items())]
-    return "\n".join(["| call | torch.nested | instead, with a Ragged |\n| --- | --- | --- |", *rows])
+    rows = [
+        f"| {', '.join(calls)} | {answer} | {fix} |"
+        for (answer, fix), calls in sorted(groups.items())
+    ]
+    return "\n".join(
+        ["| call | torch.nested | instead, with a Ragged |\n| --- | --- | --- |", *rows]
+    )
 
 
 def page() -> str:
     """Return the text of the page."""
-    dims, element = [*functions._DIMENSION], [name for name in functions._ELEMENT if not name.startswith("__")]
+    dims, element = (
+        [*functions._DIMENSION],
+        [name for name in functions._ELEMENT if not name.startswith("__")],
+    )
     return f"""# Operations
 
 The functions of PyTorch that accept a `rl.Ragged`, the operations per sequence, and frequent calls that a Ragged does

@@ -1,12 +1,14 @@
-"""Write dates in one form: "third of May 1997" becomes "1997-05-03", sequence to sequence with attention.
+"""Write dates in one form: "third of May 1997" becomes "1997-05-03", sequence to sequence with
+attention.
 
-The dates are made: days, months, years and periods from 1900 to 2099, in words and numbers, in about forty forms. The
-days of the test are not in the training data. The network, its twin in PyTorch and the comparison are those of
-pronounce.py; here the sequences are characters.
+The dates are made: days, months, years and periods from 1900 to 2099, in words and numbers, in
+about forty forms. The days of the test are not in the training data. The network, its twin in
+PyTorch and the comparison are those of pronounce.py; here the sequences are characters.
 
     python examples/dates.py
 
-Test dates written right: 0.926 (in PyTorch 0.902); training 29 s (77 s), writing 1,000 dates 0.9 s (1.2 s).
+Test dates written right: 0.926 (in PyTorch 0.902); training 29 s (77 s), writing 1,000 dates 0.9 s
+(1.2 s).
 """
 
 from __future__ import annotations
@@ -23,7 +25,14 @@ from torch import nn
 ONES = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen".split()
 ONES += "seventeen eighteen nineteen".split()
 TENS = "_ _ twenty thirty forty fifty sixty seventy eighty ninety".split()
-ORDINALS = {"one": "first", "two": "second", "three": "third", "five": "fifth", "eight": "eighth", "nine": "ninth"}
+ORDINALS = {
+    "one": "first",
+    "two": "second",
+    "three": "third",
+    "five": "fifth",
+    "eight": "eighth",
+    "nine": "ninth",
+}
 ORDINALS |= {"twelve": "twelfth", "twenty": "twentieth", "thirty": "thirtieth"}
 READ, WRITTEN = "abcdefghijklmnopqrstuvwxyz0123456789 ,-./'", "\0" + "0123456789-/"
 FIRST, DAYS = date(1900, 1, 1), 73049
@@ -60,7 +69,9 @@ def month_of(day: date) -> str:
 
 def day_of(day: date) -> str:
     """Return the day of the month as a number or an ordinal."""
-    suffix = {1: "st", 2: "nd", 3: "rd"}.get(day.day % 10, "th") if day.day not in (11, 12, 13) else "th"
+    suffix = (
+        {1: "st", 2: "nd", 3: "rd"}.get(day.day % 10, "th") if day.day not in (11, 12, 13) else "th"
+    )
     return random.choice([str(day.day), f"{day.day}{suffix}", ordinal(day.day)])
 
 
@@ -83,7 +94,10 @@ def sample(day: date) -> tuple[str, str]:
         return f"{random.choice(['', 'in ', 'the year '])}{year}", f"{day:%Y}"
     if form == 5:
         return f"the {random.choice(['last', 'final'])} day of {year}", f"{day:%Y}-12-31"
-    return f"{place} {month} to {day_of(later)} {month_of(later)} {year_of(later)}", f"{day}/{later}"
+    return (
+        f"{place} {month} to {day_of(later)} {month_of(later)} {year_of(later)}",
+        f"{day}/{later}",
+    )
 
 
 def encode(text: str, alphabet: str) -> torch.Tensor:
@@ -99,7 +113,9 @@ def made(days: Sequence[int], count: int) -> list[Pair]:
 
 def main(arguments: Sequence[str] | None = None) -> tuple[Result, Result]:
     """Train and test both networks."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--texts", type=int, default=5000, help="texts to train on (default: 5000)")
     parser.add_argument("--epochs", type=int, default=6, help="passes over them (default: 6)")
     parser.add_argument("--seed", type=int, default=0, help="of the weights (default: 0)")

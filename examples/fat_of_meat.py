@@ -1,8 +1,9 @@
 """Predict the fat of meat, a number, from a near-infrared spectrum of 100 wavelengths.
 
-The spectra (Tecator) come with sktime (pip install 'raglane[demo]'). The split is the official one: 172 for training,
-43 for the test. A spectrum is a sequence along its wavelengths with three channels: itself, standardised, and its first
-and second differences. rl.fit trains a bidirectional GRU.
+The spectra (Tecator) come with sktime (pip install 'raglane[demo]'). The split is the official one:
+172 for training, 43 for the test. A spectrum is a sequence along its wavelengths with three
+channels: itself, standardised, and its first and second differences. rl.fit trains a bidirectional
+GRU.
 
     python examples/fat_of_meat.py
 
@@ -34,14 +35,27 @@ def read(path: Path) -> tuple[Any, list[float]]:
 
 def main(arguments: Sequence[str] | None = None) -> float:
     """Train, test, and return R2."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("path", nargs="?", help="a folder with Tecator_TRAIN.ts and Tecator_TEST.ts")
-    parser.add_argument("--epochs", type=int, default=80, help="passes over the training part (default: 80)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "path", nargs="?", help="a folder with Tecator_TRAIN.ts and Tecator_TEST.ts"
+    )
+    parser.add_argument(
+        "--epochs", type=int, default=80, help="passes over the training part (default: 80)"
+    )
     options = parser.parse_args(arguments)
     found = find_spec("sktime")
-    own = Path() if found is None else Path(str(found.origin)).parent / "datasets" / "data" / "Tecator"
+    own = (
+        Path()
+        if found is None
+        else Path(str(found.origin)).parent / "datasets" / "data" / "Tecator"
+    )
     if options.path is None and found is None:
-        parser.exit(2, f"{parser.prog}: sktime is not installed. Run pip install 'raglane[demo]', or pass a folder.\n")
+        parser.exit(
+            2,
+            f"{parser.prog}: sktime is not installed. Run pip install 'raglane[demo]', or pass a folder.\n",
+        )
     folder = Path(options.path or own)
     try:
         (spectra, fat), test = read(folder / "Tecator_TRAIN.ts"), read(folder / "Tecator_TEST.ts")
@@ -60,7 +74,9 @@ def main(arguments: Sequence[str] | None = None) -> float:
         batch_size=16,
     )
     result = run.evaluate(*test)
-    print(f"test R2 {result['R2']:.3f}, mean absolute error {result['MAE']:.2f}, of the mean {result['mean_MAE']:.1f}")
+    print(
+        f"test R2 {result['R2']:.3f}, mean absolute error {result['MAE']:.2f}, of the mean {result['mean_MAE']:.1f}"
+    )
     return result["R2"]
 
 

@@ -1,7 +1,8 @@
 """Recognise nine speakers by two vowels, in recordings of 7 to 29 steps of 12 channels.
 
-The data comes with sktime (pip install 'raglane[demo]'). The split is the official one: 270 recordings for training,
-370 for the test. A GRU with 64 units reads each recording; a linear layer reads its last state.
+The data comes with sktime (pip install 'raglane[demo]'). The split is the official one: 270
+recordings for training, 370 for the test. A GRU with 64 units reads each recording; a linear layer
+reads its last state.
 
     python examples/japanese_vowels.py --seeds 5
 
@@ -32,7 +33,9 @@ class SpeakerClassifier(torch.nn.Module):
         self.head = torch.nn.Linear(64, speakers)
 
     def forward(self, recordings: rl.Ragged) -> Tensor:
-        """Map a ragged batch of ``(N, channels)`` to logits ``(B, speakers)``, in the order of the batch."""
+        """Map a ragged batch of ``(N, channels)`` to logits ``(B, speakers)``, in the order of the
+        batch.
+        """
         out, state = self.gru(recordings)
         return cast(Tensor, self.head(self.gru.summary(out, state)))
 
@@ -59,9 +62,15 @@ def accuracy(data: rl.data.Dataset, model: SpeakerClassifier) -> float:
 
 def main(arguments: Sequence[str] | None = None) -> list[float]:
     """Train once for each seed, and return the test accuracies."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=5, help="how many networks to train (default: 5)")
-    parser.add_argument("--epochs", type=int, default=20, help="passes over the training part (default: 20)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--seeds", type=int, default=5, help="how many networks to train (default: 5)"
+    )
+    parser.add_argument(
+        "--epochs", type=int, default=20, help="passes over the training part (default: 20)"
+    )
     options = parser.parse_args(arguments)
 
     try:

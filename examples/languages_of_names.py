@@ -1,8 +1,8 @@
 """Predict the languages of a name: any number of eighteen, because many names belong to several.
 
-PATH is a folder with one text file a language, one name a line. Each name counts once, with all its languages; a random
-tenth is the test. rl.fit trains a bidirectional LSTM on the characters, and selects the threshold of each language on
-names held out of the training data.
+PATH is a folder with one text file a language, one name a line. Each name counts once, with all its
+languages; a random tenth is the test. rl.fit trains a bidirectional LSTM on the characters, and
+selects the threshold of each language on names held out of the training data.
 
     python examples/languages_of_names.py PATH
 
@@ -31,9 +31,13 @@ def read(path: str) -> list[tuple[list[str], list[str]]]:
 
 def main(arguments: Sequence[str] | None = None) -> float:
     """Split, train, test, and return micro F1."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("path", metavar="PATH", help="a folder with one .txt file a language")
-    parser.add_argument("--epochs", type=int, default=12, help="passes over the training part (default: 12)")
+    parser.add_argument(
+        "--epochs", type=int, default=12, help="passes over the training part (default: 12)"
+    )
     options = parser.parse_args(arguments)
     try:
         names = read(options.path)
@@ -42,7 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> float:
     random.Random(0).shuffle(names)
     cut = len(names) // 10
     (test, test_languages), (training, languages) = (
-        [list(part) for part in zip(*names[place], strict=True)] for place in (slice(cut), slice(cut, None))
+        [list(part) for part in zip(*names[place], strict=True)]
+        for place in (slice(cut), slice(cut, None))
     )
     run = rl.fit(
         training,
@@ -57,8 +62,12 @@ def main(arguments: Sequence[str] | None = None) -> float:
     )
     result = run.evaluate(test, test_languages)
     several = sum(len(known) > 1 for known in languages)
-    print(f"{len(training)} names to train on, {several} of them of several languages; {len(test)} to test")
-    print(f"test micro F1 {result['micro_F1']:.3f}, of all languages always {result['all_labels_micro_F1']:.3f}")
+    print(
+        f"{len(training)} names to train on, {several} of them of several languages; {len(test)} to test"
+    )
+    print(
+        f"test micro F1 {result['micro_F1']:.3f}, of all languages always {result['all_labels_micro_F1']:.3f}"
+    )
     return result["micro_F1"]
 
 

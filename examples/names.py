@@ -1,12 +1,13 @@
 """Predict the language of a name: eighteen languages, names of 2 to 20 characters.
 
-PATH is a folder with one text file a language, one name a line. Duplicates within a language count once; a random
-80 % of the pairs are for training, the others for the test. A bidirectional GRU with
+PATH is a folder with one text file a language, one name a line. Duplicates within a language count
+once; a random 80 % of the pairs are for training, the others for the test. A bidirectional GRU with
 64 units reads the characters.
 
     python examples/names.py PATH
 
-Test accuracy: 0.814. Macro accuracy, the mean over languages of the share of their names found: 0.422.
+Test accuracy: 0.814. Macro accuracy, the mean over languages of the share of their names found:
+0.422.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ Sample = tuple[list[int], int]
 
 
 class NameClassifier(torch.nn.Module):
-    """An embedding, a bidirectional GRU, and a linear layer on the final state of each direction."""
+    """An embedding, a bidirectional GRU, and a linear layer on the final state of each
+    direction.
+    """
 
     def __init__(self, characters: int, languages: int) -> None:
         super().__init__()
@@ -52,16 +55,27 @@ def read_pairs(path: str) -> list[tuple[str, str]]:
     return sorted(set(zip(names, records.labels or (), strict=True)))
 
 
-def make_samples(pairs: list[tuple[str, str]], characters: dict[str, int], languages: dict[str, int]) -> list[Sample]:
-    """Return the numbers of a name's characters and of its language; an unknown character is number 0."""
-    return [([characters.get(character, 0) for character in name], languages[language]) for name, language in pairs]
+def make_samples(
+    pairs: list[tuple[str, str]], characters: dict[str, int], languages: dict[str, int]
+) -> list[Sample]:
+    """Return the numbers of a name's characters and of its language; an unknown character is number
+    0.
+    """
+    return [
+        ([characters.get(character, 0) for character in name], languages[language])
+        for name, language in pairs
+    ]
 
 
 def train(data: list[Sample], model: NameClassifier, epochs: int, seed: int) -> None:
     """Train with Adam on batches of 32 names of similar lengths."""
     lengths = [len(name) for name, _ in data]
-    batches = rl.data.BatchSampler(lengths, rl.data.BatchLimit(sequences=32), rl.data.EpochOrder.grouped(), seed=seed)
-    loader: DataLoader[Sample] = DataLoader(cast(Dataset[Sample], data), batch_sampler=batches, collate_fn=rl.collate)
+    batches = rl.data.BatchSampler(
+        lengths, rl.data.BatchLimit(sequences=32), rl.data.EpochOrder.grouped(), seed=seed
+    )
+    loader: DataLoader[Sample] = DataLoader(
+        cast(Dataset[Sample], data), batch_sampler=batches, collate_fn=rl.collate
+    )
     optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
     for epoch in range(epochs):
         total = 0.0
@@ -87,10 +101,16 @@ def evaluate(data: list[Sample], model: NameClassifier) -> tuple[float, float]:
 
 def main(arguments: Sequence[str] | None = None) -> tuple[float, float]:
     """Split, train, test; return accuracy and macro accuracy on the test part."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("path", metavar="PATH", help="a folder with one .txt file a language")
-    parser.add_argument("--epochs", type=int, default=6, help="passes over the training part (default: 6)")
-    parser.add_argument("--seed", type=int, default=0, help="of the split and of the training (default: 0)")
+    parser.add_argument(
+        "--epochs", type=int, default=6, help="passes over the training part (default: 6)"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of the split and of the training (default: 0)"
+    )
     options = parser.parse_args(arguments)
 
     try:
@@ -103,8 +123,13 @@ def main(arguments: Sequence[str] | None = None) -> tuple[float, float]:
     train_pairs, test_pairs = ([pairs[row] for row in part] for part in (order[:cut], order[cut:]))
     seen = sorted({character for name, _ in train_pairs for character in name})
     characters = {character: number for number, character in enumerate(seen, start=1)}
-    languages = {language: number for number, language in enumerate(sorted({language for _, language in pairs}))}
-    print(f"{len(pairs)} pairs: {len(train_pairs)} to train on, {len(test_pairs)} to test; {len(languages)} languages")
+    languages = {
+        language: number
+        for number, language in enumerate(sorted({language for _, language in pairs}))
+    }
+    print(
+        f"{len(pairs)} pairs: {len(train_pairs)} to train on, {len(test_pairs)} to test; {len(languages)} languages"
+    )
 
     model = NameClassifier(len(characters) + 1, len(languages))
     train(make_samples(train_pairs, characters, languages), model, options.epochs, options.seed)

@@ -37,7 +37,9 @@ class TwoSpeeds(nn.Module):
         return zeros, zeros
 
     def step(self, x_t: Tensor, state: States) -> tuple[Tensor, States]:
-        """Map ``(R, input_size)`` and two ``(R, hidden_size)`` to the output and the new memories."""
+        """Map ``(R, input_size)`` and two ``(R, hidden_size)`` to the output and the new
+        memories.
+        """
         fast, slow = state
         read = self.norm(torch.cat([fast, slow], 1))
         q, a, b = (self.from_input(x_t) + self.from_state(read)).chunk(3, 1)

@@ -1,12 +1,14 @@
 """A recurrent policy that acts in 1,000 environments with one engine, each with its own episodes.
 
-The environments are carts that balance a pole, written in NumPy, with poles of different lengths. The policy reads only
-positions, so that it needs earlier ones to compute velocities. It is trained to repeat the actions of a controller that
-reads the whole state, in episodes of the policy itself. An episode ends when the pole falls, or after 500 steps.
+The environments are carts that balance a pole, written in NumPy, with poles of different lengths.
+The policy reads only positions, so that it needs earlier ones to compute velocities. It is trained
+to repeat the actions of a controller that reads the whole state, in episodes of the policy itself.
+An episode ends when the pole falls, or after 500 steps.
 
-The environments do not run in step: at each tick a random half of them has an observation. Each has a stream of the
-engine, which begins a new sequence at the end of an episode. A loop with one ``layer.step`` per environment is timed in
-the same run: it takes about 200 times as long on one thread of an AMD EPYC.
+The environments do not run in step: at each tick a random half of them has an observation. Each has
+a stream of the engine, which begins a new sequence at the end of an episode. A loop with one
+``layer.step`` per environment is timed in the same run: it takes about 200 times as long on one
+thread of an AMD EPYC.
 
     python examples/policy.py
 
@@ -36,11 +38,17 @@ TRACK, FALL, MOST = 2.4, 0.21, 500  # metres, radians, steps
 
 
 class Poles:
-    """Carts with poles. A state is position and velocity of the cart, and angle and angular velocity of the pole."""
+    """Carts with poles. A state is position and velocity of the cart, and angle and angular
+    velocity of the pole.
+    """
 
     def __init__(self, count: int, seed: int) -> None:
         self._random = np.random.default_rng(seed)
-        self.states, self.half, self.steps = np.zeros((count, 4)), np.zeros(count), np.zeros(count, int)
+        self.states, self.half, self.steps = (
+            np.zeros((count, 4)),
+            np.zeros(count),
+            np.zeros(count, int),
+        )
         self._begin(np.arange(count))
 
     def _begin(self, places: Places) -> None:
@@ -58,7 +66,9 @@ class Poles:
         return found
 
     def step(self, places: Places, right: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-        """Apply actions, and return which episodes have ended, ``(n,)``; the next ones have begun."""
+        """Apply actions, and return which episodes have ended, ``(n,)``; the next ones have
+        begun.
+        """
         x, speed, angle, turn = self.states[places].T
         half, sine, cosine, whole = self.half[places], np.sin(angle), np.cos(angle), CART + POLE
         pushed = (np.where(right, FORCE, -FORCE) + POLE * half * turn**2 * sine) / whole
@@ -68,7 +78,9 @@ class Poles:
         self.states[places] += TICK * rates
         self.steps[places] += 1
         x, angle = self.states[places][:, 0], self.states[places][:, 2]
-        ended: npt.NDArray[np.bool_] = (abs(x) > TRACK) | (abs(angle) > FALL) | (self.steps[places] >= MOST)
+        ended: npt.NDArray[np.bool_] = (
+            (abs(x) > TRACK) | (abs(angle) > FALL) | (self.steps[places] >= MOST)
+        )
         self._begin(places[ended])
         return ended
 
@@ -116,7 +128,9 @@ class Loop:
     def act(self, places: Places, observations: npt.NDArray[np.float32]) -> Tensor:
         """Return the log-odds ``(n, 1)`` of environments that have new observations ``(n, 2)``."""
         found = []
-        for place, observation in zip(places.tolist(), torch.from_numpy(observations).split(1), strict=True):
+        for place, observation in zip(
+            places.tolist(), torch.from_numpy(observations).split(1), strict=True
+        ):
             out, self.states[place] = self.layer.step(observation, self.states[place])
             found.append(self.head(out))
         return torch.cat(found)
@@ -128,7 +142,9 @@ class Loop:
 
 
 class Played(NamedTuple):
-    """Episodes, first those that have ended: observations ``(L, 2)``, log-odds and advised actions ``(L,)``."""
+    """Episodes, first those that have ended: observations ``(L, 2)``, log-odds and advised actions
+    ``(L,)``.
+    """
 
     observations: list[Tensor]
     outputs: list[Tensor]
@@ -151,7 +167,9 @@ def play(actor: Streams | Loop, world: Poles, ticks: int, share: float = 1.0) ->
         outputs = actor.act(places, observations)
         seconds.append(time.perf_counter() - begun)
         ended = world.step(places, outputs[:, 0].numpy() > 0)
-        for place, *row in zip(places.tolist(), observations, outputs.tolist(), advice, strict=True):
+        for place, *row in zip(
+            places.tolist(), observations, outputs.tolist(), advice, strict=True
+        ):
             running[place].append(row)
         actor.end(places[ended])
         for place in places[ended].tolist():
@@ -162,7 +180,9 @@ def play(actor: Streams | Loop, world: Poles, ticks: int, share: float = 1.0) ->
         for rows in (*whole, *filter(None, running))
     ]
     own = [list(part) for part in zip(*parts, strict=True)]
-    return Played(own[0], [part[:, 0] for part in own[1]], own[2], len(whole), statistics.median(seconds))
+    return Played(
+        own[0], [part[:, 0] for part in own[1]], own[2], len(whole), statistics.median(seconds)
+    )
 
 
 def train(policy: Policy, rounds: int, count: int = 32, ticks: int = 250) -> None:
@@ -182,15 +202,26 @@ def train(policy: Policy, rounds: int, count: int = 32, ticks: int = 250) -> Non
         actor.engine.swap(policy, restart=True)
         world = Poles(count, seed=number)
         if number % 5 == 0:
-            print(f"round {number}: {played.ended} episodes ended in {ticks} steps, loss {loss.item():.3f}", flush=True)
+            print(
+                f"round {number}: {played.ended} episodes ended in {ticks} steps, loss {loss.item():.3f}",
+                flush=True,
+            )
 
 
 def main(arguments: Sequence[str] | None = None) -> float:
     """Train, serve the environments, and return the mean steps of their episodes."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=30, help="of episodes and updates (default: 30)")
-    parser.add_argument("--environments", type=int, default=1000, help="served at the same time (default: 1000)")
-    parser.add_argument("--ticks", type=int, default=1200, help="of the environments (default: 1200)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=30, help="of episodes and updates (default: 30)"
+    )
+    parser.add_argument(
+        "--environments", type=int, default=1000, help="served at the same time (default: 1000)"
+    )
+    parser.add_argument(
+        "--ticks", type=int, default=1200, help="of the environments (default: 1200)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the weights (default: 0)")
     options = parser.parse_args(arguments)
     torch.manual_seed(options.seed)
@@ -205,7 +236,9 @@ def main(arguments: Sequence[str] | None = None) -> float:
     print(f"{count} environments, {len(whole.values)} steps; equal to whole episodes: {is_equal}")
     looped = play(Loop(policy, count), Poles(count, seed=1), 20, share=0.5)
     ratio = looped.seconds / played.seconds
-    print(f"acting takes {1e3 * played.seconds:.2f} ms per tick, one layer.step each {ratio:.1f} times as long")
+    print(
+        f"acting takes {1e3 * played.seconds:.2f} ms per tick, one layer.step each {ratio:.1f} times as long"
+    )
     lengths = [len(one) for one in played.observations[: played.ended]]
     mean = float(np.mean(lengths or [0.0]))
     print(

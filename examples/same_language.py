@@ -1,8 +1,9 @@
 """Predict whether two names have the same language: a siamese encoder with a contrastive loss.
 
-PATH is a folder with one text file a language, one name a line. One encoder reads both names of a pair. The loss
-moves vectors of the same language together and others apart (Hadsell and others, 2006). In training and in the test,
-half of the pairs have the same language. The two ragged batches of a pair have different lengths.
+PATH is a folder with one text file a language, one name a line. One encoder reads both names of a
+pair. The loss moves vectors of the same language together and others apart (Hadsell and others,
+2006). In training and in the test, half of the pairs have the same language. The two ragged batches
+of a pair have different lengths.
 
     python examples/same_language.py PATH
 
@@ -29,7 +30,9 @@ class Encoder(torch.nn.Module):
 
     def __init__(self, characters: int) -> None:
         super().__init__()
-        self.encoder = rl.nn.SequenceEncoder(characters, 64, "gru", embedding=32, bidirectional=True)
+        self.encoder = rl.nn.SequenceEncoder(
+            characters, 64, "gru", embedding=32, bidirectional=True
+        )
         self.out = torch.nn.Linear(128, 32)
 
     def forward(self, names: rl.Ragged) -> Tensor:
@@ -43,7 +46,9 @@ def read(path: str) -> tuple[Named, Named, int]:
     names = ["".join(records.values[start:end]).strip() for start, end in pairwise(records.offsets)]
     table = {character: place for place, character in enumerate(sorted(set("".join(names))))}
     parts: tuple[Named, Named] = ({}, {})
-    for place, (name, language) in enumerate(sorted(set(zip(names, records.labels or (), strict=True)))):
+    for place, (name, language) in enumerate(
+        sorted(set(zip(names, records.labels or (), strict=True)))
+    ):
         # Every fifth pair of name and language is for the test.
         numbers = torch.tensor([table[character] for character in name])
         parts[place % 5 == 0].setdefault(language, []).append(numbers)
@@ -65,7 +70,9 @@ def pairs(named: Named, count: int) -> tuple[rl.Ragged, rl.Ragged, Tensor]:
 
 def main(arguments: Sequence[str] | None = None) -> float:
     """Train, test, and return the accuracy."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("path", metavar="PATH", help="a folder with one .txt file a language")
     parser.add_argument("--steps", type=int, default=600, help="batches of 64 pairs (default: 600)")
     options = parser.parse_args(arguments)

@@ -1,8 +1,9 @@
 """Translate words to digits: sequence to sequence with attention, on generated numbers.
 
-"three hundred and five" becomes "305". An encoder reads the words; a decoder writes the digits, and attends to the
-encoder's outputs, which stay ragged. Training uses teacher forcing; in the test the decoder takes the most likely digit
-at each step. The numbers of the test are not in the training data.
+"three hundred and five" becomes "305". An encoder reads the words; a decoder writes the digits, and
+attends to the encoder's outputs, which stay ragged. Training uses teacher forcing; in the test the
+decoder takes the most likely digit at each step. The numbers of the test are not in the training
+data.
 
     python examples/say_numbers.py
 
@@ -35,11 +36,18 @@ def words_of(number: int) -> list[str]:
         return [TENS[number // 10], *(words_of(number % 10) if number % 10 else [])]
     unit, name = (100, "hundred") if number < 1000 else (1000, "thousand")
     rest = words_of(number % unit) if number % unit else []
-    return [*words_of(number // unit), name, *(["and"] if rest and number % unit < 100 else []), *rest]
+    return [
+        *words_of(number // unit),
+        name,
+        *(["and"] if rest and number % unit < 100 else []),
+        *rest,
+    ]
 
 
 class Writer(nn.Module):
-    """An encoder of words, and a decoder of digits that attends to them (Luong and others, 2015)."""
+    """An encoder of words, and a decoder of digits that attends to them (Luong and others,
+    2015).
+    """
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -48,7 +56,9 @@ class Writer(nn.Module):
         self.key, self.out = nn.Linear(size, size, bias=False), nn.Linear(2 * size, 12)
 
     def logits(self, memory: rl.Ragged, hidden: Tensor, owner: Tensor) -> Tensor:
-        """Return logits ``(M, 12)`` of states ``(M, size)``; row m belongs to sequence ``owner[m]``."""
+        """Return logits ``(M, 12)`` of states ``(M, size)``; row m belongs to sequence
+        ``owner[m]``.
+        """
         pairs = memory[owner]
         scores = (self.key(pairs.values) * hidden[pairs.segment_ids]).sum(1, keepdim=True)
         shares = pairs.with_values(scores).softmax()
@@ -83,8 +93,12 @@ def batch_of(numbers: Sequence[int]) -> tuple[rl.Ragged, list[Tensor]]:
 
 def main(arguments: Sequence[str] | None = None) -> float:
     """Train, test, and return the share of numbers that are written right."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=1000, help="batches of 64 numbers (default: 1000)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--steps", type=int, default=1000, help="batches of 64 numbers (default: 1000)"
+    )
     options = parser.parse_args(arguments)
     torch.manual_seed(0)
     model = Writer(64)

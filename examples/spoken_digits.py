@@ -1,14 +1,15 @@
-"""Recognise spoken strings of digits: connectionist temporal classification (CTC) on log-mel features.
+"""Recognise spoken strings of digits: connectionist temporal classification (CTC) on log-mel
+features.
 
-Strings of 1 to 8 digits are joined from digits that were spoken one at a time: by voices of espeak-ng, and recorded by
-a person. Pauses between digits, loudness and noise vary. The voices of the test are not in the training data. Install
-the data with
+Strings of 1 to 8 digits are joined from digits that were spoken one at a time: by voices of
+espeak-ng, and recorded by a person. Pauses between digits, loudness and noise vary. The voices of
+the test are not in the training data. Install the data with
 
     apt install asterisk-core-sounds-en-wav espeak-ng
 
-A bidirectional LSTM reads the features, and the CTC loss needs no alignment of labels and frames. The same network in
-plain PyTorch, padded and packed, is trained from the same weights on the same batches for comparison; --transducer adds
-a transducer. Times are those of one processor.
+A bidirectional LSTM reads the features, and the CTC loss needs no alignment of labels and frames.
+The same network in plain PyTorch, padded and packed, is trained from the same weights on the same
+batches for comparison; --transducer adds a transducer. Times are those of one processor.
 
     python examples/spoken_digits.py
 
@@ -47,7 +48,9 @@ Example = tuple[Tensor, Tensor]
 
 
 def read(path: Path) -> npt.NDArray[np.float32]:
-    """Return the samples of a file at 8 kHz, without silence at the ends, with a root mean square of 1."""
+    """Return the samples of a file at 8 kHz, without silence at the ends, with a root mean square
+    of 1.
+    """
     with wave.open(str(path)) as file:
         samples = np.frombuffer(file.readframes(file.getnframes()), "<i2").astype(np.float32)
         samples = faster(samples, file.getframerate() / RATE)
@@ -65,7 +68,9 @@ def spoken(voices: Sequence[str]) -> list[Voice]:
             for speed in ("140", "190"):
                 digits = []
                 for word in WORDS:
-                    subprocess.run(["espeak-ng", "-v", voice, "-s", speed, "-w", str(path), word], check=True)
+                    subprocess.run(
+                        ["espeak-ng", "-v", voice, "-s", speed, "-w", str(path), word], check=True
+                    )
                     digits.append(read(path))
                 found.append(digits)
     return found
@@ -96,13 +101,22 @@ def faster(samples: npt.NDArray[np.float32], factor: float) -> npt.NDArray[np.fl
 
 
 def strings(voices: Sequence[Voice], count: int, seed: int, change: float = 0.0) -> list[Example]:
-    """Return the features and the digits of strings, each by one voice, whose pitch changes by a random factor."""
+    """Return the features and the digits of strings, each by one voice, whose pitch changes by a
+    random factor.
+    """
     draw, bank, found = np.random.default_rng(seed), filters(), []
     for _ in range(count):
-        voice, digits = voices[draw.integers(len(voices))], draw.integers(10, size=draw.integers(1, 9))
+        voice, digits = (
+            voices[draw.integers(len(voices))],
+            draw.integers(10, size=draw.integers(1, 9)),
+        )
         pause = lambda: np.zeros(int(RATE * draw.uniform(0, 0.3)), np.float32)  # noqa: E731
         pitch = np.exp(draw.uniform(-change, change))
-        parts = [part for digit in digits for part in (pause(), draw.uniform(0.5, 1) * faster(voice[digit], pitch))]
+        parts = [
+            part
+            for digit in digits
+            for part in (pause(), draw.uniform(0.5, 1) * faster(voice[digit], pitch))
+        ]
         clean = np.concatenate([*parts, pause(), np.zeros(WINDOW, np.float32)])
         noise = draw.normal(size=len(clean)) * 10 ** -draw.uniform(0.5, 1.5)
         found.append((features((clean + noise).astype(np.float32), bank), torch.from_numpy(digits)))
@@ -120,18 +134,25 @@ class Recogniser(nn.Module):
 
     def __init__(self, size: int = 64) -> None:
         super().__init__()
-        self.lstm, self.head = rl.nn.LSTM(2 * BANDS, size, bidirectional=True), nn.Linear(2 * size, 11)
+        self.lstm, self.head = (
+            rl.nn.LSTM(2 * BANDS, size, bidirectional=True),
+            nn.Linear(2 * size, 11),
+        )
 
     def forward(self, frames: rl.Ragged) -> rl.Ragged:
         return self.lstm(frames)[0].map(lambda rows: self.head(rows).log_softmax(1))
 
     def loss(self, frames: Sequence[Tensor], digits: Sequence[Tensor]) -> Tensor:
         """Return the mean CTC loss per digit."""
-        return rl.nn.losses.ctc_loss(self(rl.Ragged(frames)), rl.Ragged(digits), BLANK, reduction="sequence")
+        return rl.nn.losses.ctc_loss(
+            self(rl.Ragged(frames)), rl.Ragged(digits), BLANK, reduction="sequence"
+        )
 
     def read(self, frames: Sequence[Tensor]) -> list[Tensor]:
         """Return the digits of the most likely labels."""
-        return [digits_of(labels) for labels in self(rl.Ragged(frames)).map(lambda rows: rows.argmax(1))]
+        return [
+            digits_of(labels) for labels in self(rl.Ragged(frames)).map(lambda rows: rows.argmax(1))
+        ]
 
 
 class Twin(nn.Module):
@@ -144,7 +165,9 @@ class Twin(nn.Module):
     def forward(self, frames: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         lengths = torch.tensor([len(one) for one in frames])
         out, _ = pad_packed_sequence(
-            self.lstm(pack_padded_sequence(pad_sequence(list(frames)), lengths, enforce_sorted=False))[0]
+            self.lstm(
+                pack_padded_sequence(pad_sequence(list(frames)), lengths, enforce_sorted=False)
+            )[0]
         )
         return self.head(out).log_softmax(2), lengths
 
@@ -157,7 +180,10 @@ class Twin(nn.Module):
     def read(self, frames: Sequence[Tensor]) -> list[Tensor]:
         """Return the digits of the most likely labels."""
         out, lengths = self(frames)
-        return [digits_of(row[:length]) for row, length in zip(out.argmax(2).T, lengths.tolist(), strict=True)]
+        return [
+            digits_of(row[:length])
+            for row, length in zip(out.argmax(2).T, lengths.tolist(), strict=True)
+        ]
 
 
 class Transducer(nn.Module):
@@ -183,7 +209,9 @@ def batches(
     """Yield the features and digits of batches in random order."""
     order = random.Random(seed).sample(range(len(examples)), len(examples))
     for begin in range(0, len(order), size):
-        frames, digits = zip(*[examples[place] for place in order[begin : begin + size]], strict=True)
+        frames, digits = zip(
+            *[examples[place] for place in order[begin : begin + size]], strict=True
+        )
         yield frames, digits
 
 
@@ -215,21 +243,37 @@ def error_rate(model: Recogniser | Twin | Transducer, examples: Sequence[Example
 
 def main(arguments: Sequence[str] | None = None) -> list[float]:
     """Train and test the networks, and return their error rates."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--recorded", type=Path, default=RECORDED, help=f"folder of 0.wav to 9.wav (default: {RECORDED})"
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--strings", type=int, default=1000, help="strings to train on (default: 1000)")
+    parser.add_argument(
+        "--recorded",
+        type=Path,
+        default=RECORDED,
+        help=f"folder of 0.wav to 9.wav (default: {RECORDED})",
+    )
+    parser.add_argument(
+        "--strings", type=int, default=1000, help="strings to train on (default: 1000)"
+    )
     parser.add_argument("--epochs", type=int, default=5, help="passes over them (default: 5)")
-    parser.add_argument("--transducer", action="store_true", help="also train a transducer, rl.nn.Transducer")
+    parser.add_argument(
+        "--transducer", action="store_true", help="also train a transducer, rl.nn.Transducer"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the weights (default: 0)")
     options = parser.parse_args(arguments)
     if shutil.which("espeak-ng") is None or not (options.recorded / "9.wav").is_file():
-        parser.exit(2, f"{parser.prog}: no voices: run apt install asterisk-core-sounds-en-wav espeak-ng\n")
+        parser.exit(
+            2, f"{parser.prog}: no voices: run apt install asterisk-core-sounds-en-wav espeak-ng\n"
+        )
     person = [read(options.recorded / f"{digit}.wav") for digit in range(10)]
-    training, test = strings([*spoken(TRAINING), person], options.strings, 0, 0.2), strings(spoken(TEST), 200, 1)
+    training, test = (
+        strings([*spoken(TRAINING), person], options.strings, 0, 0.2),
+        strings(spoken(TEST), 200, 1),
+    )
     elements = sum(len(frames) for frames, _ in training)
-    print(f"{len(training)} strings of {elements:,} frames to train on, {len(test)} of other voices to test")
+    print(
+        f"{len(training)} strings of {elements:,} frames to train on, {len(test)} of other voices to test"
+    )
     torch.manual_seed(options.seed)
     models = [Recogniser(), Twin()]
     models[1].load_state_dict(models[0].state_dict())
@@ -238,7 +282,9 @@ def main(arguments: Sequence[str] | None = None) -> list[float]:
     for one in models:
         seconds = train(one, training, options.epochs)
         rates.append(error_rate(one, test))
-        print(f"{type(one).__name__}: digit error rate of new voices {rates[-1]:.3f}, training {seconds:.1f} s")
+        print(
+            f"{type(one).__name__}: digit error rate of new voices {rates[-1]:.3f}, training {seconds:.1f} s"
+        )
     return rates
 
 

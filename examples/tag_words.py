@@ -1,8 +1,9 @@
 """Tag the part of speech of each word: English sentences of the web, 17 tags, a bidirectional LSTM.
 
-PATH is a folder with ewt_train_form_upos.tsv.gz, and the same for dev and test: a word, a tab and its tag a line, a
-blank line between sentences. The features of a word are its lower-case form, its last three letters and its
-capitalisation. A form that occurs less than twice in training is the unknown word, number 0, and so is every new one.
+PATH is a folder with ewt_train_form_upos.tsv.gz, and the same for dev and test: a word, a tab and
+its tag a line, a blank line between sentences. The features of a word are its lower-case form, its
+last three letters and its capitalisation. A form that occurs less than twice in training is the
+unknown word, number 0, and so is every new one.
 
     python examples/tag_words.py PATH
 
@@ -25,11 +26,15 @@ import raglane as rl
 
 Sentence = list[tuple[str, str]]  # words with their tags
 Numbers = dict[str, int]
-Part = dict[str, rl.Ragged]  # words, suffixes, capitals, tags: four ragged batches of numbers with the same lengths
+Part = dict[
+    str, rl.Ragged
+]  # words, suffixes, capitals, tags: four ragged batches of numbers with the same lengths
 
 
 class Tagger(torch.nn.Module):
-    """Three concatenated embeddings of a word, a bidirectional LSTM, a linear layer: Ragged in, Ragged out."""
+    """Three concatenated embeddings of a word, a bidirectional LSTM, a linear layer: Ragged in,
+    Ragged out.
+    """
 
     def __init__(self, words: int, suffixes: int, tags: int) -> None:
         super().__init__()
@@ -52,7 +57,10 @@ def read(path: Path) -> list[Sentence]:
     """Return the sentences of a file."""
     with gzip.open(path, "rt", encoding="utf-8") as file:
         blocks = file.read().strip("\n").split("\n\n")
-    return [[(word, tag) for word, tag in (line.split("\t") for line in block.split("\n"))] for block in blocks]
+    return [
+        [(word, tag) for word, tag in (line.split("\t") for line in block.split("\n"))]
+        for block in blocks
+    ]
 
 
 def number(values: list[str]) -> Numbers:
@@ -62,11 +70,19 @@ def number(values: list[str]) -> Numbers:
 
 
 def encode(sentences: list[Sentence], words: Numbers, suffixes: Numbers, tags: Numbers) -> Part:
-    """Return the sentences as numbers; capitals: 1 for a capital at the start, 2 for all capitals, else 0."""
+    """Return the sentences as numbers; capitals: 1 for a capital at the start, 2 for all capitals,
+    else 0.
+    """
     return {
-        "words": rl.Ragged([[words.get(word.lower(), 0) for word, _ in sentence] for sentence in sentences]),
-        "suffixes": rl.Ragged([[suffixes.get(word.lower()[-3:], 0) for word, _ in sentence] for sentence in sentences]),
-        "capitals": rl.Ragged([[word[0].isupper() + word.isupper() for word, _ in sentence] for sentence in sentences]),
+        "words": rl.Ragged(
+            [[words.get(word.lower(), 0) for word, _ in sentence] for sentence in sentences]
+        ),
+        "suffixes": rl.Ragged(
+            [[suffixes.get(word.lower()[-3:], 0) for word, _ in sentence] for sentence in sentences]
+        ),
+        "capitals": rl.Ragged(
+            [[word[0].isupper() + word.isupper() for word, _ in sentence] for sentence in sentences]
+        ),
         "tags": rl.Ragged([[tags[tag] for _, tag in sentence] for sentence in sentences]),
     }
 
@@ -81,25 +97,37 @@ def accuracy(part: Part, model: Tagger) -> float:
 
 def main(arguments: Sequence[str] | None = None) -> float:
     """Train, print the accuracy on dev after each epoch, and return the accuracy on test."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("path", metavar="PATH", type=Path, help="the folder with the three files")
-    parser.add_argument("--epochs", type=int, default=3, help="passes over the training part (default: 3)")
+    parser.add_argument(
+        "--epochs", type=int, default=3, help="passes over the training part (default: 3)"
+    )
     options = parser.parse_args(arguments)
 
     try:
-        files = [read(options.path / f"ewt_{part}_form_upos.tsv.gz") for part in ("train", "dev", "test")]
+        files = [
+            read(options.path / f"ewt_{part}_form_upos.tsv.gz") for part in ("train", "dev", "test")
+        ]
     except OSError as error:
         parser.exit(2, f"{parser.prog}: {error}\n")
     seen = [word.lower() for sentence in files[0] for word, _ in sentence]
     words, suffixes = number(seen), number([word[-3:] for word in seen])
-    tags = {tag: place for place, tag in enumerate(sorted({tag for file in files for s in file for _, tag in s}))}
+    tags = {
+        tag: place
+        for place, tag in enumerate(sorted({tag for file in files for s in file for _, tag in s}))
+    }
     train, dev, test = (encode(file, words, suffixes, tags) for file in files)
-    print(f"{len(files[0])} sentences of {len(seen)} words to train on; {len(words)} known words, {len(tags)} tags")
+    print(
+        f"{len(files[0])} sentences of {len(seen)} words to train on; {len(words)} known words, {len(tags)} tags"
+    )
 
     torch.manual_seed(0)
     model = Tagger(len(words) + 1, len(suffixes) + 1, len(tags))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.005)
-    # Batches have sentences of similar lengths, because the longest one determines the number of steps.
+    # Batches have sentences of similar lengths, because the longest one determines the number of
+    # steps.
     batches = rl.data.BatchSampler(
         train["words"].lengths, rl.data.BatchLimit(sequences=32), rl.data.EpochOrder.grouped()
     )

@@ -1,20 +1,23 @@
 """A voice activity detector for live calls: is there a voice in each frame of 32 ms?
 
-The network has the shape of Silero's: a short-time Fourier transform as a product, four convolutions inside a frame
-and the end of the previous one, an LSTM of 128, and a head. It reads 512 samples at a time, at 16 kHz.
+The network has the shape of Silero's: a short-time Fourier transform as a product, four
+convolutions inside a frame and the end of the previous one, an LSTM of 128, and a head. It reads
+512 samples at a time, at 16 kHz.
 
-It is trained on recorded prompts and digits and on synthetic voices, with generated noise. The voices of the test part
-are others: synthetic ones, and the recorded speakers of other languages that are installed. Install the data with
+It is trained on recorded prompts and digits and on synthetic voices, with generated noise. The
+voices of the test part are others: synthetic ones, and the recorded speakers of other languages
+that are installed. Install the data with
 
     apt install asterisk-core-sounds-en-wav asterisk-core-sounds-fr-wav espeak-ng
 
     python examples/voice_activity.py --weights detector.pt
 
-The test part is served as live streams by one engine, in pieces of random lengths, and compared with whole sequences.
-With the extra ``serve``, the detector is a server, and a call is a WebSocket, to which a file is sent in real time:
+The test part is served as live streams by one engine, in pieces of random lengths, and compared
+with whole sequences. With the extra ``serve``, the detector is a server, and a call is a WebSocket,
+to which a file is sent in real time:
 
-    python examples/voice_activity.py --weights detector.pt --serve 8000  # also a page at http://127.0.0.1:8000
-    python examples/voice_activity.py --call 127.0.0.1:8000 call.wav
+    python examples/voice_activity.py --weights detector.pt --serve 8000  # also a page at
+    http://127.0.0.1:8000 python examples/voice_activity.py --call 127.0.0.1:8000 call.wav
 
 Balanced accuracy of the frames of new voices: 0.939 (0.5 for a constant answer).
 """
@@ -60,8 +63,12 @@ class Front(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        turns = torch.outer(torch.arange(WINDOW // 2 + 1.0), torch.arange(WINDOW)) * (2 * math.pi / WINDOW)
-        self.register_buffer("waves", torch.cat([turns.cos(), turns.sin()]) * torch.hann_window(WINDOW))
+        turns = torch.outer(torch.arange(WINDOW // 2 + 1.0), torch.arange(WINDOW)) * (
+            2 * math.pi / WINDOW
+        )
+        self.register_buffer(
+            "waves", torch.cat([turns.cos(), turns.sin()]) * torch.hann_window(WINDOW)
+        )
         sizes, strides = (WINDOW // 2 + 1, 128, 64, 64, 128), (1, 2, 2, 1)
         self.convolutions = nn.ModuleList(
             nn.Conv1d(before, after, 3, stride=stride, padding=1)
@@ -72,7 +79,9 @@ class Front(nn.Module):
         """Return the features ``(R, 128)`` of frames ``(R, 512)``, and the ends of the frames."""
         # The end is reflected, so that there are four windows.
         whole = torch.cat([context, samples, samples[:, -CONTEXT - 1 : -1].flip(1)], 1)
-        products = nn.functional.linear(whole.unfold(1, WINDOW, WINDOW // 2), self.get_buffer("waves"))
+        products = nn.functional.linear(
+            whole.unfold(1, WINDOW, WINDOW // 2), self.get_buffer("waves")
+        )
         real, imaginary = products.split(WINDOW // 2 + 1, 2)
         out = (real.square() + imaginary.square() + 1e-8).sqrt().transpose(1, 2)
         for convolution in self.convolutions:
@@ -85,7 +94,11 @@ class Detector(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.front, self.layer, self.head = rl.nn.Recurrent(Front()), rl.nn.LSTM(128, 128), nn.Linear(128, 1)
+        self.front, self.layer, self.head = (
+            rl.nn.Recurrent(Front()),
+            rl.nn.LSTM(128, 128),
+            nn.Linear(128, 1),
+        )
 
     def forward(self, frames: rl.Ragged) -> rl.Ragged:
         out, _ = self.layer(self.front(frames)[0])
@@ -107,7 +120,9 @@ def read(path: Path) -> Tensor:
 
 def recorded(folder: Path) -> list[Tensor]:
     """Return the recordings of a speaker, of at least half a second."""
-    return [samples for path in sorted(folder.rglob("*.wav")) if len(samples := read(path)) > RATE // 2]
+    return [
+        samples for path in sorted(folder.rglob("*.wav")) if len(samples := read(path)) > RATE // 2
+    ]
 
 
 def spoken(voices: Sequence[str]) -> list[Tensor]:
@@ -137,7 +152,9 @@ def noise(count: int) -> Tensor:
 
 
 def example(speech: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Return frames ``(n, 512)`` of recordings with pauses and noise, and the frames ``(n,)`` that have a voice."""
+    """Return frames ``(n, 512)`` of recordings with pauses and noise, and the frames ``(n,)`` that
+    have a voice.
+    """
     parts = []
     for _ in range(random.randint(1, 3)):
         own = random.choice(speech)[: 4 * RATE]
@@ -196,12 +213,18 @@ def pieces(call: Tensor) -> Iterator[Tensor]:
 
 def spans(voiced: Tensor) -> list[str]:
     """Return the parts of a call with a voice, ``(n,)`` bools of frames, in seconds."""
-    edges = torch.cat([torch.zeros(1), voiced.float(), torch.zeros(1)]).diff().nonzero()[:, 0] * FRAME / RATE
+    edges = (
+        torch.cat([torch.zeros(1), voiced.float(), torch.zeros(1)]).diff().nonzero()[:, 0]
+        * FRAME
+        / RATE
+    )
     return [f"{begin:.2f} to {end:.2f} s" for begin, end in edges.reshape(-1, 2).tolist()]
 
 
 def call(address: str, path: Path) -> Tensor:
-    """Send a file to a server in real time, as a call would come; return the log-odds of its frames."""
+    """Send a file to a server in real time, as a call would come; return the log-odds of its
+    frames.
+    """
     from websockets.sync.client import connect
 
     samples = read(path)
@@ -217,19 +240,37 @@ def call(address: str, path: Path) -> Tensor:
             longest = max(longest, time.perf_counter() - sent)
             print("#" if answers[-1] > 0 else ".", end="", flush=True)
     found = torch.from_numpy(np.concatenate([*answers, np.zeros(0, np.float32)]))
-    print(f"\nvoice: {', '.join(spans(found > 0)) or 'none'}; slowest answer {1e3 * longest:.1f} ms")
+    print(
+        f"\nvoice: {', '.join(spans(found > 0)) or 'none'}; slowest answer {1e3 * longest:.1f} ms"
+    )
     return found
 
 
 def main(arguments: Sequence[str] | None = None) -> float:
-    """Train, serve the test part, and return the balanced accuracy of its frames; or the share with voice of a call."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sounds", type=Path, default=SOUNDS, help=f"folder of recordings (default: {SOUNDS})")
+    """Train, serve the test part, and return the balanced accuracy of its frames; or the share with
+    voice of a call.
+    """
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--sounds", type=Path, default=SOUNDS, help=f"folder of recordings (default: {SOUNDS})"
+    )
     parser.add_argument("--steps", type=int, default=200, help="training steps (default: 200)")
-    parser.add_argument("--calls", type=int, default=64, help="live calls of the test part (default: 64)")
-    parser.add_argument("--weights", type=Path, help="file of the trained detector; it is written if it does not exist")
-    parser.add_argument("--serve", type=int, metavar="PORT", help="serve the detector at this port afterwards")
-    parser.add_argument("--call", nargs=2, metavar=("HOST:PORT", "WAV"), help="only send a file to a server")
+    parser.add_argument(
+        "--calls", type=int, default=64, help="live calls of the test part (default: 64)"
+    )
+    parser.add_argument(
+        "--weights",
+        type=Path,
+        help="file of the trained detector; it is written if it does not exist",
+    )
+    parser.add_argument(
+        "--serve", type=int, metavar="PORT", help="serve the detector at this port afterwards"
+    )
+    parser.add_argument(
+        "--call", nargs=2, metavar=("HOST:PORT", "WAV"), help="only send a file to a server"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of weights and mixtures (default: 0)")
     options = parser.parse_args(arguments)
     if options.call is not None:
@@ -242,7 +283,9 @@ def main(arguments: Sequence[str] | None = None) -> float:
     english = [folder for folder in speakers if folder.name.startswith("en")]
     others = [folder for folder in speakers if not folder.name.startswith("en")]
     if not english or not (has_voices or others):
-        parser.error("no recordings: run apt install asterisk-core-sounds-en-wav asterisk-core-sounds-fr-wav espeak-ng")
+        parser.error(
+            "no recordings: run apt install asterisk-core-sounds-en-wav asterisk-core-sounds-fr-wav espeak-ng"
+        )
     speech = [samples for folder in english for samples in recorded(folder)]
     speech += spoken(TRAIN_VOICES) if has_voices else []
     new = [samples for folder in others for samples in recorded(folder)]
@@ -261,7 +304,9 @@ def main(arguments: Sequence[str] | None = None) -> float:
     served = live(engine, calls)
     whole = engine.run(rl.Ragged(list(calls)))
     is_equal = all(torch.equal(one, other) for one, other in zip(served, whole, strict=True))
-    print(f"{len(calls)} live calls, {len(whole.values)} frames: equal to whole sequences: {is_equal}")
+    print(
+        f"{len(calls)} live calls, {len(whole.values)} frames: equal to whole sequences: {is_equal}"
+    )
     found, right = whole.values[:, 0] > 0, torch.cat(voiced) > 0
     hits, rejections = found[right].float().mean().item(), (~found[~right]).float().mean().item()
     accuracy = (hits + rejections) / 2

@@ -20,16 +20,23 @@ from raglane.training.inference import sample
 
 def main(arguments: Sequence[str] | None = None) -> float:
     """Train, write some names, and return the bits per character."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("path", metavar="PATH", help="a folder of .txt files with a name a line")
-    parser.add_argument("--epochs", type=int, default=8, help="passes over the training part (default: 8)")
+    parser.add_argument(
+        "--epochs", type=int, default=8, help="passes over the training part (default: 8)"
+    )
     parser.add_argument("--hidden", type=int, default=128, help="units of the LSTM (default: 128)")
     options = parser.parse_args(arguments)
     try:
         records = rl.data.read(options.path, rl.data.Columns(task="language"))
     except rl.errors.DataError as error:
         parser.exit(2, f"{parser.prog}: {error}\n")
-    names = sorted({"".join(records.values[start:end]).strip() for start, end in pairwise(records.offsets)} - {""})
+    names = sorted(
+        {"".join(records.values[start:end]).strip() for start, end in pairwise(records.offsets)}
+        - {""}
+    )
     run = rl.fit(
         names,
         task="language",
@@ -45,9 +52,15 @@ def main(arguments: Sequence[str] | None = None) -> float:
         epochs=options.epochs,
         batch_size=64,
     )
-    bits = min(row["validation_bits_per_token"] for row in run.result.state.history) if run.result else float("nan")
+    bits = (
+        min(row["validation_bits_per_token"] for row in run.result.state.history)
+        if run.result
+        else float("nan")
+    )
     print(*run.notes, sep="\n")
-    print(f"bits per character {bits:.3f}; names like these: {', '.join(sample(run.saved, count=8, temperature=0.7))}")
+    print(
+        f"bits per character {bits:.3f}; names like these: {', '.join(sample(run.saved, count=8, temperature=0.7))}"
+    )
     return bits
 
 

@@ -1,4 +1,6 @@
-"""Fixtures and options of all tests: the device, poisoned memory, and passive waiting of threads."""
+"""Fixtures and options of all tests: the device, poisoned memory, and passive waiting of
+threads.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-# Threads of OpenMP wait actively by default. If tests run in parallel, they take the processor from the threads that
-# they wait for: the kernels' tests took 2.5 times as long. Must be set before torch loads OpenMP.
+# Threads of OpenMP wait actively by default. If tests run in parallel, they take the processor from
+# the threads that they wait for: the kernels' tests took 2.5 times as long. Must be set before
+# torch loads OpenMP.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import pytest
@@ -36,15 +39,24 @@ settings.load_profile("raglane")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--device", default="cpu", help="where the tensors of the tests live: cpu, cuda, cuda:1")
+    parser.addoption(
+        "--device", default="cpu", help="where the tensors of the tests live: cpu, cuda, cuda:1"
+    )
     parser.addoption("--slow", action="store_true", help="run the tests marked slow as well")
-    parser.addoption("--pages", action="store_true", help="run the tests of pages in a browser as well")
-    parser.addoption("--kernels", help="a folder whose lib/ holds another build of the cpu kernels: test that one")
+    parser.addoption(
+        "--pages", action="store_true", help="run the tests of pages in a browser as well"
+    )
+    parser.addoption(
+        "--kernels",
+        help="a folder whose lib/ holds another build of the cpu kernels: test that one",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if (folder := config.getoption("--kernels")) is not None:
-        assert any(Path(folder, "lib").glob("libraglane_cpu.*")), f"--kernels: no build of the kernels in {folder}/lib"
+        assert any(Path(folder, "lib").glob("libraglane_cpu.*")), (
+            f"--kernels: no build of the kernels in {folder}/lib"
+        )
         raglane.native.__path__.insert(0, folder)
 
 
@@ -67,16 +79,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Skip work that takes time and tests nothing."""
-    # The garbage collector skips imported and collected objects: they took a quarter of the time of tests that make
-    # many small objects.
+    # The garbage collector skips imported and collected objects: they took a quarter of the time of
+    # tests that make many small objects.
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
-    # For a line of its log, torch flushes the processor's caches after each compilation, which takes 20 ms.
+    # For a line of its log, torch flushes the processor's caches after each compilation, which
+    # takes 20 ms.
     guards: Any = sys.modules.get("torch._dynamo.guards")
     if hasattr(guards, "profile_guard_manager"):
         guards.profile_guard_manager = lambda *_: 0.0
-    # torch.manual_seed stores a seed, with the text of the stack, for each kind of device that is not yet in use.
+    # torch.manual_seed stores a seed, with the text of the stack, for each kind of device that is
+    # not yet in use.
     if session.config.getoption("--device") == "cpu":
         unused: Any
         for unused in (torch.cuda, torch.xpu, torch.mtia):
@@ -94,14 +108,18 @@ def own_cache() -> Iterator[None]:
 
     Not in a numbered folder of pytest, which another pytest may remove.
     """
-    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
+    ):
         patch.setenv("RAGLANE_CACHE", folder)
         yield
 
 
 @pytest.fixture(scope="session", autouse=True)
 def poisoned_memory() -> Iterator[None]:
-    """Fill new memory with NaN, as PyTorch does under deterministic algorithms, so that reading it fails a test.
+    """Fill new memory with NaN, as PyTorch does under deterministic algorithms, so that reading it
+    fails a test.
 
     With ``warn_only``, operations without a deterministic version on a GPU remain usable.
     """
@@ -120,7 +138,9 @@ def unsynced_files() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def one_command_line() -> Iterator[None]:
-    """Let Typer build the commands once, which takes longer than to refuse a mistake, and commands draw no pictures."""
+    """Let Typer build the commands once, which takes longer than to refuse a mistake, and commands
+    draw no pictures.
+    """
     with pytest.MonkeyPatch.context() as patch:
         undraw(patch)
         patch.setattr("typer.main.get_command", functools.cache(typer.main.get_command))

@@ -69,7 +69,12 @@ def test_what_is_no_file_of_ours(folder: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
-    for place in (tmp_path / "file", Path("/proc/none"), Path("/dev/null"), tmp_path / ("long" * 99)):
+    for place in (
+        tmp_path / "file",
+        Path("/proc/none"),
+        Path("/dev/null"),
+        tmp_path / ("long" * 99),
+    ):
         monkeypatch.setenv("RAGLANE_CACHE", str(place))
         caches.save("things", "a", "one")
         assert caches.load("things", "a") is None
@@ -78,7 +83,9 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_full_disk_leaves_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     caches.save("things", "a", "one")
 
-    monkeypatch.setattr("os.replace", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+    monkeypatch.setattr(
+        "os.replace", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
+    )
     caches.save("things", "a", "two")
     assert caches.load("things", "a") == "one"
     assert [file.name for file in folder.iterdir()] == ["a.json"]

@@ -60,10 +60,18 @@ def test_lengths_of_every_kind(lengths: Any) -> None:
     assert cost(lengths) == cost([4, 0, 2])
 
 
-@pytest.mark.parametrize("lengths", [[], (), np.array([]), torch.tensor([], dtype=torch.int32), [0], [0, 0]])
+@pytest.mark.parametrize(
+    "lengths", [[], (), np.array([]), torch.tensor([], dtype=torch.int32), [0], [0, 0]]
+)
 def test_nothing_costs_nothing(lengths: Any) -> None:
     for one in cost(lengths).values():
-        assert (one.steps, one.elements, one.waste, one.multiplications, one.additions) == (0, 0, 0, 0, 0)
+        assert (one.steps, one.elements, one.waste, one.multiplications, one.additions) == (
+            0,
+            0,
+            0,
+            0,
+            0,
+        )
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,9 @@ def _fail_after(count: int, monkeypatch: pytest.MonkeyPatch, name: str, times: i
 
 
 @pytest.mark.parametrize("name", ["fsync", "replace"])
-def test_file_survives_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_file_survives_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     path = tmp_path / "a.json"
     write_file(path, b"old")
     _fail_after(0, monkeypatch, name)
@@ -51,8 +53,12 @@ def test_folder_is_replaced_with_all_it_holds(tmp_path: Path) -> None:
     assert _names(tmp_path) == ["best"]
 
 
-@pytest.mark.parametrize(("name", "count"), [("fsync", 0), ("fsync", 1), ("rename", 0), ("rename", 1)])
-def test_folder_survives_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, count: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "count"), [("fsync", 0), ("fsync", 1), ("rename", 0), ("rename", 1)]
+)
+def test_folder_survives_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, count: int
+) -> None:
     path = tmp_path / "best"
     write_folder(path, {"a": b"old", "b": b"old"})
     # The undo after the second rename is a rename too.
@@ -63,17 +69,22 @@ def test_folder_survives_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert _names(tmp_path) == ["best"]
 
 
-def test_a_folder_that_cannot_be_synchronised_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_be_synchronised_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # The first call is for the file, the second for the folder, which some systems refuse.
     _fail_after(1, monkeypatch, "fsync")
     write_folder(tmp_path / "best", {"a": b"new"})
     assert (tmp_path / "best" / "a").read_bytes() == b"new"
 
 
-def test_death_between_the_renames_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_death_between_the_renames_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "best"
     write_folder(path, {"a": b"old"})
-    # The state after a kill between the renames: the old folder is moved away, the new one not in place.
+    # The state after a kill between the renames: the old folder is moved away, the new one not in
+    # place.
     os.rename(path, tmp_path / ".best.previous")
     (tmp_path / ".best.partial").mkdir()
     found = whole_folder(path)
@@ -98,7 +109,9 @@ def test_partial_files_are_removed_and_whole_folders_renamed(tmp_path: Path) -> 
     assert (tmp_path / "best" / "a").read_bytes() == b"1"
 
 
-def test_files_that_belong_together_survive_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_belong_together_survive_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     together = {tmp_path / "model.onnx": b"new", tmp_path / "model.json": b"new"}
     for name, count in (("fsync", 0), ("fsync", 1), ("replace", 0), ("replace", 1)):
         with monkeypatch.context() as patch:

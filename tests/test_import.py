@@ -14,12 +14,24 @@ ROOT = Path(__file__).parents[1]
 # What is imported under another name than it is installed.
 DISTRIBUTIONS = {"onnx_ir": "onnx-ir", "sklearn": "scikit-learn", "vl_convert": "vl-convert-python"}
 
-EXTRAS = ["pyarrow", "pandas", "typer", "rich", "lightning", "safetensors", "matplotlib", "sktime", "torch._dynamo"]
+EXTRAS = [
+    "pyarrow",
+    "pandas",
+    "typer",
+    "rich",
+    "lightning",
+    "safetensors",
+    "matplotlib",
+    "sktime",
+    "torch._dynamo",
+]
 
 
 def test_imports_no_extra(script: Script) -> None:
     for name in ("raglane", "raglane.data"):
-        done = script(f"import sys, {name}; print([name for name in {EXTRAS} if name in sys.modules])")
+        done = script(
+            f"import sys, {name}; print([name for name in {EXTRAS} if name in sys.modules])"
+        )
         assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")
 
 
@@ -52,7 +64,9 @@ def test_a_training_imports_nothing_that_takes_seconds(script: Script) -> None:
 
 
 def test_every_public_name_loads(script: Script) -> None:
-    done = script("import raglane as rl; [getattr(rl.data, name) for name in rl.data.__all__]; print(rl.data.collate)")
+    done = script(
+        "import raglane as rl; [getattr(rl.data, name) for name in rl.data.__all__]; print(rl.data.collate)"
+    )
     assert (done.returncode, done.stdout[:17]) == (0, "<function collate"), done.stderr
 
 
@@ -64,8 +78,12 @@ def test_unknown_names_are_refused(script: Script) -> None:
 
 def test_an_extra_brings_what_its_message_promises() -> None:
     """``require(module, extra)`` names the extra that installs a missing module."""
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    brought = {name: {re.split(r"[\[>=<]", each)[0] for each in listed} for name, listed in extras.items()}
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    brought = {
+        name: {re.split(r"[\[>=<]", each)[0] for each in listed} for name, listed in extras.items()
+    }
     calls = {
         call
         for path in (ROOT / "src").rglob("*.py")

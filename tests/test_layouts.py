@@ -1,6 +1,7 @@
 """Conversions from every layout and to every layout, with gradients.
 
-Each layout is built and read here by an obvious loop of its own, which knows nothing of Raglane's index arithmetic.
+Each layout is built and read here by an obvious loop of its own, which knows nothing of Raglane's
+index arithmetic.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ class Layout(NamedTuple):
 
 def build_padded(sequences: list[Tensor]) -> tuple[Tensor, list[int]]:
     longest = max((len(s) for s in sequences), default=0)
-    rows = [torch.cat([s, s.new_full((longest - len(s), s.shape[1]), float("nan"))]) for s in sequences]
+    rows = [
+        torch.cat([s, s.new_full((longest - len(s), s.shape[1]), float("nan"))]) for s in sequences
+    ]
     return torch.stack(rows), [len(s) for s in sequences]
 
 
@@ -48,7 +51,10 @@ def read_packed(packed: PackedSequence) -> list[Tensor]:
     assert packed.sorted_indices is not None
     order, sizes = packed.sorted_indices.tolist(), packed.batch_sizes.tolist()
     ranks = [order.index(sequence) for sequence in range(len(order))]
-    return [packed.data[[sum(sizes[:t]) + rank for t, size in enumerate(sizes) if rank < size]] for rank in ranks]
+    return [
+        packed.data[[sum(sizes[:t]) + rank for t, size in enumerate(sizes) if rank < size]]
+        for rank in ranks
+    ]
 
 
 LAYOUTS = {
@@ -57,10 +63,15 @@ LAYOUTS = {
         lambda s: (torch.cat(s), [len(x) for x in s]),
         lambda held: rl.Ragged.from_flat(held[0], lengths=held[1]),
         lambda r: (r.values, r.offsets),
-        lambda held: [held[0][a:b] for a, b in zip(held[1].tolist()[:-1], held[1].tolist()[1:], strict=True)],
+        lambda held: [
+            held[0][a:b] for a, b in zip(held[1].tolist()[:-1], held[1].tolist()[1:], strict=True)
+        ],
     ),
     "padded": Layout(
-        build_padded, lambda held: rl.Ragged.from_padded(*held), lambda r: r.to_padded(padding_value=7), read_padded
+        build_padded,
+        lambda held: rl.Ragged.from_padded(*held),
+        lambda r: r.to_padded(padding_value=7),
+        read_padded,
     ),
     "padded, time first": Layout(
         lambda s: (build_padded(s)[0].transpose(0, 1), [len(x) for x in s]),
@@ -80,14 +91,21 @@ LAYOUTS = {
 
 @pytest.mark.parametrize(
     ("source", "target"),
-    [*zip(LAYOUTS, LAYOUTS, strict=True), *zip(LAYOUTS, [*LAYOUTS][1:] + [*LAYOUTS][:1], strict=True)],
+    [
+        *zip(LAYOUTS, LAYOUTS, strict=True),
+        *zip(LAYOUTS, [*LAYOUTS][1:] + [*LAYOUTS][:1], strict=True),
+    ],
 )
 @given(lengths=lengths())
-def test_from_one_to_the_other(source: str, target: str, lengths: list[int], device: torch.device) -> None:
+def test_from_one_to_the_other(
+    source: str, target: str, lengths: list[int], device: torch.device
+) -> None:
     if not lengths:
         return  # a loop cannot build a layout of nothing; test_ragged.py has the empty batch
     sequences = sequences_of(lengths, (2,), device=device, requires_grad=True)
-    arrived = LAYOUTS[target].read(LAYOUTS[target].give(LAYOUTS[source].take(LAYOUTS[source].build(sequences))))
+    arrived = LAYOUTS[target].read(
+        LAYOUTS[target].give(LAYOUTS[source].take(LAYOUTS[source].build(sequences)))
+    )
     assert [len(sequence) for sequence in arrived] == lengths
     weights = [torch.randn_like(sequence) for sequence in sequences]
     loss = torch.zeros((), dtype=torch.float64, device=device)

@@ -1,4 +1,6 @@
-"""Immutable updates of nested values: what a path reaches, what is shared, and what its mistakes are called."""
+"""Immutable updates of nested values: what a path reaches, what is shared, and what its mistakes
+are called.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ class Holder:
 
 @pytest.fixture
 def person() -> Person:
-    return Person([Address(Street("Mill Lane")), Address(None), Address(Street("High Street"), "Bonn")])
+    return Person(
+        [Address(Street("Mill Lane")), Address(None), Address(Street("High Street"), "Bonn")]
+    )
 
 
 def add_one(value: Any) -> Any:
@@ -77,7 +81,11 @@ def add_one(value: Any) -> Any:
         ({(1, 2): 1}, lambda p: p[1, 2], {(1, 2): 2}),
         ({"each": 1, "apply": 1}, lambda p: p["each"], {"each": 2, "apply": 1}),
         ({"__a": 1}, lambda p: p["__a"], {"__a": 2}),
-        ({"values": 1, "keys": 1, "_steps": 1}, lambda p: p.keys, {"values": 1, "keys": 2, "_steps": 1}),
+        (
+            {"values": 1, "keys": 1, "_steps": 1},
+            lambda p: p.keys,
+            {"values": 1, "keys": 2, "_steps": 1},
+        ),
         ({"a": [Pair({"b": 1}, None)]}, lambda p: p.a.each.left.b, {"a": [Pair({"b": 2}, None)]}),
         ([{"b": None}, {"b": [1]}], lambda p: p.each.b.each, [{"b": None}, {"b": [2]}]),
         (MappingProxyType({"a": 1, "b": 2}), lambda p: p.b, MappingProxyType({"a": 1, "b": 3})),
@@ -121,7 +129,11 @@ def test_a_subclass_stays_what_it_is() -> None:
     class Batched(Ragged):
         pass
 
-    same: list[Any] = [(UserDict({0: 4}), {0: 5}), (torch.Size([4, 3]), (5, 3)), (Checked(4), (5, 4))]
+    same: list[Any] = [
+        (UserDict({0: 4}), {0: 5}),
+        (torch.Size([4, 3]), (5, 3)),
+        (Checked(4), (5, 4)),
+    ]
     for value, wanted in (*same, (Batched([[4], [2]]), None)):
         found = modify(value)[0].apply(add_one)
         assert type(found) is type(value)
@@ -129,7 +141,11 @@ def test_a_subclass_stays_what_it_is() -> None:
 
 
 def test_a_part_that_stays_is_shared_and_so_is_all_around_it(person: Person) -> None:
-    batch: dict[str, Any] = {"person": person, "inputs": Ragged([[1, 2], [3]]), "pair": Pair([1000], (None,))}
+    batch: dict[str, Any] = {
+        "person": person,
+        "inputs": Ragged([[1, 2], [3]]),
+        "pair": Pair([1000], (None,)),
+    }
 
     def same(value: Any) -> Any:
         return value
@@ -145,7 +161,9 @@ def test_a_part_that_stays_is_shared_and_so_is_all_around_it(person: Person) -> 
     ]
     for path in paths:
         assert path(modify(batch)).apply(same) is batch
-    changed = modify(batch).person.addresses.each.apply(lambda address: Address(None) if address.street else address)
+    changed = modify(batch).person.addresses.each.apply(
+        lambda address: Address(None) if address.street else address
+    )
     assert changed["person"].addresses[1] is person.addresses[1]
     assert changed["inputs"] is batch["inputs"]
 
@@ -166,7 +184,9 @@ def test_a_dataclass_is_made_anew_with_what_follows_from_its_fields() -> None:
     assert (box.sides, box.area) == ((3, 3), 9)
     with pytest.raises(ValueError, match="a side below 0"):
         modify(Box(sides=(2, 3))).sides.each.apply(lambda side: -side)
-    with pytest.raises(ArgumentError, match=r"one of the fields 'sides', not 'area' with init=False"):
+    with pytest.raises(
+        ArgumentError, match=r"one of the fields 'sides', not 'area' with init=False"
+    ):
         modify(Box(sides=(2, 3))).area.apply(add_one)
 
 
@@ -176,11 +196,24 @@ class Batch:
 
 
 def test_the_sequences_of_a_ragged_batch_nested_deep() -> None:
-    batch = Batch({"inputs": [Ragged([torch.arange(4), torch.arange(0), torch.arange(2)])], "label": torch.tensor(1)})
+    batch = Batch(
+        {
+            "inputs": [Ragged([torch.arange(4), torch.arange(0), torch.arange(2)])],
+            "label": torch.tensor(1),
+        }
+    )
     changed = modify(batch).parts.inputs.each.each.apply(lambda sequence: sequence[1:] * 10)
-    assert [sequence.tolist() for sequence in changed.parts["inputs"][0]] == [[10, 20, 30], [], [10]]
+    assert [sequence.tolist() for sequence in changed.parts["inputs"][0]] == [
+        [10, 20, 30],
+        [],
+        [10],
+    ]
     assert changed.parts["label"] is batch.parts["label"]
-    assert [sequence.tolist() for sequence in batch.parts["inputs"][0]] == [[0, 1, 2, 3], [], [0, 1]]
+    assert [sequence.tolist() for sequence in batch.parts["inputs"][0]] == [
+        [0, 1, 2, 3],
+        [],
+        [0, 1],
+    ]
 
 
 def test_one_sequence_and_the_values_of_a_ragged_batch() -> None:
@@ -203,7 +236,12 @@ def test_one_sequence_and_the_values_of_a_ragged_batch() -> None:
         (lambda p: p.each, len, ArgumentTypeError, r"type int for \[0\]"),
         (lambda p: p.values, list, ArgumentTypeError, r"type list for \.values"),
         (lambda p: p.values, lambda values: values[1:], ShapeError, "one row for each"),
-        (lambda p: p[1], lambda sequence: sequence.unsqueeze(1), ShapeError, "like the other sequences"),
+        (
+            lambda p: p[1],
+            lambda sequence: sequence.unsqueeze(1),
+            ShapeError,
+            "like the other sequences",
+        ),
     ],
 )
 def test_what_cannot_be_a_ragged_batch(
@@ -216,28 +254,85 @@ def test_what_cannot_be_a_ragged_batch(
 @pytest.mark.parametrize(
     ("path", "kind", "said"),
     [
-        (lambda p: p.person.addresses.each.stret, ArgumentError, "'city', got Address at ... addresses[0]. Write .str"),
-        (lambda p: p.person.addresses.each.street.name, ArgumentTypeError, "name must be a ... before it if it may be"),
-        (lambda p: p.kind.name, ArgumentTypeError, "kind.name must be a path ... got type at .kind. End the path"),
-        (lambda p: p["7"], ArgumentError, "['7'] must be one of the keys ... got dict at the start. Choose one"),
-        (lambda p: p.persn, ArgumentError, "keys 'person', 'rows', 'inputs', 'pair', 7, ... got dict at the start. W"),
-        (lambda p: p.person.addresses[3], ArgumentError, "an index of its 3 items, from -3 to 2, ... Choose one, or"),
-        (lambda p: p.none.a, ArgumentError, "none.a must be a path into a mapping with keys, got dict at .none."),
-        (lambda p: p.person.addresses[0:2], ArgumentError, "[slice(0, 2, None)] must be an index of its 3 items, from"),
-        (lambda p: p.rows.each[0], ArgumentError, "must be a path into a sequence with items, got list at .rows[1]"),
+        (
+            lambda p: p.person.addresses.each.stret,
+            ArgumentError,
+            "'city', got Address at ... addresses[0]. Write .str",
+        ),
+        (
+            lambda p: p.person.addresses.each.street.name,
+            ArgumentTypeError,
+            "name must be a ... before it if it may be",
+        ),
+        (
+            lambda p: p.kind.name,
+            ArgumentTypeError,
+            "kind.name must be a path ... got type at .kind. End the path",
+        ),
+        (
+            lambda p: p["7"],
+            ArgumentError,
+            "['7'] must be one of the keys ... got dict at the start. Choose one",
+        ),
+        (
+            lambda p: p.persn,
+            ArgumentError,
+            "keys 'person', 'rows', 'inputs', 'pair', 7, ... got dict at the start. W",
+        ),
+        (
+            lambda p: p.person.addresses[3],
+            ArgumentError,
+            "an index of its 3 items, from -3 to 2, ... Choose one, or",
+        ),
+        (
+            lambda p: p.none.a,
+            ArgumentError,
+            "none.a must be a path into a mapping with keys, got dict at .none.",
+        ),
+        (
+            lambda p: p.person.addresses[0:2],
+            ArgumentError,
+            "[slice(0, 2, None)] must be an index of its 3 items, from",
+        ),
+        (
+            lambda p: p.rows.each[0],
+            ArgumentError,
+            "must be a path into a sequence with items, got list at .rows[1]",
+        ),
         (lambda p: p[7].name, ArgumentTypeError, "got str at [7]"),
         (lambda p: p[[7]], ArgumentError, "modify(<dict>)[[7]] must be one of the keys "),
-        (lambda p: p.pair.lef, ArgumentError, "one of the names 'left', 'right', got Pair at .pair. Write .left."),
-        (lambda p: p.inputs[2], ArgumentError, "of its 2 sequences, from -2 to 1, or one of the names 'values', got "),
+        (
+            lambda p: p.pair.lef,
+            ArgumentError,
+            "one of the names 'left', 'right', got Pair at .pair. Write .left.",
+        ),
+        (
+            lambda p: p.inputs[2],
+            ArgumentError,
+            "of its 2 sequences, from -2 to 1, or one of the names 'values', got ",
+        ),
         (lambda p: p.inputs.each.values, ArgumentTypeError, "got Tensor at .inputs[0]"),
-        (lambda p: p.person["each"], ArgumentError, "be one of the fields 'addresses', 'age', got Person at .person"),
-        (lambda p: p.person[0], ArgumentError, "fields 'addresses', 'age', got Person at .person. Choose one of them."),
+        (
+            lambda p: p.person["each"],
+            ArgumentError,
+            "be one of the fields 'addresses', 'age', got Person at .person",
+        ),
+        (
+            lambda p: p.person[0],
+            ArgumentError,
+            "fields 'addresses', 'age', got Person at .person. Choose one of them.",
+        ),
     ],
 )
 def test_a_wrong_path_says_which_part_does_not_exist(
     person: Person, path: Callable[[Any], Any], kind: type[RaglaneError], said: str
 ) -> None:
-    value: Any = {"person": person, "rows": [[1], []], "inputs": Ragged([[1, 2], [3]]), "pair": Pair(1, 2)}
+    value: Any = {
+        "person": person,
+        "rows": [[1], []],
+        "inputs": Ragged([[1, 2], [3]]),
+        "pair": Pair(1, 2),
+    }
     value |= {7: "seven", "kind": Street, "none": {}}
     with pytest.raises(kind) as raised:
         path(modify(value)).apply(lambda part: part)
@@ -246,7 +341,9 @@ def test_a_wrong_path_says_which_part_does_not_exist(
 
 def test_other_mistakes() -> None:
     for count, rest in ((100, " and 88 more"), (12, "")):
-        with pytest.raises(ArgumentError, match=rf"'key11'{rest}, got dict at the start\. Write \.key5\."):
+        with pytest.raises(
+            ArgumentError, match=rf"'key11'{rest}, got dict at the start\. Write \.key5\."
+        ):
             modify({f"key{number}": 0 for number in range(count)}).kay5.apply(add_one)
     with pytest.raises(ArgumentTypeError, match=r"function must be .*got int"):
         modify([1]).each.apply(3)  # type: ignore[arg-type]
@@ -255,11 +352,16 @@ def test_other_mistakes() -> None:
 def test_a_path_can_be_kept_and_goes_on_from_where_it_is(person: Person) -> None:
     addresses = modify(person).addresses
     names = addresses.each.street.each.name
-    assert [address.city for address in addresses.each.city.apply(str.lower).addresses] == ["ulm", "ulm", "bonn"]
+    assert [address.city for address in addresses.each.city.apply(str.lower).addresses] == [
+        "ulm",
+        "ulm",
+        "bonn",
+    ]
     assert names.apply(str.upper) == names.apply(str.upper) != person
     assert repr(names) == "modify(<Person>).addresses.each.street.each.name"
     assert (
-        repr(modify({})["a b"][-1]["each"]["class"].a_["__a"]) == "modify(<dict>)['a b'][-1]['each']['class'].a_['__a']"
+        repr(modify({})["a b"][-1]["each"]["class"].a_["__a"])
+        == "modify(<dict>)['a b'][-1]['each']['class'].a_['__a']"
     )
 
 
@@ -277,7 +379,9 @@ def test_a_path_is_no_container_and_nothing_is_set_by_it(person: Person) -> None
 
 
 def structures() -> st.SearchStrategy[Any]:
-    """Nested lists, tuples, named tuples, dicts and dataclasses, with numbers and None at their ends."""
+    """Nested lists, tuples, named tuples, dicts and dataclasses, with numbers and None at their
+    ends.
+    """
     return st.recursive(
         st.one_of(st.none(), st.integers(-5, 5)),
         lambda inner: st.one_of(
@@ -323,7 +427,9 @@ def test_each_equals_the_obvious_rewriting(value: Any, depth: int) -> None:
 
 @given(value=structures(), data=st.data())
 def test_one_part_changes_and_nothing_else(value: Any, data: st.DataObject) -> None:
-    """Walk down to any part: there stands the new one, and beside the way everything is the same object."""
+    """Walk down to any part: there stands the new one, and beside the way everything is the same
+    object.
+    """
     path, here, way = modify(value), value, []
     while parts := steps_of(here):
         step = data.draw(st.sampled_from([None, *parts]))

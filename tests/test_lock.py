@@ -55,7 +55,9 @@ def _held_elsewhere(folder: Path, code: str = _HOLD) -> Iterator[subprocess.Pope
         process.communicate()
 
 
-def test_a_second_process_is_refused_until_the_first_is_killed(tmp_path: Path, capsys: Capsys) -> None:
+def test_a_second_process_is_refused_until_the_first_is_killed(
+    tmp_path: Path, capsys: Capsys
+) -> None:
     data, run = str(write_steps(tmp_path / "ok.csv")), tmp_path / "run"
     train = ["train", data, "--out", str(run), *FAST, "--quiet"]
     with _held_elsewhere(run) as process:
@@ -189,7 +191,9 @@ except ValueError as error:
 def test_locks_of_windows(tmp_path: Path) -> None:
     folder = str(tmp_path / "run")
     with _held_elsewhere(tmp_path / "run", _WINDOWS + _HOLD) as first:
-        assert f"in which process {first.pid} on" in _start(_WINDOWS + _TRY, folder).communicate()[0]
+        assert (
+            f"in which process {first.pid} on" in _start(_WINDOWS + _TRY, folder).communicate()[0]
+        )
     assert (tmp_path / "run" / LOCK).exists()
     assert _start(_WINDOWS + _TRY, folder).communicate()[0] == "held\n"
     assert not (tmp_path / "run" / LOCK).exists()

@@ -15,11 +15,16 @@ from raglane.cli.console import log, log_error
 from raglane.errors import DataError, RaglaneError
 from raglane.report.figures import confusion_png, confusion_table, curves
 
-# An escape sequence, line breaks of every kind, a zero byte, marks that turn the direction, half a pair, markup.
+# An escape sequence, line breaks of every kind, a zero byte, marks that turn the direction, half a
+# pair, markup.
 EVIL = "a\x1b[31mb\nc\r\x0b\x85\u2028\0\u202e\u2066\u200b\ud800[red]d[/red]"
 SHOWN = "a\\x1b[31mb\\nc\\r\\x0b\\x85\\u2028\\x00\\u202e\\u2066\\u200b\\ud800[red]d[/red]"
 
-_KINDS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, RaglaneError)]
+_KINDS = [
+    kind
+    for kind in vars(errors).values()
+    if isinstance(kind, type) and issubclass(kind, RaglaneError)
+]
 
 
 def test_what_is_not_printable_is_an_escape() -> None:
@@ -54,7 +59,9 @@ def test_the_error_of_a_worker_keeps_the_lines_of_its_trace() -> None:
 def test_a_long_value_loses_its_middle() -> None:
     assert shorten("x" * 12, 12) == "x" * 12
     assert shorten("begin" + "x" * 1000 + "end", 20) == "beginxxxxxxx...xxend"
-    text = message("x" * 5000 + " in line 7", quote("y" * 5000) + " in row 3", EVIL * 500, "z" * 5000)
+    text = message(
+        "x" * 5000 + " in line 7", quote("y" * 5000) + " in row 3", EVIL * 500, "z" * 5000
+    )
     assert text.isprintable()
     assert len(text) < 2000
     assert " in line 7 must be " in text
@@ -69,7 +76,15 @@ class _Silent:
 
 def test_any_value_can_be_quoted() -> None:
     """A number of thousands of digits, too, which Python refuses to write."""
-    for value in (EVIL, "e" * 10**6, b"\x1b" * 1000, [EVIL] * 10**4, 10**6000, [10**6000], _Silent()):
+    for value in (
+        EVIL,
+        "e" * 10**6,
+        b"\x1b" * 1000,
+        [EVIL] * 10**4,
+        10**6000,
+        [10**6000],
+        _Silent(),
+    ):
         assert quote(value).isprintable()
         assert 0 < len(quote(value)) <= 80
 
@@ -89,7 +104,9 @@ def test_lines_that_are_printed_stay_lines(capsys: pytest.CaptureFixture[str]) -
     assert printed.err == f"{SHOWN}\n"
 
 
-def test_a_stream_that_lacks_a_character_shows_its_escape(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_stream_that_lacks_a_character_shows_its_escape(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     with (tmp_path / "out.txt").open("w", encoding="ascii") as stream:
         monkeypatch.setattr("sys.stdout", stream)
         log("née")
@@ -117,7 +134,10 @@ def test_a_stream_that_lacks_a_character_shows_its_escape(monkeypatch: pytest.Mo
     ids=range(14),
 )
 def test_what_is_typed_cannot_control_the_terminal(
-    arguments: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    arguments: list[str],
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main([argument.replace("\0", "") for argument in arguments]) == 2
@@ -143,4 +163,7 @@ def test_names_in_tables_and_pictures_are_text() -> None:
     assert len(table.split("\n")) == 4
     assert len(table) < 2000
     assert confusion_png(matrix, labels, f"${EVIL}\\frac{{\nsecond $^")[1:4] == b"PNG"
-    assert curves([{"epoch": 1, "train_loss": 0.5, "train_accuracy": 0.5}], "accuracy", "a $^{ b")[1:4] == b"PNG"
+    assert (
+        curves([{"epoch": 1, "train_loss": 0.5, "train_accuracy": 0.5}], "accuracy", "a $^{ b")[1:4]
+        == b"PNG"
+    )

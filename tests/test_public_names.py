@@ -1,4 +1,6 @@
-"""The names that users may rely on. A change here is a change of the public face: say it in the changelog."""
+"""The names that users may rely on. A change here is a change of the public face: say it in the
+changelog.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +26,20 @@ import raglane as rl
             AttentionDecoder CTCBeamSearch Hypotheses NGram Transducer beam_search ctc_align edit_distance pairs
             rnnt_loss soft_dtw Attention""",
         ),
-        (rl.nn.losses, "binary_cross_entropy_with_logits cross_entropy ctc_loss huber_loss l1_loss mse_loss nll_loss"),
+        (
+            rl.nn.losses,
+            "binary_cross_entropy_with_logits cross_entropy ctc_loss huber_loss l1_loss mse_loss nll_loss",
+        ),
         (rl.nn.init, "chrono_ forget_bias_ orthogonal_ xavier_"),
         (
             rl.packing,
             """PackedSequence invert_permutation pack_padded_sequence pack_sequence pad_packed_sequence pad_sequence
             unpack_sequence unpad_sequence""",
         ),
-        (rl.plot, "Picture attention gates histogram lanes norms packed padded roofline schedules theme times waste"),
+        (
+            rl.plot,
+            "Picture attention gates histogram lanes norms packed padded roofline schedules theme times waste",
+        ),
         (rl.export, "build_operators onnx package"),
         (rl.serve, "Engine Stream deployment"),
     ],

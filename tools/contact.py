@@ -1,7 +1,8 @@
 """The mistakes and questions of a newcomer to the command line, and the answers: ``make contact``.
 
-A case is a command on small files that :func:`make_files` writes, its exit code, and patterns of its output; a pattern
-after ``not`` must be absent. ``python -m contact WORD`` plays the cases whose title or command contains a word.
+A case is a command on small files that :func:`make_files` writes, its exit code, and patterns of
+its output; a pattern after ``not`` must be absent. ``python -m contact WORD`` plays the cases whose
+title or command contains a word.
 """
 
 from __future__ import annotations
@@ -44,19 +45,49 @@ def case(title: str, command: str, code: int, *patterns: str) -> Case:
 
 CASES = [
     # What the sequences are, and what the model is worth.
-    case("names", "train names.csv --sequence-column name", 0, "words? .*are split into characters"),
-    case("texts to texts", "train names.csv --task transcribe --sequence-column name", 0, "token error rate"),
-    case("names as words", "train names.csv --sequence-column name --split words", 0, "pass --split characters"),
+    case(
+        "names", "train names.csv --sequence-column name", 0, "words? .*are split into characters"
+    ),
+    case(
+        "texts to texts",
+        "train names.csv --task transcribe --sequence-column name",
+        0,
+        "token error rate",
+    ),
+    case(
+        "names as words",
+        "train names.csv --sequence-column name --split words",
+        0,
+        "pass --split characters",
+    ),
     case("columns as steps", "train wide.csv", 0, "whose steps are the columns t0 to t5"),
-    case("a model that has learned little", "train wide.csv", 0, "^note: .*last epoch was the best: try --epochs"),
-    case("a series by months", "train months.csv --task forecast", 0, "all rows are one series", "the end of the seq"),
-    case("one series without its task", "train months.csv", 2, "if all rows are one series, pass --task forecast"),
+    case(
+        "a model that has learned little",
+        "train wide.csv",
+        0,
+        "^note: .*last epoch was the best: try --epochs",
+    ),
+    case(
+        "a series by months",
+        "train months.csv --task forecast",
+        0,
+        "all rows are one series",
+        "the end of the seq",
+    ),
+    case(
+        "one series without its task",
+        "train months.csv",
+        2,
+        "if all rows are one series, pass --task forecast",
+    ),
     case("its seasons", "evaluate months months.csv --horizon 12 --origins 3", 0, "season 12 MAE"),
     # Options before the task is known.
     case("an option of another task", "train lines.txt --bptt-steps 5", 0, "task: language"),
     case("tied weights of a text", "train lines.txt --tie-weights", 0, "task: language"),
     case("a penalty of a text", "train lines.txt --activation-penalty 1", 0, "task: language"),
-    case("tied weights of numbers", "train steps.csv --tie-weights", 2, "all tasks except language"),
+    case(
+        "tied weights of numbers", "train steps.csv --tie-weights", 2, "all tasks except language"
+    ),
     # Suggestions.
     *(
         case(f"{given} for {near}", f"train steps.csv {given}", 2, rf"Pass {near}\.$")
@@ -75,9 +106,24 @@ CASES = [
         ]
     ),
     # Fixes that work.
-    case("a renamed column", "predict run renamed.csv", 2, "name all 2 columns in their order.*--feature-column"),
-    case("its fix", "predict run renamed.csv --feature-column x --feature-column z", 0, r"^s0,(up|down),0\.\d+$"),
-    case("evaluation without labels", "evaluate run unlabelled.csv", 2, "data without labels only to predict"),
+    case(
+        "a renamed column",
+        "predict run renamed.csv",
+        2,
+        "name all 2 columns in their order.*--feature-column",
+    ),
+    case(
+        "its fix",
+        "predict run renamed.csv --feature-column x --feature-column z",
+        0,
+        r"^s0,(up|down),0\.\d+$",
+    ),
+    case(
+        "evaluation without labels",
+        "evaluate run unlabelled.csv",
+        2,
+        "data without labels only to predict",
+    ),
     case("rows that are texts", "train names.csv", 2, "if each row is a text.*--sequence-column"),
     case("rolls without labels", "train rolls.jsonl", 2, "without labels, pass --task forecast"),
     case("their fix", "train rolls.jsonl --task forecast", 0, "loss: bce"),
@@ -86,24 +132,47 @@ CASES = [
     case("decimal commas", "train commas.csv", 0, "features: x, y"),
     case("quoted decimal commas", "train quoted.csv", 2, "decimal points"),
     # Predictions.
-    case("predictions on standard output", "predict run steps.csv", 0, r"^id,prediction,probability$", r"^s0,"),
+    case(
+        "predictions on standard output",
+        "predict run steps.csv",
+        0,
+        r"^id,prediction,probability$",
+        r"^s0,",
+    ),
     case("no run", "predict no-run steps.csv", 2, "no-run must be the folder of a run"),
     *(
         case(f"a {name}", f"train {name}", 0, "training: 22 sequences")
         for name in ("steps.json", "steps.csv.gz", "steps.jsonl.gz", "steps.npz")
     ),
-    case("sets of numbers as labels", "train chords.jsonl --sequence-column x", 0, "task: multilabel"),
+    case(
+        "sets of numbers as labels", "train chords.jsonl --sequence-column x", 0, "task: multilabel"
+    ),
     case("numbers as labels", "train numbers.csv", 2, "40 different whole numbers.*--task regress"),
     case("whole labels", "predict whole whole.jsonl -o whole.out.jsonl", 0, "24 sequences"),
     case("ids that repeat", "train repeated.jsonl", 0, "3 sequences repeat the id"),
-    case("a test of training data", "train steps.csv --test steps.csv", 0, "24 of 24 sequences of steps.csv are also"),
+    case(
+        "a test of training data",
+        "train steps.csv --test steps.csv",
+        0,
+        "24 of 24 sequences of steps.csv are also",
+    ),
     # Comparisons and URLs.
-    case("runs without a model", "compare run whole empty", 0, "left out: empty, which has no saved model"),
+    case(
+        "runs without a model",
+        "compare run whole empty",
+        0,
+        "left out: empty, which has no saved model",
+    ),
     case("data at a URL", "train file://{here}/steps.csv", 0, "training: 22 sequences"),
     case("a run at a URL", "predict file://{here}/run file://{here}/steps.csv", 0, "^s0,"),
     case("a folder at a URL", "convert file://{here}/parts parts.out", 0, "48 sequences"),
     case("a bucket without its package", "convert s3://bucket/folder out", 2, "Install s3fs"),
-    case("no such URL", "train http://127.0.0.1:9/steps.csv", 2, "http://127.0.0.1:9/steps.csv.*no valid response"),
+    case(
+        "no such URL",
+        "train http://127.0.0.1:9/steps.csv",
+        2,
+        "http://127.0.0.1:9/steps.csv.*no valid response",
+    ),
     # Long runs.
     case("checkpoints in an epoch", "train steps.csv --checkpoint-minutes 0", 0, "best: epoch"),
 ]
@@ -112,7 +181,13 @@ CASES = [
 def make_files(folder: Path) -> None:
     """Write the data of all cases, and train a model."""
     rows = [
-        [f"s{n}", step, round((-step, step)[n % 2] + math.sin(n), 3), step / 2, ("down", "up")[n % 2]]
+        [
+            f"s{n}",
+            step,
+            round((-step, step)[n % 2] + math.sin(n), 3),
+            step / 2,
+            ("down", "up")[n % 2],
+        ]
         for n in range(24)
         for step in range(n % 3 + 2)
     ]
@@ -122,38 +197,69 @@ def make_files(folder: Path) -> None:
     _write(folder / "unlabelled.csv", names[:4], [row[:4] for row in rows])
     for name in ("steps.tsv", "tabs.csv"):
         _write(folder / name, names, rows, "\t")
-    commas: list[list[Any]] = [[*row[:2], *(str(n).replace(".", ",") for n in row[2:4]), row[4]] for row in rows]
+    commas: list[list[Any]] = [
+        [*row[:2], *(str(n).replace(".", ",") for n in row[2:4]), row[4]] for row in rows
+    ]
     _write(folder / "commas.csv", names, commas, ";")
     _write(folder / "quoted.csv", names, commas)
     (folder / "steps.csv.gz").write_bytes(gzip.compress((folder / "steps.csv").read_bytes()))
     sequences: list[dict[str, Any]] = [
-        {"x": [[row[2], row[3]] for row in rows if row[0] == f"s{number}"], "kind": ["down", "up"][number % 2]}
+        {
+            "x": [[row[2], row[3]] for row in rows if row[0] == f"s{number}"],
+            "kind": ["down", "up"][number % 2],
+        }
         for number in range(24)
     ]
     (folder / "steps.json").write_text(json.dumps(sequences, indent=1))
     (folder / "steps.jsonl.gz").write_bytes(gzip.compress(_lines(sequences).encode()))
-    steps, kinds = np.array([row[2:4] for row in rows]), np.array([row["kind"] for row in sequences])
-    np.savez(folder / "steps.npz", x=steps, lengths=[len(row["x"]) for row in sequences], kind=kinds)
+    steps, kinds = (
+        np.array([row[2:4] for row in rows]),
+        np.array([row["kind"] for row in sequences]),
+    )
+    np.savez(
+        folder / "steps.npz", x=steps, lengths=[len(row["x"]) for row in sequences], kind=kinds
+    )
     words = ["anna", "emma", "otto", "hanna"]
-    _write(folder / "names.csv", ["name", "language"], [[words[n % 4], ["de", "en"][n % 2]] for n in range(24)])
-    wide = [[f"s{n}", *((7 * n + 3 * step) % 11 for step in range(6)), "ab"[n % 2]] for n in range(24)]
+    _write(
+        folder / "names.csv",
+        ["name", "language"],
+        [[words[n % 4], ["de", "en"][n % 2]] for n in range(24)],
+    )
+    wide = [
+        [f"s{n}", *((7 * n + 3 * step) % 11 for step in range(6)), "ab"[n % 2]] for n in range(24)
+    ]
     _write(folder / "wide.csv", ["id", *(f"t{step}" for step in range(6)), "label"], wide)
-    months = [[f"{1949 + n // 12}-{n % 12 + 1:02}", round(n + 20 * math.sin(n * math.pi / 6))] for n in range(96)]
+    months = [
+        [f"{1949 + n // 12}-{n % 12 + 1:02}", round(n + 20 * math.sin(n * math.pi / 6))]
+        for n in range(96)
+    ]
     _write(folder / "months.csv", ["month", "passengers"], months)
     (folder / "lines.txt").write_text("\n".join([*words, "a longer line"] * 6))
-    rolls = [[[60 + (number + step) % 5, 67][: step % 3] for step in range(6)] for number in range(24)]
+    rolls = [
+        [[60 + (number + step) % 5, 67][: step % 3] for step in range(6)] for number in range(24)
+    ]
     (folder / "rolls.jsonl").write_text(_lines([{"roll": roll} for roll in rolls]))
     chords = [{"x": [float(len(chord)) for chord in roll], "chord": roll} for roll in rolls]
     (folder / "chords.jsonl").write_text(_lines(chords))
-    _write(folder / "numbers.csv", ["id", "x", "size"], [[n, n / 7 + step, n] for n in range(40) for step in range(2)])
+    _write(
+        folder / "numbers.csv",
+        ["id", "x", "size"],
+        [[n, n / 7 + step, n] for n in range(40) for step in range(2)],
+    )
     whole = [{"x": row["x"], "kind": number % 2} for number, row in enumerate(sequences)]
     (folder / "whole.jsonl").write_text(_lines(whole))
-    (folder / "repeated.jsonl").write_text(_lines([{"id": min(n, 20), **row} for n, row in enumerate(sequences)]))
+    (folder / "repeated.jsonl").write_text(
+        _lines([{"id": min(n, 20), **row} for n, row in enumerate(sequences)])
+    )
     (folder / "empty").mkdir()
     (folder / "parts").mkdir()
     for name in ("a.csv", "b.csv"):
         _write(folder / "parts" / name, names, rows)
-    for data, run in (("steps.csv", "run"), ("whole.jsonl", "whole"), ("months.csv --task forecast", "months")):
+    for data, run in (
+        ("steps.csv", "run"),
+        ("whole.jsonl", "whole"),
+        ("months.csv --task forecast", "months"),
+    ):
         code, printed = play(f"train {data} --out {run}", folder)
         assert code == 0, printed
 
@@ -171,9 +277,16 @@ def play(command: str, folder: Path) -> tuple[int, str]:
     """Run a command in a folder; return its exit code and its output."""
     words = shlex.split(command.format(here=folder))
     if words[0] == "train":
-        words += [*_FAST.split(), *([] if "--out" in words else ["--out", f"runs/{len(list(folder.glob('runs/*')))}"])]
+        words += [
+            *_FAST.split(),
+            *([] if "--out" in words else ["--out", f"runs/{len(list(folder.glob('runs/*')))}"]),
+        ]
     printed = io.StringIO()
-    with contextlib.chdir(folder), contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+    with (
+        contextlib.chdir(folder),
+        contextlib.redirect_stdout(printed),
+        contextlib.redirect_stderr(printed),
+    ):
         code = raglane(words)
     return code, printed.getvalue()
 
@@ -184,7 +297,8 @@ def wrong(case: Case, folder: Path) -> str:
     absent = [
         pattern
         for pattern in case.patterns
-        if pattern.startswith("not ") == bool(re.search(pattern.removeprefix("not "), printed, re.MULTILINE))
+        if pattern.startswith("not ")
+        == bool(re.search(pattern.removeprefix("not "), printed, re.MULTILINE))
     ]
     if code == case.code and not absent and "Traceback" not in printed:
         return ""
@@ -200,7 +314,9 @@ def main(chosen: list[str]) -> int:
         for each in CASES:
             if all(word in f"{each.title} {each.command}" for word in chosen):
                 count += bool(told := wrong(each, folder))
-                print(f"{'WRONG' if told else 'right'}  {each.title}: raglane {each.command}\n{told}".rstrip())
+                print(
+                    f"{'WRONG' if told else 'right'}  {each.title}: raglane {each.command}\n{told}".rstrip()
+                )
     print(f"{count} answers are wrong")
     return min(count, 1)
 

@@ -26,7 +26,9 @@ _WORDS = {
     "besides": "besides?",
 }
 # Names of variables and arguments that do not say what they hold.
-_VAGUE = frozenset("found own given made part parts one known kept wanted held place places".split())
+_VAGUE = frozenset(
+    "found own given made part parts one known kept wanted held place places".split()
+)
 _API = re.compile(r"^\.\. (?:autoclass|autoexception|autofunction|data)::", flags=re.MULTILINE)
 _BRANCHES = (
     ast.If,
@@ -74,7 +76,10 @@ def _sizes() -> dict[str, int]:
     """Count the lines and files of the package, its lines of code, and the lines of tests."""
     files = [*_MODULES, *_TEMPLATES]
     tests = [
-        path for top in ("tests", "tools") for suffix in ("py", "toml") for path in (ROOT / top).rglob(f"*.{suffix}")
+        path
+        for top in ("tests", "tools")
+        for suffix in ("py", "toml")
+        for path in (ROOT / top).rglob(f"*.{suffix}")
     ]
     return {
         "lines": _lines(files),
@@ -107,7 +112,9 @@ def _code_lines(text: str) -> int:
 def _docstrings(text: str) -> list[ast.Constant]:
     """Return the strings that are statements: they document a module, class, function or name."""
     values = [node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Expr)]
-    return [node for node in values if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    return [
+        node for node in values if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
 
 
 def _code() -> dict[str, float]:
@@ -190,14 +197,24 @@ def _texts() -> dict[str, int]:
     documented names.
     """
     docstrings = [str(node.value) for path in _MODULES for node in _docstrings(path.read_text())]
-    lines = [line for path in [*_MODULES, *_TEMPLATES, *_KERNELS] for line in path.read_text().splitlines()]
+    lines = [
+        line
+        for path in [*_MODULES, *_TEMPLATES, *_KERNELS]
+        for line in path.read_text().splitlines()
+    ]
     return {
-        "what_docstrings": sum(re.match(r"\s*(What|Whether|As)\b", text) is not None for text in docstrings),
+        "what_docstrings": sum(
+            re.match(r"\s*(What|Whether|As)\b", text) is not None for text in docstrings
+        ),
         **{
-            name: sum(re.search(rf"\b({words})\b", line, re.IGNORECASE) is not None for line in lines)
+            name: sum(
+                re.search(rf"\b({words})\b", line, re.IGNORECASE) is not None for line in lines
+            )
             for name, words in _WORDS.items()
         },
-        "api_names": sum(len(_API.findall(page.read_text())) for page in (ROOT / "docs/api").glob("*.md")),
+        "api_names": sum(
+            len(_API.findall(page.read_text())) for page in (ROOT / "docs/api").glob("*.md")
+        ),
     }
 
 
@@ -208,7 +225,11 @@ def _shape() -> dict[str, int]:
     """
     graph = grimp.build_graph("raglane", cache_dir=None)
     imports = {
-        module: {other for other in graph.find_modules_directly_imported_by(module) if other.startswith("raglane.")}
+        module: {
+            other
+            for other in graph.find_modules_directly_imported_by(module)
+            if other.startswith("raglane.")
+        }
         for module in graph.modules
     }
     rooms: dict[str, set[str]] = {}
@@ -268,7 +289,9 @@ def _functions_of_a_call() -> int:
     from raglane.native.library import operators
 
     if operators() is None:
-        sys.exit("make house counts the functions of a call into the cpu kernels, whose operators are missing here")
+        sys.exit(
+            "make house counts the functions of a call into the cpu kernels, whose operators are missing here"
+        )
     layer = rl.nn.LSTM(12, 64)
     batch = rl.Ragged([torch.randn(length, 12) for length in (4, 2, 8)])
     layer(batch)

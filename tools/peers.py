@@ -1,7 +1,8 @@
-"""Runs models of other packages with and without rl.accelerate: ``make peers``, which writes docs/works-with.md.
+"""Runs models of other packages with and without rl.accelerate: ``make peers``, which writes
+docs/works-with.md.
 
-Each package has an environment of its own in build/peers, with the requirements below, on top of one with Raglane. The
-examples are in tests/peers, and pass only within the bounds there.
+Each package has an environment of its own in build/peers, with the requirements below, on top of
+one with Raglane. The examples are in tests/peers, and pass only within the bounds there.
 """
 
 from __future__ import annotations
@@ -56,8 +57,17 @@ LEFT = {
     "deepfilternet": "version 0.5.6 imports `torchaudio.backend`, which torchaudio 2.9 removed.",
 }
 
-# Of tests/peers/formats.py. These kernels are of the same release as TorchRec, for the torch of constraints.txt.
-FORMATS = ["awkward", "datasets", "transformers", "fbgemm-gpu-cpu==1.8.0", "tensordict", "iopath", "pyre-extensions"]
+# Of tests/peers/formats.py. These kernels are of the same release as TorchRec, for the torch of
+# constraints.txt.
+FORMATS = [
+    "awkward",
+    "datasets",
+    "transformers",
+    "fbgemm-gpu-cpu==1.8.0",
+    "tensordict",
+    "iopath",
+    "pyre-extensions",
+]
 TORCHREC = "torchrec==1.8.0"
 
 _HEAD = """# Works with
@@ -107,9 +117,14 @@ sb3-contrib makes its batches in both, which is about half of the 0.52 seconds.
 
 
 def main() -> int:
-    """Run the packages that are named as arguments, or all, and write the page if all pass; return 1 if one fails."""
+    """Run the packages that are named as arguments, or all, and write the page if all pass; return
+    1 if one fails.
+    """
     names = sys.argv[1:] or list(PEERS)
-    _install("base", [str(max((ROOT / "dist").glob("raglane-*.whl"), key=lambda path: path.stat().st_mtime))])
+    _install(
+        "base",
+        [str(max((ROOT / "dist").glob("raglane-*.whl"), key=lambda path: path.stat().st_mtime))],
+    )
     rows: list[str] = []
     weights: list[str] = []
     failed: list[str] = []
@@ -127,7 +142,10 @@ def main() -> int:
         failed.append("formats: a conversion is wrong")
     if names == list(PEERS) and not failed:
         left = "".join(f"- **{name}**: {reason}\n" for name, reason in LEFT.items())
-        head, tail = f"{_HEAD.format(machine=_machine())}{''.join(rows)}", f"{_WEIGHTS}{''.join(weights)}{_EPISODES}"
+        head, tail = (
+            f"{_HEAD.format(machine=_machine())}{''.join(rows)}",
+            f"{_WEIGHTS}{''.join(weights)}{_EPISODES}",
+        )
         PAGE.write_text(f"{head}\n## Without an example\n\n{left}{tail}")
     print(*failed, sep="\n")
     return int(bool(failed))
@@ -138,7 +156,10 @@ def _converts() -> bool:
     python = _install("formats", FORMATS)
     # It requires kernels compiled for CUDA.
     subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-deps", TORCHREC], check=True)
-    return subprocess.run([python, "-W", "ignore", EXAMPLES / "formats.py"], check=False).returncode == 0
+    return (
+        subprocess.run([python, "-W", "ignore", EXAMPLES / "formats.py"], check=False).returncode
+        == 0
+    )
 
 
 def _install(name: str, requirements: list[str]) -> Path:
@@ -153,8 +174,14 @@ def _install(name: str, requirements: list[str]) -> Path:
         base = next((ENVIRONMENTS / "base").glob("lib/python3*/site-packages"))
         (packages / "base.pth").write_text(f"{base}\n")
     pins: list[str | Path] = ["--constraint", ROOT / "constraints.txt"] if name == "base" else []
-    torch = "torch" if name == "base" else f"torch=={_version(ENVIRONMENTS / 'base/bin/python', 'torch')}"
-    subprocess.run([python, "-m", "pip", "install", "--quiet", *pins, torch, *requirements], check=True)
+    torch = (
+        "torch"
+        if name == "base"
+        else f"torch=={_version(ENVIRONMENTS / 'base/bin/python', 'torch')}"
+    )
+    subprocess.run(
+        [python, "-m", "pip", "install", "--quiet", *pins, torch, *requirements], check=True
+    )
     # Its kernels are compiled for torch with CUDA, and none of the examples needs them.
     for library in packages.glob("torchaudio/lib/_torchaudio*.so"):
         library.unlink()
@@ -164,7 +191,9 @@ def _install(name: str, requirements: list[str]) -> Path:
 
 def _version(python: Path, package: str) -> str:
     code = f"import importlib.metadata as m; print(m.version({package!r}))"
-    return subprocess.run([python, "-c", code], check=True, capture_output=True, text=True).stdout.strip()
+    return subprocess.run(
+        [python, "-c", code], check=True, capture_output=True, text=True
+    ).stdout.strip()
 
 
 def _run(python: Path, package: str, example: str) -> dict[str, Any] | str:
@@ -175,7 +204,12 @@ def _run(python: Path, package: str, example: str) -> dict[str, Any] | str:
         f"print(json.dumps({{'about': {module}.{function}.__doc__}} | compare({module}.{function})))"
     )
     ran = subprocess.run(
-        [python, "-W", "ignore", "-c", code], cwd=EXAMPLES, capture_output=True, text=True, timeout=900, check=False
+        [python, "-W", "ignore", "-c", code],
+        cwd=EXAMPLES,
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
     )
     if ran.returncode:
         return ran.stderr.strip().splitlines()[-1]
@@ -185,12 +219,18 @@ def _run(python: Path, package: str, example: str) -> dict[str, Any] | str:
 
 def _row(name: str, found: dict[str, Any]) -> str:
     double = f"{found['difference float64']:.0e}" if "difference float64" in found else "float32"
-    start, differences = [f"{name} {found['version']}", found["about"].splitlines()[0].rstrip(".")], [double]
+    start, differences = (
+        [f"{name} {found['version']}", found["about"].splitlines()[0].rstrip(".")],
+        [double],
+    )
     differences.append(f"{found['difference float32']:.0e}")
     if "layers" in found:
         start.append(str(found["layers"]))
         differences.append(f"{found['curve']:.0e}")
-        differences += [f"{found[f'raglane {unit}'] / max(found[f'torch {unit}'], 1e-9):.2f}" for unit in ("ms", "MB")]
+        differences += [
+            f"{found[f'raglane {unit}'] / max(found[f'torch {unit}'], 1e-9):.2f}"
+            for unit in ("ms", "MB")
+        ]
     return f"| {' | '.join([*start, *differences])} |\n"
 
 

@@ -22,7 +22,8 @@ class Batch:
 
     Attributes:
         cell: a key of ``CELLS``.
-        weights: by their names in the layer: ``weight_ih_l0 (G * H, D)``, ``weight_hh_l0 (G * H, H)`` and so on.
+        weights: by their names in the layer: ``weight_ih_l0 (G * H, D)``, ``weight_hh_l0 (G * H,
+            H)`` and so on.
         values: ``(N, D)``, sequence after sequence.
         lengths: ``(B,)`` int64.
         gradient: ``(N, H)``, the gradient of a loss with respect to the outputs.
@@ -36,7 +37,8 @@ class Batch:
 
     @classmethod
     def of(cls, case: Case) -> Batch:
-        """Draw the numbers of a case, which are the same in every run and for any mode, dtype and threads.
+        """Draw the numbers of a case, which are the same in every run and for any mode, dtype and
+        threads.
 
         Example:
             >>> from harness.cases import Size
@@ -54,13 +56,17 @@ class Batch:
             return torch.randn(*shape, generator=generator, device="cpu")
 
         weights = _weights(case.cell, size, generator)
-        batch = cls(case.cell, weights, normal(total, size.input), lengths, normal(total, size.hidden))
+        batch = cls(
+            case.cell, weights, normal(total, size.input), lengths, normal(total, size.hidden)
+        )
         return batch.to(_DTYPES[case.dtype])
 
     def with_cell(self, cell: str) -> Batch:
         """Return the same input with the weights of another cell of the same sizes."""
         size = Size(len(self.lengths), self.hidden, self.values.shape[1])
-        weights = _weights(cell, size, torch.Generator("cpu").manual_seed(zlib.crc32(cell.encode())))
+        weights = _weights(
+            cell, size, torch.Generator("cpu").manual_seed(zlib.crc32(cell.encode()))
+        )
         return replace(self, cell=cell, weights=weights).to(self.dtype)
 
     @property

@@ -1,7 +1,8 @@
 """The registry of benchmark cases, in suites.
 
-A suite defines the sizes, lengths and modes of its cases, and their competitors. The suite ``grid`` is the product of
-all cells, sizes, lengths, modes and dtypes; each of the others answers one question.
+A suite defines the sizes, lengths and modes of its cases, and their competitors. The suite ``grid``
+is the product of all cells, sizes, lengths, modes and dtypes; each of the others answers one
+question.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ TORCH_CELLS = ("lstm", "gru", "rnn_tanh")
 """The cells that torch and other engines support."""
 
 ELEMENTWISE = ("indrnn_tanh", "mingru", "minlstm", "sru", "qrnn")
-"""Cells without a matrix in the time loop. With tanh, because at the kink of relu float32 and float64 diverge."""
+"""Cells without a matrix in the time loop. With tanh, because at the kink of relu float32 and
+float64 diverge."""
 
 CELLS = (*TORCH_CELLS, *ELEMENTWISE)
 """All of them, keys of :data:`raglane.cells.CELLS`."""
@@ -43,7 +45,13 @@ MODES = ("train", "infer")
 DTYPES = ("float32", "bfloat16")
 
 
-SIZES = (Size(8, 64, 64), Size(32, 128, 128), Size(64, 256, 256), Size(32, 512, 512), Size(256, 128, 64))
+SIZES = (
+    Size(8, 64, 64),
+    Size(32, 128, 128),
+    Size(64, 256, 256),
+    Size(32, 512, 512),
+    Size(256, 128, 64),
+)
 
 
 @dataclass(frozen=True)
@@ -55,7 +63,8 @@ class Case:
         cell: a key of ``CELLS``.
         size: of batch and layer.
         lengths: of the sequences.
-        mode: ``train``: forward and backward, with the gradients of weights and input; ``infer``: forward without.
+        mode: ``train``: forward and backward, with the gradients of weights and input; ``infer``:
+            forward without.
         dtype: of weights and input.
         threads: of the CPU.
     """
@@ -80,22 +89,25 @@ class Case:
 
 
 def operations(cell: str, size: Size, mode: str) -> int:
-    """Floating-point operations per element of a layer's matrix products: forward, and twice as many backward.
+    """Floating-point operations per element of a layer's matrix products: forward, and twice as
+    many backward.
 
     Example:
         >>> operations("gru", Size(8, 64, 32), "infer") == 2 * 3 * 64 * (32 + 64)
         True
     """
     shapes = cells.CELLS[cell].shapes(size.input, size.hidden).values()
-    forward = 2 * sum(shape[0] * shape[1] for shape in shapes if shape is not None and len(shape) == 2)
+    forward = 2 * sum(
+        shape[0] * shape[1] for shape in shapes if shape is not None and len(shape) == 2
+    )
     return forward * (3 if mode == "train" else 1)
 
 
 def streamed(cell: str, size: Size) -> int:
     """Floats per element that the backward time loop of an element-wise cell must read or write.
 
-    These are the saved tensors, the state, and the gradients of the output and of the input products; if the output
-    depends on the input directly, also the input and its gradient.
+    These are the saved tensors, the state, and the gradients of the output and of the input
+    products; if the output depends on the input directly, also the input and its gradient.
 
     Example:
         >>> streamed("indrnn_tanh", Size(8, 64, 32)) == 3 * 64
@@ -116,7 +128,8 @@ class Suite:
         cells: the cells of its cases.
         lengths: the names of lengths; empty if the user chooses them.
         sizes: the default sizes.
-        competitors: variants of ours that run in addition to :data:`~harness.competitors.RIVALS` and ``ours``.
+        competitors: variants of ours that run in addition to :data:`~harness.competitors.RIVALS`
+            and ``ours``.
         modes: the supported modes.
         measures_memory: True to measure memory instead of time.
         yardstick: a key of ``YARDSTICKS``, with which the rates of calls are compared.
@@ -141,7 +154,9 @@ SUITES: dict[str, Suite] = {
         competitors=("ours-equal",),
     ),
     "one-long": Suite(
-        "what does one long sequence among many short ones cost", lengths=("one-long",), sizes=(Size(64, 256, 256),)
+        "what does one long sequence among many short ones cost",
+        lengths=("one-long",),
+        sizes=(Size(64, 256, 256),),
     ),
     "tiny": Suite(
         "what does a call cost with almost nothing to compute: ours-kernel has no layer around it, ours-element "
@@ -167,7 +182,8 @@ SUITES: dict[str, Suite] = {
         "the backward pass, a call of its own",
         cells=ELEMENTWISE,
         lengths=("lognormal",),
-        # More elements than fit into caches, but few enough that the allocator keeps their memory between calls.
+        # More elements than fit into caches, but few enough that the allocator keeps their memory
+        # between calls.
         sizes=(Size(128, 256, 64),),
         competitors=("ours-loop",),
         modes=("train",),
@@ -241,6 +257,9 @@ def select(
             )
     if not cases:
         raise ArgumentError(
-            "suites", ", ".join(suites), "suites with at least one case for the other options", "add cells or modes"
+            "suites",
+            ", ".join(suites),
+            "suites with at least one case for the other options",
+            "add cells or modes",
         )
     return list(dict.fromkeys(cases))

@@ -10,10 +10,11 @@ from harness.competitors.base import Answer
 __all__ = ["TOLERANCES", "find_fault"]
 
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float64: 1e-9}
-"""The largest difference that a dtype may make, as a share of the largest number of the tensor in float64.
+"""The largest difference that a dtype may make, as a share of the largest number of the tensor in
+float64.
 
-The tolerance of float32 allows any order of the sums over elements in gradients of weights. bfloat16 has 8 bits, and
-the state is rounded to it at every step.
+The tolerance of float32 allows any order of the sums over elements in gradients of weights.
+bfloat16 has 8 bits, and the state is rounded to it at every step.
 """
 
 
@@ -46,9 +47,13 @@ def _pairs(answer: Answer, truth: Answer) -> list[tuple[str, Tensor, Tensor | No
     if answer.state is not None and truth.state is not None:
         found = [*answer.state, *[None] * (len(truth.state) - len(answer.state))]
         pairs += [
-            (f"final state {name}", wanted, part) for name, wanted, part in zip("hc", truth.state, found, strict=False)
+            (f"final state {name}", wanted, part)
+            for name, wanted, part in zip("hc", truth.state, found, strict=False)
         ]
-    pairs += [(f"gradient of {name}", wanted, answer.gradients.get(name)) for name, wanted in truth.gradients.items()]
+    pairs += [
+        (f"gradient of {name}", wanted, answer.gradients.get(name))
+        for name, wanted in truth.gradients.items()
+    ]
     return pairs
 
 

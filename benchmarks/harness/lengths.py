@@ -1,19 +1,20 @@
 """Lengths of the sequences of a benchmark: synthetic, like real data, or from a user's file.
 
-Real data are represented by 101 quantiles each, computed by ``benchmarks/lengths.py``; lengths are drawn from the
-quantile function, with the same seed in every run. The sources:
+Real data are represented by 101 quantiles each, computed by ``benchmarks/lengths.py``; lengths are
+drawn from the quantile function, with the same seed in every run. The sources:
 
-- ``librispeech``: the 28,539 utterances of LibriSpeech train-clean-100 (CC BY 4.0), in the list of lengths of
-  github.com/sungnyun/ARMHuBERT; every fourth frame of 10 ms, so that a step is 40 ms.
-- ``ljspeech``: the 13,100 utterances of LJSpeech, in the alignments of github.com/xcmyz/FastSpeech; every
-  fourth mel frame of 256 samples, so that a step is 46 ms.
+- ``librispeech``: the 28,539 utterances of LibriSpeech train-clean-100 (CC BY 4.0), in the list of
+  lengths of github.com/sungnyun/ARMHuBERT; every fourth frame of 10 ms, so that a step is 40 ms.
+- ``ljspeech``: the 13,100 utterances of LJSpeech, in the alignments of github.com/xcmyz/FastSpeech;
+  every fourth mel frame of 256 samples, so that a step is 46 ms.
 - ``names``: the characters of 20,050 family names, github.com/spro/practical-pytorch.
 - ``ewt``: the words of the 12,544 sentences of UD English-EWT's training part (CC BY-SA 4.0).
-- ``trec``: the words of the 5,452 questions of TREC's training part, in github.com/harvardnlp/sent-conv-torch.
+- ``trec``: the words of the 5,452 questions of TREC's training part, in
+  github.com/harvardnlp/sent-conv-torch.
 - ``vowels``: the steps of the 640 recordings of Japanese vowels, included in sktime.
 
-No length is shortened: with every fourth frame, the longest has 613 steps, and a batch of 256 about 80,000 elements, so
-every call takes seconds at most.
+No length is shortened: with every fourth frame, the longest has 613 steps, and a batch of 256 about
+80,000 elements, so every call takes seconds at most.
 """
 
 from __future__ import annotations
@@ -62,14 +63,18 @@ def draw_like(quantiles: tuple[int, ...], count: int, seed: int = 1) -> list[int
         (3, 9, True)
     """
     knots = torch.tensor(quantiles, dtype=torch.float64)
-    place = torch.rand(count, generator=_generator(seed), dtype=torch.float64) * (len(quantiles) - 1)
+    place = torch.rand(count, generator=_generator(seed), dtype=torch.float64) * (
+        len(quantiles) - 1
+    )
     below = place.long().clamp(max=len(quantiles) - 2)
     drawn = torch.lerp(knots[below], knots[below + 1], place - below)
     return _whole(drawn.round())
 
 
 def of_file(path: Path) -> Lengths:
-    """Return the lengths of a text file; a batch with another number of sequences draws from them."""
+    """Return the lengths of a text file; a batch with another number of sequences draws from
+    them.
+    """
     listed = lengths_of_file(path)
     # The name is shown in tables and pictures.
     name, file = (shorten(printable(part), 40) for part in (path.stem, path.name))
@@ -114,9 +119,12 @@ def filled(fill: float) -> Callable[[int], list[int]]:
 
     def draw(count: int) -> list[int]:
         total, longest = _MEAN * count, round(_MEAN / fill)
-        # Shares u ** k of the longest have the mean 1 / (k + 1); the remainder of rounding is added one by one.
+        # Shares u ** k of the longest have the mean 1 / (k + 1); the remainder of rounding is added
+        # one by one.
         power = 1 / fill - 1
-        lengths = [max(1, round(longest * (place / (count - 1)) ** power)) for place in range(count)]
+        lengths = [
+            max(1, round(longest * (place / (count - 1)) ** power)) for place in range(count)
+        ]
         step = 1 if sum(lengths) < total else -1
         place = 0
         while sum(lengths) != total:
@@ -197,15 +205,24 @@ LENGTHS: dict[str, Lengths] = {
         Lengths("equal", f"{_MEAN} each", _equal(_MEAN)),
         Lengths("uniform", f"uniform from 1 to {2 * _MEAN}", _uniform),
         Lengths(
-            "lognormal", f"lognormal: log-mean {_LOG_MEAN}, log-sd {_LOG_DEVIATION}, from 1 to {_LONGEST}", _lognormal
+            "lognormal",
+            f"lognormal: log-mean {_LOG_MEAN}, log-sd {_LOG_DEVIATION}, from 1 to {_LONGEST}",
+            _lognormal,
         ),
-        Lengths("librispeech", "like LibriSpeech's utterances in steps of 40 ms", _real("librispeech")),
+        Lengths(
+            "librispeech", "like LibriSpeech's utterances in steps of 40 ms", _real("librispeech")
+        ),
         Lengths("ljspeech", "like LJSpeech's utterances in steps of 46 ms", _real("ljspeech")),
         Lengths("names", "like family names in characters", _real("names")),
         Lengths("ewt", "like the sentences of English-EWT in words", _real("ewt")),
         Lengths("trec", "like the questions of TREC in words", _real("trec")),
         Lengths("vowels", "like the recordings of Japanese vowels in steps", _real("vowels")),
-        Lengths("fill-0.1", f"{_MEAN} on average, the longest {10 * _MEAN}: fill 0.1", filled(0.1), fewest=32),
+        Lengths(
+            "fill-0.1",
+            f"{_MEAN} on average, the longest {10 * _MEAN}: fill 0.1",
+            filled(0.1),
+            fewest=32,
+        ),
         Lengths("one-long", "50 each, and one of 10,000", _one_long, fewest=2),
         Lengths("tens", "10 each", _equal(10)),
     )

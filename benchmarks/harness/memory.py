@@ -1,7 +1,7 @@
 """Peak memory of a training step, measured in a new process for each competitor.
 
-That process is ``python -m harness.memory`` with the parameters of a case. It creates input and parameters, runs
-everything once on a tiny batch, and resets the peak, which Linux counts in pages.
+That process is ``python -m harness.memory`` with the parameters of a case. It creates input and
+parameters, runs everything once on a tiny batch, and resets the peak, which Linux counts in pages.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ def is_measurable() -> bool:
 
 
 def peak_floats(case: Case, competitor: str) -> float:
-    """Return the peak memory of a training step without inputs and parameters, in floats of ``N * H``."""
+    """Return the peak memory of a training step without inputs and parameters, in floats of ``N *
+    H``.
+    """
     numbers = {
         "cell": case.cell,
         "size": [case.size.batch, case.size.hidden, case.size.input],
@@ -43,7 +45,9 @@ def peak_floats(case: Case, competitor: str) -> float:
     if process.returncode != 0:
         last = (process.stderr.strip().splitlines() or ["no reason given"])[-1]
         got = f"exit code {process.returncode}: {last}"
-        raise RaglaneError("memory", got, "measured by a process that ends with code 0", "use a smaller size")
+        raise RaglaneError(
+            "memory", got, "measured by a process that ends with code 0", "use a smaller size"
+        )
     return float(process.stdout.split()[-1])
 
 
@@ -62,7 +66,9 @@ def _measure(arguments: str) -> float:
     competitor = COMPETITORS[numbers["competitor"]]
     batch = Batch.of(case)
     competitor.prepare(batch.with_lengths([3, 2]), "train", case.threads).call()
-    return peak_of(competitor.prepare(batch, "train", case.threads).call) / (4 * batch.elements * batch.hidden)
+    return peak_of(competitor.prepare(batch, "train", case.threads).call) / (
+        4 * batch.elements * batch.hidden
+    )
 
 
 def peak_of(call: Callable[[], object]) -> int:

@@ -1,4 +1,6 @@
-"""Measurements of cases, and figures derived from them: ratios, shares of the machine's rate, means."""
+"""Measurements of cases, and figures derived from them: ratios, shares of the machine's rate,
+means.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,16 @@ from harness.cases import SUITES, Case
 from harness.competitors import COMPETITORS
 from harness.timing import YARDSTICKS, Yardstick
 
-__all__ = ["OURS", "CaseResult", "Efficiency", "Row", "Summary", "efficiencies", "rows_of", "summarize"]
+__all__ = [
+    "OURS",
+    "CaseResult",
+    "Efficiency",
+    "Row",
+    "Summary",
+    "efficiencies",
+    "rows_of",
+    "summarize",
+]
 
 OURS = "ours"
 
@@ -49,12 +60,15 @@ class CaseResult:
         case: the case.
         elements, longest, fill: properties of its batch.
         rows: one per competitor.
-        rate: the rate of the suite's yardstick in the same rounds, per second; None if no time was measured.
+        rate: the rate of the suite's yardstick in the same rounds, per second; None if no time was
+            measured.
         rounds: the number of rounds.
         load: the load average of the machine after the case; NaN on systems without one.
-        is_busy: True if the load was above the number of processors, so that the times are unreliable.
-        peak: operations per second of fused multiply-adds that read no memory, in the same rounds: an upper bound for
-            products. None if the yardstick is not a product, or the kernels are not built.
+        is_busy: True if the load was above the number of processors, so that the times are
+            unreliable.
+        peak: operations per second of fused multiply-adds that read no memory, in the same rounds:
+            an upper bound for products. None if the yardstick is not a product, or the kernels are
+            not built.
     """
 
     case: Case
@@ -91,7 +105,9 @@ class CaseResult:
 
     @property
     def ahead(self) -> str | None:
-        """The first competitor that is ahead of ``ours``; None if there is none, or ours was not timed."""
+        """The first competitor that is ahead of ``ours``; None if there is none, or ours was not
+        timed.
+        """
         rivals = [
             (row.of_ours, row.competitor)
             for row in self.rows
@@ -101,10 +117,13 @@ class CaseResult:
         return name if most > 1 else None
 
 
-def rows_of(samples: Mapping[str, Sequence[float]], work: Mapping[str, int], rate: float) -> list[Row]:
+def rows_of(
+    samples: Mapping[str, Sequence[float]], work: Mapping[str, int], rate: float
+) -> list[Row]:
     """Return the rows of the timed competitors.
 
-    A ratio is taken in each round, which a busy machine disturbs least, and the median of the rounds is reported.
+    A ratio is taken in each round, which a busy machine disturbs least, and the median of the
+    rounds is reported.
 
     Example:
         >>> rows = rows_of({"ours": [1.0, 1.0], "torch-packed": [4.0, 2.0]}, {"ours": 1, "torch-packed": 1}, rate=1.0)
@@ -161,7 +180,9 @@ class Summary:
 
 
 def summarize(results: Iterable[CaseResult]) -> list[Summary]:
-    """Return geometric means and worst cases of ``ours`` by suite, mode, dtype and threads: per cell, and of all."""
+    """Return geometric means and worst cases of ``ours`` by suite, mode, dtype and threads: per
+    cell, and of all.
+    """
     groups: dict[tuple[str, str, str, int], list[CaseResult]] = {}
     for result in results:
         case = result.case
@@ -170,7 +191,9 @@ def summarize(results: Iterable[CaseResult]) -> list[Summary]:
     summaries = []
     for key, members in groups.items():
         cells = list(dict.fromkeys(result.case.cell for result in members))
-        chosen = {cell: [result for result in members if result.case.cell == cell] for cell in cells}
+        chosen = {
+            cell: [result for result in members if result.case.cell == cell] for cell in cells
+        }
         small = [result for result in members if result.case.size.hidden <= 128]
         if len(cells) > 1:
             chosen["all"] = members
@@ -183,9 +206,13 @@ def summarize(results: Iterable[CaseResult]) -> list[Summary]:
 def _summary(key: tuple[str, str, str, int], group: str, results: Sequence[CaseResult]) -> Summary:
     ratios = [(result.ratio, result.case.name) for result in results if result.ratio is not None]
     worst, worst_case = min(ratios, default=(math.nan, "-"))
-    mean = math.exp(statistics.fmean(math.log(ratio) for ratio, _ in ratios)) if ratios else math.nan
+    mean = (
+        math.exp(statistics.fmean(math.log(ratio) for ratio, _ in ratios)) if ratios else math.nan
+    )
     behind = sum(result.ahead is not None for result in results)
-    return Summary(*key, group, len(ratios), mean, worst, worst_case, behind, len(results) - len(ratios))
+    return Summary(
+        *key, group, len(ratios), mean, worst, worst_case, behind, len(results) - len(ratios)
+    )
 
 
 @dataclass(frozen=True)
@@ -217,7 +244,9 @@ class Efficiency:
 
 
 def efficiencies(results: Iterable[CaseResult]) -> list[Efficiency]:
-    """Return the scaling of ``ours`` on cases that were measured with several numbers of threads."""
+    """Return the scaling of ``ours`` on cases that were measured with several numbers of
+    threads.
+    """
     found: dict[tuple[object, ...], Efficiency] = {}
     for result in results:
         case, ours = result.case, result.row(OURS)

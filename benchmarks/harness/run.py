@@ -71,9 +71,15 @@ def installed(names: Iterable[str]) -> tuple[tuple[str, ...], list[str]]:
     """
     there, lines = [], []
     for name in names:
-        missing = [module for module in COMPETITORS[name].modules if importlib.util.find_spec(module) is None]
+        missing = [
+            module
+            for module in COMPETITORS[name].modules
+            if importlib.util.find_spec(module) is None
+        ]
         if missing:
-            lines.append(f"{name} takes no part: {', '.join(missing)} not installed. Fix: pip install 'raglane[bench]'")
+            lines.append(
+                f"{name} takes no part: {', '.join(missing)} not installed. Fix: pip install 'raglane[bench]'"
+            )
         else:
             there.append(name)
     return tuple(there), lines
@@ -97,7 +103,9 @@ def measure(
     try:
         for case in cases:
             if SUITES[case.suite].measures_memory and not memory.is_measurable():
-                report.notes.append(f"{case.name}: this system does not report a process's peak of memory")
+                report.notes.append(
+                    f"{case.name}: this system does not report a process's peak of memory"
+                )
                 continue
             torch.set_num_threads(case.threads)
             choices[f"ours in {case.dtype}: {ours.choice_of(Batch.of(case))}"] = None
@@ -112,7 +120,9 @@ def measure(
     return report
 
 
-def measure_case(case: Case, competitors: Sequence[str], rounds: int, truths: Truths | None = None) -> CaseResult:
+def measure_case(
+    case: Case, competitors: Sequence[str], rounds: int, truths: Truths | None = None
+) -> CaseResult:
     """Run one case with torch's number of threads."""
     batch = Batch.of(case)
     timed: dict[str, Any] = {}
@@ -176,7 +186,9 @@ def _timed_rows(
                 once[name], _ = _clock(runner.call)
         # Any error ends only this row.
         except Exception as error:
-            fault = f"failed: {type(error).__name__}: {' '.join(str(error).split())}"[:_LONGEST_FAULT]
+            fault = f"failed: {type(error).__name__}: {' '.join(str(error).split())}"[
+                :_LONGEST_FAULT
+            ]
         rows[name] = Row(name, fault=fault or "")
         if fault is None:
             if (done := _work(case, view, name)) is not None:
@@ -193,7 +205,10 @@ def _timed_rows(
     turns |= calls
     samples = interleave(turns, rounds, most_seconds=rounds * _ROUND_SECONDS)
     lasted = samples.pop(_YARDSTICK)
-    timed: dict[str, Any] = {"rate": yardstick.rate(statistics.median(lasted)), "rounds": len(lasted)}
+    timed: dict[str, Any] = {
+        "rate": yardstick.rate(statistics.median(lasted)),
+        "rounds": len(lasted),
+    }
     if most is not None:
         timed["peak"] = most() / statistics.median(samples.pop(_PEAK))
     samples |= {name: [seconds] * len(lasted) for name, seconds in once.items()}
@@ -203,10 +218,16 @@ def _timed_rows(
 
 
 def _work(case: Case, view: Batch, name: str) -> int | None:
-    """Return the work of a call in the unit of the suite's yardstick, or None if it does not apply."""
+    """Return the work of a call in the unit of the suite's yardstick, or None if it does not
+    apply.
+    """
     if SUITES[case.suite].yardstick == "gemm":
         return operations(view.cell, case.size, case.mode) * view.elements
-    return streamed(view.cell, case.size) * view.dtype.itemsize * view.elements if name == "ours-loop" else None
+    return (
+        streamed(view.cell, case.size) * view.dtype.itemsize * view.elements
+        if name == "ours-loop"
+        else None
+    )
 
 
 def _clock(call: Callable[[], _Result]) -> tuple[float, _Result]:

@@ -41,11 +41,25 @@ def csv_text(report: Report) -> str:
     for result in report.results:
         case, size = result.case, result.case.size
         batch = [case.suite, case.cell, size.batch, size.hidden, size.input, case.lengths.name]
-        batch += [result.elements, result.longest, f"{result.fill:.4f}", case.mode, case.dtype, case.threads]
+        batch += [
+            result.elements,
+            result.longest,
+            f"{result.fill:.4f}",
+            case.mode,
+            case.dtype,
+            case.threads,
+        ]
         rate = "" if result.rate is None else f"{result.rate / 1e9:.1f}"
         load = "" if math.isnan(result.load) else f"{result.load:.2f}"
         for row in result.rows:
-            numbers = [row.milliseconds, row.ratio, row.of_ours, row.share, result.of_peak(row), row.memory]
+            numbers = [
+                row.milliseconds,
+                row.ratio,
+                row.of_ours,
+                row.share,
+                result.of_peak(row),
+                row.memory,
+            ]
             shown = ["" if number is None else f"{number:.5g}" for number in numbers]
             ahead = (result.ahead or "") if row.competitor == OURS else ""
             writer.writerow(
@@ -65,11 +79,14 @@ def csv_text(report: Report) -> str:
 
 def heading_line() -> str:
     """The names of the columns of :func:`case_line`."""
-    return _line("case", "mode", "ours", "ratio", "share of the yardstick's rate; the others' time over ours")
+    return _line(
+        "case", "mode", "ours", "ratio", "share of the yardstick's rate; the others' time over ours"
+    )
 
 
 def case_line(result: CaseResult) -> str:
-    """Return a case in one line: ours, its ratio to the fastest torch variant, its share, and all others.
+    """Return a case in one line: ours, its ratio to the fastest torch variant, its share, and all
+    others.
 
     Example:
         >>> from harness.cases import SIZES, Case
@@ -89,7 +106,11 @@ def case_line(result: CaseResult) -> str:
         rest += f"  << {result.ahead} is ahead"
     if result.is_busy:
         rest += f"  (load {result.load:.1f})"
-    name = result.case.name if result.case.dtype == "float32" else f"{result.case.name} {result.case.dtype}"
+    name = (
+        result.case.name
+        if result.case.dtype == "float32"
+        else f"{result.case.name} {result.case.dtype}"
+    )
     ratio = "-" if ours.ratio is None else f"x{ours.ratio:6.2f}"
     return _line(name, result.case.mode, _amount(ours), ratio, rest)
 
@@ -98,7 +119,9 @@ def summary_lines(report: Report) -> list[str]:
     """Return the means in lines."""
     lines = []
     for entry in summarize(report.results):
-        head = f"{entry.suite}, {entry.mode}, {entry.dtype}, {_threads(entry.threads)}, {entry.group}"
+        head = (
+            f"{entry.suite}, {entry.mode}, {entry.dtype}, {_threads(entry.threads)}, {entry.group}"
+        )
         tail = f"mean x{entry.mean:.2f}, worst x{entry.worst:.2f} ({entry.worst_case})"
         lines.append(f"{head}: cases {_cases(entry)}, {tail}" + _behind(entry))
     return lines
@@ -122,7 +145,12 @@ def markdown(report: Report) -> str:
         case = result.case
         groups.setdefault((case.suite, case.mode, case.dtype, case.threads), []).append(result)
     for (suite, mode, dtype, threads), results in groups.items():
-        parts += [f"## {suite}: {mode}, {dtype}, {_threads(threads)}", "", f"Asks: {SUITES[suite].question}.", ""]
+        parts += [
+            f"## {suite}: {mode}, {dtype}, {_threads(threads)}",
+            "",
+            f"Asks: {SUITES[suite].question}.",
+            "",
+        ]
         parts += _rate_part(results)
         parts += _cases_part(results)
     parts += _efficiency_part(efficiencies(report.results))
@@ -147,7 +175,9 @@ def _summary_part(summaries: Sequence[Summary]) -> list[str]:
     ]
     if not rows:
         return []
-    names = "suite, mode, dtype, threads, cell, cases, geometric mean, worst, which, ours not the fastest".split(", ")
+    names = "suite, mode, dtype, threads, cell, cases, geometric mean, worst, which, ours not the fastest".split(
+        ", "
+    )
     return ["## Ratio of ours to the fastest torch variant", "", *_table(names, rows)]
 
 
@@ -159,12 +189,19 @@ def _rate_part(results: Sequence[CaseResult]) -> list[str]:
     middle = statistics.median(rates)
     name, unit = results[0].yardstick.name, results[0].yardstick.unit
     name = name[0].upper() + name[1:] if name[0] == "a" else name
-    said = f"{name} ran at {middle:,.0f} G{unit}/s meanwhile ({min(rates):,.0f} to {max(rates):,.0f})"
-    shares = [result.rate / result.peak for result in results if result.rate is not None and result.peak is not None]
+    said = (
+        f"{name} ran at {middle:,.0f} G{unit}/s meanwhile ({min(rates):,.0f} to {max(rates):,.0f})"
+    )
+    shares = [
+        result.rate / result.peak
+        for result in results
+        if result.rate is not None and result.peak is not None
+    ]
     if shares:
         most = statistics.median(result.peak for result in results if result.peak is not None) / 1e9
+        share = statistics.median(shares)
         said += (
-            f", {statistics.median(shares):.2f} of the peak: fused multiply-adds in registers, {most:,.0f} G{unit}/s"
+            f", {share:.2f} of the peak: fused multiply-adds in registers, {most:,.0f} G{unit}/s"
         )
     return [f"{said}.", ""]
 
@@ -192,7 +229,11 @@ def _cases_part(results: Sequence[CaseResult]) -> list[str]:
                     _number(row.memory if is_memory else row.milliseconds),
                     _number(row.ratio),
                     _number(row.of_ours),
-                    *([] if is_memory else [_number(row.share), _number(result.of_peak(row)), str(result.rounds)]),
+                    *(
+                        []
+                        if is_memory
+                        else [_number(row.share), _number(result.of_peak(row)), str(result.rounds)]
+                    ),
                     " ".join(filter(None, marks)),
                 ]
             )
@@ -209,20 +250,28 @@ def _efficiency_part(found: Sequence[Efficiency]) -> list[str]:
     for efficiency in found:
         case, shares = efficiency.case, efficiency.shares
         cells = [
-            f"{efficiency.milliseconds[count]:.3g} ({shares[count]:.2f})" if count in shares else "" for count in counts
+            f"{efficiency.milliseconds[count]:.3g} ({shares[count]:.2f})" if count in shares else ""
+            for count in counts
         ]
         rows.append([case.suite, case.name, case.mode, case.dtype, *cells])
     names = ["suite", "case", "mode", "dtype", *(_threads(count) for count in counts)]
-    note = "Milliseconds of ours, and its parallel efficiency: speed-up over threads. Not interleaved."
+    note = (
+        "Milliseconds of ours, and its parallel efficiency: speed-up over threads. Not interleaved."
+    )
     return ["## Threads", "", note, "", *_table(names, rows)]
 
 
 def _method(report: Report) -> list[str]:
     """Return the meaning of columns, and the method."""
-    asked = [COMPETITORS[name] for name in dict.fromkeys(row.competitor for r in report.results for row in r.rows)]
+    asked = [
+        COMPETITORS[name]
+        for name in dict.fromkeys(row.competitor for r in report.results for row in r.rows)
+    ]
     dtypes = {result.case.dtype for result in report.results}
     tolerances = [f"{name} {bound:.0e}" for name, bound in _tolerances().items() if name in dtypes]
-    lengths = {result.case.lengths.name: result.case.lengths.description for result in report.results}
+    lengths = {
+        result.case.lengths.name: result.case.lengths.description for result in report.results
+    }
     return [
         "## How it was measured",
         "",
@@ -269,13 +318,21 @@ def _amount(row: Row) -> str:
         return f"{row.memory:.1f} N*H"
     if row.milliseconds is None:
         return "-"
-    return f"{row.milliseconds:.2f} ms" if row.milliseconds >= 1 else f"{1e3 * row.milliseconds:.0f} us"
+    return (
+        f"{row.milliseconds:.2f} ms"
+        if row.milliseconds >= 1
+        else f"{1e3 * row.milliseconds:.0f} us"
+    )
 
 
 def _against(row: Row) -> str:
     if row.fault:
         return f"{row.competitor} {row.fault.partition(':')[0]}"
-    return f"{row.competitor} {1 / row.of_ours:.2f}" if row.of_ours else f"{row.competitor} {_amount(row)}"
+    return (
+        f"{row.competitor} {1 / row.of_ours:.2f}"
+        if row.of_ours
+        else f"{row.competitor} {_amount(row)}"
+    )
 
 
 def _number(number: float | None) -> str:

@@ -16,12 +16,14 @@ __all__ = ["YARDSTICKS", "Yardstick", "interleave", "peak"]
 
 # A sample lasts at least this long: shorter calls are repeated.
 _SAMPLE_SECONDS = 0.01
-# Pauses before a sample, until one passes in which the process uses no processor: threads of the previous call go to
-# sleep in the first, and JAX frees memory for up to 50 ms after a training step.
+# Pauses before a sample, until one passes in which the process uses no processor: threads of the
+# previous call go to sleep in the first, and JAX frees memory for up to 50 ms after a training
+# step.
 _PAUSE_SECONDS = 0.02
 _IDLE_SECONDS = 0.001
 _MOST_PAUSES = 50
-# A shorter call runs this long before its sample, until caches are warm and threads run on separate processors.
+# A shorter call runs this long before its sample, until caches are warm and threads run on separate
+# processors.
 _WARM_SECONDS = 0.015
 _LONG_SECONDS = 1.0
 _FEWEST_ROUNDS = 3
@@ -66,7 +68,8 @@ def interleave(
 
 @dataclass(frozen=True)
 class Yardstick:
-    """An operation that torch runs at the machine's rate, with which the rates of calls are compared.
+    """An operation that torch runs at the machine's rate, with which the rates of calls are
+    compared.
 
     Attributes:
         name: its name.
@@ -92,7 +95,10 @@ class Yardstick:
 
 def _gemm(dtype: torch.dtype) -> Callable[[], object]:
     rows, inner, columns = _GEMM
-    left, right = torch.randn(rows, inner, device="cpu").to(dtype), torch.randn(inner, columns, device="cpu").to(dtype)
+    left, right = (
+        torch.randn(rows, inner, device="cpu").to(dtype),
+        torch.randn(inner, columns, device="cpu").to(dtype),
+    )
     result = left.new_empty(rows, columns)
 
     def call() -> object:
@@ -104,7 +110,10 @@ def _gemm(dtype: torch.dtype) -> Callable[[], object]:
 
 def _copy(dtype: torch.dtype) -> Callable[[], object]:
     count = _COPY_BYTES // dtype.itemsize
-    source, target = torch.ones(count, dtype=dtype, device="cpu"), torch.zeros(count, dtype=dtype, device="cpu")
+    source, target = (
+        torch.ones(count, dtype=dtype, device="cpu"),
+        torch.zeros(count, dtype=dtype, device="cpu"),
+    )
     return lambda: target.copy_(source)
 
 
@@ -117,7 +126,8 @@ YARDSTICKS = {
 
 
 def peak(dtype: torch.dtype) -> Callable[[], int] | None:
-    """Return a function that measures the peak rate of products: fused multiply-adds that read no memory.
+    """Return a function that measures the peak rate of products: fused multiply-adds that read no
+    memory.
 
     Example:
         >>> call = peak(torch.float32)
@@ -131,7 +141,9 @@ def peak(dtype: torch.dtype) -> Callable[[], int] | None:
 
 
 def _warm_up(call: Callable[[], object], clock: Callable[[], float]) -> float:
-    """Run a call until it is warm, and return its estimated time; a long one is warm after one run."""
+    """Run a call until it is warm, and return its estimated time; a long one is warm after one
+    run.
+    """
     first = _time(call, 1, clock)
     if first > _LONG_SECONDS:
         return first

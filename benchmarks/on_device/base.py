@@ -58,7 +58,8 @@ class Item:
     """One measurement or test of some seconds.
 
     Attributes:
-        key: its name within its part; an item with a row of that name and no fault does not run again.
+        key: its name within its part; an item with a row of that name and no fault does not run
+            again.
         run: returns the result; an entry ``fault`` is an error.
         begin: called before any item of the part that is still to run.
     """
@@ -109,7 +110,9 @@ class Record:
                 row = json.loads(line)
                 self.rows[row["key"]] = row
             except (ValueError, TypeError, KeyError) as error:
-                raise ValueError(f"{self.path}: a line that this program did not write: {line[:80]!r}") from error
+                raise ValueError(
+                    f"{self.path}: a line that this program did not write: {line[:80]!r}"
+                ) from error
         if half:  # the incomplete line of an interrupted call
             self.path.write_bytes(whole + b"\n" if whole else b"")
 
@@ -126,7 +129,9 @@ class Record:
 
     def is_done(self, key: str, call: str) -> bool:
         """Return True if an item has a result, or failed in this call."""
-        return key in self.rows and ("fault" not in self.rows[key] or self.rows[key].get("call") == call)
+        return key in self.rows and (
+            "fault" not in self.rows[key] or self.rows[key].get("call") == call
+        )
 
 
 def play(part: Part, context: Context, record: Record) -> Iterator[Row]:
@@ -155,7 +160,11 @@ def play(part: Part, context: Context, record: Record) -> Iterator[Row]:
 def _rows(part: Part, context: Context, record: Record, items: list[Item]) -> Iterator[Row]:
     for item in sorted(items, key=lambda item: item.key in record.rows):
         if context.left() <= 0:
-            yield {"key": part.name, "state": "not run", "why": "no time was left for the rest of this part"}
+            yield {
+                "key": part.name,
+                "state": "not run",
+                "why": "no time was left for the rest of this part",
+            }
             return
         begun = time.monotonic()
         try:
@@ -169,7 +178,12 @@ def _rows(part: Part, context: Context, record: Record, items: list[Item]) -> It
             row = {"fault": f"{type(error).__name__}: {error}"[:400], "trace": trace}
             if isinstance(error, torch.cuda.OutOfMemoryError):
                 torch.cuda.empty_cache()
-        row = {"key": item.key, **row, "took": round(time.monotonic() - begun, 3), "call": context.call}
+        row = {
+            "key": item.key,
+            **row,
+            "took": round(time.monotonic() - begun, 3),
+            "call": context.call,
+        }
         record.add(row)
         yield row | {"state": "fault" if "fault" in row else "done"}
         if "CUDA error" in row.get("fault", ""):

@@ -1,4 +1,5 @@
-"""How long kernels and compiled steps take to make, in as many processes as processors; later parts find them made.
+"""How long kernels and compiled steps take to make, in as many processes as processors; later parts
+find them made.
 
 Triton and Inductor keep on the disk what they compile.
 """
@@ -28,7 +29,9 @@ _SHARES = 10
 
 
 def _prepare(device: torch.device, name: str, sizes: tuple[int, int], resets: bool) -> Row:
-    layer: Any = build(name, sizes, device, torch.float32, backend="triton" if device.type == "cuda" else "auto")
+    layer: Any = build(
+        name, sizes, device, torch.float32, backend="triton" if device.type == "cuda" else "auto"
+    )
     begun = time.monotonic()
     layer.prepare()
     row: Row = {"first use, s": round(time.monotonic() - begun, 1)}
@@ -60,7 +63,9 @@ class _Pool:
         self._pool: Any = None
         self._made: dict[str, AsyncResult[Row]] = {}
 
-    def begin(self, context: Context, key: str, function: Callable[..., Row], given: tuple[Any, ...]) -> None:
+    def begin(
+        self, context: Context, key: str, function: Callable[..., Row], given: tuple[Any, ...]
+    ) -> None:
         if self._pool is None:
             processes = 1 if context.is_rehearsal else max(1, machine.processors() - 1)
             self._pool = multiprocessing.get_context("spawn").Pool(processes, _begin)
@@ -111,7 +116,12 @@ def _jobs(is_rehearsal: bool) -> Iterator[tuple[str, Callable[..., Row], tuple[A
 def _table(rows: list[Row]) -> list[str]:
     names = list(dict.fromkeys(name for row in rows for name in row if name.endswith(", s")))
     lines = [f"| layer | {' | '.join(names)} |", "|" + " --- |" * (len(names) + 1)]
-    return lines + [f"| {row['key']} | {' | '.join(str(row.get(name, '-')) for name in names)} |" for row in rows]
+    return lines + [
+        f"| {row['key']} | {' | '.join(str(row.get(name, '-')) for name in names)} |"
+        for row in rows
+    ]
 
 
-PART = Part("compilation", "how long do kernels take to compile?", _items, _table, share=0.3, end=_POOL.end)
+PART = Part(
+    "compilation", "how long do kernels take to compile?", _items, _table, share=0.3, end=_POOL.end
+)

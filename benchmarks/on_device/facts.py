@@ -42,7 +42,11 @@ def _gpu(context: Context) -> Row:
         "cudnn": str(torch.backends.cudnn.version()),
     }
     if shutil.which("nvidia-smi") is not None:
-        command = ["nvidia-smi", "--query-gpu=driver_version,clocks.max.sm", "--format=csv,noheader"]
+        command = [
+            "nvidia-smi",
+            "--query-gpu=driver_version,clocks.max.sm",
+            "--format=csv,noheader",
+        ]
         told = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
         row["driver, highest clock"] = told.stdout.strip()
     return row
@@ -56,16 +60,23 @@ def _fma(context: Context) -> Row:
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder) / "fma_peak"
         flags = ["-O3", "-march=native", "-ffp-contract=fast"]
-        subprocess.run([compiler, *flags, str(_SOURCE), "-o", str(program)], check=True, capture_output=True)
+        subprocess.run(
+            [compiler, *flags, str(_SOURCE), "-o", str(program)], check=True, capture_output=True
+        )
 
         def rates(count: int) -> float:
-            running = [subprocess.Popen([program], stdout=subprocess.PIPE, text=True) for _ in range(count)]
+            running = [
+                subprocess.Popen([program], stdout=subprocess.PIPE, text=True) for _ in range(count)
+            ]
             return sum(float(process.communicate()[0].split()[0]) for process in running)
 
         rounds = 1 if context.is_rehearsal else 5
         one = statistics.median(rates(1) for _ in range(rounds))
         every = statistics.median(rates(machine.processors()) for _ in range(rounds))
-    return {"one thread, GF/s": round(one, 1), f"{machine.processors()} processes, GF/s": round(every, 1)}
+    return {
+        "one thread, GF/s": round(one, 1),
+        f"{machine.processors()} processes, GF/s": round(every, 1),
+    }
 
 
 def _rate(context: Context, device: torch.device, work: float, call: Callable[[], object]) -> float:
@@ -114,13 +125,21 @@ def _items(context: Context) -> Iterator[Item]:
 def _table(rows: list[Row]) -> list[str]:
     lines = ["| | |", "| --- | --- |"]
     for row in rows:
-        facts = {name: value for name, value in row.items() if name not in ("key", "took", "trace", "call")}
+        facts = {
+            name: value
+            for name, value in row.items()
+            if name not in ("key", "took", "trace", "call")
+        }
         lines += [f"| {row['key']}: {name} | {_text(value)} |" for name, value in facts.items()]
     return lines
 
 
 def _text(value: object) -> str:
-    return f"{value:,}" if isinstance(value, int | float) and math.isfinite(value) else str(value).replace("|", "/")
+    return (
+        f"{value:,}"
+        if isinstance(value, int | float) and math.isfinite(value)
+        else str(value).replace("|", "/")
+    )
 
 
 PART = Part("machine", "what is this machine, and what are its rates?", _items, _table)

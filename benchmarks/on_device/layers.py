@@ -1,4 +1,6 @@
-"""The layers of the parts by name: those of torch, and those that run as loops of torch's operations."""
+"""The layers of the parts by name: those of torch, and those that run as loops of torch's
+operations.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,9 @@ LAYERS: dict[str, Callable[..., Any]] = {
 """All layers: functions from the sizes of input and state, and options, to a layer."""
 
 
-def build(name: str, sizes: tuple[int, int], device: torch.device, dtype: torch.dtype, **options: Any) -> Any:
+def build(
+    name: str, sizes: tuple[int, int], device: torch.device, dtype: torch.dtype, **options: Any
+) -> Any:
     """Return a layer of ``LAYERS`` on a device."""
     return LAYERS[name](*sizes, **options).to(device=device, dtype=dtype)
 

@@ -1,9 +1,9 @@
 """Cells that torch has no kernel for: printed for Triton, and as loops of torch's operations.
 
-The layer on a ragged batch, by Triton and by the reference kernel, is compared with the equations of its cell on all
-sequences at once, for each step of the longest one, with input products computed before: as torch's operations,
-compiled, and as a replayed CUDA graph of one step. Layers that run long sequences in chunks are timed on such sequences
-with chunks and without.
+The layer on a ragged batch, by Triton and by the reference kernel, is compared with the equations
+of its cell on all sequences at once, for each step of the longest one, with input products computed
+before: as torch's operations, compiled, and as a replayed CUDA graph of one step. Layers that run
+long sequences in chunks are timed on such sequences with chunks and without.
 """
 
 from __future__ import annotations
@@ -72,7 +72,9 @@ def _graph_of(step: Step, prepared: Tensor, state: State) -> Callable[[], object
     return replay
 
 
-def calls_of(device: torch.device, name: str, count: int, hidden: int) -> tuple[dict[str, Calls], Row]:
+def calls_of(
+    device: torch.device, name: str, count: int, hidden: int
+) -> tuple[dict[str, Calls], Row]:
     """Return each variant as a function that makes its call, and facts of the batch."""
     layer = build(name, (hidden, hidden), device, torch.float32)
     lengths = LENGTHS["lognormal"].draw(count)
@@ -93,7 +95,9 @@ def calls_of(device: torch.device, name: str, count: int, hidden: int) -> tuple[
 
     def train() -> object:
         out, _ = layer(batch)
-        return torch.autograd.grad(out.last(), [values, *layer.parameters()], gradient, allow_unused=True)
+        return torch.autograd.grad(
+            out.last(), [values, *layer.parameters()], gradient, allow_unused=True
+        )
 
     def by_reference(call: Callable[[], object]) -> Callable[[], object]:
         def run() -> object:
@@ -120,7 +124,9 @@ def calls_of(device: torch.device, name: str, count: int, hidden: int) -> tuple[
 
 def _error(found: Any, right: Any) -> float:
     """Return the largest error of a layer's output, relative to 1 and the largest number."""
-    return float((found[0].values - right[0].values).abs().max() / (1 + right[0].values.abs().max()))
+    return float(
+        (found[0].values - right[0].values).abs().max() / (1 + right[0].values.abs().max())
+    )
 
 
 def _run(context: Context, name: str, count: int, hidden: int) -> Row:
@@ -135,12 +141,16 @@ def _run(context: Context, name: str, count: int, hidden: int) -> Row:
             torch.manual_seed(0)
             found = call()
             if way == "layer, infer" and not _error(found, right) < _ALLOWED:
-                raise ArithmeticError(f"off by {_error(found, right):.1e}, and {_ALLOWED:.0e} is allowed")
+                raise ArithmeticError(
+                    f"off by {_error(found, right):.1e}, and {_ALLOWED:.0e} is allowed"
+                )
             calls[way] = call
         # Any error ends only this variant.
         except Exception as error:
             faults[way] = f"{type(error).__name__}: {error}"[:200]
-    row["milliseconds"] = milliseconds(calls, context.device, 3 if context.is_rehearsal else _ROUNDS, _SECONDS)
+    row["milliseconds"] = milliseconds(
+        calls, context.device, 3 if context.is_rehearsal else _ROUNDS, _SECONDS
+    )
     own = [fault for way, fault in faults.items() if way.startswith("layer")]
     return row | ({"faults": faults} if faults else {}) | ({"fault": own[0]} if own else {})
 
@@ -168,7 +178,10 @@ def _in_chunks(context: Context, name: str, hidden: int, longest: int) -> Row:
             return layer(batch)
 
     calls: dict[str, Callable[[], Any]] = {"layer, train": train, "layer, infer": infer}
-    calls |= {f"uncut, {mode}": partial(whole, call) for mode, call in (("train", train), ("infer", infer))}
+    calls |= {
+        f"uncut, {mode}": partial(whole, call)
+        for mode, call in (("train", train), ("infer", infer))
+    }
     error = _error(calls["uncut, infer"](), infer())
     rounds = 3 if context.is_rehearsal else _ROUNDS
     row: Row = {"elements": sum(lengths), "steps": longest, "error": error}
@@ -181,7 +194,9 @@ def _items(context: Context) -> Iterator[Item]:
         raise NotHereError("a GPU")
     hidden, longest = (8, 1500) if context.is_rehearsal else (256, 16_384)
     for name in LINEAR:
-        yield Item(f"{name} H {hidden} B 4 long", partial(_in_chunks, context, name, hidden, longest))
+        yield Item(
+            f"{name} H {hidden} B 4 long", partial(_in_chunks, context, name, hidden, longest)
+        )
     for count, hidden in ((4, 8),) if context.is_rehearsal else SIZES:
         for name in LOOPS:
             yield Item(f"{name} H {hidden} B {count}", partial(_run, context, name, count, hidden))
@@ -190,9 +205,18 @@ def _items(context: Context) -> Iterator[Item]:
 def _table(rows: list[Row]) -> list[str]:
     lines = times_table(
         rows,
-        {"layer": lambda row: row["key"], "elements; steps": lambda row: f"{row['elements']:,}; {row['steps']}"},
+        {
+            "layer": lambda row: row["key"],
+            "elements; steps": lambda row: f"{row['elements']:,}; {row['steps']}",
+        },
     )
-    return [*lines, "", "Milliseconds. A layer computes only existing elements; the steps compute a padded batch."]
+    return [
+        *lines,
+        "",
+        "Milliseconds. A layer computes only existing elements; the steps compute a padded batch.",
+    ]
 
 
-PART = Part("loops", "how fast are the cells that torch has no kernel for?", _items, _table, share=0.4)
+PART = Part(
+    "loops", "how fast are the cells that torch has no kernel for?", _items, _table, share=0.4
+)

@@ -20,17 +20,34 @@ _ROOM = 60
 
 
 def write_report(
-    folder: Path, parts: Sequence[Part], rows: Mapping[str, list[Row]], not_run: Sequence[Row], *, is_rehearsal: bool
+    folder: Path,
+    parts: Sequence[Part],
+    rows: Mapping[str, list[Row]],
+    not_run: Sequence[Row],
+    *,
+    is_rehearsal: bool,
 ) -> None:
-    """Write ``report.md``, and ``report.png`` if there are timed cases and matplotlib is installed."""
-    lines = ["# What this machine shows", "", "`python benchmarks/device.py`, one part after the other.", ""]
+    """Write ``report.md``, and ``report.png`` if there are timed cases and matplotlib is
+    installed.
+    """
+    lines = [
+        "# What this machine shows",
+        "",
+        "`python benchmarks/device.py`, one part after the other.",
+        "",
+    ]
     if is_rehearsal:
         lines += ["**A rehearsal on tiny sizes: its times say nothing.**", ""]
     for part in parts:
         found = rows.get(part.name, [])
         if found:
             faults = sum("fault" in row for row in found)
-            lines += [f"## {part.name}: {part.question}", "", f"{len(found)} items, {faults} with a fault.", ""]
+            lines += [
+                f"## {part.name}: {part.question}",
+                "",
+                f"{len(found)} items, {faults} with a fault.",
+                "",
+            ]
             lines += [*part.table(found), ""]
     if not_run:
         lines += ["## Not run", ""]
@@ -62,7 +79,9 @@ def _picture(rows: Mapping[str, list[Row]], title: str) -> bytes | None:
     except ImportError:
         return None
     height = 1.5 + max(0.24 * len(speed), 4.0 if scaling else 0)
-    figure = Figure(figsize=(7.5 * ((len(speed) > 0) + (len(scaling) > 0)), height), layout="constrained")
+    figure = Figure(
+        figsize=(7.5 * ((len(speed) > 0) + (len(scaling) > 0)), height), layout="constrained"
+    )
     FigureCanvasAgg(figure)
     if title:
         figure.suptitle(title, fontsize=10, color=_SLOWER)
@@ -86,7 +105,11 @@ def _draw_ratios(axes: Any, speed: Sequence[tuple[str, float]]) -> None:
     axes.set_yticks(range(len(speed)), [name for name, _ in speed], fontsize=7)
     axes.set_ylim(len(speed) - 0.4, -0.6)
     axes.set_xlim(right=1.25 * max(found for _, found in speed))
-    ticks = [tick for tick in (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50) if axes.get_xlim()[0] <= tick <= axes.get_xlim()[1]]
+    ticks = [
+        tick
+        for tick in (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50)
+        if axes.get_xlim()[0] <= tick <= axes.get_xlim()[1]
+    ]
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.minorticks_off()
     axes.grid(axis="x", color=_GRID)
@@ -94,14 +117,18 @@ def _draw_ratios(axes: Any, speed: Sequence[tuple[str, float]]) -> None:
     axes.set_title("time of the fastest of torch's ways, over ours", fontsize=10, color=_INK)
 
 
-def _draw_scaling(axes: Any, scaling: Mapping[str, Mapping[int, tuple[float, float, float | None]]]) -> None:
+def _draw_scaling(
+    axes: Any, scaling: Mapping[str, Mapping[int, tuple[float, float, float | None]]]
+) -> None:
     counts = sorted({threads for each in scaling.values() for threads in each})
     for name, each in scaling.items():
         threads = sorted(each)
         axes.plot(threads, [each[count][1] for count in threads], marker="o", label=name)
     axes.set_xscale("log", base=2)
     axes.set_xticks(counts, [str(count) for count in counts])
-    axes.set_ylim(0, max(1.1, *(value[1] for each in scaling.values() for value in each.values())) * 1.05)
+    axes.set_ylim(
+        0, max(1.1, *(value[1] for each in scaling.values() for value in each.values())) * 1.05
+    )
     axes.axhline(0.7, color=_INK, linewidth=1, linestyle=":")
     axes.grid(color=_GRID)
     axes.set_xlabel("threads", fontsize=9)

@@ -1,6 +1,8 @@
-"""Resets within sequences, and other people's kernels of Triton: those of TorchRL and FlashRNN, if they are installed.
+"""Resets within sequences, and other people's kernels of Triton: those of TorchRL and FlashRNN, if
+they are installed.
 
-All begin with inputs on the device and end with the outputs of every step, or the gradients of inputs and weights.
+All begin with inputs on the device and end with the outputs of every step, or the gradients of
+inputs and weights.
 """
 
 from __future__ import annotations
@@ -48,7 +50,9 @@ def _kernels_of_torchrl() -> Any:
 
 
 def compile_torchrl(device: torch.device, share: int, shares: int) -> Row:
-    """Compile some configurations of TorchRL's GRU, which its tuning tries; those of its LSTM take a quarter hour."""
+    """Compile some configurations of TorchRL's GRU, which its tuning tries; those of its LSTM take
+    a quarter hour.
+    """
     kernels, (batch, steps) = _kernels_of_torchrl(), SIZES[0]
     for name in ("fwd", "bwd"):
         every = getattr(kernels, f"_{name.upper()}_CONFIGS")
@@ -68,9 +72,13 @@ def _once(device: torch.device, cell: str, batch: int, steps: int, name: str) ->
 
 
 def _compile(device: torch.device, cell: str, batch: int, steps: int, name: str) -> None:
-    """Compile and tune the kernels of others in another process, which can be ended; the disk keeps the results."""
+    """Compile and tune the kernels of others in another process, which can be ended; the disk keeps
+    the results.
+    """
     if (cell, name) not in _late:
-        process = multiprocessing.get_context("spawn").Process(target=_once, args=(device, cell, batch, steps, name))
+        process = multiprocessing.get_context("spawn").Process(
+            target=_once, args=(device, cell, batch, steps, name)
+        )
         process.start()
         process.join(_PATIENCE)
         if not process.is_alive():
@@ -83,7 +91,9 @@ def _compile(device: torch.device, cell: str, batch: int, steps: int, name: str)
 def _torchrl(layer: Any, cell: str, values: Tensor, resets: Tensor) -> Outputs:
     run = getattr(_kernels_of_torchrl(), f"{cell.lower()}_triton")
     states = [values.new_zeros(*values.shape[:2], HIDDEN)] * (2 if cell == "LSTM" else 1)
-    weights = [getattr(layer, f"{kind}_l0") for kind in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")]
+    weights = [
+        getattr(layer, f"{kind}_l0") for kind in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+    ]
     return lambda: run(values, *states, *weights, resets, input_precision="ieee")[0]
 
 
@@ -100,7 +110,9 @@ def _flashrnn(layer: Any, cell: str, values: Tensor) -> Outputs:
         weight = layer.weight_hh_l0.view(gates, 1, HIDDEN, HIDDEN)
         bias = layer.bias_hh_l0.view(gates, 1, HIDDEN)
         rows = inputs.view(batch, steps, gates, 1, HIDDEN)
-        out, _ = flashrnn(rows, weight, bias, function="lstm", backend="triton_fused", dtype="float32")
+        out, _ = flashrnn(
+            rows, weight, bias, function="lstm", backend="triton_fused", dtype="float32"
+        )
         return out[0].reshape(batch, steps, HIDDEN)
 
     return run
@@ -117,7 +129,9 @@ class _Ways:
 
         def ours(own: rl.Ragged | None, backend: str = "auto") -> Tensor:
             with rl.use_backend(backend=backend):
-                out, _ = layer(rl.Ragged.from_flat(values.flatten(0, 1), lengths=lengths), resets=own)
+                out, _ = layer(
+                    rl.Ragged.from_flat(values.flatten(0, 1), lengths=lengths), resets=own
+                )
             return out.values.unflatten(0, (batch, steps))
 
         self.ours = ours
@@ -169,7 +183,10 @@ def _items(context: Context) -> Iterator[Item]:
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     for batch, steps in SIZES:
         for cell in CELLS:
-            yield Item(f"{cell} H {HIDDEN} B {batch} T {steps}", partial(measure, context.device, cell, batch, steps))
+            yield Item(
+                f"{cell} H {HIDDEN} B {batch} T {steps}",
+                partial(measure, context.device, cell, batch, steps),
+            )
 
 
 def _table(rows: list[Row]) -> list[str]:
@@ -177,4 +194,6 @@ def _table(rows: list[Row]) -> list[str]:
     return [*lines, "", "Milliseconds. All products are of float32, without TF32."]
 
 
-PART = Part("rivals", "how fast are resets, and kernels of Triton by others?", _items, _table, share=0.5)
+PART = Part(
+    "rivals", "how fast are resets, and kernels of Triton by others?", _items, _table, share=0.5
+)

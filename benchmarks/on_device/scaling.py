@@ -34,11 +34,15 @@ def _run(case: Case) -> Row:
         "case": f"{case.name} {case.mode}",
         "threads": case.threads,
         "batch": case.size.batch,
-        "milliseconds": {row.competitor: row.milliseconds for row in result.rows if row.milliseconds is not None},
+        "milliseconds": {
+            row.competitor: row.milliseconds for row in result.rows if row.milliseconds is not None
+        },
         "load": result.load,
     }
     faults = {row.competitor: row.fault for row in result.rows if row.fault}
-    return found | ({"fault": faults[_OURS]} if _OURS in faults else {"faults": faults} if faults else {})
+    return found | (
+        {"fault": faults[_OURS]} if _OURS in faults else {"faults": faults} if faults else {}
+    )
 
 
 def _items(context: Context) -> Iterator[Item]:
@@ -55,13 +59,21 @@ def _items(context: Context) -> Iterator[Item]:
                 # The extremes first, because they are the most informative.
                 for threads in sorted(counts, key=lambda count: (1 < count < max(counts), count)):
                     case = Case(
-                        "grid", cell, Size(batch, hidden, hidden), LENGTHS["lognormal"], mode, "float32", threads
+                        "grid",
+                        cell,
+                        Size(batch, hidden, hidden),
+                        LENGTHS["lognormal"],
+                        mode,
+                        "float32",
+                        threads,
                     )
                     yield Item(f"{case.name} {mode} {threads}", partial(_run, case))
 
 
 def efficiencies(rows: list[Row]) -> dict[str, dict[int, tuple[float, float, float | None]]]:
-    """Return for each case by threads: milliseconds of ours, parallel efficiency, and torch's fastest over ours."""
+    """Return for each case by threads: milliseconds of ours, parallel efficiency, and torch's
+    fastest over ours.
+    """
     found: dict[str, dict[int, tuple[float, float, float | None]]] = {}
     for name in dict.fromkeys(row["case"] for row in rows if "case" in row):
         times = {row["threads"]: row["milliseconds"] for row in rows if row.get("case") == name}
@@ -83,7 +95,9 @@ def _table(rows: list[Row]) -> list[str]:
     lines = [
         "Milliseconds of ours (parallel efficiency; the fastest of torch's ways over ours).",
         "",
-        "| case | " + " | ".join("1 thread" if count == 1 else f"{count} threads" for count in counts) + " |",
+        "| case | "
+        + " | ".join("1 thread" if count == 1 else f"{count} threads" for count in counts)
+        + " |",
         "|" + " --- |" * (len(counts) + 1),
     ]
     for name, each in found.items():

@@ -1,8 +1,9 @@
-"""Speed on the device, end to end: from values and offsets there to last states and gradients there.
+"""Speed on the device, end to end: from values and offsets there to last states and gradients
+there.
 
-All variants begin with flat values and offsets on the device and lengths on the host, like those of a DataLoader, and
-end with the last state of each sequence and the gradients of values and weights. Padding, packing and gathering of the
-last step are included in torch's times.
+All variants begin with flat values and offsets on the device and lengths on the host, like those of
+a DataLoader, and end with the last state of each sequence and the gradients of values and weights.
+Padding, packing and gathering of the last step are included in torch's times.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ __all__ = ["CELLS", "PART", "TRITON", "Case", "cases"]
 
 CELLS, _LENGTHS, _DTYPES = ("LSTM", "GRU", "RNN"), ("lognormal", "ewt"), ("float32", "bfloat16")
 _HIDDEN, _BATCHES = (256, 128, 512, 64, 1024), (64, 256, 16)
-# How much further from the first case each step along an axis is: lengths and dtypes matter less than sizes.
+# How much further from the first case each step along an axis is: lengths and dtypes matter less
+# than sizes.
 _STEPS = (1, 1, 1, 4, 4, 0)
 # The sizes for which the printed kernels are measured too: larger ones take a minute to compile.
 TRITON = (256, 128, 512, 64)
@@ -68,7 +70,8 @@ def cases(is_rehearsal: bool) -> list[Case]:
 
     places = itertools.product(*(range(len(axis)) for axis in axes))
     return [
-        Case(*(axis[place] for axis, place in zip(axes, each, strict=True))) for each in sorted(places, key=distance)
+        Case(*(axis[place] for axis, place in zip(axes, each, strict=True)))
+        for each in sorted(places, key=distance)
     ]
 
 
@@ -80,7 +83,9 @@ def _padded(values: Tensor, offsets: Tensor, lengths: Tensor) -> tuple[Tensor, T
     return values[rows] * mask[:, :, None], mask
 
 
-def _steps(layer: Any, own: Any, values: Tensor, offsets: Tensor, lengths: Tensor) -> dict[str, Step]:
+def _steps(
+    layer: Any, own: Any, values: Tensor, offsets: Tensor, lengths: Tensor
+) -> dict[str, Step]:
     """Return the forward function of each variant, up to the last states, by name."""
 
     def ours() -> list[Tensor]:
@@ -110,15 +115,29 @@ def _steps(layer: Any, own: Any, values: Tensor, offsets: Tensor, lengths: Tenso
         out = layer(rows)[0] * mask[:, :, None]
         return [out[torch.arange(len(lengths), device=out.device), offsets.diff() - 1]]
 
-    ways = {OURS: ours, "ours padded": ours_padded, PACKED: packed, "torch padded": padded, "torch masked": masked}
+    ways = {
+        OURS: ours,
+        "ours padded": ours_padded,
+        PACKED: packed,
+        "torch padded": padded,
+        "torch masked": masked,
+    }
     is_printed = own is not None and values.is_cuda and own.hidden_size in TRITON
     each = {"ours by Triton": "triton", "ours by cuDNN": "torch"} if is_printed else {}
     return ways | {name: partial(ours_by, backend) for name, backend in each.items()}
 
 
-def _finish(step: Step, parts: list[Tensor], gradient: Tensor, case: Case, device: torch.device) -> Callable[[], Any]:
-    """Return the timed functions: the last states, and in training the gradients of a loss on ``h``."""
-    half = torch.autocast(device.type, dtype=torch.bfloat16) if case.dtype == "bfloat16" else nullcontext()
+def _finish(
+    step: Step, parts: list[Tensor], gradient: Tensor, case: Case, device: torch.device
+) -> Callable[[], Any]:
+    """Return the timed functions: the last states, and in training the gradients of a loss on
+    ``h``.
+    """
+    half = (
+        torch.autocast(device.type, dtype=torch.bfloat16)
+        if case.dtype == "bfloat16"
+        else nullcontext()
+    )
 
     def train() -> list[Tensor]:
         with half:
@@ -142,7 +161,9 @@ def _run(context: Context, case: Case) -> Row:
     layer = getattr(torch.nn, case.cell)(case.hidden, case.hidden, batch_first=True).to(device)
     own = getattr(rl.nn, case.cell)(case.hidden, case.hidden, device=device)
     own.load_state_dict(layer.state_dict())
-    exact = getattr(torch.nn, case.cell)(case.hidden, case.hidden, batch_first=True, device=device).double()
+    exact = getattr(torch.nn, case.cell)(
+        case.hidden, case.hidden, batch_first=True, device=device
+    ).double()
     exact.load_state_dict(layer.state_dict())
 
     def timed(layer: Any, own: Any, values: Tensor) -> dict[str, Callable[[], Any]]:
@@ -175,8 +196,14 @@ def _run(context: Context, case: Case) -> Row:
     times = milliseconds(calls, device, 3 if context.is_rehearsal else _ROUNDS, _SECONDS)
     row: Row = {"milliseconds": times, "elements": int(lengths.sum()), "fill": _fill(lengths)}
     # "ours padded" runs torch's kernel, which some processors lack in bfloat16.
-    ours = [name for name in faults if name == OURS or (name.startswith(OURS) and "torch padded" not in faults)]
-    return row | ({"faults": faults} if faults else {}) | ({"fault": faults[ours[0]]} if ours else {})
+    ours = [
+        name
+        for name in faults
+        if name == OURS or (name.startswith(OURS) and "torch padded" not in faults)
+    ]
+    return (
+        row | ({"faults": faults} if faults else {}) | ({"fault": faults[ours[0]]} if ours else {})
+    )
 
 
 def _with_tf32(call: Callable[[], Any]) -> Callable[[], Any]:
@@ -224,16 +251,27 @@ def _table(rows: list[Row]) -> list[str]:
     lines = []
     if ratios:
         mean = statistics.geometric_mean(ratios)
-        lines += [f"The fastest of torch's ways over ours: {mean:.2f} on average, {min(ratios):.2f} at worst.", ""]
+        lines += [
+            f"The fastest of torch's ways over ours: {mean:.2f} on average, {min(ratios):.2f} at worst.",
+            "",
+        ]
     lines += times_table(
         rows,
         {
             "case": lambda row: row["key"],
             "elements; fill": lambda row: f"{row['elements']:,}; {row['fill']:.2f}",
-            "ratio": lambda row: "-" if (found := ratio(row["milliseconds"])) is None else f"{found:.2f}",
+            "ratio": lambda row: (
+                "-" if (found := ratio(row["milliseconds"])) is None else f"{found:.2f}"
+            ),
         },
     )
     return [*lines, "", "Milliseconds; the medians of rounds in which all took turns."]
 
 
-PART = Part("speed", "how fast are RNN, LSTM and GRU against torch's ways, end to end?", _items, _table, share=0.4)
+PART = Part(
+    "speed",
+    "how fast are RNN, LSTM and GRU against torch's ways, end to end?",
+    _items,
+    _table,
+    share=0.4,
+)

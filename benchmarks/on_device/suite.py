@@ -25,8 +25,8 @@ _ROOMS = ("nn", "ragged", "cells", "segments", "schedules", "packing")
 _COMPUTING = ("kernels/test_on_a_gpu.py", "kernels/test_reference.py", *_ROOMS)
 _COUNTS = ("tests", "failures", "errors", "skipped")
 _NEEDS = ("pytest", "hypothesis")
-# The most seconds of a run, those to write its report after an interruption, and the most failures and characters of
-# a trace that are stored.
+# The most seconds of a run, those to write its report after an interruption, and the most failures
+# and characters of a trace that are stored.
 _PATIENCE, _TO_WRITE, _KEPT, _TRACE = 300.0, 20.0, 40, 3000
 # The most failures with traces in the report; the others are in the file of the part.
 _SHOWN = 30
@@ -35,15 +35,33 @@ _SHOWN = 30
 def _run(context: Context, names: Sequence[str]) -> Row:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        options = ["-q", "-p", "no:cacheprovider", "-p", "no:benchmark", "--device", str(context.device)]
+        options = [
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            "no:benchmark",
+            "--device",
+            str(context.device),
+        ]
         options += ["--junitxml", str(report)]
         if importlib.util.find_spec("xdist") is not None and not context.is_rehearsal:
             options += ["-n", str(max(1, machine.processors() - 2)), "--dist", "worksteal"]
         if context.kernels is not None:
             options += ["--kernels", str(context.kernels)]
         patience = max(5.0, min(_PATIENCE, context.left() - _TO_WRITE))
-        own = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-m", "pytest", *(str(_TESTS / name) for name in names), *options]
+        own = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            "OMP_NUM_THREADS": "1",
+        }
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            *(str(_TESTS / name) for name in names),
+            *options,
+        ]
         with subprocess.Popen(
             command,
             cwd=_TESTS.parent,
@@ -84,12 +102,22 @@ def read_report(path: Path) -> Row:
             for kind in ("failure", "error"):
                 if (fault := case.find(kind)) is not None:
                     name = f"{case.get('classname')}::{case.get('name')}"
-                    failures.append({"test": name, "message": fault.get("message", "")[:400], "trace": fault.text})
+                    failures.append(
+                        {
+                            "test": name,
+                            "message": fault.get("message", "")[:400],
+                            "trace": fault.text,
+                        }
+                    )
     row: Row = dict(counts)
     if failures:
-        row["fault"] = f"{len(failures)} failed: " + ", ".join(entry["test"] or "" for entry in failures[:5])
+        row["fault"] = f"{len(failures)} failed: " + ", ".join(
+            entry["test"] or "" for entry in failures[:5]
+        )
         row["failed"] = [entry["test"] for entry in failures]
-        row["failures listed"] = [entry | {"trace": (entry["trace"] or "")[-_TRACE:]} for entry in failures[:_KEPT]]
+        row["failures listed"] = [
+            entry | {"trace": (entry["trace"] or "")[-_TRACE:]} for entry in failures[:_KEPT]
+        ]
     return row
 
 
@@ -105,12 +133,24 @@ def _items(context: Context) -> Iterator[Item]:
 
 def _table(rows: list[Row]) -> list[str]:
     total = {name: sum(row.get(name, 0) for row in rows) for name in _COUNTS}
-    lines = [", ".join(f"{number:,} {name}" for name, number in total.items()) + f", in {len(rows)} runs.", ""]
-    lines += [f"{row['key']}: {key} {row[key]}." for row in rows for key in row if key.startswith("interrupted")]
+    lines = [
+        ", ".join(f"{number:,} {name}" for name, number in total.items())
+        + f", in {len(rows)} runs.",
+        "",
+    ]
+    lines += [
+        f"{row['key']}: {key} {row[key]}."
+        for row in rows
+        for key in row
+        if key.startswith("interrupted")
+    ]
     faulty = [row for row in rows if "fault" in row]
     if faulty:
         lines += ["", "| files | fault |", "| --- | --- |"]
-        lines += [f"| {row['key']} | {' '.join(row['fault'].split()).replace('|', '/')} |" for row in faulty]
+        lines += [
+            f"| {row['key']} | {' '.join(row['fault'].split()).replace('|', '/')} |"
+            for row in faulty
+        ]
     for failure in [each for row in faulty for each in row.get("failures listed", [])][:_SHOWN]:
         # Indented lines are code in Markdown.
         trace = [f"    {line}" for line in failure["trace"].strip().splitlines()]

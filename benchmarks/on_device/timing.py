@@ -27,7 +27,10 @@ def clock_of(device: torch.device) -> Callable[[], float]:
 
 
 def milliseconds(
-    calls: Mapping[str, Callable[[], object]], device: torch.device, rounds: int, most_seconds: float
+    calls: Mapping[str, Callable[[], object]],
+    device: torch.device,
+    rounds: int,
+    most_seconds: float,
 ) -> dict[str, float]:
     """Return the median times of warm calls, which take turns."""
     samples = interleave(calls, rounds, most_seconds=most_seconds, clock=clock_of(device))
@@ -42,12 +45,20 @@ def times_table(rows: Iterable[Row], columns: Mapping[str, Callable[[Row], str]]
         columns: functions for further columns, by heading, before the times.
     """
     timed = [row for row in rows if "milliseconds" in row]
-    names = list(dict.fromkeys(name for row in timed for name in (*row["milliseconds"], *row.get("faults", {}))))
+    names = list(
+        dict.fromkeys(
+            name for row in timed for name in (*row["milliseconds"], *row.get("faults", {}))
+        )
+    )
     heads = [*columns, *names]
     lines = [f"| {' | '.join(heads)} |", "|" + " --- |" * len(heads)]
     for row in timed:
         times, faults = row["milliseconds"], row.get("faults", {})
         cells = [told(row) for told in columns.values()]
-        cells += [f"{times[name]:.3g}" if name in times else faults.get(name, "-") for name in names]
-        lines.append("| " + " | ".join(" ".join(cell.split()).replace("|", "/") for cell in cells) + " |")
+        cells += [
+            f"{times[name]:.3g}" if name in times else faults.get(name, "-") for name in names
+        ]
+        lines.append(
+            "| " + " | ".join(" ".join(cell.split()).replace("|", "/") for cell in cells) + " |"
+        )
     return lines

@@ -1,4 +1,6 @@
-"""Tests that no operation on a Ragged waits for the device; CUDA graphs, streams, sanitizers, and other dtypes."""
+"""Tests that no operation on a Ragged waits for the device; CUDA graphs, streams, sanitizers, and
+other dtypes.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,10 @@ class Given:
         self.targets = rl.Ragged.from_flat(ones, lengths=[1] * len(_LENGTHS))
         self.per_sequence = torch.randn(len(_LENGTHS), _D, device=device)
         self.weight = torch.randn(3, _D, device=device)
-        self.padded, self.lengths = torch.randn(len(_LENGTHS), 9, _D, device=device), torch.tensor(_LENGTHS)
+        self.padded, self.lengths = (
+            torch.randn(len(_LENGTHS), 9, _D, device=device),
+            torch.tensor(_LENGTHS),
+        )
 
     def like(self, values: Tensor) -> rl.Ragged:
         """Return flat values with the lengths of the batch."""
@@ -62,7 +67,10 @@ def _layer(given: Given, name: str, **options: Any) -> Call:
 
 
 def _layer_with_resets(given: Given, name: str) -> Call:
-    layer, resets = build(name, (_D, _H), given.device, torch.float32), given.like(given.values.detach()[:, 0] > 1)
+    layer, resets = (
+        build(name, (_D, _H), given.device, torch.float32),
+        given.like(given.values.detach()[:, 0] > 1),
+    )
     layer.prepare(resets=True)
     return lambda: layer(given.batch, resets=resets)
 
@@ -88,7 +96,9 @@ def _crf(given: Given, operation: Callable[[Any, Given], Any]) -> Call:
 
 
 def _decoder(given: Given, attention: str) -> Call:
-    decoder = rl.nn.AttentionDecoder(3, _D, _H, attention=attention, scheduled_sampling=0.5, device=given.device)
+    decoder = rl.nn.AttentionDecoder(
+        3, _D, _H, attention=attention, scheduled_sampling=0.5, device=given.device
+    )
     return lambda: decoder.loss(given.batch, given.targets)
 
 
@@ -124,7 +134,9 @@ LOSSES: dict[str, Callable[[Given], Any]] = {
     "mse_loss": lambda g: rl.nn.losses.mse_loss(g.batch, g.other),
     "l1_loss": lambda g: rl.nn.losses.l1_loss(g.batch, g.other),
     "huber_loss": lambda g: rl.nn.losses.huber_loss(g.batch, g.other),
-    "binary_cross_entropy_with_logits": lambda g: rl.nn.losses.binary_cross_entropy_with_logits(g.batch, g.other),
+    "binary_cross_entropy_with_logits": lambda g: rl.nn.losses.binary_cross_entropy_with_logits(
+        g.batch, g.other
+    ),
     "cross_entropy": lambda g: rl.nn.losses.cross_entropy(g.batch, g.labels),
     "nll_loss": lambda g: rl.nn.losses.nll_loss(g.batch.map(_log_softmax), g.labels),
     "ctc_loss": lambda g: rl.nn.losses.ctc_loss(g.batch.map(_log_softmax), g.targets),
@@ -187,7 +199,9 @@ def _check(context: Context, make: Callable[[], Call], values: Tensor) -> Row:
     def both() -> None:
         parts = [part for part in _tensors(call()) if part.requires_grad]
         if parts:
-            torch.autograd.grad(parts, [values], [torch.ones_like(part) for part in parts], allow_unused=True)
+            torch.autograd.grad(
+                parts, [values], [torch.ones_like(part) for part in parts], allow_unused=True
+            )
 
     both()  # the initialisation of libraries may wait
     with _listening(context.device):
@@ -199,7 +213,10 @@ def _captured(context: Context, name: str) -> Row:
     """Capture a layer as a CUDA graph, and replay it with other values in the same memory."""
     if context.device.type != "cuda":
         raise NotHereError("a GPU")
-    layer, given = build(name, (_D, _H), context.device, torch.float32).eval(), Given(context.device)
+    layer, given = (
+        build(name, (_D, _H), context.device, torch.float32).eval(),
+        Given(context.device),
+    )
     values = given.values.detach()
     batch = given.like(values)
     with torch.no_grad():
@@ -220,10 +237,14 @@ def _captured(context: Context, name: str) -> Row:
 
 
 def _sanitized(context: Context, tool: str) -> Row:
-    """Run small calls of printed kernels, with resets, forward and backward, under a tool of compute-sanitizer."""
+    """Run small calls of printed kernels, with resets, forward and backward, under a tool of
+    compute-sanitizer.
+    """
     if context.device.type != "cuda":
         raise NotHereError("a GPU")
-    sanitizer = shutil.which("compute-sanitizer") or shutil.which("/usr/local/cuda/bin/compute-sanitizer")
+    sanitizer = shutil.which("compute-sanitizer") or shutil.which(
+        "/usr/local/cuda/bin/compute-sanitizer"
+    )
     if sanitizer is None:
         raise NotHereError("compute-sanitizer of CUDA")
     sizes = f"({_D}, {_H}), torch.device('cuda'), torch.float32, backend='triton'"
@@ -233,18 +254,25 @@ def _sanitized(context: Context, tool: str) -> Row:
     own = {**os.environ, "PYTHONPATH": os.pathsep.join(part for part in sys.path if part)}
     patience = max(1.0, min(_PATIENCE, context.left()))
     try:
-        done = subprocess.run(command, env=own, capture_output=True, text=True, check=False, timeout=patience)
+        done = subprocess.run(
+            command, env=own, capture_output=True, text=True, check=False, timeout=patience
+        )
     except subprocess.TimeoutExpired:
         raise NotHereError(f"more time than {patience:.0f} s") from None
     told = done.stdout + done.stderr
-    return {"errors": "none"} if done.returncode == 0 else {"fault": f"{tool}: {told.strip()[-2000:]}"}
+    return (
+        {"errors": "none"} if done.returncode == 0 else {"fault": f"{tool}: {told.strip()[-2000:]}"}
+    )
 
 
 def _on_a_stream(context: Context, name: str) -> Row:
     """Compare a layer on a separate stream, forward and backward, with the default stream."""
     if context.device.type != "cuda":
         raise NotHereError("a GPU")
-    layer, given = build(name, (_D, _H), context.device, torch.float32).eval(), Given(context.device)
+    layer, given = (
+        build(name, (_D, _H), context.device, torch.float32).eval(),
+        Given(context.device),
+    )
 
     def gradients() -> tuple[Tensor, ...]:
         parts = [part for part in _tensors(layer(given.batch)) if part.requires_grad]
@@ -262,8 +290,11 @@ def _on_a_stream(context: Context, name: str) -> Row:
 
 
 def _second_dtype(context: Context, name: str, dtype: torch.dtype) -> Row:
-    """Compare a layer in a dtype with float64 on the CPU, for the same rounded weights and values."""
-    # Always the same: of 600 draws, torch's float16 arithmetic is off by more than is allowed in 2 of a LayerNormLSTM.
+    """Compare a layer in a dtype with float64 on the CPU, for the same rounded weights and
+    values.
+    """
+    # Always the same: of 600 draws, torch's float16 arithmetic is off by more than is allowed in 2
+    # of a LayerNormLSTM.
     torch.manual_seed(0)
     layer = build(name, (_D, _H), torch.device("cpu"), torch.float64).eval().to(dtype).double()
     values = torch.randn(sum(_LENGTHS), _D, dtype=torch.float64).to(dtype).double()
@@ -271,12 +302,18 @@ def _second_dtype(context: Context, name: str, dtype: torch.dtype) -> Row:
     layer.to(device=context.device, dtype=dtype)
     found = _tensors(layer(rl.Ragged.from_flat(values.to(context.device, dtype), lengths=_LENGTHS)))
     error = max(
-        float((mine.detach().cpu().double() - right.detach()).abs().max() / right.detach().abs().max())
+        float(
+            (mine.detach().cpu().double() - right.detach()).abs().max() / right.detach().abs().max()
+        )
         for mine, right in zip(found, wanted, strict=True)
     )
     row: Row = {"relative error": error}
     allowed = _ALLOWED[dtype]
-    return row if error < allowed else row | {"fault": f"off by {error:.2g}, and {allowed:g} is allowed"}
+    return (
+        row
+        if error < allowed
+        else row | {"fault": f"off by {error:.2g}, and {allowed:g} is allowed"}
+    )
 
 
 def _items(context: Context) -> Iterator[Item]:
@@ -300,10 +337,17 @@ def _table(rows: list[Row]) -> list[str]:
     lines = [f"{len(rows) - len(faulty)} of {len(rows)} hold.", ""]
     if faulty:
         lines += ["| what | fault |", "| --- | --- |"]
-        lines += [f"| {row['key']} | {' '.join(row['fault'].split()).replace('|', '/')} |" for row in faulty]
+        lines += [
+            f"| {row['key']} | {' '.join(row['fault'].split()).replace('|', '/')} |"
+            for row in faulty
+        ]
     return lines
 
 
 PART = Part(
-    "waits", "does anything wait for the device, and do graphs, streams and dtypes work?", _items, _table, share=0.25
+    "waits",
+    "does anything wait for the device, and do graphs, streams and dtypes work?",
+    _items,
+    _table,
+    share=0.25,
 )

@@ -1,4 +1,5 @@
-"""Classify sequences with a file of ``raglane export RUN -o model.onnx``: requires only NumPy and ONNX Runtime.
+"""Classify sequences with a file of ``raglane export RUN -o model.onnx``: requires only NumPy and
+ONNX Runtime.
 
 python classify.py model.onnx '[[[0.1, 2.0], [0.3, 1.9]], [[0.7, 1.1]]]'
 """

@@ -16,13 +16,14 @@ The tree::
     ├── LostRankError                            a distributed training in which a process died
     └── MissingExtraError (also ImportError)     an optional dependency that is not installed
 
-PyTorch raises ``RuntimeError`` if shapes disagree and ``ValueError`` otherwise. :class:`ShapeError` is both, so code
-written for PyTorch's errors keeps working. For the same reason a :class:`ShapeError` about an index or a dimension is
-also an ``IndexError``, and an :class:`ArgumentTypeError` of :mod:`raglane.packing` is also an ``AttributeError`` and a
+PyTorch raises ``RuntimeError`` if shapes disagree and ``ValueError`` otherwise. :class:`ShapeError`
+is both, so code written for PyTorch's errors keeps working. For the same reason a
+:class:`ShapeError` about an index or a dimension is also an ``IndexError``, and an
+:class:`ArgumentTypeError` of :mod:`raglane.packing` is also an ``AttributeError`` and a
 ``RuntimeError``.
 
-Every message is one line of printable characters: file contents and arguments in it can neither add lines to a log nor
-control a terminal.
+Every message is one line of printable characters: file contents and arguments in it can neither add
+lines to a log nor control a terminal.
 """
 
 from __future__ import annotations
@@ -54,10 +55,14 @@ flags: Mapping[str, str] = {}
 
 
 def printable(text: str) -> str:
-    """Escape every character that is not printable, as ``repr`` does: control characters, surrogates, bidi marks."""
+    """Escape every character that is not printable, as ``repr`` does: control characters,
+    surrogates, bidi marks.
+    """
     if text.isprintable():
         return text
-    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)
+    return "".join(
+        sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text
+    )
 
 
 def shorten(text: str, most: int) -> str:
@@ -69,22 +74,29 @@ def shorten(text: str, most: int) -> str:
 
 
 def message(argument: str, got: str, rule: str, fix: str) -> str:
-    """Join the parts of a message: the argument, the rule, which completes "must be", the value, the fix."""
+    """Join the parts of a message: the argument, the rule, which completes "must be", the value,
+    the fix.
+    """
     argument = flags.get(argument, argument)
-    argument, got, rule, fix = (shorten(printable(part), _PART) for part in (argument, got, rule, fix))
+    argument, got, rule, fix = (
+        shorten(printable(part), _PART) for part in (argument, got, rule, fix)
+    )
     return f"{argument} must be {rule}, got {got}. {fix[:1].upper()}{fix[1:]}."
 
 
 class RaglaneError(Exception):
-    """The base class of all exceptions that Raglane raises. Its message is one line of printable characters.
+    """The base class of all exceptions that Raglane raises. Its message is one line of printable
+    characters.
 
     Args:
-        text: the message; or the argument, followed by its value, the rule and the fix, which ``message`` joins.
+        text: the message; or the argument, followed by its value, the rule and the fix, which
+            ``message`` joins.
     """
 
     def __init__(self, text: object = "", got: str = "", rule: str = "", fix: str = "") -> None:
         text = message(str(text), got, rule, fix) if rule else str(text)
-        # A DataLoader raises the error of a worker again, with the worker's traceback in its message.
+        # A DataLoader raises the error of a worker again, with the worker's traceback in its
+        # message.
         lines = text.split("\n") if _TRACE in text else [text]
         super().__init__("\n".join(map(printable, lines)))
 
@@ -124,7 +136,9 @@ class CheckpointError(DataError):
 
 
 class BusyError(RaglaneError):
-    """An engine has no slot or no room in a queue. The call changed nothing, and can be repeated later."""
+    """An engine has no slot or no room in a queue. The call changed nothing, and can be repeated
+    later.
+    """
 
 
 class ClosedError(RaglaneError):
@@ -153,7 +167,9 @@ class DivergedError(RaglaneError):
 
 
 class LostRankError(RaglaneError):
-    """A process of a distributed training died. The training can be resumed from its last checkpoint."""
+    """A process of a distributed training died. The training can be resumed from its last
+    checkpoint.
+    """
 
 
 class MissingExtraError(RaglaneError, ImportError):

@@ -35,27 +35,29 @@ class _Mark(Enum):
 
 
 def modify(value: T) -> Path[T]:
-    """Begin a path into a nested value; :meth:`Path.apply` ends it with a function and returns the changed value.
+    """Begin a path into a nested value; :meth:`Path.apply` ends it with a function and returns the
+    changed value.
 
     ==========================  ====================================================================================
     step                        leads to
     ==========================  ====================================================================================
-    ``.name``, ``["name"]``     the field of a dataclass or named tuple, the value of that key of a dict, or the
-                                ``values`` of a :class:`~raglane.Ragged`
-    ``[key]``                   the value of any other key of a dict
-    ``[index]``                 an item of a list or tuple, or a sequence of a Ragged; negative indices are allowed
-    ``.each``                   all items of a list, tuple or named tuple, all values of a dict, or all sequences of a
-                                Ragged (their lengths may change); nothing for None; any other value itself, such as
-                                an optional dataclass
+    ``.name``, ``["name"]``     the field of a dataclass or named tuple, the value of that key of a
+                                dict, or the ``values`` of a :class:`~raglane.Ragged`
+    ``[key]``                   the value of any other key of a dict ``[index]``                 an
+    item of a list or tuple, or a sequence of a Ragged; negative indices are allowed ``.each``
+    all items of a list, tuple or named tuple, all values of a dict, or all sequences of a
+                                Ragged (their lengths may change); nothing for None; any other value
+                                itself, such as an optional dataclass
     ==========================  ====================================================================================
 
-    Nothing is changed in place. The result shares everything outside of the path with the original. If the function
-    returns its argument everywhere, the result is ``value`` itself.
+    Nothing is changed in place. The result shares everything outside of the path with the original.
+    If the function returns its argument everywhere, the result is ``value`` itself.
 
-    Containers keep their type. Dicts and lists are copied by :func:`copy.copy`, and tuples are built by their class
-    from the items. A Ragged is built from its sequences, and gradients flow through it. A dataclass, frozen or not, is
-    built by :func:`dataclasses.replace`: its ``__init__`` and ``__post_init__`` run, so fields with ``init=False`` are
-    computed again, and paths cannot lead to them.
+    Containers keep their type. Dicts and lists are copied by :func:`copy.copy`, and tuples are
+    built by their class from the items. A Ragged is built from its sequences, and gradients flow
+    through it. A dataclass, frozen or not, is built by :func:`dataclasses.replace`: its
+    ``__init__`` and ``__post_init__`` run, so fields with ``init=False`` are computed again, and
+    paths cannot lead to them.
 
     Args:
         value: a nested structure of these types.
@@ -64,10 +66,10 @@ def modify(value: T) -> Path[T]:
         A path without steps.
 
     Raises:
-        ArgumentError: by ``apply``, if a name, key or index does not exist, or a field has ``init=False``. The message
-            has the part of the path, the value there, and its keys.
-        ArgumentTypeError: by ``apply``, if the path continues in another type, e.g. a string, or the function cannot be
-            called.
+        ArgumentError: by ``apply``, if a name, key or index does not exist, or a field has
+            ``init=False``. The message has the part of the path, the value there, and its keys.
+        ArgumentTypeError: by ``apply``, if the path continues in another type, e.g. a string, or
+            the function cannot be called.
         ShapeError: by ``apply``, if new sequences or values of a Ragged do not fit together.
 
     Example:
@@ -96,7 +98,8 @@ got Address at .addresses[0]. Write .street.
 class Path(Generic[T]):
     """A path into a value, which :func:`modify` begins. Each step returns a new path.
 
-    Write fields and keys named ``each`` or ``apply``, or that begin with two underscores, in brackets: ``["each"]``.
+    Write fields and keys named ``each`` or ``apply``, or that begin with two underscores, in
+    brackets: ``["each"]``.
 
     Example:
         >>> modify({"a b": (1, 2)})["a b"][-1]
@@ -127,17 +130,20 @@ class Path(Generic[T]):
         return Path(self.__root, (*self.__steps, _Mark.EACH))
 
     def apply(self, function: Callable[[Any], Any]) -> T:
-        """Return the value, with the parts at the end of the path replaced by results of a function.
+        """Return the value, with the parts at the end of the path replaced by results of a
+        function.
 
         Args:
-            function: called once for each part, in order; returns the new part, a tensor for a sequence of a Ragged.
+            function: called once for each part, in order; returns the new part, a tensor for a
+                sequence of a Ragged.
 
         Returns:
             The changed value, of the same type.
 
         Raises:
             ArgumentError: a part of the path does not exist.
-            ArgumentTypeError: the path leads through a value without parts, or ``function`` cannot be called.
+            ArgumentTypeError: the path leads through a value without parts, or ``function`` cannot
+                be called.
             ShapeError: new sequences or values of a Ragged do not fit together.
 
         Example:
@@ -145,7 +151,9 @@ class Path(Generic[T]):
             [1, 2, 4]
         """
         if not callable(function):
-            raise ArgumentTypeError("function", type(function).__name__, "a function of one value", "pass str.upper")
+            raise ArgumentTypeError(
+                "function", type(function).__name__, "a function of one value", "pass str.upper"
+            )
         return _Update(self.__root, self.__steps, function).of(self.__root, ())
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -155,7 +163,8 @@ class Path(Generic[T]):
         return _written(self.__root, self.__steps)
 
 
-# -- walking a path ----------------------------------------------------------------------------------------------------
+# -- walking a path
+# --------------------------------------------------------------------------------------------------
 
 
 class _Update(NamedTuple):
@@ -166,7 +175,9 @@ class _Update(NamedTuple):
     function: Callable[[Any], Any]
 
     def of(self, value: Any, where: tuple[Any, ...], depth: int = 0) -> Any:
-        """Return the new value of ``value``, which is at the keys ``where`` after the first ``depth`` steps."""
+        """Return the new value of ``value``, which is at the keys ``where`` after the first
+        ``depth`` steps.
+        """
         if depth == len(self.steps):
             return self.function(value)
         step, opened = self.steps[depth], _open(value)
@@ -187,20 +198,34 @@ class _Update(NamedTuple):
                 changed[key] = new
         return opened.replaced(changed) if changed else value
 
-    def _find(self, value: Any, opened: _Opened | None, where: tuple[Any, ...], depth: int) -> tuple[_Opened, Any]:
+    def _find(
+        self, value: Any, opened: _Opened | None, where: tuple[Any, ...], depth: int
+    ) -> tuple[_Opened, Any]:
         """Return the opened value with the key of a step; raises an error that lists the keys."""
         step, path = self.steps[depth], _written(self.root, self.steps[: depth + 1])
         got = f"{type(value).__name__} at {''.join(map(_step, where)) or 'the start'}"
         if opened is None:
-            rule = "a path through dataclasses, named tuples, dicts, lists, tuples and Ragged batches"
-            fix = "write .each before it if it may be None" if value is None else "end the path before it"
+            rule = (
+                "a path through dataclasses, named tuples, dicts, lists, tuples and Ragged batches"
+            )
+            fix = (
+                "write .each before it if it may be None"
+                if value is None
+                else "end the path before it"
+            )
             raise ArgumentTypeError(path, got, rule, fix)
         key = opened.find(step)
         if key is _Mark.NOWHERE:
             names = [name for name in opened.names if isinstance(name, str)]
             close = nearest(step, names) if isinstance(step, str) else None
-            others = "choose one of them" if opened.keys is None else "choose one, or write .each for all of them"
-            raise ArgumentError(path, got, opened.rule(), f"write {_step(close)}" if close else others)
+            others = (
+                "choose one of them"
+                if opened.keys is None
+                else "choose one, or write .each for all of them"
+            )
+            raise ArgumentError(
+                path, got, opened.rule(), f"write {_step(close)}" if close else others
+            )
         return opened, key
 
 
@@ -209,15 +234,21 @@ def _step(step: Any) -> str:
     if step is _Mark.EACH:
         return ".each"
     is_name = isinstance(step, str) and step.isidentifier() and not keyword.iskeyword(step)
-    return f".{step}" if is_name and step not in ("each", "apply") and not step.startswith("__") else f"[{step!r}]"
+    return (
+        f".{step}"
+        if is_name and step not in ("each", "apply") and not step.startswith("__")
+        else f"[{step!r}]"
+    )
 
 
 def _written(root: Any, steps: tuple[Any, ...]) -> str:
     return f"modify(<{type(root).__name__}>)" + "".join(map(_step, steps))
 
 
-# -- containers --------------------------------------------------------------------------------------------------------
-# Each has a ``value``, the ``names`` and ``keys`` of its parts, and finds, gets and replaces parts by their keys.
+# -- containers
+# --------------------------------------------------------------------------------------------------
+# Each has a ``value``, the ``names`` and ``keys`` of its parts, and finds, gets and replaces parts
+# by their keys.
 
 
 class _Fields:
@@ -240,7 +271,9 @@ class _Fields:
 
     def rule(self) -> str:
         derived = [field.name for field in dataclasses.fields(self.value) if not field.init]
-        return f"one of the fields {_few(self.names)}" + (f", not {_few(derived)} with init=False" if derived else "")
+        return f"one of the fields {_few(self.names)}" + (
+            f", not {_few(derived)} with init=False" if derived else ""
+        )
 
 
 class _Entries:
@@ -269,7 +302,11 @@ class _Entries:
         return new
 
     def rule(self) -> str:
-        return f"one of the keys {_few(self.names)}" if self.names else "a path into a mapping with keys"
+        return (
+            f"one of the keys {_few(self.names)}"
+            if self.names
+            else "a path into a mapping with keys"
+        )
 
 
 class _Items:

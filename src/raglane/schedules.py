@@ -1,8 +1,8 @@
 """Schedules, which map lengths to a table of rows, and their costs.
 
-A schedule is the order in which the elements of a batch are computed, and which ones in parallel. It depends only on
-the lengths, and does not move the values of the batch. All schedules give the same outputs, final states and gradients,
-at different costs. :data:`SCHEDULES` has all of them.
+A schedule is the order in which the elements of a batch are computed, and which ones in parallel.
+It depends only on the lengths, and does not move the values of the batch. All schedules give the
+same outputs, final states and gradients, at different costs. :data:`SCHEDULES` has all of them.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from raglane.segments import IntArray, conjugate, offsets_from_lengths, position
 class Table:
     """The sequence, step and row of each computed element, ordered by time, then by row.
 
-    ``S`` is the number of times, ``E`` the number of computed elements. Computed padding has ``step >= length``. All
-    tensors are int64, on the CPU.
+    ``S`` is the number of times, ``E`` the number of computed elements. Computed padding has ``step
+    >= length``. All tensors are int64, on the CPU.
 
-    NOTE (rows): a sequence begins at step 0 and computes one step at each following time, always in the same row. A row
-    computes one sequence at a time. The reference kernel relies on both.
+    NOTE (rows): a sequence begins at step 0 and computes one step at each following time, always in
+    the same row. A row computes one sequence at a time. The reference kernel relies on both.
     """
 
     time_offsets: Tensor  # ``(S + 1,)``: time ``t`` computes the elements ``time_offsets[t]:time_offsets[t + 1]``
@@ -82,8 +82,12 @@ class Schedule(ABC):
         """Return the size of :meth:`table` without building it, fast for millions of sequences."""
 
     def phases(self, lengths: Tensor, lanes: int | None = None) -> tuple[Tensor, Tensor]:
-        """Return the active rows over time as runs of equal numbers: the rows, and the steps of each run."""
-        rows, steps = torch.unique_consecutive(self.table(lengths, lanes).rows_per_step, return_counts=True)
+        """Return the active rows over time as runs of equal numbers: the rows, and the steps of
+        each run.
+        """
+        rows, steps = torch.unique_consecutive(
+            self.table(lengths, lanes).rows_per_step, return_counts=True
+        )
         return rows, steps
 
 
@@ -103,7 +107,9 @@ def _real_count(lengths: Tensor, steps: int) -> Count:
 
 
 class _Each(Schedule):
-    """One sequence after the other in the caller's order, in one row: the naive loop, without padding."""
+    """One sequence after the other in the caller's order, in one row: the naive loop, without
+    padding.
+    """
 
     name = "each"
 
@@ -127,7 +133,8 @@ class _Each(Schedule):
 class _Padded(Schedule):
     """Every sequence in a row of its own, in the caller's order, for the steps of the longest one.
 
-    Padding is computed and its results are dropped, as when PyTorch runs a padded tensor. Empty sequences have rows.
+    Padding is computed and its results are dropped, as when PyTorch runs a padded tensor. Empty
+    sequences have rows.
     """
 
     name = "padded"
@@ -151,7 +158,8 @@ class _Padded(Schedule):
 class _Masked(_Padded):
     """The rows and steps of ``padded``, with a mask by which rows keep their state past their end.
 
-    Keras and Flax run masked recurrent networks this way. The last state of a row is the final state of its sequence.
+    Keras and Flax run masked recurrent networks this way. The last state of a row is the final
+    state of its sequence.
     """
 
     name = "masked"
@@ -159,7 +167,8 @@ class _Masked(_Padded):
 
 
 class _Packed(Schedule):
-    """At step ``t``, all sequences longer than ``t``, longest first, ties in the caller's order: a PackedSequence.
+    """At step ``t``, all sequences longer than ``t``, longest first, ties in the caller's order: a
+    PackedSequence.
 
     No padding is computed. The number of rows decreases as sequences end.
     """
@@ -170,7 +179,9 @@ class _Packed(Schedule):
         steps, total = longest(lengths), int(lengths.sum())
         time_offsets = offsets_from_lengths(torch.from_numpy(conjugate(lengths.numpy(), steps)))
         row = positions(time_offsets, total)
-        return Table(time_offsets, _longest_first(lengths)[row], segment_ids(time_offsets, total), row)
+        return Table(
+            time_offsets, _longest_first(lengths)[row], segment_ids(time_offsets, total), row
+        )
 
     def count(self, lengths: Tensor, lanes: int | None = None) -> Count:  # noqa: ARG002
         return _real_count(lengths, longest(lengths))
@@ -191,8 +202,9 @@ _LONG_RUN = 100
 class _Lanes(Schedule):
     """``R`` rows; when a sequence ends, its row takes the next one without a pause.
 
-    Sequences are assigned longest first, ties in the caller's order, to the lowest free row. When none is left, ended
-    rows are inactive, so no padding is computed. The number of steps is that of the row that ends last.
+    Sequences are assigned longest first, ties in the caller's order, to the lowest free row. When
+    none is left, ended rows are inactive, so no padding is computed. The number of steps is that of
+    the row that ends last.
     """
 
     name = "lanes"
@@ -209,7 +221,9 @@ class _Lanes(Schedule):
         step = positions(offsets, total)
         slot, by_time = torch.sort(torch.from_numpy(slots)[taken] + step * rows)
         rows_per_step = torch.bincount(slot // rows)
-        return Table(offsets_from_lengths(rows_per_step), order[taken[by_time]], step[by_time], slot % rows)
+        return Table(
+            offsets_from_lengths(rows_per_step), order[taken[by_time]], step[by_time], slot % rows
+        )
 
     def count(self, lengths: Tensor, lanes: int | None = None) -> Count:
         # The number of steps has no closed form, so the rows are simulated.
@@ -222,7 +236,8 @@ class _Lanes(Schedule):
         waiting = -np.sort(-lengths.numpy())[: int(lengths.count_nonzero())]
         slots, _ = _assign(waiting, rows)
         begins = slots // rows
-        # A row that takes the next sequence without a pause does not change the number of active rows.
+        # A row that takes the next sequence without a pause does not change the number of active
+        # rows.
         times, place = np.unique(np.concatenate((begins, begins + waiting)), return_inverse=True)
         changes = np.bincount(place[: len(waiting)], minlength=len(times))
         changes -= np.bincount(place[len(waiting) :], minlength=len(times))
@@ -233,7 +248,9 @@ class _Lanes(Schedule):
 
 
 def _rows(lengths: Tensor, lanes: int | None) -> int:
-    """Return the number of rows: the requested one or the default, at most the number of non-empty sequences."""
+    """Return the number of rows: the requested one or the default, at most the number of non-empty
+    sequences.
+    """
     fix = f"pass an int of at least 1, or None for {DEFAULT_LANES}"
     rows = DEFAULT_LANES if lanes is None else check_whole("lanes", lanes, 1, fix)
     return min(rows, max(1, int(lengths.count_nonzero())))
@@ -242,7 +259,8 @@ def _rows(lengths: Tensor, lanes: int | None) -> int:
 def _assign(waiting: IntArray, rows: int) -> tuple[IntArray, int]:
     """Return the slot ``time * rows + row`` at which each sequence starts, and the number of steps.
 
-    The smallest free slot, i.e. the lowest of the rows that are free first, takes the next sequence.
+    The smallest free slot, i.e. the lowest of the rows that are free first, takes the next
+    sequence.
     """
     slots = np.empty(waiting.shape, np.int64)
     free = list(range(rows))
@@ -267,15 +285,17 @@ def _assign(waiting: IntArray, rows: int) -> tuple[IntArray, int]:
 def _earliest(free: IntArray, width: int, count: int) -> IntArray:
     """Return the first slots at which ``count`` sequences of one length start.
 
-    A row with the free slot ``s`` can start them at ``s``, ``s + width``, ``s + 2 * width`` ... Divide the slots into
-    windows of ``width`` from the smallest slot. From the window of its free slot on, a row has one slot in each window,
-    always at the same place in it. So one sort of the rows by that place sorts all slots.
+    A row with the free slot ``s`` can start them at ``s``, ``s + width``, ``s + 2 * width`` ...
+    Divide the slots into windows of ``width`` from the smallest slot. From the window of its free
+    slot on, a row has one slot in each window, always at the same place in it. So one sort of the
+    rows by that place sorts all slots.
     """
     first_window, place = np.divmod(free - free.min(), width)
     by_place = np.argsort(place)
     first_window = first_window[by_place]
-    # In w windows, the r rows with the smallest first windows have w * r - sum(first windows) slots, or fewer if one
-    # of these begins later; the maximum over r is exact. So the smallest w that suffices for any r suffices.
+    # In w windows, the r rows with the smallest first windows have w * r - sum(first windows)
+    # slots, or fewer if one of these begins later; the maximum over r is exact. So the smallest w
+    # that suffices for any r suffices.
     before = np.sort(first_window).cumsum()
     windows = int((-(-(count + before) // np.arange(1, free.shape[0] + 1))).min())
     window = np.arange(windows)[:, None]
@@ -283,7 +303,7 @@ def _earliest(free: IntArray, width: int, count: int) -> IntArray:
     return slots[:count]
 
 
-# ---- the table of schedules -----------------------------------------------------------------------------------------
+# ---- the table of schedules ----------------------------------------------------------------------
 
 SCHEDULES: dict[str, Schedule] = {
     schedule.name: schedule for schedule in (_Each(), _Padded(), _Masked(), _Packed(), _Lanes())
@@ -300,9 +320,10 @@ class Cost:
         steps: the number of sequential steps, each of which computes all active rows.
         elements: the number of computed elements, computed padding included.
         waste: the number of computed padding elements.
-        multiplications: of the dot product of each sequence of scalars with a weight vector: one per element.
-        additions: of these dot products: ``elements`` minus the number of sequences that compute an element. An empty
-            sequence computes elements only if it is padded.
+        multiplications: of the dot product of each sequence of scalars with a weight vector: one
+            per element.
+        additions: of these dot products: ``elements`` minus the number of sequences that compute an
+            element. An empty sequence computes elements only if it is padded.
 
     Example:
         >>> Cost("packed", 9, 32, 0, 32, 26)
@@ -326,12 +347,14 @@ class Cost:
 def cost(lengths: Any, *, lanes: int | None = None) -> dict[str, Cost]:
     """Count the work of each schedule for sequences of these lengths.
 
-    The numbers are computed from sums over the lengths, so millions of sequences take milliseconds. Only ``lanes`` is
-    simulated, which takes a sort of the lengths and at most about 60 microseconds per distinct length.
+    The numbers are computed from sums over the lengths, so millions of sequences take milliseconds.
+    Only ``lanes`` is simulated, which takes a sort of the lengths and at most about 60 microseconds
+    per distinct length.
 
     Args:
-        lengths: ``(B,)`` integers of at least 0: a list, a tuple, an array, or a tensor of any integer dtype on any
-            device; or an object with ``lengths``, such as a :class:`~raglane.Ragged`. Lengths on a GPU are waited for.
+        lengths: ``(B,)`` integers of at least 0: a list, a tuple, an array, or a tensor of any
+            integer dtype on any device; or an object with ``lengths``, such as a
+            :class:`~raglane.Ragged`. Lengths on a GPU are waited for.
         lanes: the number of rows of the schedule ``lanes``, at least 1; None for its default.
 
     Returns:
@@ -352,7 +375,9 @@ def cost(lengths: Any, *, lanes: int | None = None) -> dict[str, Cost]:
     host = lengths_of(lengths)
     counts = {name: schedule.count(host, lanes) for name, schedule in SCHEDULES.items()}
     return {
-        name: Cost(name, one.steps, one.elements, one.waste, one.elements, one.elements - one.sequences)
+        name: Cost(
+            name, one.steps, one.elements, one.waste, one.elements, one.elements - one.sequences
+        )
         for name, one in counts.items()
     }
 

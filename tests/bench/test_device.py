@@ -1,4 +1,6 @@
-"""``benchmarks/device.py`` without a GPU: it rehearses, resumes, names missing parts, and keeps its results."""
+"""``benchmarks/device.py`` without a GPU: it rehearses, resumes, names missing parts, and keeps its
+results.
+"""
 
 from __future__ import annotations
 
@@ -30,18 +32,28 @@ def _part(*items: Item) -> Part:
     return Part("some", "what?", lambda _: items, lambda rows: [f"{len(rows)} rows"])
 
 
-@pytest.mark.parametrize(("code", "expected"), [(0, {"errors": "none"}), (9, {"fault": "racecheck: a hazard"})])
-def test_the_sanitizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, expected: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    ("code", "expected"), [(0, {"errors": "none"}), (9, {"fault": "racecheck: a hazard"})]
+)
+def test_the_sanitizer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, expected: dict[str, str]
+) -> None:
     """A tool in its place compiles the code that it is given."""
     tool = tmp_path / "compute-sanitizer"
-    tool.write_text(f"#!/bin/sh\n\"$5\" -c \"compile('''$7''', '', 'exec')\" || exit 1\necho a hazard\nexit {code}\n")
+    tool.write_text(
+        f"#!/bin/sh\n\"$5\" -c \"compile('''$7''', '', 'exec')\" || exit 1\necho a hazard\nexit {code}\n"
+    )
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    assert waits._sanitized(replace(_context(), device=torch.device("cuda")), "racecheck") == expected
+    assert (
+        waits._sanitized(replace(_context(), device=torch.device("cuda")), "racecheck") == expected
+    )
 
 
 def test_a_rehearsal(tmp_path: Path, script: Script) -> None:
-    """In a separate process, because it sets global switches of torch; a second call reuses the results."""
+    """In a separate process, because it sets global switches of torch; a second call reuses the
+    results.
+    """
     given = ["--out", str(tmp_path), "--parts", "machine,waits,scaling", "--rehearse"]
     code = f"""
 import os, sys
@@ -69,7 +81,9 @@ sys.exit(first or device.main({given}))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
-def test_without_a_gpu_the_parts_that_need_one_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_gpu_the_parts_that_need_one_say_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert device_script.main(["--out", str(tmp_path), "--parts", "waits,speed,loops"]) == 0
     printed = capsys.readouterr().out
     for name in ("waits", "speed", "loops"):
@@ -82,12 +96,17 @@ def test_without_a_gpu_the_parts_that_need_one_say_so(tmp_path: Path, capsys: py
     ("arguments", "words"),
     [
         (["--out", "{}/new", "--parts", "speed,nothing"], "got 'nothing'"),
-        (["--out", "{}/new", "--minutes", "nan"], "--minutes must be above 0 and below 10,000, got nan"),
+        (
+            ["--out", "{}/new", "--minutes", "nan"],
+            "--minutes must be above 0 and below 10,000, got nan",
+        ),
         (["--out", "{}/file"], "--out: "),
         (["--out", "{}/odd"], "a line that this program did not write"),
     ],
 )
-def test_wrong_arguments(arguments: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_arguments(
+    arguments: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "file").write_text("mine")
     (tmp_path / "odd").mkdir()
     (tmp_path / "odd" / "speed.jsonl").write_text("mine\n")
@@ -180,11 +199,15 @@ def test_the_tests_of_the_device_exist() -> None:
     assert all((HOME / "tests" / name).exists() for name in item.run.args[1])  # type: ignore[attr-defined]
 
 
-def test_a_suite_that_does_not_end_in_time_reports_what_it_ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_suite_that_does_not_end_in_time_reports_what_it_ran(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "test_some.py").write_text(
         "import time\ndef test_one(): pass\ndef test_two(): assert 1 == 2\ndef test_three(): time.sleep(60)\n"
     )
-    (tmp_path / "conftest.py").write_text("def pytest_addoption(parser): parser.addoption('--device')\n")
+    (tmp_path / "conftest.py").write_text(
+        "def pytest_addoption(parser): parser.addoption('--device')\n"
+    )
     monkeypatch.setattr(suite, "_TESTS", tmp_path)
     monkeypatch.setattr(suite, "_PATIENCE", 5.0)
     row = suite._run(_context(), ["test_some.py"])

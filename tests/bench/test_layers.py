@@ -1,4 +1,6 @@
-"""The commands ``benchmarks/layers.py`` and ``benchmarks/programs.py``: output, files, errors, tables and picture."""
+"""The commands ``benchmarks/layers.py`` and ``benchmarks/programs.py``: output, files, errors,
+tables and picture.
+"""
 
 from __future__ import annotations
 
@@ -34,19 +36,43 @@ from yardsticks import short_samples  # noqa: F401
 
 pytestmark = pytest.mark.usefixtures("short_samples", "any_threads")
 
-_TINY = ["--cells", "gru", "--sizes", "3x5x4", "--lengths", "trec", "--rounds", "1", "--threads", "1"]
+_TINY = [
+    "--cells",
+    "gru",
+    "--sizes",
+    "3x5x4",
+    "--lengths",
+    "trec",
+    "--rounds",
+    "1",
+    "--threads",
+    "1",
+]
 fails = partial(commands.fails, run=layers.main, name="layers.py")
 _FEW = ["--competitors", "torch-packed", "--modes", "infer"]
 
 
-def test_a_run_writes_a_table_and_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_writes_a_table_and_a_picture(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "new" / "bench"
-    assert layers.main([*_TINY, "--out", str(out), "--competitors", "torch-packed,torch-padded,torch-sorted"]) == 0
+    assert (
+        layers.main(
+            [*_TINY, "--out", str(out), "--competitors", "torch-packed,torch-padded,torch-sorted"]
+        )
+        == 0
+    )
     printed = capsys.readouterr().out
-    assert sorted(path.name for path in out.iterdir()) == ["results.csv", "results.md", "results.png"]
+    assert sorted(path.name for path in out.iterdir()) == [
+        "results.csv",
+        "results.md",
+        "results.png",
+    ]
     rows = commands.read_csv(out / "results.csv")
     assert [(row["mode"], row["competitor"]) for row in rows] == [
-        (mode, name) for mode in ("train", "infer") for name in ("ours", "torch-packed", "torch-padded", "torch-sorted")
+        (mode, name)
+        for mode in ("train", "infer")
+        for name in ("ours", "torch-packed", "torch-padded", "torch-sorted")
     ]
     assert all(float(row["ratio"]) > 0 and float(row["milliseconds"]) > 0 for row in rows)
     assert (out / "results.png").read_bytes()[:4] == b"\x89PNG"
@@ -55,11 +81,17 @@ def test_a_run_writes_a_table_and_a_picture(tmp_path: Path, capsys: pytest.Captu
     assert [path.name for path in out.parent.iterdir()] == ["bench"]
 
 
-def test_lengths_of_a_file_and_several_threads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lengths_of_a_file_and_several_threads(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "mine.txt").write_text("4\n9\n2\n")
     arguments = [*_TINY, *_FEW, "--lengths", f"{tmp_path / 'mine.txt'},ewt", "--threads", "1,2"]
     assert layers.main([*arguments, "--out", str(tmp_path / "b"), "--quiet"]) == 0
-    rows = [row for row in commands.read_csv(tmp_path / "b" / "results.csv") if row["competitor"] == "ours"]
+    rows = [
+        row
+        for row in commands.read_csv(tmp_path / "b" / "results.csv")
+        if row["competitor"] == "ours"
+    ]
     assert [row["lengths"] + row["threads"] for row in rows] == ["mine1", "ewt1", "mine2", "ewt2"]
     assert rows[0]["elements"] == "15"
     assert "## Threads" in (tmp_path / "b" / "results.md").read_text()
@@ -67,16 +99,34 @@ def test_lengths_of_a_file_and_several_threads(tmp_path: Path, capsys: pytest.Ca
 
 
 def test_suites_bring_their_own_lengths_and_variants(tmp_path: Path) -> None:
-    arguments = [*_TINY, *_FEW, "--suites", "tiny,drop-in", "--dtypes", "all", "--out", str(tmp_path / "b"), "--quiet"]
+    arguments = [
+        *_TINY,
+        *_FEW,
+        "--suites",
+        "tiny,drop-in",
+        "--dtypes",
+        "all",
+        "--out",
+        str(tmp_path / "b"),
+        "--quiet",
+    ]
     assert layers.main(arguments) == 0
     rows = commands.read_csv(tmp_path / "b" / "results.csv")
     found = {(row["suite"], row["lengths"], row["dtype"], row["competitor"]) for row in rows}
-    expected = {("tiny", "tens", name) for name in ("ours", "ours-kernel", "ours-element", "torch-packed")}
-    expected |= {("drop-in", "trec", name) for name in ("ours", "ours-packed", "ours-padded", "torch-packed")}
-    assert found == {(*one[:2], dtype, one[2]) for one in expected for dtype in ("float32", "bfloat16")}
+    expected = {
+        ("tiny", "tens", name) for name in ("ours", "ours-kernel", "ours-element", "torch-packed")
+    }
+    expected |= {
+        ("drop-in", "trec", name) for name in ("ours", "ours-packed", "ours-padded", "torch-packed")
+    }
+    assert found == {
+        (*one[:2], dtype, one[2]) for one in expected for dtype in ("float32", "bfloat16")
+    }
 
 
-def test_results_are_replaced_only_when_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_results_are_replaced_only_when_asked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "b"
     command = [*_TINY, *_FEW, "--quiet", "--out", str(out)]
     assert layers.main(command) == 0
@@ -100,7 +150,10 @@ def test_results_are_replaced_only_when_asked(tmp_path: Path, capsys: pytest.Cap
         (["--lengths", "no/such/file.txt"], ["no/such/file.txt", "cannot be read"]),
         (["--threads", "1,100000"], ["threads must be ... got '100000'", "from 1 to"]),
         (["--rounds", "0"], ["rounds must be ... got 0"]),
-        (["--competitors", "tensorflow"], ["competitors must be ... got 'tensorflow'", "torch-packed"]),
+        (
+            ["--competitors", "tensorflow"],
+            ["competitors must be ... got 'tensorflow'", "torch-packed"],
+        ),
         (["--suites", "fill"], ["sizes must be ... got 3x5x4", "at least 32 sequences"]),
     ],
     ids=lambda value: " ".join(value) if value[0].startswith("--") else "",
@@ -121,7 +174,9 @@ def test_results_are_neither_a_file_nor_the_current_folder(
     if "file" in out:
         (folder / "file").write_text("mine")
     monkeypatch.chdir(folder)
-    words = {"..": "or one of results", "file": "or one of results", "file/below": ""}.get(out, "than the current one")
+    words = {"..": "or one of results", "file": "or one of results", "file/below": ""}.get(
+        out, "than the current one"
+    )
     fails([*_TINY, *_FEW, "--out", out, "--overwrite"], capsys, "out must be ", words)
     assert [path.read_text() for path in folder.iterdir()] == ["mine"] * ("file" in out)
 
@@ -129,24 +184,39 @@ def test_results_are_neither_a_file_nor_the_current_folder(
 def test_who_is_asked_for_by_name_must_be_installed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(COMPETITORS, "jax", replace(COMPETITORS["jax"], modules=("no_such_module",)))
+    monkeypatch.setitem(
+        COMPETITORS, "jax", replace(COMPETITORS["jax"], modules=("no_such_module",))
+    )
     command = [*_TINY, "--modes", "infer", "--out", str(tmp_path / "b")]
-    fails([*command, "--competitors", "jax"], capsys, "no_such_module is not installed", "raglane[bench]")
+    fails(
+        [*command, "--competitors", "jax"],
+        capsys,
+        "no_such_module is not installed",
+        "raglane[bench]",
+    )
     assert layers.main(command) == 0
     assert "jax takes no part: no_such_module not installed" in capsys.readouterr().out
     assert "jax takes no part" in (tmp_path / "b" / "results.md").read_text()
 
 
 @pytest.mark.parametrize(
-    ("error", "code"), [(KeyboardInterrupt(), 130), (OSError(errno.ENOSPC, "full"), 2)], ids=["ctrl-c", "disk"]
+    ("error", "code"),
+    [(KeyboardInterrupt(), 130), (OSError(errno.ENOSPC, "full"), 2)],
+    ids=["ctrl-c", "disk"],
 )
 def test_a_run_that_ends_early_leaves_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    error: BaseException,
+    code: int,
 ) -> None:
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(*((run, "measure_case") if code == 130 else (files, "_write_to_disk")), fail)
+    monkeypatch.setattr(
+        *((run, "measure_case") if code == 130 else (files, "_write_to_disk")), fail
+    )
     assert layers.main([*_TINY, *_FEW, "--out", str(tmp_path / "b")]) == code
     assert len(capsys.readouterr().err.splitlines()) == (1 if code == 2 else 0)
     assert list(tmp_path.iterdir()) == []
@@ -178,7 +248,11 @@ def test_every_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
     assert torch.get_num_threads() == threads
     assert all(make(3, 4).output_size == 4 for make, _ in programs.LAYERS.values())
     lines = capsys.readouterr().out.splitlines()
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in lines
+        if line.startswith("| ")
+    ]
     reached = [row for row in rows if row[0] == "LayerNormLSTM" and len(row) == 9]
     assert [row[1:4] for row in reached] == [
         [rule, "8", mode] for rule in ("lognormal", "ewt") for mode in ("training", "inference")
@@ -202,18 +276,50 @@ def _case(suite: str = "grid", mode: str = "train", threads: int = 1, place: int
 @pytest.fixture
 def report() -> Report:
     """Cases that are won, lost, faulty, busy and of memory."""
-    packed, padded = Row("torch-packed", 4.0, 1.0, 0.5, 0.2), Row("torch-padded", 8.0, 0.5, 0.25, 0.1)
+    packed, padded = (
+        Row("torch-packed", 4.0, 1.0, 0.5, 0.2),
+        Row("torch-padded", 8.0, 0.5, 0.25, 0.1),
+    )
     jax = Row("jax", 1.0, 4.0, 2.0, 0.8)
-    won = CaseResult(_case(), 100, 20, 0.5, (Row("ours", 2.0, 2.0, 1.0, 0.4), packed, padded), 2e11, 7, 0.5, peak=4e11)
+    won = CaseResult(
+        _case(),
+        100,
+        20,
+        0.5,
+        (Row("ours", 2.0, 2.0, 1.0, 0.4), packed, padded),
+        2e11,
+        7,
+        0.5,
+        peak=4e11,
+    )
     lost = CaseResult(
-        _case(place=1), 100, 20, 0.5, (Row("ours", 2.0, 2.0, 1.0, 0.4), packed, padded, jax), 2e11, 7, 9.5, True
+        _case(place=1),
+        100,
+        20,
+        0.5,
+        (Row("ours", 2.0, 2.0, 1.0, 0.4), packed, padded, jax),
+        2e11,
+        7,
+        9.5,
+        True,
     )
     faulty = CaseResult(
-        _case(mode="infer"), 100, 20, 0.5, (Row("ours", fault="wrong output | off"), packed), 2e11, 7, 0.5
+        _case(mode="infer"),
+        100,
+        20,
+        0.5,
+        (Row("ours", fault="wrong output | off"), packed),
+        2e11,
+        7,
+        0.5,
     )
     slow = Row("torch-packed", 9e4, 1.0, 0.5, 0.2, is_once=True)
-    wide = CaseResult(_case(threads=4), 100, 20, 0.5, (Row("ours", 1.0, 4.0, 1.0, 0.4), slow), 2e11, 7, 0.5)
-    held = CaseResult(_case("memory"), 9, 3, 0.5, (Row("ours", ratio=2.0, of_ours=1.0, memory=7.25),))
+    wide = CaseResult(
+        _case(threads=4), 100, 20, 0.5, (Row("ours", 1.0, 4.0, 1.0, 0.4), slow), 2e11, 7, 0.5
+    )
+    held = CaseResult(
+        _case("memory"), 9, 3, 0.5, (Row("ours", ratio=2.0, of_ours=1.0, memory=7.25),)
+    )
     facts = {"processor": "a processor", "torch": "2"}
     return Report(facts, ("torch-packed",), ["jax takes no part"], [won, lost, faulty, wide, held])
 
@@ -221,8 +327,13 @@ def report() -> Report:
 def test_csv_has_a_row_for_everybody_on_every_case(report: Report) -> None:
     rows = list(csv.DictReader(io.StringIO(tables.csv_text(report))))
     assert tuple(rows[0]) == tuple(tables.COLUMNS)
-    expected = [(result.case.name, row.competitor) for result in report.results for row in result.rows]
-    found = [(f"{r['cell']} {r['batch']}x{r['hidden']}x{r['input']} {r['lengths']}", r["competitor"]) for r in rows]
+    expected = [
+        (result.case.name, row.competitor) for result in report.results for row in result.rows
+    ]
+    found = [
+        (f"{r['cell']} {r['batch']}x{r['hidden']}x{r['input']} {r['lengths']}", r["competitor"])
+        for r in rows
+    ]
     assert found == expected
     assert (rows[0]["milliseconds"], rows[0]["ratio"], rows[0]["share"]) == ("2", "2", "0.4")
     # 0.4 of the rate of torch.mm, which is half of the peak.
@@ -230,7 +341,10 @@ def test_csv_has_a_row_for_everybody_on_every_case(report: Report) -> None:
     assert (rows[0]["ahead"], rows[3]["ahead"]) == ("", "jax")
     faulty = next(row for row in rows if row["mode"] == "infer" and row["competitor"] == "ours")
     assert (faulty["milliseconds"], faulty["note"]) == ("", "wrong output | off")
-    assert next(row for row in rows if row["threads"] == "4" and row["competitor"] != "ours")["note"] == "timed once"
+    assert (
+        next(row for row in rows if row["threads"] == "4" and row["competitor"] != "ours")["note"]
+        == "timed once"
+    )
     assert (rows[-1]["floats_per_unit"], rows[-1]["load"]) == ("7.25", "")
 
 
@@ -245,12 +359,20 @@ def test_markdown_leaves_nothing_out_and_marks_what_is_bad(report: Report) -> No
     assert sum("wrong output / off" in line for line in table) == 1
     assert sum("timed once" in line for line in table) == 1
     assert "- jax takes no part" in lines
-    assert any("200 GF/s meanwhile (200 to 200), 0.50 of the peak: fused multiply-adds in" in line for line in lines)
-    assert "| grid | train | float32 | 1 | lstm | 2 | 2.00 | 2.00 | lstm 32x128x128 ewt | **in 1** |" in lines
+    assert any(
+        "200 GF/s meanwhile (200 to 200), 0.50 of the peak: fused multiply-adds in" in line
+        for line in lines
+    )
+    assert (
+        "| grid | train | float32 | 1 | lstm | 2 | 2.00 | 2.00 | lstm 32x128x128 ewt | **in 1** |"
+        in lines
+    )
     # Twice as fast on four times the threads.
     assert any("2 (1.00) | 1 (0.50)" in line for line in lines)
     for block in text.split("\n\n"):
-        assert len({line.count("|") for line in block.splitlines() if line.startswith("|")}) <= 1, block
+        assert len({line.count("|") for line in block.splitlines() if line.startswith("|")}) <= 1, (
+            block
+        )
 
 
 def test_lines_for_a_terminal(report: Report) -> None:
@@ -268,7 +390,10 @@ def test_lines_for_a_terminal(report: Report) -> None:
 def test_the_picture_grows_with_the_cases_and_touches_no_global_state(report: Report) -> None:
     sys.modules.pop("matplotlib.pyplot", None)
     # All cases, one, and one without a ratio.
-    pictures = [ratios_png(results, "a run") for results in (report.results, report.results[:1], report.results[2:3])]
+    pictures = [
+        ratios_png(results, "a run")
+        for results in (report.results, report.results[:1], report.results[2:3])
+    ]
     whole, one, _ = (image.imread(io.BytesIO(picture)).shape[0] for picture in pictures)
     assert whole > one > 150
     assert len(pictures[0]) > 10_000

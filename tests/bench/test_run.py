@@ -1,4 +1,6 @@
-"""The benchmark: competitors, their check, the clock, the arithmetic, cases, lengths and batches."""
+"""The benchmark: competitors, their check, the clock, the arithmetic, cases, lengths and
+batches.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,19 @@ import pytest
 import torch
 from harness import memory, run, timing
 from harness.batch import Batch
-from harness.cases import CELLS, DTYPES, ELEMENTWISE, MODES, SIZES, SUITES, TORCH_CELLS, Case, Size, operations, select
+from harness.cases import (
+    CELLS,
+    DTYPES,
+    ELEMENTWISE,
+    MODES,
+    SIZES,
+    SUITES,
+    TORCH_CELLS,
+    Case,
+    Size,
+    operations,
+    select,
+)
 from harness.check import find_fault
 from harness.competitors import COMPETITORS, TORCH, ours
 from harness.competitors.base import Competitor, Runner
@@ -46,7 +60,10 @@ def test_every_competitor_is_right_and_right_again_after_a_call(name: str) -> No
         pytest.importorskip(module)
     for case in cases:
         batch = COMPETITORS[name].view(Batch.of(case))
-        runner, truth = COMPETITORS[name].prepare(batch, case.mode, 1), ours.reference(batch, case.mode)
+        runner, truth = (
+            COMPETITORS[name].prepare(batch, case.mode, 1),
+            ours.reference(batch, case.mode),
+        )
         assert find_fault(runner.answer(), truth, batch.dtype) is None, case
         runner.call()
         runner.call()
@@ -64,7 +81,10 @@ def test_the_reference_is_what_torch_finds_in_float64_sequence_by_sequence() -> 
         cells.append(c[0])
     torch.cat(outputs).backward(batch.gradient)
     truth: Any = ours.reference(Batch.of(a_case("lstm")), "train")
-    pairs: list[tuple[Any, Any]] = [(truth.output, torch.cat(outputs)), (truth.state[1], torch.stack(cells))]
+    pairs: list[tuple[Any, Any]] = [
+        (truth.output, torch.cat(outputs)),
+        (truth.state[1], torch.stack(cells)),
+    ]
     pairs += [(truth.gradients[name], weight.grad) for name, weight in layer.named_parameters()]
     for found, expected in pairs:
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
@@ -124,7 +144,9 @@ def test_all_take_turns_and_another_one_goes_first() -> None:
 
 def test_short_calls_are_repeated_and_slow_ones_are_not() -> None:
     clock = _Clock()
-    samples = interleave({"short": clock.call("short", 0.001), "slow": clock.call("slow", 2.0)}, 3, clock=clock)
+    samples = interleave(
+        {"short": clock.call("short", 0.001), "slow": clock.call("slow", 2.0)}, 3, clock=clock
+    )
     assert samples["short"] == pytest.approx([0.001] * 3)
     # An estimate; then in each round 15 ms to warm up, rounded up, and a sample of 10 ms.
     assert 3 + 3 * (15 + 10) <= clock.calls.count("short") <= 3 + 3 * (16 + 10)
@@ -133,8 +155,12 @@ def test_short_calls_are_repeated_and_slow_ones_are_not() -> None:
 
 def test_rounds_end_when_time_is_up_but_not_before_the_third() -> None:
     clock = _Clock()
-    assert len(interleave({"a": clock.call("a", 1.0)}, 50, most_seconds=10.0, clock=clock)["a"]) == 11
-    assert len(interleave({"a": clock.call("a", 60.0)}, 50, most_seconds=10.0, clock=clock)["a"]) == 3
+    assert (
+        len(interleave({"a": clock.call("a", 1.0)}, 50, most_seconds=10.0, clock=clock)["a"]) == 11
+    )
+    assert (
+        len(interleave({"a": clock.call("a", 60.0)}, 50, most_seconds=10.0, clock=clock)["a"]) == 3
+    )
     assert gc.isenabled()
 
 
@@ -149,7 +175,11 @@ def test_the_peak_counts_the_operations_of_all_threads() -> None:
 
 
 def test_ratios_are_those_of_each_round() -> None:
-    samples = {"ours": [1.0, 2.0, 4.0], "torch-packed": [3.0, 4.0, 4.0], "torch-padded": [9.0, 9.0, 2.0]}
+    samples = {
+        "ours": [1.0, 2.0, 4.0],
+        "torch-packed": [3.0, 4.0, 4.0],
+        "torch-padded": [9.0, 9.0, 2.0],
+    }
     rows = {row.competitor: row for row in rows_of(samples, dict.fromkeys(samples, 100), rate=5.0)}
     assert rows["ours"].milliseconds == 2000.0
     # torch-packed is the faster of the two by its median: 3/1, 4/2, 4/4.
@@ -161,7 +191,9 @@ def test_ratios_are_those_of_each_round() -> None:
 
 
 def _result(case: Case, ratio: float | None, *others: Row, milliseconds: float = 1.0) -> CaseResult:
-    mine = Row("ours", fault="wrong") if ratio is None else Row("ours", milliseconds, ratio, 1.0, 0.5)
+    mine = (
+        Row("ours", fault="wrong") if ratio is None else Row("ours", milliseconds, ratio, 1.0, 0.5)
+    )
     return CaseResult(case, 25, 7, 0.5, (mine, *others), rate=1e9, rounds=3, load=0.5)
 
 
@@ -171,7 +203,9 @@ def test_who_is_ahead_of_ours() -> None:
     assert _result(a_case(), 2.0, slow, fast, Row("onnxruntime", fault="wrong")).ahead == "jax"
     assert _result(a_case(), None, slow).ahead is None
     packed = Row("torch-packed", memory=6.0, of_ours=7 / 6)
-    held = CaseResult(a_case(suite="memory"), 1, 1, 1.0, (Row("ours", memory=7.0, of_ours=1.0), packed))
+    held = CaseResult(
+        a_case(suite="memory"), 1, 1, 1.0, (Row("ours", memory=7.0, of_ours=1.0), packed)
+    )
     assert held.ahead == "torch-packed"
 
 
@@ -179,7 +213,10 @@ def test_means_and_worst_cases() -> None:
     wide = a_case("lstm", size=Size(7, 256, 4))
     slower = Row("torch-packed", 0.5, 1.0, 2.0)
     results = [_result(a_case(), 2.0), _result(a_case("lstm"), 8.0), _result(wide, 0.5, slower)]
-    results += [_result(a_case("lstm", dtype="bfloat16"), None), _result(a_case(suite="memory"), 3.0)]
+    results += [
+        _result(a_case("lstm", dtype="bfloat16"), None),
+        _result(a_case(suite="memory"), 3.0),
+    ]
     found = {(one.dtype, one.group): one for one in summarize(results)}
     groups = {("float32", group) for group in ("gru", "lstm", "all", "all, H <= 128")}
     assert set(found) == groups | {("bfloat16", "lstm")}
@@ -193,7 +230,9 @@ def test_means_and_worst_cases() -> None:
 
 def _wrong(batch: Batch, mode: str, threads: int) -> Runner:
     truth = ours.reference(batch, mode)
-    return Runner(lambda: pytest.fail("it was timed"), lambda: replace(truth, output=truth.output + 0.01))
+    return Runner(
+        lambda: pytest.fail("it was timed"), lambda: replace(truth, output=truth.output + 0.01)
+    )
 
 
 def _broken(batch: Batch, mode: str, threads: int) -> Runner:
@@ -202,13 +241,19 @@ def _broken(batch: Batch, mode: str, threads: int) -> Runner:
 
 @_SHORT
 @pytest.mark.parametrize(
-    ("prepare", "fault"), [(_wrong, "wrong output: off by"), (_broken, "failed: RuntimeError: no such operator")]
+    ("prepare", "fault"),
+    [(_wrong, "wrong output: off by"), (_broken, "failed: RuntimeError: no such operator")],
 )
 @pytest.mark.parametrize("name", ["torch-packed", "ours"])
 def test_who_is_wrong_or_fails_is_named_and_not_timed(
-    monkeypatch: pytest.MonkeyPatch, name: str, prepare: Callable[[Batch, str, int], Runner], fault: str
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    prepare: Callable[[Batch, str, int], Runner],
+    fault: str,
 ) -> None:
-    monkeypatch.setitem(COMPETITORS, name, Competitor(name, "a test", prepare, COMPETITORS[name].family))
+    monkeypatch.setitem(
+        COMPETITORS, name, Competitor(name, "a test", prepare, COMPETITORS[name].family)
+    )
     report = run.measure([a_case()], TORCH, rounds=1)
     rows = {row.competitor: row for row in report.results[0].rows}
     assert rows[name].fault.startswith(fault)
@@ -244,8 +289,15 @@ def test_memory_is_measured_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPa
         memory.peak_floats(case, "ours")
 
 
-def _select(suites: list[str], cells: list[str], modes: Sequence[str] = MODES, **other: Any) -> list[Case]:
-    more = {"sizes": None, "lengths": [LENGTHS["equal"], LENGTHS["ewt"]], "threads": [1, 2], **other}
+def _select(
+    suites: list[str], cells: list[str], modes: Sequence[str] = MODES, **other: Any
+) -> list[Case]:
+    more = {
+        "sizes": None,
+        "lengths": [LENGTHS["equal"], LENGTHS["ewt"]],
+        "threads": [1, 2],
+        **other,
+    }
     return select(suites, cells=cells, modes=modes, dtypes=DTYPES, **more)
 
 

@@ -1,4 +1,6 @@
-"""Cells: one step against PyTorch's own cells and against formulas written a second time, in float64."""
+"""Cells: one step against PyTorch's own cells and against formulas written a second time, in
+float64.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,11 @@ READ_STATE = [name for name, cell in CELLS.items() if cell.reads_state]
 
 
 def _step(
-    cell: CellSpec, weights: Any, values: Tensor, state: tuple[Tensor, ...], mask: Tensor | None = None
+    cell: CellSpec,
+    weights: Any,
+    values: Tensor,
+    state: tuple[Tensor, ...],
+    mask: Tensor | None = None,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     offsets = torch.tensor([0, 1, values.shape[0]], device=values.device)
     return cell.step(weights, cell.prepare(weights, values, offsets), state, mask)
@@ -37,21 +43,32 @@ def _randn(*shape: int, device: torch.device) -> Tensor:
 
 
 def _state(cell: CellSpec, device: torch.device, units: int = H) -> tuple[Tensor, ...]:
-    parts = possible(cell, [_randn(R, size, device=device).detach() for size in cell.state_sizes(units)])
+    parts = possible(
+        cell, [_randn(R, size, device=device).detach() for size in cell.state_sizes(units)]
+    )
     return tuple(part.requires_grad_() for part in parts)
 
 
-def _drawn(name: str, device: torch.device, bias: bool = True) -> tuple[CellSpec, Any, Tensor, tuple[Tensor, ...]]:
+def _drawn(
+    name: str, device: torch.device, bias: bool = True
+) -> tuple[CellSpec, Any, Tensor, tuple[Tensor, ...]]:
     """A cell with random weights, values and states."""
     cell = CELLS[name]
-    return cell, random_weights(cell, D, H, bias, device=device), _randn(R, D, device=device), _state(cell, device)
+    return (
+        cell,
+        random_weights(cell, D, H, bias, device=device),
+        _randn(R, D, device=device),
+        _state(cell, device),
+    )
 
 
 def _given(weights: Any) -> list[Tensor]:
     return [part for part in weights if part is not None]
 
 
-def _assert_same(ours: tuple[Tensor, ...], theirs: tuple[Tensor, ...], leaves: list[Tensor]) -> None:
+def _assert_same(
+    ours: tuple[Tensor, ...], theirs: tuple[Tensor, ...], leaves: list[Tensor]
+) -> None:
     """States and gradients to the last bits of float64."""
     torch.testing.assert_close(ours, theirs, rtol=1e-13, atol=1e-13)
     weighting = [torch.randn_like(part) for part in theirs]
@@ -68,7 +85,12 @@ def _assert_same(ours: tuple[Tensor, ...], theirs: tuple[Tensor, ...], leaves: l
 
 
 def _naive(
-    name: str, weights: Any, values: Tensor, state: tuple[Tensor, ...], masks: Tensor | None = None, clip: Any = None
+    name: str,
+    weights: Any,
+    values: Tensor,
+    state: tuple[Tensor, ...],
+    masks: Tensor | None = None,
+    clip: Any = None,
 ) -> tuple[Tensor, ...]:
     rows = [
         naive_step(name, weights, x_t, tuple(before), None if masks is None else masks[row], clip)
@@ -97,14 +119,18 @@ def test_step_is_the_papers(name: str, bias: bool, device: torch.device) -> None
 def test_step_is_torchs(name: str, bias: bool, device: torch.device) -> None:
     cell = CELLS[name]
     module = TORCH_CELLS[name](bias=bias, device=device, dtype=torch.float64)
-    weights = Weights(*(getattr(module, part) for part in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")))
+    weights = Weights(
+        *(getattr(module, part) for part in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"))
+    )
     values, state = _randn(R, D, device=device), _state(cell, device)
     output, new = _step(cell, weights, values, state)
     wanted = module(values, state if len(state) > 1 else state[0])
     wanted = wanted if isinstance(wanted, tuple) else (wanted,)
     assert torch.equal(output, new[0])
     _assert_same(new, wanted, [values, *state, *module.parameters()])
-    _assert_same(_naive(name, weights, values, state), wanted, [values, *state, *module.parameters()])
+    _assert_same(
+        _naive(name, weights, values, state), wanted, [values, *state, *module.parameters()]
+    )
 
 
 @pytest.mark.parametrize("clip", [0.3, 1.0])
@@ -125,7 +151,9 @@ def test_clip(name: str, clipped: Any, clip: float, device: torch.device) -> Non
     assert cell.name not in CELLS  # no kernel may take it for the plain cell
     _, weights, values, state = _drawn(name, device)
     _, new = _step(cell, weights, values, state)
-    _assert_same(new, _naive(name, weights, values, state, clip=clip), [values, *state, *_given(weights)])
+    _assert_same(
+        new, _naive(name, weights, values, state, clip=clip), [values, *state, *_given(weights)]
+    )
     assert not torch.allclose(new[0], _step(CELLS[name], weights, values, state)[0])
 
 
@@ -136,7 +164,9 @@ def test_a_mask_acts_where_weights_read_the_state(name: str, device: torch.devic
         [[0.0, 2.0, 0.0, 1.0, 0.5], [1.0] * H, [0.0] * H, [3.0, 1.0, 1.0, 1.0, 1.0]], device=device
     ).double()
     _, new = _step(cell, weights, values, state, masks)
-    _assert_same(new, _naive(name, weights, values, state, masks), [values, *state, *_given(weights)])
+    _assert_same(
+        new, _naive(name, weights, values, state, masks), [values, *state, *_given(weights)]
+    )
     _, plain = _step(cell, weights, values, state)
     assert torch.equal(new[0][1], plain[0][1])
     # As a whole, for a relu may have closed all that a mask changes in one row.
@@ -149,14 +179,19 @@ def test_heads_read_their_own_units(heads: int, device: torch.device) -> None:
     weights, state = random_weights(cell, D, 6, device=device), _state(cell, device, 6)
     masks = torch.rand(R, 6, dtype=torch.float64, device=device)
     _, new = _step(cell, weights, values, state, masks)
-    _assert_same(new, _naive("slstm", weights, values, state, masks), [values, *state, *_given(weights)])
+    _assert_same(
+        new, _naive("slstm", weights, values, state, masks), [values, *state, *_given(weights)]
+    )
 
 
 @pytest.mark.parametrize("name", [name for name in CELLS if name not in READ_STATE])
 def test_cells_whose_weights_read_no_state(name: str, device: torch.device) -> None:
     """Their new state is linear in the old one: no weight meets it."""
     cell, weights, values, state = _drawn(name, device)
-    steps = [_step(cell, weights, values, tuple(scale * part for part in state))[1] for scale in (0.0, 1.0, 2.0)]
+    steps = [
+        _step(cell, weights, values, tuple(scale * part for part in state))[1]
+        for scale in (0.0, 1.0, 2.0)
+    ]
     for zero, one, two in zip(*steps, strict=True):
         torch.testing.assert_close(two - one, one - zero, rtol=0, atol=1e-14)
 
@@ -188,7 +223,9 @@ def test_a_gates_bias_moves_that_gate(name: str, device: torch.device) -> None:
         ("grud", "bias_dh", 0.0, 0.0),
     ],
 )
-def test_initial_weights_are_uniform_or_constant(name: str, parameter: str, low: float, high: float) -> None:
+def test_initial_weights_are_uniform_or_constant(
+    name: str, parameter: str, low: float, high: float
+) -> None:
     tensor = torch.full(CELLS[name].shapes(D, 64)[parameter], torch.nan)  # type: ignore[arg-type]
     CELLS[name].initialise(parameter, tensor, 64)
     assert low <= float(tensor.min()) <= low + 0.19 * (high - low)
@@ -201,7 +238,14 @@ def test_sru_lets_the_input_past_it(device: torch.device) -> None:
     assert cell.shapes(H, H)["weight_skip"] is None
     assert cell.shapes(D, H)["weight_skip"] == (H, D)
     for size in (D, H):
-        weights, values = random_weights(cell, size, H, device=device), _randn(R, size, device=device)
-        shut = weights._replace(bias=torch.cat([torch.zeros(H), torch.full((H,), -1e4)]).double().to(device))
+        weights, values = (
+            random_weights(cell, size, H, device=device),
+            _randn(R, size, device=device),
+        )
+        shut = weights._replace(
+            bias=torch.cat([torch.zeros(H), torch.full((H,), -1e4)]).double().to(device)
+        )
         output, _ = _step(cell, shut, values, _state(cell, device))
-        torch.testing.assert_close(output, values if size == H else values @ weights.skip.t(), rtol=0, atol=1e-14)
+        torch.testing.assert_close(
+            output, values if size == H else values @ weights.skip.t(), rtol=0, atol=1e-14
+        )

@@ -1,4 +1,6 @@
-"""Cells against published numbers: results of ONNX Runtime for the operators, and an SRU by hand."""
+"""Cells against published numbers: results of ONNX Runtime for the operators, and an SRU by
+hand.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,12 @@ D = H = 2
 
 
 class Case(NamedTuple):
-    """Results of ONNX Runtime 1.31 in float32 for an operator of opset 22, with the layer that must agree.
+    """Results of ONNX Runtime 1.31 in float32 for an operator of opset 22, with the layer that must
+    agree.
 
-    Its inputs are those of :func:`_inputs`: ``initial_h`` and, of an LSTM, ``initial_c`` were always given, and
-    ``sequence_lens`` 4, 1 and 2. (A sequence of length 0 ends with zeros in ONNX Runtime, with its initial state here.)
+    Its inputs are those of :func:`_inputs`: ``initial_h`` and, of an LSTM, ``initial_c`` were
+    always given, and ``sequence_lens`` 4, 1 and 2. (A sequence of length 0 ends with zeros in ONNX
+    Runtime, with its initial state here.)
     """
 
     layer: str
@@ -68,7 +72,8 @@ CASES = {
     ),
 }
 
-# The blocks of ONNX's rows that make up ours, with the factor that they need. ONNX orders gates iofc, zrh and iof.
+# The blocks of ONNX's rows that make up ours, with the factor that they need. ONNX orders gates
+# iofc, zrh and iof.
 BLOCKS: dict[str, list[tuple[int, float]]] = {
     "PeepholeLSTM": [(0, 1.0), (2, 1.0), (3, 1.0), (1, 1.0)],
     # ONNX computes i and takes 1 - i for f, we compute f: sigmoid(-a) is 1 - sigmoid(a).
@@ -79,7 +84,9 @@ BLOCKS: dict[str, list[tuple[int, float]]] = {
 
 def _numbers(start: int, *shape: int) -> Tensor:
     """Quarters from -1.25 to 1.25, exact in every dtype."""
-    return ((((torch.arange(torch.Size(shape).numel()) + start) * 7) % 11 - 5).double() / 4).view(shape)
+    return ((((torch.arange(torch.Size(shape).numel()) + start) * 7) % 11 - 5).double() / 4).view(
+        shape
+    )
 
 
 def _inputs(case: Case) -> dict[str, Tensor]:
@@ -115,7 +122,9 @@ def _layer(case: Case, inputs: dict[str, Tensor], backend: str) -> Any:
         }
         weights |= {name + suffix: _ours(rows, blocks) for name, rows in given.items()}
         if case.layer == "PeepholeLSTM":
-            weights["weight_ch" + suffix] = _ours(inputs["P"][direction], [(0, 1.0), (2, 1.0), (1, 1.0)])
+            weights["weight_ch" + suffix] = _ours(
+                inputs["P"][direction], [(0, 1.0), (2, 1.0), (1, 1.0)]
+            )
     layer.load_state_dict(weights)
     return layer
 
@@ -142,9 +151,9 @@ def test_onnx_operators(case: Case, backend: str) -> None:
 
 
 def test_sru_by_hand() -> None:
-    # W_n = 2, W_f = W_r = 0, v_f = log 3, v_r = -log 3, no bias. sigmoid(log 3) = 3 / 4.
-    # x = 1: n = 2, f = r = 1/2. c = 0 + 1/2 * 2 = 1,           h = 1/2 * 1 + 1/2 * 1 = 1.
-    # x = 3: n = 6, f = 3/4, r = 1/4. c = 3/4 * 1 + 1/4 * 6 = 2.25, h = 1/4 * 2.25 + 3/4 * 3 = 2.8125.
+    # W_n = 2, W_f = W_r = 0, v_f = log 3, v_r = -log 3, no bias. sigmoid(log 3) = 3 / 4. x = 1: n =
+    # 2, f = r = 1/2. c = 0 + 1/2 * 2 = 1,           h = 1/2 * 1 + 1/2 * 1 = 1. x = 3: n = 6, f =
+    # 3/4, r = 1/4. c = 3/4 * 1 + 1/4 * 6 = 2.25, h = 1/4 * 2.25 + 3/4 * 3 = 2.8125.
     layer: Any = rl.nn.SRU(1, 1, dtype=torch.float64, backend="reference")
     with torch.no_grad():
         layer.weight_ih_l0.copy_(torch.tensor([[2.0], [0.0], [0.0]]))

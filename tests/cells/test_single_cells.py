@@ -35,7 +35,9 @@ NAN = math.nan
         (-200.0, -2e4, 1.0),
     ],
 )
-def test_minlstm_with_extreme_gates(f: float, i: float, keep: float, dtype: torch.dtype, device: torch.device) -> None:
+def test_minlstm_with_extreme_gates(
+    f: float, i: float, keep: float, dtype: torch.dtype, device: torch.device
+) -> None:
     cell, eps = CELLS["minlstm"], torch.finfo(dtype).eps
     prepared = torch.tensor([[f, i, 3.0]], dtype=dtype, device=device, requires_grad=True)
     before = torch.tensor([[-1.0]], dtype=dtype, device=device, requires_grad=True)
@@ -47,12 +49,16 @@ def test_minlstm_with_extreme_gates(f: float, i: float, keep: float, dtype: torc
     # d keep / d f = keep (1 - keep) (1 - sigmoid(f)), and minus the same with i for i; h - n = -4.
     open_f, open_i = (torch.sigmoid(torch.tensor(gate).double()).item() for gate in (f, i))
     slope = keep * (1 - keep) * -4.0
-    assert by_gates[0, :2].tolist() == pytest.approx([slope * (1 - open_f), -slope * (1 - open_i)], abs=64 * eps)
+    assert by_gates[0, :2].tolist() == pytest.approx(
+        [slope * (1 - open_f), -slope * (1 - open_i)], abs=64 * eps
+    )
 
 
 @pytest.mark.parametrize("level", [-300.0, -80.0, 0.0, 80.0, 300.0])
 def test_a_sequence_begins_with_any_input_gate(level: float) -> None:
-    """The first output is that of the candidate, and all stays finite, however small or large exp(i) would be."""
+    """The first output is that of the candidate, and all stays finite, however small or large
+    exp(i) would be.
+    """
     weights = cells.slstm.SLSTMWeights(torch.zeros(4, 1), torch.zeros(4, 1))
     prepared = torch.tensor([[level, 2.0, 0.3, 0.5]], requires_grad=True)
     state: Any = (torch.zeros(1, 1),) * 4
@@ -96,7 +102,12 @@ def _blocks(series: Tensor, gaps: Tensor) -> Tensor:
 @pytest.mark.parametrize("is_even", [True, False])
 def test_observations_are_the_papers(is_even: bool) -> None:
     batch = rl.Ragged([_series(length) for length in (5, 0, 1, 9, 2)])
-    gaps = rl.Ragged([torch.rand(length) if not is_even else torch.ones(length) for length in batch.lengths.tolist()])
+    gaps = rl.Ragged(
+        [
+            torch.rand(length) if not is_even else torch.ones(length)
+            for length in batch.lengths.tolist()
+        ]
+    )
     made = rl.data.observations(batch, None if is_even else gaps)
     for own, series, times in zip(made.to_list(), batch.to_list(), gaps.to_list(), strict=True):
         torch.testing.assert_close(own.double(), _blocks(series, times), rtol=1e-6, atol=1e-6)
@@ -131,12 +142,16 @@ def test_a_layer_learns_how_fast_to_forget() -> None:
 
 
 def _cfc(layer: Any, series: torch.Tensor, gap_column: int | None) -> torch.Tensor:
-    """The equations, one step of one sequence at a time, on the parameters of the layer's first direction."""
+    """The equations, one step of one sequence at a time, on the parameters of the layer's first
+    direction.
+    """
     h, found = torch.zeros(H, dtype=torch.float64), []
     for element in series:
         t = 1.0 if gap_column is None else float(element[gap_column])
         x = torch.stack([part for column, part in enumerate(element) if column != gap_column])
-        inner = torch.tanh(0.666 * (layer.weight_ih_l0 @ x + layer.bias_ih_l0 + layer.weight_hh_l0 @ h))
+        inner = torch.tanh(
+            0.666 * (layer.weight_ih_l0 @ x + layer.bias_ih_l0 + layer.weight_hh_l0 @ h)
+        )
         f, g, a, b = (layer.weight_heads_l0 @ (1.7159 * inner) + layer.bias_heads_l0).view(4, H)
         s = 1 / (1 + torch.exp(-(a * t + b)))
         h = torch.tanh(f) * (1 - s) + torch.tanh(g) * s
@@ -161,10 +176,18 @@ def test_layers_above_take_one_for_each_step(width: int) -> None:
     stack = rl.nn.CfC(width, H, num_layers=2, gap_column=1, dtype=torch.float64)
     below = rl.nn.CfC(width, H, gap_column=1, dtype=torch.float64)
     above = rl.nn.CfC(H, H, dtype=torch.float64)
-    below.load_state_dict({name: part for name, part in stack.state_dict().items() if name.endswith("l0")})
-    upper = {name.replace("l1", "l0"): part for name, part in stack.state_dict().items() if name.endswith("l1")}
+    below.load_state_dict(
+        {name: part for name, part in stack.state_dict().items() if name.endswith("l0")}
+    )
+    upper = {
+        name.replace("l1", "l0"): part
+        for name, part in stack.state_dict().items()
+        if name.endswith("l1")
+    }
     above.load_state_dict(upper)
-    torch.testing.assert_close(stack(batch)[0].values, above(below(batch)[0])[0].values, rtol=1e-13, atol=1e-13)
+    torch.testing.assert_close(
+        stack(batch)[0].values, above(below(batch)[0])[0].values, rtol=1e-13, atol=1e-13
+    )
 
 
 BATCH = rl.Ragged([torch.zeros(3, C)])
@@ -173,14 +196,26 @@ BATCH = rl.Ragged([torch.zeros(3, C)])
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: rl.nn.SLSTM(3, 6, heads=4), "heads must be a divisor of the number of units, 6.*, got 4"),
+        (
+            lambda: rl.nn.SLSTM(3, 6, heads=4),
+            "heads must be a divisor of the number of units, 6.*, got 4",
+        ),
         (lambda: rl.nn.SLSTM(3, 6, heads=0), "heads must be .*got 0"),
         (lambda: rl.nn.GRUD(4, H), "input_size must be a multiple of 3.*, got 4"),
-        (lambda: rl.data.observations(rl.Ragged([torch.zeros(3)])), r"batch must be .*torch\.float32 values of shape"),
-        (lambda: rl.data.observations(rl.Ragged([torch.zeros(3, C).long()])), r"batch must be .*torch\.int64 values"),
+        (
+            lambda: rl.data.observations(rl.Ragged([torch.zeros(3)])),
+            r"batch must be .*torch\.float32 values of shape",
+        ),
+        (
+            lambda: rl.data.observations(rl.Ragged([torch.zeros(3, C).long()])),
+            r"batch must be .*torch\.int64 values",
+        ),
         (lambda: rl.data.observations(BATCH, rl.Ragged([torch.zeros(2)])), "gaps"),
         (lambda: rl.data.observations(torch.zeros(3, C)), "batch must be "),  # type: ignore[arg-type]
-        (lambda: rl.nn.CfC(D, H, gap_column=3), "gap_column must be one of the input's 3 columns.*, got 3"),
+        (
+            lambda: rl.nn.CfC(D, H, gap_column=3),
+            "gap_column must be one of the input's 3 columns.*, got 3",
+        ),
         (lambda: rl.nn.CfC(1, H, gap_column=0), "gap_column must be .*got 0"),
         (lambda: rl.nn.CfC(D, H, gap_column=-1), "gap_column"),
         (lambda: rl.nn.CfC(D, H, backbone_units=0), "backbone_units must be .*got 0"),

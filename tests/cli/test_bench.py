@@ -22,9 +22,14 @@ def one_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_table_is_printed_and_written(tmp_path: Path, capsys: Capsys) -> None:
     out = tmp_path / "times.csv"
-    title, heading, *lines = prints(["bench", "--sizes", "3x5x4,2x3x1", "-o", str(out)], capsys).splitlines()
+    title, heading, *lines = prints(
+        ["bench", "--sizes", "3x5x4,2x3x1", "-o", str(out)], capsys
+    ).splitlines()
     assert title.startswith("lognormal lengths, ")
-    assert heading.split() == "cell size mode elements ours ms packed ms padded ms times faster".split()
+    assert (
+        heading.split()
+        == "cell size mode elements ours ms packed ms padded ms times faster".split()
+    )
     rows = read_csv(out)
     assert [(row["cell"], row["size"], row["mode"]) for row in rows] == [
         (cell, size, mode)
@@ -32,7 +37,9 @@ def test_a_table_is_printed_and_written(tmp_path: Path, capsys: Capsys) -> None:
         for size in ("3x5x4", "2x3x1")
         for mode in ("train", "infer")
     ]
-    assert [line.split()[:3] for line in lines] == [[row["cell"], row["size"], row["mode"]] for row in rows]
+    assert [line.split()[:3] for line in lines] == [
+        [row["cell"], row["size"], row["mode"]] for row in rows
+    ]
     for row in rows:
         ours, packed, padded = (float(row[f"{name}_ms"]) for name in ("ours", "packed", "padded"))
         assert min(ours, packed, padded) > 0
@@ -43,7 +50,9 @@ def test_a_table_is_printed_and_written(tmp_path: Path, capsys: Capsys) -> None:
 def test_lengths_of_a_file(tmp_path: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine.txt").write_text("4\n9\n2\n")
     out = tmp_path / "times.md"
-    printed = prints([*_TINY, "--lengths", str(tmp_path / "mine.txt"), "-o", str(out)], capsys).splitlines()
+    printed = prints(
+        [*_TINY, "--lengths", str(tmp_path / "mine.txt"), "-o", str(out)], capsys
+    ).splitlines()
     assert printed[0].startswith("lengths of mine.txt, ")
     assert printed[2].split()[:4] == ["gru", "3x5x4", "infer", "15"]
     assert "| gru | 3x5x4 | infer | 15 |" in out.read_text()
@@ -75,7 +84,9 @@ def test_wrong_options_are_one_line_and_leave_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_wrong_answer_of_ours_is_a_failure(capsys: Capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_answer_of_ours_is_a_failure(
+    capsys: Capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ours, torchs = probe.CELLS["gru"]
 
     def wrong(width: int, units: int) -> object:

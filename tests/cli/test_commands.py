@@ -1,4 +1,6 @@
-"""The commands called as a user would, good and bad input: what is printed, written, and left alone."""
+"""The commands called as a user would, good and bad input: what is printed, written, and left
+alone.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,15 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     commands = [
         [str(data), "--time-column", "hour", "--out", str(folder / "classify")],
         [str(words), "--task", "tag", *named, "--bidirectional", "--out", str(folder / "tag")],
-        [str(data), "--task", "forecast", "--feature-column", "x", "--out", str(folder / "forecast")],
+        [
+            str(data),
+            "--task",
+            "forecast",
+            "--feature-column",
+            "x",
+            "--out",
+            str(folder / "forecast"),
+        ],
     ]
     for command in commands:
         assert main(["train", *command, *FAST, "--quiet"]) == 0
@@ -58,15 +68,27 @@ def test_a_long_epoch_has_lines(work: Path, tmp_path: Path, capsys: Capsys) -> N
         patch.setattr("raglane.runs.progress._LINE_EVERY", 0.0)
         train = ["train", str(work / "steps.csv"), "--out", str(tmp_path / "run"), *FAST]
         assert main([*train, "--batch-size", "6", "--validation-fraction", "0"]) == 0
-    lines = [line.partition("  loss")[0] for line in capsys.readouterr().out.splitlines() if line.startswith("epoch 2")]
-    assert lines == ["epoch 2/2  batch 1/4", "epoch 2/2  batch 2/4", "epoch 2/2  batch 3/4", "epoch 2/2"]
+    lines = [
+        line.partition("  loss")[0]
+        for line in capsys.readouterr().out.splitlines()
+        if line.startswith("epoch 2")
+    ]
+    assert lines == [
+        "epoch 2/2  batch 1/4",
+        "epoch 2/2  batch 2/4",
+        "epoch 2/2  batch 3/4",
+        "epoch 2/2",
+    ]
 
 
 def test_train_says_what_it_does(tmp_path: Path, capsys: Capsys) -> None:
     data = _write_csv(tmp_path / "steps.csv", _steps())
     test = _write_csv(tmp_path / "later.csv", _steps(6))
     out = tmp_path / "deep" / "run"
-    assert main(["train", str(data), "--out", str(out), "--test", str(test), "--seed", "3", *FAST]) == 0
+    assert (
+        main(["train", str(data), "--out", str(out), "--test", str(test), "--seed", "3", *FAST])
+        == 0
+    )
     printed = capsys.readouterr()
     assert printed.err == ""
     for piece in (
@@ -86,21 +108,42 @@ def test_train_says_what_it_does(tmp_path: Path, capsys: Capsys) -> None:
 
 
 @pytest.mark.parametrize(("task", "data"), [("classify", "steps.csv"), ("tag", "words.jsonl")])
-def test_predict_writes_every_format_alike(work: Path, tmp_path: Path, task: str, data: str) -> None:
+def test_predict_writes_every_format_alike(
+    work: Path, tmp_path: Path, task: str, data: str
+) -> None:
     for suffix in ("csv", "jsonl", "parquet"):
         output = str(tmp_path / f"p.{suffix}")
-        assert main(["predict", str(work / task), str(work / data), "-o", output, "--probabilities", "-q"]) == 0
+        assert (
+            main(
+                [
+                    "predict",
+                    str(work / task),
+                    str(work / data),
+                    "-o",
+                    output,
+                    "--probabilities",
+                    "-q",
+                ]
+            )
+            == 0
+        )
     rows = read_rows(tmp_path / "p.jsonl")
     assert pyarrow.parquet.read_table(tmp_path / "p.parquet").to_pylist() == rows
     texts = read_csv(tmp_path / "p.csv")
     if task == "tag":
         assert [len(row["prediction"]) for row in rows] == [number % 6 for number in range(20)]
         assert [row["id"] for row in rows] == list(range(20))
-        assert [json.loads(row["prediction"]) for row in texts] == [row["prediction"] for row in rows]
+        assert [json.loads(row["prediction"]) for row in texts] == [
+            row["prediction"] for row in rows
+        ]
         return
     assert list(rows[0]) == list(texts[0]) == ["id", "prediction", "probability", "p_down", "p_up"]
     for number, (row, text) in enumerate(zip(rows, texts, strict=True)):
-        assert (row["id"], row["prediction"]) == (text["id"], text["prediction"]) == (f"s{number}", row["prediction"])
+        assert (
+            (row["id"], row["prediction"])
+            == (text["id"], text["prediction"])
+            == (f"s{number}", row["prediction"])
+        )
         assert row["probability"] == float(text["probability"]) == max(row["p_down"], row["p_up"])
         assert row["p_down"] + row["p_up"] == pytest.approx(1)
 
@@ -108,12 +151,24 @@ def test_predict_writes_every_format_alike(work: Path, tmp_path: Path, task: str
 def test_texts_that_a_spreadsheet_executes(tmp_path: Path, capsys: Capsys) -> None:
     rows = _steps()
     for row in rows[1:]:
-        row[0], row[-1] = {"s1": "=1+1", "s2": "+1", "s3": "@ü", "s4": "-1"}.get(row[0], row[0]), f"={row[-1]}"
+        row[0], row[-1] = (
+            {"s1": "=1+1", "s2": "+1", "s3": "@ü", "s4": "-1"}.get(row[0], row[0]),
+            f"={row[-1]}",
+        )
     data, run = str(_write_csv(tmp_path / "steps.csv", rows)), str(tmp_path / "run")
     assert main(["train", data, "--out", run, *FAST, "--quiet"]) == 0
     found = {}
     for name, more in (("plain", []), ("escaped", ["--escape-formulas"])):
-        command = ["predict", run, data, "-o", str(tmp_path / f"{name}.csv"), "--probabilities", "--quiet", *more]
+        command = [
+            "predict",
+            run,
+            data,
+            "-o",
+            str(tmp_path / f"{name}.csv"),
+            "--probabilities",
+            "--quiet",
+            *more,
+        ]
         assert main(command) == 0
         with (tmp_path / f"{name}.csv").open(newline="") as file:
             found[name] = list(csv.reader(file))
@@ -142,7 +197,9 @@ def test_predict_reads_the_columns_that_training_found(tmp_path: Path) -> None:
     trained = write_rows(tmp_path / "train.jsonl", rows)
     run, output = tmp_path / "run", tmp_path / "p.csv"
     assert main(["train", str(trained), "--out", str(run), *FAST, "--quiet"]) == 0
-    later = write_rows(tmp_path / "later.jsonl", ({"note": ["x"], "text": row["text"]} for row in rows))
+    later = write_rows(
+        tmp_path / "later.jsonl", ({"note": ["x"], "text": row["text"]} for row in rows)
+    )
     assert main(["predict", str(run), str(later), "-o", str(output), "--quiet"]) == 0
     assert len(output.read_text().splitlines()) == 21
 
@@ -151,9 +208,15 @@ def test_resume_and_overwrite(tmp_path: Path, capsys: Capsys) -> None:
     data = _write_csv(tmp_path / "steps.csv", _steps())
     out = ["--out", str(tmp_path / "run")]
     assert main(["train", str(data), *out, *FAST, "--test", str(data), "--quiet"]) == 0
-    fails(["train", "--resume", *out, "--hidden-size", "8"], capsys, "--hidden-size must be ... got 8")
+    fails(
+        ["train", "--resume", *out, "--hidden-size", "8"], capsys, "--hidden-size must be ... got 8"
+    )
     fails(["train", "--resume", *out, "--epochs", "1"], capsys, "2 are done")
-    prints(["train", "--resume", *out], capsys, "training is complete at epoch 2; pass e.g. --epochs 12")
+    prints(
+        ["train", "--resume", *out],
+        capsys,
+        "training is complete at epoch 2; pass e.g. --epochs 12",
+    )
     prints(["train", "--resume", *out, "--epochs", "3"], capsys, "epoch 3/3")
     fails(["train", str(data), *out, *FAST], capsys, "--overwrite")
     assert main(["train", str(data), *out, *FAST, "--overwrite", "--quiet"]) == 0
@@ -161,7 +224,9 @@ def test_resume_and_overwrite(tmp_path: Path, capsys: Capsys) -> None:
     assert not (tmp_path / "run" / "evaluation.json").exists()
 
 
-@pytest.mark.parametrize("options", [["--sequence-column"], ["--resume"], ["one", "too", "many"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "options", [["--sequence-column"], ["--resume"], ["one", "too", "many"]], ids=" ".join
+)
 def test_bad_options_are_one_line(
     options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys
 ) -> None:
@@ -194,23 +259,46 @@ def test_bad_input_to_a_model_is_one_line(work: Path, tmp_path: Path, capsys: Ca
     fails(["predict", str(work), data, *output], capsys, "without a saved model")
     fails(["predict", model, str(narrow), *output], capsys, "'y'")
     fails(["predict", model, str(gaps), *output], capsys, "id 'z'")
-    fails(["predict", model, data, "-o", str(tmp_path / "p.xlsx")], capsys, ".parquet, .csv, .jsonl")
+    fails(
+        ["predict", model, data, "-o", str(tmp_path / "p.xlsx")], capsys, ".parquet, .csv, .jsonl"
+    )
     fails(["predict", model, data, "-o", str(tmp_path / "no" / "p.csv")], capsys, "mkdir")
-    fails(["predict", model, data, *output, "--batch-size", "0"], capsys, "--batch-size must be ... got 0")
+    fails(
+        ["predict", model, data, *output, "--batch-size", "0"],
+        capsys,
+        "--batch-size must be ... got 0",
+    )
     fails(["predict", str(work / "forecast"), data, *output, "--horizon", "0"], capsys, "horizon")
-    fails(["predict", str(work / "forecast"), data, *output, "--probabilities"], capsys, "probabilities")
+    fails(
+        ["predict", str(work / "forecast"), data, *output, "--probabilities"],
+        capsys,
+        "probabilities",
+    )
     assert not (tmp_path / "p.csv").exists()
     assert tree(work) == before
 
 
 def test_help_and_version(capsys: Capsys) -> None:
     assert prints(["--version"], capsys).startswith("raglane ")
-    pieces = "Task and model", "Training", "Run and output", "[default: 0.003]", "--bucket", "For example"
+    pieces = (
+        "Task and model",
+        "Training",
+        "Run and output",
+        "[default: 0.003]",
+        "--bucket",
+        "For example",
+    )
     prints(["train", "--help"], capsys, *pieces)
 
 
-def test_without_the_train_extra(work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys) -> None:
+def test_without_the_train_extra(
+    work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys
+) -> None:
     monkeypatch.setitem(sys.modules, "safetensors", None)
     data = str(work / "steps.csv")
-    fails(["train", data, "--label-column", "kind", "--out", str(tmp_path / "run"), "-q"], capsys, "raglane[train]")
+    fails(
+        ["train", data, "--label-column", "kind", "--out", str(tmp_path / "run"), "-q"],
+        capsys,
+        "raglane[train]",
+    )
     assert not (tmp_path / "run").exists()

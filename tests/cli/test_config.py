@@ -32,25 +32,48 @@ def _shown(capsys: Capsys, *arguments: str) -> tuple[dict[str, Any], dict[str, s
     """Return the values and origins that --show-config prints."""
     printed = prints(["train", *arguments, "--show-config"], capsys)
     lines = [line for line in printed.splitlines() if "  # " in line]
-    origins = {line.removeprefix("# ").replace(":", " ").split()[0]: line.rpartition("  # ")[2] for line in lines}
+    origins = {
+        line.removeprefix("# ").replace(":", " ").split()[0]: line.rpartition("  # ")[2]
+        for line in lines
+    }
     return tomllib.loads(printed), origins
 
 
-def test_an_option_goes_before_the_file_and_the_file_before_the_default(tmp_path: Path, capsys: Capsys) -> None:
+def test_an_option_goes_before_the_file_and_the_file_before_the_default(
+    tmp_path: Path, capsys: Capsys
+) -> None:
     file = tmp_path / "my.toml"
     file.write_text(
         'data = "a.csv"\ncell = "lstm"\nhidden-size = 12\nbidirectional = true\nlr = 1\nfeature_column = ["a"]\n'
     )
     config = ["--config", str(file)]
     values, origins = _shown(capsys, *config, "--hidden-size", "8")
-    expected = {"data": "a.csv", "cell": "lstm", "hidden-size": 8, "num-layers": 1, "bidirectional": True, "lr": 1}
+    expected = {
+        "data": "a.csv",
+        "cell": "lstm",
+        "hidden-size": 8,
+        "num-layers": 1,
+        "bidirectional": True,
+        "lr": 1,
+    }
     assert {name: values[name] for name in expected} == expected
     assert values["feature-column"] == ["a"]
-    names = {"file": "data cell feature-column", "option": "hidden-size", "default": "num-layers bptt-steps task"}
+    names = {
+        "file": "data cell feature-column",
+        "option": "hidden-size",
+        "default": "num-layers bptt-steps task",
+    }
     assert all(origins[name] == origin for origin, known in names.items() for name in known.split())
-    for arguments in ([*config, "--ignore", "bidirectional"], ["--ignore", "bidirectional", *config]):
+    for arguments in (
+        [*config, "--ignore", "bidirectional"],
+        ["--ignore", "bidirectional", *config],
+    ):
         values, origins = _shown(capsys, *arguments)
-        assert (values["bidirectional"], origins["bidirectional"], values["hidden-size"]) == (False, "default", 12)
+        assert (values["bidirectional"], origins["bidirectional"], values["hidden-size"]) == (
+            False,
+            "default",
+            12,
+        )
     file.write_text('batch-size = "auto"')
     assert _shown(capsys, *config)[0]["batch-size"] == "auto"
     # What is printed says the same again.
@@ -62,18 +85,37 @@ def test_an_option_goes_before_the_file_and_the_file_before_the_default(tmp_path
 def test_what_a_search_would_do(tmp_path: Path, capsys: Capsys) -> None:
     file, again = tmp_path / "my.toml", tmp_path / "again.toml"
     data = str(write_steps(tmp_path / "steps.csv"))
-    file.write_text('hidden-size = 4\n[search]\ncell = ["gru", "rnn"]\nlr = {low = 0.001, high = 0.1, log = true}\n')
-    command = ["tune", data, "--config", str(file), "--num-layers", "1", "--label-column", "a", "--show-config"]
+    file.write_text(
+        'hidden-size = 4\n[search]\ncell = ["gru", "rnn"]\nlr = {low = 0.001, high = 0.1, log = true}\n'
+    )
+    command = [
+        "tune",
+        data,
+        "--config",
+        str(file),
+        "--num-layers",
+        "1",
+        "--label-column",
+        "a",
+        "--show-config",
+    ]
     printed = prints(command, capsys)
     found = tomllib.loads(printed)
-    # The task is that of the labels, numbers here, so that no pooling is searched; what is searched is not fixed.
+    # The task is that of the labels, numbers here, so that no pooling is searched; what is searched
+    # is not fixed.
     assert (found["task"], found["hidden-size"], found["num-layers"]) == ("regress", 4, 1)
     assert found["search"]["lr"] == {"low": 0.001, "high": 0.1, "log": True}
     assert set(found["search"]) == {"cell", "lr", "bidirectional", "dropout", "batch-size"}
     assert not set(found["search"]) & set(found)
     for line in ('cell = ["gru", "rnn"]', "batch-size = [16", "task = "):
-        comment = {"cell": "file", "batc": "default", "task": "guessed from the labels of the data"}[line[:4]]
-        assert any(one.startswith(line) and one.endswith(f"# {comment}") for one in printed.splitlines()), line
+        comment = {
+            "cell": "file",
+            "batc": "default",
+            "task": "guessed from the labels of the data",
+        }[line[:4]]
+        assert any(
+            one.startswith(line) and one.endswith(f"# {comment}") for one in printed.splitlines()
+        ), line
     again.write_text(printed)
     assert tomllib.loads(prints(["tune", "--config", str(again), "--show-config"], capsys)) == found
     assert not (tmp_path / "runs").exists()
@@ -83,17 +125,42 @@ def test_every_option_can_stand_in_a_file(tmp_path: Path, capsys: Capsys) -> Non
     kinds: tuple[Any, ...] = (Settings, ColumnNames)
     values, origins = _shown(capsys)
     known = {key_of(kind, name) for kind in kinds for name in options(kind)}
-    assert set(origins) == known | {"data", "format", "validation", "test", "out", "overwrite", "quiet"}
+    assert set(origins) == known | {
+        "data",
+        "format",
+        "validation",
+        "test",
+        "out",
+        "overwrite",
+        "quiet",
+    }
     file = tmp_path / "all.toml"
     for name, value in values.items():
         file.write_text(f"{name} = {json.dumps(value)}")
         assert _shown(capsys, "--config", str(file))[1][name] == "file", name
 
 
-def test_a_run_holds_the_file_that_repeats_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_holds_the_file_that_repeats_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     write_steps(tmp_path / 'odd "ü" \x7f.csv')
-    assert main(["train", 'odd "ü" \x7f.csv', "--out", "one", *FAST, "--cell", "rnn", "--label-column", "label"]) == 0
+    assert (
+        main(
+            [
+                "train",
+                'odd "ü" \x7f.csv',
+                "--out",
+                "one",
+                *FAST,
+                "--cell",
+                "rnn",
+                "--label-column",
+                "label",
+            ]
+        )
+        == 0
+    )
     monkeypatch.chdir("/")
     config = str(tmp_path / "one" / "run.toml")
     assert main(["train", "--config", config, "--out", str(tmp_path / "two"), "-q"]) == 0
@@ -102,14 +169,26 @@ def test_a_run_holds_the_file_that_repeats_it(tmp_path: Path, monkeypatch: pytes
         assert one[name] == two[name], name
 
 
-def test_of_data_in_memory_the_file_says_that_it_must_be_named(tmp_path: Path, capsys: Capsys) -> None:
+def test_of_data_in_memory_the_file_says_that_it_must_be_named(
+    tmp_path: Path, capsys: Capsys
+) -> None:
     out = tmp_path / "run"
-    rl.fit([[0.1, 0.9], [0.8, 0.2]], ["a", "b"], epochs=1, hidden_size=2, validation_fraction=0, out=out)
+    rl.fit(
+        [[0.1, 0.9], [0.8, 0.2]],
+        ["a", "b"],
+        epochs=1,
+        hidden_size=2,
+        validation_fraction=0,
+        out=out,
+    )
     again = ["train", "--config", str(out / "run.toml"), "--out", str(tmp_path / "again")]
     fails(again, capsys, "an empty path; name a file")
     assert not (tmp_path / "again").exists()
     assert main([*again, str(write_steps(tmp_path / "steps.csv")), "-q"]) == 0
-    half_a_pair = {**json.loads((tmp_path / "again" / "run.json").read_text())["data"], "path": "a\udcff.csv"}
+    half_a_pair = {
+        **json.loads((tmp_path / "again" / "run.json").read_text())["data"],
+        "path": "a\udcff.csv",
+    }
     assert tomllib.loads(run_config(Settings(), half_a_pair).decode())["data"] == ""
 
 
@@ -153,10 +232,15 @@ def test_shells_complete_commands_options_and_choices(script: Script) -> None:
     for shell, (words, more) in ways.items():
         name = "COMP_WORDS" if shell == "bash" else "_TYPER_COMPLETE_ARGS"
         environment = {name: words, "_RAGLANE_COMPLETE": f"complete_{shell}", **more}
-        done = script("import sys; from raglane.cli import main; sys.exit(main([]))", 60, **environment)
+        done = script(
+            "import sys; from raglane.cli import main; sys.exit(main([]))", 60, **environment
+        )
         assert done.returncode == 0, done.stderr
         words_of_it = re.split(r"[\s\"()]+", done.stdout)
-        assert {choice for choice in LAYERS if choice in words_of_it} == {"mingru", "minlstm"}, (shell, done.stdout)
+        assert {choice for choice in LAYERS if choice in words_of_it} == {"mingru", "minlstm"}, (
+            shell,
+            done.stdout,
+        )
 
 
 @functools.cache
@@ -189,11 +273,15 @@ def test_every_role_of_a_column_is_an_option(command: str) -> None:
         assert option.help + (f" [default: ({option.unset})]" if option.unset else "") in page
 
 
-@pytest.mark.parametrize("command", app.registered_commands, ids=lambda command: command.callback.__name__)
+@pytest.mark.parametrize(
+    "command", app.registered_commands, ids=lambda command: command.callback.__name__
+)
 def test_the_help_is_wrapped_by_the_terminal_and_leaves_nothing_out(
     command: Any, monkeypatch: pytest.MonkeyPatch, capsys: Capsys
 ) -> None:
     monkeypatch.setenv("COLUMNS", "600")
-    lines = [line.strip() for line in prints([command.callback.__name__, "--help"], capsys).splitlines()]
+    lines = [
+        line.strip() for line in prints([command.callback.__name__, "--help"], capsys).splitlines()
+    ]
     for paragraph in (inspect.getdoc(command.callback.__wrapped__) or "").split("\n\n"):
         assert " ".join(paragraph.split()) in lines

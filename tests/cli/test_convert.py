@@ -18,7 +18,10 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _words(name: str, count: int = 24) -> str:
-    rows = [{"x": ["a", "b", "cc"][: row % 4], "y": "uv"[row % 2], "id": f"s{row}"} for row in range(count)]
+    rows = [
+        {"x": ["a", "b", "cc"][: row % 4], "y": "uv"[row % 2], "id": f"s{row}"}
+        for row in range(count)
+    ]
     Path(name).write_text("\n".join(map(json.dumps, rows)))
     return name
 
@@ -27,22 +30,40 @@ def test_what_is_said_of_a_conversion(capsys: Capsys) -> None:
     _words("words.jsonl")
     assert main(["convert", "words.jsonl", "words"]) == 0
     said = capsys.readouterr()
-    assert "words: 24 sequences of up to 3 elements, 36 in total; 3 different tokens; 2 labels" in said.out
+    assert (
+        "words: 24 sequences of up to 3 elements, 36 in total; 3 different tokens; 2 labels"
+        in said.out
+    )
     assert "next: raglane train words" in said.out
     assert said.err == ""
     assert prints(["convert", "words.jsonl", "words", "--quiet"], capsys) == ""
     prints(["convert", "words.jsonl", "words"], capsys, "is already complete: nothing to do")
     with Path("words.jsonl").open("a") as file:
         file.write("\n{\n")
-    fails(["convert", "words.jsonl", "words"], capsys, "contains other converted data", "--overwrite")
+    fails(
+        ["convert", "words.jsonl", "words"], capsys, "contains other converted data", "--overwrite"
+    )
     before = tree(Path("words"))
-    fails(["convert", "words.jsonl", "words", "--overwrite"], capsys, "words.jsonl, line 25 must be ... got bad JSON")
+    fails(
+        ["convert", "words.jsonl", "words", "--overwrite"],
+        capsys,
+        "words.jsonl, line 25 must be ... got bad JSON",
+    )
     assert tree(Path("words")) == before
     assert main(["convert", "words.jsonl", "words", "--overwrite", "--on-bad-row", "skip"]) == 0
     assert "rows left out: 1, listed with reasons in words/skipped.jsonl" in capsys.readouterr().out
     write_steps(Path("steps.csv"))
-    prints(["convert", "*.csv", "steps", "--task", "forecast", "--feature-column", "a"], capsys, "1 channel")
-    assert sorted(path.name for path in Path().iterdir()) == ["steps", "steps.csv", "words", "words.jsonl"]
+    prints(
+        ["convert", "*.csv", "steps", "--task", "forecast", "--feature-column", "a"],
+        capsys,
+        "1 channel",
+    )
+    assert sorted(path.name for path in Path().iterdir()) == [
+        "steps",
+        "steps.csv",
+        "words",
+        "words.jsonl",
+    ]
 
 
 def test_mistakes_leave_nothing(capsys: Capsys) -> None:
@@ -63,15 +84,26 @@ def test_mistakes_leave_nothing(capsys: Capsys) -> None:
 
 def _run(data: str, folder: str, *options: str) -> dict[str, bytes]:
     assert main(["train", data, *FAST, "--out", folder, "--quiet", *options]) == 0
-    return {name: Path(folder, "best", name).read_bytes() for name in ("weights.safetensors", "config.json")}
+    return {
+        name: Path(folder, "best", name).read_bytes()
+        for name in ("weights.safetensors", "config.json")
+    }
 
 
 def _same(data: str, folder: str, *options: str, named: tuple[str, ...] = ()) -> None:
-    """Assert that a run on a converted folder is that on the file: its weights, and its predictions for the file."""
-    wanted, found = _run(data, f"{folder}-file", *options, *named), _run(folder, f"{folder}-run", *options)
+    """Assert that a run on a converted folder is that on the file: its weights, and its predictions
+    for the file.
+    """
+    wanted, found = (
+        _run(data, f"{folder}-file", *options, *named),
+        _run(folder, f"{folder}-run", *options),
+    )
     assert found["weights.safetensors"] == wanted["weights.safetensors"], (folder, options)
     for kind in ("file", "run"):
-        assert main(["predict", f"{folder}-{kind}", data, "-o", f"{folder}-{kind}.jsonl", "--quiet"]) == 0
+        assert (
+            main(["predict", f"{folder}-{kind}", data, "-o", f"{folder}-{kind}.jsonl", "--quiet"])
+            == 0
+        )
     assert Path(f"{folder}-file.jsonl").read_bytes() == Path(f"{folder}-run.jsonl").read_bytes()
     assert main(["evaluate", f"{folder}-run", folder, "--quiet"]) == 0
 
@@ -113,7 +145,10 @@ def test_converted_data_of_every_task_trains_what_the_data_does() -> None:
         ("multilabel", ("--sequence-column", "x", "--label-column", "kinds")),
         ("language", ("--sequence-column", "ids")),
         ("transcribe", ("--sequence-column", "x", "--label-column", "kinds")),
-        ("transcribe", ("--sequence-column", "x", "--label-column", "town", "--label-split", "words")),
+        (
+            "transcribe",
+            ("--sequence-column", "x", "--label-column", "town", "--label-split", "words"),
+        ),
         ("classify", ("--sequence-column", "ids", "--label-column", "town", "--tokens", "yes")),
     ):
         folder = f"{task}-{named[-1]}"
@@ -125,15 +160,23 @@ def test_converted_data_of_every_task_trains_what_the_data_does() -> None:
     ("rows", "named"),
     [
         (
-            [f"{row % 6},{9 - row // 6},{row},{'uv'[row % 2]},{'ab'[row % 6 % 2]}" for row in range(24)],
+            [
+                f"{row % 6},{9 - row // 6},{row},{'uv'[row % 2]},{'ab'[row % 6 % 2]}"
+                for row in range(24)
+            ],
             "--time-column hour --label-column kind --time-gaps --feature-column load --feature-column day",
         ),
-        ([f"{['ab c', 'c b', 'aab'][row % 3]},{'uv'[row % 2]}" for row in range(24)], "--split characters"),
+        (
+            [f"{['ab c', 'c b', 'aab'][row % 3]},{'uv'[row % 2]}" for row in range(24)],
+            "--split characters",
+        ),
     ],
     ids=["times", "texts"],
 )
 def test_a_run_of_a_converted_csv_file_reads_such_files(rows: list[str], named: str) -> None:
-    Path("data.csv").write_text("\n".join(["text,kind" if "split" in named else "id,hour,load,day,kind", *rows]) + "\n")
+    Path("data.csv").write_text(
+        "\n".join(["text,kind" if "split" in named else "id,hour,load,day,kind", *rows]) + "\n"
+    )
     assert main(["convert", "data.csv", "data", *named.split(), "--quiet"]) == 0
     _same("data.csv", "data", "--validation-fraction", "0", named=tuple(named.split()))
     columns = json.loads(Path("data-run", "best", "config.json").read_text())["columns"]
@@ -147,22 +190,37 @@ def test_a_folder_is_trained_for_the_task_that_it_was_made_for(capsys: Capsys) -
     assert main(["convert", "tags.jsonl", "tags", "--task", "tag", *named, "--quiet"]) == 0
     prints(["train", "tags", *FAST, "--out", "run"], capsys, "task: tag")
     for task in ("multilabel", "regress", "classify", "transcribe"):
-        fails(["train", "tags", "--task", task], capsys, "--task", "tag, for which 'tags' was converted")
+        fails(
+            ["train", "tags", "--task", task],
+            capsys,
+            "--task",
+            "tag, for which 'tags' was converted",
+        )
     assert sorted(path.name for path in Path().iterdir()) == ["run", "tags", "tags.jsonl"]
     balanced = ["--task", "tag", "--class-weights", "balanced", "--validation-fraction", "0"]
     _same("tags.jsonl", "tags", *balanced, named=tuple(named))
 
 
 def test_converted_data_is_seen_to_be_binary(capsys: Capsys) -> None:
-    rows = [{"x": [[row % 2, step % 2] for step in range(row % 5)], "y": "uv"[row % 2]} for row in range(24)]
+    rows = [
+        {"x": [[row % 2, step % 2] for step in range(row % 5)], "y": "uv"[row % 2]}
+        for row in range(24)
+    ]
     for name, content in (("rolls", rows), ("half", [*rows[:-1], {"x": [[0.5, 1]], "y": "u"}])):
         Path(f"{name}.jsonl").write_text("\n".join(map(json.dumps, content)))
         assert main(["convert", f"{name}.jsonl", name, "--task", "forecast", "--quiet"]) == 0
-    prints(["train", "rolls", *FAST, "--out", "run"], capsys, "loss: bce, because all channels are 0 or 1")
+    prints(
+        ["train", "rolls", *FAST, "--out", "run"],
+        capsys,
+        "loss: bce, because all channels are 0 or 1",
+    )
     assert "bce" not in prints(["train", "half", *FAST, "--out", "half-run"], capsys)
     chunked = ["--task", "forecast", "--bptt-steps", "2", "--validation-fraction", "0"]
     wanted = _run("half.jsonl", "chunks", *chunked)
-    assert _run("half", "folder-chunks", *chunked)["weights.safetensors"] == wanted["weights.safetensors"]
+    assert (
+        _run("half", "folder-chunks", *chunked)["weights.safetensors"]
+        == wanted["weights.safetensors"]
+    )
     asked = ["train", "half", "--task", "forecast", "--loss", "bce", "--out", "other"]
     fails(asked, capsys, "0 or 1 for the loss bce", "--loss mse")
 
@@ -173,4 +231,6 @@ def test_a_run_on_converted_data_goes_on_to_the_same_bits() -> None:
     wanted = _run("words", "whole", "--epochs", "3")
     _run("words", "parts", "--epochs", "1")
     assert main(["train", "--resume", "--out", "parts", "--epochs", "3", "--quiet"]) == 0
-    assert Path("parts", "best", "weights.safetensors").read_bytes() == wanted["weights.safetensors"]
+    assert (
+        Path("parts", "best", "weights.safetensors").read_bytes() == wanted["weights.safetensors"]
+    )

@@ -40,7 +40,13 @@ def test_features_from_training_to_prediction(tmp_path: Path, capsys: Capsys) ->
     shares = [row["probability"] for row in read_rows(tmp_path / "p.jsonl")]
     assert rl.load(run).predict(data)["probability"] == shares
     columns: dict[str, Any] = {"sequence": "load", "features": ["zone"], "static": ["town", "age"]}
-    settings: dict[str, Any] = {"label": "kind", "categorical": ["zone"], "epochs": 2, "hidden_size": 4, "threads": 1}
+    settings: dict[str, Any] = {
+        "label": "kind",
+        "categorical": ["zone"],
+        "epochs": 2,
+        "hidden_size": 4,
+        "threads": 1,
+    }
     own = rl.fit(data, out=tmp_path / "own", **columns, **settings)
     assert tree(tmp_path / "own" / "best") == tree(run / "best")
     assert own.preprocess.categories == (3, 3)
@@ -60,7 +66,10 @@ def test_batches_of_elements(data: Path, tmp_path: Path, capsys: Capsys) -> None
             (["--batch-elements", "9", "--bucket"], None),
             (["--batch-elements", "3", "--too-long", "drop", "--largest-first"], "left out"),
             (["--batch-elements", "3", "--too-long", "split"], "split"),
-            (["--batch-elements", "3", "--too-long", "alone", "--task", "forecast"], "batches of their own"),
+            (
+                ["--batch-elements", "3", "--too-long", "alone", "--task", "forecast"],
+                "batches of their own",
+            ),
         )
     ):
         out = tmp_path / f"{place}"
@@ -69,15 +78,25 @@ def test_batches_of_elements(data: Path, tmp_path: Path, capsys: Capsys) -> None
         if words is not None:
             assert f"sequences, {words}\n" in shown
             assert "longer than a batch of 3 elements: " in shown
-        assert json.loads((out / "run.json").read_text())["settings"]["batch_elements"] == int(flags[1])
+        assert json.loads((out / "run.json").read_text())["settings"]["batch_elements"] == int(
+            flags[1]
+        )
 
 
-def test_mistakes_are_one_line_and_leave_nothing(data: Path, tmp_path: Path, capsys: Capsys) -> None:
+def test_mistakes_are_one_line_and_leave_nothing(
+    data: Path, tmp_path: Path, capsys: Capsys
+) -> None:
     train = ["train", str(data), "--out", str(tmp_path / "run"), *FAST]
     for flags, words in (
-        (["--batch-elements", "3"], ("at most the size of a batch, 3 elements", "--too-long split")),
+        (
+            ["--batch-elements", "3"],
+            ("at most the size of a batch, 3 elements", "--too-long split"),
+        ),
         (["--too-long", "drop"], ("too-long must be ... got 'drop'", "Pass --batch-elements")),
-        (["--batch-elements", "30", "--batch-size", "auto"], ("batch-size must be ... got auto", "Leave one of them")),
+        (
+            ["--batch-elements", "30", "--batch-size", "auto"],
+            ("batch-size must be ... got auto", "Leave one of them"),
+        ),
     ):
         fails([*train, *flags], capsys, *words)
         assert tree(tmp_path) == {}
@@ -87,7 +106,9 @@ _NOTE = "class follows from the initial state only"
 
 
 def _write(path: Path, lengths: list[int]) -> Path:
-    return write_rows(path, ({"x": [0.5] * length, "y": "ab"[row % 2]} for row, length in enumerate(lengths)))
+    return write_rows(
+        path, ({"x": [0.5] * length, "y": "ab"[row % 2]} for row, length in enumerate(lengths))
+    )
 
 
 def _said(capsys: Capsys, *arguments: object, of: str = "initial state") -> list[str]:
@@ -97,14 +118,32 @@ def _said(capsys: Capsys, *arguments: object, of: str = "initial state") -> list
 
 
 def test_empty_sequences_with_a_class_are_named_once(tmp_path: Path, capsys: Capsys) -> None:
-    full, some = _write(tmp_path / "full.jsonl", [2] * 8), _write(tmp_path / "some.jsonl", [2, 1, 0, 3, 0, 1, 2, 1])
+    full, some = (
+        _write(tmp_path / "full.jsonl", [2] * 8),
+        _write(tmp_path / "some.jsonl", [2, 1, 0, 3, 0, 1, 2, 1]),
+    )
     one = _write(tmp_path / "one.jsonl", [0, 2, 1, 1])
     two = "2 of 8 sequences are empty (the first: row 2): their " + _NOTE
     assert [note for note in read(some).notes if "initial" in note] == [two]
     run = tmp_path / "run"
     assert _said(capsys, "train", full, "--out", run, *FAST) == []
-    lines = _said(capsys, "train", some, "--validation", one, "--test", some, "--out", tmp_path / "other", *FAST)
-    assert lines == [two, f"{one}: 1 of 4 sequences is empty (row 0): its {_NOTE}", f"{some}: {two}"]
+    lines = _said(
+        capsys,
+        "train",
+        some,
+        "--validation",
+        one,
+        "--test",
+        some,
+        "--out",
+        tmp_path / "other",
+        *FAST,
+    )
+    assert lines == [
+        two,
+        f"{one}: 1 of 4 sequences is empty (row 0): its {_NOTE}",
+        f"{some}: {two}",
+    ]
     assert _said(capsys, "evaluate", run, full) == []
     assert _said(capsys, "evaluate", run, some) == [two]
     assert _said(capsys, "predict", run, some, "-o", tmp_path / "p.csv") == [two]
@@ -114,7 +153,8 @@ def test_empty_sequences_with_a_class_are_named_once(tmp_path: Path, capsys: Cap
 def test_categories_unseen_in_training_are_counted(tmp_path: Path, capsys: Capsys) -> None:
     seen, other, run = tmp_path / "seen.csv", tmp_path / "other.csv", tmp_path / "run"
     seen.write_text(
-        "id,x,town,y\n" + "".join(f"{row},{row},{('Oslo', 'Bergen')[row % 2]},{row % 2}\n" for row in range(8))
+        "id,x,town,y\n"
+        + "".join(f"{row},{row},{('Oslo', 'Bergen')[row % 2]},{row % 2}\n" for row in range(8))
     )
     assert main(["train", str(seen), "-o", str(run), *FAST, "-q", "--label-column", "y"]) == 0
     other.write_text("id,x,town,y\n0,1,Oslo,0\n0,2,Oslo,0\n1,3,Roma,1\n2,3,Oslo,1\n2,3,Roma,1\n")
@@ -122,20 +162,34 @@ def test_categories_unseen_in_training_are_counted(tmp_path: Path, capsys: Capsy
     for command in (["evaluate", run], ["predict", run, "-o", tmp_path / "p.csv"]):
         for data, lines in ((seen, []), (other, [line])):
             assert _said(capsys, *command[:2], data, *command[2:], of="of 'town'") == lines
-            assert _said(capsys, *command[:2], data, *command[2:], of="no time column: rows keep the order of the file")
+            assert _said(
+                capsys,
+                *command[:2],
+                data,
+                *command[2:],
+                of="no time column: rows keep the order of the file",
+            )
     seen.write_text("text,y\n" + "hot day,a\ncold night,b\n" * 9)
     other.write_text("text,y\nHot day,a\nnight,b\n")
     assert main(["train", str(seen), "-o", str(run), *FAST, "-q", "--overwrite"]) == 0
     line = "tokens that are not in the vocabulary: 1 of 3 ('Hot')"
-    assert [_said(capsys, "evaluate", run, data, of="vocabulary") for data in (seen, other)] == [[], [line]]
+    assert [_said(capsys, "evaluate", run, data, of="vocabulary") for data in (seen, other)] == [
+        [],
+        [line],
+    ]
 
 
 def test_ids_beyond_64_bits_are_written_as_text(tmp_path: Path) -> None:
     data = tmp_path / "data.csv"
     ids = [2**63, 10**30, 5, 6]
-    data.write_text("id,x,y\n" + "".join(f"{name},1,{'ab'[row % 2]}\n" for row, name in enumerate(ids)))
+    data.write_text(
+        "id,x,y\n" + "".join(f"{name},1,{'ab'[row % 2]}\n" for row, name in enumerate(ids))
+    )
     run = tmp_path / "run"
-    assert main(["train", str(data), "--out", str(run), *FAST, "-q", "--validation-fraction", "0"]) == 0
+    assert (
+        main(["train", str(data), "--out", str(run), *FAST, "-q", "--validation-fraction", "0"])
+        == 0
+    )
     for kind in ("csv", "jsonl", "parquet"):
         assert main(["predict", str(run), str(data), "-o", str(tmp_path / f"p.{kind}"), "-q"]) == 0
     assert (tmp_path / "p.csv").read_text().splitlines()[2].startswith(f"{10**30},")
@@ -151,7 +205,9 @@ def test_a_name_that_is_not_utf8_goes_through_a_run(tmp_path: Path) -> None:
 
 
 def test_the_held_out_part_has_no_sequence_of_the_training_part(tmp_path: Path) -> None:
-    data = write_rows(tmp_path / "data.jsonl", ({"id": row, "x": [1.0], "y": "ab"[row % 2]} for row in range(40)))
+    data = write_rows(
+        tmp_path / "data.jsonl", ({"id": row, "x": [1.0], "y": "ab"[row % 2]} for row in range(40))
+    )
     training, validation = hold_out(read(data), 0.3, 0)
     assert len(validation) == 12
     assert sorted([*(training.ids or ()), *(validation.ids or ())]) == list(range(40))
@@ -160,7 +216,9 @@ def test_the_held_out_part_has_no_sequence_of_the_training_part(tmp_path: Path) 
 def test_a_long_label_takes_its_room_once(tmp_path: Path) -> None:
     """NumPy's arrays of strings would allocate its length for every row."""
     labels = ["l" * 10**5, *"ab" * 500]
-    records = read(write_rows(tmp_path / "data.jsonl", ({"x": [1.0], "y": label} for label in labels)))
+    records = read(
+        write_rows(tmp_path / "data.jsonl", ({"x": [1.0], "y": label} for label in labels))
+    )
     tracemalloc.start()
     training, validation = hold_out(records, 0.1, 0)
     peak = tracemalloc.get_traced_memory()[1]
@@ -171,7 +229,9 @@ def test_a_long_label_takes_its_room_once(tmp_path: Path) -> None:
 
 def _write_rows(name: str, bad: dict[int, str]) -> None:
     rows = [{"x": [float(row % 3), 1.0], "y": float(row % 5)} for row in range(30)]
-    Path(name).write_text("\n".join([bad.get(place, json.dumps(row)) for place, row in enumerate(rows)]))
+    Path(name).write_text(
+        "\n".join([bad.get(place, json.dumps(row)) for place, row in enumerate(rows)])
+    )
 
 
 def _places(path: Path) -> list[tuple[str, str]]:
@@ -187,7 +247,18 @@ def test_bad_rows_are_left_out_counted_and_listed(
     fails(["train", "a.jsonl", "--out", "run"], capsys, "a.jsonl, line 5 must be ... got bad JSON")
     assert not Path("run").exists()
     skip = ["--on-bad-row", "skip"]
-    train = ["train", "a.jsonl", "--validation", "b.jsonl", "--test", "b.jsonl", "--out", "run", *FAST, *skip]
+    train = [
+        "train",
+        "a.jsonl",
+        "--validation",
+        "b.jsonl",
+        "--test",
+        "b.jsonl",
+        "--out",
+        "run",
+        *FAST,
+        *skip,
+    ]
     said = prints(train, capsys)
     # The task of most rows: only one has a class.
     assert "task: regress (guessed" in said
@@ -205,17 +276,29 @@ def test_bad_rows_are_left_out_counted_and_listed(
     assert "rows left out: 1, listed with reasons in run/evaluation.json" in capsys.readouterr().out
     evaluation = json.loads(Path("run/evaluation.json").read_text())
     assert (evaluation["sequences"], evaluation["skipped"][0]["place"]) == (29, "line 3")
-    fails(["predict", "run", "b.jsonl", "-o", "p.csv"], capsys, "b.jsonl, line 3 must be ... got bad JSON")
+    fails(
+        ["predict", "run", "b.jsonl", "-o", "p.csv"],
+        capsys,
+        "b.jsonl, line 3 must be ... got bad JSON",
+    )
     assert main(["predict", "run", "b.jsonl", "-o", "p.csv", *skip]) == 0
     assert "rows left out: 1, listed with reasons in p.skipped.jsonl" in capsys.readouterr().out
     assert _places(Path("p.skipped.jsonl")) == [("b.jsonl", "line 3")]
     ids = [line.partition(",")[0] for line in Path("p.csv").read_text().splitlines()[1:]]
     assert ids == [str(row) for row in range(30) if row != 2]
     Path("b.jsonl").rename("p.skipped.jsonl")
-    fails(["predict", "run", "p.skipped.jsonl", "-o", "p.csv", *skip], capsys, "a file other than the data")
+    fails(
+        ["predict", "run", "p.skipped.jsonl", "-o", "p.csv", *skip],
+        capsys,
+        "a file other than the data",
+    )
     # A run that replaces this one, and leaves nothing out, has no such file.
     _write_rows("a.jsonl", {})
-    prints(["train", "a.jsonl", "--out", "run", "--overwrite", *FAST, *skip], capsys, "rows left out: 0\n")
+    prints(
+        ["train", "a.jsonl", "--out", "run", "--overwrite", *FAST, *skip],
+        capsys,
+        "rows left out: 0\n",
+    )
     assert not Path("run", "skipped.jsonl").exists()
 
 

@@ -41,8 +41,18 @@ def test_it_prints_the_facts_and_ends_in_a_command(data: Path, capsys: Capsys) -
         "raglane train ok.csv --cell lstm --hidden-size 8 --batch-size 8 --bucket --threads 2"
     )
     assert tree(Path()).keys() == {"ok.csv"}
-    options = ["--hidden-size", "4", "--bidirectional", "--label-column", "label", "--format", "csv"]
-    words = shlex.split(prints(["inspect", str(data.rename("my data.csv")), *options], capsys).splitlines()[-1])
+    options = [
+        "--hidden-size",
+        "4",
+        "--bidirectional",
+        "--label-column",
+        "label",
+        "--format",
+        "csv",
+    ]
+    words = shlex.split(
+        prints(["inspect", str(data.rename("my data.csv")), *options], capsys).splitlines()[-1]
+    )
     assert words[:3] == ["raglane", "train", "my data.csv"]
     assert main([*words[1:], "--epochs", "1", "--out", "run", "--quiet"]) == 0
 
@@ -73,8 +83,12 @@ def test_json_goes_to_a_file_or_to_the_standard_output(data: Path, capsys: Capsy
     assert tree(Path()).keys() == {"ok.csv", "found.json"}
 
 
-def test_a_page_replaces_an_older_one(data: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys) -> None:
-    monkeypatch.setattr("raglane.runs.inspection.page._pictures", lambda _: [])  # which take seconds
+def test_a_page_replaces_an_older_one(
+    data: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys
+) -> None:
+    monkeypatch.setattr(
+        "raglane.runs.inspection.page._pictures", lambda _: []
+    )  # which take seconds
     Path("report.html").write_text("old")
     assert main(["inspect", "ok.csv", "--html", "report.html", "-q"]) == 0
     assert capsys.readouterr() == ("", "")
@@ -114,7 +128,10 @@ def test_bad_input_ends_in_one_line_and_leaves_nothing(data: Path, capsys: Capsy
         (["ok.csv", "--hidden-size", "0"], ["--hidden-size must be ... got 0"]),
         (["ok.csv", "--hidden-size", "1000000"], ["memory must be ... got a model of"]),
         (["ok.csv", "--task", "forecast", "--bidirectional"], ["--bidirectional"]),
-        (["--task", "tag"], ["--task must be ... got 'tag'", "'classify' for the default data, Japanese vowels"]),
+        (
+            ["--task", "tag"],
+            ["--task must be ... got 'tag'", "'classify' for the default data, Japanese vowels"],
+        ),
         (["ok.csv", "--format", "nope"], ["--format must be ... got 'nope'"]),
     ):
         fails(["inspect", *arguments, *to_files], capsys, *pieces)
@@ -136,7 +153,10 @@ def test_a_place_that_cannot_be_written_is_refused_before_anything_is_read(
     for arguments, pieces in (
         (["--html", "folder"], ["--html must be ... got 'folder'", "a file, not a folder"]),
         (["--json", "folder"], ["--json must be ... got 'folder'"]),
-        (["--html", "nowhere/report.html"], ["a file in a folder that exists", "mkdir -p 'nowhere'"]),
+        (
+            ["--html", "nowhere/report.html"],
+            ["a file in a folder that exists", "mkdir -p 'nowhere'"],
+        ),
         (["--html", "ok.csv/report.html"], ["--html must be ... got 'ok.csv/report.html'"]),
         (["--html", "ok.csv"], ["the file of the data"]),
         (["--json", "link.html"], ["the file of the data"]),

@@ -27,7 +27,12 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("work")
     data = write_steps(folder / "ok.csv")
     for task in ("classify", "forecast"):
-        assert main(["train", str(data), "--task", task, "--out", str(folder / task), *FAST, "--quiet"]) == 0
+        assert (
+            main(
+                ["train", str(data), "--task", task, "--out", str(folder / task), *FAST, "--quiet"]
+            )
+            == 0
+        )
     return folder
 
 
@@ -46,7 +51,9 @@ def nothing_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("nothing_is_read")
 @pytest.mark.parametrize("name", ["cuda", "cuda:99", "meta", "cpu:0", "xla", ""])
-def test_a_device_that_is_not_there(work: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_a_device_that_is_not_there(
+    work: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     run, data = str(work / "classify"), str(work / "ok.csv")
     before = tree(work)
@@ -86,20 +93,41 @@ def test_an_embedding_for_which_there_is_no_memory(
 ) -> None:
     """Its size needs the data, so it is read; a table of floats has none."""
     monkeypatch.setattr(memory, "available_memory", lambda: 10**9)
-    words = write_rows(tmp_path / "words.jsonl", ({"words": list("pqr"), "kind": "xy"[n % 2]} for n in range(12)))
+    words = write_rows(
+        tmp_path / "words.jsonl", ({"words": list("pqr"), "kind": "xy"[n % 2]} for n in range(12))
+    )
     steps, run = write_steps(tmp_path / "ok.csv"), str(tmp_path / "run")
-    # 4 tokens; the GRU reads the embedding with 12 rows, and training with Adam and saving take each weight 9 times.
+    # 4 tokens; the GRU reads the embedding with 12 rows, and training with Adam and saving take
+    # each weight 9 times.
     needed = 9 * 4 * (4 * 10**8 + 12 * 10**8)
-    fails(["train", str(words), "--out", run, *FAST, "--embedding", "100000000"], capsys, f"needs {needed // 10**9:,},")
+    fails(
+        ["train", str(words), "--out", run, *FAST, "--embedding", "100000000"],
+        capsys,
+        f"needs {needed // 10**9:,},",
+    )
     assert not Path(run).exists()
-    assert main(["train", str(steps), "--out", run, *FAST, "--embedding", "100000000", "--quiet"]) == 0
+    assert (
+        main(["train", str(steps), "--out", run, *FAST, "--embedding", "100000000", "--quiet"]) == 0
+    )
 
 
 def test_the_batch_of_a_deep_model_counts_too(
     work: Path, tmp_path: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    command = ["train", str(work / "ok.csv"), "--hidden-size", "4", "--num-layers", "9", "--epochs", "1", "--quiet"]
-    weights, tensors = ModelConfig("classify", "gru", hidden_size=4, num_layers=9, input_size=2, output_size=2).count()
+    command = [
+        "train",
+        str(work / "ok.csv"),
+        "--hidden-size",
+        "4",
+        "--num-layers",
+        "9",
+        "--epochs",
+        "1",
+        "--quiet",
+    ]
+    weights, tensors = ModelConfig(
+        "classify", "gru", hidden_size=4, num_layers=9, input_size=2, output_size=2
+    ).count()
     model = 9 * 4 * weights + memory.TRAINED_TENSOR * tensors
     # 12 sequences of 1 to 4 steps, of which 1 is held out: at most 29 elements, and at least 25.
     monkeypatch.setattr(memory, "available_memory", lambda: model + 4 * 9 * 4 * 29)
@@ -111,7 +139,11 @@ def test_the_batch_of_a_deep_model_counts_too(
 
 def test_weights_are_counted_without_a_model() -> None:
     kinds: list[dict[str, Any]] = [
-        *({"cell": cell, "initial_state": initial} for cell in LAYERS for initial in INITIAL_STATES),
+        *(
+            {"cell": cell, "initial_state": initial}
+            for cell in LAYERS
+            for initial in INITIAL_STATES
+        ),
         *({"cell": cell, "layer_norm": True, "num_layers": 2} for cell in NORMALISED_LAYERS),
         *({"cell": "gru", "pooling": pooling, "num_layers": 1} for pooling in POOLINGS),
     ]
@@ -119,7 +151,9 @@ def test_weights_are_counted_without_a_model() -> None:
     for kind, bidirectional, embedding in itertools.product(kinds, (False, True), (None, 7)):
         if kind["cell"] == "grud" and embedding is not None:
             continue  # it reads three columns for each channel, which an embedding does not have
-        config = ModelConfig("classify", **sizes | kind, bidirectional=bidirectional, embedding=embedding)
+        config = ModelConfig(
+            "classify", **sizes | kind, bidirectional=bidirectional, embedding=embedding
+        )
         before = torch.get_rng_state()
         counted = config.count()
         assert torch.equal(torch.get_rng_state(), before)
@@ -136,34 +170,59 @@ def test_a_device_of_its_own_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_forecast_for_which_there_is_no_memory(work: Path, capsys: Capsys) -> None:
-    command = ["predict", str(work / "forecast"), str(work / "ok.csv"), "-o", str(work / "p.csv"), "--horizon"]
+    command = [
+        "predict",
+        str(work / "forecast"),
+        str(work / "ok.csv"),
+        "-o",
+        str(work / "p.csv"),
+        "--horizon",
+    ]
     fails([*command, str(10**18)], capsys, "memory must be ... got 24,", "Pass a smaller horizon")
     assert not (work / "p.csv").exists()
 
 
-@pytest.mark.parametrize(("name", "value"), [("hidden_size", 2 * 10**9), ("num_layers", 10**6), ("hidden_size", 70)])
-def test_a_configuration_of_another_model(work: Path, tmp_path: Path, capsys: Capsys, name: str, value: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "value"), [("hidden_size", 2 * 10**9), ("num_layers", 10**6), ("hidden_size", 70)]
+)
+def test_a_configuration_of_another_model(
+    work: Path, tmp_path: Path, capsys: Capsys, name: str, value: int
+) -> None:
     shutil.copytree(work / "classify", tmp_path / "run")
     config = tmp_path / "run" / "best" / "config.json"
     content = json.loads(config.read_text())
     content["model"][name] = value
     config.write_text(json.dumps(content))
-    pieces = ["needs", "bytes that are available"] if value > 10**9 else ["where config.json describes"]
+    pieces = (
+        ["needs", "bytes that are available"] if value > 10**9 else ["where config.json describes"]
+    )
     fails(["evaluate", str(tmp_path / "run"), str(work / "ok.csv")], capsys, "best/", *pieces)
 
 
 @pytest.mark.usefixtures("nothing_is_read")
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("lr", "1e999"), ("grad-clip", "1e39"), ("epochs", str(10**30)), ("threads", "5000"), ("seed", "9" * 5000)],
+    [
+        ("lr", "1e999"),
+        ("grad-clip", "1e39"),
+        ("epochs", str(10**30)),
+        ("threads", "5000"),
+        ("seed", "9" * 5000),
+    ],
 )
 def test_numbers_out_of_range(work: Path, capsys: Capsys, option: str, value: str) -> None:
     """tests/training/test_settings.py has those of all settings."""
-    fails(["train", str(work / "ok.csv"), "--out", str(work / "new"), f"--{option}", value], capsys, option)
+    fails(
+        ["train", str(work / "ok.csv"), "--out", str(work / "new"), f"--{option}", value],
+        capsys,
+        option,
+    )
     assert not (work / "new").exists()
 
 
-def test_paths_that_cannot_be(work: Path, tmp_path: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_that_cannot_be(
+    work: Path, tmp_path: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run, data, file = str(work / "classify"), str(work / "ok.csv"), tmp_path / "file"
     file.write_text("mine")
     (tmp_path / "p.csv").mkdir()

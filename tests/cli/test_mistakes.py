@@ -19,10 +19,14 @@ from small_files import put
 def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("work")
     write_steps(folder / "ok.csv")
-    rows = [{"seq": ["p", "q", "r"][: number % 4], "kind": "xy"[number % 2]} for number in range(12)]
+    rows = [
+        {"seq": ["p", "q", "r"][: number % 4], "kind": "xy"[number % 2]} for number in range(12)
+    ]
     write_rows(folder / "words.jsonl", rows)
     for data, name in (("ok.csv", "run"), ("words.jsonl", "words")):
-        assert main(["train", str(folder / data), "--out", str(folder / name), *FAST, "--quiet"]) == 0
+        assert (
+            main(["train", str(folder / data), "--out", str(folder / name), *FAST, "--quiet"]) == 0
+        )
     return folder
 
 
@@ -37,12 +41,27 @@ def test_predictions_never_replace_the_data_or_the_model(
     before, model = tree(tmp_path), tree(work)
     monkeypatch.chdir(tmp_path)
     command = ["predict", str(work / "run")]
-    for output in ("data.csv", str(data), "./../" + tmp_path.name + "/data.csv", "link.csv", "hard.csv"):
-        fails([*command, str(data), "-o", output], capsys, "output must be ", "a file other than the data")
+    for output in (
+        "data.csv",
+        str(data),
+        "./../" + tmp_path.name + "/data.csv",
+        "link.csv",
+        "hard.csv",
+    ):
+        fails(
+            [*command, str(data), "-o", output],
+            capsys,
+            "output must be ",
+            "a file other than the data",
+        )
     fails([*command, "link.csv", "-o", "data.csv"], capsys, "output must be ", "the data")
     fails([*command, "link.csv", "-o", "link.csv"], capsys, "output must be ", "the data")
     for output in ("best/p.csv", "last/p.jsonl", "curves.csv"):
-        fails([*command, str(data), "-o", str(work / "run" / output)], capsys, "a file that is not of the run")
+        fails(
+            [*command, str(data), "-o", str(work / "run" / output)],
+            capsys,
+            "a file that is not of the run",
+        )
     fails([*command, str(data), "-o", str(dangling)], capsys, "a file that is not of the run")
     command = ["predict", str(work / "run/best"), "data.csv"]
     fails([*command, "-o", str(work / "run/best/p.csv")], capsys, "a file that is not of")
@@ -54,7 +73,9 @@ def test_predictions_never_replace_the_data_or_the_model(
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl"])
 @pytest.mark.parametrize("row", [0, 11])
-def test_a_missing_value_is_named_by_its_row_in_the_file(tmp_path: Path, capsys: Capsys, kind: str, row: int) -> None:
+def test_a_missing_value_is_named_by_its_row_in_the_file(
+    tmp_path: Path, capsys: Capsys, kind: str, row: int
+) -> None:
     series = [[1.0, 2.0 + number] for number in range(12)]
     series[row][1] = float("nan")
     path = tmp_path / f"data.{kind}"
@@ -66,7 +87,13 @@ def test_a_missing_value_is_named_by_its_row_in_the_file(tmp_path: Path, capsys:
         path.write_text("id,x,y\n" + "".join(lines))
         place = f"row {row} (id 'n{row}'), step 1"
     command = ["train", str(path), "--out", str(tmp_path / "run"), "--validation-fraction", "0.5"]
-    fails(command, capsys, place, "(1 of 24 features is missing)", "train with --missing zero or --missing forward")
+    fails(
+        command,
+        capsys,
+        place,
+        "(1 of 24 features is missing)",
+        "train with --missing zero or --missing forward",
+    )
     assert not (tmp_path / "run").exists()
 
 
@@ -83,11 +110,17 @@ def test_a_missing_value_is_named_by_its_row_in_the_file(tmp_path: Path, capsys:
 def test_what_data_asks_for_is_named_by_its_flag(
     tmp_path: Path, capsys: Capsys, text: str, options: list[str], flag: str
 ) -> None:
-    fails(["train", str(put(tmp_path / "data.csv", text)), "--out", str(tmp_path / "run"), *options], capsys, flag)
+    fails(
+        ["train", str(put(tmp_path / "data.csv", text)), "--out", str(tmp_path / "run"), *options],
+        capsys,
+        flag,
+    )
 
 
 @pytest.mark.parametrize(
-    ("cells", "piece"), [({"a": ""}, "id 's1'"), ({"label": "zebra", "id": "z"}, "'zebra'")], ids=["nan", "label"]
+    ("cells", "piece"),
+    [({"a": ""}, "id 's1'"), ({"label": "zebra", "id": "z"}, "'zebra'")],
+    ids=["nan", "label"],
 )
 def test_the_test_part_is_checked_before_the_first_epoch(
     tmp_path: Path, capsys: Capsys, cells: dict[str, str], piece: str
@@ -107,14 +140,23 @@ def test_a_run_that_fails_in_its_first_epoch_leaves_nothing(
     from raglane.training.model import SequenceModel
 
     def full(self: Any, inputs: Any) -> Any:
-        raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 12 bytes.")
+        raise RuntimeError(
+            "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 12 bytes."
+        )
 
-    command = ["train", str(write_steps(tmp_path / "ok.csv")), "--out", str(tmp_path / "deep" / "run"), *FAST]
+    command = [
+        "train",
+        str(write_steps(tmp_path / "ok.csv")),
+        "--out",
+        str(tmp_path / "deep" / "run"),
+        *FAST,
+    ]
     with monkeypatch.context() as patched:
         patched.setattr(SequenceModel, "forward", full)
         fails(command, capsys, "12 bytes more are needed")
     assert [path.name for path in tmp_path.iterdir()] == ["ok.csv"]
-    # What the user has put in a folder of its own stays, and the command works once it is corrected.
+    # What the user has put in a folder of its own stays, and the command works once it is
+    # corrected.
     (tmp_path / "deep").mkdir()
     with monkeypatch.context() as patched:
         patched.setattr(SequenceModel, "forward", full)
@@ -127,7 +169,16 @@ def test_sequences_of_length_0_are_of_every_kind(work: Path, tmp_path: Path) -> 
     empty, output = tmp_path / "empty.jsonl", tmp_path / "p.jsonl"
     empty.write_text('{"seq": []}\n{"seq": []}\n')
     for model in ("run", "words"):
-        command = ["predict", str(work / model), str(empty), "--sequence-column", "seq", "-o", str(output), "-q"]
+        command = [
+            "predict",
+            str(work / model),
+            str(empty),
+            "--sequence-column",
+            "seq",
+            "-o",
+            str(output),
+            "-q",
+        ]
         assert main(command) == 0
         rows = read_rows(output)
         assert [row["id"] for row in rows] == [0, 1]
@@ -140,7 +191,10 @@ def test_a_sequence_column_takes_the_place_of_features(tmp_path: Path, capsys: C
     path.write_text("id,word,code,label\n" + "".join(rows))
     named = ["--feature-column", "word", "--categorical-column", "word"]
     assert main(["train", str(path), *named, "--out", str(tmp_path / "run"), *FAST, "--quiet"]) == 0
-    lists = put(tmp_path / "lists.jsonl", '{"seq": ["a", "b"], "word": ["b"]}\n{"seq": ["b"], "word": ["a"]}\n')
+    lists = put(
+        tmp_path / "lists.jsonl",
+        '{"seq": ["a", "b"], "word": ["b"]}\n{"seq": ["b"], "word": ["a"]}\n',
+    )
     command = ["predict", str(tmp_path / "run"), str(lists), "-o", str(output), "-q"]
     for named in ([], ["--sequence-column", "seq"], ["--sequence-column", "word"]):
         assert main([*command, *named]) == 0
@@ -151,7 +205,17 @@ def test_a_sequence_column_takes_the_place_of_features(tmp_path: Path, capsys: C
 
 def test_one_sequence_alone(tmp_path: Path, capsys: Capsys) -> None:
     path = put(tmp_path / "one.csv", "id,t,a,label\ns0,0,1.5,x\ns0,1,2.5,y\n")
-    command = ["train", str(path), "--task", "tag", "--label-column", "label", "--out", str(tmp_path / "run"), *FAST]
+    command = [
+        "train",
+        str(path),
+        "--task",
+        "tag",
+        "--label-column",
+        "label",
+        "--out",
+        str(tmp_path / "run"),
+        *FAST,
+    ]
     fails(command, capsys, "got 1 sequence", "--validation-fraction 0")
     assert main([*command, "--validation-fraction", "0", "--quiet"]) == 0
 
@@ -203,7 +267,9 @@ def test_without_the_cli_extra(monkeypatch: pytest.MonkeyPatch, capsys: Capsys) 
 
     found = importlib.util.find_spec
     monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name, *rest: None if name == "typer" else found(name, *rest)
+        importlib.util,
+        "find_spec",
+        lambda name, *rest: None if name == "typer" else found(name, *rest),
     )
     fails(["train"], capsys, "pip install 'raglane[cli]'")
 
@@ -211,7 +277,12 @@ def test_without_the_cli_extra(monkeypatch: pytest.MonkeyPatch, capsys: Capsys) 
 @pytest.mark.parametrize("given", [["--epochs", "1e99"], ["--epochs=many"], ["--lr", "fast"]])
 def test_an_option_that_is_no_number_is_told_what_it_got(given: list[str], capsys: Capsys) -> None:
     name, value = " ".join(given).replace("=", " ").split()
-    fails(["train", *given], capsys, f"{name} must be a ... got {value!r}", "Write it in digits, such as")
+    fails(
+        ["train", *given],
+        capsys,
+        f"{name} must be a ... got {value!r}",
+        "Write it in digits, such as",
+    )
 
 
 def test_parts_that_cannot_be_had_are_refused_before_anything_is_read(
@@ -220,9 +291,18 @@ def test_parts_that_cannot_be_had_are_refused_before_anything_is_read(
     (tmp_path / "bad.csv").write_text("nothing of the kind")
     command = ["train", str(tmp_path / "bad.csv"), "--out", str(tmp_path / "run"), *FAST]
     for part in ("--validation", "--test"):
-        fails([*command, part, str(tmp_path / "none.csv")], capsys, "none.csv must be ... got no such file")
+        fails(
+            [*command, part, str(tmp_path / "none.csv")],
+            capsys,
+            "none.csv must be ... got no such file",
+        )
     both = ["--validation", str(work / "ok.csv"), "--validation-fraction", "0.2"]
-    fails([*command, *both], capsys, "--validation-fraction must be ... got it with --validation", "Leave one out")
+    fails(
+        [*command, *both],
+        capsys,
+        "--validation-fraction must be ... got it with --validation",
+        "Leave one out",
+    )
 
 
 def test_ctrl_c_prints_one_line(capsys: Capsys, monkeypatch: pytest.MonkeyPatch) -> None:

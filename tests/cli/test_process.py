@@ -31,7 +31,10 @@ def test_the_default_from_nothing_to_predictions(tmp_path: Path) -> None:
     )
     assert (trained.returncode, trained.stderr) == (0, "")
     assert "training: 243 sequences" in trained.stdout
-    assert "validation: 27 sequences, 10 % of the training sequences, stratified by label, seed 0" in trained.stdout
+    assert (
+        "validation: 27 sequences, 10 % of the training sequences, stratified by label, seed 0"
+        in trained.stdout
+    )
     # A line per epoch where there is no terminal, and nothing that moves a cursor.
     assert sum(line.startswith("epoch ") for line in trained.stdout.splitlines()) == 5
     assert "\x1b" not in trained.stdout
@@ -47,11 +50,15 @@ def test_the_default_from_nothing_to_predictions(tmp_path: Path) -> None:
     assert f"evaluation: accuracy {numbers['accuracy']:.3f}" in evaluated
     code, _, errors = run(tmp_path, "predict", "run", "--output", "p.csv")
     assert (code, errors) == (0, "")
-    assert [row["id"] for row in read_csv(tmp_path / "p.csv")] == [str(number) for number in range(370)]
+    assert [row["id"] for row in read_csv(tmp_path / "p.csv")] == [
+        str(number) for number in range(370)
+    ]
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_saves_and_says_how_to_go_on(tmp_path: Path, number: signal.Signals, code: int) -> None:
+def test_a_signal_saves_and_says_how_to_go_on(
+    tmp_path: Path, number: signal.Signals, code: int
+) -> None:
     write_steps(tmp_path / "steps.csv", 60)
     # A training of minutes, past its first checkpoints.
     options = ["--epochs", "4000", "--hidden-size", "4", "--threads", "1", "--out", "run"]
@@ -65,7 +72,9 @@ def test_a_signal_saves_and_says_how_to_go_on(tmp_path: Path, number: signal.Sig
     assert state.epoch >= 3
     assert load_model(tmp_path / "run").task == "classify"
     assert (tmp_path / "run" / "curves.png").exists()
-    ended, resumed, errors = run(tmp_path, "train", "--resume", "--out", "run", "--epochs", str(state.epoch + 2))
+    ended, resumed, errors = run(
+        tmp_path, "train", "--resume", "--out", "run", "--epochs", str(state.epoch + 2)
+    )
     assert (ended, errors) == (0, "")
     assert f"epoch {state.epoch + 2}/{state.epoch + 2}" in resumed
     assert len((tmp_path / "run" / "curves.csv").read_text().splitlines()) == state.epoch + 3
@@ -75,7 +84,9 @@ def test_a_disk_that_is_full(tmp_path: Path) -> None:
     (folder := tmp_path / "here").mkdir()
     write_steps(folder / "steps.csv", 60)
     # A kilobyte for a file: run.json still fits, weights do not.
-    code, _, errors = run(folder, "train", "steps.csv", "--hidden-size", "32", "--out", "run", largest_file=1500)
+    code, _, errors = run(
+        folder, "train", "steps.csv", "--hidden-size", "32", "--out", "run", largest_file=1500
+    )
     assert code == 2
     assert len(errors.splitlines()) == 1
     assert errors.startswith("raglane: error: ")

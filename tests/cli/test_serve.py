@@ -31,7 +31,12 @@ from raglane.serve.app import create_app
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("serve")
     walks = [np.random.default_rng(at).normal(size=(3, 2)) for at in range(8)]
-    options: dict[str, Any] = {"epochs": 1, "hidden_size": 4, "validation_fraction": 0, "threads": 1}
+    options: dict[str, Any] = {
+        "epochs": 1,
+        "hidden_size": 4,
+        "validation_fraction": 0,
+        "threads": 1,
+    }
     for name in ("one", "other/one", "two"):
         rl.fit(walks, ["up", "down"] * 4, **options).save(folder / name)
     return folder
@@ -46,7 +51,9 @@ def _started(runs: Path, *arguments: str) -> tuple[Command, str]:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_drains(runs: Path, number: int) -> None:
-    """All frames that the server has read are answered, and the client receives the state for another server."""
+    """All frames that the server has read are answered, and the client receives the state for
+    another server.
+    """
     command, where = _started(runs, "one", "two", "--max-queue", "100")
     values = torch.randn(20_000, 2)
     with websockets.connect(f"ws://{where}/stream?model=one&outputs=true", max_size=None) as stream:
@@ -64,7 +71,9 @@ def test_a_signal_drains(runs: Path, number: int) -> None:
     again = engine.open(base64.b64decode(answers[-1]["state"]))
     again.push(values[:1])
     engine.step()
-    assert torch.equal(again.pull(), engine.run(rl.Ragged([torch.cat([values, values[:1]])])).values[-1:])
+    assert torch.equal(
+        again.pull(), engine.run(rl.Ragged([torch.cat([values, values[:1]])])).values[-1:]
+    )
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -84,7 +93,9 @@ def test_a_signal_before_the_startup(monkeypatch: pytest.MonkeyPatch, number: in
 
 def test_a_client_that_does_not_read_ends_the_drain_late(runs: Path) -> None:
     command, where = _started(runs, "one", "--drain", "0.5")
-    with websockets.connect(f"ws://{where}/stream?outputs=true&probabilities=true", max_queue=1) as stream:
+    with websockets.connect(
+        f"ws://{where}/stream?outputs=true&probabilities=true", max_queue=1
+    ) as stream:
         for _ in range(30):
             stream.send(bytes(100_000))
         time.sleep(1)
@@ -96,14 +107,18 @@ def test_a_client_that_does_not_read_ends_the_drain_late(runs: Path) -> None:
 
 def test_a_token_in_a_file(runs: Path) -> None:
     (runs / "token").write_text("secret\n")
-    command, where = _started(runs, "one", "two", "--token-file", "token", "--client-streams", "7", "--int8")
+    command, where = _started(
+        runs, "one", "two", "--token-file", "token", "--client-streams", "7", "--int8"
+    )
     assert "model: one (classify) model: two (classify)" in " ".join(command.printed().split())
     assert httpx2.get(f"http://{where}/metrics").status_code == 401
     own = {"authorization": "Bearer secret"}
     assert httpx2.get(f"http://{where}/v2/models/two", headers=own).json()["name"] == "two"
     body = {"model": "one", "sequences": [[[1, 2]]]}
     found = httpx2.post(f"http://{where}/predict", json=body, headers=own).json()["predictions"]
-    assert found["prediction"] == rl.load(runs / "one").predict([np.array([[1.0, 2.0]])])["prediction"]
+    assert (
+        found["prediction"] == rl.load(runs / "one").predict([np.array([[1.0, 2.0]])])["prediction"]
+    )
     command.signal(signal.SIGTERM)
     assert command.end() == 0
 
@@ -143,9 +158,18 @@ def test_mistakes(
 def test_a_port_in_use(runs: Path, capsys: Capsys) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = str(listener.getsockname()[1])
-        fails(["serve", str(runs / "one"), "--port", port], capsys, "--port must be a free port", "in use")
+        fails(
+            ["serve", str(runs / "one"), "--port", port],
+            capsys,
+            "--port must be a free port",
+            "in use",
+        )
 
 
 def test_without_the_extra(runs: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    fails(["serve", str(runs / "one")], capsys, "uvicorn is not installed. Run pip install 'raglane[serve]'")
+    fails(
+        ["serve", str(runs / "one")],
+        capsys,
+        "uvicorn is not installed. Run pip install 'raglane[serve]'",
+    )

@@ -22,7 +22,12 @@ _DATA = "sequence,kind\naab,x\nabb,y\nba,x\nbb,y\n"
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("urls")
     (folder / "data.csv").write_text(_DATA)
-    options: dict[str, Any] = {"sequence": "sequence", "label": "kind", "epochs": 1, "hidden_size": 2}
+    options: dict[str, Any] = {
+        "sequence": "sequence",
+        "label": "kind",
+        "epochs": 1,
+        "hidden_size": 2,
+    }
     rl.fit(folder / "data.csv", out=folder / "run", validation_fraction=0, **options)
     return folder / "run"
 
@@ -51,7 +56,11 @@ def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def test_results_of_a_run_at_a_url_are_in_the_current_folder(run: str) -> None:
     assert main(["evaluate", run, "memory://there/data.csv"]) == 0
-    assert {path.name for path in Path().iterdir()} == {"evaluation.json", "confusion.png", "confusion.txt"}
+    assert {path.name for path in Path().iterdir()} == {
+        "evaluation.json",
+        "confusion.png",
+        "confusion.txt",
+    }
     assert not list(stores.copies().rglob("evaluation.json"))
     assert main(["predict", run, "memory://there/data.csv", "-o", "predictions.csv"]) == 0
     assert len(Path("predictions.csv").read_text().splitlines()) == 5
@@ -60,7 +69,11 @@ def test_results_of_a_run_at_a_url_are_in_the_current_folder(run: str) -> None:
 def test_results_are_in_the_folder_of_the_option(trained: Path, capsys: Capsys) -> None:
     Path("data.csv").write_text(_DATA)
     evaluate = ["evaluate", str(trained), "data.csv"]
-    prints([*evaluate, "-o", "new/results"], capsys, f"written: {Path('new', 'results', 'evaluation.json')}, ")
+    prints(
+        [*evaluate, "-o", "new/results"],
+        capsys,
+        f"written: {Path('new', 'results', 'evaluation.json')}, ",
+    )
     assert Path("new/results/confusion.txt").is_file()
     assert not (trained / "evaluation.json").exists()
     assert main([*evaluate, "-o", "data.csv"]) == 2
@@ -69,8 +82,18 @@ def test_results_are_in_the_folder_of_the_option(trained: Path, capsys: Capsys) 
     assert (trained / "evaluation.json").is_file()
 
 
-def test_old_copies_are_removed_when_another_is_made(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    train = ["train", "memory://there/data.csv", "--sequence-column", "sequence", *FAST, "--validation-fraction", "0"]
+def test_old_copies_are_removed_when_another_is_made(
+    run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train = [
+        "train",
+        "memory://there/data.csv",
+        "--sequence-column",
+        "sequence",
+        *FAST,
+        "--validation-fraction",
+        "0",
+    ]
     assert main([*train, "--out", "one", "--epochs", "1"]) == 0
     (place,) = stores.copies().iterdir()
 

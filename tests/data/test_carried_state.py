@@ -21,14 +21,18 @@ from raglane.nn.recurrent.carry import carry
 LENGTHS = [7, 0, 1, 12, 3, 0, 30, 1, 5, 2]
 
 
-def run_in_chunks(layer: Any, data: rl.Ragged, batch_size: int, steps: int) -> tuple[rl.Ragged, tuple[Tensor, ...]]:
+def run_in_chunks(
+    layer: Any, data: rl.Ragged, batch_size: int, steps: int
+) -> tuple[rl.Ragged, tuple[Tensor, ...]]:
     """Outputs and final states of all sequences, as if they had been run whole."""
     outputs: list[list[Tensor]] = [[] for _ in range(len(data))]
     finals: list[tuple[Tensor, ...]] = [()] * len(data)
     state = None
     for chunk in TBPTTSampler(data, batch_size, steps, seed=2):
         out, state = layer(chunk.inputs, carry(layer, chunk.inputs, state, chunk.begins))
-        for row, (sequence, ends) in enumerate(zip(chunk.sequences.tolist(), chunk.ends.tolist(), strict=True)):
+        for row, (sequence, ends) in enumerate(
+            zip(chunk.sequences.tolist(), chunk.ends.tolist(), strict=True)
+        ):
             if sequence >= 0:
                 outputs[sequence].append(out[row])
             if ends:
@@ -74,9 +78,13 @@ def learned_lstm() -> rl.nn.LSTM:
 
 
 MAKERS: dict[str, Callable[[], Any]] = {
-    "LSTM with projections": lambda: rl.nn.LSTM(3, 6, num_layers=2, proj_size=4, dtype=torch.float64),
+    "LSTM with projections": lambda: rl.nn.LSTM(
+        3, 6, num_layers=2, proj_size=4, dtype=torch.float64
+    ),
     "learned LSTM": learned_lstm,
-    "GRU of the first element": lambda: rl.nn.GRU(3, 4, initial_state=FirstElement(), dtype=torch.float64),
+    "GRU of the first element": lambda: rl.nn.GRU(
+        3, 4, initial_state=FirstElement(), dtype=torch.float64
+    ),
     "MinGRU": lambda: rl.nn.MinGRU(3, 4, num_layers=2, dtype=torch.float64),
     "own cell": lambda: rl.nn.Recurrent(Listed(3, 4)),
 }
@@ -106,8 +114,12 @@ def test_gradients_stop_at_the_border_of_chunks(steps: int) -> None:
 
     # The same sequences one by one, through torch's layer.
     plain = nn.LSTM(3, 4, num_layers=2, batch_first=True, dtype=torch.float64)
-    plain.load_state_dict({name: value for name, value in layer.state_dict().items() if "initial" not in name})
-    learned = [layer.get_parameter(f"initial_{part}").detach().clone().requires_grad_() for part in "hc"]
+    plain.load_state_dict(
+        {name: value for name, value in layer.state_dict().items() if "initial" not in name}
+    )
+    learned = [
+        layer.get_parameter(f"initial_{part}").detach().clone().requires_grad_() for part in "hc"
+    ]
     for sequence, weight in zip(data, weights, strict=True):
         hx = tuple(part.unsqueeze(1) for part in learned)
         for piece, part in zip(sequence.split(steps), weight.split(steps), strict=True):
@@ -138,7 +150,9 @@ def test_the_first_chunk_needs_no_state_and_a_later_one_does() -> None:
     h, c = carry(layer, chunk, None, torch.tensor([True, False]))
     assert torch.equal(h.detach().add_(0), torch.zeros(1, 2, 4))  # not a view of the parameter
     assert torch.equal(c, h)
-    with pytest.raises(ArgumentError, match=r"hx must be .*got None, and row 0 that does not begin"):
+    with pytest.raises(
+        ArgumentError, match=r"hx must be .*got None, and row 0 that does not begin"
+    ):
         carry(layer, chunk, None, torch.tensor([False, False]))
 
 
@@ -163,13 +177,21 @@ def test_a_compiled_model_carries_without_a_break() -> None:
     ("change", "error", "words"),
     [
         ({"layer": nn.GRU(3, 4)}, ArgumentTypeError, "layer must be .*got a GRU"),
-        ({"layer": rl.nn.GRU(3, 4, bidirectional=True)}, ArgumentTypeError, "layer must be .*got a bidirectional"),
+        (
+            {"layer": rl.nn.GRU(3, 4, bidirectional=True)},
+            ArgumentTypeError,
+            "layer must be .*got a bidirectional",
+        ),
         ({"input": torch.ones(2, 5, 3)}, ArgumentTypeError, "input must be .*got a Tensor"),
         ({"input": numbered([1, 2])}, ShapeError, "input must be .*input_size = 3"),
         ({"hx": torch.zeros(1, 3, 4)}, ShapeError, r"hx \(h\) must be .*got shape \(1, 3, 4\)"),
         ({"hx": (torch.zeros(1, 2, 4),) * 2}, ArgumentTypeError, "hx must be .*got a tuple"),
         ({"begins": torch.ones(2)}, ArgumentTypeError, "begins must be .*got torch.float32"),
-        ({"begins": torch.ones(3, dtype=torch.bool)}, ShapeError, r"begins must be .*got shape \(3,\)"),
+        (
+            {"begins": torch.ones(3, dtype=torch.bool)},
+            ShapeError,
+            r"begins must be .*got shape \(3,\)",
+        ),
     ],
 )
 def test_what_cannot_be_carried(change: dict[str, Any], error: type[Exception], words: str) -> None:

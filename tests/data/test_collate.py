@@ -37,7 +37,9 @@ class Event:
 
 
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=9), st.sampled_from([(), (3,), (2, 2)]))
-def test_sequences_become_ragged_in_their_order(lengths: list[int], features: tuple[int, ...]) -> None:
+def test_sequences_become_ragged_in_their_order(
+    lengths: list[int], features: tuple[int, ...]
+) -> None:
     tensors = [torch.randn(length, *features, dtype=torch.float64) for length in lengths]
     for batch in (rl.collate(tensors), rl.collate(tuple(tensor.numpy() for tensor in tensors))):
         assert isinstance(batch, rl.Ragged)
@@ -123,14 +125,24 @@ def test_what_tokenizers_and_datasets_give() -> None:
     columns: dict[str, Any] = {"input_ids": ids, "text": ["ab", ""], "labels": [1, 0]}
     rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     # A tokenizer gives a UserDict, and a dataset in torch's format tensors.
-    as_tensors = columns | {"labels": torch.tensor([1, 0]), "input_ids": list(map(torch.tensor, ids))}
-    for batch in (rl.collate(rows), rl.collate(columns), rl.collate(UserDict(columns)), rl.collate(as_tensors)):
+    as_tensors = columns | {
+        "labels": torch.tensor([1, 0]),
+        "input_ids": list(map(torch.tensor, ids)),
+    }
+    for batch in (
+        rl.collate(rows),
+        rl.collate(columns),
+        rl.collate(UserDict(columns)),
+        rl.collate(as_tensors),
+    ):
         assert list(batch) == list(columns)
         assert [sequence.tolist() for sequence in batch["input_ids"]] == ids
         assert batch["input_ids"].dtype == torch.int64
         assert batch["text"] == ["ab", ""]
         assert batch["labels"].tolist() == [1, 0]
-    assert rl.collate({"input_ids": torch.tensor([[1, 2], [3, 4]])})["input_ids"].lengths.tolist() == [2, 2]
+    assert rl.collate({"input_ids": torch.tensor([[1, 2], [3, 4]])})[
+        "input_ids"
+    ].lengths.tolist() == [2, 2]
 
 
 def test_gradients_flow_to_the_samples() -> None:
@@ -160,31 +172,62 @@ def test_read_only_strided_and_foreign_arrays() -> None:
     [
         ([], ArgumentError, ["samples must be", "got an empty list"]),
         (torch.ones(3), ArgumentTypeError, ["got Tensor", "a list"]),
-        ([torch.ones(2, 3), torch.ones(2, 4)], ShapeError, ["samples[1]", "features (4,)", "features (3,)"]),
+        (
+            [torch.ones(2, 3), torch.ones(2, 4)],
+            ShapeError,
+            ["samples[1]", "features (4,)", "features (3,)"],
+        ),
         ([torch.ones(2), torch.tensor(2.0)], ShapeError, ["samples[1]", "dimensions: 0"]),
-        ([torch.ones(2), torch.ones(2).double()], ShapeError, ["samples[1]", "torch.float64", "torch.float32"]),
+        (
+            [torch.ones(2), torch.ones(2).double()],
+            ShapeError,
+            ["samples[1]", "torch.float64", "torch.float32"],
+        ),
         ([torch.ones(2), torch.ones(2, device="meta")], ShapeError, ["samples[1]", "device meta"]),
         ([np.ones(2), np.ones(2, np.float32)], ShapeError, ["samples[1]", "dtype float32"]),
         ([np.array(["a"]), np.array(["bc"])], ArgumentTypeError, ["samples[0]", "dtype <U1"]),
         ([torch.ones(2), np.ones(2)], ArgumentTypeError, ["samples[1]", "a ndarray", "a Tensor"]),
-        ([np.ones(2), np.ma.masked_equal([1.0, 2.0], 2)], ArgumentTypeError, ["samples[1]", "masked elements"]),
+        (
+            [np.ones(2), np.ma.masked_equal([1.0, 2.0], 2)],
+            ArgumentTypeError,
+            ["samples[1]", "masked elements"],
+        ),
         ([1, 2.5], ArgumentTypeError, ["samples[1]", "a float", "an int"]),
-        ([{"x": 1}, {"x": None}], ArgumentTypeError, ["samples[1]['x']", "None", "samples[0]['x']"]),
+        (
+            [{"x": 1}, {"x": None}],
+            ArgumentTypeError,
+            ["samples[1]['x']", "None", "samples[0]['x']"],
+        ),
         ([{"x": 1}, {"y": 1}], ArgumentError, ["samples[1]", "'x', 'y'", "keys of samples[0]"]),
         ([(1, 2), (1, 2), (1,)], ArgumentError, ["samples[2]", "a tuple of 1", "a tuple of 2"]),
         ([Pair(1, 2), (1, 2)], ArgumentTypeError, ["samples[1]", "a tuple", "a Pair"]),
-        ([[1], ["a"]], ArgumentTypeError, ["samples[1][0]", "a str", "a vocabulary or a tokenizer"]),
-        ([{"x": [[1.5], [1, "a"]]}], ShapeError, ["samples[0]['x'][1]", "a list of 2", "a list of 1"]),
+        (
+            [[1], ["a"]],
+            ArgumentTypeError,
+            ["samples[1][0]", "a str", "a vocabulary or a tokenizer"],
+        ),
+        (
+            [{"x": [[1.5], [1, "a"]]}],
+            ShapeError,
+            ["samples[0]['x'][1]", "a list of 2", "a list of 1"],
+        ),
         ([[True], [2]], ArgumentTypeError, ["samples[1][0]", "an int", "a boolean, or a number"]),
         ([[1], [2**63]], ArgumentError, ["samples[1][0]", "64 bits"]),
         ([{"x": [torch.ones(2)]}], ArgumentTypeError, ["samples[0]['x'][0]", "a Tensor"]),
         ([[1], 2], ArgumentTypeError, ["samples[1]", "an int", "a list"]),
         ({}, ArgumentError, ["samples", "no entries"]),
-        ({"x": torch.ones(4, 12), "y": 1}, ArgumentTypeError, ["samples['y']", "an int", "one entry per sample"]),
+        (
+            {"x": torch.ones(4, 12), "y": 1},
+            ArgumentTypeError,
+            ["samples['y']", "an int", "one entry per sample"],
+        ),
         ({"x": [1, 2], "y": [1]}, ArgumentError, ["samples['y']", "1 entries", "2"]),
         ([{"a": {1}}], ArgumentTypeError, ["samples[0]['a']", "a set"]),
         (
-            [Pair(torch.ones(1), (0, Event(torch.ones(2), 1))), Pair(torch.ones(1), (0, Event(torch.ones(2, 2), 1)))],
+            [
+                Pair(torch.ones(1), (0, Event(torch.ones(2), 1))),
+                Pair(torch.ones(1), (0, Event(torch.ones(2, 2), 1))),
+            ],
             ShapeError,
             ["samples[1].label[1].when", "dimensions: 2"],
         ),
@@ -199,14 +242,26 @@ class Series(Dataset[Any]):
         return 10
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        return {"x": torch.full((index, 2), float(index)), "pair": Pair(np.arange(index), index), "name": f"n{index}"}
+        return {
+            "x": torch.full((index, 2), float(index)),
+            "pair": Pair(np.arange(index), index),
+            "name": f"n{index}",
+        }
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_in_a_loader(workers: int) -> None:
     batches = list(DataLoader(Series(), batch_size=4, num_workers=workers, collate_fn=rl.collate))
-    assert [batch["x"].lengths.tolist() for batch in batches] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
-    assert [batch["pair"].label.tolist() for batch in batches] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    assert [batch["x"].lengths.tolist() for batch in batches] == [
+        [0, 1, 2, 3],
+        [4, 5, 6, 7],
+        [8, 9],
+    ]
+    assert [batch["pair"].label.tolist() for batch in batches] == [
+        [0, 1, 2, 3],
+        [4, 5, 6, 7],
+        [8, 9],
+    ]
     assert batches[2]["name"] == ["n8", "n9"]
     assert torch.equal(batches[1]["x"][2], torch.full((6, 2), 6.0))
     assert torch.equal(batches[1]["pair"].series[3], torch.arange(7))
@@ -220,5 +275,9 @@ def test_pinned_in_a_loader(device: torch.device) -> None:
     assert [batch["x"].lengths.tolist() for batch in batches] == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
     assert all(type(batch["pair"]) is Pair for batch in batches)
     if device.type == "cuda":
-        assert all(batch["x"].values.is_pinned() and batch["pair"].label.is_pinned() for batch in batches)
-        assert all(torch.equal(batch["x"].to(device).values.cpu(), batch["x"].values) for batch in batches)
+        assert all(
+            batch["x"].values.is_pinned() and batch["pair"].label.is_pinned() for batch in batches
+        )
+        assert all(
+            torch.equal(batch["x"].to(device).values.cpu(), batch["x"].values) for batch in batches
+        )

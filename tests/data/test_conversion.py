@@ -1,4 +1,6 @@
-"""What is converted, against the same data read in the usual way; and data that cannot be, or not all of it."""
+"""What is converted, against the same data read in the usual way; and data that cannot be, or not
+all of it.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,14 @@ def table() -> pa.Table:
     """Tokens with a tag each, in Arrow."""
     words = [["a", "b", "a"], [], ["c"], ["b", "b"], ["a"], [], ["d", "a"]]
     tags = [[word.upper() for word in row] for row in words]
-    return pa.table({"words": words, "tags": tags, "kind": list("xyxyxxy"), "name": [f"n{row}" for row in range(7)]})
+    return pa.table(
+        {
+            "words": words,
+            "tags": tags,
+            "kind": list("xyxyxxy"),
+            "name": [f"n{row}" for row in range(7)],
+        }
+    )
 
 
 def _rows(path: Path, rows: list[str]) -> Path:
@@ -45,7 +54,9 @@ def test_what_is_converted_is_what_is_read(name: str, tmp_path: Path) -> None:
     whole, found = read(path, asked(name)), read(tmp_path / "out", asked(name))
     assert len(list((tmp_path / "out").glob("*.arrow"))) > 2
     same(found, whole)
-    assert done.statistics == Statistics.from_config(json.loads((tmp_path / "out" / "statistics.json").read_text()))
+    assert done.statistics == Statistics.from_config(
+        json.loads((tmp_path / "out" / "statistics.json").read_text())
+    )
     assert done.statistics.sequences == len(whole)
     lengths = np.load(tmp_path / "out" / "lengths.npy")
     assert lengths.dtype == np.int32
@@ -59,7 +70,10 @@ def test_what_is_converted_is_what_is_read(name: str, tmp_path: Path) -> None:
 def test_statistics_of_large_numbers_keep_their_differences() -> None:
     values = (1e8 + np.arange(6000) % 7).astype(np.float32)[:, None]
     records = Records(values, offsets_of([1] * 6000), channels=("x",))
-    parts = [Statistics.of(records.select(np.arange(start, start + 100))) for start in range(0, 6000, 100)]
+    parts = [
+        Statistics.of(records.select(np.arange(start, start + 100)))
+        for start in range(0, 6000, 100)
+    ]
     channel = sum(parts, Statistics()).channels["x"]
     assert channel.deviation == pytest.approx(values.astype(np.float64).std(), rel=1e-9)
     assert channel.mean == pytest.approx(values.astype(np.float64).mean(), rel=1e-12)
@@ -89,15 +103,29 @@ def test_a_conversion_that_was_done_is_not_done_again(tmp_path: Path) -> None:
     assert convert(path, tmp_path / "out").was_there
     assert (tmp_path / "out" / "dataset.json").stat().st_mtime_ns == before
     _rows(path, path.read_text().split("\n")[:5])
-    refused(["contains other converted data", "overwrite"], convert, path, tmp_path / "out", error=ArgumentError)
+    refused(
+        ["contains other converted data", "overwrite"],
+        convert,
+        path,
+        tmp_path / "out",
+        error=ArgumentError,
+    )
     assert convert(path, tmp_path / "out", overwrite=True).statistics.sequences == 3
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["data.jsonl", "out"]
 
 
-def test_a_fingerprint_is_of_size_ends_and_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fingerprint_is_of_size_ends_and_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("raglane.data.stores._EDGE", 2)
-    found = [fingerprint(str(_rows(tmp_path / "a", [text]))) for text in ("abcde", "Xbcde", "abcdX", "abcdde")]
-    found += [fingerprint(str(tmp_path)), fingerprint(str((tmp_path / "a").rename(tmp_path / "b").parent))]
+    found = [
+        fingerprint(str(_rows(tmp_path / "a", [text])))
+        for text in ("abcde", "Xbcde", "abcdX", "abcdde")
+    ]
+    found += [
+        fingerprint(str(tmp_path)),
+        fingerprint(str((tmp_path / "a").rename(tmp_path / "b").parent)),
+    ]
     assert len(set(found)) == 6
     _rows(tmp_path / ".hidden", [""])
     assert fingerprint(str(tmp_path)) == found[-1]
@@ -109,13 +137,19 @@ def test_bad_rows_are_left_out_and_listed(tmp_path: Path) -> None:
     first = _rows(tmp_path / "a.jsonl", [good, *bad[:2], good])
     # The last piece has only bad rows, behind the last shard.
     second = _rows(tmp_path / "b.jsonl", [good, good, good, *bad[2:], good, *bad[:2]])
-    refused(["a.jsonl, line 2 must be ", "got bad JSON"], convert, [first, second], tmp_path / "out")
+    refused(
+        ["a.jsonl, line 2 must be ", "got bad JSON"], convert, [first, second], tmp_path / "out"
+    )
     with small_steps(3, 1):
         done = convert([first, second], tmp_path / "out", on_bad_row="skip", overwrite=True)
     assert (done.skipped, done.statistics.sequences) == (6, 6)
-    rows = [json.loads(line) for line in (tmp_path / "out" / "skipped.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line) for line in (tmp_path / "out" / "skipped.jsonl").read_text().splitlines()
+    ]
     places = [("a", 2), ("a", 3), ("b", 4), ("b", 5), ("b", 7), ("b", 8)]
-    assert [(Path(row["location"]).stem, row["place"]) for row in rows] == [(file, f"line {n}") for file, n in places]
+    assert [(Path(row["location"]).stem, row["place"]) for row in rows] == [
+        (file, f"line {n}") for file, n in places
+    ]
     assert "bad JSON" in rows[0]["error"]
     assert "a null" in rows[1]["error"]
     with pytest.raises(DataError, match=r"line 1 must be .*got bad JSON"):
@@ -131,7 +165,9 @@ def test_bad_rows_are_left_out_and_listed(tmp_path: Path) -> None:
         ('{"z": [1], "y": "b"}', "no column 'x'"),
     ],
 )
-def test_schemas_that_differ_between_files_are_refused(tmp_path: Path, row: str, words: str) -> None:
+def test_schemas_that_differ_between_files_are_refused(
+    tmp_path: Path, row: str, words: str
+) -> None:
     first = _rows(tmp_path / "a.jsonl", ['{"x": [], "y": "b"}', '{"x": [1], "y": "b"}'])
     second = _rows(tmp_path / "b.jsonl", [row])
     with pytest.raises(DataError, match=words) as caught:
@@ -140,7 +176,9 @@ def test_schemas_that_differ_between_files_are_refused(tmp_path: Path, row: str,
     more = _rows(tmp_path / "c.jsonl", ['{"x": [1], "y": "b", "id": 3}'])
     assert convert([first, more], tmp_path / "out").statistics.sequences == 3
     odd = _rows(tmp_path / "d.jsonl", ['{"x": [1], "y": "b", "id": "n"}'])
-    refused([f"{odd} must be", "ids: texts", "after numbers"], convert, [more, odd], tmp_path / "other")
+    refused(
+        [f"{odd} must be", "ids: texts", "after numbers"], convert, [more, odd], tmp_path / "other"
+    )
 
 
 def test_damaged_files_are_named(table: pa.Table, tmp_path: Path) -> None:
@@ -153,7 +191,9 @@ def test_damaged_files_are_named(table: pa.Table, tmp_path: Path) -> None:
         overwritten = content[:place] + b"\xff" * 60 + content[place + 60 :]
         for damaged in (content[: len(content) // 2], content[:-9], overwritten):
             bad.write_bytes(damaged)
-            told = refused((), partial(convert, overwrite=True), [good, bad], tmp_path / "out", columns)
+            told = refused(
+                (), partial(convert, overwrite=True), [good, bad], tmp_path / "out", columns
+            )
             assert told.startswith(str(bad))
 
 
@@ -163,12 +203,19 @@ def test_what_cannot_be_reached_is_named(tmp_path: Path) -> None:
             convert(url, tmp_path / "out")
         assert "\n" not in str(caught.value)
     refused(["no such file"], convert, tmp_path / "a.parquet", tmp_path / "out")
-    refused(["a pattern that matches a file, got no file"], convert, str(tmp_path / "*.parquet"), tmp_path / "out")
+    refused(
+        ["a pattern that matches a file, got no file"],
+        convert,
+        str(tmp_path / "*.parquet"),
+        tmp_path / "out",
+    )
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_full_disk_keeps_what_is_done_and_the_next_call_goes_on(tmp_path: Path) -> None:
-    rows = [json.dumps({"x": [float(row)] * (8000 if row == 40 else 3), "y": "a"}) for row in range(60)]
+    rows = [
+        json.dumps({"x": [float(row)] * (8000 if row == 40 else 3), "y": "a"}) for row in range(60)
+    ]
     path = _rows(tmp_path / "a.jsonl", rows)
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -194,14 +241,36 @@ def test_an_output_that_must_not_be_touched(tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     _rows(tmp_path / "full" / "mine.txt", ["mine"])
     for overwrite in (False, True):
-        refused(["contains something else"], convert, path, tmp_path / "full", overwrite=overwrite, error=ArgumentError)
+        refused(
+            ["contains something else"],
+            convert,
+            path,
+            tmp_path / "full",
+            overwrite=overwrite,
+            error=ArgumentError,
+        )
     refused(["a file"], convert, path, path, error=ArgumentError)
     with pytest.raises(ArgumentError, match="which is, or is in, the data"):
         convert(tmp_path / "full", tmp_path / "full" / "out")
     with locked(tmp_path / ".out.converting"), ThreadPoolExecutor(1) as pool:
-        refused([" writes"], pool.submit(convert, path, tmp_path / "out").result, error=ArgumentError)
-    refused(["jsonl' twice"], convert, [path, f"{path.parent}/*.jsonl"], tmp_path / "out", error=ArgumentError)
-    refused(["one of fail, skip"], convert, path, tmp_path / "out", on_bad_row="drop", error=ArgumentError)
+        refused(
+            [" writes"], pool.submit(convert, path, tmp_path / "out").result, error=ArgumentError
+        )
+    refused(
+        ["jsonl' twice"],
+        convert,
+        [path, f"{path.parent}/*.jsonl"],
+        tmp_path / "out",
+        error=ArgumentError,
+    )
+    refused(
+        ["one of fail, skip"],
+        convert,
+        path,
+        tmp_path / "out",
+        on_bad_row="drop",
+        error=ArgumentError,
+    )
 
 
 def test_what_is_half_done_goes_on_only_with_the_same(tmp_path: Path) -> None:
@@ -212,7 +281,13 @@ def test_what_is_half_done_goes_on_only_with_the_same(tmp_path: Path) -> None:
     assert (tmp_path / ".out.converting").is_dir()
     other = _rows(tmp_path / "b.jsonl", good[:2])
     with small_steps(2, 1):
-        refused(["an unfinished conversion of other data"], convert, other, tmp_path / "out", error=ArgumentError)
+        refused(
+            ["an unfinished conversion of other data"],
+            convert,
+            other,
+            tmp_path / "out",
+            error=ArgumentError,
+        )
         assert convert(path, tmp_path / "other", on_bad_row="skip").statistics.sequences == 9
         assert convert(other, tmp_path / "out", overwrite=True).statistics.sequences == 2
     assert not (tmp_path / ".out.converting").exists()
@@ -227,7 +302,14 @@ def test_lengths_are_those_of_the_sequences_not_of_other_lists(label: str, tmp_p
     }
     lengths, task = [3, 0, 1], "multilabel" if label == "sets" else "regress"
     words = [["w"] * length for length in lengths]
-    table = pa.table({"sets": labels["sets"], "y": labels[label], "words": words, "more": [["m"] * n for n in lengths]})
+    table = pa.table(
+        {
+            "sets": labels["sets"],
+            "y": labels[label],
+            "words": words,
+            "more": [["m"] * n for n in lengths],
+        }
+    )
     pq.write_table(table, tmp_path / "a.parquet")
     columns = Columns(task=task, sequence="words", label="y", features=("more",))
     assert Dataset(tmp_path / "a.parquet", columns).lengths.tolist() == lengths
@@ -238,7 +320,10 @@ def test_lengths_are_those_of_the_sequences_not_of_other_lists(label: str, tmp_p
 
 def test_missing_values_of_all_pieces_are_counted(tmp_path: Path) -> None:
     x = [[1.0, np.nan], [np.nan], [], [np.inf, 2.0], [np.nan, np.nan, 3.0]]
-    pq.write_table(pa.table({"x": x, "y": list("ababa"), "s": [1.0, None, None, 2.0, None]}), tmp_path / "a.parquet")
+    pq.write_table(
+        pa.table({"x": x, "y": list("ababa"), "s": [1.0, None, None, 2.0, None]}),
+        tmp_path / "a.parquet",
+    )
     columns = Columns(sequence="x", label="y", static=("s",))
     with small_steps(1, 16):
         found = convert(tmp_path / "a.parquet", tmp_path / "out", columns).statistics
@@ -250,7 +335,11 @@ def test_missing_values_of_all_pieces_are_counted(tmp_path: Path) -> None:
 def test_pieces_that_could_be_read_either_way_are_read_as_those_before(tmp_path: Path) -> None:
     # In the rows of the first sequence the number to learn changes; in none of the others.
     numbers = [[0.5, 1.5], [2.0], [3.0], [4.0, 4.0], [5.0], [6.0], [7.0, 7.0]]
-    rows = [f"{row},{step},{number}" for row, each in enumerate(numbers) for step, number in enumerate(each)]
+    rows = [
+        f"{row},{step},{number}"
+        for row, each in enumerate(numbers)
+        for step, number in enumerate(each)
+    ]
     path = _rows(tmp_path / "a.csv", ["id,x,y", *rows])
     columns = Columns(task="regress", label="y")
     with small_steps(4, 16):

@@ -32,7 +32,9 @@ def records_of(lengths: list[int], **others: Any) -> Dataset:
 def dataset_of(per_element: bool = False, targets: bool = True) -> Dataset:
     wanted = torch.arange(8 if per_element else 4) * 10 if targets else None
     offsets = torch.from_numpy(offsets_of(LENGTHS))
-    return of_tensors(torch.randn(8, 2), offsets, wanted, per_element=per_element, ids=("p", "q", "r", "s"))
+    return of_tensors(
+        torch.randn(8, 2), offsets, wanted, per_element=per_element, ids=("p", "q", "r", "s")
+    )
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=12), st.data())
@@ -40,11 +42,18 @@ def test_select_against_a_loop(lengths: list[int], data: st.DataObject) -> None:
     index = data.draw(st.lists(st.integers(-len(lengths), len(lengths) - 1), max_size=15))
     tags = np.array([f"t{i}" for i in range(sum(lengths))], dtype=object)
     labels = tuple(f"l{i}" for i in range(len(lengths)))
-    records = records_of(lengths, labels=labels, ids=tuple(range(100, 100 + len(lengths))), tags=tags)
+    records = records_of(
+        lengths, labels=labels, ids=tuple(range(100, 100 + len(lengths))), tags=tags
+    )
     chosen: Any = records.subset(torch.tensor(index, dtype=torch.int64))
-    slices = [slice(records.offsets[i % len(lengths)], records.offsets[i % len(lengths) + 1]) for i in index]
+    slices = [
+        slice(records.offsets[i % len(lengths)], records.offsets[i % len(lengths) + 1])
+        for i in index
+    ]
     empty = np.empty((0, 2), np.float32)
-    np.testing.assert_array_equal(chosen.values, np.concatenate([empty, *(records.values[s] for s in slices)]))
+    np.testing.assert_array_equal(
+        chosen.values, np.concatenate([empty, *(records.values[s] for s in slices)])
+    )
     assert chosen.tags.tolist() == [tag for s in slices for tag in tags[s]]
     assert chosen.lengths.tolist() == [lengths[i] for i in index]
     assert chosen.labels == tuple(labels[i] for i in index)
@@ -59,9 +68,14 @@ def test_items_are_views(per_element: bool) -> None:
         item = data[row]
         assert list(item) == ["inputs", "target", "index"]
         assert torch.equal(item["inputs"], data.tensors().values[start:end])
-        assert item["inputs"].untyped_storage().data_ptr() == data.tensors().values.untyped_storage().data_ptr()
+        assert (
+            item["inputs"].untyped_storage().data_ptr()
+            == data.tensors().values.untyped_storage().data_ptr()
+        )
         assert item["index"].item() == row
-        assert item["target"].tolist() == ([10 * i for i in range(start, end)] if per_element else 10 * row)
+        assert item["target"].tolist() == (
+            [10 * i for i in range(start, end)] if per_element else 10 * row
+        )
     assert torch.equal(data[-1]["inputs"], data[3]["inputs"])
     assert data[-1]["index"].item() == 3
     for row in (4, -5):
@@ -92,7 +106,10 @@ def test_a_dataset_goes_through_a_loader_and_pickle() -> None:
 
 
 @given(
-    st.lists(st.sampled_from("abcd"), min_size=2, max_size=60), st.floats(0.01, 0.99), st.integers(0, 5), st.booleans()
+    st.lists(st.sampled_from("abcd"), min_size=2, max_size=60),
+    st.floats(0.01, 0.99),
+    st.integers(0, 5),
+    st.booleans(),
 )
 def test_split_rules(labels: list[str], fraction: float, seed: int, stratify: bool) -> None:
     records = records_of([1] * len(labels), labels=tuple(labels), ids=tuple(range(len(labels))))
@@ -186,7 +203,9 @@ def test_a_preprocessor_is_fitted_and_applied_before_sequences_are_cut() -> None
 
 
 def test_pieces_of_a_forecast_predict_within_themselves() -> None:
-    pieces = of_tensors(torch.arange(8), torch.from_numpy(offsets_of([3, 1, 4])), forecast=True).cut(2)
+    pieces = of_tensors(
+        torch.arange(8), torch.from_numpy(offsets_of([3, 1, 4])), forecast=True
+    ).cut(2)
     assert pairs_of(pieces) == [([0, 1], [1, 2]), ([], []), ([4, 5], [5, 6]), ([], [])]
     assert max(pieces.lengths) == 2
 
@@ -208,4 +227,6 @@ def test_items_taken_out_of_a_batch_are_those_of_the_dataset() -> None:
     nothing, some = rl.collate(data.__getitems__([])), rl.collate(data.__getitems__([2]))
     assert len(nothing["inputs"]) == len(nothing["index"]) == 0
     assert nothing["inputs"].values.shape[1:] == some["inputs"].values.shape[1:]
-    assert {name: part.dtype for name, part in nothing.items()} == {name: part.dtype for name, part in some.items()}
+    assert {name: part.dtype for name, part in nothing.items()} == {
+        name: part.dtype for name, part in some.items()
+    }

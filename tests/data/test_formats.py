@@ -1,4 +1,6 @@
-"""Rules of all formats, the reader of .ts files, folders of texts, and texts cut into bytes, characters and words."""
+"""Rules of all formats, the reader of .ts files, folders of texts, and texts cut into bytes,
+characters and words.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def test_an_empty_file_and_other_bytes(tmp_path: Path, name: str, content: bytes
 
 
 @files
-def test_nothing_a_folder_in_place_of_a_file_and_a_file_in_place_of_a_folder(tmp_path: Path, name: str) -> None:
+def test_nothing_a_folder_in_place_of_a_file_and_a_file_in_place_of_a_folder(
+    tmp_path: Path, name: str
+) -> None:
     path = tmp_path / "absent" / f"data{FORMATS[name].suffixes[0]}"
     refused(["no such file or folder. Check the path"], read, path)
     refused(["a folder"], read, tmp_path, format=name)
@@ -54,7 +58,9 @@ def test_permission_denied(tmp_path: Path, name: str, monkeypatch: pytest.Monkey
     refused(["permission denied", "chmod"], read, path)
 
 
-@pytest.mark.parametrize(("name", "got"), [("data.xlsx", "'.xlsx'"), ("data", "no suffix"), ("data.doc", "'.doc'")])
+@pytest.mark.parametrize(
+    ("name", "got"), [("data.xlsx", "'.xlsx'"), ("data", "no suffix"), ("data.doc", "'.doc'")]
+)
 def test_an_unknown_suffix_lists_the_known(tmp_path: Path, name: str, got: str) -> None:
     (tmp_path / name).write_bytes(b"x")
     known = r"\.ts, \.parquet, \.pq, \.arrow, .*\.jsonl, .*\.csv, \.tsv, \.txt, or a folder"
@@ -68,11 +74,21 @@ def test_suffixes_in_capitals_and_a_format_by_name(tmp_path: Path) -> None:
     (tmp_path / "data.txt").write_text(text)
     assert read(str(tmp_path / "data.TS")).lengths.tolist() == [2]
     assert read(tmp_path / "data.txt", format="ts").lengths.tolist() == [2]
-    refused(["one of ts, parquet", ", got 'excel'"], read, tmp_path / "data.txt", format="excel", error=ArgumentError)
+    refused(
+        ["one of ts, parquet", ", got 'excel'"],
+        read,
+        tmp_path / "data.txt",
+        format="excel",
+        error=ArgumentError,
+    )
 
 
-@pytest.mark.parametrize(("name", "module"), [("parquet", "pyarrow"), ("jsonl", "pyarrow"), ("csv", "pandas")])
-def test_a_missing_extra_is_named(tmp_path: Path, name: str, module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "module"), [("parquet", "pyarrow"), ("jsonl", "pyarrow"), ("csv", "pandas")]
+)
+def test_a_missing_extra_is_named(
+    tmp_path: Path, name: str, module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = put(tmp_path / f"data{FORMATS[name].suffixes[0]}", '{"x": 1}')
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(MissingExtraError, match=rf"{module} is not installed.*raglane\[data\]"):
@@ -99,7 +115,14 @@ def test_what_is_no_class_is_left_out_and_said(tmp_path: Path) -> None:
     records = read(tmp_path)
     assert set(records.labels or ()) == {"LOC"}
     note = next(note for note in records.notes if note.startswith("left out: "))
-    for name in ("SOURCE.txt", "README.txt", "LICENSE.txt", "table.csv", "folder.txt", ".hidden.txt"):
+    for name in (
+        "SOURCE.txt",
+        "README.txt",
+        "LICENSE.txt",
+        "table.csv",
+        "folder.txt",
+        ".hidden.txt",
+    ):
         assert name in note
 
 
@@ -142,7 +165,9 @@ def test_texts_are_cut_into_what_was_named() -> None:
         assert lengths.tolist() == list(map(len, wanted[split])), split
         assert tokens.tolist() == list(chain.from_iterable(wanted[split])), split
         for text, part in zip(_TEXTS, wanted[split], strict=True):
-            assert join_tokens(part, split) == (" ".join(text.split()) if split == "words" else text)
+            assert join_tokens(part, split) == (
+                " ".join(text.split()) if split == "words" else text
+            )
             if split != "words":
                 # With the break at the end of the line.
                 assert characters_in(part, 1, split) == len(text) + 1
@@ -152,11 +177,17 @@ def test_bytes_of_every_format_are_those_of_utf8(tmp_path: Path) -> None:
     texts = [text for text in _TEXTS if text.strip()]
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "a.txt").write_text("\n".join(map(str.strip, texts)), encoding="utf-8")
-    pq.write_table(pa.table({"text": list(map(str.strip, texts)), "y": ["a"] * len(texts)}), tmp_path / "a.parquet")
+    pq.write_table(
+        pa.table({"text": list(map(str.strip, texts)), "y": ["a"] * len(texts)}),
+        tmp_path / "a.parquet",
+    )
     wanted = [[chr(byte) for byte in text.strip().encode()] for text in texts]
     for path, sequence in ((tmp_path / "texts", None), (tmp_path / "a.parquet", "text")):
         columns = Columns(sequence=sequence, split="bytes")
-        for records in (read(path, columns), read(convert(path, tmp_path / f"{path.stem}.out", columns).folder)):
+        for records in (
+            read(path, columns),
+            read(convert(path, tmp_path / f"{path.stem}.out", columns).folder),
+        ):
             assert records.lengths.tolist() == list(map(len, wanted))
             assert records.values.tolist() == list(chain.from_iterable(wanted))
 
@@ -179,7 +210,9 @@ def write(folder: Path, text: str | bytes) -> Path:
 
 
 def test_reads_what_the_header_says(tmp_path: Path) -> None:
-    path = write(tmp_path, HEADER + "1,2,3:4,5,6:a\n\n# between\n-1.5e2:1e300:b\n?,7:NaN,8:a\n::b\n")
+    path = write(
+        tmp_path, HEADER + "1,2,3:4,5,6:a\n\n# between\n-1.5e2:1e300:b\n?,7:NaN,8:a\n::b\n"
+    )
     records = read(path)
     assert records.lengths.tolist() == [3, 1, 2, 0]
     assert records.labels == ("a", "b", "a", "b")
@@ -199,7 +232,9 @@ def test_round_trip_of_random_sequences(tmp_path: Path) -> None:
         ":".join(",".join(map(repr, channel.tolist())) for channel in matrix.T) + f":{label}"
         for matrix, label in zip(matrices, labels, strict=True)
     ]
-    records = read(write(tmp_path, "@dimensions 3\n@classLabel true 1 2 10\n@data\n" + "\n".join(lines)))
+    records = read(
+        write(tmp_path, "@dimensions 3\n@classLabel true 1 2 10\n@data\n" + "\n".join(lines))
+    )
     np.testing.assert_array_equal(records.values, np.concatenate(matrices))
     assert records.lengths.tolist() == lengths.tolist()
     assert records.labels == tuple(labels)
@@ -207,14 +242,18 @@ def test_round_trip_of_random_sequences(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("newline", ["\n", "\r\n"])
 def test_newlines_a_byte_order_mark_and_other_letter_cases(tmp_path: Path, newline: str) -> None:
-    text = "\ufeff@UNIVARIATE true\n@classlabel TRUE Walking Running\n@DATA\n1,2:walking\n3:Running\n"
+    text = (
+        "\ufeff@UNIVARIATE true\n@classlabel TRUE Walking Running\n@DATA\n1,2:walking\n3:Running\n"
+    )
     records = read(write(tmp_path, text.replace("\n", newline)))
     assert records.labels == ("Walking", "Running")
     assert records.values.tolist() == [[1], [2], [3]]
 
 
 def test_channels_are_counted_where_the_header_does_not_say(tmp_path: Path) -> None:
-    records = read(write(tmp_path, "@univariate false\n@strange 3\n@classLabel true a\n@data\n1:2:3:a\n"))
+    records = read(
+        write(tmp_path, "@univariate false\n@strange 3\n@classLabel true a\n@data\n1:2:3:a\n")
+    )
     assert records.channels == ("x0", "x1", "x2")
     assert any("@dimensions" in note for note in records.notes)
     assert any("@strange" in note for note in records.notes)
@@ -250,7 +289,11 @@ def test_a_target_is_no_label(tmp_path: Path) -> None:
     [
         (HEADER + "1:2:a\n1,2:3,4,5:b\n", 12, ["channels of 2, 3 values", "equally long"]),
         (HEADER + "1:2:3:a\n", 11, ["4 fields", "2 channels and a label"]),
-        (HEADER + "1,2:3,4:a\n1,2:3\n", 12, ["2 fields", "2 channels and a label", "Restore the line"]),
+        (
+            HEADER + "1,2:3,4:a\n1,2:3\n",
+            12,
+            ["2 fields", "2 channels and a label", "Restore the line"],
+        ),
         (HEADER + "1:2:c\n", 11, ["label 'c'", "'a', 'b'"]),
         (HEADER + "1,x:2,3:a\n", 11, ["'x'", "channel 0, step 1", "?"]),
         ("@timeStamps true\n@data\n", 1, ["@timeStamps true", "not supported"]),
@@ -261,10 +304,22 @@ def test_a_target_is_no_label(tmp_path: Path) -> None:
         ("@dimensions 1 2\n@data\n", 1, ["@dimensions '1 2'", "one word"]),
         (f"@dimensions {'9' * 5000}\n@data\n", 1, ["'999", "at most 9 digits"]),
         ("@univariate true\n@dimensions 2\n@data\n", 2, ["2 channels, after 1", "make them agree"]),
-        ("@classLabel true a\n@classLabel true b\n@data\n", 2, ["@classlabel 'true b', after 'true a' in line 1"]),
+        (
+            "@classLabel true a\n@classLabel true b\n@data\n",
+            2,
+            ["@classlabel 'true b', after 'true a' in line 1"],
+        ),
         ("@classLabel true a\n@targetLabel true\n@data\n", 2, ["@targetLabel true", "not both"]),
-        ("@equalLength true\n@classLabel true a\n@data\n1,2:a\n1,2,3:a\n", 5, ["3 steps", "because of @equalLength"]),
-        ("@classLabel true caf\udce9 b\n@data\n1,2:caf\udce9\n", 1, ["UTF-8", "got the class 'caf"]),
+        (
+            "@equalLength true\n@classLabel true a\n@data\n1,2:a\n1,2,3:a\n",
+            5,
+            ["3 steps", "because of @equalLength"],
+        ),
+        (
+            "@classLabel true caf\udce9 b\n@data\n1,2:caf\udce9\n",
+            1,
+            ["UTF-8", "got the class 'caf"],
+        ),
         (HEADER + "1,٣:2,3:a\n", 11, ["'٣' as channel 0, step 1"]),
         (HEADER, None, ["no line after @data"]),
         ("@dimensions 2\n", None, ["no line @data"]),
@@ -275,7 +330,9 @@ def test_a_target_is_no_label(tmp_path: Path) -> None:
 )
 def test_bad_files(tmp_path: Path, text: str, line: int | None, words: list[str]) -> None:
     path = write(tmp_path, text.encode(errors="surrogateescape"))
-    assert refused(words, read, path).startswith(f"{path}{'' if line is None else f', line {line}'} must be ")
+    assert refused(words, read, path).startswith(
+        f"{path}{'' if line is None else f', line {line}'} must be "
+    )
 
 
 def test_a_truncated_file_is_found_wherever_it_is_cut(tmp_path: Path) -> None:
@@ -291,11 +348,17 @@ def test_a_truncated_file_is_found_wherever_it_is_cut(tmp_path: Path) -> None:
         ("csv", "data.csv", lambda text: text.replace(",", ";").replace(".", ",").encode()),
         ("csv", "data.tsv.gz", lambda text: gzip.compress(text.replace(",", "\t").encode())),
         ("jsonl", "data.jsonl.gz", lambda text: gzip.compress(text.encode())),
-        ("jsonl", "data.json", lambda text: json.dumps(list(map(json.loads, text.split("\n\n"))), indent=1).encode()),
+        (
+            "jsonl",
+            "data.json",
+            lambda text: json.dumps(list(map(json.loads, text.split("\n\n"))), indent=1).encode(),
+        ),
         ("jsonl", "data.json", lambda text: f" [{','.join(text.splitlines()[::2])}]\n".encode()),
     ],
 )
-def test_the_same_in_another_spelling(tmp_path: Path, name: str, other: str, write: Callable[[str], bytes]) -> None:
+def test_the_same_in_another_spelling(
+    tmp_path: Path, name: str, other: str, write: Callable[[str], bytes]
+) -> None:
     (folder := tmp_path / "other").mkdir()
     path = put(folder / other, write(written(name, tmp_path).read_text()))
     same(read(path), read(written(name, tmp_path)))
@@ -314,9 +377,13 @@ def test_the_same_in_another_spelling(tmp_path: Path, name: str, other: str, wri
         ("[ ]", None, ["an empty array"]),
     ],
 )
-def test_a_bad_array_of_objects(tmp_path: Path, text: str, line: int | None, words: list[str]) -> None:
+def test_a_bad_array_of_objects(
+    tmp_path: Path, text: str, line: int | None, words: list[str]
+) -> None:
     path = put(tmp_path / "data.json", text)
-    assert refused(words, read, path).startswith(f"{path}{'' if line is None else f', line {line}'} must be ")
+    assert refused(words, read, path).startswith(
+        f"{path}{'' if line is None else f', line {line}'} must be "
+    )
 
 
 def test_a_damaged_gzip_or_npz_file(tmp_path: Path) -> None:
@@ -328,7 +395,10 @@ def test_a_damaged_gzip_or_npz_file(tmp_path: Path) -> None:
     np.savez(path := tmp_path / "data.npz", x=np.zeros((3, 2)))
     archive = bytearray(path.read_bytes())
     archive[archive.index(b"PK\x01\x02") + 10] = 99  # no method of compression
-    for bad, words in ((archive, "compression"), (archive[archive.index(b"\x93NUMPY") :], "no zip archive")):
+    for bad, words in (
+        (archive, "compression"),
+        (archive[archive.index(b"\x93NUMPY") :], "no zip archive"),
+    ):
         path.write_bytes(bad)
         refused([words], read, path)
 
@@ -336,10 +406,19 @@ def test_a_damaged_gzip_or_npz_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arrays", "words"),
     [
-        ({"x": np.zeros((3, 2)), "y": np.zeros(4)}, ["an array 'y' of shape (4,), with 3 sequences"]),
+        (
+            {"x": np.zeros((3, 2)), "y": np.zeros(4)},
+            ["an array 'y' of shape (4,), with 3 sequences"],
+        ),
         ({"x": np.zeros((5, 2)), "offsets": [0, 4, 2]}, ["offsets"]),
-        ({"x": np.zeros((5, 2)), "lengths": [3, 3]}, ["shape (5, 2), with 2 sequences of 6 elements", "the lengths"]),
-        ({"x": np.zeros((5, 2)), "lengths": [6, -1]}, ["data.npz must be", "got lengths array([ 6, -1])"]),
+        (
+            {"x": np.zeros((5, 2)), "lengths": [3, 3]},
+            ["shape (5, 2), with 2 sequences of 6 elements", "the lengths"],
+        ),
+        (
+            {"x": np.zeros((5, 2)), "lengths": [6, -1]},
+            ["data.npz must be", "got lengths array([ 6, -1])"],
+        ),
         ({"x": np.array([[1.0], [2.0, 3.0]], dtype=object)}, ["Object arrays cannot be loaded"]),
         ({"x": np.zeros((3, 2)), "rate": 16000}, ["an array 'rate'", "shape ()"]),
         ({}, ["no array"]),
@@ -352,9 +431,15 @@ def test_bad_arrays(tmp_path: Path, arrays: dict[str, Any], words: list[str]) ->
 
 def test_arrays_of_sequences_of_one_length(tmp_path: Path) -> None:
     values = np.arange(24, dtype=np.float32).reshape(4, 3, 2)
-    np.savez_compressed(tmp_path / "data.npz", series=values.astype("g"), y=np.array([0, 1, 0, 1], ">i8"))
+    np.savez_compressed(
+        tmp_path / "data.npz", series=values.astype("g"), y=np.array([0, 1, 0, 1], ">i8")
+    )
     data = read(tmp_path / "data.npz")
-    assert (data.lengths.tolist(), data.labels, data.label_kinds) == ([3] * 4, ("0", "1", "0", "1"), ("whole numbers",))
+    assert (data.lengths.tolist(), data.labels, data.label_kinds) == (
+        [3] * 4,
+        ("0", "1", "0", "1"),
+        ("whole numbers",),
+    )
     np.testing.assert_array_equal(data.values, values.reshape(12, 2))
 
 
@@ -368,7 +453,12 @@ def test_sets_of_numbers_are_channels(tmp_path: Path) -> None:
     assert read(path, data.columns).values[1, 64] == 1
     for odd in ("128", "60, 60", "-1"):
         path.write_text(f'{{"roll": [[1], [{odd}], []]}}\n')
-        refused(["different whole numbers from 0 to 127", "in row 0 (line 1), step 1"], read, path, data.columns)
+        refused(
+            ["different whole numbers from 0 to 127", "in row 0 (line 1), step 1"],
+            read,
+            path,
+            data.columns,
+        )
     path.write_text('{"roll": [[1.5], [], [2]]}\n')
     refused(["the same number of channels"], read, path, Columns(task="forecast"))
 
@@ -376,7 +466,9 @@ def test_sets_of_numbers_are_channels(tmp_path: Path) -> None:
 def test_ids_that_repeat_are_counted(tmp_path: Path) -> None:
     path = tmp_path / "data.jsonl"
     for count, words in ((4, "1 sequence repeats"), (5, "2 sequences repeat")):
-        path.write_text("".join(f'{{"id": {number % 3}, "x": [1.0], "y": "a"}}\n' for number in range(count)))
+        path.write_text(
+            "".join(f'{{"id": {number % 3}, "x": [1.0], "y": "a"}}\n' for number in range(count))
+        )
         assert f"{words} the id of another one" in read(path).notes
 
 
@@ -408,6 +500,8 @@ def test_agrees_with_sktime() -> None:
         path = folder / name / f"{name}_TEST.ts"
         ours = read(path)
         frame, labels = datasets.load_from_tsfile(str(path), return_data_type="nested_univ")
-        flat = [np.stack([np.asarray(cell, np.float32) for cell in row], 1) for row in frame.to_numpy()]
+        flat = [
+            np.stack([np.asarray(cell, np.float32) for cell in row], 1) for row in frame.to_numpy()
+        ]
         np.testing.assert_array_equal(ours.values, np.concatenate(flat))
         assert [label.lower() for label in ours.labels or ()] == [label.lower() for label in labels]

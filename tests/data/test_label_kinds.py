@@ -1,4 +1,6 @@
-"""Labels of several files are of one kind, or refused: 1, "1" and 1.0 would be three labels, or silently one."""
+"""Labels of several files are of one kind, or refused: 1, "1" and 1.0 would be three labels, or
+silently one.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +28,13 @@ def _written(path: Path, labels: list[Any]) -> Path:
     if path.suffix in (".parquet", ".arrow"):
         write_table(path, pa.table({"x": _X, "y": labels}))
     elif path.suffix == ".jsonl":
-        path.write_text("".join(json.dumps({"x": x, "y": y}) + "\n" for x, y in zip(_X, labels, strict=True)))
+        path.write_text(
+            "".join(json.dumps({"x": x, "y": y}) + "\n" for x, y in zip(_X, labels, strict=True))
+        )
     else:
-        rows = [f"{row},{value},{labels[row]}\n" for row, values in enumerate(_X) for value in values]
+        rows = [
+            f"{row},{value},{labels[row]}\n" for row, values in enumerate(_X) for value in values
+        ]
         path.write_text("id,x,y\n" + "".join(rows))
     return path
 
@@ -46,8 +52,14 @@ def _refused(files: list[Path], columns: Columns, kinds: tuple[str, str], out: P
 
 @pytest.mark.parametrize("suffix", [".parquet", ".arrow", ".jsonl"])
 def test_labels_of_other_types_are_refused(tmp_path: Path, suffix: str) -> None:
-    kinds_of = (("whole numbers", [1, 2, 1]), ("texts", ["a", "b", "a"]), ("truth values", [True, False, True]))
-    files = {kind: _written(tmp_path / f"{kind}{suffix}", list(labels)) for kind, labels in kinds_of}
+    kinds_of = (
+        ("whole numbers", [1, 2, 1]),
+        ("texts", ["a", "b", "a"]),
+        ("truth values", [True, False, True]),
+    )
+    files = {
+        kind: _written(tmp_path / f"{kind}{suffix}", list(labels)) for kind, labels in kinds_of
+    }
     for kinds in itertools.permutations(files, 2):
         _refused([files[kind] for kind in kinds], _COLUMNS, kinds, tmp_path / "out")
         assert Dataset(files[kinds[0]], _COLUMNS).records.label_kinds == kinds[:1]
@@ -72,9 +84,13 @@ def test_labels_of_csv_files_are_what_they_look_like(tmp_path: Path) -> None:
     for name, labels in (("whole numbers", ["1"]), ("fractions", ["1.0"]), ("texts", ["a"])):
         for both in ([mixed, files[name]], [files[name], mixed]):
             found = Dataset(both, columns).statistics.labels
-            assert convert(both, tmp_path / "out", columns, overwrite=True).statistics.labels == found
+            assert (
+                convert(both, tmp_path / "out", columns, overwrite=True).statistics.labels == found
+            )
             assert found[labels[0]] >= 1
-    assert len(Dataset([mixed, files["texts"], files["fractions"]], columns)) == 9  # the kinds of all files before
+    assert (
+        len(Dataset([mixed, files["texts"], files["fractions"]], columns)) == 9
+    )  # the kinds of all files before
     both = [mixed, files["truth values with a capital"]]
     _refused(both, columns, ("fractions and texts and whole numbers", "truth"), tmp_path / "out")
 
@@ -87,16 +103,26 @@ def test_a_type_and_what_is_written_without_one_go_together(tmp_path: Path) -> N
     columns = Columns(sequence="text", label="y")
     for both in ([typed, whole], [whole, typed]):
         assert Dataset(both, columns).statistics.labels == {"1": 1, "2": 2, "3": 1}
-        assert convert(both, tmp_path / "out", columns, overwrite=True).statistics.labels == {"1": 1, "2": 2, "3": 1}
+        assert convert(both, tmp_path / "out", columns, overwrite=True).statistics.labels == {
+            "1": 1,
+            "2": 2,
+            "3": 1,
+        }
     _refused([typed, fractions], columns, ("whole numbers", "fractions"), tmp_path / "out")
 
 
 def test_what_was_converted_keeps_what_its_labels_were(tmp_path: Path) -> None:
-    numbers, texts = _written(tmp_path / "a.parquet", [1, 2, 1]), _written(tmp_path / "b.parquet", ["1"] * 3)
+    numbers, texts = (
+        _written(tmp_path / "a.parquet", [1, 2, 1]),
+        _written(tmp_path / "b.parquet", ["1"] * 3),
+    )
     folders = [convert(file, tmp_path / file.stem, _COLUMNS).folder for file in (numbers, texts)]
     _refused(folders, Columns(), ("whole numbers", "texts"), tmp_path / "out")
     _refused([folders[0], texts], Columns(), ("whole numbers", "texts"), tmp_path / "out")
-    assert convert([folders[0], numbers], tmp_path / "both", _COLUMNS).statistics.labels == {"1": 4, "2": 2}
+    assert convert([folders[0], numbers], tmp_path / "both", _COLUMNS).statistics.labels == {
+        "1": 4,
+        "2": 2,
+    }
     assert read(folders[0]).records.label_kinds == ("whole numbers",)
 
 
@@ -106,20 +132,39 @@ def test_tags_and_sets_are_labels_too(tmp_path: Path) -> None:
         ("multilabel", [["a"], [], ["a", "b"]], [[1], [], [2]]),
         ("multilabel", ["a;b", "", "b"], [[1], [], [2]]),
     ):
-        files = [_written(tmp_path / f"{name}.jsonl", labels) for name, labels in (("a", texts), ("b", numbers))]
-        _refused(files, Columns(task=task, sequence="x", label="y"), ("texts", "whole numbers"), tmp_path / "out")
+        files = [
+            _written(tmp_path / f"{name}.jsonl", labels)
+            for name, labels in (("a", texts), ("b", numbers))
+        ]
+        _refused(
+            files,
+            Columns(task=task, sequence="x", label="y"),
+            ("texts", "whole numbers"),
+            tmp_path / "out",
+        )
         # A prediction reads no labels.
-        assert len(Dataset(files, Columns(task=task, sequence="x", label="y", need_labels=False))) == 6
+        assert (
+            len(Dataset(files, Columns(task=task, sequence="x", label="y", need_labels=False))) == 6
+        )
     # Numbers to learn are numbers, whole or not.
-    files = [_written(tmp_path / "a.jsonl", [1, 2, 3]), _written(tmp_path / "b.jsonl", [0.5, 1.5, 2.5])]
+    files = [
+        _written(tmp_path / "a.jsonl", [1, 2, 3]),
+        _written(tmp_path / "b.jsonl", [0.5, 1.5, 2.5]),
+    ]
     assert len(Dataset(files, Columns(task="regress", sequence="x", label="y"))) == 6
 
 
-def test_a_row_whose_label_is_of_another_type_is_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_whose_label_is_of_another_type_is_bad(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(pieces, "ROWS", 2)
     path = tmp_path / "a.jsonl"
-    path.write_text("".join(json.dumps({"x": [1.0], "y": label}) + "\n" for label in [1, 2, 3, 1, "1"]))
-    refused(["labels that are texts, after whole numbers"], convert, path, tmp_path / "out", _COLUMNS)
+    path.write_text(
+        "".join(json.dumps({"x": [1.0], "y": label}) + "\n" for label in [1, 2, 3, 1, "1"])
+    )
+    refused(
+        ["labels that are texts, after whole numbers"], convert, path, tmp_path / "out", _COLUMNS
+    )
     done = convert(path, tmp_path / "other", _COLUMNS, on_bad_row="skip")
     assert (done.skipped, dict(done.statistics.labels)) == (1, {"1": 2, "2": 1, "3": 1})
     kept = read(path, _COLUMNS, on_bad_row="skip")
@@ -131,7 +176,9 @@ def test_lists_of_labels_that_are_all_empty(tmp_path: Path) -> None:
     columns = Columns(task="multilabel", sequence="x", label="y")
     for depth in (1, 2):
         labels: list[Any] = [[[]] * len(x) if depth == 2 else [] for x in _X]
-        assert not any(cast(Any, read(_written(tmp_path / "a.jsonl", labels), columns).records.targets).values)
+        assert not any(
+            cast(Any, read(_written(tmp_path / "a.jsonl", labels), columns).records.targets).values
+        )
     path = tmp_path / "a.jsonl"
     skip: dict[str, Any] = {"columns": columns, "on_bad_row": "skip"}
     _written(path, [["a"], [], [None]])  # bad rows on both sides

@@ -15,7 +15,9 @@ _LENGTHS = st.lists(st.integers(0, 60) | st.integers(0, 10_000_000), min_size=1,
 
 
 @given(_LENGTHS, st.floats(0, 1))
-def test_a_quantile_is_the_least_length_that_so_many_do_not_exceed(lengths: list[int], share: float) -> None:
+def test_a_quantile_is_the_least_length_that_so_many_do_not_exceed(
+    lengths: list[int], share: float
+) -> None:
     found = Distribution.of(np.array(lengths)).quantile(share)
     assert found in lengths
     assert sum(length <= found for length in lengths) >= share * len(lengths) - 1e-6

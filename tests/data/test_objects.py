@@ -44,7 +44,11 @@ def test_sequences_of_numbers_in_every_form() -> None:
             [array.astype(np.float64) for array in arrays],
             pd.Series(arrays),
         ]
-        forms += [objects] if len(set(lengths)) > 1 else [np.stack(arrays), torch.from_numpy(np.stack(arrays))]
+        forms += (
+            [objects]
+            if len(set(lengths)) > 1
+            else [np.stack(arrays), torch.from_numpy(np.stack(arrays))]
+        )
         for form in forms:
             found = read(form, _NONE)
             assert (_split(found), str(found.source)) == (expected, "data")
@@ -74,7 +78,13 @@ def test_texts_are_tokens_cut_as_asked() -> None:
         records = read(["to be"], Columns(need_labels=False, split=split))
         assert (records.values.tolist(), records.columns.split) == (tokens, split or "words")
     for option, given in (("on_bad_row", "skip"), ("format", "csv")):
-        refused([f"{option} must be", f"got '{given}'"], read, ["to be"], **{option: given}, error=ArgumentError)
+        refused(
+            [f"{option} must be", f"got '{given}'"],
+            read,
+            ["to be"],
+            **{option: given},
+            error=ArgumentError,
+        )
 
 
 def test_labels_are_read_as_in_a_file() -> None:
@@ -97,13 +107,30 @@ def test_labels_are_read_as_in_a_file() -> None:
         targets: Any = read(data, Columns(task), labels=given).targets
         assert targets.values.tolist() == values
     spoken: Any = read(data, Columns("transcribe", label_split="words"), labels=["ab c", "d"])
-    assert (spoken.targets.values.tolist(), spoken.columns.label_split) == ([("ab", "c"), ("d",)], "words")
+    assert (spoken.targets.values.tolist(), spoken.columns.label_split) == (
+        [("ab", "c"), ("d",)],
+        "words",
+    )
 
 
 def test_tables_are_read_as_their_files(tmp_path: Path) -> None:
-    wide: dict[str, list[Any]] = {"name": ["a", "b", "c"], "x": [[1.5, 2.0], [], [3.25]], "kind": ["up", "down", "up"]}
-    long: dict[str, list[Any]] = {"id": [7, 7, 9], "t": [1, 0, 0], "h": [0.1, 0.25, 1e-7], "kind": ["up", "up", "down"]}
-    makes = (pd.DataFrame, pl.DataFrame, pa.table, lambda rows: pd.DataFrame(rows).set_index(next(iter(rows))))
+    wide: dict[str, list[Any]] = {
+        "name": ["a", "b", "c"],
+        "x": [[1.5, 2.0], [], [3.25]],
+        "kind": ["up", "down", "up"],
+    }
+    long: dict[str, list[Any]] = {
+        "id": [7, 7, 9],
+        "t": [1, 0, 0],
+        "h": [0.1, 0.25, 1e-7],
+        "kind": ["up", "up", "down"],
+    }
+    makes = (
+        pd.DataFrame,
+        pl.DataFrame,
+        pa.table,
+        lambda rows: pd.DataFrame(rows).set_index(next(iter(rows))),
+    )
     texts: dict[str, list[Any]] = {"id": [1, 2], "text": ["the cat", "a dog"], "label": [0, 1]}
     words: dict[str, list[Any]] = {"id": [1, 1, 2], "word": ["the", "cat", "a"], "label": [0, 0, 1]}
     for table, columns in ((wide, Columns(label="kind", id="name")), (texts, None)):
@@ -111,7 +138,13 @@ def test_tables_are_read_as_their_files(tmp_path: Path) -> None:
         pd.DataFrame(table).to_parquet(path)
         for make in makes:
             same(read(make(table), columns), read(path, columns))
-    steps: dict[str, list[Any]] = {"id": ["u", "v"], "t0": [0.5, 1], "t1": [2.5, 1], "t2": [3.5, 1], "kind": ["a", "b"]}
+    steps: dict[str, list[Any]] = {
+        "id": ["u", "v"],
+        "t0": [0.5, 1],
+        "t1": [2.5, 1],
+        "t2": [3.5, 1],
+        "kind": ["a", "b"],
+    }
     for table in (long, words, steps):
         pd.DataFrame(table).to_csv(csv := tmp_path / "table.csv", index=False)
         for make in makes:
@@ -126,33 +159,52 @@ def test_a_table_with_labels_beside_it() -> None:
     categories = pl.DataFrame({"Unnamed: 0": [0, 1], "x": [[1.0], [2.0]], "kind": kinds})
     assert read(categories).labels == ("u", "v")
     numbered = pd.DataFrame({"x": [[1.0, np.nan], [2.0]], "id": [9, 4], "kind": [True, False]})
-    found = read(numbered.astype({"id": "category", "kind": "category"}), labels=pd.Series(["p", "q"], [9, 4]))
+    found = read(
+        numbered.astype({"id": "category", "kind": "category"}),
+        labels=pd.Series(["p", "q"], [9, 4]),
+    )
     assert (found.ids, found.labels, np.isnan(found.values).sum()) == ((9, 4), ("p", "q"), 1)
     assert read(numbered.astype({"kind": "category"})).labels == ("true", "false")
-    assert read(pd.DataFrame({0: [np.ones((2, 3)), np.zeros((1, 3))], 1: ["up", "down"]})).lengths.tolist() == [2, 1]
+    assert read(
+        pd.DataFrame({0: [np.ones((2, 3)), np.zeros((1, 3))], 1: ["up", "down"]})
+    ).lengths.tolist() == [2, 1]
 
 
 def test_a_column_that_data_in_memory_has_not_is_not_passed_over_in_silence() -> None:
     columns = Columns(need_labels=False, id="x", time_gaps=True)
-    unused = "not used, since data in memory has no such column: Columns(id=...), Columns(time_gaps=...)"
+    unused = (
+        "not used, since data in memory has no such column: Columns(id=...), Columns(time_gaps=...)"
+    )
     for source in ([[1.0, 2.0]], np.zeros((2, 3)), rl.Ragged([torch.zeros(2)]), ["a text"]):
         assert unused in read(source, columns).notes
     rows = pd.DataFrame({"x": [0, 0, 1], "time": [1, 3, 5], "y": [0.5, 1.5, 2.5]})
     assert not any("not used" in note for note in read(rows, columns).notes)
     timed = rows.assign(time=pd.to_timedelta(rows["time"], unit="s"))
-    assert read(timed, columns).values.tolist() == read(rows, columns).values.tolist() == [[0.5, 0], [1.5, 2], [2.5, 0]]
+    assert (
+        read(timed, columns).values.tolist()
+        == read(rows, columns).values.tolist()
+        == [[0.5, 0], [1.5, 2], [2.5, 0]]
+    )
     lists = pd.DataFrame({"x": ["a", "b"], "y": [[1.0], [2.0, 3.0]]})
-    assert "table of this kind has no such column: Columns(time_gaps" in "".join(read(lists, columns).notes)
+    assert "table of this kind has no such column: Columns(time_gaps" in "".join(
+        read(lists, columns).notes
+    )
 
 
 def test_panels() -> None:
     expected = [[[1, 10], [2, 20]], [[3, 30]]]
-    channels = [pd.Series([1.0, 2.0]), pd.Series([3.0])], [pd.Series([10.0, 20.0]), pd.Series([30.0])]
+    channels = (
+        [pd.Series([1.0, 2.0]), pd.Series([3.0])],
+        [pd.Series([10.0, 20.0]), pd.Series([30.0])],
+    )
     nested = pd.DataFrame(dict(zip("ab", channels, strict=True)))
     flat = pd.DataFrame({"a": [2, 3, 1], "b": [20, 30, 10]}, dtype=float)
     # The rows of a sequence may be apart, and in another order than their steps.
     flat.index = pd.MultiIndex.from_tuples([("s", 1), ("t", 0), ("s", 0)])
-    listed = [pd.DataFrame({"a": [1.0, 2.0], "b": [10.0, 20.0]}), pd.DataFrame({"a": [3.0], "b": [30.0]})]
+    listed = [
+        pd.DataFrame({"a": [1.0, 2.0], "b": [10.0, 20.0]}),
+        pd.DataFrame({"a": [3.0], "b": [30.0]}),
+    ]
     words = flat.sort_index()
     words.index = pd.MultiIndex.from_tuples([("s", "t2"), ("s", "t10"), ("t", "t2")])
     timed, dated = (flat.set_index(flat.index.set_levels(times, level=1)) for times in _TIMES)
@@ -162,8 +214,13 @@ def test_panels() -> None:
     assert read(flat, _NONE).ids == ("s", "t")
     gap = flat.astype({"b": "Int64"})
     gap.iloc[1, 1] = pd.NA
-    assert np.array_equal(read(gap, _NONE).values, np.array([[1, 10], [2, 20], [3, np.nan]]), equal_nan=True)
-    assert read([table.set_axis(["a", "a"], axis=1) for table in listed], _NONE).channels == ("x0", "x1")
+    assert np.array_equal(
+        read(gap, _NONE).values, np.array([[1, 10], [2, 20], [3, np.nan]]), equal_nan=True
+    )
+    assert read([table.set_axis(["a", "a"], axis=1) for table in listed], _NONE).channels == (
+        "x0",
+        "x1",
+    )
 
 
 @pytest.mark.parametrize(
@@ -175,31 +232,106 @@ def test_panels() -> None:
         ([np.ones((2, 3)), np.ones((5, 0))], None, ShapeError, ["data[1]", "(5, 0)"]),
         ([[1], "a"], None, ArgumentTypeError, ["data[1]", "real numbers"]),
         (["a", [1]], None, ArgumentTypeError, ["data", "of several kinds"]),
-        ([np.ones((2, 3)), np.ones((2, 4))], None, ShapeError, ["data[1]", "(2, 4)", "C = 3", "transpose"]),
-        ([np.ma.array([1.0, 2.0], mask=[False, True])], None, ArgumentTypeError, ["data[0]", ".filled(numpy.nan)"]),
-        (np.ma.array(np.ones((2, 3)), mask=np.eye(2, 3) > 0), None, ArgumentTypeError, ["data must be", "masked"]),
+        (
+            [np.ones((2, 3)), np.ones((2, 4))],
+            None,
+            ShapeError,
+            ["data[1]", "(2, 4)", "C = 3", "transpose"],
+        ),
+        (
+            [np.ma.array([1.0, 2.0], mask=[False, True])],
+            None,
+            ArgumentTypeError,
+            ["data[0]", ".filled(numpy.nan)"],
+        ),
+        (
+            np.ma.array(np.ones((2, 3)), mask=np.eye(2, 3) > 0),
+            None,
+            ArgumentTypeError,
+            ["data must be", "masked"],
+        ),
         (np.ones((2, 3, 0)), None, ShapeError, ["elements of shape (0,)"]),
         (["a", "\ud800"], None, ArgumentTypeError, ["data", "of several kinds"]),
         ([[[10**400, 1]]], None, ArgumentTypeError, ["data[0]", "array of numbers"]),
         ([1j * np.ones(2)], None, ArgumentTypeError, ["data[0]", "complex"]),
-        (np.array([["2024-01-31"]], "M8[D]"), None, ArgumentTypeError, ["data must be", "datetime64"]),
+        (
+            np.array([["2024-01-31"]], "M8[D]"),
+            None,
+            ArgumentTypeError,
+            ["data must be", "datetime64"],
+        ),
         (np.ones(3), None, ShapeError, ["(3,)", "(sequences, steps)"]),
-        ([np.ones((4, 21, 3))], None, ShapeError, ["data[0]", "(4, 21, 3)", "Reshape it to (L, 63)."]),
-        (pd.DataFrame({"x": ["u"]}, [[0], [0]]), None, ArgumentTypeError, ["or pass data.reset_index()"]),
+        (
+            [np.ones((4, 21, 3))],
+            None,
+            ShapeError,
+            ["data[0]", "(4, 21, 3)", "Reshape it to (L, 63)."],
+        ),
+        (
+            pd.DataFrame({"x": ["u"]}, [[0], [0]]),
+            None,
+            ArgumentTypeError,
+            ["or pass data.reset_index()"],
+        ),
         ([1.0, 2.0], None, ShapeError, ["data[0]", "Wrap the numbers of a sequence in a list."]),
         ([np.ones(())], None, ShapeError, ["data[0]", "Wrap the numbers of a sequence in a list."]),
         (rl.Ragged([torch.ones(2, 3, 4)]), None, ShapeError, ["(3, 4)"]),
         (torch.ones(2, 3, device="meta"), None, ArgumentTypeError, ["data", "Tensor"]),
-        (pd.DataFrame([[[1.0], "a"]], columns=[1, "1"]), None, DataError, ["Duplicate column names"]),
-        (pa.table({"x": [[1.0]], "y": pa.array([None], "str").dictionary_encode("encode")}), None, DataError, ["null"]),
-        ([pd.DataFrame({"a": [1.0], "b": [2.0]}), pd.DataFrame({"b": [1], "a": [2]})], None, DataError, ["data[1]"]),
-        ([pd.DataFrame({"a": [1.0]}), np.ones(2)], None, DataError, ["data[1] must be a table", "got a ndarray"]),
-        (pd.DataFrame({"id": [1], "x": [1], "kind": [b"u"]}), None, DataError, ["bytes in the column 'kind'"]),
-        (pd.DataFrame({"x": [1.0, 2.0]}, [["a", None], [0, 0]]), None, DataError, ["missing entry in row 1 of the"]),
-        (pd.DataFrame({"x": [1.0, 2.0]}, [["a", "a"], [3, 3]]), None, DataError, ["the index (a, 3) again in row 1"]),
-        (datasets.DatasetDict({"a": datasets.Dataset.from_dict({})}), None, ArgumentTypeError, ["data", "Dict"]),
+        (
+            pd.DataFrame([[[1.0], "a"]], columns=[1, "1"]),
+            None,
+            DataError,
+            ["Duplicate column names"],
+        ),
+        (
+            pa.table({"x": [[1.0]], "y": pa.array([None], "str").dictionary_encode("encode")}),
+            None,
+            DataError,
+            ["null"],
+        ),
+        (
+            [pd.DataFrame({"a": [1.0], "b": [2.0]}), pd.DataFrame({"b": [1], "a": [2]})],
+            None,
+            DataError,
+            ["data[1]"],
+        ),
+        (
+            [pd.DataFrame({"a": [1.0]}), np.ones(2)],
+            None,
+            DataError,
+            ["data[1] must be a table", "got a ndarray"],
+        ),
+        (
+            pd.DataFrame({"id": [1], "x": [1], "kind": [b"u"]}),
+            None,
+            DataError,
+            ["bytes in the column 'kind'"],
+        ),
+        (
+            pd.DataFrame({"x": [1.0, 2.0]}, [["a", None], [0, 0]]),
+            None,
+            DataError,
+            ["missing entry in row 1 of the"],
+        ),
+        (
+            pd.DataFrame({"x": [1.0, 2.0]}, [["a", "a"], [3, 3]]),
+            None,
+            DataError,
+            ["the index (a, 3) again in row 1"],
+        ),
+        (
+            datasets.DatasetDict({"a": datasets.Dataset.from_dict({})}),
+            None,
+            ArgumentTypeError,
+            ["data", "Dict"],
+        ),
         (pd.DataFrame({"x": [1, "a"]}), None, DataError, ["Arrow", "one kind"]),
-        (pd.DataFrame({"a": [pd.Series([1, 2])], "b": [pd.Series([1])]}), None, ShapeError, ["row 0", "2, 1 steps"]),
+        (
+            pd.DataFrame({"a": [pd.Series([1, 2])], "b": [pd.Series([1])]}),
+            None,
+            ShapeError,
+            ["row 0", "2, 1 steps"],
+        ),
         ([[1.0]], None, DataError, ["labels must be", "got none", "classify"]),
         ([[1.0]], ["a", "b"], ShapeError, ["got 2 for 1 sequences"]),
         ([[1.0]], "a", ArgumentTypeError, ["labels must be", "got 'a'"]),
@@ -207,10 +339,18 @@ def test_panels() -> None:
             pd.DataFrame({"id": ["b", "a", "b"], "x": [0.5, 1.5, 2.5]}),
             pd.Series({"a": "up", "b": "down"}),
             DataError,
-            ["labels must be in the order of the sequences, 'b', 'a'", "got an index in another order, 'a', 'b'"],
+            [
+                "labels must be in the order of the sequences, 'b', 'a'",
+                "got an index in another order, 'a', 'b'",
+            ],
         ),
         ([[1.0]], np.array(1), ArgumentTypeError, ["labels must be", "got a ndarray"]),
-        ([[1.0]], pd.DataFrame({"label": ["a"]}), ArgumentTypeError, ["labels must be", "one column of a table"]),
+        (
+            [[1.0]],
+            pd.DataFrame({"label": ["a"]}),
+            ArgumentTypeError,
+            ["labels must be", "one column of a table"],
+        ),
         ([[1.0], [2.0]], ["a", 1], ArgumentTypeError, ["labels", "of several kinds"]),
         ([[1.0], [2.0]], pd.Series(["a", np.nan]), DataError, ["labels", "a null in row 1"]),
     ],

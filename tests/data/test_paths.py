@@ -13,7 +13,13 @@ import pytest
 from raglane._utils.files import check_file, read_file
 from raglane.cli import main
 from raglane.data import FORMATS, Columns, read
-from raglane.errors import ArgumentError, ArgumentTypeError, CheckpointError, DataError, RaglaneError
+from raglane.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    CheckpointError,
+    DataError,
+    RaglaneError,
+)
 from raglane.planner.probe import lengths_of_file
 from raglane.training.checkpoint import load_model, read_tensors
 from raglane.training.predictions import check_apart, check_output
@@ -46,24 +52,32 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @others
 @files
-def test_what_is_no_file_is_refused_before_it_is_opened(tmp_path: Path, name: str, what: str) -> None:
+def test_what_is_no_file_is_refused_before_it_is_opened(
+    tmp_path: Path, name: str, what: str
+) -> None:
     path = tmp_path / f"data{FORMATS[name].suffixes[0]}"
     _MAKERS[what](path)
     for form in (None, name, "folder"):
-        with pytest.raises(DataError, match=f"{path.name} must be .*file or a folder, got {what}. "):
+        with pytest.raises(
+            DataError, match=f"{path.name} must be .*file or a folder, got {what}. "
+        ):
             read(path, format=form)
 
 
 @others
 def test_whatever_is_read_and_written_is_a_file(tmp_path: Path, what: str) -> None:
     _MAKERS[what](path := tmp_path / "data.csv")
-    with pytest.raises(DataError, match=f"lengths must be .*got '.*data.csv', which cannot be read .{what}"):
+    with pytest.raises(
+        DataError, match=f"lengths must be .*got '.*data.csv', which cannot be read .{what}"
+    ):
         lengths_of_file(path)
     for load in (read_json, read_tensors):
         with pytest.raises(CheckpointError, match=f"data.csv must be .*got {what}"):
             load(path)
     if what != "a dangling link":  # which a new file replaces
-        with pytest.raises(ArgumentError, match=f"output must be a file.*, got '.*data.csv', {what}"):
+        with pytest.raises(
+            ArgumentError, match=f"output must be a file.*, got '.*data.csv', {what}"
+        ):
             check_output(path)
     check_apart(tmp_path / "other.csv", path, tmp_path / "run")
     before = sorted(os.listdir(tmp_path))
@@ -83,7 +97,9 @@ def test_a_class_is_not_passed_over(tmp_path: Path, what: str) -> None:
         read(folder)
 
 
-def test_a_program_that_writes_into_a_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_program_that_writes_into_a_command_is_refused(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """As in ``raglane train <(zcat data.csv.gz) --format csv``."""
     out, into = os.pipe()
     try:
@@ -109,7 +125,11 @@ def test_links_to_files_and_folders_are_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["a\0.csv", "\ud800.csv", "n" * 5000 + ".csv"])
 def test_names_that_no_file_can_have(name: str, tmp_path: Path) -> None:
-    for attempt in (lambda: read(name), lambda: load_model(name), lambda: lengths_of_file(Path(name))):
+    for attempt in (
+        lambda: read(name),
+        lambda: load_model(name),
+        lambda: lengths_of_file(Path(name)),
+    ):
         with pytest.raises(RaglaneError) as caught:
             attempt()
         assert str(caught.value).isprintable()
@@ -120,7 +140,12 @@ def test_a_path_that_is_none() -> None:
     wrong: list[Any] = [None, 3, b"data.csv"]
     for path in wrong:
         refused(["data must be a path,", ", got "], read, path, error=ArgumentTypeError)
-        refused(["path must be a str or a pathlib.Path, got "], load_model, path, error=ArgumentTypeError)
+        refused(
+            ["path must be a str or a pathlib.Path, got "],
+            load_model,
+            path,
+            error=ArgumentTypeError,
+        )
     with pytest.raises(ArgumentTypeError, match=r"columns must be .*got 'x'"):
         read("data.csv", "x")  # type: ignore[arg-type]
     Path("data.csv").write_text("x")
@@ -149,7 +174,9 @@ def test_a_mark_at_the_start_of_a_text_is_passed_over(tmp_path: Path, name: str)
 @pytest.mark.parametrize("code", ["utf-16", "utf-16-le", "utf-32"])
 def test_a_text_in_utf_16(tmp_path: Path, name: str, code: str) -> None:
     path = put(tmp_path / f"data.{name}", _TEXTS[name].encode(code))
-    with pytest.raises(DataError, match=r"a text in UTF-8, .*UTF-16.*iconv|line 1 must be .*got a zero byte"):
+    with pytest.raises(
+        DataError, match=r"a text in UTF-8, .*UTF-16.*iconv|line 1 must be .*got a zero byte"
+    ):
         read(path)
 
 
@@ -167,11 +194,15 @@ def test_a_byte_that_no_text_holds_is_named_by_its_line(tmp_path: Path, name: st
             continue  # with another byte it is a directive that is not known
         spoilt[place] = lines[place][:-2] + b"\xff\n"
         path.write_bytes(b"".join(spoilt))
-        with pytest.raises(DataError, match=rf"line {place + 1} must be .*, got .*(0xff, which is not UTF-8|udcff)"):
+        with pytest.raises(
+            DataError, match=rf"line {place + 1} must be .*, got .*(0xff, which is not UTF-8|udcff)"
+        ):
             read(path)
 
 
 def test_a_column_that_a_format_has_not_is_not_passed_over_in_silence(tmp_path: Path) -> None:
-    notes = read(put(tmp_path / "data.ts", _TEXTS["ts"]), Columns(time="t", label="y", wide=True)).notes
+    notes = read(
+        put(tmp_path / "data.ts", _TEXTS["ts"]), Columns(time="t", label="y", wide=True)
+    ).notes
     unused = "Columns(label=...), Columns(time=...), Columns(wide=...)"
     assert f"not used, since the format ts has no such column: {unused}" in notes

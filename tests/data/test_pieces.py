@@ -38,18 +38,27 @@ def test_pieces_are_the_whole_from_wherever_they_begin(name: str, tmp_path: Path
         assert list(pick(file).pieces(file, columns, found[-1].end)) == []
 
 
-def test_ids_that_become_words_are_words_in_every_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ids_that_become_words_are_words_in_every_piece(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(csv, "ROWS", 3)
-    path = put(tmp_path / "a.csv", "id,x,kind\n" + "".join(f"{name},1,a\n" for name in [1, 1, 2, 3, 4, "five"]))
+    path = put(
+        tmp_path / "a.csv",
+        "id,x,kind\n" + "".join(f"{name},1,a\n" for name in [1, 1, 2, 3, 4, "five"]),
+    )
     parts = list(pick(path).pieces(path, Columns(), ()))
     assert len(parts) > 1
     assert _parsed(parts).ids == read(path).ids == ("1", "2", "3", "4", "five")
 
 
-def test_rows_that_are_not_consecutive_are_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_are_not_consecutive_are_read_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(csv, "ROWS", 2)
     path = tmp_path / "a.csv"
-    path.write_text("id,x,kind\n" + "".join(f"{name},{row},a\n" for row, name in enumerate([1, 2, 1, 3, 3, 2])))
+    path.write_text(
+        "id,x,kind\n" + "".join(f"{name},{row},a\n" for row, name in enumerate([1, 2, 1, 3, 3, 2]))
+    )
     (piece,) = pick(path).pieces(path, Columns(), ())
     same(_parsed([piece]), read(path))
     assert joined([piece.read(1, 2)]).ids == (2,)
@@ -66,7 +75,10 @@ def test_what_is_wrong_in_a_later_piece_has_its_place(tmp_path: Path) -> None:
 
 def test_every_bad_row_is_left_out_and_no_other(tmp_path: Path) -> None:
     bad = {0, 5, 6, 20, 22}
-    path = put(tmp_path / "a.jsonl", "\n".join(["{" if row in bad else json.dumps(ROWS[row]) for row in range(23)]))
+    path = put(
+        tmp_path / "a.jsonl",
+        "\n".join(["{" if row in bad else json.dumps(ROWS[row]) for row in range(23)]),
+    )
     (piece,) = pick(path).pieces(path, Columns(), ())
     found: list[Skipped] = []
     parts = list(sift(piece, found))
@@ -80,10 +92,15 @@ def test_a_line_that_is_not_utf8_has_its_number(tmp_path: Path) -> None:
     refused(["line 32 must be ", "got the byte 0xff"], list, pick(path).pieces(path, Columns(), ()))
 
 
-def test_the_first_rows_say_whether_a_column_holds_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_rows_say_whether_a_column_holds_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(csv, "ROWS", 3)
     path = tmp_path / "a.csv"
-    path.write_text("id,x,kind\n" + "".join(f"{row},{word},a\n" for row, word in enumerate(["a", "b", "c", "1", "2"])))
+    path.write_text(
+        "id,x,kind\n"
+        + "".join(f"{row},{word},a\n" for row, word in enumerate(["a", "b", "c", "1", "2"]))
+    )
     columns = read(path, Columns(label="kind")).columns
     found = list(pick(path).pieces(path, Columns(label="kind"), ()))
     assert len(found) > 1
@@ -98,13 +115,17 @@ _TEXTS = {"ts": b"15.0", "csv": b"15.0", "jsonl": b"15.0", "text": b"a text", "f
 def _spoil(name: str, path: Path) -> None:
     """One bad row in a small file of some format, somewhere in its middle."""
     if name in ("parquet", "arrow"):
-        rows = [{**row, "kind": None if place == 5 else row["kind"]} for place, row in enumerate(ROWS)]
+        rows = [
+            {**row, "kind": None if place == 5 else row["kind"]} for place, row in enumerate(ROWS)
+        ]
         write_table(path, pa.Table.from_pylist(rows), 10)
         return
     text = path / "cat.txt" if name == "folder" else path
     before, found, after = text.read_bytes().partition(_TEXTS[name])
     assert found
-    text.write_bytes(before + b"\xff" + after if name in ("text", "folder") else before + b'"oops"' + after)
+    text.write_bytes(
+        before + b"\xff" + after if name in ("text", "folder") else before + b'"oops"' + after
+    )
 
 
 # Arrays have no bad row: a file of them is damaged or whole.
@@ -123,7 +144,12 @@ def test_a_bad_row_is_left_out_in_every_format(name: str, tmp_path: Path) -> Non
     (row,) = found.skipped
     (gone,) = set(whole.ids) - set(found.ids)
     # The others keep their numbers.
-    same(found, changed(whole, ids=whole.ids).subset(np.delete(np.arange(len(whole)), whole.ids.index(gone))))
+    same(
+        found,
+        changed(whole, ids=whole.ids).subset(
+            np.delete(np.arange(len(whole)), whole.ids.index(gone))
+        ),
+    )
     assert row.location == str(path)
     assert row.place in row.error or name in ("csv", "ts", "folder")
     assert any(note.endswith(f"1 of {len(whole)}; the first: {row.place}") for note in found.notes)
@@ -133,16 +159,21 @@ def test_rows_of_csv_files_that_are_read_whole(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     # The rows of a sequence are not consecutive, and the bad entry is in the second one.
     path.write_text(
-        "id,x,kind\n" + "".join(f"s{n},{'oops' if n == 3 == 3 * k else n},a\n" for k in (0, 1) for n in range(6))
+        "id,x,kind\n"
+        + "".join(f"s{n},{'oops' if n == 3 == 3 * k else n},a\n" for k in (0, 1) for n in range(6))
     )
     refused(["'oops' in data row 9 (id 's3')"], read, path)
     found = read(path, on_bad_row="skip")
     assert found.ids == ("s0", "s1", "s2", "s4", "s5")
     assert found.skipped[0].place == "data row 3 (id 's3')"
     assert "'oops' in data row 9 (id 's3')" in found.skipped[0].error
-    path.write_text("id,t,x,kind\n" + "".join(f"s{n},{'oops' if n == 3 else n},{n},a\n" for n in range(6)))
+    path.write_text(
+        "id,t,x,kind\n" + "".join(f"s{n},{'oops' if n == 3 else n},{n},a\n" for n in range(6))
+    )
     assert "'oops' in data row 3, column 't'" in read(path, on_bad_row="skip").skipped[0].error
-    path.write_text("text,label\n" + "".join(f"a b,{'' if n == 4 else 'xy'[n % 2]}\n" for n in range(8)))
+    path.write_text(
+        "text,label\n" + "".join(f"a b,{'' if n == 4 else 'xy'[n % 2]}\n" for n in range(8))
+    )
     refused(["an empty label in row 4, column 'label'"], read, path)
     found = read(path, on_bad_row="skip")
     assert (found.ids, found.skipped[0].place) == ((0, 1, 2, 3, 5, 6, 7), "data row 4")
@@ -151,7 +182,13 @@ def test_rows_of_csv_files_that_are_read_whole(tmp_path: Path) -> None:
 def test_what_is_wrong_with_all_rows_or_the_file_is_an_error(tmp_path: Path) -> None:
     path = put(tmp_path / "a.jsonl", '{"x": [1.0], "y": [0.5]}\n' * 2_500)
     # Not the rows are bad, but how they are read.
-    refused(["list<item: double> in column 'y'"], read, path, Columns(sequence="x", label="y"), on_bad_row="skip")
+    refused(
+        ["list<item: double> in column 'y'"],
+        read,
+        path,
+        Columns(sequence="x", label="y"),
+        on_bad_row="skip",
+    )
     pq.write_table(pa.Table.from_pylist(ROWS), tmp_path / "a.parquet")
     cut = (tmp_path / "a.parquet").read_bytes()
     (tmp_path / "a.parquet").write_bytes(cut[: len(cut) // 2])

@@ -1,4 +1,6 @@
-"""What is learned of the training part, and the arithmetic of missing features, against obvious loops."""
+"""What is learned of the training part, and the arithmetic of missing features, against obvious
+loops.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,9 @@ def test_scaling_is_that_of_the_training_part() -> None:
 
 @pytest.mark.parametrize("count", [5, 1000])
 def test_a_channel_that_never_changes_is_divided_by_one(count: int) -> None:
-    """The deviation of many times 0.1, added up in float32, is rounding, not 0: a later 0.2 would become millions."""
+    """The deviation of many times 0.1, added up in float32, is rounding, not 0: a later 0.2 would
+    become millions.
+    """
     values = np.full((count, 1), 0.1, np.float32)
     assert (values.std() > 0) == (count == 1000)
     records = dataset(values, offsets_of([2, count - 2]), channels=("x0",))
@@ -77,7 +81,9 @@ def test_large_values_keep_their_differences() -> None:
     np.testing.assert_allclose(values[:, 0].numpy(), (places - 3.5) / places.std(), rtol=1e-6)
 
 
-def _slow_observations(values: npt.NDArray[Any], lengths: list[int], gaps: npt.NDArray[Any]) -> list[list[float]]:
+def _slow_observations(
+    values: npt.NDArray[Any], lengths: list[int], gaps: npt.NDArray[Any]
+) -> list[list[float]]:
     """Element by element: what was last seen in the same sequence, and how long ago."""
     rows, element = [], 0
     for length in lengths:
@@ -87,7 +93,10 @@ def _slow_observations(values: npt.NDArray[Any], lengths: list[int], gaps: npt.N
             since = [time + gap for time in since]
             known = np.isfinite(values[element])
             elapsed = list(since)
-            seen = [float(new) if there else old for new, there, old in zip(values[element], known, seen, strict=True)]
+            seen = [
+                float(new) if there else old
+                for new, there, old in zip(values[element], known, seen, strict=True)
+            ]
             since = [0.0 if there else time for there, time in zip(known, since, strict=True)]
             rows.append([*seen, *(0.0 if there else 1.0 for there in known), *elapsed])
             element += 1
@@ -99,7 +108,9 @@ def _slow_observations(values: npt.NDArray[Any], lengths: list[int], gaps: npt.N
 def test_missing_features_against_a_loop(missing: str, standardize: bool) -> None:
     for gaps in (0.0, 0.3, 0.9):
         records = features(gaps=gaps)
-        fitted = Preprocessor.fit(records, task="classify", missing=missing, standardize=standardize)
+        fitted = Preprocessor.fit(
+            records, task="classify", missing=missing, standardize=standardize
+        )
         mean, std = [0.0] * 3, [1.0] * 3
         if standardize:
             known = [np.float64(channel[np.isfinite(channel)]) for channel in records.values.T]
@@ -108,14 +119,20 @@ def test_missing_features_against_a_loop(missing: str, standardize: bool) -> Non
             np.testing.assert_allclose(fitted.std or (), std, rtol=1e-9)
         assert fitted.input_size == 6
         scaled = (records.values - mean) / std
-        wanted = np.array(_slow_observations(scaled, records.lengths.tolist(), np.zeros(len(scaled))))[:, :6]
+        wanted = np.array(
+            _slow_observations(scaled, records.lengths.tolist(), np.zeros(len(scaled)))
+        )[:, :6]
         if missing == "zero":
             wanted[:, :3] = np.where(np.isfinite(scaled), scaled, 0)
-        np.testing.assert_allclose(fitted.apply(records).tensors().values.numpy(), wanted, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(
+            fitted.apply(records).tensors().values.numpy(), wanted, rtol=1e-5, atol=1e-6
+        )
 
 
 def test_a_channel_without_a_single_value() -> None:
-    records = dataset(np.array([[np.nan, 1], [np.nan, 3]], np.float32), offsets_of([2]), channels=("a", "b"))
+    records = dataset(
+        np.array([[np.nan, 1], [np.nan, 3]], np.float32), offsets_of([2]), channels=("a", "b")
+    )
     fitted = Preprocessor.fit(records, task="forecast", missing="zero")
     assert (fitted.mean, fitted.std) == ((0.0, 2.0), (1.0, 1.0))
     assert fitted.apply(records).tensors().values.tolist() == [[0, -1, 1, 0], [0, 1, 1, 0]]
@@ -128,7 +145,9 @@ def test_a_missing_feature_is_named(element: int, channel: int, value: float) ->
     values[element, channel] = value
     ids = ("p", "q", "r", "s", "t")
     records = dataset(values, offsets_of(lengths), ids=ids, channels=("a", "b", "c"))
-    row, step = [(row, step) for row, length in enumerate(lengths) for step in range(length)][element]
+    row, step = [(row, step) for row, length in enumerate(lengths) for step in range(length)][
+        element
+    ]
     words = rf"{value} in row {row} \(id '{ids[row]}'\), step {step}, channel '{'abc'[channel]}'.*missing='forward'"
     with pytest.raises(DataError, match=words):
         Preprocessor.fit(records, task="forecast")
@@ -144,8 +163,16 @@ def test_the_vocabulary_goes_by_frequency_and_keeps_place_0_for_the_unknown() ->
     data = fitted.apply(tokens(["d zzz a", "<unk>"], labels=("y", "x"))).tensors()
     assert data.values.tolist() == [4, 0, 1, 0]
     assert data.values.dtype == torch.int64
-    assert Preprocessor.fit(records, task="classify", max_vocabulary=3).vocabulary == (UNKNOWN, "a", "b")
-    assert Preprocessor.fit(records, task="classify", minimum_count=2).vocabulary == (UNKNOWN, "a", "b")
+    assert Preprocessor.fit(records, task="classify", max_vocabulary=3).vocabulary == (
+        UNKNOWN,
+        "a",
+        "b",
+    )
+    assert Preprocessor.fit(records, task="classify", minimum_count=2).vocabulary == (
+        UNKNOWN,
+        "a",
+        "b",
+    )
 
 
 def test_tags_become_one_target_an_element() -> None:
@@ -174,8 +201,12 @@ def test_channels_are_matched_by_name() -> None:
     more = changed(records, values=records.values[:, [0, 0, 1, 2]], channels=("z", "a", "b", "c"))
     assert torch.equal(fitted.apply(more).tensors().values, fitted.apply(records).tensors().values)
     fewer = changed(records, values=records.values[:, :2], channels=("a", "b"))
-    refused(["channels 'a', 'b', 'c', as in training, got the channels 'a', 'b'."], fitted.apply, fewer)
-    one, two = (changed(records, values=records.values[:, :n], channels=("x0", "x1")[:n]) for n in (1, 2))
+    refused(
+        ["channels 'a', 'b', 'c', as in training, got the channels 'a', 'b'."], fitted.apply, fewer
+    )
+    one, two = (
+        changed(records, values=records.values[:, :n], channels=("x0", "x1")[:n]) for n in (1, 2)
+    )
     fitted = Preprocessor.fit(one, task="classify")
     refused(["channels 'x0', as in training, got the channels 'x0', 'x1'."], fitted.apply, two)
 
@@ -183,18 +214,30 @@ def test_channels_are_matched_by_name() -> None:
 def test_tokens_and_features_are_not_mixed_up() -> None:
     words = tokens(["a b"], labels=("1",))
     numbers = features()
-    refused(["must be tokens, as in training"], Preprocessor.fit(words, task="classify").apply, numbers)
+    refused(
+        ["must be tokens, as in training"], Preprocessor.fit(words, task="classify").apply, numbers
+    )
     refused(["got tokens"], Preprocessor.fit(numbers, task="classify").apply, words)
 
 
 def test_what_cannot_be_learned_from() -> None:
-    empty = dataset(np.empty((0, 1), np.float32), offsets_of([0, 0]), labels=("a", "b"), channels=("x",))
+    empty = dataset(
+        np.empty((0, 1), np.float32), offsets_of([0, 0]), labels=("a", "b"), channels=("x",)
+    )
     refused(["2 sequences without an element"], Preprocessor.fit, empty, task="classify")
     refused(["no labels"], Preprocessor.fit, tokens(["a"]), task="classify")
     refused(["no label for each element"], Preprocessor.fit, tokens(["a"]), task="tag")
-    with pytest.raises(ArgumentError, match=r"missing must be .*error, zero, forward.*, got 'mean'"):
+    with pytest.raises(
+        ArgumentError, match=r"missing must be .*error, zero, forward.*, got 'mean'"
+    ):
         Preprocessor.fit(features(), task="classify", missing="mean")
-    refused(["task must be ", "got 'guess'"], Preprocessor.fit, features(), task="guess", error=ArgumentError)
+    refused(
+        ["task must be ", "got 'guess'"],
+        Preprocessor.fit,
+        features(),
+        task="guess",
+        error=ArgumentError,
+    )
     with pytest.raises(ArgumentError, match=r"max_vocabulary must be .*got 1"):
         Preprocessor.fit(tokens(["a"]), task="forecast", max_vocabulary=1)
 
@@ -209,7 +252,9 @@ def test_json_round_trip(kind: str) -> None:
     fitted = Preprocessor.fit(records, task=task, missing="error" if kind == "tags" else "zero")
     again = Preprocessor.from_config(json.loads(json.dumps(fitted.to_config(), allow_nan=False)))
     assert again == fitted
-    assert torch.equal(again.apply(records).tensors().values, fitted.apply(records).tensors().values)
+    assert torch.equal(
+        again.apply(records).tensors().values, fitted.apply(records).tensors().values
+    )
 
 
 @pytest.mark.parametrize("missing", ["error", "zero"])
@@ -264,9 +309,16 @@ def test_observations_are_cut_where_sequences_begin() -> None:
 def test_times_are_in_means_of_the_training_part() -> None:
     gaps = [0.0, 4.0, 2.0, 0.0, 6.0]
     values = np.array([[1.0, np.nan, 3.0, np.nan, 5.0], gaps], np.float32).T
-    records = dataset(np.ascontiguousarray(values), offsets_of([3, 2]), labels=("a", "b"), channels=("x", "time_gap"))
+    records = dataset(
+        np.ascontiguousarray(values),
+        offsets_of([3, 2]),
+        labels=("a", "b"),
+        channels=("x", "time_gap"),
+    )
     for standardize in (True, False):
-        fitted = Preprocessor.fit(records, task="classify", missing="elapsed", standardize=standardize)
+        fitted = Preprocessor.fit(
+            records, task="classify", missing="elapsed", standardize=standardize
+        )
         usual = float(np.mean(gaps)) if standardize else 1.0
         found = fitted.apply(records).tensors().values[:, 4].double().numpy()
         np.testing.assert_allclose(found, np.array([0.0, 4.0, 6.0, 0.0, 6.0]) / usual, rtol=1e-6)
@@ -278,15 +330,22 @@ def test_times_have_the_same_bits_in_any_batch() -> None:
     values = np.where(random.random((offsets[-1], 2)) < 0.5, np.nan, 1).astype(np.float32)
     gaps = random.exponential(size=len(values))
     parts = [slice(*ends) for ends in pairwise(offsets)]
-    alone = [fill_missing(values[part], offsets_of([part.stop - part.start]), "elapsed", gaps[part]) for part in parts]
-    np.testing.assert_array_equal(fill_missing(values, offsets, "elapsed", gaps), np.concatenate(alone))
+    alone = [
+        fill_missing(values[part], offsets_of([part.stop - part.start]), "elapsed", gaps[part])
+        for part in parts
+    ]
+    np.testing.assert_array_equal(
+        fill_missing(values, offsets, "elapsed", gaps), np.concatenate(alone)
+    )
 
 
 def test_numbers_to_learn_are_scaled_and_sets_are_marked_by_hand() -> None:
     records = dataset(np.zeros((3, 1), np.float32), offsets_of([2, 0, 1]), channels=("x",))
     for per_element in (False, True):
         numbers = np.array([[1.0, 1e6], [2.0, 1e6 + 4], [6.0, 1e6 + 2]])
-        given = changed(records, targets=Targets(numbers, per_element=per_element, names=("u", "v")))
+        given = changed(
+            records, targets=Targets(numbers, per_element=per_element, names=("u", "v"))
+        )
         fitted = Preprocessor.fit(given, task="regress")
         wanted = (numbers - numbers.mean(axis=0)) / numbers.std(axis=0)
         found: Any = fitted.apply(given).tensors().targets
@@ -296,7 +355,10 @@ def test_numbers_to_learn_are_scaled_and_sets_are_marked_by_hand() -> None:
         given = changed(given, targets=Targets(sets, per_element=per_element))
         fitted = Preprocessor.fit(given, task="multilabel")
         marked: Any = fitted.apply(given).tensors().targets
-        assert (fitted.labels, marked.tolist()) == (("a", "b", "c"), [[1, 1, 0], [0, 0, 0], [0, 0, 1]])
+        assert (fitted.labels, marked.tolist()) == (
+            ("a", "b", "c"),
+            [[1, 1, 0], [0, 0, 0], [0, 0, 1]],
+        )
 
 
 def test_a_set_with_a_label_that_training_has_not_seen_is_refused() -> None:
@@ -308,12 +370,20 @@ def test_a_set_with_a_label_that_training_has_not_seen_is_refused() -> None:
     fitted = Preprocessor.fit(records(("a",), ("a", "b"), ()), task="multilabel")
     marked: Any = fitted.apply(records(("b",), ())).tensors().targets
     assert marked.tolist() == [[0.0, 1.0], [0.0, 0.0]]
-    refused(["the labels of training", "the label 'c' in ", "row 1"], fitted.apply, records(("b",), ("a", "c")))
+    refused(
+        ["the labels of training", "the label 'c' in ", "row 1"],
+        fitted.apply,
+        records(("b",), ("a", "c")),
+    )
     # A program writes 1 as 1.0 if an entry of the column is missing.
-    numbers: Any = Preprocessor.fit(records(("1",), ("2.0",)), task="multilabel").apply(records(("1.0",), ("2",)))
+    numbers: Any = Preprocessor.fit(records(("1",), ("2.0",)), task="multilabel").apply(
+        records(("1.0",), ("2",))
+    )
     assert numbers.tensors().targets.tolist() == [[1.0, 0.0], [0.0, 1.0]]
     # Another spelling of a truth value is found, unless it may be one of two classes.
-    truths: Any = Preprocessor.fit(records(("True",), ("False",)), task="multilabel").apply(records(("true",)))
+    truths: Any = Preprocessor.fit(records(("True",), ("False",)), task="multilabel").apply(
+        records(("true",))
+    )
     assert truths.tensors().targets.tolist() == [[0.0, 1.0]]
     fitted = Preprocessor.fit(records(("True",), ("TRUE",)), task="multilabel")
     refused(["the labels of training", "the label 'true' in "], fitted.apply, records(("true",)))

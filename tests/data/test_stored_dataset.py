@@ -1,4 +1,6 @@
-"""Batches cut out of files, tables and frames, against the same data read whole and preprocessed in memory."""
+"""Batches cut out of files, tables and frames, against the same data read whole and preprocessed in
+memory.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,16 @@ from raglane._utils.memory import mapped_bytes
 from raglane.data import FORMATS, Columns, Dataset, Preprocessor, convert, read
 from raglane.data.shards import Shards
 from raglane.errors import DataError
-from small_files import asked, converted, same, same_batch, small_steps, small_table, write_table, written
+from small_files import (
+    asked,
+    converted,
+    same,
+    same_batch,
+    small_steps,
+    small_table,
+    write_table,
+    written,
+)
 
 _TASKS = [
     Columns(sequence="words", label="kind", id="name"),
@@ -56,7 +67,14 @@ def _check(data: Dataset, memory: Dataset) -> None:
     assert data.lengths.tolist() == memory.lengths.tolist()
     chance = np.random.default_rng(1)
     count = len(memory)
-    for rows in ([], [0], list(range(count)), chance.permutation(count).tolist(), [3, 3, -1, 2], [count - 1, 0]):
+    for rows in (
+        [],
+        [0],
+        list(range(count)),
+        chance.permutation(count).tolist(),
+        [3, 3, -1, 2],
+        [count - 1, 0],
+    ):
         if rows:
             same_batch(rl.collate(data.__getitems__(rows)), rl.collate(memory.__getitems__(rows)))
         assert data.take(rows).lengths.tolist() == memory.subset(rows).lengths.tolist()
@@ -114,7 +132,9 @@ def test_every_format_is_opened(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", range(len(_TASKS)))
 def test_what_was_converted_teaches_and_gives_what_memory_does(number: int, tmp_path: Path) -> None:
-    """Of every task, with features: the preprocessor, the batches, and what is read of the folder in the usual way."""
+    """Of every task, with features: the preprocessor, the batches, and what is read of the folder
+    in the usual way.
+    """
     columns, path = _TASKS[number], tmp_path / "a.parquet"
     pq.write_table(small_table(), path, row_group_size=11)
     records = read(path, columns)
@@ -122,14 +142,23 @@ def test_what_was_converted_teaches_and_gives_what_memory_does(number: int, tmp_
         convert(path, tmp_path / "folder", columns)
     assert len(list((tmp_path / "folder").glob("*.arrow"))) > 1
     data = Dataset(tmp_path / "folder", columns)
-    task = columns.task if columns.need_labels else "language" if columns.task == "language" else "forecast"
+    task = (
+        columns.task
+        if columns.need_labels
+        else "language"
+        if columns.task == "language"
+        else "forecast"
+    )
     fitted = Preprocessor.fit(records, task=task)
     counted = Preprocessor.fit(data, task=task)
     close, wanted = counted.to_config(), fitted.to_config()
     for name in ("mean", "std", "target_mean", "target_std", "features", "split"):
         found, known = close.pop(name), wanted.pop(name)
         if name == "features":
-            found, known = ([float(part[key]) for part in parts for key in ("mean", "std")] for parts in (found, known))
+            found, known = (
+                [float(part[key]) for part in parts for key in ("mean", "std")]
+                for parts in (found, known)
+            )
         assert found == (known if isinstance(known, str) else pytest.approx(known))
     assert close == wanted
     memory = fitted.apply(records, require_targets=columns.need_labels)
@@ -153,18 +182,26 @@ def test_without_a_preprocessor_features_are_as_they_are(tmp_path: Path) -> None
     words: Any = Dataset(small_table(), Columns(sequence="words", label="kind"))
     assert words.preprocessor.labels == ("u", "v", "w")
     counts = words.statistics.tokens
-    assert words.preprocessor.vocabulary[:2] == ("<unk>", max(counts, key=lambda word: counts[word]))
+    assert words.preprocessor.vocabulary[:2] == (
+        "<unk>",
+        max(counts, key=lambda word: counts[word]),
+    )
 
 
 def test_a_language_model_reads_no_numbers(tmp_path: Path) -> None:
-    """They may be converted for it, since a folder serves every task; sequences of length 0 are of every kind."""
+    """They may be converted for it, since a folder serves every task; sequences of length 0 are of
+    every kind.
+    """
     data = {}
     for kind, entry in (("numbers", [[0.5, 1.0]]), ("words", ["a"])):
         path = write_table(tmp_path / f"{kind}.parquet", pa.table({"x": [entry, [], entry * 2]}))
         data[kind] = Dataset(convert(path, tmp_path / kind, Columns(task="language")).folder)
         assert data[kind].take([1]).lengths.tolist() == [1]
     assert data["words"].take([0, 1, 2]).lengths.tolist() == [2, 1, 3]
-    with pytest.raises(DataError, match="another task for sequences of numbers, since a language model reads tokens"):
+    with pytest.raises(
+        DataError,
+        match="another task for sequences of numbers, since a language model reads tokens",
+    ):
         data["numbers"].take([0, 1])
 
 
@@ -195,7 +232,9 @@ def test_values_lie_in_the_file(tmp_path: Path) -> None:
     data = Dataset(tmp_path / "out")
     first = data.take(np.arange(4, 9)).values
     # The rows of one shard that stand together are that memory, not a copy of it.
-    assert any(np.shares_memory(first.numpy(), kept.values) for kept in data._fragments._held.values())
+    assert any(
+        np.shares_memory(first.numpy(), kept.values) for kept in data._fragments._held.values()
+    )
     data.take([0])
     before = mapped_bytes()
     for kept in data._fragments._stores:
@@ -204,8 +243,13 @@ def test_values_lie_in_the_file(tmp_path: Path) -> None:
     assert torch.equal(data.take(np.arange(4, 9)).values, first)
 
 
-def test_parts_of_parquet_are_dropped_and_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    columns, path = Columns(sequence="x", label="kind"), write_table(tmp_path / "a.parquet", small_table(), 5)
+def test_parts_of_parquet_are_dropped_and_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    columns, path = (
+        Columns(sequence="x", label="kind"),
+        write_table(tmp_path / "a.parquet", small_table(), 5),
+    )
     monkeypatch.setattr("raglane.data.gathering._KEPT", 300)
     data, records = Dataset(path, columns), read(path, columns)
     rows = np.random.default_rng(2).permutation(len(records))
@@ -216,7 +260,9 @@ def test_parts_of_parquet_are_dropped_and_read_again(tmp_path: Path, monkeypatch
     assert list(data._fragments._held) == [0, 2]
 
 
-def test_memory_that_is_mapped_is_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_is_mapped_is_given_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     converted(tmp_path, "x")
     monkeypatch.setattr("raglane.data.gathering._LOOK", 8)
     data = Dataset(tmp_path / "out")
@@ -236,23 +282,34 @@ def test_workers_open_the_files_again(tmp_path: Path) -> None:
     order = [[5, 1], [39, 2, 2], [0]]
     wanted = [rl.collate(data.__getitems__(rows)) for rows in order]
     for reader in (data, pickle.loads(pickle.dumps(data))):
-        loader: DataLoader[Any] = DataLoader(reader, batch_sampler=order, collate_fn=rl.collate, num_workers=1)
+        loader: DataLoader[Any] = DataLoader(
+            reader, batch_sampler=order, collate_fn=rl.collate, num_workers=1
+        )
         for batch, expected in zip(loader, wanted, strict=True):
             same_batch(batch, expected)
 
 
-@pytest.mark.parametrize("order", [("p", "q", "r"), ("r", "q", "p"), ("q", "r", "p"), ("r", "p"), ("q",)])
-def test_channels_are_gathered_in_the_order_of_training(order: tuple[str, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "order", [("p", "q", "r"), ("r", "q", "p"), ("q", "r", "p"), ("r", "p"), ("q",)]
+)
+def test_channels_are_gathered_in_the_order_of_training(
+    order: tuple[str, ...], tmp_path: Path
+) -> None:
     chance = np.random.default_rng(4)
     lengths = [2, 0, 1, 5, 3]
-    channels = {name: [chance.normal(at, at + 1, n).tolist() for n in lengths] for at, name in enumerate("pqr")}
+    channels = {
+        name: [chance.normal(at, at + 1, n).tolist() for n in lengths]
+        for at, name in enumerate("pqr")
+    }
     pq.write_table(pa.table({**channels, "y": list("aabba")}), tmp_path / "a.parquet")
     trained = Columns(sequence=order[0], label="y", features=order)
     fitted = Preprocessor.fit(read(tmp_path / "a.parquet", trained), task="classify")
     columns = Columns(sequence="p", label="y", features=("p", "q", "r"))
     convert(tmp_path / "a.parquet", tmp_path / "out", columns)
     rows = [3, 0, 1, 4, 2]
-    wanted = np.concatenate([np.stack([channels[name][row] for name in order], axis=1) for row in rows])
+    wanted = np.concatenate(
+        [np.stack([channels[name][row] for name in order], axis=1) for row in rows]
+    )
     if len(order) > 1:
         wanted = (wanted - np.array(fitted.mean)) / np.array(fitted.std)
     for source in (tmp_path / "a.parquet", tmp_path / "out"):
@@ -262,7 +319,9 @@ def test_channels_are_gathered_in_the_order_of_training(order: tuple[str, ...], 
             with pytest.raises(DataError, match="channels"):
                 data.take(rows)
             continue
-        np.testing.assert_allclose(data.take(rows).values.double().numpy(), wanted, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(
+            data.take(rows).values.double().numpy(), wanted, rtol=1e-5, atol=1e-6
+        )
 
 
 def test_rows_before_the_first_element_take_channels_and_targets_from_it(tmp_path: Path) -> None:

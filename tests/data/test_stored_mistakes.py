@@ -20,7 +20,11 @@ from small_files import converted, refused, small_table, write_table
 
 def test_targets_that_a_folder_was_not_made_with(tmp_path: Path) -> None:
     write_table(tmp_path / "a.parquet", small_table())
-    convert(tmp_path / "a.parquet", tmp_path / "folder", Columns(task="multilabel", sequence="x", label="kinds"))
+    convert(
+        tmp_path / "a.parquet",
+        tmp_path / "folder",
+        Columns(task="multilabel", sequence="x", label="kinds"),
+    )
     with pytest.raises(ArgumentError, match=r"task must be multilabel, for which .* was converted"):
         Dataset(tmp_path / "folder", Columns(task="regress"))
     data = Dataset(tmp_path / "folder")
@@ -32,8 +36,13 @@ def test_targets_that_a_folder_was_not_made_with(tmp_path: Path) -> None:
 
 
 def test_what_is_wrong_names_file_and_row(tmp_path: Path) -> None:
-    rows: list[dict[str, Any]] = [{"x": [float(row)], "kind": "ab"[row % 2], "id": f"s{row}"} for row in range(9)]
-    path, good = (write_table(tmp_path / f"{name}.parquet", pa.Table.from_pylist(rows)) for name in ("a", "good"))
+    rows: list[dict[str, Any]] = [
+        {"x": [float(row)], "kind": "ab"[row % 2], "id": f"s{row}"} for row in range(9)
+    ]
+    path, good = (
+        write_table(tmp_path / f"{name}.parquet", pa.Table.from_pylist(rows))
+        for name in ("a", "good")
+    )
     fitted = Preprocessor.fit(read(path), task="classify")
     cases: list[tuple[dict[str, Any], str]] = [
         ({"x": [None]}, "a null in row 5"),
@@ -47,7 +56,9 @@ def test_what_is_wrong_names_file_and_row(tmp_path: Path) -> None:
             Dataset([good, path], preprocessor=fitted).take([1, 14])
     wide = pa.Table.from_pylist([{**row, "x": [[1.0, 2.0]]} for row in rows])
     data = Dataset([good, write_table(tmp_path / "b.parquet", wide)])
-    refused(["b.parquet, row group 0 must be ", ", got features ", "after features"], data.take, [0, 12])
+    refused(
+        ["b.parquet, row group 0 must be ", ", got features ", "after features"], data.take, [0, 12]
+    )
     tags = Columns(task="tag", sequence="x", label="kind")
     write_table(path, pa.table({"x": [[1.0, 2.0]], "kind": [["a", "z"]]}))
     known = {**Preprocessor.fit(read(path, tags), task="tag").to_config(), "labels": ["a", "b"]}
@@ -55,7 +66,9 @@ def test_what_is_wrong_names_file_and_row(tmp_path: Path) -> None:
     refused(["got the label 'z' in row 0, step 1"], data.take, [0])
 
 
-@pytest.mark.parametrize("name", ["part-00000.arrow", "lengths.npy", "statistics.json", "dataset.json"])
+@pytest.mark.parametrize(
+    "name", ["part-00000.arrow", "lengths.npy", "statistics.json", "dataset.json"]
+)
 def test_a_file_that_is_cut_or_not_there_is_refused(tmp_path: Path, name: str) -> None:
     path = converted(tmp_path) / name
     for damaged in (path.read_bytes()[:-20], b"[]", b"{"):
@@ -67,7 +80,9 @@ def test_a_file_that_is_cut_or_not_there_is_refused(tmp_path: Path, name: str) -
 
 
 @pytest.mark.parametrize(("row", "offset"), [(3, b"\xff\xff\xff\x7f"), (0, b"\1\0\0\0" * 2)])
-def test_offsets_that_fall_are_refused_whatever_the_checksums_say(tmp_path: Path, row: int, offset: bytes) -> None:
+def test_offsets_that_fall_are_refused_whatever_the_checksums_say(
+    tmp_path: Path, row: int, offset: bytes
+) -> None:
     converted(tmp_path)
     path, described = tmp_path / "out" / "part-00000.arrow", tmp_path / "out" / "dataset.json"
     shard = path.read_bytes()
@@ -110,15 +125,23 @@ def test_any_changed_byte_of_a_folder_is_noticed(tmp_path: Path) -> None:
     for path in sorted((tmp_path / "out").iterdir()):
         content = path.read_bytes()
         head = min(len(content), 140)
-        for place in (*range(0, head, 3), *random.integers(0, len(content), 40).tolist(), len(content) - 1):
-            path.write_bytes(content[:place] + bytes([content[place] ^ 1 << place % 8]) + content[place + 1 :])
+        for place in (
+            *range(0, head, 3),
+            *random.integers(0, len(content), 40).tolist(),
+            len(content) - 1,
+        ):
+            path.write_bytes(
+                content[:place] + bytes([content[place] ^ 1 << place % 8]) + content[place + 1 :]
+            )
             with pytest.raises(DataError, match=path.name):
                 _use(tmp_path / "out")
         path.write_bytes(content)
     _use(tmp_path / "out")
 
 
-def test_a_relative_path_is_read_from_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relative_path_is_read_from_another_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As the workers of a cluster do."""
     monkeypatch.chdir(tmp_path)
     converted(Path())
@@ -140,9 +163,14 @@ def _use(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("task", "per_sequence", "per_element"),
-    [("regress", [0.5, 1.5], [[1.0, 2.0], [3.0]]), ("multilabel", [["a"], ["b"]], [[["a"], ["b"]], [["b"]]])],
+    [
+        ("regress", [0.5, 1.5], [[1.0, 2.0], [3.0]]),
+        ("multilabel", [["a"], ["b"]], [[["a"], ["b"]], [["b"]]]),
+    ],
 )
-def test_targets_of_both_kinds_are_not_mixed(tmp_path: Path, task: str, per_sequence: Any, per_element: Any) -> None:
+def test_targets_of_both_kinds_are_not_mixed(
+    tmp_path: Path, task: str, per_sequence: Any, per_element: Any
+) -> None:
     paths = [
         write_table(tmp_path / name, pa.table({"x": [[1.0, 2.0], [3.0]], "y": labels}))
         for name, labels in (("a.parquet", per_sequence), ("b.parquet", per_element))
@@ -155,11 +183,19 @@ def test_targets_of_both_kinds_are_not_mixed(tmp_path: Path, task: str, per_sequ
 
 def test_what_is_no_source_is_refused() -> None:
     for source in (3, None, [1, 2], {"x": [1]}):
-        refused(["source must be a path, a list of paths, a pyarrow.Table"], Dataset, source, error=ArgumentTypeError)
+        refused(
+            ["source must be a path, a list of paths, a pyarrow.Table"],
+            Dataset,
+            source,
+            error=ArgumentTypeError,
+        )
     with pytest.raises(ArgumentTypeError, match="columns"):
         Dataset(small_table(), "words")  # type: ignore[arg-type]
     with pytest.raises(ArgumentTypeError, match=r"columns must be .* got \['a'\].*labels=\[...\]"):
         read([[1.0]], ["a"])  # type: ignore[arg-type]
-    refused(["no rows"], lambda: Dataset(small_table().slice(0, 0), Columns(sequence="x", label="kind")).channels)
+    refused(
+        ["no rows"],
+        lambda: Dataset(small_table().slice(0, 0), Columns(sequence="x", label="kind")).channels,
+    )
     with pytest.raises(IndexError, match="from -40 to 39, for 40 sequences"):
         Dataset(small_table(), Columns(sequence="x", label="kind"))[40]

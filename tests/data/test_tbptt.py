@@ -39,7 +39,9 @@ def test_every_stream_reads_one_sequence_after_another(
     lengths: list[int], batch_size: int, steps: int, shuffle: bool, epoch: int
 ) -> None:
     data = numbered(lengths)
-    chunks = TBPTTSampler(data, batch_size, steps, targets=data.map(torch.neg), shuffle=shuffle, seed=5)
+    chunks = TBPTTSampler(
+        data, batch_size, steps, targets=data.map(torch.neg), shuffle=shuffle, seed=5
+    )
     chunks.set_epoch(epoch)
     read: dict[int, list[int]] = {}
     current = [-1] * batch_size  # the sequence that each row is in the middle of
@@ -49,7 +51,9 @@ def test_every_stream_reads_one_sequence_after_another(
         assert len(chunk.inputs) == len(chunk.sequences) == batch_size
         assert torch.equal(chunk.targets.values, -chunk.inputs.values)
         assert torch.equal(chunk.targets.offsets, chunk.inputs.offsets)
-        for row, (piece, _, begins, ends, sequence) in enumerate(zip(*as_lists(chunk), strict=True)):
+        for row, (piece, _, begins, ends, sequence) in enumerate(
+            zip(*as_lists(chunk), strict=True)
+        ):
             if sequence == -1:
                 assert (piece, begins, ends, current[row]) == ([], False, False, -1)
                 continue
@@ -65,11 +69,16 @@ def test_every_stream_reads_one_sequence_after_another(
 
 
 @given(any_lengths(20), st.integers(1, 5), st.integers(1, 7), st.booleans())
-def test_streams_end_together(lengths: list[int], batch_size: int, steps: int, shuffle: bool) -> None:
+def test_streams_end_together(
+    lengths: list[int], batch_size: int, steps: int, shuffle: bool
+) -> None:
     pieces = [max(1, -(-length // steps)) for length in lengths]
     chunks = TBPTTSampler(numbered(lengths), batch_size, steps, shuffle=shuffle)
     # The bound of Graham (1966) for list scheduling.
-    assert len(chunks) <= sum(pieces) / batch_size + (1 - 1 / batch_size) * max(pieces, default=0) + 1e-9
+    assert (
+        len(chunks)
+        <= sum(pieces) / batch_size + (1 - 1 / batch_size) * max(pieces, default=0) + 1e-9
+    )
     last_busy = [0] * batch_size
     for number, chunk in enumerate(chunks):
         for row in (chunk.sequences >= 0).nonzero().flatten().tolist():
@@ -80,7 +89,9 @@ def test_streams_end_together(lengths: list[int], batch_size: int, steps: int, s
 
 
 @given(any_lengths(12), st.integers(1, 5), st.integers(1, 5), st.integers(1, 5))
-def test_ranks_share_the_streams(lengths: list[int], batch_size: int, steps: int, ranks: int) -> None:
+def test_ranks_share_the_streams(
+    lengths: list[int], batch_size: int, steps: int, ranks: int
+) -> None:
     whole = list(TBPTTSampler(numbered(lengths), batch_size, steps, seed=2))
     shares = [
         list(TBPTTSampler(numbered(lengths), batch_size, steps, seed=2, ranks=ranks, rank=rank))
@@ -113,17 +124,22 @@ def test_without_shuffle_each_stream_begins_with_its_longest() -> None:
     chunks = TBPTTSampler(numbered([3, 9, 4, 9, 0]), 2, 4, shuffle=False)
     for _ in range(2):  # and every epoch is the same
         assert [chunk.sequences.tolist() for chunk in chunks] == [[1, 3]] * 3 + [[2, 0], [4, -1]]
-    assert [chunk.ends.tolist() for chunk in chunks] == [[False] * 2] * 2 + [[True] * 2] * 2 + [[True, False]]
+    assert [chunk.ends.tolist() for chunk in chunks] == [[False] * 2] * 2 + [[True] * 2] * 2 + [
+        [True, False]
+    ]
 
 
 @pytest.mark.parametrize(
-    "lengths", [[10] * 40, [number % 5 for number in range(40)], [2 * number for number in range(20)]]
+    "lengths",
+    [[10] * 40, [number % 5 for number in range(40)], [2 * number for number in range(20)]],
 )
 def test_epochs_and_seeds_have_orders_of_their_own(lengths: list[int]) -> None:
     def order(seed: int, epoch: int) -> tuple[int, ...]:
         chunks = TBPTTSampler(numbered(lengths), 4, 3, seed=seed)
         chunks.set_epoch(epoch)
-        return tuple(number for chunk in chunks for number in chunk.sequences[chunk.begins].tolist())
+        return tuple(
+            number for chunk in chunks for number in chunk.sequences[chunk.begins].tolist()
+        )
 
     orders = {(seed, epoch): order(seed, epoch) for seed in (0, 1) for epoch in range(3)}
     assert len(set(orders.values())) == 6
@@ -189,7 +205,9 @@ def test_data_without_targets(data: Any) -> None:
 def test_inputs_that_want_gradients_get_them() -> None:
     values = torch.randn(sum(LENGTHS), 2, requires_grad=True)
     data = rl.Ragged.from_flat(values, lengths=LENGTHS)
-    total = torch.stack([chunk.inputs.values.pow(2).sum() for chunk in TBPTTSampler(data, 3, 4)]).sum()
+    total = torch.stack(
+        [chunk.inputs.values.pow(2).sum() for chunk in TBPTTSampler(data, 3, 4)]
+    ).sum()
     (gradient,) = torch.autograd.grad(total, values)
     torch.testing.assert_close(gradient, 2 * values.detach())
 
@@ -204,12 +222,29 @@ def test_inputs_that_want_gradients_get_them() -> None:
         (torch.ones(3, 2), {}, ArgumentTypeError, "a list of samples"),
         ([1.0, 2.0], {}, ArgumentTypeError, "data must be .*got samples of type float"),
         ([(torch.ones(2), "label")], {}, ArgumentTypeError, "targets must be .*got a list"),
-        (numbered([1, 2]), {"targets": torch.ones(3)}, ShapeError, r"\(2, \*features\).*, got shape \(3,\)"),
-        (numbered([1, 2]), {"targets": numbered([2, 1])}, ShapeError, "got a Ragged of other lengths"),
-        ([(torch.ones(2), 1)], {"targets": torch.ones(1)}, ArgumentError, "targets must be .*Leave one of them out"),
+        (
+            numbered([1, 2]),
+            {"targets": torch.ones(3)},
+            ShapeError,
+            r"\(2, \*features\).*, got shape \(3,\)",
+        ),
+        (
+            numbered([1, 2]),
+            {"targets": numbered([2, 1])},
+            ShapeError,
+            "got a Ragged of other lengths",
+        ),
+        (
+            [(torch.ones(2), 1)],
+            {"targets": torch.ones(1)},
+            ArgumentError,
+            "targets must be .*Leave one of them out",
+        ),
     ],
 )
-def test_bad_arguments(data: Any, arguments: dict[str, Any], error: type[Exception], words: str) -> None:
+def test_bad_arguments(
+    data: Any, arguments: dict[str, Any], error: type[Exception], words: str
+) -> None:
     with pytest.raises(error, match=words):
         TBPTTSampler(data, **({"batch_size": 2, "steps": 3} | arguments))
 
@@ -221,7 +256,9 @@ def test_bad_arguments(data: Any, arguments: dict[str, Any], error: type[Excepti
         ([1, 2, 3], {"batch_size": 3}, "batch_size"),
     ],
 )
-def test_a_state_of_another_sampler_is_refused(lengths: list[int], arguments: dict[str, int], words: str) -> None:
+def test_a_state_of_another_sampler_is_refused(
+    lengths: list[int], arguments: dict[str, int], words: str
+) -> None:
     known: dict[str, Any] = {"batch_size": 2, "steps": 3}
     state = TBPTTSampler(numbered([1, 2, 3]), **known).state_dict()
     with pytest.raises(ArgumentError, match=words):

@@ -48,6 +48,8 @@ def test_examples(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
         # Examples of methods name the class that they belong to, wherever its parts are written.
         known = {"torch": torch, "numpy": numpy, "rl": rl, "Ragged": rl.Ragged, **vars(module)}
         torch.manual_seed(zlib.crc32(name.encode()))
-        result = doctest.testmod(module, globs=known, optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
+        result = doctest.testmod(
+            module, globs=known, optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+        )
         failed += [name] * (result.failed > 0)
     assert failed == []

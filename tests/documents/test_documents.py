@@ -1,8 +1,9 @@
 """The code in the README and in docs/ runs and prints what it says.
 
-Of a page in docs/, from top to bottom: a block whose first line names a file, such as "text steps.csv", is written to
-that file; Python runs, and goes on where the block before ended; in a block "console", commands of Raglane run, and
-print what stands below them, where "..." is any text. All of it happens in a folder of its own.
+Of a page in docs/, from top to bottom: a block whose first line names a file, such as "text
+steps.csv", is written to that file; Python runs, and goes on where the block before ended; in a
+block "console", commands of Raglane run, and print what stands below them, where "..." is any text.
+All of it happens in a folder of its own.
 """
 
 from __future__ import annotations
@@ -40,7 +41,13 @@ DOCUMENTS = [path for path in sorted((ROOT / "docs").rglob("*.md")) if _blocks(p
 
 def test_there_are_blocks() -> None:
     assert len(README) >= 3
-    assert {path.stem for path in DOCUMENTS} >= {"add-a-cell", "methods", "data-formats", "training", "packing"}
+    assert {path.stem for path in DOCUMENTS} >= {
+        "add-a-cell",
+        "methods",
+        "data-formats",
+        "training",
+        "packing",
+    }
 
 
 def _run(block: str, names: dict[str, Any], where: str) -> None:
@@ -49,12 +56,17 @@ def _run(block: str, names: dict[str, Any], where: str) -> None:
         return
     example = doctest.DocTestParser().get_doctest(block, names, where, where, 0)
     # A copy of the names is what the example gets, so what it defines is handed on by hand.
-    assert doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(example, clear_globs=False).failed == 0
+    assert (
+        doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(example, clear_globs=False).failed
+        == 0
+    )
     names.update(example.globs)
 
 
 def _run_commands(block: str, capsys: Capsys) -> None:
-    """Each line that begins with ``$ raglane`` as a command; the lines up to the next are what it prints."""
+    """Each line that begins with ``$ raglane`` as a command; the lines up to the next are what it
+    prints.
+    """
     steps = re.split(r"^\$ raglane ", block, flags=re.MULTILINE)
     assert not steps[0].strip(), "a block of commands begins with one"
     for step in steps[1:]:
@@ -63,7 +75,9 @@ def _run_commands(block: str, capsys: Capsys) -> None:
         code = main(shlex.split(command, comments=True))
         printed = "".join(capsys.readouterr())
         assert code == (2 if "raglane: error: " in expected else 0), printed
-        assert _CHECKER.check_output(expected, printed, _FLAGS), f"{command}\nprinted:\n{printed}\nnot:\n{expected}"
+        assert _CHECKER.check_output(expected, printed, _FLAGS), (
+            f"{command}\nprinted:\n{printed}\nnot:\n{expected}"
+        )
 
 
 @pytest.mark.parametrize("block", README)
@@ -71,8 +85,12 @@ def test_block(block: str) -> None:
     _run(block, {"__name__": "readme", "rl": rl}, "README.md")
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT / "docs").with_suffix("")))
-def test_document(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys) -> None:
+@pytest.mark.parametrize(
+    "path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT / "docs").with_suffix(""))
+)
+def test_document(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("raglane.planner.calibration._LOOKS", BRIEF_LOOKS)
     names: dict[str, Any] = {"__name__": path.stem}

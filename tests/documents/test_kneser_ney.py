@@ -13,13 +13,23 @@ _PATH = Path(__file__).parents[2] / "benchmarks" / "kneser_ney.py"
 
 
 def test_probabilities_sum_to_one_in_every_context() -> None:
-    """In contexts that occur, that occur in part, and that do not; with one discount, and with three."""
+    """In contexts that occur, that occur in part, and that do not; with one discount, and with
+    three.
+    """
     script, numbers = load(_PATH), random.Random(0)
     texts = ["".join(numbers.choices("aaabbcde", k=numbers.randint(0, 9))) for _ in range(200)]
     for order in (1, 2, 3, 5):
         for modified in (False, True):
             model = script.KneserNey(texts, order, modified=modified)
-            for context in [(), ("a",), ("z", "a"), ("z",) * 4, ("<begin>",) * 4, tuple("abca"), tuple("eeed")]:
+            for context in [
+                (),
+                ("a",),
+                ("z", "a"),
+                ("z",) * 4,
+                ("<begin>",) * 4,
+                tuple("abca"),
+                tuple("eeed"),
+            ]:
                 shares = [model.probability(token, context) for token in model.tokens]
                 assert sum(shares) == pytest.approx(1.0, abs=1e-12), (order, modified, context)
                 assert min(shares) > 0
@@ -27,9 +37,11 @@ def test_probabilities_sum_to_one_in_every_context() -> None:
 
 def test_a_bigram_by_hand() -> None:
     model = load(_PATH).KneserNey(["ab", "ab", "a"], order=2)
-    # (begin, a) comes 3 times, (a, b) and (b, end) twice, (a, end) once: the discount is 1 / (1 + 2 * 2).
+    # (begin, a) comes 3 times, (a, b) and (b, end) twice, (a, end) once: the discount is 1 / (1 + 2
+    # * 2).
     assert model.discounts[1] == (0.2, 0.2, 0.2)
-    # Of contexts: a and b follow one token each, the end two: one of them twice as often, so 2 / (2 + 2 * 1).
+    # Of contexts: a and b follow one token each, the end two: one of them twice as often, so 2 / (2
+    # + 2 * 1).
     assert model.discounts[0] == (0.5, 0.5, 0.5)
     lower = (1 - 0.5) / 4 + 3 * 0.5 / 4 / 3
     assert model.probability("b", ("a",)) == pytest.approx((2 - 0.2) / 3 + 2 * 0.2 / 3 * lower)

@@ -1,4 +1,6 @@
-"""The links within the repository's Markdown lead somewhere: to a file that is there, and to a heading of it."""
+"""The links within the repository's Markdown lead somewhere: to a file that is there, and to a
+heading of it.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,12 @@ from markdown_files import anchors, blocks, broken_links, links
 ROOT = Path(__file__).parents[2]
 _FOLDERS = ("", "docs", "examples", "benchmarks")
 DOCUMENTS = sorted(
-    {path for folder in _FOLDERS for path in (ROOT / folder).glob("**/*.md" if folder else "*.md") if path.is_file()}
+    {
+        path
+        for folder in _FOLDERS
+        for path in (ROOT / folder).glob("**/*.md" if folder else "*.md")
+        if path.is_file()
+    }
 )
 
 
@@ -31,7 +38,9 @@ def test_links_lead_somewhere(path: Path) -> None:
 
 
 def test_a_broken_link_is_found(tmp_path: Path) -> None:
-    (tmp_path / "b.md").write_text("# Its `title`, twice\n\n# Its title, twice\n\n```\n# no heading\n```\n")
+    (tmp_path / "b.md").write_text(
+        "# Its `title`, twice\n\n# Its title, twice\n\n```\n# no heading\n```\n"
+    )
     text = """[a](b.md) [b](b.md#its-title-twice) [c](b.md#its-title-twice-1) [d](https://nowhere.invalid) `[e](no.md)`
 ![f](picture.png) [g](b.md#no-heading) [h](#missing) [i](../outside.md)
 
@@ -48,7 +57,9 @@ def test_a_broken_link_is_found(tmp_path: Path) -> None:
 
 
 def test_anchors_are_those_of_a_code_host() -> None:
-    text = "# On a GPU: `rl.cost`\n## What's *new*, [here](a.md)\n## A_b - c\n### On a GPU: rl.cost\n"
+    text = (
+        "# On a GPU: `rl.cost`\n## What's *new*, [here](a.md)\n## A_b - c\n### On a GPU: rl.cost\n"
+    )
     assert anchors(text) == {"on-a-gpu-rlcost", "whats-new-here", "a_b---c", "on-a-gpu-rlcost-1"}
     assert links("[a\nb](c.md)") == ["c.md"]
 
@@ -56,4 +67,8 @@ def test_anchors_are_those_of_a_code_host() -> None:
 def test_blocks_are_found_in_lists_too() -> None:
     text = "```text a.csv\nid\n```\n\n- item\n\n  ```python\n  if x:\n      y\n  ```\n````md\n```\n````\n"
     found = [(block.language, block.file, block.text) for block in blocks(text)]
-    assert found == [("text", "a.csv", "id\n"), ("python", None, "if x:\n    y\n"), ("md", None, "```\n")]
+    assert found == [
+        ("text", "a.csv", "id\n"),
+        ("python", None, "if x:\n    y\n"),
+        ("md", None, "```\n"),
+    ]

@@ -22,7 +22,9 @@ def script() -> Any:
 def test_the_cells_are_those_of_the_page_and_print_their_outputs(script: Any) -> None:
     made = json.loads(script.NOTEBOOK.read_text(encoding="utf-8"))["cells"]
     cells = list(script.cells(script.PAGE.read_text(encoding="utf-8")))
-    assert ["".join(entry["source"]) for entry in made] == [cell.source.rstrip("\n") for cell in cells]
+    assert ["".join(entry["source"]) for entry in made] == [
+        cell.source.rstrip("\n") for cell in cells
+    ]
     assert made[1]["source"] == ["%pip install 'raglane[data,cli,train,demo]'"]
     names: dict[str, Any] = {}
     for entry, cell in zip(made, cells, strict=True):

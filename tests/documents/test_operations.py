@@ -1,4 +1,6 @@
-"""The page of operations has the tables that its script makes, whose calls must give what they give for flat values."""
+"""The page of operations has the tables that its script makes, whose calls must give what they give
+for flat values.
+"""
 
 from __future__ import annotations
 

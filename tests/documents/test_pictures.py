@@ -1,4 +1,6 @@
-"""The pictures of the documents are what their code draws, and those who cannot see them are told what they show."""
+"""The pictures of the documents are what their code draws, and those who cannot see them are told
+what they show.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def test_drawing_them_again_gives_the_same(tmp_path: Path) -> None:
 def test_documents_show_each_picture_and_its_code() -> None:
     script = load(_DOCS / "draw.py")
     text = (_DOCS / "methods.md").read_text(encoding="utf-8")
-    picture = re.compile(r'<picture>\n.*dark\)" srcset="(.*)">\n  <img alt="(.{80,})" src="(.*)">\n</picture>')
+    picture = re.compile(
+        r'<picture>\n.*dark\)" srcset="(.*)">\n  <img alt="(.{80,})" src="(.*)">\n</picture>'
+    )
     for name, code in script.CODE.items():
         before, after = text.split(f">>> picture = {code}\n\n```\n\n")
         shown = picture.match(after)
@@ -56,7 +60,12 @@ def test_the_table_of_speedups_has_the_means_of_the_results() -> None:
             means = [f"{script.mean(known[page][mode, kind, cell]):.2f}" for page, mode in ways]
             assert f"| {name}, {words} lengths | {' | '.join(means)} |\n" in text
     slower = [
-        sum(speedup < 1 for key, speedups in known[page].items() if key[0] == mode for speedup in speedups)
+        sum(
+            speedup < 1
+            for key, speedups in known[page].items()
+            if key[0] == mode
+            for speedup in speedups
+        )
         for page, mode in ways
     ]
     shown = " | ".join(f"{count or 'none'} of 45" for count in slower)

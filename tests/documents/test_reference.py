@@ -16,11 +16,15 @@ import raglane
 import raglane.cells
 
 DOCS = Path(__file__).parents[2] / "docs"
-_DIRECTIVE = re.compile(r"^\.\. (?:auto)?(?:class|function|exception|data|module):: ([\w.]+)$", flags=re.MULTILINE)
+_DIRECTIVE = re.compile(
+    r"^\.\. (?:auto)?(?:class|function|exception|data|module):: ([\w.]+)$", flags=re.MULTILINE
+)
 _CELLS = [
     cell
     for cell in (getattr(raglane.cells, name) for name in raglane.cells.__all__)
-    if inspect.isclass(cell) and issubclass(cell, raglane.cells.CellSpec) and cell is not raglane.cells.CellSpec
+    if inspect.isclass(cell)
+    and issubclass(cell, raglane.cells.CellSpec)
+    and cell is not raglane.cells.CellSpec
 ]
 
 
@@ -52,7 +56,13 @@ def test_each_name_is_documented_once() -> None:
 
 
 def test_public_modules_are_found() -> None:
-    assert set(_public_modules()) >= {"raglane", "raglane.data", "raglane.errors", "raglane.nn", "raglane.nn.losses"}
+    assert set(_public_modules()) >= {
+        "raglane",
+        "raglane.data",
+        "raglane.errors",
+        "raglane.nn",
+        "raglane.nn.losses",
+    }
 
 
 @pytest.mark.parametrize("module", _public_modules())
@@ -74,7 +84,10 @@ def test_every_public_name_is_in_the_reference(module: str) -> None:
 @pytest.mark.parametrize("cell", _CELLS)
 def test_the_equations_of_each_cell_are_in_the_page_of_cells(cell: type[Any]) -> None:
     behind = (inspect.getdoc(cell) or "").split("::\n\n", maxsplit=1)[1].split("\n")
-    end = next((place for place, line in enumerate(behind) if line and not line.startswith("    ")), len(behind))
+    end = next(
+        (place for place, line in enumerate(behind) if line and not line.startswith("    ")),
+        len(behind),
+    )
     equations = textwrap.dedent("\n".join(behind[:end])).strip("\n")
     assert "=" in equations
     assert f"```text\n{equations}\n```\n" in (DOCS / "cells.md").read_text(encoding="utf-8")

@@ -1,4 +1,6 @@
-"""``examples/c``: a program in C, with only the library and its header, prints the bits that Python prints."""
+"""``examples/c``: a program in C, with only the library and its header, prints the bits that Python
+prints.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ from raglane.training.model import ModelConfig, SequenceModel
 
 pytestmark = [
     pytest.mark.skipif(missing_kernels() is not None, reason=str(missing_kernels())),
-    pytest.mark.skipif(not (shutil.which("cmake") and shutil.which("cc")), reason="needs cmake and a C compiler"),
+    pytest.mark.skipif(
+        not (shutil.which("cmake") and shutil.which("cc")), reason="needs cmake and a C compiler"
+    ),
 ]
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "c"
@@ -44,13 +48,23 @@ SANITIZED = f"{STRICT} -g -fsanitize=address,undefined -fno-sanitize-recover=all
 def built(folder: Path, flags: str) -> Path:
     """Build the example with its CMakeLists.txt and the files of an installation."""
     prefix, build = folder / "native", folder / "build"
-    for source, place in (("abi/raglane.h", "include"), ("cmake/raglaneConfig.cmake", "lib/cmake/raglane")):
+    for source, place in (
+        ("abi/raglane.h", "include"),
+        ("cmake/raglaneConfig.cmake", "lib/cmake/raglane"),
+    ):
         (prefix / place).mkdir(parents=True, exist_ok=True)
         shutil.copy(EXAMPLE.parents[1] / "csrc" / source, prefix / place)
-    found = [file for place in raglane.native.__path__ for file in Path(place, "lib").glob("libraglane_cpu.*")]
+    found = [
+        file
+        for place in raglane.native.__path__
+        for file in Path(place, "lib").glob("libraglane_cpu.*")
+    ]
     shutil.copy(found[0], prefix / "lib")
     options = [f"-DCMAKE_PREFIX_PATH={prefix}", f"-DCMAKE_C_FLAGS={flags}"]
-    for command in (["cmake", "-S", str(EXAMPLE), "-B", str(build), *options], ["cmake", "--build", str(build)]):
+    for command in (
+        ["cmake", "-S", str(EXAMPLE), "-B", str(build), *options],
+        ["cmake", "--build", str(build)],
+    ):
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
     return build / "predict"
@@ -65,15 +79,26 @@ def a_run(task: str, cell: str, *, tokens: bool = False, **options: Any) -> Run:
     """Return an untrained model."""
     torch.manual_seed(0)
     targets = {"target_names": ("u", "v"), "target_mean": (30.0, 0.1), "target_std": (7.0, 3.0)}
-    found: dict[str, Any] = {"transcribe": {"labels": ("x", "y")}, "regress": targets, "forecast": {}, "language": {}}
+    found: dict[str, Any] = {
+        "transcribe": {"labels": ("x", "y")},
+        "regress": targets,
+        "forecast": {},
+        "language": {},
+    }
     scale = {} if options.get("loss") == "bce" else {"mean": (1.5, -20.0), "std": (0.3, 7.0)}
     learned = found.get(task, {"labels": ("x", "y", "z")})
     learned |= {"vocabulary": VOCABULARY} if tokens else {"channels": ("a", "b"), **scale}
     preprocessor = Preprocessor(task, per_element=options.pop("per_element", None), **learned)
     answers = {"regress": 2, "forecast": 2, "language": len(VOCABULARY)}.get(task, 3)
-    options |= {"input_size": len(VOCABULARY), "embedding": 5} if tokens else {"input_size": 2, "embedding": None}
+    options |= (
+        {"input_size": len(VOCABULARY), "embedding": 5}
+        if tokens
+        else {"input_size": 2, "embedding": None}
+    )
     per_element = preprocessor.per_element or task == "transcribe"
-    config = ModelConfig(task, cell, hidden_size=9, per_element=per_element, output_size=answers, **options)
+    config = ModelConfig(
+        task, cell, hidden_size=9, per_element=per_element, output_size=answers, **options
+    )
     return Run(SavedModel(SequenceModel(config).eval(), preprocessor, {}))
 
 
@@ -91,11 +116,15 @@ def inputs_of(run: Run) -> list[Tensor]:
 
 def as_text(inputs: list[Tensor]) -> str:
     """Return sequences as text, a line each."""
-    return "".join(" ".join(f"{number:.9g}" for number in rows.flatten().tolist()) + "\n" for rows in inputs)
+    return "".join(
+        " ".join(f"{number:.9g}" for number in rows.flatten().tolist()) + "\n" for rows in inputs
+    )
 
 
 def printed(command: list[Any], text: str, **environment: str) -> list[list[float]]:
-    done = subprocess.run(command, input=text, capture_output=True, text=True, env={**os.environ, **environment})
+    done = subprocess.run(
+        command, input=text, capture_output=True, text=True, env={**os.environ, **environment}
+    )
     assert (done.returncode, done.stderr) == (0, "")
     return [[float(number) for number in line.split()] for line in done.stdout.splitlines()]
 
@@ -119,7 +148,9 @@ TASKS: dict[str, list[dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_a_program_in_c_tells_what_python_predicts(task: str, program: Path, tmp_path: Path) -> None:
+def test_a_program_in_c_tells_what_python_predicts(
+    task: str, program: Path, tmp_path: Path
+) -> None:
     for number, options in enumerate(TASKS[task]):
         folder = tmp_path / str(number)
         a_run(task, **options).save(folder)
@@ -130,14 +161,18 @@ def test_a_program_in_c_tells_what_python_predicts(task: str, program: Path, tmp
         answers = answers.last(empty=float("nan")) if task == "forecast" else answers
         expected = answers if isinstance(answers, Tensor) else answers.values
         commands: list[list[Any]] = [[program, folder]]
-        commands += [[sys.executable, EXAMPLE / "predict.py", folder]] * ((task, number) == ("forecast", 0))
+        commands += [[sys.executable, EXAMPLE / "predict.py", folder]] * (
+            (task, number) == ("forecast", 0)
+        )
         for command in commands:
             rows = torch.tensor(printed(command, as_text(inputs)))
             torch.testing.assert_close(rows, expected, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_streams_in_c_have_the_bits_of_whole_sequences(task: str, program: Path, tmp_path: Path) -> None:
+def test_streams_in_c_have_the_bits_of_whole_sequences(
+    task: str, program: Path, tmp_path: Path
+) -> None:
     """In pieces of random sizes next to each other; the sequences are streamed twice."""
     source = random.Random(0)
     for number, options in enumerate(TASKS[task]):
@@ -145,7 +180,9 @@ def test_streams_in_c_have_the_bits_of_whole_sequences(task: str, program: Path,
             continue
         a_run(task, **options).save(tmp_path / str(number))
         run = rl.load(tmp_path / str(number))
-        inputs = {slot: rows for slot, rows in zip((0, 8, 3, 5), inputs_of(run), strict=True) if len(rows)}
+        inputs = {
+            slot: rows for slot, rows in zip((0, 8, 3, 5), inputs_of(run), strict=True) if len(rows)
+        }
         left, lines = {slot: [rows, rows] for slot, rows in inputs.items()}, []
         while left:
             slot, count = source.choice([*left]), source.randint(1, 9)
@@ -160,7 +197,9 @@ def test_streams_in_c_have_the_bits_of_whole_sequences(task: str, program: Path,
         found = printed([program.with_name("stream"), tmp_path / str(number), "9"], "".join(lines))
         for slot, rows in inputs.items():
             with answering(run.model):
-                answers: Any = run.model(rl.Ragged([rows[: count + 1] for count in range(len(rows))]))
+                answers: Any = run.model(
+                    rl.Ragged([rows[: count + 1] for count in range(len(rows))])
+                )
             expected = answers if isinstance(answers, Tensor) else answers.last()
             own = torch.tensor([row for at, *row in found if at == slot])
             torch.testing.assert_close(own, torch.cat([expected] * 2), rtol=0, atol=0)
@@ -187,15 +226,29 @@ def test_what_the_program_does_not_have_is_refused_by_name(program: Path, tmp_pa
         assert f"error: {words}" in refused(program, tmp_path / str(number))
     a_run("classify", "gru", tokens=True).save(tmp_path / "tokens")
     for text in ("1 9\n", "1 x\n", "nan\n", "1.5"):
-        assert ("no number" if "x" in text else "vocabulary") in refused(program, tmp_path / "tokens", text)
+        assert ("no number" if "x" in text else "vocabulary") in refused(
+            program, tmp_path / "tokens", text
+        )
     a_run("classify", "gru").save(tmp_path / "numbers")
-    streams = {"3 1 2\n": "below SLOTS", "-1\n": "below SLOTS", "0.5\n": "below SLOTS", "0 1\n": "whole elements"}
+    streams = {
+        "3 1 2\n": "below SLOTS",
+        "-1\n": "below SLOTS",
+        "0.5\n": "below SLOTS",
+        "0 1\n": "whole elements",
+    }
     for text, words in streams.items():
         assert words in refused(program.with_name("stream"), tmp_path / "numbers", text, "3")
     a_run("classify", "gru", bidirectional=True).save(tmp_path / "backwards")
-    assert "error: bidirectional: " in refused(program.with_name("stream"), tmp_path / "backwards", "", "3")
+    assert "error: bidirectional: " in refused(
+        program.with_name("stream"), tmp_path / "backwards", "", "3"
+    )
     assert "usage" in refused(program.with_name("stream"), tmp_path / "numbers", "", "0")
-    mistakes = {"1 nan\n": "32 bits", "1e39 1": "32 bits", "1 2 3\n": "whole elements", "1 2x": "no number"}
+    mistakes = {
+        "1 nan\n": "32 bits",
+        "1e39 1": "32 bits",
+        "1 2 3\n": "whole elements",
+        "1 2x": "no number",
+    }
     for text, words in mistakes.items():
         assert words in refused(program, tmp_path / "numbers", text)
 
@@ -216,7 +269,9 @@ def changes_of(config: bytes, weights: bytes) -> dict[str, tuple[str, bytes]]:
         "no dimensions": {hh: header[hh] | {"shape": []}},
         "a shape beyond 64 bits": {hh: header[hh] | {"shape": [2**62, 2**62, 16]}},
         "places that are not there": {hh: header[hh] | {"data_offsets": [far - 1296, far]}},
-        "places the wrong way": {hh: header[hh] | {"data_offsets": header[hh]["data_offsets"][::-1]}},
+        "places the wrong way": {
+            hh: header[hh] | {"data_offsets": header[hh]["data_offsets"][::-1]}
+        },
         "the same place twice": {ih: header[ih] | {"shape": [27, 5]}, "more": header[hh]},
         "float16": {hh: header[hh] | {"dtype": "F16"}},
         "no object": {hh: 3},
@@ -240,9 +295,13 @@ def changes_of(config: bytes, weights: bytes) -> dict[str, tuple[str, bytes]]:
 
 
 def test_spoilt_files_never_end_the_program_but_by_a_line(tmp_path: Path) -> None:
-    """With AddressSanitizer and UndefinedBehaviorSanitizer: an answer, or one line and exit status 2."""
+    """With AddressSanitizer and UndefinedBehaviorSanitizer: an answer, or one line and exit status
+    2.
+    """
     command = ["cc", *SANITIZED.split(), "-x", "c", "-", "-o", str(tmp_path / "nothing")]
-    if subprocess.run(command, input=b"int main(void) { return 0; }", capture_output=True).returncode:
+    if subprocess.run(
+        command, input=b"int main(void) { return 0; }", capture_output=True
+    ).returncode:
         pytest.skip("the C compiler has no sanitizers")
     program = built(tmp_path, SANITIZED)
     folder = tmp_path / "model"
@@ -254,14 +313,18 @@ def test_spoilt_files_never_end_the_program_but_by_a_line(tmp_path: Path) -> Non
     printed([program, folder], text, **options)
 
     def ends(name: Any) -> int:
-        done = subprocess.run([program, folder], input=text, capture_output=True, text=True, env=os.environ | options)
+        done = subprocess.run(
+            [program, folder], input=text, capture_output=True, text=True, env=os.environ | options
+        )
         assert done.returncode in (0, 2), (name, done.returncode, done.stderr[-3000:])
         assert done.stderr.count("\n") == (1 if done.returncode else 0), (name, done.stderr[-3000:])
         for file, content in whole.items():
             (folder / file).write_bytes(content)
         return done.returncode
 
-    for name, change in changes_of(**{name.split(".")[0]: content for name, content in whole.items()}).items():
+    for name, change in changes_of(
+        **{name.split(".")[0]: content for name, content in whole.items()}
+    ).items():
         (folder / change[0]).write_bytes(change[1])
         assert ends(name) == 2, name
     source = random.Random(0)
@@ -273,6 +336,8 @@ def test_spoilt_files_never_end_the_program_but_by_a_line(tmp_path: Path) -> Non
         else:
             # In the header, because most other bytes may have any value.
             for _ in range(source.choice((1, 1, 3))):
-                content[source.randrange(min(len(content), 2400))] = source.choice((0, 34, 44, 57, 91, 125, 128, 255))
+                content[source.randrange(min(len(content), 2400))] = source.choice(
+                    (0, 34, 44, 57, 91, 125, 128, 255)
+                )
         (folder / file).write_bytes(content)
         ends((number, file))

@@ -63,9 +63,17 @@ def test_a_model_is_the_same_in_the_runtime(layout: Any, tmp_path: Path) -> None
     torch.manual_seed(0)
     model, path = Tagger(), tmp_path / "model.onnx"
     example = (a_batch([3, 5]), torch.randn(1, 2, 6))
-    exported: Any = rl.export.onnx(model, path, example=example, layout=layout, metadata={"labels": "a b"})
+    exported: Any = rl.export.onnx(
+        model, path, example=example, layout=layout, metadata={"labels": "a b"}
+    )
     assert model.training
-    assert exported.outputs == ["output_class", "output_tags", "output_state", "output_first", "output_last"]
+    assert exported.outputs == [
+        "output_class",
+        "output_tags",
+        "output_state",
+        "output_first",
+        "output_last",
+    ]
     assert exported.operators["LSTM"] == exported.operators["Scan"] == 1
     assert exported.verified.largest_difference < 1e-5
     assert exported.inputs["h"] == [1, "sequences", 6]
@@ -82,7 +90,9 @@ def test_a_model_is_the_same_in_the_runtime(layout: Any, tmp_path: Path) -> None
 
 
 class ChainTagger(nn.Module):
-    """A CRF with integer scores, so that paths are often equally good, and forbidden transitions."""
+    """A CRF with integer scores, so that paths are often equally good, and forbidden
+    transitions.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -126,25 +136,36 @@ np.savez(found, **outputs)
 
 def outputs_of(path: Path, batches: list[dict[str, Tensor]]) -> list[list[Any]]:
     given, found = path.with_name("given.npz"), path.with_name("found.npz")
-    arrays: dict[str, Any] = {f"{n}:{name}": x.numpy() for n, batch in enumerate(batches) for name, x in batch.items()}
+    arrays: dict[str, Any] = {
+        f"{n}:{name}": x.numpy() for n, batch in enumerate(batches) for name, x in batch.items()
+    }
     np.savez(given, **arrays)
-    done = subprocess.run([sys.executable, "-c", CHILD, path, given, found], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD, path, given, found], capture_output=True, text=True
+    )
     assert done.returncode == 0, (done.returncode, done.stderr[-2000:])
     stored = np.load(found)
-    return [[stored[name] for name in stored if name.startswith(f"{n}:")] for n in range(len(batches))]
+    return [
+        [stored[name] for name in stored if name.startswith(f"{n}:")] for n in range(len(batches))
+    ]
 
 
 @pytest.mark.parametrize("layout", ["flat", "padded"])
 def test_no_lengths_end_the_runtime(layout: Any, tmp_path: Path) -> None:
     torch.manual_seed(0)
     model, path = Tagger().eval(), tmp_path / "model.onnx"
-    rl.export.onnx(model, path, example=(a_batch([3, 5]), torch.randn(1, 2, 6)), layout=layout, verify=False)
+    rl.export.onnx(
+        model, path, example=(a_batch([3, 5]), torch.randn(1, 2, 6)), layout=layout, verify=False
+    )
     given, wanted = list[dict[str, Tensor]](), list[list[Tensor]]()
     is_flat = layout == "flat"
     make, name = (rl.Ragged.from_flat, "offsets") if is_flat else (rl.Ragged.from_padded, "lengths")
     for size, second, taken in ODD[layout]:
         count = len(taken) - is_flat
-        values, h = torch.randn(size, D) if is_flat else torch.randn(count, size, D), torch.randn(1, count, 6)
+        values, h = (
+            torch.randn(size, D) if is_flat else torch.randn(count, size, D),
+            torch.randn(1, count, 6),
+        )
         batch = make(values, torch.tensor(taken).long())
         given.append({"values": values, name: torch.tensor(second).long(), "h": h})
         wanted.append(truth(model, layout, batch, h, steps=size))
@@ -177,10 +198,18 @@ def test_what_cannot_be_exported_is_refused_by_its_name(tmp_path: Path) -> None:
         "len": r"model must be .*without constants made of sizes, got a Sequential .* in place of len\(batch\)",
         "eig": r"model\.0 must be .*unlike aten::linalg_eig.*, got a Looks that cannot be exported",
     }
-    refused: list[tuple[Any, str]] = [(nn.Sequential(Looks(how)), words) for how, words in expected.items()]
+    refused: list[tuple[Any, str]] = [
+        (nn.Sequential(Looks(how)), words) for how, words in expected.items()
+    ]
     refused += [
-        (rl.nn.GRU(D, 4).bfloat16(), r"weight_ih_l0 must be .*, got torch.bfloat16\. .*model\.float\(\)"),
-        (rl.nn.GRU(D + 1, 4), r"^model: input must be elements of input_size = 4 .*, got elements of shape"),
+        (
+            rl.nn.GRU(D, 4).bfloat16(),
+            r"weight_ih_l0 must be .*, got torch.bfloat16\. .*model\.float\(\)",
+        ),
+        (
+            rl.nn.GRU(D + 1, 4),
+            r"^model: input must be elements of input_size = 4 .*, got elements of shape",
+        ),
         ("layer", r"model must be .*, got 'layer'"),
     ]
     for model, words in refused:
@@ -195,14 +224,20 @@ def test_what_cannot_be_exported_is_refused_by_its_name(tmp_path: Path) -> None:
 def test_a_file_that_differs_from_its_model_is_not_written(tmp_path: Path) -> None:
     torch.manual_seed(0)
     # In float64, because a constant in float32 would be a difference.
-    layer, path, batch = Looks("nowhere").double(), tmp_path / "model.onnx", a_batch([2, 3]).to(torch.float64)
+    layer, path, batch = (
+        Looks("nowhere").double(),
+        tmp_path / "model.onnx",
+        a_batch([2, 3]).to(torch.float64),
+    )
     rl.export.onnx(layer, path, example=batch, verify=False)
     signature = Signature.of(layer, batch, "padded")
     signature.output_names[:] = ["output"]
     with torch.no_grad():
         check_agrees(in_runtime(path.read_bytes()), layer, signature)
         layer.head.weight[0, 0] += 0.01
-        with pytest.raises(ExportError, match=r"output must be .*got a difference of \S+ of its largest number"):
+        with pytest.raises(
+            ExportError, match=r"output must be .*got a difference of \S+ of its largest number"
+        ):
             check_agrees(in_runtime(path.read_bytes()), layer, signature)
     words = "model must be a graph that the runtime accepts, got an error of the runtime"
     with pytest.raises(ExportError, match=words):
@@ -215,7 +250,9 @@ class Wide(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layer = rl.nn.LayerNormLSTM(D, 4)
-        self.after = nn.Sequential(nn.LeakyReLU(0.3), nn.CELU(0.7), nn.LayerNorm(4), nn.Hardsigmoid())
+        self.after = nn.Sequential(
+            nn.LeakyReLU(0.3), nn.CELU(0.7), nn.LayerNorm(4), nn.Hardsigmoid()
+        )
         self.double()
 
     def forward(self, batch: rl.Ragged) -> Any:
@@ -226,7 +263,10 @@ def test_float64_is_float64_throughout(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model, batch = Wide(), a_batch([3, 5, 1]).to(torch.float64)
     rl.export.onnx(model, tmp_path / "model.onnx", example=batch, layout="flat")
-    assert largest_error(run_file(tmp_path / "model.onnx", "flat", batch), truth(model, "flat", batch)) < 1e-13
+    assert (
+        largest_error(run_file(tmp_path / "model.onnx", "flat", batch), truth(model, "flat", batch))
+        < 1e-13
+    )
 
 
 VARIANTS: dict[str, list[tuple[Any, dict[str, Any]]]] = {
@@ -235,7 +275,12 @@ VARIANTS: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     "from lengths": [(kind, {"bias": False, "initial_state": "lengths"}) for kind in KINDS],
     "float64": [(kind, {"dtype": torch.float64, "bidirectional": True}) for kind in KINDS],
     "zoneout": [(kind, {"zoneout": 0.3}) for kind in KINDS],
-    "projected": [(KINDS[2], {"proj_size": 5, "num_layers": 2, "bidirectional": True, "initial_state": "learned"})],
+    "projected": [
+        (
+            KINDS[2],
+            {"proj_size": 5, "num_layers": 2, "bidirectional": True, "initial_state": "learned"},
+        )
+    ],
 }
 
 
@@ -253,14 +298,21 @@ def test_every_cell_in_every_variant(variant: str, layout: Any, tmp_path: Path) 
         dtype = layer.weight_ih_l0.dtype
         example = a_batch([3, 5]).to(dtype)
         given = options.get("initial_state") is None and "proj_size" not in options
-        # Three sequences, because states have 1, 2 or 4 rows, which the export must not take for sequences.
+        # Three sequences, because states have 1, 2 or 4 rows, which the export must not take for
+        # sequences.
         example = rl.Ragged([*example.to_list(), example[0]])
         # States of previous sequences, because not all numbers are valid states of every cell.
         with torch.no_grad():
             _, hx = layer(rl.Ragged([torch.randn(4, D, dtype=dtype) for _ in range(len(example))]))
-        exported: Any = rl.export.onnx(layer, path, example=(example, hx) if given else example, layout=layout)
-        # Layer normalisation amplifies rounding errors at each step; there the export checks the difference itself.
-        assert kind.layer.startswith("LayerNorm") or exported.verified.largest_difference < 1e-5, (str(kind), options)
+        exported: Any = rl.export.onnx(
+            layer, path, example=(example, hx) if given else example, layout=layout
+        )
+        # Layer normalisation amplifies rounding errors at each step; there the export checks the
+        # difference itself.
+        assert kind.layer.startswith("LayerNorm") or exported.verified.largest_difference < 1e-5, (
+            str(kind),
+            options,
+        )
 
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "export"
@@ -272,7 +324,9 @@ def a_run() -> Run:
     torch.manual_seed(0)
     scales = {"mean": (100.0, 0.5), "std": (0.5, 2.0), "missing": "elapsed"}
     preprocessor = Preprocessor("classify", ("a", "time_gap"), labels=("no", "yes"), **scales)  # type: ignore[arg-type]
-    model = SequenceModel(ModelConfig("classify", "gru", input_size=6, output_size=2, hidden_size=8)).eval()
+    model = SequenceModel(
+        ModelConfig("classify", "gru", input_size=6, output_size=2, hidden_size=8)
+    ).eval()
     with torch.no_grad():
         model.head.weight.mul_(9)
     return Run(SavedModel(model, preprocessor, {}))
@@ -313,7 +367,9 @@ def test_what_a_graph_does_not_prepare_is_refused(tmp_path: Path, capsys: Capsys
     assert [part.name for part in tmp_path.iterdir()] == ["model"]
 
 
-def test_a_full_disk_leaves_neither_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys) -> None:
+def test_a_full_disk_leaves_neither_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys
+) -> None:
     a_run().save(tmp_path / "model")
     bring, calls = os.fsync, []
 
@@ -324,6 +380,9 @@ def test_a_full_disk_leaves_neither_file(tmp_path: Path, monkeypatch: pytest.Mon
         bring(descriptor)
 
     monkeypatch.setattr(os, "fsync", fill)
-    assert main(["export", str(tmp_path / "model"), "-o", str(tmp_path / "model.onnx"), "--no-verify"]) == 2
+    assert (
+        main(["export", str(tmp_path / "model"), "-o", str(tmp_path / "model.onnx"), "--no-verify"])
+        == 2
+    )
     assert f"{tmp_path}/model.json: No space left" in capsys.readouterr().err
     assert [part.name for part in tmp_path.iterdir()] == ["model"]

@@ -1,4 +1,6 @@
-"""Models for other programs: stored programs of ``torch.export``, the operator, packages of AOTInductor."""
+"""Models for other programs: stored programs of ``torch.export``, the operator, packages of
+AOTInductor.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,10 @@ def stored(folder: Path, model: nn.Module, lists: list[list[int]], layout: str =
     """Store batches and the outputs of a model, for another process."""
     batches = [a_batch(lengths) for lengths in lists]
     inputs = [(b.values, b.offsets) if layout == "flat" else b.to_padded() for b in batches]
-    torch.save([(given, truth(model, layout, b)) for given, b in zip(inputs, batches, strict=True)], folder / "batches")
+    torch.save(
+        [(given, truth(model, layout, b)) for given, b in zip(inputs, batches, strict=True)],
+        folder / "batches",
+    )
 
 
 COMPARE = """
@@ -67,7 +72,9 @@ print("raglane" in sys.modules, "the end")
 
 
 @with_kernels
-@pytest.mark.filterwarnings("ignore:The given buffer is not writable:UserWarning")  # torch 2.11's own, when it loads
+@pytest.mark.filterwarnings(
+    "ignore:The given buffer is not writable:UserWarning"
+)  # torch 2.11's own, when it loads
 def test_a_stored_program_runs_in_a_fresh_process(script: Script, tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = Tagger().eval()
@@ -87,7 +94,12 @@ run = lambda values, offsets: module(rl.Ragged.from_flat(values, offsets=offsets
 
 
 BOTH: dict[str, Any] = {"bidirectional": True}
-CELLS: list[Any] = [("LSTM", BOTH | {"proj_size": 2}), ("GRU", {"bias": False}), ("RNN", BOTH), ("SRU", BOTH)]
+CELLS: list[Any] = [
+    ("LSTM", BOTH | {"proj_size": 2}),
+    ("GRU", {"bias": False}),
+    ("RNN", BOTH),
+    ("SRU", BOTH),
+]
 CELLS += [("QRNN", {}), ("IndRNN", {}), ("MinGRU", {"dtype": torch.float64})]
 
 
@@ -95,8 +107,13 @@ CELLS += [("QRNN", {}), ("IndRNN", {}), ("MinGRU", {"dtype": torch.float64})]
 def test_the_operator_of_the_kernels_needs_no_python(script: Script, tmp_path: Path) -> None:
     torch.manual_seed(0)
     library = rl.export.build_operators(tmp_path / "operators")
-    assert sorted(part.name for part in library.parent.iterdir()) == ["libraglane_cpu.so", "libraglane_torch.so"]
-    torch.ops.load_library(library)  # a second copy in a process that has run a layer registers nothing
+    assert sorted(part.name for part in library.parent.iterdir()) == [
+        "libraglane_cpu.so",
+        "libraglane_torch.so",
+    ]
+    torch.ops.load_library(
+        library
+    )  # a second copy in a process that has run a layer registers nothing
     calls = []
     for name, options in CELLS:
         layer: Any = getattr(rl.nn, name)(D, 4, **options)
@@ -140,14 +157,20 @@ print("raglane" in sys.modules)
     assert done.stdout == "False\n", done.stderr
 
 
-def test_what_no_package_can_be_made_of_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_no_package_can_be_made_of_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     layer, batch = rl.nn.GRU(D, 4), a_batch([2, 3])
     with pytest.raises(ArgumentError, match=r"path must be.*ends in \.pt2.*got"):
         rl.export.package(layer, tmp_path / "model.onnx", example=batch)
     with pytest.raises(ExportError, match=r"operators must be .*, got .*build_operators"):
-        rl.export.package(layer, tmp_path / "model.pt2", example=batch, operators=tmp_path / "no.so")
+        rl.export.package(
+            layer, tmp_path / "model.pt2", example=batch, operators=tmp_path / "no.so"
+        )
     monkeypatch.setattr(aot, "LIBRARY", "libraglane_missing.so")
-    with pytest.raises(ExportError, match=r"operators must be .*, got an installation without them.*slower"):
+    with pytest.raises(
+        ExportError, match=r"operators must be .*, got an installation without them.*slower"
+    ):
         rl.export.build_operators(tmp_path / "operators")
     assert list(tmp_path.rglob("*.so")) == []
 
@@ -180,7 +203,12 @@ class Paired(nn.Module):
         for layer in (self.first, self.second):
             joined, _ = layer(joined, resets=tokens.map(lambda values: values == 0))
         last = self.third(others)[0].last(empty=0)
-        return joined, joined.mean() * last * lengths.unsqueeze(1), numbers, {"same": lengths, "twice": joined}
+        return (
+            joined,
+            joined.mean() * last * lengths.unsqueeze(1),
+            numbers,
+            {"same": lengths, "twice": joined},
+        )
 
 
 @pytest.mark.parametrize("layout", ["flat", "padded"])
@@ -192,11 +220,24 @@ def test_batches_of_the_same_lengths_share_an_input(layout: str) -> None:
     model = Paired().eval()
     signature = Signature.of(model, drawn([3, 5]), layout)
     second = "offsets" if layout == "flat" else "lengths"
-    names = ["numbers_values", f"numbers_{second}", "tokens_values", "others_values", f"others_{second}", "lengths"]
+    names = [
+        "numbers_values",
+        f"numbers_{second}",
+        "tokens_values",
+        "others_values",
+        f"others_{second}",
+        "lengths",
+    ]
     assert list(signature.inputs) == names
     with torch.no_grad():
         program = traced(model, signature, Loops())
-        assert signature.output_names == ["output_0", "output_1", "output_2", "output_3_same", "output_3_twice"]
+        assert signature.output_names == [
+            "output_0",
+            "output_1",
+            "output_2",
+            "output_3_same",
+            "output_3_twice",
+        ]
         names = [*program.graph_signature.user_inputs, *program.graph_signature.user_outputs]
         assert len(set(names)) == len(names) == 11
         graph = program.module(check_guards=False)
@@ -232,25 +273,45 @@ def test_a_result_that_differs_from_the_model_is_found() -> None:
             verified = check_agrees(run, model, signature)
             assert 3e-6 < verified.largest_difference < 5e-6
             assert (len(seen[0]), seen[0] > [0], seen[-1]) == (1, True, [0, 0])
-            assert (verified.sequences, verified.elements) == (sum(map(len, seen)), sum(map(sum, seen)))
+            assert (verified.sequences, verified.elements) == (
+                sum(map(len, seen)),
+                sum(map(sum, seen)),
+            )
             for factor, words in wrong.items():
                 with pytest.raises(ExportError, match=f"output_1 must be .*got {words}"):
                     check_agrees(partial(run, factor=factor), model, signature)
     odd = torch.tensor([0.0, torch.nan, -torch.inf])
     halves = odd[:1] + 0.125, odd[:1] + 0.25, 0.5
-    for found, expected, share in ((odd, odd, 0), (-odd, odd, torch.inf), (odd > 0, odd < 0, torch.inf), halves):
+    for found, expected, share in (
+        (odd, odd, 0),
+        (-odd, odd, torch.inf),
+        (odd > 0, odd < 0, torch.inf),
+        halves,
+    ):
         assert _difference("output", found.numpy(), expected, []) == share
-    with pytest.raises(ExportError, match=r"output must be of the model's shape \(3,\), got shape \(1,\)"):
+    with pytest.raises(
+        ExportError, match=r"output must be of the model's shape \(3,\), got shape \(1,\)"
+    ):
         _difference("output", odd[:1].numpy(), odd, [])
 
 
 def test_examples_that_say_too_little_are_refused() -> None:
-    layer, batch, none = rl.nn.GRU(D, 4), a_batch([2, 3]), rl.Ragged.from_flat(torch.zeros(0, D), lengths=[0, 0])
+    layer, batch, none = (
+        rl.nn.GRU(D, 4),
+        a_batch([2, 3]),
+        rl.Ragged.from_flat(torch.zeros(0, D), lengths=[0, 0]),
+    )
     refused: list[tuple[Any, str]] = [
-        (torch.randn(2, 3, D), r"example must be a Ragged.*, got a Tensor\. .*rl\.Ragged\(sequences\)"),
+        (
+            torch.randn(2, 3, D),
+            r"example must be a Ragged.*, got a Tensor\. .*rl\.Ragged\(sequences\)",
+        ),
         ((batch, 3), "example must be .*got a Ragged, int"),
         (none, "example must be .*got no element"),
-        ((batch, a_batch([1])), "example must be the same number in each batch, got 2 and 1 sequences"),
+        (
+            (batch, a_batch([1])),
+            "example must be the same number in each batch, got 2 and 1 sequences",
+        ),
         ((batch, torch.zeros(2, 2, 4)), r"example must be .*got hx of shape \(2, 2, 4\)"),
         ((batch, None, None, batch, batch, batch, batch), "example must be .*, got 7 arguments"),
     ]
@@ -297,7 +358,9 @@ def test_an_output_of_other_lengths_has_its_own(layout: str) -> None:
 @with_kernels
 @pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
 @pytest.mark.parametrize("has_operators", [True, False])
-def test_a_package_runs_without_raglane(script: Script, tmp_path: Path, has_operators: bool) -> None:
+def test_a_package_runs_without_raglane(
+    script: Script, tmp_path: Path, has_operators: bool
+) -> None:
     torch.manual_seed(0)
     model, path, layout = Tagger(), tmp_path / "model.pt2", "flat" if has_operators else "padded"
     library = rl.export.build_operators(tmp_path) if has_operators else None
@@ -310,7 +373,10 @@ def test_a_package_runs_without_raglane(script: Script, tmp_path: Path, has_oper
     if has_operators:
         stored(tmp_path, model, [*FEW, []], layout)
         load = f'torch.ops.load_library("{library}")\nrun = torch._inductor.aoti_load_package("{path}")'
-        done = script(f"import sys, torch, torch._inductor\n{load}\n{COMPARE.format(folder=tmp_path)}", seconds=300)
+        done = script(
+            f"import sys, torch, torch._inductor\n{load}\n{COMPARE.format(folder=tmp_path)}",
+            seconds=300,
+        )
         assert done.stdout == "False the end\n", done.stderr
         return
     run: Any = torch._inductor.aoti_load_package(str(path))
@@ -323,7 +389,11 @@ def test_a_package_runs_without_raglane(script: Script, tmp_path: Path, has_oper
 TAGS = {"per_element": True}
 NUMBERS: dict[str, Any] = {"channels": ("a",), "mean": (1e7 + 0.3,), "std": (4.0,)}
 LABELS = NUMBERS | {"labels": ("x", "y")}
-TARGETS = NUMBERS | {"target_names": ("u", "v"), "target_mean": (50.0, 0.5), "target_std": (7.0, 3.0)}
+TARGETS = NUMBERS | {
+    "target_names": ("u", "v"),
+    "target_mean": (50.0, 0.5),
+    "target_std": (7.0, 3.0),
+}
 TOKENS = {"input_size": 3, "embedding": 4, "output_size": 3} | TAGS
 QUANTILES = {"loss": "quantile", "quantile": [0.1, 0.9]}
 NEXT = {"output": "output_prediction", "per_element": False}
@@ -332,7 +402,13 @@ SCALE = torch.tensor([[7, 3, 7, 3], [50, 0.5, 50, 0.5]])
 TASKS: list[tuple[str, Any, Any, Any, Any]] = [
     ("classify", LABELS, {}, lambda x: x.softmax(-1), {"per_element": False, "missing": None}),
     ("tag", LABELS, TAGS, lambda x: x.softmax(-1), {"inputs": ["values", "offsets"]} | TAGS),
-    ("language", {"vocabulary": (UNKNOWN, END, "a")}, TOKENS, lambda x: x.softmax(-1), {"begins_with": END}),
+    (
+        "language",
+        {"vocabulary": (UNKNOWN, END, "a")},
+        TOKENS,
+        lambda x: x.softmax(-1),
+        {"begins_with": END},
+    ),
     ("multilabel", LABELS, {}, torch.sigmoid, {"thresholds": [0.5, 0.5]}),
     ("transcribe", LABELS, TAGS, lambda x: x.log_softmax(-1), {"blank": 0}),
     ("regress", TARGETS, {"output_size": 4} | QUANTILES, lambda x: x * SCALE[0] + SCALE[1], UNITS),
@@ -342,16 +418,32 @@ TASKS: list[tuple[str, Any, Any, Any, Any]] = [
 
 
 @pytest.mark.parametrize(("task", "learned", "options", "convert", "known"), TASKS)
-def test_a_task_answers_in_its_units(task: str, learned: Any, options: Any, convert: Any, known: Any) -> None:
+def test_a_task_answers_in_its_units(
+    task: str, learned: Any, options: Any, convert: Any, known: Any
+) -> None:
     torch.manual_seed(0)
-    model: Any = SequenceModel(ModelConfig(task, "gru", **{"input_size": 1, "output_size": 2} | options)).eval()
+    model: Any = SequenceModel(
+        ModelConfig(task, "gru", **{"input_size": 1, "output_size": 2} | options)
+    ).eval()
     preprocessor = Preprocessor(task, **learned)
-    batch = rl.Ragged([torch.tensor([1, 0, 2]) if task == "language" else torch.tensor([[1e7], [1e7 + 9], [1e7 - 4]])])
-    scaled = batch.map(lambda part: ((part.double() - 1e7 - 0.3) / 4).float()) if "mean" in learned else batch
+    batch = rl.Ragged(
+        [
+            torch.tensor([1, 0, 2])
+            if task == "language"
+            else torch.tensor([[1e7], [1e7 + 9], [1e7 - 4]])
+        ]
+    )
+    scaled = (
+        batch.map(lambda part: ((part.double() - 1e7 - 0.3) / 4).float())
+        if "mean" in learned
+        else batch
+    )
     with torch.no_grad():
         answers = model.forecast(scaled)[:, 0] if task == "forecast" else model(scaled)
         (found,) = RunModule(model, preprocessor)(batch).values()
-    own, wanted = (part.values if isinstance(part, rl.Ragged) else part for part in (found, answers))
+    own, wanted = (
+        part.values if isinstance(part, rl.Ragged) else part for part in (found, answers)
+    )
     torch.testing.assert_close(own, convert(wanted.double()).float(), rtol=0, atol=1e-6)
     assert known.items() <= _description(model, preprocessor, "flat").items()
 
@@ -363,12 +455,19 @@ def test_a_missing_feature_is_filled_as_the_preprocessing_fills_it() -> None:
     values[rng.random(values.shape) < 0.5] = np.nan
     values[3, 1] = np.inf
     batch = rl.Ragged.from_flat(torch.from_numpy(values), lengths=[4, 0, 1, 9, 0])
-    kinds = itertools.product(("zero", "forward", "elapsed"), (("a", "b"), ("a", "time_gap")), (0.5, 0.0))
+    kinds = itertools.product(
+        ("zero", "forward", "elapsed"), (("a", "b"), ("a", "time_gap")), (0.5, 0.0)
+    )
     for missing, channels, usual in kinds:
-        preprocess = Preprocessor("classify", channels, mean=(100.0, usual), std=(0.5, 2.0), missing=missing)
+        preprocess = Preprocessor(
+            "classify", channels, mean=(100.0, usual), std=(0.5, 2.0), missing=missing
+        )
         wanted = preprocess.scaled(values, batch.offsets.numpy())
         found = RunModule(model, preprocess)._preprocess(batch).values
-        assert torch.allclose(found, torch.from_numpy(wanted), rtol=1e-6, atol=1e-6), (missing, channels)
+        assert torch.allclose(found, torch.from_numpy(wanted), rtol=1e-6, atol=1e-6), (
+            missing,
+            channels,
+        )
     for decoder, features, words in (
         (None, (FeatureEncoder("weight"),), r"got 1 in columns of their own\. .*run\.model"),
         ("transducer", (), "got a model with the decoder transducer"),

@@ -51,7 +51,12 @@ _ODD = '</script><b>&"\u202e'
 def _inspect(contents: Contents, ranks: int = 1, **settings: Any) -> Inspection:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("raglane.runs.inspection.inspect.plan", make_plan)
-        more: dict[str, Any] = {"columns": ColumnNames(), "format": None, "fresh": False, "progress": Progress()}
+        more: dict[str, Any] = {
+            "columns": ColumnNames(),
+            "format": None,
+            "fresh": False,
+            "progress": Progress(),
+        }
         return inspect(contents, Settings(**settings), ranks=ranks, **more)
 
 
@@ -59,7 +64,9 @@ def _contents(count: int = 600) -> Contents:
     lengths = np.random.default_rng(3).integers(0, 40, count)
     labels = labels_of("sequence", {"x": 3, _ODD: 2})
     features = Feature("a", 0), Feature(_ODD, 7)
-    return Contents(_ODD, Path("my data.csv"), lengths, "features", features, labels=labels, notes=(_ODD,))
+    return Contents(
+        _ODD, Path("my data.csv"), lengths, "features", features, labels=labels, notes=(_ODD,)
+    )
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -85,7 +92,14 @@ def drawn() -> str:
 def test_the_gain_that_is_told_is_the_gain_of_the_table() -> None:
     found = _inspect(_contents())
     text, read = "\n".join(lines(found, "#")), json.loads(as_json(found))["plan"]
-    for piece in ("sequences  600", "7 of ", "2 different, one per sequence: 'x' 3", ">  cpu", "####", found.sentence):
+    for piece in (
+        "sequences  600",
+        "7 of ",
+        "2 different, one per sequence: 'x' 3",
+        ">  cpu",
+        "####",
+        found.sentence,
+    ):
         assert piece in text, piece
     assert "best: cpu, lanes" in text
     assert found.plan.others.keys() <= set(re.findall(r"\w+", text))
@@ -97,8 +111,15 @@ def test_the_gain_that_is_told_is_the_gain_of_the_table() -> None:
 
 def test_the_layer_is_what_training_builds() -> None:
     tokens = Contents("", None, np.array([3, 2]), "tokens", vocabulary=9)
-    layer = layer_of(Settings(cell="lstm", hidden_size=8, num_layers=2, bidirectional=True), tokens, 16)
-    assert (layer.input_size, layer.hidden_size, layer.num_layers, layer.bidirectional) == (16, 8, 2, True)
+    layer = layer_of(
+        Settings(cell="lstm", hidden_size=8, num_layers=2, bidirectional=True), tokens, 16
+    )
+    assert (layer.input_size, layer.hidden_size, layer.num_layers, layer.bidirectional) == (
+        16,
+        8,
+        2,
+        True,
+    )
     assert type(layer).__name__ == "LSTM"
     assert type(layer_of(Settings(layer_norm=True), tokens, 16)).__name__ == "LayerNormGRU"
     # Training adds a channel for each feature with missing values.
@@ -111,14 +132,21 @@ def test_features_with_columns_of_their_own_are_counted_and_part_of_the_layer() 
         records.Feature("age", np.array([31, 58], np.float32), per_sequence=True),
         records.Feature("colour", words),
     )
-    numbers = dataset(np.ones((3, 2), np.float32), offsets_of(lengths), channels=("a", "b"), features=beside)
+    numbers = dataset(
+        np.ones((3, 2), np.float32), offsets_of(lengths), channels=("a", "b"), features=beside
+    )
     tokens = dataset(np.array(["x", "y", "x"], dtype=object), offsets_of(lengths), features=beside)
     for read in (numbers, tokens):
         contents = contents_of(read.records, None)
         for missing in ("zero", "elapsed"):
-            fitted = Preprocessor.fit(changed(read, labels=("p", "q")), task="classify", missing=missing)
+            fitted = Preprocessor.fit(
+                changed(read, labels=("p", "q")), task="classify", missing=missing
+            )
             built = ModelConfig.of(Settings(missing=missing), fitted).encoder().recurrent
-            assert layer_of(Settings(missing=missing), contents, Settings().embedding).input_size == built.input_size
+            assert (
+                layer_of(Settings(missing=missing), contents, Settings().embedding).input_size
+                == built.input_size
+            )
         told = "'age' (numbers per sequence), 'colour' (categories per element, 2 different, 1 missing)"
         assert dict(data_facts(contents))["other features"] == told
     assert json.loads(as_json(_inspect(contents)))["data"]["beside"] == [
@@ -139,7 +167,17 @@ def test_what_no_memory_holds_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_the_command_has_what_differs_from_the_defaults() -> None:
     settings = Settings(cell="lstm", hidden_size=256, bidirectional=True, num_layers=2, task="tag")
-    words = ["--task", "tag", "--cell", "lstm", "--hidden-size", "256", "--num-layers", "2", "--bidirectional"]
+    words = [
+        "--task",
+        "tag",
+        "--cell",
+        "lstm",
+        "--hidden-size",
+        "256",
+        "--num-layers",
+        "2",
+        "--bidirectional",
+    ]
     assert words_of(settings) == words
     names = ColumnNames(label="my label", features=["a", "b"])
     line = train_line(Path("-odd name.csv"), "features", "csv", names, Settings())
@@ -147,16 +185,25 @@ def test_the_command_has_what_differs_from_the_defaults() -> None:
     assert line == f"raglane train './-odd name.csv' --batch-size 32 {columns} --format csv"
     default = train_line(None, "features", None, ColumnNames(), Settings(batch_size=8))
     lengths = train_line(Path("a.txt"), "lengths", None, ColumnNames(), Settings())
-    assert (default, lengths) == ("raglane train --batch-size 8", "raglane train DATA --batch-size 32")
+    assert (default, lengths) == (
+        "raglane train --batch-size 8",
+        "raglane train DATA --batch-size 32",
+    )
 
 
 def test_the_command_follows_the_recommendation() -> None:
     found = _inspect(_contents(), hidden_size=32)
     best = found.plan.best
-    assert (found.settings.batch_size, found.settings.bucket) == (best.batch_size, best.grouped) == (256, True)
+    assert (
+        (found.settings.batch_size, found.settings.bucket)
+        == (best.batch_size, best.grouped)
+        == (256, True)
+    )
     options = "--hidden-size 32 --batch-size 256 --bucket --missing zero --threads 2"
     assert found.command == f"raglane train 'my data.csv' {options}"
-    plain = recommended(Settings(bucket=True), replace(best, grouped=False), replace(_contents(), features=()))
+    plain = recommended(
+        Settings(bucket=True), replace(best, grouped=False), replace(_contents(), features=())
+    )
     assert (plain.bucket, plain.missing) == (False, "error")
 
 
@@ -164,7 +211,17 @@ def test_json_is_strict_and_says_what_was_found() -> None:
     found = _inspect(_contents(), ranks=4)
     read = json.loads(as_json(found), parse_constant=pytest.fail)
     assert (read["format"], read["version"]) == ("raglane inspection", 1)
-    assert set(read) == {"format", "version", "summary", "data", "lengths", "batches", "plan", "command", "machine"}
+    assert set(read) == {
+        "format",
+        "version",
+        "summary",
+        "data",
+        "lengths",
+        "batches",
+        "plan",
+        "command",
+        "machine",
+    }
     assert read["data"]["features"] == [{"name": "a", "missing": 0}, {"name": _ODD, "missing": 7}]
     assert read["data"]["labels"] == {"of": "sequence", "different": 2, "counts": {"x": 3, _ODD: 2}}
     assert read["lengths"]["count"] == 600
@@ -226,7 +283,9 @@ def test_names_in_a_page_are_one_of_a_kind_and_all_tags_close(drawn: str) -> Non
 
 def test_a_chart_cannot_end_its_script() -> None:
     chart = Chart("name", {"data": _ODD}, _ODD, _ODD, Table(_ODD, [_ODD], [[_ODD]]))
-    page = Page(_ODD, _ODD, _ODD, [(_ODD, _ODD)], [Part(_ODD, [chart], "part")], _ODD, _ODD, notes=[_ODD])
+    page = Page(
+        _ODD, _ODD, _ODD, [(_ODD, _ODD)], [Part(_ODD, [chart], "part")], _ODD, _ODD, notes=[_ODD]
+    )
     drawn = page.html().decode()
     # One is the script of the page.
     assert drawn.count("</script>") == 2
@@ -236,7 +295,9 @@ def test_a_chart_cannot_end_its_script() -> None:
 
 
 def test_a_page_of_one_process_and_of_batches_too_large_to_draw() -> None:
-    text = page.as_page(_inspect(replace(_contents(), lengths=np.full(300, 60_000), labels=None))).decode()
+    text = page.as_page(
+        _inspect(replace(_contents(), lengths=np.full(300, 60_000), labels=None))
+    ).decode()
     assert "too many elements to draw" in text
     assert "One process trains" in text
     assert len(re.findall(r'class="chart"', text)) == 3
@@ -279,19 +340,28 @@ def _values(chart: Any) -> list[dict[str, Any]]:
 
 
 def test_percentiles_are_lengths_that_so_many_do_not_exceed() -> None:
-    assert _inspect(replace(CONTENTS, lengths=np.arange(1, 1001))).percentiles == (1, *range(10, 1001, 10))
+    assert _inspect(replace(CONTENTS, lengths=np.arange(1, 1001))).percentiles == (
+        1,
+        *range(10, 1001, 10),
+    )
 
 
 def test_rows_of_batch_sizes_are_those_of_the_recommended_way(found: Inspection) -> None:
     sizes = [8, 16, 32, 64, 128, 256]
-    assert [(row.batch_size, row.grouped) for row in found.spreads] == [(n, g) for n in sizes for g in (False, True)]
+    assert [(row.batch_size, row.grouped) for row in found.spreads] == [
+        (n, g) for n in sizes for g in (False, True)
+    ]
     assert {row.way for row in found.spreads} == {found.plan.best.way}
 
 
 def test_examples_are_of_the_recommended_batches(found: Inspection) -> None:
     assert found.plan.best.grouped
-    assert found.examples == examples(CONTENTS.lengths, found.plan.best.batch_size or 0, grouped=True)
-    assert found.examples != examples(CONTENTS.lengths, found.plan.best.batch_size or 0, grouped=False)
+    assert found.examples == examples(
+        CONTENTS.lengths, found.plan.best.batch_size or 0, grouped=True
+    )
+    assert found.examples != examples(
+        CONTENTS.lengths, found.plan.best.batch_size or 0, grouped=False
+    )
 
 
 def test_sizes_are_those_that_the_sequences_fill() -> None:
@@ -300,14 +370,18 @@ def test_sizes_are_those_that_the_sequences_fill() -> None:
 
 def test_the_sentence_has_the_padding_of_both(found: Inspection) -> None:
     sparse = replace(found, summary=replace(found.summary, fill=0.2))
-    assert "and no padding; one padded batch of all sequences would be 80% padding." in sparse.sentence
+    assert (
+        "and no padding; one padded batch of all sequences would be 80% padding." in sparse.sentence
+    )
     padded = replace(found.plan.best, schedule="padded", elements=1000, waste=200)
     assert "and 20% padding; one" in replace(found, plan=replace(found.plan, best=padded)).sentence
 
 
 def test_the_text_counts_what_exists(found: Inspection) -> None:
     told = lines(found, "#")
-    assert any(line.endswith("50.5% of one padded batch of all sequences would be real") for line in told)
+    assert any(
+        line.endswith("50.5% of one padded batch of all sequences would be real") for line in told
+    )
     for order in ORDERS:
         wanted = [f"{one.fill:.0%}" for one in found.fills if one.order == order]
         assert next(line for line in told if line.startswith(f"  {order} ")).split()[1:] == wanted
@@ -326,18 +400,25 @@ def test_the_json_counts_what_exists(found: Inspection) -> None:
     assert json.loads(as_json(long))["batches"]["sequences_looked_at"] == 1 << 16
 
 
-def test_the_tables_of_the_page_are_shares_of_the_right_whole(found: Inspection, tables: str) -> None:
+def test_the_tables_of_the_page_are_shares_of_the_right_whole(
+    found: Inspection, tables: str
+) -> None:
     buckets = _table(tables, "Buckets with similar numbers of sequences")
     assert [row[-1] for row in buckets] == [f"{one.elements / 25_250:.0%}" for one in found.buckets]
     assert [row[3] for row in buckets] == [f"{one.fill:.0%}" for one in found.buckets]
     features = _table(tables, "Features, with their NaN or infinite elements")
     assert features == [["a", "0", "0.0%"], ["b", "505", "2.0%"]]  # of 25,250 elements
-    assert _table(tables, "Labels, one per sequence") == [["x", "300", "60.0%"], ["y", "200", "40.0%"]]
+    assert _table(tables, "Labels, one per sequence") == [
+        ["x", "300", "60.0%"],
+        ["y", "200", "40.0%"],
+    ]
     bins = _table(tables, "Sequences by length")
     assert sum(float(row[2].rstrip("%")) for row in bins) == pytest.approx(100, abs=1)
 
 
-def test_the_page_marks_the_best_and_says_what_waiting_costs(found: Inspection, tables: str) -> None:
+def test_the_page_marks_the_best_and_says_what_waiting_costs(
+    found: Inspection, tables: str
+) -> None:
     best = found.plan.best
     marked = re.findall(r'<tr class="best">(.*?)</tr>', tables)
     assert len(marked) == 1
@@ -351,10 +432,16 @@ def test_charts_have_the_numbers_of_the_rows(found: Inspection) -> None:
     steps = [one for one in _values(charts.steps(found.spreads)) if "ms" in one]
     for row in found.spreads:
         order = "grouped" if row.grouped else "random"
-        times = {one["time"]: one["ms"] for one in steps if (one["size"], one["order"]) == (row.batch_size, order)}
+        times = {
+            one["time"]: one["ms"]
+            for one in steps
+            if (one["size"], one["order"]) == (row.batch_size, order)
+        }
         wanted = {"median": row.step_p50, "90%": row.step_p90, "longest": row.step_max}
         assert times == pytest.approx({name: 1000 * seconds for name, seconds in wanted.items()})
-    assert {(one["size"], one["order"]): one["more"] for one in _values(charts.spreads(found.spreads))} == {
+    assert {
+        (one["size"], one["order"]): one["more"] for one in _values(charts.spreads(found.spreads))
+    } == {
         (row.batch_size, "grouped" if row.grouped else "random"): pytest.approx(row.rank_spread - 1)
         for row in found.spreads
     }

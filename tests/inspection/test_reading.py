@@ -1,4 +1,6 @@
-"""The reading of an inspection: lengths of text files, and Parquet files compared with the reader of whole files."""
+"""The reading of an inspection: lengths of text files, and Parquet files compared with the reader
+of whole files.
+"""
 
 from __future__ import annotations
 
@@ -72,14 +74,21 @@ def test_lengths_are_read_whatever_piece_they_come_in(
 )
 @pytest.mark.parametrize("chunk", [64, 1 << 22])
 def test_lines_are_counted_over_pieces(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, line: int, quoted: str, chunk: int
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    content: bytes,
+    line: int,
+    quoted: str,
+    chunk: int,
 ) -> None:
     path = tmp_path / "lengths.txt"
     path.write_bytes(content)
     monkeypatch.setattr(reading, "_CHUNK", chunk)
     with pytest.raises(DataError) as caught:
         reading.lengths_of_text(path, Progress())
-    assert re.search(rf"lengths.txt, line {line} must be .*, got {re.escape(quoted)}", str(caught.value))
+    assert re.search(
+        rf"lengths.txt, line {line} must be .*, got {re.escape(quoted)}", str(caught.value)
+    )
     assert len(str(caught.value)) < 500
 
 
@@ -91,7 +100,10 @@ def _column(kind: str, count: int, random: np.random.Generator) -> pa.Array:
     if kind == "tokens":
         return pa.array([[f"w{n}" for n in random.integers(0, 9, size)] for size in lengths])
     if kind == "channels":
-        steps = [[[1.0, float("nan")] if random.random() < 0.2 else [0.5, 2.0] for _ in range(n)] for n in lengths]
+        steps = [
+            [[1.0, float("nan")] if random.random() < 0.2 else [0.5, 2.0] for _ in range(n)]
+            for n in lengths
+        ]
         return pa.array(steps, pa.list_(pa.list_(pa.float32())))
     if kind == "int16":
         return pa.array([random.integers(0, 9, n).tolist() for n in lengths], pa.list_(pa.int16()))
@@ -116,9 +128,13 @@ def test_a_parquet_file_in_pieces_is_what_it_is_as_a_whole(
         if kind == "texts" and task == "tag":
             continue
         column = _column(kind, 40, random)
-        labels = pa.array(random.integers(0, 3, 40)) if kind == "int16" else pa.array(["x", "y"] * 20)
+        labels = (
+            pa.array(random.integers(0, 3, 40)) if kind == "int16" else pa.array(["x", "y"] * 20)
+        )
         if task == "tag":
-            labels = pa.array([["t", "u", "t", "v", "t", "t"][: len(entry)] for entry in column.to_pylist()])
+            labels = pa.array(
+                [["t", "u", "t", "v", "t", "t"][: len(entry)] for entry in column.to_pylist()]
+            )
         pq.write_table(pa.table({"seq": column, "label": labels}), path, row_group_size=11)
         columns = Columns(task=task, sequence="seq", label="label" if task != "forecast" else None)
         expected = contents_of(read_parquet(path, columns), path)
@@ -127,7 +143,11 @@ def test_a_parquet_file_in_pieces_is_what_it_is_as_a_whole(
             patch.setattr(reading, "contents_of", never)
             found = reading.contents_of_parquet(path, columns, told)
         assert found.lengths.tolist() == expected.lengths.tolist(), kind
-        assert (found.kind, found.vocabulary, found.labels) == (expected.kind, expected.vocabulary, expected.labels)
+        assert (found.kind, found.vocabulary, found.labels) == (
+            expected.kind,
+            expected.vocabulary,
+            expected.labels,
+        )
         assert found.features == expected.features, kind
         assert len(told.shares) > 4
         assert told.shares[-1] == 1.0
@@ -146,8 +166,12 @@ def test_a_parquet_file_with_a_fault_is_refused_as_training_refuses_it(tmp_path:
         with pytest.raises(DataError) as caught:
             _read(path, task="forecast")
         assert pieces in str(caught.value)
-    pq.write_table(pa.table({"seq": pa.array([[1.0], [2.0]]), "tags": pa.array([["a"], ["b", "c"]])}), path)
-    refused(["2 labels for 1 elements in row 1"], _read, path, task="tag", sequence="seq", label="tags")
+    pq.write_table(
+        pa.table({"seq": pa.array([[1.0], [2.0]]), "tags": pa.array([["a"], ["b", "c"]])}), path
+    )
+    refused(
+        ["2 labels for 1 elements in row 1"], _read, path, task="tag", sequence="seq", label="tags"
+    )
 
 
 def test_rare_types_are_read_as_a_whole(tmp_path: Path) -> None:
@@ -165,7 +189,9 @@ def test_labels_are_not_needed_unless_their_column_is_named(tmp_path: Path) -> N
     assert found.lengths.tolist() == [0, 1, 2, 3]
     assert any("no labels are read" in note for note in found.notes)
     refused(["no column 'kind'"], _read, path, label="kind")
-    assert _read(write_steps(tmp_path / "ok.csv")).labels == reading.labels_of("sequence", {"x": 6, "y": 6})
+    assert _read(write_steps(tmp_path / "ok.csv")).labels == reading.labels_of(
+        "sequence", {"x": 6, "y": 6}
+    )
 
 
 def test_what_is_missing_beside_is_counted_where_it_is_a_number() -> None:
@@ -175,23 +201,44 @@ def test_what_is_missing_beside_is_counted_where_it_is_a_number() -> None:
         Beside("city", np.array(["Rome", "", "Bonn"], dtype=object)),
     )
     values = np.array([[1], [np.nan], [1]], np.float32)
-    found = contents_of(dataset(values, offsets_of([2, 1]), channels=("a",), features=beside).records, None)
+    found = contents_of(
+        dataset(values, offsets_of([2, 1]), channels=("a",), features=beside).records, None
+    )
     assert [feature.missing for feature in found.features] == [1]
     assert found.missing == 2
     assert found.inputs() == (2 * 2, [3])
 
 
-def test_rows_of_a_parquet_file_that_are_bad_are_left_out_where_that_is_asked_for(tmp_path: Path) -> None:
+def test_rows_of_a_parquet_file_that_are_bad_are_left_out_where_that_is_asked_for(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "data.parquet"
-    pq.write_table(pa.table({"seq": pa.array([[1.0, 2.0], None, [2.0]]), "label": pa.array(["x", "y", "z"])}), path)
+    pq.write_table(
+        pa.table({"seq": pa.array([[1.0, 2.0], None, [2.0]]), "label": pa.array(["x", "y", "z"])}),
+        path,
+    )
     found = reading.read(path, Columns(sequence="seq", label="label"), None, Progress(), "skip")
     assert found.lengths.tolist() == [2, 1]
-    refused(["a null in row 1"], reading.read, path, Columns(sequence="seq", label="label"), None, Progress(), "fail")
+    refused(
+        ["a null in row 1"],
+        reading.read,
+        path,
+        Columns(sequence="seq", label="label"),
+        None,
+        Progress(),
+        "fail",
+    )
 
 
-def test_of_a_converted_folder_no_sequence_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "words.jsonl").write_text('{"x": ["a", "b"], "y": "u"}\n{"x": [], "y": "v"}\n{"x": ["a"], "y": "u"}\n')
-    (tmp_path / "sets.jsonl").write_text('{"x": ["a"], "y": ["u", "v"]}\n{"x": ["b"], "y": ["u"]}\n')
+def test_of_a_converted_folder_no_sequence_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "words.jsonl").write_text(
+        '{"x": ["a", "b"], "y": "u"}\n{"x": [], "y": "v"}\n{"x": ["a"], "y": "u"}\n'
+    )
+    (tmp_path / "sets.jsonl").write_text(
+        '{"x": ["a"], "y": ["u", "v"]}\n{"x": ["b"], "y": ["u"]}\n'
+    )
     write_steps(tmp_path / "steps.csv", cells={"b": "nan"})
     sets = {"task": "multilabel", "label": "y"}
     files: dict[str, dict[str, str]] = {"words.jsonl": {}, "steps.csv": {}, "sets.jsonl": sets}
@@ -204,6 +251,10 @@ def test_of_a_converted_folder_no_sequence_is_read(tmp_path: Path, monkeypatch: 
             found = _read(folder, **columns)
         assert found.lengths.dtype == np.int64
         assert found.lengths.tolist() == wanted.lengths.tolist()
-        assert (found.kind, found.vocabulary, found.features) == (wanted.kind, wanted.vocabulary, wanted.features)
+        assert (found.kind, found.vocabulary, found.features) == (
+            wanted.kind,
+            wanted.vocabulary,
+            wanted.features,
+        )
         assert found.labels == wanted.labels
     assert found.labels == reading.labels_of("sequence", {"u": 2, "v": 1})

@@ -28,23 +28,38 @@ def test_there_and_back(lengths: list[int], features: tuple[int, ...]) -> None:
         assert again.host_lengths.tolist() == lengths
 
 
-@pytest.mark.parametrize("kind", [pa.list_(pa.int32()), pa.large_list(pa.float32()), pa.list_(pa.float64())])
+@pytest.mark.parametrize(
+    "kind", [pa.list_(pa.int32()), pa.large_list(pa.float32()), pa.list_(pa.float64())]
+)
 def test_numbers_are_shared(kind: Any) -> None:
     array = pa.array([[1, 2], [], [3]], type=kind)
     assert rl.Ragged.from_arrow(array).to_list()[2].tolist() == [3]
     for column in (array, pa.chunked_array([array])):
-        assert rl.Ragged.from_arrow(column).values.data_ptr() == array.flatten().buffers()[1].address
+        assert (
+            rl.Ragged.from_arrow(column).values.data_ptr() == array.flatten().buffers()[1].address
+        )
         assert rl.Ragged.from_arrow(column[1:]).to_list()[1].tolist() == [3]
 
 
 def test_slices_chunks_and_fixed_sizes() -> None:
     array = pa.array([[1], [2, 3], [], [4, 5, 6]])
     assert [s.tolist() for s in rl.Ragged.from_arrow(array[1:3])] == [[2, 3], []]
-    assert rl.Ragged.from_arrow(pa.chunked_array([array[:2], array[2:]])).values.tolist() == [1, 2, 3, 4, 5, 6]
+    assert rl.Ragged.from_arrow(pa.chunked_array([array[:2], array[2:]])).values.tolist() == [
+        1,
+        2,
+        3,
+        4,
+        5,
+        6,
+    ]
     fixed = pa.array([[1, 2], [3, 4]], type=pa.list_(pa.int64(), 2))
     assert rl.Ragged.from_arrow(fixed).lengths.tolist() == [2, 2]
     assert rl.Ragged.from_arrow(pa.array([], type=pa.list_(pa.int64()))).lengths.tolist() == []
-    assert rl.Ragged.from_arrow(pa.array([[True], [False, True]])).values.tolist() == [True, False, True]
+    assert rl.Ragged.from_arrow(pa.array([[True], [False, True]])).values.tolist() == [
+        True,
+        False,
+        True,
+    ]
 
 
 def test_lists_of_lists_become_channels() -> None:
@@ -83,7 +98,10 @@ def test_arrow_memory_outlives_the_array() -> None:
 
 
 def test_series_of_other_libraries() -> None:
-    polars, pandas = pytest.importorskip("polars", reason="not installed"), pytest.importorskip("pandas")
+    polars, pandas = (
+        pytest.importorskip("polars", reason="not installed"),
+        pytest.importorskip("pandas"),
+    )
     rows = [[1.5, 2.0], [], [3.0]]
     arrow = pa.array(rows, pa.large_list(pa.float64()))
     both = polars.Series(rows), pandas.Series(arrow, dtype=pandas.ArrowDtype(arrow.type))
@@ -92,14 +110,19 @@ def test_series_of_other_libraries() -> None:
         assert [row.tolist() for row in batch.to_list()] == rows
     series = polars.from_arrow(batch.to_arrow())
     assert rl.Ragged.from_arrow(series).values.data_ptr() == batch.values.data_ptr()
-    batch = rl.Ragged.from_flat(pandas.DataFrame({"x": [1.0, 2.0], "y": [3.0, 4.0]}), lengths=pandas.Series([0, 2]))
+    batch = rl.Ragged.from_flat(
+        pandas.DataFrame({"x": [1.0, 2.0], "y": [3.0, 4.0]}), lengths=pandas.Series([0, 2])
+    )
     assert batch.values.tolist() == [[1.0, 3.0], [2.0, 4.0]]
     assert batch.lengths.tolist() == [0, 2]
 
 
 def test_padding_free() -> None:
     tokens = rl.Ragged([[4, 5], [], [6]]).padding_free()
-    assert {name: value.tolist() if isinstance(value, torch.Tensor) else value for name, value in tokens.items()} == {
+    assert {
+        name: value.tolist() if isinstance(value, torch.Tensor) else value
+        for name, value in tokens.items()
+    } == {
         "input_ids": [[4, 5, 6]],
         "position_ids": [[0, 1, 0]],
         "seq_idx": [[0, 0, 2]],
@@ -108,7 +131,10 @@ def test_padding_free() -> None:
         "max_length_q": 2,
         "max_length_k": 2,
     }
-    assert [tokens[name].dtype for name in ("seq_idx", "cu_seq_lens_q")] == [torch.int32, torch.int32]
+    assert [tokens[name].dtype for name in ("seq_idx", "cu_seq_lens_q")] == [
+        torch.int32,
+        torch.int32,
+    ]
     batch = rl.Ragged([torch.randn(2, 3), torch.randn(1, 3)])
     embedded = batch.padding_free()["inputs_embeds"]
     assert embedded.shape == (1, 3, 3)

@@ -35,11 +35,15 @@ from raglane.kernels.cpu.backend import BACKEND
 
 def checkpointed(every: int, inner: Any = BACKEND) -> Any:
     """Return a backend that recomputes ``every`` steps at a time."""
-    return SimpleNamespace(run=lambda request, schedule: inner.run(replace(request, checkpoint_every=every), schedule))
+    return SimpleNamespace(
+        run=lambda request, schedule: inner.run(replace(request, checkpoint_every=every), schedule)
+    )
 
 
 def own(network: Network, found: list[Tensor]) -> list[Tensor]:
-    """Return the results of ``with_gradients`` without gradients of weights, which are sums over all elements."""
+    """Return the results of ``with_gradients`` without gradients of weights, which are sums over
+    all elements.
+    """
     return found[: -sum(part is not None for weights in network.weights for part in weights)]
 
 
@@ -47,7 +51,9 @@ def own(network: Network, found: list[Tensor]) -> list[Tensor]:
 @pytest.mark.parametrize("cell", MATRIX_CELLS)
 @pytest.mark.usefixtures("two_threads")
 def test_the_same_bits_as_of_a_layer_that_keeps_everything(cell: str, isa: str, use: Use) -> None:
-    """Outputs, states, gradients of values and initial states; gradients of weights are sums in another order."""
+    """Outputs, states, gradients of values and initial states; gradients of weights are sums in
+    another order.
+    """
     many = [40, 0, 1, 23, *[7] * 9]
     for dtype, sizes, lengths, every in (
         (torch.float32, (5, 17, 0), LENGTHS["mixed"], 2),
@@ -57,7 +63,9 @@ def test_the_same_bits_as_of_a_layer_that_keeps_everything(cell: str, isa: str, 
         (torch.float32, (5, 17, 6 if cell == "lstm" else 0), LENGTHS["equal"], 1),
     ):
         for directions in (1, 2):
-            network = make(cell, lengths, sizes, directions=directions).map(lambda t, dtype=dtype: t.to(dtype))  # type: ignore[misc]
+            network = make(cell, lengths, sizes, directions=directions).map(
+                lambda t, dtype=dtype: t.to(dtype)  # type: ignore[misc]
+            )
             use(isa, POISON)
             wanted = with_gradients(network, BACKEND)
             for flags in (NO_TEAM, TEAM):
@@ -68,7 +76,8 @@ def test_the_same_bits_as_of_a_layer_that_keeps_everything(cell: str, isa: str, 
 
 
 @pytest.mark.parametrize(
-    ("lengths", "every"), [(name, (1, 3, 100)[place % 3]) for place, name in enumerate([*LENGTHS, "mixed", "one long"])]
+    ("lengths", "every"),
+    [(name, (1, 3, 100)[place % 3]) for place, name in enumerate([*LENGTHS, "mixed", "one long"])],
 )
 @pytest.mark.parametrize("cell", MATRIX_CELLS)
 @pytest.mark.usefixtures("two_threads")
@@ -86,8 +95,12 @@ def test_agrees_with_the_reference(cell: str, lengths: str, every: int, use: Use
 
 
 @pytest.mark.parametrize("cell", MATRIX_CELLS)
-def test_bits_do_not_depend_on_the_threads(cell: str, use: Use, any_threads: Callable[[int], None]) -> None:
-    """Also of gradients of weights, with more elements in a round than the kernels pack together."""
+def test_bits_do_not_depend_on_the_threads(
+    cell: str, use: Use, any_threads: Callable[[int], None]
+) -> None:
+    """Also of gradients of weights, with more elements in a round than the kernels pack
+    together.
+    """
     network = make(cell, MANY, (9, 37, 0), directions=2)
     for every in (100, 16):
         found = []
@@ -108,7 +121,9 @@ def test_layers_states_and_partial_gradients() -> None:
         for chosen in (network.values, network.state[0], network.weights[1].hidden):
             found = []
             for every in (0, 2):
-                leaves = network.map(lambda t, chosen=chosen: t.clone().requires_grad_() if t is chosen else t)  # type: ignore[misc]
+                leaves = network.map(
+                    lambda t, chosen=chosen: t.clone().requires_grad_() if t is chosen else t  # type: ignore[misc]
+                )
                 (leaf,) = (part for part in leaves.tensors() if part.requires_grad)
                 output, *_ = leaves.run(checkpointed(every))
                 found.append(torch.autograd.grad(output.square().sum(), leaf)[0])
@@ -121,7 +136,10 @@ def test_a_graph_that_is_kept_and_a_second_derivative() -> None:
             continue  # its slope has a corner
         network = make(cell, LENGTHS["mixed"], (3, 5, 0)).map(lambda t: t.clone().requires_grad_())
         output, *_ = network.run(checkpointed(2))
-        twice = [torch.autograd.grad(output.sum(), network.tensors(), retain_graph=True) for _ in range(2)]
+        twice = [
+            torch.autograd.grad(output.sum(), network.tensors(), retain_graph=True)
+            for _ in range(2)
+        ]
         assert_same_bits(list(twice[0]), list(twice[1]))
 
         def run(*tensors: Tensor, network: Network = network) -> Tensor:
@@ -129,7 +147,11 @@ def test_a_graph_that_is_kept_and_a_second_derivative() -> None:
             return network.map(lambda _: next(left)).run(checkpointed(2))[0]
 
         # In the order in which map() goes through them.
-        order = [*(part for part in network.weights[0] if part is not None), network.values, *network.state]
+        order = [
+            *(part for part in network.weights[0] if part is not None),
+            network.values,
+            *network.state,
+        ]
         assert torch.autograd.gradgradcheck(run, order, fast_mode=True)
 
 
@@ -149,7 +171,9 @@ def test_what_is_kept(cell: str, layers: int, directions: int) -> None:
 
         def pack(tensor: Tensor, saved: dict[int, int] = saved) -> Tensor:
             if tensor.is_floating_point():
-                saved.setdefault(tensor.untyped_storage().data_ptr(), tensor.untyped_storage().nbytes())
+                saved.setdefault(
+                    tensor.untyped_storage().data_ptr(), tensor.untyped_storage().nbytes()
+                )
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):

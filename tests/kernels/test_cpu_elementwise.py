@@ -1,4 +1,6 @@
-"""The element-wise cells on the cpu kernels against the reference in float64, their bits, and cells with a relu."""
+"""The element-wise cells on the cpu kernels against the reference in float64, their bits, and cells
+with a relu.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ def test_agrees_with_the_reference(cell: str, isa: str, dtype: torch.dtype, use:
     names = cycle(LENGTHS)
     for sizes, directions in product(SIZES, (1, 2)):
         use(isa, POISON | (TEAM if sizes[1] % 4 == directions else NO_TEAM))
-        network, wanted = truth(cell, next(names), sizes, directions, dtype is torch.bfloat16, need_states=True)
+        network, wanted = truth(
+            cell, next(names), sizes, directions, dtype is torch.bfloat16, need_states=True
+        )
         got = with_gradients(network.map(lambda t: t.to(dtype)), BACKEND, need_states=True)
         assert {part.dtype for part in got} == {dtype}
         assert_close(got, wanted, TOLERANCE[dtype])
@@ -60,15 +64,21 @@ def test_closed_gates_of_a_minlstm(dtype: torch.dtype, isa: str, use: Use) -> No
     """Where both gates close, f / (f + i) is 0 / 0 unless it is computed by differences."""
     use(isa, POISON)
     gates = [-1000.0, -200.0, -104.0, -90.0, 0.0, 90.0, 200.0, 1000.0]
-    pairs = torch.tensor([(f, i) for f in gates for i in (*gates, f + 1, f - 3)], dtype=torch.float64)
+    pairs = torch.tensor(
+        [(f, i) for f in gates for i in (*gates, f + 1, f - 3)], dtype=torch.float64
+    )
     size = len(pairs)
     bias = torch.cat([pairs.t().reshape(-1), torch.linspace(-2, 2, size, dtype=torch.float64)])
     network = make("minlstm", [3, 1], (2, size, 0))
-    weights = network.weights[0]._replace(bias=bias, input=torch.zeros_like(network.weights[0].input))
+    weights = network.weights[0]._replace(
+        bias=bias, input=torch.zeros_like(network.weights[0].input)
+    )
     network = replace(network, weights=(weights,))
     got = with_gradients(network.map(lambda t: t.to(dtype)), BACKEND)
     assert all(bool(part.isfinite().all()) for part in got)
-    assert_close(got, with_gradients(network, reference.BACKEND), 1e-6 if dtype is torch.float32 else 1e-13)
+    assert_close(
+        got, with_gradients(network, reference.BACKEND), 1e-6 if dtype is torch.float32 else 1e-13
+    )
 
 
 def test_tensors_with_gaps() -> None:
@@ -80,7 +90,9 @@ def test_tensors_with_gaps() -> None:
 
 @pytest.mark.parametrize("isa", LIBRARY.isas)
 def test_bfloat16_is_rounded_as_torch_rounds(isa: str, use: Use) -> None:
-    """To nearest, ties to even: of sums that float32 holds exactly, which an SRU whose gate is shut lets past it."""
+    """To nearest, ties to even: of sums that float32 holds exactly, which an SRU whose gate is shut
+    lets past it.
+    """
     use(isa)
     sums, values = sums_between_bfloat16()
     network = make("sru", [1] * len(values), (2, 17, 0)).map(Tensor.bfloat16)
@@ -92,13 +104,15 @@ def test_bfloat16_is_rounded_as_torch_rounds(isa: str, use: Use) -> None:
 
 
 #
-# A rounding turns units near 0 on or off, and with them their gradients. So cells with a relu are compared with float64
-# in which the same units are on: only the rounding of numbers remains.
+# A rounding turns units near 0 on or off, and with them their gradients. So cells with a relu are
+# compared with float64 in which the same units are on: only the rounding of numbers remains.
 
 
 @dataclass(frozen=True)
 class SameUnits:
-    """A backend of one layer with a relu: a unit is on where it is on in this output, ``(N, directions * H)``."""
+    """A backend of one layer with a relu: a unit is on where it is on in this output, ``(N,
+    directions * H)``.
+    """
 
     output: Tensor
 
@@ -125,7 +139,9 @@ class SameUnits:
 @pytest.mark.parametrize("directions", [1, 2])
 @pytest.mark.parametrize("isa", LIBRARY.isas)
 @pytest.mark.parametrize("cell", ["rnn_relu", "indrnn_relu"])
-def test_only_rounding_differs(cell: str, isa: str, directions: int, lengths: list[int], use: Use) -> None:
+def test_only_rounding_differs(
+    cell: str, isa: str, directions: int, lengths: list[int], use: Use
+) -> None:
     use(isa, POISON)
     for sizes in ((5, 17, 0), (40, 64, 0)):
         network = make(cell, lengths, sizes, directions=directions).map(Tensor.bfloat16)

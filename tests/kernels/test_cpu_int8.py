@@ -1,4 +1,6 @@
-"""int8 weights against the same arithmetic in NumPy on every supported instruction set, and their bits."""
+"""int8 weights against the same arithmetic in NumPy on every supported instruction set, and their
+bits.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from cpu_networks import DIVISIONS, LENGTHS, LIBRARY, MATRIX_CELLS, POISON, SIZES, Network, Use, make
+from cpu_networks import (
+    DIVISIONS,
+    LENGTHS,
+    LIBRARY,
+    MATRIX_CELLS,
+    POISON,
+    SIZES,
+    Network,
+    Use,
+    make,
+)
 from raglane.errors import ArgumentError
 from raglane.kernels.cpu.layer import Layer, LayerResult, Tensors, layer_of
 from raglane.segments import offsets_from_lengths
@@ -24,16 +36,25 @@ def parts(network: Network) -> tuple[Layer, Tensor, Tensors]:
     """A network of one layer in float32, as the kernels get it."""
     network = network.map(Tensor.float)
     weights = tuple(part for own in network.weights for part in own)
-    offsets, tensors = offsets_from_lengths(network.lengths), (network.values, *network.state, *weights)
+    offsets, tensors = (
+        offsets_from_lengths(network.lengths),
+        (network.values, *network.state, *weights),
+    )
     sizes = tuple(part.shape[2] for part in network.state)
-    return layer_of(network.cell.name, offsets, tensors, len(weights), sizes, network.directions), offsets, tensors
+    return (
+        layer_of(network.cell.name, offsets, tensors, len(weights), sizes, network.directions),
+        offsets,
+        tensors,
+    )
 
 
 def run(network: Network) -> LayerResult:
     layer, offsets, tensors = parts(network)
     packed = layer.packed(tensors[1 + len(network.state) :], dtype=torch.int8)
     admitted = layer.admit(offsets, tensors)
-    return layer.forward(admitted, need_output=True, save=False, need_c=len(layer.sizes) > 1, packed=packed)
+    return layer.forward(
+        admitted, need_output=True, save=False, need_c=len(layer.sizes) > 1, packed=packed
+    )
 
 
 def states(network: Network) -> list[np.ndarray]:
@@ -83,7 +104,8 @@ def step(cell: str, weights: Any, x: np.ndarray, state: list[np.ndarray]) -> lis
 
 
 def each_step(network: Network, found: list[np.ndarray]) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return every state of every direction by the kernels, and by NumPy from the kernels' previous states.
+    """Return every state of every direction by the kernels, and by NumPy from the kernels' previous
+    states.
 
     So the rounding of one step does not change the integers of the next.
     """
@@ -164,7 +186,11 @@ def test_non_finite_numbers_stay_in_their_sequence(cell: str) -> None:
 def test_rows_of_zeros_have_no_scale(value: float) -> None:
     """A row of zeros, or of numbers whose inverse overflows, has zeros as its products."""
     network = make("rnn_relu", [2, 1], (6, 9, 0), bias=False)
-    zeros = network.map(lambda part: torch.full_like(part, value) if part is network.values else torch.zeros_like(part))
+    zeros = network.map(
+        lambda part: (
+            torch.full_like(part, value) if part is network.values else torch.zeros_like(part)
+        )
+    )
     assert not states(replace(zeros, weights=network.weights))[0].any()
     assert not states(replace(zeros, values=network.values))[0].any()
 
@@ -173,8 +199,12 @@ def test_what_is_refused() -> None:
     layer, offsets, tensors = parts(make("lstm", [2], (40, 60, 0)))
     packed = layer.packed(tensors[3:], dtype=torch.int8)
     assert packed.numel() < layer.packed(tensors[3:]).numel() / 3
-    with pytest.raises(ArgumentError, match="dtype must be that of a real if gradients are needed, got int8"):
-        layer.forward(layer.admit(offsets, tensors), need_output=True, save=True, need_c=False, packed=packed)
+    with pytest.raises(
+        ArgumentError, match="dtype must be that of a real if gradients are needed, got int8"
+    ):
+        layer.forward(
+            layer.admit(offsets, tensors), need_output=True, save=True, need_c=False, packed=packed
+        )
     wide = tuple(part if part is None else part.double() for part in tensors)
     of_double = layer_of("lstm", offsets, wide, 5, layer.sizes, 1)
     with pytest.raises(ArgumentError, match="with int8 weights"):

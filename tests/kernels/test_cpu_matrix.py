@@ -1,4 +1,6 @@
-"""The cpu kernels against the reference in float64, on every supported instruction set, and their bits."""
+"""The cpu kernels against the reference in float64, on every supported instruction set, and their
+bits.
+"""
 
 from __future__ import annotations
 
@@ -38,23 +40,35 @@ from raglane.kernels.cpu.layer import Layer
 from raglane.segments import offsets_from_lengths
 
 # Rounding to bfloat16 turns units of relu on and off, and with them their gradients.
-TYPED = [(cell, dtype) for cell in MATRIX_CELLS for dtype in TOLERANCE if (cell, dtype) != ("rnn_relu", torch.bfloat16)]
+TYPED = [
+    (cell, dtype)
+    for cell in MATRIX_CELLS
+    for dtype in TOLERANCE
+    if (cell, dtype) != ("rnn_relu", torch.bfloat16)
+]
 
 
 @pytest.mark.parametrize("division", DIVISIONS)
 @pytest.mark.parametrize("isa", LIBRARY.isas)
 @pytest.mark.parametrize(("cell", "dtype"), TYPED)
 @pytest.mark.usefixtures("two_threads")
-def test_agrees_with_the_reference(cell: str, isa: str, division: str, dtype: torch.dtype, use: Use) -> None:
+def test_agrees_with_the_reference(
+    cell: str, isa: str, division: str, dtype: torch.dtype, use: Use
+) -> None:
     use(isa, DIVISIONS[division] | POISON)
     for sizes in SIZES:
         if sizes[2] and cell != "lstm":
             continue
         for directions in (1, 2):
-            # Each pair of a size and a direction meets one of the lists of lengths on each division.
-            for name in list(LENGTHS)[(sizes[1] + directions + list(DIVISIONS).index(division)) % 3 :: 3][:1]:
+            # Each pair of a size and a direction meets one of the lists of lengths on each
+            # division.
+            for name in list(LENGTHS)[
+                (sizes[1] + directions + list(DIVISIONS).index(division)) % 3 :: 3
+            ][:1]:
                 has_states = directions == 2
-                network, wanted = truth(cell, name, sizes, directions, dtype is torch.bfloat16, has_states)
+                network, wanted = truth(
+                    cell, name, sizes, directions, dtype is torch.bfloat16, has_states
+                )
                 got = with_gradients(network.map(lambda t: t.to(dtype)), BACKEND, has_states)
                 assert {part.dtype for part in got} == {dtype}
                 assert_close(got, wanted, TOLERANCE[dtype])
@@ -62,7 +76,9 @@ def test_agrees_with_the_reference(cell: str, isa: str, division: str, dtype: to
 
 @pytest.mark.parametrize("lengths", ["mixed", "one long", "all empty"])
 @pytest.mark.parametrize("cell", KERNEL_CELLS)
-def test_gradients_by_torchs_products(cell: str, lengths: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_by_torchs_products(
+    cell: str, lengths: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The products for many elements of bfloat16 on processors with bfloat16 instructions."""
     monkeypatch.setattr(Layer, "_computes_all_gradients", lambda *_: False)
     for sizes in ((7, 100, 0), (9, 9, 0), (5, 17, 6)):
@@ -73,7 +89,11 @@ def test_gradients_by_torchs_products(cell: str, lengths: str, monkeypatch: pyte
                 if dtype is torch.bfloat16 and cell.endswith("_relu"):
                     continue  # rounding turns units on and off
                 network, wanted = truth(cell, lengths, sizes, directions, dtype is torch.bfloat16)
-                assert_close(with_gradients(network.map(partial(Tensor.to, dtype=dtype)), BACKEND), wanted, tolerance)
+                assert_close(
+                    with_gradients(network.map(partial(Tensor.to, dtype=dtype)), BACKEND),
+                    wanted,
+                    tolerance,
+                )
 
 
 # Not bfloat16: a thousand steps of its rounding say little about the products.
@@ -87,7 +107,11 @@ def test_gradients_of_many_elements(cell: str, isa: str, dtype: torch.dtype, use
         if sizes[2] and cell != "lstm":
             continue
         network, wanted = truth(cell, "many", sizes, 2, False)
-        assert_close(with_gradients(network.map(lambda t: t.to(dtype)), BACKEND), wanted, 10 * TOLERANCE[dtype])
+        assert_close(
+            with_gradients(network.map(lambda t: t.to(dtype)), BACKEND),
+            wanted,
+            10 * TOLERANCE[dtype],
+        )
 
 
 @pytest.mark.parametrize("cell", MATRIX_CELLS)
@@ -105,12 +129,16 @@ def test_thousands_of_steps(cell: str, use: Use) -> None:
 def test_nan_stays_in_its_sequence(
     cell: str, isa: str, by_torch: bool, use: Use, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In values, outputs and states, and in all gradients of one sequence, those of bfloat16 by torch's products."""
+    """In values, outputs and states, and in all gradients of one sequence, those of bfloat16 by
+    torch's products.
+    """
     use(isa, POISON)
     clean = make(cell, [4, 3, 5, 1, 6], (19, 19, 0), directions=2)
     if by_torch:
         monkeypatch.setattr(Layer, "_computes_all_gradients", lambda *_: False)
-        clean = make(cell, [40, 43, 51, 1, 66], (19, 19, 0), directions=2).map(lambda t: t.to(torch.bfloat16))
+        clean = make(cell, [40, 43, 51, 1, 66], (19, 19, 0), directions=2).map(
+            lambda t: t.to(torch.bfloat16)
+        )
     bounds = offsets_from_lengths(clean.lengths).tolist()
     values = clean.values.clone()
     for sequence in (0, 2, 4):
@@ -120,7 +148,9 @@ def test_nan_stays_in_its_sequence(
     for a, b in zip(*(parts[:count] for parts in found), strict=True):
         for sequence in (1, 3):
             rows = slice(bounds[sequence], bounds[sequence + 1])
-            assert_same_bits(*([part[rows] if a.dim() == 2 else part[:, sequence]] for part in (a, b)))
+            assert_same_bits(
+                *([part[rows] if a.dim() == 2 else part[:, sequence]] for part in (a, b))
+            )
     assert bool(found[0][0][bounds[2] : bounds[3]].isnan().all())
 
 
@@ -136,20 +166,31 @@ def test_nan_stays_in_its_sequence(
 def test_batch_invariance(
     cell: str, isa: str, dtype: torch.dtype, use: Use, any_threads: Callable[[int], None]
 ) -> None:
-    """A sequence's outputs and states are bit-identical in any batch and at any number of threads."""
+    """A sequence's outputs and states are bit-identical in any batch and at any number of
+    threads.
+    """
     lengths = [9, 1, 30, 0, 5, 5, 14, 2, 2, 130, 21]
     network = make(cell, lengths, (9, 37, 0), directions=2).map(lambda t: t.to(dtype))
     bounds = offsets_from_lengths(network.lengths).tolist()
     use(isa, POISON | NO_TEAM)
     with torch.no_grad():
         together = network.run(BACKEND, need_states=True)
-        for threads, flags in ((1, "fold"), (2, "team"), (3, "team-fold"), (4, "prepare"), (4, "team")):
+        for threads, flags in (
+            (1, "fold"),
+            (2, "team"),
+            (3, "team-fold"),
+            (4, "prepare"),
+            (4, "team"),
+        ):
             any_threads(threads)
             use(isa, POISON | DIVISIONS[flags])
             assert_same_bits(network.run(BACKEND, need_states=True), together)
         for sequence in range(len(lengths)):
             rows = slice(bounds[sequence], bounds[sequence + 1])
-            wanted = [part[rows] if part.dim() == 2 else part[:, sequence : sequence + 1] for part in together]
+            wanted = [
+                part[rows] if part.dim() == 2 else part[:, sequence : sequence + 1]
+                for part in together
+            ]
             assert_same_bits(network.only(sequence).run(BACKEND, need_states=True), wanted)
     # What is kept for a backward pass changes nothing either.
     assert_same_bits(with_gradients(network, BACKEND, need_states=True)[: len(together)], together)
@@ -157,12 +198,23 @@ def test_batch_invariance(
 
 # Torch computes large products in bfloat16 on processors with its instructions.
 @pytest.mark.parametrize(
-    ("many", "dtype"), [(True, torch.float32), (False, torch.float32), (False, torch.float64), (False, torch.bfloat16)]
+    ("many", "dtype"),
+    [
+        (True, torch.float32),
+        (False, torch.float32),
+        (False, torch.float64),
+        (False, torch.bfloat16),
+    ],
 )
 @pytest.mark.parametrize("isa", LIBRARY.isas)
 @pytest.mark.parametrize("cell", KERNEL_CELLS)
 def test_gradients_are_the_same_bits_at_any_number_of_threads(
-    cell: str, isa: str, many: bool, dtype: torch.dtype, use: Use, any_threads: Callable[[int], None]
+    cell: str,
+    isa: str,
+    many: bool,
+    dtype: torch.dtype,
+    use: Use,
+    any_threads: Callable[[int], None],
 ) -> None:
     lengths = MANY if many else [9, 1, 30, 0, 5, 5, 14, 2, 2, 2, 21]
     network = make(cell, lengths, (9, 37, 0), directions=2).map(lambda t: t.to(dtype))
@@ -186,7 +238,9 @@ def test_gradients_of_values_and_states_are_the_same_bits_in_any_batch(
 
     def gradients(network: Network) -> list[Tensor]:
         leaves = network.map(lambda t: t.clone().requires_grad_())
-        return list(torch.autograd.grad(squares(leaves.run(BACKEND)), [leaves.values, *leaves.state]))
+        return list(
+            torch.autograd.grad(squares(leaves.run(BACKEND)), [leaves.values, *leaves.state])
+        )
 
     values, *states = gradients(network)
     for b in (0, 1, 2, 4, 9):
@@ -211,8 +265,12 @@ TRUTH = {
 def test_within_four_ulp(function: str, isa: str) -> None:
     """Of some floats; ``make ulps`` tests all of them."""
     kernels = LIBRARY.with_isa(isa)
-    all_bits = torch.from_numpy(np.arange(0, 1 << 32, 9973, dtype=np.int64).astype(np.uint32).view(np.float32))
-    special = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, 1e-45, -1e-45, 3e38, -3e38, 88.72, -103.9])
+    all_bits = torch.from_numpy(
+        np.arange(0, 1 << 32, 9973, dtype=np.int64).astype(np.uint32).view(np.float32)
+    )
+    special = torch.tensor(
+        [0.0, -0.0, torch.inf, -torch.inf, torch.nan, 1e-45, -1e-45, 3e38, -3e38, 88.72, -103.9]
+    )
     x = torch.cat([all_bits, special, torch.linspace(-110, 110, 500_001)])
     got, truth = kernels.apply(function, x), TRUTH[function](x.double())
     rounded = truth.float()
@@ -232,7 +290,9 @@ def test_within_four_ulp(function: str, isa: str) -> None:
 
 @pytest.mark.parametrize("isa", LIBRARY.isas)
 def test_bfloat16_is_rounded_as_torch_rounds(isa: str, use: Use) -> None:
-    """To nearest, ties to even: of sums that float32 holds exactly, each of which is stored once."""
+    """To nearest, ties to even: of sums that float32 holds exactly, each of which is stored
+    once.
+    """
     use(isa)
     sums, values = sums_between_bfloat16()
     ones, nothing = torch.ones(17, 2).bfloat16(), torch.zeros(17, 17).bfloat16()
@@ -242,7 +302,8 @@ def test_bfloat16_is_rounded_as_torch_rounds(isa: str, use: Use) -> None:
     output, h = replace(network, values=values, weights=weights).run(BACKEND)
     wanted = sums.relu().bfloat16().unsqueeze(1).expand(-1, 17)
     assert_same_bits([output, h[0]], [wanted, wanted])
-    # Some instruction sets read in the next step what was rounded in this one; the rounding of either is the same.
+    # Some instruction sets read in the next step what was rounded in this one; the rounding of
+    # either is the same.
     values = torch.stack([values, torch.zeros_like(values)], 1).flatten(0, 1)
     weights = (weights[0]._replace(hidden=torch.eye(17).bfloat16()),)
     network = replace(network, values=values, lengths=torch.full((len(sums),), 2), weights=weights)

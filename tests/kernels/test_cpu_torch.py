@@ -1,4 +1,6 @@
-"""The cpu kernels within PyTorch: autograd, torch.compile, threads, processes, and failures as exceptions."""
+"""The cpu kernels within PyTorch: autograd, torch.compile, threads, processes, and failures as
+exceptions.
+"""
 
 from __future__ import annotations
 
@@ -80,14 +82,25 @@ def test_some_gradients_only(cell: str) -> None:
 def test_operators_are_what_torch_expects() -> None:
     network = make("lstm", [3, 0, 2], (2, 3, 0)).map(lambda t: t.clone().requires_grad_())
     (weights,) = network.weights
-    arguments = ("lstm", network.values, offsets_from_lengths(network.lengths), *network.state, *weights, *[None] * 5)
+    arguments = (
+        "lstm",
+        network.values,
+        offsets_from_lengths(network.lengths),
+        *network.state,
+        *weights,
+        *[None] * 5,
+    )
     torch.library.opcheck(
-        operators.recurrence, (*arguments, True, True, False, 0), test_utils=["test_schema", "test_faketensor"]
+        operators.recurrence,
+        (*arguments, True, True, False, 0),
+        test_utils=["test_schema", "test_faketensor"],
     )
 
 
 def test_dead_wrappers_of_torch_func() -> None:
-    """A tensor that a transformation wrapped is one like any other when the transformation is over."""
+    """A tensor that a transformation wrapped is one like any other when the transformation is
+    over.
+    """
     layer, values = rl.nn.LSTM(5, 7, backend="cpu"), torch.randn(4, 5)
     left: list[Tensor] = []
 
@@ -106,7 +119,11 @@ def test_dead_wrappers_of_torch_func() -> None:
 
 def test_one_openmp_runtime() -> None:
     with open("/proc/self/maps") as maps:
-        runtimes = {line.split()[-1] for line in maps if "libgomp" in line or "libiomp" in line or "libomp" in line}
+        runtimes = {
+            line.split()[-1]
+            for line in maps
+            if "libgomp" in line or "libiomp" in line or "libomp" in line
+        }
     # Packages such as scikit-learn bring a private one, under another name.
     shared = {path for path in runtimes if ".libs/" not in path}
     assert len(shared) == 1, runtimes
@@ -117,7 +134,9 @@ def test_several_python_threads_at_once(use: Use) -> None:
     use(flags=NO_TEAM)
     network = make("gru", [30, 2, 9, 9], (8, 40, 0), directions=2).map(Tensor.float)
     wanted, found = with_gradients(network, BACKEND), []
-    threads = [Thread(target=lambda: found.append(with_gradients(network, BACKEND))) for _ in range(6)]
+    threads = [
+        Thread(target=lambda: found.append(with_gradients(network, BACKEND))) for _ in range(6)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -127,14 +146,22 @@ def test_several_python_threads_at_once(use: Use) -> None:
         assert_same_bits(results, wanted)
 
 
-# One that is spawned takes seconds to import torch; one of this server gets the layer in the same way, pickled.
+# One that is spawned takes seconds to import torch; one of this server gets the layer in the same
+# way, pickled.
 @pytest.mark.parametrize(("start", "workers"), [("fork", 2), (CONTEXT, 1)], ids=["fork", "server"])
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 @pytest.mark.usefixtures("two_threads")
 def test_workers_of_a_data_loader(start: Any, workers: int) -> None:
-    data = Encoded(rl.nn.GRU(8, 40, backend="cpu"), [torch.randn(length, 8) for length in (30, 1, 9, 12)])
-    here = [data[index] for index in range(len(data))]  # the kernels' threads run before the workers start
-    assert_same_bits(list(DataLoader(data, batch_size=None, num_workers=workers, multiprocessing_context=start)), here)
+    data = Encoded(
+        rl.nn.GRU(8, 40, backend="cpu"), [torch.randn(length, 8) for length in (30, 1, 9, 12)]
+    )
+    here = [
+        data[index] for index in range(len(data))
+    ]  # the kernels' threads run before the workers start
+    assert_same_bits(
+        list(DataLoader(data, batch_size=None, num_workers=workers, multiprocessing_context=start)),
+        here,
+    )
 
 
 def test_a_process_reads_the_environment_before_it_loads_the_kernels(script: Script) -> None:
@@ -151,7 +178,9 @@ def test_a_process_reads_the_environment_before_it_loads_the_kernels(script: Scr
 
 
 def test_too_little_memory_is_an_exception() -> None:
-    """Scratch is reserved before any memory is read, so the tensors need not have the sizes of the call."""
+    """Scratch is reserved before any memory is read, so the tensors need not have the sizes of the
+    call.
+    """
     network = make("lstm", [3, 2])
     (weights,) = network.weights
     offsets = offsets_from_lengths(network.lengths)
@@ -166,7 +195,9 @@ def test_too_little_memory_is_an_exception() -> None:
     fields |= dict(zip(fields, (*head, 0, 1 << 22, 1 << 22, 0, 1 << 24, 0), strict=False))
     inputs = "offsets", "values", "initial_h", "initial_c"
     given = (*inputs, *(name for name in fields if name.startswith("weights[0]")))
-    fields |= dict(zip(given, addresses, strict=False)) | dict.fromkeys(("output", "final_h", "final_c"), some)
+    fields |= dict(zip(given, addresses, strict=False)) | dict.fromkeys(
+        ("output", "final_h", "final_c"), some
+    )
     with pytest.raises(MemoryError, match="not enough memory for the kernel's scratch"):
         call("raglane_forward", struct.pack("=" + "".join(whole.values()), *fields.values()))
 
@@ -174,7 +205,9 @@ def test_too_little_memory_is_an_exception() -> None:
 Change = Callable[[Tensor], Tensor]
 
 
-def tangents_of(run: Callable[[Change], list[Tensor]], tensor: Tensor, direction: Tensor) -> list[Tensor | None]:
+def tangents_of(
+    run: Callable[[Change], list[Tensor]], tensor: Tensor, direction: Tensor
+) -> list[Tensor | None]:
     """Return the tangents of results if only ``tensor`` has one."""
     with forward_ad.dual_level():
         duals = run(lambda part: forward_ad.make_dual(part, direction) if part is tensor else part)
@@ -182,12 +215,16 @@ def tangents_of(run: Callable[[Change], list[Tensor]], tensor: Tensor, direction
         return [None if part is None else part.clone() for part in found]
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own, when the first dual tensor is made
+@pytest.mark.filterwarnings(
+    "ignore:`torch.jit:DeprecationWarning"
+)  # torch's own, when the first dual tensor is made
 @pytest.mark.parametrize("backend", [BACKEND, torch_kernels.BACKEND])
 @pytest.mark.parametrize("trained", [False, True])
 def test_derivatives_forward_in_any_tensor(backend: Backend, trained: bool) -> None:
     """In one weight or state, with an input without a tangent."""
-    network = make("lstm", [3, 0, 2], (3, 4, 0), layers=2).map(lambda t: t.clone().requires_grad_(trained))
+    network = make("lstm", [3, 0, 2], (3, 4, 0), layers=2).map(
+        lambda t: t.clone().requires_grad_(trained)
+    )
     schedule = backend.schedules[0]
 
     def run(change: Change) -> list[Tensor]:
@@ -197,17 +234,23 @@ def test_derivatives_forward_in_any_tensor(backend: Backend, trained: bool) -> N
     for place, tensor in enumerate(network.tensors()):
         direction, epsilon = torch.randn_like(tensor), 1e-6
         steps = [{id(tensor): tensor.detach() + sign * epsilon * direction} for sign in (1, -1)]
-        ends = [run(partial(lambda moved, part: moved.get(id(part), part), moved)) for moved in steps]
+        ends = [
+            run(partial(lambda moved, part: moved.get(id(part), part), moved)) for moved in steps
+        ]
         slope = [(a - b).detach() / (2 * epsilon) for a, b in zip(*ends, strict=True)]
         tangents = tangents_of(run, tensor, direction)
-        found = [torch.zeros_like(s) if t is None else t for t, s in zip(tangents, slope, strict=True)]
+        found = [
+            torch.zeros_like(s) if t is None else t for t, s in zip(tangents, slope, strict=True)
+        ]
         assert any(bool(part.any()) for part in found), place
         assert_close(found, slope, 1e-7)
 
 
 @pytest.mark.parametrize("kind", ["LSTM", "SRU"])
 def test_a_compiled_layer_goes_backward_twice_through_a_kept_graph(kind: str) -> None:
-    """Saved tensors must still exist in the second pass, which torch allows only without donated buffers."""
+    """Saved tensors must still exist in the second pass, which torch allows only without donated
+    buffers.
+    """
     layer = getattr(rl.nn, kind)(5, 7, bidirectional=True, backend="cpu", dtype=torch.float64)
     values = torch.randn(9, 5, dtype=torch.float64, requires_grad=True)
     torch._dynamo.reset()
@@ -238,6 +281,7 @@ def test_derivatives_forward_where_torch_has_no_rule() -> None:
     for tensor in network.tensors():
         direction = torch.randn_like(tensor)
         found = [
-            tangents_of(partial(run, by), tensor, direction)[0] for by in (torch_kernels.BACKEND, reference.BACKEND)
+            tangents_of(partial(run, by), tensor, direction)[0]
+            for by in (torch_kernels.BACKEND, reference.BACKEND)
         ]
         torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-6)

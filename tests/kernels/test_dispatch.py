@@ -56,7 +56,11 @@ def test_naming_one_resolves_the_other(chosen: dict[str, Any], expected: tuple[s
     ("layer", "options", "backend"),
     [
         ("LSTM", {}, "torch"),
-        ("LSTM", {"proj_size": 2, "num_layers": 2, "bidirectional": True, "initial_state": "learned"}, "torch"),
+        (
+            "LSTM",
+            {"proj_size": 2, "num_layers": 2, "bidirectional": True, "initial_state": "learned"},
+            "torch",
+        ),
         ("GRU", {}, "torch"),
         ("RNN", {}, "torch"),
         ("RNN", {"clip": 1.0}, "reference"),
@@ -66,10 +70,14 @@ def test_naming_one_resolves_the_other(chosen: dict[str, Any], expected: tuple[s
         ("LayerNormLSTM", {}, "reference"),
     ],
 )
-def test_what_runs_on_a_device_that_is_no_cpu(layer: str, options: dict[str, Any], backend: str) -> None:
+def test_what_runs_on_a_device_that_is_no_cpu(
+    layer: str, options: dict[str, Any], backend: str
+) -> None:
     """As in docs/on-a-gpu.md."""
     batch = rl.Ragged.from_flat(torch.empty(5, 3, device="meta"), lengths=[3, 2])
-    assert rl.explain(getattr(rl.nn, layer)(3, 4, device="meta", **options), batch).backend == backend
+    assert (
+        rl.explain(getattr(rl.nn, layer)(3, 4, device="meta", **options), batch).backend == backend
+    )
 
 
 @pytest.mark.parametrize(
@@ -191,13 +199,17 @@ def test_accelerate_keeps_the_model() -> None:
     assert report.replaced == ["encoder", "decoder"]
     assert "2 layers replaced: encoder, decoder" in str(report)
     assert "cell (GRUCell is a cell" in str(report)
-    assert "the model itself (it is a layer of rl.nn; rl.explain(layer, batch)" in str(rl.explain(rl.nn.GRU(3, 4)))
+    assert "the model itself (it is a layer of rl.nn; rl.explain(layer, batch)" in str(
+        rl.explain(rl.nn.GRU(3, 4))
+    )
     assert model.encoder is encoder
     assert isinstance(model.encoder, rl.nn.LSTM)
     assert model.encoder.weight_ih_l0 is weight
     torch.testing.assert_close(model(inputs, lengths), expected)
     assert len(calls) == 2
-    assert isinstance(model.encoder(rl.Ragged.from_padded(inputs, lengths, batch_first=False))[0], rl.Ragged)
+    assert isinstance(
+        model.encoder(rl.Ragged.from_padded(inputs, lengths, batch_first=False))[0], rl.Ragged
+    )
     assert rl.explain(rl.accelerate(model)) == report
     assert rl.unaccelerate(model) is model
     assert model.encoder is encoder
@@ -218,9 +230,14 @@ class Flexible(ABC, nn.RNNBase):
     def forward(self, padded: Any, hx: Any = None, lengths: Any = None) -> Any:
         if lengths is None:
             return super().forward(padded, hx)
-        pack, order = nn.utils.rnn.pack_padded_sequence, {"batch_first": True, "enforce_sorted": False}
+        pack, order = (
+            nn.utils.rnn.pack_padded_sequence,
+            {"batch_first": True, "enforce_sorted": False},
+        )
         out, h = super().forward(pack(padded, lengths.clamp(min=1), **order), hx=hx)
-        return nn.utils.rnn.pad_packed_sequence(out, True)[0], torch.where(lengths[:, None] > 0, h, self.start(padded))
+        return nn.utils.rnn.pad_packed_sequence(out, True)[0], torch.where(
+            lengths[:, None] > 0, h, self.start(padded)
+        )
 
 
 class FlexibleGRU(Flexible, nn.GRU):
@@ -239,13 +256,19 @@ class NamedLSTM(nn.LSTM):
         return self.name.upper()
 
 
-@pytest.mark.parametrize("make", [lambda: FlexibleGRU(5, 4, 2, batch_first=True), lambda: NamedLSTM("a")])
+@pytest.mark.parametrize(
+    "make", [lambda: FlexibleGRU(5, 4, 2, batch_first=True), lambda: NamedLSTM("a")]
+)
 def test_accelerate_keeps_the_methods_of_a_subclass(make: Any) -> None:
     layer, padded = make(), torch.randn(3, 6, 5)
     kind, pack = type(layer), rl.Ragged([torch.randn(2, 5), torch.randn(3, 5)]).to_packed()
     calls: list[dict[str, Any]] = [{"input": padded}, {"input": pack}]
     if kind is FlexibleGRU:
-        calls = [{"padded": padded}, {"padded": pack}, {"padded": padded, "lengths": torch.tensor([4, 0, 6])}]
+        calls = [
+            {"padded": padded},
+            {"padded": pack},
+            {"padded": padded, "lengths": torch.tensor([4, 0, 6])},
+        ]
     expected = [pytree.tree_leaves(layer(**call)) for call in calls]
     assert rl.accelerate(layer) is layer
     assert (isinstance(layer, kind), isinstance(layer, _RAGGED[kind])) == (True, True)
@@ -269,7 +292,11 @@ _RAGGED = {FlexibleGRU: rl.nn.GRU, NamedLSTM: rl.nn.LSTM}
     ("body", "on_instance", "reason"),
     [
         ({"forward": lambda *_: None}, {}, "the forward of Own does not call super().forward"),
-        ({"forward": lambda self, x: nn.LSTM.forward(self, x)}, {}, "the forward of Own does not call super().forward"),
+        (
+            {"forward": lambda self, x: nn.LSTM.forward(self, x)},
+            {},
+            "the forward of Own does not call super().forward",
+        ),
         ({"permute_hidden": lambda _, hx, __: hx}, {}, "Own overrides permute_hidden"),
         ({"step": None}, {}, "Own has an attribute step, as Raglane's layers do"),
         ({}, {"cell": "lstm"}, "Own has an attribute cell, as Raglane's layers do"),
@@ -284,7 +311,9 @@ def test_accelerate_leaves_a_subclass_that_changes_the_computation(
 ) -> None:
     own = type("Own", (nn.LSTM,), body)(5, 4)
     vars(own).update(on_instance)
-    with pytest.warns(UserWarning, match=rf"did not convert a layer\. the model itself: {re.escape(reason)}\.$"):
+    with pytest.warns(
+        UserWarning, match=rf"did not convert a layer\. the model itself: {re.escape(reason)}\.$"
+    ):
         rl.accelerate(own)
     assert type(own).__name__ == "Own"
 
@@ -311,7 +340,9 @@ def test_accelerate_a_layer_itself_and_reports_by_reason() -> None:
 
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "SRU"])
 def test_auto_chooses_alike_for_every_batch(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """rl.explain reports what runs, which depends on neither the number of sequences nor their lengths."""
+    """rl.explain reports what runs, which depends on neither the number of sequences nor their
+    lengths.
+    """
     ran = watch_backends(monkeypatch)
     layer = getattr(rl.nn, kind)(5, 4)
     explained = set()

@@ -1,4 +1,5 @@
-"""Printed kernels on a GPU: every layer against the float64 reference on the CPU, with the sizes of real models.
+"""Printed kernels on a GPU: every layer against the float64 reference on the CPU, with the sizes of
+real models.
 
 Without a GPU, tests/kernels/test_triton.py runs them on Triton's interpreter.
 """
@@ -33,12 +34,17 @@ def on_a_gpu(device: torch.device) -> None:
 def test_values_gradients_and_bits(
     name: str, units: int, with_resets: bool, monkeypatch: pytest.MonkeyPatch, device: torch.device
 ) -> None:
-    monkeypatch.setattr(call, "_resets_in_steps", lambda plan, *_: with_resets and plan.backend is program.GPU)
+    monkeypatch.setattr(
+        call, "_resets_in_steps", lambda plan, *_: with_resets and plan.backend is program.GPU
+    )
     with _HOST:
         whole = layer_of(name, units, bidirectional=True)
         narrow = layer_of(name, units, bidirectional=True).float()
         narrow.load_state_dict(whole.state_dict())
-        values, state = torch.randn(sum(_LENGTHS), D, dtype=torch.float64), parts(a_state(whole, len(_LENGTHS)))
+        values, state = (
+            torch.randn(sum(_LENGTHS), D, dtype=torch.float64),
+            parts(a_state(whole, len(_LENGTHS))),
+        )
         resets = torch.arange(sum(_LENGTHS)) % 4 != 1
 
     def run(layer: Any, place: torch.device, backend: str) -> list[torch.Tensor]:
@@ -48,14 +54,23 @@ def test_values_gradients_and_bits(
         with rl.use_backend(backend=backend):
             hx = tuple(own[1:]) if len(own) > 2 else own[1]
             results = results_of(
-                layer(rl.Ragged.from_flat(own[0], lengths=_LENGTHS), hx, return_states=True, resets=flags)
+                layer(
+                    rl.Ragged.from_flat(own[0], lengths=_LENGTHS),
+                    hx,
+                    return_states=True,
+                    resets=flags,
+                )
             )
-        return [part.detach().to(_HOST) for part in (*results, *gradients(results, [*own, *layer.parameters()]))]
+        return [
+            part.detach().to(_HOST)
+            for part in (*results, *gradients(results, [*own, *layer.parameters()]))
+        ]
 
     right = run(whole, _HOST, "reference")
     narrow.to(device)
     mine, again = (run(narrow, device, "triton") for _ in range(2))
-    # Layer norms of a few features amplify the rounding of their inputs: torch's own float32 differs as much.
+    # Layer norms of a few features amplify the rounding of their inputs: torch's own float32
+    # differs as much.
     allowed = 5e-4 if "layernorm" in name else 2e-5
     for found, wanted in zip(mine, right, strict=True):
         assert float((found - wanted).abs().max() / (1 + wanted.abs().max())) < allowed
@@ -72,17 +87,25 @@ def test_long_sequences_in_chunks(name: str, device: torch.device) -> None:
         narrow.load_state_dict(whole.state_dict())
         values = torch.randn(sum(lengths), D, dtype=torch.float64, requires_grad=True)
         right, _ = whole(rl.Ragged.from_flat(values, lengths=lengths))
-        expected = [right.values, *torch.autograd.grad(right.values.sum(), [values, *whole.parameters()])]
+        expected = [
+            right.values,
+            *torch.autograd.grad(right.values.sum(), [values, *whole.parameters()]),
+        ]
     narrow.to(device)
     own = values.detach().to(device, torch.float32).requires_grad_()
     batch = rl.Ragged.from_flat(own, lengths=lengths)
     with rl.use_backend(backend="triton"):
         output, _ = narrow(batch)
-        found = [output.values, *torch.autograd.grad(output.values.sum(), [own, *narrow.parameters()])]
+        found = [
+            output.values,
+            *torch.autograd.grad(output.values.sum(), [own, *narrow.parameters()]),
+        ]
         with torch.no_grad():
             alone = [narrow(rl.Ragged([part]))[0].values for part in batch.to_list()]
     for one, wanted in zip(found, expected, strict=True):
-        assert float((one.detach().to(_HOST) - wanted).abs().max() / (1 + wanted.abs().max())) < 2e-5
+        assert (
+            float((one.detach().to(_HOST) - wanted).abs().max() / (1 + wanted.abs().max())) < 2e-5
+        )
     assert all(map(torch.equal, alone, output.to_list()))
 
 

@@ -1,4 +1,6 @@
-"""Prepared layers and programs: pieces of sequences have the bits of whole ones, and slots are independent."""
+"""Prepared layers and programs: pieces of sequences have the bits of whole ones, and slots are
+independent.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ class Columns(Kernel):
         rows.output.copy_(rows.inputs[0][:, self._begin : self._begin + self.width])
 
 
-def run_on(kernel: Kernel, inputs: Sequence[Tensor], offsets: Tensor, slots: Tensor, pools: list[Tensor]) -> Tensor:
+def run_on(
+    kernel: Kernel, inputs: Sequence[Tensor], offsets: Tensor, slots: Tensor, pools: list[Tensor]
+) -> Tensor:
     """Run one kernel on a batch."""
     joined, begin = torch.cat(list(inputs), 1), 0
     elements, sequences = joined.shape[0], len(offsets) - 1
@@ -58,11 +62,17 @@ def prepared(network: Network, dtype: torch.dtype) -> tuple[PreparedLayer, Netwo
     """A layer, and its network in the dtype of its tensors."""
     own = network.map(lambda part: part.to(torch.float32 if dtype is torch.int8 else dtype))
     sizes = tuple(part.shape[2] for part in network.state)
-    return PreparedLayer(own.cell.name, own.weights[0], sizes, torch.int8 if dtype is torch.int8 else None), own
+    return PreparedLayer(
+        own.cell.name, own.weights[0], sizes, torch.int8 if dtype is torch.int8 else None
+    ), own
 
 
 def in_pieces(
-    kernel: Kernel, inputs: Sequence[Tensor], pools: list[Tensor], slots: Tensor, divide: Callable[[int], None]
+    kernel: Kernel,
+    inputs: Sequence[Tensor],
+    pools: list[Tensor],
+    slots: Tensor,
+    divide: Callable[[int], None],
 ) -> list[Tensor]:
     """Run sequences in random pieces, in random batches, divided among threads in random ways."""
     chance, parts = Random(7), [part.split(LENGTHS) for part in inputs]
@@ -70,16 +80,25 @@ def in_pieces(
     while done != LENGTHS:
         ready = [index for index in range(len(LENGTHS)) if chance.random() < 0.7]
         chance.shuffle(ready)
-        counts = [min(chance.choice([0, 1, 1, 2, 7]), LENGTHS[index] - done[index]) for index in ready]
+        counts = [
+            min(chance.choice([0, 1, 1, 2, 7]), LENGTHS[index] - done[index]) for index in ready
+        ]
         pairs = list(zip(ready, counts, strict=True))
         rows = [
-            torch.cat([part.new_empty(0, part.shape[1]), *[own[i][done[i] : done[i] + n] for i, n in pairs]])
+            torch.cat(
+                [
+                    part.new_empty(0, part.shape[1]),
+                    *[own[i][done[i] : done[i] + n] for i, n in pairs],
+                ]
+            )
             for own, part in zip(parts, inputs, strict=True)
         ]
         torch.set_num_threads(chance.choice([1, 2]))
         divide(chance.choice([0, *[POISON | flags for flags in DIVISIONS.values()]]))
         offsets = offsets_from_lengths(torch.tensor(counts, dtype=torch.int64))
-        for index, piece in zip(ready, run_on(kernel, rows, offsets, slots[ready], pools).split(counts), strict=True):
+        for index, piece in zip(
+            ready, run_on(kernel, rows, offsets, slots[ready], pools).split(counts), strict=True
+        ):
             outputs[index].append(piece)
             done[index] += piece.shape[0]
     return [torch.cat(own) if own else inputs[0].new_empty(0, kernel.width) for own in outputs]
@@ -104,8 +123,12 @@ def assert_untouched(pools: Sequence[Tensor], slots: Tensor) -> None:
 @pytest.mark.parametrize("isa", LIBRARY.isas)
 @pytest.mark.parametrize("cell", KERNEL_CELLS)
 @pytest.mark.usefixtures("two_threads")
-def test_pieces_have_the_bits_of_a_layer(cell: str, isa: str, dtype: torch.dtype, sizes: str, use: Use) -> None:
-    if (dtype is torch.int8 and cell not in MATRIX_CELLS) or (sizes == "projected" and cell != "lstm"):
+def test_pieces_have_the_bits_of_a_layer(
+    cell: str, isa: str, dtype: torch.dtype, sizes: str, use: Use
+) -> None:
+    if (dtype is torch.int8 and cell not in MATRIX_CELLS) or (
+        sizes == "projected" and cell != "lstm"
+    ):
         pytest.skip("the cell has no such layer")
     use(isa, 0)
     layer, network = prepared(make(cell, LENGTHS, SIZES[sizes]), dtype)
@@ -113,7 +136,9 @@ def test_pieces_have_the_bits_of_a_layer(cell: str, isa: str, dtype: torch.dtype
     tensors = (network.values, *network.weights[0])
     plain = layer_of(cell, offsets, tensors, len(network.weights[0]), layer.sizes, 1)
     packed = plain.packed(tensors[1:], dtype=torch.int8) if dtype is torch.int8 else None
-    wanted = plain.forward(plain.admit(offsets, tensors), need_output=True, save=False, need_c=False, packed=packed)
+    wanted = plain.forward(
+        plain.admit(offsets, tensors), need_output=True, save=False, need_c=False, packed=packed
+    )
     assert wanted.output is not None
     slots = torch.randperm(SLOTS)[: len(LENGTHS)]
     pools = fresh_pools(layer, slots)
@@ -133,7 +158,9 @@ def test_states_begin_in_the_pool(cell: str) -> None:
         pool[slots] = state[0]
     output = run_on(layer, [network.values], offsets_from_lengths(network.lengths), slots, pools)
     assert torch.equal(output, wanted[0])
-    assert all(torch.equal(pool[slots], final[0]) for pool, final in zip(pools, wanted[1:], strict=True))
+    assert all(
+        torch.equal(pool[slots], final[0]) for pool, final in zip(pools, wanted[1:], strict=True)
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -166,7 +193,9 @@ def test_later_changes_of_weights_have_no_effect() -> None:
         if part is not None:
             part.zero_()
             part.untyped_storage().resize_(0)
-    assert torch.equal(run_on(layer, [network.values], offsets, slots, fresh_pools(layer, slots)), before)
+    assert torch.equal(
+        run_on(layer, [network.values], offsets, slots, fresh_pools(layer, slots)), before
+    )
 
 
 def drawn_programs() -> list[Program]:
@@ -178,14 +207,18 @@ def drawn_programs() -> list[Program]:
 
 def prepared_program(case: Case, dtype: torch.dtype) -> PreparedProgram:
     given = case.to(dtype).given
-    return PreparedProgram(case.program, vectors=given["vectors"], weights=given["weights"], dtype=dtype)
+    return PreparedProgram(
+        case.program, vectors=given["vectors"], weights=given["weights"], dtype=dtype
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("number", range(12))
 @pytest.mark.parametrize("isa", LIBRARY.isas)
 @pytest.mark.usefixtures("two_threads")
-def test_pieces_have_the_bits_of_a_program(number: int, isa: str, dtype: torch.dtype, use: Use) -> None:
+def test_pieces_have_the_bits_of_a_program(
+    number: int, isa: str, dtype: torch.dtype, use: Use
+) -> None:
     if isa in ("avx512bf16", "amx"):
         pytest.skip("the same loops as avx512")
     use(isa, 0)
@@ -235,7 +268,13 @@ def test_wrong_batches_change_no_slot(name: str) -> None:
 def test_pools_that_c_cannot_write(change: Callable[[list[Tensor]], list[Tensor]]) -> None:
     layer, network = prepared(make("lstm", [2, 1]), torch.float32)
     with pytest.raises(ShapeError, match="pools must be contiguous"):
-        run_on(layer, [network.values], torch.tensor([0, 2, 3]), torch.tensor([4, 2]), change(layer.pools(5)))
+        run_on(
+            layer,
+            [network.values],
+            torch.tensor([0, 2, 3]),
+            torch.tensor([4, 2]),
+            change(layer.pools(5)),
+        )
 
 
 @pytest.mark.parametrize("rows", [torch.zeros(3, 4), torch.zeros(3, 5).double()])
@@ -258,7 +297,9 @@ def test_a_batch_without_room(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_programs_that_cannot_be_prepared() -> None:
-    program = next(own for own in (draw(Random(seed)) for seed in range(200)) if own.given("sequence"))
+    program = next(
+        own for own in (draw(Random(seed)) for seed in range(200)) if own.given("sequence")
+    )
     case = tensors_for(program, LENGTHS)
     with pytest.raises(ArgumentError, match="one output"):
         prepared_program(case, torch.float32)

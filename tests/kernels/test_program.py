@@ -20,7 +20,9 @@ from raglane.programs import gradients
 from raglane.programs.graph import Refused
 from raglane.programs.rules import trace
 
-pytestmark = pytest.mark.skipif(bool(rl.native.missing_kernels()), reason="programs run on the cpu kernels")
+pytestmark = pytest.mark.skipif(
+    bool(rl.native.missing_kernels()), reason="programs run on the cpu kernels"
+)
 
 
 class Scaled(nn.Module):
@@ -29,7 +31,10 @@ class Scaled(nn.Module):
     def __init__(self, input_size: int = 5, hidden_size: int = 4) -> None:
         super().__init__()
         self.input_size, self.hidden_size, self.scale = input_size, hidden_size, 0.5
-        self.linear, self.norm = nn.Linear(input_size + hidden_size, hidden_size), nn.LayerNorm(hidden_size)
+        self.linear, self.norm = (
+            nn.Linear(input_size + hidden_size, hidden_size),
+            nn.LayerNorm(hidden_size),
+        )
 
     def step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         state = self.scale * state + self.norm(self.linear(torch.cat([x_t, state], 1))).tanh()
@@ -51,7 +56,9 @@ class Hooked(Scaled):
         return state, state
 
 
-def a_batch(dtype: torch.dtype = torch.float32, lengths: tuple[int, ...] = (3, 0, 1, 7)) -> rl.Ragged:
+def a_batch(
+    dtype: torch.dtype = torch.float32, lengths: tuple[int, ...] = (3, 0, 1, 7)
+) -> rl.Ragged:
     return rl.Ragged([torch.randn(length, 5, dtype=dtype) for length in lengths])
 
 
@@ -64,7 +71,9 @@ LAYERS = [
     lambda **options: rl.nn.LayerNormLSTM(5, 4, num_layers=2, bidirectional=True, **options),
     lambda **options: rl.nn.GRU(5, 4, reset_after=False, initial_state="learned", **options),
     lambda **options: rl.nn.LSTM(5, 4, backend="program", proj_size=3, **options),
-    lambda **options: rl.nn.Recurrent(lambda *sizes: Scaled(*sizes).to(**options), 5, 4, bidirectional=True),
+    lambda **options: rl.nn.Recurrent(
+        lambda *sizes: Scaled(*sizes).to(**options), 5, 4, bidirectional=True
+    ),
 ]
 
 
@@ -102,7 +111,10 @@ def test_backward_twice_through_a_kept_graph() -> None:
     """Only the last backward pass overwrites saved tensors; another one after it raises."""
     layer, batch = rl.nn.LayerNormLSTM(5, 4, dtype=torch.float64), a_batch(torch.float64)
     total = layer(batch)[0].values.square().sum()
-    first, second = (torch.autograd.grad(total, list(layer.parameters()), retain_graph=keep) for keep in (True, False))
+    first, second = (
+        torch.autograd.grad(total, list(layer.parameters()), retain_graph=keep)
+        for keep in (True, False)
+    )
     torch.testing.assert_close(first, second, rtol=0, atol=0)
     with pytest.raises(RuntimeError, match="second time"):
         torch.autograd.grad(total, list(layer.parameters()))
@@ -117,7 +129,9 @@ class Raw(Scaled):
 
 
 @pytest.mark.parametrize("ascending", [True, False])
-def test_a_kernel_that_is_refused_in_a_call(ascending: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_that_is_refused_in_a_call(
+    ascending: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A GPU may have a kernel for one pass and not for the other."""
     layer = rl.nn.SLSTM(3, 4, dtype=torch.float64)
     values = torch.randn(6, 3, dtype=torch.float64, requires_grad=True)
@@ -125,7 +139,12 @@ def test_a_kernel_that_is_refused_in_a_call(ascending: bool, monkeypatch: pytest
     def results() -> list[Tensor]:
         out, state = layer(rl.Ragged.from_flat(values, lengths=[2, 0, 4]))
         found = [out.values, *state]
-        return [*found, *torch.autograd.grad([part.cos().sum() for part in found], [values, *layer.parameters()])]
+        return [
+            *found,
+            *torch.autograd.grad(
+                [part.cos().sum() for part in found], [values, *layer.parameters()]
+            ),
+        ]
 
     before = results()
     cpu = backend.MACHINES["cpu"]
@@ -169,10 +188,18 @@ def test_gradients_of_biases_are_separate(layer: nn.Module, names: tuple[str, st
 
 def test_results_stay_what_they_are() -> None:
     """A backward pass writes over nothing that the caller has."""
-    for layer in (rl.nn.Recurrent(Raw, 5, 4), rl.nn.LayerNormLSTM(5, 4), rl.nn.RNN(5, 4, backend="program")):
-        assert rl.explain(layer, a_batch()).backend == "program"  # what is overwritten is refused, too
+    for layer in (
+        rl.nn.Recurrent(Raw, 5, 4),
+        rl.nn.LayerNormLSTM(5, 4),
+        rl.nn.RNN(5, 4, backend="program"),
+    ):
+        assert (
+            rl.explain(layer, a_batch()).backend == "program"
+        )  # what is overwritten is refused, too
         found: Any = layer(a_batch(), return_states=True)
-        results = [part.values if isinstance(part, rl.Ragged) else part for part in tree_leaves(found)]
+        results = [
+            part.values if isinstance(part, rl.Ragged) else part for part in tree_leaves(found)
+        ]
         kept = [part.detach().clone() for part in results]
         results[0].square().sum().backward()
         assert all(torch.equal(one, other) for one, other in zip(kept, results, strict=True))
@@ -187,16 +214,24 @@ class Single(Raw):
 
 def test_the_error_of_a_step_ends_with_one_point(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backend, "_warned", set())
-    with pytest.warns(UserWarning, match=r"Return output, state\.$"), pytest.raises(ArgumentTypeError):
+    with (
+        pytest.warns(UserWarning, match=r"Return output, state\.$"),
+        pytest.raises(ArgumentTypeError),
+    ):
         rl.nn.Recurrent(Single, 5, 4)(a_batch())
 
 
 def test_what_cannot_be_a_program_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backend, "_warned", set())
     batch = a_batch()
-    for kind, reason in ((Arc, "no program has the operation atan"), (Hooked, "it reads requires_grad of a tensor")):
+    for kind, reason in (
+        (Arc, "no program has the operation atan"),
+        (Hooked, "it reads requires_grad of a tensor"),
+    ):
         layer = rl.nn.Recurrent(kind, 5, 4)
-        with pytest.warns(UserWarning, match=f"The cell 'module {kind.__name__}' runs in plain torch.*{reason}"):
+        with pytest.warns(
+            UserWarning, match=f"The cell 'module {kind.__name__}' runs in plain torch.*{reason}"
+        ):
             out, _ = layer(batch)
         torch.testing.assert_close(out.values, reference(layer, batch)[0].values)
         with warnings.catch_warnings():
@@ -266,7 +301,10 @@ def test_what_a_step_reads_of_its_class_and_of_memory() -> None:
     batch, weight = rl.Ragged([torch.randn(3, 4)]), torch.randn(4, 4)
 
     def agrees(cell: nn.Module) -> None:
-        found, wanted = (rl.nn.Recurrent(cell, backend=name)(batch)[0].values for name in ("program", "reference"))
+        found, wanted = (
+            rl.nn.Recurrent(cell, backend=name)(batch)[0].values
+            for name in ("program", "reference")
+        )
         torch.testing.assert_close(found, wanted)
 
     agrees(Own(weight))
@@ -277,7 +315,9 @@ def test_what_a_step_reads_of_its_class_and_of_memory() -> None:
     agrees(Own(weight))
 
 
-def test_one_trace_for_all_layers_of_a_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_trace_for_all_layers_of_a_kind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("RAGLANE_CACHE", str(tmp_path))
     backend._steps.clear()
     traces: list[Any] = []
@@ -324,7 +364,9 @@ def test_a_graph_holds_cells_of_the_library_and_leaves_others_out() -> None:
     with torch.no_grad():
         torch.testing.assert_close(compiled(batch)[0].values, layer(batch)[0].values)
     with pytest.raises(ArgumentError, match=r"cell must be .*got 'none'"):
-        torch.ops.raglane.program("none", [], batch.values, batch.offsets, [batch.values], [], False, True, False)
+        torch.ops.raglane.program(
+            "none", [], batch.values, batch.offsets, [batch.values], [], False, True, False
+        )
 
 
 def test_a_step_that_asks_whether_gradients_are_recorded_is_refused() -> None:
@@ -340,7 +382,9 @@ def test_a_step_that_asks_whether_gradients_are_recorded_is_refused() -> None:
     assert "something else where no gradients are recorded" in choice.reason
 
 
-def test_the_first_call_within_an_operator_verifies_gradients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_call_within_an_operator_verifies_gradients(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("RAGLANE_CACHE", str(tmp_path))
     monkeypatch.setattr(backend, "_warned", set())
     layer, batch = rl.nn.LayerNormGRU(5, 3), a_batch()
@@ -351,7 +395,9 @@ def test_the_first_call_within_an_operator_verifies_gradients(tmp_path: Path, mo
         backend._steps.clear()
         values, offsets = batch.values, batch.offsets
         with torch.no_grad():
-            operators.program("layernorm_gru", present, values, offsets, [state], weights, False, True, False)
+            operators.program(
+                "layernorm_gru", present, values, offsets, [state], weights, False, True, False
+            )
 
     right = gradients._RULES["tanh"]
 

@@ -1,4 +1,6 @@
-"""Programs compared with the user's module: before and after the first call, in place, and with recorded gradients."""
+"""Programs compared with the user's module: before and after the first call, in place, and with
+recorded gradients.
+"""
 
 # ruff: noqa: ARG005 (a step has its arguments, whether it reads them or not)
 
@@ -18,7 +20,9 @@ import raglane as rl
 from raglane.kernels.program import backend
 from raglane.programs import gradients
 
-pytestmark = pytest.mark.skipif(bool(rl.native.missing_kernels()), reason="programs run on the cpu kernels")
+pytestmark = pytest.mark.skipif(
+    bool(rl.native.missing_kernels()), reason="programs run on the cpu kernels"
+)
 
 D, H = 3, 4
 AROUND = {"scale": 0.5}
@@ -76,7 +80,9 @@ def test_a_step_that_looks_at_its_parameters() -> None:
     twin: Any = torch.compile(layer, backend="eager")
     with torch.no_grad():
         torch.testing.assert_close(twin(batch := a_batch())[0].values, layer(batch)[0].values)
-    other = layer_of(lambda m, x, h: (0.5 if type(m.lin.weight) is nn.Parameter else 0.1) * h + m.lin(x))
+    other = layer_of(
+        lambda m, x, h: (0.5 if type(m.lin.weight) is nn.Parameter else 0.1) * h + m.lin(x)
+    )
     choice = rl.explain(other, a_batch())
     assert choice.backend == "reference"
     assert "the values of its program differ from those of torch" in choice.reason
@@ -105,9 +111,16 @@ READS: list[Step] = [
 FINE: list[Step] = [
     lambda m, x, h: (2 * h.view(h.shape[0], 2, 2)).reshape(h.size(0), -1) + m.lin(x),
     lambda m, x, h: (2 * h.reshape(h.shape[0] * 2, 2)).view(h.shape) + m.lin(x),
-    lambda m, x, h: h + torch.zeros(x.shape[0], H, device=x.device, dtype=x.dtype) + m.lin(x) + h.new_ones(h.shape),
+    lambda m, x, h: (
+        h
+        + torch.zeros(x.shape[0], H, device=x.device, dtype=x.dtype)
+        + m.lin(x)
+        + h.new_ones(h.shape)
+    ),
     lambda m, x, h: m.norm(h) + m.lin.bias.expand(x.shape[0], -1) + m.lin(x),
-    lambda m, x, h: h + m.lin(x) if x.shape[0] == h.shape[0] and x.shape[1] == D and x.is_cpu else h,
+    lambda m, x, h: (
+        h + m.lin(x) if x.shape[0] == h.shape[0] and x.shape[1] == D and x.is_cpu else h
+    ),
 ]
 
 
@@ -130,14 +143,18 @@ def test_the_first_call_is_compared_on_its_own_rows() -> None:
     """A list with one entry per row, which a trace does not see."""
     for count, rows in ((7, 5), (70, 56)):
         backend._steps.clear()
-        layer = layer_of(lambda m, x, h: h - m.lin(x) if len([None] * x.shape[0]) > 40 else h + m.lin(x))
+        layer = layer_of(
+            lambda m, x, h: h - m.lin(x) if len([None] * x.shape[0]) > 40 else h + m.lin(x)
+        )
         batch = a_batch(count)
         assert int((batch.lengths > 0).sum()) == rows
         assert rl.explain(layer, batch).backend == "program"
         if rows < 40:
             agrees(layer, batch)
             continue
-        with pytest.warns(UserWarning, match="'module Own' runs in plain torch from now on: the values .* differ"):
+        with pytest.warns(
+            UserWarning, match="'module Own' runs in plain torch from now on: the values .* differ"
+        ):
             found = layer(batch)[0].values
         with rl.use_backend(backend="reference", schedule="lanes"):
             assert torch.equal(layer(batch)[0].values, found)
@@ -178,7 +195,9 @@ def test_a_wrong_gradient_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(gradients._RULES, "tanh", wrong)
         choice = rl.explain(layer, a_batch())
         assert choice.backend == ("program" if factor == 1 else "reference")
-        assert ("the gradients of its program differ from those of torch" in choice.reason) == (factor != 1)
+        assert ("the gradients of its program differ from those of torch" in choice.reason) == (
+            factor != 1
+        )
     backend._steps.clear()
 
 
@@ -211,7 +230,9 @@ class Double(Cell):
 
 class Two(Double):
     def initial_state(self, batch_size: int) -> tuple[Tensor, Tensor]:
-        return torch.zeros(batch_size, H, dtype=torch.float64), torch.zeros(batch_size, H, dtype=torch.float64)
+        return torch.zeros(batch_size, H, dtype=torch.float64), torch.zeros(
+            batch_size, H, dtype=torch.float64
+        )
 
 
 def _kept(m: Any, x: Tensor, h: Tensor) -> Any:
@@ -262,7 +283,10 @@ RECORDED: dict[str, tuple[type[Double], Stepping]] = {
     "a constant output": (Double, lambda m, x, h: (torch.zeros_like(h), (h + m.lin(x)).tanh())),
     "a detached output": (Double, lambda m, x, h: (h.detach(), (h + m.lin(x)).tanh())),
     "a truth": (Double, lambda m, x, h: ((h > 0).to(h.dtype), (h + m.lin(x)).tanh())),
-    "a choice of numbers": (Double, lambda m, x, h: (torch.where(h > 0, torch.ones_like(h), -2), (h - m.lin(x)))),
+    "a choice of numbers": (
+        Double,
+        lambda m, x, h: (torch.where(h > 0, torch.ones_like(h), -2), (h - m.lin(x))),
+    ),
     "a sign, whose slope is zero": (Double, lambda m, x, h: (h.sign(), (h + m.lin(x)).tanh())),
     "the state as it came": (Double, lambda m, x, h: (h + m.lin(x), h)),
     "a state that is the input": (Double, lambda m, x, h: (0.5 * h, x.repeat(1, 2)[:, :H])),
@@ -274,12 +298,17 @@ RECORDED: dict[str, tuple[type[Double], Stepping]] = {
 }
 
 
-def results(layer: Any, lengths: list[int], has: tuple[bool, bool], backend: str, schedule: str) -> list[Tensor]:
+def results(
+    layer: Any, lengths: list[int], has: tuple[bool, bool], backend: str, schedule: str
+) -> list[Tensor]:
     """Return outputs, final states, all states, and all gradients."""
     torch.manual_seed(len(lengths))
     values = torch.randn(sum(lengths), D, dtype=torch.float64).requires_grad_(has[0])
     count = len(layer.state_sizes)
-    hx = [torch.randn(1, len(lengths), H, dtype=torch.float64).requires_grad_(has[1]) for _ in range(count)]
+    hx = [
+        torch.randn(1, len(lengths), H, dtype=torch.float64).requires_grad_(has[1])
+        for _ in range(count)
+    ]
     with rl.use_backend(backend=backend, schedule=schedule):
         batch = rl.Ragged.from_flat(values, lengths=lengths)
         out, state, states = layer(batch, tuple(hx) if count > 1 else hx[0], return_states=True)
@@ -293,12 +322,20 @@ def results(layer: Any, lengths: list[int], has: tuple[bool, bool], backend: str
 
 
 def compare(
-    cell: type[Double], step: Stepping, lengths: list[int], schedule: str, has: tuple[bool, bool], own: bool
+    cell: type[Double],
+    step: Stepping,
+    lengths: list[int],
+    schedule: str,
+    has: tuple[bool, bool],
+    own: bool,
 ) -> None:
     layer = rl.nn.Recurrent(type("Own", (cell,), {"step": step}), D, H)
     layer.requires_grad_(own)
     if own:
-        assert rl.explain(layer, rl.Ragged([torch.randn(2, D, dtype=torch.float64)])).backend == "program"
+        assert (
+            rl.explain(layer, rl.Ragged([torch.randn(2, D, dtype=torch.float64)])).backend
+            == "program"
+        )
     found = results(layer, lengths, has, "program", "lanes")
     wanted = results(layer, lengths, has, "reference", schedule)
     assert [part.requires_grad for part in found] == [part.requires_grad for part in wanted]

@@ -1,4 +1,6 @@
-"""The reference kernel: every cell on every schedule against the formulas of :mod:`naive_cells`, and its rules."""
+"""The reference kernel: every cell on every schedule against the formulas of :mod:`naive_cells`,
+and its rules.
+"""
 
 from __future__ import annotations
 
@@ -51,12 +53,21 @@ def random_request(
     device: torch.device | None = None,
     **options: Any,
 ) -> Request:
-    """Return a request with random values, initial states and weights, which all require gradients."""
+    """Return a request with random values, initial states and weights, which all require
+    gradients.
+    """
     cell, (input_size, hidden_size, proj_size) = CELLS[name], sizes
     states = cell.state_sizes(hidden_size, proj_size)
     host = torch.tensor(lengths, dtype=torch.int64, device="cpu")
     weights = tuple(
-        random_weights(cell.above() if layer else cell, width, hidden_size, bias, device=device, projection=proj_size)
+        random_weights(
+            cell.above() if layer else cell,
+            width,
+            hidden_size,
+            bias,
+            device=device,
+            projection=proj_size,
+        )
         for layer, width in enumerate([input_size, *[directions * states[0]] * (layers - 1)])
         for _ in range(directions)
     )
@@ -71,7 +82,9 @@ def random_request(
         host,
         tuple(
             part.requires_grad_()
-            for part in possible(cell, [randn(layers * directions, len(lengths), size) for size in states])
+            for part in possible(
+                cell, [randn(layers * directions, len(lengths), size) for size in states]
+            )
         ),
         weights,
         layers=layers,
@@ -97,7 +110,11 @@ class Truth(NamedTuple):
 
 def results_of(result: Result) -> list[Tensor]:
     """Return the output, the final states, and the states of every step."""
-    return [part for part in (result.output, *result.state, *chain(*(result.states or ()))) if part is not None]
+    return [
+        part
+        for part in (result.output, *result.state, *chain(*(result.states or ())))
+        if part is not None
+    ]
 
 
 def truth_of(request: Request) -> Truth:
@@ -106,15 +123,25 @@ def truth_of(request: Request) -> Truth:
     return Truth(request, results, weighting, summed_gradients(results, request, weighting))
 
 
-def summed_gradients(results: list[Tensor], request: Request, weighting: list[Tensor]) -> list[Tensor]:
+def summed_gradients(
+    results: list[Tensor], request: Request, weighting: list[Tensor]
+) -> list[Tensor]:
     """Return the gradients of a weighted sum of the results; zeros for an unused leaf."""
-    loss = torch.stack([(part * scale).sum() for part, scale in zip(results, weighting, strict=True)]).sum()
-    return list(torch.autograd.grad(loss, leaves_of(request), allow_unused=True, materialize_grads=True))
+    loss = torch.stack(
+        [(part * scale).sum() for part, scale in zip(results, weighting, strict=True)]
+    ).sum()
+    return list(
+        torch.autograd.grad(loss, leaves_of(request), allow_unused=True, materialize_grads=True)
+    )
 
 
 @cache
-def truth(name: str, lengths: tuple[int, ...], device: torch.device, size: int = 1, **options: Any) -> Truth:
-    """Compute a case once for all schedules, from its own seed; ``size`` is the number of layers and directions."""
+def truth(
+    name: str, lengths: tuple[int, ...], device: torch.device, size: int = 1, **options: Any
+) -> Truth:
+    """Compute a case once for all schedules, from its own seed; ``size`` is the number of layers
+    and directions.
+    """
     torch.manual_seed(zlib.crc32(repr((name, lengths, size, options)).encode()))
     return truth_of(random_request(name, list(lengths), size, size, device=device, **options))
 
@@ -124,29 +151,42 @@ def assert_true(wanted: Truth, schedule: str) -> None:
     results = results_of(BACKEND.run(request, schedule))
     for mine, theirs in zip(results, wanted.results, strict=True):
         assert largest_error(mine, theirs) < 1e-12
-    for mine, theirs in zip(summed_gradients(results, request, wanted.weighting), wanted.gradients, strict=True):
+    for mine, theirs in zip(
+        summed_gradients(results, request, wanted.weighting), wanted.gradients, strict=True
+    ):
         assert largest_error(mine, theirs) < 1e-12
 
 
-# Every cell on every schedule with two layers in two directions; each schedule meets all lists of lengths.
+# Every cell on every schedule with two layers in two directions; each schedule meets all lists of
+# lengths.
 CASES = [(name, schedule, "mixed", 2) for name in CELLS for schedule in SCHEDULES]
 CASES += [
-    (name, schedule, list(LENGTHS)[(place + number) % len(LENGTHS)], 1 + (place + number) // len(LENGTHS) % 2)
+    (
+        name,
+        schedule,
+        list(LENGTHS)[(place + number) % len(LENGTHS)],
+        1 + (place + number) // len(LENGTHS) % 2,
+    )
     for place, name in enumerate(CELLS)
     for number, schedule in enumerate(SCHEDULES)
 ]
 
 
 @pytest.mark.parametrize(("name", "schedule", "lengths", "size"), CASES)
-def test_agrees_with_the_formulas(name: str, schedule: str, lengths: str, size: int, device: torch.device) -> None:
+def test_agrees_with_the_formulas(
+    name: str, schedule: str, lengths: str, size: int, device: torch.device
+) -> None:
     assert_true(truth(name, tuple(LENGTHS[lengths]), device, size), schedule)
 
 
 @pytest.mark.parametrize("schedule", ["masked", "lanes"])
 @pytest.mark.parametrize(
-    ("name", "options"), [*((name, {"bias": False}) for name in CELLS), ("lstm", {"sizes": (3, 4, 2), "bias": False})]
+    ("name", "options"),
+    [*((name, {"bias": False}) for name in CELLS), ("lstm", {"sizes": (3, 4, 2), "bias": False})],
 )
-def test_projection_and_no_bias(name: str, schedule: str, options: dict[str, Any], device: torch.device) -> None:
+def test_projection_and_no_bias(
+    name: str, schedule: str, options: dict[str, Any], device: torch.device
+) -> None:
     assert_true(truth(name, (2, 0, 3, 1), device, 2, **options), schedule)
 
 
@@ -156,15 +196,18 @@ def test_projection_and_no_bias(name: str, schedule: str, options: dict[str, Any
     schedule=st.sampled_from(list(SCHEDULES)),
     seed=st.integers(0, 2**31),
 )
-def test_random_lengths(name: str, lengths: list[int], schedule: str, seed: int, device: torch.device) -> None:
+def test_random_lengths(
+    name: str, lengths: list[int], schedule: str, seed: int, device: torch.device
+) -> None:
     torch.manual_seed(seed)
     assert_true(truth_of(random_request(name, lengths, directions=2, device=device)), schedule)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_padding_cannot_overflow(schedule: str, device: torch.device) -> None:
-    # This state grows tenfold per step: one sequence of 400 steps of zeros makes 400 steps of padding for the other,
-    # whose state would pass float64's largest number there, and its zero gradient would become NaN.
+    # This state grows tenfold per step: one sequence of 400 steps of zeros makes 400 steps of
+    # padding for the other, whose state would pass float64's largest number there, and its zero
+    # gradient would become NaN.
     request = random_request("rnn_relu", [2, 400], bias=False, device=device)
     with torch.no_grad():
         request.weights[0].hidden.copy_(10 * torch.eye(4))
@@ -182,12 +225,17 @@ def _weights_of(request: Request) -> list[Tensor]:
 # Each cell on two schedules: schedules treat all cells alike.
 EACH = pytest.mark.parametrize(
     ("name", "schedule"),
-    [(name, list(SCHEDULES)[(place + more) % len(SCHEDULES)]) for place, name in enumerate(CELLS) for more in (0, 2)],
+    [
+        (name, list(SCHEDULES)[(place + more) % len(SCHEDULES)])
+        for place, name in enumerate(CELLS)
+        for more in (0, 2)
+    ],
 )
 
 
 @pytest.mark.parametrize(
-    ("name", "schedule"), [*((name, "lanes") for name in CELLS), ("lstm", "masked"), ("lstm", "packed")]
+    ("name", "schedule"),
+    [*((name, "lanes") for name in CELLS), ("lstm", "masked"), ("lstm", "packed")],
 )
 def test_differentiable_twice(name: str, schedule: str, device: torch.device) -> None:
     """Second derivatives are those of the formulas."""
@@ -195,7 +243,9 @@ def test_differentiable_twice(name: str, schedule: str, device: torch.device) ->
     leaves, found = leaves_of(request), []
     for result in (BACKEND.run(request, schedule), naive_network(request)):
         parts = [part for part in (result.output, *result.state) if part is not None]
-        first = torch.autograd.grad(squares(parts), leaves, create_graph=True, materialize_grads=True)
+        first = torch.autograd.grad(
+            squares(parts), leaves, create_graph=True, materialize_grads=True
+        )
         found.append(torch.autograd.grad(squares(first), leaves, materialize_grads=True))
     for mine, theirs in zip(*found, strict=True):
         assert largest_error(mine, theirs) < 1e-10
@@ -211,7 +261,10 @@ def test_nan_stays_in_its_sequence(name: str, schedule: str, device: torch.devic
         spoilt = replace(
             request,
             values=torch.where(rows[:, None], request.values, torch.nan).detach().requires_grad_(),
-            state=tuple(torch.where(kept[:, None], s, torch.nan).detach().requires_grad_() for s in request.state),
+            state=tuple(
+                torch.where(kept[:, None], s, torch.nan).detach().requires_grad_()
+                for s in request.state
+            ),
         )
         found = []
         for each in (spoilt, request):
@@ -219,7 +272,9 @@ def test_nan_stays_in_its_sequence(name: str, schedule: str, device: torch.devic
             parts = [result.output[rows], *(part[:, kept] for part in result.state)]
             loss = squares(parts)
             leaves = (each.values, *each.state)
-            by_values, *by_state = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
+            by_values, *by_state = torch.autograd.grad(
+                loss, leaves, allow_unused=True, materialize_grads=True
+            )
             found.append([*parts, by_values[rows], *(part[:, kept] for part in by_state)])
         for mine, wanted in zip(*found, strict=True):
             assert bool(mine.isfinite().all())
@@ -235,7 +290,9 @@ def test_autocast_leaves_float64_alone(name: str, device: torch.device) -> None:
 
 
 @EACH
-def test_weights_get_zeros_where_there_is_no_element(name: str, schedule: str, device: torch.device) -> None:
+def test_weights_get_zeros_where_there_is_no_element(
+    name: str, schedule: str, device: torch.device
+) -> None:
     request = random_request(name, [0, 0], 2, 2, device=device)
     result: Any = BACKEND.run(request, schedule)
     for gradient in torch.autograd.grad(result.output.sum(), _weights_of(request)):
@@ -254,7 +311,8 @@ def test_nothing_given_is_changed(name: str, schedule: str, device: torch.device
 
 
 @pytest.mark.parametrize(
-    ("name", "schedule"), [(name, list(SCHEDULES)[place % len(SCHEDULES)]) for place, name in enumerate(CELLS)]
+    ("name", "schedule"),
+    [(name, list(SCHEDULES)[place % len(SCHEDULES)]) for place, name in enumerate(CELLS)],
 )
 def test_every_cell_on_a_device_without_data(name: str, schedule: str) -> None:
     # Nothing can be read back from the meta device, as nothing may be read back from a GPU.
@@ -262,7 +320,9 @@ def test_every_cell_on_a_device_without_data(name: str, schedule: str) -> None:
     result: Any = BACKEND.run(request, schedule)
     assert (result.output.device.type, result.output.shape) == ("meta", (3, 8))
     assert [part.shape for part in result.state] == [part.shape for part in request.state]
-    assert [part.shape for part in result.states[0]] == [(3, 2 * part.shape[2]) for part in request.state]
+    assert [part.shape for part in result.states[0]] == [
+        (3, 2 * part.shape[2]) for part in request.state
+    ]
     torch.autograd.grad(result.output.sum(), _weights_of(request))
 
 
@@ -282,7 +342,9 @@ def test_nothing_waits_for_a_gpu(name: str, schedule: str, device: torch.device)
 
 @pytest.mark.parametrize("training", [False, True])
 def test_dropout_acts_between_layers_in_training_only(training: bool, device: torch.device) -> None:
-    request = random_request("gru", LENGTHS["mixed"], 2, device=device, dropout=1.0, training=training)
+    request = random_request(
+        "gru", LENGTHS["mixed"], 2, device=device, dropout=1.0, training=training
+    )
     output: Any = BACKEND.run(request, "packed").output
     # The second layer reads zeros if its input is dropped.
     (gradient,) = torch.autograd.grad(output.sum(), request.weights[1].input)

@@ -1,4 +1,6 @@
-"""Programs as Triton kernels, without a GPU: under Triton's interpreter, and compiled for three architectures."""
+"""Programs as Triton kernels, without a GPU: under Triton's interpreter, and compiled for three
+architectures.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ _one = [pytest.param(name, marks=() if name == "rnn_tanh" else slow) for name in
 
 @pytest.fixture(scope="module")
 def script() -> Iterator[Script]:
-    """Run code in a new process, forked after the imports of on_triton, which do not include Triton."""
+    """Run code in a new process, forked after the imports of on_triton, which do not include
+    Triton.
+    """
     with Script("on_triton") as script:
         yield script
 
@@ -46,10 +50,16 @@ def _interpreted(script: Script, *cases: tuple[Any, ...]) -> list[Any]:
 
 @pytest.mark.parametrize(
     ("name", "with_resets"),
-    [pytest.param(*case, marks=() if case in SAMPLE else slow) for case in product(NAMES, (False, True))],
+    [
+        pytest.param(*case, marks=() if case in SAMPLE else slow)
+        for case in product(NAMES, (False, True))
+    ],
 )
-def test_outputs_states_and_gradients_are_those_of_the_reference(script: Script, name: str, with_resets: bool) -> None:
-    """Two directions, lengths 0 and 1, more sequences than a kernel's block has rows, an initial state.
+def test_outputs_states_and_gradients_are_those_of_the_reference(
+    script: Script, name: str, with_resets: bool
+) -> None:
+    """Two directions, lengths 0 and 1, more sequences than a kernel's block has rows, an initial
+    state.
 
     With resets at first and last elements, and several in a sequence.
     """
@@ -58,7 +68,9 @@ def test_outputs_states_and_gradients_are_those_of_the_reference(script: Script,
     assert max(errors) < 2e-5
 
 
-@pytest.mark.parametrize("first", [0, *(pytest.param(number, marks=slow) for number in range(1, 201, 20))])
+@pytest.mark.parametrize(
+    "first", [0, *(pytest.param(number, marks=slow) for number in range(1, 201, 20))]
+)
 def test_printed_random_programs(script: Script, first: int) -> None:
     """Every operation, on operands in several pieces, repeated columns and numbers."""
     count = 20 if first else 1
@@ -91,7 +103,9 @@ def test_bits_do_not_depend_on_the_batch(script: Script, name: str) -> None:
 
 @pytest.mark.parametrize("name", _one)
 def test_a_call_launches_few_kernels_and_waits_for_none(script: Script, name: str) -> None:
-    """Forward: input products, if they are not part of the loop, and the loop; backward: the loop, and products."""
+    """Forward: input products, if they are not part of the loop, and the loop; backward: the loop,
+    and products.
+    """
     ((forward, backward, waits),) = _interpreted(script, ("launches_and_waits", name))
     assert forward <= 2
     assert backward <= 3
@@ -99,12 +113,21 @@ def test_a_call_launches_few_kernels_and_waits_for_none(script: Script, name: st
 
 
 # The passes that are linear in their states: forward and backward.
-_LINEAR = {"mingru": [1, 1], "minlstm": [1, 1], "qrnn": [1, 1], "indrnn_relu": [0, 1], "sru": [0, 1], "lstm": [0, 0]}
+_LINEAR = {
+    "mingru": [1, 1],
+    "minlstm": [1, 1],
+    "qrnn": [1, 1],
+    "indrnn_relu": [0, 1],
+    "sru": [0, 1],
+    "lstm": [0, 0],
+}
 
 
 @slow
 @pytest.mark.parametrize(("name", "passes"), _LINEAR.items())
-def test_passes_that_are_linear_in_their_states_run_chunks(script: Script, name: str, passes: list[int]) -> None:
+def test_passes_that_are_linear_in_their_states_run_chunks(
+    script: Script, name: str, passes: list[int]
+) -> None:
     cases = ("chunked", name), ("launches_and_waits", name, 23), ("differences", name, False)
     counts, (forward, backward, waits), errors = _interpreted(script, *cases)
     assert counts == passes
@@ -118,11 +141,16 @@ def test_passes_that_are_linear_in_their_states_run_chunks(script: Script, name:
 def test_chunks_of_a_batch(lengths: list[int]) -> None:
     """Chunks of two elements of sequences of more than eight; the others are one chunk each."""
     chunks: Any = Places(torch.tensor([0, *lengths]).cumsum(0), sum(lengths), long=8).chunks
-    cut = [[min(2, length - at) for at in range(0, length, 2)] if length > 8 else [length] for length in lengths]
+    cut = [
+        [min(2, length - at) for at in range(0, length, 2)] if length > 8 else [length]
+        for length in lengths
+    ]
     flat = [length for parts in cut for length in parts]
     assert chunks.places.offsets.diff().tolist() == flat + [0] * (len(chunks.owner) - len(flat))
     assert chunks.sequences.offsets.diff().tolist() == [len(parts) for parts in cut]
-    assert chunks.owner.tolist()[: len(flat)] == [index for index, parts in enumerate(cut) for _ in parts]
+    assert chunks.owner.tolist()[: len(flat)] == [
+        index for index, parts in enumerate(cut) for _ in parts
+    ]
     states = torch.arange(1.0, 1 + len(lengths)).unsqueeze(1)
     for ascending in (True, False):
         begin = chunks.begin(states, ascending)
@@ -147,16 +175,22 @@ def test_batches_without_chunks() -> None:
     assert Places(offsets, 5000, offsets.diff()).chunks is None
 
 
-@pytest.mark.parametrize("first", [0, *(pytest.param(number, marks=slow) for number in range(1, 61, 20))])
+@pytest.mark.parametrize(
+    "first", [0, *(pytest.param(number, marks=slow) for number in range(1, 61, 20))]
+)
 def test_random_linear_programs_in_chunks(script: Script, first: int) -> None:
     count = 20 if first else 1
-    errors = _interpreted(script, *[("of_a_linear_program", seed) for seed in range(first, first + count)])
+    errors = _interpreted(
+        script, *[("of_a_linear_program", seed) for seed in range(first, first + count)]
+    )
     assert max(map(max, errors)) < 1e-5
 
 
 @pytest.mark.parametrize("ascending", [True, False])
 def test_factors_of_a_chunk_that_overflow(script: Script, ascending: bool) -> None:
-    """Zeros stay zeros, with their sign in the first chunk; another state becomes infinite or NaN, and stays it."""
+    """Zeros stay zeros, with their sign in the first chunk; another state becomes infinite or NaN,
+    and stays it.
+    """
     turn = 1 if ascending else -1
     factors = [1.0] * 5 + [1e20] * 5 + [1e20, 1e20, 0.0, 1.0, 1.0] + [1.0] * 10
     zeros, below, grown = _interpreted(
@@ -173,14 +207,18 @@ def test_the_comparison_before_the_first_use(script: Script, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", _one)
-def test_a_prepared_layer_compares_and_compiles_nothing_in_a_call(script: Script, name: str) -> None:
+def test_a_prepared_layer_compares_and_compiles_nothing_in_a_call(
+    script: Script, name: str
+) -> None:
     ((compared, kernels, *later),) = _interpreted(script, ("prepared", name))
     assert compared == 2  # with and without resets
     assert kernels > 4
     assert later == [0, 0]
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name == "indrnn_tanh" else slow) for name in NAMES])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "indrnn_tanh" else slow) for name in NAMES]
+)
 def test_a_second_call_launches_the_kernels_of_the_first(script: Script, name: str) -> None:
     """Without Triton's lookup, and with the same arguments, of a driver without a GPU."""
     first, second = _run(script, f"launched({name!r})")
@@ -189,7 +227,9 @@ def test_a_second_call_launches_the_kernels_of_the_first(script: Script, name: s
 
 
 @pytest.mark.parametrize(("name", "steps"), [("indrnn_tanh", 4), ("minlstm", 2)])
-def test_a_pass_of_an_elementwise_loop_loads_its_inputs_first(script: Script, name: str, steps: int) -> None:
+def test_a_pass_of_an_elementwise_loop_loads_its_inputs_first(
+    script: Script, name: str, steps: int
+) -> None:
     passed, loads, late = _run(script, f"loads({name!r})")
     assert passed == steps
     assert loads >= steps
@@ -198,9 +238,15 @@ def test_a_pass_of_an_elementwise_loop_loads_its_inputs_first(script: Script, na
 
 # With resets in the sample: the larger kernels.
 @pytest.mark.parametrize("with_resets", [True, pytest.param(False, marks=slow)])
-@pytest.mark.parametrize("architecture", [90, *(pytest.param(number, marks=slow) for number in (80, 100))])
-@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name == "gru" else slow) for name in NAMES])
-def test_registers_and_shared_memory_suffice(script: Script, name: str, architecture: int, with_resets: bool) -> None:
+@pytest.mark.parametrize(
+    "architecture", [90, *(pytest.param(number, marks=slow) for number in (80, 100))]
+)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "gru" else slow) for name in NAMES]
+)
+def test_registers_and_shared_memory_suffice(
+    script: Script, name: str, architecture: int, with_resets: bool
+) -> None:
     found = _run(script, f"compiled([{name!r}], [{architecture}], 128, with_resets={with_resets})")
     assert len(found) >= 2  # forward and backward, and of chunks
     for registers, spilled, shared in found.values():

@@ -1,4 +1,6 @@
-"""Installations and systems on which the kernels cannot run, or run with the threads of other libraries."""
+"""Installations and systems on which the kernels cannot run, or run with the threads of other
+libraries.
+"""
 
 from __future__ import annotations
 
@@ -51,16 +53,26 @@ def check_answers() -> str:
 @pytest.mark.parametrize(
     ("error", "fix"),
     [
-        ("libgomp.so.1: cannot open shared object file: No such file or directory", "Install the OpenMP runtime"),
-        ("Error loading shared library ld-linux-x86-64.so.2: No such file or directory", "Reinstall raglane"),  # musl's
+        (
+            "libgomp.so.1: cannot open shared object file: No such file or directory",
+            "Install the OpenMP runtime",
+        ),
+        (
+            "Error loading shared library ld-linux-x86-64.so.2: No such file or directory",
+            "Reinstall raglane",
+        ),  # musl's
     ],
 )
-def test_explain_states_why_the_library_cannot_be_loaded(error: str, fix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_explain_states_why_the_library_cannot_be_loaded(
+    error: str, fix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("ctypes.CDLL", Mock(side_effect=OSError(error)))
     monkeypatch.setattr(native, "location", lambda: Path("libraglane_cpu.so"))
     with pytest.warns(RuntimeWarning, match="Layers run on PyTorch's kernels, slower"):
         explained = check_answers()
-    assert explained.startswith("backend torch, schedule packed: auto takes the fastest backend that runs this; ")
+    assert explained.startswith(
+        "backend torch, schedule packed: auto takes the fastest backend that runs this; "
+    )
     assert explained.count(f"the cpu kernels cannot be loaded: {error}. {fix}") == 1
     assert "\n" not in explained
 
@@ -74,8 +86,12 @@ def test_a_damaged_library_is_not_loaded(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @needs_kernels
-@pytest.mark.parametrize("changed", [{"ABI": -1}, {"location": lambda: OF_TORCH / "libc10.so"}], ids=["old", "other"])
-def test_another_library_of_that_name_is_not_used(changed: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "changed", [{"ABI": -1}, {"location": lambda: OF_TORCH / "libc10.so"}], ids=["old", "other"]
+)
+def test_another_library_of_that_name_is_not_used(
+    changed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, value in changed.items():
         monkeypatch.setattr(native, name, value)
     explained = check_answers()
@@ -84,7 +100,9 @@ def test_another_library_of_that_name_is_not_used(changed: dict[str, Any], monke
 
 
 @needs_kernels
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="on ARM the portable code has vector instructions")
+@pytest.mark.skipif(
+    platform.machine() != "x86_64", reason="on ARM the portable code has vector instructions"
+)
 def test_an_unknown_processor_runs_portable_code(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "_numbers", lambda _: {"portable": 0})
     explained = check_answers()
@@ -138,7 +156,10 @@ def test_the_kernels_use_the_threads_of_torch(order: tuple[str, ...]) -> None:
 
 def _printed(code: str, **environment: str) -> str:
     found = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, env={**os.environ, **environment}
+        [sys.executable, "-W", "ignore", "-c", code],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment},
     )
     assert found.returncode == 0, found.stderr
     return found.stdout

@@ -16,7 +16,15 @@ import pytest
 import torch
 
 import raglane as rl
-from cpu_networks import ELEMENTWISE_CELLS, LIBRARY, MATRIX_CELLS, TOLERANCE, assert_close, truth, with_gradients
+from cpu_networks import (
+    ELEMENTWISE_CELLS,
+    LIBRARY,
+    MATRIX_CELLS,
+    TOLERANCE,
+    assert_close,
+    truth,
+    with_gradients,
+)
 from guarded import chosen_library
 from raglane.kernels.cpu.backend import BACKEND
 from raglane.native import library
@@ -43,12 +51,23 @@ def test_memory_is_given_again_and_only_when_nothing_refers_to_it() -> None:
         part = library.empty(LIKE, draw.randrange(LEAST, 3 * LEAST)).fill_(number)
         again += part.data_ptr() in seen
         seen.add(part.data_ptr())
-        views = [part, part[5:], part.detach(), part.view(1, -1), part.untyped_storage(), part.numpy()]
+        views = [
+            part,
+            part[5:],
+            part.detach(),
+            part.view(1, -1),
+            part.untyped_storage(),
+            part.numpy(),
+        ]
         held.append((draw.choice(views), number))
         del part, views
         if len(held) > 3:
             one, its = held.pop(draw.randrange(len(held)))
-            numbers = torch.empty(0).set_(one) if isinstance(one, torch.UntypedStorage) else torch.as_tensor(one)
+            numbers = (
+                torch.empty(0).set_(one)
+                if isinstance(one, torch.UntypedStorage)
+                else torch.as_tensor(one)
+            )
             assert (numbers.view(-1)[: LEAST - 5] == its).all(), its
     assert again > 30
 
@@ -60,7 +79,12 @@ def test_an_unused_block_is_replaced() -> None:
 
     def is_mapped(address: int) -> bool:
         return bool(
-            libc.mincore(ctypes.c_void_p(address), ctypes.c_size_t(mmap.PAGESIZE), ctypes.create_string_buffer(1)) == 0
+            libc.mincore(
+                ctypes.c_void_p(address),
+                ctypes.c_size_t(mmap.PAGESIZE),
+                ctypes.create_string_buffer(1),
+            )
+            == 0
         )
 
     first, second = [library.empty(LIKE, LEAST).data_ptr() for _ in range(2)]
@@ -77,7 +101,9 @@ def test_threads_share_nothing_at_a_time() -> None:
     def work(number: int) -> None:
         for _ in range(30):
             parts = [library.empty(LIKE, LEAST + number).fill_(sign * number) for sign in (1, -1)]
-            if not all((part == sign * number).all() for part, sign in zip(parts, (1, -1), strict=True)):
+            if not all(
+                (part == sign * number).all() for part, sign in zip(parts, (1, -1), strict=True)
+            ):
                 wrong.append(number)
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(1, 5)]

@@ -1,4 +1,6 @@
-"""The shared library of the cpu kernels: where the system cannot map it, its structs, and its facts about cells."""
+"""The shared library of the cpu kernels: where the system cannot map it, its structs, and its facts
+about cells.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ print(reason, rl.explain(ours, batch).backend)
 
 @needs_kernels
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of the address space are Linux's")
-def test_a_library_that_cannot_be_mapped_is_one_warning_and_torch_runs_the_layers(script: Script) -> None:
+def test_a_library_that_cannot_be_mapped_is_one_warning_and_torch_runs_the_layers(
+    script: Script,
+) -> None:
     found = script(CODE)
     assert found.returncode == 0, found.stderr
     assert found.stdout.startswith("the cpu kernels cannot be loaded: ")
@@ -94,7 +98,10 @@ def test_facts_match_the_cells() -> None:
         assert cell.is_elementwise == (spec.weights_type is ElementwiseWeights), name
         assert (cell.gates, 1 + cell.has_c) == (len(spec.gates), len(spec.states)), name
         gates, biases = (2 * cell.gates,), (2 * cell.biases,)
-        recurrent, skip = (2 * cell.factors,) if cell.factors else None, (2, 5) if cell.skips else None
+        recurrent, skip = (
+            (2 * cell.factors,) if cell.factors else None,
+            (2, 5) if cell.skips else None,
+        )
         rest = [recurrent, biases, skip] if cell.is_elementwise else [(*gates, 2), biases, biases]
         assert list(spec.shapes(5, 2).values())[:4] == [(*gates, 5), *rest], name
 

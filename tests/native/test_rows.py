@@ -19,19 +19,25 @@ LENGTHS = [[3, 0, 5, 5, 1], [0, 0], [4], [1] * 7, [2, 9, 0, 4] * 30]
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.bool]
 
 
-def _padded(lengths: list[int], batch_first: bool, features: int = 3, dtype: torch.dtype = torch.float64) -> Tensor:
+def _padded(
+    lengths: list[int], batch_first: bool, features: int = 3, dtype: torch.dtype = torch.float64
+) -> Tensor:
     """Random numbers, padding included, on two more steps than needed."""
     steps = max(lengths) + 2
     shape = (len(lengths), steps) if batch_first else (steps, len(lengths))
     return torch.randn(*shape, features).to(dtype)
 
 
-def _pack(lengths: list[int], dtype: torch.dtype = torch.float64, features: int = 3) -> PackedSequence:
+def _pack(
+    lengths: list[int], dtype: torch.dtype = torch.float64, features: int = 3
+) -> PackedSequence:
     """Random numbers; empty sequences come last in the order, where the pack leaves them out."""
     order = sorted(range(len(lengths)), key=lambda b: -lengths[b])
     sizes = [sum(length > step for length in lengths) for step in range(max(lengths))]
     return PackedSequence(
-        torch.randn(sum(lengths), features).to(dtype), torch.tensor(sizes, dtype=torch.int64), torch.tensor(order)
+        torch.randn(sum(lengths), features).to(dtype),
+        torch.tensor(sizes, dtype=torch.int64),
+        torch.tensor(order),
     )
 
 
@@ -43,7 +49,9 @@ def by_arithmetic() -> Any:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("batch_first", [False, True])
 @pytest.mark.parametrize("lengths", LENGTHS)
-def test_a_padded_tensor_there_and_back(lengths: list[int], batch_first: bool, dtype: torch.dtype) -> None:
+def test_a_padded_tensor_there_and_back(
+    lengths: list[int], batch_first: bool, dtype: torch.dtype
+) -> None:
     given = torch.tensor(lengths)
     padded = _padded(lengths, batch_first, dtype=dtype)
     values, layout = rows.flatten_padded(padded, given, batch_first) or pytest.fail("not taken")
@@ -74,12 +82,16 @@ def test_a_pack_there_and_back(lengths: list[int], dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_large_batches_are_divided_among_threads(threads: int, any_threads: Callable[[int], None]) -> None:
+def test_large_batches_are_divided_among_threads(
+    threads: int, any_threads: Callable[[int], None]
+) -> None:
     lengths = torch.randint(0, 60, (200,))
     any_threads(threads)
     for batch_first in (False, True):
         padded = _padded(lengths.tolist(), batch_first, 130)
-        values, layout = rows.flatten_padded(padded, lengths, batch_first) or pytest.fail("not taken")
+        values, layout = rows.flatten_padded(padded, lengths, batch_first) or pytest.fail(
+            "not taken"
+        )
         steps = padded.shape[1 if batch_first else 0]
         with by_arithmetic():
             assert values.equal(convert.flatten_padded(padded, lengths, batch_first).values)
@@ -112,7 +124,9 @@ def test_packs_of_lazy_signs() -> None:
     packed = _pack([3, 0, 5, 1])
     data = torch.complex(packed.data, 1 + packed.data)
     for change in (torch._neg_view, torch.conj):
-        values, layout = rows.flatten_packed(packed._replace(data=change(data))) or pytest.fail("not taken")
+        values, layout = rows.flatten_packed(packed._replace(data=change(data))) or pytest.fail(
+            "not taken"
+        )
         assert layout.from_flat(change(values)).equal(data)
         assert layout.from_flat(values).equal(change(data).resolve_conj().resolve_neg())
 
@@ -179,7 +193,8 @@ def test_sequences_of_one_length_that_change_places_after_the_call() -> None:
 def test_a_plan_that_changes_reaches_no_memory() -> None:
     for values, layout in (
         rows.flatten_packed(_pack([3, 0, 5, 1])) or pytest.fail("not taken"),
-        rows.flatten_padded(_padded([3, 2], False), torch.tensor([3, 2]), False) or pytest.fail("not taken"),
+        rows.flatten_padded(_padded([3, 2], False), torch.tensor([3, 2]), False)
+        or pytest.fail("not taken"),
     ):
         for place in range(len(layout.plan)):
             for number in (-1, 1 << 40, -(1 << 63), (1 << 63) - 1):
@@ -206,11 +221,16 @@ def test_a_plan_that_changes_reaches_no_memory() -> None:
         ([3, 2, 1], [0, 1]),
     ],
 )
-def test_packs_whose_parts_do_not_fit_reach_no_memory(sizes: list[int], order: list[int] | None) -> None:
+def test_packs_whose_parts_do_not_fit_reach_no_memory(
+    sizes: list[int], order: list[int] | None
+) -> None:
     packed = PackedSequence(torch.randn(6, 2), torch.tensor([3, 2, 1]), torch.tensor([2, 0, 1]))
     indices: Any = None if order is None else torch.tensor(order)
     changed = packed._replace(batch_sizes=torch.tensor(sizes), sorted_indices=indices)
-    assert rows.flatten_packed(changed if order else changed._replace(unsorted_indices=indices)) is None
+    assert (
+        rows.flatten_packed(changed if order else changed._replace(unsorted_indices=indices))
+        is None
+    )
     assert rows.flatten_packed(packed) is not None
     apart = torch.tensor([[2, 1], [0, 9], [1, 9]])[:, 0]
     assert rows.flatten_packed(packed._replace(sorted_indices=apart)) is None

@@ -1,4 +1,6 @@
-"""``rl.nn.Recurrent`` compared with a naive loop and with torch's layers, its calls, and as a module."""
+"""``rl.nn.Recurrent`` compared with a naive loop and with torch's layers, its calls, and as a
+module.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,11 @@ def test_an_instance(cell: Any) -> None:
 
 def test_weights_that_pruning_computes() -> None:
     """A hook of the cell's call computes them, also from weights that were changed or loaded."""
-    layer, (x,), h = rl.nn.Recurrent(nn.GRUCell, D, H).double(), sequences_of([5], (D,)), torch.zeros(H).double()
+    layer, (x,), h = (
+        rl.nn.Recurrent(nn.GRUCell, D, H).double(),
+        sequences_of([5], (D,)),
+        torch.zeros(H).double(),
+    )
     cell: Any = prune.l1_unstructured(layer.cells[0], "weight_hh", 0.5)
     with torch.no_grad():
         cell.weight_hh_orig.mul_(2)
@@ -80,7 +86,10 @@ def test_gradients_of_gradients(cell: Any) -> None:
     parameters = dict(layer.named_parameters())
 
     def function(values: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
-        own, batch = dict(zip(parameters, weights, strict=True)), rl.Ragged.from_flat(values, lengths=[2, 0, 1])
+        own, batch = (
+            dict(zip(parameters, weights, strict=True)),
+            rl.Ragged.from_flat(values, lengths=[2, 0, 1]),
+        )
         return tuple(results_of(torch.func.functional_call(layer, own, (batch,))))
 
     values = torch.randn(3, D, dtype=torch.float64, requires_grad=True)
@@ -93,7 +102,9 @@ def test_gradients_of_gradients(cell: Any) -> None:
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("cell", [Leaky, Whole])
 def test_a_nan_stays_in_its_sequence(cell: Any, schedule: str) -> None:
-    assert_nan_stays_in_its_sequence(rl.nn.Recurrent(cell, D, H, num_layers=2, bidirectional=True, schedule=schedule))
+    assert_nan_stays_in_its_sequence(
+        rl.nn.Recurrent(cell, D, H, num_layers=2, bidirectional=True, schedule=schedule)
+    )
 
 
 @pytest.mark.parametrize("backend", ["auto", "reference"])
@@ -111,7 +122,9 @@ def test_a_step_may_change_its_arguments_in_place(backend: str) -> None:
     values, hx = torch.ones(4, 4), torch.zeros(1, 2, 4)
     for recorded in (False, True):
         given = values.clone().requires_grad_(recorded), hx.clone().requires_grad_(recorded)
-        out, state = rl.nn.Recurrent(Over(), backend=backend)(rl.Ragged.from_flat(given[0], lengths=[3, 1]), given[1])
+        out, state = rl.nn.Recurrent(Over(), backend=backend)(
+            rl.Ragged.from_flat(given[0], lengths=[3, 1]), given[1]
+        )
         assert out.values[:, 0].tolist() == [3.0, 4.5, 5.25, 3.0]
         assert state[0, :, 0].tolist() == [5.25, 3.0]
         assert torch.equal(given[0], values)
@@ -126,7 +139,11 @@ TORCHS: list[tuple[Any, Any]] = [(nn.LSTMCell, nn.LSTM), (nn.GRUCell, nn.GRU), (
 @pytest.mark.parametrize(("cell", "theirs"), TORCHS)
 def test_torchs_cells_are_torchs_layers(cell: Any, theirs: Any, both: bool, bias: bool) -> None:
     layer: Any = rl.nn.Recurrent(
-        lambda *sizes: cell(*sizes, bias=bias, dtype=torch.float64), D, H, num_layers=2, bidirectional=both
+        lambda *sizes: cell(*sizes, bias=bias, dtype=torch.float64),
+        D,
+        H,
+        num_layers=2,
+        bidirectional=both,
     )
     other: Any = theirs(D, H, 2, bias=bias, bidirectional=both, dtype=torch.float64)
     suffixes = [f"_l{depth}{side}" for depth in range(2) for side in ("", "_reverse")[: 1 + both]]
@@ -155,14 +172,19 @@ def test_torchs_cells_run_on_the_fast_kernels(cell: Any, theirs: Any) -> None:
     assert fastest == ("torch" if missing_kernels() else "cpu")
     assert rl.explain(rl.nn.Recurrent(cell, D, H), batch).backend == fastest
     assert rl.explain(rl.nn.Recurrent(cell(D, H)), batch).backend == fastest
-    assert rl.explain(rl.nn.Recurrent({nn.LSTMCell: Moved}.get(cell, Halved), D, H), batch).backend == "reference"
+    assert (
+        rl.explain(rl.nn.Recurrent({nn.LSTMCell: Moved}.get(cell, Halved), D, H), batch).backend
+        == "reference"
+    )
 
 
 def test_torchs_cells_can_be_regularised() -> None:
     options: dict[str, Any] = {"zoneout": (0.1, 0.2), "state_dropout": 0.3, "weight_dropout": 0.2}
     layer = rl.nn.Recurrent(nn.LSTMCell(D, H, dtype=torch.float64), **options)
     other = rl.nn.LSTM(D, H, dtype=torch.float64, **options)
-    other.load_state_dict({f"{key.removeprefix('cells.0.')}_l0": value for key, value in layer.state_dict().items()})
+    other.load_state_dict(
+        {f"{key.removeprefix('cells.0.')}_l0": value for key, value in layer.state_dict().items()}
+    )
     batch, seen = a_batch(), []
     for network in (layer, other):
         torch.manual_seed(3)
@@ -173,7 +195,9 @@ def test_torchs_cells_can_be_regularised() -> None:
 @pytest.mark.parametrize("first", [False, True])
 @pytest.mark.parametrize("cell", [Leaky, Whole])
 def test_every_kind_of_input(cell: Any, first: bool) -> None:
-    assert_same_for_every_input(rl.nn.Recurrent(cell, D, H, num_layers=2, bidirectional=True, batch_first=first))
+    assert_same_for_every_input(
+        rl.nn.Recurrent(cell, D, H, num_layers=2, bidirectional=True, batch_first=first)
+    )
 
 
 def test_summary() -> None:
@@ -184,7 +208,10 @@ def test_summary() -> None:
     expected = torch.cat([out.last()[:, :size], out.first()[:, size:]], 1)
     assert_same([layer.summary(out, state)], [expected])
     assert not expected[1].any()
-    assert_same([layer.summary(*layer(batch.to_packed())), layer.summary(*layer(batch[2]))], [expected, expected[2]])
+    assert_same(
+        [layer.summary(*layer(batch.to_packed())), layer.summary(*layer(batch[2]))],
+        [expected, expected[2]],
+    )
     padded, told = batch.to_padded(batch_first=False)
     for wrong, says in (
         (layer(padded, lengths=told), "a padded tensor"),
@@ -221,7 +248,9 @@ def test_no_output_keeps_no_output() -> None:
 
 def test_names_of_parameters() -> None:
     layer = rl.nn.Recurrent(Leaky, D, H, num_layers=2, bidirectional=True)
-    assert list(layer.state_dict()) == [f"cells.{i}.linear.{part}" for i in range(4) for part in ("weight", "bias")]
+    assert list(layer.state_dict()) == [
+        f"cells.{i}.linear.{part}" for i in range(4) for part in ("weight", "bias")
+    ]
     whole = rl.nn.Recurrent(Whole, D, H, initial_state="learned")
     names = [name for name, _ in whole.named_parameters() if name.startswith("initial")]
     assert names == ["initial_state_0", "initial_state_1"]
@@ -271,13 +300,20 @@ def test_autocast(lengths: list[int], device: torch.device) -> None:
 # torch.compile reads every tensor's .grad and suppresses the warning, unless it is an error.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 def test_a_compiled_model() -> None:
-    """A step that is no program, here for its atan, runs outside of the graphs: no number of steps is compiled."""
+    """A step that is no program, here for its atan, runs outside of the graphs: no number of steps
+    is compiled.
+    """
     model = rl.nn.Recurrent(Leaky, D, H, num_layers=2, bidirectional=True).float()
     counter = torch._dynamo.testing.CompileCounterWithBackend("eager")
     compiled = torch.compile(model, backend=counter)
     compiled_by: list[int] = []
-    # After the second batch, torch.compile knows which sizes vary; it compiles again only for sizes of 0 and 1.
-    for counts in ([2, 4], [3, 0, 1, 5], *([(i * k) % 7 + k % 2 for k in range(1, 4 + i % 3)] for i in range(2, 11))):
+    # After the second batch, torch.compile knows which sizes vary; it compiles again only for sizes
+    # of 0 and 1.
+    for counts in (
+        [2, 4],
+        [3, 0, 1, 5],
+        *([(i * k) % 7 + k % 2 for k in range(1, 4 + i % 3)] for i in range(2, 11)),
+    ):
         batch = a_batch(counts, torch.float32)
         seen = []
         for network in (compiled, model):
@@ -299,16 +335,44 @@ def cell_with(**members: Any) -> Any:
 @pytest.mark.parametrize(
     ("cell", "kind", "says"),
     [
-        (nn.Linear, ArgumentTypeError, r"cell must .*Linear without step\(x_t, state\), input_size, hidden_size"),
+        (
+            nn.Linear,
+            ArgumentTypeError,
+            r"cell must .*Linear without step\(x_t, state\), input_size, hidden_size",
+        ),
         (nn.LSTM, ArgumentTypeError, "cell must be .*a layer runs whole sequences.*, got a LSTM"),
         (lambda *_: 3, ArgumentTypeError, "cell must be .*got a int without"),
-        (lambda i, h: Leaky(i, h + 1), ArgumentError, "=4.*, got a function that returns a Leaky with hidden_size=5"),
-        (cell_with(step=None), ArgumentTypeError, r"cell must be .*got a Wrong without step\(x_t, state\)"),
-        (cell_with(initial_state=torch.zeros(4)), ArgumentTypeError, "initial_state must be a method.*, got a Tensor"),
-        (lambda size: Leaky(size, H), ArgumentTypeError, r"\(input_size, hidden_size\).*got <lambda>\(size\), with"),
+        (
+            lambda i, h: Leaky(i, h + 1),
+            ArgumentError,
+            "=4.*, got a function that returns a Leaky with hidden_size=5",
+        ),
+        (
+            cell_with(step=None),
+            ArgumentTypeError,
+            r"cell must be .*got a Wrong without step\(x_t, state\)",
+        ),
+        (
+            cell_with(initial_state=torch.zeros(4)),
+            ArgumentTypeError,
+            "initial_state must be a method.*, got a Tensor",
+        ),
+        (
+            lambda size: Leaky(size, H),
+            ArgumentTypeError,
+            r"\(input_size, hidden_size\).*got <lambda>\(size\), with",
+        ),
         (cell_with(output_size=0), ArgumentError, r"Wrong.output_size must be .*got 0"),
-        (cell_with(initial_state=lambda *_: None), ArgumentTypeError, r"initial_state\(1\) must be .*got a NoneType"),
-        (cell_with(initial_state=lambda *_: torch.zeros(9, H)), ArgumentTypeError, r"got shape \(9, 4\)"),
+        (
+            cell_with(initial_state=lambda *_: None),
+            ArgumentTypeError,
+            r"initial_state\(1\) must be .*got a NoneType",
+        ),
+        (
+            cell_with(initial_state=lambda *_: torch.zeros(9, H)),
+            ArgumentTypeError,
+            r"got shape \(9, 4\)",
+        ),
     ],
 )
 def test_no_cell(cell: Any, kind: type[Exception], says: str) -> None:
@@ -320,10 +384,19 @@ def test_no_cell(cell: Any, kind: type[Exception], says: str) -> None:
     ("make", "says"),
     [
         (lambda: rl.nn.Recurrent(Leaky), "input_size must be .*got None"),
-        (lambda: rl.nn.Recurrent(Leaky(D, H), num_layers=2), "cell must be .*got a module, with num_layers=2"),
-        (lambda: rl.nn.Recurrent(Leaky(D, H), 5), "input_size must be the cell's input_size, 3.*, got 5"),
+        (
+            lambda: rl.nn.Recurrent(Leaky(D, H), num_layers=2),
+            "cell must be .*got a module, with num_layers=2",
+        ),
+        (
+            lambda: rl.nn.Recurrent(Leaky(D, H), 5),
+            "input_size must be the cell's input_size, 3.*, got 5",
+        ),
         (lambda: rl.nn.Recurrent(Leaky, D, H, num_layers=0), "num_layers must be .*got 0"),
-        (lambda: rl.nn.Recurrent(Leaky, D, H, zoneout=0.1), "zoneout must be .*a user-defined cell.*, got 0.1"),
+        (
+            lambda: rl.nn.Recurrent(Leaky, D, H, zoneout=0.1),
+            "zoneout must be .*a user-defined cell.*, got 0.1",
+        ),
     ],
 )
 def test_arguments_that_do_not_fit(make: Any, says: str) -> None:
@@ -334,14 +407,42 @@ def test_arguments_that_do_not_fit(make: Any, says: str) -> None:
 @pytest.mark.parametrize(
     ("members", "kind", "says"),
     [
-        ({"step": lambda *_: None}, ArgumentTypeError, r"Wrong.step must be .*a pair.*, got a NoneType"),
-        ({"step": lambda _, x, s: (x, s)}, ShapeError, r"step: output must be .*\(3, 4\).*, got shape \(3, 3\)"),
-        ({"step": lambda _self, _x, s: (s.mean(0, True), s)}, ShapeError, r"must be .*one row.*, got shape \(1, 4\)"),
-        ({"step": lambda _self, _x, s: (s, (s, s))}, ShapeError, r"state must be .*a tensor of shape.*, got a tuple"),
+        (
+            {"step": lambda *_: None},
+            ArgumentTypeError,
+            r"Wrong.step must be .*a pair.*, got a NoneType",
+        ),
+        (
+            {"step": lambda _, x, s: (x, s)},
+            ShapeError,
+            r"step: output must be .*\(3, 4\).*, got shape \(3, 3\)",
+        ),
+        (
+            {"step": lambda _self, _x, s: (s.mean(0, True), s)},
+            ShapeError,
+            r"must be .*one row.*, got shape \(1, 4\)",
+        ),
+        (
+            {"step": lambda _self, _x, s: (s, (s, s))},
+            ShapeError,
+            r"state must be .*a tensor of shape.*, got a tuple",
+        ),
         ({"step": lambda _self, _x, s: s.h}, AttributeError, "has no attribute 'h'"),
-        ({"prepare": lambda _self, v, _: v[:2]}, ShapeError, r"prepare must be .*one row per.*, got shape \(2, 3\)"),
-        ({"prepare": lambda _self, v, _offsets: v.long()}, ArgumentTypeError, r"prepare must be .*got torch.int64"),
-        ({"step": lambda _self, _x, s: (s, s > 0)}, ArgumentTypeError, r"step: state must be .*got torch.bool"),
+        (
+            {"prepare": lambda _self, v, _: v[:2]},
+            ShapeError,
+            r"prepare must be .*one row per.*, got shape \(2, 3\)",
+        ),
+        (
+            {"prepare": lambda _self, v, _offsets: v.long()},
+            ArgumentTypeError,
+            r"prepare must be .*got torch.int64",
+        ),
+        (
+            {"step": lambda _self, _x, s: (s, s > 0)},
+            ArgumentTypeError,
+            r"step: state must be .*got torch.bool",
+        ),
         (
             {
                 "initial_state": lambda _, n: (torch.zeros(n, H, dtype=torch.float64),) * 2,
@@ -350,7 +451,11 @@ def test_arguments_that_do_not_fit(make: Any, says: str) -> None:
             ShapeError,
             r"Wrong.step: state must be 2 tensors.*, got 1 tensors",
         ),
-        ({"initial_state": lambda _, n: torch.zeros(n, H)}, ShapeError, "must be .*torch.float64.*, got torch.float32"),
+        (
+            {"initial_state": lambda _, n: torch.zeros(n, H)},
+            ShapeError,
+            "must be .*torch.float64.*, got torch.float32",
+        ),
     ],
 )
 def test_wrong_cells(members: dict[str, Any], kind: type[Exception], says: str) -> None:
@@ -358,4 +463,6 @@ def test_wrong_cells(members: dict[str, Any], kind: type[Exception], says: str) 
     with pytest.raises(kind, match=says) as caught:
         layer(a_batch([3, 2, 4]))
     assert caught.value.__cause__ is None
-    assert ("initial_state" in str(getattr(caught.value, "__notes__", ""))) == (kind is AttributeError)
+    assert ("initial_state" in str(getattr(caught.value, "__notes__", ""))) == (
+        kind is AttributeError
+    )

@@ -29,8 +29,14 @@ class Decaying(nn.Module):
 
     def __init__(self, input_size: int, hidden_size: int) -> None:
         super().__init__()
-        self.input_size, self.hidden_size, self.output_size = input_size, hidden_size, hidden_size + 2
-        self.linear = weight_norm(nn.Linear(input_size + hidden_size, hidden_size, dtype=torch.float64))
+        self.input_size, self.hidden_size, self.output_size = (
+            input_size,
+            hidden_size,
+            hidden_size + 2,
+        )
+        self.linear = weight_norm(
+            nn.Linear(input_size + hidden_size, hidden_size, dtype=torch.float64)
+        )
         self.twin = nn.Linear(2, 2, dtype=torch.float64)
         self.twin.weight = self.again = nn.Parameter(torch.randn(2, 2, dtype=torch.float64))
         self.register_buffer("scale", torch.full((hidden_size,), 0.7, dtype=torch.float64))
@@ -67,7 +73,10 @@ def results(layer: Any, kind: str, seed: int) -> list[Tensor]:
     """Outputs, states and gradients for a random batch."""
     torch.manual_seed(seed)
     count, steps = (int(size) for size in torch.randint(2, 9, (2,)))
-    lengths, padded = torch.randint(0, steps + 1, (count,)), torch.randn(count, steps, D, dtype=torch.float64)
+    lengths, padded = (
+        torch.randint(0, steps + 1, (count,)),
+        torch.randn(count, steps, D, dtype=torch.float64),
+    )
     lengths[0] = steps
     padded.requires_grad_()
     given = rl.Ragged.from_padded(padded, lengths) if kind == "Ragged" else padded
@@ -81,7 +90,9 @@ def results(layer: Any, kind: str, seed: int) -> list[Tensor]:
 
 
 def assert_alike(one: Any, other: Any, kind: str = "Ragged", seed: int = 0) -> None:
-    torch.testing.assert_close(results(one, kind, seed), results(other, kind, seed), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(
+        results(one, kind, seed), results(other, kind, seed), rtol=1e-9, atol=1e-9
+    )
 
 
 @pytest.mark.parametrize("kind", ["Ragged", "padded"])
@@ -93,7 +104,8 @@ def test_one_graph_in_inference_and_in_training(kind: str) -> None:
         with torch.set_grad_enabled(is_training):
             for seed in range(3):
                 assert_alike(twin, layer, kind, seed)
-        # One for the first sizes, one for most others, and those for sizes that torch handles separately.
+        # One for the first sizes, one for most others, and those for sizes that torch handles
+        # separately.
         assert 1 <= counter.frame_count - before <= 4
 
 
@@ -103,12 +115,17 @@ def test_results_have_the_strides_of_graphs() -> None:
     results(compiled(layer)[0], "Ragged", 0)
     (name,) = (name for name, own in modules._registered.items() if own.module() is layer.cells[0])
     states = [torch.randn(size, 3, dtype=torch.float64).t() for size in (H, 2)]
-    grads = [torch.randn(rows, size, dtype=torch.float64) for rows, size in ((7, H + 2), (3, H), (3, 2))]
+    grads = [
+        torch.randn(rows, size, dtype=torch.float64) for rows, size in ((7, H + 2), (3, H), (3, 2))
+    ]
     weights = [*layer.cells[0].parameters(), *layer.cells[0].buffers()]
     values, offsets = torch.randn(7, D, dtype=torch.float64), torch.tensor([0, 4, 4, 7])
     given = name, [True] * len(weights), values, offsets, states, weights, False, True, False
     wanted = [part is not states[0] for part in (values, *states, *weights)]
-    for operator, own in ((operators.program, given), (operators._backward, (*given, grads, wanted))):
+    for operator, own in (
+        (operators.program, given),
+        (operators._backward, (*given, grads, wanted)),
+    ):
         torch.library.opcheck(operator, own, test_utils="test_faketensor")
 
 
@@ -151,7 +168,9 @@ def test_a_deleted_module() -> None:
     graphs: list[Any] = []
 
     def keep(graph: Any, inputs: Any) -> Any:
-        graphs.append((graph, [part.clone() if isinstance(part, Tensor) else part for part in inputs]))
+        graphs.append(
+            (graph, [part.clone() if isinstance(part, Tensor) else part for part in inputs])
+        )
         return graph.forward
 
     layer = a_model()
@@ -161,12 +180,16 @@ def test_a_deleted_module() -> None:
     del layer
     torch._dynamo.reset()
     gc.collect()
-    with pytest.raises(DispatchError, match=r"cell must be .* is alive, in the process.*, got 'module Decaying "):
+    with pytest.raises(
+        DispatchError, match=r"cell must be .* is alive, in the process.*, got 'module Decaying "
+    ):
         graph(*inputs)
 
 
 def test_cells_that_cannot_be_part_of_a_graph() -> None:
-    """Without fullgraph the graph breaks; a module that changed after compilation is refused by the operator."""
+    """Without fullgraph the graph breaks; a module that changed after compilation is refused by the
+    operator.
+    """
 
     class Held(Decaying):
         def __init__(self, input_size: int, hidden_size: int) -> None:
@@ -175,20 +198,30 @@ def test_cells_that_cannot_be_part_of_a_graph() -> None:
             del self._buffers["scale"]
             vars(self)["scale"] = 0.5 * self.begin
 
-    for cell, reason in ((Noisy, "draws random numbers"), (Whole, "its prepare cannot"), (Held, "neither a parameter")):
+    for cell, reason in (
+        (Noisy, "draws random numbers"),
+        (Whole, "its prepare cannot"),
+        (Held, "neither a parameter"),
+    ):
         layer = a_model(cell)
-        with pytest.raises(torch._dynamo.exc.Unsupported, match=f"cannot be part of a graph: .*{reason}"):
+        with pytest.raises(
+            torch._dynamo.exc.Unsupported, match=f"cannot be part of a graph: .*{reason}"
+        ):
             results(compiled(layer)[0], "Ragged", 0)
     torch._dynamo.reset()
     with torch.no_grad():
         assert_alike(torch.compile(layer, backend="eager"), layer, "dense")
     layer = a_model()
     layer.cells[0] = Decaying(D, H)
-    with pytest.raises(torch._dynamo.exc.Unsupported, match="none of the modules that its layer was built with"):
+    with pytest.raises(
+        torch._dynamo.exc.Unsupported, match="none of the modules that its layer was built with"
+    ):
         results(compiled(layer)[0], "Ragged", 0)
     layer = a_model(Noisy).eval()
     twin, _ = compiled(layer)
     assert_alike(twin, layer)
     layer.cells[0].train()
-    with pytest.raises((DispatchError, torch._dynamo.exc.Unsupported), match="draws random numbers"):
+    with pytest.raises(
+        (DispatchError, torch._dynamo.exc.Unsupported), match="draws random numbers"
+    ):
         results(twin, "Ragged", 0)

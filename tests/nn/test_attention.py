@@ -18,11 +18,15 @@ def batch_of(lengths: list[int], features: int, dtype: torch.dtype = torch.float
     return rl.Ragged([torch.randn(length, features, dtype=dtype) for length in lengths])
 
 
-def twins(features: int, heads: int, width: int, **options: Any) -> tuple[rl.nn.Attention, torch.nn.MultiheadAttention]:
+def twins(
+    features: int, heads: int, width: int, **options: Any
+) -> tuple[rl.nn.Attention, torch.nn.MultiheadAttention]:
     layer = rl.nn.Attention(features, heads, memory_features=width, dtype=torch.float64, **options)
     options.pop("causal", None)
     sizes = {} if width == features else {"kdim": width, "vdim": width}
-    other = torch.nn.MultiheadAttention(features, heads, batch_first=True, dtype=torch.float64, **options, **sizes)
+    other = torch.nn.MultiheadAttention(
+        features, heads, batch_first=True, dtype=torch.float64, **options, **sizes
+    )
     for part in other.parameters():
         torch.nn.init.normal_(part, std=0.5)
     layer.load_state_dict(other.state_dict())
@@ -32,7 +36,13 @@ def twins(features: int, heads: int, width: int, **options: Any) -> tuple[rl.nn.
 @pytest.mark.parametrize("is_training", [True, False])
 @pytest.mark.parametrize(
     ("features", "heads", "width", "options"),
-    [(6, 3, 6, {}), (8, 2, 8, {"causal": True}), (5, 1, 5, {"bias": False}), (8, 4, 3, {}), (4, 2, 7, {"bias": False})],
+    [
+        (6, 3, 6, {}),
+        (8, 2, 8, {"causal": True}),
+        (5, 1, 5, {"bias": False}),
+        (8, 4, 3, {}),
+        (4, 2, 7, {"bias": False}),
+    ],
 )
 def test_values_and_gradients(
     features: int, heads: int, width: int, options: dict[str, Any], is_training: bool
@@ -46,17 +56,30 @@ def test_values_and_gradients(
     if not layer.causal:
         memories.append(batch_of([2, 3, 0, 9, 1, 70], width))
     for memory in memories:
-        leaves = [part.values.requires_grad_() for part in ([query] if memory is query else [query, memory])]
+        leaves = [
+            part.values.requires_grad_()
+            for part in ([query] if memory is query else [query, memory])
+        ]
         out = layer(query) if memory is query else layer(query, memory)
         expected = []
         for own, theirs in zip(query.to_list(), memory.to_list(), strict=True):
-            mask = torch.ones(len(own), len(theirs), dtype=torch.bool).triu(1) if layer.causal else None
+            mask = (
+                torch.ones(len(own), len(theirs), dtype=torch.bool).triu(1)
+                if layer.causal
+                else None
+            )
             if len(own):
-                expected.append(other(own[None], theirs[None], theirs[None], attn_mask=mask, need_weights=False)[0][0])
+                expected.append(
+                    other(
+                        own[None], theirs[None], theirs[None], attn_mask=mask, need_weights=False
+                    )[0][0]
+                )
         torch.testing.assert_close(out.values, torch.cat(expected), rtol=1e-10, atol=1e-10)
         assert torch.equal(out.lengths, query.lengths)
         weights, names = torch.randn_like(out.values), dict(other.named_parameters())
-        leaves_of_both = [[*leaves, *(part.get_parameter(name) for name in names)] for part in (layer, other)]
+        leaves_of_both = [
+            [*leaves, *(part.get_parameter(name) for name in names)] for part in (layer, other)
+        ]
         found, wanted = (
             torch.autograd.grad((part * weights).sum(), own)
             for part, own in zip((out.values, torch.cat(expected)), leaves_of_both, strict=True)
@@ -80,7 +103,9 @@ def test_a_memory_without_elements_gives_the_bias() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(("features", "heads"), [(8, 2), (15, 3), (64, 2)])
 @pytest.mark.parametrize("causal", [True, False])
-def test_bits_do_not_depend_on_the_batch(features: int, heads: int, causal: bool, dtype: torch.dtype) -> None:
+def test_bits_do_not_depend_on_the_batch(
+    features: int, heads: int, causal: bool, dtype: torch.dtype
+) -> None:
     torch.manual_seed(0)
     layer = rl.nn.Attention(features, heads, causal=causal, dtype=dtype).eval()
     batch = batch_of([17, 0, 1, 31, 5, 31, 17, 193, 33, 1], features, dtype)
@@ -90,7 +115,9 @@ def test_bits_do_not_depend_on_the_batch(features: int, heads: int, causal: bool
             assert torch.equal(layer(rl.Ragged([sequence])).values, out[index])
         order = torch.randperm(len(batch)).tolist()
         shuffled = layer(rl.Ragged([batch.to_list()[index] for index in order])).to_list()
-        assert all(torch.equal(part, out[index]) for part, index in zip(shuffled, order, strict=True))
+        assert all(
+            torch.equal(part, out[index]) for part, index in zip(shuffled, order, strict=True)
+        )
 
 
 def test_sequences_do_not_read_each_other() -> None:
@@ -120,7 +147,9 @@ def test_compiled(is_cross: bool) -> None:
     compiled = torch.compile(layer, backend="eager")
     for lengths in ([3, 1], [2, 0, 5], [4]):
         inputs = [batch_of(lengths, 4), batch_of(lengths[::-1], 4)][: 1 + is_cross]
-        torch.testing.assert_close(compiled(*inputs).values, layer(*inputs).values, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(
+            compiled(*inputs).values, layer(*inputs).values, rtol=1e-12, atol=1e-12
+        )
 
 
 def test_second_derivatives_of_the_plain_kernel() -> None:
@@ -130,7 +159,9 @@ def test_second_derivatives_of_the_plain_kernel() -> None:
         assert torch.autograd.gradgradcheck(
             lambda values: layer(batch.with_values(values)).values, batch.values.requires_grad_()
         )
-    first = torch.autograd.grad(layer(batch).values.square().sum(), batch.values, create_graph=True)[0]
+    first = torch.autograd.grad(
+        layer(batch).values.square().sum(), batch.values, create_graph=True
+    )[0]
     with pytest.raises(RuntimeError, match="not implemented"):
         first.sum().backward()
 
@@ -140,14 +171,24 @@ def test_the_kernel_of_a_gpu(causal: bool, monkeypatch: pytest.MonkeyPatch) -> N
     calls = []
 
     def varlen_attn(
-        query: Tensor, key: Tensor, value: Tensor, ends: Tensor, other: Tensor, *longest: int, window_size: Any
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        ends: Tensor,
+        other: Tensor,
+        *longest: int,
+        window_size: Any,
     ) -> Tensor:
         calls.append((ends.dtype, ends.tolist(), other.tolist(), longest, window_size))
         parts = []
         for index in range(len(ends) - 1):
             own = query[ends[index] : ends[index + 1]].transpose(0, 1)
-            keys, values = (part[other[index] : other[index + 1]].transpose(0, 1) for part in (key, value))
-            part = torch.nn.functional.scaled_dot_product_attention(own, keys, values, is_causal=causal)
+            keys, values = (
+                part[other[index] : other[index + 1]].transpose(0, 1) for part in (key, value)
+            )
+            part = torch.nn.functional.scaled_dot_product_attention(
+                own, keys, values, is_causal=causal
+            )
             parts.append(part.transpose(0, 1))
         return torch.cat(parts)
 
@@ -176,7 +217,12 @@ def test_wrong_arguments() -> None:
         (layer, (query,), ShapeError, "memory must be elements of 3 features"),
         (layer, (query, memory[:1]), ShapeError, "memory must be a batch of 2 sequences"),
         (layer, (query, memory.map(torch.Tensor.double)), ShapeError, "dtype"),
-        (rl.nn.Attention(4, 2, memory_features=3, causal=True), (query, memory), ShapeError, "memory"),
+        (
+            rl.nn.Attention(4, 2, memory_features=3, causal=True),
+            (query, memory),
+            ShapeError,
+            "memory",
+        ),
     ):
         with pytest.raises(error, match=says):
             own(*given)

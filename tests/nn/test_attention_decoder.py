@@ -1,4 +1,6 @@
-"""Attention decoders against a padded twin with masks, and their searches against enumerations of all outputs."""
+"""Attention decoders against a padded twin with masks, and their searches against enumerations of
+all outputs.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,15 @@ TOKENS, FEATURES, HIDDEN = 5, 3, 4
 KINDS = ["additive", "dot", "location"]
 
 
-def _decoder(kind: str, feeding: bool = False, cell: Any = "gru", **options: Any) -> AttentionDecoder:
-    sizes: dict[str, Any] = {"attention_size": 6, "attention_width": 4, "embedding": 7, "dtype": torch.float64}
+def _decoder(
+    kind: str, feeding: bool = False, cell: Any = "gru", **options: Any
+) -> AttentionDecoder:
+    sizes: dict[str, Any] = {
+        "attention_size": 6,
+        "attention_width": 4,
+        "embedding": 7,
+        "dtype": torch.float64,
+    }
     settings = {"attention": kind, "input_feeding": feeding, **sizes, **options}
     return AttentionDecoder(TOKENS, FEATURES, HIDDEN, cell, **settings)
 
@@ -31,8 +40,12 @@ def _batch(steps: list[int], labels: list[int]) -> tuple[Ragged, Ragged]:
     return memory, Ragged.from_flat(torch.randint(1, TOKENS, (sum(labels),)), lengths=labels)
 
 
-def _padded(decoder: AttentionDecoder, memory: Tensor, mask: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """Logits ``(B, U, V)`` and weights ``(B, U, T)`` of a padded batch, one step after the other."""
+def _padded(
+    decoder: AttentionDecoder, memory: Tensor, mask: Tensor, tokens: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Logits ``(B, U, V)`` and weights ``(B, U, T)`` of a padded batch, one step after the
+    other.
+    """
     attention, layer = decoder.attention, decoder.recurrent
     state: Any = None
     fed = memory.new_zeros(len(memory), HIDDEN)
@@ -54,7 +67,9 @@ def _padded(decoder: AttentionDecoder, memory: Tensor, mask: Tensor, tokens: Ten
             scores = hidden.tanh() @ attention.vector
         raised = scores.masked_fill(~mask, -1e9).softmax(1) * mask
         weights = raised / raised.sum(1, keepdim=True).clamp(min=1e-30)
-        fed = decoder.combine(torch.cat([(weights.unsqueeze(1) @ memory).squeeze(1), out], 1)).tanh()
+        fed = decoder.combine(
+            torch.cat([(weights.unsqueeze(1) @ memory).squeeze(1), out], 1)
+        ).tanh()
         logits.append(decoder.head(fed))
         every.append(weights)
     return torch.stack(logits, 1), torch.stack(every, 1)
@@ -69,7 +84,11 @@ def test_logits_and_gradients_equal_a_padded_twin(kind: str, feeding: bool, cell
     leaf = memory.values.clone().requires_grad_()
     inputs = [leaf, *decoder.parameters()]
     given = memory.with_values(leaf), targets
-    logits = torch.utils.checkpoint.checkpoint(decoder, *given, use_reentrant=False) if feeding else decoder(*given)
+    logits = (
+        torch.utils.checkpoint.checkpoint(decoder, *given, use_reentrant=False)
+        if feeding
+        else decoder(*given)
+    )
     padded, _ = memory.with_values(leaf).to_padded(batch_first=True)
     tokens = torch.zeros(5, 7, dtype=torch.int64)
     for item, target in enumerate(targets):
@@ -104,7 +123,10 @@ def test_compiled() -> None:
     compiled = torch.compile(decoder.loss, backend="eager")
     torch.testing.assert_close(compiled(memory, targets), decoder.loss(memory, targets))
     search = torch.compile(decoder.search, backend="eager")
-    assert search(memory, max_length=3).scores.tolist() == decoder.search(memory, max_length=3).scores.tolist()
+    assert (
+        search(memory, max_length=3).scores.tolist()
+        == decoder.search(memory, max_length=3).scores.tolist()
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -112,14 +134,20 @@ def test_gradients_of_contexts_and_weights(kind: str) -> None:
     attention = _decoder(kind).attention
     memory, _ = _batch([3, 0, 1], [0, 0, 0])
     blocks = blocks_of(memory, range(3), [2, 1, 2])
-    previous = torch.rand(8, dtype=torch.float64, requires_grad=True) if kind == "location" else None
+    previous = (
+        torch.rand(8, dtype=torch.float64, requires_grad=True) if kind == "location" else None
+    )
     outputs = torch.randn(5, HIDDEN, dtype=torch.float64, requires_grad=True)
     leaf = memory.values.clone().requires_grad_()
     names = [name for name, _ in attention.named_parameters()]
 
     def run(outputs: Tensor, leaf: Tensor, *others: Tensor) -> Any:
         given = dict(zip(names, others, strict=False))
-        calls = (outputs, nn.functional.linear(leaf, given["key.weight"]) if "key.weight" in given else leaf, leaf)
+        calls = (
+            outputs,
+            nn.functional.linear(leaf, given["key.weight"]) if "key.weight" in given else leaf,
+            leaf,
+        )
         return torch.func.functional_call(
             attention, given, (*calls, blocks, others[-1] if previous is not None else None)
         )
@@ -130,7 +158,9 @@ def test_gradients_of_contexts_and_weights(kind: str) -> None:
 
 def test_large_tiles_of_additive_attention() -> None:
     # More than one tile per item.
-    decoder = AttentionDecoder(9, memory_size=8, hidden_size=64, attention="additive", dtype=torch.float64)
+    decoder = AttentionDecoder(
+        9, memory_size=8, hidden_size=64, attention="additive", dtype=torch.float64
+    )
     memory = Ragged.from_flat(torch.randn(150 + 90, 8, dtype=torch.float64), lengths=[150, 90])
     targets = Ragged([torch.randint(1, 9, (40,)), torch.randint(1, 9, (61,))])
     both = decoder.loss(memory, targets, reduction="none")
@@ -153,7 +183,9 @@ def test_an_initial_state(feeding: bool) -> None:
     hx = tuple(torch.randn(2, 3, HIDDEN, dtype=torch.float64, requires_grad=True) for _ in range(2))
     logits = decoder(memory, targets, hx)
     assert all(
-        bool((grad[:, item] != 0).any()) for grad in torch.autograd.grad(logits.values.sum(), hx) for item in range(3)
+        bool((grad[:, item] != 0).any())
+        for grad in torch.autograd.grad(logits.values.sum(), hx)
+        for item in range(3)
     )
     single = decoder(memory[1:2], targets[1:2], tuple(part[:, 1:2] for part in hx))
     torch.testing.assert_close(logits[1], single[0], rtol=0, atol=1e-12)
@@ -181,9 +213,15 @@ def test_a_nan_stays_in_its_item(kind: str, feeding: bool) -> None:
     assert not grad[5:].isnan().any()
 
 
-def _scores(decoder: AttentionDecoder, memory: Ragged, item: int, most: int) -> list[tuple[float, tuple[int, ...]]]:
+def _scores(
+    decoder: AttentionDecoder, memory: Ragged, item: int, most: int
+) -> list[tuple[float, tuple[int, ...]]]:
     """The log-probabilities of all outputs of one item, the best first."""
-    outputs = [output for count in range(most + 1) for output in itertools.product(range(1, TOKENS), repeat=count)]
+    outputs = [
+        output
+        for count in range(most + 1)
+        for output in itertools.product(range(1, TOKENS), repeat=count)
+    ]
     targets = Ragged([torch.tensor(output, dtype=torch.int64) for output in outputs])
     with torch.no_grad():
         logits = decoder(memory.select([item] * len(outputs)), targets)
@@ -204,8 +242,12 @@ def test_a_search_finds_the_best_of_all_outputs(kind: str, feeding: bool, rows: 
     for item in range(4):
         expected = _scores(decoder, memory, item, 3)[:3]
         places = range(int(found.offsets[item]), int(found.offsets[item + 1]))
-        assert [tuple(found.tokens[place].tolist()) for place in places] == [output for _, output in expected]
-        torch.testing.assert_close(found.scores[list(places)].tolist(), [s for s, _ in expected], rtol=1e-10, atol=0)
+        assert [tuple(found.tokens[place].tolist()) for place in places] == [
+            output for _, output in expected
+        ]
+        torch.testing.assert_close(
+            found.scores[list(places)].tolist(), [s for s, _ in expected], rtol=1e-10, atol=0
+        )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -222,7 +264,9 @@ def test_coverage_is_that_of_the_weights(kind: str) -> None:
         for place in range(int(found.offsets[item]), int(found.offsets[item + 1])):
             output = found.tokens[place]
             read, mask = torch.cat([torch.tensor([0]), output]), memory.mask()[item]
-            _, weights = _padded(decoder, padded[item].unsqueeze(0), mask.unsqueeze(0), read.unsqueeze(0))
+            _, weights = _padded(
+                decoder, padded[item].unsqueeze(0), mask.unsqueeze(0), read.unsqueeze(0)
+            )
             covered = weights.detach()[0, :2, mask].sum(0).clamp(max=1).log().sum()
             expected = plain[tuple(output.tolist())] + 0.7 * float(covered)
             assert float(found.scores[place]) == pytest.approx(expected, rel=1e-10)
@@ -230,8 +274,12 @@ def test_coverage_is_that_of_the_weights(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-4)])
-def test_scores_are_those_of_teacher_forcing(kind: str, dtype: torch.dtype, tolerance: float) -> None:
-    decoder = AttentionDecoder(40, memory_size=8, hidden_size=32, attention=kind, dtype=dtype).eval()
+def test_scores_are_those_of_teacher_forcing(
+    kind: str, dtype: torch.dtype, tolerance: float
+) -> None:
+    decoder = AttentionDecoder(
+        40, memory_size=8, hidden_size=32, attention=kind, dtype=dtype
+    ).eval()
     lengths = torch.randint(20, (16,))
     memory = Ragged.from_flat(torch.randn(int(lengths.sum()), 8, dtype=dtype), lengths=lengths)
     found = decoder.search(memory, beam=16, n_best=16, max_length=12, rows=64)
@@ -246,7 +294,9 @@ def test_scheduled_sampling_reads_predictions_in_training_only() -> None:
     decoder = _decoder("additive")
     with torch.no_grad():
         decoder.head.weight.zero_()
-        decoder.head.bias.copy_(torch.tensor([-1e3, -1e3, -1e3, 0.0, -1e3]))  # only token 3 can be drawn
+        decoder.head.bias.copy_(
+            torch.tensor([-1e3, -1e3, -1e3, 0.0, -1e3])
+        )  # only token 3 can be drawn
     memory, targets = _batch([4, 2], [5, 3])
     always = Ragged.from_flat(torch.full((8,), 3), lengths=[5, 3])
     plain, drawn = (decoder._decoded(memory, tokens, None).values for tokens in (targets, always))
@@ -255,15 +305,23 @@ def test_scheduled_sampling_reads_predictions_in_training_only() -> None:
     torch.testing.assert_close(decoder.eval()._decoded(memory, targets, None).values, plain)
     with torch.no_grad():
         decoder.head.bias[4] = 0.0
-    read = decoder.train()._decoded(memory.select([0] * 30), targets.select([0] * 30), None).values.view(30, 6, -1)
-    assert 0 < int(((read - read[0])[:, 1].abs().amax(1) > 1e-6).sum()) < 30  # some read 3, and some 4
+    read = (
+        decoder.train()
+        ._decoded(memory.select([0] * 30), targets.select([0] * 30), None)
+        .values.view(30, 6, -1)
+    )
+    assert (
+        0 < int(((read - read[0])[:, 1].abs().amax(1) > 1e-6).sum()) < 30
+    )  # some read 3, and some 4
 
 
 def test_the_loss_counts_the_ends() -> None:
     decoder = _decoder("dot", end=2)
     memory, targets = _batch([4, 2], [0, 2])
     targets = targets.with_values(torch.tensor([0, 4]))
-    expected = nn.functional.cross_entropy(decoder(memory, targets).values, torch.tensor([2, 0, 4, 2]))
+    expected = nn.functional.cross_entropy(
+        decoder(memory, targets).values, torch.tensor([2, 0, 4, 2])
+    )
     torch.testing.assert_close(decoder.loss(memory, targets), expected)
     assert decoder.loss(memory, targets, reduction="none").lengths.tolist() == [1, 3]
 
@@ -273,7 +331,9 @@ def test_a_decoder_learns_to_reverse() -> None:
     encoder = nn.Embedding(8, 16)
     layer = rl.nn.GRU(16, 16, bidirectional=True)
     decoder = AttentionDecoder(8, memory_size=32, hidden_size=32, cell="gru")
-    optimizer = torch.optim.Adam([*encoder.parameters(), *layer.parameters(), *decoder.parameters()], lr=0.01)
+    optimizer = torch.optim.Adam(
+        [*encoder.parameters(), *layer.parameters(), *decoder.parameters()], lr=0.01
+    )
     for _ in range(150):
         texts = Ragged.from_flat(torch.randint(1, 8, (96,)), lengths=[5, 6, 1, 4] * 6)
         memory, _ = layer(texts.map(encoder))
@@ -315,16 +375,31 @@ def test_wrong_settings(wrong: dict[str, Any], error: type[RaglaneError], text: 
     [
         (torch.zeros(2, 3), Ragged([[1]]), ArgumentTypeError, "memory must be a Ragged"),
         (Ragged([torch.zeros(2, 4)]), Ragged([[1]]), ShapeError, "memory must be memory_size = 3"),
-        (Ragged([torch.zeros(2, 3).double()]), Ragged([[1]]), ShapeError, "memory must be of dtype"),
+        (
+            Ragged([torch.zeros(2, 3).double()]),
+            Ragged([[1]]),
+            ShapeError,
+            "memory must be of dtype",
+        ),
         (Ragged([torch.zeros(2, 3)]), [[1]], ArgumentTypeError, "targets must be a Ragged"),
-        (Ragged([torch.zeros(2, 3)]), Ragged([[1.0]]), ArgumentTypeError, "targets must be a Ragged of labels"),
+        (
+            Ragged([torch.zeros(2, 3)]),
+            Ragged([[1.0]]),
+            ArgumentTypeError,
+            "targets must be a Ragged of labels",
+        ),
         (
             Ragged([torch.zeros(2, 3)]),
             Ragged([[1], [2]]),
             ShapeError,
             "targets must be one sequence of labels for each",
         ),
-        (Ragged([torch.zeros(2, 3)]), Ragged([[0]]), ArgumentError, "except the end, 0, got label 0"),
+        (
+            Ragged([torch.zeros(2, 3)]),
+            Ragged([[0]]),
+            ArgumentError,
+            "except the end, 0, got label 0",
+        ),
         (Ragged([torch.zeros(2, 3)]), Ragged([[5]]), ArgumentError, "got label 5"),
         (Ragged([torch.zeros(2, 3)]), Ragged([[-1]]), ArgumentError, "got label -1"),
     ],

@@ -1,4 +1,6 @@
-"""Beam search against enumerations of all outputs, and against a search of one item at a time that keeps everything."""
+"""Beam search against enumerations of all outputs, and against a search of one item at a time that
+keeps everything.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,10 @@ class Model:
         logits = torch.randn(items, STATES, tokens, generator=generator, dtype=torch.float64)
         self.table = logits.mul(2).log_softmax(-1)
         self.starts = torch.randint(tokens, (items,), generator=generator)
-        self.state: Any = {"item": torch.arange(items), "code": (torch.zeros(items, 1, dtype=torch.int64),)}
+        self.state: Any = {
+            "item": torch.arange(items),
+            "code": (torch.zeros(items, 1, dtype=torch.int64),),
+        }
         self.rows: list[int] = []
 
     def step(self, tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
@@ -44,13 +49,19 @@ class Model:
 
 
 class Transducer(Model):
-    """A model whose log-probabilities depend on the item, the frame and the output; token 0 is silent."""
+    """A model whose log-probabilities depend on the item, the frame and the output; token 0 is
+    silent.
+    """
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed, tokens=3)
         self.frames = torch.tensor([3, 1, 4, 0, 2])
         self.starts = torch.zeros(ITEMS, dtype=torch.int64)
-        self.state = (torch.arange(ITEMS), torch.full((ITEMS,), -1), torch.zeros(ITEMS, dtype=torch.int64))
+        self.state = (
+            torch.arange(ITEMS),
+            torch.full((ITEMS,), -1),
+            torch.zeros(ITEMS, dtype=torch.int64),
+        )
 
     def step(self, tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
         item, frame, code = state
@@ -74,7 +85,9 @@ def _enumerated(model: Model, item: int, most: int, alpha: float) -> Result:
     found = []
     for length in range(most + 1):
         for output in itertools.product(range(1, TOKENS), repeat=length):
-            score = sum(model.log_probs(item, output[:place])[token] for place, token in enumerate(output))
+            score = sum(
+                model.log_probs(item, output[:place])[token] for place, token in enumerate(output)
+            )
             if length < most:
                 score += model.log_probs(item, output)[0]
             found.append((score / _divisor(length, alpha), output))
@@ -92,17 +105,29 @@ def _kept(model: Model, item: int, beam: int, most: int, alpha: float) -> Result
             for token, more in enumerate(model.log_probs(item, output))
         ]
         ways.sort(key=lambda way: -way[0])
-        finished += [(s / _divisor(length - 1, alpha), output) for s, output, token in ways[:beam] if token == 0]
+        finished += [
+            (s / _divisor(length - 1, alpha), output)
+            for s, output, token in ways[:beam]
+            if token == 0
+        ]
         if length == most:
-            finished += [(s / _divisor(most, alpha), (*output, token)) for s, output, token in ways[:beam] if token]
+            finished += [
+                (s / _divisor(most, alpha), (*output, token))
+                for s, output, token in ways[:beam]
+                if token
+            ]
         running = [(score, (*output, token)) for score, output, token in ways if token != 0][:beam]
     return sorted(finished if most else [(0.0, ())], key=lambda found: -found[0])
 
 
 def _assert_found(found: Hypotheses, item: int, expected: Result) -> None:
     begin, end = found.offsets[item : item + 2].tolist()
-    assert [tuple(found.tokens[place].tolist()) for place in range(begin, end)] == [output for _, output in expected]
-    torch.testing.assert_close(found.scores[begin:end].tolist(), [score for score, _ in expected], rtol=1e-12, atol=0)
+    assert [tuple(found.tokens[place].tolist()) for place in range(begin, end)] == [
+        output for _, output in expected
+    ]
+    torch.testing.assert_close(
+        found.scores[begin:end].tolist(), [score for score, _ in expected], rtol=1e-12, atol=0
+    )
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.8, -0.5])
@@ -110,7 +135,12 @@ def _assert_found(found: Hypotheses, item: int, expected: Result) -> None:
 def test_a_wide_beam_finds_the_best_of_all_outputs(alpha: float, n_best: int) -> None:
     model = Model(1)
     most = torch.tensor([4, 0, 1, 2, 3])
-    options: dict[str, Any] = {"beam": 300, "max_length": most, "length_penalty": alpha, "n_best": n_best}
+    options: dict[str, Any] = {
+        "beam": 300,
+        "max_length": most,
+        "length_penalty": alpha,
+        "n_best": n_best,
+    }
     found = beam_search(model.step, model.starts, model.state, end=0, **options)
     for item in range(ITEMS):
         _assert_found(found, item, _enumerated(model, item, int(most[item]), alpha)[:n_best])
@@ -123,7 +153,12 @@ def test_rows_that_leave_do_not_change_the_results(beam: int, alpha: float, seed
     model = Model(seed)
     most = torch.tensor([9, 0, 1, 6, 7])
     for rows in (None, beam, 3 * beam):
-        options: dict[str, Any] = {"beam": beam, "max_length": most, "length_penalty": alpha, "n_best": beam}
+        options: dict[str, Any] = {
+            "beam": beam,
+            "max_length": most,
+            "length_penalty": alpha,
+            "n_best": beam,
+        }
         model.rows.clear()
         found = beam_search(model.step, model.starts, model.state, end=0, rows=rows, **options)
         assert max(model.rows) <= (rows or beam * ITEMS)
@@ -163,14 +198,22 @@ def test_without_an_end_all_outputs_have_the_maximal_length() -> None:
     found = beam_search(model.step, model.starts, model.state, beam=4**3, max_length=3, n_best=2)
     for item in range(ITEMS):
         every = [
-            (sum(model.log_probs(item, output[:place])[token] for place, token in enumerate(output)), output)
+            (
+                sum(
+                    model.log_probs(item, output[:place])[token]
+                    for place, token in enumerate(output)
+                ),
+                output,
+            )
             for output in itertools.product(range(TOKENS), repeat=3)
         ]
         _assert_found(found, item, sorted(every, reverse=True)[:2])
 
 
 def _outputs(model: Transducer, item: int, most: int) -> Result:
-    """All outputs of up to ``most`` labels with the sum of the probabilities of their alignments."""
+    """All outputs of up to ``most`` labels with the sum of the probabilities of their
+    alignments.
+    """
     frames = int(model.frames[item])
     total: dict[tuple[int, ...], float] = {}
 
@@ -185,7 +228,9 @@ def _outputs(model: Transducer, item: int, most: int) -> Result:
                 walk(frame, (*output, token), probability * math.exp(chances[token]))
 
     walk(0, (), 1.0)
-    return sorted(((math.log(probability), output) for output, probability in total.items()), reverse=True)
+    return sorted(
+        ((math.log(probability), output) for output, probability in total.items()), reverse=True
+    )
 
 
 def _synchronous(model: Transducer, item: int, beam: int, most: int) -> Result:
@@ -198,7 +243,10 @@ def _synchronous(model: Transducer, item: int, beam: int, most: int) -> Result:
 
         def add(output: tuple[int, ...], frame: int, score: float, ways: Any = ways) -> None:
             before = ways.get(output, (frame, -math.inf))[1]
-            ways[output] = frame, float(torch.tensor([before, score], dtype=torch.float64).logsumexp(0))
+            ways[output] = (
+                frame,
+                float(torch.tensor([before, score], dtype=torch.float64).logsumexp(0)),
+            )
 
         for output, (frame, score) in running.items():
             chances = model.at(item, frame, output)
@@ -215,28 +263,45 @@ def _synchronous(model: Transducer, item: int, beam: int, most: int) -> Result:
 @pytest.mark.parametrize("silent", [0, 2])
 @pytest.mark.parametrize(("alpha", "n_best"), [(0.0, 6), (0.8, 1), (-10.0, 3)])
 @pytest.mark.parametrize("seed", range(3))
-def test_silent_tokens_merge_all_alignments(seed: int, alpha: float, n_best: int, silent: int) -> None:
+def test_silent_tokens_merge_all_alignments(
+    seed: int, alpha: float, n_best: int, silent: int
+) -> None:
     model, shift = Transducer(seed), -silent % 3
 
     def step(tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
         log_probs, state = model.step((tokens + shift) % 3, state)
         return log_probs.roll(-shift, 1), state
 
-    options: dict[str, Any] = {"silent": silent, "frames": model.frames, "beam": 500, "n_best": n_best}
-    found = beam_search(step, model.starts + silent, model.state, max_length=4, length_penalty=alpha, **options)
+    options: dict[str, Any] = {
+        "silent": silent,
+        "frames": model.frames,
+        "beam": 500,
+        "n_best": n_best,
+    }
+    found = beam_search(
+        step, model.starts + silent, model.state, max_length=4, length_penalty=alpha, **options
+    )
     found = replace(found, tokens=found.tokens.map(lambda tokens: (tokens + shift) % 3))
     for item in range(ITEMS):
-        outputs = [(score / _divisor(len(output), alpha), output) for score, output in _outputs(model, item, 4)]
+        outputs = [
+            (score / _divisor(len(output), alpha), output)
+            for score, output in _outputs(model, item, 4)
+        ]
         _assert_found(found, item, sorted(outputs, reverse=True)[:n_best])
 
 
 def test_outputs_that_merge_later_can_still_be_the_best() -> None:
-    # The empty output ends with 0.4, when two hypotheses with 0.3 run, which then both become [1, 1].
+    # The empty output ends with 0.4, when two hypotheses with 0.3 run, which then both become [1,
+    # 1].
     table = torch.tensor([[0.4, 1, 1], [0.5, 1, 0], [1, 1, 1]])  # of silence, by label and frame
 
     def step(tokens: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        state = torch.where(tokens.unsqueeze(1) == 0, state + torch.tensor([1, 0]), state + torch.tensor([0, 1]))
-        return torch.stack([(silence := table[state[:, 1], state[:, 0]]), 1 - silence], 1).log(), state
+        state = torch.where(
+            tokens.unsqueeze(1) == 0, state + torch.tensor([1, 0]), state + torch.tensor([0, 1])
+        )
+        return torch.stack(
+            [(silence := table[state[:, 1], state[:, 0]]), 1 - silence], 1
+        ).log(), state
 
     options: dict[str, Any] = {"silent": 0, "frames": torch.tensor([3]), "beam": 4, "max_length": 2}
     found = beam_search(step, torch.tensor([0]), torch.tensor([[-1, 0]]), **options)
@@ -248,12 +313,22 @@ def test_outputs_that_merge_later_can_still_be_the_best() -> None:
 def test_silent_search_equals_one_of_dictionaries(beam: int, seed: int) -> None:
     model = Transducer(seed)
     for rows in (None, beam, 2 * beam + 1):
-        options: dict[str, Any] = {"silent": 0, "frames": model.frames, "beam": beam, "n_best": beam, "rows": rows}
+        options: dict[str, Any] = {
+            "silent": 0,
+            "frames": model.frames,
+            "beam": beam,
+            "n_best": beam,
+            "rows": rows,
+        }
         found: Any = beam_search(model.step, model.starts, model.state, max_length=5, **options)
         for item in range(ITEMS):
             _assert_found(found, item, _synchronous(model, item, beam, 5)[:beam])
-        assert all(sorted(begin) == begin for begin in [times[:, 0].tolist() for times in found.times])
-        assert torch.equal(found.times.values.diff(dim=1).flatten(), torch.ones(len(found.tokens.values)).long())
+        assert all(
+            sorted(begin) == begin for begin in [times[:, 0].tolist() for times in found.times]
+        )
+        assert torch.equal(
+            found.times.values.diff(dim=1).flatten(), torch.ones(len(found.tokens.values)).long()
+        )
 
 
 def test_times_are_those_of_the_likeliest_alignment() -> None:
@@ -261,8 +336,12 @@ def test_times_are_those_of_the_likeliest_alignment() -> None:
     table = torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.9, 0.1]]).log()
 
     def step(tokens: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        state = torch.where(tokens.unsqueeze(1) == 0, state + torch.tensor([1, 0]), state + torch.tensor([0, 1]))
-        return torch.where(state[:, 1:] > 0, torch.tensor([1.0, 0.0]).log(), table[state[:, 0]]), state
+        state = torch.where(
+            tokens.unsqueeze(1) == 0, state + torch.tensor([1, 0]), state + torch.tensor([0, 1])
+        )
+        return torch.where(
+            state[:, 1:] > 0, torch.tensor([1.0, 0.0]).log(), table[state[:, 0]]
+        ), state
 
     start = torch.tensor([[-1, 0]])
     options: dict[str, Any] = {"silent": 0, "frames": torch.tensor([3]), "beam": 4, "max_length": 2}
@@ -294,7 +373,9 @@ def test_a_constraint_sees_prefixes_and_items() -> None:
         return torch.where(allowed, log_probs, -math.inf)
 
     options: dict[str, Any] = {"beam": 3, "max_length": 8, "n_best": 3, "rows": 6}
-    found = beam_search(model.step, model.starts, model.state, end=0, constraint=constraint, **options)
+    found = beam_search(
+        model.step, model.starts, model.state, end=0, constraint=constraint, **options
+    )
     assert found.best()[2].tolist() == [3, 2, 1]
     assert int(found.offsets[3] - found.offsets[2]) == 1
     assert not (Ragged([found.best()[item] for item in (0, 1, 3, 4)]).values == 3).any()
@@ -322,7 +403,13 @@ def test_a_penalty_is_added_to_the_scores_of_finished_outputs() -> None:
 
 def test_impossible_outputs_are_not_found() -> None:
     chances = torch.tensor([[0.0, 1.0, 0.0], [0.0, 0.0, 1.0], [0.0, 0.0, 0.0]]).log()
-    found = beam_search(lambda tokens, state: (chances[tokens], state), torch.tensor([0, 2]), (), beam=2, max_length=9)
+    found = beam_search(
+        lambda tokens, state: (chances[tokens], state),
+        torch.tensor([0, 2]),
+        (),
+        beam=2,
+        max_length=9,
+    )
     assert (len(found), len(found.tokens), found.best().lengths.tolist()) == (2, 0, [0, 0])
 
 
@@ -336,7 +423,11 @@ def test_few_items(count: int) -> None:
 def test_scores_have_the_dtype_of_the_model_and_no_gradient() -> None:
     weight = torch.zeros(3, 3, requires_grad=True)
     found = beam_search(
-        lambda tokens, state: (weight[tokens].log_softmax(1), state), torch.tensor([0]), (), beam=2, max_length=2
+        lambda tokens, state: (weight[tokens].log_softmax(1), state),
+        torch.tensor([0]),
+        (),
+        beam=2,
+        max_length=2,
     )
     assert (found.scores.dtype, found.scores.requires_grad) == (torch.float32, False)
 
@@ -362,10 +453,22 @@ _GOOD |= {"starts": torch.tensor([0, 1]), "state": torch.zeros(2, 1), "beam": 2}
         ({"starts": [0, 1]}, ArgumentTypeError, "starts must be a tensor"),
         ({"starts": torch.zeros(2)}, ArgumentTypeError, "starts must be integers"),
         ({"state": torch.zeros(3, 1)}, ShapeError, "state must be tensors with one row per item"),
-        ({"step": lambda tokens, _: torch.zeros(len(tokens), 3)}, ArgumentTypeError, "step must be"),
+        (
+            {"step": lambda tokens, _: torch.zeros(len(tokens), 3)},
+            ArgumentTypeError,
+            "step must be",
+        ),
         ({"step": lambda _, state: (torch.zeros(1, 3), state)}, ShapeError, "step must be"),
-        ({"step": lambda tokens, state: (torch.zeros(len(tokens), 3), state[:1])}, ShapeError, "step: state must be"),
-        ({"step": lambda tokens, state: (torch.full((len(tokens), 3), math.nan), state)}, ArgumentError, "for item 0"),
+        (
+            {"step": lambda tokens, state: (torch.zeros(len(tokens), 3), state[:1])},
+            ShapeError,
+            "step: state must be",
+        ),
+        (
+            {"step": lambda tokens, state: (torch.full((len(tokens), 3), math.nan), state)},
+            ArgumentError,
+            "for item 0",
+        ),
         ({"constraint": lambda *_: torch.zeros(2, 4)}, ShapeError, "constraint must be"),
         ({"end": 0, "penalty": lambda _: torch.zeros(3)}, ShapeError, "penalty must be"),
     ],

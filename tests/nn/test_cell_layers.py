@@ -1,4 +1,6 @@
-"""Every layer of rl.nn: its numbers compared with independently written formulas, and all options of a call."""
+"""Every layer of rl.nn: its numbers compared with independently written formulas, and all options
+of a call.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,9 @@ def test_layers_are_their_formulas(kind: Kind, lengths: list[int], options: dict
     _assert_truth(kind, build(kind, **options), lengths)
 
 
-@pytest.mark.parametrize(("kind", "clip"), [(kind, (0.4, 2)[place % 2]) for place, kind in enumerate(GATED)], ids=str)
+@pytest.mark.parametrize(
+    ("kind", "clip"), [(kind, (0.4, 2)[place % 2]) for place, kind in enumerate(GATED)], ids=str
+)
 def test_clip(kind: Kind, clip: float) -> None:
     layer = build(kind, 2, bidirectional=True, clip=clip)
     with torch.no_grad():
@@ -113,7 +117,9 @@ def test_no_output_and_summary(kind: Kind, layers: int, both: bool) -> None:
     if both:
         expected = torch.cat([expected, out.first()[:, H:]], 1)
         assert not torch.allclose(out.last(), expected)
-    assert_same([layer.summary(nothing, state), layer.summary(*layer(batch[2]))], [expected, expected[2]])
+    assert_same(
+        [layer.summary(nothing, state), layer.summary(*layer(batch[2]))], [expected, expected[2]]
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
@@ -139,13 +145,19 @@ def test_other_dtypes(kind: Kind, dtype: torch.dtype) -> None:
     layer.to(dtype)
     out, state = layer(rl.Ragged(sequences))
     assert {out.dtype, *(part.dtype for part in parts(state))} == {dtype}
-    exact, exact_state = layer.to(torch.float64)(rl.Ragged([sequence.double() for sequence in sequences]))
-    for ours, theirs in zip((out.values, *parts(state)), (exact.values, *parts(exact_state)), strict=True):
+    exact, exact_state = layer.to(torch.float64)(
+        rl.Ragged([sequence.double() for sequence in sequences])
+    )
+    for ours, theirs in zip(
+        (out.values, *parts(state)), (exact.values, *parts(exact_state)), strict=True
+    ):
         assert largest_error(ours.double(), theirs) < 32 * torch.finfo(dtype).eps
 
 
 # Not every CPU has torch's kernels for float16.
-@pytest.mark.parametrize(("dtype", "backend"), [(torch.bfloat16, "auto"), (torch.float16, "reference")])
+@pytest.mark.parametrize(
+    ("dtype", "backend"), [(torch.bfloat16, "auto"), (torch.float16, "reference")]
+)
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_autocast(kind: Kind, dtype: torch.dtype, backend: str, device: torch.device) -> None:
     layer = build(kind, 2, units=32, dtype=torch.float32, backend=backend)
@@ -159,14 +171,18 @@ def test_autocast(kind: Kind, dtype: torch.dtype, backend: str, device: torch.de
     wanted = torch.autograd.grad(plain.values.sum(), list(layer.parameters()))
     for ours, theirs in zip(found, wanted, strict=True):
         assert ours.dtype is torch.float32
-        assert float((ours - theirs).norm() / theirs.norm()) < 0.1  # the sign of an argument of relu may change
+        assert (
+            float((ours - theirs).norm() / theirs.norm()) < 0.1
+        )  # the sign of an argument of relu may change
 
 
 @pytest.mark.parametrize("length", [2, 7, 150, 5000])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
 @pytest.mark.parametrize("casts", [False, True])
 @pytest.mark.parametrize("backend", ["auto", "reference"])
-def test_a_bound_is_rounded_inwards(backend: str, casts: bool, dtype: torch.dtype, length: int) -> None:
+def test_a_bound_is_rounded_inwards(
+    backend: str, casts: bool, dtype: torch.dtype, length: int
+) -> None:
     layer: Any = rl.nn.IndRNN(1, 3, bias=False, max_length=length, dtype=dtype, backend=backend)
     start = torch.ones(1, 1, 3, dtype=dtype)
     with torch.no_grad():
@@ -183,20 +199,31 @@ def test_a_bound_is_rounded_inwards(backend: str, casts: bool, dtype: torch.dtyp
 
 
 def test_a_bound_lets_gradients_inwards_only() -> None:
-    layer: Any = rl.nn.IndRNN(1, 4, bias=False, max_length=2, dtype=torch.float64, backend="reference")
+    layer: Any = rl.nn.IndRNN(
+        1, 4, bias=False, max_length=2, dtype=torch.float64, backend="reference"
+    )
     bound = 2**0.5
     with torch.no_grad():
         layer.weight_ih_l0.zero_()
         layer.weight_hh_l0.copy_(torch.tensor([5.0, 1.0, bound, 5.0]))
-    _, state = layer(torch.zeros(1, 1, 1, dtype=torch.float64), torch.ones(1, 1, 4, dtype=torch.float64))
+    _, state = layer(
+        torch.zeros(1, 1, 1, dtype=torch.float64), torch.ones(1, 1, 4, dtype=torch.float64)
+    )
     assert state.flatten().tolist() == pytest.approx([bound, 1.0, bound, bound])
-    # A step is against the gradient: with +h the first weight becomes smaller, with -h the last one larger.
-    (gradient,) = torch.autograd.grad((state * torch.tensor([1.0, 1.0, 1.0, -1.0])).sum(), layer.weight_hh_l0)
+    # A step is against the gradient: with +h the first weight becomes smaller, with -h the last one
+    # larger.
+    (gradient,) = torch.autograd.grad(
+        (state * torch.tensor([1.0, 1.0, 1.0, -1.0])).sum(), layer.weight_hh_l0
+    )
     assert gradient.tolist() == [1.0, 1.0, 1.0, 0.0]
     with torch.no_grad():
         layer.weight_hh_l0.neg_()
         layer.weight_ih_l0.fill_(10.0)  # open the relu
-    _, state = layer(torch.ones(1, 1, 1, dtype=torch.float64), torch.ones(1, 1, 4, dtype=torch.float64))
+    _, state = layer(
+        torch.ones(1, 1, 1, dtype=torch.float64), torch.ones(1, 1, 4, dtype=torch.float64)
+    )
     assert state.flatten().tolist() == pytest.approx([10 - bound, 9.0, 10 - bound, 10 - bound])
-    (gradient,) = torch.autograd.grad((state * torch.tensor([1.0, 1.0, 1.0, -1.0])).sum(), layer.weight_hh_l0)
+    (gradient,) = torch.autograd.grad(
+        (state * torch.tensor([1.0, 1.0, 1.0, -1.0])).sum(), layer.weight_hh_l0
+    )
     assert gradient.tolist() == [0.0, 1.0, 1.0, -1.0]

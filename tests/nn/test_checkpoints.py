@@ -29,7 +29,9 @@ def pair(kind: str = "LSTM", **options: Any) -> tuple[Any, Any]:
 
 def batch(dtype: torch.dtype = torch.float32) -> rl.Ragged:
     torch.manual_seed(1)
-    return rl.Ragged.from_flat(torch.randn(15, 5, dtype=dtype).requires_grad_(), lengths=[4, 0, 1, 8, 2])
+    return rl.Ragged.from_flat(
+        torch.randn(15, 5, dtype=dtype).requires_grad_(), lengths=[4, 0, 1, 8, 2]
+    )
 
 
 def trained(layer: Any, given: Any, **options: Any) -> list[Tensor]:
@@ -56,13 +58,19 @@ def test_in_every_use_of_a_layer(kind: str) -> None:
         layer, plain = pair(kind, **options)
         given = batch(options.get("dtype", torch.float32))
         assert rl.explain(layer, given).backend == "cpu"
-        torch.testing.assert_close(trained(layer, given, **call), trained(plain, given, **call), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            trained(layer, given, **call), trained(plain, given, **call), rtol=1e-4, atol=1e-5
+        )
     layer, plain = pair(kind)
     padded = torch.randn(6, 3, 5, requires_grad=True)
     for options in ({}, {"lengths": [6, 0, 2]}):
-        torch.testing.assert_close(trained(layer, padded, **options), trained(plain, padded, **options))
+        torch.testing.assert_close(
+            trained(layer, padded, **options), trained(plain, padded, **options)
+        )
     with torch.autocast("cpu", torch.bfloat16):
-        torch.testing.assert_close(trained(layer, padded), trained(plain, padded), rtol=0.1, atol=0.1)
+        torch.testing.assert_close(
+            trained(layer, padded), trained(plain, padded), rtol=0.1, atol=0.1
+        )
 
 
 @pytest.mark.filterwarnings("ignore:The cell .* runs in plain torch:UserWarning")
@@ -80,7 +88,9 @@ def test_every_layer_gives_the_same_with_it(name: str) -> None:
     torch.no_grad()([*layer.parameters()][1].zero_)()
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         out.values.sum().backward()
-    assert str(rl.explain(layer, given)).endswith("; backward recomputes the gates, 2 steps at a time")
+    assert str(rl.explain(layer, given)).endswith(
+        "; backward recomputes the gates, 2 steps at a time"
+    )
     assert rl.explain(layer, given).backend in ("cpu", "reference")
 
 
@@ -93,7 +103,10 @@ def test_explain_and_warnings() -> None:
         """A cell without an earlier warning."""
 
     other: Any = rl.nn.Recurrent(Fresh, 5, 7, checkpoint_every=3)
-    with pytest.warns(UserWarning, match=r"runs in plain torch, step by step: checkpoint_every has kernels for RNN"):
+    with pytest.warns(
+        UserWarning,
+        match=r"runs in plain torch, step by step: checkpoint_every has kernels for RNN",
+    ):
         other(batch(torch.float64))
     other = rl.nn.MinGRU(5, 7, checkpoint_every=3)
     choice = rl.explain(other, batch())
@@ -144,7 +157,9 @@ def test_accelerate() -> None:
 
 @pytest.mark.parametrize("wrong", [0, -1, 2.5, "8", True, 1 << 40])
 def test_wrong_numbers_of_steps(wrong: Any) -> None:
-    with pytest.raises(ArgumentError, match=r"checkpoint_every must be (a whole number|at most).*, got .*"):
+    with pytest.raises(
+        ArgumentError, match=r"checkpoint_every must be (a whole number|at most).*, got .*"
+    ):
         rl.nn.LSTM(5, 7, checkpoint_every=wrong)
     layer = rl.nn.LSTM(5, 7)
     layer(batch())  # the cached plan must not be used after the change
@@ -159,7 +174,9 @@ def test_wrong_numbers_of_steps(wrong: Any) -> None:
 @pytest.mark.parametrize("both", [False, True])
 def test_derivatives_of_all_states(both: bool, size: int, every: int | None) -> None:
     """Second derivatives and batched gradients of the states of every step."""
-    layer: Any = rl.nn.LSTM(3, 4, proj_size=size, bidirectional=both, dtype=torch.float64, checkpoint_every=every)
+    layer: Any = rl.nn.LSTM(
+        3, 4, proj_size=size, bidirectional=both, dtype=torch.float64, checkpoint_every=every
+    )
     plain = copy.deepcopy(layer)
     layer.backend, plain.backend, plain.checkpoint_every = "cpu", "reference", None
     values = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)

@@ -1,4 +1,6 @@
-"""``rl.convert_weights``, and ``rl.accelerate`` on sLSTM cells: compared with the formulas of the other libraries."""
+"""``rl.convert_weights``, and ``rl.accelerate`` on sLSTM cells: compared with the formulas of the
+other libraries.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ def _sigmoid(values: Any) -> Any:
 
 
 def _step(kind: str, x: Any, h: Any, c: Any, w: Any, u: Any, b: Any, reset: Any) -> tuple[Any, Any]:
-    """One step of Keras' cells: kernels ``(D, G * H)``, gates i f c o and z r h; ``reset`` is the second bias."""
+    """One step of Keras' cells: kernels ``(D, G * H)``, gates i f c o and z r h; ``reset`` is the
+    second bias.
+    """
     if kind == "lstm":
         i, f, g, o = np.split(x @ w + h @ u + b + reset, 4, 1)
         c = _sigmoid(f) * c + _sigmoid(i) * np.tanh(g)
@@ -62,7 +66,11 @@ class KerasLayer:
 
     def __init__(self, kind: str, **settings: Any) -> None:
         gru = {"reset_after": kind == "gru"} if kind.startswith("gru") else {}
-        self.settings = {"activation": kind.removeprefix("rnn_") if "rnn" in kind else "tanh", **gru, **settings}
+        self.settings = {
+            "activation": kind.removeprefix("rnn_") if "rnn" in kind else "tanh",
+            **gru,
+            **settings,
+        }
         self.arrays = _arrays(kind)
 
     def get_config(self) -> dict[str, Any]:
@@ -79,14 +87,23 @@ def _keras(kind: str, **settings: Any) -> Any:
 
 def _bidirectional(forward: Any, backward: Any, merge_mode: str = "concat") -> Any:
     pair = SimpleNamespace(forward_layer=forward, backward_layer=backward)
-    pair.get_config, pair.get_weights = lambda: {"merge_mode": merge_mode}, lambda: forward.arrays + backward.arrays
+    pair.get_config, pair.get_weights = (
+        lambda: {"merge_mode": merge_mode},
+        lambda: forward.arrays + backward.arrays,
+    )
     return pair
 
 
 def _output(layer: Any, values: Any, batch_first: bool = True) -> Any:
-    """The outputs of a layer on a batch with sequences of every length, which must not depend on the padding."""
-    ragged, _ = layer(rl.Ragged([torch.as_tensor(values[: max(0, T - 2 * row), row]) for row in range(B)]))
-    output, _ = layer(torch.as_tensor(values).transpose(0, 1) if batch_first else torch.as_tensor(values))
+    """The outputs of a layer on a batch with sequences of every length, which must not depend on
+    the padding.
+    """
+    ragged, _ = layer(
+        rl.Ragged([torch.as_tensor(values[: max(0, T - 2 * row), row]) for row in range(B)])
+    )
+    output, _ = layer(
+        torch.as_tensor(values).transpose(0, 1) if batch_first else torch.as_tensor(values)
+    )
     output = output.transpose(0, 1) if batch_first else output
     if not layer.bidirectional:
         for row, part in enumerate(ragged.to_list()):
@@ -101,7 +118,9 @@ def test_arrays_of_keras(kind: str, bias: bool, count: int) -> None:
     directions = [[array * scale for array in _arrays(kind, bias)] for scale in (1, 0.5)[:count]]
     layer = rl.convert_weights([array for arrays in directions for array in arrays], kind)
     values = np.random.default_rng(1).normal(size=(T, B, D))
-    np.testing.assert_allclose(_output(layer, values), _run(kind, values, directions), rtol=0, atol=1e-12)
+    np.testing.assert_allclose(
+        _output(layer, values), _run(kind, values, directions), rtol=0, atol=1e-12
+    )
 
 
 @pytest.mark.parametrize("kind", list(GATES))
@@ -109,7 +128,9 @@ def test_layers_of_keras(kind: str) -> None:
     values = np.random.default_rng(1).normal(size=(T, B, D))
     layer = _keras(kind)
     expected = _run(kind, values, [layer.arrays])
-    np.testing.assert_allclose(_output(rl.convert_weights(layer), values), expected, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(
+        _output(rl.convert_weights(layer), values), expected, rtol=0, atol=1e-12
+    )
     both = rl.convert_weights(_bidirectional(layer, _keras(kind, go_backwards=True)))
     expected = _run(kind, values, [layer.arrays] * 2)
     np.testing.assert_allclose(_output(both, values), expected, rtol=0, atol=1e-12)
@@ -134,12 +155,17 @@ def _flax(kind: str, gates: str, fused: bool, nnx: bool) -> dict[str, Any]:
 
 @pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize(("fused", "nnx"), [(False, False), (False, True), (True, True)])
-@pytest.mark.parametrize(("kind", "gates"), [("lstm", "ifgo"), ("gru", "rzn"), ("rnn_tanh", ""), ("rnn_relu", "")])
+@pytest.mark.parametrize(
+    ("kind", "gates"), [("lstm", "ifgo"), ("gru", "rzn"), ("rnn_tanh", ""), ("rnn_relu", "")]
+)
 def test_parameters_of_flax(kind: str, gates: str, fused: bool, nnx: bool, nested: bool) -> None:
     params = _flax(kind, gates, fused, nnx)
     arrays = _arrays("gru_reset_before" if kind == "gru" else kind)
     if kind == "gru":  # Keras has z first
-        arrays = [np.concatenate([np.split(part, 3, -1)[place] for place in (1, 0, 2)], -1) for part in arrays]
+        arrays = [
+            np.concatenate([np.split(part, 3, -1)[place] for place in (1, 0, 2)], -1)
+            for part in arrays
+        ]
         arrays[2] = np.stack([arrays[2], np.zeros_like(arrays[2])])
     if nested:
         params = {"params": {"forward_rnn": {"cell": params}, "backward_rnn": {"cell": params}}}
@@ -152,8 +178,12 @@ def test_parameters_of_flax(kind: str, gates: str, fused: bool, nnx: bool, neste
 def _onnx(operator: str, arrays: dict[str, Any], computed: bool = False, **attributes: Any) -> Any:
     onnx = pytest.importorskip("onnx", reason="needs raglane[export]")
     helper = onnx.helper
-    inputs = [name if name in (*arrays, "X") else "" for name in "X W R B _ initial_h initial_c P".split()]
-    nodes = [helper.make_node(operator, inputs, ["", "state"], name="node", hidden_size=H, **attributes)]
+    inputs = [
+        name if name in (*arrays, "X") else "" for name in "X W R B _ initial_h initial_c P".split()
+    ]
+    nodes = [
+        helper.make_node(operator, inputs, ["", "state"], name="node", hidden_size=H, **attributes)
+    ]
     stored = dict(arrays)
     if computed:  # as exporters of layers with several tensors write them
         stored["W1"] = stored.pop("W")[0]
@@ -170,7 +200,8 @@ def _onnx_arrays(kind: str) -> dict[str, Any]:
     b, reset = b if kind == "gru" else (b, b * 0)
     order = (0, 3, 1, 2) if kind == "lstm" else range(GATES[kind])
     w, u, b, reset = (
-        np.concatenate([np.split(part, GATES[kind], -1)[place] for place in order], -1) for part in (w, u, b, reset)
+        np.concatenate([np.split(part, GATES[kind], -1)[place] for place in order], -1)
+        for part in (w, u, b, reset)
     )
     return {"W": w.T[None], "R": u.T[None], "B": np.concatenate([b, reset])[None]}
 
@@ -186,12 +217,16 @@ def _onnx_arrays(kind: str) -> dict[str, Any]:
         ("rnn_relu", {"activations": ["Relu"]}),
     ],
 )
-def test_nodes_of_onnx(kind: str, attributes: dict[str, Any], computed: bool, tmp_path: Any) -> None:
+def test_nodes_of_onnx(
+    kind: str, attributes: dict[str, Any], computed: bool, tmp_path: Any
+) -> None:
     model = _onnx(kind.partition("_")[0].upper(), _onnx_arrays(kind), computed, **attributes)
     (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
     values = np.random.default_rng(1).normal(size=(T, B, D))
     for source, node in ((model, "node"), (tmp_path / "model.onnx", "state")):
-        output = _output(rl.convert_weights(source, node=node), values, batch_first="layout" in attributes)
+        output = _output(
+            rl.convert_weights(source, node=node), values, batch_first="layout" in attributes
+        )
         np.testing.assert_allclose(output, _run(kind, values, [_arrays(kind)]), rtol=0, atol=1e-12)
 
 
@@ -200,24 +235,34 @@ def test_nodes_of_onnx(kind: str, attributes: dict[str, Any], computed: bool, tm
 def test_variants_of_onnx_lstm(coupled: bool, clip: float | None) -> None:
     arrays, values = _onnx_arrays("lstm"), np.random.default_rng(1).normal(size=(T, B, D))
     peepholes = np.random.default_rng(2).normal(size=(1, 3 * H))
-    options: dict[str, Any] = ({"clip": clip} if clip else {}) | ({"input_forget": 1} if coupled else {})
+    options: dict[str, Any] = ({"clip": clip} if clip else {}) | (
+        {"input_forget": 1} if coupled else {}
+    )
     arrays |= {} if coupled else {"P": peepholes}
     layer = rl.convert_weights(_onnx("LSTM", arrays, **options))
     doubled = {name: np.concatenate([2 * part, part]) for name, part in arrays.items()}
-    both = rl.convert_weights(_onnx("LSTM", doubled, direction="bidirectional", **options)).state_dict()
+    both = rl.convert_weights(
+        _onnx("LSTM", doubled, direction="bidirectional", **options)
+    ).state_dict()
     for name, part in layer.state_dict().items():
-        assert torch.equal(torch.stack([both[name], both[f"{name}_reverse"]]), torch.stack([2 * part, part]))
+        assert torch.equal(
+            torch.stack([both[name], both[f"{name}_reverse"]]), torch.stack([2 * part, part])
+        )
     h, c, p = np.zeros((B, H)), np.zeros((B, H)), np.split(peepholes[0] * (not coupled), 3)
     most = clip or np.inf
     expected = []
     for x in values:
-        i, o, f, g = np.split(x @ arrays["W"][0].T + h @ arrays["R"][0].T + arrays["B"][0, : 4 * H], 4, 1)
+        i, o, f, g = np.split(
+            x @ arrays["W"][0].T + h @ arrays["R"][0].T + arrays["B"][0, : 4 * H], 4, 1
+        )
         i = _sigmoid(np.clip(i + p[0] * c, -most, most))
         f = 1 - i if coupled else _sigmoid(np.clip(f + p[2] * c, -most, most))
         c = f * c + i * np.tanh(np.clip(g, -most, most))
         h = _sigmoid(np.clip(o + p[1] * c, -most, most)) * np.tanh(c)
         expected.append(h)
-    np.testing.assert_allclose(_output(layer, values, False), np.stack(expected), rtol=0, atol=1e-7 if clip else 1e-12)
+    np.testing.assert_allclose(
+        _output(layer, values, False), np.stack(expected), rtol=0, atol=1e-7 if clip else 1e-12
+    )
 
 
 @pytest.mark.parametrize(
@@ -229,10 +274,16 @@ def test_variants_of_onnx_lstm(coupled: bool, clip: float | None) -> None:
         ({"initial_h": np.ones((1, B, H))}, {}, "initial state must be zeros"),
         ({"initial_c": np.ones((1, B, H))}, {}, "initial state must be zeros"),
         ({"B": np.ones((1, 3))}, {}, "a block for each of 4 gates, got an array of 2 rows"),
-        ({}, {"direction": "bidirectional"}, "W must be an array of 3 dimensions, of which the first is 2"),
+        (
+            {},
+            {"direction": "bidirectional"},
+            "W must be an array of 3 dimensions, of which the first is 2",
+        ),
     ],
 )
-def test_refused_nodes_of_onnx(arrays: dict[str, Any], attributes: dict[str, Any], text: str) -> None:
+def test_refused_nodes_of_onnx(
+    arrays: dict[str, Any], attributes: dict[str, Any], text: str
+) -> None:
     model = _onnx("LSTM", _onnx_arrays("lstm") | arrays, **attributes)
     with pytest.raises((ArgumentError, ShapeError), match=text):
         rl.convert_weights(model)
@@ -241,7 +292,9 @@ def test_refused_nodes_of_onnx(arrays: dict[str, Any], attributes: dict[str, Any
 
 
 def test_onnx_weights_that_are_no_constants() -> None:
-    model = _onnx("LSTM", _onnx_arrays("lstm") | {"P": np.ones((1, 3 * H)), "initial_h": np.zeros((1, B, H))})
+    model = _onnx(
+        "LSTM", _onnx_arrays("lstm") | {"P": np.ones((1, 3 * H)), "initial_h": np.zeros((1, B, H))}
+    )
     model.graph.initializer.pop()  # an initial state may be an input
     assert isinstance(rl.convert_weights(model), rl.nn.PeepholeLSTM)
     for name in "PBRW":
@@ -249,7 +302,9 @@ def test_onnx_weights_that_are_no_constants() -> None:
         with pytest.raises(ArgumentError, match=f"source: {name} must be a constant of the model"):
             rl.convert_weights(model)
     with pytest.raises(ArgumentError, match="activations must be"):
-        rl.convert_weights(_onnx("RNN", {}, direction="bidirectional", activations=["Relu", "Tanh"]))
+        rl.convert_weights(
+            _onnx("RNN", {}, direction="bidirectional", activations=["Relu", "Tanh"])
+        )
 
 
 class sLSTMCell_vanilla(torch.nn.Module):  # noqa: N801
@@ -271,21 +326,31 @@ class sLSTMCell_vanilla(torch.nn.Module):  # noqa: N801
     def forward(self, input: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
         heads, size, kernel = self.heads, self.size, self._recurrent_kernel_ * 1
         kernel = (
-            kernel.view(heads, size, 4, size) if self.tirex else kernel.view(heads, 4, size, size).permute(0, 3, 1, 2)
+            kernel.view(heads, size, 4, size)
+            if self.tirex
+            else kernel.view(heads, 4, size, size).permute(0, 3, 1, 2)
         )
-        bias = self._bias_.view(heads, 4, size) if self.tirex else self._bias_.view(4, heads, size).transpose(0, 1)
+        bias = (
+            self._bias_.view(heads, 4, size)
+            if self.tirex
+            else self._bias_.view(4, heads, size).transpose(0, 1)
+        )
         state = input.new_zeros(4, len(input), heads * size) if state is None else state
         h, c, n, m = (part.view(-1, heads, size) for part in state)
         outputs = []
         for x in input.view(*input.shape[:2], 4, heads, size).unbind(1):
-            i, f, z, o = (x.transpose(1, 2) + torch.einsum("bki,kigo->bkgo", h, kernel) + bias).unbind(2)
+            i, f, z, o = (
+                x.transpose(1, 2) + torch.einsum("bki,kigo->bkgo", h, kernel) + bias
+            ).unbind(2)
             kept = m + torch.nn.functional.logsigmoid(f)
             m = torch.where(n == 0, i, torch.maximum(i, kept))
             c = (kept - m).exp().clamp(max=1) * c + (i - m).exp() * z.tanh()
             n = (kept - m).exp().clamp(max=1) * n + (i - m).exp()
             h = o.sigmoid() * c / n
             outputs.append(h.flatten(1))
-        return self._permute_output(torch.stack(outputs)), torch.stack([part.flatten(1) for part in (h, c, n, m)])
+        return self._permute_output(torch.stack(outputs)), torch.stack(
+            [part.flatten(1) for part in (h, c, n, m)]
+        )
 
 
 sLSTMCell_vanilla.__module__ = "xlstm.blocks.slstm.cell"
@@ -305,7 +370,9 @@ def _results(cell: Any, given: Tensor, state: Any) -> list[Tensor]:
 
 @pytest.mark.parametrize("steps", [1, 7])
 @pytest.mark.parametrize("tirex", [False, True])
-def test_slstm_cells_are_accelerated(tirex: bool, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slstm_cells_are_accelerated(
+    tirex: bool, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sLSTMCell_vanilla, "__module__", "another.cell")
     assert type(rl.accelerate(_cell(tirex))) is sLSTMCell_vanilla
     monkeypatch.setattr(sLSTMCell_vanilla, "__module__", "tirex.cell" if tirex else "xlstm.cell")
@@ -315,9 +382,13 @@ def test_slstm_cells_are_accelerated(tirex: bool, steps: int, monkeypatch: pytes
     assert fast.state_dict().keys() == cell.state_dict().keys()
     state = cell(torch.randn(4, 2, 24, dtype=torch.float64))[1].detach()
     for hx in (None, state):
-        torch.testing.assert_close(_results(fast, given, hx), _results(cell, given, hx), rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(
+            _results(fast, given, hx), _results(cell, given, hx), rtol=1e-10, atol=1e-10
+        )
     output, final = fast(rl.Ragged([given[0], given[1, :0], given[2, :1]]))
-    torch.testing.assert_close(output.select([0]).values, cell(given[:1])[0].transpose(1, 2).flatten(2)[0])
+    torch.testing.assert_close(
+        output.select([0]).values, cell(given[:1])[0].transpose(1, 2).flatten(2)[0]
+    )
     assert final[0].shape == (1, 3, 6)
     lengths = torch.tensor([steps, 0, 1, steps])
     whole = fast(rl.Ragged.from_padded(given, lengths))[1]
@@ -342,7 +413,9 @@ def test_layers_around_slstm_cells() -> None:
         layer.add_module(name, gate)
     values = torch.randn(4, 5, 6, dtype=torch.float64)
     products = [
-        torch.einsum("bthd,hod->btho", values.view(4, 5, 2, 3), getattr(layer, name).weight).flatten(2)
+        torch.einsum(
+            "bthd,hod->btho", values.view(4, 5, 2, 3), getattr(layer, name).weight
+        ).flatten(2)
         for name in ("fgate", "igate", "zgate", "ogate")  # to the gates i, f, z and o
     ]
     expected = cell(torch.cat(products, 2))[0].transpose(1, 2).flatten(2)
@@ -366,7 +439,9 @@ def test_slstm_cells_that_are_left(options: dict[str, Any], backend: str, reason
 
 def test_accelerated_slstm_can_be_pickled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sLSTMCell_vanilla, "__module__", "xlstm")
-    monkeypatch.setitem(__import__("sys").modules, "xlstm", SimpleNamespace(sLSTMCell_vanilla=sLSTMCell_vanilla))
+    monkeypatch.setitem(
+        __import__("sys").modules, "xlstm", SimpleNamespace(sLSTMCell_vanilla=sLSTMCell_vanilla)
+    )
     fast, given = rl.accelerate(_cell()), torch.randn(4, 3, 24, dtype=torch.float64)
     again = pickle.loads(pickle.dumps(fast))
     assert type(again) is type(fast)
@@ -376,13 +451,25 @@ def test_accelerated_slstm_can_be_pickled(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(
     ("source", "kind", "text"),
     [
-        (torch.nn.LSTM(3, 4), None, "source must be a recurrent layer of Keras.*got a LSTM.*rl.accelerate"),
+        (
+            torch.nn.LSTM(3, 4),
+            None,
+            "source must be a recurrent layer of Keras.*got a LSTM.*rl.accelerate",
+        ),
         (None, None, "source must be"),
         (_arrays("lstm"), None, "kind must be one of lstm"),
         (_arrays("lstm"), "lstmm", "kind must be one of.*Pass lstm"),
         (_arrays("lstm")[:1], "lstm", "source must be 2 arrays per direction.*got 1 arrays"),
-        (_arrays("lstm") + _arrays("lstm", False), "lstm", "source must be 2 arrays per direction.*got 5 arrays"),
-        ([np.ones((0, 16)), np.ones((4, 16))], "lstm", r"source\[0\] must be a matrix .* not empty"),
+        (
+            _arrays("lstm") + _arrays("lstm", False),
+            "lstm",
+            "source must be 2 arrays per direction.*got 5 arrays",
+        ),
+        (
+            [np.ones((0, 16)), np.ones((4, 16))],
+            "lstm",
+            r"source\[0\] must be a matrix .* not empty",
+        ),
         (_arrays("lstm"), "rnn_tanh", r"source must be arrays with weight_ih_l0 of shape \(5, 3\)"),
         (_arrays("gru"), "gru_reset_before", r"source\[2\] must be .*got shape \(2, 15\)"),
         (_arrays("gru_reset_before"), "gru", r"source\[2\] must be \(2, gates \* units,\)"),
@@ -390,12 +477,28 @@ def test_accelerated_slstm_can_be_pickled(monkeypatch: pytest.MonkeyPatch) -> No
         ([np.ones((3, 4)), "no array"], "lstm", r"source\[1\] must be numbers"),
         ([np.ones((3, 10)), np.ones((5, 10))], "gru", "a block for each of 3 gates"),
         (_keras("lstm"), "lstm", "kind must be None"),
-        (_keras("lstm", recurrent_activation="hard_sigmoid"), None, "recurrent_activation must be 'sigmoid'"),
+        (
+            _keras("lstm", recurrent_activation="hard_sigmoid"),
+            None,
+            "recurrent_activation must be 'sigmoid'",
+        ),
         (_keras("lstm", activation="relu"), None, "activation must be 'tanh', got 'relu'"),
         (_keras("gru", go_backwards=True), None, "go_backwards must be False.*batch.reverse"),
-        (_bidirectional(_keras("gru"), _keras("gru")), None, "go_backwards must be True, got False"),
-        (_bidirectional(_keras("gru"), _keras("gru", go_backwards=True), "sum"), None, "merge_mode must be 'concat'"),
-        (_bidirectional(_keras("gru"), _keras("lstm", go_backwards=True)), None, "layers of one kind"),
+        (
+            _bidirectional(_keras("gru"), _keras("gru")),
+            None,
+            "go_backwards must be True, got False",
+        ),
+        (
+            _bidirectional(_keras("gru"), _keras("gru", go_backwards=True), "sum"),
+            None,
+            "merge_mode must be 'concat'",
+        ),
+        (
+            _bidirectional(_keras("gru"), _keras("lstm", go_backwards=True)),
+            None,
+            "layers of one kind",
+        ),
         ({"a": {}, "b": {}}, None, "source must be the parameters of an LSTM.*'a', 'b'"),
         (_flax("lstm", "ifgo", False, False), "gru", "kind must be one of lstm"),
         (_cell(function="lstm"), None, "function must be 'slstm', got 'lstm'"),
@@ -406,16 +509,22 @@ def test_mistakes(source: Any, kind: str | None, text: str) -> None:
         rl.convert_weights(source, kind)
 
 
-@pytest.mark.parametrize(("backend", "dtype"), [("reference", torch.float64), ("program", torch.float32)])
+@pytest.mark.parametrize(
+    ("backend", "dtype"), [("reference", torch.float64), ("program", torch.float32)]
+)
 def test_slstm_without_input_weights(backend: str, dtype: torch.dtype) -> None:
     whole = rl.nn.SLSTM(3, 4, 2, heads=2, bidirectional=True, dtype=dtype)
-    layer: Any = rl.nn.SLSTM(16, 4, 2, heads=2, bidirectional=True, input_weights=False, dtype=dtype, backend=backend)
+    layer: Any = rl.nn.SLSTM(
+        16, 4, 2, heads=2, bidirectional=True, input_weights=False, dtype=dtype, backend=backend
+    )
     weights = whole.state_dict()
     one, other = weights.pop("weight_ih_l0"), weights.pop("weight_ih_l0_reverse")
     other.copy_(one)  # both directions read the same input
     layer.load_state_dict(weights)
     values = torch.randn(5, 2, 3, dtype=dtype)
     torch.testing.assert_close(layer(values @ one.t())[0], whole(values)[0])
-    assert repr(layer).startswith("SLSTM(16, 4, num_layers=2, bidirectional=True, heads=2, input_weights=False")
+    assert repr(layer).startswith(
+        "SLSTM(16, 4, num_layers=2, bidirectional=True, heads=2, input_weights=False"
+    )
     with pytest.raises(ArgumentError, match="input_size must be 4 \\* hidden_size = 16"):
         rl.nn.SLSTM(3, 4, input_weights=False)

@@ -14,30 +14,45 @@ from raglane.errors import ArgumentError
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(
-    ("kernel", "dilation", "groups"), [(1, 1, 1), (3, 1, 1), (3, 2, 1), (5, 3, 2), (2, 4, 1), (3, 1, 4), (1, 3, 2)]
+    ("kernel", "dilation", "groups"),
+    [(1, 1, 1), (3, 1, 1), (3, 2, 1), (5, 3, 2), (2, 4, 1), (3, 1, 4), (1, 3, 2)],
 )
 def test_values_and_gradients(kernel: int, dilation: int, groups: int, bias: bool) -> None:
     torch.manual_seed(0)
-    layer = rl.nn.CausalConv1d(4, 8, kernel, dilation=dilation, groups=groups, bias=bias, dtype=torch.float64)
+    layer = rl.nn.CausalConv1d(
+        4, 8, kernel, dilation=dilation, groups=groups, bias=bias, dtype=torch.float64
+    )
     lengths = [7, 0, 1, 13]
     values = torch.randn(21, 4, dtype=torch.float64, requires_grad=True)
-    out, state = layer(rl.Ragged([part.detach() for part in values.split(lengths)]).with_values(values))
+    out, state = layer(
+        rl.Ragged([part.detach() for part in values.split(lengths)]).with_values(values)
+    )
     weights = torch.randn_like(out.values)
     own = [part for part in (values, layer.weight, layer.bias) if part is not None]
     found = torch.autograd.grad((out.values * weights).sum(), own)
     reach = (kernel - 1) * dilation
     expected = torch.cat(
         [
-            F.conv1d(F.pad(part.T, (reach, 0)), layer.weight, layer.bias, dilation=dilation, groups=groups).T
+            F.conv1d(
+                F.pad(part.T, (reach, 0)),
+                layer.weight,
+                layer.bias,
+                dilation=dilation,
+                groups=groups,
+            ).T
             for part in values.split(lengths)
             if len(part)
         ]
     )
     torch.testing.assert_close(out.values, expected, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(found, torch.autograd.grad((expected * weights).sum(), own), rtol=1e-11, atol=1e-11)
+    torch.testing.assert_close(
+        found, torch.autograd.grad((expected * weights).sum(), own), rtol=1e-11, atol=1e-11
+    )
     if reach:
         assert torch.equal(state[0, 3], F.pad(values[8:].T, (reach, 0)).T[-reach:].reshape(-1))
-    assert rl.nn.CausalConv1d(4, 8, kernel, groups=groups, backend="reference")(torch.empty(0, 4))[0].shape == (0, 8)
+    assert rl.nn.CausalConv1d(4, 8, kernel, groups=groups, backend="reference")(torch.empty(0, 4))[
+        0
+    ].shape == (0, 8)
 
 
 def test_steps_have_the_bits_of_the_sequence() -> None:

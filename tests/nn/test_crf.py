@@ -28,7 +28,9 @@ def random_crf(tags: int = TAGS, dtype: torch.dtype = torch.float64) -> CRF:
 
 
 def random_batch(lengths: list[int], tags: int = TAGS) -> tuple[Ragged, Ragged]:
-    emissions = Ragged.from_flat(torch.randn(sum(lengths), tags, dtype=torch.float64), lengths=lengths)
+    emissions = Ragged.from_flat(
+        torch.randn(sum(lengths), tags, dtype=torch.float64), lengths=lengths
+    )
     return emissions, emissions._like(torch.randint(0, tags, (sum(lengths),)))
 
 
@@ -60,10 +62,17 @@ def by_hand(crf: CRF, emissions: Ragged, tags: Ragged) -> dict[str, Tensor]:
         through = torch.tensor(paths, dtype=torch.int64).view(len(paths), len(own))
         ways = torch.nn.functional.one_hot(through, crf.num_tags).to(shares.dtype)
         found["marginals"].append(torch.einsum("p,plc->lc", shares, ways))
-    empty = {"marginals": torch.zeros(0, crf.num_tags, dtype=torch.float64), "tags": torch.zeros(0, dtype=torch.int64)}
+    empty = {
+        "marginals": torch.zeros(0, crf.num_tags, dtype=torch.float64),
+        "tags": torch.zeros(0, dtype=torch.int64),
+    }
     nothing = torch.zeros(0, dtype=torch.float64)
     return {
-        name: torch.cat([empty[name], *parts]) if name in empty else torch.stack(parts) if parts else nothing
+        name: torch.cat([empty[name], *parts])
+        if name in empty
+        else torch.stack(parts)
+        if parts
+        else nothing
         for name, parts in found.items()
     }
 
@@ -80,7 +89,9 @@ def ours(crf: CRF, emissions: Ragged, tags: Ragged) -> dict[str, Tensor]:
 
 
 def close(name: str, own: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(own, expected, rtol=1e-10, atol=1e-10, msg=lambda text: f"{name}: {text}")
+    torch.testing.assert_close(
+        own, expected, rtol=1e-10, atol=1e-10, msg=lambda text: f"{name}: {text}"
+    )
 
 
 LENGTHS = [[3, 0, 1, 4], [1], [0], [0, 0], [], [4, 4], [2, 4, 1, 1, 0, 3]]
@@ -105,7 +116,9 @@ def test_equals_the_sum_over_all_paths(lengths: list[int], tags: int, forbid: bo
             continue
         weights = torch.randn_like(value)
         pairs = [
-            torch.autograd.grad((result[name] * weights).sum(), inputs, retain_graph=True, allow_unused=True)
+            torch.autograd.grad(
+                (result[name] * weights).sum(), inputs, retain_graph=True, allow_unused=True
+            )
             for result in (own, expected)
         ]
         for parameter, mine, theirs in zip(inputs, *pairs, strict=True):
@@ -122,13 +135,20 @@ METHODS: dict[str, Callable[[CRF, Ragged, Ragged], Tensor]] = {
 
 @pytest.mark.parametrize(
     ("method", "forbid"),
-    [("log_likelihood", False), ("log_likelihood", True), ("log_partition", False), ("marginals", True)],
+    [
+        ("log_likelihood", False),
+        ("log_likelihood", True),
+        ("log_partition", False),
+        ("marginals", True),
+    ],
 )
 def test_gradients_and_second_gradients(method: str, forbid: bool) -> None:
     """By finite differences, also with forbidden tags and transitions."""
     crf = random_crf()
     emissions, tags = random_batch([2, 0, 1])
-    start, transitions, end = (part.detach().clone() for part in (crf.start, crf.transitions, crf.end))
+    start, transitions, end = (
+        part.detach().clone() for part in (crf.start, crf.transitions, crf.end)
+    )
     parts = [emissions.values.clone(), transitions, start, end]
     free = [torch.ones_like(part, dtype=torch.bool) for part in parts]
     if forbid:
@@ -143,7 +163,9 @@ def test_gradients_and_second_gradients(method: str, forbid: bool) -> None:
             for mask, number in zip(free, numbers, strict=True)
         ]
         named = dict(zip(("crf.transitions", "crf.start", "crf.end"), filled[1:], strict=True))
-        return torch.func.functional_call(_Call(crf, METHODS[method]), named, (emissions._like(filled[0]), tags))
+        return torch.func.functional_call(
+            _Call(crf, METHODS[method]), named, (emissions._like(filled[0]), tags)
+        )
 
     inputs = tuple(part.requires_grad_() for part in parts)
     assert torch.autograd.gradcheck(run, inputs, check_forward_ad=True)
@@ -195,7 +217,10 @@ def test_bits_do_not_depend_on_the_batch(dtype: torch.dtype) -> None:
             _same(single[name], whole[name][number : number + 1])
         for name in ("marginals", "tags"):
             _same(single[name], emissions._like(whole[name])[number])
-        _same(torch.autograd.grad(single["log_likelihood"].sum(), values)[0], emissions._like(grad)[number])
+        _same(
+            torch.autograd.grad(single["log_likelihood"].sum(), values)[0],
+            emissions._like(grad)[number],
+        )
 
 
 def _same(own: Tensor, expected: Tensor) -> None:
@@ -209,7 +234,8 @@ def test_a_nan_stays_in_its_sequence() -> None:
     emissions, tags = random_batch([3, 2, 0, 4, 1])
     clean = ours(crf, emissions, tags)
     (clean_grad,) = torch.autograd.grad(
-        crf.log_likelihood(emissions._like(emissions.values.requires_grad_()), tags).sum(), emissions.values
+        crf.log_likelihood(emissions._like(emissions.values.requires_grad_()), tags).sum(),
+        emissions.values,
     )
     values = emissions.values.detach().clone()
     values[3] = torch.nan  # in sequence 1
@@ -242,11 +268,15 @@ def test_long_sequences() -> None:
         weight = weight / weight.sum()
     log_z += float((weight * crf.end.detach().exp()).sum().log())
 
-    scores = recursions.Scores(emissions, *(part.detach() for part in (crf.start, crf.transitions, crf.end)))
+    scores = recursions.Scores(
+        emissions, *(part.detach() for part in (crf.start, crf.transitions, crf.end))
+    )
     path = float(recursions.path_score(scores, tags[0], tags[:1].offsets))
     single = crf.float()
     rounded = Ragged([emissions.float(), emissions[:1].float()])
-    assert float(single.log_likelihood(rounded, tags)[0].detach()) == pytest.approx(path - log_z, rel=1e-5)
+    assert float(single.log_likelihood(rounded, tags)[0].detach()) == pytest.approx(
+        path - log_z, rel=1e-5
+    )
     marginals = single.marginals(rounded).values.detach()
     torch.testing.assert_close(marginals.sum(1), torch.ones(length + 1))
     # Marginals near one end do not depend on the other.
@@ -298,7 +328,9 @@ def test_reductions(lengths: list[int]) -> None:
     assert torch.equal(crf(emissions, tags, reduction="none"), each)
     torch.testing.assert_close(crf(emissions, tags), each.sum() / max(sum(lengths), 1))
     sequences = sum(length > 0 for length in lengths)
-    torch.testing.assert_close(crf(emissions, tags, reduction="sequence"), each.sum() / max(sequences, 1))
+    torch.testing.assert_close(
+        crf(emissions, tags, reduction="sequence"), each.sum() / max(sequences, 1)
+    )
     crf(emissions, tags).backward()
     for parameter in crf.parameters():
         assert parameter.grad is not None
@@ -311,7 +343,12 @@ def test_compiled_once_for_all_lengths() -> None:
 
     def run(emissions: Ragged, tags: Ragged) -> tuple[Tensor, ...]:
         best, score = crf.decode(emissions)
-        return crf(emissions, tags), best.values, score.detach(), crf.marginals(emissions.detach()).values.detach()
+        return (
+            crf(emissions, tags),
+            best.values,
+            score.detach(),
+            crf.marginals(emissions.detach()).values.detach(),
+        )
 
     compiled = torch.compile(run, backend=counter, fullgraph=True, dynamic=True)
     graphs = 0
@@ -321,7 +358,9 @@ def test_compiled_once_for_all_lengths() -> None:
         found = []
         for function in (compiled, run):
             loss, *rest = function(emissions, tags)
-            found.append([loss, *rest, *torch.autograd.grad(loss, [emissions.values, *crf.parameters()])])
+            found.append(
+                [loss, *rest, *torch.autograd.grad(loss, [emissions.values, *crf.parameters()])]
+            )
         torch.testing.assert_close(*found)
         graphs = graphs or counter.frame_count
         assert counter.frame_count == graphs
@@ -337,12 +376,19 @@ EMISSIONS, GOLD = Ragged([[[0.0] * TAGS] * 2, [[0.0] * TAGS]]), Ragged([[0, 1], 
         (GOLD + 0.5, GOLD, ShapeError, "each of the 3 tags"),
         (EMISSIONS.map(lambda values: values.long()), GOLD, ArgumentTypeError, "floating-point"),
         (EMISSIONS, GOLD.to(torch.float32), ArgumentTypeError, "tags must be .*got torch.float32"),
-        (EMISSIONS, GOLD.map(lambda values: values.unsqueeze(1)), ShapeError, "tags must be .*got elements of shape"),
+        (
+            EMISSIONS,
+            GOLD.map(lambda values: values.unsqueeze(1)),
+            ShapeError,
+            "tags must be .*got elements of shape",
+        ),
         (EMISSIONS, Ragged([[0, 1]]), ShapeError, "tags must be .*got 1 sequences"),
         (EMISSIONS, GOLD + 1, ArgumentError, "values from 1 to 3"),
     ],
 )
-def test_mistakes(device: torch.device, emissions: Any, tags: Any, kind: type[RaglaneError], says: str) -> None:
+def test_mistakes(
+    device: torch.device, emissions: Any, tags: Any, kind: type[RaglaneError], says: str
+) -> None:
     if kind is ArgumentError and device.type != "cpu":
         pytest.skip("a GPU's kernel checks tags itself")
     batches = [batch.to(device) for batch in (emissions, tags)]

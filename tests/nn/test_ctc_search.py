@@ -1,4 +1,6 @@
-"""Beam search and alignment by CTC compared with all alignments, and the two searches with each other."""
+"""Beam search and alignment by CTC compared with all alignments, and the two searches with each
+other.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ from raglane.nn.losses import ctc_loss
 from raglane.nn.transduction import ctc
 
 Tokens = tuple[int, ...]
-needs_kernels = pytest.mark.skipif(bool(rl.native.missing_kernels()), reason="it compares the kernels with Python")
+needs_kernels = pytest.mark.skipif(
+    bool(rl.native.missing_kernels()), reason="it compares the kernels with Python"
+)
 
 
 @pytest.fixture(params=["kernels", "python"])
@@ -52,7 +56,9 @@ def spans_of(alignment: Tokens, blank: int) -> list[list[int]]:
     return spans
 
 
-def enumerated(rows: Tensor, blank: int) -> tuple[dict[Tokens, float], dict[Tokens, tuple[float, Tokens]]]:
+def enumerated(
+    rows: Tensor, blank: int
+) -> tuple[dict[Tokens, float], dict[Tokens, tuple[float, Tokens]]]:
     """The log-probability of each sequence, and its best alignment with its log-probability."""
     total: dict[Tokens, float] = defaultdict(float)
     best: dict[Tokens, tuple[float, Tokens]] = {}
@@ -67,7 +73,9 @@ def enumerated(rows: Tensor, blank: int) -> tuple[dict[Tokens, float], dict[Toke
 
 def listed(found: Hypotheses) -> list[list[tuple[Tokens, float]]]:
     """Tokens and scores of each item."""
-    flat = list(zip((tuple(one.tolist()) for one in found.tokens), found.scores.tolist(), strict=True))
+    flat = list(
+        zip((tuple(one.tolist()) for one in found.tokens), found.scores.tolist(), strict=True)
+    )
     return [flat[begin:end] for begin, end in itertools.pairwise(found.offsets.tolist())]
 
 
@@ -100,7 +108,8 @@ def test_a_large_beam_finds_all_sequences(blank: int) -> None:
             spans = spans_of(best[tokens][1], blank)
             assert found.times[place].tolist() == spans
             chances = [
-                float(rows[first:end, token].exp().mean()) for token, (first, end) in zip(tokens, spans, strict=True)
+                float(rows[first:end, token].exp().mean())
+                for token, (first, end) in zip(tokens, spans, strict=True)
             ]
             assert found.confidences[place].tolist() == pytest.approx(chances, rel=1e-12)
 
@@ -124,15 +133,26 @@ SEARCHES: list[dict[str, Any]] = [
     never=st.booleans(),
 )
 def test_the_kernels_equal_python(
-    with_grams: bool, lengths: list[int], classes: int, seed: int, never: bool, options: dict[str, Any]
+    with_grams: bool,
+    lengths: list[int],
+    classes: int,
+    seed: int,
+    never: bool,
+    options: dict[str, Any],
 ) -> None:
     """Also with log-probabilities of -inf, and equal ones."""
     torch.manual_seed(seed)
     log_probs = draw(lengths, classes)
     if never:
-        log_probs = log_probs.map(lambda values: values.masked_fill(torch.rand_like(values) < 0.3, -math.inf).round())
+        log_probs = log_probs.map(
+            lambda values: values.masked_fill(torch.rand_like(values) < 0.3, -math.inf).round()
+        )
     blank = seed % classes
-    ngram = NGram([torch.randint(0, classes, (9,)).tolist()], classes, order=1 + seed % 4) if with_grams else None
+    ngram = (
+        NGram([torch.randint(0, classes, (9,)).tolist()], classes, order=1 + seed % 4)
+        if with_grams
+        else None
+    )
     search = CTCBeamSearch(**options, blank=blank, scorer=ngram, scorer_weight=0.6)
     found, state = search(log_probs)
     other, its_state = without_kernels(lambda: search(log_probs))
@@ -168,7 +188,9 @@ def test_a_long_sequence_forgets_unused_prefixes() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_bits_depend_on_the_sequence_only(dtype: torch.dtype, any_threads: Callable[[int], None]) -> None:
+def test_bits_depend_on_the_sequence_only(
+    dtype: torch.dtype, any_threads: Callable[[int], None]
+) -> None:
     log_probs = draw([30, 2, 17, 25, 0, 40], classes=20, dtype=dtype)
     search = CTCBeamSearch(beam=8, n_best=4)
     any_threads(3)
@@ -181,8 +203,14 @@ def test_bits_depend_on_the_sequence_only(dtype: torch.dtype, any_threads: Calla
 @pytest.mark.usefixtures("path")
 def test_equal_scores_have_the_lowest_token_first() -> None:
     found, _ = CTCBeamSearch(beam=3, n_best=3)(rl.Ragged([torch.full((1, 4), 0.25).log()]))
-    assert listed(found)[0] == [((), found.scores[0]), ((1,), found.scores[0]), ((2,), found.scores[0])]
-    found, _ = CTCBeamSearch(n_best=4, tokens_per_step=2)(rl.Ragged([torch.tensor([[0.4, 0.1, 0.2, 0.3]]).log()]))
+    assert listed(found)[0] == [
+        ((), found.scores[0]),
+        ((1,), found.scores[0]),
+        ((2,), found.scores[0]),
+    ]
+    found, _ = CTCBeamSearch(n_best=4, tokens_per_step=2)(
+        rl.Ragged([torch.tensor([[0.4, 0.1, 0.2, 0.3]]).log()])
+    )
     assert [tokens for tokens, _ in listed(found)[0]] == [(), (3,), (2,)]
 
 
@@ -235,7 +263,9 @@ def test_a_function_scores_like_the_model_that_it_calls() -> None:
 def test_scores_are_added_to_exact_log_probabilities() -> None:
     (rows,) = log_probs = draw([4])
     ngram = NGram([[1, 2, 1]], 3, order=2)
-    found, _ = CTCBeamSearch(beam=400, n_best=400, scorer=ngram, scorer_weight=0.5, token_bonus=0.1)(log_probs)
+    found, _ = CTCBeamSearch(
+        beam=400, n_best=400, scorer=ngram, scorer_weight=0.5, token_bonus=0.1
+    )(log_probs)
     total, _ = enumerated(rows, 0)
     for tokens, score in listed(found)[0]:
         expected = total[tokens]
@@ -249,21 +279,32 @@ def test_scores_are_added_to_exact_log_probabilities() -> None:
 def test_probabilities_of_n_grams_sum_to_one(order: int) -> None:
     ngram = NGram([[1, 2, 3, 1, 2], [3, 3, 1], []], 6, order=order)
     for prefix in ([], [1], [5, 5], [1, 2], [3, 1, 2], [0, 3, 1, 2, 3]):
-        repeated = rl.Ragged.from_flat(torch.tensor(prefix * 7, dtype=torch.int64), lengths=[len(prefix)] * 7)
+        repeated = rl.Ragged.from_flat(
+            torch.tensor(prefix * 7, dtype=torch.int64), lengths=[len(prefix)] * 7
+        )
         assert float(ngram(repeated, torch.arange(7)).exp().sum()) == pytest.approx(1, rel=1e-12)
 
 
 def test_n_grams_by_hand() -> None:
     """Bigrams <1, 12, 21, 12, 2>, <1, 1>: two occur twice, three once; D = 3 / (3 + 2 * 2)."""
     ngram = NGram([[1, 2, 1, 2], [1]], 3, order=2)
-    # Of the lower order, the tokens before: 1 after begin and 2; 2 after 1; the end after 2 and 1. D = 1 / (1 + 2 * 2).
-    lower = {1: (2 - 0.2) / 5 + 0.2 * 3 / 5 / 4, 2: (1 - 0.2) / 5 + 0.2 * 3 / 5 / 4, 0: 0.2 * 3 / 5 / 4}
+    # Of the lower order, the tokens before: 1 after begin and 2; 2 after 1; the end after 2 and 1.
+    # D = 1 / (1 + 2 * 2).
+    lower = {
+        1: (2 - 0.2) / 5 + 0.2 * 3 / 5 / 4,
+        2: (1 - 0.2) / 5 + 0.2 * 3 / 5 / 4,
+        0: 0.2 * 3 / 5 / 4,
+    }
     # After 1: 2 twice, the end once.
     found = ngram(rl.Ragged([[2, 1], [1], [1]]), torch.tensor([2, 1, 0])).exp().tolist()
     spread = 3 / 7 * 2 / 3
-    assert found == pytest.approx([(2 - 3 / 7) / 3 + spread * lower[2], spread * lower[1], spread * lower[0]])
+    assert found == pytest.approx(
+        [(2 - 3 / 7) / 3 + spread * lower[2], spread * lower[1], spread * lower[0]]
+    )
     twice = NGram([[1], [1]], 3, order=1)  # nothing occurs once: D = 1 / 2
-    assert twice(rl.Ragged([[2], [2]]), torch.tensor([1, 0])).exp().tolist() == pytest.approx([7 / 16, 1 / 16])
+    assert twice(rl.Ragged([[2], [2]]), torch.tensor([1, 0])).exp().tolist() == pytest.approx(
+        [7 / 16, 1 / 16]
+    )
 
 
 @pytest.mark.parametrize("labels", [[], [1], [1, 1], [1, 2], [2, 1, 2], [2, 2, 1]])
@@ -274,7 +315,9 @@ def test_the_best_of_all_alignments(steps: int, labels: list[int]) -> None:
     targets = rl.Ragged.from_flat(torch.tensor(labels, dtype=torch.int64), lengths=[len(labels)])
     _, best = enumerated(rows, 0)
     if tuple(labels) not in best:
-        with pytest.raises(ArgumentError, match=rf"log_probs must be at least as long.*got {steps} steps"):
+        with pytest.raises(
+            ArgumentError, match=rf"log_probs must be at least as long.*got {steps} steps"
+        ):
             ctc_align(log_probs, targets)
         return
     chance, alignment = best[tuple(labels)]
@@ -306,8 +349,12 @@ def test_alignments_of_the_kernels_equal_those_of_torch(
     tokens = torch.randint(0, 3, (sum(labels),))
     targets = rl.Ragged.from_flat(tokens + (tokens >= blank), lengths=labels)
     own = ctc_align(log_probs, targets, blank)
-    assert_same(own, without_kernels(lambda: ctc_align(log_probs, targets, blank)), rtol=1e-12, atol=1e-12)
-    assert bool((own.scores <= -ctc_loss(log_probs, targets, blank, reduction="none") + 1e-12).all())
+    assert_same(
+        own, without_kernels(lambda: ctc_align(log_probs, targets, blank)), rtol=1e-12, atol=1e-12
+    )
+    assert bool(
+        (own.scores <= -ctc_loss(log_probs, targets, blank, reduction="none") + 1e-12).all()
+    )
 
 
 @pytest.mark.usefixtures("path")
@@ -332,25 +379,69 @@ STATE = rl.Ragged.from_flat(torch.tensor([3, 9, 0, 0], device="cpu"), lengths=[2
         (lambda: CTCBeamSearch(2, n_best=3), ArgumentError, "n_best must be at most beam=2, got 3"),
         (lambda: CTCBeamSearch(tokens_per_step=0), ArgumentError, "tokens_per_step must be"),
         (lambda: CTCBeamSearch(scorer=3), ArgumentTypeError, "scorer must be an NGram"),  # type: ignore[arg-type]
-        (lambda: CTCBeamSearch(scorer_weight=-1), ArgumentError, "scorer_weight must be .*at least 0, got -1"),
-        (lambda: CTCBeamSearch(token_bonus=math.inf), ArgumentError, "token_bonus must be finite, got inf"),
+        (
+            lambda: CTCBeamSearch(scorer_weight=-1),
+            ArgumentError,
+            "scorer_weight must be .*at least 0, got -1",
+        ),
+        (
+            lambda: CTCBeamSearch(token_bonus=math.inf),
+            ArgumentError,
+            "token_bonus must be finite, got inf",
+        ),
         (lambda: CTCBeamSearch(blank=4)(LOG_PROBS), ArgumentError, "a blank of the C labels"),
         (lambda: CTCBeamSearch()(LOG_PROBS.values), ArgumentTypeError, "log_probs must be"),
-        (lambda: CTCBeamSearch()(NAN), ArgumentError, "log_probs must be numbers below inf, got nan"),
-        (lambda: CTCBeamSearch(scorer=NGram([[1]], 3))(LOG_PROBS), ArgumentError, "scorer must be an NGram of 4"),
-        (lambda: CTCBeamSearch()(LOG_PROBS, LOG_PROBS), ShapeError, "state must be a state of 2 sequences"),
+        (
+            lambda: CTCBeamSearch()(NAN),
+            ArgumentError,
+            "log_probs must be numbers below inf, got nan",
+        ),
+        (
+            lambda: CTCBeamSearch(scorer=NGram([[1]], 3))(LOG_PROBS),
+            ArgumentError,
+            "scorer must be an NGram of 4",
+        ),
+        (
+            lambda: CTCBeamSearch()(LOG_PROBS, LOG_PROBS),
+            ShapeError,
+            "state must be a state of 2 sequences",
+        ),
         (lambda: CTCBeamSearch()(LOG_PROBS, STATE[:1]), ShapeError, "state must be"),
         (lambda: CTCBeamSearch()(LOG_PROBS, STATE), ArgumentError, "state must be"),
         (lambda: CTCBeamSearch(scorer=lambda p, t: t[:1])(LOG_PROBS), ShapeError, "scorer must be"),  # noqa: ARG005
-        (lambda: CTCBeamSearch(scorer=lambda p, t: t * math.nan)(LOG_PROBS), ArgumentError, "scorer must"),  # noqa: ARG005
+        (
+            lambda: CTCBeamSearch(scorer=lambda p, t: t * math.nan)(LOG_PROBS),  # noqa: ARG005
+            ArgumentError,
+            "scorer must",
+        ),
         (lambda: NGram([], 3), ArgumentError, "sequences must be at least one"),
-        (lambda: NGram([[3]], 3), ArgumentError, "sequences must be tokens from 0 to 2, got token 3"),
+        (
+            lambda: NGram([[3]], 3),
+            ArgumentError,
+            "sequences must be tokens from 0 to 2, got token 3",
+        ),
         (lambda: NGram([[0.5]], 3), ArgumentTypeError, "sequences must be"),  # type: ignore[list-item]
         (lambda: NGram([[1]], 3, order=0), ArgumentError, "order must be at least 1"),
-        (lambda: ctc_align(LOG_PROBS, rl.Ragged([[1], [0]])), ArgumentError, "from 0 to 3, except the blank"),
-        (lambda: ctc_align(LOG_PROBS, rl.Ragged([[1], [4]])), ArgumentError, "from 0 to 3.*got label 4"),
-        (lambda: ctc_align(LOG_PROBS, rl.Ragged([[1], [2, 2]])), ArgumentError, "requires 3 in sequence 1"),
-        (lambda: ctc_align(NAN, rl.Ragged([[1]])), ArgumentError, "log_probs must be numbers below inf, got nan"),
+        (
+            lambda: ctc_align(LOG_PROBS, rl.Ragged([[1], [0]])),
+            ArgumentError,
+            "from 0 to 3, except the blank",
+        ),
+        (
+            lambda: ctc_align(LOG_PROBS, rl.Ragged([[1], [4]])),
+            ArgumentError,
+            "from 0 to 3.*got label 4",
+        ),
+        (
+            lambda: ctc_align(LOG_PROBS, rl.Ragged([[1], [2, 2]])),
+            ArgumentError,
+            "requires 3 in sequence 1",
+        ),
+        (
+            lambda: ctc_align(NAN, rl.Ragged([[1]])),
+            ArgumentError,
+            "log_probs must be numbers below inf, got nan",
+        ),
     ],
 )
 def test_refuses(call: Callable[[], Any], error: type[Exception], says: str) -> None:
@@ -367,7 +458,11 @@ def test_a_state_of_other_numbers_is_an_error_or_a_result() -> None:
     for _ in range(300):
         values = state.values.clone()
         place = torch.randint(0, len(values), (1,))
-        values[place] = int(torch.tensor([-1, 0, 1, 2, 7, 2**40, 2**62, 0x7FF8000000000000])[torch.randint(0, 8, (1,))])
+        values[place] = int(
+            torch.tensor([-1, 0, 1, 2, 7, 2**40, 2**62, 0x7FF8000000000000])[
+                torch.randint(0, 8, (1,))
+            ]
+        )
         try:
             search(log_probs, state.with_values(values))
         except RaglaneError as error:

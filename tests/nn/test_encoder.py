@@ -20,7 +20,9 @@ D, H, TOKENS = 3, 4, 11
 
 
 def _floats(device: torch.device) -> Ragged:
-    return Ragged([torch.randn(length, D, dtype=torch.float64, device=device) for length in LENGTHS])
+    return Ragged(
+        [torch.randn(length, D, dtype=torch.float64, device=device) for length in LENGTHS]
+    )
 
 
 def _by_hand(encoder: SequenceEncoder, sequence: Tensor) -> Tensor:
@@ -48,10 +50,18 @@ def _by_hand(encoder: SequenceEncoder, sequence: Tensor) -> Tensor:
 @pytest.mark.parametrize("bidirectional", [False, True])
 @pytest.mark.parametrize("embedding", [None, 5])
 @pytest.mark.parametrize("pooling", ["summary", *POOLINGS, None])
-def test_encoders_by_hand(pooling: str | None, embedding: int | None, bidirectional: bool, device: Any) -> None:
+def test_encoders_by_hand(
+    pooling: str | None, embedding: int | None, bidirectional: bool, device: Any
+) -> None:
     size = D if embedding is None else TOKENS
     encoder = SequenceEncoder(
-        size, H, embedding=embedding, pooling=pooling, num_layers=2, bidirectional=bidirectional, dtype=torch.float64
+        size,
+        H,
+        embedding=embedding,
+        pooling=pooling,
+        num_layers=2,
+        bidirectional=bidirectional,
+        dtype=torch.float64,
     ).to(device=device, dtype=torch.float64)
     tokens = Ragged([torch.randint(TOKENS, (length,), device=device) for length in LENGTHS])
     batch = _floats(device) if embedding is None else tokens
@@ -59,7 +69,9 @@ def test_encoders_by_hand(pooling: str | None, embedding: int | None, bidirectio
     assert encoder.output_size == H * (1 + bidirectional)
     for number, sequence in enumerate(batch):
         if len(sequence):
-            torch.testing.assert_close(found[number], _by_hand(encoder, sequence), rtol=0, atol=1e-12)
+            torch.testing.assert_close(
+                found[number], _by_hand(encoder, sequence), rtol=0, atol=1e-12
+            )
         elif pooling is not None:
             assert torch.equal(found[number], torch.zeros_like(found[number]))
     if pooling is None:
@@ -70,14 +82,22 @@ def test_encoders_by_hand(pooling: str | None, embedding: int | None, bidirectio
 @pytest.mark.parametrize("cell", LAYERS)
 def test_every_cell_learns(cell: str, layer_norm: bool, device: Any) -> None:
     if layer_norm and cell not in ("lstm", "gru"):
-        with pytest.raises(ArgumentError, match=r"cell must be .*one of lstm, gru with layer_norm=True.*, got "):
+        with pytest.raises(
+            ArgumentError, match=r"cell must be .*one of lstm, gru with layer_norm=True.*, got "
+        ):
             SequenceEncoder(D, H, cell, layer_norm=True)
         return
-    encoder = SequenceEncoder(D, H, cell, layer_norm=layer_norm, bidirectional=True, initial_state="learned").double()
+    encoder = SequenceEncoder(
+        D, H, cell, layer_norm=layer_norm, bidirectional=True, initial_state="learned"
+    ).double()
     encoder.to(device)(_floats(device)).square().sum().backward()
     gradients = {name: parameter.grad for name, parameter in encoder.named_parameters()}
     assert all(grad is not None and bool(grad.isfinite().all()) for grad in gradients.values())
-    assert any(bool(grad.any()) for name, grad in gradients.items() if grad is not None and "initial" in name)
+    assert any(
+        bool(grad.any())
+        for name, grad in gradients.items()
+        if grad is not None and "initial" in name
+    )
 
 
 def test_user_defined_layers(device: Any) -> None:
@@ -85,7 +105,11 @@ def test_user_defined_layers(device: Any) -> None:
         return Recurrent(Whole, input_size, hidden_size, **options)
 
     encoder = SequenceEncoder(D, H, recurrent, bidirectional=True).double().to(device)
-    assert encoder(_floats(device)).shape == (len(LENGTHS), encoder.output_size) == (len(LENGTHS), 2 * H + 2)
+    assert (
+        encoder(_floats(device)).shape
+        == (len(LENGTHS), encoder.output_size)
+        == (len(LENGTHS), 2 * H + 2)
+    )
     assert SequenceEncoder(D, H, GRU)(Ragged([torch.randn(2, D)])).shape == (1, H)
 
 
@@ -95,9 +119,24 @@ def test_user_defined_layers(device: Any) -> None:
         ({"cell": "foo"}, None, ArgumentError, "cell must be .*got 'foo'"),
         ({"pooling": "median"}, None, ArgumentError, "pooling must be .*got 'median'"),
         ({"input_size": 0}, None, ArgumentError, "input_size must be .*got 0"),
-        ({"cell": nn.GRU}, None, ArgumentTypeError, r"cell must be .* of rl\.nn, got a function that returns a .*GRU"),
-        ({"cell": GRU(D, H)}, None, ArgumentError, r"cell must be .* returns a layer.*, got GRU\(3, 4\)"),
-        ({"cell": lambda size: GRU(size, H)}, None, ArgumentTypeError, r"cell must .*, got <lambda>\(size\), with"),
+        (
+            {"cell": nn.GRU},
+            None,
+            ArgumentTypeError,
+            r"cell must be .* of rl\.nn, got a function that returns a .*GRU",
+        ),
+        (
+            {"cell": GRU(D, H)},
+            None,
+            ArgumentError,
+            r"cell must be .* returns a layer.*, got GRU\(3, 4\)",
+        ),
+        (
+            {"cell": lambda size: GRU(size, H)},
+            None,
+            ArgumentTypeError,
+            r"cell must .*, got <lambda>\(size\), with",
+        ),
         ({"bidirectional": 1}, None, ArgumentTypeError, "bidirectional must be .*got 1"),
         ({"foo": 1}, None, ArgumentTypeError, "foo must be .*got 1"),
         ({"dropout": 1.5}, None, ArgumentError, "dropout must be .*got 1.5"),
@@ -106,7 +145,12 @@ def test_user_defined_layers(device: Any) -> None:
         ({}, Ragged([torch.zeros(2, 5)]), ShapeError, "input_size = 3"),
         ({"embedding": 4}, Ragged([torch.zeros(2, 3)]), ArgumentTypeError, "tokens"),
         ({"embedding": 4}, Ragged([torch.zeros(2, 3).long()]), ShapeError, "one token per element"),
-        ({"embedding": 4, "input_size": 2}, Ragged([[1, 2], [3]]), ArgumentError, "tokens from 1 to 3"),
+        (
+            {"embedding": 4, "input_size": 2},
+            Ragged([[1, 2], [3]]),
+            ArgumentError,
+            "tokens from 1 to 3",
+        ),
     ],
 )
 def test_mistakes(options: dict[str, Any], batch: Any, kind: type[RaglaneError], says: str) -> None:
@@ -116,11 +160,15 @@ def test_mistakes(options: dict[str, Any], batch: Any, kind: type[RaglaneError],
 
 @pytest.mark.parametrize("num_layers", [1, 2])
 @pytest.mark.parametrize("pooling", ["summary", *POOLINGS, None])
-def test_dropout_of_every_pooling_is_for_training_only(pooling: str | None, num_layers: int, device: Any) -> None:
+def test_dropout_of_every_pooling_is_for_training_only(
+    pooling: str | None, num_layers: int, device: Any
+) -> None:
     """In evaluation, results are those of the same network without dropout."""
     batch = _floats(device)
     encoder, plain = (
-        SequenceEncoder(D, H, pooling=pooling, num_layers=num_layers, dropout=share, dtype=torch.float64).to(device)
+        SequenceEncoder(
+            D, H, pooling=pooling, num_layers=num_layers, dropout=share, dtype=torch.float64
+        ).to(device)
         for share in (0.5, 0.0)
     )
     plain.load_state_dict(encoder.state_dict())

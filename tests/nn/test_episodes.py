@@ -1,4 +1,6 @@
-"""rl.accelerate on models that reset states where episodes start, in the form of those of sb3-contrib and torchrl."""
+"""rl.accelerate on models that reset states where episodes start, in the form of those of
+sb3-contrib and torchrl.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ import raglane as rl
 
 
 class Policy(nn.Module):
-    """A policy of the form of sb3-contrib's: flat sequences of one length, and starts as numbers."""
+    """A policy of the form of sb3-contrib's: flat sequences of one length, and starts as
+    numbers.
+    """
 
     def __init__(self, bidirectional: bool = False) -> None:
         super().__init__()
@@ -27,8 +31,12 @@ class Policy(nn.Module):
     def _process_sequence(features: Tensor, states: Any, starts: Tensor, lstm: Any) -> Any:
         count = states[0].shape[1]
         rows = []
-        for x, start in zip(features.view(count, -1, 3).unbind(1), starts.view(count, -1).unbind(1), strict=True):
-            y, states = lstm(x.unsqueeze(0), tuple(part * (1 - start).view(-1, 1) for part in states))
+        for x, start in zip(
+            features.view(count, -1, 3).unbind(1), starts.view(count, -1).unbind(1), strict=True
+        ):
+            y, states = lstm(
+                x.unsqueeze(0), tuple(part * (1 - start).view(-1, 1) for part in states)
+            )
             rows.append(y[0])
         return torch.stack(rows, 1).flatten(0, 1), states
 
@@ -43,7 +51,9 @@ class Policy(nn.Module):
 
 
 class Module(nn.Module):
-    """A module of the form of torchrl's, with a state per step: an episode begins with that of its first step."""
+    """A module of the form of torchrl's, with a state per step: an episode begins with that of its
+    first step.
+    """
 
     def __init__(self, name: str = "lstm", bidirectional: bool = False) -> None:
         super().__init__()
@@ -53,14 +63,21 @@ class Module(nn.Module):
 
     def forward(self, features: Tensor, states: Any, starts: Tensor) -> list[Tensor]:
         if self.recurrent_backend == "scan":
-            return list(getattr(self, f"_{self.name}_scan_with_resets")(features, *states, None, starts))
+            return list(
+                getattr(self, f"_{self.name}_scan_with_resets")(features, *states, None, starts)
+            )
         layer, (count, steps) = getattr(self, self.name), starts.shape
-        found = [features.new_zeros(count, steps, 4 * (1 + layer.bidirectional)), *map(torch.zeros_like, states)]
+        found = [
+            features.new_zeros(count, steps, 4 * (1 + layer.bidirectional)),
+            *map(torch.zeros_like, states),
+        ]
         for row in range(count):
             bounds = [0, *(step for step in range(1, steps) if starts[row, step]), steps]
             for begin, end in itertools.pairwise(bounds):
                 hx = tuple(part[row, begin] for part in states)
-                found[0][row, begin:end], final = layer(features[row, begin:end], hx if len(hx) > 1 else hx[0])
+                found[0][row, begin:end], final = layer(
+                    features[row, begin:end], hx if len(hx) > 1 else hx[0]
+                )
                 for place, part in zip(found[1:], final if len(hx) > 1 else [final], strict=True):
                     place[row, end - 1] = part
         return found
@@ -104,9 +121,14 @@ MODELS: list[Any] = [
 def run(model: nn.Module, features: Tensor, states: list[Tensor], starts: Tensor) -> list[Tensor]:
     """Return outputs, final states, and all gradients."""
     found = model(features, states, starts)
-    weights = [torch.linspace(-1, 1, part.numel(), dtype=part.dtype).view_as(part) for part in found]
+    weights = [
+        torch.linspace(-1, 1, part.numel(), dtype=part.dtype).view_as(part) for part in found
+    ]
     total = sum((part * weight).sum() for part, weight in zip(found, weights, strict=True))
-    return [*found, *torch.autograd.grad(total, [features, *states, *model.parameters()], allow_unused=True)]
+    return [
+        *found,
+        *torch.autograd.grad(total, [features, *states, *model.parameters()], allow_unused=True),
+    ]
 
 
 @pytest.mark.parametrize("make", MODELS)
@@ -119,8 +141,15 @@ def test_starts_of_episodes(make: Any, count: int, steps: int, share: float) -> 
     states = [part.detach().double().requires_grad_() for part in model.states(count, steps)]
     starts = torch.rand(count, steps) < share
     expected = run(model, features, states, starts)
-    for found in (fast, copy.deepcopy(fast), pickle.loads(pickle.dumps(fast)), rl.unaccelerate(copy.deepcopy(fast))):
-        torch.testing.assert_close(run(found, features, states, starts), expected, atol=1e-12, rtol=1e-10)
+    for found in (
+        fast,
+        copy.deepcopy(fast),
+        pickle.loads(pickle.dumps(fast)),
+        rl.unaccelerate(copy.deepcopy(fast)),
+    ):
+        torch.testing.assert_close(
+            run(found, features, states, starts), expected, atol=1e-12, rtol=1e-10
+        )
     assert share or not starts.any()  # which no model changes
 
 

@@ -36,7 +36,9 @@ def same(one: Any, other: Any) -> bool:
 
 @torch.no_grad()
 def forget(layer: Any) -> None:
-    """Change all weights without a record of PyTorch, so that only the packed weights have the old values."""
+    """Change all weights without a record of PyTorch, so that only the packed weights have the old
+    values.
+    """
     for weight in layer.parameters():
         weight.data.fill_(7.0)
 
@@ -66,7 +68,9 @@ def optimise(layer: Any, make: Callable[..., Any], **options: Any) -> None:
 
 def fused_group(weights: Any, rate: float) -> torch.optim.Optimizer:
     other = nn.Parameter(torch.ones(1))
-    return torch.optim.Adam([{"params": weights, "fused": True}, {"params": [other], "fused": False}], rate)
+    return torch.optim.Adam(
+        [{"params": weights, "fused": True}, {"params": [other], "fused": False}], rate
+    )
 
 
 @pytest.mark.parametrize(
@@ -81,7 +85,9 @@ def fused_group(weights: Any, rate: float) -> torch.optim.Optimizer:
         lambda layer: setattr(layer, "bias_hh_l0", nn.Parameter(torch.ones_like(layer.bias_hh_l0))),
         lambda layer: layer.float().double(),
         # The same memory and shape with other strides.
-        lambda layer: setattr(layer.weight_hh_l0, "data", layer.weight_hh_l0.data.as_strided((4 * H, H), (1, 4 * H))),
+        lambda layer: setattr(
+            layer.weight_hh_l0, "data", layer.weight_hh_l0.data.as_strided((4 * H, H), (1, 4 * H))
+        ),
         lambda layer: setattr(layer.weight_hh_l0, "data", torch._neg_view(layer.weight_hh_l0.data)),
         lambda layer: nn.utils.parametrizations.weight_norm(layer, "weight_hh_l0"),
     ],
@@ -128,7 +134,10 @@ def test_weights_of_one_call_do_not_unfreeze_it() -> None:
     batch, other = a_batch(), build("gru").eval()
     with torch.no_grad():
         wanted = layer(batch)
-        assert same(torch.func.functional_call(layer, dict(other.named_parameters()), (batch,)), other(batch))
+        assert same(
+            torch.func.functional_call(layer, dict(other.named_parameters()), (batch,)),
+            other(batch),
+        )
         forget(layer)
         assert same(layer(batch), wanted)
         layer.bias = False  # fewer weights than are packed
@@ -164,7 +173,11 @@ def test_models_that_cannot_be_frozen() -> None:
         (cast("Any", []), ArgumentTypeError, r"model must be .*got list"),
         (nn.Linear(2, 2), DispatchError, r"no recurrent layer of rl\.nn"),
         (build("layernorm_gru"), DispatchError, r"backend (program|reference) runs it"),
-        (nn.utils.parametrizations.weight_norm(build("gru"), "weight_hh_l0"), DispatchError, "computed in each call"),
+        (
+            nn.utils.parametrizations.weight_norm(build("gru"), "weight_hh_l0"),
+            DispatchError,
+            "computed in each call",
+        ),
         (made, DispatchError, "inference_mode"),
         (rl.nn.GRU(D, H, backend="reference"), DispatchError, "backend reference runs it"),
         (rl.nn.GRU(D, H, schedule="each"), DispatchError, "backend reference runs it"),
@@ -184,7 +197,9 @@ def test_packed_weights_of_another_layer_are_refused() -> None:
         weights = tuple(part for own in layer._weights() for part in own)
         tensors = (a_batch().values.detach(), *weights)
         directions = 2 if layer.bidirectional else 1
-        return layer_of(name, a_batch().offsets, tensors, len(weights), layer.state_sizes, directions), tensors
+        return layer_of(
+            name, a_batch().offsets, tensors, len(weights), layer.state_sizes, directions
+        ), tensors
 
     mine, tensors = of("lstm")
     packed = mine.packed(tensors[1:])
@@ -262,7 +277,9 @@ def test_steps_have_the_bits_of_a_call(name: str) -> None:
         for x_t, wanted in zip(sequence, whole, strict=True):
             out, state = layer.step(x_t, state)
             assert torch.equal(out, wanted)
-    for one, other in zip(*([part] if name == "GRU" else part for part in (state, final)), strict=True):
+    for one, other in zip(
+        *([part] if name == "GRU" else part for part in (state, final)), strict=True
+    ):
         assert torch.equal(one, other)
 
 
@@ -304,10 +321,16 @@ def test_what_is_refused() -> None:
         to_int8(nn.Sequential(build_wide("GRU")).eval().append(layer.train()))
     for other, reason in (
         (build_wide("GRU").double(), r"its weights are torch\.float64"),
-        (rl.nn.SRU(3, 4).eval(), "its cell sru has no kernels for int8 weights; only RNN, LSTM and GRU have"),
+        (
+            rl.nn.SRU(3, 4).eval(),
+            "its cell sru has no kernels for int8 weights; only RNN, LSTM and GRU have",
+        ),
         (rl.nn.LSTM(65_537, 1).eval(), "its largest size is 65537"),
         (rl.nn.GRU(3, 4, device="meta").eval(), "backend torch"),
-        (nn.Linear(2, 2).eval(), r"an RNN, LSTM or GRU in float32, got .*no recurrent layer of rl\.nn"),
+        (
+            nn.Linear(2, 2).eval(),
+            r"an RNN, LSTM or GRU in float32, got .*no recurrent layer of rl\.nn",
+        ),
     ):
         with pytest.raises(DispatchError, match=reason):
             to_int8(other)
@@ -323,6 +346,9 @@ def test_rows_that_are_too_long_for_int8(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("raglane.nn.recurrent.freeze._LONGEST_INT8_ROW", 20)
     for layer in (rl.nn.LSTM(20, 20, proj_size=3), rl.nn.LSTM(20, 11, bidirectional=True)):
         assert is_int8(to_int8(layer.eval()))
-    for layer, size in ((rl.nn.LSTM(2, 21, proj_size=3), 21), (rl.nn.LSTM(2, 11, 2, bidirectional=True), 22)):
+    for layer, size in (
+        (rl.nn.LSTM(2, 21, proj_size=3), 21),
+        (rl.nn.LSTM(2, 11, 2, bidirectional=True), 22),
+    ):
         with pytest.raises(DispatchError, match=f"its largest size is {size};"):
             to_int8(layer.eval())

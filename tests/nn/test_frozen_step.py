@@ -66,7 +66,9 @@ def test_has_the_bits_of_a_call(
     is_int8 = dtype is torch.int8
     if is_int8 and name not in ("rnn", "lstm", "projected", "no bias", "gru"):
         pytest.skip("the cell has no int8 weights")
-    layer: Any = LAYERS[name](5, 17, batch_first=batch_first).to(torch.float32 if is_int8 else dtype).eval()
+    layer: Any = (
+        LAYERS[name](5, 17, batch_first=batch_first).to(torch.float32 if is_int8 else dtype).eval()
+    )
     inputs = torch.randn(4, *shape).to(torch.float32 if is_int8 else dtype)
     with torch.no_grad():
         wanted = steps(layer, inputs)
@@ -113,12 +115,16 @@ def test_changed_weights(fast: list[bool]) -> None:
     assert not any(fast)
 
 
-@pytest.mark.parametrize("change", [lambda x: x.t().contiguous().t(), torch._neg_view, lambda x: x.repeat(1, 2)[:, :5]])
+@pytest.mark.parametrize(
+    "change", [lambda x: x.t().contiguous().t(), torch._neg_view, lambda x: x.repeat(1, 2)[:, :5]]
+)
 def test_inputs_of_any_layout(fast: list[bool], change: Callable[[Tensor], Tensor]) -> None:
     layer, x_t, state = frozen()
     x_t = change(x_t)
     with torch.no_grad():
-        assert torch.equal(layer.step(x_t, state)[0], layer.step(x_t.resolve_neg().contiguous(), state)[0])
+        assert torch.equal(
+            layer.step(x_t, state)[0], layer.step(x_t.resolve_neg().contiguous(), state)[0]
+        )
     assert fast[1]
 
 
@@ -129,10 +135,26 @@ def test_inputs_of_any_layout(fast: list[bool], change: Callable[[Tensor], Tenso
         (torch.zeros(3, 5).double(), None, r"input must be of dtype torch\.float32"),
         (torch.zeros(3, 5), (), r"hx must be a tuple \(h, c\)"),
         (torch.zeros(3, 5), (torch.zeros(1, 3, 17),), r"hx must be a tuple \(h, c\)"),
-        (torch.zeros(3, 5), (torch.zeros(1, 2, 17), torch.zeros(1, 3, 17)), r"hx \(h\) .* got shape \(1, 2, 17\)"),
-        (torch.zeros(3, 5), (torch.zeros(1, 3, 17), torch.zeros(1, 3, 16)), r"hx \(c\) .* got shape \(1, 3, 16\)"),
-        (torch.zeros(3, 5), (torch.zeros(1, 4, 17), torch.zeros(1, 4, 17)), r"hx \(h\) .* got shape \(1, 4, 17\)"),
-        (torch.zeros(5), (torch.zeros(1, 1, 17), torch.zeros(1, 1, 17)), r"hx \(h\) must be of shape \(1, 17\)"),
+        (
+            torch.zeros(3, 5),
+            (torch.zeros(1, 2, 17), torch.zeros(1, 3, 17)),
+            r"hx \(h\) .* got shape \(1, 2, 17\)",
+        ),
+        (
+            torch.zeros(3, 5),
+            (torch.zeros(1, 3, 17), torch.zeros(1, 3, 16)),
+            r"hx \(c\) .* got shape \(1, 3, 16\)",
+        ),
+        (
+            torch.zeros(3, 5),
+            (torch.zeros(1, 4, 17), torch.zeros(1, 4, 17)),
+            r"hx \(h\) .* got shape \(1, 4, 17\)",
+        ),
+        (
+            torch.zeros(5),
+            (torch.zeros(1, 1, 17), torch.zeros(1, 1, 17)),
+            r"hx \(h\) must be of shape \(1, 17\)",
+        ),
         (torch.zeros(1, 3, 5), None, r"x_t must be a tensor \(B, input_size\)"),
     ],
 )

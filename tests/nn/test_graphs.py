@@ -28,7 +28,9 @@ _COMPILES_PADDING = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
 
 
 def random_batch(kind: str, seed: int, least: int = 1, most: int = 9) -> tuple[Any, dict[str, Any]]:
-    """Draw an input of a kind, with numbers of sequences and steps from least to most, and its options."""
+    """Draw an input of a kind, with numbers of sequences and steps from least to most, and its
+    options.
+    """
     torch.manual_seed(seed)
     count, steps = (int(size) for size in torch.randint(least, most, (2,)))
     lengths = torch.randint(0, steps + 1, (count,))
@@ -46,7 +48,9 @@ def results(layer: Any, kind: str, seed: int) -> list[Tensor]:
     given, options = random_batch(kind, seed)
     found = results_of(layer(given, **options))
     loss = torch.stack([part.square().sum() for part in found]).sum()
-    return [part.detach() for part in found] + list(torch.autograd.grad(loss, list(layer.parameters())))
+    return [part.detach() for part in found] + list(
+        torch.autograd.grad(loss, list(layer.parameters()))
+    )
 
 
 @pytest.mark.parametrize(
@@ -54,13 +58,19 @@ def results(layer: Any, kind: str, seed: int) -> list[Tensor]:
     [("GRU", "Ragged", True), ("LSTM", "padded", False), ("LayerNormLSTM", "dense", False)],
 )
 def test_the_number_of_graphs_over_ten_batches(cell: str, kind: str, bidirectional: bool) -> None:
-    """One for the first sizes, one for most others; torch handles sizes of 1, and equal ones, separately."""
+    """One for the first sizes, one for most others; torch handles sizes of 1, and equal ones,
+    separately.
+    """
     torch._dynamo.reset()
     layer = getattr(rl.nn, cell)(2, 3, bidirectional=bidirectional, batch_first=True)
-    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager" if bidirectional else "eager")
+    counter = torch._dynamo.testing.CompileCounterWithBackend(
+        "aot_eager" if bidirectional else "eager"
+    )
     twin = torch.compile(layer, backend=counter, fullgraph=True)
     for seed in range(10):
-        torch.testing.assert_close(results(twin, kind, seed), results(layer, kind, seed), rtol=0, atol=1e-5)
+        torch.testing.assert_close(
+            results(twin, kind, seed), results(layer, kind, seed), rtol=0, atol=1e-5
+        )
     assert 2 <= counter.frame_count <= 4
 
 
@@ -82,12 +92,14 @@ def test_a_pack_made_and_unmade_within_a_model() -> None:
             self.layer, self.functions = layer, functions
 
         def forward(self, padded: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-            packed = self.functions.pack_padded_sequence(padded, lengths, batch_first=True, enforce_sorted=False)
+            packed = self.functions.pack_padded_sequence(
+                padded, lengths, batch_first=True, enforce_sorted=False
+            )
             out, (h, _) = self.layer(packed)
             return self.functions.pad_packed_sequence(out, batch_first=True)[0], h
 
-    # torch 2.11 and 2.12 cannot compile what unpacks a pack that comes from outside of the graph, and 2.15 no layer of
-    # torch whose subclass calls super().forward.
+    # torch 2.11 and 2.12 cannot compile what unpacks a pack that comes from outside of the graph,
+    # and 2.15 no layer of torch whose subclass calls super().forward.
     theirs = rnn if _COMPILES_PADDING else rl.packing
     layers = [nn.LSTM(2, 3), Doubled(2, 3)][: 1 if torch.__version__.startswith("2.15") else 2]
     converted = [(rl.accelerate(layer), theirs) for layer in layers]
@@ -102,7 +114,11 @@ def test_a_pack_made_and_unmade_within_a_model() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own
 def test_rules_of_the_forward_mode_are_no_part_of_graphs() -> None:
-    layer, offsets, values = rl.nn.IndRNN(2, 3, max_length=5), torch.tensor([0, 5, 7]), torch.randn(7, 2)
+    layer, offsets, values = (
+        rl.nn.IndRNN(2, 3, max_length=5),
+        torch.tensor([0, 5, 7]),
+        torch.randn(7, 2),
+    )
     functions: list[Callable[[Tensor], Tensor]] = [
         lambda given: layer(rl.Ragged.from_flat(given, offsets=offsets))[0].values,
         lambda given: segments.cumsum(given, offsets, 5),
@@ -110,13 +126,17 @@ def test_rules_of_the_forward_mode_are_no_part_of_graphs() -> None:
     for function in functions:
         twin = torch.compile(function, backend="eager", fullgraph=True)
         given = values.clone().requires_grad_()
-        found, wanted = (torch.autograd.grad(one(given).cos().sum(), given)[0] for one in (twin, function))
+        found, wanted = (
+            torch.autograd.grad(one(given).cos().sum(), given)[0] for one in (twin, function)
+        )
         close(found, wanted)
         tangent = torch.func.jvp(lambda part: function(part).cos().sum(), (values,), (values,))[1]  # noqa: B023
         close(tangent, (wanted * values).sum())
 
 
-@pytest.mark.filterwarnings("ignore:The given buffer is not writable:UserWarning")  # torch 2.11's own, when it loads
+@pytest.mark.filterwarnings(
+    "ignore:The given buffer is not writable:UserWarning"
+)  # torch 2.11's own, when it loads
 @pytest.mark.parametrize(
     ("kind", "dims"),
     [
@@ -152,7 +172,10 @@ class Reversed(rl.nn.GRU):
 
 def test_an_export_with_gradients_has_no_limit_of_elements() -> None:
     """Sizes up to which another kernel moves rows are not part of the graph."""
-    model, dims = Reversed(2, 8), {"batch": [{0: torch.export.Dim("elements")}, {0: torch.export.Dim("sequences") + 1}]}
+    model, dims = (
+        Reversed(2, 8),
+        {"batch": [{0: torch.export.Dim("elements")}, {0: torch.export.Dim("sequences") + 1}]},
+    )
     few, many = (
         rl.Ragged([torch.randn(4, 2), torch.randn(2, 2)]),
         rl.Ragged([torch.randn(1000, 2), torch.randn(3000, 2)]),
@@ -163,27 +186,42 @@ def test_an_export_with_gradients_has_no_limit_of_elements() -> None:
 class Tagger(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.encoder, self.head = nn.LSTM(2, 3, 2, bidirectional=True, batch_first=True), nn.Linear(6, 4)
+        self.encoder, self.head = (
+            nn.LSTM(2, 3, 2, bidirectional=True, batch_first=True),
+            nn.Linear(6, 4),
+        )
 
     def forward(self, padded: Tensor) -> Tensor:
         return self.head(self.encoder(padded)[0])
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning", "ignore::FutureWarning")
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning", "ignore::FutureWarning"
+)
 @pytest.mark.filterwarnings("ignore:torch.quantize_per:UserWarning")
 def test_torchs_tools_accept_converted_layers() -> None:
     model, padded = rl.accelerate(Tagger()), torch.randn(4, 5, 2)
     other = torch.randn(2, 9, 2)
     traced = torch.jit.trace(model, (padded,))
-    for program in (traced, torch.fx.symbolic_trace(model), torch.export.export(model, (padded,)).module()):
+    for program in (
+        traced,
+        torch.fx.symbolic_trace(model),
+        torch.export.export(model, (padded,)).module(),
+    ):
         close(program(padded), model(padded))
     close(traced(other), model(other))
     doubled = rl.accelerate(Doubled(2, 3))
     close(torch.jit.trace(doubled, (padded,))(other)[1][0], doubled(other)[1][0])
-    with pytest.raises(RaglaneError, match=r"Call rl\.unaccelerate\(model\) before torch\.jit\.script\(model\)"):
+    with pytest.raises(
+        RaglaneError, match=r"Call rl\.unaccelerate\(model\) before torch\.jit\.script\(model\)"
+    ):
         torch.jit.script(model)
-    with pytest.warns(UserWarning, match=r"rl\.freeze\(model, dtype=torch\.int8\), or call rl\.unaccelerate"):
-        partly = torch.ao.quantization.quantize_dynamic(model, {nn.LSTM, nn.Linear}, dtype=torch.qint8)
+    with pytest.warns(
+        UserWarning, match=r"rl\.freeze\(model, dtype=torch\.int8\), or call rl\.unaccelerate"
+    ):
+        partly = torch.ao.quantization.quantize_dynamic(
+            model, {nn.LSTM, nn.Linear}, dtype=torch.qint8
+        )
     assert isinstance(partly.encoder, rl.nn.LSTM)
     scripted = torch.jit.script(rl.unaccelerate(model))
     assert rl.explain(scripted).left == {"encoder": "it is compiled by torch.jit"}
@@ -199,7 +237,9 @@ def test_the_old_onnx_exporter_accepts_converted_layers() -> None:
     onnx = pytest.importorskip("onnx")
     model, stored = rl.accelerate(Tagger()), io.BytesIO()
     torch.onnx.export(model, (torch.randn(4, 5, 2),), stored, dynamo=False)  # type: ignore[arg-type]
-    assert "LSTM" in {node.op_type for node in onnx.load_model_from_string(stored.getvalue()).graph.node}
+    assert "LSTM" in {
+        node.op_type for node in onnx.load_model_from_string(stored.getvalue()).graph.node
+    }
 
 
 # torch's own compiler makes an instance of each autograd function that it meets.

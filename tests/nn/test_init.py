@@ -37,7 +37,13 @@ FORGETTING = [kind for kind in ALL if "f" in CELLS[kind.cell].gates]
 def _build(kind: Kind, hidden_size: int = H, **options: Any) -> Any:
     """Build two layers in both directions, in float64."""
     where, _, name = kind.layer.rpartition(".")
-    arguments = {"num_layers": 2, "bidirectional": True, "dtype": torch.float64, **kind.options, **options}
+    arguments = {
+        "num_layers": 2,
+        "bidirectional": True,
+        "dtype": torch.float64,
+        **kind.options,
+        **options,
+    }
     return getattr(nn if where else rl.nn, name)(D, hidden_size, **arguments)
 
 
@@ -49,7 +55,9 @@ def _gates(layer: Any, name: str) -> Iterator[Tensor]:
 
 def _changed(layer: Any, before: dict[str, Tensor]) -> set[str]:
     return {
-        name.partition("_l")[0] for name, value in layer.state_dict().items() if not torch.equal(value, before[name])
+        name.partition("_l")[0]
+        for name, value in layer.state_dict().items()
+        if not torch.equal(value, before[name])
     }
 
 
@@ -63,7 +71,9 @@ def test_orthogonal(kind: Kind, gain: float) -> None:
     assert len(blocks) == 4 * len(CELLS[kind.cell].gates)
     for block in blocks:
         # With a projection the columns are orthogonal instead of the rows.
-        torch.testing.assert_close(block.t() @ block, gain**2 * torch.eye(block.shape[1]).double(), rtol=0, atol=1e-12)
+        torch.testing.assert_close(
+            block.t() @ block, gain**2 * torch.eye(block.shape[1]).double(), rtol=0, atol=1e-12
+        )
     assert len({tuple(block.flatten().tolist()) for block in blocks}) == len(blocks)
     assert _changed(layer, before) == {"weight_hh"}
 
@@ -89,14 +99,19 @@ def test_xavier(kind: Kind, gain: float) -> None:
 def test_orthogonal_requires_a_matrix(kind: Kind) -> None:
     layer = _build(kind)
     before = copy.deepcopy(layer.state_dict())
-    with pytest.raises(ValueError, match=f"layer must be .*a cell with a matrix weight_hh.*, got cell '{kind.cell}'"):
+    with pytest.raises(
+        ValueError,
+        match=f"layer must be .*a cell with a matrix weight_hh.*, got cell '{kind.cell}'",
+    ):
         init.orthogonal_(layer)
     assert not _changed(layer, before)
 
 
 def _biases(kind: Kind, layer: Any, gate: str) -> list[Tensor]:
     """Return a gate's bias in every layer and direction: the sum of both, if there are two."""
-    gates = [name for name in CELLS[kind.cell].gates if (kind.cell, name) != ("sru", "n")]  # which has no such bias
+    gates = [
+        name for name in CELLS[kind.cell].gates if (kind.cell, name) != ("sru", "n")
+    ]  # which has no such bias
     row = gates.index(gate) * layer.hidden_size
     totals = []
     for suffix in SUFFIXES:
@@ -124,11 +139,17 @@ def test_forget_bias(kind: Kind) -> None:
 @pytest.mark.parametrize(
     ("kind", "options", "says"),
     [
-        *((kind, {}, f"a gate 'f'.*, got cell '{kind.cell.split('_')[0]}") for kind in ALL if kind not in FORGETTING),
+        *(
+            (kind, {}, f"a gate 'f'.*, got cell '{kind.cell.split('_')[0]}")
+            for kind in ALL
+            if kind not in FORGETTING
+        ),
         (FORGETTING[0], {"bias": False}, "a gate 'f' with a bias, got .*bias=False"),
     ],
 )
-def test_forgetting_requires_a_forget_gate_with_a_bias(kind: Kind, options: dict[str, Any], says: str) -> None:
+def test_forgetting_requires_a_forget_gate_with_a_bias(
+    kind: Kind, options: dict[str, Any], says: str
+) -> None:
     layer = _build(kind, **options)
     before = copy.deepcopy(layer.state_dict())
     for start in (init.forget_bias_, partial(init.chrono_, max_length=10)):
@@ -156,7 +177,11 @@ def test_chrono(kind: Kind) -> None:
             assert torch.equal(ours, -theirs)
     else:
         moved = torch.cat(
-            [(layer.state_dict()[name] != old) for name, old in before.items() if name.startswith("bias_ih")]
+            [
+                (layer.state_dict()[name] != old)
+                for name, old in before.items()
+                if name.startswith("bias_ih")
+            ]
         )
         assert int(moved.sum()) == 4 * size
     assert _changed(layer, before) <= {"bias_ih", "bias_hh"}
@@ -181,13 +206,20 @@ def test_invalid_numbers(start: Any, name: str, numbers: list[Any]) -> None:
     ("other", "says"),
     [
         (nn.LSTMCell(2, 2), r"a recurrent layer of rl\.nn or torch\.nn.*, got LSTMCell"),
-        (nn.Sequential(nn.LSTM(2, 2)), r"a recurrent layer of rl\.nn or torch\.nn.*, got Sequential"),
+        (
+            nn.Sequential(nn.LSTM(2, 2)),
+            r"a recurrent layer of rl\.nn or torch\.nn.*, got Sequential",
+        ),
         (None, r"a recurrent layer of rl\.nn or torch\.nn.*, got NoneType"),
-        (rl.nn.Recurrent(nn.LSTMCell(D, H)), "got a Recurrent of LSTMCell. Initialise .* the cell's module"),
+        (
+            rl.nn.Recurrent(nn.LSTMCell(D, H)),
+            "got a Recurrent of LSTMCell. Initialise .* the cell's module",
+        ),
     ],
 )
 @pytest.mark.parametrize(
-    "start", [init.orthogonal_, init.xavier_, init.forget_bias_, partial(init.chrono_, max_length=10)]
+    "start",
+    [init.orthogonal_, init.xavier_, init.forget_bias_, partial(init.chrono_, max_length=10)],
 )
 def test_they_require_a_recurrent_layer_of_a_known_cell(start: Any, other: Any, says: str) -> None:
     with pytest.raises(RaglaneError, match=f"layer must be .*{says}"):

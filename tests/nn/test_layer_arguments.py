@@ -27,7 +27,14 @@ def test_arguments_have_torchs_order(kind: Kind) -> None:
     before = (kind.options.get("nonlinearity", "relu"),) if kind.layer in ("RNN", "IndRNN") else ()
     options = {} if before else kind.options
     layer = getattr(rl.nn, kind.layer)(D, H, 2, *before, False, True, 0.25, True, **options)
-    given = (layer.input_size, layer.hidden_size, layer.num_layers, layer.bias, layer.batch_first, layer.dropout)
+    given = (
+        layer.input_size,
+        layer.hidden_size,
+        layer.num_layers,
+        layer.bias,
+        layer.batch_first,
+        layer.dropout,
+    )
     assert given == (D, H, 2, False, True, 0.25)
     assert layer.bidirectional is True
     plain = getattr(rl.nn, kind.layer)(D, H)
@@ -50,10 +57,19 @@ def test_parameters_have_torchs_names(kind: Kind, both: bool, bias: bool) -> Non
     for index, width in enumerate((D, 2 * H if both else H)):
         shapes = (cell.above() if index else cell).shapes(width, H, bias)
         for suffix in ("", "_reverse")[: 2 if both else 1]:
-            expected |= {f"{name}_l{index}{suffix}": shape for name, shape in shapes.items() if shape is not None}
-    assert {name: tuple(parameter.shape) for name, parameter in layer.named_parameters()} == expected
+            expected |= {
+                f"{name}_l{index}{suffix}": shape
+                for name, shape in shapes.items()
+                if shape is not None
+            }
+    assert {
+        name: tuple(parameter.shape) for name, parameter in layer.named_parameters()
+    } == expected
     assert set(layer.state_dict()) == set(expected)
-    assert all(parameter.requires_grad and bool(parameter.isfinite().all()) for parameter in layer.parameters())
+    assert all(
+        parameter.requires_grad and bool(parameter.isfinite().all())
+        for parameter in layer.parameters()
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -62,7 +78,11 @@ def test_the_seed_decides_the_weights(kind: Kind) -> None:
     layer = build(kind, 2, initial_state="learned")
     before = {name: value.clone() for name, value in layer.state_dict().items()}
     torch.manual_seed(5)
-    assert_same(list(build(kind, 2, initial_state="learned").state_dict().values()), list(before.values()), 0.0)
+    assert_same(
+        list(build(kind, 2, initial_state="learned").state_dict().values()),
+        list(before.values()),
+        0.0,
+    )
     for parameter in layer.parameters():
         nn.init.constant_(parameter, torch.nan)
     torch.manual_seed(5)
@@ -116,7 +136,10 @@ def test_weights_may_be_parametrized(kind: Kind) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_copies_compute_the_same(kind: Kind) -> None:
-    layer, batch = build(kind, 2, bidirectional=True, schedule="lanes", initial_state="learned"), a_batch(LENGTHS)
+    layer, batch = (
+        build(kind, 2, bidirectional=True, schedule="lanes", initial_state="learned"),
+        a_batch(LENGTHS),
+    )
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter.normal_()
@@ -140,8 +163,17 @@ def test_copies_compute_the_same(kind: Kind) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_repr(kind: Kind) -> None:
     assert repr(getattr(rl.nn, kind.layer)(D, H)) == f"{kind.layer}({D}, {H})"
-    everything = build(kind, 2, bias=False, batch_first=True, dropout=0.5, bidirectional=True, zoneout=0.1)
-    for part in ("num_layers=2", "bias=False", "batch_first=True", "dropout=0.5", "bidirectional=True", "zoneout=0.1"):
+    everything = build(
+        kind, 2, bias=False, batch_first=True, dropout=0.5, bidirectional=True, zoneout=0.1
+    )
+    for part in (
+        "num_layers=2",
+        "bias=False",
+        "batch_first=True",
+        "dropout=0.5",
+        "bidirectional=True",
+        "zoneout=0.1",
+    ):
         assert part in repr(everything)
     chosen = repr(build(kind, schedule="packed", backend="reference", initial_state="learned"))
     assert "schedule='packed', backend='reference', initial_state='learned'" in chosen
@@ -160,7 +192,9 @@ def test_explain(kind: Kind) -> None:
     layer, batch = build(kind), a_batch(LENGTHS)
     choice = rl.explain(layer, batch)
     assert choice.backend in ("cpu", "program", "torch", "triton", "reference")
-    assert str(choice).startswith(f"backend {choice.backend}, schedule {choice.schedule}: auto takes the fastest")
+    assert str(choice).startswith(
+        f"backend {choice.backend}, schedule {choice.schedule}: auto takes the fastest"
+    )
     if choice.backend in ("program", "reference"):
         assert f"{kind.cell!r}" in choice.reason  # the reason against other backends
     chosen = rl.explain(build(kind, backend="reference", schedule="lanes"), batch)
@@ -186,8 +220,14 @@ def test_torch_has_no_kernel_for_them(kind: Kind) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_numbers_of_numpy_are_numbers(kind: Kind) -> None:
-    layer = getattr(rl.nn, kind.layer)(np.int64(D), np.int32(H), np.int64(2), dropout=np.float32(0.5), **kind.options)
-    assert (type(layer.input_size), type(layer.hidden_size), type(layer.num_layers)) == (int, int, int)
+    layer = getattr(rl.nn, kind.layer)(
+        np.int64(D), np.int32(H), np.int64(2), dropout=np.float32(0.5), **kind.options
+    )
+    assert (type(layer.input_size), type(layer.hidden_size), type(layer.num_layers)) == (
+        int,
+        int,
+        int,
+    )
     assert layer(rl.Ragged([torch.randn(2, D)]))[0].values.shape == (2, H)
 
 
@@ -239,10 +279,19 @@ def test_wrong_inputs_are_named(kind: Kind) -> None:
         ((rl.Ragged([torch.ones(2, D + 1, dtype=torch.float64)]),), f"input_size = {D}"),
         ((a_batch(LENGTHS, torch.float32),), r"\.to\(torch\.float64\)"),
         (([torch.ones(2, D)],), r"rl\.Ragged\(sequences\)"),
-        ((batch, wrong if states == 1 else (wrong,) * states), r"hx \(h\) must be .*got shape \(1, 2, 4\)"),
+        (
+            (batch, wrong if states == 1 else (wrong,) * states),
+            r"hx \(h\) must be .*got shape \(1, 2, 4\)",
+        ),
         ((batch, (wrong,) * (states + 1)), "hx must be .*got a tuple"),
-        ((torch.ones(2, 3, D, dtype=torch.float64).to_sparse(),), r"input must be .*sparse_coo.* \.to_dense\(\)"),
-        ((torch.ones(2, 3, D, dtype=torch.float64, device="meta"),), "input must be .*got a tensor on meta"),
+        (
+            (torch.ones(2, 3, D, dtype=torch.float64).to_sparse(),),
+            r"input must be .*sparse_coo.* \.to_dense\(\)",
+        ),
+        (
+            (torch.ones(2, 3, D, dtype=torch.float64, device="meta"),),
+            "input must be .*got a tensor on meta",
+        ),
     ):
         with pytest.raises(RaglaneError, match=says):
             layer(*arguments)
@@ -284,7 +333,9 @@ def test_autocast_converts_no_other_dtypes(kind: str, dtype: torch.dtype) -> Non
         ((torch.ones(1, 3, H).double(),) * 2, r"hx \(h\).*float64"),
     ],
 )
-def test_a_wrong_state_is_named_for_tensors_and_packs(hx: Any, says: str, batch_first: bool) -> None:
+def test_a_wrong_state_is_named_for_tensors_and_packs(
+    hx: Any, says: str, batch_first: bool
+) -> None:
     layer = rl.nn.LSTM(D, H, batch_first=batch_first)
     inputs = torch.ones(3, 6, D) if batch_first else torch.ones(6, 3, D)
     for batch in (inputs, torch.nn.utils.rnn.pack_sequence([torch.ones(6, D)] * 3)):
@@ -300,7 +351,12 @@ def test_a_wrong_state_is_named_for_tensors_and_packs(hx: Any, says: str, batch_
         (lambda layer: layer(torch.ones(2, 3, D), lengths=[1, 4, 1]), "lengths"),
         (lambda layer: layer(torch.ones(3, D), lengths=[3]), r"\(T, B, D\)"),
         (lambda layer: layer(torch.ones(D)), r"\(T, D\)"),
-        (lambda layer: layer(torch.nested.nested_tensor([torch.ones(2, D)], layout=torch.jagged)), "from_nested"),
+        (
+            lambda layer: layer(
+                torch.nested.nested_tensor([torch.ones(2, D)], layout=torch.jagged)
+            ),
+            "from_nested",
+        ),
         (lambda layer: layer.summary(None, None), "state must be .*got a NoneType"),
     ],
 )

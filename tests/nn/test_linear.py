@@ -14,13 +14,18 @@ SIZES = ((1, 1, 1), (5, 64, 9), (31, 65, 3), (256, 64, 2), (500, 300, 1), (2000,
 
 
 @pytest.mark.usefixtures("two_threads")
-@pytest.mark.skipif(not has_cell("mingru"), reason="these are promises of the cpu kernels, which are not built")
+@pytest.mark.skipif(
+    not has_cell("mingru"), reason="these are promises of the cpu kernels, which are not built"
+)
 def test_bits_depend_on_no_other_row_and_no_thread(device: torch.device) -> None:
     if device.type != "cpu":
         pytest.skip("a GPU has no such product")
     for dtype in (torch.float32, torch.float64):
         for rows, width, size in SIZES:
-            layer, x = RowLinear(width, size, dtype=dtype).eval(), torch.randn(rows, width, dtype=dtype)
+            layer, x = (
+                RowLinear(width, size, dtype=dtype).eval(),
+                torch.randn(rows, width, dtype=dtype),
+            )
             whole = layer(x)
             for threads in (1, 3, 8):
                 torch.set_num_threads(threads)
@@ -40,7 +45,9 @@ def test_values_and_gradients_are_those_of_a_linear_layer() -> None:
         wanted = torch.autograd.grad((expected * grad).sum(), inputs)
         for found in (layer(x), layer.eval()(x)):
             torch.testing.assert_close(found, expected, rtol=1e-13, atol=1e-13)
-            for ours, theirs in zip(torch.autograd.grad((found * grad).sum(), inputs), wanted, strict=True):
+            for ours, theirs in zip(
+                torch.autograd.grad((found * grad).sum(), inputs), wanted, strict=True
+            ):
                 torch.testing.assert_close(ours, theirs, rtol=1e-13, atol=1e-13)
 
         def square(x: Tensor, layer: RowLinear = layer) -> Tensor:
@@ -73,18 +80,40 @@ def test_training_uses_torchs_product() -> None:
 
 @pytest.mark.usefixtures("two_threads")
 def test_cells_without_a_kernel_compute_the_same_row_by_row() -> None:
-    rows, weight, start = (torch.randn(size, dtype=torch.float64) for size in ((20, 6), (5, 6), (20, 5)))
+    rows, weight, start = (
+        torch.randn(size, dtype=torch.float64) for size in ((20, 6), (5, 6), (20, 5))
+    )
 
     def computed() -> list[Tensor]:
-        sums = [torch.addmm(start, rows, weight.t(), beta=b, alpha=a) for b, a in ((1, 1), (0.5, 2), (0, 1))]
-        products = [F.linear(rows, weight), start @ weight.to_sparse(), rows.mm(mat2=weight.t()), rows @ weight[0]]
-        return [*sums, *products, torch.sigmoid(input=rows), torch.sigmoid(rows, out=torch.empty_like(rows))]
+        sums = [
+            torch.addmm(start, rows, weight.t(), beta=b, alpha=a)
+            for b, a in ((1, 1), (0.5, 2), (0, 1))
+        ]
+        products = [
+            F.linear(rows, weight),
+            start @ weight.to_sparse(),
+            rows.mm(mat2=weight.t()),
+            rows @ weight[0],
+        ]
+        return [
+            *sums,
+            *products,
+            torch.sigmoid(input=rows),
+            torch.sigmoid(rows, out=torch.empty_like(rows)),
+        ]
 
     with RowByRow():
         found = computed()
     torch.testing.assert_close(found, computed(), rtol=1e-13, atol=1e-13)
     gates, matrix = torch.randn(50, 65), torch.randn(65, 37)
     with RowByRow():
-        for function in (torch.sigmoid, Tensor.sigmoid, lambda rows: rows @ matrix, lambda rows: rows.mm(matrix)):
-            assert torch.equal(function(gates), torch.cat([function(row) for row in gates.split(1)]))
+        for function in (
+            torch.sigmoid,
+            Tensor.sigmoid,
+            lambda rows: rows @ matrix,
+            lambda rows: rows.mm(matrix),
+        ):
+            assert torch.equal(
+                function(gates), torch.cat([function(row) for row in gates.split(1)])
+            )
         assert torch.sigmoid(torch.tensor([-1e4, 1e4])).tolist() == [0.0, 1.0]

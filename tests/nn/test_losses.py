@@ -22,7 +22,11 @@ from strategies import lengths
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
 @pytest.mark.parametrize("name", CASES)
 @settings(max_examples=12)
-@given(lengths=lengths(), reduction=st.sampled_from(REDUCTIONS), weighing=st.sampled_from(["", "element", "sequence"]))
+@given(
+    lengths=lengths(),
+    reduction=st.sampled_from(REDUCTIONS),
+    weighing=st.sampled_from(["", "element", "sequence"]),
+)
 def test_against_a_padded_loss_masked_by_hand(
     name: str,
     dtype: torch.dtype,
@@ -43,7 +47,9 @@ def test_against_a_padded_loss_masked_by_hand(
     weights = (2 * torch.rand(size) - 0.5).clamp(min=0)  # a quarter of them 0
     per_element = weights if weighing == "element" else None
     per_sequence = weights if weighing == "sequence" else None
-    given_weights = per_sequence if per_element is None else rl.Ragged.from_flat(per_element, lengths=lengths)
+    given_weights = (
+        per_sequence if per_element is None else rl.Ragged.from_flat(per_element, lengths=lengths)
+    )
     result = case.call(batch, target, weights=given_weights, reduction=reduction)
     if isinstance(result, rl.Ragged):
         assert result.lengths.tolist() == lengths
@@ -68,7 +74,14 @@ EVERY = pytest.mark.parametrize("name", CASES)
 EVERY_REDUCTION = pytest.mark.parametrize("reduction", REDUCTIONS)
 
 
-def call(name: str, values: Tensor, target: Tensor, counts: list[int], reduction: str, weights: Any = None) -> Tensor:
+def call(
+    name: str,
+    values: Tensor,
+    target: Tensor,
+    counts: list[int],
+    reduction: str,
+    weights: Any = None,
+) -> Tensor:
     """Call a loss on sequences of these lengths, and return its values."""
     batch, targets = (rl.Ragged.from_flat(part, lengths=counts) for part in (values, target))
     result = CASES[name].call(batch, targets, weights=weights, reduction=reduction)
@@ -95,21 +108,29 @@ def test_a_nan_stays_in_its_sequence(name: str, reduction: str) -> None:
     poisoned[[0, 1, 5]] = float("nan")
     gradients, single = [], []
     for values in (clean.requires_grad_(), poisoned.requires_grad_()):
-        gradients.append(torch.autograd.grad(call(name, values, target, [2, 3, 1], reduction), values)[0][2:5])
+        gradients.append(
+            torch.autograd.grad(call(name, values, target, [2, 3, 1], reduction), values)[0][2:5]
+        )
         single.append(call(name, values, target, [2, 3, 1], "none")[2:5])
     assert torch.equal(*gradients)
     assert torch.equal(*single)
 
 
 @EVERY_REDUCTION
-@pytest.mark.parametrize(("name", "per_sequence"), [(name, place % 2 == 0) for place, name in enumerate(CASES)])
+@pytest.mark.parametrize(
+    ("name", "per_sequence"), [(name, place % 2 == 0) for place, name in enumerate(CASES)]
+)
 def test_elements_of_weight_zero_may_be_nan(name: str, reduction: str, per_sequence: bool) -> None:
     clean, target = CASES[name].draw(5)
     poisoned, poisoned_target = clean.clone(), target.clone()
     poisoned[:2] = float("nan")
     if target.is_floating_point():
         poisoned_target[:2] = float("nan")
-    mask = torch.tensor([False, True]) if per_sequence else rl.Ragged([[False, False], [True, True, True]])
+    mask = (
+        torch.tensor([False, True])
+        if per_sequence
+        else rl.Ragged([[False, False], [True, True, True]])
+    )
     results = []
     for values, targets in ((clean, target), (poisoned, poisoned_target)):
         loss = call(name, values.requires_grad_(), targets, [2, 3], reduction, mask)
@@ -120,8 +141,12 @@ def test_elements_of_weight_zero_may_be_nan(name: str, reduction: str, per_seque
 
 
 @EVERY
-@pytest.mark.parametrize(("reduction", "counts"), [("element", []), ("sequence", [0, 0]), ("element", [2, 0, 1])])
-def test_where_nothing_counts_the_loss_is_zero(name: str, reduction: str, counts: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("reduction", "counts"), [("element", []), ("sequence", [0, 0]), ("element", [2, 0, 1])]
+)
+def test_where_nothing_counts_the_loss_is_zero(
+    name: str, reduction: str, counts: list[int]
+) -> None:
     """Empty batches, and one whose weights are all 0."""
     values, target = CASES[name].draw(sum(counts))
     weights = torch.zeros(len(counts)) if sum(counts) else None
@@ -133,10 +158,17 @@ def test_where_nothing_counts_the_loss_is_zero(name: str, reduction: str, counts
 @EVERY_REDUCTION
 @pytest.mark.parametrize("is_weighted", [False, True])
 @pytest.mark.parametrize("function", [losses.cross_entropy, losses.nll_loss])
-def test_all_ignored_is_zero(function: Callable[..., Any], is_weighted: bool, reduction: str) -> None:
+def test_all_ignored_is_zero(
+    function: Callable[..., Any], is_weighted: bool, reduction: str
+) -> None:
     values = torch.randn(3, CLASSES, requires_grad=True)
-    batch, target = rl.Ragged.from_flat(values, lengths=[2, 0, 1]), rl.Ragged([[-100, -100], [], [-100]])
-    result = function(batch, target, torch.ones(CLASSES) if is_weighted else None, reduction=reduction)
+    batch, target = (
+        rl.Ragged.from_flat(values, lengths=[2, 0, 1]),
+        rl.Ragged([[-100, -100], [], [-100]]),
+    )
+    result = function(
+        batch, target, torch.ones(CLASSES) if is_weighted else None, reduction=reduction
+    )
     result = result.values if isinstance(result, rl.Ragged) else result
     assert torch.equal(result, torch.zeros_like(result))
     assert torch.equal(torch.autograd.grad(result.sum(), values)[0], torch.zeros_like(values))
@@ -166,7 +198,9 @@ def test_reductions_by_hand() -> None:
 def test_a_sequence_that_is_ignored_does_not_count_as_one() -> None:
     logits = rl.Ragged([torch.zeros(2, 3), torch.tensor([[0.0, 100.0, 0.0]]), torch.zeros(2, 3)])
     target = rl.Ragged([[0, -100], [-100], [2, 1]])
-    assert losses.cross_entropy(logits, target, reduction="sequence").exp().item() == pytest.approx(3)
+    assert losses.cross_entropy(logits, target, reduction="sequence").exp().item() == pytest.approx(
+        3
+    )
 
 
 def test_class_weights_by_hand() -> None:
@@ -177,7 +211,9 @@ def test_class_weights_by_hand() -> None:
     single = losses.cross_entropy(logits, target, reduction="none")
     assert isinstance(single, rl.Ragged)
     a, b, c = single.values.tolist()
-    assert losses.cross_entropy(logits, target, weight).item() == pytest.approx((a + 3 * b + 3 * c) / 7)
+    assert losses.cross_entropy(logits, target, weight).item() == pytest.approx(
+        (a + 3 * b + 3 * c) / 7
+    )
     sequence = losses.cross_entropy(logits, target, weight, reduction="sequence").item()
     assert sequence == pytest.approx(((a + 3 * b) / 4 + c) / 2)
 
@@ -209,7 +245,9 @@ def test_bfloat16(name: str, reduction: str) -> None:
 @pytest.mark.parametrize("features", [(), (900,)])
 @pytest.mark.parametrize("reduction", ["element", "sequence"])
 def test_a_sum_may_exceed_float16(reduction: Any, features: tuple[int, ...]) -> None:
-    half = rl.Ragged.from_flat(torch.full((900, *features), 10.0, dtype=torch.float16), lengths=[900])
+    half = rl.Ragged.from_flat(
+        torch.full((900, *features), 10.0, dtype=torch.float16), lengths=[900]
+    )
     assert losses.mse_loss(half, half * 0, reduction=reduction).item() == 100
 
 
@@ -219,11 +257,15 @@ def test_nothing_is_padded(name: str, reduction: str) -> None:
     counts, (values, target) = [100, *[1] * 60], CASES[name].draw(160)
     values.requires_grad_()
     weights = rl.Ragged.from_flat(torch.rand(160), lengths=counts)
-    largest = largest_tensor(lambda: call(name, values, target, counts, reduction, weights).sum().backward())
+    largest = largest_tensor(
+        lambda: call(name, values, target, counts, reduction, weights).sum().backward()
+    )
     assert 0 < largest <= values.numel() < len(counts) * 100
 
 
-@pytest.mark.parametrize(("name", "reduction"), [("cross_entropy, everything", "sequence"), ("mse_loss", "element")])
+@pytest.mark.parametrize(
+    ("name", "reduction"), [("cross_entropy, everything", "sequence"), ("mse_loss", "element")]
+)
 def test_compiles_without_a_break(name: str, reduction: str) -> None:
     def step(batch: rl.Ragged, target: rl.Ragged, weights: rl.Ragged) -> Any:
         result = CASES[name].call(batch, target, weights=weights, reduction=reduction)
@@ -239,42 +281,112 @@ def test_compiles_without_a_break(name: str, reduction: str) -> None:
 LOGITS = rl.Ragged.from_flat(torch.zeros(3, CLASSES, device="cpu"), lengths=[2, 1])
 NUMBERS = rl.Ragged.from_flat(torch.zeros(3, device="cpu"), lengths=[2, 1])
 TARGET = rl.Ragged.from_flat(torch.zeros(3, dtype=torch.int64, device="cpu"), lengths=[2, 1])
-NESTED = torch.nested.nested_tensor([torch.zeros(length, device="cpu") for length in (2, 1)], layout=torch.jagged)
+NESTED = torch.nested.nested_tensor(
+    [torch.zeros(length, device="cpu") for length in (2, 1)], layout=torch.jagged
+)
 OTHERWISE = rl.Ragged.from_flat(torch.zeros(3, dtype=torch.int64, device="cpu"), lengths=[1, 2])
-ENTROPY, SQUARED, BINARY = losses.cross_entropy, losses.mse_loss, losses.binary_cross_entropy_with_logits
+ENTROPY, SQUARED, BINARY = (
+    losses.cross_entropy,
+    losses.mse_loss,
+    losses.binary_cross_entropy_with_logits,
+)
 
 
 @pytest.mark.parametrize(
     ("call", "error", "says"),
     [
         (lambda: ENTROPY(LOGITS, OTHERWISE), ShapeError, r"here 2.*length 1 for sequence 0"),
-        (lambda: ENTROPY(LOGITS, TARGET[:1]), ShapeError, "a batch of 2 sequences.*got 1 sequences"),
+        (
+            lambda: ENTROPY(LOGITS, TARGET[:1]),
+            ShapeError,
+            "a batch of 2 sequences.*got 1 sequences",
+        ),
         (lambda: ENTROPY(LOGITS.values, TARGET), ArgumentTypeError, "torch.nn.functional"),  # type: ignore[arg-type]
         (lambda: ENTROPY(LOGITS.to(torch.int64), TARGET), ArgumentTypeError, "floating-point"),
-        (lambda: ENTROPY(LOGITS, [0, 1, 2]), ArgumentTypeError, "Pass a Ragged with one per element"),  # type: ignore[arg-type]
-        (lambda: ENTROPY(LOGITS, TARGET.values), ShapeError, "one row per sequence, and the batch has 2"),
-        (lambda: ENTROPY(LOGITS, TARGET.to("meta")), ShapeError, "on cpu, like the other tensors.*on meta"),
+        (
+            lambda: ENTROPY(LOGITS, [0, 1, 2]),  # type: ignore[arg-type]
+            ArgumentTypeError,
+            "Pass a Ragged with one per element",
+        ),
+        (
+            lambda: ENTROPY(LOGITS, TARGET.values),
+            ShapeError,
+            "one row per sequence, and the batch has 2",
+        ),
+        (
+            lambda: ENTROPY(LOGITS, TARGET.to("meta")),
+            ShapeError,
+            "on cpu, like the other tensors.*on meta",
+        ),
         (lambda: ENTROPY(LOGITS, TARGET + 4), ArgumentError, r"from 0 to 3.*class 4"),
         (lambda: ENTROPY(LOGITS, NUMBERS), ShapeError, r"Call \.to\(torch\.int64\)"),
-        (lambda: ENTROPY(LOGITS, TARGET.map(lambda v: v.unsqueeze(1))), ShapeError, "one class per element"),
+        (
+            lambda: ENTROPY(LOGITS, TARGET.map(lambda v: v.unsqueeze(1))),
+            ShapeError,
+            "one class per element",
+        ),
         (lambda: ENTROPY(NUMBERS, TARGET), ShapeError, "one number per class"),
         (lambda: ENTROPY(LOGITS, TARGET, torch.ones(3)), ShapeError, "the argument weights"),
         (lambda: ENTROPY(LOGITS, TARGET, label_smoothing=2), ArgumentError, "from 0 to 1"),
         (lambda: ENTROPY(LOGITS, TARGET, reduction="mean"), ArgumentError, "'mean' pass 'element'"),  # type: ignore[arg-type]
-        (lambda: ENTROPY(LOGITS, TARGET, weights=torch.ones(3)), ShapeError, "one number for each of the 2 sequences"),
+        (
+            lambda: ENTROPY(LOGITS, TARGET, weights=torch.ones(3)),
+            ShapeError,
+            "one number for each of the 2 sequences",
+        ),
         (lambda: ENTROPY(LOGITS, TARGET, weights=LOGITS), ShapeError, "one number per element"),
         (lambda: SQUARED(LOGITS, NUMBERS), ShapeError, "nothing is broadcast"),
         (lambda: losses.huber_loss(NUMBERS, NUMBERS, 0.0), ArgumentError, "above 0"),
-        (lambda: ENTROPY(LOGITS, TARGET, ignore_index=1.0), ArgumentTypeError, r"ignore_index must be .*got 1\.0"),  # type: ignore[arg-type]
-        (lambda: ENTROPY(LOGITS, TARGET, [1.0] * 4), ArgumentTypeError, "weight must be .*got a list"),  # type: ignore[arg-type]
-        (lambda: ENTROPY(LOGITS, TARGET, torch.ones(4).to("meta")), ShapeError, "weight must be .*on meta"),
-        (lambda: ENTROPY(LOGITS, TARGET, torch.tensor([1, 1, 1, math.nan])), ArgumentError, "weight must be .*got nan"),
-        (lambda: ENTROPY(LOGITS, TARGET, weights=torch.tensor([1, -1])), ArgumentError, "weights must be .*got -1"),
-        (lambda: ENTROPY(LOGITS, TARGET, weights=NUMBERS + math.inf), ArgumentError, "weights must be .*got inf"),
-        (lambda: BINARY(NUMBERS, NUMBERS, 2.0), ArgumentTypeError, "pos_weight must be .*got a float"),  # type: ignore[arg-type]
-        (lambda: BINARY(NUMBERS, NUMBERS, NESTED), ArgumentTypeError, "pos_weight must be .*got a nested tensor"),
-        (lambda: BINARY(NUMBERS, NUMBERS, torch.tensor(-2.0)), ArgumentError, r"pos_weight must be .*got -2\.0"),
-        (lambda: BINARY(NUMBERS, NUMBERS + 1.5), ArgumentError, r"target must be from 0 to 1, got 1\.5"),
+        (
+            lambda: ENTROPY(LOGITS, TARGET, ignore_index=1.0),  # type: ignore[arg-type]
+            ArgumentTypeError,
+            r"ignore_index must be .*got 1\.0",
+        ),
+        (
+            lambda: ENTROPY(LOGITS, TARGET, [1.0] * 4),  # type: ignore[arg-type]
+            ArgumentTypeError,
+            "weight must be .*got a list",
+        ),
+        (
+            lambda: ENTROPY(LOGITS, TARGET, torch.ones(4).to("meta")),
+            ShapeError,
+            "weight must be .*on meta",
+        ),
+        (
+            lambda: ENTROPY(LOGITS, TARGET, torch.tensor([1, 1, 1, math.nan])),
+            ArgumentError,
+            "weight must be .*got nan",
+        ),
+        (
+            lambda: ENTROPY(LOGITS, TARGET, weights=torch.tensor([1, -1])),
+            ArgumentError,
+            "weights must be .*got -1",
+        ),
+        (
+            lambda: ENTROPY(LOGITS, TARGET, weights=NUMBERS + math.inf),
+            ArgumentError,
+            "weights must be .*got inf",
+        ),
+        (
+            lambda: BINARY(NUMBERS, NUMBERS, 2.0),  # type: ignore[arg-type]
+            ArgumentTypeError,
+            "pos_weight must be .*got a float",
+        ),
+        (
+            lambda: BINARY(NUMBERS, NUMBERS, NESTED),
+            ArgumentTypeError,
+            "pos_weight must be .*got a nested tensor",
+        ),
+        (
+            lambda: BINARY(NUMBERS, NUMBERS, torch.tensor(-2.0)),
+            ArgumentError,
+            r"pos_weight must be .*got -2\.0",
+        ),
+        (
+            lambda: BINARY(NUMBERS, NUMBERS + 1.5),
+            ArgumentError,
+            r"target must be from 0 to 1, got 1\.5",
+        ),
         (lambda: BINARY(LOGITS, LOGITS, torch.ones(2)), ShapeError, "one weight per label"),
     ],
 )

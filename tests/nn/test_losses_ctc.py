@@ -23,11 +23,14 @@ from raglane.nn.losses import ctc_loss
 CLASSES = 4
 INFINITE = float("inf")
 
-# Steps and labels of a sequence: none of either, labels that do not fit, and long ones among short ones.
+# Steps and labels of a sequence: none of either, labels that do not fit, and long ones among short
+# ones.
 PAIRS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 4)), min_size=0, max_size=6)
 
 
-def draw(pairs: list[tuple[int, int]], blank: int = 0, kinds: int = CLASSES - 1) -> tuple[Tensor, rl.Ragged]:
+def draw(
+    pairs: list[tuple[int, int]], blank: int = 0, kinds: int = CLASSES - 1
+) -> tuple[Tensor, rl.Ragged]:
     """Logits ``(N, C)``, and labels of few kinds, so that many repeat."""
     steps, labels = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
     logits = torch.randn(sum(steps), CLASSES, dtype=torch.float64, requires_grad=True)
@@ -49,7 +52,9 @@ def torch_loss(log_probs: rl.Ragged, targets: rl.Ragged, **options: Any) -> Tens
 @pytest.mark.parametrize("blank", [0, 2])
 @given(pairs=PAIRS, kinds=st.integers(1, CLASSES - 1))
 def test_against_torch(pairs: list[tuple[int, int]], kinds: int, blank: int) -> None:
-    """Values and gradients; torch's gradients of infinite losses are those with zero_infinity=True."""
+    """Values and gradients; torch's gradients of infinite losses are those with
+    zero_infinity=True.
+    """
     if not any(steps for steps, _ in pairs):
         return  # torch needs a step
     logits, targets = draw(pairs, blank, kinds)
@@ -84,7 +89,9 @@ def test_long_sequences_in_float32() -> None:
 @pytest.mark.parametrize("labels", [[], [1], [1, 1], [1, 2], [2, 1, 2], [1, 1, 1]])
 @pytest.mark.parametrize("steps", [0, 1, 2, 3, 4, 5])
 def test_against_every_path(steps: int, labels: list[int]) -> None:
-    """The definition: the sum over all paths that read as the labels once repeats and blanks are dropped."""
+    """The definition: the sum over all paths that read as the labels once repeats and blanks are
+    dropped.
+    """
     probabilities = torch.rand(steps, 3, dtype=torch.float64)
     total = 0.0
     for path in itertools.product(range(3), repeat=steps):
@@ -102,7 +109,9 @@ def test_log_probabilities_may_be_minus_infinity() -> None:
     assert loss.item() == pytest.approx(0)
     loss.sum().backward()
     assert values.grad is not None
-    torch.testing.assert_close(values.grad, torch.tensor([[-0.5, -0.5], [0, -1.0]], dtype=torch.float64))
+    torch.testing.assert_close(
+        values.grad, torch.tensor([[-0.5, -0.5], [0, -1.0]], dtype=torch.float64)
+    )
 
 
 def test_a_nan_stays_in_its_sequence() -> None:
@@ -147,7 +156,9 @@ def test_reductions_by_hand() -> None:
     weights = torch.tensor([1.0, 2.0, 3.0, 9.0])
 
     def loss(reduction: Any, weights: Tensor | None = None) -> float:
-        return ctc_loss(log_probs, targets, reduction=reduction, weights=weights, zero_infinity=True).item()
+        return ctc_loss(
+            log_probs, targets, reduction=reduction, weights=weights, zero_infinity=True
+        ).item()
 
     assert loss("element") == pytest.approx((a + b + c) / 5)
     assert loss("sequence") == pytest.approx((a + b / 3 + c) / 3)
@@ -159,7 +170,9 @@ def test_reductions_by_hand() -> None:
 
 @pytest.mark.parametrize("reduction", ["element", "sequence"])
 @pytest.mark.parametrize("pairs", [[], [(0, 0)], [(0, 0), (0, 0)]])
-def test_where_nothing_counts_the_loss_is_zero(pairs: list[tuple[int, int]], reduction: Any) -> None:
+def test_where_nothing_counts_the_loss_is_zero(
+    pairs: list[tuple[int, int]], reduction: Any
+) -> None:
     values, targets = draw(pairs)
     result = ctc_loss(batch_of(values, pairs), targets, reduction=reduction)
     assert (result.shape, result.item()) == ((), 0)
@@ -177,10 +190,14 @@ def test_bfloat16_is_computed_in_float32() -> None:
 
 
 def test_nothing_is_padded() -> None:
-    """The largest tensor grows with steps times states of each sequence, not with the longest of each."""
+    """The largest tensor grows with steps times states of each sequence, not with the longest of
+    each.
+    """
     pairs = [(200, 1), *[(2, 1)] * 50, (2, 50)]
     values, targets = draw(pairs)
-    largest = largest_tensor(lambda: ctc_loss(batch_of(values, pairs), targets, zero_infinity=True).backward())
+    largest = largest_tensor(
+        lambda: ctc_loss(batch_of(values, pairs), targets, zero_infinity=True).backward()
+    )
     # Steps times states, or steps times classes.
     assert largest == max(200 * 3 + 50 * 2 * 3 + 2 * 101, values.numel())
     assert largest < len(pairs) * 200
@@ -189,18 +206,26 @@ def test_nothing_is_padded() -> None:
 def test_cannot_be_differentiated_twice() -> None:
     pairs = [(4, 1)]
     values, targets = draw(pairs)
-    (gradient,) = torch.autograd.grad(ctc_loss(batch_of(values, pairs), targets), values, create_graph=True)
+    (gradient,) = torch.autograd.grad(
+        ctc_loss(batch_of(values, pairs), targets), values, create_graph=True
+    )
     with pytest.raises(ArgumentError, match=r"the first derivative.*, got a second derivative"):
         gradient.square().sum().backward()
     with pytest.raises(ArgumentError, match="log_probs must be a plain tensor"):
         torch.func.grad(lambda given: ctc_loss(batch_of(given, pairs), targets))(values.detach())
-    with forward_ad.dual_level(), pytest.raises(ArgumentError, match="log_probs must be a plain tensor"):
+    with (
+        forward_ad.dual_level(),
+        pytest.raises(ArgumentError, match="log_probs must be a plain tensor"),
+    ):
         ctc_loss(batch_of(forward_ad.make_dual(values.detach(), values.detach()), pairs), targets)
 
 
 def test_compiles_without_a_break() -> None:
     def step(logits: rl.Ragged, targets: rl.Ragged) -> Tensor:
-        return ctc_loss(logits.map(lambda values: values.log_softmax(-1)), targets, zero_infinity=True) * 2
+        return (
+            ctc_loss(logits.map(lambda values: values.log_softmax(-1)), targets, zero_infinity=True)
+            * 2
+        )
 
     counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(step, backend=counter, fullgraph=True, dynamic=True)
@@ -210,7 +235,9 @@ def test_compiles_without_a_break() -> None:
         values, targets = draw(pairs)
         results = []
         for function in (step, compiled):
-            loss = function(rl.Ragged.from_flat(values, lengths=[pair[0] for pair in pairs]), targets)
+            loss = function(
+                rl.Ragged.from_flat(values, lengths=[pair[0] for pair in pairs]), targets
+            )
             results.append([loss.detach(), torch.autograd.grad(loss, values)[0]])
         torch.testing.assert_close(*results)
         graphs = graphs or counter.frame_count
@@ -230,12 +257,28 @@ TARGETS = rl.Ragged.from_flat(torch.ones(3, dtype=torch.int64, device="cpu"), le
         (lambda: ctc_loss(LOG_PROBS, TARGETS * 1.0), ArgumentTypeError, "integer"),
         (lambda: ctc_loss(LOG_PROBS, TARGETS[:1]), ShapeError, "each of the 2"),
         (lambda: ctc_loss(LOG_PROBS, TARGETS + 3), ArgumentError, r"from 0 to 3.*label 4"),
-        (lambda: ctc_loss(LOG_PROBS, TARGETS, blank=0.0), ArgumentTypeError, r"blank must be .*got 0\.0"),  # type: ignore[arg-type]
-        (lambda: ctc_loss(EMPTY, TARGETS[:1], weights=torch.tensor([math.nan])), ArgumentError, "weights .*got nan"),
+        (
+            lambda: ctc_loss(LOG_PROBS, TARGETS, blank=0.0),  # type: ignore[arg-type]
+            ArgumentTypeError,
+            r"blank must be .*got 0\.0",
+        ),
+        (
+            lambda: ctc_loss(EMPTY, TARGETS[:1], weights=torch.tensor([math.nan])),
+            ArgumentError,
+            "weights .*got nan",
+        ),
         (lambda: ctc_loss(LOG_PROBS, TARGETS, blank=4), ArgumentError, "a blank of the C labels"),
         (lambda: ctc_loss(TARGETS * 1.0, TARGETS), ArgumentError, r"\(N, C\)"),
-        (lambda: ctc_loss(LOG_PROBS, TARGETS, reduction="mean"), ArgumentError, "'mean' pass 'sequence'"),  # type: ignore[arg-type]
-        (lambda: ctc_loss(LOG_PROBS, TARGETS, weights=torch.ones(3)), ShapeError, "each of the 2 sequences"),
+        (
+            lambda: ctc_loss(LOG_PROBS, TARGETS, reduction="mean"),  # type: ignore[arg-type]
+            ArgumentError,
+            "'mean' pass 'sequence'",
+        ),
+        (
+            lambda: ctc_loss(LOG_PROBS, TARGETS, weights=torch.ones(3)),
+            ShapeError,
+            "each of the 2 sequences",
+        ),
         (lambda: ctc_loss(LOG_PROBS, TARGETS, weights=LOG_PROBS), ArgumentTypeError, "sequence"),  # type: ignore[arg-type]
     ],
 )

@@ -32,11 +32,17 @@ def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def draw(lengths: list[int], features: tuple[int, ...] = (3,)) -> rl.Ragged:
-    return rl.Ragged.from_flat(torch.randn(sum(lengths), *features, dtype=torch.float64), lengths=lengths)
+    return rl.Ragged.from_flat(
+        torch.randn(sum(lengths), *features, dtype=torch.float64), lengths=lengths
+    )
 
 
-def both(sizes: list[tuple[int, int]], features: tuple[int, ...] = (3,)) -> tuple[rl.Ragged, rl.Ragged]:
-    return draw([rows for rows, _ in sizes], features), draw([columns for _, columns in sizes], features)
+def both(
+    sizes: list[tuple[int, int]], features: tuple[int, ...] = (3,)
+) -> tuple[rl.Ragged, rl.Ragged]:
+    return draw([rows for rows, _ in sizes], features), draw(
+        [columns for _, columns in sizes], features
+    )
 
 
 @given(sizes=SIZES)
@@ -46,7 +52,9 @@ def test_pairs_are_all_in_order(sizes: list[tuple[int, int]]) -> None:
     assert found.lengths.tolist() == [rows * columns for rows, columns in sizes]
     expected = [
         [begin + row, start + column]
-        for begin, start, (rows, columns) in zip(a.offsets.tolist(), b.offsets.tolist(), sizes, strict=False)
+        for begin, start, (rows, columns) in zip(
+            a.offsets.tolist(), b.offsets.tolist(), sizes, strict=False
+        )
         for row, column in itertools.product(range(rows), range(columns))
     ]
     assert found.values.tolist() == expected
@@ -75,13 +83,18 @@ def test_soft_dtw_is_the_soft_minimum_of_all_paths(gamma: float) -> None:
     a.values.requires_grad_()
     b.values.requires_grad_()
     expected = torch.stack(
-        [by_all_paths(x, y, gamma) if len(x) else x.new_zeros(()) for x, y in zip(a, b, strict=True)]
+        [
+            by_all_paths(x, y, gamma) if len(x) else x.new_zeros(())
+            for x, y in zip(a, b, strict=True)
+        ]
     )
     own = soft_dtw(a, b, gamma)
     torch.testing.assert_close(own, expected, rtol=1e-12, atol=1e-12)
     upstream = torch.randn_like(own)
     wanted = torch.autograd.grad(expected, (a.values, b.values), upstream)
-    torch.testing.assert_close(torch.autograd.grad(own, (a.values, b.values), upstream), wanted, rtol=1e-11, atol=1e-12)
+    torch.testing.assert_close(
+        torch.autograd.grad(own, (a.values, b.values), upstream), wanted, rtol=1e-11, atol=1e-12
+    )
 
 
 def test_the_kernels_of_soft_dtw_refuse_transformations() -> None:
@@ -102,7 +115,11 @@ def test_soft_dtw_of_the_kernels_equals_that_of_torch(sizes: list[tuple[int, int
         with mock.patch.object(module, "missing_kernels", return_value=reason):
             losses = soft_dtw(a, b, 0.5)
             finite = losses.isfinite()
-            gradient = torch.autograd.grad(losses.sum(), a.values, allow_unused=True)[0] if len(sizes) else None
+            gradient = (
+                torch.autograd.grad(losses.sum(), a.values, allow_unused=True)[0]
+                if len(sizes)
+                else None
+            )
             results.append((losses.detach(), gradient))
     torch.testing.assert_close(results[0], results[1], rtol=1e-12, atol=1e-12)
     assert finite.tolist() == [(rows > 0) == (columns > 0) for rows, columns in sizes]
@@ -162,30 +179,38 @@ def test_soft_dtw_has_the_same_bits_on_any_threads(any_threads: Callable[[int], 
 
 
 def fewest(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, int, int]:
-    """Insertions, deletions, substitutions by recursion from the end, the stated preference first."""
+    """Insertions, deletions, substitutions by recursion from the end, the stated preference
+    first.
+    """
 
     @cache
     def count(i: int, j: int) -> tuple[int, int, int]:
         if i == 0 or j == 0:
             return i, j, 0
         (a, b, c), (d, e, f), (g, h, k) = count(i - 1, j - 1), count(i, j - 1), count(i - 1, j)
-        return min([(a, b, c + (left[i - 1] != right[j - 1])), (d, e + 1, f), (g + 1, h, k)], key=sum)
+        return min(
+            [(a, b, c + (left[i - 1] != right[j - 1])), (d, e + 1, f), (g + 1, h, k)], key=sum
+        )
 
     return count(len(left), len(right))
 
 
 TOKENS = st.lists(
-    st.tuples(st.lists(st.integers(0, 3), max_size=7), st.lists(st.integers(0, 3), max_size=7)), max_size=5
+    st.tuples(st.lists(st.integers(0, 3), max_size=7), st.lists(st.integers(0, 3), max_size=7)),
+    max_size=5,
 )
 
 
 @pytest.mark.parametrize("reason", [None, "not built"])
-@example(items=[([3, 1, 2, 2, 3], [2, 0, 3, 2])])  # of equally many edits, not those with the fewest insertions
+@example(
+    items=[([3, 1, 2, 2, 3], [2, 0, 3, 2])]
+)  # of equally many edits, not those with the fewest insertions
 @given(items=TOKENS)
 def test_edits_are_the_fewest(reason: str | None, items: list[tuple[list[int], list[int]]]) -> None:
     left, right = (
         rl.Ragged.from_flat(
-            torch.tensor([*itertools.chain(*part)], dtype=torch.int32), lengths=[len(one) for one in part]
+            torch.tensor([*itertools.chain(*part)], dtype=torch.int32),
+            lengths=[len(one) for one in part],
         )
         for part in [[one[side] for one in items] for side in (0, 1)]
     )
@@ -214,12 +239,32 @@ TOKEN = rl.Ragged.from_flat(torch.zeros(5, dtype=torch.int64, device="cpu"), len
         (lambda: pairs(A, A.values), ArgumentTypeError, "b must be a Ragged"),  # type: ignore[arg-type]
         (lambda: pairs(A, A[:1]), ShapeError, "b must be a batch of 2 sequences, like a, got 1"),
         (lambda: soft_dtw(A, TOKEN), ArgumentTypeError, "b must be .*floating-point"),
-        (lambda: soft_dtw(A, A.to(torch.float64)), ArgumentTypeError, "b must be .*the same for both"),
-        (lambda: soft_dtw(A, A.map(lambda values: values[:, :1])), ShapeError, r"b must be of shape \(2,\)"),
+        (
+            lambda: soft_dtw(A, A.to(torch.float64)),
+            ArgumentTypeError,
+            "b must be .*the same for both",
+        ),
+        (
+            lambda: soft_dtw(A, A.map(lambda values: values[:, :1])),
+            ShapeError,
+            r"b must be of shape \(2,\)",
+        ),
         (lambda: soft_dtw(A, A, gamma=0), ArgumentError, "gamma must be finite and above 0, got 0"),
-        (lambda: edit_distance(A, TOKEN), ArgumentTypeError, "hypotheses must be a Ragged of tokens"),
-        (lambda: edit_distance(TOKEN, A), ArgumentTypeError, "references must be a Ragged of tokens"),
-        (lambda: edit_distance(TOKEN, TOKEN[:1]), ShapeError, "references must be a batch of 2 sequences"),
+        (
+            lambda: edit_distance(A, TOKEN),
+            ArgumentTypeError,
+            "hypotheses must be a Ragged of tokens",
+        ),
+        (
+            lambda: edit_distance(TOKEN, A),
+            ArgumentTypeError,
+            "references must be a Ragged of tokens",
+        ),
+        (
+            lambda: edit_distance(TOKEN, TOKEN[:1]),
+            ShapeError,
+            "references must be a batch of 2 sequences",
+        ),
     ],
 )
 def test_refuses(call: Callable[[], Any], error: type[Exception], says: str) -> None:
@@ -232,13 +277,18 @@ def test_refuses(call: Callable[[], Any], error: type[Exception], says: str) -> 
 @pytest.mark.parametrize("call", [rl.nn.pairs, rl.nn.soft_dtw])
 def test_pairs_that_do_not_fit_into_memory(call: Callable[..., Any]) -> None:
     long = rl.Ragged([torch.empty(10**7)])
-    with pytest.raises(rl.errors.ArgumentError, match="100,000,000,000,000 pairs of elements, which needs"):
+    with pytest.raises(
+        rl.errors.ArgumentError, match="100,000,000,000,000 pairs of elements, which needs"
+    ):
         call(long, long)
 
 
 @pytest.mark.host
 def test_alignments_and_attention_that_do_not_fit_into_memory() -> None:
-    frames, labels = rl.Ragged([torch.empty(10**7, 1)]), rl.Ragged([torch.ones(10**7, dtype=torch.int64)])
+    frames, labels = (
+        rl.Ragged([torch.empty(10**7, 1)]),
+        rl.Ragged([torch.ones(10**7, dtype=torch.int64)]),
+    )
     states = rl.Ragged([torch.empty(10**7 + 1, 1)])
     with pytest.raises(rl.errors.ArgumentError, match="memory must be at most"):
         rl.nn.rnnt_loss(frames, states, labels, torch.nn.Linear(1, 2))

@@ -30,7 +30,9 @@ from raglane.nn.recurrent.stack import plans
         lambda layer: setattr(layer, "regularisation", Regularisation(zoneout=0.3)),
         lambda layer: layer.float(),
         lambda layer: nn.init.constant_(layer.weight_hh_l0, 0.25),
-        lambda layer: setattr(layer, "weight_ih_l0", nn.Parameter(torch.ones_like(layer.weight_ih_l0))),
+        lambda layer: setattr(
+            layer, "weight_ih_l0", nn.Parameter(torch.ones_like(layer.weight_ih_l0))
+        ),
         lambda layer: nn.utils.parametrizations.weight_norm(layer, "weight_hh_l0"),
     ],
 )
@@ -51,8 +53,13 @@ def test_a_changed_layer_runs_as_a_new_one_does(change: Callable[[Any], Any]) ->
 def test_prepare_changes_nothing_that_a_user_sees(kind: Any, options: dict[str, bool]) -> None:
     layer = build(kind, 2, bidirectional=True, dropout=0.5, zoneout=0.2)
     layer.register_forward_hook(lambda *_: pytest.fail("a hook ran"))
-    before, state = torch.get_rng_state(), {name: part.clone() for name, part in layer.state_dict().items()}
-    torch.inference_mode(not options)(layer.prepare)(**options)  # in which it computes gradients all the same
+    before, state = (
+        torch.get_rng_state(),
+        {name: part.clone() for name, part in layer.state_dict().items()},
+    )
+    torch.inference_mode(not options)(layer.prepare)(
+        **options
+    )  # in which it computes gradients all the same
     assert torch.equal(before, torch.get_rng_state())
     assert all(part.grad is None for part in layer.parameters())
     assert_same(list(layer.state_dict().values()), list(state.values()), 0.0)
@@ -64,12 +71,20 @@ def test_values_copied_from_inference_mode_are_trained_on(kind: Any) -> None:
     with torch.inference_mode():
         made = a_batch([3, 0, 2])
     layer, copied = build(kind, 2, bidirectional=True), made.map(torch.clone)
-    given = copied, made.to(made.dtype, copy=True), rl.Ragged.from_flat(copied.values, lengths=[3, 0, 2])
-    found = [torch.autograd.grad(layer(each)[0].values.sum(), [*layer.parameters()]) for each in given]
+    given = (
+        copied,
+        made.to(made.dtype, copy=True),
+        rl.Ragged.from_flat(copied.values, lengths=[3, 0, 2]),
+    )
+    found = [
+        torch.autograd.grad(layer(each)[0].values.sum(), [*layer.parameters()]) for each in given
+    ]
     assert_same([*found[0], *found[1]], [*found[2]] * 2, 0.0)
 
 
-def test_a_kernel_that_cannot_be_compared_now_is_not_refused_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_that_cannot_be_compared_now_is_not_refused_for_good(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     layer, batch = build("gru"), a_batch([2, 1])
     monkeypatch.setattr(torch.Tensor, "is_cuda", True, raising=False)
     monkeypatch.setattr(launch, "why_not_now", lambda: "a graph is captured")
@@ -110,7 +125,11 @@ def test_a_call_of_another_kind_is_planned_again(monkeypatch: pytest.MonkeyPatch
 
 def test_every_kind_of_call_agrees_with_the_reference() -> None:
     """With and without gradients, for all kinds of input and state, and any strides."""
-    layer, batch, padded = build("lstm").eval(), a_batch([3, 0, 2]), torch.randn(4, 2, 3, dtype=torch.float64)
+    layer, batch, padded = (
+        build("lstm").eval(),
+        a_batch([3, 0, 2]),
+        torch.randn(4, 2, 3, dtype=torch.float64),
+    )
     h, c = (torch.randn(1, 3, 4, dtype=torch.float64) for _ in range(2))
     marks = rl.Ragged.from_flat(torch.tensor([False, True, False, False, True]), lengths=[3, 0, 2])
     calls: list[Callable[[Any], Any]] = [
@@ -188,7 +207,12 @@ def test_weights_are_read_once_per_call(backend: str | None) -> None:
     batch = a_batch([3, 2])
     padded, lengths = batch.to_padded(batch_first=False)
     layer(batch)  # plans
-    for given, options in ((batch, {}), (batch.to_packed(), {}), (padded, {}), (padded, {"lengths": lengths})):
+    for given, options in (
+        (batch, {}),
+        (batch.to_packed(), {}),
+        (padded, {}),
+        (padded, {"lengths": lengths}),
+    ):
         drawn.calls = 0
         layer(given, **options)
         assert drawn.calls == 1, type(given)
@@ -196,7 +220,11 @@ def test_weights_are_read_once_per_call(backend: str | None) -> None:
 
 def test_every_layer_is_tested() -> None:
     made = [getattr(rl.nn, name) for name in rl.nn.__all__]
-    layers = {each.__name__ for each in made if isinstance(each, type) and issubclass(each, RecurrentLayer)}
+    layers = {
+        each.__name__
+        for each in made
+        if isinstance(each, type) and issubclass(each, RecurrentLayer)
+    }
     assert {kind.layer for kind in KINDS} == layers - {"CausalConv1d", "Recurrent"}
     assert {kind.cell for kind in KINDS} == set(CELLS)
     assert all(build(kind).cell.name == kind.cell for kind in KINDS)

@@ -31,7 +31,12 @@ def one_sequence(pooling: nn.Module, x: Tensor) -> Tensor:
     blocks = []
     for head, block in enumerate(x.chunk(pooling.heads, dim=1)):
         scores = torch.stack([query[head] @ torch.tanh(hidden @ element) for element in x])
-        blocks.append(sum((w * e for w, e in zip(scores.softmax(0), block, strict=True)), torch.zeros_like(block[0])))
+        blocks.append(
+            sum(
+                (w * e for w, e in zip(scores.softmax(0), block, strict=True)),
+                torch.zeros_like(block[0]),
+            )
+        )
     return torch.cat(blocks)
 
 
@@ -53,15 +58,21 @@ def test_against_a_loop(name: str, lengths: list[int], device: torch.device) -> 
     values = torch.randn(sum(lengths), 6, dtype=torch.float64, device=device, requires_grad=True)
     batch = rl.Ragged.from_flat(values, lengths=lengths)
     result = pooling(batch)
-    expected = [one_sequence(pooling, x) if len(x) else x.sum(0) * 0 for x in torch.split(values, lengths)]
+    expected = [
+        one_sequence(pooling, x) if len(x) else x.sum(0) * 0 for x in torch.split(values, lengths)
+    ]
     joined = torch.stack(expected) if lengths else values.new_zeros((0, 6))
     torch.testing.assert_close(result, joined, rtol=1e-12, atol=1e-12)
     with torch.no_grad():  # in evaluation some are computed element after element
         torch.testing.assert_close(pooling.eval()(batch), joined, rtol=1e-12, atol=1e-12)
     inputs = [values, *pooling.parameters()]
     weight = torch.randn_like(joined)
-    own = torch.autograd.grad((result * weight).sum() + 0 * values.sum(), inputs, materialize_grads=True)
-    theirs = torch.autograd.grad((joined * weight).sum() + 0 * values.sum(), inputs, materialize_grads=True)
+    own = torch.autograd.grad(
+        (result * weight).sum() + 0 * values.sum(), inputs, materialize_grads=True
+    )
+    theirs = torch.autograd.grad(
+        (joined * weight).sum() + 0 * values.sum(), inputs, materialize_grads=True
+    )
     torch.testing.assert_close(own, theirs, rtol=1e-12, atol=1e-12)
 
 
@@ -79,7 +90,9 @@ def test_a_nan_stays_in_its_sequence(name: str) -> None:
         assert gradient is not None
         return own[index].detach(), gradient
 
-    torch.testing.assert_close(run([poison, middle, poison], 1), run([middle], 0), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        run([poison, middle, poison], 1), run([middle], 0), rtol=1e-12, atol=1e-12
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -89,7 +102,9 @@ def test_keeps_the_dtype(name: str, dtype: torch.dtype) -> None:
     batch = rl.Ragged([torch.randn(700, 4), torch.empty(0, 4), torch.randn(2, 4)]).to(dtype)
     result = pooling(batch)
     assert result.dtype is dtype
-    torch.testing.assert_close(result.double(), pooling.double()(batch.to(torch.float64)), rtol=0.02, atol=0.02)
+    torch.testing.assert_close(
+        result.double(), pooling.double()(batch.to(torch.float64)), rtol=0.02, atol=0.02
+    )
 
 
 def test_means_of_streams_have_the_bits_of_whole_sequences() -> None:
@@ -115,9 +130,21 @@ def test_compiles_without_a_break(name: str) -> None:
         (lambda: Pooling("attention"), ArgumentError, "AttentionPooling"),
         (lambda: AttentionPooling(6, heads=4), ArgumentError, "a divisor of features, 6"),
         (lambda: AttentionPooling(0), ArgumentError, "at least 1"),
-        (lambda: AttentionPooling(6, dtype=torch.int64), ArgumentError, r"dtype must be .*got torch\.int64"),
-        (lambda: AttentionPooling(6)(rl.Ragged([torch.ones(2, 6).double()])), ShapeError, r"\.to\(torch\.float32\)"),
-        (lambda: AttentionPooling(6)(rl.Ragged([torch.ones(2, 6)]).to("meta")), ShapeError, "a tensor on meta"),
+        (
+            lambda: AttentionPooling(6, dtype=torch.int64),
+            ArgumentError,
+            r"dtype must be .*got torch\.int64",
+        ),
+        (
+            lambda: AttentionPooling(6)(rl.Ragged([torch.ones(2, 6).double()])),
+            ShapeError,
+            r"\.to\(torch\.float32\)",
+        ),
+        (
+            lambda: AttentionPooling(6)(rl.Ragged([torch.ones(2, 6)]).to("meta")),
+            ShapeError,
+            "a tensor on meta",
+        ),
         (lambda: Pooling("mean")(torch.ones(2, 3, 4)), ArgumentTypeError, "from_padded"),
         (lambda: AttentionPooling(6)(rl.Ragged([torch.ones(2, 5)])), ShapeError, "6 features"),
     ],

@@ -1,4 +1,6 @@
-"""Dropout on inputs, states and weights, and zoneout: on every backend, and against a loop under the same masks."""
+"""Dropout on inputs, states and weights, and zoneout: on every backend, and against a loop under
+the same masks.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,9 @@ def test_every_kind_of_input_draws_the_same() -> None:
     assert_same(by_padded, expected, 0.0)
     torch.manual_seed(7)
     packed_out, packed_state = layer(batch.to_packed())
-    assert_same([rl.Ragged.from_packed(packed_out).values, *parts(packed_state)], expected[:-1], 0.0)
+    assert_same(
+        [rl.Ragged.from_packed(packed_out).values, *parts(packed_state)], expected[:-1], 0.0
+    )
     single, alone = run(layer, batch[0]), run(layer, rl.Ragged([batch[0]]))
     assert_same(single, [alone[0], *(part.squeeze(1) for part in alone[1:-1]), alone[-1]], 0.0)
 
@@ -74,7 +78,10 @@ def test_masks_do_not_depend_on_the_strides_of_hx() -> None:
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_dropout_has_no_effect_in_evaluation(name: str) -> None:
-    options = {**regularisation_of(name, dropout=0.5), "zoneout": (0.0,) * len(build(name).cell.states)}
+    options = {
+        **regularisation_of(name, dropout=0.5),
+        "zoneout": (0.0,) * len(build(name).cell.states),
+    }
     layer = build(name, 2, bidirectional=True, **options).eval()
     plain = build(name, 2, bidirectional=True).eval()
     plain.load_state_dict(layer.state_dict())
@@ -85,7 +92,9 @@ def test_dropout_has_no_effect_in_evaluation(name: str) -> None:
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_evaluation_takes_the_mean_of_zoneout(name: str) -> None:
-    """Each new state is the mean: the share of zoneout times the old one, and the rest times the cell's."""
+    """Each new state is the mean: the share of zoneout times the old one, and the rest times the
+    cell's.
+    """
     shares = (0.25, 0.6, 0.1, 0.4)[: len(build(name).cell.states)]
     layer = build(name, **regularisation_of(name, zoneout=shares)).eval()
     sequences = sequences_of([3, 0, 2])
@@ -96,10 +105,15 @@ def test_evaluation_takes_the_mean_of_zoneout(name: str) -> None:
         for t in range(len(sequence)):
             ready = layer.cell.prepare(weights, sequence[t : t + 1], torch.tensor([0, 1]))
             _, new = layer.cell.step(weights, ready, state)
-            state = tuple(p * old + (1 - p) * n for p, old, n in zip(shares, state, new, strict=True))
+            state = tuple(
+                p * old + (1 - p) * n for p, old, n in zip(shares, state, new, strict=True)
+            )
             expected.append(state[0])
         finals.append(state)
-    theirs = [torch.cat(expected), *(torch.cat(part).unsqueeze(0) for part in zip(*finals, strict=True))]
+    theirs = [
+        torch.cat(expected),
+        *(torch.cat(part).unsqueeze(0) for part in zip(*finals, strict=True)),
+    ]
     for schedule in SCHEDULES:
         with rl.use_backend(schedule=schedule):
             assert_same(results_of(layer(rl.Ragged(sequences))), theirs, what=schedule)
@@ -108,7 +122,9 @@ def test_evaluation_takes_the_mean_of_zoneout(name: str) -> None:
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("name", ["lstm", "sru"])
 def test_nan_stays_in_its_sequence(name: str, schedule: str) -> None:
-    layer = build(name, 2, bidirectional=True, schedule=schedule, **regularisation_of(name, dropout=0.2))
+    layer = build(
+        name, 2, bidirectional=True, schedule=schedule, **regularisation_of(name, dropout=0.2)
+    )
     assert_nan_stays_in_its_sequence(layer)
 
 
@@ -149,7 +165,10 @@ def test_explain() -> None:
 
 def test_nothing_is_drawn_without_an_effect() -> None:
     """Neither without regularisation nor in evaluation."""
-    layers = [build("lstm", 2, zoneout=(0.0, 0.0)), build("lstm", 2, **regularisation_of("lstm", dropout=0.5)).eval()]
+    layers = [
+        build("lstm", 2, zoneout=(0.0, 0.0)),
+        build("lstm", 2, **regularisation_of("lstm", dropout=0.5)).eval(),
+    ]
     before = torch.random.get_rng_state()
     for layer in layers:
         layer(rl.Ragged([torch.ones(2, 3, dtype=torch.float64)]))
@@ -159,7 +178,10 @@ def test_nothing_is_drawn_without_an_effect() -> None:
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: rl.nn.MinGRU(3, 4, state_dropout=0.1), "state_dropout must be 0 for this cell.*, got 0.1"),
+        (
+            lambda: rl.nn.MinGRU(3, 4, state_dropout=0.1),
+            "state_dropout must be 0 for this cell.*, got 0.1",
+        ),
         (lambda: rl.nn.MinLSTM(3, 4, weight_dropout=0.1), "weight_dropout must be .*got 0.1"),
         (lambda: rl.nn.LSTM(3, 4, zoneout=(0.1,)), r"zoneout must be .* h, c.*, got \(0.1,\)"),
         (lambda: rl.nn.GRU(3, 4, zoneout=1.0), "zoneout must be a probability.*, got 1.0"),
@@ -205,8 +227,8 @@ def naive(
 ) -> tuple[list[Tensor], list[list[Tensor]]]:
     """Run a layer one piece, layer, direction and step at a time, under the recorded masks.
 
-    ``pieces`` are ``(L_i, D)`` each and ``initial`` ``(layers * directions, M, size)`` per state. Return the output of
-    each piece, and the final states as rows of rows.
+    ``pieces`` are ``(L_i, D)`` each and ``initial`` ``(layers * directions, M, size)`` per state.
+    Return the output of each piece, and the final states as rows of rows.
     """
     cell, rule = layer.cell, layer.regularisation
     masks, held = iter(draws.masks), iter(draws.held)
@@ -219,9 +241,16 @@ def naive(
     weights = list(layer._weights())
     if rule.weight_dropout:
         name = "recurrent" if hasattr(weights[0], "recurrent") else "hidden"
-        weights = [part._replace(**{name: getattr(part, name) * next_mask(rule.weight_dropout)}) for part in weights]
+        weights = [
+            part._replace(**{name: getattr(part, name) * next_mask(rule.weight_dropout)})
+            for part in weights
+        ]
     count = layer.num_layers * (2 if layer.bidirectional else 1)
-    holds = [torch.cat([next(held) for _ in initial], 1) for _ in range(count)] if rule.zoneout else None
+    holds = (
+        [torch.cat([next(held) for _ in initial], 1) for _ in range(count)]
+        if rule.zoneout
+        else None
+    )
     on_state = next_mask(rule.state_dropout) if rule.state_dropout else None
     sizes, finals, index = [len(piece) for piece in pieces], [], 0
     for depth in range(layer.num_layers):
@@ -229,7 +258,10 @@ def naive(
             on_outputs = torch.split(next_mask(layer.dropout), sizes)
             pieces = [piece * mask for piece, mask in zip(pieces, on_outputs, strict=True)]
         if rule.input_dropout:
-            pieces = [piece * mask for piece, mask in zip(pieces, next_mask(rule.input_dropout), strict=True)]
+            pieces = [
+                piece * mask
+                for piece, mask in zip(pieces, next_mask(rule.input_dropout), strict=True)
+            ]
         sides = []
         for reverse in (False, True)[: 2 if layer.bidirectional else 1]:
             outputs = []
@@ -243,7 +275,10 @@ def naive(
                     _, new = cell.step(weights[index], ready, state, mask)
                     if hold is not None:
                         bits = torch.split(hold[t : t + 1], [part.shape[1] for part in state], 1)
-                        new = tuple(b * old + (1 - b) * n for b, old, n in zip(bits, state, new, strict=True))
+                        new = tuple(
+                            b * old + (1 - b) * n
+                            for b, old, n in zip(bits, state, new, strict=True)
+                        )
                     state = new
                     steps[t] = state[0]
                 outputs.append(torch.cat([piece.new_zeros(0, state[0].shape[1]), *steps]))
@@ -277,7 +312,9 @@ def assert_like_naive(layer: Any, lengths: list[int], draws: Draws) -> None:
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_naive_loop_under_the_same_masks(name: str, draws: Draws) -> None:
-    assert_like_naive(build(name, 2, bidirectional=True, **regularisation_of(name, dropout=0.3)), LENGTHS, draws)
+    assert_like_naive(
+        build(name, 2, bidirectional=True, **regularisation_of(name, dropout=0.3)), LENGTHS, draws
+    )
 
 
 @pytest.mark.parametrize("options", SINGLE, ids=str)
@@ -290,13 +327,20 @@ def test_an_episode_has_masks_of_its_own(name: str, draws: Draws) -> None:
     """With resets, masks of sequences are masks of episodes."""
     layer = build(name, 2, bidirectional=True, **regularisation_of(name))
     batch = a_batch([4, 0, 3])
-    marks = rl.Ragged([torch.tensor(part, dtype=torch.bool) for part in ([0, 0, 1, 1], [], [1, 0, 0])])
+    marks = rl.Ragged(
+        [torch.tensor(part, dtype=torch.bool) for part in ([0, 0, 1, 1], [], [1, 0, 0])]
+    )
     ours = results_of(layer(batch, resets=marks))
     pieces = list(torch.split(batch.values, [2, 1, 1, 0, 3]))
     sizes = layer.cell.state_sizes(H)
-    outputs, finals = naive(layer, pieces, tuple(torch.zeros(4, 5, size, dtype=torch.float64) for size in sizes), draws)
+    outputs, finals = naive(
+        layer, pieces, tuple(torch.zeros(4, 5, size, dtype=torch.float64) for size in sizes), draws
+    )
     last, first = [2, 3, 4], [0, 3, 4]
-    rows = [torch.stack([row[first if index % 2 else last] for index, row in enumerate(part)]) for part in finals]
+    rows = [
+        torch.stack([row[first if index % 2 else last] for index, row in enumerate(part)])
+        for part in finals
+    ]
     assert_same(ours, [torch.cat(outputs), *rows])
 
 
@@ -307,9 +351,14 @@ def test_the_share_of_units_held(zoneout: Any) -> None:
     hx = torch.randn(2, 1, 3, 400, dtype=torch.float64)
     _, _, states = layer(batch, tuple(hx), return_states=True)
     for part, initial, share in zip(states[0], hx, parts(zoneout) * 2, strict=False):
-        held = torch.cat([own.diff(dim=0, prepend=initial[:, row]) == 0 for row, own in enumerate(part)])
+        held = torch.cat(
+            [own.diff(dim=0, prepend=initial[:, row]) == 0 for row, own in enumerate(part)]
+        )
         if share == 0:
             assert not held.any()
             continue
-        assert abs(held.double().mean().item() - share) < 5 * (share * (1 - share) / held.numel()) ** 0.5
+        assert (
+            abs(held.double().mean().item() - share)
+            < 5 * (share * (1 - share) / held.numel()) ** 0.5
+        )
         assert not torch.equal(held[0], held[1]), "each step draws its own"

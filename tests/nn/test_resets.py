@@ -11,7 +11,18 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import raglane as rl
-from every_layer import LAYERS, PAIRS, D, H, a_state, assert_same, build, gradients, parts, results_of
+from every_layer import (
+    LAYERS,
+    PAIRS,
+    D,
+    H,
+    a_state,
+    assert_same,
+    build,
+    gradients,
+    parts,
+    results_of,
+)
 from own_cells import Halved, Whole
 from raglane.errors import ArgumentTypeError, ShapeError
 from raglane.kernels.dispatch import BACKENDS
@@ -28,12 +39,22 @@ def ragged_marks(marks: list[list[int]]) -> rl.Ragged:
     return rl.Ragged([torch.tensor(part, dtype=torch.bool) for part in marks])
 
 
-def episodes_alone(layer: Any, sequences: list[Tensor], marks: list[list[int]], hx: Any) -> list[Tensor]:
-    """Run each episode as its own batch; return the outputs and the final states of the sequences."""
+def episodes_alone(
+    layer: Any, sequences: list[Tensor], marks: list[list[int]], hx: Any
+) -> list[Tensor]:
+    """Run each episode as its own batch; return the outputs and the final states of the
+    sequences.
+    """
     outputs, finals = [], []
-    reverse_rows = torch.arange(layer.num_layers * (2 if layer.bidirectional else 1)) % (1 + layer.bidirectional) == 1
+    reverse_rows = (
+        torch.arange(layer.num_layers * (2 if layer.bidirectional else 1))
+        % (1 + layer.bidirectional)
+        == 1
+    )
     for row, (sequence, own_marks) in enumerate(zip(sequences, marks, strict=True)):
-        pieces = list(torch.tensor_split(sequence, [t for t, mark in enumerate(own_marks) if mark and t > 0]))
+        pieces = list(
+            torch.tensor_split(sequence, [t for t, mark in enumerate(own_marks) if mark and t > 0])
+        )
         left: list[list[Tensor]] = []
         for number, piece in enumerate(pieces):
             batch = rl.Ragged([piece])
@@ -42,7 +63,11 @@ def episodes_alone(layer: Any, sequences: list[Tensor], marks: list[list[int]], 
             if hx is not None:
                 # hx enters at the first piece, in reverse direction at the last.
                 reads_forward = number == 0 and not (len(own_marks) and own_marks[0])
-                given = torch.where(reverse_rows, torch.tensor(number == len(pieces) - 1), torch.tensor(reads_forward))
+                given = torch.where(
+                    reverse_rows,
+                    torch.tensor(number == len(pieces) - 1),
+                    torch.tensor(reads_forward),
+                )
                 state = [
                     torch.where(given.unsqueeze(1), part[:, row], own)
                     for part, own in zip(parts(hx), fresh, strict=True)
@@ -88,12 +113,18 @@ class Affine(nn.Module):
 @pytest.mark.parametrize("name", [*LAYERS, "user-defined"])
 def test_every_layer(name: str, with_hx: bool) -> None:
     options: dict[str, Any] = {"num_layers": 2, "bidirectional": with_hx}
-    compare(build(name, **options) if name in LAYERS else rl.nn.Recurrent(Whole, D, H, **options), MARKS, with_hx)
+    compare(
+        build(name, **options) if name in LAYERS else rl.nn.Recurrent(Whole, D, H, **options),
+        MARKS,
+        with_hx,
+    )
 
 
 @pytest.mark.parametrize("backend", [name for name in BACKENDS if name in ("program", "reference")])
 @pytest.mark.parametrize("name", [*LAYERS, "user-defined"])
-def test_resets_in_the_steps_of_a_cell(monkeypatch: pytest.MonkeyPatch, name: str, backend: str) -> None:
+def test_resets_in_the_steps_of_a_cell(
+    monkeypatch: pytest.MonkeyPatch, name: str, backend: str
+) -> None:
     """As on a GPU, for which splitting a batch would wait."""
     monkeypatch.setattr(call, "_resets_in_steps", lambda *_: True)
     options: dict[str, Any] = {"num_layers": 2, "bidirectional": True, "backend": backend}
@@ -104,7 +135,11 @@ def test_resets_in_the_steps_of_a_cell(monkeypatch: pytest.MonkeyPatch, name: st
 
 @pytest.mark.parametrize(("schedule", "backend"), PAIRS)
 def test_every_schedule_and_backend(schedule: str, backend: str) -> None:
-    compare(build("lstm", 2, bidirectional=True, schedule=schedule, backend=backend), MARKS, with_hx=True)
+    compare(
+        build("lstm", 2, bidirectional=True, schedule=schedule, backend=backend),
+        MARKS,
+        with_hx=True,
+    )
 
 
 @pytest.mark.parametrize("with_hx", [False, True])
@@ -164,7 +199,10 @@ def test_a_reset_at_the_first_element_ignores_hx() -> None:
         part.requires_grad_()
     marks = ragged_marks([[1, 0, 0], [0, 0]])
     results = results_of(layer(batch, hx, resets=marks))
-    assert_same([results[0][:3], results[1][:, :1], results[2][:, :1]], results_of(layer(rl.Ragged([batch[0]]))))
+    assert_same(
+        [results[0][:3], results[1][:, :1], results[2][:, :1]],
+        results_of(layer(rl.Ragged([batch[0]]))),
+    )
     for grad in gradients(results, hx):
         assert not grad[:, 0].any()
         assert bool(grad[:, 1].all())
@@ -174,7 +212,10 @@ def test_a_reset_at_the_first_element_ignores_hx() -> None:
 @pytest.mark.parametrize("name", ["lstm", "sru"])
 def test_every_kind_of_input(name: str, first: bool) -> None:
     layer = build(name, 2, bidirectional=True, batch_first=first)
-    batch, marks = rl.Ragged(sequences_of([4, 1, 5])), ragged_marks([[0, 1, 0, 1], [1], [0, 0, 0, 1, 0]])
+    batch, marks = (
+        rl.Ragged(sequences_of([4, 1, 5])),
+        ragged_marks([[0, 1, 0, 1], [1], [0, 0, 0, 1, 0]]),
+    )
     hx = a_state(layer, 3)
     expected = results_of(layer(batch, hx, resets=marks))
 
@@ -192,13 +233,18 @@ def test_every_kind_of_input(name: str, first: bool) -> None:
         assert isinstance(out, rl.packing.PackedSequence)
         assert_same([rl.Ragged.from_packed(out).values, *parts(state)], expected)
 
-    single = results_of(layer(batch[2], one_or_tuple(tuple(part[:, 2] for part in parts(hx))), resets=marks[2]))
+    single = results_of(
+        layer(batch[2], one_or_tuple(tuple(part[:, 2] for part in parts(hx))), resets=marks[2])
+    )
     assert_same(single, [expected[0][5:], *(part[:, 2] for part in expected[1:])])
 
     equal, equal_marks = rl.Ragged(sequences_of([4, 4])), ragged_marks([[0, 1, 0, 1], [1, 0, 0, 0]])
-    out, *state = results_of(layer(equal.to_padded(first)[0], resets=equal_marks.to_padded(first)[0]))
+    out, *state = results_of(
+        layer(equal.to_padded(first)[0], resets=equal_marks.to_padded(first)[0])
+    )
     assert_same(
-        [rl.Ragged.from_padded(out, [4, 4], first).values, *state], results_of(layer(equal, resets=equal_marks))
+        [rl.Ragged.from_padded(out, [4, 4], first).values, *state],
+        results_of(layer(equal, resets=equal_marks)),
     )
 
 
@@ -231,10 +277,26 @@ def test_compiled(device: torch.device) -> None:
     ("resets", "kind", "says"),
     [
         ([True, False], ArgumentTypeError, "resets must be .*a Ragged.*, got a list"),
-        (torch.zeros(2, 3, dtype=torch.bool), ArgumentTypeError, "resets must be .*a Ragged.*, got a Tensor"),
-        (rl.Ragged([torch.zeros(3), torch.zeros(2)]), ArgumentTypeError, "resets must be .*torch.float32"),
-        (ragged_marks([[0, 0], [0, 0, 0]]), ShapeError, r"resets must be .*\[3, 2\].* lengths \[2, 3\]"),
-        (ragged_marks([[0] * 3, [0] * 2]).map(lambda marks: marks.unsqueeze(1)), ShapeError, r"shape \(1,\)"),
+        (
+            torch.zeros(2, 3, dtype=torch.bool),
+            ArgumentTypeError,
+            "resets must be .*a Ragged.*, got a Tensor",
+        ),
+        (
+            rl.Ragged([torch.zeros(3), torch.zeros(2)]),
+            ArgumentTypeError,
+            "resets must be .*torch.float32",
+        ),
+        (
+            ragged_marks([[0, 0], [0, 0, 0]]),
+            ShapeError,
+            r"resets must be .*\[3, 2\].* lengths \[2, 3\]",
+        ),
+        (
+            ragged_marks([[0] * 3, [0] * 2]).map(lambda marks: marks.unsqueeze(1)),
+            ShapeError,
+            r"shape \(1,\)",
+        ),
     ],
 )
 def test_resets_that_do_not_fit(resets: Any, kind: type[Exception], says: str) -> None:

@@ -20,7 +20,9 @@ from raglane.packing.rows import Layout, Table
 
 pytestmark = [
     pytest.mark.host,
-    pytest.mark.skipif(library.operators() is None, reason="raglane was installed without torch's operators"),
+    pytest.mark.skipif(
+        library.operators() is None, reason="raglane was installed without torch's operators"
+    ),
 ]
 
 LENGTHS = [3, 1, 6, 4, 6]
@@ -43,12 +45,16 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 
 def converted(kind: str, batch: rl.Ragged) -> tuple[Any, Tensor | None]:
-    """Return a batch in another layout with NaN in its padding, and the tensor with its elements."""
+    """Return a batch in another layout with NaN in its padding, and the tensor with its
+    elements.
+    """
     if kind == "dense":
         return (padded := batch.to_padded(batch_first=False)[0]), padded
     padded, lengths = batch.to_padded(batch_first=kind == "batch first", padding_value=float("nan"))
     if "pack" in kind:
-        return (pack := pack_padded_sequence(padded, lengths, enforce_sorted=kind == "sorted pack")), pack.data
+        return (
+            pack := pack_padded_sequence(padded, lengths, enforce_sorted=kind == "sorted pack")
+        ), pack.data
     return padded, padded
 
 
@@ -58,11 +64,15 @@ def values_of(out: Any, like: rl.Ragged, kind: str) -> Tensor:
     return rl.Ragged.from_padded(out, like.lengths, batch_first=kind == "batch first").values
 
 
-def case(cell: str, kind: str, dtype: torch.dtype = torch.float64, **options: Any) -> tuple[Any, rl.Ragged, Any, Any]:
+def case(
+    cell: str, kind: str, dtype: torch.dtype = torch.float64, **options: Any
+) -> tuple[Any, rl.Ragged, Any, Any]:
     """Return a layer, a batch, the batch in another layout, and the arguments of a call with it."""
     layer = getattr(rl.nn, cell)(3, 4, dtype=dtype, batch_first=kind == "batch first", **options)
     own = {"dense": [5] * 4, "sorted pack": sorted(LENGTHS, reverse=True), "pack": LENGTHS}
-    batch = rl.Ragged([torch.randn(length, 3, dtype=dtype) for length in own.get(kind, [0, *LENGTHS, 0])])
+    batch = rl.Ragged(
+        [torch.randn(length, 3, dtype=dtype) for length in own.get(kind, [0, *LENGTHS, 0])]
+    )
     given, _ = converted(kind, batch)
     return layer, batch, given, {"lengths": batch.lengths} if "first" in kind else {}
 
@@ -74,18 +84,26 @@ def leaf_of(given: Any) -> Tensor:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("cell", CELLS)
 @pytest.mark.parametrize("bidirectional", [False, True])
-def test_a_call_gives_the_bits_of_a_ragged(cell: str, kind: str, bidirectional: bool, calls: list[bool]) -> None:
+def test_a_call_gives_the_bits_of_a_ragged(
+    cell: str, kind: str, bidirectional: bool, calls: list[bool]
+) -> None:
     layer, batch, given, options = case(cell, kind, bidirectional=bidirectional)
     batch.values.requires_grad_()
     leaf_of(given).requires_grad_()
     out, final = layer(batch)
     moved, moved_final = layer(given, **options)
     assert values_of(moved, batch, kind).equal(out.values)
-    pairs = [(final, moved_final)] if isinstance(final, Tensor) else list(zip(final, moved_final, strict=True))
+    pairs = (
+        [(final, moved_final)]
+        if isinstance(final, Tensor)
+        else list(zip(final, moved_final, strict=True))
+    )
     assert all(one.equal(other) for one, other in pairs)
     weights = tuple(layer.parameters())
     grad = torch.randn_like(out.values)
-    wanted = torch.autograd.grad([out.values, pairs[0][0]], [batch.values, *weights], [grad, pairs[0][0].detach()])
+    wanted = torch.autograd.grad(
+        [out.values, pairs[0][0]], [batch.values, *weights], [grad, pairs[0][0].detach()]
+    )
     table = converted(kind, batch._like(grad))[1]
     assert table is not None
     found = torch.autograd.grad(
@@ -102,13 +120,25 @@ def test_a_call_gives_the_bits_of_a_ragged(cell: str, kind: str, bidirectional: 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("flags", [FOLD, PREPARE])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int8])
-@pytest.mark.parametrize(("cell", "sizes"), [("LSTM", {"proj_size": 3}), ("GRU", {}), ("RNN", {}), ("SRU", {})])
+@pytest.mark.parametrize(
+    ("cell", "sizes"), [("LSTM", {"proj_size": 3}), ("GRU", {}), ("RNN", {}), ("SRU", {})]
+)
 def test_inference_reads_and_writes_the_rows_of_a_table(
-    cell: str, sizes: dict[str, int], dtype: torch.dtype, flags: int, kind: str, calls: list[bool], use: Use
+    cell: str,
+    sizes: dict[str, int],
+    dtype: torch.dtype,
+    flags: int,
+    kind: str,
+    calls: list[bool],
+    use: Use,
 ) -> None:
-    """NaN in the padding of the input, and numbers of an earlier call in the memory of the output."""
+    """NaN in the padding of the input, and numbers of an earlier call in the memory of the
+    output.
+    """
     is_narrow = dtype is torch.int8
-    layer, batch, given, options = case(cell, kind, torch.float32 if is_narrow else dtype, bidirectional=True, **sizes)
+    layer, batch, given, options = case(
+        cell, kind, torch.float32 if is_narrow else dtype, bidirectional=True, **sizes
+    )
     if is_narrow:
         if cell == "SRU":
             pytest.skip("the cell has no int8 weights")
@@ -118,7 +148,11 @@ def test_inference_reads_and_writes_the_rows_of_a_table(
         (out, final), (moved, moved_final) = layer(batch), layer(given, **options)
     assert values_of(moved, batch, kind).equal(out.values)
     assert torch.count_nonzero(leaf_of(moved)) <= out.values.numel()
-    pairs = [(final, moved_final)] if isinstance(final, Tensor) else zip(final, moved_final, strict=True)
+    pairs = (
+        [(final, moved_final)]
+        if isinstance(final, Tensor)
+        else zip(final, moved_final, strict=True)
+    )
     assert all(one.equal(other) for one, other in pairs)
     assert calls == [True]
 
@@ -128,13 +162,20 @@ def test_inference_reads_and_writes_the_rows_of_a_table(
 def test_the_output_can_be_left_out(kind: str, grad: bool, calls: list[bool]) -> None:
     layer, batch, given, options = case("LSTM", kind)
     with torch.set_grad_enabled(grad):
-        (_, (h, c)), (nothing, (moved_h, moved_c)) = layer(batch), layer(given, return_output=False, **options)
+        (_, (h, c)), (nothing, (moved_h, moved_c)) = (
+            layer(batch),
+            layer(given, return_output=False, **options),
+        )
     assert nothing is None
     assert moved_h.equal(h)
     assert moved_c.equal(c)
     if grad:
         weights = tuple(layer.parameters())
-        pairs = zip(torch.autograd.grad(h.sum(), weights), torch.autograd.grad(moved_h.sum(), weights), strict=True)
+        pairs = zip(
+            torch.autograd.grad(h.sum(), weights),
+            torch.autograd.grad(moved_h.sum(), weights),
+            strict=True,
+        )
         assert all(one.equal(other) for one, other in pairs)
     assert calls == [True]
 
@@ -202,7 +243,9 @@ def test_what_a_caller_writes_after_the_call() -> None:
             given.batch_sizes.fill_(1)
         else:
             options["lengths"].fill_(2)
-        torch.testing.assert_close(torch.autograd.grad(out.square().sum(), layer.weight_ih_l0), wanted)
+        torch.testing.assert_close(
+            torch.autograd.grad(out.square().sum(), layer.weight_ih_l0), wanted
+        )
 
 
 TABLE, SIZES, ORDER = torch.randn(6, 5, 3), torch.tensor([3, 0, 6, 2, 5]), torch.arange(5)
@@ -246,7 +289,9 @@ def test_random_places_are_refused_or_inside() -> None:
     kernel, weights = a_kernel()
     forward, backward = library.operators()[:2]
     head = kernel._head(torch.float32)[1]
-    *_, gates, c_states, values, output, places = forward(head, SIZES, TABLE, weights, None, True, True, False, None, 2)
+    *_, gates, c_states, values, output, places = forward(
+        head, SIZES, TABLE, weights, None, True, True, False, None, 2
+    )
     layout = Layout.of_places(places)
     assert (layout.shape, layout.batch_dim, layout.count, layout.steps) == ((6, 5), 1, 5, 6)
     draw, refused = random.Random(3), 0
@@ -256,14 +301,20 @@ def test_random_places_are_refused_or_inside() -> None:
         changed[draw.randrange(len(places))] = number
         changed = changed[: draw.choice([len(places), draw.randrange(len(places))])]
         saved = output, gates, c_states, torch.ones(6, 5, 4), None, None, None
-        found = backward(head, changed, values, weights, saved, [True] * (1 + len(weights)), False, False, True)
+        found = backward(
+            head, changed, values, weights, saved, [True] * (1 + len(weights)), False, False, True
+        )
         refused += not found
         lengths = changed[2:].diff()
-        assert not found or (len(lengths) == 5 and lengths.min() >= 0 and lengths.max() <= 6 and changed[-1] == 16)
+        assert not found or (
+            len(lengths) == 5 and lengths.min() >= 0 and lengths.max() <= 6 and changed[-1] == 16
+        )
     assert 0 < refused < 300
 
 
 @pytest.mark.parametrize("lengths", [[5, 2], torch.tensor([5, 2], dtype=torch.int32)])
 def test_lengths_of_any_kind_of_a_transposed_batch(lengths: Any) -> None:
     layer, padded = rl.nn.GRU(3, 4), torch.randn(2, 5, 3).transpose(0, 1)
-    assert torch.equal(layer(padded, lengths=lengths)[0], layer(padded.contiguous(), lengths=lengths)[0])
+    assert torch.equal(
+        layer(padded, lengths=lengths)[0], layer(padded.contiguous(), lengths=lengths)[0]
+    )

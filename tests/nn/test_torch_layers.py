@@ -1,4 +1,6 @@
-"""RNN, LSTM and GRU compared with torch's layers, which run one sequence at a time without padding or packing."""
+"""RNN, LSTM and GRU compared with torch's layers, which run one sequence at a time without padding
+or packing.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ def name_of(arguments: Any) -> str:
     return "-".join(f"{key}={value}" for key, value in arguments.items())
 
 
-def pair_of_layers(arguments: dict[str, Any], dtype: torch.dtype = torch.float64, **ours: Any) -> tuple[Any, Any]:
+def pair_of_layers(
+    arguments: dict[str, Any], dtype: torch.dtype = torch.float64, **ours: Any
+) -> tuple[Any, Any]:
     """Build torch's layer and ours with the same weights."""
     options = {"dtype": dtype, **{key: value for key, value in arguments.items() if key != "kind"}}
     first = ours.pop("batch_first", False)
@@ -57,7 +61,9 @@ def pair_of_layers(arguments: dict[str, Any], dtype: torch.dtype = torch.float64
 
 
 def one_by_one(layer: nn.RNNBase, sequences: list[Tensor], hx: Any) -> list[Tensor]:
-    """Run torch's layer on each sequence: the outputs ``(N, K * size)``, and the states ``(L * K, B, size)``."""
+    """Run torch's layer on each sequence: the outputs ``(N, K * size)``, and the states ``(L * K,
+    B, size)``.
+    """
     size = (layer.proj_size or layer.hidden_size) * (2 if layer.bidirectional else 1)
     outputs, finals = [], []
     for row, sequence in enumerate(sequences):
@@ -70,16 +76,30 @@ def one_by_one(layer: nn.RNNBase, sequences: list[Tensor], hx: Any) -> list[Tens
     return [torch.cat(outputs), *(torch.cat(columns, 1) for columns in zip(*finals, strict=True))]
 
 
-def compare(arguments: dict[str, Any], lengths: list[int], dtype: torch.dtype = torch.float64, **ours: Any) -> None:
+def compare(
+    arguments: dict[str, Any], lengths: list[int], dtype: torch.dtype = torch.float64, **ours: Any
+) -> None:
     """Compare outputs, states and all gradients of a batch with those of one sequence at a time."""
     theirs, mine = pair_of_layers(arguments, dtype, **ours)
     sequences = sequences_of(lengths, (D,), dtype, requires_grad=True)
-    hx = one_or_tuple(tuple(part.detach().to(dtype).requires_grad_() for part in parts(a_state(mine, len(lengths)))))
-    results, expected = results_of(mine(rl.Ragged(sequences), hx)), one_by_one(theirs, sequences, hx)
+    hx = one_or_tuple(
+        tuple(
+            part.detach().to(dtype).requires_grad_() for part in parts(a_state(mine, len(lengths)))
+        )
+    )
+    results, expected = (
+        results_of(mine(rl.Ragged(sequences), hx)),
+        one_by_one(theirs, sequences, hx),
+    )
     tolerance = 1e-5 if dtype is torch.float32 else 1e-12
     assert_same(results, expected, tolerance, "result")
     found = gradients(results, [*sequences, *parts(hx), *mine.parameters()])
-    assert_same(found, gradients(expected, [*sequences, *parts(hx), *theirs.parameters()]), tolerance, "gradient")
+    assert_same(
+        found,
+        gradients(expected, [*sequences, *parts(hx), *theirs.parameters()]),
+        tolerance,
+        "gradient",
+    )
 
 
 @pytest.mark.parametrize("arguments", ARGUMENTS, ids=name_of)
@@ -112,15 +132,21 @@ def test_a_batch_without_elements_has_gradients_of_zero() -> None:
     assert all(p.grad is not None and not p.grad.any() for p in layer.parameters())
 
 
-@pytest.mark.parametrize(("backend", "first"), [("auto", True), ("torch", False), ("reference", True)])
+@pytest.mark.parametrize(
+    ("backend", "first"), [("auto", True), ("torch", False), ("reference", True)]
+)
 @pytest.mark.parametrize("kind", KINDS, ids=name_of)
 def test_like_in_like_out(kind: dict[str, Any], first: bool, backend: str) -> None:
-    _, layer = pair_of_layers({**kind, "num_layers": 2, "bidirectional": True}, batch_first=first, backend=backend)
+    _, layer = pair_of_layers(
+        {**kind, "num_layers": 2, "bidirectional": True}, batch_first=first, backend=backend
+    )
     assert_same_for_every_input(layer, a_state(layer, 3))
     assert_same_for_every_input(layer)
 
 
-@pytest.mark.parametrize(("chosen", "first"), [("auto", False), ("auto", True), ("reference", True)])
+@pytest.mark.parametrize(
+    ("chosen", "first"), [("auto", False), ("auto", True), ("reference", True)]
+)
 @pytest.mark.parametrize("arguments", DEEP, ids=name_of)
 def test_a_tensor_without_lengths_is_torchs(
     arguments: dict[str, Any], first: bool, chosen: str, device: torch.device
@@ -129,7 +155,8 @@ def test_a_tensor_without_lengths_is_torchs(
     inputs = torch.randn(3, 6, D, dtype=torch.float64)
     results = results_of(mine(inputs))
     assert_same(results, results_of(theirs(inputs)))
-    # As torch's, because callers take views of it; cuDNN's outputs with batch_first are transposed ones.
+    # As torch's, because callers take views of it; cuDNN's outputs with batch_first are transposed
+    # ones.
     assert results[0].is_contiguous() or (first and device.type == "cuda")
 
 

@@ -1,4 +1,6 @@
-"""The transducer against a padded twin in plain torch, and its searches against loops over one sequence."""
+"""The transducer against a padded twin in plain torch, and its searches against loops over one
+sequence.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +23,19 @@ TOKENS, FEATURES, HIDDEN = 4, 3, 5
 
 def made(cell: Any = "gru", **options: Any) -> Transducer:
     return Transducer(
-        TOKENS, FEATURES, HIDDEN, cell, **{"joint_size": 6, "embedding": 7, "dtype": torch.float64, **options}
+        TOKENS,
+        FEATURES,
+        HIDDEN,
+        cell,
+        **{"joint_size": 6, "embedding": 7, "dtype": torch.float64, **options},
     ).eval()
 
 
 def states_of(model: Transducer, tokens: list[int]) -> Tensor:
     """The prediction network's part of the sum after each token, ``(U + 1, joint_size)``."""
-    return model.state(model.recurrent(Ragged([model.embedding(torch.tensor([model.blank, *tokens]))]))[0].values)
+    return model.state(
+        model.recurrent(Ragged([model.embedding(torch.tensor([model.blank, *tokens]))]))[0].values
+    )
 
 
 @pytest.mark.parametrize("cell", ["gru", "lstm", "mingru", rl.nn.LayerNormLSTM])
@@ -39,11 +47,15 @@ def test_the_loss_is_that_of_one_sequence_after_another(cell: Any, blank: int) -
     for own, labels in zip(frames, targets, strict=True):
         states = states_of(model, labels.tolist())
         logits = model.joint((model.frame(own)[:, None] + states[None]).tanh()).flatten(0, 1)
-        losses.append(rnnt_loss(Ragged([logits]), None, Ragged([labels]), blank=blank, reduction="none"))
+        losses.append(
+            rnnt_loss(Ragged([logits]), None, Ragged([labels]), blank=blank, reduction="none")
+        )
     expected, parameters = torch.cat(losses), list(model.parameters())
     own = model(frames, targets, reduction="none")
     torch.testing.assert_close(own, expected)
-    pairs = zip(*(torch.autograd.grad(loss.sum(), parameters) for loss in (own, expected)), strict=True)
+    pairs = zip(
+        *(torch.autograd.grad(loss.sum(), parameters) for loss in (own, expected)), strict=True
+    )
     for part, other in pairs:
         torch.testing.assert_close(part, other)
     torch.testing.assert_close(model(frames, targets), expected.sum() / 5)
@@ -64,7 +76,9 @@ def test_greedy(cell: str, max_symbols: int) -> None:
         times, chances, score = [], [], 0.0
         for t, frame in enumerate(own):
             for _ in range(max_symbols):
-                log_probs = model.joint((model.frame(frame) + states_of(model, tokens)[-1]).tanh()).log_softmax(0)
+                log_probs = model.joint(
+                    (model.frame(frame) + states_of(model, tokens)[-1]).tanh()
+                ).log_softmax(0)
                 token = int(log_probs.argmax())
                 score += float(log_probs[token].detach())
                 if token == model.blank:
@@ -101,7 +115,8 @@ def test_a_stream_in_pieces(cell: str) -> None:
 def probability(model: Transducer, frames: Tensor, tokens: list[int]) -> float:
     with torch.no_grad():
         return math.exp(
-            -float(model(Ragged([frames]), Ragged([torch.tensor(tokens, dtype=torch.int64)]))) * max(len(tokens), 1)
+            -float(model(Ragged([frames]), Ragged([torch.tensor(tokens, dtype=torch.int64)])))
+            * max(len(tokens), 1)
         )
 
 
@@ -109,13 +124,19 @@ def probability(model: Transducer, frames: Tensor, tokens: list[int]) -> float:
 def test_a_wide_beam_finds_the_most_probable_outputs(cell: str) -> None:
     """Of all outputs of up to 2 tokens, each by its loss."""
     model, frames = made(cell), random_batch([3, 0, 2])
-    outputs = [list(tokens) for size in range(3) for tokens in itertools.product([1, 2, 3], repeat=size)]
+    outputs = [
+        list(tokens) for size in range(3) for tokens in itertools.product([1, 2, 3], repeat=size)
+    ]
     found = model.search(frames, beam=60, max_length=2, n_best=5)
     assert found.tokens[int(found.offsets[1])].tolist() == []
     for item in (0, 2):
-        expected = sorted(((probability(model, frames[item], tokens), tokens) for tokens in outputs), reverse=True)[:5]
+        expected = sorted(
+            ((probability(model, frames[item], tokens), tokens) for tokens in outputs), reverse=True
+        )[:5]
         places = range(int(found.offsets[item]), int(found.offsets[item + 1]))
-        assert [found.tokens[place].tolist() for place in places] == [tokens for _, tokens in expected]
+        assert [found.tokens[place].tolist() for place in places] == [
+            tokens for _, tokens in expected
+        ]
         chances = [chance for chance, _ in expected]
         assert found.scores[places.start : places.stop].exp().tolist() == pytest.approx(chances)
 
@@ -149,9 +170,24 @@ def test_bad_arguments() -> None:
     for given, targets, error, text in (
         (frames.values, [[1], [2]], ArgumentTypeError, "frames must be a Ragged"),
         (frames.to(torch.float32), [[1], [2]], ShapeError, "frames must be"),
-        (frames, [[1], [0]], ArgumentError, "targets must be from 0 to 3, except the blank, 0, got label 0"),
-        (frames, [[1], [4]], ArgumentError, "targets must be from 0 to 3, except the blank, 0, got label 4"),
-        (frames, [[1]], ShapeError, "targets must be one sequence of labels for each of the 2 sequences of frames"),
+        (
+            frames,
+            [[1], [0]],
+            ArgumentError,
+            "targets must be from 0 to 3, except the blank, 0, got label 0",
+        ),
+        (
+            frames,
+            [[1], [4]],
+            ArgumentError,
+            "targets must be from 0 to 3, except the blank, 0, got label 4",
+        ),
+        (
+            frames,
+            [[1]],
+            ShapeError,
+            "targets must be one sequence of labels for each of the 2 sequences of frames",
+        ),
     ):
         with pytest.raises(error, match=text):
             model(given, Ragged(targets))
@@ -160,7 +196,9 @@ def test_bad_arguments() -> None:
     with pytest.raises(ArgumentError, match="max_symbols must be"):
         model.greedy(frames, max_symbols=0)
     _, state = model.greedy(frames)
-    with pytest.raises(ShapeError, match="state must be tensors with one row for each of the 1 items"):
+    with pytest.raises(
+        ShapeError, match="state must be tensors with one row for each of the 1 items"
+    ):
         model.greedy(random_batch([3]), state)
     with pytest.raises(ArgumentTypeError, match="state must be the state that greedy returned"):
         model.greedy(frames, 3)  # type: ignore[arg-type]

@@ -40,7 +40,9 @@ def leaf_of(kind: str) -> Tensor:
 
 
 class Around(nn.Module):
-    """A module from one tensor to one tensor around a layer, which is called with a kind of input."""
+    """A module from one tensor to one tensor around a layer, which is called with a kind of
+    input.
+    """
 
     def __init__(self, layer: nn.Module, kind: str) -> None:
         super().__init__()
@@ -62,7 +64,9 @@ class Around(nn.Module):
 
 def build(backend: str, cell: str) -> Any:
     torch.manual_seed(2)
-    return getattr(rl.nn, cell)(2, 3, bidirectional=True, batch_first=True, backend=backend, dtype=torch.float64)
+    return getattr(rl.nn, cell)(
+        2, 3, bidirectional=True, batch_first=True, backend=backend, dtype=torch.float64
+    )
 
 
 def loss_of(module: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
@@ -70,7 +74,8 @@ def loss_of(module: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
 
 
 #
-# Each function returns its result for a module and an input, and the same computed with plain autograd.
+# Each function returns its result for a module and an input, and the same computed with plain
+# autograd.
 
 Pair = tuple[Any, Any]
 
@@ -94,7 +99,10 @@ def scaled(module: nn.Module, factor: float) -> nn.Module:
 
 
 def over_weights(module: nn.Module, leaf: Tensor) -> Pair:
-    both = {name: torch.stack([part.detach(), part.detach() * 0.5]) for name, part in module.named_parameters()}
+    both = {
+        name: torch.stack([part.detach(), part.detach() * 0.5])
+        for name, part in module.named_parameters()
+    }
     found = vmap(lambda weights: functional_call(module, weights, (leaf,)))(both)
     return found, torch.stack([module(leaf), scaled(module, 0.5)(leaf)])
 
@@ -108,7 +116,9 @@ def per_sample(module: nn.Module, leaf: Tensor) -> Pair:
         return out.square().sum()
 
     found = vmap(grad(loss), (None, 0))(weights, leaves)
-    each = [torch.autograd.grad(loss_of(module)(part), list(module.parameters())) for part in leaves]
+    each = [
+        torch.autograd.grad(loss_of(module)(part), list(module.parameters())) for part in leaves
+    ]
     return list(found.values()), [torch.stack(parts) for parts in zip(*each, strict=True)]
 
 
@@ -126,13 +136,19 @@ def forward_derivative(module: nn.Module, leaf: Tensor) -> Pair:
     """In the values, also while a mode records operators, and in a weight."""
     with forward_ad.dual_level():
         with FlopCounterMode(display=False):
-            recorded = forward_ad.unpack_dual(module(forward_ad.make_dual(leaf, torch.ones_like(leaf)))).tangent
-        found = forward_ad.unpack_dual(module(forward_ad.make_dual(leaf, torch.ones_like(leaf)))).tangent
+            recorded = forward_ad.unpack_dual(
+                module(forward_ad.make_dual(leaf, torch.ones_like(leaf)))
+            ).tangent
+        found = forward_ad.unpack_dual(
+            module(forward_ad.make_dual(leaf, torch.ones_like(leaf)))
+        ).tangent
         name, weight = next(iter(module.named_parameters()))
         dual = forward_ad.make_dual(weight.detach(), torch.ones_like(weight))
         of_weight = forward_ad.unpack_dual(functional_call(module, {name: dual}, (leaf,))).tangent
     wanted = torch.autograd.functional.jvp(
-        lambda weight: functional_call(module, {name: weight}, (leaf,)), weight.detach(), torch.ones_like(weight)
+        lambda weight: functional_call(module, {name: weight}, (leaf,)),
+        weight.detach(),
+        torch.ones_like(weight),
     )[1]
     return [recorded, found, of_weight], [*[jacobian(module, leaf).flatten(1).sum(1)] * 2, wanted]
 
@@ -141,7 +157,11 @@ def second_derivatives(module: nn.Module, leaf: Tensor) -> Pair:
     leaf = leaf.clone().requires_grad_()
     (first,) = torch.autograd.grad(loss_of(module)(leaf), leaf, create_graph=True)
     (found,) = torch.autograd.grad(first.square().sum(), leaf)
-    wanted = 2 * hessian(loss_of(module))(leaf.detach()).flatten(leaf.dim()).flatten(0, -2) @ first.detach().flatten()
+    wanted = (
+        2
+        * hessian(loss_of(module))(leaf.detach()).flatten(leaf.dim()).flatten(0, -2)
+        @ first.detach().flatten()
+    )
     return found.flatten(), wanted
 
 
@@ -155,7 +175,9 @@ def compiled(module: nn.Module, leaf: Tensor, **options: Any) -> Pair:
     torch._dynamo.reset()
     # A broken graph consists of many small ones, for which aot_eager is slow.
     backend = "aot_eager" if options and module.layer.backend == "cpu" else "eager"  # type: ignore[union-attr]
-    return with_gradient(torch.compile(module, backend=backend, **options), leaf), with_gradient(module, leaf)
+    return with_gradient(torch.compile(module, backend=backend, **options), leaf), with_gradient(
+        module, leaf
+    )
 
 
 def exported(module: nn.Module, leaf: Tensor) -> Pair:
@@ -183,15 +205,27 @@ def autocast(module: nn.Module, leaf: Tensor) -> Pair:
 TRANSFORMATIONS: dict[str, Callable[[nn.Module, Tensor], Pair]] = {
     "torch.func.grad": lambda m, x: (grad(loss_of(m))(x), gradient(m, x)),
     "torch.func.vjp": lambda m, x: (vjp(m, x)[1](2 * m(x))[0], gradient(m, x)),
-    "torch.func.jvp": lambda m, x: (jvp(m, (x,), (torch.ones_like(x),))[1], jacobian(m, x).flatten(1).sum(1)),
+    "torch.func.jvp": lambda m, x: (
+        jvp(m, (x,), (torch.ones_like(x),))[1],
+        jacobian(m, x).flatten(1).sum(1),
+    ),
     "torch.func.jacrev": lambda m, x: (jacrev(m)(x), jacobian(m, x)),
     "torch.func.jacfwd": lambda m, x: (jacfwd(m)(x), jacobian(m, x)),
-    "torch.func.hessian": lambda m, x: (hessian(loss_of(m))(x), torch.autograd.functional.hessian(loss_of(m), x)),
-    "vmap over inputs": lambda m, x: (vmap(m)(torch.stack([x, x * 2])), torch.stack([m(x), m(x * 2)])),
+    "torch.func.hessian": lambda m, x: (
+        hessian(loss_of(m))(x),
+        torch.autograd.functional.hessian(loss_of(m), x),
+    ),
+    "vmap over inputs": lambda m, x: (
+        vmap(m)(torch.stack([x, x * 2])),
+        torch.stack([m(x), m(x * 2)]),
+    ),
     "vmap over weights": over_weights,
     "gradients per sample": per_sample,
     "autograd.grad(is_grads_batched=True)": batched_gradients,
-    "jacobian(vectorize=True)": lambda m, x: (torch.autograd.functional.jacobian(m, x, vectorize=True), jacobian(m, x)),
+    "jacobian(vectorize=True)": lambda m, x: (
+        torch.autograd.functional.jacobian(m, x, vectorize=True),
+        jacobian(m, x),
+    ),
     'jacobian(vectorize=True, strategy="forward-mode")': lambda m, x: (
         torch.autograd.functional.jacobian(m, x, vectorize=True, strategy="forward-mode"),
         jacobian(m, x),
@@ -207,7 +241,9 @@ TRANSFORMATIONS: dict[str, Callable[[nn.Module, Tensor], Pair]] = {
     "torch.compile(fullgraph=True)": lambda m, x: compiled(m, x, fullgraph=True),
     "torch.export.export": exported,
     "make_fx": through_make_fx,
-    'make_fx(tracing_mode="symbolic")': partial(through_make_fx, tracing_mode="symbolic", _allow_non_fake_inputs=True),
+    'make_fx(tracing_mode="symbolic")': partial(
+        through_make_fx, tracing_mode="symbolic", _allow_non_fake_inputs=True
+    ),
     "torch.jit.trace": jit_traced,
     "torch.jit.script": lambda m, x: (torch.jit.script(m)(x), m(x)),
     "torch.fx.symbolic_trace": lambda m, x: (torch.fx.symbolic_trace(m)(x), m(x)),
@@ -232,7 +268,9 @@ def table() -> dict[str, list[str]]:
 
 
 def entries() -> list[tuple[str, str, str, str]]:
-    """Return transformations, kinds of input, backends and layers: all kinds on the cpu kernels, some on the others."""
+    """Return transformations, kinds of input, backends and layers: all kinds on the cpu kernels,
+    some on the others.
+    """
     found = []
     for place, name in enumerate(TRANSFORMATIONS):
         found += [(name, kind, "cpu", "LSTM") for kind in KINDS]
@@ -256,14 +294,22 @@ def works(cell: str, backend: str) -> bool:
 def test_the_table_is_complete() -> None:
     assert list(table()) == list(TRANSFORMATIONS)
     for name, cells in table().items():
-        assert all(re.fullmatch(r"works|refused|works on (cpu|torch)( and torch)?", cell) for cell in cells), name
+        assert all(
+            re.fullmatch(r"works|refused|works on (cpu|torch)( and torch)?", cell) for cell in cells
+        ), name
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning", "ignore::FutureWarning")
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning", "ignore::FutureWarning"
+)
 @pytest.mark.filterwarnings("ignore::UserWarning:torch.*")
 @pytest.mark.parametrize(("name", "kind", "backend", "layer"), entries())
 def test_every_cell_of_the_table(name: str, kind: str, backend: str, layer: str) -> None:
-    if (name, kind, backend) == ("torch.autocast", "dense", "torch") and not has_torch_lstm_under_autocast("cpu"):
+    if (name, kind, backend) == (
+        "torch.autocast",
+        "dense",
+        "torch",
+    ) and not has_torch_lstm_under_autocast("cpu"):
         pytest.skip("torch has no LSTM in bfloat16 on this processor, except for a PackedSequence")
     transform, cell = TRANSFORMATIONS[name], table()[name][KINDS.index(kind)]
     module, leaf = Around(build(backend, layer), kind), leaf_of(kind)

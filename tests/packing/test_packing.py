@@ -1,4 +1,6 @@
-"""The packing functions against torch's, and against loops for cases that torch does not support."""
+"""The packing functions against torch's, and against loops for cases that torch does not
+support.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,16 @@ from strategies import sequences_of
 
 FEATURES = st.sampled_from([(), (1,), (3,), (2, 5)])
 DTYPES = st.sampled_from(
-    [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool, torch.complex64]
+    [
+        torch.float64,
+        torch.float32,
+        torch.float16,
+        torch.bfloat16,
+        torch.int64,
+        torch.uint8,
+        torch.bool,
+        torch.complex64,
+    ]
 )
 PADDING = st.sampled_from([0.0, 1.0, -0.0, 7.0])
 FULL_LENGTHS = st.lists(st.integers(1, 9), min_size=1, max_size=7)
@@ -41,7 +52,9 @@ def slow_pack(sequences: list[Tensor], order: list[int]) -> tuple[list[Tensor], 
     return [element for part in running for element in part], [len(part) for part in running]
 
 
-def slow_pad(sequences: list[Tensor], steps: int, value: float, batch_first: bool, left: bool = False) -> Tensor:
+def slow_pad(
+    sequences: list[Tensor], steps: int, value: float, batch_first: bool, left: bool = False
+) -> Tensor:
     """Row by row; at least one sequence."""
     rows = []
     for sequence in sequences:
@@ -50,7 +63,9 @@ def slow_pad(sequences: list[Tensor], steps: int, value: float, batch_first: boo
     return torch.stack(rows, 0 if batch_first else 1)
 
 
-def assert_pack(packed: PackedSequence, sequences: list[Tensor], order: list[int], listed: bool) -> None:
+def assert_pack(
+    packed: PackedSequence, sequences: list[Tensor], order: list[int], listed: bool
+) -> None:
     elements, sizes = slow_pack(sequences, order)
     assert type(packed) is PackedSequence
     assert_same(packed.batch_sizes, torch.tensor(sizes, dtype=torch.int64, device="cpu"))
@@ -75,7 +90,9 @@ def assert_same(ours: Any, theirs: Any) -> None:
 def test_signature_is_torchs(name: str) -> None:
     ours = inspect.signature(getattr(packing, name)).parameters.values()
     theirs = inspect.signature(getattr(rnn, name)).parameters.values()
-    assert [(p.name, p.default, p.kind) for p in ours] == [(p.name, p.default, p.kind) for p in theirs]
+    assert [(p.name, p.default, p.kind) for p in ours] == [
+        (p.name, p.default, p.kind) for p in theirs
+    ]
 
 
 @given(FULL_LENGTHS, FEATURES, DTYPES, st.booleans(), PADDING, st.integers(0, 3), st.data())
@@ -100,15 +117,21 @@ def test_equal_to_torch(
     assert_same(ours, rnn.pack_padded_sequence(padded, falling, batch_first))
     total = max(lengths) + extra if data.draw(st.booleans()) else None
     unsorted = rnn.pack_sequence(sequences, enforce_sorted=False)
-    negative = [torch._neg_view(-x) for x in (unsorted.batch_sizes, cast(Tensor, unsorted.sorted_indices))]
+    negative = [
+        torch._neg_view(-x) for x in (unsorted.batch_sizes, cast(Tensor, unsorted.sorted_indices))
+    ]
     view = unsorted._replace(batch_sizes=negative[0], sorted_indices=negative[1])
     assert_same(packing.unpack_sequence(view), sequences)
     for pack in (ours, unsorted, unsorted._replace(sorted_indices=None)):
         arguments_back = (pack, batch_first, padding, total)
-        assert_same(packing.pad_packed_sequence(*arguments_back), rnn.pad_packed_sequence(*arguments_back))
+        assert_same(
+            packing.pad_packed_sequence(*arguments_back), rnn.pad_packed_sequence(*arguments_back)
+        )
         assert_same(packing.unpack_sequence(pack), rnn.unpack_sequence(pack))
     order = stable_order(lengths)
-    assert_pack(packing.pack_sequence(sequences, enforce_sorted=False), sequences, order, listed=True)
+    assert_pack(
+        packing.pack_sequence(sequences, enforce_sorted=False), sequences, order, listed=True
+    )
     in_order = [sequences[sequence] for sequence in order]
     assert_same(packing.pack_sequence(in_order), rnn.pack_sequence(in_order))
 
@@ -137,20 +160,37 @@ def test_differentiable_twice(batch_first: bool, device: torch.device) -> None:
     if moved := flatten_packed(pack):  # by the kernels of a CPU
         assert torch.func.vmap(moved[1].from_flat)(moved[0][None])[0].equal(pack.data)
     wide = [x.detach().repeat(1, 5).requires_grad_() for x in (first, second, third)]
-    bounds, known = torch.tensor([0, 2, 2, 5, 6], device=device), torch.tensor(lengths, dtype=torch.int32)
+    bounds, known = (
+        torch.tensor([0, 2, 2, 5, 6], device=device),
+        torch.tensor(lengths, dtype=torch.int32),
+    )
     to_flat, from_flat = operators.padded_to_flat, operators.padded_from_flat
-    calls: Any = [(to_flat, (padded, known, batch_first)), (from_flat, (values, bounds, batch_first, 5))]
+    calls: Any = [
+        (to_flat, (padded, known, batch_first)),
+        (from_flat, (values, bounds, batch_first, 5)),
+    ]
     for operator, inputs in (*calls, (operators._elements, (padded, bounds, batch_first, 6))):
-        torch.library.opcheck(operator, inputs, test_utils=("test_faketensor", "test_autograd_registration"))
+        torch.library.opcheck(
+            operator, inputs, test_utils=("test_faketensor", "test_autograd_registration")
+        )
     cases: list[tuple[Any, tuple[Tensor, ...]]] = [
         (lambda x: squares(to_flat(x, known, batch_first)[0]), (padded,)),
         (lambda x: squares(from_flat(x, bounds, batch_first, 5)), (values,)),
-        (lambda *x: squares(packing.pad_sequence(x, batch_first, 2.0, "left")), (first, second, third, fourth)),
+        (
+            lambda *x: squares(packing.pad_sequence(x, batch_first, 2.0, "left")),
+            (first, second, third, fourth),
+        ),
         (lambda *x: squares(packing.pad_sequence(x, batch_first, 2.0)), tuple(wide)),
         (lambda *x: squares(packing.pack_sequence(x, False).data), (first, second, third, fourth)),
-        (lambda x: squares(packing.pack_padded_sequence(x, lengths, batch_first, False).data), (padded,)),
+        (
+            lambda x: squares(packing.pack_padded_sequence(x, lengths, batch_first, False).data),
+            (padded,),
+        ),
         (lambda x: tuple(map(squares, packing.unpad_sequence(x, lengths, batch_first))), (padded,)),
-        (lambda x: squares(packing.pad_packed_sequence(pack._replace(data=x), batch_first)[0]), (values,)),
+        (
+            lambda x: squares(packing.pad_packed_sequence(pack._replace(data=x), batch_first)[0]),
+            (values,),
+        ),
         (lambda x: tuple(map(squares, packing.unpack_sequence(pack._replace(data=x)))), (values,)),
     ]
     for function, inputs in cases:
@@ -160,7 +200,12 @@ def test_differentiable_twice(batch_first: bool, device: torch.device) -> None:
 
 @given(any_lengths(), FEATURES | st.just((0,)), st.booleans(), st.booleans(), st.integers(0, 2))
 def test_empty_sequences_round_trip(
-    device: torch.device, lengths: list[int], features: tuple[int, ...], batch_first: bool, falling: bool, extra: int
+    device: torch.device,
+    lengths: list[int],
+    features: tuple[int, ...],
+    batch_first: bool,
+    falling: bool,
+    extra: int,
 ) -> None:
     lengths = sorted(lengths, reverse=True) if falling else lengths
     count, longest = len(lengths), max(lengths, default=0)
@@ -172,7 +217,10 @@ def test_empty_sequences_round_trip(
     order = stable_order(lengths)
     packs = [packing.pack_padded_sequence(padded, lengths, batch_first, enforce_sorted=falling)]
     if count:
-        assert_same(packing.pad_sequence(sequences, batch_first, 3.0), slow_pad(sequences, longest, 3.0, batch_first))
+        assert_same(
+            packing.pad_sequence(sequences, batch_first, 3.0),
+            slow_pad(sequences, longest, 3.0, batch_first),
+        )
         packs.append(packing.pack_sequence(sequences, enforce_sorted=falling))
     for packed in packs:
         if count:
@@ -186,7 +234,11 @@ def test_empty_sequences_round_trip(
 
 def test_no_sequence_and_no_element(device: torch.device) -> None:
     nothing = packing.pack_padded_sequence(torch.zeros(3, 0, 2, device=device), [])
-    assert (nothing.data.shape, nothing.batch_sizes.tolist(), nothing.sorted_indices) == ((0, 2), [], None)
+    assert (nothing.data.shape, nothing.batch_sizes.tolist(), nothing.sorted_indices) == (
+        (0, 2),
+        [],
+        None,
+    )
     all_empty: Any = packing.pack_padded_sequence(torch.zeros(0, 3, 2, device=device), [0, 0, 0])
     assert all_empty.batch_sizes.tolist() == []
     assert all_empty.sorted_indices.tolist() == [0, 1, 2]
@@ -203,7 +255,10 @@ def test_no_sequence_and_no_element(device: torch.device) -> None:
         np.array([1, 3, 0, 3], dtype=np.int32),
         [1, torch.tensor(3), np.int64(0), 3],
         torch._neg_view(torch.tensor([-1, -3, 0, -3])),
-        *(torch.tensor([1, 3, 0, 3]).to(dtype) for dtype in (torch.int64, torch.int8, torch.uint8, torch.uint64)),
+        *(
+            torch.tensor([1, 3, 0, 3]).to(dtype)
+            for dtype in (torch.int64, torch.int8, torch.uint8, torch.uint64)
+        ),
     ],
 )
 def test_lengths_of_every_kind(lengths: Any, where: str, device: torch.device) -> None:
@@ -214,7 +269,12 @@ def test_lengths_of_every_kind(lengths: Any, where: str, device: torch.device) -
     assert packed.data.tolist() == [1, 3, 0, 5, 7, 9, 11]
     assert packed.batch_sizes.tolist() == [3, 2, 2]
     assert packed.sorted_indices.tolist() == [1, 3, 0, 2]
-    assert [x.tolist() for x in packing.unpad_sequence(padded, lengths)] == [[0], [1, 5, 9], [], [3, 7, 11]]
+    assert [x.tolist() for x in packing.unpad_sequence(padded, lengths)] == [
+        [0],
+        [1, 5, 9],
+        [],
+        [3, 7, 11],
+    ]
 
 
 @given(any_lengths(), st.integers(0, 2), st.booleans())
@@ -224,16 +284,26 @@ def test_ranks_on_a_device_are_those_on_the_host(
     lengths = sorted(lengths, reverse=True) if falling else lengths
     steps = max(lengths, default=0) + extra
     host_sizes, host_order = _rank_on_host(np.array(lengths, dtype=np.int64), steps, falling)
-    sizes, order = _rank_on_device(torch.tensor(lengths, dtype=torch.int64, device=device), steps, falling)
+    sizes, order = _rank_on_device(
+        torch.tensor(lengths, dtype=torch.int64, device=device), steps, falling
+    )
     assert sizes.tolist() == host_sizes.tolist()
-    assert (None if order is None else order.tolist()) == (None if host_order is None else host_order.tolist())
+    assert (None if order is None else order.tolist()) == (
+        None if host_order is None else host_order.tolist()
+    )
 
 
 @pytest.mark.parametrize(
     ("lengths", "enforce_sorted", "words"),
-    [([1, 4], False, "length of 4"), ([2, -1], True, "length of -1"), ([1, 2], True, r"enforce_sorted=False")],
+    [
+        ([1, 4], False, "length of 4"),
+        ([2, -1], True, "length of -1"),
+        ([1, 2], True, r"enforce_sorted=False"),
+    ],
 )
-def test_wrong_lengths_on_a_device(lengths: list[int], enforce_sorted: bool, words: str, device: torch.device) -> None:
+def test_wrong_lengths_on_a_device(
+    lengths: list[int], enforce_sorted: bool, words: str, device: torch.device
+) -> None:
     with pytest.raises(RuntimeError, match=words):
         _rank_on_device(torch.tensor(lengths, device=device), 3, enforce_sorted)
 
@@ -283,9 +353,17 @@ def test_nothing_waits_for_a_device(device: torch.device) -> None:
 
 @pytest.mark.parametrize(
     ("dtype", "value"),
-    [(torch.uint8, -1), (torch.int64, float("nan")), (torch.float16, 1e9), (torch.uint16, -1), (torch.uint32, 1e30)],
+    [
+        (torch.uint8, -1),
+        (torch.int64, float("nan")),
+        (torch.float16, 1e9),
+        (torch.uint16, -1),
+        (torch.uint32, 1e30),
+    ],
 )
-def test_a_padding_value_outside_the_dtype(dtype: torch.dtype, value: float, device: torch.device) -> None:
+def test_a_padding_value_outside_the_dtype(
+    dtype: torch.dtype, value: float, device: torch.device
+) -> None:
     sequences = [torch.ones(2, device=device).to(dtype), torch.ones(1, device=device).to(dtype)]
     for module in (rnn, packing):
         with pytest.raises(RuntimeError, match="overflow"):
@@ -293,11 +371,19 @@ def test_a_padding_value_outside_the_dtype(dtype: torch.dtype, value: float, dev
 
 
 @pytest.mark.parametrize(
-    "sequences", [[torch.ones(2), torch.tensor([1, 2, 3])], [torch.rand(9, 8000), torch.rand(2, 8000)]]
+    "sequences",
+    [[torch.ones(2), torch.tensor([1, 2, 3])], [torch.rand(9, 8000), torch.rand(2, 8000)]],
 )
-def test_sequences_of_several_dtypes_take_the_first_where_nothing_is_lost(sequences: list[Tensor]) -> None:
+def test_sequences_of_several_dtypes_take_the_first_where_nothing_is_lost(
+    sequences: list[Tensor],
+) -> None:
     """And batches of many numbers, which are concatenated."""
     for arguments in ((True, 2.0, "left"), (True, 2.0, "right")):
         assert_same(*[module.pad_sequence(sequences, *arguments) for module in (packing, rnn)])
     value: Any = torch.tensor(2j)
-    assert packing.pad_sequence([x.to(torch.cfloat) for x in sequences], padding_value=value).imag.sum() > 0
+    assert (
+        packing.pad_sequence(
+            [x.to(torch.cfloat) for x in sequences], padding_value=value
+        ).imag.sum()
+        > 0
+    )

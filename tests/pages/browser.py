@@ -1,4 +1,6 @@
-"""Pages in a browser, with checks: errors, requests to other hosts, width, and accessibility (axe)."""
+"""Pages in a browser, with checks: errors, requests to other hosts, width, and accessibility
+(axe).
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,12 @@ WIDE, PHONE = 1280, 390
 """Widths of the windows of a computer and of a phone in pixels."""
 
 Scheme = Literal["light", "dark"]
-WAYS: tuple[tuple[int, Scheme], ...] = ((WIDE, "light"), (WIDE, "dark"), (PHONE, "light"), (PHONE, "dark"))
+WAYS: tuple[tuple[int, Scheme], ...] = (
+    (WIDE, "light"),
+    (WIDE, "dark"),
+    (PHONE, "light"),
+    (PHONE, "dark"),
+)
 """All widths in both colour schemes; the two in the middle have both of either."""
 
 _HERE = (None, "", "localhost", "127.0.0.1")
@@ -43,7 +50,9 @@ def serve(folder: Path) -> Iterator[str]:
 
 @dataclass
 class Visit:
-    """An open page, with errors in its console, uncaught exceptions, and its requests to other hosts."""
+    """An open page, with errors in its console, uncaught exceptions, and its requests to other
+    hosts.
+    """
 
     page: Page
     errors: list[str] = field(default_factory=list)
@@ -51,7 +60,9 @@ class Visit:
 
     def serious_findings(self) -> list[str]:
         """Return the serious findings of axe: the rule, and the first element that breaks it."""
-        found: dict[str, Any] = Axe().run(self.page, options={"resultTypes": ["violations"]}).response
+        found: dict[str, Any] = (
+            Axe().run(self.page, options={"resultTypes": ["violations"]}).response
+        )
         return [
             f"{finding['id']}: {finding['help']}, {len(finding['nodes'])} times, such as {finding['nodes'][0]['html']}"
             for finding in found["violations"]
@@ -59,9 +70,15 @@ class Visit:
         ]
 
     def too_wide(self) -> int:
-        """Return the pixels by which the page or its text is too wide, so that it scrolls sideways."""
+        """Return the pixels by which the page or its text is too wide, so that it scrolls
+        sideways.
+        """
         parts = "document.querySelectorAll('html, body, main, .content')"
-        return int(self.page.evaluate(f"Math.max(...[...{parts}].map(part => part.scrollWidth - part.clientWidth))"))
+        return int(
+            self.page.evaluate(
+                f"Math.max(...[...{parts}].map(part => part.scrollWidth - part.clientWidth))"
+            )
+        )
 
     def problems(self) -> list[str]:
         """Return all errors, requests to other hosts, findings of axe, and excess width."""
@@ -74,14 +91,21 @@ class Visit:
 
 
 @contextmanager
-def visit(browser: Browser, address: str, width: int = WIDE, scheme: Scheme = "light") -> Iterator[Visit]:
+def visit(
+    browser: Browser, address: str, width: int = WIDE, scheme: Scheme = "light"
+) -> Iterator[Visit]:
     """Open a page in a window of this width in pixels, and wait until it is loaded."""
     page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
     here = Visit(page)
     outside = here.outside.append
-    page.on("console", lambda entry: here.errors.append(entry.text) if entry.type == "error" else None)
+    page.on(
+        "console", lambda entry: here.errors.append(entry.text) if entry.type == "error" else None
+    )
     page.on("pageerror", lambda error: here.errors.append(str(error)))
-    page.on("request", lambda request: None if urlsplit(request.url).hostname in _HERE else outside(request.url))
+    page.on(
+        "request",
+        lambda request: None if urlsplit(request.url).hostname in _HERE else outside(request.url),
+    )
     # The network may be idle while a busy machine still parses a long page.
     page.goto(address, wait_until="load")
     page.wait_for_load_state("networkidle")

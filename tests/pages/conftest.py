@@ -15,7 +15,9 @@ _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable
 def browser() -> Iterator[Browser]:
     """Start the installed Chromium without a window, for the tests of this folder."""
     path = next(filter(None, map(shutil.which, _NAMES)), None)
-    assert path is not None, f"no browser among {', '.join(_NAMES)}: install one, on Debian with apt install chromium"
+    assert path is not None, (
+        f"no browser among {', '.join(_NAMES)}: install one, on Debian with apt install chromium"
+    )
     with sync_playwright() as playwright:
         # Containers do not permit the sandbox; background requests would be attributed to the page.
         options = ["--no-sandbox", "--disable-background-networking"]

@@ -1,4 +1,6 @@
-"""The pages of ``raglane inspect --html`` and of a run in a browser, and the checks on a page with faults."""
+"""The pages of ``raglane inspect --html`` and of a run in a browser, and the checks on a page with
+faults.
+"""
 
 from __future__ import annotations
 
@@ -33,17 +35,27 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     random = np.random.default_rng(3)
     features = tuple(Feature(name, number) for number, name in enumerate(("a", "b", ODD)))
     labels = labels_of("sequence", {"x": 300, "y": 5, ODD: 1})
-    many = Contents(ODD, None, random.integers(1, 40, 2000), "features", features, labels=labels, notes=(ODD,))
+    many = Contents(
+        ODD, None, random.integers(1, 40, 2000), "features", features, labels=labels, notes=(ODD,)
+    )
     kinds = {
         "features": many,
-        "a-tail": replace(many, kind="tokens", lengths=np.append(many.lengths, [0, 9000]), vocabulary=7),
+        "a-tail": replace(
+            many, kind="tokens", lengths=np.append(many.lengths, [0, 9000]), vocabulary=7
+        ),
         "one": Contents("one.txt", None, np.array([7]), "lengths"),
     }
     found = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("raglane.runs.inspection.inspect.plan", make_plan)
         for name, contents in kinds.items():
-            details = {"columns": ColumnNames(), "format": None, "ranks": 4, "fresh": False, "progress": Progress()}
+            details = {
+                "columns": ColumnNames(),
+                "format": None,
+                "ranks": 4,
+                "fresh": False,
+                "progress": Progress(),
+            }
             path = folder / f"{name}.html"
             path.write_bytes(as_page(inspect(contents, Settings(hidden_size=8), **details)))  # type: ignore[arg-type]
             found[name] = path
@@ -59,7 +71,9 @@ def test_nothing_is_wrong_with_the_pages(browser: Browser, pages: dict[str, Path
                 assert here.problems() == [], (name, width, scheme)
 
 
-def test_every_chart_draws_in_the_colours_of_the_page(browser: Browser, pages: dict[str, Path]) -> None:
+def test_every_chart_draws_in_the_colours_of_the_page(
+    browser: Browser, pages: dict[str, Path]
+) -> None:
     colors = {}
     for scheme in ("light", "dark"):
         with visit(browser, pages["features"].as_uri(), WIDE, scheme) as here:
@@ -80,7 +94,9 @@ def test_every_chart_draws_in_the_colours_of_the_page(browser: Browser, pages: d
     assert colors == {"light": "rgb(51, 51, 51)", "dark": "rgb(224, 224, 224)"}
 
 
-def test_a_reader_picks_a_picture_with_the_mouse_or_the_keyboard(browser: Browser, pages: dict[str, Path]) -> None:
+def test_a_reader_picks_a_picture_with_the_mouse_or_the_keyboard(
+    browser: Browser, pages: dict[str, Path]
+) -> None:
     with visit(browser, pages["features"].as_uri()) as here:
         shown = here.page.locator(".picture:visible")
 
@@ -105,7 +121,9 @@ def test_a_reader_picks_a_picture_with_the_mouse_or_the_keyboard(browser: Browse
         assert here.page.evaluate(focused) == "solid"
 
 
-def test_the_keyboard_goes_to_the_content_and_a_button_copies(browser: Browser, pages: dict[str, Path]) -> None:
+def test_the_keyboard_goes_to_the_content_and_a_button_copies(
+    browser: Browser, pages: dict[str, Path]
+) -> None:
     with visit(browser, pages["features"].as_uri()) as here:
         here.page.keyboard.press("Tab")
         assert here.page.evaluate("document.activeElement.textContent") == "To the content"
@@ -127,7 +145,10 @@ def test_paper_is_white_and_has_all_the_numbers(browser: Browser, pages: dict[st
         here.page.evaluate("dispatchEvent(new Event('beforeprint'))")
         assert here.page.locator("details:not([open])").count() == 0
         assert here.page.evaluate("getComputedStyle(document.body).color") == "rgb(51, 51, 51)"
-        assert here.page.evaluate("getComputedStyle(document.documentElement).backgroundColor") == "rgb(255, 255, 255)"
+        assert (
+            here.page.evaluate("getComputedStyle(document.documentElement).backgroundColor")
+            == "rgb(255, 255, 255)"
+        )
         # The width of A4.
         here.page.set_viewport_size({"width": 690, "height": 1000})
         assert here.too_wide() <= 0
@@ -154,10 +175,22 @@ def test_nothing_is_wrong_with_the_page_of_a_run(browser: Browser, tmp_path: Pat
                 for place in range(pictures.count()):
                     box: Any = pictures.nth(place).bounding_box()
                     assert box["height"] > 100
-                ink = here.page.evaluate("getComputedStyle(document.querySelector('figure.picture svg')).color")
+                ink = here.page.evaluate(
+                    "getComputedStyle(document.querySelector('figure.picture svg')).color"
+                )
                 assert ink == {"light": "rgb(51, 51, 51)", "dark": "rgb(224, 224, 224)"}[scheme]
     page = tmp_path / "runs.html"
-    assert main(["compare", *[str(tmp_path / name) for name in ("classes", "wider", "numbers")], "-o", str(page)]) == 0
+    assert (
+        main(
+            [
+                "compare",
+                *[str(tmp_path / name) for name in ("classes", "wider", "numbers")],
+                "-o",
+                str(page),
+            ]
+        )
+        == 0
+    )
     for width, scheme in WAYS[1:3]:
         with visit(browser, page.as_uri(), width, scheme) as here:
             assert here.problems() == [], (width, scheme)
@@ -178,7 +211,10 @@ _GOOD = """<!doctype html>
 _FAULTS = {
     "error in the console: undefined_function": ("<script>undefined_function()</script>", ""),
     "error in the console: told": ("<script>console.error('told')</script>", ""),
-    "asks another host: http://nowhere.invalid/": ('<link rel="stylesheet" href="http://nowhere.invalid/">', ""),
+    "asks another host: http://nowhere.invalid/": (
+        '<link rel="stylesheet" href="http://nowhere.invalid/">',
+        "",
+    ),
     "image-alt": ("", '<img src="data:,">'),
     "color-contrast": ("", '<p style="color: #ccc; background: #fff">Pale words</p>'),
     " pixels too wide": ("", '<div style="width: 992px">wide</div>'),

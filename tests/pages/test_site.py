@@ -1,4 +1,6 @@
-"""The pages of the site that ``make docs`` builds: nothing serious for axe, no error, nothing from other hosts."""
+"""The pages of the site that ``make docs`` builds: nothing serious for axe, no error, nothing from
+other hosts.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,15 @@ pytestmark = pytest.mark.pages
 
 ROOT = Path(__file__).parents[2]
 SITE = ROOT / "build" / "site"
-_PATHS = [path.relative_to(ROOT / "docs").with_suffix(".html") for path in (ROOT / "docs").rglob("*.md")]
+_PATHS = [
+    path.relative_to(ROOT / "docs").with_suffix(".html") for path in (ROOT / "docs").rglob("*.md")
+]
 # Two pages of results, which are alike: axe takes minutes for the long tables of the others.
-PAGES = sorted(str(path) for path in _PATHS if "results" not in path.parts or path.stem in ("README", "small-calls"))
+PAGES = sorted(
+    str(path)
+    for path in _PATHS
+    if "results" not in path.parts or path.stem in ("README", "small-calls")
+)
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +37,9 @@ def address() -> Iterator[str]:
 @pytest.mark.parametrize("name", [*PAGES, "genindex.html", "search.html"])
 def test_page(browser: Browser, address: str, name: str) -> None:
     # Pages of the reference are long and all alike: once is enough, where there is least room.
-    ways: list[tuple[int, Scheme]] = [(PHONE, "light")] if "api/" in name else [(WIDE, "light"), (PHONE, "dark")]
+    ways: list[tuple[int, Scheme]] = (
+        [(PHONE, "light")] if "api/" in name else [(WIDE, "light"), (PHONE, "dark")]
+    )
     for width, scheme in ways:
         with visit(browser, f"{address}/{name}", width, scheme) as page:
             assert page.problems() == [], (name, width, scheme)
@@ -37,9 +47,15 @@ def test_page(browser: Browser, address: str, name: str) -> None:
 
 @pytest.mark.parametrize(
     ("query", "name"),
-    [("LSTM", "raglane.nn.LSTM"), ("rl.nn.LSTM", "raglane.nn.LSTM"), ("forget_bias_", "raglane.nn.init.forget_bias_")],
+    [
+        ("LSTM", "raglane.nn.LSTM"),
+        ("rl.nn.LSTM", "raglane.nn.LSTM"),
+        ("forget_bias_", "raglane.nn.init.forget_bias_"),
+    ],
 )
-def test_the_search_finds_a_name_first(browser: Browser, address: str, query: str, name: str) -> None:
+def test_the_search_finds_a_name_first(
+    browser: Browser, address: str, query: str, name: str
+) -> None:
     with visit(browser, f"{address}/search.html?q={query}") as found:
         first = found.page.locator("#search-results li a").first
         first.wait_for(timeout=10_000)
@@ -59,7 +75,9 @@ def test_a_button_copies_code_without_prompts_and_results(browser: Browser, addr
         assert lines[-1] == "batch.lengths.tolist(), batch.values.shape"
 
 
-def test_names_have_one_signature_without_any_number_of_arguments(browser: Browser, address: str) -> None:
+def test_names_have_one_signature_without_any_number_of_arguments(
+    browser: Browser, address: str
+) -> None:
     for name in (page for page in PAGES if page.startswith("api/")):
         with visit(browser, f"{address}/{name}") as reference:
             signatures = reference.page.locator("dt.sig")

@@ -1,4 +1,6 @@
-"""Compares a model of another package with and without ``rl.accelerate``: numbers, training, files, time and memory."""
+"""Compares a model of another package with and without ``rl.accelerate``: numbers, training, files,
+time and memory.
+"""
 
 from __future__ import annotations
 
@@ -36,11 +38,14 @@ class Example:
     dtypes: tuple[torch.dtype, ...] = (torch.float64, torch.float32)
     """Without float64 if the package does not compute in it."""
     fit: Callable[[Any], list[float]] | None = None
-    """The package's own training of a model, if it has one: it returns numbers that depend on all weights."""
+    """The package's own training of a model, if it has one: it returns numbers that depend on all
+    weights."""
 
 
 def compare(make: Callable[[], Example]) -> dict[str, Any]:
-    """Return the measurements of an example; raise AssertionError if a number is outside its bound."""
+    """Return the measurements of an example; raise AssertionError if a number is outside its
+    bound.
+    """
     found: dict[str, Any] = {}
     for dtype in make().dtypes:
         plain, fast = _pair(make, dtype)
@@ -66,7 +71,9 @@ def _pair(make: Callable[[], Example], dtype: torch.dtype) -> tuple[Example, Exa
     _convert(plain, dtype)
     for module in plain.model.modules():
         for name in ("dropout", "p"):
-            if isinstance(getattr(module, name, None), float) and not isinstance(module, nn.ModuleDict):
+            if isinstance(getattr(module, name, None), float) and not isinstance(
+                module, nn.ModuleDict
+            ):
                 setattr(module, name, 0.0)
     fast = copy.deepcopy(plain)
     rl.accelerate(fast.model)
@@ -76,7 +83,8 @@ def _pair(make: Callable[[], Example], dtype: torch.dtype) -> tuple[Example, Exa
 def _convert(example: Example, dtype: torch.dtype) -> None:
     example.model.to(dtype)
     example.batches = [
-        _mapped(batch, lambda part: part.to(dtype) if part.is_floating_point() else part) for batch in example.batches
+        _mapped(batch, lambda part: part.to(dtype) if part.is_floating_point() else part)
+        for batch in example.batches
     ]
 
 
@@ -94,7 +102,9 @@ def _mapped(batch: Any, change: Callable[[Tensor], Any]) -> Any:
 
 
 def _difference(plain: Example, fast: Example) -> float:
-    """Return the largest difference of outputs or gradients, relative to the largest output or gradient."""
+    """Return the largest difference of outputs or gradients, relative to the largest output or
+    gradient.
+    """
     sides = []
     for example in (plain, fast):
         example.model.eval()
@@ -134,7 +144,9 @@ def _curve(example: Example) -> list[float]:
 
 
 def _exchange(plain: Example, fast: Example) -> None:
-    """Assert that weights pass in both directions, and that the accelerated model can be pickled."""
+    """Assert that weights pass in both directions, and that the accelerated model can be
+    pickled.
+    """
     with torch.no_grad():
         for part in fast.model.parameters():
             part.mul_(1.01)
@@ -175,7 +187,12 @@ def _costs(plain: Example, fast: Example) -> dict[str, float]:
                 seconds[side].append((time.perf_counter() - start) / len(example.batches))
             memory[side] = max(memory[side], (_status("VmHWM") - before) / 1024)
     times = [1e3 * statistics.median(part) for part in seconds]
-    return {"torch ms": times[0], "raglane ms": times[1], "torch MB": memory[0], "raglane MB": memory[1]}
+    return {
+        "torch ms": times[0],
+        "raglane ms": times[1],
+        "torch MB": memory[0],
+        "raglane MB": memory[1],
+    }
 
 
 def _status(field: str) -> int:

@@ -70,7 +70,9 @@ def neuralforecast(network: str = "LSTM") -> Example:
     )
     steps = torch.arange(40.0)
     batches = [
-        torch.stack([torch.sin((steps + 7 * place + 3 * part) / 4) for place in range(16)]).unsqueeze(-1)
+        torch.stack(
+            [torch.sin((steps + 7 * place + 3 * part) / 4) for place in range(16)]
+        ).unsqueeze(-1)
         for part in range(2)
     ]
 
@@ -86,7 +88,9 @@ def gluonts() -> Example:
     """DeepAR of gluonts, on made series of days."""
     from gluonts.torch.model.deepar.module import DeepARModel
 
-    model = DeepARModel("D", context_length=24, prediction_length=6, lags_seq=[1, 2, 7], dropout_rate=0.0)
+    model = DeepARModel(
+        "D", context_length=24, prediction_length=6, lags_seq=[1, 2, 7], dropout_rate=0.0
+    )
     past = model._past_length
     batches = []
     for _ in range(2):
@@ -117,7 +121,9 @@ def darts(network: str = "RNNModel") -> Example:
     from darts import TimeSeries
 
     own = {"training_length": 30} if network == "RNNModel" else {"output_chunk_length": 6}
-    model = getattr(darts.models, network)(model="LSTM", input_chunk_length=24, hidden_dim=24, random_state=0, **own)
+    model = getattr(darts.models, network)(
+        model="LSTM", input_chunk_length=24, hidden_dim=24, random_state=0, **own
+    )
     model.trainer_params |= {"enable_progress_bar": False, "logger": False, "accelerator": "cpu"}
     model.fit(TimeSeries.from_values(np.sin(np.arange(120) / 5)), epochs=1)
     batches = [torch.rand(8, 24, 1) for _ in range(2)]
@@ -139,7 +145,9 @@ def pypots() -> Example:
     for _ in range(2):
         values, mask = torch.rand(8, 20, 5), (torch.rand(8, 20, 5) > 0.3).float()
         one = {"X": values * mask, "missing_mask": mask, "deltas": torch.ones(8, 20, 5)}
-        batches.append({"X": values * mask, "missing_mask": mask, "forward": one, "backward": dict(one)})
+        batches.append(
+            {"X": values * mask, "missing_mask": mask, "forward": one, "backward": dict(one)}
+        )
 
     def loss(module: Any, batch: Any) -> Any:
         output = module(batch)

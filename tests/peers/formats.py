@@ -1,4 +1,5 @@
-"""Ragged batches of other packages: the conversions of docs/from-torch/other-formats.md, and the memory that is shared.
+"""Ragged batches of other packages: the conversions of docs/from-torch/other-formats.md, and the
+memory that is shared.
 
 The functions ``check_...`` raise AssertionError, and run in an environment with the packages.
 """
@@ -35,7 +36,9 @@ def check_awkward() -> None:
     assert ak.to_numpy(ak.flatten(again)).ctypes.data == batch.values.data_ptr()
     chosen = rl.Ragged.from_arrow(ak.to_arrow(array[[3, 1, 0]], extensionarray=False))
     assert [row.tolist() for row in chosen] == [ROWS[3], ROWS[1], ROWS[0]]
-    pairs = rl.Ragged.from_arrow(ak.to_arrow(ak.to_regular(ak.Array(PAIRS), axis=2), extensionarray=False))
+    pairs = rl.Ragged.from_arrow(
+        ak.to_arrow(ak.to_regular(ak.Array(PAIRS), axis=2), extensionarray=False)
+    )
     assert pairs.features == (2,)
     assert ak.from_arrow(pairs.to_arrow()).to_list() == PAIRS
 
@@ -53,7 +56,9 @@ def check_datasets() -> None:
     again = datasets.Dataset.from_dict({"x": batch.to_arrow()})
     assert again[:]["x"] == ROWS
     assert address(again.data.column("x")) == batch.values.data_ptr()
-    pairs = datasets.Dataset.from_dict({"x": rl.Ragged([torch.tensor(row).reshape(-1, 2) for row in PAIRS]).to_arrow()})
+    pairs = datasets.Dataset.from_dict(
+        {"x": rl.Ragged([torch.tensor(row).reshape(-1, 2) for row in PAIRS]).to_arrow()}
+    )
     assert rl.Ragged.from_arrow(pairs.with_format("arrow")[:]["x"]).to_arrow().to_pylist() == PAIRS
 
 
@@ -76,7 +81,9 @@ def check_transformers() -> None:
     from transformers import DataCollatorWithFlattening
 
     lengths = np.random.default_rng(0).integers(1, 20, 50)
-    tokens = [np.random.default_rng(int(length)).integers(0, 1000, length).tolist() for length in lengths]
+    tokens = [
+        np.random.default_rng(int(length)).integers(0, 1000, length).tolist() for length in lengths
+    ]
     collate = DataCollatorWithFlattening(return_flash_attn_kwargs=True, return_seq_idx=True)
     expected = collate([{"input_ids": row} for row in tokens])
     del expected["labels"]

@@ -7,7 +7,12 @@ from typing import Any
 import torch
 from comparison import Example
 
-_TEXTS = ["the cat sat on the mat", "a dog", "birds fly over the old red house", "it rains today in the north"]
+_TEXTS = [
+    "the cat sat on the mat",
+    "a dog",
+    "birds fly over the old red house",
+    "it rains today in the north",
+]
 
 
 def flair() -> Example:
@@ -30,7 +35,14 @@ def flair() -> Example:
         sentences.append(sentence)
     embeddings = OneHotEmbeddings(vocab_dictionary=words, embedding_length=24)
     model = SequenceTagger(
-        embeddings, tags, "pos", hidden_size=32, rnn_layers=2, dropout=0.0, word_dropout=0.0, locked_dropout=0.0
+        embeddings,
+        tags,
+        "pos",
+        hidden_size=32,
+        rnn_layers=2,
+        dropout=0.0,
+        word_dropout=0.0,
+        locked_dropout=0.0,
     )
 
     def loss(module: Any, batch: Any) -> Any:
@@ -60,7 +72,10 @@ def stanza() -> Example:
         characters, lengths = batch
         output, hidden, decoded = module(characters, lengths)
         scores = decoded[:, :-1].flatten(0, 1)
-        return torch.nn.functional.cross_entropy(scores, characters[:, 1:].flatten()), [output, *hidden]
+        return torch.nn.functional.cross_entropy(scores, characters[:, 1:].flatten()), [
+            output,
+            *hidden,
+        ]
 
     return Example(model, batches, loss)
 
@@ -74,7 +89,11 @@ def xlstm() -> Example:
     layer = sLSTMLayerConfig(backend="vanilla", num_heads=4, recurrent_weight_init="standard")
     model = xLSTMBlockStack(
         xLSTMBlockStackConfig(
-            slstm_block=sLSTMBlockConfig(slstm=layer), num_blocks=2, embedding_dim=64, slstm_at="all", dropout=0.0
+            slstm_block=sLSTMBlockConfig(slstm=layer),
+            num_blocks=2,
+            embedding_dim=64,
+            slstm_at="all",
+            dropout=0.0,
         )
     )
     batches = [torch.randn(8, 64, 64) for _ in range(2)]

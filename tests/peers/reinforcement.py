@@ -9,22 +9,34 @@ from comparison import Example
 
 
 def sb3_contrib() -> Example:
-    """The policy of sb3-contrib's RecurrentPPO for CartPole, with episodes that start within the sequences."""
+    """The policy of sb3-contrib's RecurrentPPO for CartPole, with episodes that start within the
+    sequences.
+    """
     from sb3_contrib import RecurrentPPO
     from sb3_contrib.common.recurrent.type_aliases import RNNStates
 
-    policy = RecurrentPPO("MlpLstmPolicy", "CartPole-v1", seed=0, policy_kwargs={"lstm_hidden_size": 64}).policy
+    policy = RecurrentPPO(
+        "MlpLstmPolicy", "CartPole-v1", seed=0, policy_kwargs={"lstm_hidden_size": 64}
+    ).policy
     sequences, steps = 8, 32
     starts = torch.zeros(sequences, steps)
     starts[:, 0] = starts[::2, 11] = starts[3, 25] = 1
-    batches = [(torch.randn(sequences * steps, 4), torch.randint(2, (sequences * steps,))) for _ in range(2)]
+    batches = [
+        (torch.randn(sequences * steps, 4), torch.randint(2, (sequences * steps,)))
+        for _ in range(2)
+    ]
 
     def loss(model: Any, batch: Any) -> Any:
         observations, actions = batch
         zeros = observations.new_zeros(1, sequences, 64)
         state = RNNStates((zeros, zeros), (zeros, zeros))
-        values, likelihoods, entropy = model.evaluate_actions(observations, actions, state, starts.flatten())
-        return (values.square() - likelihoods.unsqueeze(1) - 0.01 * entropy.unsqueeze(1)).mean(), [values, likelihoods]
+        values, likelihoods, entropy = model.evaluate_actions(
+            observations, actions, state, starts.flatten()
+        )
+        return (values.square() - likelihoods.unsqueeze(1) - 0.01 * entropy.unsqueeze(1)).mean(), [
+            values,
+            likelihoods,
+        ]
 
     # Observations are converted to float32.
     return Example(policy, batches, loss, dtypes=(torch.float32,))

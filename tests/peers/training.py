@@ -65,7 +65,10 @@ def skorch() -> Example:
             verbose=0,
         )
         net.fit(sequences.to(model.head.weight.dtype), labels)
-        return [*net.history[:, "train_loss"], *net.predict_proba(sequences.to(model.head.weight.dtype)).ravel()]
+        return [
+            *net.history[:, "train_loss"],
+            *net.predict_proba(sequences.to(model.head.weight.dtype)).ravel(),
+        ]
 
     return _example(fit)
 
@@ -91,8 +94,12 @@ def lightning() -> Example:
         losses: list[float] = []
         module = Module(model, losses)
         with tempfile.TemporaryDirectory() as folder:
-            trainer = package.Trainer(max_epochs=3, logger=False, default_root_dir=folder, enable_progress_bar=False)
-            rows = [(sequences.to(model.head.weight.dtype), labels) for sequences, labels in batches]
+            trainer = package.Trainer(
+                max_epochs=3, logger=False, default_root_dir=folder, enable_progress_bar=False
+            )
+            rows = [
+                (sequences.to(model.head.weight.dtype), labels) for sequences, labels in batches
+            ]
             trainer.fit(module, torch.utils.data.DataLoader(rows, batch_size=None))
             trainer.save_checkpoint(f"{folder}/last.ckpt")
             stored = torch.load(f"{folder}/last.ckpt", weights_only=False)["state_dict"]
@@ -170,7 +177,9 @@ def optuna() -> Example:
 
         def objective(trial: Any) -> float:
             model.load_state_dict(start)
-            optimizer = torch.optim.SGD(model.parameters(), lr=trial.suggest_float("lr", 1e-3, 1e-1, log=True))
+            optimizer = torch.optim.SGD(
+                model.parameters(), lr=trial.suggest_float("lr", 1e-3, 1e-1, log=True)
+            )
             for sequences, labels in batches:
                 loss = model(sequences.to(model.head.weight.dtype), labels)["loss"]
                 optimizer.zero_grad()

@@ -1,4 +1,6 @@
-"""Packages whose weights ``rl.convert_weights`` reads; an example returns the largest difference in a dtype."""
+"""Packages whose weights ``rl.convert_weights`` reads; an example returns the largest difference in
+a dtype.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ import raglane as rl
 
 
 def compare(example: Callable[[torch.dtype], float]) -> dict[str, float]:
-    """Return the differences of an example by dtype, without a dtype in which the package does not compute."""
+    """Return the differences of an example by dtype, without a dtype in which the package does not
+    compute.
+    """
     found = {}
     for dtype in BOUNDS:
         torch.manual_seed(0)
@@ -27,7 +31,9 @@ def compare(example: Callable[[torch.dtype], float]) -> dict[str, float]:
 
 
 def _worst(pairs: Any) -> float:
-    """Return the largest difference of pairs of arrays, relative to the largest number of the second of each."""
+    """Return the largest difference of pairs of arrays, relative to the largest number of the
+    second of each.
+    """
     worst = 0.0
     for ours, theirs in pairs:
         theirs = torch.as_tensor(np.asarray(theirs)).double()
@@ -91,11 +97,15 @@ def flax(dtype: torch.dtype) -> float:
 
         for model in (make(), linen.Bidirectional(make(), make())):
             params = model.init(jax.random.key(0), values.numpy())
-            pairs.append((rl.convert_weights(params)(values)[0], model.apply(params, values.numpy())))
+            pairs.append(
+                (rl.convert_weights(params)(values)[0], model.apply(params, values.numpy()))
+            )
         cell = getattr(nnx, name)(4, 5, dtype=kind, param_dtype=kind, rngs=nnx.Rngs(0))
         model = nnx.RNN(cell, rngs=nnx.Rngs(0))
         states = nnx.state(model, nnx.Param), nnx.state(cell, nnx.Param).to_pure_dict()
-        pairs += [(rl.convert_weights(params)(values)[0], model(values.numpy())) for params in states]
+        pairs += [
+            (rl.convert_weights(params)(values)[0], model(values.numpy())) for params in states
+        ]
     return _worst(pairs)
 
 
@@ -120,18 +130,37 @@ def onnx(dtype: torch.dtype) -> float:
     pairs = []
     for name, gates, attributes in cases:
         for count in (1, 2):
-            options = {key: value * count if isinstance(value, list) else value for key, value in attributes.items()}
-            shapes = {"W": (count, 5 * gates, 4), "R": (count, 5 * gates, 5), "B": (count, 10 * gates)}
+            options = {
+                key: value * count if isinstance(value, list) else value
+                for key, value in attributes.items()
+            }
+            shapes = {
+                "W": (count, 5 * gates, 4),
+                "R": (count, 5 * gates, 5),
+                "B": (count, 10 * gates),
+            }
             if options.pop("peepholes", False):
                 shapes["P"] = (count, 15)
-            stored = [numpy_helper.from_array(torch.randn(shape).numpy(), part) for part, shape in shapes.items()]
+            stored = [
+                numpy_helper.from_array(torch.randn(shape).numpy(), part)
+                for part, shape in shapes.items()
+            ]
             inputs = ["X", "W", "R", "B", *(["", "", "", "P"] if "P" in shapes else [])]
             direction = "forward" if count == 1 else "bidirectional"
-            node = helper.make_node(name, inputs, ["Y", "Y_h"], hidden_size=5, direction=direction, **options)
-            ends = [[helper.make_tensor_value_info(part, 1, None) for part in parts] for parts in (["X"], ["Y", "Y_h"])]
+            node = helper.make_node(
+                name, inputs, ["Y", "Y_h"], hidden_size=5, direction=direction, **options
+            )
+            ends = [
+                [helper.make_tensor_value_info(part, 1, None) for part in parts]
+                for parts in (["X"], ["Y", "Y_h"])
+            ]
             graph = helper.make_graph([node], "model", *ends, stored)
-            model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
-            output, state = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"X": values.numpy()})
+            model = helper.make_model(
+                graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10
+            )
+            output, state = onnxruntime.InferenceSession(model.SerializeToString()).run(
+                None, {"X": values.numpy()}
+            )
             ours, final = rl.convert_weights(model)(values)
             pairs.append((ours, output.transpose(0, 2, 1, 3).reshape(7, 3, -1)))
             pairs.append((final[0] if isinstance(final, tuple) else final, state))
@@ -148,13 +177,20 @@ def tirex(dtype: torch.dtype) -> float:
     for part in layer.parameters():
         torch.nn.init.normal_(part, std=0.3)
     cell, values = layer.slstm_cell, torch.randn(3, 20, 32, dtype=dtype)
-    gates = torch.cat([gate(values) for gate in (layer.fgate, layer.igate, layer.zgate, layer.ogate)], 2)
+    gates = torch.cat(
+        [gate(values) for gate in (layer.fgate, layer.igate, layer.zgate, layer.ogate)], 2
+    )
     bias = cell._bias_.view(4, 4, 8).transpose(0, 1).flatten()
     state = torch.zeros(4, 3, 32, dtype=dtype)
     float32, torch.Tensor.float = torch.Tensor.float, lambda part: part.to(dtype)
-    output, _ = sLSTMCellTorch.slstm_forward(gates.transpose(0, 1), state, cell._recurrent_kernel_, bias)
+    output, _ = sLSTMCellTorch.slstm_forward(
+        gates.transpose(0, 1), state, cell._recurrent_kernel_, bias
+    )
     torch.Tensor.float = float32
     output = output.transpose(0, 1).detach()
-    pairs = [(rl.convert_weights(layer)(values)[0], output), (rl.convert_weights(cell)(gates)[0], output)]
+    pairs = [
+        (rl.convert_weights(layer)(values)[0], output),
+        (rl.convert_weights(cell)(gates)[0], output),
+    ]
     whole = rl.accelerate(cell)(gates)[0].transpose(1, 2).flatten(2)
     return _worst([*pairs, (whole, output)])

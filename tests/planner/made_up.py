@@ -34,7 +34,9 @@ class Measured(NamedTuple):
 
 
 def costs(way: Way, mode: str) -> Floats:
-    """Seconds per feature: the cpu kernels cost a tenth of torch's, a second thread saves a third."""
+    """Seconds per feature: the cpu kernels cost a tenth of torch's, a second thread saves a
+    third.
+    """
     base = np.array([100.0, 10.0, 0.0, 1.0, 0.0, 2.0, 0.5, 1.0, 0.5, 0.5]) * 1e-6
     if (way.backend, way.schedule) == ("torch", "packed"):
         base = np.concatenate((base, 2 * base, [1e-9, 1e-9]))
@@ -64,7 +66,9 @@ def make_up(monkeypatch: pytest.MonkeyPatch, costs: Costs = costs) -> list[Measu
     def step_of(layer: RecurrentLayer, batch: Ragged, mode: str, calls: int = 1) -> Measured:
         schedule, backend = override()
         dtype = str(batch.values.dtype).removeprefix("torch.")
-        return Measured(Way(backend, schedule, dtype, torch.get_num_threads()), mode, batch.host_lengths)
+        return Measured(
+            Way(backend, schedule, dtype, torch.get_num_threads()), mode, batch.host_lengths
+        )
 
     def time_in_turns(
         calls: Sequence[Measured], device: torch.device, rounds: int = 15, within: float = math.inf

@@ -31,20 +31,29 @@ def machine(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[Measured]:
 
 
 @pytest.fixture
-def measured(machine: list[Measured], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Measured]:
+def measured(
+    machine: list[Measured], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> list[Measured]:
     """Simulate a machine that was not measured before."""
     monkeypatch.setenv("RAGLANE_CACHE", str(tmp_path))
     return machine
 
 
-def _plan(lengths: object = LENGTHS, layer: torch.nn.Module | None = None, **options: object) -> Plan:
-    options = {"threads": [1, 2], "backends": ["cpu", "torch"], **options}  # the reference has many schedules
+def _plan(
+    lengths: object = LENGTHS, layer: torch.nn.Module | None = None, **options: object
+) -> Plan:
+    options = {
+        "threads": [1, 2],
+        "backends": ["cpu", "torch"],
+        **options,
+    }  # the reference has many schedules
     return rl.plan(lengths, layer or rl.nn.LSTM(3, 4), **options)  # type: ignore[arg-type]
 
 
 def test_rows_are_every_way_with_every_batch(machine: list[Measured]) -> None:
     found = _plan(batch_sizes=[8, 32], backends=None)
-    # Lanes of cpu, packed and padded of torch with one thread and two; five schedules of the reference with two.
+    # Lanes of cpu, packed and padded of torch with one thread and two; five schedules of the
+    # reference with two.
     assert len(found.rows) == (3 * 2 + 5) * (2 + 2) * 2
     assert {row.batch_size for row in found.rows} == {8, 32, None}
     assert found.rows == tuple(sorted(found.rows, key=lambda row: row.train_seconds))
@@ -72,9 +81,12 @@ def test_what_lies_far_beyond_all_measurements_is_marked(machine: list[Measured]
     found = _plan([6] * 64, batch_sizes=[16])
     assert not any(row.is_rough for row in found.rows)
     assert "~" not in str(found).replace("~:", "")
-    # A pack of about 500,000 elements over 10,000 steps takes a hundred times as long as the longest measured one.
+    # A pack of about 500,000 elements over 10,000 steps takes a hundred times as long as the
+    # longest measured one.
     found = _plan([10_000] * 300 + [7500] * 300, batch_sizes=[64])
-    assert all(row.is_rough for row in found.rows if (row.backend, row.schedule) == ("torch", "packed"))
+    assert all(
+        row.is_rough for row in found.rows if (row.backend, row.schedule) == ("torch", "packed")
+    )
     assert words.ROUGH in str(found)
     packed = next(words.fields(row) for row in found.rows if row.is_rough)
     assert [text.startswith("~") for text in packed] == [False] * 2 + [True] * 3 + [False] * 6
@@ -83,10 +95,18 @@ def test_what_lies_far_beyond_all_measurements_is_marked(machine: list[Measured]
 def test_a_sample_stands_for_all(machine: list[Measured]) -> None:
     # 64 of 12,500 batches are evaluated, and about two thirds of the sequences.
     lengths = [1, 3, 5, 7] * 25_000
-    row = next(row for row in _plan(lengths, batch_sizes=[8]).rows if row.way == Way("cpu", "lanes", "float32", 1))
+    row = next(
+        row
+        for row in _plan(lengths, batch_sizes=[8]).rows
+        if row.way == Way("cpu", "lanes", "float32", 1)
+    )
     assert row.elements == pytest.approx(400_000, rel=0.01)
     assert row.batches == pytest.approx(12_500, rel=0.3)
-    small = next(r for r in _plan(lengths[:400], batch_sizes=[8]).rows if (r.way, r.limit) == (row.way, row.limit))
+    small = next(
+        r
+        for r in _plan(lengths[:400], batch_sizes=[8]).rows
+        if (r.way, r.limit) == (row.way, row.limit)
+    )
     assert row.train_seconds == pytest.approx(250 * small.train_seconds, rel=0.05)
     assert small.elements == 1600
 
@@ -105,14 +125,18 @@ def test_what_is_as_fast_gives_way_to_what_is_simpler(monkeypatch: pytest.Monkey
     assert (best.backend, best.threads, best.grouped, best.batch_size) == ("cpu", 1, False, 8)
     more = replace(ROW, threads=2)
     assert advice._best([replace(ROW, grouped=True), more], 1e9) is more
-    assert advice._best([replace(more, batch_size=4), few := replace(ROW, train_seconds=1.01e-3)], 1e9) is few
+    assert (
+        advice._best([replace(more, batch_size=4), few := replace(ROW, train_seconds=1.01e-3)], 1e9)
+        is few
+    )
 
 
 def test_memory_limits_the_batch(machine: list[Measured], monkeypatch: pytest.MonkeyPatch) -> None:
     free = _plan().best
     assert _plan(memory=free.peak_bytes - 1).best.peak_bytes < free.peak_bytes
     with pytest.raises(
-        rl.errors.ArgumentError, match=r"memory must be .* which the smallest of batch_sizes needs, got 1 bytes"
+        rl.errors.ArgumentError,
+        match=r"memory must be .* which the smallest of batch_sizes needs, got 1 bytes",
     ):
         _plan(memory=1)
     monkeypatch.setattr(advice, "available_memory", lambda: 1e9)
@@ -134,7 +158,10 @@ def test_a_limit_by_elements_is_of_sequences_of_mean_length(machine: list[Measur
     assert {row.limit.too_long for row in rows} == {"alone"}
     uneven = _plan([2] * 500 + [100] * 12, ranks=8, batch_sizes=[8])
     assert all(1 < row.rank_spread <= 8 for row in uneven.rows if row.batch_size == 8)
-    assert all(row.rank_spread == pytest.approx(1) for row in _plan([5] * 512, ranks=8, batch_sizes=[8]).rows)
+    assert all(
+        row.rank_spread == pytest.approx(1)
+        for row in _plan([5] * 512, ranks=8, batch_sizes=[8]).rows
+    )
 
 
 def test_a_second_plan_measures_nothing(measured: list[Measured]) -> None:
@@ -149,7 +176,9 @@ def test_a_second_plan_measures_nothing(measured: list[Measured]) -> None:
     assert len(measured) == 2 * count
 
 
-def test_a_busy_machine_is_said_and_not_kept(measured: list[Measured], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_busy_machine_is_said_and_not_kept(
+    measured: list[Measured], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(advice, "is_busy", lambda _: True)
     found = _plan()
     assert found.busy
@@ -176,23 +205,44 @@ def test_print_shows_what_matters(machine: list[Measured]) -> None:
     assert repr(found) == f"<Plan of {len(found.rows)} rows: {found.why}>"
 
 
-@pytest.mark.parametrize(("size", "dtype"), [(32, "float32"), (None, "float32"), (32, "bfloat16"), (None, "bfloat16")])
+@pytest.mark.parametrize(
+    ("size", "dtype"), [(32, "float32"), (None, "float32"), (32, "bfloat16"), (None, "bfloat16")]
+)
 def test_why_compares_with_the_fastest_of_torch_in_the_table(
     machine: list[Measured], size: int | None, dtype: str
 ) -> None:
     found = _plan(batch_sizes=[8, 32], dtypes=[torch.bfloat16])
-    # One row of torch is near. Both recommendations are compared with it, whatever limits its batches.
-    near = next(row for row in found.rows if (row.backend, row.dtype, row.batch_size) == ("torch", dtype, size))
-    rows = [replace(row, train_seconds=9 if row.backend == "torch" else 1) for row in found.rows if row is not near]
+    # One row of torch is near. Both recommendations are compared with it, whatever limits its
+    # batches.
+    near = next(
+        row
+        for row in found.rows
+        if (row.backend, row.dtype, row.batch_size) == ("torch", dtype, size)
+    )
+    rows = [
+        replace(row, train_seconds=9 if row.backend == "torch" else 1)
+        for row in found.rows
+        if row is not near
+    ]
     rows.append(replace(near, train_seconds=3.5))
     for best in (found.best, found.best_by_elements):
         why = words.why(replace(best, train_seconds=1), rows, 1)
         order, other = "grouped" if near.grouped else "random", ", bfloat16" * (dtype == "bfloat16")
-        assert f", 3.5 times as fast as the fastest of torch ({near.schedule}, {order}, {near.limit}{other})" in why
-    assert {(row.batch_size, row.way) for row in words.shown(found.rows, found.best)} >= {(8, best.way), (32, best.way)}
+        assert (
+            f", 3.5 times as fast as the fastest of torch ({near.schedule}, {order}, {near.limit}{other})"
+            in why
+        )
+    assert {(row.batch_size, row.way) for row in words.shown(found.rows, found.best)} >= {
+        (8, best.way),
+        (32, best.way),
+    }
     rival = min(row.train_seconds for row in found.rows if row.backend == "torch")
-    assert f"{rival / found.best.train_seconds:.1f} times as fast as the fastest of torch" in found.why
-    assert rival == min(row.train_seconds for row in words.shown(found.rows, found.best) if row.backend == "torch")
+    assert (
+        f"{rival / found.best.train_seconds:.1f} times as fast as the fastest of torch" in found.why
+    )
+    assert rival == min(
+        row.train_seconds for row in words.shown(found.rows, found.best) if row.backend == "torch"
+    )
 
 
 def test_a_long_tail_is_named(machine: list[Measured]) -> None:
@@ -221,9 +271,18 @@ def test_a_long_tail_is_named(machine: list[Measured]) -> None:
         ({"lengths": [0, 0]}, "lengths must be .*got 2 sequences, all of length 0"),
         ({"batch_sizes": iter([])}, "batch_sizes must be "),
         ({"fresh": "yes"}, "fresh must be "),
-        *(({name: number}, f"{name} must be .*got {number}") for name, number in (("ranks", 0), ("memory", 0))),
-        *(({"threads": x}, f"threads must be .*got {got}") for x, got in ((2, 2), ([0], 0), ([10**6], 10**6))),
-        *(({"dtypes": given}, "dtypes must be .*got .*torch.") for given in (torch.bfloat16, [torch.int64])),
+        *(
+            ({name: number}, f"{name} must be .*got {number}")
+            for name, number in (("ranks", 0), ("memory", 0))
+        ),
+        *(
+            ({"threads": x}, f"threads must be .*got {got}")
+            for x, got in ((2, 2), ([0], 0), ([10**6], 10**6))
+        ),
+        *(
+            ({"dtypes": given}, "dtypes must be .*got .*torch.")
+            for given in (torch.bfloat16, [torch.int64])
+        ),
         ({"batch_sizes": [0]}, r"batch_sizes must be .*got 0"),
     ],
 )
@@ -234,7 +293,9 @@ def test_bad_arguments(measured: list[Measured], options: dict[str, object], wor
     assert not measured
 
 
-def test_a_plan_takes_no_random_numbers(machine: list[Measured], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_takes_no_random_numbers(
+    machine: list[Measured], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(advice, "compare_cells", lambda *_: {"MinGRU": float(torch.rand(1))})
     layer = rl.nn.LSTM(3, 4)
     torch.manual_seed(3)
@@ -245,12 +306,19 @@ def test_a_plan_takes_no_random_numbers(machine: list[Measured], monkeypatch: py
 
 
 def test_options_are_lists_that_may_be_read_once(measured: list[Measured]) -> None:
-    found = _plan(batch_sizes=iter([8, 32]), threads=iter([1]), dtypes=iter([torch.bfloat16]), backends=iter(["torch"]))
+    found = _plan(
+        batch_sizes=iter([8, 32]),
+        threads=iter([1]),
+        dtypes=iter([torch.bfloat16]),
+        backends=iter(["torch"]),
+    )
     assert {(row.batch_size, row.dtype) for row in found.rows} > {(8, "float32"), (32, "bfloat16")}
     assert {(row.backend, row.threads) for row in found.rows} == {("torch", 1)}
     assert all(call.way.backend == "torch" for call in measured)
     assert found.best.dtype == "float32"
-    with pytest.raises(rl.errors.DispatchError, match=r"backends must be .*program, reference, got .*torch"):
+    with pytest.raises(
+        rl.errors.DispatchError, match=r"backends must be .*program, reference, got .*torch"
+    ):
         _plan(layer=rl.nn.PeepholeLSTM(3, 4), backends=["torch"])
     with pytest.raises(rl.errors.DispatchError, match=r"backends must be .*got \['cuda'\]"):
         _plan(backends=["cuda"])
@@ -265,15 +333,21 @@ def test_a_picture_has_a_line_for_each_pair(machine: list[Measured]) -> None:
     pairs = {f"{row.backend} {row.schedule}" for row in found.rows}
     assert set(lines) == pairs | {f"{pair}, grouped" for pair in pairs}
     drawn = dict(np.asarray(lines["cpu lanes"].get_xydata()).tolist())
-    mine = [row for row in found.rows if row.backend == "cpu" and row.threads == 2 and not row.grouped]
+    mine = [
+        row for row in found.rows if row.backend == "cpu" and row.threads == 2 and not row.grouped
+    ]
     assert drawn == {row.batch_size: row.rank_seconds for row in mine if row.batch_size}
-    assert np.asarray(axes.collections[0].get_offsets()).tolist() == [[found.best.batch_size, found.best.rank_seconds]]
+    assert np.asarray(axes.collections[0].get_offsets()).tolist() == [
+        [found.best.batch_size, found.best.rank_seconds]
+    ]
     assert f"{len(LENGTHS)} sequences, LSTM(3, 4)" in axes.get_title(loc="left")
 
 
 def test_a_row_in_words() -> None:
     row = replace(ROW, backend="torch", schedule="padded", grouped=True, threads=2, waste=250)
-    row = replace(row, train_range=(1.41, 1.52), infer_range=(0.2469, 0.25), step_p90=2e-2, peak_bytes=5 << 20)
+    row = replace(
+        row, train_range=(1.41, 1.52), infer_range=(0.2469, 0.25), step_p90=2e-2, peak_bytes=5 << 20
+    )
     told = ("1.4 to 1.6 s", "240 to 250 ms", "20.0 ms", "8 sequences, grouped", "5.0 MB")
     assert words.fields(row) == ("torch", "padded", *told, "float32", "2", "1,000", "25%")
     assert words.fields(replace(row, elements=0, waste=0))[-1] == "0%"
@@ -299,11 +373,19 @@ def test_an_interval_is_rounded_outwards(ends: tuple[float, float], told: str) -
 
 def test_why_looks_at_larger_batches_of_the_same_way(machine: list[Measured]) -> None:
     row = replace(ROW, train_seconds=1.0, train_range=(0.91, 1.1))
-    larger = [replace(row, batch_size=16, train_seconds=1.25), replace(row, batch_size=32, train_seconds=1.5)]
-    others = [replace(row, threads=2, batch_size=16, train_seconds=1.1), replace(row, backend="reference")]
+    larger = [
+        replace(row, batch_size=16, train_seconds=1.25),
+        replace(row, batch_size=32, train_seconds=1.5),
+    ]
+    others = [
+        replace(row, threads=2, batch_size=16, train_seconds=1.1),
+        replace(row, backend="reference"),
+    ]
     others += [replace(row, batch_size=None, batch_elements=80, train_seconds=1.05)]
     why = words.why(row, [row, *larger, *others, replace(row, grouped=True, train_seconds=2.0)], 1)
     told = "An epoch of training takes 0.91 to 1.1 s, grouping by length would take 2.00 of that, larger batches 1.25."
     assert why == told
     spread = replace(row, rank_spread=1.5, train_seconds=7)
-    assert words.why(spread, [spread], 3).endswith("the slowest of 3 processes takes 1.50 times the mean.")
+    assert words.why(spread, [spread], 3).endswith(
+        "the slowest of 3 processes takes 1.50 times the mean."
+    )

@@ -40,8 +40,14 @@ def test_predictions_are_what_the_machine_takes(monkeypatch: pytest.MonkeyPatch)
             wanted = seen(way, lengths) @ costs(way, mode)
             # The reference is measured only on the smallest batches.
             near = 0.3 if way.backend == "reference" else 0.05
-            assert found.features(way, profile) @ found.seconds[way, mode] == pytest.approx(wanted, rel=near)
-            taken = [seen(way, call.lengths) @ costs(way, mode) for call in measured if call[:2] == (way, mode)]
+            assert found.features(way, profile) @ found.seconds[way, mode] == pytest.approx(
+                wanted, rel=near
+            )
+            taken = [
+                seen(way, call.lengths) @ costs(way, mode)
+                for call in measured
+                if call[:2] == (way, mode)
+            ]
             assert found.longest[way, mode] == pytest.approx(max(taken))
         assert found.bytes_of(way, profile) == pytest.approx(held(profile), rel=0.02)
     assert shares == sorted(shares)
@@ -50,7 +56,9 @@ def test_predictions_are_what_the_machine_takes(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("factor", [3, 1 / 3])
 @pytest.mark.parametrize("disturbed", [0, 1, 2])
-def test_the_median_of_three_times_counts(monkeypatch: pytest.MonkeyPatch, disturbed: int, factor: float) -> None:
+def test_the_median_of_three_times_counts(
+    monkeypatch: pytest.MonkeyPatch, disturbed: int, factor: float
+) -> None:
     make_up(monkeypatch)
     undisturbed = probe.time_in_turns
     known: Counter[Any] = Counter()
@@ -70,19 +78,27 @@ def test_the_median_of_three_times_counts(monkeypatch: pytest.MonkeyPatch, distu
     assert one @ found.seconds[FAST, "train"] == pytest.approx(one @ costs(FAST, "train"), rel=0.1)
 
 
-def test_an_interval_contains_nine_of_ten_calls_of_a_noisy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The noise of the timings decides the width; it is lognormal, and the intervals are checked on other batches."""
+def test_an_interval_contains_nine_of_ten_calls_of_a_noisy_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The noise of the timings decides the width; it is lognormal, and the intervals are checked on
+    other batches.
+    """
     rng, inside, widths = np.random.default_rng(0), [], []
     for noise in (0.02, 0.2):
         with monkeypatch.context() as patch:
             make_up(patch)
             exact = probe.time_in_turns
             patch.setattr(
-                probe, "time_in_turns", lambda *how, s=noise, f=exact: [t * rng.lognormal(0, s) for t in f(*how)]
+                probe,
+                "time_in_turns",
+                lambda *how, s=noise, f=exact: [t * rng.lognormal(0, s) for t in f(*how)],
             )
             for _ in range(6):
                 found = calibrate(rl.nn.GRU(3, 4), [FAST], ignore_progress)
-                for lengths in map(torch.tensor, ([40, 3, 8] * 9, [7] * 30, [90, 80, *range(1, 30)], [30] * 200)):
+                for lengths in map(
+                    torch.tensor, ([40, 3, 8] * 9, [7] * 30, [90, 80, *range(1, 30)], [30] * 200)
+                ):
                     features = seen(FAST, lengths)
                     low, high = rows._range(found.spread[FAST, "train"] @ features)
                     taken = features @ costs(FAST, "train") * rng.lognormal(0, noise, 50)
@@ -93,9 +109,16 @@ def test_an_interval_contains_nine_of_ten_calls_of_a_noisy_machine(monkeypatch: 
     assert np.median(widths[:24]) < 1.2 < 1.7 < np.median(widths[24:]) < 3
 
 
-def test_a_machine_that_slows_down_is_told_by_the_yardstick(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_that_slows_down_is_told_by_the_yardstick(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     make_up(monkeypatch)
-    steady, measure, speeds, now = probe.time_in_turns, calibration._measure, iter([1.0, 1.0, 1.7] * 1000), [1.0]
+    steady, measure, speeds, now = (
+        probe.time_in_turns,
+        calibration._measure,
+        iter([1.0, 1.0, 1.7] * 1000),
+        [1.0],
+    )
 
     def slowing(*args: Any) -> list[float]:
         # The speed is the same from before a group to after it.
@@ -103,7 +126,9 @@ def test_a_machine_that_slows_down_is_told_by_the_yardstick(monkeypatch: pytest.
         return measure(*args)
 
     monkeypatch.setattr(probe.Yardstick, "look", lambda _: 0.5e-3 * now[0])
-    monkeypatch.setattr(probe, "time_in_turns", lambda *args: [now[0] * seconds for seconds in steady(*args)])
+    monkeypatch.setattr(
+        probe, "time_in_turns", lambda *args: [now[0] * seconds for seconds in steady(*args)]
+    )
     monkeypatch.setattr(calibration, "_measure", slowing)
     found = calibrate(rl.nn.GRU(3, 4), [FAST], ignore_progress)
     lengths = torch.tensor(PROBES[2][1])
@@ -118,7 +143,11 @@ def test_what_takes_long_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     largest = max(int(call.lengths.sum()) for call in measured if call.way == SLOW)
     assert largest < 1000 < max(int(call.lengths.sum()) for call in measured if call.way == FAST)
     # The smallest are all measured; after one that took too long, nothing larger is tried.
-    long = {tuple(call.lengths.tolist()) for call in measured if call.way == SLOW and call.mode == "train"}
+    long = {
+        tuple(call.lengths.tolist())
+        for call in measured
+        if call.way == SLOW and call.mode == "train"
+    }
     assert {tuple(lengths) for lengths in PROBES[0]} <= long
     assert len(long) < len(PROBES[0]) + len(PROBES[1])
     layer = rl.nn.GRU(3, 4)
@@ -127,22 +156,32 @@ def test_what_takes_long_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     found = calibrate(layer, ways, ignore_progress)
     for way in ways:
         for lengths in ([2, 3, 1], [4, 4]):
-            seconds = found.features(way, Profile.of(way, torch.tensor(lengths))) @ found.seconds[way, "train"]
+            seconds = (
+                found.features(way, Profile.of(way, torch.tensor(lengths)))
+                @ found.seconds[way, "train"]
+            )
             assert seconds > 0, (way, lengths)
 
 
 def test_what_can_win_is_measured_on_longer_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     near, idle, far = (Way("cpu", "lanes", "float32", 2), Way("cpu", "lanes", "float32", 1), FAST)
-    # With one thread fewer, a backend that can win is measured longer; an equally slow backend is not.
+    # With one thread fewer, a backend that can win is measured longer; an equally slow backend is
+    # not.
     speed = {near: 1.0, idle: 3.0, far: 3.0, SLOW: 0.1}
     as_cpu = 10 * costs(near, "train")
     sizes = {way: seen(way, torch.tensor([3])).size for way in speed}
     measured = make_up(monkeypatch, lambda way, _: np.resize(as_cpu, sizes[way]) * speed[way])
     calibrate(rl.nn.GRU(3, 4), [near, idle, far, SLOW], ignore_progress)
-    counts = Counter(call.way for call in measured if tuple(call.lengths.tolist()) == tuple(PROBES[0][2]))
-    # Three times for training and for inference. If there are others, the reference is measured once, however fast.
+    counts = Counter(
+        call.way for call in measured if tuple(call.lengths.tolist()) == tuple(PROBES[0][2])
+    )
+    # Three times for training and for inference. If there are others, the reference is measured
+    # once, however fast.
     assert counts == {near: 6, idle: 6, far: 6, SLOW: 2}
-    longest = {way: max(int(call.lengths.sum()) for call in measured if call.way == way) for way in (near, idle, far)}
+    longest = {
+        way: max(int(call.lengths.sum()) for call in measured if call.way == way)
+        for way in (near, idle, far)
+    }
     # A call of 20,000 elements takes longer than a brief look.
     assert longest[near] > longest[idle] > 20_000 > longest[far]
 
@@ -180,7 +219,9 @@ def test_a_step_makes_all_gradients_or_none_and_leaves_no_trace() -> None:
     assert all(torch.equal(weight, before[name]) for name, weight in layer.state_dict().items())
 
 
-def test_peak_is_what_is_held_at_once(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_peak_is_what_is_held_at_once(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def call() -> None:
         first = torch.ones(1 << 20)
         del first
@@ -195,16 +236,21 @@ def test_peak_is_what_is_held_at_once(capfd: pytest.CaptureFixture[str], monkeyp
     # A profiler may list the events of each thread separately.
     happened = [(2, 1), (4, 7), (1, 5), (3, -5), (5, -8)]
     events = [
-        SimpleNamespace(name=lambda: "[memory]", start_ns=lambda t=t: t, nbytes=lambda n=n: n) for t, n in happened
+        SimpleNamespace(name=lambda: "[memory]", start_ns=lambda t=t: t, nbytes=lambda n=n: n)
+        for t, n in happened
     ]
-    record = SimpleNamespace(profiler=SimpleNamespace(kineto_results=SimpleNamespace(events=lambda: events)))
+    record = SimpleNamespace(
+        profiler=SimpleNamespace(kineto_results=SimpleNamespace(events=lambda: events))
+    )
     monkeypatch.setattr(probe, "profile", lambda **_: nullcontext(record))
     # Held after each moment: 5, 6, 1, 8 and 0.
     assert peak_bytes(lambda: None, torch.device("cpu")) == 8
 
 
 def test_a_time_is_the_median_of_the_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two calls take turns; the first round warms up, and other programs disturb some of the others."""
+    """Two calls take turns; the first round warms up, and other programs disturb some of the
+    others.
+    """
     taken = iter([9.0, 9.0, 0.01, 0.02, 0.5, 0.02, 0.01, 0.8, 0.01, 0.02, 0.01, 0.02])
     monkeypatch.setattr(probe, "_clock", lambda *_: next(taken))
     monkeypatch.setattr(probe, "_SECONDS", 100.0)
@@ -260,7 +306,9 @@ def test_a_file_of_lengths(tmp_path: Path) -> None:
         (b"\xff\xfe\x00", "cannot be read"),
     ],
 )
-def test_a_file_that_is_no_list_of_lengths_is_refused(tmp_path: Path, content: str | bytes, piece: str) -> None:
+def test_a_file_that_is_no_list_of_lengths_is_refused(
+    tmp_path: Path, content: str | bytes, piece: str
+) -> None:
     path = tmp_path / "bad.txt"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(DataError, match=piece):
@@ -297,7 +345,9 @@ def test_a_broken_file_or_one_without_finite_numbers_is_measured_again(folder: P
     for before in ("64.0", "1.25", '1.0, "memory"'):  # of memory, the longest call, the yardstick
         assert before in content
         rest = before.lstrip("0123456789.")
-        broken += [content.replace(before, number + rest) for number in ("NaN", "Infinity", '"x"', "null")]
+        broken += [
+            content.replace(before, number + rest) for number in ("NaN", "Infinity", '"x"', "null")
+        ]
     for text in broken:
         (folder / "key.json").write_text(text)
         assert calibration.load("key", WAYS) is None, text
@@ -319,7 +369,12 @@ def test_a_key_tells_layers_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(set(keys)) == len(keys)
     assert calibration.key_of(rl.nn.LSTM(3, 4), WAYS) == keys[0]
     assert calibration.key_of(rl.nn.LSTM(3, 4), WAYS[:1]) != keys[0]
-    known: dict[str, Any] = {"facts": lambda _: {}, "location": lambda: Path(__file__), "PROBES": (), "_FORMAT": 0}
+    known: dict[str, Any] = {
+        "facts": lambda _: {},
+        "location": lambda: Path(__file__),
+        "PROBES": (),
+        "_FORMAT": 0,
+    }
     for name, value in (known | {"RAGLANE_ISA": "portable", "RAGLANE_THREADS": "1"}).items():
         with monkeypatch.context() as patch:
             patch.setenv(name, str(value))

@@ -1,4 +1,6 @@
-"""The cost model, and rows of a plan against sums by hand, where a call takes a millisecond per computed row."""
+"""The cost model, and rows of a plan against sums by hand, where a call takes a millisecond per
+computed row.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,17 @@ from raglane.kernels.cpu.matrix import lanes_of
 from raglane.kernels.dispatch import BACKENDS, override
 from raglane.planner import rows
 from raglane.planner.calibration import Calibration
-from raglane.planner.model import Profile, Way, as_layer, at, cast, features, fit, thread_counts, ways_of
+from raglane.planner.model import (
+    Profile,
+    Way,
+    as_layer,
+    at,
+    cast,
+    features,
+    fit,
+    thread_counts,
+    ways_of,
+)
 from raglane.planner.probe import MODES, PROBES
 from raglane.planner.rows import Epoch, Row, epoch_of, largest_batch, row_of, thin_out
 from raglane.schedules import SCHEDULES
@@ -28,10 +40,38 @@ LANES = Way("cpu", "lanes", "float32", 2)
 
 def test_features_of_a_padded_batch() -> None:
     # Three rows for four steps: 12 elements, of which min(rows, 4) counts all.
-    assert seen(PADDED, torch.tensor([4, 1, 2])).tolist() == [1, 4, 12, 12, 12, 12, 3, 0, 0, 0, 1, 12, 0]
+    assert seen(PADDED, torch.tensor([4, 1, 2])).tolist() == [
+        1,
+        4,
+        12,
+        12,
+        12,
+        12,
+        3,
+        0,
+        0,
+        0,
+        1,
+        12,
+        0,
+    ]
     # Many rows are capped.
     found = features(PADDED, Profile.of(PADDED, torch.full((100,), 50)), 300e6)
-    assert found.tolist() == [1, 50, 4 * 50, 16 * 50, 64 * 50, 5000, 100, 300 - 16, 300 - 64, 300 - 256, 0, 0, 0]
+    assert found.tolist() == [
+        1,
+        50,
+        4 * 50,
+        16 * 50,
+        64 * 50,
+        5000,
+        100,
+        300 - 16,
+        300 - 64,
+        300 - 256,
+        0,
+        0,
+        0,
+    ]
     even = seen(PACKED, torch.tensor([3, 3]))
     uneven = seen(PACKED, torch.tensor([3, 1]))
     assert even.tolist() == [1, 3, 6, 6, 6, 6, 2, 0, 0, 0] + 10 * [0] + [0, 0]
@@ -43,7 +83,11 @@ def test_features_of_a_padded_batch() -> None:
 def test_profile_counts_what_the_schedule_computes(name: str, lengths: list[int]) -> None:
     profile = Profile.of(Way("reference", name, "float64", 1), torch.tensor(lengths))
     count = SCHEDULES[name].count(torch.tensor(lengths))
-    assert (profile.length, profile.computed, profile.count) == (count.steps, count.elements, len(lengths))
+    assert (profile.length, profile.computed, profile.count) == (
+        count.steps,
+        count.elements,
+        len(lengths),
+    )
 
 
 def test_lanes_are_those_that_the_work_needs() -> None:
@@ -70,7 +114,9 @@ def test_fit_finds_the_costs_that_it_was_measured_with(way: Way) -> None:
 
 
 def test_fit_believes_the_many() -> None:
-    probes = np.array([seen(PADDED, torch.tensor(lengths)) for group in PROBES for lengths in group])
+    probes = np.array(
+        [seen(PADDED, torch.tensor(lengths)) for group in PROBES for lengths in group]
+    )
     seconds = probes @ costs(PADDED, "infer")
     disturbed = seconds.copy()
     disturbed[[2, 9]] *= 8
@@ -99,13 +145,17 @@ def test_fit_of_anything_ends_at_the_minimum(seed: int) -> None:
 
 def test_every_pair_that_can_run_the_layer() -> None:
     pairs = {(way.backend, way.schedule) for way in ways_of(rl.nn.LSTM(3, 4), [torch.float32], [1])}
-    assert pairs == {(name, schedule) for name, backend in BACKENDS.items() for schedule in backend.schedules} - {
+    assert pairs == {
+        (name, schedule) for name, backend in BACKENDS.items() for schedule in backend.schedules
+    } - {
         ("program", "lanes"),
         ("triton", "lanes"),
     }
     ways = ways_of(rl.nn.PeepholeLSTM(3, 4), [torch.float32, torch.bfloat16], [1])
     others = {(way.backend, way.dtype) for way in ways}
-    assert others == {(name, dtype) for name in ("program", "reference") for dtype in ("float32", "bfloat16")}
+    assert others == {
+        (name, dtype) for name in ("program", "reference") for dtype in ("float32", "bfloat16")
+    }
     assert [thread_counts(most) for most in (1, 4, 6)] == [[1], [1, 2, 4], [1, 2, 4, 6]]
     # The reference runs with the most threads alone.
     ways = ways_of(rl.nn.GRU(3, 4), [torch.float32, torch.bfloat16], [1, 2])
@@ -129,7 +179,10 @@ def test_torchs_layers_are_taken_and_left_alone(kind: Any) -> None:
 
 def test_what_is_no_layer_is_refused() -> None:
     for wrong in (nn.Linear(3, 4), nn.Sequential(rl.nn.LSTM(3, 4)), "lstm", None, rl.nn.LSTM):
-        with pytest.raises(rl.errors.ArgumentTypeError, match=r"layer must be a recurrent layer of rl\.nn.*, got .*"):
+        with pytest.raises(
+            rl.errors.ArgumentTypeError,
+            match=r"layer must be a recurrent layer of rl\.nn.*, got .*",
+        ):
             as_layer(wrong)
 
 
@@ -148,23 +201,33 @@ def test_a_way_ends_with_its_block() -> None:
     assert override() == ("auto", "auto")
 
 
-IN_PADDED, IN_PACKED = Way("reference", "padded", "float32", 1), Way("reference", "packed", "float32", 1)
+IN_PADDED, IN_PACKED = (
+    Way("reference", "padded", "float32", 1),
+    Way("reference", "packed", "float32", 1),
+)
 # Batches of two sequences each: 4, 8, 20 and 40 elements padded, of which 3, 7, 16 and 24 exist.
 BATCHES = ([2, 1], [4, 3], [10, 6], [20, 4])
 
 
-def _row(way: Way, weights: list[float], *, factor: float = 1.0, ranks: int = 1, layer: int = 0) -> Row:
+def _row(
+    way: Way, weights: list[float], *, factor: float = 1.0, ranks: int = 1, layer: int = 0
+) -> Row:
     lengths = [torch.tensor(batch) for batch in BATCHES]
     padded = round(sum(w * len(b) * max(b) for w, b in zip(weights, BATCHES, strict=True)))
     real = round(sum(w * sum(b) for w, b in zip(weights, BATCHES, strict=True)))
     epoch = Epoch(tuple(lengths), np.array(weights), real, padded, round(sum(weights)))
     known = Calibration(
-        {(way, mode): 1e-3 / (1 + place) * (np.arange(10) == 5) for place, mode in enumerate(MODES)},
+        {
+            (way, mode): 1e-3 / (1 + place) * (np.arange(10) == 5)
+            for place, mode in enumerate(MODES)
+        },
         {(way, mode): 1e-5 * np.outer(np.arange(41), np.arange(10) == 5) for mode in MODES},
         {way: np.array([7.0, 100.0, 0.0])},
         {(way, mode): 1.0 for mode in MODES},
     )
-    return row_of(way, BatchLimit(sequences=2), False, epoch, known, factor=factor, ranks=ranks, weights=layer)
+    return row_of(
+        way, BatchLimit(sequences=2), False, epoch, known, factor=factor, ranks=ranks, weights=layer
+    )
 
 
 def test_a_row_adds_up_its_batches() -> None:
@@ -175,7 +238,8 @@ def test_a_row_adds_up_its_batches() -> None:
     packed = _row(IN_PACKED, [5, 3, 1, 1])
     assert (packed.batches, packed.elements, packed.waste) == (10, 76, 0)
     assert packed.train_seconds == pytest.approx(0.076)
-    # Of 41 predictions, 0 to 400 microseconds per element, the interval of 90 % leaves out one at each end.
+    # Of 41 predictions, 0 to 400 microseconds per element, the interval of 90 % leaves out one at
+    # each end.
     assert packed.train_range == packed.infer_range == pytest.approx((76e-5, 39 * 76e-5))
 
 
@@ -191,7 +255,9 @@ def test_a_part_of_a_list_stands_for_all_of_it(way: Way) -> None:
 
 
 def test_steps_are_quantiles_of_all_batches() -> None:
-    """A batch counts as often as it stands for others, and a step that exists is told, no mean of several."""
+    """A batch counts as often as it stands for others, and a step that exists is told, no mean of
+    several.
+    """
     for weights, milliseconds in (
         ([5.0, 3.0, 1.0, 1.0], [4, 20, 40]),
         ([4.0, 3.0, 1.0, 2.0], [8, 40, 40]),
@@ -199,7 +265,9 @@ def test_steps_are_quantiles_of_all_batches() -> None:
         ([97.0, 1.0, 1.0, 1.0], [4, 4, 40]),
     ):
         row = _row(IN_PADDED, weights)
-        assert [1000 * s for s in (row.step_p50, row.step_p90, row.step_max)] == pytest.approx(milliseconds), weights
+        assert [1000 * s for s in (row.step_p50, row.step_p90, row.step_max)] == pytest.approx(
+            milliseconds
+        ), weights
     # Memory is that of the largest batch and the weights.
     assert _row(IN_PADDED, [5, 3, 1, 1], layer=1000).peak_bytes == 1000 + 7 + 100 * 40
     assert _row(IN_PACKED, [5, 3, 1, 1], layer=1000).peak_bytes == 1000 + 7 + 100 * 24
@@ -208,7 +276,8 @@ def test_steps_are_quantiles_of_all_batches() -> None:
 def test_the_slowest_of_several_is_drawn_as_often_as_it_comes() -> None:
     weights = np.array([99.0, 0.0, 0.0, 1.0])
     row = _row(IN_PADDED, weights.tolist(), ranks=2)
-    # Of two batches one is long in 2 of 100 steps: (0.98 * 4 + 0.02 * 40) / (0.99 * 4 + 0.01 * 40) = 1.08.
+    # Of two batches one is long in 2 of 100 steps: (0.98 * 4 + 0.02 * 40) / (0.99 * 4 + 0.01 * 40)
+    # = 1.08.
     assert row.rank_spread == pytest.approx(1.08, abs=0.05)
     assert row.rank_seconds == row.train_seconds * row.rank_spread
     assert replace(row, rank_spread=2.0).rank_seconds == 2 * row.train_seconds
@@ -219,13 +288,16 @@ PADDED_ROW = replace(ROW, backend="torch", schedule="padded", elements=2000, was
 FEW = torch.tensor([3, 5, 0, 12])
 
 
-def _found(memory: float, memory_of: list[float], best: Row = ROW, *, runs: bool = False) -> tuple[int, int | None]:
+def _found(
+    memory: float, memory_of: list[float], best: Row = ROW, *, runs: bool = False
+) -> tuple[int, int | None]:
     known = Calibration({}, {}, {best.way: np.array(memory_of)}, {})
     return largest_batch(rl.nn.LSTM(3, 4), FEW, best, known, memory, 1000, runs=runs)
 
 
 def test_memory_is_a_constant_and_a_sum_over_elements_and_sequences() -> None:
-    # 1,000 of weights, 500 per call, 40 per element, and 50 per sequence, which has 5 elements on average.
+    # 1,000 of weights, 500 per call, 40 per element, and 50 per sequence, which has 5 elements on
+    # average.
     assert _found(11_500, [500, 40, 50]) == (200, None)
     assert _found(11_500, [500, 20, 50], PADDED_ROW) == (200, None)
     assert _found(1000, [500, 40, 50]) == (0, None)
@@ -234,18 +306,25 @@ def test_memory_is_a_constant_and_a_sum_over_elements_and_sequences() -> None:
 
 def test_what_was_found_is_run() -> None:
     layer = rl.nn.LSTM(3, 4)
-    found = rl.plan([3, 5, 9, 12] * 20, layer, memory=2 << 20, batch_sizes=[8], threads=[1], backends=["cpu"])
+    found = rl.plan(
+        [3, 5, 9, 12] * 20, layer, memory=2 << 20, batch_sizes=[8], threads=[1], backends=["cpu"]
+    )
     assert found.most_bytes is not None
     assert found.most_elements > 1000
     assert found.memory_limit == BatchLimit(elements=found.most_elements)
     for most, limit in ((found.most_elements, 3 * found.most_elements), (0, 1), (2**62, 2**62)):
-        assert replace(found, ranks=3, most_elements=most).memory_limit == BatchLimit(elements=limit)
+        assert replace(found, ranks=3, most_elements=most).memory_limit == BatchLimit(
+            elements=limit
+        )
     assert found.most_bytes == pytest.approx(2 << 20, rel=0.1)
     assert f"up to {found.most_elements:,} elements (one was run: " in str(found)
     assert _found(2 << 20, [500, 40, 50], replace(ROW, train_seconds=1e6), runs=True)[1] is None
     assert _found(1e15, [500, 40, 50], runs=True)[1] is None
     # 200 elements take 20 s and 40 s, at 0.1 s and 0.2 s each.
-    held = [_found(11_500, [500, 20, 50], replace(PADDED_ROW, train_seconds=s), runs=True)[1] for s in (100.0, 200.0)]
+    held = [
+        _found(11_500, [500, 20, 50], replace(PADDED_ROW, train_seconds=s), runs=True)[1]
+        for s in (100.0, 200.0)
+    ]
     assert held[0] is not None
     assert held[1] is None
 
@@ -255,7 +334,9 @@ MANY = [3, 5, 8, 2, 13, 1, 0, 9] * 60
 
 @pytest.fixture
 def compared(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The batch that cells were compared on, the layers, and how they ran; the first takes 9 s, the next 8 s ..."""
+    """The batch that cells were compared on, the layers, and how they ran; the first takes 9 s, the
+    next 8 s ...
+    """
     known: dict[str, Any] = {"layers": [], "ran": []}
 
     def make_batch(layer: rl.nn.LSTM, lengths: torch.Tensor) -> rl.Ragged:
@@ -264,11 +345,15 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
     def step_of(layer: rl.nn.LSTM, batch: rl.Ragged, mode: str) -> Any:
         known["layers"].append(layer)
-        return lambda: known["ran"].append((override(), torch.get_num_threads(), mode, batch.values.dtype))
+        return lambda: known["ran"].append(
+            (override(), torch.get_num_threads(), mode, batch.values.dtype)
+        )
 
     monkeypatch.setattr(rows, "make_batch", make_batch)
     monkeypatch.setattr(rows, "step_of", step_of)
-    monkeypatch.setattr(rows, "time_in_turns", lambda calls, _: [call() or 9 - n for n, call in enumerate(calls)])
+    monkeypatch.setattr(
+        rows, "time_in_turns", lambda calls, _: [call() or 9 - n for n, call in enumerate(calls)]
+    )
     monkeypatch.setattr(rows, "peak_bytes", lambda call, _: call() or 7)
     return known
 
@@ -279,14 +364,22 @@ def test_other_cells_are_built_like_the_layer(compared: dict[str, Any]) -> None:
         found = rows.compare_cells(layer, torch.tensor(MANY), replace(ROW, threads=2))
         assert (list(found.values()), [*found][-1]) == ([n / 9 for n in range(2, 9)], "LSTM")
         dtype = layer.weight_ih_l0.dtype
-        assert set(compared["ran"][-8:]) <= {((s, b), 2, "train", dtype) for s in SCHEDULES for b in BACKENDS}
+        assert set(compared["ran"][-8:]) <= {
+            ((s, b), 2, "train", dtype) for s in SCHEDULES for b in BACKENDS
+        }
         assert len(compared["layers"]) == 8
         for other in compared["layers"]:
-            assert (other.input_size, other.hidden_size, other.num_layers) == (3, layer.hidden_size, layer.num_layers)
+            assert (other.input_size, other.hidden_size, other.num_layers) == (
+                3,
+                layer.hidden_size,
+                layer.num_layers,
+            )
             assert (other.bidirectional, other.training) == (layer.bidirectional, layer.training)
             assert other.weight_ih_l0.dtype is dtype
     # A largest batch is run as it is recommended.
-    assert _found(11_500, [500, 20, 50], replace(PADDED_ROW, dtype="bfloat16", threads=2), runs=True) == (200, 1007)
+    assert _found(
+        11_500, [500, 20, 50], replace(PADDED_ROW, dtype="bfloat16", threads=2), runs=True
+    ) == (200, 1007)
     assert compared["ran"][-1] == (("padded", "torch"), 2, "train", torch.bfloat16)
     lengths = torch.arange(1, 49)
     rows.compare_cells(rl.nn.GRU(3, 4), lengths, ROW)
@@ -323,7 +416,9 @@ def test_every_sequence_comes_once() -> None:
             wanted = BatchSampler(RANDOM, limit, order)
             epoch = epoch_of(RANDOM, limit, grouped=grouped)
             assert epoch.count == len(wanted)
-            assert [batch.tolist() for batch in epoch.batches] == [RANDOM[batch].tolist() for batch in wanted]
+            assert [batch.tolist() for batch in epoch.batches] == [
+                RANDOM[batch].tolist() for batch in wanted
+            ]
 
 
 def test_the_longest_is_in_a_sample() -> None:
@@ -332,7 +427,10 @@ def test_the_longest_is_in_a_sample() -> None:
         epoch = epoch_of(lengths, BatchLimit(sequences=8), grouped=grouped)
         assert len(epoch.batches) < epoch.count
         assert max(int(batch.max()) for batch in epoch.batches) == 900
-        weights = {int(batch.max()): weight for batch, weight in zip(epoch.batches, epoch.weights, strict=True)}
+        weights = {
+            int(batch.max()): weight
+            for batch, weight in zip(epoch.batches, epoch.weights, strict=True)
+        }
         # The batch of the longest represents itself, any other many.
         assert weights[900] == 1
         assert weights[1] > 9

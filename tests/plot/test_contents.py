@@ -1,4 +1,6 @@
-"""The elements, numbers and colours of pictures of layouts, of activity, of lengths and of measurements."""
+"""The elements, numbers and colours of pictures of layouts, of activity, of lengths and of
+measurements.
+"""
 
 from __future__ import annotations
 
@@ -29,15 +31,21 @@ from strategies import lengths as some_lengths
 def _bars(axes: Axes, kind: str) -> dict[tuple[int, ...], Rectangle]:
     """The rectangles of a kind by the numbers in their labels."""
     named = [
-        (str(bar.get_label()).removeprefix("_").split(), bar) for bar in axes.patches if isinstance(bar, Rectangle)
+        (str(bar.get_label()).removeprefix("_").split(), bar)
+        for bar in axes.patches
+        if isinstance(bar, Rectangle)
     ]
     return {tuple(map(int, name[1:])): bar for name, bar in named if name[0] == kind}
 
 
-def _cells(table: Table, lengths: list[int], real: bool) -> dict[tuple[int, int], tuple[float, float]]:
+def _cells(
+    table: Table, lengths: list[int], real: bool
+) -> dict[tuple[int, int], tuple[float, float]]:
     """Return the time and row of each real element, or each padded one, of a schedule."""
     time = torch.repeat_interleave(torch.arange(table.steps), table.rows_per_step)
-    rows = zip(*(part.tolist() for part in (table.sequence, table.step, time, table.row)), strict=True)
+    rows = zip(
+        *(part.tolist() for part in (table.sequence, table.step, time, table.row)), strict=True
+    )
     return {(s, step): (t, row) for s, step, t, row in rows if (step < lengths[s]) == real}
 
 
@@ -50,7 +58,9 @@ def _check(axes: Axes, name: str, lengths: list[int], lanes: int | None = None) 
         assert all((bar.get_width(), bar.get_height()) == (1, 1) for bar in bars.values())
     for (sequence, _), bar in drawn.items():
         assert to_hex(bar.get_facecolor()) == color_of(sequence).lower()
-    hatched = sum(bar.get_width() for bar in axes.patches if isinstance(bar, Rectangle) and bar.get_hatch())
+    hatched = sum(
+        bar.get_width() for bar in axes.patches if isinstance(bar, Rectangle) and bar.get_hatch()
+    )
     assert hatched == count.waste
 
 
@@ -94,9 +104,14 @@ def test_lanes_stand_by_thread_and_end_idle() -> None:
     assert sorted({bar.get_y() for bar in _bars(axes, "element").values()}) == [0, 1, 2.5, 3.5]
     names = [tick.get_text() for tick in axes.get_yticklabels()]
     assert names == ["thread 0, 0", "thread 0, 1", "thread 1, 2", "thread 1, 3"]
-    idle = {row: (bar.get_x(), bar.get_width(), bar.get_y()) for (row,), bar in _bars(axes, "idle").items()}
+    idle = {
+        row: (bar.get_x(), bar.get_width(), bar.get_y())
+        for (row,), bar in _bars(axes, "idle").items()
+    }
     assert idle == {1: (11, 1, 1), 2: (11, 1, 2.5), 3: (11, 1, 3.5)}
-    assert Counter(text.get_text() for text in axes.texts) == {str(s): n for s, n in enumerate(EIGHT)}
+    assert Counter(text.get_text() for text in axes.texts) == {
+        str(s): n for s, n in enumerate(EIGHT)
+    }
     crowded = plot.lanes([3, 2], 2, threads=9).axes[0]
     assert [tick.get_text() for tick in crowded.get_yticklabels()] == ["thread 0, 0", "thread 1, 1"]
 
@@ -106,7 +121,9 @@ def test_many_and_long_sequences_are_bars(longest: int) -> None:
     lengths = [longest * place // 200 for place in range(200)]
     for axes in (plot.padded(lengths).axes[0], plot.schedules(lengths).axes[1]):
         bars = _bars(axes, "elements")
-        assert {key[0]: bar.get_width() for key, bar in bars.items()} == {s: n for s, n in enumerate(lengths) if n}
+        assert {key[0]: bar.get_width() for key, bar in bars.items()} == {
+            s: n for s, n in enumerate(lengths) if n
+        }
         padding = _bars(axes, "padding")
         assert sum(bar.get_width() for bar in padding.values()) == rl.cost(lengths)["padded"].waste
         assert all(bar.get_x() == lengths[key[0]] for key, bar in padding.items())
@@ -117,7 +134,10 @@ def test_of_more_than_200_a_sample_is_drawn_and_the_picture_says_so() -> None:
     axes = plot.padded(lengths).axes[0]
     assert len({bar.get_y() for bar in axes.patches if isinstance(bar, Rectangle)}) == 200
     assert axes.get_xlabel() == "step; 200 of 1,000 sequences drawn"
-    assert axes.get_title(loc="left") == "1,000 sequences, padded: 49,000 elements, 24,500 of them padding"
+    assert (
+        axes.get_title(loc="left")
+        == "1,000 sequences, padded: 49,000 elements, 24,500 of them padding"
+    )
     sampled = [place * 999 // 199 for place in range(200)]
     widths = {key[0]: bar.get_width() for key, bar in _bars(axes, "elements").items()}
     assert widths == {row: lengths[place] for row, place in enumerate(sampled) if lengths[place]}
@@ -128,7 +148,10 @@ def test_of_more_than_200_a_sample_is_drawn_and_the_picture_says_so() -> None:
 
 def _luminance(color: Any) -> float:
     """The relative luminance of WCAG 2."""
-    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in to_rgb(color)]
+    linear = [
+        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4
+        for part in to_rgb(color)
+    ]
     return float(np.dot((0.2126, 0.7152, 0.0722), linear))
 
 
@@ -147,11 +170,15 @@ _FOUR = [3, 0, 1, 2]
 
 def _colors(axes: Any) -> Any:
     """``(rows, columns, 4)``, from shapes or from an image."""
-    return np.asarray(axes.collections[0].get_array() if axes.collections else axes.images[0].get_array())
+    return np.asarray(
+        axes.collections[0].get_array() if axes.collections else axes.images[0].get_array()
+    )
 
 
 def _batch(features: int | None = None, lengths: list[int] = _FOUR) -> rl.Ragged:
-    return rl.Ragged.from_flat(torch.rand(sum(lengths), *([features] if features else [])), lengths=lengths)
+    return rl.Ragged.from_flat(
+        torch.rand(sum(lengths), *([features] if features else [])), lengths=lengths
+    )
 
 
 def test_weights_of_each_head_stand_at_their_elements() -> None:
@@ -166,7 +193,9 @@ def test_weights_of_each_head_stand_at_their_elements() -> None:
         assert texts_at(axes) == expected
 
 
-@pytest.mark.parametrize("lengths", [_FOUR, [7 * place for place in range(90)]], ids=["shapes", "an image"])
+@pytest.mark.parametrize(
+    "lengths", [_FOUR, [7 * place for place in range(90)]], ids=["shapes", "an image"]
+)
 def test_colours_follow_the_numbers_and_end_with_their_sequence(lengths: list[int]) -> None:
     gate = _batch(1, lengths)
     colors = _colors(plot.gates({"forget": gate}).axes[0])
@@ -180,15 +209,26 @@ def test_gates_are_means_and_norms_are_norms() -> None:
     values = batch.values.double()
     norms = values.square().sum(1).sqrt()
     pictures = plot.gates({"i": batch}), plot.norms({"h": batch, "c": batch})
-    assert [axes.get_title(loc="left") for axes in pictures[1].axes] == [f"norm of {s}: 4 sequences" for s in "hc"]
+    assert [axes.get_title(loc="left") for axes in pictures[1].axes] == [
+        f"norm of {s}: 4 sequences" for s in "hc"
+    ]
     for picture, numbers in zip(pictures, (values.mean(1), norms), strict=True):
         shown = [text.get_text() for text in picture.axes[0].texts]
-        assert shown == [f"{number:.3g}" if number >= 1 else f"{number:.2g}" for number in numbers.tolist()]
+        assert shown == [
+            f"{number:.3g}" if number >= 1 else f"{number:.2g}" for number in numbers.tolist()
+        ]
 
 
 def test_labels_stand_in_the_elements() -> None:
-    texts = texts_at(plot.attention(_batch(), labels=["abc", "", ["$d"], ["e", "long" * 20]]).axes[0])
-    assert [texts[0.5, 0.5], texts[2.5, 0.5], texts[0.5, 2.5], texts[0.5, 3.5]] == ["a", "c", "$d", "e"]
+    texts = texts_at(
+        plot.attention(_batch(), labels=["abc", "", ["$d"], ["e", "long" * 20]]).axes[0]
+    )
+    assert [texts[0.5, 0.5], texts[2.5, 0.5], texts[0.5, 2.5], texts[0.5, 3.5]] == [
+        "a",
+        "c",
+        "$d",
+        "e",
+    ]
     assert texts[1.5, 3.5].endswith("…")
 
 
@@ -231,7 +271,10 @@ def test_few_wide_bars_still_count_everything() -> None:
 def test_borders_are_those_of_the_batches() -> None:
     lengths = np.array([5, 1, 9, 2, 8, 1, 5, 5])
     counts, _ = plot.histogram(lengths, 2).axes
-    batches = [sorted(lengths[batch]) for batch in BatchSampler(lengths, BatchLimit(sequences=2), EpochOrder.sorted())]
+    batches = [
+        sorted(lengths[batch])
+        for batch in BatchSampler(lengths, BatchLimit(sequences=2), EpochOrder.sorted())
+    ]
     borders = sorted({(shorter[1] + longer[0]) / 2 for longer, shorter in pairwise(batches)})
     drawn: list[Any] = list(counts.lines)
     assert [line.get_xdata()[0] for line in drawn] == borders == [1.5, 5, 6.5]
@@ -255,7 +298,9 @@ def test_waste_is_what_cost_counts_for_the_batches_of_the_loader() -> None:
     assert list(lines) == ["random", "bucketed", "sorted"]
     for size, place in ((4, 0), (32, 1)):
         epochs = {
-            "bucketed": BatchSampler(lengths, BatchLimit(sequences=size), EpochOrder.grouped(), seed=3),
+            "bucketed": BatchSampler(
+                lengths, BatchLimit(sequences=size), EpochOrder.grouped(), seed=3
+            ),
             "sorted": BatchSampler(lengths, BatchLimit(sequences=size), EpochOrder.sorted()),
         }
         for name, batches in epochs.items():
@@ -263,13 +308,21 @@ def test_waste_is_what_cost_counts_for_the_batches_of_the_loader() -> None:
             share = 100 * sum(one.waste for one in costs) / sum(one.elements for one in costs)
             assert lines[name].get_ydata()[place] == pytest.approx(share)
     by_chance = lines["random"].get_ydata()
-    assert all(share > 2 * other for share, other in zip(by_chance, lines["bucketed"].get_ydata(), strict=True))
+    assert all(
+        share > 2 * other
+        for share, other in zip(by_chance, lines["bucketed"].get_ydata(), strict=True)
+    )
     # Of uniform lengths, a random batch of n pads 1 - (n + 1) / 2n of what it computes.
     assert by_chance[1] == pytest.approx(100 * (1 - 33 / 64), abs=3)
 
 
 def test_sizes_of_batches() -> None:
-    for count, sizes in ((0, [1]), (1, [1]), (9, [1, 2, 4, 8]), (5_000, [2**power for power in range(10)])):
+    for count, sizes in (
+        (0, [1]),
+        (1, [1]),
+        (9, [1, 2, 4, 8]),
+        (5_000, [2**power for power in range(10)]),
+    ):
         assert list(_lines(plot.waste([1] * count))["random"].get_xdata()) == sizes
     assert list(_lines(plot.waste(EIGHT, np.array([8, 2])))["random"].get_xdata()) == [2, 8]
 
@@ -286,9 +339,16 @@ def test_times_are_lines_over_fill() -> None:
     ]
     axes = plot.times(rows).axes[0]
     lines = {line.get_label(): _points(line) for line in axes.lines}
-    assert lines == {"lanes": [[25, pytest.approx(1)], [100, pytest.approx(2)]], "padded": [[50, pytest.approx(8)]]}
+    assert lines == {
+        "lanes": [[25, pytest.approx(1)], [100, pytest.approx(2)]],
+        "padded": [[50, pytest.approx(8)]],
+    }
     assert axes.get_ylabel() == "time per element (µs)"
-    looks = plot.times([{"method": f"m{place}", "fill": 1.0, "seconds": 1e-6} for place in range(40)]).axes[0].lines
+    looks = (
+        plot.times([{"method": f"m{place}", "fill": 1.0, "seconds": 1e-6} for place in range(40)])
+        .axes[0]
+        .lines
+    )
     assert len({(line.get_color(), line.get_marker()) for line in looks}) == 40
     for seconds, unit in ((3.0, "s"), (3e-3, "ms"), (3e-9, "ns"), (3e-13, "ns")):
         label = plot.times([{"method": "a", "fill": 1, "seconds": seconds}]).axes[0].get_ylabel()
@@ -296,7 +356,10 @@ def test_times_are_lines_over_fill() -> None:
 
 
 def test_the_roof_has_its_corner_where_memory_and_peak_meet() -> None:
-    kernels = [{"name": "a", "intensity": 1, "rate": 10e9}, {"name": "$b", "intensity": 50.0, "rate": 25e9}]
+    kernels = [
+        {"name": "a", "intensity": 1, "rate": 10e9},
+        {"name": "$b", "intensity": 50.0, "rate": 25e9},
+    ]
     axes = plot.roofline(kernels, peak=100e9, bandwidth=20e9).axes[0]
     roof, *points = axes.lines
     left, corner, right = _points(roof)

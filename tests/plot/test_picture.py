@@ -106,10 +106,15 @@ for call in calls:
 
 
 def test_wrong_names(tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match=r"name must be one of light, dark.*, got 'blue'"), plot.theme("blue"):
+    with (
+        pytest.raises(ArgumentError, match=r"name must be one of light, dark.*, got 'blue'"),
+        plot.theme("blue"),
+    ):
         pass
     for name in ("a.pdf", "a", ".svg"):
-        with pytest.raises(ArgumentError, match=r"path must be a name that ends in \.svg, \.png, got .*"):
+        with pytest.raises(
+            ArgumentError, match=r"path must be a name that ends in \.svg, \.png, got .*"
+        ):
             plot.packed(SIX).save(tmp_path / name)
     assert list(tmp_path.iterdir()) == []
 
@@ -131,30 +136,82 @@ def _roofline(**given: Any) -> Any:
             ShapeError,
             r"labels must be .* one label for each.*, got 1 lists",
         ),
-        (lambda: plot.packed([3, 2], labels=["abc", "d"]), ShapeError, "labels must be .*here 2, got 1 for"),
-        (lambda: plot.padded([2**20] * 9), ArgumentError, "lengths must be .*at most 8,388,608.*, got 9,437,184"),
-        (lambda: plot.schedules([1], axes=Figure().add_subplot()), ShapeError, r"axes must be 5.*, got 1 axes"),
+        (
+            lambda: plot.packed([3, 2], labels=["abc", "d"]),
+            ShapeError,
+            "labels must be .*here 2, got 1 for",
+        ),
+        (
+            lambda: plot.padded([2**20] * 9),
+            ArgumentError,
+            "lengths must be .*at most 8,388,608.*, got 9,437,184",
+        ),
+        (
+            lambda: plot.schedules([1], axes=Figure().add_subplot()),
+            ShapeError,
+            r"axes must be 5.*, got 1 axes",
+        ),
         (lambda: plot.lanes([1], threads=0), ArgumentError, r"threads must be at least 1.*, got 0"),
         (lambda: plot.histogram([1], 0), ArgumentError, r"batch_size must be at least 1.*, got 0"),
         (lambda: plot.waste([1], []), ArgumentError, r"batch_sizes must be .*got none"),
-        (lambda: plot.times([]), ArgumentError, r"rows must be a list of mappings with method, fill, sec.*, got none"),
+        (
+            lambda: plot.times([]),
+            ArgumentError,
+            r"rows must be a list of mappings with method, fill, sec.*, got none",
+        ),
         (lambda: plot.times(_TIME), ArgumentTypeError, "rows must be "),  # type: ignore[arg-type]
-        (lambda: plot.times([{"method": "a"}]), ArgumentError, r"rows\[0\] must be .*'method'. Add fill"),
-        (lambda: plot.times([{**_TIME, "fill": 40}]), ArgumentError, r"rows\[0\]\['fill'\] must be above 0.*, got 40"),
+        (
+            lambda: plot.times([{"method": "a"}]),
+            ArgumentError,
+            r"rows\[0\] must be .*'method'. Add fill",
+        ),
+        (
+            lambda: plot.times([{**_TIME, "fill": 40}]),
+            ArgumentError,
+            r"rows\[0\]\['fill'\] must be above 0.*, got 40",
+        ),
         (
             lambda: plot.times([_TIME | {"method": str(n)} for n in range(41)]),
             ArgumentError,
             r"rows must be .*got 41 names",
         ),
-        (lambda: _roofline(kernels=[_KERNEL | {"rate": math.inf}]), ArgumentError, "kernels.*rate.* must be .*got inf"),
+        (
+            lambda: _roofline(kernels=[_KERNEL | {"rate": math.inf}]),
+            ArgumentError,
+            "kernels.*rate.* must be .*got inf",
+        ),
         (lambda: plot.attention(torch.ones(3)), ArgumentTypeError, "weights must be "),  # type: ignore[arg-type]
-        (lambda: plot.attention(_HALVES * 3), ArgumentError, r"weights must be numbers from 0 to 1.*, got 1.5"),
-        (lambda: plot.attention(_HALVES.to(torch.int64)), ArgumentTypeError, "weights must be .*got torch.int64"),
-        (lambda: plot.norms(rl.Ragged([torch.ones(3, 2, 2)])), ShapeError, r"states must be .*got .* shape \(2, 2\)"),
-        (lambda: plot.gates({}), ArgumentError, r"activity must be at least one Ragged.*, got none"),
+        (
+            lambda: plot.attention(_HALVES * 3),
+            ArgumentError,
+            r"weights must be numbers from 0 to 1.*, got 1.5",
+        ),
+        (
+            lambda: plot.attention(_HALVES.to(torch.int64)),
+            ArgumentTypeError,
+            "weights must be .*got torch.int64",
+        ),
+        (
+            lambda: plot.norms(rl.Ragged([torch.ones(3, 2, 2)])),
+            ShapeError,
+            r"states must be .*got .* shape \(2, 2\)",
+        ),
+        (
+            lambda: plot.gates({}),
+            ArgumentError,
+            r"activity must be at least one Ragged.*, got none",
+        ),
         (lambda: plot.gates({"f": 3}), ArgumentTypeError, r"activity\['f'\] must be .*got 3"),  # type: ignore[dict-item]
-        (lambda: plot.gates({"i": _HALVES, "f": _HALVES[:1]}), ShapeError, "gate f must be .* 2 sequences.*, got 1"),
-        (lambda: plot.norms({"h": _HALVES}, axes=Figure().subplots(2)), ShapeError, r"axes must be 1.*, got 2 axes"),
+        (
+            lambda: plot.gates({"i": _HALVES, "f": _HALVES[:1]}),
+            ShapeError,
+            "gate f must be .* 2 sequences.*, got 1",
+        ),
+        (
+            lambda: plot.norms({"h": _HALVES}, axes=Figure().subplots(2)),
+            ShapeError,
+            r"axes must be 1.*, got 2 axes",
+        ),
     ],
 )
 def test_errors_teach(call: Callable[[], Any], kind: type[RaglaneError], words: str) -> None:
@@ -163,7 +220,9 @@ def test_errors_teach(call: Callable[[], Any], kind: type[RaglaneError], words: 
     assert " must be " in str(caught.value)
 
 
-@pytest.mark.parametrize("draw", [plot.padded, plot.packed, plot.lanes, plot.schedules, plot.histogram, plot.waste])
+@pytest.mark.parametrize(
+    "draw", [plot.padded, plot.packed, plot.lanes, plot.schedules, plot.histogram, plot.waste]
+)
 def test_lengths_are_read_as_cost_reads_them(draw: Callable[[Any], Any]) -> None:
     for wrong in ([3, -1], [3.0], [[1, 2]], 5, "3", None, [torch.zeros(3)]):
         with pytest.raises(RaglaneError) as expected:

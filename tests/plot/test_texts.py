@@ -1,4 +1,6 @@
-"""Pictures look like the reviewed images, and their texts are legible: 8 points, no overlaps, none outside."""
+"""Pictures look like the reviewed images, and their texts are legible: 8 points, no overlaps, none
+outside.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ def _values(lengths: list[int], features: int = 2) -> rl.Ragged:
 
 _OF_LENGTHS: dict[str, Callable[[list[int]], Picture]] = {
     "padded": plot.padded,
-    "padded, labelled": lambda lengths: plot.padded(lengths, labels=[["gradient$_"] * length for length in lengths]),
+    "padded, labelled": lambda lengths: plot.padded(
+        lengths, labels=[["gradient$_"] * length for length in lengths]
+    ),
     "packed": plot.packed,
     "lanes": lambda lengths: plot.lanes(lengths, threads=3),
     "lanes, 200": lambda lengths: plot.lanes(lengths, 200, threads=8),
@@ -38,7 +42,10 @@ _OF_LENGTHS: dict[str, Callable[[list[int]], Picture]] = {
 def test_of_lengths(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for count, longest in ((0, 0), (1, 9_999), (8, 20), (24, 4), (1_000, 20)):
         lengths = torch.randint(0, longest + 1, (count,)).tolist()
-        assert faults_of_texts(_OF_LENGTHS[name](lengths).figure, monkeypatch) == [], (count, longest)
+        assert faults_of_texts(_OF_LENGTHS[name](lengths).figure, monkeypatch) == [], (
+            count,
+            longest,
+        )
 
 
 @pytest.mark.parametrize("most", [999_999, 98_765_432, 10**12])
@@ -48,7 +55,9 @@ def test_of_very_long_lengths(most: int, monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize("count", [1, 8, 40])
 @pytest.mark.parametrize(("least", "most"), [(1e-9, 2e-9), (1e-12, 1e4)])
-def test_of_measurements(count: int, least: float, most: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_measurements(
+    count: int, least: float, most: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     times: list[dict[str, Any]] = []
     kernels: list[dict[str, Any]] = []
     for place, span in enumerate(np.geomspace(least, most, count).tolist()):
@@ -56,7 +65,9 @@ def test_of_measurements(count: int, least: float, most: float, monkeypatch: pyt
         times.append({"method": name, "fill": 0.5, "seconds": span})
         kernels.append({"name": name, "intensity": 1 / span, "rate": 1e3 / span})
     assert faults_of_texts(plot.times(times).figure, monkeypatch) == []
-    assert faults_of_texts(plot.roofline(kernels, peak=1e12, bandwidth=1e10).figure, monkeypatch) == []
+    assert (
+        faults_of_texts(plot.roofline(kernels, peak=1e12, bandwidth=1e10).figure, monkeypatch) == []
+    )
 
 
 def test_the_check_sees_faults(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,7 +82,8 @@ def test_the_check_sees_faults(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "'1' has 7.0 points" in faults
 
 
-# The root mean square difference of pixels, which are from 0 to 1. A picture with one mistake has at least 0.0108.
+# The root mean square difference of pixels, which are from 0 to 1. A picture with one mistake has
+# at least 0.0108.
 _TOLERANCE = 0.008
 
 

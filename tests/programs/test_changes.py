@@ -1,4 +1,6 @@
-"""A change between two calls changes the key of a step, or the step is refused; and the table of docs/add-a-cell.md."""
+"""A change between two calls changes the key of a step, or the step is refused; and the table of
+docs/add-a-cell.md.
+"""
 
 from __future__ import annotations
 
@@ -60,10 +62,14 @@ def closed(slope: float) -> Callable[[Any], Any]:
 
 
 def a_cell() -> Any:
-    """Return a cell with its own class, functions and attributes of all kinds that a step may read."""
+    """Return a cell with its own class, functions and attributes of all kinds that a step may
+    read.
+    """
     mixin = type("Mixin", (Mixin,), {"slope": 0.5})
 
-    def step(module: Any, x_t: Tensor, state: Tensor, factor: float = 0.5, *, more: float = 0.0) -> Any:
+    def step(
+        module: Any, x_t: Tensor, state: Tensor, factor: float = 0.5, *, more: float = 0.0
+    ) -> Any:
         state = factor * state + module.linear(x_t) + more
         return state, state
 
@@ -123,10 +129,14 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
     "a property": lambda c: setattr(type(c), "slope", property(lambda _: 0.25)),
     "a closure": lambda c: setattr(c.closed.__closure__[0], "cell_contents", 0.25),
     "within a partial": lambda c: c.partial.keywords.update(by=0.25),
-    "an operand of a partial": lambda c: setattr(c, "partial", functools.partial(scale, 1.0, by=0.5)),
+    "an operand of a partial": lambda c: setattr(
+        c, "partial", functools.partial(scale, 1.0, by=0.5)
+    ),
     "what a builtin is bound to": lambda c: c.looked_up.__self__.update(a=2),
     "a buffer of integers": lambda c: c.order.mul_(2),
-    "the strides of a weight": lambda c: setattr(c.linear.weight, "data", c.linear.weight.data.t().contiguous().t()),
+    "the strides of a weight": lambda c: setattr(
+        c.linear.weight, "data", c.linear.weight.data.t().contiguous().t()
+    ),
     "what a method is bound to": lambda c: setattr(c.bound.__self__, "slope", 0.25),
     "a weight's kind": lambda c: c.linear.register_parameter("weight", None),
     "an inner module's number": lambda c: setattr(c.linear, "in_features", 4),
@@ -146,7 +156,9 @@ def test_whatever_changes_is_seen(name: str) -> None:
 
 WATCHED: dict[str, Callable[[], Any]] = {
     "Named": lambda: type("Named", (dict,), {})(a=1),
-    "(member_descriptor|Slotted)": lambda: type("Slotted", (), {"__slots__": ("__dict__", "slope")})(),
+    "(member_descriptor|Slotted)": lambda: type(
+        "Slotted", (), {"__slots__": ("__dict__", "slope")}
+    )(),
     "Bare": lambda: type("Bare", (), {"__slots__": ("slope",)})(),
     "ndarray": lambda: np.array([Options()], dtype=object),
     "defaultdict": lambda: collections.defaultdict(int),
@@ -158,7 +170,9 @@ def test_what_may_change_unseen_is_no_program(name: str) -> None:
     cls: Any = type("Own", (nn.Module,), {})
     for where, module in ((made := cls(), made), (cls, cls())):
         where.held = WATCHED[name]()
-        with pytest.raises(Refused, match=f"it holds a {name}, which may change where no program can see it"):
+        with pytest.raises(
+            Refused, match=f"it holds a {name}, which may change where no program can see it"
+        ):
             Survey.of(module)
         del where.held
 
@@ -171,7 +185,9 @@ def test_what_holds_itself_is_no_program() -> None:
         Survey.of(made)
 
 
-@pytest.mark.parametrize("part", [Options(), Kind.ONE, types.SimpleNamespace(a=1), Pair(1, 2), Options])
+@pytest.mark.parametrize(
+    "part", [Options(), Kind.ONE, types.SimpleNamespace(a=1), Pair(1, 2), Options]
+)
 def test_what_is_no_constant_has_no_key_for_another_process(part: Any) -> None:
     made: Any = nn.Linear(2, 2)
     lasting_key(Survey.of(made).key)
@@ -189,7 +205,10 @@ class Cell(nn.Module):
     def __init__(self, input_size: int = D, hidden_size: int = H) -> None:
         super().__init__()
         self.input_size, self.hidden_size, self.calls = input_size, hidden_size, 0
-        self.lin, self.inner = nn.Linear(input_size, hidden_size), nn.Linear(input_size, hidden_size)
+        self.lin, self.inner = (
+            nn.Linear(input_size, hidden_size),
+            nn.Linear(input_size, hidden_size),
+        )
         self.norm = nn.BatchNorm1d(hidden_size, track_running_stats=False)
         self.register_buffer("count", torch.zeros(()))
         nn.init.ones_(self.lin.bias)
@@ -227,17 +246,38 @@ def _holding() -> Cell:
 Step = Callable[[Any, Tensor, Tensor], Tensor]
 STEPS: dict[str, tuple[Callable[[], Cell], Step]] = {
     "computes row by row": (Cell, lambda m, x, h: (h + m.lin(x)).tanh()),
-    "writes over its state or its input": (Cell, lambda m, x, h: h.mul_(0.5).add_(m.lin(x.mul_(2)))),
-    "makes shapes of `x_t.shape[0]`": (Cell, lambda m, x, h: 0.5 * h.view(x.shape[0], 2, 2).flatten(1) + m.lin(x)),
+    "writes over its state or its input": (
+        Cell,
+        lambda m, x, h: h.mul_(0.5).add_(m.lin(x.mul_(2))),
+    ),
+    "makes shapes of `x_t.shape[0]`": (
+        Cell,
+        lambda m, x, h: 0.5 * h.view(x.shape[0], 2, 2).flatten(1) + m.lin(x),
+    ),
     "has an operation that no program has": (Cell, lambda m, x, h: (h + m.lin(x)).atan()),
-    "has a part without gradients": (Cell, lambda m, x, h: 0.5 * h + torch.no_grad()(torch.tanh)(m.lin(x))),
+    "has a part without gradients": (
+        Cell,
+        lambda m, x, h: 0.5 * h + torch.no_grad()(torch.tanh)(m.lin(x)),
+    ),
     "has hooks on an inner module": (_hooked, lambda m, x, h: 0.5 * h + m.inner(x)),
-    "decides by a number of its parameters": (Cell, lambda m, x, h: h + m.lin(x) if m.lin.bias[0] > 0 else h),
+    "decides by a number of its parameters": (
+        Cell,
+        lambda m, x, h: h + m.lin(x) if m.lin.bias[0] > 0 else h,
+    ),
     "holds what may change unseen": (_holding, lambda m, x, h: (h + m.lin(x)).tanh()),
     "takes a mean over the batch": (Cell, lambda m, x, h: 0.5 * h + m.lin(x - x.mean(0))),
-    "normalises over the batch": (Cell, lambda m, x, h: 0.5 * h + m.norm(torch.cat([m.lin(x), h * 0]))[: len(h)]),
-    "decides by a number of the batch": (Cell, lambda m, x, h: 0.5 * h + m.lin(x) * (2 if x[0, 0].item() > 0 else 1)),
-    "decides by the number of rows": (Cell, lambda m, x, h: 0.5 * h + m.lin(x) if x.shape[0] > 2 else h),
+    "normalises over the batch": (
+        Cell,
+        lambda m, x, h: 0.5 * h + m.norm(torch.cat([m.lin(x), h * 0]))[: len(h)],
+    ),
+    "decides by a number of the batch": (
+        Cell,
+        lambda m, x, h: 0.5 * h + m.lin(x) * (2 if x[0, 0].item() > 0 else 1),
+    ),
+    "decides by the number of rows": (
+        Cell,
+        lambda m, x, h: 0.5 * h + m.lin(x) if x.shape[0] > 2 else h,
+    ),
     "counts its calls": (Cell, _counted),
     "counts its calls in a buffer": (Cell, _counted_in_a_buffer),
     "draws random numbers": (Cell, lambda m, x, h: 0.5 * h + m.lin(x + torch.randn_like(x))),

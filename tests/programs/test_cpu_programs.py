@@ -1,4 +1,6 @@
-"""Programs on the cpu kernels against an interpreter in NumPy, on every supported instruction set, and their bits."""
+"""Programs on the cpu kernels against an interpreter in NumPy, on every supported instruction set,
+and their bits.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,14 @@ def assert_agrees(case: Case, tolerance: float) -> None:
 
 
 def of_operation(name: str, width: int, *, number: bool = False) -> Program:
-    """A program of one operation, on an element, a state and a vector, of which some are spread, or a number."""
-    segments = 4 if width % 4 == 0 and name in ("row_sum", "row_max", "row_cumsum", "norm", "norm_backward") else 1
+    """A program of one operation, on an element, a state and a vector, of which some are spread, or
+    a number.
+    """
+    segments = (
+        4
+        if width % 4 == 0 and name in ("row_sum", "row_max", "row_cumsum", "norm", "norm_backward")
+        else 1
+    )
     reads = [width + 3] * 3
     blocks = [Block("element", reads[0]), Block("state", reads[1]), Block("vector", reads[2])]
     operands = (Operand(0, 1), Operand(1, 3), Operand(2, 0, spread=name in ("where", "fma")))
@@ -46,7 +54,15 @@ def of_operation(name: str, width: int, *, number: bool = False) -> Program:
         results.append(Operand(4))
     columns = tuple(reversed(range(width))) if name == "gather" else ()
     epsilon = 0.01 if name == "norm" else 0.0
-    made = Instruction(name, tuple(results), operands[: OPERATIONS[name]], width, segments, epsilon, columns=columns)
+    made = Instruction(
+        name,
+        tuple(results),
+        operands[: OPERATIONS[name]],
+        width,
+        segments,
+        epsilon,
+        columns=columns,
+    )
     outputs = tuple((Operand(place.block), blocks[place.block].width) for place in results)
     return Program(tuple(blocks), (), (made,), outputs, (Operand(1),))
 
@@ -61,12 +77,17 @@ def test_every_operation(dtype: torch.dtype, isa: str, use: Use) -> None:
             continue
         for width in (1, 5, 33, 128):
             for number in (False, True):
-                case = tensors_for(of_operation(name, width, number=number), LENGTHS, ascending=not number)
+                case = tensors_for(
+                    of_operation(name, width, number=number), LENGTHS, ascending=not number
+                )
                 if name in ("log", "sqrt", "rsqrt"):
                     case.given["elements"][0].abs_()
                 if name == "log1p":
                     case.given["elements"][0].abs_().sub_(0.5)
-                assert_agrees(case.to(dtype), TOLERANCE[dtype] * (5 if name in ("norm_backward", "rsqrt") else 1))
+                assert_agrees(
+                    case.to(dtype),
+                    TOLERANCE[dtype] * (5 if name in ("norm_backward", "rsqrt") else 1),
+                )
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -75,12 +96,20 @@ def test_products_of_any_strides(isa: str, use: Use) -> None:
     use(isa, NO_TEAM | POISON)
     for groups, rows, depth in ((1, 1, 1), (1, 64, 16), (1, 100, 33), (3, 5, 4), (4, 70, 2)):
         width = groups * rows
-        blocks = (Block("element", groups * depth + 2), Block("state", width), Block("local", width + 2))
+        blocks = (
+            Block("element", groups * depth + 2),
+            Block("state", width),
+            Block("local", width + 2),
+        )
         for start in (Operand(1), Operand(-1, number=0.5), Operand(0, 1, spread=True)):
             for a in (Operand(0, 2), Operand(0, 1, spread=True), Operand(-1, number=1.5)):
                 made = Instruction("product", (Operand(2, 1),), (start, a), width, weight=0)
                 program = Program(
-                    blocks, (Weight(groups, rows, depth),), (made,), ((Operand(2, 1), width),), (Operand(1),)
+                    blocks,
+                    (Weight(groups, rows, depth),),
+                    (made,),
+                    ((Operand(2, 1), width),),
+                    (Operand(1),),
                 )
                 case = tensors_for(program, LENGTHS, ascending=False)
                 weight = case.given["weights"][0]
@@ -88,13 +117,20 @@ def test_products_of_any_strides(isa: str, use: Use) -> None:
                 turned = weight.mT.contiguous().mT
                 for dtype, tolerance in TOLERANCE.items():
                     for same in (weight, apart, turned):
-                        assert_agrees(replace(case, given={**case.given, "weights": [same]}).to(dtype), tolerance)
+                        assert_agrees(
+                            replace(case, given={**case.given, "weights": [same]}).to(dtype),
+                            tolerance,
+                        )
 
 
 def draw_products(chance: Random) -> Program:
     """Draw adjacent products with one weight, of which some read or overwrite results of others."""
     depth, width = chance.choice([(5, 3), (8, 8), (20, 37)])
-    blocks = [Block("element", 3 * depth), Block("state", 3 * depth), Block("local", 4 * width + depth)]
+    blocks = [
+        Block("element", 3 * depth),
+        Block("state", 3 * depth),
+        Block("local", 4 * width + depth),
+    ]
     widths, instructions = (3 * depth, 3 * depth, 4 * width + depth), list[Instruction]()
     instructions.append(Instruction("copy", (Operand(2),), (Operand(-1, number=0.5),), widths[2]))
     for _ in range(chance.randint(2, 8)):
@@ -102,20 +138,27 @@ def draw_products(chance: Random) -> Program:
         block = chance.choice([0, 1, 2, 2])
         from_ = Operand(block, chance.randint(0, widths[block] - depth))
         start = chance.choice([Operand(-1), Operand(2, chance.randint(0, widths[2] - width))])
-        apart = [abs(to.start - place.start) >= width + depth or place.block != 2 for place in (from_, start)]
+        apart = [
+            abs(to.start - place.start) >= width + depth or place.block != 2
+            for place in (from_, start)
+        ]
         if all(apart):  # C refuses a result that overlaps an operand
             instructions.append(Instruction("product", (to,), (start, from_), width, weight=0))
     outputs = ((Operand(2), widths[2]), (Operand(1), depth))
     state = Block("local", 3 * depth)
     source = Operand(2) if widths[2] >= 3 * depth else Operand(0)
     instructions.append(Instruction("tanh", (Operand(3),), (source,), 3 * depth))
-    return Program((*blocks, state), (Weight(1, width, depth),), tuple(instructions), outputs, (Operand(3),))
+    return Program(
+        (*blocks, state), (Weight(1, width, depth),), tuple(instructions), outputs, (Operand(3),)
+    )
 
 
 @pytest.mark.parametrize(("drawn", "seeds"), [(draw, 40), (draw_products, 120)])
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.usefixtures("two_threads")
-def test_random_programs(isa: str, drawn: Callable[[Random], Program], seeds: int, use: Use) -> None:
+def test_random_programs(
+    isa: str, drawn: Callable[[Random], Program], seeds: int, use: Use
+) -> None:
     for seed in range(seeds):
         chance = Random(seed)
         use(isa, chance.choice([*[flags | POISON for flags in DIVISIONS.values()], 0]))
@@ -124,17 +167,25 @@ def test_random_programs(isa: str, drawn: Callable[[Random], Program], seeds: in
             assert_agrees(case.to(dtype), 10 * tolerance)
 
 
-@pytest.mark.skipif(library.operators() is None, reason="raglane was installed without torch's operators")
+@pytest.mark.skipif(
+    library.operators() is None, reason="raglane was installed without torch's operators"
+)
 @pytest.mark.parametrize("dtype", [*TOLERANCE, torch.bfloat16])
-def test_the_operator_and_python_have_the_same_bits(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_operator_and_python_have_the_same_bits(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for seed in range(40):
         chance = Random(seed)
         case = tensors_for(draw(chance), draw_lengths(chance), ascending=chance.random() < 0.5)
         case = case.to(torch.float64 if dtype is torch.float64 else torch.float32)
         case.given["elements"] = [part.to(dtype) for part in case.given["elements"]]
-        inputs = [case.given[name] for name in ("elements", "sequences", "states", "vectors", "weights")]
+        inputs = [
+            case.given[name] for name in ("elements", "sequences", "states", "vectors", "weights")
+        ]
         encoded = programs.encode(case.program)
-        assert programs._run_by_operator(encoded, case.offsets, case.ascending, inputs, {}) is not None
+        assert (
+            programs._run_by_operator(encoded, case.offsets, case.ascending, inputs, {}) is not None
+        )
         by_operator = case.run()
         with monkeypatch.context() as patch:
             patch.setattr(library, "operators", lambda: None)
@@ -148,7 +199,9 @@ def test_a_sequence_has_the_same_bits_alone(dtype: torch.dtype, isa: str, use: U
     for seed in range(30):
         chance = Random(seed)
         lengths = [chance.choice([0, 1, 2, 7, 11]) for _ in range(chance.choice([1, 5, 130]))]
-        case = tensors_for(draw(chance, tame=False), lengths, ascending=chance.random() < 0.5).to(dtype)
+        case = tensors_for(draw(chance, tame=False), lengths, ascending=chance.random() < 0.5).to(
+            dtype
+        )
         use(isa, chance.choice(list(DIVISIONS.values())) | POISON)
         together = case.run()
         torch.set_num_threads(1)
@@ -156,7 +209,11 @@ def test_a_sequence_has_the_same_bits_alone(dtype: torch.dtype, isa: str, use: U
         for number in chance.sample(range(len(lengths)), min(3, len(lengths))):
             begin, end = case.offsets[number : number + 2].tolist()
             for place, alone in enumerate(case.sequence(number).run()):
-                rows = together[place][begin:end] if place < count else together[place][number : number + 1]
+                rows = (
+                    together[place][begin:end]
+                    if place < count
+                    else together[place][number : number + 1]
+                )
                 assert torch.equal(rows.view(torch.uint8), alone.view(torch.uint8))
         torch.set_num_threads(2)
 
@@ -166,12 +223,19 @@ def test_columns_of_a_wider_tensor_are_read_where_they_are(use: Use) -> None:
     case = tensors_for(of_operation("add", 33), LENGTHS)
     (x,) = case.given["elements"]
     wide = torch.cat([torch.full((len(x), 2), torch.nan), x, torch.full((len(x), 1), torch.nan)], 1)
-    for element in (wide[:, 2:-1], x.t().contiguous().t(), torch._neg_view(-x), x[:1].expand(x.shape)):
+    for element in (
+        wide[:, 2:-1],
+        x.t().contiguous().t(),
+        torch._neg_view(-x),
+        x[:1].expand(x.shape),
+    ):
         assert_agrees(replace(case, given={**case.given, "elements": [element]}), 1e-12)
 
 
 def test_an_output_in_the_memory_of_what_it_was_computed_from(use: Use) -> None:
-    """What is still to be read is not overwritten, whether a local is read, written or both before it is an output."""
+    """What is still to be read is not overwritten, whether a local is read, written or both before
+    it is an output.
+    """
     early = Instruction("tanh", (Operand(2),), (Operand(0),), 21)
     blocks = (Block("element", 21), Block("state", 21), Block("local", 21), Block("local", 21))
     for second in (
@@ -181,13 +245,20 @@ def test_an_output_in_the_memory_of_what_it_was_computed_from(use: Use) -> None:
         Instruction("add", (Operand(3),), (Operand(2), Operand(1)), 21),
     ):
         for output, state in ((2, 3), (3, 2)):
-            program = Program(blocks, (), (early, second), ((Operand(output), 21),), (Operand(state),))
+            program = Program(
+                blocks, (), (early, second), ((Operand(output), 21),), (Operand(state),)
+            )
             case = tensors_for(program, LENGTHS)
             for flags in DIVISIONS.values():
                 use(flags=flags | POISON)
-                given: dict[str, Any] = {**case.given, "elements": [case.given["elements"][0].clone()]}
+                given: dict[str, Any] = {
+                    **case.given,
+                    "elements": [case.given["elements"][0].clone()],
+                }
                 own = given["elements"][0]
-                outputs, finals = run(program, offsets=case.offsets, ascending=case.ascending, over={0: own}, **given)
+                outputs, finals = run(
+                    program, offsets=case.offsets, ascending=case.ascending, over={0: own}, **given
+                )
                 assert outputs[0] is own
                 for got, expected in zip((*outputs, *finals), case.expected(), strict=True):
                     np.testing.assert_allclose(got.numpy(), expected, rtol=1e-12, atol=1e-12)
@@ -201,11 +272,17 @@ def test_bfloat16_at_the_ends_alone(isa: str, use: Use) -> None:
         chance = Random(seed)
         case = tensors_for(draw(chance), draw_lengths(chance)).to(torch.float32)
         narrow = [part.bfloat16() for part in case.given["elements"]]
-        wide = replace(case, given={**case.given, "elements": [part.float() for part in narrow]}).run()
+        wide = replace(
+            case, given={**case.given, "elements": [part.float() for part in narrow]}
+        ).run()
         kinds = [chance.choice([torch.bfloat16, torch.float32]) for _ in case.program.outputs]
         given: dict[str, Any] = {**case.given, "elements": narrow}
         outputs, finals = run(
-            case.program, offsets=case.offsets, ascending=case.ascending, **given, output_dtypes=kinds
+            case.program,
+            offsets=case.offsets,
+            ascending=case.ascending,
+            **given,
+            output_dtypes=kinds,
         )
         for got, expected in zip(outputs + finals, wide, strict=True):
             assert torch.equal(got, expected.to(got.dtype))
@@ -218,12 +295,27 @@ def test_tensors_that_do_not_fit() -> None:
     shrunk = torch.zeros(count, 8, dtype=torch.float64)
     shrunk.untyped_storage().resize_(8)
     wrong: list[tuple[str, Any, type[RaglaneError], str]] = [
-        ("elements", [], ShapeError, "elements must be the 1 tensors of the program.*, got 0 tensors"),
-        ("elements", [torch.zeros(count, 7).double()], ShapeError, rf"elements\[0\] must be .* \({count}, 7\)"),
+        (
+            "elements",
+            [],
+            ShapeError,
+            "elements must be the 1 tensors of the program.*, got 0 tensors",
+        ),
+        (
+            "elements",
+            [torch.zeros(count, 7).double()],
+            ShapeError,
+            rf"elements\[0\] must be .* \({count}, 7\)",
+        ),
         ("elements", [torch.zeros(count, 8).half()], ShapeError, "the cpu kernels compute in"),
         ("elements", [torch.zeros(count, 8, device="meta").double()], ShapeError, "on meta"),
         ("elements", [shrunk], ShapeError, r"elements\[0\] must be .*got a storage of 8 bytes"),
-        ("states", [torch.zeros(batch + 1, 8).double()], ShapeError, r"states\[0\] must be .*got shape"),
+        (
+            "states",
+            [torch.zeros(batch + 1, 8).double()],
+            ShapeError,
+            r"states\[0\] must be .*got shape",
+        ),
         ("vectors", [None], ArgumentTypeError, r"vectors\[0\] must be .*got a NoneType"),
         ("offsets", case.offsets + 1, ArgumentError, r"offsets\[0\] must be .*got 1"),
         ("offsets", case.offsets.flip(0), ArgumentError, "offsets"),
@@ -251,33 +343,50 @@ def test_programs_that_are_wrong() -> None:
     product = replace(add, operation="product", weight=0)
     wrong: list[tuple[dict[str, object], str]] = [
         ({"instructions": (replace(add, operation="conv"),)}, "program must be "),
-        ({"instructions": (replace(add, operands=add.operands[:1]),)}, "1 results and 1 operands of add"),
+        (
+            {"instructions": (replace(add, operands=add.operands[:1]),)},
+            "1 results and 1 operands of add",
+        ),
         (
             {"instructions": (replace(add, operands=(Operand(9), Operand(1))),)},
             "block of a place must be below .*got 9",
         ),
-        ({"instructions": (replace(add, operands=(Operand(0, 4), Operand(1))),)}, "start of a place must be .*got 4"),
+        (
+            {"instructions": (replace(add, operands=(Operand(0, 4), Operand(1))),)},
+            "start of a place must be .*got 4",
+        ),
         (
             {"instructions": (replace(add, operands=(Operand(3), Operand(1))),)},
             "must be a column that was written before",
         ),
-        ({"instructions": (replace(add, results=(Operand(0),)),)}, "result must be a local, got block 0"),
+        (
+            {"instructions": (replace(add, results=(Operand(0),)),)},
+            "result must be a local, got block 0",
+        ),
         ({"instructions": (replace(add, width=0),)}, "width of an instruction must be .*got 0"),
         ({"instructions": (replace(add, segments=2),)}, "segments must be .*got 2"),
         ({"instructions": (replace(add, columns=(1,)),)}, "columns of an instruction"),
         ({"instructions": (product,)}, "weight of an instruction must be .*got 0"),
-        ({"instructions": (product,), "weights": (Weight(1, 4, 2),)}, "groups . rows of its weight, 4"),
+        (
+            {"instructions": (product,), "weights": (Weight(1, 4, 2),)},
+            "groups . rows of its weight, 4",
+        ),
         ({"outputs": ((Operand(3, 1), 5),)}, "start of a place"),
         ({"next_states": ()}, "next states must be .*got 0"),
         ({"blocks": (*good.blocks[:3], Block("local", 2**40))}, "width of a block"),
-        ({"blocks": (Block("element", 8, 1), *good.blocks[1:])}, "index of a block must be .*got 1"),
+        (
+            {"blocks": (Block("element", 8, 1), *good.blocks[1:])},
+            "index of a block must be .*got 1",
+        ),
     ]
     for changes, words in wrong:
         program = replace(good, **changes)  # type: ignore[arg-type]
         with pytest.raises(ArgumentError, match=words):
             tensors_for(program, LENGTHS).run()
     inplace = Instruction("add", (Operand(3),), (Operand(3), Operand(3)), 5)
-    beside = replace(inplace, results=(Operand(3, 0),), operands=(Operand(3, 1), Operand(3, 1)), width=4)
+    beside = replace(
+        inplace, results=(Operand(3, 0),), operands=(Operand(3, 1), Operand(3, 1)), width=4
+    )
     reduces = replace(inplace, operation="row_sum", operands=(Operand(3),))
     copies = replace(inplace, operation="gather", operands=(Operand(3),), columns=(4, 3, 2, 1, 0))
     assert_agrees(tensors_for(replace(good, instructions=(add, inplace)), LENGTHS), 1e-12)
@@ -291,17 +400,32 @@ def test_programs_that_are_wrong() -> None:
 def test_outer_products_and_sums(isa: str, use: Use) -> None:
     use(isa, POISON)
     for count in (0, 1, 7, 700):
-        for groups, columns, wide in ((1, 1, 1), (1, 33, 5), (3, 16, 64), (2, 70, 17), (1, 50, 150)):
-            left, right = torch.randn(count, groups * columns + 3), torch.randn(count, groups * wide + 1)
+        for groups, columns, wide in (
+            (1, 1, 1),
+            (1, 33, 5),
+            (3, 16, 64),
+            (2, 70, 17),
+            (1, 50, 150),
+        ):
+            left, right = (
+                torch.randn(count, groups * columns + 3),
+                torch.randn(count, groups * wide + 1),
+            )
             for dtype, tolerance in {**TOLERANCE, torch.bfloat16: 1e-2}.items():
                 # Columns of wider tensors, whose other columns are NaN.
                 parts = [torch.full_like(part, torch.nan).to(dtype) for part in (left, right)]
                 inner = parts[0][:, 2:-1], parts[1][:, 1:]
                 inner[0].copy_(left[:, 2:-1]), inner[1].copy_(right[:, 1:])
-                got, total = cast("tuple[Tensor, Tensor]", outer_products(*inner, groups=groups, sums=True))
+                got, total = cast(
+                    "tuple[Tensor, Tensor]", outer_products(*inner, groups=groups, sums=True)
+                )
                 scale = max(1, count) ** 0.5
-                wanted = torch.einsum("ngi,ngj->gij", *(part.double().unflatten(1, (groups, -1)) for part in inner))
-                torch.testing.assert_close(got.double(), wanted, rtol=tolerance, atol=tolerance * scale)
+                wanted = torch.einsum(
+                    "ngi,ngj->gij", *(part.double().unflatten(1, (groups, -1)) for part in inner)
+                )
+                torch.testing.assert_close(
+                    got.double(), wanted, rtol=tolerance, atol=tolerance * scale
+                )
                 torch.testing.assert_close(
                     total.double(), inner[0].double().sum(0), rtol=tolerance, atol=tolerance * scale
                 )
@@ -338,12 +462,16 @@ def test_sums_that_do_not_fit() -> None:
 def test_products_of_rows_by_themselves() -> None:
     for groups, width, depth in ((1, 70, 17), (3, 5, 16), (1, 1, 1)):
         rows, weight = torch.randn(300, groups * depth), torch.randn(groups, width, depth)
-        wanted = torch.einsum("ngk,gwk->ngw", rows.double().unflatten(1, (groups, -1)), weight.double()).flatten(1)
+        wanted = torch.einsum(
+            "ngk,gwk->ngw", rows.double().unflatten(1, (groups, -1)), weight.double()
+        ).flatten(1)
         for given in (weight, weight.mT.contiguous().mT):
             together = times(rows, given)
             torch.testing.assert_close(together.double(), wanted, rtol=1e-5, atol=1e-5)
             for number in (0, 7, 299):
-                assert torch.equal(times(rows[number : number + 1], given), together[number : number + 1])
+                assert torch.equal(
+                    times(rows[number : number + 1], given), together[number : number + 1]
+                )
     assert times(torch.zeros(0, 2), torch.ones(1, 3, 2)).shape == (0, 3)
     with pytest.raises(RaglaneError, match=r"weight must be .*got shape"):
         times(torch.zeros(2, 2), torch.zeros(3, 2))

@@ -1,4 +1,6 @@
-"""Keys that are valid in other processes: equal for the same step, and different for different steps."""
+"""Keys that are valid in other processes: equal for the same step, and different for different
+steps.
+"""
 
 from __future__ import annotations
 
@@ -118,7 +120,10 @@ def key_of(module: nn.Module) -> str:
 def test_whatever_changes_a_step_changes_its_key() -> None:
     found = {"nothing": key_of(own()())}
     assert key_of(own()()) == found["nothing"]
-    for old, new in (("return a * 2.0", "return a * 2.0  # twice"), ('open("/dev/null")', 'open("/dev/zero")')):
+    for old, new in (
+        ("return a * 2.0", "return a * 2.0  # twice"),
+        ('open("/dev/null")', 'open("/dev/zero")'),
+    ):
         assert key_of(own(SOURCE.replace(old, new))()) == found["nothing"], new
     for name, (old, new) in OTHERS.items():
         assert SOURCE.count(old) >= 1, name

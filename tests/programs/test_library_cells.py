@@ -1,4 +1,6 @@
-"""Every cell of the library and random cells as programs, and programs at numbers that random ones never are."""
+"""Every cell of the library and random cells as programs, and programs at numbers that random ones
+never are.
+"""
 
 from __future__ import annotations
 
@@ -27,12 +29,31 @@ def test_a_cell_gives_what_the_reference_does(name: str) -> None:
     cell = CELLS[name]
     sizes = cell.state_sizes(4)
     for need_states, bias in ((False, True), (True, False)):
-        agree(cell, random_weights(cell, 6, 4, bias), sizes, sizes[0], width=6, need_states=need_states)
+        agree(
+            cell,
+            random_weights(cell, 6, 4, bias),
+            sizes,
+            sizes[0],
+            width=6,
+            need_states=need_states,
+        )
 
 
 def test_projections_and_clips() -> None:
-    agree(CELLS["lstm"], random_weights(CELLS["lstm"], 6, 4, projection=3), (3, 4), 3, width=6, need_states=True)
-    for cell in (LSTM(clip=0.3), GRU(clip=0.3), GRU(reset_after=False, clip=0.3), PeepholeLSTM(clip=0.3)):
+    agree(
+        CELLS["lstm"],
+        random_weights(CELLS["lstm"], 6, 4, projection=3),
+        (3, 4),
+        3,
+        width=6,
+        need_states=True,
+    )
+    for cell in (
+        LSTM(clip=0.3),
+        GRU(clip=0.3),
+        GRU(reset_after=False, clip=0.3),
+        PeepholeLSTM(clip=0.3),
+    ):
         sizes = cell.state_sizes(4)
         agree(cell, random_weights(cell, 6, 4), sizes, sizes[0], width=6)
 
@@ -49,7 +70,11 @@ def test_dropout_on_the_state_and_zoneout(name: str) -> None:
             held = torch.bernoulli(torch.full((N, sum(sizes)), 0.4, dtype=torch.float64))
             for given in (None, held) if zoneout else (None,):
                 compiled = agree(
-                    cell, MarkedWeights(weights, given), (*sizes, sizes[0]) if drops else sizes, sizes[0], width=6
+                    cell,
+                    MarkedWeights(weights, given),
+                    (*sizes, sizes[0]) if drops else sizes,
+                    sizes[0],
+                    width=6,
                 )
                 # The mask is the same at all steps of a sequence, so it is no state.
                 assert len(compiled.unchanged) == drops
@@ -59,19 +84,28 @@ def test_cells_that_have_nothing_to_do_keep_their_programs_small() -> None:
     compiled = agree(CELLS["lstm"], random_weights(CELLS["lstm"], 6, 4), (4, 4), 4, width=6)
     program = compiled.forward(True, False, None).lowered.program
     names = [instruction.operation for instruction in program.instructions]
-    assert sorted(names) == sorted([*["product"] * 2, *["sigmoid"] * 3, *["tanh"] * 2, *["mul"] * 2, "fma"])
-    # Nothing else writes where the product of the element is, so that it can be computed before the loop.
+    assert sorted(names) == sorted(
+        [*["product"] * 2, *["sigmoid"] * 3, *["tanh"] * 2, *["mul"] * 2, "fma"]
+    )
+    # Nothing else writes where the product of the element is, so that it can be computed before the
+    # loop.
     written = [place.block for instruction in program.instructions for place in instruction.results]
     (of_element,) = [
-        one for one in program.instructions if "element" in {program.blocks[o.block].kind for o in one.operands}
+        one
+        for one in program.instructions
+        if "element" in {program.blocks[o.block].kind for o in one.operands}
     ]
     assert written.count(of_element.results[0].block) == 1
     wanted = Wanted(True, False, (True,), (), (True,), (True, True))
-    backward = [instruction.operation for instruction in compiled.backward(wanted).lowered.program.instructions]
+    backward = [
+        instruction.operation
+        for instruction in compiled.backward(wanted).lowered.program.instructions
+    ]
     assert [backward.count(name) for name in ("product", "sigmoid", "tanh")] == [1, 0, 1]
 
 
-# The reference with another order of computing than the naive loop's, and whatever runs programs here.
+# The reference with another order of computing than the naive loop's, and whatever runs programs
+# here.
 ENGINES = [engine(backend="reference", schedule="packed")]
 ENGINES += [engine(backend=name) for name in BACKENDS if name == "program"]
 
@@ -93,12 +127,14 @@ def test_a_difference_is_seen() -> None:
     for name, gradient in answer.gradients.items():
         other = gradient.clone()
         other.view(-1)[0] += 1 + 1e-6 * float(gradient.abs().max())
-        assert str(difference(answer._replace(gradients=answer.gradients | {name: other}), answer)).startswith(name)
+        assert str(
+            difference(answer._replace(gradients=answer.gradients | {name: other}), answer)
+        ).startswith(name)
 
 
 #
-# An initial state is zeros, and a state of logarithms minus infinity: a mistake only there is wrong at every first
-# step, and no comparison on random numbers detects it.
+# An initial state is zeros, and a state of logarithms minus infinity: a mistake only there is wrong
+# at every first step, and no comparison on random numbers detects it.
 
 
 inf, nan = math.inf, math.nan
@@ -114,9 +150,15 @@ ROWS = [
 ]
 
 ONE: dict[str, Callable[[Tensor], Tensor]] = {
-    **{name: getattr(F, name) for name in ("logsigmoid", "softplus", "gelu", "silu", "elu", "leaky_relu", "hardtanh")},
+    **{
+        name: getattr(F, name)
+        for name in ("logsigmoid", "softplus", "gelu", "silu", "elu", "leaky_relu", "hardtanh")
+    },
     **{name: getattr(F, name) for name in ("softshrink", "hardshrink", "relu6", "softsign")},
-    **{name: getattr(torch, name) for name in ("abs", "relu", "sqrt", "rsqrt", "log", "exp", "tanh", "floor", "round")},
+    **{
+        name: getattr(torch, name)
+        for name in ("abs", "relu", "sqrt", "rsqrt", "log", "exp", "tanh", "floor", "round")
+    },
     "threshold": lambda a: F.threshold(a, 0.5, 0.2),
     "clamp": lambda a: a.clamp(-1, 1),
     "power": lambda a: a**2,
@@ -177,7 +219,9 @@ class Beside(nn.Module):
 def run(function: Any, rows: Tensor, backend: str) -> tuple[Tensor, Tensor]:
     """What a function gives, ``(R, 4)``, and its gradient."""
     x = rows.clone().requires_grad_()
-    out, _ = rl.nn.Recurrent(Beside(function), backend=backend)(rl.Ragged.from_flat(x, lengths=[1] * len(rows)))
+    out, _ = rl.nn.Recurrent(Beside(function), backend=backend)(
+        rl.Ragged.from_flat(x, lengths=[1] * len(rows))
+    )
     return out.values.detach(), torch.autograd.grad(out.values.sum(), x)[0]
 
 
@@ -185,12 +229,22 @@ def agrees(functions: dict[str, Any], rows: Tensor) -> None:
     known = ~rows.isnan().any(1)
     # One by one: torch's gradient of another function, 0 times infinity, would hide them.
     for name, function in functions.items():
-        (values, mine), (wanted, theirs) = (run(function, rows, backend) for backend in ("program", "reference"))
+        (values, mine), (wanted, theirs) = (
+            run(function, rows, backend) for backend in ("program", "reference")
+        )
         # Where torch's own slope is no number, any will do.
         mine = torch.where(theirs.isnan(), theirs, mine)
-        for part, other, what in ((values, wanted, name), (mine[known], theirs[known], f"slope of {name}")):
+        for part, other, what in (
+            (values, wanted, name),
+            (mine[known], theirs[known], f"slope of {name}"),
+        ):
             torch.testing.assert_close(
-                part, other, rtol=1e-9, atol=1e-9, equal_nan=True, msg=partial("{}: {}".format, what)
+                part,
+                other,
+                rtol=1e-9,
+                atol=1e-9,
+                equal_nan=True,
+                msg=partial("{}: {}".format, what),
             )
 
 

@@ -24,7 +24,9 @@ from raglane.programs.graph import Unkept
 from raglane.programs.step import Step
 from scripts import Script
 
-pytestmark = pytest.mark.skipif(bool(rl.native.missing_kernels()), reason="programs run on the cpu kernels")
+pytestmark = pytest.mark.skipif(
+    bool(rl.native.missing_kernels()), reason="programs run on the cpu kernels"
+)
 
 
 class Leaky(nn.Module):
@@ -56,7 +58,10 @@ def answers(layer: Any, batch: rl.Ragged) -> list[Tensor]:
     layer.zero_grad()
     out = layer(batch)[0].values
     out.sin().sum().backward()
-    return [out.detach(), *[part.grad.clone() for part in layer.parameters() if part.grad is not None]]
+    return [
+        out.detach(),
+        *[part.grad.clone() for part in layer.parameters() if part.grad is not None],
+    ]
 
 
 def same(one: list[Tensor], other: list[Tensor]) -> bool:
@@ -73,7 +78,10 @@ def compiled() -> list[CompiledStep]:
 def leaky() -> tuple[Any, rl.Ragged, list[Tensor]]:
     """Return a layer whose program is on the disk, a batch, and the layer's answers."""
     torch.manual_seed(0)
-    layer, batch = rl.nn.Recurrent(Leaky, 3, H), rl.Ragged([torch.randn(length, 3) for length in (3, 0, 5)])
+    layer, batch = (
+        rl.nn.Recurrent(Leaky, 3, H),
+        rl.Ragged([torch.randn(length, 3) for length in (3, 0, 5)]),
+    )
     expected = answers(layer, batch)
     backend._steps.clear()
     return layer, batch, expected
@@ -109,7 +117,9 @@ def test_every_cell_of_the_library_comes_back_with_its_bits(folder: Path) -> Non
 
 def _step(layer: Any) -> Step:
     sizes = layer.cell.state_sizes(layer.hidden_size)
-    return backend.step_of(layer.cell, layer.cells[0], layer.input_size, sizes, next(layer.parameters()).dtype)
+    return backend.step_of(
+        layer.cell, layer.cells[0], layer.input_size, sizes, next(layer.parameters()).dtype
+    )
 
 
 def test_a_fresh_process_finds_it_without_a_compiler(script: Script, folder: Path) -> None:
@@ -136,12 +146,21 @@ def test_a_file_that_was_spoilt_is_written_anew(folder: Path) -> None:
     (file,) = folder.iterdir()
     whole = file.read_bytes()
     drawn = random.Random(0)
-    spoilt = [whole[:length] for length in (0, 1, 63, 64, 65, 66, len(whole) // 2, len(whole) - 2, len(whole) - 1)]
+    spoilt = [
+        whole[:length]
+        for length in (0, 1, 63, 64, 65, 66, len(whole) // 2, len(whole) - 2, len(whole) - 1)
+    ]
     spoilt += [
         whole[:place] + bytes([whole[place] ^ (1 << drawn.randrange(7))]) + whole[place + 1 :]
         for place in (*range(0, 70, 20), *range(70, len(whole), len(whole) // 10))
     ]
-    spoilt += [whole + b" ", b"\n" + whole, whole.replace(b'"key"', b'"Key"'), b"[" * 100_000, b"\xff" * 9]
+    spoilt += [
+        whole + b" ",
+        b"\n" + whole,
+        whole.replace(b'"key"', b'"Key"'),
+        b"[" * 100_000,
+        b"\xff" * 9,
+    ]
     for content in spoilt:
         assert content != whole
         file.write_bytes(content)
@@ -184,8 +203,36 @@ def test_whatever_a_file_says_nothing_but_the_right_numbers_comes_of_it(folder: 
     assert read > 0
 
 
-ODD = [0, 1, -1, 2, 5, 1 << 40, 1 << 70, -(1 << 63), 0.5, -0.0, float("nan"), float("inf"), "", "tanh", "add", "matmul"]
-ODD += [None, True, [], {}, [0, 1, 4], {"$known": 0}, {"$known": 99}, {"$named": "x"}, {"$named": "cpu"}, "element"]
+ODD = [
+    0,
+    1,
+    -1,
+    2,
+    5,
+    1 << 40,
+    1 << 70,
+    -(1 << 63),
+    0.5,
+    -0.0,
+    float("nan"),
+    float("inf"),
+    "",
+    "tanh",
+    "add",
+    "matmul",
+]
+ODD += [
+    None,
+    True,
+    [],
+    {},
+    [0, 1, 4],
+    {"$known": 0},
+    {"$known": 99},
+    {"$named": "x"},
+    {"$named": "cpu"},
+    "element",
+]
 
 
 def _spoil(place: Any, drawn: random.Random) -> None:
@@ -216,7 +263,11 @@ def test_what_asks_for_all_memory_is_not_computed(folder: Path) -> None:
     out = ["sigmoid", "out", [{"$known": 0}], {"out": {"$known": 0}}, 1]
     for call in (huge, ["from_file", "default", ["/dev/null"], {}, 1], in_place, out):
         with pytest.raises(Unkept):
-            stored.read(signed(json.dumps(content | {"calls": [*content["calls"], call]})), content["key"], step)
+            stored.read(
+                signed(json.dumps(content | {"calls": [*content["calls"], call]})),
+                content["key"],
+                step,
+            )
     stored.read(signed(json.dumps(content)), content["key"], step)
 
 

@@ -1,4 +1,6 @@
-"""Cells as users write them, as programs: each gives what plain torch does, or is refused with the reason."""
+"""Cells as users write them, as programs: each gives what plain torch does, or is refused with the
+reason.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ Stepping = Callable[[Any, Tensor, Any], Any]
 
 
 class Mlp(Sized):
-    """Several linear layers in a row, with a layer norm, and an activation that is held as a value."""
+    """Several linear layers in a row, with a layer norm, and an activation that is held as a
+    value.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,7 +35,9 @@ class Mlp(Sized):
         self.norm, self.act = nn.LayerNorm(7), F.gelu
 
     def step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        state = state + self.third(torch.tanh(self.second(self.act(self.norm(self.first(torch.cat([x_t, state], 1)))))))
+        state = state + self.third(
+            torch.tanh(self.second(self.act(self.norm(self.first(torch.cat([x_t, state], 1))))))
+        )
         return torch.softmax(state, 1), state
 
 
@@ -50,14 +56,18 @@ class Blocks(Sized):
         one = torch.einsum("bhd,hnd->bhn", heads, self.inner).flatten(1)
         other = torch.matmul(heads.unsqueeze(2), self.inner).squeeze(2).reshape(-1, 4)
         twice = x_t[:, :2].repeat(1, 2).view(-1, 2, 2)
-        third = self.shared(heads).flatten(1) + torch.einsum("bhd,hnd->bhn", twice, self.inner).flatten(1)
+        third = self.shared(heads).flatten(1) + torch.einsum(
+            "bhd,hnd->bhn", twice, self.inner
+        ).flatten(1)
         fourth = torch.bmm(heads.transpose(0, 1), self.inner).transpose(0, 1).reshape(state.shape)
         state = self.norm(one - 0.5 * other + torch.sigmoid(third) * fourth + self.input(x_t))
         return heads.amax(2).repeat_interleave(2, 1) + state, state
 
 
 class Several(Sized):
-    """Three states of different sizes, one of them never changed; parameters shared between gates; buffers."""
+    """Three states of different sizes, one of them never changed; parameters shared between gates;
+    buffers.
+    """
 
     output_size = 3
 
@@ -76,7 +86,11 @@ class Several(Sized):
     def step(self, x_t: Tensor, state: Any) -> Any:
         h, pair, fixed = state
         gate = torch.sigmoid(self.gate(x_t) + F.linear(h[:, self.order], self.gate.weight[:, :4]))
-        h = self.rates * h + (1 - gate) * self.mixing(h).tanh() * self.plain + self.taps[0] * self.scale
+        h = (
+            self.rates * h
+            + (1 - gate) * self.mixing(h).tanh() * self.plain
+            + self.taps[0] * self.scale
+        )
         first, second = pair.chunk(2, 1)
         pair = torch.cat([second + h[:, :1], F.softplus(first)], 1)
         return F.pad(pair, (0, 1), value=0.5) * fixed, (h, pair, fixed)
@@ -95,7 +109,9 @@ class Places(Sized):
         one, two = gates.sigmoid().split(4, 1)
         new = torch.zeros_like(state)
         new[:, :2] = state[:, 2:]
-        new += one * two + torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64) / torch.arange(1, 5)
+        new += one * two + torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64) / torch.arange(
+            1, 5
+        )
         new = torch.where(new > 0, new, 0.3 * new).clamp(-2, 2)
         return new.flip(1).roll(1, 1), new
 
@@ -123,31 +139,107 @@ class Functions(Sized):
     def step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         a = 0.3 * state + x_t[:, :4]
         b = a.abs() + 0.1
-        new = a.exp() + a.expm1() + b.log() + b.log1p() + b.sqrt() + b.rsqrt() + b.reciprocal() + a.erf() + a.relu()
-        new = new + a.sign() + F.silu(a) + F.mish(a) + F.elu(a) + F.selu(a) + F.leaky_relu(a) + F.hardtanh(a)
+        new = (
+            a.exp()
+            + a.expm1()
+            + b.log()
+            + b.log1p()
+            + b.sqrt()
+            + b.rsqrt()
+            + b.reciprocal()
+            + a.erf()
+            + a.relu()
+        )
+        new = (
+            new
+            + a.sign()
+            + F.silu(a)
+            + F.mish(a)
+            + F.elu(a)
+            + F.selu(a)
+            + F.leaky_relu(a)
+            + F.hardtanh(a)
+        )
         # Not hardsigmoid: torch's own gradient has a sixth of float32 in it.
         new = new + F.hardswish(a) + F.logsigmoid(a) + F.softsign(a) + F.threshold(a, 0.1, 0.2)
-        new = new + F.gelu(a, approximate="tanh") + F.relu6(a) + a**2 + a**3 + a**4 + b**0.5 + b**-1 + torch.exp2(a)
+        new = (
+            new
+            + F.gelu(a, approximate="tanh")
+            + F.relu6(a)
+            + a**2
+            + a**3
+            + a**4
+            + b**0.5
+            + b**-1
+            + torch.exp2(a)
+        )
         new = new + torch.lerp(a, b, 0.3) + torch.lerp(a, b, b) + torch.addcmul(a, a, b, value=2)
         new = new + torch.addcdiv(a, a, b) + torch.maximum(a, b) - torch.minimum(a, 0.5 * b) + 1 / b
         new = new + a.clamp(min=-0.1) + a.clamp(max=0.2)
-        new = new + torch.logaddexp(a, b) + (2 - a) + torch.where((a > 0) & ~(a > 1) | (a < -1), a, b) + a.lt(b) * b
+        new = (
+            new
+            + torch.logaddexp(a, b)
+            + (2 - a)
+            + torch.where((a > 0) & ~(a > 1) | (a < -1), a, b)
+            + a.lt(b) * b
+        )
         new = new + a.masked_fill(a > 0.5, 0.25) + F.layer_norm(a, (4,)) + F.rms_norm(a, (4,))
-        new = new + F.glu(torch.cat([a, b], 1), 1) + a.sin() + a.cos() + a.tan() + a.sinh() + a.cosh()
+        new = (
+            new + F.glu(torch.cat([a, b], 1), 1) + a.sin() + a.cos() + a.tan() + a.sinh() + a.cosh()
+        )
         new = new + b**1.5 + b**-2 + b**b + 2**a + a.relu() ** 1.5
-        new = new + a.floor() * a + a.ceil() * b + (9 * a).round() * a + a.trunc() + a.frac() + F.celu(a, 0.5)
-        new = new + F.softshrink(a) + F.hardshrink(a, 0.1) + F.tanhshrink(a) + torch.remainder(a, b) + torch.fmod(a, b)
+        new = (
+            new
+            + a.floor() * a
+            + a.ceil() * b
+            + (9 * a).round() * a
+            + a.trunc()
+            + a.frac()
+            + F.celu(a, 0.5)
+        )
+        new = (
+            new
+            + F.softshrink(a)
+            + F.hardshrink(a, 0.1)
+            + F.tanhshrink(a)
+            + torch.remainder(a, b)
+            + torch.fmod(a, b)
+        )
         new = new + a.cumsum(1) * b + (a.view(-1, 2, 2).cumsum(2) * b.view(-1, 2, 2)).flatten(1)
-        new = new + F.prelu(a, a.new_full((1,), 0.25)) + F.softplus(a, 4, 2) + a.logit(0.1) + b.log2() + b.log10()
-        new = new + torch.add(a, 2, alpha=3) + torch.rsub(a, b, alpha=0.5) + torch.where(a.isnan(), b, a)
+        new = (
+            new
+            + F.prelu(a, a.new_full((1,), 0.25))
+            + F.softplus(a, 4, 2)
+            + a.logit(0.1)
+            + b.log2()
+            + b.log10()
+        )
+        new = (
+            new
+            + torch.add(a, 2, alpha=3)
+            + torch.rsub(a, b, alpha=0.5)
+            + torch.where(a.isnan(), b, a)
+        )
         new = new + (9 * a).round().bool() * b
         new = new + (b.view(-1, 2, 1, 2).cumsum(1) * a.view(-1, 2, 1, 2)).flatten(1)
-        new = new + torch.where((a > 0) ^ (b > 1), a, b) + torch.div(a, b, rounding_mode="floor") * a
-        kept = new.sum(1, keepdim=True) + a.prod(1, keepdim=True) + new.mean(1, keepdim=True) + a.amax(1, True)
+        new = (
+            new + torch.where((a > 0) ^ (b > 1), a, b) + torch.div(a, b, rounding_mode="floor") * a
+        )
+        kept = (
+            new.sum(1, keepdim=True)
+            + a.prod(1, keepdim=True)
+            + new.mean(1, keepdim=True)
+            + a.amax(1, True)
+        )
         kept = kept + a.amin(1, True) + a.std(1, keepdim=True) + a.var(1, keepdim=True)
         kept = kept + a.max(1, keepdim=True)[0] + a.norm(dim=1)[:, None]
         kept = kept + a.norm(1, 1, True) + a.view(-1, 2, 2).sum((2, 1), True).flatten(1)
-        kept = kept + torch.logsumexp(a, 1, True) + F.log_softmax(a, 1)[:, :1] + F.softmin(a, 1)[:, 1:2]
+        kept = (
+            kept
+            + torch.logsumexp(a, 1, True)
+            + F.log_softmax(a, 1)[:, :1]
+            + F.softmin(a, 1)[:, 1:2]
+        )
         new = 0.01 * (new + kept)
         return new.tanh(), new
 
@@ -168,7 +260,8 @@ class Convolutions(Sized):
 
 
 @pytest.mark.parametrize(
-    "make", [Mlp, Blocks, Several, Places, Fast, Functions, Convolutions, Whole, Moved, Halved, Fixed]
+    "make",
+    [Mlp, Blocks, Several, Places, Fast, Functions, Convolutions, Whole, Moved, Halved, Fixed],
 )
 def test_a_program_gives_what_plain_torch_does(make: Any) -> None:
     module = (make(5, 4) if make in (Whole, Moved, Halved) else make()).double()
@@ -231,7 +324,11 @@ REFUSED: list[tuple[str, Stepping, dict[str, Any]]] = [
     ("depend on the numbers", lambda m, x, h: (h, h * float(m.linear.bias[0])), {}),
     ("random numbers", lambda m, x, h: (h, F.dropout(h)), {}),
     ("random numbers", lambda m, x, h: (h, h + random.random() + np.random.random()), {}),
-    ("alpha or beta", lambda m, x, h: (h, torch.addmm(h, h, m.linear.weight[:, :4], alpha=0.5)), {}),
+    (
+        "alpha or beta",
+        lambda m, x, h: (h, torch.addmm(h, h, m.linear.weight[:, :4], alpha=0.5)),
+        {},
+    ),
     ("rows of the batch meet", lambda m, x, h: (h, h @ h.T @ h), {}),
     ("rows of the batch meet", lambda m, x, h: (h, h + h.flip(0)), {}),
     ("takes unbind() of rows", lambda m, x, h: (h, torch.stack(h.unbind(-2))), {}),
@@ -251,7 +348,12 @@ REFUSED: list[tuple[str, Stepping, dict[str, Any]]] = [
 def test_what_no_program_can_be_is_refused_with_the_reason(index: int) -> None:
     reason, step, parts = REFUSED[index]
     module = _cell(step, **parts)
-    before = torch.get_rng_state(), module.linear.bias.clone(), random.getstate(), np.random.get_state()
+    before = (
+        torch.get_rng_state(),
+        module.linear.bias.clone(),
+        random.getstate(),
+        np.random.get_state(),
+    )
     with pytest.raises(Refused) as refused:
         compiled_of(module_cell(module), module, (4,), 4)
     assert reason in refused.value.reason
@@ -293,7 +395,10 @@ SUMS: dict[str, tuple[Known, bool]] = {
     "two rows": (lambda m: m.wide[1] + m.wide[2], True),
     "parts of two": (lambda m: m.one[1:2] + m.two[3:], True),
     "with a factor": (lambda m: torch.add(m.one, m.two, alpha=0.25), False),
-    "and a constant": (lambda m: m.one + torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64), False),
+    "and a constant": (
+        lambda m: m.one + torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64),
+        False,
+    ),
     "and a number": (lambda m: m.one + 0.25, False),
     "and one for all": (lambda m: m.one + m.single, False),
     "and what is computed": (lambda m: m.one + m.two.exp(), False),
@@ -330,10 +435,12 @@ PRODUCTS: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "a part": lambda m, h: (h[:, :2] @ m.wide[1:, ::2]).repeat(1, 2),
     "from the left": lambda m, h: torch.addmm(m.one.unsqueeze(1), m.square, h.t()).t(),
     "one for several rows": lambda m, h: torch.matmul(
-        h.view(-1, 4, 1, 1), m.square[:2, :1, None].expand(h.shape[0], 2, 1, 1)[:, torch.tensor([0, 0, 0, 1])]
+        h.view(-1, 4, 1, 1),
+        m.square[:2, :1, None].expand(h.shape[0], 2, 1, 1)[:, torch.tensor([0, 0, 0, 1])],
     ).flatten(1),
     "a copy for each row, as it is and turned": lambda m, h: (
-        (rows := h.view(-1, 2, 1, 2)) @ (own := m.square.view(2, 2, 4)[..., :2].expand(h.shape[0], 2, 2, 2))
+        (rows := h.view(-1, 2, 1, 2))
+        @ (own := m.square.view(2, 2, 4)[..., :2].expand(h.shape[0], 2, 2, 2))
         + rows @ own.mT
     ).flatten(1),
     "as one of many": lambda m, h: torch.einsum(
@@ -346,7 +453,9 @@ PRODUCTS: dict[str, Callable[[Any, Tensor], Tensor]] = {
 def test_weights_of_any_strides(name: str) -> None:
     module: Any = Parameters()
     module.square = nn.Parameter(
-        torch.randn(4, 4, dtype=torch.float64).t() if name != "as one of many" else module.square.data.contiguous()
+        torch.randn(4, 4, dtype=torch.float64).t()
+        if name != "as one of many"
+        else module.square.data.contiguous()
     )
     module.of = lambda _: torch.zeros(4, dtype=torch.float64)
     run = PRODUCTS[name]
@@ -355,12 +464,16 @@ def test_weights_of_any_strides(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spread", "reduces"), [(lambda gate: gate.repeat(1, 2), False), (lambda gate: gate.repeat_interleave(2, 1), True)]
+    ("spread", "reduces"),
+    [(lambda gate: gate.repeat(1, 2), False), (lambda gate: gate.repeat_interleave(2, 1), True)],
 )
 def test_gradients_of_repeated_columns(spread: Callable[[Tensor], Tensor], reduces: bool) -> None:
     """Adjacent columns are added, others are reduced: not added one by one."""
     module: Any = Parameters()
-    module.gates, module.peephole = nn.Linear(5, 8).double(), nn.Parameter(torch.randn(8, dtype=torch.float64))
+    module.gates, module.peephole = (
+        nn.Linear(5, 8).double(),
+        nn.Parameter(torch.randn(8, dtype=torch.float64)),
+    )
 
     def step(x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         gates = torch.sigmoid(module.gates(x_t) + spread(state) * module.peephole)
@@ -368,7 +481,10 @@ def test_gradients_of_repeated_columns(spread: Callable[[Tensor], Tensor], reduc
 
     module.step = step
     compiled = agree(module_cell(module), module, (4,), 4)
-    flags = [(True,) * len(nodes) for nodes in (compiled.elements, compiled.vectors, compiled.trace.parameters.weights)]
+    flags = [
+        (True,) * len(nodes)
+        for nodes in (compiled.elements, compiled.vectors, compiled.trace.parameters.weights)
+    ]
     program = compiled.backward(Wanted(True, False, flags[0], (), *flags[1:])).lowered.program
     assert ("row_sum" in [instruction.operation for instruction in program.instructions]) == reduces
 
@@ -377,7 +493,12 @@ def test_every_fact_of_a_step_is_a_part_of_its_key() -> None:
     module = Parameters()
     module.of = SUMS["two"][0]
     facts: dict[str, Any] = {"output_size": 4, "state_sizes": (4,), "is_tuple": False}
-    changes: list[dict[str, Any]] = [{}, {"output_size": 3}, {"state_sizes": (4, 4)}, {"is_tuple": True}]
+    changes: list[dict[str, Any]] = [
+        {},
+        {"output_size": 3},
+        {"state_sizes": (4, 4)},
+        {"is_tuple": True},
+    ]
     cells = [ModuleCell(module, **facts | change) for change in changes]
     rests = [(6, (4,), 4, torch.float64), (5, (3,), 4, torch.float64)]
     rests += [(5, (4,), 3, torch.float64), (5, (4,), 4, torch.float32)]

@@ -1,4 +1,6 @@
-"""Functions and modules of torch that accept a Ragged; pickles, copies, devices and repr of a Ragged."""
+"""Functions and modules of torch that accept a Ragged; pickles, copies, devices and repr of a
+Ragged.
+"""
 
 from __future__ import annotations
 
@@ -95,7 +97,9 @@ def test_several_results(function: Callable[[Any], Any]) -> None:
 
 def test_embedding_and_a_whole_model() -> None:
     embedding = nn.Embedding(10, 6)
-    result = nn.Sequential(embedding, nn.Dropout(0.1), nn.Linear(6, 3))(rl.Ragged([[1, 2], [3]])).values
+    result = nn.Sequential(embedding, nn.Dropout(0.1), nn.Linear(6, 3))(
+        rl.Ragged([[1, 2], [3]])
+    ).values
     assert result.shape == (3, 3)
     (gradient,) = torch.autograd.grad(result.sum(), embedding.weight)
     assert gradient.any(1).tolist() == [index in (1, 2, 3) for index in range(10)]
@@ -134,7 +138,10 @@ def test_equal_lengths_of_other_origin() -> None:
         (lambda r: F.layer_norm(r, (5, 4)), "2 feature dimension"),
         (lambda r: nn.LSTM(4, 2)(r), r"rl\.nn"),
         (lambda r: nn.Linear(1, 2)(r.map(lambda v: v[:, 0])), "unsqueeze"),
-        (lambda r: r.shape, r"an attribute .* Use len\(r\), r\.lengths and r\.features, or r\.values\.shape"),
+        (
+            lambda r: r.shape,
+            r"an attribute .* Use len\(r\), r\.lengths and r\.features, or r\.values\.shape",
+        ),
         (lambda r: r.numpy(), r"r\.values\.numpy\(\)"),
     ],
 )
@@ -143,7 +150,9 @@ def test_refuses_with_advice(call: Callable[[rl.Ragged], Any], says: str) -> Non
         call(a_batch(4))
 
 
-@pytest.mark.parametrize("travel", [copy.copy, copy.deepcopy, lambda batch: pickle.loads(pickle.dumps(batch))])
+@pytest.mark.parametrize(
+    "travel", [copy.copy, copy.deepcopy, lambda batch: pickle.loads(pickle.dumps(batch))]
+)
 def test_copies_and_pickles(travel: Any) -> None:
     batch = rl.Ragged([torch.randn(2, 3), torch.randn(0, 3)])
     arrived = travel(batch)
@@ -155,7 +164,10 @@ def test_pytree() -> None:
     batch = rl.Ragged([torch.randn(2, 3), torch.randn(1, 3)])
     leaves, spec = pytree.tree_flatten({"inputs": batch})
     assert same(pytree.tree_unflatten(leaves, spec)["inputs"], batch.to_list())
-    assert [pytree.keystr(path) for path, _ in pytree.tree_flatten_with_path(batch)[0]] == [".values", ".offsets"]
+    assert [pytree.keystr(path) for path, _ in pytree.tree_flatten_with_path(batch)[0]] == [
+        ".values",
+        ".offsets",
+    ]
 
 
 def test_to_keeps_lengths() -> None:
@@ -173,9 +185,14 @@ def test_is_immutable() -> None:
 
 def test_repr() -> None:
     batch = rl.Ragged([torch.ones(4, 12), torch.ones(2, 12), torch.ones(8, 12)])
-    assert repr(batch) == ("Ragged(shape=(3, *, 12), dtype=torch.float32, device=cpu, lengths=[4, 2, 8], fill=0.583)")
+    assert repr(batch) == (
+        "Ragged(shape=(3, *, 12), dtype=torch.float32, device=cpu, lengths=[4, 2, 8], fill=0.583)"
+    )
     assert repr(rl.Ragged([torch.ones(1)] * 11)).count("1, ") == 11
-    assert repr(rl.Ragged([])) == "Ragged(shape=(0, *), dtype=torch.float32, device=cpu, lengths=[], fill=1)"
+    assert (
+        repr(rl.Ragged([]))
+        == "Ragged(shape=(0, *), dtype=torch.float32, device=cpu, lengths=[], fill=1)"
+    )
 
 
 def test_picture_in_a_notebook() -> None:
@@ -207,7 +224,9 @@ def test_lengths_and_schedules_ignore_the_default_device() -> None:
         assert rl.cost([2, 4])["packed"].elements == 6
         for schedule in SCHEDULES:
             with rl.use_backend(schedule=schedule, backend="reference"):
-                torch.testing.assert_close(gru(batch, torch.zeros(1, 2, 2, device="cpu"))[0].values, expected.values)
+                torch.testing.assert_close(
+                    gru(batch, torch.zeros(1, 2, 2, device="cpu"))[0].values, expected.values
+                )
 
 
 @pytest.mark.parametrize("lengths", [[2, 3, 2, 3, 0, 2, 0], [1, 2] * 50, [0, 4, 0, 4]])
@@ -216,7 +235,9 @@ def test_sequences_of_one_length_keep_their_order_in_a_pack(lengths: list[int]) 
     other: Any = rl.packing.pack_sequence(sequences_of(lengths), False)
     order = sorted(range(len(lengths)), key=lambda b: -lengths[b])
     assert packed.sorted_indices.tolist() == other.sorted_indices.tolist() == order
-    assert packed.unsorted_indices.tolist() == sorted(range(len(order)), key=lambda place: order[place])
+    assert packed.unsorted_indices.tolist() == sorted(
+        range(len(order)), key=lambda place: order[place]
+    )
 
 
 @pytest.mark.parametrize("kind", [torch.tensor, np.array], ids=["tensor", "array"])
@@ -231,7 +252,11 @@ def test_lengths_that_their_owner_changes_are_not_the_batchs(kind: Any) -> None:
     ]
     found = find_padded(padded, lengths, batch_first=True)
     jagged_offsets = torch.tensor([0, 2, 6, 7])
-    batches.append(rl.Ragged.from_nested(torch.nested.nested_tensor_from_jagged(torch.cat(sequences), jagged_offsets)))
+    batches.append(
+        rl.Ragged.from_nested(
+            torch.nested.nested_tensor_from_jagged(torch.cat(sequences), jagged_offsets)
+        )
+    )
     lengths[:], offsets[:], jagged_offsets[:] = 1, 0, 0
     for batch in batches:
         batch.to_padded()[1].zero_()
@@ -262,7 +287,12 @@ def test_lengths_of_any_layout_in_memory(lengths: Any) -> None:
     sequences = sequences_of([2, 4, 1], (3,), torch.float32)
     padded = torch.nn.utils.rnn.pad_sequence(sequences, batch_first=True)
     assert same(rl.Ragged.from_padded(padded, lengths), sequences)
-    assert rl.packing.pack_padded_sequence(padded, lengths, True, False).batch_sizes.tolist() == [3, 2, 1, 1]
+    assert rl.packing.pack_padded_sequence(padded, lengths, True, False).batch_sizes.tolist() == [
+        3,
+        2,
+        1,
+        1,
+    ]
     assert [len(part) for part in rl.packing.unpad_sequence(padded, lengths, True)] == [2, 4, 1]
     layer = rl.nn.GRU(3, 4, batch_first=True)
     assert torch.equal(layer(padded, lengths=lengths)[1], layer(rl.Ragged(sequences))[1])

@@ -42,7 +42,9 @@ def test_curves(epochs: int, validation: bool, metric: str) -> None:
 @pytest.mark.parametrize("classes", [1, 2, 40])
 def test_confusion_grows_with_the_classes(classes: int) -> None:
     matrix = [[3 if row == column else 0 for column in range(classes)] for row in range(classes)]
-    width, height = _size(confusion_png(matrix, [f"class {place}" for place in range(classes)], "a run"))
+    width, height = _size(
+        confusion_png(matrix, [f"class {place}" for place in range(classes)], "a run")
+    )
     assert width > height > 600
     assert height <= 3600
 
@@ -56,22 +58,50 @@ def test_huge_counts_and_long_labels_without_pyplot() -> None:
 
 def test_confusion_as_a_table_and_rows() -> None:
     first = class_rows([[3, 1], [0, 2]], ["a", "b"])[0]
-    assert first == {"label": "a", "recall": 0.75, "precision": 1.0, "F1": pytest.approx(6 / 7), "count": 4}
-    lines = confusion_table([[10, 0, 0], [2, 0, 0], [0, 1, 7]], ["a", "long label", "c"]).text().splitlines()
+    assert first == {
+        "label": "a",
+        "recall": 0.75,
+        "precision": 1.0,
+        "F1": pytest.approx(6 / 7),
+        "count": 4,
+    }
+    lines = (
+        confusion_table([[10, 0, 0], [2, 0, 0], [0, 1, 7]], ["a", "long label", "c"])
+        .text()
+        .splitlines()
+    )
     assert len({len(line) for line in lines}) == 1
-    assert lines[0].split() == ["true", "\\", "predicted", "a", "long", "label", "c", "recall", "precision", "F1"]
+    assert lines[0].split() == [
+        "true",
+        "\\",
+        "predicted",
+        "a",
+        "long",
+        "label",
+        "c",
+        "recall",
+        "precision",
+        "F1",
+    ]
     assert lines[1].split() == ["a", "10", ".", ".", "1.000", "0.833", "0.909"]
     assert lines[2].split() == ["long", "label", "2", ".", ".", "0.000", "0.000", "0.000"]
     assert lines[3].split() == ["c", ".", "1", "7", "0.875", "1.000", "0.933"]
     assert confusion_table([[0]], ["a"]).text().splitlines()[1].split() == ["a", ".", "-", "-", "-"]
 
 
-_ROWS = [{"label": "jazz", "F1_score": 0.5, "count": 4000}, {"label": "a|b", "F1_score": math.nan, "count": None}]
+_ROWS = [
+    {"label": "jazz", "F1_score": 0.5, "count": 4000},
+    {"label": "a|b", "F1_score": math.nan, "count": None},
+]
 
 
 def test_text_lines_up_and_markdown_groups_digits() -> None:
     table = Table.of("Numbers", _ROWS)
-    assert table.text().splitlines() == ["label  F1 score  count", "jazz      0.500   4000", "a|b           -      -"]
+    assert table.text().splitlines() == [
+        "label  F1 score  count",
+        "jazz      0.500   4000",
+        "a|b           -      -",
+    ]
     assert table.markdown().splitlines() == [
         "Numbers:",
         "",
@@ -80,15 +110,25 @@ def test_text_lines_up_and_markdown_groups_digits() -> None:
         "| jazz | 0.500 | 4,000 |",
         "| a\\|b | - | - |",
     ]
-    assert aligned([("sequences", "8"), ("fill", "70%")], words=2) == ["sequences  8", "fill       70%"]
-    assert (as_text([table, table]).count("Numbers\n"), as_markdown([table, table]).count("Numbers:\n")) == (2, 2)
+    assert aligned([("sequences", "8"), ("fill", "70%")], words=2) == [
+        "sequences  8",
+        "fill       70%",
+    ]
+    assert (
+        as_text([table, table]).count("Numbers\n"),
+        as_markdown([table, table]).count("Numbers:\n"),
+    ) == (2, 2)
     assert escaped("a|b <i> *c*") == "a\\|b \\<i\\> \\*c\\*"
     assert Table.of("None", []).rows == []
 
 
 def test_csv_has_every_digit_and_no_formula() -> None:
     two = [Table("=a", ["run", "x"], [["+b", 1 / 3]]), Table("c", ["run", "y"], [["d", None]])]
-    assert as_csv(two).decode().splitlines() == ["data,run,x,y", "'=a,'+b,0.3333333333333333,", "c,d,,"]
+    assert as_csv(two).decode().splitlines() == [
+        "data,run,x,y",
+        "'=a,'+b,0.3333333333333333,",
+        "c,d,,",
+    ]
 
 
 def test_every_block_of_a_page_takes_a_text_as_text() -> None:
@@ -101,7 +141,16 @@ def test_every_block_of_a_page_takes_a_text_as_text() -> None:
         Table(odd, [odd, "share"], [[odd, "40%"], ["b", "60%"]], best=1, bars=1),
         Picture("<svg></svg>", odd, odd),
     ]
-    page = Page("raglane inspect", odd, odd, [(odd, odd)], [Part("A part", blocks, "part")], odd, "1.0", notes=[odd])
+    page = Page(
+        "raglane inspect",
+        odd,
+        odd,
+        [(odd, odd)],
+        [Part("A part", blocks, "part")],
+        odd,
+        "1.0",
+        notes=[odd],
+    )
     drawn, written = page.html().decode(), page.markdown()
     assert "<b>" not in drawn
     assert "<b>" not in written.replace("\\<b\\>", "")[: written.index("```")]
@@ -115,7 +164,9 @@ def test_every_block_of_a_page_takes_a_text_as_text() -> None:
 
 
 def test_a_picture_has_the_colours_and_names_of_its_page() -> None:
-    assert inline('<?xml?><svg width="9pt" height="3pt"><a fill="#15181d" id="x"/><b href="#x"/></svg>', "p") == (
+    assert inline(
+        '<?xml?><svg width="9pt" height="3pt"><a fill="#15181d" id="x"/><b href="#x"/></svg>', "p"
+    ) == (
         '<svg style="--wide: 9pt" aria-hidden="true" focusable="false">'
         '<a fill="var(--paper)" id="p0"/><b href="#p0"/></svg>'
     )

@@ -32,12 +32,19 @@ def _card(
         return made[-1]
 
     monkeypatch.setattr("raglane.runs.card.make_card", keep)
-    return rl.fit(data, labels, epochs=2, hidden_size=4, threads=1, progress=False, **options), made[-1]
+    return rl.fit(
+        data, labels, epochs=2, hidden_size=4, threads=1, progress=False, **options
+    ), made[-1]
 
 
 def _tables(card: Page) -> dict[str, Table]:
     """Return the first table of each part."""
-    return {part.title: block for part in card.parts for block in reversed(part.blocks) if isinstance(block, Table)}
+    return {
+        part.title: block
+        for part in card.parts
+        for block in reversed(part.blocks)
+        if isinstance(block, Table)
+    }
 
 
 def test_a_card_of_every_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,7 +52,9 @@ def test_a_card_of_every_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     for name in CARD_PICTURES:
         monkeypatch.setattr(f"raglane.runs.card.{name}", getattr(figures, name))
     random = np.random.default_rng(0)
-    sequences = [random.normal(size=(length, 2)).tolist() for length in [1, 2, 3, 5, 8, 2, 4, 9, 1, 6]]
+    sequences = [
+        random.normal(size=(length, 2)).tolist() for length in [1, 2, 3, 5, 8, 2, 4, 9, 1, 6]
+    ]
     words = [[f"w{step % 3}" for step in range(len(one))] for one in sequences]
     tasks: dict[str, tuple[Any, Any, dict[str, Any]]] = {
         "classify": (sequences, ["a", _ODD] * 5, {}),
@@ -58,19 +67,29 @@ def test_a_card_of_every_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     }
     for task, (data, labels, more) in tasks.items():
         test = (data, labels) if labels is not None else data
-        run, card = _card(monkeypatch, data, labels, task=task, out=tmp_path / task, test=test, **more)
-        text, page = (tmp_path / task / "card.md").read_text(), (tmp_path / task / "report.html").read_text()
+        run, card = _card(
+            monkeypatch, data, labels, task=task, out=tmp_path / task, test=test, **more
+        )
+        text, page = (
+            (tmp_path / task / "card.md").read_text(),
+            (tmp_path / task / "report.html").read_text(),
+        )
         numbers = run.evaluate(data, labels).numbers
         tables = _tables(card)
         hardest, by_length = tables["Hardest sequences"], tables["By length"]
         rows = {row[0]: row[-1] for row in tables["Results"].rows}
         expected = {name.replace("_", " "): number for name, number in numbers.items()}
-        assert {name: rows[name] for name in expected} == pytest.approx(expected, nan_ok=True), (task, rows)
+        assert {name: rows[name] for name in expected} == pytest.approx(expected, nan_ok=True), (
+            task,
+            rows,
+        )
         assert "_" not in card.sentence
         assert hardest.columns[0] == "row"
         assert ("trained as a language model of data in memory" in text) == (task == "language")
         assert sum(row[1] for row in by_length.rows) == len(data)
-        assert [row[-2] for row in hardest.rows] == sorted((row[-2] for row in hardest.rows), reverse=True)
+        assert [row[-2] for row in hardest.rows] == sorted(
+            (row[-2] for row in hardest.rows), reverse=True
+        )
         assert "| lengths | sequences | loss |" in text
         assert task in text
         assert {"Results", "By length", "Hardest sequences", "Data", "Settings"} <= set(
@@ -79,7 +98,10 @@ def test_a_card_of_every_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         assert page.count("<svg") >= 3
         assert "http://" not in page.replace("http://www.w3.org", "")
         title = {"classify": "By class", "tag": "By class", "multilabel": "By label"}.get(task)
-        assert [name for name in tables if name.startswith("By ")] == [*filter(None, [title]), "By length"], task
+        assert [name for name in tables if name.startswith("By ")] == [
+            *filter(None, [title]),
+            "By length",
+        ], task
         assert ("Errors" in tables) == ("Examples" in tables) == (task == "transcribe"), task
         if task == "classify":
             assert "</script><b>" not in page
@@ -88,14 +110,24 @@ def test_a_card_of_every_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_scores_of_sequences_are_those_of_each_alone(tmp_path: Path) -> None:
     random = np.random.default_rng(1)
-    metrics = {"classify": "accuracy", "tag": "accuracy", "forecast": "MAE", "multilabel": "exact_match"}
+    metrics = {
+        "classify": "accuracy",
+        "tag": "accuracy",
+        "forecast": "MAE",
+        "multilabel": "exact_match",
+    }
     for task, metric in metrics.items():
         lengths = [3, 2, 5, 4, 7, 2]
         data = [random.normal(size=(length, 1)).tolist() for length in lengths]
-        known: dict[str, Any] = {"classify": list("ababab"), "tag": [list("ab" * 4)[: len(one)] for one in data]}
+        known: dict[str, Any] = {
+            "classify": list("ababab"),
+            "tag": [list("ab" * 4)[: len(one)] for one in data],
+        }
         known["multilabel"] = [["a"], [], ["a", "b"], ["b"], ["a"], []]
         labels = known.get(task)
-        run = rl.fit(data, labels, task=task, epochs=1, hidden_size=3, progress=False, validation_fraction=0)
+        run = rl.fit(
+            data, labels, task=task, epochs=1, hidden_size=3, progress=False, validation_fraction=0
+        )
         if task == "multilabel":  # no label is predicted, but some are at thresholds of a half
             run.model.get_buffer("thresholds").fill_(0.9)
         each = measure_sequences(run.saved, run.read(data, labels), torch.device("cpu"))
@@ -106,15 +138,23 @@ def test_scores_of_sequences_are_those_of_each_alone(tmp_path: Path) -> None:
         assert each.loss @ each.count / each.count.sum() == pytest.approx(whole, rel=1e-5), task
         ranges = each.ranges()
         assert sum(one.sequences for one in ranges) == len(data)
-        first = [place for place, length in enumerate(lengths) if ranges[0].low <= length <= ranges[0].high]
-        part = run.evaluate([data[place] for place in first], labels and [labels[place] for place in first])
+        first = [
+            place
+            for place, length in enumerate(lengths)
+            if ranges[0].low <= length <= ranges[0].high
+        ]
+        part = run.evaluate(
+            [data[place] for place in first], labels and [labels[place] for place in first]
+        )
         assert ranges[0].loss == pytest.approx(part["loss"], rel=1e-5), task
 
 
 def test_of_many_sequences_some_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("raglane.training.per_sequence._MOST", 4)
     data = [[0.1] * length for length in (1, 2, 3, 4, 5, 6)]
-    run = rl.fit(data, list("ababab"), epochs=1, hidden_size=2, progress=False, validation_fraction=0)
+    run = rl.fit(
+        data, list("ababab"), epochs=1, hidden_size=2, progress=False, validation_fraction=0
+    )
     each = measure_sequences(run.saved, run.read(data, list("ababab")), torch.device("cpu"))
     assert len(each.rows) == 4
     assert sorted(each.rows.tolist()) == each.rows.tolist()
@@ -126,14 +166,23 @@ def test_of_many_sequences_some_are_drawn(monkeypatch: pytest.MonkeyPatch) -> No
 def test_the_card_of_a_converted_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("raglane.training.per_sequence._MOST", 9)
     steps = write_steps(tmp_path / "steps.csv", 40)
-    words = write_rows(tmp_path / "words.jsonl", ({"words": ["a", "b", "c"][: row % 4]} for row in range(40)))
+    words = write_rows(
+        tmp_path / "words.jsonl", ({"words": ["a", "b", "c"][: row % 4]} for row in range(40))
+    )
     columns = {
         "classify": rl.data.Columns(label="label", id="id"),
         "language": rl.data.Columns(task="language", sequence="words"),
     }
     for task, data in (("classify", steps), ("language", words)):
         rl.data.convert(data, tmp_path / task, columns[task])
-        run, card = _card(monkeypatch, tmp_path / task, None, task=task, out=tmp_path / f"run-{task}", batch_size=4)
+        run, card = _card(
+            monkeypatch,
+            tmp_path / task,
+            None,
+            task=task,
+            out=tmp_path / f"run-{task}",
+            batch_size=4,
+        )
         results = _tables(card)["Results"]
         assert results.columns == ("metric", "training", "validation")
         assert not any("easured" in note for note in card.notes)
@@ -147,7 +196,9 @@ def test_the_card_of_a_converted_folder(tmp_path: Path, monkeypatch: pytest.Monk
     assert sum(int(row[1]) for row in _tables(card)["By length"].rows) == 2
 
 
-def test_a_card_says_what_it_could_not_measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_card_says_what_it_could_not_measure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data, labels = [[0.1], [0.2, 0.3], [0.5]], ["a", "b", "a"]
     _, card = _card(monkeypatch, data, labels, out=tmp_path / "all", validation_fraction=0)
     assert "Nothing was held out" in card.notes[0]

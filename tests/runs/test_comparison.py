@@ -32,7 +32,22 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("b", one, ["--cell", "lstm", "--seed", "2", "--validation-fraction", "0.3"]),
         ("c", other, ["--cell", "rnn"]),
     ):
-        assert main(["train", str(data), "--out", str(folder / name), *FAST, *more, "--test", str(one), "-q"]) == 0
+        assert (
+            main(
+                [
+                    "train",
+                    str(data),
+                    "--out",
+                    str(folder / name),
+                    *FAST,
+                    *more,
+                    "--test",
+                    str(one),
+                    "-q",
+                ]
+            )
+            == 0
+        )
     return folder
 
 
@@ -43,7 +58,9 @@ def test_what_differs_and_nothing_else(runs: Path) -> None:
     assert first.columns[:5] == ["run", "cell", "lr", "seed", "validation-fraction"]
     assert second.columns[1] == "validation loss"
     rows = [dict(zip(first.columns, row, strict=True)) for row in first.rows]
-    assert [row["validation loss"] for row in rows] == sorted(row["validation loss"] for row in rows)
+    assert [row["validation loss"] for row in rows] == sorted(
+        row["validation loss"] for row in rows
+    )
     assert {row["lr"] for row in rows} == {"0.0001235", "0.003"}
     for row in rows:
         run = rl.load(row["run"])
@@ -57,7 +74,15 @@ def test_what_differs_and_nothing_else(runs: Path) -> None:
 def test_other_losses_are_other_tables(tmp_path: Path) -> None:
     for loss in (None, "mse", "mae"):
         out = tmp_path / f"{loss}"
-        rl.fit([[0.1], [0.3]], [1.0, 2.0], task="regress", loss=loss, out=out, epochs=1, validation_fraction=0)
+        rl.fit(
+            [[0.1], [0.3]],
+            [1.0, 2.0],
+            task="regress",
+            loss=loss,
+            out=out,
+            epochs=1,
+            validation_fraction=0,
+        )
     squared, absolute = compare([tmp_path / "None", tmp_path / "mae", tmp_path / "mse"])
     assert (len(squared.rows), absolute.caption) == (2, "data in memory: regress (mae), 1 run")
 
@@ -65,7 +90,9 @@ def test_other_losses_are_other_tables(tmp_path: Path) -> None:
 def test_tables_and_pictures_are_written_whole(runs: Path, tmp_path: Path, capsys: Capsys) -> None:
     folders = [str(runs / name) for name in "abc"]
     places = [str(tmp_path / f"table.{suffix}") for suffix in ("md", "csv", "png", "svg")]
-    printed = prints(["compare", *folders, *(word for place in places for word in ("-o", place))], capsys)
+    printed = prints(
+        ["compare", *folders, *(word for place in places for word in ("-o", place))], capsys
+    )
     assert printed.index("one.csv: classify") < printed.index("other.csv: classify")
     rows = read_csv(Path(places[1]))
     assert [row["cell"] for row in rows if row["run"] == folders[1]] == ["lstm"]
@@ -73,18 +100,36 @@ def test_tables_and_pictures_are_written_whole(runs: Path, tmp_path: Path, capsy
     assert Path(places[0]).read_text().count("| run | ") == 2
     assert Path(places[2]).read_bytes()[1:4] == b"PNG"
     assert Path(places[3]).read_bytes().startswith((b"<svg", b"<?xml"))
-    lists = Compared("lists", ["run", "quantile", "seconds"], [["a", [0.1, 0.9], 1.0], ["b", "0.5", 2.0]])
+    lists = Compared(
+        "lists", ["run", "quantile", "seconds"], [["a", [0.1, 0.9], 1.0], ["b", "0.5", 2.0]]
+    )
     assert b"<svg" in setting_svg(lists, "quantile")
 
 
 def test_mistakes_end_in_one_line(runs: Path, tmp_path: Path, capsys: Capsys) -> None:
     broken, out = tmp_path / "broken", tmp_path / "table.md"
     run = str(runs / "a")
-    fails(["compare", run, str(tmp_path / "no"), "-o", str(out)], capsys, "no must be ... no such folder", "of a run")
+    fails(
+        ["compare", run, str(tmp_path / "no"), "-o", str(out)],
+        capsys,
+        "no must be ... no such folder",
+        "of a run",
+    )
     fails(["compare", str(runs), "-o", str(out)], capsys, "a folder without a saved model")
-    fails(["compare", run, "-o", str(tmp_path / "table.txt")], capsys, "--output must be ", ".md, .csv, .png, .svg")
+    fails(
+        ["compare", run, "-o", str(tmp_path / "table.txt")],
+        capsys,
+        "--output must be ",
+        ".md, .csv, .png, .svg",
+    )
     fails(["compare", run, "-o", str(tmp_path / "no" / "table.md")], capsys, "--output must be ")
-    for name in ("run.json", "last/training.json", "best/config.json", "best/weights.safetensors", "evaluation.json"):
+    for name in (
+        "run.json",
+        "last/training.json",
+        "best/config.json",
+        "best/weights.safetensors",
+        "evaluation.json",
+    ):
         shutil.rmtree(broken, ignore_errors=True)
         shutil.copytree(run, broken)
         content = (broken / name).read_bytes()
@@ -114,17 +159,29 @@ def test_test_data_of_one_name_in_two_folders_are_two(runs: Path, tmp_path: Path
         place = places["ab".index(Path(found["run"]).name)]
         told = json.loads((Path(found["run"]) / "evaluation.json").read_text())
         assert found[f"{place} accuracy".replace("_", " ")] == told["accuracy"]
-    assert {"test.csv accuracy", "one.csv accuracy"} <= set(compare([tmp_path / "a", runs / "b"])[0].columns)
+    assert {"test.csv accuracy", "one.csv accuracy"} <= set(
+        compare([tmp_path / "a", runs / "b"])[0].columns
+    )
 
 
 def _leaves(content: Any, place: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """Return the place of each value that is no object or list; of a list, only the first entry."""
-    keys = content if isinstance(content, dict) else range(min(len(content), 1)) if isinstance(content, list) else ()
+    keys = (
+        content
+        if isinstance(content, dict)
+        else range(min(len(content), 1))
+        if isinstance(content, list)
+        else ()
+    )
     return [leaf for key in keys for leaf in _leaves(content[key], (*place, key))] or [place]
 
 
-@pytest.mark.parametrize("name", ["run.json", "evaluation.json", "best/config.json", "last/training.json"])
-def test_any_changed_value_is_one_line_or_good(runs: Path, tmp_path: Path, capsys: Capsys, name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["run.json", "evaluation.json", "best/config.json", "last/training.json"]
+)
+def test_any_changed_value_is_one_line_or_good(
+    runs: Path, tmp_path: Path, capsys: Capsys, name: str
+) -> None:
     """Such as a path that is a number, or a count of 10^30."""
     run = tmp_path / "run"
     shutil.copytree(runs / "a", run)
@@ -141,7 +198,9 @@ def test_any_changed_value_is_one_line_or_good(runs: Path, tmp_path: Path, capsy
         (run / name).write_text(json.dumps(changed))
         code, found = main(command), capsys.readouterr().err
         assert code in (0, 2), (leaf, value, found)
-        assert [line for line in found.splitlines() if "warning" not in line] == [found.strip()] * (code == 2)
+        assert [line for line in found.splitlines() if "warning" not in line] == [found.strip()] * (
+            code == 2
+        )
 
 
 def test_data_is_the_same_in_any_order_and_parts() -> None:
@@ -171,9 +230,19 @@ def test_data_is_the_same_in_any_order_and_parts() -> None:
         assert identity(records.subset([0, 1, 2])) != whole, kind
         other = values.copy()
         other[4, 1] += 1e-6
-        assert identity(dataset(other, offsets_of(lengths), channels=("x0", "x1"), **more)) != whole, kind
-        assert identity(dataset(values[::-1].copy(), offsets_of(lengths), channels=("x0", "x1"), **more)) != whole, kind
-        assert identity(dataset(values, offsets_of([3, 1, 1, 5]), channels=("x0", "x1"), **more)) != whole, kind
+        assert (
+            identity(dataset(other, offsets_of(lengths), channels=("x0", "x1"), **more)) != whole
+        ), kind
+        assert (
+            identity(
+                dataset(values[::-1].copy(), offsets_of(lengths), channels=("x0", "x1"), **more)
+            )
+            != whole
+        ), kind
+        assert (
+            identity(dataset(values, offsets_of([3, 1, 1, 5]), channels=("x0", "x1"), **more))
+            != whole
+        ), kind
         found.add(whole)
     assert len(found) == len(kinds)
     assert re.fullmatch(r"4-[0-9a-f]{16}", whole)
@@ -198,10 +267,23 @@ def test_a_logger_that_cannot_begin_is_one_line(
     def made(*_: Any) -> None:
         raise RuntimeError("no key:\nlog in")
 
-    monkeypatch.setattr("raglane.runs.progress._PACKAGES", {"wandb": ("math",), "mlflow": ("no_such",)})
+    monkeypatch.setattr(
+        "raglane.runs.progress._PACKAGES", {"wandb": ("math",), "mlflow": ("no_such",)}
+    )
     monkeypatch.setattr("raglane.runs.progress.require", lambda *_: None)
     monkeypatch.setattr("raglane.runs.progress.LoggingWatcher._create", made)
-    command = ["train", str(write_steps(tmp_path / "steps.csv")), "--out", str(tmp_path / "run"), *FAST, "-q"]
+    command = [
+        "train",
+        str(write_steps(tmp_path / "steps.csv")),
+        "--out",
+        str(tmp_path / "run"),
+        *FAST,
+        "-q",
+    ]
     fails([*command, "--logger", "mlflow"], capsys, "mlflow is not installed", "pip install")
-    fails([*command, "--logger", "wandb"], capsys, "--logger must be ... got 'wandb', which failed: no key: log in")
+    fails(
+        [*command, "--logger", "wandb"],
+        capsys,
+        "--logger must be ... got 'wandb', which failed: no key: log in",
+    )
     assert not (tmp_path / "run").exists()

@@ -23,7 +23,10 @@ _QUICK: dict[str, Any] = {"epochs": 2, "hidden_size": 4, "threads": 1}
 
 def _sequences(count: int = 12) -> tuple[list[Any], list[str]]:
     random = np.random.default_rng(0)
-    return [random.normal(size=(length, 2)) for length in random.integers(1, 5, count)], ["x", "y"] * (count // 2)
+    return [random.normal(size=(length, 2)) for length in random.integers(1, 5, count)], [
+        "x",
+        "y",
+    ] * (count // 2)
 
 
 def _weights(run: rl.Run) -> dict[str, torch.Tensor]:
@@ -37,9 +40,26 @@ def _same(one: rl.Run, other: rl.Run) -> bool:
 
 def test_it_is_the_command(tmp_path: Path) -> None:
     data, held = write_steps(tmp_path / "steps.csv", 16), write_steps(tmp_path / "held.csv", 4)
-    shaped: dict[str, Any] = {"cell": "lstm", "seed": 3, "validation_fraction": 0.3, "features": ["b"]}
+    shaped: dict[str, Any] = {
+        "cell": "lstm",
+        "seed": 3,
+        "validation_fraction": 0.3,
+        "features": ["b"],
+    }
     cases: list[tuple[list[str], dict[str, Any]]] = [
-        (["--cell", "lstm", "--seed", "3", "--validation-fraction", "0.3", "--feature-column", "b"], shaped),
+        (
+            [
+                "--cell",
+                "lstm",
+                "--seed",
+                "3",
+                "--validation-fraction",
+                "0.3",
+                "--feature-column",
+                "b",
+            ],
+            shaped,
+        ),
         (["--validation", str(held), "--test", str(held)], {"validation": held, "test": held}),
     ]
     for number, (flags, options) in enumerate(cases):
@@ -49,15 +69,26 @@ def test_it_is_the_command(tmp_path: Path) -> None:
         assert tree(told / "best") == tree(own / "best")
         assert (told / "run.json").read_bytes() == (own / "run.json").read_bytes()
         mine = {name for name in tree(own) if not name.startswith((".", "evaluation", "confusion"))}
-        assert mine == {name for name in tree(told) if not name.startswith((".", "evaluation", "confusion"))}
+        assert mine == {
+            name for name in tree(told) if not name.startswith((".", "evaluation", "confusion"))
+        }
 
 
 def test_models_are_float32_for_any_default_dtype(tmp_path: Path) -> None:
     rl.fit(*_sequences(), out=tmp_path / "run", **_QUICK)
-    tied: dict[str, Any] = {"task": "language", "tie_weights": True, "embedding": 4, "embedding_dropout": 0.5}
+    tied: dict[str, Any] = {
+        "task": "language",
+        "tie_weights": True,
+        "embedding": 4,
+        "embedding_dropout": 0.5,
+    }
     torch.set_default_dtype(torch.float64)
     try:
-        runs = [rl.load(tmp_path / "run"), rl.fit(*_sequences(), **_QUICK), rl.fit(["ab"] * 9, **tied, **_QUICK)]
+        runs = [
+            rl.load(tmp_path / "run"),
+            rl.fit(*_sequences(), **_QUICK),
+            rl.fit(["ab"] * 9, **tied, **_QUICK),
+        ]
     finally:
         torch.set_default_dtype(torch.float32)
     assert {weights.dtype for run in runs for weights in _weights(run).values()} == {torch.float32}
@@ -94,14 +125,21 @@ def test_it_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap
 
 def test_given_parts_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     sequences, labels = _sequences()
-    run = rl.fit(sequences, labels, validation=(sequences[:4], labels[:4]), test=(sequences[:6], labels[:6]), **_QUICK)
+    run = rl.fit(
+        sequences,
+        labels,
+        validation=(sequences[:4], labels[:4]),
+        test=(sequences[:6], labels[:6]),
+        **_QUICK,
+    )
     assert "validation: 4 sequences of memory" in run.notes
     assert "test: 6 of 6 sequences of memory are also in the training data" in run.notes
     assert run.evaluate().numbers == run.evaluate(sequences[:6], labels[:6]).numbers
     records = rl.data.read(sequences, labels=labels)
     assert _same(run, rl.fit(records, validation=records.subset(range(4)), **_QUICK))
     monkeypatch.setattr(
-        "raglane.runs.training.plan_batches", lambda settings, *_: (replace(settings, batch_size=5), "Because.")
+        "raglane.runs.training.plan_batches",
+        lambda settings, *_: (replace(settings, batch_size=5), "Because."),
     )
     planned = rl.fit(sequences, labels, **_QUICK, batch_size="auto")
     assert "batches: 5 sequences in random order. Because." in planned.notes
@@ -114,11 +152,19 @@ def test_going_on_is_never_having_stopped(tmp_path: Path) -> None:
     going_on: dict[str, Any] = {"out": tmp_path / "parts", "resume": True}
     assert _same(rl.fit(sequences, labels, **going_on, epochs=np.int64(4)), whole)
     calls: list[tuple[Callable[[], Any], type[Exception], str]] = [
-        (lambda: rl.fit(sequences, labels, out=tmp_path / "parts"), ArgumentError, "contains a run"),
+        (
+            lambda: rl.fit(sequences, labels, out=tmp_path / "parts"),
+            ArgumentError,
+            "contains a run",
+        ),
         (lambda: rl.fit(sequences, labels, resume=True), ArgumentError, "out must be .*got None"),
         (lambda: rl.fit(sequences, labels, **going_on, lr=1), ArgumentError, "lr must be .*got 1"),
         (lambda: rl.fit(sequences[::-1], labels, **going_on), DataError, "other data"),
-        (lambda: rl.fit(sequences, labels, out=tmp_path / "none", resume=True), ArgumentError, "the folder of a run"),
+        (
+            lambda: rl.fit(sequences, labels, out=tmp_path / "none", resume=True),
+            ArgumentError,
+            "the folder of a run",
+        ),
     ]
     for call, error, words in calls:
         with pytest.raises(error, match=words):
@@ -165,12 +211,22 @@ def test_a_bar_is_for_those_who_look(monkeypatch: pytest.MonkeyPatch, capsys: Ca
     [
         ({"hiden_size": 3}, ArgumentTypeError, r"'hiden_size'.*Pass hidden_size"),
         ({"layer": "gru"}, ArgumentTypeError, "'layer'"),
-        *(({"hidden_size": x}, ArgumentTypeError, f"hidden_size must be a whole.*, got {x!r}") for x in ("8", True)),
-        ({"test": ("none.csv", ["a"])}, ArgumentTypeError, "labels must be .*got labels with a file as test"),
+        *(
+            ({"hidden_size": x}, ArgumentTypeError, f"hidden_size must be a whole.*, got {x!r}")
+            for x in ("8", True)
+        ),
+        (
+            {"test": ("none.csv", ["a"])},
+            ArgumentTypeError,
+            "labels must be .*got labels with a file as test",
+        ),
         ({"features": 3}, ArgumentTypeError, "features must be .*got 3"),
         ({"time_gaps": "yes"}, ArgumentTypeError, "time_gaps must be True or False"),
         ({"device": "tpu"}, ArgumentError, "device"),
-        *(({name: 1}, ArgumentTypeError, f"{name} must be .*got 1") for name in ("resume", "overwrite")),
+        *(
+            ({name: 1}, ArgumentTypeError, f"{name} must be .*got 1")
+            for name in ("resume", "overwrite")
+        ),
         ({"progress": "yes"}, ArgumentTypeError, "progress must be .*got 'yes'"),
         ({"validation": ([[1.0]], ["a", "b"])}, ShapeError, "labels must be .*got 2 for 1"),
         ({"validation": ([[1.0, 2.0]], ["z"])}, DataError, "channels"),

@@ -1,4 +1,6 @@
-"""A run from Python answers as the commands do, from any number of threads, wherever it has been."""
+"""A run from Python answers as the commands do, from any number of threads, wherever it has
+been.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,22 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     data = str(write_steps(folder / "steps.csv", 16))
     test = str(write_steps(folder / "test.csv", 5))
     for task, more in (("classify", ["--test", test]), ("forecast", ["--feature-column", "a"])):
-        assert main(["train", data, "--task", task, "--out", str(folder / task), *FAST, *more, "--quiet"]) == 0
+        assert (
+            main(
+                [
+                    "train",
+                    data,
+                    "--task",
+                    task,
+                    "--out",
+                    str(folder / task),
+                    *FAST,
+                    *more,
+                    "--quiet",
+                ]
+            )
+            == 0
+        )
     return folder
 
 
@@ -44,7 +61,10 @@ def test_predictions_are_those_of_the_command(place: Path, tmp_path: Path) -> No
         assert run.task == task
         for suffix in (".csv", ".jsonl", ".parquet"):
             told, own = tmp_path / f"told{suffix}", tmp_path / f"own{suffix}"
-            assert main(["predict", str(place / task), str(data), "-o", str(told), *flags, "--quiet"]) == 0
+            assert (
+                main(["predict", str(place / task), str(data), "-o", str(told), *flags, "--quiet"])
+                == 0
+            )
             write_predictions(own, run.predict(data, **options))
             assert own.read_bytes() == told.read_bytes()
 
@@ -67,9 +87,21 @@ def test_one_answer_to_every_form_of_data(place: Path) -> None:
     arrays = [group[["a", "b"]].to_numpy() for _, group in frame.groupby("id", sort=False)]
     expected = run.predict(place / "steps.csv", probabilities=True)
     ragged = rl.Ragged([torch.tensor(array, dtype=torch.float32) for array in arrays])
-    for data in (frame, frame.drop(columns="label"), arrays, ragged, rl.data.read(place / "steps.csv")):
-        assert {**run.predict(data, probabilities=True).columns, "id": []} == {**expected.columns, "id": []}
-    assert run.predict(frame.rename(columns={"id": "row"}), id="row", probabilities=True).columns == expected.columns
+    for data in (
+        frame,
+        frame.drop(columns="label"),
+        arrays,
+        ragged,
+        rl.data.read(place / "steps.csv"),
+    ):
+        assert {**run.predict(data, probabilities=True).columns, "id": []} == {
+            **expected.columns,
+            "id": [],
+        }
+    assert (
+        run.predict(frame.rename(columns={"id": "row"}), id="row", probabilities=True).columns
+        == expected.columns
+    )
     labels = frame.groupby("id", sort=False)["label"].first().tolist()
     numbers = run.evaluate(frame).numbers
     assert run.evaluate(arrays, labels).numbers == numbers
@@ -85,7 +117,9 @@ def test_to_load_draws_no_random_numbers(place: Path) -> None:
 
 def test_threads_at_once_get_the_same_bits(place: Path) -> None:
     run, random = rl.load(place / "classify"), np.random.default_rng(0)
-    parts = [[random.normal(size=(length, 2)) for length in random.integers(0, 9, 40)] for _ in range(8)]
+    parts = [
+        [random.normal(size=(length, 2)) for length in random.integers(0, 9, 40)] for _ in range(8)
+    ]
     expected = [run.predict(part, probabilities=True).columns for part in parts]
     found: list[Any] = [None] * len(parts)
     barrier = threading.Barrier(len(parts))
@@ -166,5 +200,7 @@ def test_mistakes(place: Path, tmp_path: Path) -> None:
 def test_a_run_with_data_in_memory_goes_on_in_python(tmp_path: Path, capsys: Capsys) -> None:
     folder = tmp_path / "run"
     rl.fit([[1.0], [2.0]] * 4, ["a", "b"] * 4, epochs=1, hidden_size=2, out=folder)
-    fails(["train", "--resume", "--out", str(folder)], capsys, "data in memory", "rl.fit(data, out=")
+    fails(
+        ["train", "--resume", "--out", str(folder)], capsys, "data in memory", "rl.fit(data, out="
+    )
     fails(["evaluate", str(folder)], capsys, "this run has no test data")

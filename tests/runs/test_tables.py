@@ -1,4 +1,6 @@
-"""A function from tables to tables of predictions: kinds, order, bits, processes, and what is no table of sequences."""
+"""A function from tables to tables of predictions: kinds, order, bits, processes, and what is no
+table of sequences.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ def table() -> Any:
     random = np.random.default_rng(1)
     walks = [random.normal(size=random.integers(1, 9)).tolist() for _ in range(30)]
     kinds = ["up" if sum(walk) > 0 else "down" for walk in walks]
-    return pd.DataFrame({"id": [f"w{number}" for number in range(30)], "walk": walks, "kind": kinds})
+    return pd.DataFrame(
+        {"id": [f"w{number}" for number in range(30)], "walk": walks, "kind": kinds}
+    )
 
 
 def test_tables_of_all_kinds_and_in_any_parts(table: Any, tmp_path: Path) -> None:
@@ -41,12 +45,20 @@ def test_tables_of_all_kinds_and_in_any_parts(table: Any, tmp_path: Path) -> Non
     parts = pd.concat([predict_batch(table[start : start + 7]) for start in range(0, 30, 7)])
     assert parts.to_dict("list") == whole.columns
     assert parts.index.equals(table.index)
-    assert predict_batch(table.sample(frac=1, random_state=3)).loc[table.index].to_dict("list") == whole.columns
+    assert (
+        predict_batch(table.sample(frac=1, random_state=3)).loc[table.index].to_dict("list")
+        == whole.columns
+    )
     nothing = predict_batch(table.head(0))
-    assert (len(nothing), nothing.columns.tolist()) == (0, [name for name in whole.columns if name != "id"])
+    assert (len(nothing), nothing.columns.tolist()) == (
+        0,
+        [name for name in whole.columns if name != "id"],
+    )
 
 
-def test_a_process_reads_the_model_once(table: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_reads_the_model_once(
+    table: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = rl.fit(table, epochs=1, hidden_size=4, threads=1)
     run.save(tmp_path / "model")
     monkeypatch.chdir(tmp_path)
@@ -74,4 +86,7 @@ def test_what_is_no_table_of_sequences(table: Any) -> None:
         predict_batch(table.drop(columns="walk"))
     texts, pairs = table.assign(walk="c d"), table.assign(more=table.walk)
     for one, columns in ((texts, {"sequence": "walk"}), (pairs, {"features": ["walk", "more"]})):
-        assert len(rl.fit(one, epochs=1, hidden_size=4, threads=1, **columns).predictor()(one.head(0))) == 0
+        assert (
+            len(rl.fit(one, epochs=1, hidden_size=4, threads=1, **columns).predictor()(one.head(0)))
+            == 0
+        )

@@ -28,11 +28,24 @@ from raglane.training.tasks import TASKS
 optuna = pytest.importorskip("optuna", reason="the extra tune is not installed")
 NullPool = pytest.importorskip("sqlalchemy.pool").NullPool  # so that no connection stays open
 
-_FIXED = ["--epochs", "2", "--threads", "1", "--num-layers", "1", "--batch-size", "8", "--dropout", "0"]
+_FIXED = [
+    "--epochs",
+    "2",
+    "--threads",
+    "1",
+    "--num-layers",
+    "1",
+    "--batch-size",
+    "8",
+    "--dropout",
+    "0",
+]
 
 
 def _trials(study: Path) -> list[Any]:
-    storage = optuna.storages.RDBStorage(f"sqlite:///{study / 'study.db'}", engine_kwargs={"poolclass": NullPool})
+    storage = optuna.storages.RDBStorage(
+        f"sqlite:///{study / 'study.db'}", engine_kwargs={"poolclass": NullPool}
+    )
     return list(optuna.load_study(study_name="raglane", storage=storage).trials)
 
 
@@ -44,8 +57,20 @@ def test_the_best_trial_becomes_a_run_and_the_study_goes_on(tmp_path: Path, caps
     data, other = write_steps(tmp_path / "steps.csv"), write_steps(tmp_path / "other.csv", 9)
     out = tmp_path / "study"
     search = tmp_path / "search.toml"
-    search.write_text('hidden-size = 4\n[search]\ncell = ["gru", "rnn"]\nlr = {low = 0.001, high = 0.1, log = true}\n')
-    command = ["tune", str(data), "--out", str(out), "--config", str(search), "--test", str(data), *_FIXED]
+    search.write_text(
+        'hidden-size = 4\n[search]\ncell = ["gru", "rnn"]\nlr = {low = 0.001, high = 0.1, log = true}\n'
+    )
+    command = [
+        "tune",
+        str(data),
+        "--out",
+        str(out),
+        "--config",
+        str(search),
+        "--test",
+        str(data),
+        *_FIXED,
+    ]
     assert main([*command, "--trials", "2"]) == 0
     first = _ended(out)
     assert len(first) == 2
@@ -56,7 +81,11 @@ def test_the_best_trial_becomes_a_run_and_the_study_goes_on(tmp_path: Path, caps
         # The test part is not touched by a trial.
         assert not (run / "evaluation.json").exists()
         settings = load_description(run).settings
-        assert (settings.hidden_size, settings.epochs, settings.cell) == (4, 2, trial.params["cell"])
+        assert (settings.hidden_size, settings.epochs, settings.cell) == (
+            4,
+            2,
+            trial.params["cell"],
+        )
     assert main([*command, "--trials", "3"]) == 0
     assert [trial.number for trial in _ended(out)] == [0, 1, 2]
     # A study that goes on tries other things.
@@ -64,11 +93,19 @@ def test_the_best_trial_becomes_a_run_and_the_study_goes_on(tmp_path: Path, caps
     before = tree(out / "trials")
     assert main([*command, "--trials", "3"]) == 0
     assert tree(out / "trials") == before
-    best = min((trial for trial in _ended(out) if trial.state.name == "COMPLETE"), key=lambda trial: trial.value)
+    best = min(
+        (trial for trial in _ended(out) if trial.state.name == "COMPLETE"),
+        key=lambda trial: trial.value,
+    )
     run = rl.load(out / "run")
     chosen = out / "trials" / best.user_attrs["folder"]
-    assert (out / "run/best/weights.safetensors").read_bytes() == (chosen / "best/weights.safetensors").read_bytes()
-    assert json.loads((out / "run/evaluation.json").read_text())["accuracy"] == run.evaluate()["accuracy"]
+    assert (out / "run/best/weights.safetensors").read_bytes() == (
+        chosen / "best/weights.safetensors"
+    ).read_bytes()
+    assert (
+        json.loads((out / "run/evaluation.json").read_text())["accuracy"]
+        == run.evaluate()["accuracy"]
+    )
     assert "test" in (out / "run/card.md").read_text()
     assert f"| {'validation loss'[11:]} " in (out / "run/card.md").read_text()
     capsys.readouterr()
@@ -80,9 +117,21 @@ def test_the_best_trial_becomes_a_run_and_the_study_goes_on(tmp_path: Path, caps
         "--out must be the folder of a study of the same sequences",
         "a study of other data",
     )
-    fails([*command, "--hidden-size", "5"], capsys, "--hidden-size must be ... got 5", "was started with 4")
-    fails([*command, "--optimizer", "sgd"], capsys, "--optimizer must be ... got 'sgd'", "was started with")
-    fails([*command, "--grad-clip", "2"], capsys, "--grad-clip must be ... got 2", "was started with")
+    fails(
+        [*command, "--hidden-size", "5"],
+        capsys,
+        "--hidden-size must be ... got 5",
+        "was started with 4",
+    )
+    fails(
+        [*command, "--optimizer", "sgd"],
+        capsys,
+        "--optimizer must be ... got 'sgd'",
+        "was started with",
+    )
+    fails(
+        [*command, "--grad-clip", "2"], capsys, "--grad-clip must be ... got 2", "was started with"
+    )
     fails([*command, "--epochs", "3"], capsys, "--epochs must be ... got 3", "was started with 2")
     search.write_text(search.read_text().replace('"rnn"', '"lstm"'))
     fails(command, capsys, "--cell must be the search space of the study, got ")
@@ -116,7 +165,9 @@ def test_what_is_searched() -> None:
         with pytest.raises(ArgumentError) as error:
             read_space(table, "[search] in a.toml")
         assert piece in str(error.value), table
-    assert read_space({"hidden_size": {"low": 2, "high": 8}}, "a.toml") == {"hidden_size": Range(2, 8, whole=True)}
+    assert read_space({"hidden_size": {"low": 2, "high": 8}}, "a.toml") == {
+        "hidden_size": Range(2, 8, whole=True)
+    }
     assert read_space({"dropout": {"low": 0, "high": 0.5}}, "a.toml") == {"dropout": Range(0, 0.5)}
 
 
@@ -134,17 +185,34 @@ def test_mistakes_end_in_one_line(tmp_path: Path, capsys: Capsys) -> None:
     (tmp_path / "empty" / "study.db").touch()
     before = tree(tmp_path)
     fails(
-        ["tune", data, "--out", str(full), *_FIXED], capsys, "--out must be a new folder", "which contains other files"
+        ["tune", data, "--out", str(full), *_FIXED],
+        capsys,
+        "--out must be a new folder",
+        "which contains other files",
     )
-    fails(["tune", data, "--out", f"{data}/below", *_FIXED], capsys, "--out must be in a writable folder")
+    fails(
+        ["tune", data, "--out", f"{data}/below", *_FIXED],
+        capsys,
+        "--out must be in a writable folder",
+    )
     fails(
         ["tune", data, "--out", str(broken), *_FIXED],
         capsys,
         "study.db must be ",
         "a complete study that Raglane wrote",
     )
-    fails(["tune", data, "--out", str(tmp_path / "lost"), *_FIXED], capsys, "study.db must be ", "but a folder trials")
-    fails(["tune", data, "--out", str(tmp_path / "empty"), *_FIXED], capsys, "study.db must be ", "no study in it")
+    fails(
+        ["tune", data, "--out", str(tmp_path / "lost"), *_FIXED],
+        capsys,
+        "study.db must be ",
+        "but a folder trials",
+    )
+    fails(
+        ["tune", data, "--out", str(tmp_path / "empty"), *_FIXED],
+        capsys,
+        "study.db must be ",
+        "no study in it",
+    )
     for more, piece in (
         (["--trials", "0"], "--trials must be ... got 0"),
         (["--minutes", "-1"], "--minutes must be ... got -1"),
@@ -153,7 +221,9 @@ def test_mistakes_end_in_one_line(tmp_path: Path, capsys: Capsys) -> None:
         (["--batch-size", "auto"], "a number in a search"),
     ):
         fails(["tune", data, "--out", str(out), *more], capsys, piece)
-    after = {name: content for name, content in tree(tmp_path).items() if not name.endswith(".turn")}
+    after = {
+        name: content for name, content in tree(tmp_path).items() if not name.endswith(".turn")
+    }
     del before["empty/study.db"], after["empty/study.db"]
     assert after == before
     assert not out.exists()
@@ -163,26 +233,76 @@ def test_a_validation_part_without_a_target_is_an_error(tmp_path: Path, capsys: 
     for name, rows in (("long", [[1.5, 2.5]] * 3), ("short", [[1.5]])):
         (tmp_path / f"{name}.jsonl").write_text("".join(f'{{"sequence": {row}}}\n' for row in rows))
     long, short = (str(tmp_path / f"{name}.jsonl") for name in ("long", "short"))
-    command = ["tune", long, "--task", "forecast", "--validation", short, "--out", str(tmp_path / "study"), *_FIXED]
-    fails(command, capsys, "--validation must be a part whose losses a search can compare, got data without a target")
+    command = [
+        "tune",
+        long,
+        "--task",
+        "forecast",
+        "--validation",
+        short,
+        "--out",
+        str(tmp_path / "study"),
+        *_FIXED,
+    ]
+    fails(
+        command,
+        capsys,
+        "--validation must be a part whose losses a search can compare, got data without a target",
+    )
 
 
 def test_a_search_without_a_result_ends_with_the_reason(tmp_path: Path, capsys: Capsys) -> None:
     (tmp_path / "one.jsonl").write_text('{"x": [1.5, 2], "y": "only"}\n' * 9)
-    command = ["tune", str(tmp_path / "one.jsonl"), "--out", str(tmp_path / "study"), "--trials", "2", *_FIXED]
-    fails([*command, "--quiet"], capsys, "one.jsonl must be ... at least two classes, got only the class 'only'")
+    command = [
+        "tune",
+        str(tmp_path / "one.jsonl"),
+        "--out",
+        str(tmp_path / "study"),
+        "--trials",
+        "2",
+        *_FIXED,
+    ]
+    fails(
+        [*command, "--quiet"],
+        capsys,
+        "one.jsonl must be ... at least two classes, got only the class 'only'",
+    )
 
 
-def test_ranks_of_torchrun_do_not_search(tmp_path: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_of_torchrun_do_not_search(
+    tmp_path: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each would choose other trials than the rank that it trains with."""
-    for name, value in {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "MASTER_ADDR": "a", "MASTER_PORT": 1}.items():
+    for name, value in {
+        "RANK": 0,
+        "WORLD_SIZE": 2,
+        "LOCAL_RANK": 0,
+        "MASTER_ADDR": "a",
+        "MASTER_PORT": 1,
+    }.items():
         monkeypatch.setenv(name, str(value))
-    command = ["tune", str(write_steps(tmp_path / "steps.csv")), "--out", str(tmp_path / "study"), *_FIXED]
-    fails(command, capsys, "--ranks must be processes on this machine in a search, got those of torchrun")
+    command = [
+        "tune",
+        str(write_steps(tmp_path / "steps.csv")),
+        "--out",
+        str(tmp_path / "study"),
+        *_FIXED,
+    ]
+    fails(
+        command,
+        capsys,
+        "--ranks must be processes on this machine in a search, got those of torchrun",
+    )
 
 
 def test_a_study_goes_on_with_other_hardware(tmp_path: Path) -> None:
-    command = ["tune", str(write_steps(tmp_path / "steps.csv")), "--out", str(tmp_path / "study"), *_FIXED]
+    command = [
+        "tune",
+        str(write_steps(tmp_path / "steps.csv")),
+        "--out",
+        str(tmp_path / "study"),
+        *_FIXED,
+    ]
     command += ["--lr", "0.01", "--hidden-size", "4", "--trials", "1", "--quiet"]
     assert main([*command, "--device", "cpu"]) == 0
     assert main([*command, "--device", "auto", "--threads", "2", "--workers", "1"]) == 0
@@ -190,7 +310,9 @@ def test_a_study_goes_on_with_other_hardware(tmp_path: Path) -> None:
 
 def _search(folder: Path, study: Any, settings: Settings | None = None) -> Search:
     nothing: Any = None
-    search = Search(folder, settings or Settings(), {}, Parts(nothing, None, None), {}, {}, 1, lambda _: None)
+    search = Search(
+        folder, settings or Settings(), {}, Parts(nothing, None, None), {}, {}, 1, lambda _: None
+    )
     search.study = study
     return search
 
@@ -218,10 +340,16 @@ class _Study:
     ],
 )
 def test_what_a_trial_that_ends_early_counts_as(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, complete: int, is_late: bool, told: dict[str, Any]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    complete: int,
+    is_late: bool,
+    told: dict[str, Any],
 ) -> None:
     reported: list[tuple[float, int]] = []
-    trial = SimpleNamespace(number=0, report=lambda *words: reported.append(words), should_prune=lambda: not is_late)
+    trial = SimpleNamespace(
+        number=0, report=lambda *words: reported.append(words), should_prune=lambda: not is_late
+    )
 
     def train(*_: Any, callback: Any, **__: Any) -> None:
         for epoch, loss in enumerate((0.5, 0.75), 1):
@@ -238,7 +366,9 @@ def test_what_a_trial_that_ends_early_counts_as(
     assert {name: getattr(value, "name", value) for name, value in study.told.items()} == told
 
 
-def test_the_result_is_that_of_the_best_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_result_is_that_of_the_best_trial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     study = optuna.create_study()
     for number, value in enumerate((0.7, 0.4, 0.9)):
         trial = study.ask({"lr": optuna.distributions.FloatDistribution(0.001, 0.1)})
@@ -251,7 +381,12 @@ def test_the_result_is_that_of_the_best_trial(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr(tuning, "locked", locked)
     found = _search(tmp_path, study, Settings(hidden_size=5))._result(None)
-    assert (found.best, found.value, found.done, found.others) == (tmp_path / "trials" / "0001", 0.4, 2, 1)
+    assert (found.best, found.value, found.done, found.others) == (
+        tmp_path / "trials" / "0001",
+        0.4,
+        2,
+        1,
+    )
     assert found.settings == Settings(hidden_size=5, lr=study.best_params["lr"])
 
 
@@ -297,5 +432,10 @@ def test_without_optuna_one_line_names_the_extra(
 ) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
     data = str(write_steps(tmp_path / "steps.csv"))
-    fails(["tune", data, "--out", str(tmp_path / "out")], capsys, "optuna is not installed", "raglane[tune]")
+    fails(
+        ["tune", data, "--out", str(tmp_path / "out")],
+        capsys,
+        "optuna is not installed",
+        "raglane[tune]",
+    )
     assert not (tmp_path / "out").exists()

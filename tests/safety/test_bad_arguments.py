@@ -1,7 +1,8 @@
-"""Wrong arguments raise the library's errors, each with the argument, its value, the rule and the fix.
+"""Wrong arguments raise the library's errors, each with the argument, its value, the rule and the
+fix.
 
-Public functions are called with one argument replaced by objects of many kinds. An object may be accepted (``None`` is
-often a default), but no other error may be raised.
+Public functions are called with one argument replaced by objects of many kinds. An object may be
+accepted (``None`` is often a default), but no other error may be raised.
 """
 
 from __future__ import annotations
@@ -20,7 +21,16 @@ import torch
 import raglane as rl
 from made_datasets import dataset
 from raglane import Ragged, plot, segments
-from raglane.data import BatchLimit, BatchSampler, Columns, EpochOrder, Preprocessor, TBPTTSampler, read, split
+from raglane.data import (
+    BatchLimit,
+    BatchSampler,
+    Columns,
+    EpochOrder,
+    Preprocessor,
+    TBPTTSampler,
+    read,
+    split,
+)
 from raglane.data.records import offsets_of
 from raglane.errors import ArgumentError, ArgumentTypeError, RaglaneError, ShapeError
 from raglane.nn import losses
@@ -43,19 +53,85 @@ def things() -> list[Any]:
         strided = torch.nested.nested_tensor([torch.ones(2), torch.ones(1)])
         quantized = torch.quantize_per_tensor(torch.zeros(3), 0.1, 0, torch.qint8)
     return [
-        *(None, True, -1, 1.5, math.nan, math.inf, 2**62, 10**30, 10**5000, "", "x", b"x", object(), _Odd(), int),
-        *([], {}, (), set(), [1.5], ["a"], [None], [[1], [1, 2]], [2**70], [-1], [math.nan], torch.float32),
-        *(np.array([1, "a", None], dtype=object), np.array(["a"]), np.array([1.5]), np.array(3), np.zeros((2, 2))),
-        *(np.array([2**63], np.uint64), np.array([2**64 - 1], np.uint64), np.array(["2020"], "M8[D]")),
-        *(torch.tensor(3), torch.tensor([1.5]), torch.tensor([math.nan]), torch.tensor([-1]), torch.tensor([99])),
-        *(torch.tensor([2**62, 2**62]), torch.tensor([0, 2**62]), torch.tensor([True]), torch.zeros(2, 2)),
-        *(torch.zeros(0), torch.zeros(3, dtype=torch.complex64), torch.tensor([0, 5, 3]), torch.tensor([1, 3])),
+        *(
+            None,
+            True,
+            -1,
+            1.5,
+            math.nan,
+            math.inf,
+            2**62,
+            10**30,
+            10**5000,
+            "",
+            "x",
+            b"x",
+            object(),
+            _Odd(),
+            int,
+        ),
+        *(
+            [],
+            {},
+            (),
+            set(),
+            [1.5],
+            ["a"],
+            [None],
+            [[1], [1, 2]],
+            [2**70],
+            [-1],
+            [math.nan],
+            torch.float32,
+        ),
+        *(
+            np.array([1, "a", None], dtype=object),
+            np.array(["a"]),
+            np.array([1.5]),
+            np.array(3),
+            np.zeros((2, 2)),
+        ),
+        *(
+            np.array([2**63], np.uint64),
+            np.array([2**64 - 1], np.uint64),
+            np.array(["2020"], "M8[D]"),
+        ),
+        *(
+            torch.tensor(3),
+            torch.tensor([1.5]),
+            torch.tensor([math.nan]),
+            torch.tensor([-1]),
+            torch.tensor([99]),
+        ),
+        *(
+            torch.tensor([2**62, 2**62]),
+            torch.tensor([0, 2**62]),
+            torch.tensor([True]),
+            torch.zeros(2, 2),
+        ),
+        *(
+            torch.zeros(0),
+            torch.zeros(3, dtype=torch.complex64),
+            torch.tensor([0, 5, 3]),
+            torch.tensor([1, 3]),
+        ),
         *(torch.tensor([0, 2, 1, 3]), torch.zeros(3, 2).to_sparse(), torch.zeros(3, device="meta")),
-        *(nested, strided, quantized, pa.array([1, 2]), pa.array([[1], None]), Ragged([[1, 2], [3]])),
+        *(
+            nested,
+            strided,
+            quantized,
+            pa.array([1, 2]),
+            pa.array([[1], None]),
+            Ragged([[1, 2], [3]]),
+        ),
     ]
 
 
-VALUES, OFFSETS, LENGTHS = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0, 2, 2, 3]), torch.tensor([2, 0, 1])
+VALUES, OFFSETS, LENGTHS = (
+    torch.tensor([1.0, 2.0, 3.0]),
+    torch.tensor([0, 2, 2, 3]),
+    torch.tensor([2, 0, 1]),
+)
 ONES = torch.ones(3)
 
 
@@ -72,9 +148,17 @@ def calls_of_ragged() -> list[Call]:
         partial(Ragged, sequences=[VALUES]),
         partial(Ragged.from_flat, values=VALUES, offsets=OFFSETS),
         partial(Ragged.from_flat, values=VALUES, lengths=LENGTHS),
-        partial(Ragged.from_padded, padded=padded, lengths=LENGTHS, batch_first=True, padding_side="right"),
+        partial(
+            Ragged.from_padded,
+            padded=padded,
+            lengths=LENGTHS,
+            batch_first=True,
+            padding_side="right",
+        ),
         partial(Ragged.from_padded, padded=padded, mask=mask, batch_first=True),
-        partial(Ragged.from_packed, packed=rl.packing.pack_sequence([torch.ones(2), torch.ones(1)])),
+        partial(
+            Ragged.from_packed, packed=rl.packing.pack_sequence([torch.ones(2), torch.ones(1)])
+        ),
         partial(Ragged.from_nested, nested=nested),
         partial(Ragged.from_arrow, array=pa.array([[1]])),
         partial(batch.order_by_length, descending=False),
@@ -111,15 +195,34 @@ def calls_of_packing() -> list[Call]:
 
 
 def calls_of_data() -> list[Call]:
-    data = dataset(np.zeros((3, 1), np.float32), offsets_of([2, 0, 1]), labels=("a", "b", "a"), channels=("x0",))
+    data = dataset(
+        np.zeros((3, 1), np.float32),
+        offsets_of([2, 0, 1]),
+        labels=("a", "b", "a"),
+        channels=("x0",),
+    )
     fitted = Preprocessor.fit(data, task="classify")
-    scaling: dict[str, Any] = {"task": "classify", "channels": ("a",), "mean": (0.0,), "std": (1.0,)}
+    scaling: dict[str, Any] = {
+        "task": "classify",
+        "channels": ("a",),
+        "mean": (0.0,),
+        "std": (1.0,),
+    }
     learned: dict[str, Any] = {"task": "classify", "missing": "error", "standardize": True}
     return [
         partial(rl.collate, samples=[VALUES]),
         partial(lambda sample: rl.collate([sample, sample]), sample=VALUES),
         partial(lambda sample: rl.collate([VALUES, sample]), sample=VALUES),
-        partial(Columns, task="tag", need_labels=True, sequence="x", label="y", id="i", time="t", features=()),
+        partial(
+            Columns,
+            task="tag",
+            need_labels=True,
+            sequence="x",
+            label="y",
+            id="i",
+            time="t",
+            features=(),
+        ),
         partial(offsets_of, lengths=[1]),
         partial(lambda index: data[index], index=0),
         partial(data.subset, index=[0]),
@@ -136,19 +239,33 @@ def calls_of_data() -> list[Call]:
 def calls_of_batches() -> list[Call]:
     limit = BatchLimit(sequences=1)
     batches = BatchSampler([1, 2], limit)
-    sampler: dict[str, Any] = {"lengths": [1, 2], "limit": limit, "order": EpochOrder.random(), "ranks": 2, "rank": 1}
+    sampler: dict[str, Any] = {
+        "lengths": [1, 2],
+        "limit": limit,
+        "order": EpochOrder.random(),
+        "ranks": 2,
+        "rank": 1,
+    }
     return [
         partial(BatchLimit, sequences=1, elements=2, padded=3, too_long="drop"),
         partial(EpochOrder.grouped, pool=2, noise=0.1),
         partial(EpochOrder.windows, sequences=2, by_length=True, noise=0.1),
-        partial(lambda **given: list(BatchSampler(**given)), **sampler, seed=0, largest_first=False),
+        partial(
+            lambda **given: list(BatchSampler(**given)), **sampler, seed=0, largest_first=False
+        ),
         partial(batches.set_epoch, epoch=0),
         partial(batches.state_dict, done=1),
         partial(batches.load_state_dict, state=batches.state_dict()),
         partial(
-            lambda **state: batches.load_state_dict(batches.state_dict() | state), done=0, epoch=0, pool=0, before=0
+            lambda **state: batches.load_state_dict(batches.state_dict() | state),
+            done=0,
+            epoch=0,
+            pool=0,
+            before=0,
         ),
-        partial(TBPTTSampler, data=batch_of(), batch_size=1, steps=1, targets=ONES, shuffle=True, seed=0),
+        partial(
+            TBPTTSampler, data=batch_of(), batch_size=1, steps=1, targets=ONES, shuffle=True, seed=0
+        ),
     ]
 
 
@@ -158,7 +275,13 @@ def calls_of_nn() -> list[Call]:
     labels = Ragged.from_flat(torch.tensor([1, 2]), lengths=[1, 0, 1])
     weighed: dict[str, Any] = {"weights": ONES, "reduction": "element"}
     numbers: dict[str, Any] = {"input": one, "target": one, **weighed}
-    classes: dict[str, Any] = {"input": four, "target": tags, "weight": torch.ones(4), "ignore_index": -100, **weighed}
+    classes: dict[str, Any] = {
+        "input": four,
+        "target": tags,
+        "weight": torch.ones(4),
+        "ignore_index": -100,
+        **weighed,
+    }
     shares: dict[str, Any] = {**numbers, "target": one.map(torch.sigmoid)}
     crf = rl.nn.CRF(4)
     fits, search = Ragged.from_flat(torch.tensor([1, 2]), lengths=[1, 0, 1]), rl.nn.CTCBeamSearch()
@@ -170,7 +293,9 @@ def calls_of_nn() -> list[Call]:
         partial(losses.l1_loss, **numbers),
         partial(losses.huber_loss, **numbers, delta=1.0),
         partial(losses.binary_cross_entropy_with_logits, **shares, pos_weight=torch.ones(1)),
-        partial(losses.ctc_loss, log_probs=four, targets=labels, blank=0, zero_infinity=False, **weighed),
+        partial(
+            losses.ctc_loss, log_probs=four, targets=labels, blank=0, zero_infinity=False, **weighed
+        ),
         partial(rl.nn.Pooling, name="mean"),
         partial(rl.nn.Pooling("mean"), batch=one),
         partial(rl.nn.AttentionPooling, features=4, heads=2),
@@ -236,9 +361,19 @@ def _faults(call: Call) -> Iterator[str]:
 
 
 @pytest.mark.parametrize(
-    "calls", [calls_of_ragged, calls_of_packing, calls_of_data, calls_of_batches, calls_of_nn, calls_of_plot]
+    "calls",
+    [
+        calls_of_ragged,
+        calls_of_packing,
+        calls_of_data,
+        calls_of_batches,
+        calls_of_nn,
+        calls_of_plot,
+    ],
 )
-def test_whatever_is_given_is_refused_in_the_librarys_own_words(calls: Callable[[], list[Call]]) -> None:
+def test_whatever_is_given_is_refused_in_the_librarys_own_words(
+    calls: Callable[[], list[Call]],
+) -> None:
     for call in calls():
         if call.func is not read:
             call()  # the original arguments are valid
@@ -279,7 +414,9 @@ def test_lengths_that_nobody_can_count() -> None:
             lambda wrong: Ragged.from_flat(torch.ones(3), lengths=wrong),
             lambda wrong: BatchSampler(wrong, BatchLimit(sequences=1)),
             lambda wrong: Ragged.from_padded(torch.ones(len(wrong), 3), wrong),
-            lambda wrong: rl.packing.pack_padded_sequence(torch.ones(len(wrong), 3), wrong, True, False),
+            lambda wrong: rl.packing.pack_padded_sequence(
+                torch.ones(len(wrong), 3), wrong, True, False
+            ),
         ):
             with pytest.raises(ArgumentError, match="length"):
                 function(given)
@@ -290,12 +427,19 @@ def test_numbers_that_a_dtype_cannot_hold() -> None:
     whole, yes = Ragged([[1], []]).to(torch.int8), Ragged([[True], []])
     numbers: list[Any] = [0.5, 128, -129, math.nan, math.inf, 2**70, 1j]
     for wrong in numbers:
-        for function in (whole.first, whole.max, partial(whole.shift, 1), partial(whole.to_padded, True)):
+        for function in (
+            whole.first,
+            whole.max,
+            partial(whole.shift, 1),
+            partial(whole.to_padded, True),
+        ):
             with pytest.raises(ArgumentTypeError, match=r"must be a value of torch\.int8, got"):
                 function(wrong)
     with pytest.raises(ArgumentTypeError, match=r"empty must be a value of torch\.bool.*, got 2"):
         yes.last(2)
-    with pytest.raises(ArgumentTypeError, match=r"empty must be a value of torch\.float32.*, got 1j"):
+    with pytest.raises(
+        ArgumentTypeError, match=r"empty must be a value of torch\.float32.*, got 1j"
+    ):
         batch_of().first(1j)  # type: ignore[arg-type]
     assert whole.first(-128).tolist() == [1, -128]
     assert yes.last(True).tolist() == [True, True]
@@ -314,34 +458,61 @@ def test_dtypes_in_which_an_operation_means_nothing() -> None:
 def test_an_index_chooses_among_the_sequences() -> None:
     batch = batch_of()
     data = dataset(np.zeros((3, 1), np.float32), offsets_of([2, 0, 1]), channels=("x0",))
-    functions: list[Callable[[Any], Any]] = [batch.select, data.records.select, data.subset, data.take]
+    functions: list[Callable[[Any], Any]] = [
+        batch.select,
+        data.records.select,
+        data.subset,
+        data.take,
+    ]
     for choose in functions:
-        for right in ([2, -3], np.array([2, 0]), torch.tensor([-1, 0], dtype=torch.int8), [True, False, True]):
+        for right in (
+            [2, -3],
+            np.array([2, 0]),
+            torch.tensor([-1, 0], dtype=torch.int8),
+            [True, False, True],
+        ):
             assert sorted(choose(right).lengths.tolist()) == [1, 2]
-        for wrong in ([3], [-4], torch.tensor([9]), np.array([2**64 - 1], np.uint64), np.array([2**63], np.uint64)):
-            with pytest.raises(IndexError, match="index must be from -3 to 2, for 3 sequences, got ") as caught:
+        for wrong in (
+            [3],
+            [-4],
+            torch.tensor([9]),
+            np.array([2**64 - 1], np.uint64),
+            np.array([2**63], np.uint64),
+        ):
+            with pytest.raises(
+                IndexError, match="index must be from -3 to 2, for 3 sequences, got "
+            ) as caught:
                 choose(wrong)
             assert isinstance(caught.value, ShapeError)
         for kind in ([1.5], [math.nan], ["a"], [None], np.array([1.5]), torch.tensor([0.0])):
             with pytest.raises(ArgumentTypeError, match=r"index must be integers or bools, got "):
                 choose(kind)
         for shape in ([[0]], [True], np.array([True, False]), torch.tensor(0)):
-            with pytest.raises(ShapeError, match="one-dimensional, and a mask must have one entry for each of the 3"):
+            with pytest.raises(
+                ShapeError,
+                match="one-dimensional, and a mask must have one entry for each of the 3",
+            ):
                 choose(shape)
 
 
 def test_a_nested_tensor_whose_offsets_were_changed() -> None:
     for wrong in ([1, 2, 3], [0, 3, 2], [0, 2, 4], [0, -1, 3], [0, 2, 2]):
-        nested: Any = torch.nested.nested_tensor([torch.ones(2), torch.ones(1)], layout=torch.jagged)
+        nested: Any = torch.nested.nested_tensor(
+            [torch.ones(2), torch.ones(1)], layout=torch.jagged
+        )
         nested.offsets().copy_(torch.tensor(wrong))
         with pytest.raises(ShapeError, match=r"nested must be .* elements of values.*, got .*"):
             Ragged.from_nested(nested)
     for starts, lengths in (([0, 2], [2, 2]), ([0, -1], [1, 1]), ([0, 2], [-1, 1])):
         values = torch.ones(3)
-        nested = torch.nested.nested_tensor_from_jagged(values, torch.tensor([0, 2, 3]), torch.tensor([1, 1]))
+        nested = torch.nested.nested_tensor_from_jagged(
+            values, torch.tensor([0, 2, 3]), torch.tensor([1, 1])
+        )
         nested.offsets()[:2] = torch.tensor(starts)
         nested.lengths().copy_(torch.tensor(lengths))
-        with pytest.raises(ShapeError, match=r"nested must be .*got offsets and lengths beyond its values"):
+        with pytest.raises(
+            ShapeError, match=r"nested must be .*got offsets and lengths beyond its values"
+        ):
             Ragged.from_nested(nested)
 
 
@@ -375,7 +546,11 @@ def test_a_pack_whose_order_was_changed_is_not_padded() -> None:
     packed: Any = rl.packing.pack_sequence([torch.ones(1), torch.ones(2)], enforce_sorted=False)
     for wrong in ([0, 0], [1, 2], [-1, 0]):
         packed.sorted_indices.copy_(torch.tensor(wrong))
-        for function in (rl.packing.pad_packed_sequence, rl.packing.unpack_sequence, Ragged.from_packed):
+        for function in (
+            rl.packing.pad_packed_sequence,
+            rl.packing.unpack_sequence,
+            Ragged.from_packed,
+        ):
             with pytest.raises(ShapeError, match="a permutation of 0 to 1"):
                 function(packed)
 

@@ -1,4 +1,6 @@
-"""Every fault has a place in the source, and tools/faults tells a fault that is noticed from one that is not."""
+"""Every fault has a place in the source, and tools/faults tells a fault that is noticed from one
+that is not.
+"""
 
 from __future__ import annotations
 
@@ -43,12 +45,24 @@ _CASES = [
     ("Batch.size", "1", "2", "int = 1", "int = 2"),
     ("Batch.first", "rows[ 0 ]", "rows[1]", "rows[0]", "rows[1]"),
     ("Batch.first", "lines[0]", "lines[1]", "rows[0]", "rows[1]"),
-    ("Batch.first", "... and self.size and ...", "... and ...", "rows[0] and self.size and rows", "rows[0] and rows"),
+    (
+        "Batch.first",
+        "... and self.size and ...",
+        "... and ...",
+        "rows[0] and self.size and rows",
+        "rows[0] and rows",
+    ),
     ("first", "if most > LIMIT: ...", "if True: ...", "if most > LIMIT", "if True"),
     ("first", "if m > LIMIT: ...", "if m < LIMIT: ...", "if most > LIMIT", "if most < LIMIT"),
     ("first", "raise ValueError('too many')", "return", 'raise ValueError("too many")', "return"),
     ("first", "clipped(..., high=m - 1)", "clipped(..., high=m)", "most - 1", "most"),
-    ("first", "clipped(v, ..., low=0)", "clipped(..., v, low=1)", "values, most, low=0", "most, values, low=1"),
+    (
+        "first",
+        "clipped(v, ..., low=0)",
+        "clipped(..., v, low=1)",
+        "values, most, low=0",
+        "most, values, low=1",
+    ),
     ("gone", "(most-1)", "most", "most - 1", "most"),
 ]
 
@@ -89,30 +103,52 @@ def _dump(text: str) -> str:
 @pytest.mark.parametrize(
     ("where", "old", "new", "words"),
     [
-        ("gone", "most", "0", "the function gone is no place; the old text is in .* must be there once"),
-        ("first", "2 * most", "0", "the function first is src/.*here.py first, src/.*here.py Batch.first; .* nowhere"),
+        (
+            "gone",
+            "most",
+            "0",
+            "the function gone is no place; the old text is in .* must be there once",
+        ),
+        (
+            "first",
+            "2 * most",
+            "0",
+            "the function first is src/.*here.py first, src/.*here.py Batch.first; .* nowhere",
+        ),
         ("Batch.first", "rows", "0", "is in src/.*here.py Batch.first"),
         ("Batch.first", "rows[0]", "columns[0]", "has no columns, which the new text names"),
         ("first", "most >", "0", "no Python"),
     ],
 )
-def test_a_fault_without_a_place_says_what_there_is(where: str, old: str, new: str, words: str) -> None:
+def test_a_fault_without_a_place_says_what_there_is(
+    where: str, old: str, new: str, words: str
+) -> None:
     with pytest.raises(NoPlaceError, match=words):
         Fault("room", where, old, new, "").changed()
 
 
-def test_text_of_c_is_found_however_it_is_spaced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_text_of_c_is_found_however_it_is_spaced(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     (tmp_path / "csrc").mkdir()
     for name, text in (("a.h", "int one = f(x,\n  2 );"), ("b.h", "int one = 1; int two;")):
         (tmp_path / "csrc" / name).write_text(text)
     monkeypatch.setattr(place, "ROOT", tmp_path)
-    assert Fault("csrc", "moved.h", "f( x, 2)", "f(x, 3)", "").changed() == ("csrc/a.h", "int one = f(x, 3);")
-    assert Fault("csrc", "b.h", "int one", "int none", "").changed() == ("csrc/b.h", "int none = 1; int two;")
+    assert Fault("csrc", "moved.h", "f( x, 2)", "f(x, 3)", "").changed() == (
+        "csrc/a.h",
+        "int one = f(x, 3);",
+    )
+    assert Fault("csrc", "b.h", "int one", "int none", "").changed() == (
+        "csrc/b.h",
+        "int none = 1; int two;",
+    )
     with pytest.raises(NoPlaceError, match=r"is in csrc/a.h, csrc/b.h, and must be there once"):
         Fault("csrc", "moved.h", "int one", "", "").changed()
 
 
-@pytest.mark.parametrize("name", ["test_that_is_not_there", "test_costs.py::test_that_is_not_there", "test_mistakes"])
+@pytest.mark.parametrize(
+    "name", ["test_that_is_not_there", "test_costs.py::test_that_is_not_there", "test_mistakes"]
+)
 def test_a_test_that_is_not_there_once(name: str) -> None:
     with pytest.raises(NoPlaceError, match=r"name it as FILE\.py::NAME"):
         Fault("room", "", "", "", name).arguments()
@@ -131,7 +167,9 @@ print("exit code", play({{"one-too-many": {_TOO_MANY}}}, 2))
 
 
 def test_a_fault_is_noticed(script: Script) -> None:
-    """The source does not change. In a new process, because the forkserver of this one has imported the package."""
+    """The source does not change. In a new process, because the forkserver of this one has imported
+    the package.
+    """
     before = (ROOT / "src/raglane/schedules.py").read_text()
     done = script(_CODE, 600)
     assert "the tests pass without a fault\n" in done.stdout
@@ -140,22 +178,32 @@ def test_a_fault_is_noticed(script: Script) -> None:
     assert (ROOT / "src/raglane/schedules.py").read_text() == before
 
 
-def test_what_is_not_noticed_and_what_has_no_place(monkeypatch: pytest.MonkeyPatch, capsys: Capsys) -> None:
+def test_what_is_not_noticed_and_what_has_no_place(
+    monkeypatch: pytest.MonkeyPatch, capsys: Capsys
+) -> None:
     monkeypatch.setattr("faults.copies.Copy.run", lambda *_: (0, "1 passed"))
     nowhere = Fault("schedules", "cost", "one.of_nothing", "0", _TEST)
     assert play({"one-too-many": _TOO_MANY, "no-such-text": nowhere}, 2) == 1
     printed = capsys.readouterr().out
     assert f"NOT noticed: one-too-many, in schedules, by {_TEST}\n" in printed
-    assert "ERROR: no-such-text of schedules.toml: the function cost is src/raglane/schedules.py cost" in printed
+    assert (
+        "ERROR: no-such-text of schedules.toml: the function cost is src/raglane/schedules.py cost"
+        in printed
+    )
     assert printed.endswith("2 faults, 2 of the lines above need a change\n")
 
 
-def test_tests_that_do_not_run_are_an_error(monkeypatch: pytest.MonkeyPatch, capsys: Capsys) -> None:
+def test_tests_that_do_not_run_are_an_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: Capsys
+) -> None:
     monkeypatch.setattr("faults.copies.Copy.run", lambda *_: (4, "no such case"))
     assert play({"no-such-case": Fault(*_PLACE, "0", _TEST)}, 2) == 1
     printed = capsys.readouterr().out
     assert "FAIL without a fault:\nno such case\n" in printed
-    assert f"ERROR: no-such-case: the tests {_TEST} did not run (exit code 4):\nno such case\n" in printed
+    assert (
+        f"ERROR: no-such-case: the tests {_TEST} did not run (exit code 4):\nno such case\n"
+        in printed
+    )
 
 
 def test_faults_are_named_by_pattern_or_room(capsys: Capsys) -> None:

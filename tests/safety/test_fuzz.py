@@ -21,7 +21,8 @@ play = turns.play
 
 
 @pytest.mark.parametrize(
-    ("name", "rounds"), [("malformed_files", 120), ("commands", 15), ("numbers", 12), ("streams", 6)]
+    ("name", "rounds"),
+    [("malformed_files", 120), ("commands", 15), ("numbers", 12), ("streams", 6)],
 )
 def test_rounds(name: str, rounds: int, capsys: Capsys) -> None:
     assert play(name, rounds, 1) == 0, capsys.readouterr().out
@@ -32,7 +33,11 @@ def test_cells(capsys: Capsys, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def wrong(seed: int, run: Any) -> Any:
         answer = ask(seed, run)
-        return answer if run is naive else answer._replace(results=[part * 1.001 for part in answer.results])
+        return (
+            answer
+            if run is naive
+            else answer._replace(results=[part * 1.001 for part in answer.results])
+        )
 
     monkeypatch.setattr(cells, "ask", wrong)
     assert play("cells", 2, 1000) == 2
@@ -42,8 +47,16 @@ def test_cells(capsys: Capsys, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("wrong", "what", "rounds"),
     [
-        (lambda part, layer: part * (1 + 1e-3) if layer.backend != "reference" else part, "is off by", 4),
-        (lambda part, _: part.nextafter(part + 1) if not part.requires_grad else part, "other bits without", 5),
+        (
+            lambda part, layer: part * (1 + 1e-3) if layer.backend != "reference" else part,
+            "is off by",
+            4,
+        ),
+        (
+            lambda part, _: part.nextafter(part + 1) if not part.requires_grad else part,
+            "other bits without",
+            5,
+        ),
         (lambda part, _: part + 1e-6 * len(part), "has other bits in another batch", 9),
     ],
 )
@@ -64,7 +77,9 @@ def test_wrong_numbers_are_found(
 
 
 def test_fuzzers_in_turn(monkeypatch: pytest.MonkeyPatch, capsys: Capsys) -> None:
-    """A failure is printed with the command that repeats it, whether the process ends with a code or by a signal."""
+    """A failure is printed with the command that repeats it, whether the process ends with a code
+    or by a signal.
+    """
     monkeypatch.setattr(turns, "ROUNDS", {"malformed_files": 2})
     arguments = ["--seconds", "0", "--seed", "7"]
     assert turns.main(arguments) == 0
@@ -80,9 +95,17 @@ def test_fuzzers_in_turn(monkeypatch: pytest.MonkeyPatch, capsys: Capsys) -> Non
 
 @pytest.mark.parametrize(
     "error",
-    [ValueError("x"), MemoryError(), DataError("no fix"), DataError("x must be y, got " + "z" * 5000), TimeoutError()],
+    [
+        ValueError("x"),
+        MemoryError(),
+        DataError("no fix"),
+        DataError("x must be y, got " + "z" * 5000),
+        TimeoutError(),
+    ],
 )
-def test_what_no_reader_may_raise(error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: Capsys) -> None:
+def test_what_no_reader_may_raise(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: Capsys
+) -> None:
     def fail(*arguments: Any) -> Any:
         raise error
 

@@ -1,4 +1,6 @@
-"""A few rounds of ``fuzz.kill_points``: a command that dies or fails ends with the bits of an undisturbed one."""
+"""A few rounds of ``fuzz.kill_points``: a command that dies or fails ends with the bits of an
+undisturbed one.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,8 @@ def test_what_is_lost_is_noticed(shop: Workshop, monkeypatch: pytest.MonkeyPatch
     weights = shop.run / "best" / "weights.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"\0")
     assert contents(shop.run) != wanted
-    # If the old run is taken for the new one, the old checkpoint is removed before there is a new one.
+    # If the old run is taken for the new one, the old checkpoint is removed before there is a new
+    # one.
     monkeypatch.setattr("raglane.training.folder._has_checkpoint", lambda _: True)
     with pytest.raises(AssertionError, match=r"not the run 'old': .*weights.safetensors"):
         shop.attack("overwrite", "die", 30)

@@ -1,4 +1,6 @@
-"""A few rounds of ``fuzz.killed_ranks`` and ``fuzz.conversions``: after a kill, the next call gives the same bits."""
+"""A few rounds of ``fuzz.killed_ranks`` and ``fuzz.conversions``: after a kill, the next call gives
+the same bits.
+"""
 
 from __future__ import annotations
 

@@ -36,28 +36,36 @@ class Wrapped(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        given = tree_map(lambda part: part.of if isinstance(part, Wrapped) else part, (args, kwargs or {}))
+        given = tree_map(
+            lambda part: part.of if isinstance(part, Wrapped) else part, (args, kwargs or {})
+        )
         found = func(*given[0], **given[1])
         return tree_map(lambda part: Wrapped(part) if isinstance(part, Tensor) else part, found)
 
 
 @pytest.mark.parametrize("kind", [rl.nn.GRU, rl.nn.SRU])
 def test_a_tensor_without_memory_is_refused(kind: Callable[..., Any]) -> None:
-    """Its null address would mean a missing bias or state, and give wrong results without an error."""
+    """Its null address would mean a missing bias or state, and give wrong results without an
+    error.
+    """
     layer = kind(3, 4)
     given = rl.Ragged.from_flat(torch.randn(5, 3), lengths=[3, 0, 2])
     out, final = layer(given)
     state = final if isinstance(final, tuple) else (final,)
     weights = {name: part.detach() for name, part in layer.named_parameters()}
     calls: dict[str, Callable[[], Any]] = {
-        name: lambda name=name: torch.func.functional_call(layer, {**weights, name: Wrapped(weights[name])}, (given,))  # type: ignore[misc]
+        name: lambda name=name: torch.func.functional_call(
+            layer, {**weights, name: Wrapped(weights[name])}, (given,)
+        )  # type: ignore[misc]
         for name in weights
     }
     calls["input"] = lambda: layer(rl.Ragged._make(Wrapped(given.values), given.offsets, None))
     calls["offsets"] = lambda: layer(rl.Ragged._make(given.values, Wrapped(given.offsets), None))
     wrapped = tuple(Wrapped(part.detach()) for part in state)
     calls["hx"] = lambda: layer(given, wrapped if len(state) > 1 else wrapped[0])
-    calls["gradient"] = lambda: torch.autograd.grad(out.values, layer.weight_ih_l0, Wrapped(torch.ones(5, 4)))
+    calls["gradient"] = lambda: torch.autograd.grad(
+        out.values, layer.weight_ih_l0, Wrapped(torch.ones(5, 4))
+    )
     for name, call in calls.items():
         for grad in (True, False):
             if name == "gradient" and not grad:
@@ -83,7 +91,9 @@ class Memory(bytearray):
 
 
 @pytest.mark.parametrize("grad", [False, True])
-def test_what_another_thread_gives_back_lives_until_the_call_ends(grad: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_another_thread_gives_back_lives_until_the_call_ends(
+    grad: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A model's ``.to()`` in another thread replaces the memory of weights while C reads them."""
     monkeypatch.setattr(library, "operators", lambda: None)
     layer, given = rl.nn.GRU(3, 4), rl.Ragged.from_flat(torch.randn(5, 3), lengths=[3, 0, 2])
@@ -107,10 +117,17 @@ def test_what_another_thread_gives_back_lives_until_the_call_ends(grad: bool, mo
     assert not any(memory() is not None for memory in watched)
 
 
-@pytest.mark.skipif(library.operators() is None, reason="raglane was installed without torch's operators")
+@pytest.mark.skipif(
+    library.operators() is None, reason="raglane was installed without torch's operators"
+)
 @pytest.mark.parametrize(("operator", "name"), [(0, "cpu"), (2, "program")])
-def test_so_does_what_an_operator_reads(operator: int, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    layer, given = rl.nn.GRU(3, 16, backend=name), rl.Ragged.from_flat(torch.randn(10**6, 3), lengths=[10**6])
+def test_so_does_what_an_operator_reads(
+    operator: int, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer, given = (
+        rl.nn.GRU(3, 16, backend=name),
+        rl.Ragged.from_flat(torch.randn(10**6, 3), lengths=[10**6]),
+    )
     layer(given[:1].truncate(2))  # a program is compared with torch before its first use
     watched, finite, begun = watched_weights(layer), [], threading.Event()
     operators = [*library.operators()]
@@ -122,7 +139,9 @@ def test_so_does_what_an_operator_reads(operator: int, name: str, monkeypatch: p
 
     operators[operator] = announced
     monkeypatch.setattr(library, "operators", lambda: operators)
-    reader = threading.Thread(target=lambda: finite.append(bool(layer(given)[0].values.isfinite().all())))
+    reader = threading.Thread(
+        target=lambda: finite.append(bool(layer(given)[0].values.isfinite().all()))
+    )
     reader.start()
     begun.wait()
     time.sleep(0.02)  # the operator then runs for ten times as long
@@ -169,7 +188,9 @@ def test_so_does_what_a_program_reads(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(programs, "call", call)
     with torch.no_grad():
-        outputs, _ = programs.run(sums, offsets=torch.tensor([0, 3]), elements=[given], states=[torch.zeros(1, 1)])
+        outputs, _ = programs.run(
+            sums, offsets=torch.tensor([0, 3]), elements=[given], states=[torch.zeros(1, 1)]
+        )
     assert outputs[0].flatten().tolist() == [1.0, 2.0, 3.0]
     assert lived == [True]
     assert watched() is None

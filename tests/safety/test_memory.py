@@ -1,4 +1,6 @@
-"""After any change to a tensor, a call gives the right numbers or an error, the same one on every backend."""
+"""After any change to a tensor, a call gives the right numbers or an error, the same one on every
+backend.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,9 @@ def test_a_wrong_parameter_gets_the_same_words_from_every_backend(change: str) -
             kind, words = same_refusals(run)
             assert issubclass(kind, ArgumentError | ArgumentTypeError)
             # The input is compared with the first weight.
-            assert words.startswith((f"{name} must be ", *["input must be "] * (name == "weight_ih_l0")))
+            assert words.startswith(
+                (f"{name} must be ", *["input must be "] * (name == "weight_ih_l0"))
+            )
 
 
 @pytest.mark.parametrize("change", WRONG)
@@ -90,7 +94,9 @@ def test_a_parameter_that_is_none_or_no_tensor() -> None:
 
         kind, words = same_refusals(run)
         assert kind is ArgumentTypeError
-        assert words.startswith(f"weight_hh_l1 must be a tensor (28, 7), got a {type(new).__name__}.")
+        assert words.startswith(
+            f"weight_hh_l1 must be a tensor (28, 7), got a {type(new).__name__}."
+        )
 
 
 def test_changed_attributes() -> None:
@@ -120,7 +126,9 @@ def test_changed_attributes() -> None:
         assert used == new, name
     without = lstm("cpu", bias=False)
     without.bias = True
-    with pytest.raises(ArgumentError, match=r"bias must be False, since .* without biases.*, got True"):
+    with pytest.raises(
+        ArgumentError, match=r"bias must be False, since .* without biases.*, got True"
+    ):
         without(batch())
     cells = rl.nn.SRU(5, 7, 2)
     cells.num_layers = 3
@@ -175,9 +183,20 @@ def test_the_operators() -> None:
     weights: list[Any] = [*layer._weights()[0], *[None] * 5]
 
     def run(**changes: Any) -> Any:
-        parts = {"cell": "lstm", "values": given.values, "offsets": given.offsets, "h": h, "c": h.clone()}
+        parts = {
+            "cell": "lstm",
+            "values": given.values,
+            "offsets": given.offsets,
+            "h": h,
+            "c": h.clone(),
+        }
         parts |= {f"w{index}": weight for index, weight in enumerate(weights)}
-        parts |= {"need_output": True, "save": True, "need_c": False, "checkpoint_every": 0} | changes
+        parts |= {
+            "need_output": True,
+            "save": True,
+            "need_c": False,
+            "checkpoint_every": 0,
+        } | changes
         return torch.ops.raglane.recurrence(*parts.values())
 
     output, _, _, gates, cells = run()
@@ -226,7 +245,9 @@ def test_the_operators() -> None:
     ):
         assert re.match(words, refusal(lambda parts=parts: back(*parts))[1]), words  # type: ignore[misc]
     for every, words in ((3, "saved gates must be "), (-3, "checkpoint_every must be ")):
-        assert refusal(partial(back, output, gates, cells, *grads, wanted, every=every))[1].startswith(words)
+        assert refusal(partial(back, output, gates, cells, *grads, wanted, every=every))[
+            1
+        ].startswith(words)
     assert operators.recurrence is not None
 
 
@@ -242,7 +263,13 @@ def test_hooks_on_saved_tensors() -> None:
     plain = grads(lambda t: t, lambda t: t)
     stored = grads(lambda t: t.detach().numpy().copy(), torch.from_numpy)
     assert all(a.equal(b) for a, b in zip(plain, stored, strict=True))
-    for unpack in (Tensor.double, Tensor.half, lambda t: t[:-1], lambda t: t.to("meta"), lambda t: t.unsqueeze(0)):
+    for unpack in (
+        Tensor.double,
+        Tensor.half,
+        lambda t: t[:-1],
+        lambda t: t.to("meta"),
+        lambda t: t.unsqueeze(0),
+    ):
         with pytest.raises(RaglaneError, match="got"):
             grads(lambda t: t, unpack)
 
@@ -262,10 +289,15 @@ def test_backward_does_not_write_to_what_hooks_unpack() -> None:
             losses = [layer(given)[0].values.square().sum() for _ in range(2)]
         first, second = (torch.autograd.grad(loss, list(layer.parameters())) for loss in losses)
         assert all(a.equal(b) for a, b in zip(first, second, strict=True))
-        assert all(part.detach().numpy().tobytes() + bytes(part.shape) == key for key, part in stored.items())
+        assert all(
+            part.detach().numpy().tobytes() + bytes(part.shape) == key
+            for key, part in stored.items()
+        )
 
 
-def test_a_backward_that_failed_half_way_is_not_walked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backward_that_failed_half_way_is_not_walked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The saved tensors are then overwritten; autograd frees them only if backward succeeds."""
     given = rl.Ragged.from_flat(torch.randn(900, 5), lengths=[450, 450])
     monkeypatch.setattr(Layer, "_computes_all_gradients", lambda *_: False)
@@ -294,7 +326,9 @@ def test_a_call_that_fails_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None
             assert (len(fields), size) == (1, 256)
             return 2
 
-    monkeypatch.setattr(library_module, "library", lambda: type("Kernels", (), {"handle": Handle()}))
+    monkeypatch.setattr(
+        library_module, "library", lambda: type("Kernels", (), {"handle": Handle()})
+    )
     with pytest.raises(MemoryError, match="the reason"):
         call("raglane_forward", b"?")
     assert made == ["call"]
@@ -305,7 +339,10 @@ def test_one_row_or_none_says_nothing_about_more(rows: int) -> None:
     """One row is contiguous at any stride; several rows at that stride are not."""
     for number, wide in enumerate((torch.randn(6, 11), torch.randn(11, 6).t())):
         values = wide[:, :4]
-        given, layer = rl.Ragged.from_flat(values, lengths=[4, 0, 2]), rl.nn.GRU(4, 13 + 2 * number + rows)
+        given, layer = (
+            rl.Ragged.from_flat(values, lengths=[4, 0, 2]),
+            rl.nn.GRU(4, 13 + 2 * number + rows),
+        )
         layer(rl.Ragged.from_flat(values[:rows], lengths=[rows]))
         with rl.use_backend(backend="reference"):
             wanted = layer(given)[0].values
@@ -337,7 +374,9 @@ def test_a_weight_of_other_strides_that_lost_its_memory() -> None:
     layer = rl.nn.GRU(5, 16)
     layer.weight_ih_l0 = nn.Parameter(torch.randn(5, 48).t())
     layer.weight_ih_l0.untyped_storage().resize_(100)
-    with pytest.raises(ShapeError, match=r"weight_ih_l0 must be a tensor whose storage has 960 bytes"):
+    with pytest.raises(
+        ShapeError, match=r"weight_ih_l0 must be a tensor whose storage has 960 bytes"
+    ):
         layer(batch())
 
 
@@ -361,8 +400,13 @@ def test_negative_views() -> None:
     negative = torch._neg_view(-padded)
     assert layer(negative, lengths=given.lengths)[1][0].equal(final[0])
     assert layer(padded, lengths=torch._neg_view(-given.lengths))[1][0].equal(final[0])
-    assert rl.Ragged.from_padded(negative, given.lengths, batch_first=False).values.equal(given.values)
-    assert rl.Ragged.from_flat(mirrored, lengths=LENGTHS).to_numpy()[0].tolist() == given.values.tolist()
+    assert rl.Ragged.from_padded(negative, given.lengths, batch_first=False).values.equal(
+        given.values
+    )
+    assert (
+        rl.Ragged.from_flat(mirrored, lengths=LENGTHS).to_numpy()[0].tolist()
+        == given.values.tolist()
+    )
 
 
 @pytest.mark.parametrize("name", ["weight_ih_l0", "weight_hh_l1_reverse", "bias_hh_l0"])

@@ -71,7 +71,11 @@ def test_a_tag_requires_its_version_and_all_platforms(dist: Path) -> None:
     assert f"the tag is v9, but the version is {VERSION}" in found(dist, "v9")
     for platform in ("manylinux_2_28_aarch64", "macosx_11_0_arm64", "win_amd64"):
         assert f"dist has no wheel for {platform}" in found(dist, f"v{VERSION}")
-    assert not [problem for problem in found(dist, f"v{VERSION}") if "the tag" in problem or "x86_64" in problem]
+    assert not [
+        problem
+        for problem in found(dist, f"v{VERSION}")
+        if "the tag" in problem or "x86_64" in problem
+    ]
 
 
 def test_all_installs_every_extra_for_users() -> None:
@@ -102,5 +106,9 @@ def test_versions_in_other_files_agree() -> None:
         assert f"- {requirement.replace('torch', 'pytorch').replace('>=', ' >=')}\n" in recipe
     text = re.sub("#.*", "", (ROOT / "tools/release/oldest.txt").read_text())
     oldest = text.replace(".*", "").replace("==", ">=")
-    extras = {each.split(";")[0] for extra in PROJECT["optional-dependencies"].values() for each in extra}
-    assert set(PROJECT["dependencies"]) <= set(oldest.split()) <= extras.union(PROJECT["dependencies"])
+    extras = {
+        each.split(";")[0] for extra in PROJECT["optional-dependencies"].values() for each in extra
+    }
+    assert (
+        set(PROJECT["dependencies"]) <= set(oldest.split()) <= extras.union(PROJECT["dependencies"])
+    )

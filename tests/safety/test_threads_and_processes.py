@@ -19,11 +19,14 @@ pytestmark = pytest.mark.skipif(missing_kernels() is not None, reason=str(missin
 
 
 @pytest.mark.parametrize(
-    ("rounds", "operators"), [("'memory', 80, 1", True), ("'programs', 200, 1", True), ("'memory', 30, 300", False)]
+    ("rounds", "operators"),
+    [("'memory', 80, 1", True), ("'programs', 200, 1", True), ("'memory', 30, 300", False)],
 )
 def test_attacks_beside_guard_pages(script: Script, rounds: str, operators: bool) -> None:
     """Also without the operators in C++, which are optional."""
-    without = "" if operators else "from raglane.native import library; library.operators = lambda: None;"
+    without = (
+        "" if operators else "from raglane.native import library; library.operators = lambda: None;"
+    )
     done = script(f"import sys; {without} from fuzz.__main__ import play; sys.exit(play({rounds}))")
     assert done.returncode == 0, (done.stdout, done.stderr[-300:])
 
@@ -48,7 +51,9 @@ def test_offsets_that_another_thread_writes_during_the_call() -> None:
         target = given.offsets if layout == "ragged" else packed.batch_sizes
         good, done = target.clone(), threading.Event()
 
-        def write(target: Tensor = target, good: Tensor = good, done: threading.Event = done) -> None:
+        def write(
+            target: Tensor = target, good: Tensor = good, done: threading.Event = done
+        ) -> None:
             while not done.is_set():
                 for number in (1 << 50, -(1 << 50), 7):
                     target.fill_(number)
@@ -120,7 +125,11 @@ os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 def test_forward_and_backward_after_a_fork(script: Script) -> None:
     """OpenMP's threads do not survive a fork, whether the kernels were used before or not."""
-    for layer in ("LSTM(64, 64, 2, dropout=0.5)", "GRU(64, 64, backend='cpu')", "SRU(64, 48, bidirectional=True)"):
+    for layer in (
+        "LSTM(64, 64, 2, dropout=0.5)",
+        "GRU(64, 64, backend='cpu')",
+        "SRU(64, 48, bidirectional=True)",
+    ):
         for used in ("dropout" not in layer, False):
             done = script(AFTER_FORK.format(layer=layer, used=used))
             assert done.returncode == 0, (layer, used, done.stderr)
@@ -128,7 +137,9 @@ def test_forward_and_backward_after_a_fork(script: Script) -> None:
 
 @pytest.mark.usefixtures("two_threads")
 def test_denormal_numbers_on_every_thread() -> None:
-    """The caller's setting applies to all threads of a call, so bits do not depend on the thread."""
+    """The caller's setting applies to all threads of a call, so bits do not depend on the
+    thread.
+    """
     if not torch.set_flush_denormal(True):
         pytest.skip("this processor cannot take denormal numbers for 0")
     torch.set_flush_denormal(False)

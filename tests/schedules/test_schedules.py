@@ -49,7 +49,9 @@ def _each(lengths: list[int], lanes: int | None) -> list[Entry]:
 
 def _padded(lengths: list[int], lanes: int | None) -> list[Entry]:
     return [
-        (step, sequence, sequence, step) for step in range(max(lengths, default=0)) for sequence in range(len(lengths))
+        (step, sequence, sequence, step)
+        for step in range(max(lengths, default=0))
+        for sequence in range(len(lengths))
     ]
 
 
@@ -81,7 +83,13 @@ def _lanes(lengths: list[int], lanes: int | None) -> list[Entry]:
         now += 1
 
 
-SLOW: dict[str, Any] = {"each": _each, "padded": _padded, "masked": _padded, "packed": _packed, "lanes": _lanes}
+SLOW: dict[str, Any] = {
+    "each": _each,
+    "padded": _padded,
+    "masked": _padded,
+    "packed": _packed,
+    "lanes": _lanes,
+}
 
 
 def test_every_schedule_has_a_slow_construction() -> None:
@@ -92,11 +100,15 @@ def test_every_schedule_has_a_slow_construction() -> None:
 @pytest.mark.parametrize("name", SCHEDULES)
 @given(lengths=LENGTHS, lanes=LANES)
 @example(lengths=[2] * (DEFAULT_LANES + 1), lanes=None)
-def test_table_is_the_obvious_one_and_has_the_counts(name: str, lengths: list[int], lanes: int | None) -> None:
+def test_table_is_the_obvious_one_and_has_the_counts(
+    name: str, lengths: list[int], lanes: int | None
+) -> None:
     table = SCHEDULES[name].table(_tensor(lengths), lanes)
     entries = _entries(table)
     assert entries == SLOW[name](lengths, lanes)
-    assert all(x.dtype is torch.int64 for x in (table.time_offsets, table.sequence, table.step, table.row))
+    assert all(
+        x.dtype is torch.int64 for x in (table.time_offsets, table.sequence, table.step, table.row)
+    )
     count = SCHEDULES[name].count(_tensor(lengths), lanes)
     waste = [entry for entry in entries if entry[3] >= lengths[entry[2]]]
     assert (count.steps, count.elements, count.waste) == (table.steps, len(entries), len(waste))
@@ -105,7 +117,9 @@ def test_table_is_the_obvious_one_and_has_the_counts(name: str, lengths: list[in
     for phases in (SCHEDULES[name].phases, partial(Schedule.phases, SCHEDULES[name])):
         rows, steps = phases(_tensor(lengths), lanes)
         assert rows.repeat_interleave(steps).tolist() == table.rows_per_step.tolist()
-    assert table.rows_per_step.tolist() == [sum(time == entry[0] for entry in entries) for time in range(table.steps)]
+    assert table.rows_per_step.tolist() == [
+        sum(time == entry[0] for entry in entries) for time in range(table.steps)
+    ]
 
 
 @given(
@@ -117,7 +131,8 @@ def test_table_is_the_obvious_one_and_has_the_counts(name: str, lengths: list[in
 def test_lanes_hands_out_many_of_one_length_as_it_does_one_by_one(
     lengths: list[int], long: list[int], lanes: int
 ) -> None:
-    # Runs of one length take another way through the code than single ones; the longest ones make the rows uneven.
+    # Runs of one length take another way through the code than single ones; the longest ones make
+    # the rows uneven.
     lengths = lengths + long
     free = [0] * lanes
     starts: dict[int, Entry] = {}
@@ -135,7 +150,11 @@ def test_lanes_hands_out_many_of_one_length_as_it_does_one_by_one(
 @pytest.mark.parametrize(
     ("lanes", "kind", "words"),
     [
-        (0, ArgumentError, "lanes must be at least 1, got 0. Pass an int of at least 1, or None for 16"),
+        (
+            0,
+            ArgumentError,
+            "lanes must be at least 1, got 0. Pass an int of at least 1, or None for 16",
+        ),
         (-3, ArgumentError, "lanes must be .*got -3"),
         (2.0, ArgumentTypeError, r"lanes must be a whole number.*, got 2\.0"),
         (True, ArgumentTypeError, "lanes must be a whole number.*, got True"),

@@ -65,11 +65,15 @@ PER_ELEMENT: dict[str, tuple[Batch, Single]] = {
 @pytest.mark.parametrize("name", [*PER_SEQUENCE, *PER_ELEMENT])
 @settings(max_examples=12)
 @given(lengths=lengths(), features=st.sampled_from([(), (3,), (2, 2)]))
-def test_against_a_loop(name: str, features: tuple[int, ...], lengths: list[int], device: torch.device) -> None:
+def test_against_a_loop(
+    name: str, features: tuple[int, ...], lengths: list[int], device: torch.device
+) -> None:
     apply, single = {**PER_SEQUENCE, **PER_ELEMENT}[name]
     size = (sum(lengths), *features)
     # Zeros are equal to each other and to the first numbers of sums.
-    ours = torch.randn(size, dtype=torch.float64, device=device) * torch.randint(2, size, device=device)
+    ours = torch.randn(size, dtype=torch.float64, device=device) * torch.randint(
+        2, size, device=device
+    )
     ours.requires_grad_()
     theirs = ours.detach().clone().requires_grad_()
     result = apply(rl.Ragged.from_flat(ours, lengths=lengths))
@@ -111,7 +115,9 @@ def test_a_nan_stays_in_its_sequence(name: str) -> None:
 
     def run(sequences: list[Tensor], index: int) -> tuple[Tensor, Tensor]:
         values: Any = torch.cat(sequences).requires_grad_()
-        own = apply(rl.Ragged.from_flat(values, lengths=[len(sequence) for sequence in sequences]))[index]
+        own = apply(rl.Ragged.from_flat(values, lengths=[len(sequence) for sequence in sequences]))[
+            index
+        ]
         own.sum().backward()
         start = sum(len(sequence) for sequence in sequences[:index])
         return own.detach(), values.grad[start : start + 3]
@@ -123,7 +129,9 @@ def test_a_nan_stays_in_its_sequence(name: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.int16, torch.int64, torch.bool])
-@pytest.mark.parametrize("name", ["first", "last", "sum", "max", "min", "cumsum", "reverse", "truncate"])
+@pytest.mark.parametrize(
+    "name", ["first", "last", "sum", "max", "min", "cumsum", "reverse", "truncate"]
+)
 def test_integers(name: str, dtype: torch.dtype) -> None:
     sequences = [torch.randint(0, 2, (length, 2)).to(dtype) for length in (3, 1, 4)]
     batch = rl.Ragged(sequences)
@@ -165,18 +173,25 @@ def test_windows(lengths: list[int], size: int, data: st.DataObject) -> None:
         (lambda r: r[torch.tensor([0, 1, 0])], [*range(40_000), *range(39_999)]),
         (lambda r: r.select([0, 1, 0]), [*range(40_000), *range(39_999)]),
         (lambda r: r.select(np.array([-2, 0])), [*range(39_999)] * 2),
-        (lambda r: r.windows(2, 1)[:30_000], [start + step for start in range(30_000) for step in range(2)]),
+        (
+            lambda r: r.windows(2, 1)[:30_000],
+            [start + step for start in range(30_000) for step in range(2)],
+        ),
         (lambda r: r.windows(4, 4), [*range(40_000)]),
     ],
 )
-def test_elements_of_a_large_batch_that_are_in_several_slices(move: Batch, index: list[int]) -> None:
+def test_elements_of_a_large_batch_that_are_in_several_slices(
+    move: Batch, index: list[int]
+) -> None:
     """Many rows are moved in another way than few, and their gradients are added."""
     values = torch.randn(40_000, dtype=torch.float64, requires_grad=True)
     moved = move(rl.Ragged.from_flat(values, lengths=[39_999, 1])).values
     assert torch.equal(moved, values[index])
     weight = torch.randn_like(moved)
     (ours,) = torch.autograd.grad(moved, values, weight)
-    torch.testing.assert_close(ours, torch.zeros_like(values).index_add(0, torch.tensor(index), weight))
+    torch.testing.assert_close(
+        ours, torch.zeros_like(values).index_add(0, torch.tensor(index), weight)
+    )
 
 
 def test_cumsum_does_not_round_like_the_batch() -> None:
@@ -188,8 +203,14 @@ def test_cumsum_does_not_round_like_the_batch() -> None:
 def test_sums_of_long_sequences_keep_their_digits() -> None:
     """A float32 to which 0.1 is added 100,000 times is wrong by 1e-4."""
     batch = rl.Ragged.from_flat(torch.full((100_515,), 0.1), lengths=[2, 513, 0, 100_000])
-    for result in (batch.sum(), batch.mean() * batch.lengths, batch.logsumexp().exp() * math.exp(-0.1) * 0.1):
-        torch.testing.assert_close(result[[0, 1, 3]], batch.lengths[[0, 1, 3]] * 0.1, rtol=1e-5, atol=0)
+    for result in (
+        batch.sum(),
+        batch.mean() * batch.lengths,
+        batch.logsumexp().exp() * math.exp(-0.1) * 0.1,
+    ):
+        torch.testing.assert_close(
+            result[[0, 1, 3]], batch.lengths[[0, 1, 3]] * 0.1, rtol=1e-5, atol=0
+        )
     ones: Any = torch.ones(4, requires_grad=True)
     (batch.spread(ones) * batch).values.sum().backward()
     torch.testing.assert_close(ones.grad, batch.lengths * 0.1, rtol=1e-5, atol=0)
@@ -200,15 +221,24 @@ def test_softmax_and_logsumexp_of_large_and_infinite_numbers() -> None:
     infinite = float("inf")
     values: Any = torch.tensor([1e4, 1e4, -infinite, -infinite, -infinite, 2.0], requires_grad=True)
     batch = rl.Ragged.from_flat(values, lengths=[2, 2, 0, 2])
-    assert batch.logsumexp(empty=-infinite).tolist() == [pytest.approx(1e4 + math.log(2)), -infinite, -infinite, 2.0]
+    assert batch.logsumexp(empty=-infinite).tolist() == [
+        pytest.approx(1e4 + math.log(2)),
+        -infinite,
+        -infinite,
+        2.0,
+    ]
     batch.logsumexp()[[0, 1, 3]].sum().backward()
     assert values.grad.tolist() == pytest.approx([0.5, 0.5, 0, 0, 0, 1])
 
 
 class _NothingWaits(TorchDispatchMode):
-    """Fails for an operator that would wait for a device, to which it copies a tensor of the host."""
+    """Fails for an operator that would wait for a device, to which it copies a tensor of the
+    host.
+    """
 
-    def __torch_dispatch__(self, func: Any, _: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, _: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
         kwargs = kwargs or {}
         devices = {part.device for part in tree_leaves((args, kwargs)) if isinstance(part, Tensor)}
         if devices and kwargs.get("device") and not kwargs.get("non_blocking"):
@@ -220,10 +250,14 @@ class _NothingWaits(TorchDispatchMode):
 def _decoded(attention: str, batch: rl.Ragged) -> rl.Ragged:
     steps: Any = {} if attention == "dot" else {"input_feeding": True, "scheduled_sampling": 0.5}
     decoder = rl.nn.AttentionDecoder(7, 3, 4, attention=attention, device="meta", **steps)
-    return decoder(batch, rl.Ragged.from_flat(batch.values.new_ones(4, dtype=torch.int64), lengths=[1, 3, 0]))
+    return decoder(
+        batch, rl.Ragged.from_flat(batch.values.new_ones(4, dtype=torch.int64), lengths=[1, 3, 0])
+    )
 
 
-CALLS: dict[str, Batch] = {name: batch for name, (batch, _) in (PER_SEQUENCE | PER_ELEMENT).items()} | {
+CALLS: dict[str, Batch] = {
+    name: batch for name, (batch, _) in (PER_SEQUENCE | PER_ELEMENT).items()
+} | {
     "select": lambda r: r.select([1, 0]),
     "windows": lambda r: r.windows(2, 1),
     "soft_dtw": lambda r: rl.nn.soft_dtw(r, r),
@@ -246,11 +280,18 @@ def test_nothing_waits_for_a_device(name: str, monkeypatch: pytest.MonkeyPatch) 
 def test_half_precision_is_added_up_in_float32(dtype: torch.dtype) -> None:
     """A sum of ones in bfloat16 stops growing at 256, and float16 ends at 65504."""
     batch = rl.Ragged.from_flat(torch.ones(1000, dtype=dtype, requires_grad=True), lengths=[1000])
-    for result, expected in ((batch.sum(), 1000), ((batch * 100).mean(), 100), (batch.logsumexp(), 1 + math.log(1000))):
+    for result, expected in (
+        (batch.sum(), 1000),
+        ((batch * 100).mean(), 100),
+        (batch.logsumexp(), 1 + math.log(1000)),
+    ):
         assert result.dtype is dtype
         assert result.item() == pytest.approx(expected, rel=4e-3)
     assert batch.softmax().values[0].item() == pytest.approx(1e-3, rel=4e-3)
-    assert rl.Ragged([torch.tensor([6e4, 6e4, -6e4, -6e4], dtype=dtype)]).cumsum().values[-1].item() == 0
+    assert (
+        rl.Ragged([torch.tensor([6e4, 6e4, -6e4, -6e4], dtype=dtype)]).cumsum().values[-1].item()
+        == 0
+    )
     one: Any = torch.ones(1, dtype=dtype, requires_grad=True)
     batch.spread(one).values.sum().backward()
     assert one.grad.item() == 1000

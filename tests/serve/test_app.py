@@ -1,4 +1,6 @@
-"""The server: answers of sequences and streams, limits, malformed messages, and slow, killed or silent clients."""
+"""The server: answers of sequences and streams, limits, malformed messages, and slow, killed or
+silent clients.
+"""
 
 from __future__ import annotations
 
@@ -57,8 +59,14 @@ def _engine(**options: Any) -> Engine:
 
 @pytest.fixture(scope="module")
 def client(run: rl.Run, backwards: rl.Run) -> Iterator[TestClient]:
-    models: dict[str, rl.Run | Engine] = {"run": run, "backwards": backwards, "layer": _engine(max_queue=64)}
-    with TestClient(create_app(models, slots=50, max_message=100_000), raise_server_exceptions=False) as client:
+    models: dict[str, rl.Run | Engine] = {
+        "run": run,
+        "backwards": backwards,
+        "layer": _engine(max_queue=64),
+    }
+    with TestClient(
+        create_app(models, slots=50, max_message=100_000), raise_server_exceptions=False
+    ) as client:
         yield client
 
 
@@ -68,14 +76,23 @@ def _offline(values: torch.Tensor) -> torch.Tensor:
 
 def _infer(client: TestClient, model: str, values: Any, **parameters: Any) -> tuple[int, Any]:
     array = np.asarray(values, np.float32)
-    tensor = {"name": "frames", "shape": list(array.shape), "datatype": "FP32", "data": array.ravel().tolist()}
-    answer = client.post(f"/v2/models/{model}/infer", json={"inputs": [tensor], "parameters": parameters})
+    tensor = {
+        "name": "frames",
+        "shape": list(array.shape),
+        "datatype": "FP32",
+        "data": array.ravel().tolist(),
+    }
+    answer = client.post(
+        f"/v2/models/{model}/infer", json={"inputs": [tensor], "parameters": parameters}
+    )
     return answer.status_code, answer.json()
 
 
 @pytest.mark.parametrize("model", ["run", "backwards"])
 @pytest.mark.parametrize("options", [{}, {"probabilities": True}, {"top": 2}])
-def test_predict(client: TestClient, request: pytest.FixtureRequest, model: str, options: dict[str, Any]) -> None:
+def test_predict(
+    client: TestClient, request: pytest.FixtureRequest, model: str, options: dict[str, Any]
+) -> None:
     expected = request.getfixturevalue(model).predict(_walks(), **options).columns
     body = {"model": model, "sequences": [walk.tolist() for walk in _walks()], **options}
     found = client.post("/predict", json=body).json()["predictions"]
@@ -88,10 +105,22 @@ def test_requests_together_have_their_own_answers(client: TestClient, run: rl.Ru
     expected = run.predict(walks, probabilities=True)["p_up"]
 
     def ask(at: int) -> Any:
-        bad = [[[1.0, "x"]]] if at % 4 == 0 else [[[float("nan"), 1.0]]] if at % 4 == 1 else [walks[at].tolist()]
+        bad = (
+            [[[1.0, "x"]]]
+            if at % 4 == 0
+            else [[[float("nan"), 1.0]]]
+            if at % 4 == 1
+            else [walks[at].tolist()]
+        )
         content = json.dumps({"model": "run", "sequences": bad, "probabilities": True})
-        answer = client.post("/predict", content=content, headers={"content-type": "application/json"})
-        return answer.status_code if answer.status_code != 200 else answer.json()["predictions"]["p_up"]
+        answer = client.post(
+            "/predict", content=content, headers={"content-type": "application/json"}
+        )
+        return (
+            answer.status_code
+            if answer.status_code != 200
+            else answer.json()["predictions"]["p_up"]
+        )
 
     with ThreadPoolExecutor(20) as pool:
         found = list(pool.map(ask, range(40)))
@@ -100,7 +129,9 @@ def test_requests_together_have_their_own_answers(client: TestClient, run: rl.Ru
 
 def test_predict_of_an_engine_and_of_a_table(client: TestClient, run: rl.Run) -> None:
     values = torch.randn(5, 3)
-    found = client.post("/predict", json={"model": "layer", "sequences": [values.tolist(), []]}).json()
+    found = client.post(
+        "/predict", json={"model": "layer", "sequences": [values.tolist(), []]}
+    ).json()
     assert torch.equal(torch.tensor(found["predictions"]["outputs"][0]), _offline(values))
     assert found["predictions"]["outputs"][1] == []
     table = pyarrow.table({"text": ["a b", "b a", "a a"] * 3, "kind": ["x", "y", "x"] * 3})
@@ -109,7 +140,10 @@ def test_predict_of_an_engine_and_of_a_table(client: TestClient, run: rl.Run) ->
         for body in ({"sequences": ["a b a"]}, {"table": {"text": ["a b a"]}}):
             answer = other.post("/predict", json={**body, "probabilities": True})
             assert answer.status_code == 200, answer.text
-            assert answer.json()["predictions"]["p_x"] == words.predict(["a b a"], probabilities=True)["p_x"]
+            assert (
+                answer.json()["predictions"]["p_x"]
+                == words.predict(["a b a"], probabilities=True)["p_x"]
+            )
 
 
 def test_transcriptions_are_of_whole_sequences() -> None:
@@ -118,9 +152,13 @@ def test_transcriptions_are_of_whole_sequences() -> None:
         answer = client.post("/predict", json={"sequences": ["a b b", ""], "beam": 1})
         assert answer.status_code == 200, answer.text
         expected = run.predict(["a b b", ""]).columns
-        assert answer.json()["predictions"] == {name: expected[name] for name in ("prediction", "score", "times")}
+        assert answer.json()["predictions"] == {
+            name: expected[name] for name in ("prediction", "score", "times")
+        }
         for beam in (0, 1001):
-            assert client.post("/predict", json={"sequences": ["a"], "beam": beam}).status_code == 400
+            assert (
+                client.post("/predict", json={"sequences": ["a"], "beam": beam}).status_code == 400
+            )
         with client.websocket_connect("/stream") as stream:
             assert "task other than transcribe" in stream.receive_json()["error"]
 
@@ -141,7 +179,9 @@ def test_each_client_gets_its_own_results() -> None:
                     begin = end
                 while sum(map(len, found)) < length * 8 * 4:
                     found.append(stream.recv(decode=False))
-            return torch.frombuffer(bytearray(b"".join(found)), dtype=torch.float32).reshape(length, 8)
+            return torch.frombuffer(bytearray(b"".join(found)), dtype=torch.float32).reshape(
+                length, 8
+            )
 
         with ThreadPoolExecutor(count) as pool:
             for at, found in enumerate(pool.map(talk, range(count))):
@@ -165,7 +205,9 @@ def test_results_of_a_run(client: TestClient, run: rl.Run) -> None:
         assert stream.receive() == {"type": "websocket.close", "code": 1000, "reason": "end"}
 
 
-@pytest.mark.parametrize("task", ["classify", "tag", "regress", "multilabel", "forecast", "language"])
+@pytest.mark.parametrize(
+    "task", ["classify", "tag", "regress", "multilabel", "forecast", "language"]
+)
 def test_tasks(task: str) -> None:
     walks = _walks()
     labels: Any = {
@@ -177,7 +219,10 @@ def test_tasks(task: str) -> None:
     data: Any = ["a b a", "b b"] * 6 if task == "language" else walks
     run = rl.fit(data, labels, task=task, **_SMALL)
     one: Any = data[1]
-    with TestClient(create_app({"run": run}, slots=2)) as client, client.websocket_connect("/stream") as stream:
+    with (
+        TestClient(create_app({"run": run}, slots=2)) as client,
+        client.websocket_connect("/stream") as stream,
+    ):
         stream.send_json({"frames": one if isinstance(one, str) else one.tolist()})
         found = stream.receive_json()
         assert found.pop("at") == 0
@@ -209,13 +254,17 @@ def test_state_moves_to_another_server(client: TestClient) -> None:
         assert answers[-1]["at"] == 5
     state = answers[-1]["state"]
     expected = _offline(values)[5:]
-    with TestClient(create_app({"layer": _engine(slots=1)})) as other:  # the stream has the only slot
+    with TestClient(
+        create_app({"layer": _engine(slots=1)})
+    ) as other:  # the stream has the only slot
         with other.websocket_connect("/stream") as stream:
             stream.send_json({"state": state})
             assert stream.receive_json() == {"restored": True}
             stream.send_json({"frames": values[5:].tolist()})
             assert torch.equal(torch.tensor(stream.receive_json()["outputs"]), expected)
-        code, found = _infer(other, "layer", values[5:], sequence_id="x", sequence_start=True, state=state)
+        code, found = _infer(
+            other, "layer", values[5:], sequence_id="x", sequence_start=True, state=state
+        )
         assert code == 200
         assert torch.equal(torch.tensor(found["outputs"][0]["data"]).reshape(4, 8), expected)
 
@@ -238,12 +287,18 @@ def test_state_moves_to_another_server(client: TestClient) -> None:
         ("x" * 100_001, 1009, "at most 100,000 bytes"),
     ],
 )  # fmt: skip
-def test_malformed_messages_close_the_stream(client: TestClient, message: str, code: int, words: str) -> None:
+def test_malformed_messages_close_the_stream(
+    client: TestClient, message: str, code: int, words: str
+) -> None:
     with client.websocket_connect("/stream?model=layer") as stream:
         stream.send_text(message)
         error = stream.receive_json()["error"]
         assert words in error
-        assert stream.receive() == {"type": "websocket.close", "code": code, "reason": shorten(error, 120)}
+        assert stream.receive() == {
+            "type": "websocket.close",
+            "code": code,
+            "reason": shorten(error, 120),
+        }
 
 
 @pytest.mark.parametrize(
@@ -269,12 +324,22 @@ def test_refused_frames_leave_the_stream_open(client: TestClient, message: str |
     with client.websocket_connect("/stream?model=layer&outputs=true") as stream:
         stream.send_json({"frames": values[:1].tolist()})
         stream.receive_json()
-        stream.send({"type": "websocket.receive", "bytes" if isinstance(message, bytes) else "text": message})
+        stream.send(
+            {
+                "type": "websocket.receive",
+                "bytes" if isinstance(message, bytes) else "text": message,
+            }
+        )
         found = stream.receive_json()
         assert found["at"] == 1
         assert "frames must be" in found["error"]
         for nothing in ('{"frames": []}', b""):
-            stream.send({"type": "websocket.receive", "bytes" if isinstance(nothing, bytes) else "text": nothing})
+            stream.send(
+                {
+                    "type": "websocket.receive",
+                    "bytes" if isinstance(nothing, bytes) else "text": nothing,
+                }
+            )
         stream.send_json({"frames": values[1:].tolist()})
         assert torch.equal(torch.tensor(stream.receive_json()["outputs"]), _offline(values)[1:])
 
@@ -320,7 +385,10 @@ def test_limits_of_streams() -> None:
         time.sleep(2.5)
         assert _infer(client, "layer", [[1, 2, 3]], sequence_id=2)[0] == 404
         assert _infer(client, "layer", [[1, 2, 3]], sequence_id=3, sequence_start=True)[0] == 200
-    with TestClient(create_app({"layer": _engine(slots=1)})) as client, client.websocket_connect("/stream"):
+    with (
+        TestClient(create_app({"layer": _engine(slots=1)})) as client,
+        client.websocket_connect("/stream"),
+    ):
         with client.websocket_connect("/stream") as more:
             assert "slots must be" in more.receive_json()["error"]
             assert more.receive()["code"] == 1013
@@ -332,7 +400,10 @@ def test_clients_that_do_not_read_or_are_killed() -> None:
     engine = _engine(max_queue=32)
     rows = np.zeros((2000, 3), np.float32).tobytes()
     with served(create_app({"layer": engine})) as where, ExitStack() as stack:
-        slow = [stack.enter_context(websockets.connect(f"ws://{where}/stream", max_queue=1)) for _ in range(3)]
+        slow = [
+            stack.enter_context(websockets.connect(f"ws://{where}/stream", max_queue=1))
+            for _ in range(3)
+        ]
 
         def flood(stream: Any) -> None:
             with suppress(ConnectionClosed, OSError):
@@ -349,13 +420,17 @@ def test_clients_that_do_not_read_or_are_killed() -> None:
             for at, row in enumerate(values):
                 start = time.perf_counter()
                 stream.send(row.numpy().tobytes())
-                found = torch.frombuffer(bytearray(stream.recv(timeout=20, decode=False)), dtype=torch.float32)
+                found = torch.frombuffer(
+                    bytearray(stream.recv(timeout=20, decode=False)), dtype=torch.float32
+                )
                 times.append(time.perf_counter() - start)
                 assert torch.equal(found, expected[at])
                 if at == 30:
                     for other in slow:
                         # Without a closing handshake.
-                        other.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                        other.socket.setsockopt(
+                            socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+                        )
                         other.socket.shutdown(socket.SHUT_RDWR)
                 if at == 15:
                     stats = engine.stats()
@@ -378,7 +453,11 @@ def test_sequences_of_the_protocol(client: TestClient) -> None:
     found: list[list[Any]] = [[], []]
     for begin in range(0, 100, 20):
         for at in range(2):
-            facts = {"sequence_start": begin == 0, "sequence_end": begin == 80, "sequence_id": ("a", 7)[at]}
+            facts = {
+                "sequence_start": begin == 0,
+                "sequence_end": begin == 80,
+                "sequence_id": ("a", 7)[at],
+            }
             code, answer = _infer(client, "layer", values[at, begin : begin + 20], **facts)
             assert (code, answer["parameters"]) == (200, {"sequence_id": ("a", 7)[at]})
             assert answer["outputs"][0]["shape"] == [20, 8]
@@ -392,7 +471,9 @@ def test_sequences_of_the_protocol(client: TestClient) -> None:
     assert "sequence_start" in ended["error"]
     assert _infer(client, "layer", values[0], sequence_id=7, sequence_start=True)[0] == 200
     own = client.app.state.server.sequences._open["layer", 7].stream  # type: ignore[attr-defined]
-    own.push = lambda rows: own.stream.close() or type(own).push(own, rows)  # as by a request that ends it meanwhile
+    own.push = lambda rows: (
+        own.stream.close() or type(own).push(own, rows)
+    )  # as by a request that ends it meanwhile
     assert _infer(client, "layer", values[0], sequence_id=7) == (404, ended)
     assert _infer(client, "layer", np.zeros((0, 3)))[1]["outputs"][0]["shape"] == [0, 8]
     assert _open_streams(client) == 0
@@ -400,24 +481,35 @@ def test_sequences_of_the_protocol(client: TestClient) -> None:
 
 def test_a_deployment_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(MissingExtraError, match=r"ray is not installed. Run pip install 'raglane\[ray\]'"):
+    with pytest.raises(
+        MissingExtraError, match=r"ray is not installed. Run pip install 'raglane\[ray\]'"
+    ):
         deployment(_layer())
 
 
 def test_a_sequence_at_another_frame_is_refused(client: TestClient) -> None:
     """E.g. a request that was repeated, or an older copy of the sequence at another server."""
     values = torch.randn(7, 3)
-    code, first = _infer(client, "layer", values[:4], sequence_id="x", sequence_start=True, return_state=True)
+    code, first = _infer(
+        client, "layer", values[:4], sequence_id="x", sequence_start=True, return_state=True
+    )
     assert code == 200
     code, refused = _infer(client, "layer", values[4:], sequence_id="x", at=3)
     assert (code, refused["error"].split(",")[0]) == (409, "at must be 4")
-    code, refused = _infer(client, "layer", values[4:], sequence_id="x", state=first["parameters"]["state"])
+    code, refused = _infer(
+        client, "layer", values[4:], sequence_id="x", state=first["parameters"]["state"]
+    )
     assert (code, refused["error"].split(",")[0]) == (400, "state must be sent with sequence_start")
     for facts in ({}, {"sequence_start": True, "state": first["parameters"]["state"]}):
         code, found = _infer(client, "layer", values[4:], sequence_id="x", at=4, **facts)
         assert code == 200
-        assert torch.equal(torch.tensor(found["outputs"][0]["data"]).reshape(3, 8), _offline(values)[4:])
-        assert _infer(client, "layer", values[:0], sequence_id="x", at=7, sequence_end=bool(facts))[0] == 200
+        assert torch.equal(
+            torch.tensor(found["outputs"][0]["data"]).reshape(3, 8), _offline(values)[4:]
+        )
+        assert (
+            _infer(client, "layer", values[:0], sequence_id="x", at=7, sequence_end=bool(facts))[0]
+            == 200
+        )
     assert _open_streams(client) == 0
 
 
@@ -438,7 +530,10 @@ def test_predictions_of_the_protocol(client: TestClient, run: rl.Run) -> None:
     "change",
     [
         *[{"datatype": "FP64"}, {"datatype": "BYTES", "data": ["a", "b", "c"]}],
-        *[{"shape": shape} for shape in ([2, 3], [-1, 3], [3, 1], [10**30], [], [2, 2**62], [3], None)],
+        *[
+            {"shape": shape}
+            for shape in ([2, 3], [-1, 3], [3, 1], [10**30], [], [2, 2**62], [3], None)
+        ],
         *[{"shape": shape, "data": []} for shape in ([0, 10**30], [0, *[2**31 - 1] * 5])],
         *[{"data": data} for data in ([1, "x", 2], [1, None, 2], {"a": 1})],
     ],
@@ -498,7 +593,11 @@ def test_tokens_and_origins(run: rl.Run) -> None:
     app = create_app({"run": run}, slots=2, token="secret", origins=["https://other.example"])
     with TestClient(app) as client:
         own = {"authorization": "Bearer secret"}
-        others: list[dict[str, str]] = [{}, {"authorization": "Bearer secre"}, {"authorization": "x"}]
+        others: list[dict[str, str]] = [
+            {},
+            {"authorization": "Bearer secre"},
+            {"authorization": "x"},
+        ]
         for headers, code in (*((other, 401) for other in others), (own, 200)):
             for path in ("/metrics", "/v2/models/run", "/openapi.json"):
                 assert client.get(path, headers=headers).status_code == code
@@ -509,17 +608,26 @@ def test_tokens_and_origins(run: rl.Run) -> None:
             with client.websocket_connect("/stream", subprotocols=sent) as stream:
                 assert "token must be" in stream.receive_json()["error"]
                 assert stream.receive()["code"] == 4401
-        with client.websocket_connect("/stream", subprotocols=["raglane", "bearer.secret"]) as stream:
+        with client.websocket_connect(
+            "/stream", subprotocols=["raglane", "bearer.secret"]
+        ) as stream:
             assert str(stream.accepted_subprotocol) == "raglane"
             stream.send_json({"frames": [[1, 2]]})
             assert stream.receive_json()["at"] == 0
-        codes = {"http://testserver": 200, "https://other.example": 200, "https://evil.example": 403, "http://[": 403}
+        codes = {
+            "http://testserver": 200,
+            "https://other.example": 200,
+            "https://evil.example": 403,
+            "http://[": 403,
+        }
         for origin, code in codes.items():
             assert client.get("/metrics", headers={**own, "origin": origin}).status_code == code
         with client.websocket_connect("/stream", headers={**own, "origin": "null"}) as stream:
             assert "origin must be" in stream.receive_json()["error"]
             assert stream.receive()["code"] == 4403
-    with pytest.raises(ArgumentError, match="token must be a token of visible ASCII characters, got 4 characters"):
+    with pytest.raises(
+        ArgumentError, match="token must be a token of visible ASCII characters, got 4 characters"
+    ):
         create_app({"run": run}, token="päss")
 
 
@@ -530,7 +638,9 @@ def test_pages(client: TestClient) -> None:
     schema = client.get("/openapi.json").json()
     assert {"/predict", "/health", "/v2/models/{name}/infer"} <= set(schema["paths"])
     assert client.get("/docs").status_code == 200
-    assert client.post("/predict", json={"model": "run", "sequences": [[[0, 0]]]}).status_code == 200
+    assert (
+        client.post("/predict", json={"model": "run", "sequences": [[[0, 0]]]}).status_code == 200
+    )
     metrics = client.get("/metrics").text
     assert 'raglane_frames_total{model="layer"}' in metrics
     assert 'raglane_requests_total{route="/predict",status="200"}' in metrics

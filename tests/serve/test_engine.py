@@ -45,7 +45,10 @@ def test_a_full_queue_refuses_all_frames_of_a_push() -> None:
     engine = engine_of()
     stream, frames = engine.open(), torch.randn(6, 3)
     stream.push(frames[:3])
-    with pytest.raises(BusyError, match=r"frames must be at most max_queue = 4 .* got 2 frames, with 3 in the queue"):
+    with pytest.raises(
+        BusyError,
+        match=r"frames must be at most max_queue = 4 .* got 2 frames, with 3 in the queue",
+    ):
         stream.push(frames[3:5])
     stream.push(frames[3:4])
     engine.step()
@@ -77,7 +80,13 @@ def test_a_closed_stream() -> None:
     stream.push(torch.randn(2, 3))
     stream.close()
     stream.close()
-    for use in (lambda: stream.push(torch.randn(1, 3)), stream.pull, stream.state, stream.reset, lambda: stream.queued):
+    for use in (
+        lambda: stream.push(torch.randn(1, 3)),
+        stream.pull,
+        stream.state,
+        stream.reset,
+        lambda: stream.queued,
+    ):
         with pytest.raises(ClosedError, match="stream must be an open stream"):
             use()
     assert stream.closed
@@ -134,7 +143,9 @@ def test_valid_frames(frames: Any) -> None:
     stream.push(frames)
     rows = torch.as_tensor(frames, dtype=torch.float32).detach()
     assert engine.step() == bool(len(rows))
-    torch.testing.assert_close(stream.pull(), engine.run(rl.Ragged([rows])).values, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(
+        stream.pull(), engine.run(rl.Ragged([rows])).values, rtol=0, atol=0, equal_nan=True
+    )
 
 
 def test_frames_are_copied() -> None:
@@ -177,7 +188,8 @@ def test_a_state_of_another_model() -> None:
 
 
 @pytest.mark.parametrize(
-    "model", [rl.nn.LSTM(4, 4), rl.nn.GRU(3, 5), rl.nn.LSTM(3, 8, proj_size=4), rl.nn.LSTM(3, 4).double()]
+    "model",
+    [rl.nn.LSTM(4, 4), rl.nn.GRU(3, 5), rl.nn.LSTM(3, 8, proj_size=4), rl.nn.LSTM(3, 4).double()],
 )
 def test_a_model_that_cannot_replace_another(model: nn.Module) -> None:
     with pytest.raises(ShapeError, match="model must be"):
@@ -196,7 +208,13 @@ def test_a_step_that_fails_is_reported_by_every_use(monkeypatch: pytest.MonkeyPa
     with pytest.raises(MemoryError):
         engine.step()
     many = partial(engine.push, [stream], torch.randn(1, 3))
-    for use in (stream.pull, lambda: stream.push(torch.randn(1, 3)), many, engine.open, engine.step):
+    for use in (
+        stream.pull,
+        lambda: stream.push(torch.randn(1, 3)),
+        many,
+        engine.open,
+        engine.step,
+    ):
         with pytest.raises(ClosedError, match="none left"):
             use()
 
@@ -229,7 +247,12 @@ def test_an_interrupt_ends_only_the_streams_of_its_step(monkeypatch: pytest.Monk
 
 
 def test_a_stream_that_opens_during_a_step_keeps_its_state(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, frames, opened, states = engine_of(slots=3), torch.randn(4, 3), list[Stream](), list[bytes]()
+    engine, frames, opened, states = (
+        engine_of(slots=3),
+        torch.randn(4, 3),
+        list[Stream](),
+        list[bytes](),
+    )
     with engine.open() as first:
         first.push(frames[:2])
         engine.step()
@@ -258,7 +281,9 @@ def test_a_stream_that_opens_during_a_step_keeps_its_state(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("counts", [(1,), (1, 1, 1), (3, 1, 2)])
-def test_a_reset_during_a_step_discards_only_its_results(counts: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reset_during_a_step_discards_only_its_results(
+    counts: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine, frames = engine_of(slots=3), [torch.randn(count, 3) for count in counts]
     streams, plain = [engine.open() for _ in counts], engine._runner.run
     for stream, part in zip(streams, frames, strict=True):
@@ -299,8 +324,15 @@ def test_many_wrong_streams_change_nothing() -> None:
     engine, other = engine_of(slots=3), engine_of()
     one, two, closed = (engine.open() for _ in range(3))
     closed.close()
-    wrong: list[tuple[Any, str]] = [([one, one], "different streams"), ([one, closed], "an open stream")]
-    wrong += [([one, other.open()], "this engine"), (None, "a list of streams"), (iter([one]), "a list of streams")]
+    wrong: list[tuple[Any, str]] = [
+        ([one, one], "different streams"),
+        ([one, closed], "an open stream"),
+    ]
+    wrong += [
+        ([one, other.open()], "this engine"),
+        (None, "a list of streams"),
+        (iter([one]), "a list of streams"),
+    ]
     for streams, words in wrong:
         for use in (lambda own: engine.push(own, torch.randn(2, 3)), engine.pull):
             with pytest.raises((ArgumentError, ArgumentTypeError, ClosedError), match=words):
@@ -339,7 +371,10 @@ def test_a_task_does_not_wait_for_no_result() -> None:
 @pytest.mark.parametrize(
     ("error", "options"),
     [
-        (ArgumentError, {"slots": 0, "max_queue": 0, "chunk": 1.5, "threads": 0, "nan": "keep", "idle": 0}),
+        (
+            ArgumentError,
+            {"slots": 0, "max_queue": 0, "chunk": 1.5, "threads": 0, "nan": "keep", "idle": 0},
+        ),
         (ArgumentError, {"dtype": torch.float16}),
         ((ArgumentError, ArgumentTypeError), {"features": -1, "idle": "a", "on_idle": 3}),
         *(((ArgumentError, ArgumentTypeError), {"features": wrong}) for wrong in ((3, 1.5), "abc")),
@@ -351,7 +386,9 @@ def test_wrong_options_are_refused(error: Any, options: dict[str, Any]) -> None:
             engine_of(**{name: value})
 
 
-@pytest.mark.parametrize("change", [lambda array: array.copy(), lambda array: np.frombuffer(array.tobytes(), "f4")])
+@pytest.mark.parametrize(
+    "change", [lambda array: array.copy(), lambda array: np.frombuffer(array.tobytes(), "f4")]
+)
 def test_arrays_that_cannot_be_written_are_copied(change: Callable[[Any], Any]) -> None:
     engine = engine_of()
     stream = engine.open()
@@ -385,7 +422,10 @@ def test_idle_streams_are_closed() -> None:
 def test_every_use_keeps_a_stream_open_and_wakes_the_engine() -> None:
     engine, frame = engine_of(max_queue=1), torch.randn(1, 3)
     stream = engine.open()
-    for push, pull in ((stream.push, stream.pull), (partial(engine.push, [stream]), partial(engine.pull, [stream]))):
+    for push, pull in (
+        (stream.push, stream.pull),
+        (partial(engine.push, [stream]), partial(engine.pull, [stream])),
+    ):
         for use in (partial(push, frame), pull):
             engine._touched[:] = -np.inf
             engine._wake.clear()
@@ -404,8 +444,19 @@ def test_statistics() -> None:
     assert engine.step() == 2
     assert engine.step() == 1
     stats = engine.stats()
-    counts = {name: stats[name] for name in ("streams", "ready", "queued", "results", "steps", "frames", "late")}
-    assert counts == {"streams": 2, "ready": 1, "queued": 2, "results": 3, "steps": 2, "frames": 3, "late": 1}
+    counts = {
+        name: stats[name]
+        for name in ("streams", "ready", "queued", "results", "steps", "frames", "late")
+    }
+    assert counts == {
+        "streams": 2,
+        "ready": 1,
+        "queued": 2,
+        "results": 3,
+        "steps": 2,
+        "frames": 3,
+        "late": 1,
+    }
     assert stats["step_streams"]["most"] == 2
     assert 0 < stats["step_ms"]["p50"] <= stats["step_ms"]["p99"] <= stats["step_ms"]["most"]
 
@@ -442,7 +493,10 @@ class Backwards(nn.Module):
 @pytest.mark.parametrize(
     ("model", "named"),
     [
-        (Backwards("directions"), r"layer \(LSTM\), which reads sequences from the end. Build the layer with bidirec"),
+        (
+            Backwards("directions"),
+            r"layer \(LSTM\), which reads sequences from the end. Build the layer with bidirec",
+        ),
         (Backwards("attention"), r"attention \(MultiheadAttention\), which reads whole sequences"),
         (Backwards("padded"), "Ragged.to_padded"),
         (Backwards("reverse"), "Ragged.reverse"),
@@ -459,7 +513,9 @@ class Backwards(nn.Module):
     ],
 )
 def test_models_that_are_refused_by_name(model: Any, named: str) -> None:
-    with pytest.raises(DispatchError, match=f"model must be a model that runs element by element.*{named}"):
+    with pytest.raises(
+        DispatchError, match=f"model must be a model that runs element by element.*{named}"
+    ):
         Engine(model, slots=1, features=3)
 
 

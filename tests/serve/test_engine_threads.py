@@ -159,7 +159,9 @@ def test_tasks_that_are_gone_do_not_keep_others_waiting() -> None:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("own_thread", [True, False])
-def test_a_waiting_task_sees_that_a_step_failed(own_thread: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_waiting_task_sees_that_a_step_failed(
+    own_thread: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = engine_of()
     monkeypatch.setattr(engine._runner, "run", lambda *_: 1 / 0)
 

@@ -1,4 +1,6 @@
-"""Ray Serve with two replicas: streams stay at their replica, and continue elsewhere after it was killed."""
+"""Ray Serve with two replicas: streams stay at their replica, and continue elsewhere after it was
+killed.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,13 @@ import raglane as rl
 from raglane.errors import ArgumentTypeError
 from raglane.serve import Engine, deployment
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]  # of Ray itself
-ray, serve = (pytest.importorskip(name, reason="needs the extra ray") for name in ("ray", "ray.serve"))
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]  # of Ray itself
+ray, serve = (
+    pytest.importorskip(name, reason="needs the extra ray") for name in ("ray", "ray.serve")
+)
 
 _OWN = {"authorization": "Bearer secret"}
 
@@ -59,11 +66,18 @@ class _Call:
 
     def push(self, frames: torch.Tensor) -> None:
         tensor = {"shape": list(frames.shape), "datatype": "FP32", "data": frames.tolist()}
-        facts = {"sequence_id": self.name, "at": self.at, "return_state": True, "sequence_start": not self.at}
+        facts = {
+            "sequence_id": self.name,
+            "at": self.at,
+            "return_state": True,
+            "sequence_start": not self.at,
+        }
         while True:
             body = {"inputs": [tensor], "parameters": facts}
             with suppress(httpx2.TransportError):
-                answer = httpx2.post(self.address, json=body, headers=_OWN | {"x-session-id": self.name}, timeout=10)
+                answer = httpx2.post(
+                    self.address, json=body, headers=_OWN | {"x-session-id": self.name}, timeout=10
+                )
                 if answer.status_code == 200:
                     break
                 # 404 and 409: this replica has no such sequence, or an older part of it.
@@ -96,7 +110,10 @@ def test_streams_survive_their_replicas(where: str) -> None:
         for step in range(12):
             if step in replicas:
                 assert step > 4 or not any(call.moves for call in calls)
-                while serve.status().applications["default"].status != "RUNNING" or len(_replicas()) < 2:
+                while (
+                    serve.status().applications["default"].status != "RUNNING"
+                    or len(_replicas()) < 2
+                ):
                     time.sleep(0.1)
                 ray.kill(ray.get_actor(replicas[step], namespace="serve"))
             for call, own in zip(calls, values, strict=True):

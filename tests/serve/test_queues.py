@@ -12,7 +12,11 @@ from raglane.serve.queues import RowQueues
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_queues_hold_the_rows_of_lists(dtype: torch.dtype) -> None:
-    queues, lists, random = RowQueues(6, 1, dtype), [list[float]() for _ in range(6)], np.random.default_rng(0)
+    queues, lists, random = (
+        RowQueues(6, 1, dtype),
+        [list[float]() for _ in range(6)],
+        np.random.default_rng(0),
+    )
     for at in range(0, 6000, 20):
         rows = torch.arange(at, at + 20).remainder(251).to(dtype).unsqueeze(1)
         slots = random.permutation(6)[: random.integers(1, 7)]
@@ -25,7 +29,9 @@ def test_queues_hold_the_rows_of_lists(dtype: torch.dtype) -> None:
                 queues.append(slot, as_array(part))
         for slot, part in zip(slots, parts, strict=True):
             lists[slot] += part.flatten().tolist()
-        full = random.permutation([slot for slot in range(6) if lists[slot]])[: random.integers(1, 7)]
+        full = random.permutation([slot for slot in range(6) if lists[slot]])[
+            : random.integers(1, 7)
+        ]
         most = np.array([len(lists[slot]) for slot in full])
         counts = np.ones_like(most) if at % 7 < 2 else random.integers(1, most + 1)
         taken = torch.empty(counts.sum(), 1, dtype=dtype)

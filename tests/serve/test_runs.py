@@ -44,7 +44,10 @@ def served(engine: Engine, data: Any, split: int = 3) -> list[torch.Tensor]:
 @pytest.mark.parametrize(
     ("data", "labels", "options"),
     [
-        *[(SERIES, LABELS, {"pooling": name}) for name in ("summary", "attention", "logsumexp", "mean", "max", "last")],
+        *[
+            (SERIES, LABELS, {"pooling": name})
+            for name in ("summary", "attention", "logsumexp", "mean", "max", "last")
+        ],
         (SERIES, LABELS, {"cell": "slstm", "num_layers": 2}),
         (SERIES, LABELS, {"cell": "lstm", "zoneout": 0.1, "initial_state": "learned"}),
         (SERIES, [float(part.mean()) for part in SERIES], {"task": "regress"}),
@@ -71,7 +74,10 @@ def test_the_last_results_are_predictions(data: Any, labels: Any, options: dict[
 
 @pytest.mark.parametrize("task", ["forecast", "multilabel"])
 def test_probabilities_do_not_depend_on_their_position(task: str) -> None:
-    bits = [np.random.default_rng(at).integers(0, 2, (2 + at % 7, 2)).astype(np.float32) for at in range(200)]
+    bits = [
+        np.random.default_rng(at).integers(0, 2, (2 + at % 7, 2)).astype(np.float32)
+        for at in range(200)
+    ]
     run = fit(bits, [["u", "v"], ["u"]] * 100 if task == "multilabel" else None, task=task)
     options: dict[str, Any] = {"probabilities": True} if task == "multilabel" else {}
     wanted = run.predict(bits, **options)
@@ -127,7 +133,9 @@ def test_a_state_continues_filled_values() -> None:
 
 
 def test_infinite_numbers_are_refused_as_in_predictions() -> None:
-    stream = (engine := Engine(fit([np.nan_to_num(part) for part in HOLES], LABELS), slots=1)).open()
+    stream = (
+        engine := Engine(fit([np.nan_to_num(part) for part in HOLES], LABELS), slots=1)
+    ).open()
     stream.push(torch.tensor([[3e38, 1.0]]))
     for frames in ([[1.0, 2.0], [1.0, torch.inf]], torch.tensor([[1.0, 2.0], [1.0, torch.inf]])):
         with pytest.raises(ArgumentError, match="an infinite number in frame 1"):
@@ -138,8 +146,13 @@ def test_infinite_numbers_are_refused_as_in_predictions() -> None:
 
 @pytest.mark.parametrize("cell", ["gru", "grud", "cfc"])
 def test_times_between_observations_continue(cell: str) -> None:
-    """The time gap of the first frame is ignored, those of other frames are added up over chunks and moves."""
-    parts = [np.append(part[:, :1], RNG.exponential(size=(len(part), 1)), 1).astype(np.float32) for part in HOLES]
+    """The time gap of the first frame is ignored, those of other frames are added up over chunks
+    and moves.
+    """
+    parts = [
+        np.append(part[:, :1], RNG.exponential(size=(len(part), 1)), 1).astype(np.float32)
+        for part in HOLES
+    ]
     rows, offsets = np.concatenate(parts), offsets_of([len(part) for part in parts])
     data = dataset(rows, offsets, labels=tuple(LABELS), channels=("x", "time_gap"))
     run = fit(data, missing="elapsed", cell=cell)
@@ -158,9 +171,15 @@ def test_times_between_observations_continue(cell: str) -> None:
 def test_runs_that_are_refused() -> None:
     with pytest.raises(DispatchError, match="model must be"):
         Engine(fit(SERIES, LABELS, bidirectional=True), slots=1)
-    columns = {"text": ["a b", "b a", "a a"] * 3, "kind": ["x", "y", "x"] * 3, "colour": ["red", "blue", "red"] * 3}
+    columns = {
+        "text": ["a b", "b a", "a a"] * 3,
+        "kind": ["x", "y", "x"] * 3,
+        "colour": ["red", "blue", "red"] * 3,
+    }
     with pytest.raises(DispatchError, match="the features 'colour'"):
-        Engine(fit(pyarrow.table(columns), sequence="text", label="kind", static=["colour"]), slots=1)
+        Engine(
+            fit(pyarrow.table(columns), sequence="text", label="kind", static=["colour"]), slots=1
+        )
 
 
 def test_missing_numbers_and_columns_of_a_module() -> None:

@@ -1,4 +1,6 @@
-"""The outputs of streams have the bits of whole sequences, however they are divided, and next to any others."""
+"""The outputs of streams have the bits of whole sequences, however they are divided, and next to
+any others.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,19 @@ from served_models import LAYERS, MODELS, made
 
 def sequences(count: int, dtype: torch.dtype, seed: int = 0, width: int = 6) -> list[Tensor]:
     """Return sequences of which the first have lengths 0 and 1."""
-    made_by, lengths = torch.Generator().manual_seed(seed), np.random.default_rng(seed).integers(2, 14, count)
-    return [torch.randn(n, width, generator=made_by).to(dtype) for n in (0, 1, *lengths[2:].tolist())]
+    made_by, lengths = (
+        torch.Generator().manual_seed(seed),
+        np.random.default_rng(seed).integers(2, 14, count),
+    )
+    return [
+        torch.randn(n, width, generator=made_by).to(dtype) for n in (0, 1, *lengths[2:].tolist())
+    ]
 
 
 def served(engine: Engine, data: list[Tensor], seed: int = 0) -> list[Tensor]:
-    """Push sequences in a random order and division, with resets, moves and strangers; return their outputs."""
+    """Push sequences in a random order and division, with resets, moves and strangers; return their
+    outputs.
+    """
     rng = np.random.default_rng(seed)
     streams: list[Stream | None] = [None] * len(data)
     pushed, outputs = [0] * len(data), [list[Tensor]() for _ in data]
@@ -49,7 +58,9 @@ def served(engine: Engine, data: list[Tensor], seed: int = 0) -> list[Tensor]:
                 state = stream.state()
                 stream.close()
                 streams[place] = engine.open(state)
-            elif action < 0.8 and pushed[place] < len(part):  # else many streams are hardly ever at their ends at once
+            elif action < 0.8 and pushed[place] < len(
+                part
+            ):  # else many streams are hardly ever at their ends at once
                 stream.reset()
                 outputs[place].clear()
                 pushed[place] = 0
@@ -176,7 +187,10 @@ def test_weights_are_copied(has_tokens: bool) -> None:
 
 
 def test_the_digest_depends_on_every_weight() -> None:
-    for model in (made("skips"), rl.nn.SequenceEncoder(50, 8, embedding=5, initial_state="learned").eval()):
+    for model in (
+        made("skips"),
+        rl.nn.SequenceEncoder(50, 8, embedding=5, initial_state="learned").eval(),
+    ):
         found = {Engine(model, slots=1).digest}
         for part in model.parameters():
             part.data += 0.5

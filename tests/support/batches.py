@@ -22,6 +22,8 @@ def numbered(lengths: list[int]) -> rl.Ragged:
     return rl.Ragged.from_flat(torch.arange(sum(lengths)), lengths=lengths)
 
 
-def random_batch(lengths: list[int], size: int = 3, dtype: torch.dtype = torch.float64) -> rl.Ragged:
+def random_batch(
+    lengths: list[int], size: int = 3, dtype: torch.dtype = torch.float64
+) -> rl.Ragged:
     """Return sequences of random vectors."""
     return rl.Ragged(sequences_of(lengths, (size,), dtype))

@@ -25,7 +25,10 @@ def random_weights(
         *(
             None
             if shape is None
-            else torch.randn(shape, dtype=torch.float64, device=device).mul(0.6).to(dtype).requires_grad_()
+            else torch.randn(shape, dtype=torch.float64, device=device)
+            .mul(0.6)
+            .to(dtype)
+            .requires_grad_()
             for shape in cell.shapes(input_size, hidden_size, bias, projection).values()
         )
     )
@@ -33,7 +36,10 @@ def random_weights(
 
 def possible(cell: CellSpec, state: Iterable[Tensor]) -> tuple[Tensor, ...]:
     """Turn random states into valid ones: the normalizer of an sLSTM is positive."""
-    return tuple(part.abs() + 0.5 if name == "n" else part for name, part in zip(cell.states, state, strict=True))
+    return tuple(
+        part.abs() + 0.5 if name == "n" else part
+        for name, part in zip(cell.states, state, strict=True)
+    )
 
 
 def largest_error(ours: Tensor, theirs: Tensor) -> float:

@@ -23,11 +23,16 @@ FAST = ["--epochs", "2", "--hidden-size", "4", "--threads", "1"]
 
 
 def undraw(patch: pytest.MonkeyPatch) -> None:
-    """Let a picture file contain what is drawn as text: drawing takes four fifths of a small training."""
+    """Let a picture file contain what is drawn as text: drawing takes four fifths of a small
+    training.
+    """
 
     def text(rows: Any, *more: Any) -> bytes:
         # Times, which differ from run to run, are not drawn.
-        shown = [[it for it in row.items() if "second" not in it[0]] if isinstance(row, dict) else row for row in rows]
+        shown = [
+            [it for it in row.items() if "second" not in it[0]] if isinstance(row, dict) else row
+            for row in rows
+        ]
         return b"\x89PNG" + repr((shown, more)).encode()
 
     for place in ("report.figures.confusion_png", "runs.training.curves"):
@@ -44,7 +49,9 @@ def fails(
     run: Callable[[list[str]], int] = main,
     name: str = "raglane",
 ) -> None:
-    """Assert that a command ends with a code and one line that contains the pieces; "..." is any text."""
+    """Assert that a command ends with a code and one line that contains the pieces; "..." is any
+    text.
+    """
     capsys.readouterr()
     assert run(arguments) == code
     lines = capsys.readouterr().err.splitlines()
@@ -66,7 +73,11 @@ def prints(arguments: list[str], capsys: Capsys, *pieces: str) -> str:
 
 def tree(folder: Path) -> dict[str, bytes]:
     """Return the content of every file below a folder."""
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:
@@ -87,10 +98,14 @@ def read_rows(path: Path) -> list[Any]:
 
 
 def write_steps(path: Path, count: int = 12, cells: Mapping[str, str] | None = None) -> Path:
-    """Write a CSV file with sequences of 1 to 4 rows; ``cells`` replaces cells of the third row, by column."""
+    """Write a CSV file with sequences of 1 to 4 rows; ``cells`` replaces cells of the third row, by
+    column.
+    """
     names = ["id", "t", "a", "b", "label"]
     rows: list[list[Any]] = [
-        [f"s{n}", step, step * 0.5, -n, "xy"[n % 2]] for n in range(count) for step in range(n % 4 + 1)
+        [f"s{n}", step, step * 0.5, -n, "xy"[n % 2]]
+        for n in range(count)
+        for step in range(n % 4 + 1)
     ]
     rows[2] = [(cells or {}).get(name, value) for name, value in zip(names, rows[2], strict=True)]
     path.write_text("".join(",".join(map(str, row)) + "\n" for row in [names, *rows]))

@@ -1,4 +1,6 @@
-"""Networks in float64 for the tests of the cpu kernels, with the results of the reference backend."""
+"""Networks in float64 for the tests of the cpu kernels, with the results of the reference
+backend.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,12 @@ ELEMENTWISE_CELLS = tuple(name for name, facts in cell_facts().items() if facts.
 KERNEL_CELLS = (*MATRIX_CELLS, *ELEMENTWISE_CELLS)
 
 FOLD, PREPARE, TEAM, NO_TEAM, POISON = 2, 4, 8, 16, 1
-DIVISIONS = {"fold": FOLD | NO_TEAM, "prepare": PREPARE | NO_TEAM, "team": PREPARE | TEAM, "team-fold": FOLD | TEAM}
+DIVISIONS = {
+    "fold": FOLD | NO_TEAM,
+    "prepare": PREPARE | NO_TEAM,
+    "team": PREPARE | TEAM,
+    "team-fold": FOLD | TEAM,
+}
 # More elements than the kernels pack at a time: 512.
 MANY = [90, 0, 1, 120, 50, *[7] * 110]
 LENGTHS = {
@@ -41,7 +48,16 @@ LENGTHS = {
     "one": [1],
 }
 # (D, H, P): most are no multiple of a vector's width.
-SIZES = [(3, 1, 0), (5, 17, 0), (1, 3, 0), (4, 33, 0), (7, 100, 0), (16, 64, 0), (5, 17, 6), (3, 8, 40)]
+SIZES = [
+    (3, 1, 0),
+    (5, 17, 0),
+    (1, 3, 0),
+    (4, 33, 0),
+    (7, 100, 0),
+    (16, 64, 0),
+    (5, 17, 6),
+    (3, 8, 40),
+]
 TOLERANCE = {torch.float64: 1e-11, torch.float32: 2e-5, torch.bfloat16: 0.1}
 
 
@@ -59,7 +75,9 @@ class Network:
 
     def map(self, f: Callable[[Tensor], Tensor]) -> Network:
         weights = tuple(type(w)(*(None if p is None else f(p) for p in w)) for w in self.weights)
-        return replace(self, values=f(self.values), state=tuple(f(s) for s in self.state), weights=weights)
+        return replace(
+            self, values=f(self.values), state=tuple(f(s) for s in self.state), weights=weights
+        )
 
     def tensors(self) -> list[Tensor]:
         return [self.values, *self.state, *(p for w in self.weights for p in w if p is not None)]
@@ -84,8 +102,12 @@ class Network:
             **options,
         )
 
-    def run(self, backend: Backend, need_output: bool = True, need_states: bool = False) -> list[Tensor]:
-        result = backend.run(self.request(need_output=need_output, need_states=need_states), "lanes")
+    def run(
+        self, backend: Backend, need_output: bool = True, need_states: bool = False
+    ) -> list[Tensor]:
+        result = backend.run(
+            self.request(need_output=need_output, need_states=need_states), "lanes"
+        )
         states = [part for layer in result.states or () for part in layer]
         return [part for part in (result.output, *result.state, *states) if part is not None]
 
@@ -110,21 +132,37 @@ def make(
         for _ in range(directions):
             parts = [None if shape is None else normal(*shape) for shape in shapes.values()]
             if projection:  # gates read the projected state
-                parts = [parts[0], normal(shapes["weight_hh"][0], width), *parts[2:], normal(projection, hidden)]  # type: ignore[index]
+                parts = [
+                    parts[0],
+                    normal(shapes["weight_hh"][0], width),  # type: ignore[index]
+                    *parts[2:],
+                    normal(projection, hidden),
+                ]
             weights.append(spec.weights_type(*parts))
     state = tuple(
         torch.randn(layers * directions, len(lengths), size, dtype=torch.float64)
         for size in spec.state_sizes(hidden, projection)
     )
     values = torch.randn(sum(lengths), features, dtype=torch.float64)
-    return Network(spec, values, torch.tensor(lengths, dtype=torch.int64), state, tuple(weights), layers, directions)
+    return Network(
+        spec,
+        values,
+        torch.tensor(lengths, dtype=torch.int64),
+        state,
+        tuple(weights),
+        layers,
+        directions,
+    )
 
 
 def with_gradients(network: Network, backend: Backend, need_states: bool = False) -> list[Tensor]:
     """Return outputs, final states, all states if needed, and all gradients of a fixed loss."""
     network = network.map(lambda t: t.detach().clone().requires_grad_())
     results = network.run(backend, need_states=need_states)
-    pushed = [torch.linspace(-1, 2, max(1, r.numel()))[: r.numel()].view(r.shape).to(r.dtype) for r in results]
+    pushed = [
+        torch.linspace(-1, 2, max(1, r.numel()))[: r.numel()].view(r.shape).to(r.dtype)
+        for r in results
+    ]
     # If only c recurs, the initial h is used only for empty sequences.
     grads = torch.autograd.grad(results, network.tensors(), pushed, materialize_grads=True)
     return [r.detach() for r in results] + list(grads)
@@ -147,13 +185,23 @@ def assert_same_bits(got: list[Tensor], wanted: list[Tensor]) -> None:
 
 @cache
 def truth(
-    cell: str, lengths: str, sizes: tuple[int, int, int], directions: int, rounded: bool, need_states: bool = False
+    cell: str,
+    lengths: str,
+    sizes: tuple[int, int, int],
+    directions: int,
+    rounded: bool,
+    need_states: bool = False,
 ) -> tuple[Network, list[Tensor]]:
-    """Return a network and its results on the reference backend; computed once for all instruction sets."""
-    # Seeded here, so that numbers do not depend on the order of tests: in bfloat16, relu near 0 changes gradients.
+    """Return a network and its results on the reference backend; computed once for all instruction
+    sets.
+    """
+    # Seeded here, so that numbers do not depend on the order of tests: in bfloat16, relu near 0
+    # changes gradients.
     with torch.random.fork_rng():
         torch.manual_seed(zlib.crc32(repr((cell, lengths, sizes, directions, rounded)).encode()))
-        network = make(cell, MANY if lengths == "many" else LENGTHS[lengths], sizes, directions=directions)
+        network = make(
+            cell, MANY if lengths == "many" else LENGTHS[lengths], sizes, directions=directions
+        )
     if rounded:
         network = network.map(lambda t: t.bfloat16().double())
     return network, with_gradients(network, reference.BACKEND, need_states)
@@ -185,7 +233,8 @@ class Encoded(torch.utils.data.Dataset[Tensor]):
 def sums_between_bfloat16() -> tuple[Tensor, Tensor]:
     """Return float32 sums ``(M,)`` that bfloat16 must round, and their bfloat16 parts ``(M, 2)``.
 
-    They cover the gaps between all bfloat16 numbers of one binade, of both signs, with the middle of each gap (a tie).
+    They cover the gaps between all bfloat16 numbers of one binade, of both signs, with the middle
+    of each gap (a tie).
     """
     large = torch.arange(128, 256).repeat_interleave(64) / 128.0
     small = torch.arange(64).repeat(128) / 4096.0

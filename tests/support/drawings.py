@@ -1,4 +1,5 @@
-"""The pictures with images in tests/plot/images, each right and with one mistake, and the contents of a figure.
+"""The pictures with images in tests/plot/images, each right and with one mistake, and the contents
+of a figure.
 
 Run as a script, this draws the images again: look at them before you commit them.
 """
@@ -33,7 +34,9 @@ def _lengths(longest: int = 90) -> list[int]:
 
 
 def _ragged(features: int, slope: float = 0.1) -> rl.Ragged:
-    return rl.Ragged.from_flat((torch.arange(4.0 * features) * slope).view(4, features) % 1, lengths=[3, 0, 1])
+    return rl.Ragged.from_flat(
+        (torch.arange(4.0 * features) * slope).view(4, features) % 1, lengths=[3, 0, 1]
+    )
 
 
 def _dark(draw: Callable[[], Picture]) -> Callable[[], Picture]:
@@ -45,19 +48,32 @@ def _dark(draw: Callable[[], Picture]) -> Callable[[], Picture]:
 
 
 def _times(slowest: float = 4e-7) -> Picture:
-    rows = [("padded", 0.25, slowest), ("padded", 1.0, 1e-7), ("lanes", 0.25, 1e-7), ("lanes", 1.0, 1e-7)]
-    return plot.times([{"method": method, "fill": fill, "seconds": seconds} for method, fill, seconds in rows])
+    rows = [
+        ("padded", 0.25, slowest),
+        ("padded", 1.0, 1e-7),
+        ("lanes", 0.25, 1e-7),
+        ("lanes", 1.0, 1e-7),
+    ]
+    return plot.times(
+        [{"method": method, "fill": fill, "seconds": seconds} for method, fill, seconds in rows]
+    )
 
 
 def _roofline(rate: float = 60e9) -> Picture:
-    kernels = [{"name": "lstm", "intensity": 8, "rate": rate}, {"name": "sru", "intensity": 0.5, "rate": 9e9}]
+    kernels = [
+        {"name": "lstm", "intensity": 8, "rate": rate},
+        {"name": "sru", "intensity": 0.5, "rate": 9e9},
+    ]
     return plot.roofline(kernels, peak=1e11, bandwidth=2e10)
 
 
 PICTURES: dict[str, tuple[Callable[[], Picture], Callable[[], Picture]]] = {
     "padded": (lambda: plot.padded(SIX), lambda: plot.padded([9, 8, 6, 4, 2, 3])),
     "padded-empty": (lambda: plot.padded([3, 0, 2]), lambda: plot.padded([3, 1, 1])),
-    "padded-200": (lambda: plot.padded(_lengths()[:200]), lambda: plot.padded(sorted(_lengths()[:200]))),
+    "padded-200": (
+        lambda: plot.padded(_lengths()[:200]),
+        lambda: plot.padded(sorted(_lengths()[:200])),
+    ),
     "packed": (lambda: plot.packed(SIX), lambda: plot.packed([9, 8, 6, 4, 4, 1])),
     "packed-dark": (_dark(lambda: plot.packed(SIX)), lambda: plot.packed(SIX)),
     "lanes": (lambda: plot.lanes(EIGHT, 4, threads=2), lambda: plot.lanes(EIGHT, 4)),
@@ -85,7 +101,10 @@ def difference(figure: Figure, reference: Path) -> float:
     content = io.BytesIO()
     figure.savefig(content, format="png", dpi=_DPI)
     content.seek(0)
-    found, known = image.imread(content).astype(np.float64), image.imread(reference).astype(np.float64)
+    found, known = (
+        image.imread(content).astype(np.float64),
+        image.imread(reference).astype(np.float64),
+    )
     return float(np.sqrt(np.mean((found - known) ** 2))) if found.shape == known.shape else 1.0
 
 
@@ -101,7 +120,11 @@ def faults_of_texts(figure: Figure, monkeypatch: pytest.MonkeyPatch) -> list[str
 
     def record(self: Text, renderer: Any, *args: Any, **options: Any) -> None:
         if self.get_visible() and self.get_text().strip():
-            drawn[id(self)] = self.get_text(), float(self.get_fontsize()), self.get_window_extent(renderer)
+            drawn[id(self)] = (
+                self.get_text(),
+                float(self.get_fontsize()),
+                self.get_window_extent(renderer),
+            )
         draw(self, renderer, *args, **options)
 
     with monkeypatch.context() as patch:

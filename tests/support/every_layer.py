@@ -57,10 +57,15 @@ KINDS = [
     Kind("MinGRU", "mingru"),
     Kind("MinLSTM", "minlstm"),
 ]
-GATED = [kind for kind in KINDS if kind.layer in ("RNN", "LSTM", "PeepholeLSTM", "CoupledLSTM", "GRU")]
+GATED = [
+    kind for kind in KINDS if kind.layer in ("RNN", "LSTM", "PeepholeLSTM", "CoupledLSTM", "GRU")
+]
 """The layers that support ``clip``."""
 
-LAYERS = {**{kind.cell: kind for kind in KINDS}, "lstm projected": Kind("LSTM", "lstm", {"proj_size": 2})}
+LAYERS = {
+    **{kind.cell: kind for kind in KINDS},
+    "lstm projected": Kind("LSTM", "lstm", {"proj_size": 2}),
+}
 """All kinds by cell, and an LSTM whose two states differ in size."""
 
 PAIRS = [
@@ -69,13 +74,18 @@ PAIRS = [
     for schedule in backend.schedules
     if name != "triton" and (name != "cpu" or missing_kernels() is None)
 ]
-"""Every schedule with every available backend that computes in float64; a backend may still refuse a cell."""
+"""Every schedule with every available backend that computes in float64; a backend may still refuse
+a cell."""
 
 
 def build(kind: Kind | str, *args: Any, units: int = H, **options: Any) -> Any:
-    """Build a layer of a kind, or of a name in ``LAYERS``, in float64, with 3 features and 4 units."""
+    """Build a layer of a kind, or of a name in ``LAYERS``, in float64, with 3 features and 4
+    units.
+    """
     kind = LAYERS[kind] if isinstance(kind, str) else kind
-    return getattr(rl.nn, kind.layer)(D, units, *args, **{"dtype": torch.float64, **kind.options, **options})
+    return getattr(rl.nn, kind.layer)(
+        D, units, *args, **{"dtype": torch.float64, **kind.options, **options}
+    )
 
 
 READING = [name for name in LAYERS if build(name).cell.reads_state]
@@ -126,7 +136,9 @@ def results_of(answer: Any) -> list[Tensor]:
 
 def slopes(result: Tensor) -> Tensor:
     """Return the gradient of a loss with a different weight for every number of a result."""
-    return torch.cos(torch.arange(result.numel(), dtype=torch.float64, device=result.device)).view_as(result)
+    return torch.cos(
+        torch.arange(result.numel(), dtype=torch.float64, device=result.device)
+    ).view_as(result)
 
 
 def gradients(results: Sequence[Tensor], wanted: Sequence[Tensor]) -> list[Tensor]:
@@ -137,7 +149,9 @@ def gradients(results: Sequence[Tensor], wanted: Sequence[Tensor]) -> list[Tenso
     return list(torch.autograd.grad(used, list(wanted), grads, **options))
 
 
-def assert_same(ours: Sequence[Tensor], theirs: Sequence[Tensor], tolerance: float = 1e-12, what: str = "") -> None:
+def assert_same(
+    ours: Sequence[Tensor], theirs: Sequence[Tensor], tolerance: float = 1e-12, what: str = ""
+) -> None:
     """Assert that the errors relative to the largest number are within a tolerance."""
     assert len(ours) == len(theirs)
     for index, (own, other) in enumerate(zip(ours, theirs, strict=True)):
@@ -151,7 +165,9 @@ def assert_same(ours: Sequence[Tensor], theirs: Sequence[Tensor], tolerance: flo
 
 
 def assert_alike_everywhere(layer: Any, run: Callable[[Any, rl.Ragged], list[Tensor]]) -> None:
-    """Assert that all schedules and backends that support a layer give the same results and gradients."""
+    """Assert that all schedules and backends that support a layer give the same results and
+    gradients.
+    """
     batch, seen = a_batch(), []
     for schedule, backend in PAIRS:
         try:
@@ -166,7 +182,9 @@ def assert_alike_everywhere(layer: Any, run: Callable[[Any, rl.Ragged], list[Ten
 
 
 def assert_same_for_every_input(layer: Any, hx: Any = None) -> None:
-    """Assert that every kind of input gives the numbers of a Ragged, in its own kind; ``hx`` is of three sequences."""
+    """Assert that every kind of input gives the numbers of a Ragged, in its own kind; ``hx`` is of
+    three sequences.
+    """
     first, batch = layer.batch_first, a_batch([4, 1, 5])
     out, state = layer(batch, hx)
     assert isinstance(out, rl.Ragged)
@@ -175,17 +193,27 @@ def assert_same_for_every_input(layer: Any, hx: Any = None) -> None:
 
     padded, lengths = batch.to_padded(first, total_length=7)
     padded_out = out.to_padded(first, total_length=7)[0]
-    assert_same(results_of(layer(padded, hx, lengths=lengths)), [padded_out, *parts(state)], what="padded")
+    assert_same(
+        results_of(layer(padded, hx, lengths=lengths)), [padded_out, *parts(state)], what="padded"
+    )
 
     theirs = torch.nn.utils.rnn.pack_padded_sequence(padded, lengths, first, enforce_sorted=False)
     for packed in (batch.to_packed(), theirs):
         packed_out, packed_state = layer(packed, hx)
         assert isinstance(packed_out, rl.packing.PackedSequence)
         assert packed_out.sorted_indices is packed.sorted_indices
-        assert_same([rl.Ragged.from_packed(packed_out).values, *parts(packed_state)], expected, what="packed")
+        assert_same(
+            [rl.Ragged.from_packed(packed_out).values, *parts(packed_state)],
+            expected,
+            what="packed",
+        )
 
     own = None if hx is None else one_or_tuple(tuple(part[:, 2] for part in parts(hx)))
-    assert_same(results_of(layer(batch[2], own)), [out[2], *(part[:, 2] for part in parts(state))], what="single")
+    assert_same(
+        results_of(layer(batch[2], own)),
+        [out[2], *(part[:, 2] for part in parts(state))],
+        what="single",
+    )
 
     equal = a_batch([3, 3, 3])
     out, state = layer(equal, hx)
@@ -212,7 +240,9 @@ def watch_backends(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
 
 
 def assert_nan_stays_in_its_sequence(layer: Any) -> None:
-    """Assert that a sequence of NaN changes neither values nor gradients of the sequences before and after it."""
+    """Assert that a sequence of NaN changes neither values nor gradients of the sequences before
+    and after it.
+    """
     clean = [torch.randn(length, D, dtype=torch.float64) for length in (3, 2, 4)]
     seen = []
     for middle in (clean[1], torch.full_like(clean[1], torch.nan)):
@@ -227,7 +257,9 @@ def assert_nan_stays_in_its_sequence(layer: Any) -> None:
 
 
 def has_torch_lstm_under_autocast(kind: str) -> bool:
-    """Return True if torch runs a padded LSTM under autocast: oneDNN does not on every processor."""
+    """Return True if torch runs a padded LSTM under autocast: oneDNN does not on every
+    processor.
+    """
     try:
         with torch.autocast(kind, dtype=torch.bfloat16):
             nn.LSTM(1, 1, device=kind)(torch.zeros(1, 1, 1, device=kind))
@@ -236,11 +268,15 @@ def has_torch_lstm_under_autocast(kind: str) -> bool:
     return True
 
 
-def truth_of(kind: Kind, layer: Any, batch: rl.Ragged, hx: Any, clip: float | None = None) -> Result:
+def truth_of(
+    kind: Kind, layer: Any, batch: rl.Ragged, hx: Any, clip: float | None = None
+) -> Result:
     """Apply the naive formulas to the layer's parameters."""
     cell = CELLS[kind.cell]
     weights = tuple(
-        cell.weights_type(*(getattr(layer, f"{name}_l{index}{suffix}", None) for name in cell.shapes(D, H)))
+        cell.weights_type(
+            *(getattr(layer, f"{name}_l{index}{suffix}", None) for name in cell.shapes(D, H))
+        )
         for index in range(layer.num_layers)
         for suffix in ("", "_reverse")[: 2 if layer.bidirectional else 1]
     )

@@ -21,9 +21,11 @@ _kept: list[tuple[mmap.mmap, Any]] = []
 
 
 def guarded(tensor: Tensor, *, before: bool = False) -> Tensor:
-    """Copy a dense CPU tensor to the end of a page before an unreadable one, or to the start of a page after one.
+    """Copy a dense CPU tensor to the end of a page before an unreadable one, or to the start of a
+    page after one.
 
-    The memory is kept until :func:`release`, so that a pointer that outlives the tensor is still valid.
+    The memory is kept until :func:`release`, so that a pointer that outlives the tensor is still
+    valid.
     """
     if tensor.numel() == 0:
         return tensor.detach().clone().requires_grad_(tensor.requires_grad)
@@ -49,7 +51,8 @@ def release() -> None:
 
 @contextmanager
 def guarded_allocations(*, before: bool = False) -> Iterator[list[Tensor]]:
-    """Within the block, tensors that the library allocates are guarded too, and full of NaN; yield them.
+    """Within the block, tensors that the library allocates are guarded too, and full of NaN; yield
+    them.
 
     Torch's functions are replaced, because no mode of torch is active during a backward pass.
     """
@@ -58,7 +61,12 @@ def guarded_allocations(*, before: bool = False) -> Iterator[list[Tensor]]:
     def guards(allocate: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def allocated(*args: Any, **kwargs: Any) -> Tensor:
             tensor = allocate(*args, **kwargs)
-            if not tensor.is_cpu or tensor.requires_grad or type(tensor) is not Tensor or not tensor.numel():
+            if (
+                not tensor.is_cpu
+                or tensor.requires_grad
+                or type(tensor) is not Tensor
+                or not tensor.numel()
+            ):
                 return tensor
             made.append(guarded(tensor, before=before))
             made[-1].view(-1).view(torch.uint8).fill_(255)
@@ -80,7 +88,9 @@ def guarded_allocations(*, before: bool = False) -> Iterator[list[Tensor]]:
 
 @contextmanager
 def chosen_library(library: Library) -> Iterator[None]:
-    """Within the block, the cpu kernels use the instruction set and the division of the work of ``library``."""
+    """Within the block, the cpu kernels use the instruction set and the division of the work of
+    ``library``.
+    """
     original = library_module.library
     library_module.library = lambda: library  # type: ignore[assignment]
     try:

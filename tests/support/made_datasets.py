@@ -36,6 +36,8 @@ def of_tensors(
     ids: tuple[str | int, ...] | None = None,
 ) -> Dataset:
     """Return a dataset with these tensors."""
-    data = dataset(np.zeros((int(offsets[-1]), 1), np.float32), offsets.numpy(), channels=("x",), ids=ids)
+    data = dataset(
+        np.zeros((int(offsets[-1]), 1), np.float32), offsets.numpy(), channels=("x",), ids=ids
+    )
     data._tensors = Tensors(values, offsets, targets, per_element, forecast)
     return data

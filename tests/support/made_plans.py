@@ -14,7 +14,11 @@ from raglane.planner import Plan, Row, words
 
 _SIZES = (8, 16, 32, 64, 128, 256, 512)
 # Backend, schedule, nanoseconds per element, and True if it computes padding.
-_WAYS = (("cpu", "lanes", 40.0, False), ("torch", "padded", 90.0, True), ("torch", "packed", 160.0, False))
+_WAYS = (
+    ("cpu", "lanes", 40.0, False),
+    ("torch", "padded", 90.0, True),
+    ("torch", "packed", 160.0, False),
+)
 _STEP = 2e-4
 
 BRIEF_LOOKS = ((0.02, 1), (0.05, 1))
@@ -35,11 +39,16 @@ def make_plan(
     progress(1.0)
     sizes = [size for size in _SIZES if size <= len(known)] or [len(known)]
     rows = [
-        _row(known, size, grouped, *way, ranks=ranks) for way in _WAYS for size in sizes for grouped in (False, True)
+        _row(known, size, grouped, *way, ranks=ranks)
+        for way in _WAYS
+        for size in sizes
+        for grouped in (False, True)
     ]
     rows.sort(key=lambda row: row.rank_seconds)
     size = 256 if 256 in sizes else sizes[-1]
-    best = next(row for row in rows if row.backend == "cpu" and row.batch_size == size and row.grouped)
+    best = next(
+        row for row in rows if row.backend == "cpu" and row.batch_size == size and row.grouped
+    )
     others = {"IndRNN": 0.42, "GRU": 0.81}
     tail = "3 of 1,000 sequences are longer than 900 steps: padded they cost 61.0% of the time, as recommended 4.1%."
     held: dict[str, Any] = {
@@ -60,7 +69,15 @@ def make_plan(
 
 
 def _row(
-    lengths: Any, size: int, grouped: bool, backend: str, schedule: str, cost: float, pads: bool, *, ranks: int
+    lengths: Any,
+    size: int,
+    grouped: bool,
+    backend: str,
+    schedule: str,
+    cost: float,
+    pads: bool,
+    *,
+    ranks: int,
 ) -> Row:
     """Make a row for batches of sequences in their order, or sorted by length."""
     ordered = np.sort(lengths) if grouped else lengths

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _FENCE = re.compile(
-    r"^[ ]*(?P<mark>```+)(?P<info>[^\n`]*)\n(?P<text>.*?)^[ ]*(?P=mark)[ \t]*$", flags=re.DOTALL | re.MULTILINE
+    r"^[ ]*(?P<mark>```+)(?P<info>[^\n`]*)\n(?P<text>.*?)^[ ]*(?P=mark)[ \t]*$",
+    flags=re.DOTALL | re.MULTILINE,
 )
 _COMMENT = re.compile(r"<!--.*?-->", flags=re.DOTALL)
 _CODE = re.compile(r"(`+)(.+?)\1", flags=re.DOTALL)
@@ -31,12 +32,19 @@ class Block:
     @property
     def file(self) -> str | None:
         """The name of the block's file, if its second word is one."""
-        return self.words[1] if len(self.words) == 2 and re.fullmatch(r"[\w/-]+\.\w+", self.words[1]) else None
+        return (
+            self.words[1]
+            if len(self.words) == 2 and re.fullmatch(r"[\w/-]+\.\w+", self.words[1])
+            else None
+        )
 
 
 def blocks(text: str) -> list[Block]:
     """Return the fenced blocks of a document in order, also those in lists."""
-    return [Block(tuple(found["info"].split()), textwrap.dedent(found["text"])) for found in _FENCE.finditer(text)]
+    return [
+        Block(tuple(found["info"].split()), textwrap.dedent(found["text"]))
+        for found in _FENCE.finditer(text)
+    ]
 
 
 def prose(text: str) -> str:
@@ -45,12 +53,17 @@ def prose(text: str) -> str:
 
 
 def anchors(text: str) -> set[str]:
-    """Return the anchors of a document's headings, as code hosts make them: the second of a name ends in -1."""
+    """Return the anchors of a document's headings, as code hosts make them: the second of a name
+    ends in -1.
+    """
     found: list[str] = []
     for heading in _HEADING.findall(prose(text)):
         shown = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower()
         slug = re.sub(r"[^\w\- ]", "", shown.replace("`", "")).replace(" ", "-")
-        again = sum(name == slug or re.fullmatch(re.escape(slug) + r"-\d+", name) is not None for name in found)
+        again = sum(
+            name == slug or re.fullmatch(re.escape(slug) + r"-\d+", name) is not None
+            for name in found
+        )
         found.append(f"{slug}-{again}" if slug in found else slug)
     return set(found)
 
@@ -62,7 +75,9 @@ def links(text: str) -> list[str]:
 
 
 def broken_links(path: Path, root: Path) -> list[str]:
-    """Return the links to files or headings that do not exist in the repository; others are not tried."""
+    """Return the links to files or headings that do not exist in the repository; others are not
+    tried.
+    """
     broken = []
     for link in links(path.read_text(encoding="utf-8")):
         if re.match(r"[a-z][a-z0-9+.-]*:", link):

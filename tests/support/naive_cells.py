@@ -1,7 +1,7 @@
 """Naive versions of all cells: one sequence, one step, one gate at a time, as in the papers.
 
-They share only names and the types of weights with :mod:`raglane.cells`: neither the order of the gates, nor rearranged
-formulas, nor products that are prepared for all elements at once.
+They share only names and the types of weights with :mod:`raglane.cells`: neither the order of the
+gates, nor rearranged formulas, nor products that are prepared for all elements at once.
 """
 
 from __future__ import annotations
@@ -43,7 +43,11 @@ class _Place(NamedTuple):
         """Clip the argument of an activation, if the cell clips."""
         if self.clip is None:
             return argument
-        return torch.where(argument > self.clip, self.clip, torch.where(argument < -self.clip, -self.clip, argument))
+        return torch.where(
+            argument > self.clip,
+            self.clip,
+            torch.where(argument < -self.clip, -self.clip, argument),
+        )
 
     def from_input(self, gate: int) -> Tensor:
         """``W x``."""
@@ -55,7 +59,9 @@ class _Place(NamedTuple):
 
     def from_both(self, gate: int) -> Tensor:
         """``W x + b + W h + b``, for cells that multiply the state by a matrix."""
-        biases = self.rows(self.weights.input_bias, gate) + self.rows(self.weights.hidden_bias, gate)
+        biases = self.rows(self.weights.input_bias, gate) + self.rows(
+            self.weights.hidden_bias, gate
+        )
         return self.from_input(gate) + self.from_state(gate) + biases
 
     def from_input_alone(self, gate: int) -> Tensor:
@@ -110,14 +116,17 @@ def _coupled_lstm(at: _Place) -> State:
 
 
 def _layernorm_products(at: _Place) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the arguments of each gate from the input and from the state, normalized over all gates."""
+    """Return the arguments of each gate from the input and from the state, normalized over all
+    gates.
+    """
     weights, count = at.weights, at.weights.input.shape[0] // at.c.shape[0]
     pairs = [
         (weights.input_gain, weights.input_bias, _normalised(weights.input @ at.x)),
         (weights.hidden_gain, weights.hidden_bias, _normalised(weights.hidden @ at.read(at.h))),
     ]
     of_input, of_state = (
-        [at.rows(gain * product, gate) + at.rows(bias, gate) for gate in range(count)] for gain, bias, product in pairs
+        [at.rows(gain * product, gate) + at.rows(bias, gate) for gate in range(count)]
+        for gain, bias, product in pairs
     )
     return of_input, of_state  # type: ignore[return-value]
 
@@ -126,7 +135,9 @@ def _layernorm_lstm(at: _Place) -> State:
     of_input, of_state = _layernorm_products(at)
     i, f, g, o = (own + other for own, other in zip(of_input, of_state, strict=True))
     c = _sigmoid(f) * at.c + _sigmoid(i) * torch.tanh(g)
-    return _sigmoid(o) * torch.tanh(at.weights.memory_gain * _normalised(c) + at.rows(at.weights.memory_bias, 0)), c
+    return _sigmoid(o) * torch.tanh(
+        at.weights.memory_gain * _normalised(c) + at.rows(at.weights.memory_bias, 0)
+    ), c
 
 
 def _gru(at: _Place) -> State:
@@ -159,7 +170,9 @@ def _slstm(at: _Place) -> State:
     size, width = at.h.shape[0], at.weights.hidden.shape[1]
     heads, gates = at.read(at.h).split(width), []
     for gate in range(4):
-        of_state = [at.weights.hidden[gate * size + unit] @ heads[unit // width] for unit in range(size)]
+        of_state = [
+            at.weights.hidden[gate * size + unit] @ heads[unit // width] for unit in range(size)
+        ]
         gates.append(at.from_input_alone(gate) + torch.stack(of_state))
     i, f, z, o = gates
     # The states without the stabilizer exp(m), by which they are divided.
@@ -167,7 +180,12 @@ def _slstm(at: _Place) -> State:
     memory = keep * (c * torch.exp(m)) + take * torch.tanh(z)
     normaliser = keep * (n * torch.exp(m)) + take
     level = torch.where((n == 0) | (i > torch.log(keep) + m), i, torch.log(keep) + m)
-    return _sigmoid(o) * memory / normaliser, memory * torch.exp(-level), normaliser * torch.exp(-level), level
+    return (
+        _sigmoid(o) * memory / normaliser,
+        memory * torch.exp(-level),
+        normaliser * torch.exp(-level),
+        level,
+    )
 
 
 def _grud(at: _Place) -> State:
@@ -199,7 +217,9 @@ def _grud(at: _Place) -> State:
 def _cfc(at: _Place) -> State:
     weights = at.weights
     argument = weights.input @ at.x + weights.hidden @ at.read(at.h)
-    backbone = 1.7159 * torch.tanh(0.666 * (argument if weights.bias is None else argument + weights.bias))
+    backbone = 1.7159 * torch.tanh(
+        0.666 * (argument if weights.bias is None else argument + weights.bias)
+    )
     answers: Tensor = weights.heads @ backbone
     f, g, a, b = (answers if weights.head_bias is None else answers + weights.head_bias).view(4, -1)
     s = _sigmoid(a + b)
@@ -212,8 +232,16 @@ def _indrnn(at: _Place, activation: Callable[[Tensor], Tensor]) -> State:
 
 def _sru(at: _Place) -> State:
     # n is the first gate and has no bias, so the biases of f and r are the first and the second.
-    f = _sigmoid(at.from_input(1) + at.rows(at.weights.recurrent, 0) * at.read(at.c) + at.rows(at.weights.bias, 0))
-    r = _sigmoid(at.from_input(2) + at.rows(at.weights.recurrent, 1) * at.read(at.c) + at.rows(at.weights.bias, 1))
+    f = _sigmoid(
+        at.from_input(1)
+        + at.rows(at.weights.recurrent, 0) * at.read(at.c)
+        + at.rows(at.weights.bias, 0)
+    )
+    r = _sigmoid(
+        at.from_input(2)
+        + at.rows(at.weights.recurrent, 1) * at.read(at.c)
+        + at.rows(at.weights.bias, 1)
+    )
     past = at.x if at.weights.skip is None else at.weights.skip @ at.x
     c = f * at.c + (1 - f) * at.from_input(0)
     return r * c + (1 - r) * past, c
@@ -262,9 +290,15 @@ NAIVE_STEPS: dict[str, Callable[[_Place], State]] = {
 
 
 def naive_step(
-    name: str, weights: Any, x_t: Tensor, state: State, mask: Tensor | None = None, clip: float | None = None
+    name: str,
+    weights: Any,
+    x_t: Tensor,
+    state: State,
+    mask: Tensor | None = None,
+    clip: float | None = None,
 ) -> State:
-    """Compute one step of one sequence: ``x (D,)`` and a vector per state to the new states, the first the output.
+    """Compute one step of one sequence: ``x (D,)`` and a vector per state to the new states, the
+    first the output.
 
     If the only state is ``h``, it is also passed as ``c``.
     """
@@ -272,9 +306,16 @@ def naive_step(
 
 
 def naive_run(
-    name: str, weights: Any, values: Tensor, state: State, reverse: bool = False, clip: float | None = None
+    name: str,
+    weights: Any,
+    values: Tensor,
+    state: State,
+    reverse: bool = False,
+    clip: float | None = None,
 ) -> tuple[State, State]:
-    """Return states after every element of a sequence ``(T, D)``, the outputs first, and its final states."""
+    """Return states after every element of a sequence ``(T, D)``, the outputs first, and its final
+    states.
+    """
     reached: list[State] = []
     for x_t in reversed(values.unbind()) if reverse else values.unbind():
         state = naive_step(name, weights, x_t, state, clip=clip)
@@ -306,9 +347,17 @@ def naive_network(request: Request, clip: float | None = None) -> Result:
             ]
             for which, part in enumerate(request.state):
                 nothing = part.new_zeros(0, part.shape[2])
-                directions[which].append(torch.cat([nothing, *(states[which] for states, _ in runs)]))
-            finals.append([torch.stack(parts) for parts in zip(*(final for _, final in runs), strict=True)])
+                directions[which].append(
+                    torch.cat([nothing, *(states[which] for states, _ in runs)])
+                )
+            finals.append(
+                [torch.stack(parts) for parts in zip(*(final for _, final in runs), strict=True)]
+            )
         histories.append(tuple(torch.cat(parts, 1) for parts in directions))
         values = histories[-1][0]
-    final = tuple(torch.stack(parts) for parts in zip(*finals, strict=True)) if len(bounds) > 1 else request.state
+    final = (
+        tuple(torch.stack(parts) for parts in zip(*finals, strict=True))
+        if len(bounds) > 1
+        else request.state
+    )
     return Result(values, final, tuple(histories))

@@ -1,6 +1,7 @@
 """Kernels of Triton without a GPU: under its interpreter, and compiled for GPUs.
 
-Each in a process of its own: Triton reads ``TRITON_INTERPRET`` when it is imported, and a compiled kernel runs nowhere.
+Each in a process of its own: Triton reads ``TRITON_INTERPRET`` when it is imported, and a compiled
+kernel runs nowhere.
 """
 
 from __future__ import annotations
@@ -53,7 +54,9 @@ _LENGTHS = [1, 0, 1, 3, 2, 1, 1, 0, 2]
 
 
 def layer_of(name: str, units: int = 0, **options: Any) -> Any:
-    """Return a layer in float64; by default with few units, more than an instance of its kernel reads at a time."""
+    """Return a layer in float64; by default with few units, more than an instance of its kernel
+    reads at a time.
+    """
     units = units or (_CHANNELS if name in _ELEMENTWISE else _UNITS)
     if name in USERS:
         return rl.nn.Recurrent(USERS[name], D, units, **options).double()
@@ -61,12 +64,14 @@ def layer_of(name: str, units: int = 0, **options: Any) -> Any:
 
 
 def differences(name: str, with_resets: bool, units: int = 0) -> list[float]:
-    """Return the largest errors of a layer in float32, relative to the largest number of the float64 reference.
+    """Return the largest errors of a layer in float32, relative to the largest number of the
+    float64 reference.
 
     With resets, the steps of the kernel read them.
     """
     torch.manual_seed(0)
-    # More than a pass of an element-wise loop, which is cut into chunks only in the longest sequence.
+    # More than a pass of an element-wise loop, which is cut into chunks only in the longest
+    # sequence.
     lengths = [*_LENGTHS, 17, 16, 23] if name in _ELEMENTWISE else _LENGTHS
     whole = layer_of(name, units, bidirectional=True)
     narrow = layer_of(name, units, bidirectional=True).float()
@@ -74,7 +79,11 @@ def differences(name: str, with_resets: bool, units: int = 0) -> list[float]:
     values, hx = torch.randn(sum(lengths), D, dtype=torch.float64), a_state(whole, len(lengths))
     states = parts(hx)
     found = []
-    resets = rl.Ragged.from_flat(torch.arange(sum(lengths)) % 4 != 1, lengths=lengths) if with_resets else None
+    resets = (
+        rl.Ragged.from_flat(torch.arange(sum(lengths)) % 4 != 1, lengths=lengths)
+        if with_resets
+        else None
+    )
     for layer, used in ((whole, "reference"), (narrow, "program")):
         call._resets_in_steps = lambda *_, used=used: used == "program"
         dtype = next(layer.parameters()).dtype
@@ -106,22 +115,32 @@ def of_a_program(seed: int) -> list[float]:
 def chunked(name: str) -> list[int]:
     """Return how often a forward and a backward pass run chunks of a long sequence."""
     layer, counts, run = layer_of(name).float(), [], launch._launch_chunks
-    with rl.use_backend(backend="program"), mock.patch.object(launch, "_launch_chunks", side_effect=run) as chunks:
-        values = layer(rl.Ragged([torch.randn(length, D, requires_grad=True) for length in (3, 20, 21)]))[0].values
+    with (
+        rl.use_backend(backend="program"),
+        mock.patch.object(launch, "_launch_chunks", side_effect=run) as chunks,
+    ):
+        values = layer(
+            rl.Ragged([torch.randn(length, D, requires_grad=True) for length in (3, 20, 21)])
+        )[0].values
         counts.append(chunks.call_count)
         values.sum().backward()
     return [*counts, chunks.call_count - counts[0]]
 
 
 def of_a_linear_program(seed: int) -> list[float]:
-    """Return the errors of a random program that is linear in its first state, in chunks of 2 steps.
+    """Return the errors of a random program that is linear in its first state, in chunks of 2
+    steps.
 
-    Of the other states, one is a sum, one is not read, one becomes 0, and one is a sum that is also an output.
+    Of the other states, one is a sum, one is not read, one becomes 0, and one is a sum that is also
+    an output.
     """
     chance = random.Random(seed)
     torch.manual_seed(seed)
     width = chance.choice([1, 5, 40])
-    blocks = [*(Block("state", width, index) for index in range(5)), *(Block("element", width, x) for x in range(3))]
+    blocks = [
+        *(Block("state", width, index) for index in range(5)),
+        *(Block("element", width, x) for x in range(3)),
+    ]
     instructions: list[Instruction] = []
 
     def add(operation: str, *operands: Operand) -> Operand:
@@ -167,13 +186,18 @@ def growing(factors: list[float], state: float, ascending: bool) -> list[float]:
     program = Program(blocks, (), (step,), ((Operand(0), 1),), (Operand(2),))
     assert launch.compiled(program, ascending).of_chunks is not None
     places = Places(torch.tensor([0, len(factors)]), len(factors), long=20)
-    given: Any = {"elements": [torch.tensor(factors).unsqueeze(1)], "states": [torch.full((1, 1), state)]}
+    given: Any = {
+        "elements": [torch.tensor(factors).unsqueeze(1)],
+        "states": [torch.full((1, 1), state)],
+    }
     (states,), _ = launch.run(program, places=places, ascending=ascending, **given)
     return [float(part) for part in states.flatten()]
 
 
 def alone_and_together(name: str) -> list[float]:
-    """Return 0 for each sequence whose bits are the same alone and in a batch; one of them is cut into chunks."""
+    """Return 0 for each sequence whose bits are the same alone and in a batch; one of them is cut
+    into chunks.
+    """
     # The interpreter's products are NumPy's, in which the bits of a row depend on its place.
     np.matmul = lambda one, other, **_: np.stack([row @ other for row in one])  # type: ignore[assignment]
     torch.manual_seed(0)
@@ -187,7 +211,9 @@ def alone_and_together(name: str) -> list[float]:
 
 
 def launches_and_waits(name: str, longest: int = 0) -> list[int]:
-    """Return the launches of kernels in a forward and a backward pass, and the numbers that the host reads in them."""
+    """Return the launches of kernels in a forward and a backward pass, and the numbers that the
+    host reads in them.
+    """
     layer = layer_of(name).float()
     lengths = [*_LENGTHS, longest]
     batch = rl.Ragged([torch.randn(length, D, requires_grad=True) for length in lengths])
@@ -210,13 +236,27 @@ def launches_and_waits(name: str, longest: int = 0) -> list[int]:
     with rl.use_backend(backend="program"):
         layer(batch, resets=resets)[0].values.sum().backward()  # which makes the programs
         with ExitStack() as stack:
-            for name in ("item", "tolist", "nonzero", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__"):
+            for name in (
+                "item",
+                "tolist",
+                "nonzero",
+                "cpu",
+                "numpy",
+                "__bool__",
+                "__int__",
+                "__float__",
+                "__index__",
+            ):
                 stack.enter_context(mock.patch.object(Tensor, name, waiting(getattr(Tensor, name))))
             stack.enter_context(mock.patch.object(launch, "run", counted))
             # Whose reads wait for no device, and are not counted.
             of_host: Any = np.array(lengths).view(type("OnHost", (np.ndarray,), {"is_cpu": True}))
-            stack.enter_context(mock.patch("raglane.ragged.base.check_unchanged"))  # of offsets on the host
-            known = _TRITON._replace(places=lambda *given: replace(Places(*given), lengths=of_host, long=20))
+            stack.enter_context(
+                mock.patch("raglane.ragged.base.check_unchanged")
+            )  # of offsets on the host
+            known = _TRITON._replace(
+                places=lambda *given: replace(Places(*given), lengths=of_host, long=20)
+            )
             stack.enter_context(mock.patch.dict(backend.MACHINES, cpu=known))
             values = layer(batch, resets=resets)[0].values
             which = 1
@@ -225,7 +265,9 @@ def launches_and_waits(name: str, longest: int = 0) -> list[int]:
 
 
 def launched(name: str) -> None:
-    """Write, as JSON, the launches of two equal training steps on a driver without a GPU, by kernel and argument."""
+    """Write, as JSON, the launches of two equal training steps on a driver without a GPU, by kernel
+    and argument.
+    """
     from triton.backends.compiler import GPUTarget
     from triton.compiler.compiler import CompiledKernel
     from triton.runtime import JITFunction, driver
@@ -239,7 +281,9 @@ def launched(name: str) -> None:
 
         return launch_it
 
-    driver.set_active(mock.MagicMock(**{"get_current_target.return_value": GPUTarget("cuda", 90, 32)}))
+    driver.set_active(
+        mock.MagicMock(**{"get_current_target.return_value": GPUTarget("cuda", 90, 32)})
+    )
     layer = layer_of(name, 16).float()
     batch = rl.Ragged([torch.randn(length, D, requires_grad=True) for length in (3, 1)])
     with ExitStack() as stack:
@@ -249,7 +293,9 @@ def launched(name: str) -> None:
             "launch_metadata": mock.Mock(),
             "function": 0,
         }
-        compared: Any = {name: mock.Mock(return_value="") for name in ("_difference", "verify_call")}
+        compared: Any = {
+            name: mock.Mock(return_value="") for name in ("_difference", "verify_call")
+        }
         stack.enter_context(mock.patch.multiple(CompiledKernel, create=True, **of_kernel))
         stack.enter_context(mock.patch.multiple(backend, **compared))
         stack.enter_context(mock.patch.object(torch.cuda, "device_of", mock.MagicMock()))
@@ -259,12 +305,16 @@ def launched(name: str) -> None:
             launches.append([])
             layer(batch)[0].values.sum().backward()
             # From now on nothing calls Triton's lookup.
-            stack.enter_context(mock.patch.object(JITFunction, "run", mock.Mock(side_effect=AssertionError)))
+            stack.enter_context(
+                mock.patch.object(JITFunction, "run", mock.Mock(side_effect=AssertionError))
+            )
     sys.stdout.write(json.dumps(launches))
 
 
 def verified(name: str) -> str:
-    """Return how a kernel differs from torch and the reference, as the comparison before its first use does."""
+    """Return how a kernel differs from torch and the reference, as the comparison before its first
+    use does.
+    """
     layer = layer_of(name).float()
     cell, sizes = layer.cell, layer.state_sizes
     weights = layer.cells[0] if name in USERS else layer._weights()[0]
@@ -299,7 +349,9 @@ def prepared(name: str) -> list[int]:
 
 
 def in_a_graph(name: str) -> list[float]:
-    """Return the largest errors of an exported layer whose graph launches kernels, for lengths that it has not seen."""
+    """Return the largest errors of an exported layer whose graph launches kernels, for lengths that
+    it has not seen.
+    """
     functions: list[Any] = []
 
     def wrapped(function: Any) -> Any:
@@ -314,12 +366,17 @@ def in_a_graph(name: str) -> list[float]:
     def launch_now(index: int, tensors: list[Tensor], numbers: list[int], grid: list[int]) -> None:
         given, sizes = iter(tensors), iter(numbers)
         *names, _ = functions[index].arg_names
-        arguments = [next(sizes if name in ("rows", "count") or name.endswith("_s") else given) for name in names]
+        arguments = [
+            next(sizes if name in ("rows", "count") or name.endswith("_s") else given)
+            for name in names
+        ]
         if all(grid):
             functions[index][tuple(grid)](*arguments, launch.precision())
 
     schema = "(int index, Tensor(a!)[] tensors, SymInt[] numbers, SymInt[] grid) -> ()"
-    torch.library.custom_op("on_triton::launch", launch_now, mutates_args=("tensors",), schema=schema)
+    torch.library.custom_op(
+        "on_triton::launch", launch_now, mutates_args=("tensors",), schema=schema
+    )
     torch.manual_seed(0)
     layer = layer_of(name, num_layers=2, bidirectional=True).float().eval()
     batch = rl.Ragged([torch.randn(length, D) for length in (2, 3)])
@@ -336,7 +393,9 @@ def in_a_graph(name: str) -> list[float]:
             batch = rl.Ragged([torch.randn(length, D) for length in lengths])
             with rl.use_backend(backend="reference"):
                 output, state = copy.deepcopy(layer).double()(batch.to(torch.float64))
-            pairs = zip(graph(batch.values, batch.offsets), [output.values, *parts(state)], strict=True)
+            pairs = zip(
+                graph(batch.values, batch.offsets), [output.values, *parts(state)], strict=True
+            )
             found += [_error(one, other) for one, other in pairs if one.numel()]
     return found
 
@@ -344,10 +403,14 @@ def in_a_graph(name: str) -> list[float]:
 def _reduced(operation: Any, parts: Any) -> list[Any]:
     """Reduce tensors together, row by row; the interpreter would do so number by number."""
     found: Any = None
-    for row in zip(*(np.moveaxis(part.handle.data, operation.axis, 0) for part in parts), strict=True):
+    for row in zip(
+        *(np.moveaxis(part.handle.data, operation.axis, 0) for part in parts), strict=True
+    ):
         own = [operation.to_tensor(data, part.dtype) for data, part in zip(row, parts, strict=True)]
         found = own if found is None else operation.combine_fn.fn(*found, *own)
-    whole = [np.expand_dims(part.handle.data, operation.axis) for part in found]  # keep_dims, as all kernels
+    whole = [
+        np.expand_dims(part.handle.data, operation.axis) for part in found
+    ]  # keep_dims, as all kernels
     return [operation.to_tensor(data, part.dtype) for data, part in zip(whole, parts, strict=True)]
 
 
@@ -363,16 +426,22 @@ def interpret(cases: list[tuple[Any, ...]]) -> None:
 
 
 def loads(name: str) -> None:
-    """Write the steps of a pass of a layer's loop, its loads, and those after its first store, as JSON."""
+    """Write the steps of a pass of a layer's loop, its loads, and those after its first store, as
+    JSON.
+    """
     layer = layer_of(name).float()
-    step = backend.step_of(layer.cell, layer._weights()[0], D, tuple(layer.state_sizes), torch.float32)
+    step = backend.step_of(
+        layer.cell, layer._weights()[0], D, tuple(layer.state_sizes), torch.float32
+    )
     kernel = kernel_of(backend.ready(step).forward(True, False, None).lowered.program, True)
     loop = kernel.text.partition("for t in")[2].partition("final0")[0]
     counts = [part.count("tl.load") for part in (loop, loop.partition("tl.store")[2])]
     sys.stdout.write(json.dumps([kernel.steps, *counts]))
 
 
-def compiled(names: list[str], architectures: list[int], units: int, *, with_resets: bool = False) -> None:
+def compiled(
+    names: list[str], architectures: list[int], units: int, *, with_resets: bool = False
+) -> None:
     """Write registers, spilled bytes and shared memory of each kernel of some layers, as JSON."""
     programs: list[tuple[Any, bool]] = []
 
@@ -397,14 +466,20 @@ def compiled(names: list[str], architectures: list[int], units: int, *, with_res
             for architecture, of_chunks in product(architectures, (False, True)):
                 with suppress(Refused):
                     own = kernel_of(program, ascending, of_chunks=of_chunks)
-                    found[f"{kind} {own.roles if of_chunks else ''} sm_{architecture}"] = _assembled(own, architecture)
+                    found[f"{kind} {own.roles if of_chunks else ''} sm_{architecture}"] = (
+                        _assembled(own, architecture)
+                    )
         programs.clear()
     sys.stdout.write(json.dumps(found))
 
 
 def _copied(kernel: str) -> Any:
-    """Return a kernel made of the source that torch copies to a package, where only Triton is imported; in seconds."""
-    from torch._inductor.codegen.wrapper import user_defined_triton_kernel_transitive_closure_source_code as source_of
+    """Return a kernel made of the source that torch copies to a package, where only Triton is
+    imported; in seconds.
+    """
+    from torch._inductor.codegen.wrapper import (
+        user_defined_triton_kernel_transitive_closure_source_code as source_of,
+    )
 
     text = f"import triton\nimport triton.language as tl\n@triton.jit\n{source_of(launch.function_of(kernel))}"
     linecache.cache["<package>"] = (len(text), None, text.splitlines(keepends=True), "<package>")
@@ -419,13 +494,25 @@ def _assembled(kernel: Kernel, architecture: int) -> list[int]:
     from triton.compiler import ASTSource
 
     function = _copied(kernel.text) if architecture == 100 else launch.function_of(kernel.text)
-    kinds = {"rows": "i32", "count": "i32", "precision": "constexpr", "order": "*i64", "offsets": "*i64"}
+    kinds = {
+        "rows": "i32",
+        "count": "i32",
+        "precision": "constexpr",
+        "order": "*i64",
+        "offsets": "*i64",
+    }
     signature = {
-        name: kinds.get(name, "i32" if name.endswith("_s") else "*i32" if name.startswith("table") else "*fp32")
+        name: kinds.get(
+            name, "i32" if name.endswith("_s") else "*i32" if name.startswith("table") else "*fp32"
+        )
         for name in function.arg_names
     }
     last = len(signature) - 1
-    aligned = {(place,): [["tt.divisibility", 16]] for place, kind in enumerate(signature.values()) if "*" in kind}
+    aligned = {
+        (place,): [["tt.divisibility", 16]]
+        for place, kind in enumerate(signature.values())
+        if "*" in kind
+    }
     source = ASTSource(function, signature, {(last,): "ieee"}, aligned)
     options = {"num_warps": kernel.warps, "maxnreg": kernel.registers}
     made = triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=options)
@@ -433,6 +520,8 @@ def _assembled(kernel: Kernel, architecture: int) -> list[int]:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(made.asm["cubin"])
         file.flush()
-        ran = subprocess.run([tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True)
+        ran = subprocess.run(
+            [tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True
+        )
     registers, spilled = (re.findall(rf"{kind}:(\d+)", ran.stdout)[0] for kind in ("REG", "STACK"))
     return [int(registers), int(spilled), made.metadata.shared]

@@ -12,7 +12,9 @@ from every_layer import D, parts
 
 
 class Leaky(nn.Module):
-    """The smallest cell: one state of hidden_size zeros, and an output that differs from the state."""
+    """The smallest cell: one state of hidden_size zeros, and an output that differs from the
+    state.
+    """
 
     def __init__(self, input_size: int, hidden_size: int) -> None:
         super().__init__()
@@ -29,7 +31,11 @@ class Whole(nn.Module):
 
     def __init__(self, input_size: int, hidden_size: int) -> None:
         super().__init__()
-        self.input_size, self.hidden_size, self.output_size = input_size, hidden_size, hidden_size + 1
+        self.input_size, self.hidden_size, self.output_size = (
+            input_size,
+            hidden_size,
+            hidden_size + 1,
+        )
         self.begin = nn.Parameter(torch.randn(hidden_size, dtype=torch.float64))
         self.input = nn.Linear(input_size, hidden_size, dtype=torch.float64)
         self.inner = nn.Linear(hidden_size + 2, hidden_size + 2, dtype=torch.float64)
@@ -42,7 +48,9 @@ class Whole(nn.Module):
         # Reads the element before, so it is more than a matrix product.
         return self.input(values + 0.5 * rl.segments.shift(values, offsets, 1))
 
-    def step(self, x_t: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    def step(
+        self, x_t: Tensor, state: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         wide = self.inner(torch.cat(state, 1)).tanh()
         new = (wide[:, : self.hidden_size] + x_t, wide[:, self.hidden_size :])
         return self.output(torch.cat(new, 1)), new

@@ -1,4 +1,6 @@
-"""Every loss as sums over rows, and over a padded batch with a mask; the largest tensor of a computation."""
+"""Every loss as sums over rows, and over a padded batch with a mask; the largest tensor of a
+computation.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ IGNORED = 2
 class Case:
     """A loss, and the same per row.
 
-    ``rows(predictions (M, ...), targets (M, ...))`` returns losses ``(M,)`` and the weight of each row in a mean.
+    ``rows(predictions (M, ...), targets (M, ...))`` returns losses ``(M,)`` and the weight of each
+    row in a mean.
     """
 
     call: Callable[..., Any]
@@ -58,9 +61,17 @@ def log_normalised(x: Tensor) -> Tensor:
 
 
 def class_rows(
-    log_probabilities: Tensor, target: Tensor, weighted: bool = False, ignore: bool = False, smoothing: float = 0.0
+    log_probabilities: Tensor,
+    target: Tensor,
+    weighted: bool = False,
+    ignore: bool = False,
+    smoothing: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    weight = CLASS_WEIGHTS.to(log_probabilities) if weighted else torch.ones(CLASSES).to(log_probabilities)
+    weight = (
+        CLASS_WEIGHTS.to(log_probabilities)
+        if weighted
+        else torch.ones(CLASSES).to(log_probabilities)
+    )
     chosen = torch.nn.functional.one_hot(target, CLASSES).to(log_probabilities)
     own = -(chosen * weight * log_probabilities).sum(-1)
     even = -(weight * log_probabilities).sum(-1) / CLASSES
@@ -68,7 +79,9 @@ def class_rows(
     return ((1 - smoothing) * own + smoothing * even) * kept, weight[target] * kept
 
 
-def evenly(rows: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
+def evenly(
+    rows: Callable[[Tensor, Tensor], Tensor],
+) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """Give every row the weight 1, and average over features."""
 
     def both(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -89,7 +102,9 @@ def binary(x: Tensor, y: Tensor, positive: Tensor | float = 1.0) -> Tensor:
 
 
 CASES: dict[str, Case] = {
-    "cross_entropy": Case(losses.cross_entropy, draw_classes, lambda x, y: class_rows(log_normalised(x), y)),
+    "cross_entropy": Case(
+        losses.cross_entropy, draw_classes, lambda x, y: class_rows(log_normalised(x), y)
+    ),
     "cross_entropy, everything": Case(
         lambda x, y, **k: losses.cross_entropy(
             x, y, CLASS_WEIGHTS.to(x.device), ignore_index=IGNORED, label_smoothing=0.3, **k
@@ -104,18 +119,30 @@ CASES: dict[str, Case] = {
     ),
     "nll_loss": Case(losses.nll_loss, draw_classes, class_rows),
     "nll_loss, everything": Case(
-        lambda x, y, **k: losses.nll_loss(x, y, CLASS_WEIGHTS.to(x.device), ignore_index=IGNORED, **k),
+        lambda x, y, **k: losses.nll_loss(
+            x, y, CLASS_WEIGHTS.to(x.device), ignore_index=IGNORED, **k
+        ),
         draw_classes,
         lambda x, y: class_rows(x, y, weighted=True, ignore=True),
     ),
     "mse_loss": Case(losses.mse_loss, draw_numbers(3), evenly(lambda x, y: (x - y) ** 2)),
-    "mse_loss, no features": Case(losses.mse_loss, draw_numbers(), evenly(lambda x, y: (x - y) ** 2)),
-    "mse_loss, two dimensions": Case(losses.mse_loss, draw_numbers(2, 3), evenly(lambda x, y: (x - y) ** 2)),
+    "mse_loss, no features": Case(
+        losses.mse_loss, draw_numbers(), evenly(lambda x, y: (x - y) ** 2)
+    ),
+    "mse_loss, two dimensions": Case(
+        losses.mse_loss, draw_numbers(2, 3), evenly(lambda x, y: (x - y) ** 2)
+    ),
     "l1_loss": Case(losses.l1_loss, draw_numbers(3), evenly(lambda x, y: (x - y).abs())),
-    "huber_loss": Case(lambda x, y, **k: losses.huber_loss(x, y, 0.7, **k), draw_numbers(3), evenly(huber)),
-    "binary_cross_entropy": Case(losses.binary_cross_entropy_with_logits, draw_labels, evenly(binary)),
+    "huber_loss": Case(
+        lambda x, y, **k: losses.huber_loss(x, y, 0.7, **k), draw_numbers(3), evenly(huber)
+    ),
+    "binary_cross_entropy": Case(
+        losses.binary_cross_entropy_with_logits, draw_labels, evenly(binary)
+    ),
     "binary_cross_entropy, one weight": Case(
-        lambda x, y, **k: losses.binary_cross_entropy_with_logits(x, y, POSITIVE[1].to(x.device), **k),
+        lambda x, y, **k: losses.binary_cross_entropy_with_logits(
+            x, y, POSITIVE[1].to(x.device), **k
+        ),
         draw_labels,
         evenly(lambda x, y: binary(x, y, POSITIVE[1].to(x))),
     ),
@@ -146,7 +173,9 @@ def padded_loss(
     mask = torch.arange(steps) < counted_lengths.view(-1, 1).to(x.device)
     weight = mask.to(x.dtype)
     if per_element is not None:
-        weight = rl.Ragged.from_flat(per_element, lengths=counted_lengths).to_padded()[0].to(x.dtype)
+        weight = (
+            rl.Ragged.from_flat(per_element, lengths=counted_lengths).to_padded()[0].to(x.dtype)
+        )
     shares = torch.ones(count, dtype=x.dtype) if per_sequence is None else per_sequence.to(x.dtype)
     if reduction != "sequence":
         weight = weight * shares.view(-1, 1)
@@ -165,7 +194,9 @@ def padded_loss(
 class _Sizes(TorchDispatchMode):
     largest = 0
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         result = function(*args, **(kwargs or {}))
         for part in pytree.tree_leaves(result):
             if isinstance(part, Tensor):

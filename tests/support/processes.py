@@ -1,4 +1,6 @@
-"""Commands in new processes, forked from one that has imported torch and the package, which takes seconds."""
+"""Commands in new processes, forked from one that has imported torch and the package, which takes
+seconds.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ import pytest
 from commands import undraw
 
 CONTEXT = multiprocessing.get_context("forkserver")
-# DistributedDataParallel imports torch._dynamo, which takes four fifths of the time of a short training.
+# DistributedDataParallel imports torch._dynamo, which takes four fifths of the time of a short
+# training.
 CONTEXT.set_forkserver_preload(
     [
         "raglane.cli",
@@ -40,8 +43,12 @@ def _beside(folder: Path, name: str) -> Path:
     return folder.parent / f"{folder.name}.{name}"
 
 
-def _run(arguments: list[str], folder: Path, largest_file: int, before: Callable[[], object]) -> None:
-    """Run a command in this process, without pictures: print into two files and exit with its code."""
+def _run(
+    arguments: list[str], folder: Path, largest_file: int, before: Callable[[], object]
+) -> None:
+    """Run a command in this process, without pictures: print into two files and exit with its
+    code.
+    """
     from raglane.cli import main
 
     gc.freeze()  # the garbage collector then skips what the server imported
@@ -49,7 +56,9 @@ def _run(arguments: list[str], folder: Path, largest_file: int, before: Callable
     resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
     for number, name in ((1, "stdout"), (2, "stderr")):
         os.dup2(os.open(_beside(folder, name), os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
-    sys.stdout, sys.stderr = (io.TextIOWrapper(io.FileIO(number, "w"), line_buffering=True) for number in (1, 2))
+    sys.stdout, sys.stderr = (
+        io.TextIOWrapper(io.FileIO(number, "w"), line_buffering=True) for number in (1, 2)
+    )
     undraw(pytest.MonkeyPatch())
     before()
     sys.exit(main(arguments))
@@ -85,23 +94,34 @@ class Command:
         os.kill(self.process.pid, number)
 
     def end(self, seconds: float = 120) -> int:
-        """Wait for the end; return the exit code, or minus the number of the signal that ended it."""
+        """Wait for the end; return the exit code, or minus the number of the signal that ended
+        it.
+        """
         self.process.join(seconds)
         assert self.process.exitcode is not None, f"it runs after {seconds} s: {self.printed()}"
         return self.process.exitcode
 
 
 def start(
-    folder: Path, *arguments: str, largest_file: int = resource.RLIM_INFINITY, before: Callable[[], object] = bool
+    folder: Path,
+    *arguments: str,
+    largest_file: int = resource.RLIM_INFINITY,
+    before: Callable[[], object] = bool,
 ) -> Command:
-    """Start a command in a folder, with a limit to the bytes of a file; its process first calls ``before``."""
+    """Start a command in a folder, with a limit to the bytes of a file; its process first calls
+    ``before``.
+    """
     _beside(folder, "stdout").unlink(missing_ok=True)
-    process = CONTEXT.Process(target=_run, args=(list(arguments), folder, largest_file, before), daemon=True)
+    process = CONTEXT.Process(
+        target=_run, args=(list(arguments), folder, largest_file, before), daemon=True
+    )
     process.start()
     return Command(process, folder)
 
 
-def run(folder: Path, *arguments: str, largest_file: int = resource.RLIM_INFINITY) -> tuple[int, str, str]:
+def run(
+    folder: Path, *arguments: str, largest_file: int = resource.RLIM_INFINITY
+) -> tuple[int, str, str]:
     """Run a command in a folder; return its exit code, standard output and standard error."""
     command = start(folder, *arguments, largest_file=largest_file)
     return command.end(), command.printed(), command.errors()

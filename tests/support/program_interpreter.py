@@ -23,7 +23,10 @@ def _true(a: Array) -> Array:
 
 
 _EACH: dict[str, Callable[..., Array]] = {
-    **{name: getattr(np, name) for name in "abs sign exp expm1 log log1p sqrt tanh sin cos floor round".split()},
+    **{
+        name: getattr(np, name)
+        for name in "abs sign exp expm1 log log1p sqrt tanh sin cos floor round".split()
+    },
     "copy": lambda a: a,
     "neg": np.negative,
     "not": lambda a: ~_true(a),
@@ -65,10 +68,11 @@ def run_program(
     vectors: Sequence[Array] = (),
     weights: Sequence[Array] = (),
 ) -> tuple[list[Array], list[Array]]:
-    """Run the program of one step on a ragged batch; return the outputs ``(N, width)`` and final states ``(B, width)``.
+    """Run the program of one step on a ragged batch; return the outputs ``(N, width)`` and final
+    states ``(B, width)``.
 
-    Shapes: elements ``(N, width)``, sequences and initial states ``(B, width)``, vectors ``(width,)``, weights
-    ``(groups, rows, depth)``. An empty sequence keeps its initial states.
+    Shapes: elements ``(N, width)``, sequences and initial states ``(B, width)``, vectors
+    ``(width,)``, weights ``(groups, rows, depth)``. An empty sequence keeps its initial states.
     """
     dtype = next(part for group in (elements, states, vectors) for part in group).dtype
     outputs = [np.full((offsets[-1], width), np.nan, dtype) for _, width in program.outputs]
@@ -83,7 +87,9 @@ def run_program(
                 "vector": list(vectors),
             }
             rows = [
-                np.full(block.width, np.nan, dtype) if block.kind == "local" else given[block.kind][block.index]
+                np.full(block.width, np.nan, dtype)
+                if block.kind == "local"
+                else given[block.kind][block.index]
                 for block in program.blocks
             ]
             for instruction in program.instructions:
@@ -103,12 +109,16 @@ def _read(rows: list[Array], place: Operand, width: int, dtype: Any) -> Array:
     return rows[place.block][place.start : place.start + width].copy()
 
 
-def _execute(program: Program, instruction: Instruction, rows: list[Array], weights: Sequence[Array]) -> None:
+def _execute(
+    program: Program, instruction: Instruction, rows: list[Array], weights: Sequence[Array]
+) -> None:
     width, parts = instruction.width, instruction.segments
     dtype = rows[instruction.results[0].block].dtype
     name = instruction.operation
     if name in _EACH:
-        results = [_EACH[name](*(_read(rows, place, width, dtype) for place in instruction.operands))]
+        results = [
+            _EACH[name](*(_read(rows, place, width, dtype) for place in instruction.operands))
+        ]
     elif name == "gather":
         place = instruction.operands[0]
         results = [rows[place.block][place.start + np.asarray(instruction.columns)]]
@@ -117,10 +127,15 @@ def _execute(program: Program, instruction: Instruction, rows: list[Array], weig
         weight = weights[instruction.weight]
         groups, _, depth = weight.shape
         read = _read(rows, a, parts * groups * depth, dtype).reshape(parts, groups, depth)
-        results = [_read(rows, start, width, dtype) + np.einsum("gnk,pgk->pgn", weight, read).reshape(-1)]
+        results = [
+            _read(rows, start, width, dtype) + np.einsum("gnk,pgk->pgn", weight, read).reshape(-1)
+        ]
     else:
         widths = (width, width, parts) if name == "norm_backward" else (width,)
-        read = [_read(rows, place, size, dtype) for place, size in zip(instruction.operands, widths, strict=True)]
+        read = [
+            _read(rows, place, size, dtype)
+            for place, size in zip(instruction.operands, widths, strict=True)
+        ]
         results = _ROWS[name](*(part.reshape(parts, -1) for part in read), instruction.epsilon)
     for place, result in zip(instruction.results, results, strict=True):
         flat = result.reshape(-1).astype(dtype)

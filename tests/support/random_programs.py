@@ -37,21 +37,32 @@ class Case:
 
     def expected(self) -> list[Any]:
         """Return the same, computed by NumPy."""
-        given = {name: [part.resolve_neg().numpy() for part in parts] for name, parts in self.given.items()}
+        given = {
+            name: [part.resolve_neg().numpy() for part in parts]
+            for name, parts in self.given.items()
+        }
         with np.errstate(all="ignore"):
-            outputs, finals = run_program(self.program, self.offsets.tolist(), ascending=self.ascending, **given)
+            outputs, finals = run_program(
+                self.program, self.offsets.tolist(), ascending=self.ascending, **given
+            )
         return outputs + finals
 
     def to(self, dtype: torch.dtype) -> Case:
         """Return the same case in another dtype."""
-        return replace(self, given={name: [part.to(dtype) for part in parts] for name, parts in self.given.items()})
+        return replace(
+            self,
+            given={name: [part.to(dtype) for part in parts] for name, parts in self.given.items()},
+        )
 
     def sequence(self, number: int) -> Case:
         """Return the case of one sequence of the batch."""
         begin, end = self.offsets[number : number + 2].tolist()
         rows = {"elements": slice(begin, end), "sequences": slice(number, number + 1)}
         rows["states"] = rows["sequences"]
-        given = {name: [part[rows.get(name, slice(None))] for part in parts] for name, parts in self.given.items()}
+        given = {
+            name: [part[rows.get(name, slice(None))] for part in parts]
+            for name, parts in self.given.items()
+        }
         return replace(self, offsets=torch.tensor([0, end - begin]), given=given)
 
 
@@ -105,7 +116,9 @@ class _Drawing:
         fits = [b for b in self.readable if self.blocks[b].width >= width and b != avoid]
         if fits and (whole or chance.random() < 0.8):
             block = chance.choice(fits)
-            return Operand(block, chance.choice([0, chance.randint(0, self.blocks[block].width - width)]))
+            return Operand(
+                block, chance.choice([0, chance.randint(0, self.blocks[block].width - width)])
+            )
         others = [b for b in self.readable if b != avoid]
         if others and chance.random() < 0.6:
             block = chance.choice(others)
@@ -115,9 +128,14 @@ class _Drawing:
     def result(self, width: int, operands: tuple[Operand, ...] = ()) -> Operand:
         """Draw columns of a new local block, or the place of an operand."""
         for place in operands:
-            if place.block >= 0 and self.blocks[place.block].kind == "local" and self.chance.random() < 0.3:
+            if (
+                place.block >= 0
+                and self.blocks[place.block].kind == "local"
+                and self.chance.random() < 0.3
+            ):
                 clash = any(
-                    other.block == place.block and (other.spread or other.start != place.start) for other in operands
+                    other.block == place.block and (other.spread or other.start != place.start)
+                    for other in operands
                 )
                 if not place.spread and not clash:
                     return place
@@ -145,14 +163,18 @@ class _Drawing:
             parts = chance.choice([1, 1, 2, 3])
             width = parts * groups * rows
             operands = self.operand(width), self.operand(parts * groups * depth)
-            made = Instruction(name, (self.result(width),), operands, width, parts, weight=len(self.weights) - 1)
+            made = Instruction(
+                name, (self.result(width),), operands, width, parts, weight=len(self.weights) - 1
+            )
         elif name in ("row_sum", "row_max", "row_cumsum", "norm", "norm_backward"):
             widths = (width, width, segments) if name == "norm_backward" else (width,)
             operands_ = tuple(self.operand(size) for size in widths)
             results = (self.result(segments if name in ("row_sum", "row_max") else width),)
             if name == "norm":
                 results = (*results, self.result(segments))
-            made = Instruction(name, results, operands_, width, segments, 0.1 if name == "norm" else 0.0)
+            made = Instruction(
+                name, results, operands_, width, segments, 0.1 if name == "norm" else 0.0
+            )
         else:
             operands_ = tuple(self.operand(width) for _ in range(OPERATIONS[name]))
             made = Instruction(name, (self.result(width, operands_),), operands_, width)
@@ -175,10 +197,16 @@ class _Drawing:
                 next_states.append(self.operand(state.width))
                 continue
             to = Operand(self.block("local", state.width))
-            self.instructions.append(Instruction("tanh", (to,), (self.operand(state.width),), state.width))
+            self.instructions.append(
+                Instruction("tanh", (to,), (self.operand(state.width),), state.width)
+            )
             next_states.append(to)
         return Program(
-            tuple(self.blocks), tuple(self.weights), tuple(self.instructions), tuple(outputs), tuple(next_states)
+            tuple(self.blocks),
+            tuple(self.weights),
+            tuple(self.instructions),
+            tuple(outputs),
+            tuple(next_states),
         )
 
 

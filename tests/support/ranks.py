@@ -1,4 +1,6 @@
-"""Ranks forked from a process that has imported what they need, in place of interpreters that start anew."""
+"""Ranks forked from a process that has imported what they need, in place of interpreters that start
+anew.
+"""
 
 from __future__ import annotations
 
@@ -55,10 +57,14 @@ def gradients(settings: _Kinds, ranks: int) -> list[list[Tensor]]:
     pipes = []
     for rank in range(ranks):
         mine, its = CONTEXT.Pipe()
-        CONTEXT.Process(target=_gradients, args=(settings, rank, ranks, store.port, its), daemon=True).start()
+        CONTEXT.Process(
+            target=_gradients, args=(settings, rank, ranks, store.port, its), daemon=True
+        ).start()
         its.close()
         pipes.append(mine)
-    return [[torch.tensor(gradient, dtype=torch.float64) for gradient in pipe.recv()] for pipe in pipes]
+    return [
+        [torch.tensor(gradient, dtype=torch.float64) for gradient in pipe.recv()] for pipe in pipes
+    ]
 
 
 def _gradients(settings: _Kinds, rank: int, count: int, port: int, pipe: Connection) -> None:
@@ -75,7 +81,8 @@ def _gradient(settings: Settings, dtype: torch.dtype, ranks: Ranks) -> Tensor:
 
     random = np.random.default_rng(0)
     lengths = random.integers(0, 6, 12)
-    # The others are empty: a rank that gets nothing but such has nothing to say, and the others must not wait for it.
+    # The others are empty: a rank that gets nothing but such has nothing to say, and the others
+    # must not wait for it.
     lengths[: 12 - 3] = 0
     offsets = offsets_of(lengths)
     tags = np.where(np.arange(offsets[-1]) % 2, "a", "b").astype(object)
@@ -85,6 +92,10 @@ def _gradient(settings: Settings, dtype: torch.dtype, ranks: Ranks) -> Tensor:
     data = trainer.training.tensors()
     trainer.training._tensors = replace(data, values=data.values.to(dtype))
     trainer.model.to(dtype)
-    before = torch.cat([weight.detach().flatten().double() for weight in trainer.model.parameters()])
+    before = torch.cat(
+        [weight.detach().flatten().double() for weight in trainer.model.parameters()]
+    )
     trainer.run()
-    return before - torch.cat([weight.detach().flatten().double() for weight in trainer.model.parameters()])
+    return before - torch.cat(
+        [weight.detach().flatten().double() for weight in trainer.model.parameters()]
+    )

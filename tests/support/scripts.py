@@ -1,4 +1,6 @@
-"""Scripts as modules; and code in new processes, forked from an interpreter that has imported what takes long."""
+"""Scripts as modules; and code in new processes, forked from an interpreter that has imported what
+takes long.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ class Ended:
 
 
 class Script:
-    """Runs code in new processes with two threads, one after the other, forked after the import of a module."""
+    """Runs code in new processes with two threads, one after the other, forked after the import of
+    a module.
+    """
 
     def __init__(self, module: str = "torch") -> None:
         self._code = f"import {module}\n{_SERVER}"
@@ -77,7 +81,11 @@ class Script:
         if self._server is None:
             self._server = subprocess.Popen(
                 [sys.executable, "-c", self._code],
-                env={**os.environ, "OMP_NUM_THREADS": "2", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                env={
+                    **os.environ,
+                    "OMP_NUM_THREADS": "2",
+                    "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+                },
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
@@ -86,6 +94,8 @@ class Script:
         assert self._server.stdout is not None
         with tempfile.NamedTemporaryFile("r") as stdout, tempfile.NamedTemporaryFile("r") as stderr:
             given = {"code": code, "seconds": seconds, "environment": environment}
-            self._server.stdin.write(json.dumps(given | {"printed": [stdout.name, stderr.name]}) + "\n")
+            self._server.stdin.write(
+                json.dumps(given | {"printed": [stdout.name, stderr.name]}) + "\n"
+            )
             self._server.stdin.flush()
             return Ended(int(self._server.stdout.readline()), stdout.read(), stderr.read())

@@ -19,7 +19,10 @@ class Leaky(nn.Module):
     def __init__(self, input_size: int, hidden_size: int) -> None:
         super().__init__()
         self.input_size, self.hidden_size = input_size, hidden_size
-        self.linear, self.recurrent = nn.Linear(input_size, hidden_size), nn.Linear(hidden_size, hidden_size)
+        self.linear, self.recurrent = (
+            nn.Linear(input_size, hidden_size),
+            nn.Linear(hidden_size, hidden_size),
+        )
 
     def initial_state(self, count: int) -> tuple[Tensor, Tensor]:
         like = self.linear.weight
@@ -47,11 +50,15 @@ class Skips(nn.Module):
 
 
 class Voice(nn.Module):
-    """Convolutions inside a frame, then over frames, then a layer; as a voice activity detector has them."""
+    """Convolutions inside a frame, then over frames, then a layer; as a voice activity detector has
+    them.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.inside = nn.Sequential(nn.Conv1d(2, 4, 3, padding=1), nn.BatchNorm1d(4), nn.ReLU(), nn.Conv1d(4, 3, 2, 2))
+        self.inside = nn.Sequential(
+            nn.Conv1d(2, 4, 3, padding=1), nn.BatchNorm1d(4), nn.ReLU(), nn.Conv1d(4, 3, 2, 2)
+        )
         self.over = rl.nn.CausalConv1d(3, 5, 3, dilation=2)
         self.layer, self.head = rl.nn.LSTM(5, 4), nn.Linear(4, 1)
 
@@ -65,7 +72,17 @@ class Voice(nn.Module):
 LAYERS: dict[str, Callable[..., nn.Module]] = {
     name: getattr(rl.nn, name)
     for name in (
-        *("LSTM", "GRU", "RNN", "PeepholeLSTM", "CoupledLSTM", "LayerNormLSTM", "LayerNormGRU", "SLSTM", "GRUD"),
+        *(
+            "LSTM",
+            "GRU",
+            "RNN",
+            "PeepholeLSTM",
+            "CoupledLSTM",
+            "LayerNormLSTM",
+            "LayerNormGRU",
+            "SLSTM",
+            "GRUD",
+        ),
         *("CfC", "IndRNN", "SRU", "QRNN", "MinGRU", "MinLSTM"),
     )
 }
@@ -78,7 +95,13 @@ MODELS: dict[str, Callable[[], Any]] = {
     "own cell": lambda: rl.nn.Recurrent(Leaky, 6, 4, num_layers=2),
     "skips": Skips,
     "voice": Voice,
-    "several": lambda: [nn.Linear(6, 4), nn.ReLU(), rl.nn.LSTM(4, 3), nn.LayerNorm(3), rl.nn.SRU(3, 3)],
+    "several": lambda: [
+        nn.Linear(6, 4),
+        nn.ReLU(),
+        rl.nn.LSTM(4, 3),
+        nn.LayerNorm(3),
+        rl.nn.SRU(3, 3),
+    ],
     **{
         f"pooling {name}": lambda name=name: rl.nn.SequenceEncoder(6, 4, pooling=name)  # type: ignore[misc]
         for name in ("summary", "last", "first", "mean", "max", "logsumexp", "attention")
@@ -87,7 +110,9 @@ MODELS: dict[str, Callable[[], Any]] = {
 
 
 def made(name: str, dtype: torch.dtype = torch.float32) -> Any:
-    """Return a model in evaluation mode, with parameters and statistics that are not those of a new one."""
+    """Return a model in evaluation mode, with parameters and statistics that are not those of a new
+    one.
+    """
     torch.manual_seed(0)
     model = MODELS[name]()
     whole = nn.ModuleList(model) if isinstance(model, list) else model

@@ -13,8 +13,12 @@ import uvicorn
 
 @contextmanager
 def served(app: Any) -> Iterator[str]:
-    """Serve an application on a port, with the settings of the command that matter; yield host and port."""
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", ws="websockets-sansio", lifespan="on"))
+    """Serve an application on a port, with the settings of the command that matter; yield host and
+    port.
+    """
+    server = uvicorn.Server(
+        uvicorn.Config(app, port=0, log_level="error", ws="websockets-sansio", lifespan="on")
+    )
     thread = threading.Thread(target=server.run)
     thread.start()
     while not server.started:

@@ -1,4 +1,6 @@
-"""Small files of each format and a small table, conversions in small steps, comparisons of records, and refusals."""
+"""Small files of each format and a small table, conversions in small steps, comparisons of records,
+and refusals.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +26,24 @@ from raglane.data.records import Records
 from raglane.errors import DataError
 
 __all__ = [
-    *("ROWS", "asked", "converted", "joined", "refused", "same", "same_batch", "small_steps", "small_table"),
+    *(
+        "ROWS",
+        "asked",
+        "converted",
+        "joined",
+        "refused",
+        "same",
+        "same_batch",
+        "small_steps",
+        "small_table",
+    ),
     *("write_table", "written"),
 ]
 
 _STEPS = [[[float(row * step), 1.0 + step] for step in range(row % 4)] for row in range(23)]
-ROWS: list[dict[str, Any]] = [{"x": steps, "kind": "ab"[row % 2], "id": f"s{row}"} for row, steps in enumerate(_STEPS)]
+ROWS: list[dict[str, Any]] = [
+    {"x": steps, "kind": "ab"[row % 2], "id": f"s{row}"} for row, steps in enumerate(_STEPS)
+]
 
 
 def _ts(path: Path) -> None:
@@ -41,7 +55,11 @@ def _ts(path: Path) -> None:
 
 
 def _csv(path: Path) -> None:
-    rows = [f"{row['id']},{step},{u},{v},{row['kind']}" for row in ROWS for step, (u, v) in enumerate(row["x"])]
+    rows = [
+        f"{row['id']},{step},{u},{v},{row['kind']}"
+        for row in ROWS
+        for step, (u, v) in enumerate(row["x"])
+    ]
     path.write_text("\n".join(["id,step,u,v,kind", *rows, ""]))
 
 
@@ -124,16 +142,27 @@ def joined(parts: list[Records]) -> Records:
 
 def same(records: Dataset | Records, other: Dataset | Records) -> None:
     """Assert that two datasets in memory are equal."""
-    records, other = (data.records if isinstance(data, Dataset) else data for data in (records, other))
+    records, other = (
+        data.records if isinstance(data, Dataset) else data for data in (records, other)
+    )
     assert records.offsets.tolist() == other.offsets.tolist()
     np.testing.assert_array_equal(records.values, other.values)
-    assert (records.ids, records.labels, records.channels) == (other.ids, other.labels, other.channels)
+    assert (records.ids, records.labels, records.channels) == (
+        other.ids,
+        other.labels,
+        other.channels,
+    )
     for name in ("tags", "targets"):
         found, wanted = getattr(records, name), getattr(other, name)
         assert (found is None) == (wanted is None)
         if found is not None:
-            np.testing.assert_array_equal(getattr(found, "values", found), getattr(wanted, "values", wanted))
-    features = [[(part.name, part.kind, part.values.tolist()) for part in data.features] for data in (records, other)]
+            np.testing.assert_array_equal(
+                getattr(found, "values", found), getattr(wanted, "values", wanted)
+            )
+    features = [
+        [(part.name, part.kind, part.values.tolist()) for part in data.features]
+        for data in (records, other)
+    ]
     np.testing.assert_equal(features[0], features[1])
 
 
@@ -150,7 +179,11 @@ def same_batch(batch: dict[str, Any], other: dict[str, Any]) -> None:
 
 
 def refused(
-    words: Iterable[str], call: Callable[..., object], *given: Any, error: type[Exception] = DataError, **named: Any
+    words: Iterable[str],
+    call: Callable[..., object],
+    *given: Any,
+    error: type[Exception] = DataError,
+    **named: Any,
 ) -> str:
     """Assert that a call raises an error of one line with these words; return its message."""
     with pytest.raises(error) as caught:
@@ -177,12 +210,16 @@ def small_steps(rows: int = 4, shard: int = 200) -> Iterator[None]:
 def small_table() -> pa.Table:
     """Return a table with a column of every kind."""
     rows, chance = 40, np.random.default_rng(3)
-    words = [["abcde"[place] for place in chance.integers(0, 5, row * 7 % 5)] for row in range(rows)]
+    words = [
+        ["abcde"[place] for place in chance.integers(0, 5, row * 7 % 5)] for row in range(rows)
+    ]
     return pa.table(
         {
             "words": words,
             "tags": [[word.upper() for word in row] for row in words],
-            "x": [[[float(row), step, -1.5] for step in range(len(words[row]))] for row in range(rows)],
+            "x": [
+                [[float(row), step, -1.5] for step in range(len(words[row]))] for row in range(rows)
+            ],
             "text": [" ".join(row) for row in words],
             "kind": ["uvw"[row % 3] for row in range(rows)],
             "name": [f"n{row}" for row in range(rows)],

@@ -29,7 +29,9 @@ def small_records(count: int = 30, seed: int = 0) -> Dataset:
 
 
 class Watcher:
-    """A callback that calls a function with epoch and number of each batch, and keeps the rows of the history."""
+    """A callback that calls a function with epoch and number of each batch, and keeps the rows of
+    the history.
+    """
 
     def __init__(self, act: Callable[[int, int], None]) -> None:
         self.act = act

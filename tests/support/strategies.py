@@ -28,5 +28,8 @@ def sequences_of(
     requires_grad: bool = False,
 ) -> list[Tensor]:
     """Return a random tensor per length, by default on the device under test."""
-    made = [torch.randn(length, *features, dtype=torch.float64, device=device).to(dtype) for length in lengths]
+    made = [
+        torch.randn(length, *features, dtype=torch.float64, device=device).to(dtype)
+        for length in lengths
+    ]
     return [sequence.requires_grad_(requires_grad) for sequence in made]

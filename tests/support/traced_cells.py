@@ -64,23 +64,33 @@ def agree(
     for ascending in (True, False):
         call = StepCall(compiled, step, OFFSETS, ascending, True, need_states, MACHINES["cpu"])
         mine, finals, steps = run_loop(call, tensors)
-        request = Request(step.whole(prepares), x, OFFSETS, None, (), (weights,), need_states=need_states)
+        request = Request(
+            step.whole(prepares), x, OFFSETS, None, (), (weights,), need_states=need_states
+        )
         theirs = reference.run_direction(request, weights, tuple(states), not ascending)
         got: list[Any] = [mine, *finals, *steps]
         want: list[Any] = [theirs.output, *theirs.state, *(theirs.states or ())]
         with torch.no_grad():  # another program, which saves nothing
             bare, *rest = run_loop(call, tensors)
-        torch.testing.assert_close([got, [bare, *rest[0], *rest[1]]], [want, want], rtol=1e-9, atol=1e-11)
+        torch.testing.assert_close(
+            [got, [bare, *rest[0], *rest[1]]], [want, want], rtol=1e-9, atol=1e-11
+        )
         grads = [torch.randn_like(part) for part in want]
         wished = [part for part in tensors if part.requires_grad]
-        for one, other in zip(_gradients(got, wished, grads), _gradients(want, wished, grads), strict=True):
+        for one, other in zip(
+            _gradients(got, wished, grads), _gradients(want, wished, grads), strict=True
+        ):
             torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-10)
     return compiled
 
 
 def _gradients(results: list[Any], leaves: list[Any], grads: list[Tensor]) -> list[Tensor]:
-    parts, slopes = zip(*((p, g) for p, g in zip(results, grads, strict=True) if p.requires_grad), strict=True)
-    return list(torch.autograd.grad(parts, leaves, slopes, allow_unused=True, materialize_grads=True))
+    parts, slopes = zip(
+        *((p, g) for p, g in zip(results, grads, strict=True) if p.requires_grad), strict=True
+    )
+    return list(
+        torch.autograd.grad(parts, leaves, slopes, allow_unused=True, materialize_grads=True)
+    )
 
 
 class Sized(nn.Module):

@@ -11,7 +11,9 @@ from harness import timing
 from harness.cases import Case, Size
 from harness.lengths import Lengths
 
-_MIXED = Lengths("mixed", "unsorted, with ties and a one", lambda count: [3, 1, 5, 3, 7, 1, 5][:count])
+_MIXED = Lengths(
+    "mixed", "unsorted, with ties and a one", lambda count: [3, 1, 5, 3, 7, 1, 5][:count]
+)
 
 
 def a_case(cell: str = "gru", mode: str = "train", dtype: str = "float32", **other: Any) -> Case:
@@ -20,7 +22,9 @@ def a_case(cell: str = "gru", mode: str = "train", dtype: str = "float32", **oth
 
 
 def shorten(set_to: Callable[[Any, str, Any], None]) -> None:
-    """Set samples of one call, no pauses and small yardsticks, with ``setattr`` or that of a MonkeyPatch."""
+    """Set samples of one call, no pauses and small yardsticks, with ``setattr`` or that of a
+    MonkeyPatch.
+    """
     for name in ("_SAMPLE_SECONDS", "_PAUSE_SECONDS", "_WARM_SECONDS"):
         set_to(timing, name, 0.0)
     set_to(timing, "_GEMM", (4, 4, 4))

@@ -1,4 +1,6 @@
-"""Predictions and evaluations of a trained model, compared with its module and with counts by hand."""
+"""Predictions and evaluations of a trained model, compared with its module and with counts by
+hand.
+"""
 
 from __future__ import annotations
 
@@ -47,14 +49,20 @@ def test_predictions_are_those_of_the_model(tmp_path: Path, task: str, missing: 
                 assert answer is None
                 continue
             mean, std = torch.tensor(saved.preprocessor.mean), torch.tensor(saved.preprocessor.std)
-            torch.testing.assert_close(torch.tensor(answer[0]), output.values[-1] * std + mean, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(
+                torch.tensor(answer[0]), output.values[-1] * std + mean, rtol=1e-4, atol=1e-5
+            )
             continue
         shares = (output.values if task == "tag" else output[0]).softmax(-1)
         assert labels is not None
         for place, label in enumerate(labels):
-            torch.testing.assert_close(torch.tensor(table[f"p_{label}"][row]), shares[..., place], rtol=1e-4, atol=1e-6)
+            torch.testing.assert_close(
+                torch.tensor(table[f"p_{label}"][row]), shares[..., place], rtol=1e-4, atol=1e-6
+            )
         chosen = shares.argmax(-1).tolist()
-        assert answer == (labels[chosen] if task == "classify" else [labels[place] for place in chosen])
+        assert answer == (
+            labels[chosen] if task == "classify" else [labels[place] for place in chosen]
+        )
     assert table["id"] == list(range(25))
 
 
@@ -112,11 +120,23 @@ def test_a_longer_forecast_feeds_itself(tmp_path: Path) -> None:
 
 
 def test_a_missing_target_has_no_error() -> None:
-    # The last two columns of the targets mark missing values; one is missing, so its forecast does not matter.
+    # The last two columns of the targets mark missing values; one is missing, so its forecast does
+    # not matter.
     targets = torch.tensor([[1.0, 0.0, 0.0, 1.0], [3.0, 4.0, 0.0, 0.0]])
-    batch = Batch(Ragged([torch.tensor([[0.0, 9.0, 0.0, 0.0], [1.0, 0.0, 0.0, 1.0]])]), targets, torch.tensor([0]))
-    task = make_task(Preprocessor("forecast", ("a", "b"), std=(1.0, 10.0), missing="zero"), ModelSettings("forecast"))
+    batch = Batch(
+        Ragged([torch.tensor([[0.0, 9.0, 0.0, 0.0], [1.0, 0.0, 0.0, 1.0]])]),
+        targets,
+        torch.tensor([0]),
+    )
+    task = make_task(
+        Preprocessor("forecast", ("a", "b"), std=(1.0, 10.0), missing="zero"),
+        ModelSettings("forecast"),
+    )
     for wild in (0.0, 100.0):
         score = task.score(torch.tensor([[2.0, wild], [3.0, 5.0]]), batch)
-        assert [float(part) for part in (score.loss, score.metric, score.count)] == [1 + 1, 1 + 10, 3]
+        assert [float(part) for part in (score.loss, score.metric, score.count)] == [
+            1 + 1,
+            1 + 10,
+            3,
+        ]
         assert float(score.baseline) == 1 + 2 + 40

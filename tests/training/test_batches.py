@@ -23,8 +23,18 @@ _LENGTHS = st.lists(st.integers(0, 6), min_size=1, max_size=12)
 def _dataset(lengths: list[int], task: str) -> Dataset:
     offsets = offsets_from_lengths(torch.tensor(lengths, dtype=torch.int64))
     total = sum(lengths)
-    targets = {"classify": torch.randint(5, (len(lengths),)), "tag": torch.randint(5, (total,)), "forecast": None}[task]
-    return of_tensors(torch.randn(total, 2), offsets, targets, per_element=task == "tag", forecast=task == "forecast")
+    targets = {
+        "classify": torch.randint(5, (len(lengths),)),
+        "tag": torch.randint(5, (total,)),
+        "forecast": None,
+    }[task]
+    return of_tensors(
+        torch.randn(total, 2),
+        offsets,
+        targets,
+        per_element=task == "tag",
+        forecast=task == "forecast",
+    )
 
 
 @pytest.mark.parametrize("task", ["classify", "tag", "forecast"])
@@ -42,7 +52,9 @@ def test_batch_against_slices(task: str, lengths: list[int], data: st.DataObject
     else:
         expected = sequences
         parts = [dataset[row]["target"] for row in rows]
-        assert torch.equal(targets_of(batch), torch.stack(parts) if task == "classify" else torch.cat(parts))
+        assert torch.equal(
+            targets_of(batch), torch.stack(parts) if task == "classify" else torch.cat(parts)
+        )
     reference = Ragged(expected)
     assert torch.equal(batch.inputs.values, reference.values)
     assert torch.equal(batch.inputs.lengths, reference.lengths)
@@ -53,7 +65,11 @@ def test_batch_against_slices(task: str, lengths: list[int], data: st.DataObject
     ("settings", "limit", "order"),
     [
         (Settings(batch_size=8, seed=3), BatchLimit(sequences=8), EpochOrder.random()),
-        (Settings(batch_size=8, seed=3, bucket=True), BatchLimit(sequences=8), EpochOrder.grouped()),
+        (
+            Settings(batch_size=8, seed=3, bucket=True),
+            BatchLimit(sequences=8),
+            EpochOrder.grouped(),
+        ),
         (Settings(batch_elements=90, seed=3), BatchLimit(elements=90), EpochOrder.random()),
         (
             Settings(batch_elements=40, seed=3, too_long="drop"),
@@ -79,8 +95,12 @@ def test_loader_gives_the_batches_of_the_order(workers: int) -> None:
     before = torch.get_rng_state()
     batches = list(loader(dataset, order, workers))
     assert [batch.index.tolist() for batch in batches] == order
-    assert torch.equal(torch.get_rng_state(), before), "the loader drew from the generator that dropout uses"
-    assert torch.equal(batches[1].inputs.values, make_batch(dataset.__getitems__([1, 3])).inputs.values)
+    assert torch.equal(torch.get_rng_state(), before), (
+        "the loader drew from the generator that dropout uses"
+    )
+    assert torch.equal(
+        batches[1].inputs.values, make_batch(dataset.__getitems__([1, 3])).inputs.values
+    )
 
 
 @given(_LENGTHS, st.integers(1, 5))

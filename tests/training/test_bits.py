@@ -1,4 +1,6 @@
-"""A stored model's predictions have the same bits at any number of threads, in batches of any size."""
+"""A stored model's predictions have the same bits at any number of threads, in batches of any
+size.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from raglane.training.model import ModelConfig, SequenceModel
 from raglane.training.settings import INITIAL_STATES, LAYERS, NORMALISED_LAYERS, POOLINGS, Settings
 
 pytestmark = [
-    pytest.mark.skipif(not has_cell("gru"), reason="the cpu kernels promise the bits, and are not built"),
+    pytest.mark.skipif(
+        not has_cell("gru"), reason="the cpu kernels promise the bits, and are not built"
+    ),
     pytest.mark.usefixtures("any_threads"),
 ]
 
@@ -31,7 +35,11 @@ def _records(is_tokens: bool) -> Dataset:
     random = np.random.default_rng(3)
     lengths = random.integers(0, 9, 12)
     count = int(lengths.sum())
-    values = random.integers(0, 20, count).astype(str).astype(object) if is_tokens else random.normal(size=(count, 3))
+    values = (
+        random.integers(0, 20, count).astype(str).astype(object)
+        if is_tokens
+        else random.normal(size=(count, 3))
+    )
     return dataset(
         values if is_tokens else values.astype(np.float32),
         offsets_of(lengths),
@@ -90,7 +98,11 @@ def test_tokens(settings: Settings) -> None:
 
 def test_cells_without_a_kernel_are_computed_row_by_row() -> None:
     settings = Settings(cell="cfc", **_SMALL)
-    model = SequenceModel(ModelConfig.of(settings, Preprocessor.fit(_records(False), task=settings.task)))
+    model = SequenceModel(
+        ModelConfig.of(settings, Preprocessor.fit(_records(False), task=settings.task))
+    )
     gates = torch.randn(50, 65)
     with answering(model):
-        assert torch.equal(torch.sigmoid(gates), torch.cat([torch.sigmoid(row) for row in gates.split(1)]))
+        assert torch.equal(
+            torch.sigmoid(gates), torch.cat([torch.sigmoid(row) for row in gates.split(1)])
+        )

@@ -50,7 +50,9 @@ def _records(count: int = 40, *, tokens: bool = False) -> Dataset:
 
 
 @pytest.mark.parametrize("tokens", [False, True])
-@pytest.mark.parametrize("options", [{}, {"num_layers": 2, "bidirectional": True, "pooling": "attention"}])
+@pytest.mark.parametrize(
+    "options", [{}, {"num_layers": 2, "bidirectional": True, "pooling": "attention"}]
+)
 def test_weights_are_counted_before_any_is_made(tokens: bool, options: dict[str, Any]) -> None:
     preprocessor = Preprocessor.fit(_records(tokens=tokens), task="classify")
     config = ModelConfig.of(Settings(hidden_size=5, embedding=3, **options), preprocessor)
@@ -93,7 +95,13 @@ def _towns() -> Dataset:
     days = np.array(["mo", "tu", "mo", "we", "tu", "mo"], dtype=object)
     features = (Feature("town", towns, per_sequence=True), Feature("day", days, per_sequence=False))
     values = np.ones((6, 1), np.float32)
-    return dataset(values, offsets_of([1, 1, 3, 1]), labels=("a", "b", "a", "b"), channels=("x0",), features=features)
+    return dataset(
+        values,
+        offsets_of([1, 1, 3, 1]),
+        labels=("a", "b", "a", "b"),
+        channels=("x0",),
+        features=features,
+    )
 
 
 def test_categories_that_occur_once_are_read_as_unknown() -> None:
@@ -102,7 +110,10 @@ def test_categories_that_occur_once_are_read_as_unknown() -> None:
     dataset = preprocessor.apply(data)
     rare: Any = RareTokens.of(dataset, preprocessor, settings)
     # Oslo is on three elements of its one sequence. The unknown town is not a category.
-    assert [words.tolist() for words in rare.rare] == [[False, False, True], [False, False, False, True]]
+    assert [words.tolist() for words in rare.rare] == [
+        [False, False, True],
+        [False, False, False, True],
+    ]
     hidden = rare._replaced_columns(dataset.tensors().values)
     assert hidden[:, 1].tolist() == [1, 1, 0, 0, 0, 0]
     assert hidden[:, 2].tolist() == [1, 2, 1, 0, 2, 1]
@@ -113,7 +124,12 @@ def test_categories_that_occur_once_are_read_as_unknown() -> None:
 def test_the_same_categories_are_rare_in_a_converted_folder(tmp_path: Path) -> None:
     rows = [
         {"x": [[1.0]] * length, "town": town, "kind": kind}
-        for length, town, kind in ((1, "Rome", "a"), (2, "Rome", "b"), (4, "Oslo", "a"), (1, "Bonn", "b"))
+        for length, town, kind in (
+            (1, "Rome", "a"),
+            (2, "Rome", "b"),
+            (4, "Oslo", "a"),
+            (1, "Bonn", "b"),
+        )
     ]
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
     columns = Columns(label="kind", static=("town",), categorical=("town",))
@@ -123,14 +139,18 @@ def test_the_same_categories_are_rare_in_a_converted_folder(tmp_path: Path) -> N
         preprocessor = Preprocessor.fit(data, task="classify")
         rare: Any = RareTokens.of(preprocessor.apply(data), preprocessor, Settings())
         vocabulary = preprocessor.features[0].vocabulary or ()
-        found.append({word: bool(hidden) for word, hidden in zip(vocabulary, rare.rare[0], strict=True)})
+        found.append(
+            {word: bool(hidden) for word, hidden in zip(vocabulary, rare.rare[0], strict=True)}
+        )
     assert found[0] == found[1] == {"<unk>": False, "Rome": False, "Oslo": True, "Bonn": True}
 
 
 def test_the_end_of_a_text_is_never_hidden() -> None:
     data = dataset(np.array(list("abac"), dtype=object), offsets_of([2, 2]))
     preprocessor = Preprocessor.fit(data, task="language")
-    rare: Any = RareTokens.of(preprocessor.apply(data), preprocessor, Settings(task="language", unk_dropout=1.0))
+    rare: Any = RareTokens.of(
+        preprocessor.apply(data), preprocessor, Settings(task="language", unk_dropout=1.0)
+    )
     assert preprocessor.vocabulary == ("<unk>", "<end>", "a", "b", "c")
     assert rare.rare[0].tolist() == [False, False, False, True, True]
 
@@ -138,7 +158,9 @@ def test_the_end_of_a_text_is_never_hidden() -> None:
 def test_a_forecast_keeps_the_features_of_a_sequence() -> None:
     """Several steps equal one step at a time, with each forecast appended to the data."""
     data = changed(_records(), labels=None)
-    data = changed(data, features=tuple(feature for feature in data.features if feature.per_sequence))
+    data = changed(
+        data, features=tuple(feature for feature in data.features if feature.per_sequence)
+    )
     run = rl.fit(data, task="forecast", epochs=2, missing="zero", **_QUICK)
     ahead = np.array(run.predict(data, horizon=3)["prediction"])
     known, found = data, []
@@ -147,9 +169,13 @@ def test_a_forecast_keeps_the_features_of_a_sequence() -> None:
         found.append(step)
         parts = [
             np.concatenate([known.values[start:end], step[row : row + 1].astype(np.float32)])
-            for row, (start, end) in enumerate(zip(known.offsets[:-1], known.offsets[1:], strict=True))
+            for row, (start, end) in enumerate(
+                zip(known.offsets[:-1], known.offsets[1:], strict=True)
+            )
         ]
-        known = changed(known, values=np.concatenate(parts), offsets=offsets_of([len(part) for part in parts]))
+        known = changed(
+            known, values=np.concatenate(parts), offsets=offsets_of([len(part) for part in parts])
+        )
     np.testing.assert_allclose(ahead, np.stack(found, axis=1), rtol=1e-4, atol=1e-5)
     assert run.evaluate(data, horizon=1)["MAE"] > 0
 
@@ -167,7 +193,9 @@ def test_a_dropped_category_is_dropped_everywhere() -> None:
     preprocessor = Preprocessor.fit(_records(), task="classify")
     model = SequenceModel(ModelConfig.of(Settings(embedding_dropout=0.9), preprocessor)).train()
     columns = preprocessor.apply(_records()).tensors().values
-    embedded = model.encoder.embed(Ragged.from_flat(columns, lengths=torch.tensor([len(columns)]))).values
+    embedded = model.encoder.embed(
+        Ragged.from_flat(columns, lengths=torch.tensor([len(columns)]))
+    ).values
     dropped = (embedded[:, 2:5] == 0).all(1)
     assert dropped.any()
     for town in columns[dropped, 2].unique():

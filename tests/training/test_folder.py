@@ -1,4 +1,6 @@
-"""--overwrite keeps the old run until the new one has a checkpoint; --resume completes a killed run."""
+"""--overwrite keeps the old run until the new one has a checkpoint; --resume completes a killed
+run.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +21,25 @@ from raglane.training.folder import RUN_FILES as ALL_FILES
 from raglane.training.folder import at_work, check_folder, find, tidy
 
 # The files of a run that classifies, which has no table and no plot of numbers.
-RUN_FILES = tuple(name for name in ALL_FILES if name not in ("table.txt", "points.png", "skipped.jsonl"))
+RUN_FILES = tuple(
+    name for name in ALL_FILES if name not in ("table.txt", "points.png", "skipped.jsonl")
+)
 
 
 @pytest.fixture
 def work(tmp_path: Path) -> Path:
     """A folder with data, and with a run that contains a file of the user."""
     data = write_steps(tmp_path / "ok.csv")
-    command = ["train", str(data), "--test", str(data), "--out", str(tmp_path / "run"), *FAST, "--quiet"]
+    command = [
+        "train",
+        str(data),
+        "--test",
+        str(data),
+        "--out",
+        str(tmp_path / "run"),
+        *FAST,
+        "--quiet",
+    ]
     assert main(command) == 0
     (tmp_path / "run" / "notes.txt").write_text("mine")
     return tmp_path
@@ -34,7 +47,18 @@ def work(tmp_path: Path) -> Path:
 
 def _overwrite(work: Path, *options: str) -> list[str]:
     data = str(work / "ok.csv")
-    return ["train", data, "--test", data, "--out", str(work / "run"), *FAST, "--quiet", "--overwrite", *options]
+    return [
+        "train",
+        data,
+        "--test",
+        data,
+        "--out",
+        str(work / "run"),
+        *FAST,
+        "--quiet",
+        "--overwrite",
+        *options,
+    ]
 
 
 def test_a_run_that_fails_before_its_first_checkpoint_puts_the_old_one_back(
@@ -59,7 +83,9 @@ def test_a_run_that_fails_before_its_first_checkpoint_puts_the_old_one_back(
         assert tree(work) == before
 
 
-def test_the_old_run_waits_for_the_first_checkpoint_of_the_new_one(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_old_run_waits_for_the_first_checkpoint_of_the_new_one(
+    work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen = []
     write, run = files.write_folder, work / "run"
     old = (run / "best" / "weights.safetensors").read_bytes()
@@ -110,7 +136,9 @@ def test_the_next_command_restores_the_old_run(work: Path, command: str, capsys:
     }
     fails(["train", data, "--out", str(run)], capsys, "which contains a run")
     assert main(commands[command]) == 0
-    said = "the run that --overwrite was replacing is restored, because the new one had no checkpoint"
+    said = (
+        "the run that --overwrite was replacing is restored, because the new one had no checkpoint"
+    )
     assert (said in capsys.readouterr().out) == (command in ("resume", "evaluate"))
     found = tree(work)
     if command == "predict":
@@ -128,7 +156,10 @@ def test_reading_cleans_up_where_it_can(work: Path, monkeypatch: pytest.MonkeyPa
         patched.setattr(os, "rename", _closed)
         tidy(run)
         assert (run / ".run.previous").exists()
-        assert main(["predict", str(run), str(work / "ok.csv"), "-o", str(work / "p.csv"), "--quiet"]) == 0
+        assert (
+            main(["predict", str(run), str(work / "ok.csv"), "-o", str(work / "p.csv"), "--quiet"])
+            == 0
+        )
     tidy(run)
     assert not list(run.glob(".*"))
     # Without anything to clean up, nothing is locked.
@@ -163,7 +194,12 @@ def test_a_folder_without_a_run_is_not_touched(tmp_path: Path) -> None:
 def test_resume_writes_the_missing_files_of_a_complete_run(work: Path, capsys: Capsys) -> None:
     run = work / "run"
     before = tree(run)
-    for gone in (["curves.png"], ["evaluation.json"], [*RUN_FILES[3:]], ["curves.csv", *RUN_FILES[3:]]):
+    for gone in (
+        ["curves.png"],
+        ["evaluation.json"],
+        [*RUN_FILES[3:]],
+        ["curves.csv", *RUN_FILES[3:]],
+    ):
         for name in gone:
             (run / name).unlink()
         (run / ".evaluation.json.partial").write_text("{")
@@ -176,7 +212,17 @@ def test_resume_writes_the_missing_files_of_a_complete_run(work: Path, capsys: C
 
 def test_a_run_that_stopped_early_is_complete(work: Path, capsys: Capsys) -> None:
     run = work / "early"
-    command = ["train", str(work / "ok.csv"), "--out", str(run), *FAST[2:], "--epochs", "60", "--lr", "0.3"]
+    command = [
+        "train",
+        str(work / "ok.csv"),
+        "--out",
+        str(run),
+        *FAST[2:],
+        "--epochs",
+        "60",
+        "--lr",
+        "0.3",
+    ]
     assert main([*command, "--patience", "2", "--quiet"]) == 0
     before = tree(run)
     rows = len((run / "curves.csv").read_text().splitlines())

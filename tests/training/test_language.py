@@ -36,7 +36,9 @@ def _texts(texts: list[str], split: str = "characters") -> Dataset:
 
 def test_a_tokenizer_file(tmp_path: Path) -> None:
     tokenizers = pytest.importorskip("tokenizers")
-    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"to": 0, "be": 1, "?": 2}, unk_token="?"))
+    made = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({"to": 0, "be": 1, "?": 2}, unk_token="?")
+    )
     made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     made.save(str(tmp_path / "tokenizer.json"))
     tokens, lengths = split_texts(["to be", "or"], str(tmp_path / "tokenizer.json"))
@@ -77,7 +79,9 @@ def test_an_evaluation_by_hand(tmp_path: Path) -> None:
     assert numbers["bits_per_character"] == pytest.approx(nats / math.log(2) / 13, rel=1e-5)
     assert numbers["unknown"] == pytest.approx(1 / 13)
     shares = [4 / 13, 4 / 13, 4 / 13, 1 / 13]
-    assert numbers["unigram_perplexity"] == pytest.approx(math.exp(-sum(share * math.log(share) for share in shares)))
+    assert numbers["unigram_perplexity"] == pytest.approx(
+        math.exp(-sum(share * math.log(share) for share in shares))
+    )
 
 
 def test_chunks_have_the_outputs_of_whole_sequences() -> None:
@@ -104,7 +108,9 @@ def test_chunks_have_the_outputs_of_whole_sequences() -> None:
 
 def test_tied_weights_and_dropped_tokens(tmp_path: Path) -> None:
     records = _texts(["abcd", "dcba", "abab"])
-    settings = replace(_QUICK, tie_weights=True, embedding_dropout=0.4, weight_dropout=0.2, cell="lstm")
+    settings = replace(
+        _QUICK, tie_weights=True, embedding_dropout=0.4, weight_dropout=0.2, cell="lstm"
+    )
     train(settings, records, None, tmp_path)
     saved = load_model(tmp_path)
     config = saved.model.config
@@ -136,15 +142,24 @@ def test_searched_continuations_are_the_likeliest(tmp_path: Path) -> None:
                 logits[:, 0] = -torch.inf
                 log_probs = logits.log_softmax(1)
                 output = () if first == 1 else (first,) if second == 1 else (first, second)
-                scores[output] = float(log_probs[0, first] + (log_probs[1, second] if output else 0))
+                scores[output] = float(
+                    log_probs[0, first] + (log_probs[1, second] if output else 0)
+                )
             best = sorted(scores, key=lambda output: -scores[output])[:5]
             places = range(5 * item, 5 * item + 5)
             assert [tuple(found.tokens[place].tolist()) for place in places] == best
-            assert found.scores[list(places)].tolist() == pytest.approx([scores[output] for output in best], rel=1e-5)
+            assert found.scores[list(places)].tolist() == pytest.approx(
+                [scores[output] for output in best], rel=1e-5
+            )
 
 
 def test_drawn_texts(tmp_path: Path) -> None:
-    train(replace(_QUICK, epochs=60, bptt_steps=4, batch_size=2), _texts(["abcdef"] * 4), None, tmp_path)
+    train(
+        replace(_QUICK, epochs=60, bptt_steps=4, batch_size=2),
+        _texts(["abcdef"] * 4),
+        None,
+        tmp_path,
+    )
     saved = load_model(tmp_path)
     assert sample(saved, temperature=0) == sample(saved, temperature=1e-320) == ["abcdef"]
     assert sample(saved, prompt="abc", temperature=0, count=2, length=2) == ["abcde"] * 2
@@ -156,11 +171,20 @@ def test_drawn_texts(tmp_path: Path) -> None:
     assert (len(found), found[0]) == (2, "abcde")
     with pytest.raises(ArgumentError, match="temperature must be 1"):
         sample(saved, beam=2, temperature=0.5)
-    one, same, other = (sample(saved, temperature=5.0, count=3, length=20, seed=seed) for seed in (0, 0, 1))
+    one, same, other = (
+        sample(saved, temperature=5.0, count=3, length=20, seed=seed) for seed in (0, 0, 1)
+    )
     assert one == same != other
     assert len(set(one)) > 1
     assert UNKNOWN not in "".join(one + other)
-    for name, value in (("count", 0), ("length", 0), ("temperature", -1.0), ("seed", -1), ("beam", 0), ("beam", 1001)):
+    for name, value in (
+        ("count", 0),
+        ("length", 0),
+        ("temperature", -1.0),
+        ("seed", -1),
+        ("beam", 0),
+        ("beam", 1001),
+    ):
         with pytest.raises(ArgumentError, match=name):
             sample(saved, **{name: value})  # type: ignore[arg-type]
     numbers = dataset(np.zeros((2, 1), np.float32), offsets_of([2]), channels=("x",))
@@ -171,11 +195,25 @@ def test_drawn_texts(tmp_path: Path) -> None:
 def test_penalties_of_large_outputs_and_changes(tmp_path: Path) -> None:
     """Each penalty reduces its term, for whole texts and for chunks."""
     words = np.array(list("abcabdabeabc" * 4), dtype=object)
-    data = dataset(words, offsets_of([24, 24]), columns=Columns(task="language", split="characters"))
+    data = dataset(
+        words, offsets_of([24, 24]), columns=Columns(task="language", split="characters")
+    )
     for steps in (None, 6):
         sizes = {}
-        for name, large, change in (("none", 0.0, 0.0), ("large", 30.0, 0.0), ("change", 0.0, 30.0)):
-            settings = Settings("language", epochs=8, hidden_size=8, lr=0.02, bptt_steps=steps, batch_size=2, threads=1)
+        for name, large, change in (
+            ("none", 0.0, 0.0),
+            ("large", 30.0, 0.0),
+            ("change", 0.0, 30.0),
+        ):
+            settings = Settings(
+                "language",
+                epochs=8,
+                hidden_size=8,
+                lr=0.02,
+                bptt_steps=steps,
+                batch_size=2,
+                threads=1,
+            )
             settings = replace(settings, activation_penalty=large, temporal_penalty=change)
             train(settings, data, None, tmp_path, overwrite=True)
             model = load_model(tmp_path / "last").model
@@ -183,7 +221,10 @@ def test_penalties_of_large_outputs_and_changes(tmp_path: Path) -> None:
             assert isinstance(inputs, Ragged)
             out, _ = model.encoder.recurrent(model.encoder.embed(inputs))
             changes = torch.cat([sequence.diff(dim=0) for sequence in out])
-            sizes[name] = (float(out.values.square().mean().detach()), float(changes.square().mean().detach()))
+            sizes[name] = (
+                float(out.values.square().mean().detach()),
+                float(changes.square().mean().detach()),
+            )
             assert model.penalty is None
         assert sizes["large"][0] < 0.5 * sizes["none"][0]
         assert sizes["change"][1] < 0.5 * sizes["none"][1]

@@ -1,4 +1,6 @@
-"""A cell in a Python file of the user: runs, and the rules that protect from code that a run names."""
+"""A cell in a Python file of the user: runs, and the rules that protect from code that a run
+names.
+"""
 
 from __future__ import annotations
 
@@ -61,12 +63,16 @@ def commands_of(run: str) -> list[list[str]]:
     ]
 
 
-def test_a_run_keeps_the_path_and_the_digest_and_no_code(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_keeps_the_path_and_the_digest_and_no_code(
+    work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings = json.loads((work / "run" / "run.json").read_text())["settings"]
     assert settings["cell"] == name_cell(str(work / "cells" / "mine.py:TwoSpeeds"))
     assert len(settings["cell"].partition("@")[2]) == 64
     assert not list((work / "run").rglob("*.py"))
-    assert all(b"sigmoid" not in path.read_bytes() for path in (work / "run").rglob("*") if path.is_file())
+    assert all(
+        b"sigmoid" not in path.read_bytes() for path in (work / "run").rglob("*") if path.is_file()
+    )
     monkeypatch.chdir(work / "cells")
     start_afresh(monkeypatch)
     run = rl.load(work / "run", cell="mine.py:TwoSpeeds")
@@ -91,7 +97,9 @@ def test_no_command_runs_the_cell_of_a_run(work: Path, capsys: Capsys) -> None:
         rl.fit("ok.csv", out="run", resume=True, progress=False)
     command = ["train", "--config", "run/run.toml", "--out", "other"]
     fails(command, capsys, "so that no code is run unasked")
-    (work / "search.toml").write_text(f'[search]\ncell = ["{work}/cells/mine.py:TwoSpeeds", "gru"]\n')
+    (work / "search.toml").write_text(
+        f'[search]\ncell = ["{work}/cells/mine.py:TwoSpeeds", "gru"]\n'
+    )
     command = ["tune", "ok.csv", "--config", "search.toml", "--out", "study", "--trials", "1"]
     fails(command, capsys, "so that no code is run unasked")
     assert not (work / "other").exists()
@@ -99,9 +107,13 @@ def test_no_command_runs_the_cell_of_a_run(work: Path, capsys: Capsys) -> None:
 
 
 @pytest.mark.parametrize("given", ["file", "class"])
-def test_a_cell_that_is_named_again(work: Path, monkeypatch: pytest.MonkeyPatch, given: str) -> None:
+def test_a_cell_that_is_named_again(
+    work: Path, monkeypatch: pytest.MonkeyPatch, given: str
+) -> None:
     monkeypatch.syspath_prepend(work / "cells")
-    cell: Any = importlib.import_module("mine").TwoSpeeds if given == "class" else "cells/mine.py:TwoSpeeds"
+    cell: Any = (
+        importlib.import_module("mine").TwoSpeeds if given == "class" else "cells/mine.py:TwoSpeeds"
+    )
     found = rl.load("run", cell=cell).predict("ok.csv")
     sys.modules.pop("mine", None)
     assert len(found) == len(rl.load("run").predict("ok.csv"))  # the same code, named before
@@ -111,7 +123,19 @@ def test_a_config_file_and_a_search_with_a_cell_that_the_command_names(work: Pat
     named = ["--cell", str(work / "cells" / "mine.py:TwoSpeeds")]
     assert main(["train", "--config", "run/run.toml", *named, "--out", "other", "--quiet"]) == 0
     (work / "search.toml").write_text(f'[search]\ncell = ["{work}/cells/mine.py:TwoSpeeds"]\n')
-    search = ["tune", "ok.csv", *FAST, "--config", "search.toml", *named, "--out", "study", "--trials", "1", "--quiet"]
+    search = [
+        "tune",
+        "ok.csv",
+        *FAST,
+        "--config",
+        "search.toml",
+        *named,
+        "--out",
+        "study",
+        "--trials",
+        "1",
+        "--quiet",
+    ]
     assert main(search) == 0
     kept = json.loads((work / "study" / "run" / "run.json").read_text())["settings"]["cell"]
     assert kept == name_cell(named[1])
@@ -122,21 +146,41 @@ def test_a_file_that_has_changed(work: Path, capsys: Capsys) -> None:
     spy = work / "ran"
     cell.write_text(f"open({str(spy)!r}, 'w')\n" + cell.read_text())
     for command in commands_of("run"):
-        fails([*command, *CELL], capsys, "mine.py' with the SHA-256", "Restore the file, or train again")
+        fails(
+            [*command, *CELL],
+            capsys,
+            "mine.py' with the SHA-256",
+            "Restore the file, or train again",
+        )
     with pytest.raises(CheckpointError, match=r"cell TwoSpeeds: .*in training it had"):
         rl.load("run", cell="cells/mine.py:TwoSpeeds")
     cell.unlink()
     for command in commands_of("run"):
-        fails([*command, *CELL], capsys, "mine.py': No such file", "Pass the path of a readable file.")
+        fails(
+            [*command, *CELL], capsys, "mine.py': No such file", "Pass the path of a readable file."
+        )
     assert not spy.exists()  # no line of the changed file was run
     assert not (work / "p.csv").exists()
 
 
 def test_a_cell_for_a_model_that_has_another(work: Path, capsys: Capsys) -> None:
     assert main(["train", "ok.csv", *FAST, "--quiet", "--out", "plain"]) == 0
-    fails(["evaluate", "plain", "ok.csv", *CELL], capsys, "the cell gru of the library", "Leave --cell out")
-    fails(["evaluate", "run", "ok.csv", "--cell", "gru"], capsys, "a Python file and its class TwoSpeeds")
-    fails(["evaluate", "run", "ok.csv", "--cell", "cells/mine.py:Other"], capsys, "the class TwoSpeeds")
+    fails(
+        ["evaluate", "plain", "ok.csv", *CELL],
+        capsys,
+        "the cell gru of the library",
+        "Leave --cell out",
+    )
+    fails(
+        ["evaluate", "run", "ok.csv", "--cell", "gru"],
+        capsys,
+        "a Python file and its class TwoSpeeds",
+    )
+    fails(
+        ["evaluate", "run", "ok.csv", "--cell", "cells/mine.py:Other"],
+        capsys,
+        "the class TwoSpeeds",
+    )
     with pytest.raises(ArgumentTypeError, match="a class of a Python file"):
         rl.load("run", cell=int)
     with pytest.raises(ArgumentTypeError, match="a class, or a Python file and a class in it"):
@@ -144,7 +188,14 @@ def test_a_cell_for_a_model_that_has_another(work: Path, capsys: Capsys) -> None
 
 
 @pytest.mark.parametrize(
-    "place", ["run/cell.py", "/proc/self/cwd/lib/cell.py", "{}/lib/cell.py", "lib/../lib/cell.py", "link.py"]
+    "place",
+    [
+        "run/cell.py",
+        "/proc/self/cwd/lib/cell.py",
+        "{}/lib/cell.py",
+        "lib/../lib/cell.py",
+        "link.py",
+    ],
 )
 def test_no_code_is_run_because_a_run_names_it(
     work: Path, place: str, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
@@ -162,13 +213,20 @@ def test_no_code_is_run_because_a_run_names_it(
         content["settings" if name == "run.json" else "model"]["cell"] = cell
         path.write_text(json.dumps(content))
     text = (work / "run" / "run.toml").read_text()
-    text = "".join(f"cell = {json.dumps(cell)}\n" if line[:4] == "cell" else f"{line}\n" for line in text.splitlines())
+    text = "".join(
+        f"cell = {json.dumps(cell)}\n" if line[:4] == "cell" else f"{line}\n"
+        for line in text.splitlines()
+    )
     (work / "run" / "run.toml").write_text(text)
     for named, piece in ([], NAMELESS), (CELL, "with the SHA-256"):
         for command in commands_of("run"):
             start_afresh(monkeypatch)
             fails([*command, *named], capsys, piece)
-    fails(["train", "--config", "run/run.toml", "--out", "other"], capsys, "so that no code is run unasked")
+    fails(
+        ["train", "--config", "run/run.toml", "--out", "other"],
+        capsys,
+        "so that no code is run unasked",
+    )
     assert main(["compare", "run"]) == 0
     assert not (work / "ran").exists()
 
@@ -178,7 +236,11 @@ def test_a_model_without_the_digest_of_its_file(work: Path, capsys: Capsys) -> N
     content = json.loads(path.read_text())
     content["model"]["cell"] = f"{work}/cells/mine.py:TwoSpeeds"
     path.write_text(json.dumps(content))
-    fails(["predict", "run", "ok.csv", "-o", "p.csv", *CELL], capsys, "a name with the SHA-256 of its file")
+    fails(
+        ["predict", "run", "ok.csv", "-o", "p.csv", *CELL],
+        capsys,
+        "a name with the SHA-256 of its file",
+    )
 
 
 def test_other_processes_receive_the_code(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,7 +259,10 @@ def test_other_processes_receive_the_code(work: Path, monkeypatch: pytest.Monkey
     [
         (None, "a readable file, got ... No such file or directory"),
         ("def (", "a file that Python can run, got ... line 1: SyntaxError: invalid syntax"),
-        ("x = 1\nimport nothing_there", "line 2: ModuleNotFoundError: No module named 'nothing_there'"),
+        (
+            "x = 1\nimport nothing_there",
+            "line 2: ModuleNotFoundError: No module named 'nothing_there'",
+        ),
         ("raise SystemExit(0)", "line 1: SystemExit: 0"),
         ("class B:\n    def step(self): ...", "a class with step(x_t, state), and '"),
         ("A = 3", "has none, got ... Name one of the classes"),
@@ -217,30 +282,74 @@ def test_a_file_without_such_a_cell(
 
 
 def test_a_step_that_fails_is_shown_with_its_line(work: Path, capsys: Capsys) -> None:
-    broken = EXAMPLE.read_text().replace("fast, slow = state\n", "fast, slow = state\n        x_t @ slow\n")
+    broken = EXAMPLE.read_text().replace(
+        "fast, slow = state\n", "fast, slow = state\n        x_t @ slow\n"
+    )
     (work / "cells" / "broken.py").write_text(broken)
     line = broken.splitlines().index("        x_t @ slow") + 1
-    command = ["train", "ok.csv", "--cell", "cells/broken.py:TwoSpeeds", *FAST, "--quiet", "--out", "other"]
-    fails(command, capsys, f"broken.py, line {line}: RuntimeError", "Correct it; --debug shows the traceback.")
+    command = [
+        "train",
+        "ok.csv",
+        "--cell",
+        "cells/broken.py:TwoSpeeds",
+        *FAST,
+        "--quiet",
+        "--out",
+        "other",
+    ]
+    fails(
+        command,
+        capsys,
+        f"broken.py, line {line}: RuntimeError",
+        "Correct it; --debug shows the traceback.",
+    )
     assert not (work / "other").exists()
 
 
 def test_a_file_in_the_folder_of_its_run(work: Path, capsys: Capsys) -> None:
     shutil.copy(EXAMPLE, work / "run" / "cell.py")
-    command = ["train", "ok.csv", "--cell", "run/cell.py:TwoSpeeds", *FAST, "--quiet", "--out", "run", "--overwrite"]
+    command = [
+        "train",
+        "ok.csv",
+        "--cell",
+        "run/cell.py:TwoSpeeds",
+        *FAST,
+        "--quiet",
+        "--out",
+        "run",
+        "--overwrite",
+    ]
     fails(command, capsys, "Move the file elsewhere")
 
 
 def test_from_python(tmp_path: Path) -> None:
     batch = [torch.randn(length, 2) for length in (3, 1, 4, 2) * 3]
-    run = rl.fit(batch, ["a", "b", "b", "a"] * 3, cell=f"{EXAMPLE}:TwoSpeeds", epochs=1, hidden_size=4, progress=False)
+    run = rl.fit(
+        batch,
+        ["a", "b", "b", "a"] * 3,
+        cell=f"{EXAMPLE}:TwoSpeeds",
+        epochs=1,
+        hidden_size=4,
+        progress=False,
+    )
     run.save(tmp_path / "model")
     again = rl.load(tmp_path / "model", cell=f"{EXAMPLE}:TwoSpeeds").predict(batch)
     assert again.columns == run.predict(batch).columns
     with pytest.raises(ArgumentError, match="zoneout"):
-        rl.fit(batch, ["a", "b", "b", "a"] * 3, cell=f"{EXAMPLE}:TwoSpeeds", zoneout=0.1, progress=False)
+        rl.fit(
+            batch,
+            ["a", "b", "b", "a"] * 3,
+            cell=f"{EXAMPLE}:TwoSpeeds",
+            zoneout=0.1,
+            progress=False,
+        )
 
 
 def test_a_name_with_another_digest() -> None:
     with pytest.raises(ArgumentError, match="unchanged"):
-        rl.fit([torch.randn(3, 2)] * 4, ["a", "b"] * 2, cell=f"{EXAMPLE}:TwoSpeeds@{'0' * 64}", progress=False)
+        rl.fit(
+            [torch.randn(3, 2)] * 4,
+            ["a", "b"] * 2,
+            cell=f"{EXAMPLE}:TwoSpeeds@{'0' * 64}",
+            progress=False,
+        )

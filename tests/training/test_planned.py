@@ -28,7 +28,9 @@ from raglane.training.settings import Settings
 def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr("raglane.planner.calibration._LOOKS", BRIEF_LOOKS)
     path = tmp_path / "steps.jsonl"
-    lines = [f'{{"values": {[float(i)] * (i % 7 + 1)}, "label": "{"ab"[i % 2]}"}}' for i in range(160)]
+    lines = [
+        f'{{"values": {[float(i)] * (i % 7 + 1)}, "label": "{"ab"[i % 2]}"}}' for i in range(160)
+    ]
     path.write_text("\n".join(lines))
     return path
 
@@ -53,7 +55,11 @@ def test_batches_are_those_of_the_plan(data: Path, planned: dict[str, Any]) -> N
     chosen = Settings(cell="lstm", hidden_size=5, num_layers=2)
     settings, why = plan_batches(chosen, training)
     found = planned["found"]
-    assert (settings.batch_size, settings.bucket, why) == (found.best.batch_size, found.best.grouped, found.why)
+    assert (settings.batch_size, settings.bucket, why) == (
+        found.best.batch_size,
+        found.best.grouped,
+        found.why,
+    )
     assert planned["lengths"].tolist() == [i % 7 + 1 for i in range(160)]
     assert (planned["layer"].hidden_size, planned["layer"].num_layers) == (5, 2)
     assert (planned["threads"], planned["ranks"]) == ([torch.get_num_threads()], 1)
@@ -62,22 +68,34 @@ def test_batches_are_those_of_the_plan(data: Path, planned: dict[str, Any]) -> N
     best = planned["found"].best_by_elements
     assert (settings.batch_elements, settings.bucket) == (max(best.batch_elements, 7), best.grouped)
     assert best.batch_elements in {row.batch_elements for row in found.rows} - {None}
-    assert "larger batches" in why or best.batch_elements == max(row.size for row in found.rows if not row.batch_size)
+    assert "larger batches" in why or best.batch_elements == max(
+        row.size for row in found.rows if not row.batch_size
+    )
 
 
 def test_ranks_share_a_batch_that_is_planned_for_one(data: Path, planned: dict[str, Any]) -> None:
     training = read(data)
     chosen = Settings(cell="lstm", hidden_size=5, num_layers=2, ranks=2)
     settings, why = plan_batches(chosen, training)
-    assert (planned["ranks"], planned["threads"]) == (2, [max(len(os.sched_getaffinity(0)) // 2, 1)])
+    assert (planned["ranks"], planned["threads"]) == (
+        2,
+        [max(len(os.sched_getaffinity(0)) // 2, 1)],
+    )
     assert {row.batch_size for row in planned["found"].rows} == {8, None}
     assert settings.batch_size == 2 * 8
     assert "the slowest of 2 processes" in why
     settings, _ = plan_batches(replace(chosen, batch_elements=9), training, "batch_elements")
     # At least three of the longest sequences per rank.
-    assert settings.batch_elements == max(2 * planned["found"].best_by_elements.batch_elements, 2 * 3 * 7)
+    assert settings.batch_elements == max(
+        2 * planned["found"].best_by_elements.batch_elements, 2 * 3 * 7
+    )
     # The ranks share the memory of the machine.
-    of_one = plan(planned["lengths"], planned["layer"], backends=planned["backends"], threads=planned["threads"])
+    of_one = plan(
+        planned["lengths"],
+        planned["layer"],
+        backends=planned["backends"],
+        threads=planned["threads"],
+    )
     assert 0.4 < planned["found"].most_elements / of_one.most_elements < 0.6
     # With chunks, the batch size is the number of streams, at most that of sequences.
     few = changed(training.subset(range(9)), labels=None)
@@ -92,20 +110,33 @@ def test_auto_on_the_command_line(data: Path, tmp_path: Path, capsys: Capsys) ->
     words = ["train", str(data), "--hidden-size", "4", "--epochs", "1", "--out"]
     assert main([*words, str(tmp_path / "planned"), "--batch-size", "auto"]) == 0
     line: Any = re.search(
-        r"batches: (\d+) sequences (in random order|of similar lengths)\. An epoch", capsys.readouterr().out
+        r"batches: (\d+) sequences (in random order|of similar lengths)\. An epoch",
+        capsys.readouterr().out,
     )
     settings = load_description(tmp_path / "planned").settings
     assert settings.batch_size == int(line[1])
     # Planning draws no random numbers.
     chosen = ["--batch-size", line[1], *(["--bucket"] if settings.bucket else [])]
     assert main([*words, str(tmp_path / "given"), *chosen]) == 0
-    weights = [(tmp_path / name / "best" / "weights.safetensors").read_bytes() for name in ("planned", "given")]
+    weights = [
+        (tmp_path / name / "best" / "weights.safetensors").read_bytes()
+        for name in ("planned", "given")
+    ]
     assert weights[0] == weights[1]
 
 
 @pytest.mark.usefixtures("planned")
 def test_elements_on_the_command_line(data: Path, tmp_path: Path, capsys: Capsys) -> None:
-    words = ["train", str(data), "--hidden-size", "4", "--epochs", "1", "--out", str(tmp_path / "run")]
+    words = [
+        "train",
+        str(data),
+        "--hidden-size",
+        "4",
+        "--epochs",
+        "1",
+        "--out",
+        str(tmp_path / "run"),
+    ]
     assert main([*words, "--batch-elements", "auto", "--too-long", "drop", "--show-config"]) == 0
     assert 'batch-elements = "auto"' in capsys.readouterr().out
     assert main([*words, "--batch-elements", "auto", "--too-long", "drop"]) == 0
@@ -113,7 +144,11 @@ def test_elements_on_the_command_line(data: Path, tmp_path: Path, capsys: Capsys
     assert load_description(tmp_path / "run").settings.batch_elements == int(line[1])
 
 
-@pytest.mark.parametrize(("word", "rule"), [("x", "neither a whole number nor 'auto'"), ("0", "at least 1")])
-def test_an_invalid_batch_size(data: Path, tmp_path: Path, capsys: Capsys, word: str, rule: str) -> None:
+@pytest.mark.parametrize(
+    ("word", "rule"), [("x", "neither a whole number nor 'auto'"), ("0", "at least 1")]
+)
+def test_an_invalid_batch_size(
+    data: Path, tmp_path: Path, capsys: Capsys, word: str, rule: str
+) -> None:
     fails(["train", str(data), "--out", str(tmp_path / "run"), "--batch-size", word], capsys, rule)
     assert not (tmp_path / "run").exists()

@@ -1,4 +1,6 @@
-"""Several processes train the same as one: gradients, weights, sums, signals, and ranks that die."""
+"""Several processes train the same as one: gradients, weights, sums, signals, and ranks that
+die.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +81,9 @@ _CHUNKED = replace(_QUICK, task="forecast", cell="lstm", bptt_steps=2, batch_siz
         (replace(_QUICK, task="forecast", loss="mse", batch_size=2, accumulate=2), 3),
     ],
 )
-def test_weights_and_sums_are_those_of_one_process(tmp_path: Path, settings: Settings, ranks: int) -> None:
+def test_weights_and_sums_are_those_of_one_process(
+    tmp_path: Path, settings: Settings, ranks: int
+) -> None:
     alone = _trained(tmp_path / "alone", settings)
     assert 0 < _largest(alone, _trained(tmp_path / "shared", replace(settings, ranks=ranks))) < 1e-5
     mine, theirs = _numbers(tmp_path / "alone"), _numbers(tmp_path / "shared")
@@ -89,14 +93,18 @@ def test_weights_and_sums_are_those_of_one_process(tmp_path: Path, settings: Set
 
 
 def test_ranks_of_an_environment() -> None:
-    ranks: Any = ranks_of({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "a", "MASTER_PORT": "1"})
+    ranks: Any = ranks_of(
+        {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
+    )
     assert (ranks.rank, ranks.count, ranks.local) == (3, 4, 1)
     assert ranks_of({}) is None
 
 
 def test_steps_of_several_batches_are_those_of_large_ones(tmp_path: Path) -> None:
     """With epochs that end within a step."""
-    large = Settings(epochs=3, hidden_size=4, optimizer="sgd", lr=0.5, grad_clip=0.0, threads=1, batch_size=12)
+    large = Settings(
+        epochs=3, hidden_size=4, optimizer="sgd", lr=0.5, grad_clip=0.0, threads=1, batch_size=12
+    )
     weights = []
     for place, settings in enumerate((large, replace(large, batch_size=5, accumulate=4))):
         train(settings, _records(12), None, tmp_path / str(place))
@@ -105,11 +113,18 @@ def test_steps_of_several_batches_are_those_of_large_ones(tmp_path: Path) -> Non
 
 
 def test_a_gradient_is_that_of_one_process() -> None:
-    once = Settings("tag", epochs=1, optimizer="sgd", lr=1.0, grad_clip=0.0, threads=1, batch_size=12)
+    once = Settings(
+        "tag", epochs=1, optimizer="sgd", lr=1.0, grad_clip=0.0, threads=1, batch_size=12
+    )
     several = replace(once, batch_size=6, accumulate=2)
     kinds = [
         (replace(chosen, cell=layer), dtype)
-        for chosen, layer in ((once, "gru"), (once, "sru"), (several, "gru"), (replace(several, accumulate=3), "lstm"))
+        for chosen, layer in (
+            (once, "gru"),
+            (once, "sru"),
+            (several, "gru"),
+            (replace(several, accumulate=3), "lstm"),
+        )
         for dtype in (torch.float32, torch.float64)
     ]
     alone = gradients(kinds, 1)[0]
@@ -161,7 +176,9 @@ def test_a_signal_stops_all_ranks_and_the_resumed_run_has_the_same_bits(tmp_path
     assert _whole(tmp_path / "stopped") == _whole(tmp_path / "whole")
 
 
-def test_a_kept_error_can_be_collected_in_a_forked_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kept_error_can_be_collected_in_a_forked_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A TCPStore has no thread in the child, where destroying it killed a DataLoader worker."""
 
     def none(pipe: Any) -> Any:
@@ -219,7 +236,9 @@ def test_a_run_whose_rank_died_is_resumed_with_any_number_of_ranks(tmp_path: Pat
         started: list[int] = []
         start = launching.start_process
 
-        def kill(epoch: int, batch: int, number: int = number, started: list[int] = started) -> None:
+        def kill(
+            epoch: int, batch: int, number: int = number, started: list[int] = started
+        ) -> None:
             if (epoch, batch) == (1, 1):
                 os.kill(started[number], signal.SIGKILL)
 
@@ -244,7 +263,9 @@ def test_a_run_whose_rank_died_is_resumed_with_any_number_of_ranks(tmp_path: Pat
         assert _whole(folder) == _whole(tmp_path / "whole")
 
 
-def test_a_run_whose_worker_died_is_resumed_to_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_whose_worker_died_is_resumed_to_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     chosen = replace(_LONG, ranks=1, workers=1)
     _trained(tmp_path / "whole", chosen)
     made, noted = batches.make_batch, tmp_path / "noted"
@@ -266,8 +287,14 @@ def test_a_run_whose_worker_died_is_resumed_to_the_same_bits(tmp_path: Path, mon
     with monkeypatch.context() as patch:
         patch.setattr(batches, "make_batch", dies)
         # So that a worker has this function; from Python 3.14 on, the default is another.
-        patch.setattr(multiprocessing.context._default_context, "_actual_context", multiprocessing.get_context("fork"))
-        with pytest.raises(LostRankError, match=r"lost a worker of the DataLoader, .*Resume with resume=True"):
+        patch.setattr(
+            multiprocessing.context._default_context,
+            "_actual_context",
+            multiprocessing.get_context("fork"),
+        )
+        with pytest.raises(
+            LostRankError, match=r"lost a worker of the DataLoader, .*Resume with resume=True"
+        ):
             train(chosen, _records(), _records(9), tmp_path / "died", callback=Watcher(note))
     assert (_numbers(tmp_path / "died")["epoch"], _numbers(tmp_path / "died")["batch"]) == (0, 5)
     train(chosen, _records(), _records(9), tmp_path / "died", resume=True)

@@ -44,7 +44,9 @@ def data(tmp_path: Path) -> Path:
         walks = [random.normal(size=random.integers(0, 9)) for _ in range(100)]
         kinds = ["up" if walk.sum() > 0 else "down" for walk in walks]
         table = pyarrow.table({"walk": [walk.tolist() for walk in walks], "kind": kinds})
-        pyarrow.parquet.write_table(table, tmp_path / "data" / f"{number}.parquet", row_group_size=20)
+        pyarrow.parquet.write_table(
+            table, tmp_path / "data" / f"{number}.parquet", row_group_size=20
+        )
     return tmp_path / "data"
 
 
@@ -53,12 +55,20 @@ def _processes(name: str) -> list[int]:
     found = []
     for place in Path("/proc").iterdir():
         try:
-            if name not in (place / "cmdline").read_text() or "ray::" not in (place / "cmdline").read_text():
+            if (
+                name not in (place / "cmdline").read_text()
+                or "ray::" not in (place / "cmdline").read_text()
+            ):
                 continue
             parents = [int(place.name)]
             while parents[-1] > 1 and parents[-1] != os.getpid():
                 parents.append(
-                    int((Path("/proc") / str(parents[-1]) / "stat").read_text().rsplit(")", 1)[1].split()[1])
+                    int(
+                        (Path("/proc") / str(parents[-1]) / "stat")
+                        .read_text()
+                        .rsplit(")", 1)[1]
+                        .split()[1]
+                    )
                 )
         except (OSError, ValueError):
             continue
@@ -68,7 +78,9 @@ def _processes(name: str) -> list[int]:
 
 
 def _train(data: Path, out: Path, *more: str) -> dict[str, Any]:
-    options = "--epochs 4 --hidden-size 5 --batch-size 20 --dropout 0.2 --threads 1 --ranks 2".split()
+    options = (
+        "--epochs 4 --hidden-size 5 --batch-size 20 --dropout 0.2 --threads 1 --ranks 2".split()
+    )
     assert main(["train", str(data / "0.parquet"), "--out", str(out), *options, *more]) == 0
     found: dict[str, Any] = json.loads((out / "last" / "training.json").read_text())["state"]
     for row in found["history"]:
@@ -76,7 +88,9 @@ def _train(data: Path, out: Path, *more: str) -> dict[str, Any]:
     return found
 
 
-def test_training_with_a_worker_killed(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_with_a_worker_killed(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole = _train(data, tmp_path / "processes")
     killed: list[int] = []
     seen = []
@@ -93,7 +107,10 @@ def test_training_with_a_worker_killed(data: Path, tmp_path: Path, monkeypatch: 
     assert seen[-1] == 4
     assert found == whole
     for part in ("best", "last"):
-        mine, theirs = (read_tensors(tmp_path / name / part / "weights.safetensors") for name in ("ray", "processes"))
+        mine, theirs = (
+            read_tensors(tmp_path / name / part / "weights.safetensors")
+            for name in ("ray", "processes")
+        )
         assert all(mine[name].equal(theirs[name]) for name in theirs), part
     assert not (tmp_path / "ray" / ".ray").exists()
 
@@ -133,7 +150,20 @@ def test_predictions_are_the_same_for_any_workers_and_with_one_killed(
     alone = run.predict(str(data / "1.parquet"), probabilities=True)
     assert got["p_up"].to_pylist()[100:200] == alone["p_up"]
     # An existing folder is refused, and invalid rows are named.
-    assert main(["predict", str(tmp_path / "run"), str(data), "-o", str(tmp_path / "two"), "--engine", "ray"]) == 2
+    assert (
+        main(
+            [
+                "predict",
+                str(tmp_path / "run"),
+                str(data),
+                "-o",
+                str(tmp_path / "two"),
+                "--engine",
+                "ray",
+            ]
+        )
+        == 2
+    )
     assert "a new folder" in capsys.readouterr().err
     pyarrow.parquet.write_table(pyarrow.table({"walk": [[1.0], None]}), data / "3.parquet")
     with pytest.raises(DataError, match=r"3.parquet, rows from 300: .*null"):

@@ -22,7 +22,13 @@ class _Cluster:
 
     def nodes(self) -> list[dict[str, Any]]:
         gone = {"Alive": False, "NodeManagerHostname": "gone", "NodeID": "gone"}
-        return [gone, *({"Alive": True, "NodeManagerHostname": name, "NodeID": name} for name in self.answers)]
+        return [
+            gone,
+            *(
+                {"Alive": True, "NodeManagerHostname": name, "NodeID": name}
+                for name in self.answers
+            ),
+        ]
 
     def remote(self, **_: Any) -> Any:
         def asked(scheduling_strategy: Any) -> Any:
@@ -53,10 +59,19 @@ GOOD = (__version__, True)
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        (("0.0.1", True), r"engine must be .* on every machine.*, got the machine b, with Raglane 0\.0\.1"),
-        (ModuleNotFoundError("long\nNo module named 'raglane'"), r"machine b, with Raglane none .*No module named"),
+        (
+            ("0.0.1", True),
+            r"engine must be .* on every machine.*, got the machine b, with Raglane 0\.0\.1",
+        ),
+        (
+            ModuleNotFoundError("long\nNo module named 'raglane'"),
+            r"machine b, with Raglane none .*No module named",
+        ),
         (RuntimeError(""), "no reason"),
-        ((__version__, False), r"out must be .*machines share.*, got '.*run', which does not exist on the machine b"),
+        (
+            (__version__, False),
+            r"out must be .*machines share.*, got '.*run', which does not exist on the machine b",
+        ),
     ],
 )
 def test_a_machine_that_lacks_a_requirement(tmp_path: Path, answer: Any, words: str) -> None:

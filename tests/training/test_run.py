@@ -31,7 +31,10 @@ def _stopped(at: tuple[int, int]) -> Watcher:
 
 def _without_times(result: TrainingResult) -> list[dict[str, float]]:
     timed = ("seconds", "elements_per_second")
-    return [{key: value for key, value in row.items() if key not in timed} for row in result.state.history]
+    return [
+        {key: value for key, value in row.items() if key not in timed}
+        for row in result.state.history
+    ]
 
 
 def _weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -54,7 +57,10 @@ def _assert_same_run(one: TrainingResult, other: TrainingResult) -> None:
         ((2, 6), replace(QUICK, optimizer="adamw", bucket=True)),  # at the last batch of an epoch
         ((1, 1), replace(QUICK, optimizer="sgd", num_layers=2, grad_clip=0.5, cell="lstm")),
         ((3, 5), replace(QUICK, optimizer="rmsprop", task="tag", bidirectional=True)),
-        ((2, 7), replace(QUICK, task="tag", cell="lstm", bptt_steps=2)),  # with the states of chunks
+        (
+            (2, 7),
+            replace(QUICK, task="tag", cell="lstm", bptt_steps=2),
+        ),  # with the states of chunks
         ((3, 2), replace(QUICK, task="forecast", cell="rnn", weight_decay=0.1, bptt_steps=3)),
         ((3, 3), replace(QUICK, lr_schedule="cosine", warmup=1, label_smoothing=0.1)),
         ((2, 1), replace(QUICK, lr_schedule="plateau", class_weights="balanced", grad_clip=0.0)),
@@ -69,7 +75,9 @@ def test_a_resumed_run_equals_an_uninterrupted_one(
     whole = train(settings, training, validation, tmp_path / "whole")
     stopped = train(settings, training, validation, tmp_path / "parts", callback=_stopped(stop_at))
     assert stopped.stopped_by is not None
-    assert (stopped.state.epoch, stopped.state.batch) == ((2, 0) if stop_at == (2, 6) else (stop_at[0] - 1, stop_at[1]))
+    assert (stopped.state.epoch, stopped.state.batch) == (
+        (2, 0) if stop_at == (2, 6) else (stop_at[0] - 1, stop_at[1])
+    )
     torch.manual_seed(99)  # the state of the generator must not matter
     gone_on = train(settings, training, validation, tmp_path / "parts", resume=True)
     assert gone_on.stopped_by is None
@@ -119,7 +127,9 @@ def test_sequences_that_are_too_long_for_a_batch(tmp_path: Path) -> None:
     training = small_records()
     settings = replace(QUICK, batch_elements=4)
     long = int((training.lengths > 4).sum())
-    with pytest.raises(ArgumentError, match=f"at most the size of a batch, 4 elements.*, got .*and {long - 1} more"):
+    with pytest.raises(
+        ArgumentError, match=f"at most the size of a batch, 4 elements.*, got .*and {long - 1} more"
+    ):
         train(settings, training, None, tmp_path / "run")
     elements = {}
     for choice in ("drop", "split", "alone"):
@@ -152,7 +162,8 @@ def test_a_run_of_an_earlier_version_is_resumed(tmp_path: Path) -> None:
 def test_seed_decides(tmp_path: Path) -> None:
     training, validation = small_records(), small_records(9, seed=1)
     runs = [
-        train(replace(QUICK, seed=seed), training, validation, tmp_path / f"{n}") for n, seed in enumerate((0, 0, 1))
+        train(replace(QUICK, seed=seed), training, validation, tmp_path / f"{n}")
+        for n, seed in enumerate((0, 0, 1))
     ]
     _assert_same_run(runs[0], runs[1])
     assert _without_times(runs[0]) != _without_times(runs[2])
@@ -163,20 +174,32 @@ def test_early_stopping_and_the_best_model_follow_the_validation_loss(tmp_path: 
     # Opposite labels, so that one loss falls while the other rises.
     flipped = tuple("down" if label == "up" else "up" for label in training.labels or ())
     validation = changed(training, labels=flipped)
-    state = train(replace(QUICK, epochs=20, dropout=0.0, patience=3), training, validation, tmp_path / "run").state
+    state = train(
+        replace(QUICK, epochs=20, dropout=0.0, patience=3), training, validation, tmp_path / "run"
+    ).state
     falling = [row["train_loss"] for row in state.history]
     assert falling == sorted(falling, reverse=True)
     losses = [row["validation_loss"] for row in state.history]
     assert state.best_epoch == losses.index(min(losses)) + 1
     assert len(losses) == state.best_epoch + 3 < 20
     best = evaluate(load_model(tmp_path / "run"), validation).numbers
-    assert best["loss"] == pytest.approx(min(losses), rel=1e-5) == pytest.approx(state.best_loss, rel=1e-5)
-    assert best["accuracy"] == pytest.approx(state.history[state.best_epoch - 1]["validation_accuracy"])
+    assert (
+        best["loss"]
+        == pytest.approx(min(losses), rel=1e-5)
+        == pytest.approx(state.best_loss, rel=1e-5)
+    )
+    assert best["accuracy"] == pytest.approx(
+        state.history[state.best_epoch - 1]["validation_accuracy"]
+    )
 
 
 def test_only_safetensors_and_json_are_saved(tmp_path: Path) -> None:
     train(replace(QUICK, epochs=1), small_records(), small_records(9, seed=1), tmp_path / "run")
-    files = sorted(str(path.relative_to(tmp_path / "run")) for path in (tmp_path / "run").rglob("*") if path.is_file())
+    files = sorted(
+        str(path.relative_to(tmp_path / "run"))
+        for path in (tmp_path / "run").rglob("*")
+        if path.is_file()
+    )
     assert files == [
         "best/config.json",
         "best/weights.safetensors",
@@ -192,7 +215,9 @@ def test_only_safetensors_and_json_are_saved(tmp_path: Path) -> None:
 
 def test_scaling_is_that_of_the_training_data_only(tmp_path: Path) -> None:
     training = small_records(20)
-    validation = changed(small_records(10, seed=1), values=small_records(10, seed=1).values * 50 + 100)
+    validation = changed(
+        small_records(10, seed=1), values=small_records(10, seed=1).values * 50 + 100
+    )
     train(replace(QUICK, epochs=1), training, validation, tmp_path / "run")
     preprocessor = load_model(tmp_path / "run").preprocessor
     assert preprocessor.mean == pytest.approx(training.values.astype(np.float64).mean(0).tolist())

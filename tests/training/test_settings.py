@@ -28,9 +28,22 @@ from raglane.training.settings import (
 )
 from raglane.training.tasks import TASKS as TASKS_OF_TRAINING
 
-_CHOICES = {name: option.choices for name, option in options(Settings).items() if option.choices and name != "loss"}
-_SHARES = ("dropout", "input_dropout", "state_dropout", "weight_dropout", "zoneout", "validation_fraction")
-_COUNTS = "hidden_size num_layers epochs batch_size batch_elements embedding threads patience".split()
+_CHOICES = {
+    name: option.choices
+    for name, option in options(Settings).items()
+    if option.choices and name != "loss"
+}
+_SHARES = (
+    "dropout",
+    "input_dropout",
+    "state_dropout",
+    "weight_dropout",
+    "zoneout",
+    "validation_fraction",
+)
+_COUNTS = (
+    "hidden_size num_layers epochs batch_size batch_elements embedding threads patience".split()
+)
 _REALS = ("lr", "weight_decay", "grad_clip", "activation_penalty", "temporal_penalty")
 _BAD: list[tuple[str, Any]] = [
     *((name, value) for name in _COUNTS for value in (0, -1, 2**31)),

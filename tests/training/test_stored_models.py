@@ -76,26 +76,43 @@ def test_damaged_weights(work: Path, folder: str, capsys: Capsys) -> None:
     for change, piece in _CHANGES:
         content = weights | {_WEIGHT: change(weights[_WEIGHT]).contiguous()}
         _refused(work, file, to_safetensors(content), capsys, _WEIGHT, piece)
-    _refused(work, file, to_safetensors(weights | {"head.more": weights[_WEIGHT]}), capsys, "an unknown tensor")
+    _refused(
+        work,
+        file,
+        to_safetensors(weights | {"head.more": weights[_WEIGHT]}),
+        capsys,
+        "an unknown tensor",
+    )
     whole = (work / "run" / file).read_bytes()
-    _refused(work, file, whole[:-1] + bytes([whole[-1] ^ 1]), capsys, "other numbers than were written")
+    _refused(
+        work, file, whole[:-1] + bytes([whole[-1] ^ 1]), capsys, "other numbers than were written"
+    )
     null = b'{"__metadata__":null}'  # as another program may write it
     assert parse_tensors(len(null).to_bytes(8, "little") + null, work) == {}
     absent = {name: tensor for name, tensor in weights.items() if name != _WEIGHT}
     smaller = weights | {_WEIGHT: weights[_WEIGHT][:, :-1]}
     pieces = {
-        "best": (" in 5 tensors where config.json describes ", " in 6 tensors where config.json describes "),
+        "best": (
+            " in 5 tensors where config.json describes ",
+            " in 6 tensors where config.json describes ",
+        ),
         "last": (f"no tensor '{_WEIGHT}'", "shape (12, 3) where (12, 4) is expected"),
     }
     for content, piece in zip((absent, smaller), pieces[folder], strict=True):
         _refused(work, file, to_safetensors(content), capsys, piece)
 
 
-@pytest.mark.parametrize("change", [_with(math.nan), torch.Tensor.double, lambda tensor: tensor[1:]])
-def test_a_damaged_optimizer(work: Path, tmp_path: Path, capsys: Capsys, change: Callable[[Tensor], Tensor]) -> None:
+@pytest.mark.parametrize(
+    "change", [_with(math.nan), torch.Tensor.double, lambda tensor: tensor[1:]]
+)
+def test_a_damaged_optimizer(
+    work: Path, tmp_path: Path, capsys: Capsys, change: Callable[[Tensor], Tensor]
+) -> None:
     run = shutil.copytree(work / "run", tmp_path / "run")
     tensors = read_tensors(run / "last" / "training.safetensors")
-    (run / "last" / "training.safetensors").write_bytes(to_safetensors(tensors | {_MOMENT: change(tensors[_MOMENT])}))
+    (run / "last" / "training.safetensors").write_bytes(
+        to_safetensors(tensors | {_MOMENT: change(tensors[_MOMENT])})
+    )
     fails(["train", "--resume", "--out", str(run), "--epochs", "3"], capsys, "training.json")
 
 
@@ -122,33 +139,50 @@ def test_damaged_json(work: Path, file: str, capsys: Capsys) -> None:
         ({"model": {"task": "classify"}}, "whole and unchanged"),
         ({"model": {"cell": "other"} | _MODEL}, "config.json: cell must be ... got 'other'"),
         ({"model": _MODEL}, "model without the entry 'cell'"),
-        ({"model": {"cell": "gru", "layer": "gru"} | _MODEL}, "model with the unknown entry 'layer'"),
+        (
+            {"model": {"cell": "gru", "layer": "gru"} | _MODEL},
+            "model with the unknown entry 'layer'",
+        ),
     ],
 )
-def test_a_damaged_configuration(work: Path, capsys: Capsys, changes: dict[str, Any], piece: str) -> None:
+def test_a_damaged_configuration(
+    work: Path, capsys: Capsys, changes: dict[str, Any], piece: str
+) -> None:
     content = json.loads((work / "run" / "best" / "config.json").read_text())
     _refused(work, "best/config.json", json.dumps(content | changes).encode(), capsys, piece)
 
 
 @pytest.mark.parametrize("name", ["config.json", "weights.safetensors"])
-def test_a_file_that_is_missing_or_cut(work: Path, tmp_path: Path, capsys: Capsys, name: str) -> None:
+def test_a_file_that_is_missing_or_cut(
+    work: Path, tmp_path: Path, capsys: Capsys, name: str
+) -> None:
     model = shutil.copytree(work / "run" / "best", tmp_path / "best")
     content = (model / name).read_bytes()
     for part in (content[:-5], b""):
         (model / name).write_bytes(part)
         fails(["evaluate", str(model), str(work / "ok.csv")], capsys, name)
     (model / name).unlink()
-    fails(["evaluate", str(model), str(work / "ok.csv")], capsys, "without a saved model" if "json" in name else name)
+    fails(
+        ["evaluate", str(model), str(work / "ok.csv")],
+        capsys,
+        "without a saved model" if "json" in name else name,
+    )
 
 
-def test_a_file_that_does_not_fit_in_memory(work: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_does_not_fit_in_memory(
+    work: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = work / "run" / "best" / "config.json"
     monkeypatch.setattr("raglane.training.stored.available_memory", lambda: 1000)
     piece = f"a file of {path.stat().st_size:,} bytes, which needs up to {32 * path.stat().st_size:,} bytes"
-    _refused(work, "best/config.json", path.read_bytes(), capsys, piece, "where 1,000 are available")
+    _refused(
+        work, "best/config.json", path.read_bytes(), capsys, piece, "where 1,000 are available"
+    )
 
 
-def test_available_memory_is_limited_by_the_control_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_available_memory_is_limited_by_the_control_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     limit = tmp_path / "memory.max"
     groups = (str(limit), "memory.current", "inactive_file"), (str(tmp_path / "none"), "", "")
     monkeypatch.setattr(memory, "_GROUPS", groups)
@@ -166,16 +200,29 @@ def test_a_damaged_scaling(work: Path, name: str, capsys: Capsys) -> None:
     wrong: list[Any] = [10**400, 1e300, True, "1", None]
     for number in [*wrong, 0.0, -1.0] if name == "std" else wrong:
         scaling = content["preprocessor"] | {name: [number, 1.0]}
-        _refused(work, "best/config.json", json.dumps(content | {"preprocessor": scaling}).encode(), capsys)
+        _refused(
+            work,
+            "best/config.json",
+            json.dumps(content | {"preprocessor": scaling}).encode(),
+            capsys,
+        )
 
 
-@pytest.mark.parametrize("scaling", [{"std": (value,)} for value in (0.0, -1.0, math.nan, 1e39)] + [{"mean": (-1e39,)}])
+@pytest.mark.parametrize(
+    "scaling", [{"std": (value,)} for value in (0.0, -1.0, math.nan, 1e39)] + [{"mean": (-1e39,)}]
+)
 def test_a_preprocessor_refuses_a_scaling(scaling: dict[str, Any]) -> None:
-    with pytest.raises(ArgumentError, match=f"^{next(iter(scaling))} must be finite float32 numbers.*, got "):
-        Preprocessor("classify", ("a",), **{"mean": (0.0,), "std": (1.0,)} | scaling, labels=("x", "y"))
+    with pytest.raises(
+        ArgumentError, match=f"^{next(iter(scaling))} must be finite float32 numbers.*, got "
+    ):
+        Preprocessor(
+            "classify", ("a",), **{"mean": (0.0,), "std": (1.0,)} | scaling, labels=("x", "y")
+        )
 
 
-def test_numbers_that_are_not_finite_become_null(work: Path, tmp_path: Path, capsys: Capsys) -> None:
+def test_numbers_that_are_not_finite_become_null(
+    work: Path, tmp_path: Path, capsys: Capsys
+) -> None:
     # Data so far from the training data that the predictions are not finite.
     huge = tmp_path / "huge.csv"
     huge.write_text("id,t,a,b,label\ns,0,3e38,-3e38,x\nr,0,0,0,y\n")
@@ -188,7 +235,12 @@ def test_numbers_that_are_not_finite_become_null(work: Path, tmp_path: Path, cap
         assert main(["evaluate", str(work / "run"), str(huge), "-q"]) == 0
         for suffix in ("csv", "jsonl", "parquet"):
             output = str(tmp_path / f"p.{suffix}")
-            assert main(["predict", str(work / "run"), str(huge), "-o", output, "--probabilities", "-q"]) == 0
+            assert (
+                main(
+                    ["predict", str(work / "run"), str(huge), "-o", output, "--probabilities", "-q"]
+                )
+                == 0
+            )
     finally:
         config.write_bytes(before)
 
@@ -197,6 +249,9 @@ def test_numbers_that_are_not_finite_become_null(work: Path, tmp_path: Path, cap
 
     numbers = json.loads((work / "run" / "evaluation.json").read_text(), parse_constant=refuse)
     assert numbers["loss"] is None
-    rows = [json.loads(line, parse_constant=refuse) for line in (tmp_path / "p.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line, parse_constant=refuse)
+        for line in (tmp_path / "p.jsonl").read_text().splitlines()
+    ]
     assert rows[0]["probability"] is None
     assert (tmp_path / "p.csv").read_text().splitlines()[1].endswith(",,,")

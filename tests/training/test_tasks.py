@@ -28,7 +28,13 @@ from raglane.training.run import train
 from raglane.training.settings import ModelSettings, Settings
 from raglane.training.state import TrainingState, rate_of
 from raglane.training.tasks import make_task, settle
-from raglane.training.tasks.labels import accuracy, best_thresholds, confusion_matrix, f1_scores, macro_f1
+from raglane.training.tasks.labels import (
+    accuracy,
+    best_thresholds,
+    confusion_matrix,
+    f1_scores,
+    macro_f1,
+)
 from raglane.training.tasks.numbers import loss_of_errors
 
 _QUICK = Settings(epochs=15, hidden_size=12, lr=0.02, threads=1)
@@ -38,7 +44,11 @@ def _records(count: int = 60, seed: int = 0) -> Dataset:
     """Sequences of one channel, of 1 to 6 steps."""
     random = np.random.default_rng(seed)
     lengths = random.integers(1, 7, count)
-    return dataset(random.normal(size=(int(lengths.sum()), 1)).astype(np.float32), offsets_of(lengths), channels=("x",))
+    return dataset(
+        random.normal(size=(int(lengths.sum()), 1)).astype(np.float32),
+        offsets_of(lengths),
+        channels=("x",),
+    )
 
 
 def _with(records: Dataset, targets: Targets) -> Dataset:
@@ -60,12 +70,18 @@ def test_losses_of_errors_by_hand() -> None:
             "quantile": quantile * size if error < 0 else (1 - quantile) * size,
         }
         for name, loss in by_hand.items():
-            assert float(loss_of_errors(torch.tensor(error), name, quantile)) == pytest.approx(loss, abs=1e-6)
+            assert float(loss_of_errors(torch.tensor(error), name, quantile)) == pytest.approx(
+                loss, abs=1e-6
+            )
 
 
 @pytest.mark.parametrize("per_element", [False, True])
-def test_numbers_are_learned_and_predicted_in_their_units(tmp_path: Path, per_element: bool) -> None:
-    """Two numbers in units far from 1: the errors are below those of the mean, and equal those of the predictions."""
+def test_numbers_are_learned_and_predicted_in_their_units(
+    tmp_path: Path, per_element: bool
+) -> None:
+    """Two numbers in units far from 1: the errors are below those of the mean, and equal those of
+    the predictions.
+    """
     records, later = _records(), _records(20, seed=1)
 
     def sums(part: Dataset) -> Any:
@@ -74,7 +90,12 @@ def test_numbers_are_learned_and_predicted_in_their_units(tmp_path: Path, per_el
         return _with(part, Targets(values, per_element=per_element, names=("far", "small")))
 
     training, test = sums(records), sums(later)
-    train(Settings(**{**_QUICK.to_config(), "task": "regress", "cell": "lstm"}), training, None, tmp_path)
+    train(
+        Settings(**{**_QUICK.to_config(), "task": "regress", "cell": "lstm"}),
+        training,
+        None,
+        tmp_path,
+    )
     saved = load_model(tmp_path)
     evaluation = evaluate(saved, test)
     assert evaluation.numbers["R2"] > 0.7
@@ -94,7 +115,13 @@ def test_a_quantile_has_its_share_below(tmp_path: Path) -> None:
     noise = np.random.default_rng(3).normal(size=(200, 1))
     for quantile in (0.2, 0.8):
         settings = Settings(
-            "regress", loss="quantile", quantile=[quantile], epochs=12, hidden_size=4, lr=0.02, threads=1
+            "regress",
+            loss="quantile",
+            quantile=[quantile],
+            epochs=12,
+            hidden_size=4,
+            lr=0.02,
+            threads=1,
         )
         data = _with(records, Targets(noise, names=("noise",)))
         train(settings, data, None, tmp_path, overwrite=True)
@@ -104,10 +131,14 @@ def test_a_quantile_has_its_share_below(tmp_path: Path) -> None:
 @pytest.mark.parametrize("task", ["regress", "forecast"])
 def test_several_quantiles(tmp_path: Path, task: str) -> None:
     random, shares = np.random.default_rng(3), [0.1, 0.5, 0.9]
-    records = dataset(random.normal(size=(4000, 1)).astype(np.float32), offsets_of([20] * 200), channels=("x",))
+    records = dataset(
+        random.normal(size=(4000, 1)).astype(np.float32), offsets_of([20] * 200), channels=("x",)
+    )
     if task == "regress":
         records = _with(records, Targets(random.normal(size=(200, 1)), names=("noise",)))
-    settings = Settings(task, loss="quantile", quantile=shares, epochs=15, hidden_size=4, lr=0.02, threads=1)
+    settings = Settings(
+        task, loss="quantile", quantile=shares, epochs=15, hidden_size=4, lr=0.02, threads=1
+    )
     train(settings, records, None, tmp_path)
     saved = load_model(tmp_path)
     columns = predict(saved, records, horizon=2 if task == "forecast" else 1).columns
@@ -122,7 +153,9 @@ def test_several_quantiles(tmp_path: Path, task: str) -> None:
         assert low.shape == (200, 2, 1)
         assert np.mean(high - low) == pytest.approx(2 * 1.28, rel=0.3)
         rows = np.hstack([records.values.reshape(200, 20), middle[:, 0]]).astype(np.float32)
-        again = predict(saved, dataset(rows.reshape(-1, 1), offsets_of([21] * 200), channels=("x",))).columns["q0.9"]
+        again = predict(
+            saved, dataset(rows.reshape(-1, 1), offsets_of([21] * 200), channels=("x",))
+        ).columns["q0.9"]
         np.testing.assert_allclose(np.array(again)[:, 0], high[:, 1], rtol=1e-3, atol=1e-4)
 
 
@@ -152,11 +185,19 @@ def test_sets_of_labels(tmp_path: Path, per_element: bool) -> None:
     def sets(part: Dataset) -> Any:
         flat = part.values[:, 0] if per_element else _sums(part)
         values = np.empty(len(flat), dtype=object)
-        values[:] = [tuple(name for name, is_there in (("up", x > 0), ("far", abs(x) > 1.5)) if is_there) for x in flat]
+        values[:] = [
+            tuple(name for name, is_there in (("up", x > 0), ("far", abs(x) > 1.5)) if is_there)
+            for x in flat
+        ]
         return _with(part, Targets(values, per_element=per_element))
 
     training, test = sets(_records(90)), sets(_records(30, seed=1))
-    train(Settings(**{**_QUICK.to_config(), "task": "multilabel", "cell": "lstm"}), training, test, tmp_path)
+    train(
+        Settings(**{**_QUICK.to_config(), "task": "multilabel", "cell": "lstm"}),
+        training,
+        test,
+        tmp_path,
+    )
     saved = load_model(tmp_path)
     thresholds = saved.model.state_dict()["thresholds"].tolist()
     assert thresholds != [0.5, 0.5]
@@ -164,16 +205,22 @@ def test_sets_of_labels(tmp_path: Path, per_element: bool) -> None:
     assert evaluation.numbers["micro_F1"] > 0.75 > evaluation.numbers["all_labels_micro_F1"]
     predictions = predict(saved, test, probabilities=True).columns
     predicted = (
-        [row for part in predictions["prediction"] for row in part] if per_element else predictions["prediction"]
+        [row for part in predictions["prediction"] for row in part]
+        if per_element
+        else predictions["prediction"]
     )
-    exact = [set(one) == set(other) for one, other in zip(predicted, test.targets.values, strict=True)]
+    exact = [
+        set(one) == set(other) for one, other in zip(predicted, test.targets.values, strict=True)
+    ]
     assert np.mean(exact) == pytest.approx(evaluation.numbers["exact_match"])
     for label, threshold in zip(evaluation.labels, thresholds, strict=True):
         shares = predictions[f"p_{label}"]
         flat = [share for part in shares for share in part] if per_element else shares
         assert [label in row for row in predicted] == [share >= threshold for share in flat]
         true = torch.tensor([[label in row] for row in test.targets.values])
-        assert best_thresholds(torch.tensor(flat)[:, None], true).tolist() == pytest.approx([threshold])
+        assert best_thresholds(torch.tensor(flat)[:, None], true).tolist() == pytest.approx(
+            [threshold]
+        )
 
 
 def test_an_evaluation_of_sets_by_hand() -> None:
@@ -189,7 +236,12 @@ def test_an_evaluation_of_sets_by_hand() -> None:
     measured = meter.measured()
     # a: 2 predicted, 2 true, 1 both; b: 1 of each.
     assert measured.numbers == pytest.approx(
-        {"micro_F1": 4 / 6, "macro_F1": (0.5 + 1) / 2, "exact_match": 1 / 3, "all_labels_micro_F1": 6 / 9}
+        {
+            "micro_F1": 4 / 6,
+            "macro_F1": (0.5 + 1) / 2,
+            "exact_match": 1 / 3,
+            "all_labels_micro_F1": 6 / 9,
+        }
     )
 
 
@@ -204,7 +256,9 @@ def test_targets_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="'y', got 2 "):
         evaluate(saved, _with(records, Targets(np.ones((20, 2)), names=("y", "z"))))
     with pytest.raises(DataError, match=r"one target per sequence.*got targets per element"):
-        evaluate(saved, _with(records, Targets(np.ones((total, 1)), per_element=True, names=("y",))))
+        evaluate(
+            saved, _with(records, Targets(np.ones((total, 1)), per_element=True, names=("y",)))
+        )
 
 
 def _rolls(count: int = 40, seed: int = 0) -> Dataset:
@@ -218,7 +272,9 @@ def _rolls(count: int = 40, seed: int = 0) -> Dataset:
 
 def test_binary_channels(tmp_path: Path) -> None:
     training, test = _rolls(), _rolls(20, seed=1)
-    settings, notes = settle(Settings("forecast", epochs=40, hidden_size=16, lr=0.02, threads=1), training)
+    settings, notes = settle(
+        Settings("forecast", epochs=40, hidden_size=16, lr=0.02, threads=1), training
+    )
     assert settings.loss == "bce"
     assert "all channels are 0 or 1" in notes[0]
     assert train(replace(settings, loss=None), training, test, tmp_path).metric == "nats"
@@ -237,7 +293,9 @@ def test_binary_channels(tmp_path: Path) -> None:
         assert np.shape(row) == (3, 3)
         assert 0 < np.min(row) <= np.max(row) < 1
     wrong = changed(test, values=np.full_like(test.values, 2.0))
-    with pytest.raises(DataError, match=r"0 or 1 .* got numbers between 2 and 2 in the channel 'a'"):
+    with pytest.raises(
+        DataError, match=r"0 or 1 .* got numbers between 2 and 2 in the channel 'a'"
+    ):
         evaluate(saved, wrong)
     assert settle(Settings("forecast"), wrong)[0].loss is None
     assert settle(Settings("forecast", loss="mse"), test)[0].loss == "mse"
@@ -258,7 +316,11 @@ def test_steps_ahead_by_hand(tmp_path: Path) -> None:
     mean = (saved.preprocessor.mean or (0,))[0]
     for step, row in enumerate(table):
         assert row["step"] == step + 1
-        for name, answer in (("MAE", predicted), ("persistence_MAE", last), ("mean_MAE", np.full((1, 3), mean))):
+        for name, answer in (
+            ("MAE", predicted),
+            ("persistence_MAE", last),
+            ("mean_MAE", np.full((1, 3), mean)),
+        ):
             assert row[name] == pytest.approx(np.abs(answer - truth)[:, step].mean(), rel=1e-4)
     with pytest.raises(DataError, match=r"horizon must be .*got 9"):
         evaluate(saved, records, horizon=9)
@@ -268,7 +330,9 @@ def test_steps_ahead_by_hand(tmp_path: Path) -> None:
 def test_the_seasonal_rule_by_hand(tmp_path: Path, season: int) -> None:
     random, lengths = np.random.default_rng(1), [7, 50, 64]
     steps = np.concatenate([np.arange(length) for length in lengths])
-    wave = 0.05 * random.normal(size=len(steps)) + (np.sin(2 * np.pi * steps / season) if season else 0)
+    wave = 0.05 * random.normal(size=len(steps)) + (
+        np.sin(2 * np.pi * steps / season) if season else 0
+    )
     records = dataset(wave.astype(np.float32)[:, None], offsets_of(lengths), channels=("x",))
     train(Settings("forecast", epochs=1, hidden_size=2, threads=1), records, None, tmp_path)
     found = evaluate(load_model(tmp_path), records, horizon=6, batch_size=1)
@@ -276,15 +340,23 @@ def test_the_seasonal_rule_by_hand(tmp_path: Path, season: int) -> None:
     assert (name in found.numbers) == (name in found.measured.table[0]) == (season > 0)
     if season:
         parts = np.split(records.values[:, 0].astype(np.float64), records.offsets[1:-1])
-        errors = [abs(x[i] - x[i - season if i >= season else i - 1]) for x in parts for i in range(1, len(x))]
+        errors = [
+            abs(x[i] - x[i - season if i >= season else i - 1])
+            for x in parts
+            for i in range(1, len(x))
+        ]
         assert found.numbers[name] == pytest.approx(np.mean(errors), rel=1e-4)
         ahead = [[abs(x[-6 + h] - (x[:-6][-season:] if len(x) - 6 >= season else x[:1])[h % min(season, len(x) - 6)])
                   if len(x) - 6 >= season else abs(x[-6 + h] - x[0]) for h in range(6)] for x in parts]  # fmt: skip
-        assert [row[name] for row in found.measured.table] == pytest.approx(np.mean(ahead, 0), rel=1e-4)
+        assert [row[name] for row in found.measured.table] == pytest.approx(
+            np.mean(ahead, 0), rel=1e-4
+        )
 
 
 def test_weights_and_smoothing_change_only_the_training_loss() -> None:
-    task = make_task(Preprocessor("classify", ("x",), labels=("a", "b", "c")), Settings(label_smoothing=0.3))
+    task = make_task(
+        Preprocessor("classify", ("x",), labels=("a", "b", "c")), Settings(label_smoothing=0.3)
+    )
     targets = torch.tensor([0, 0, 0, 0, 1, 2])
     task.class_weights = task.weigh(targets)
     assert task.class_weights.tolist() == [0.5, 2.0, 2.0]
@@ -293,23 +365,40 @@ def test_weights_and_smoothing_change_only_the_training_loss() -> None:
     predicted = -logits.log_softmax(-1)
     plain = predicted[torch.arange(6), targets]
     assert float(task.score(logits, batch).loss) == pytest.approx(float(plain.sum()), rel=1e-5)
-    weighed = 0.7 * plain * task.class_weights[targets] + 0.1 * (predicted * task.class_weights).sum(1)
-    assert float(task.score(logits, batch, training=True).loss) == pytest.approx(float(weighed.sum()), rel=1e-5)
-    sets = make_task(Preprocessor("multilabel", ("x",), labels=("a", "b")), ModelSettings("multilabel"))
-    assert sets.weigh(torch.tensor([[1.0, 0.0], [0.0, 0.0], [0.0, 1.0], [0.0, 1.0]])).tolist() == [3.0, 1.0]
+    weighed = 0.7 * plain * task.class_weights[targets] + 0.1 * (
+        predicted * task.class_weights
+    ).sum(1)
+    assert float(task.score(logits, batch, training=True).loss) == pytest.approx(
+        float(weighed.sum()), rel=1e-5
+    )
+    sets = make_task(
+        Preprocessor("multilabel", ("x",), labels=("a", "b")), ModelSettings("multilabel")
+    )
+    assert sets.weigh(torch.tensor([[1.0, 0.0], [0.0, 0.0], [0.0, 1.0], [0.0, 1.0]])).tolist() == [
+        3.0,
+        1.0,
+    ]
 
 
 def test_rates_by_hand() -> None:
     losses = [3.0, 2.0, 2.5, 2.0, 1.0, 1.5, 1.0, 1.0, 1.0]
     history = [{"train_loss": 0.0, "validation_loss": loss} for loss in losses]
     plateau = Settings(lr=0.8, lr_schedule="plateau")
-    rates = [rate_of(plateau, TrainingState(epoch=done, history=history[:done]), 5) for done in range(10)]
+    rates = [
+        rate_of(plateau, TrainingState(epoch=done, history=history[:done]), 5) for done in range(10)
+    ]
     assert rates == [0.8] * 4 + [0.4] * 3 + [0.2] * 2 + [0.1]
     warm = Settings(lr=0.8, warmup=2, epochs=6, lr_schedule="cosine")
-    rising = [rate_of(warm, TrainingState(epoch=epoch, batch=batch), 2) for epoch in (0, 1) for batch in (0, 1)]
+    rising = [
+        rate_of(warm, TrainingState(epoch=epoch, batch=batch), 2)
+        for epoch in (0, 1)
+        for batch in (0, 1)
+    ]
     assert rising == pytest.approx([0.2, 0.4, 0.6, 0.8])
     assert rate_of(warm, TrainingState(epoch=4, batch=0), 2) == pytest.approx(0.4)
-    assert rate_of(warm, TrainingState(epoch=5, batch=1), 2) == pytest.approx(0.8 * (1 + math.cos(math.pi * 7 / 8)) / 2)
+    assert rate_of(warm, TrainingState(epoch=5, batch=1), 2) == pytest.approx(
+        0.8 * (1 + math.cos(math.pi * 7 / 8)) / 2
+    )
 
 
 def test_the_likeliest_classes(tmp_path: Path) -> None:
@@ -338,7 +427,9 @@ def test_rare_tokens_are_read_as_unknown(tmp_path: Path) -> None:
     for rate in (0.0, 1.0):
         weights = []
         for epochs in (1, 4):
-            settings = Settings(epochs=epochs, hidden_size=4, embedding=3, unk_dropout=rate, threads=1)
+            settings = Settings(
+                epochs=epochs, hidden_size=4, embedding=3, unk_dropout=rate, threads=1
+            )
             train(settings, data, None, tmp_path, overwrite=True)
             embedding = load_model(tmp_path / "last").model.encoder.embedding
             assert embedding is not None
@@ -351,7 +442,8 @@ def test_rare_tokens_are_read_as_unknown(tmp_path: Path) -> None:
 
 _PAIRS = st.integers(1, 5).flatmap(
     lambda classes: st.tuples(
-        st.just(classes), st.lists(st.tuples(st.integers(0, classes - 1), st.integers(0, classes - 1)), max_size=40)
+        st.just(classes),
+        st.lists(st.tuples(st.integers(0, classes - 1), st.integers(0, classes - 1)), max_size=40),
     )
 )
 
@@ -361,9 +453,13 @@ def test_against_counting(case: tuple[int, list[tuple[int, int]]]) -> None:
     classes, pairs = case
     targets, predictions = torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).unbind(1)
     matrix = confusion_matrix(targets, predictions, classes)
-    assert matrix.tolist() == [[pairs.count((true, guess)) for guess in range(classes)] for true in range(classes)]
+    assert matrix.tolist() == [
+        [pairs.count((true, guess)) for guess in range(classes)] for true in range(classes)
+    ]
     hits = [pairs.count((name, name)) for name in range(classes)]
-    sizes = [sum((true == name) + (guess == name) for true, guess in pairs) for name in range(classes)]
+    sizes = [
+        sum((true == name) + (guess == name) for true, guess in pairs) for name in range(classes)
+    ]
     scores = [2 * hit / size if size else math.nan for hit, size in zip(hits, sizes, strict=True)]
     assert f1_scores(matrix).tolist() == pytest.approx(scores, nan_ok=True)
     if not pairs:

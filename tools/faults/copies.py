@@ -19,13 +19,17 @@ from faults.place import ROOT
 _NO_SOURCE = shutil.ignore_patterns(".*", "build", "dist", "runs")
 # Seconds for the first test and for each further one: a fault may cause an endless loop.
 _LONGEST, _LONGER = 600, 20
-# Packages that tests import, loaded once for all runs. Not hypothesis: pytest warns if a package whose assertions it
-# rewrites is already loaded.
-_PRELOADED = "pytest torch._dynamo torch._inductor pandas pyarrow sklearn matplotlib rich typer".split()
+# Packages that tests import, loaded once for all runs. Not hypothesis: pytest warns if a package
+# whose assertions it rewrites is already loaded.
+_PRELOADED = (
+    "pytest torch._dynamo torch._inductor pandas pyarrow sklearn matplotlib rich typer".split()
+)
 
 
 class Copy:
-    """A copy of the repository in a new folder, or of another copy with hard links, in which then nothing may run."""
+    """A copy of the repository in a new folder, or of another copy with hard links, in which then
+    nothing may run.
+    """
 
     def __init__(self, folder: Path, of: Copy | None = None) -> None:
         self.folder = folder
@@ -33,13 +37,20 @@ class Copy:
             shutil.copytree(of.folder, folder, copy_function=os.link)
             return
         shutil.copytree(
-            ROOT, folder, ignore=lambda place, names: _NO_SOURCE(place, names) if place == str(ROOT) else ()
+            ROOT,
+            folder,
+            ignore=lambda place, names: _NO_SOURCE(place, names) if place == str(ROOT) else (),
         )
         shutil.copy(folder / "tools/faults/redirect.py", folder / "tools/sitecustomize.py")
-        # Imported here: the processes that run pytest import this file, and must import the package of the copy.
+        # Imported here: the processes that run pytest import this file, and must import the package
+        # of the copy.
         import raglane.native
 
-        found = [path for path in (Path(place, "lib") for place in raglane.native.__path__) if path.is_dir()]
+        found = [
+            path
+            for path in (Path(place, "lib") for place in raglane.native.__path__)
+            if path.is_dir()
+        ]
         for place in found[:1]:
             self._put_kernels(place)
 
@@ -57,7 +68,9 @@ class Copy:
         (self.folder / file).write_text(text)
 
     def run(self, tests: list[str]) -> tuple[int | None, str]:
-        """Run tests until one fails; return pytest's exit code, or None if it did not end, and its output."""
+        """Run tests until one fails; return pytest's exit code, or None if it did not end, and its
+        output.
+        """
         # Torch reads this when it is imported by the server.
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         server = multiprocessing.get_context("forkserver")
@@ -96,8 +109,11 @@ class Copy:
         right = (self.folder / file).read_text()
         self._write(file, text)
         programs = Path(sys.executable).parent
-        options = [f"-DCMAKE_MAKE_PROGRAM={programs / 'ninja'}"] if (programs / "ninja").exists() else []
-        # Tests cannot run instruction sets that the processor lacks, and most of the build is theirs.
+        options = (
+            [f"-DCMAKE_MAKE_PROGRAM={programs / 'ninja'}"] if (programs / "ninja").exists() else []
+        )
+        # Tests cannot run instruction sets that the processor lacks, and most of the build is
+        # theirs.
         options += [] if "avx512" in library().isas else ["-Dcompiles_avx512=OFF"]
         options.append(f"-DRAGLANE_TORCH={torch.__path__[0]}")
         try:
@@ -106,7 +122,9 @@ class Copy:
                 ["--build", "build", "--target", "raglane", "raglane_torch"],
             ):
                 command = [str(programs / "cmake"), *step]
-                done = subprocess.run(command, cwd=self.folder, capture_output=True, text=True, check=False)
+                done = subprocess.run(
+                    command, cwd=self.folder, capture_output=True, text=True, check=False
+                )
                 if done.returncode != 0:
                     raise RuntimeError(done.stdout[-4000:] + done.stderr[-2000:])
             self._put_kernels(self.folder / "build")
@@ -122,9 +140,13 @@ def _run_pytest(folder: Path, tests: list[str], printed: Path) -> None:
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.chdir(folder)
-    # The processes that tests start read sitecustomize.py there; this process has already read another.
+    # The processes that tests start read sitecustomize.py there; this process has already read
+    # another.
     os.environ["PYTHONPATH"] = str(folder / "tools")
-    sys.path[:] = [str(folder / "tools"), *(path for path in sys.path if Path(path).name != "tools")]
+    sys.path[:] = [
+        str(folder / "tools"),
+        *(path for path in sys.path if Path(path).name != "tools"),
+    ]
     spec = importlib.util.spec_from_file_location("redirect", folder / "tools/sitecustomize.py")
     assert spec is not None
     assert spec.loader is not None

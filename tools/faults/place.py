@@ -44,7 +44,11 @@ class Fault:
         Raises:
             NoPlaceError: there is not exactly one place for it.
         """
-        return _changed_text(self) if Path(self.where).suffix in {".c", ".h", ".cpp"} else _changed_module(self)
+        return (
+            _changed_text(self)
+            if Path(self.where).suffix in {".c", ".h", ".cpp"}
+            else _changed_module(self)
+        )
 
     def arguments(self) -> list[str]:
         """Return the tests as arguments of pytest.
@@ -62,7 +66,9 @@ def all_faults() -> dict[str, Fault]:
     for path in sorted(Path(__file__).parent.glob("*.toml")):
         rows = tomllib.loads(path.read_text())
         if twice := found.keys() & rows:
-            raise ValueError(f"{path.name} repeats names of other files: {', '.join(sorted(twice))}")
+            raise ValueError(
+                f"{path.name} repeats names of other files: {', '.join(sorted(twice))}"
+            )
         found |= {name: Fault(path.stem, *row) for name, row in rows.items()}
     return found
 
@@ -85,23 +91,29 @@ def _test(name: str) -> str:
     files = [f"tests/{file}"] if f"tests/{file}" in files else files
     found = [path for path in files if start in tests[path]]
     if len(found) != 1:
-        raise NoPlaceError(f"the test {name} is in {_listed(found)}: name it as FILE.py::NAME, or another test")
+        raise NoPlaceError(
+            f"the test {name} is in {_listed(found)}: name it as FILE.py::NAME, or another test"
+        )
     return f"{found[0]}::{function}" if function else found[0]
 
 
-# ---- C and C++ ------------------------------------------------------------------------------------------------------
+# ---- C and C++ -----------------------------------------------------------------------------------
 def _changed_text(fault: Fault) -> tuple[str, str]:
     """Find words and signs in this order, with any space between them, and replace them."""
     words = re.findall(r"\w+|\S", fault.old)
-    pattern = re.compile(r"\s*".join(rf"\b{word}\b" if word[0].isalnum() else re.escape(word) for word in words))
+    pattern = re.compile(
+        r"\s*".join(rf"\b{word}\b" if word[0].isalnum() else re.escape(word) for word in words)
+    )
     texts = {path: text for path, text in _read(ROOT, *_TEXTS).items() if pattern.search(text)}
     found = [path for path in texts if Path(path).name == fault.where] or list(texts)
     if len(found) != 1 or len(pattern.findall(texts[found[0]])) != 1:
-        raise NoPlaceError(f"the old text is in {_listed(texts)}, and must be there once: {fault.old!r}")
+        raise NoPlaceError(
+            f"the old text is in {_listed(texts)}, and must be there once: {fault.old!r}"
+        )
     return found[0], pattern.sub(lambda _: fault.new, texts[found[0]])
 
 
-# ---- Python ---------------------------------------------------------------------------------------------------------
+# ---- Python --------------------------------------------------------------------------------------
 class _Module:
     def __init__(self, path: str, text: str) -> None:
         self.path, self.text = path, text
@@ -130,9 +142,15 @@ def _scopes(node: ast.AST, above: str) -> Iterator[tuple[str, ast.AST]]:
             yield f"{above}.{child.name}", child
             yield from _scopes(child, f"{above}.{child.name}")
             continue
-        if isinstance(child, ast.Assign | ast.AnnAssign) and isinstance(node, ast.Module | ast.ClassDef):
+        if isinstance(child, ast.Assign | ast.AnnAssign) and isinstance(
+            node, ast.Module | ast.ClassDef
+        ):
             targets = child.targets if isinstance(child, ast.Assign) else [child.target]
-            yield from ((f"{above}.{target.id}", child) for target in targets if isinstance(target, ast.Name))
+            yield from (
+                (f"{above}.{target.id}", child)
+                for target in targets
+                if isinstance(target, ast.Name)
+            )
         if not isinstance(child, ast.expr):  # which has no definitions
             yield from _scopes(child, above)
 
@@ -151,10 +169,12 @@ def _names(node: ast.AST) -> Iterator[tuple[str, bool]]:
 
 
 class _Match:
-    """A comparison of the old text of a fault with nodes; it records the nodes of each ``...`` and renamed variables.
+    """A comparison of the old text of a fault with nodes; it records the nodes of each ``...`` and
+    renamed variables.
 
     Args:
-        names: those of the function, each with True if it is a variable, which may have another name in the fault.
+        names: those of the function, each with True if it is a variable, which may have another
+            name in the fault.
     """
 
     def __init__(self, names: dict[str, bool]) -> None:
@@ -168,18 +188,30 @@ class _Match:
             return False
         if isinstance(old, ast.Name) and isinstance(node, ast.Name):
             return self._same_name(old.id, node.id)
-        if isinstance(old, ast.Call) and isinstance(node, ast.Call) and any(map(_is_rest, old.args)):
+        if (
+            isinstance(old, ast.Call)
+            and isinstance(node, ast.Call)
+            and any(map(_is_rest, old.args))
+        ):
             named = {part.arg for part in old.keywords}
             self._keywords = [part for part in node.keywords if part.arg not in named]
-            node = ast.Call(node.func, node.args, [part for part in node.keywords if part.arg in named])
+            node = ast.Call(
+                node.func, node.args, [part for part in node.keywords if part.arg in named]
+            )
         if isinstance(old, ast.AST) and isinstance(node, ast.AST):
             return all(starmap(self.same, zip(_parts(old), _parts(node), strict=True)))
-        return self._same_list(old, node) if isinstance(old, list) and isinstance(node, list) else old == node
+        return (
+            self._same_list(old, node)
+            if isinstance(old, list) and isinstance(node, list)
+            else old == node
+        )
 
     def _same_list(self, old: list[ast.AST], nodes: list[ast.AST]) -> bool:
         if not old or not _is_rest(old[0]):
             return old == nodes or (
-                bool(old and nodes) and self.same(old[0], nodes[0]) and self._same_list(old[1:], nodes[1:])
+                bool(old and nodes)
+                and self.same(old[0], nodes[0])
+                and self._same_list(old[1:], nodes[1:])
             )
         for count in range(len(nodes) + 1):
             before = dict(self._names), [*self._rests, nodes[:count]]
@@ -227,7 +259,11 @@ class _Match:
 
 
 def _parts(node: ast.AST) -> list[object]:
-    return [value for name, value in ast.iter_fields(node) if name not in {"ctx", "kind", "type_comment"}]
+    return [
+        value
+        for name, value in ast.iter_fields(node)
+        if name not in {"ctx", "kind", "type_comment"}
+    ]
 
 
 def _is_rest(node: object) -> bool:
@@ -252,14 +288,20 @@ class _Place:
         """Return the text of the module with other nodes in this place."""
         new = self.match.put_into(new)
         own = dict(sorted(name for node in new for name in _names(node)))
-        missing = {name for name, is_assigned in own.items() if not is_assigned} - vars(builtins).keys()
+        missing = {name for name, is_assigned in own.items() if not is_assigned} - vars(
+            builtins
+        ).keys()
         for node in (self.scope, self.module.tree):
             missing = missing and missing - {name for name, _ in _names(node)}
         if missing:
-            raise NoPlaceError(f"{self} has no {', '.join(sorted(missing))}, which the new text names")
+            raise NoPlaceError(
+                f"{self} has no {', '.join(sorted(missing))}, which the new text names"
+            )
         before = getattr(self.parent, self.field)
         is_list = isinstance(before, list)
-        after = [*before[: self.nodes.start], *new, *before[self.nodes.stop :]] if is_list else new[0]
+        after = (
+            [*before[: self.nodes.start], *new, *before[self.nodes.stop :]] if is_list else new[0]
+        )
         setattr(self.parent, self.field, after)
         try:
             text = f"{ast.unparse(self.scope)}\n"
@@ -268,12 +310,17 @@ class _Place:
         if isinstance(self.scope, ast.Module):
             return text
         lines = self.module.text.splitlines(keepends=True)
-        start = min(node.lineno for node in (self.scope, *getattr(self.scope, "decorator_list", ()))) - 1
+        start = (
+            min(node.lineno for node in (self.scope, *getattr(self.scope, "decorator_list", ())))
+            - 1
+        )
         lines[start : self.scope.end_lineno] = [textwrap.indent(text, " " * self.scope.col_offset)]
         return "".join(lines)
 
 
-def _places(module: _Module, where: str, scope: ast.AST | None, old: list[ast.AST], renamed: bool) -> Iterator[_Place]:
+def _places(
+    module: _Module, where: str, scope: ast.AST | None, old: list[ast.AST], renamed: bool
+) -> Iterator[_Place]:
     scope = scope or module.tree
     names: dict[str, bool] = {}
     for name, is_assigned in _names(scope) if renamed else ():
@@ -291,29 +338,42 @@ def _places(module: _Module, where: str, scope: ast.AST | None, old: list[ast.AS
 
 
 def _changed_module(fault: Fault) -> tuple[str, str]:
-    """Find a fault by its function, in its room or anywhere, or else only by its old text, and replace that."""
+    """Find a fault by its function, in its room or anywhere, or else only by its old text, and
+    replace that.
+    """
     try:
         old, new = _parsed(fault.old, fault.new)
     except SyntaxError as error:
         raise NoPlaceError(f"no Python: {error}") from None
     last = fault.where.rpartition(".")[2]
     scopes = [(it, *scope) for it in _modules() if last in it.text for scope in it.scopes]
-    named: list[tuple[_Module, str, ast.AST | None]] = [it for it in scopes if it[1].endswith(f".{fault.where}")]
+    named: list[tuple[_Module, str, ast.AST | None]] = [
+        it for it in scopes if it[1].endswith(f".{fault.where}")
+    ]
     whole = [(module, "", None) for module in _modules()]  # rarely needed, so parsed only then
     seen: list[_Place] = []
     for some, renamed in ((named, False), (named, True), (whole, False)):
         for room in ({fault.room}, {scope[0].room for scope in some}):
-            found = [place for scope in some if scope[0].room in room for place in _places(*scope, old, renamed)]
+            found = [
+                place
+                for scope in some
+                if scope[0].room in room
+                for place in _places(*scope, old, renamed)
+            ]
             if len({(id(place.parent), place.nodes.start) for place in found}) == 1:
                 return found[0].module.path, found[0].changed(new)
             seen = seen or found
     told = f"in {_listed(seen)}, must be there once" if seen else "nowhere"
     functions = _listed(f"{module.path}{where.replace('.', ' ', 1)}" for module, where, _ in named)
-    raise NoPlaceError(f"the function {fault.where} is {functions}; the old text is {told}: {fault.old!r}")
+    raise NoPlaceError(
+        f"the function {fault.where} is {functions}; the old text is {told}: {fault.old!r}"
+    )
 
 
 def _parsed(*texts: str) -> list[list[ast.AST]]:
-    """Return the nodes of each text: one expression if all texts are expressions, else statements."""
+    """Return the nodes of each text: one expression if all texts are expressions, else
+    statements.
+    """
     trees = [ast.parse(text) for text in texts]
     if all(len(tree.body) == 1 and isinstance(tree.body[0], ast.Expr) for tree in trees):
         return [[tree.body[0].value] for tree in trees if isinstance(tree.body[0], ast.Expr)]

@@ -1,4 +1,5 @@
-"""Becomes ``tools/sitecustomize.py`` of a copy of the repository: Python then imports the package from that copy.
+"""Becomes ``tools/sitecustomize.py`` of a copy of the repository: Python then imports the package
+from that copy.
 
 A folder on the path is not enough, because the import hook of an editable installation comes first.
 """

@@ -1,4 +1,6 @@
-"""Fuzzers: random networks, tensors, programs, files, commands and kills, until something breaks (``make fuzz``)."""
+"""Fuzzers: random networks, tensors, programs, files, commands and kills, until something breaks
+(``make fuzz``).
+"""
 
 import sys
 from pathlib import Path

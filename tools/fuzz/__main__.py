@@ -1,7 +1,9 @@
-"""Run one fuzzer, or all in turn: ``make fuzz``, or from ``tools``: ``python -m fuzz [NAME] [--rounds N] [--seed N]``.
+"""Run one fuzzer, or all in turn: ``make fuzz``, or from ``tools``: ``python -m fuzz [NAME]
+[--rounds N] [--seed N]``.
 
-A fuzzer is a module with a function ``play(number)``, which plays one round and raises if something is wrong, or with
-``start(folder)``, which returns one. The number of a round is its seed, so each round can be repeated alone.
+A fuzzer is a module with a function ``play(number)``, which plays one round and raises if something
+is wrong, or with ``start(folder)``, which returns one. The number of a round is its seed, so each
+round can be repeated alone.
 """
 
 from __future__ import annotations
@@ -41,24 +43,43 @@ _LONGEST = 900
 def main(arguments: Sequence[str]) -> int:
     """Return the number of rounds, or of runs of a fuzzer, that failed."""
     parser = argparse.ArgumentParser(prog="python -m fuzz", description=__doc__)
-    parser.add_argument("name", nargs="?", choices=ROUNDS, help="a fuzzer; default: all in turn, each in a new process")
-    parser.add_argument("--rounds", type=int, default=100, help="rounds of one fuzzer; default: %(default)s")
-    parser.add_argument("--seconds", type=float, default=60, help="time for all fuzzers; default: %(default)s")
+    parser.add_argument(
+        "name",
+        nargs="?",
+        choices=ROUNDS,
+        help="a fuzzer; default: all in turn, each in a new process",
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=100, help="rounds of one fuzzer; default: %(default)s"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=60, help="time for all fuzzers; default: %(default)s"
+    )
     parser.add_argument("--seed", type=int, help="number of the first round; default: random")
-    parser.add_argument("--kernels", help="a folder whose lib/ contains another build of the kernels")
+    parser.add_argument(
+        "--kernels", help="a folder whose lib/ contains another build of the kernels"
+    )
     options = parser.parse_args(arguments)
     seed = random.randrange(10**6) if options.seed is None else options.seed
     if options.kernels is not None:
         raglane.native.__path__.insert(0, options.kernels)
-    return play_all(options.seconds, seed) if options.name is None else play(options.name, options.rounds, seed)
+    return (
+        play_all(options.seconds, seed)
+        if options.name is None
+        else play(options.name, options.rounds, seed)
+    )
 
 
 def play(name: str, rounds: int, seed: int) -> int:
-    """Play rounds, print each failure with the command that repeats it, and return the number of failures."""
+    """Play rounds, print each failure with the command that repeats it, and return the number of
+    failures.
+    """
     failures = 0
     with tempfile.TemporaryDirectory() as folder:
         fuzzer = importlib.import_module(f"fuzz.{name}")
-        play_round = fuzzer.start(Path(folder).resolve()) if hasattr(fuzzer, "start") else fuzzer.play
+        play_round = (
+            fuzzer.start(Path(folder).resolve()) if hasattr(fuzzer, "start") else fuzzer.play
+        )
         for number in range(seed, seed + rounds):
             # If a signal ends the process, this line tells the round.
             print(f"\r{name}: round {number}", end="", file=sys.stderr, flush=True)
@@ -74,7 +95,9 @@ def play(name: str, rounds: int, seed: int) -> int:
 
 
 def play_all(seconds: float, seed: int) -> int:
-    """Run each fuzzer at least once, and again until the time is over; return how many runs failed."""
+    """Run each fuzzer at least once, and again until the time is over; return how many runs
+    failed.
+    """
     print(f"make fuzz SECONDS={seconds:g} SEED={seed}", flush=True)
     chance, start, turns, failures = random.Random(seed), time.monotonic(), 0, 0
     while turns < len(ROUNDS) or time.monotonic() - start < seconds:
@@ -93,7 +116,12 @@ def _run(arguments: Sequence[str]) -> str | None:
     """Run a fuzzer in a new process; return its exit code and output if it failed."""
     try:
         done = subprocess.run(
-            [*COMMAND, *arguments], capture_output=True, text=True, check=False, cwd=HERE, timeout=_LONGEST
+            [*COMMAND, *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=HERE,
+            timeout=_LONGEST,
         )
     except subprocess.TimeoutExpired:
         return f"no end within {_LONGEST} seconds"

@@ -1,4 +1,6 @@
-"""Random cells on every backend that runs user-defined cells, compared with a plain loop over their equations."""
+"""Random cells on every backend that runs user-defined cells, compared with a plain loop over their
+equations.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,9 @@ from raglane.kernels.dispatch import BACKENDS
 from random_cells import RandomCell, ask, difference, engine, naive
 
 # The other backends run only the cells of the library.
-_WAYS = [("reference", schedule) for schedule in BACKENDS["reference"].schedules] + [("program", "auto")]
+_WAYS = [("reference", schedule) for schedule in BACKENDS["reference"].schedules] + [
+    ("program", "auto")
+]
 
 
 def play(number: int) -> None:

@@ -1,8 +1,9 @@
 """Conversions that are killed: the next call must give the bytes of an undisturbed conversion.
 
-Files of three formats are converted, with some bad rows. In each round a conversion gets SIGKILL, at a call of the file
-system or after a random time; in some rounds the conversion that continues is killed too. Then the conversion is called
-again. All files must be equal, byte for byte, and nothing else may be left in the folder.
+Files of three formats are converted, with some bad rows. In each round a conversion gets SIGKILL,
+at a call of the file system or after a random time; in some rounds the conversion that continues is
+killed too. Then the conversion is called again. All files must be equal, byte for byte, and nothing
+else may be left in the folder.
 """
 
 from __future__ import annotations
@@ -30,12 +31,18 @@ class Yard:
     def __init__(self, folder: Path) -> None:
         self.folder, self.output = folder, folder / "out"
         rows = [
-            {"id": f"s{row}", "x": [[row + step / 8, -1.0] for step in range(row % 5)], "kind": "ab"[row % 2]}
+            {
+                "id": f"s{row}",
+                "x": [[row + step / 8, -1.0] for step in range(row % 5)],
+                "kind": "ab"[row % 2],
+            }
             for row in range(60)
         ]
         lines = [json.dumps(row) if place % 7 else "{" for place, row in enumerate(rows)]
         (folder / "a.jsonl").write_text("\n".join(lines))
-        table = pa.Table.from_pylist([{**row, "kind": None if row["id"] == "s33" else row["kind"]} for row in rows])
+        table = pa.Table.from_pylist(
+            [{**row, "kind": None if row["id"] == "s33" else row["kind"]} for row in rows]
+        )
         write_table(folder / "b.parquet", table, 25)
         write_table(folder / "c.arrow", table, 20)
         with ended(folder, 0, "die") as calls:

@@ -1,4 +1,6 @@
-"""Processes that end at a call of the file system or after some seconds, and the files that they leave."""
+"""Processes that end at a call of the file system or after some seconds, and the files that they
+leave.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +34,9 @@ def ended(folder: Path, moment: int, way: str) -> Iterator[Callable[[], int]]:
     Args:
         folder: only calls that change it count.
         moment: the number of the call, from 1; 0 for none.
-        way: ``kill``: this process gets SIGKILL in place of the call; a file that was to be flushed is cut in half.
-            ``die``: the same without a process: neither this call nor a later one is made. ``fail``: this call raises
-            as on a full disk.
+        way: ``kill``: this process gets SIGKILL in place of the call; a file that was to be flushed
+            is cut in half. ``die``: the same without a process: neither this call nor a later one
+            is made. ``fail``: this call raises as on a full disk.
 
     Yields:
         A function that returns the number of calls so far.
@@ -96,7 +98,9 @@ def kill_after(seconds: float, function: Callable[..., None], *arguments: Any) -
 
 def contents(run: Path) -> dict[str, Any]:
     """Return the content of every file and folder of a run, without the measured times."""
-    found: dict[str, Any] = {str(path.relative_to(run)): "a folder" for path in run.rglob("*") if path.is_dir()}
+    found: dict[str, Any] = {
+        str(path.relative_to(run)): "a folder" for path in run.rglob("*") if path.is_dir()
+    }
     for name, content in tree(run).items():
         match name:
             case "curves.csv":

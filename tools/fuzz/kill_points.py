@@ -1,8 +1,9 @@
 """Commands that end at any point: the next command must give the bits of an undisturbed one.
 
-A round draws a command (``STORIES``), how it ends (``WAYS``) and when. Then the next command repairs what is left:
-``--resume`` if there is a run, else the same command. All files of the run must be equal to those of an undisturbed
-run, byte for byte, except for measured times, and nothing else may be left. A round takes about a second.
+A round draws a command (``STORIES``), how it ends (``WAYS``) and when. Then the next command
+repairs what is left: ``--resume`` if there is a run, else the same command. All files of the run
+must be equal to those of an undisturbed run, byte for byte, except for measured times, and nothing
+else may be left. A round takes about a second.
 """
 
 from __future__ import annotations
@@ -23,14 +24,27 @@ from fuzz.crashes import contents, ended, has_begun, kill_after, same
 from raglane.cli import main as raglane
 from raglane.training.checkpoint import read_tensors, to_safetensors
 
-# ``die`` and ``fail`` are those of ``ended``; after ``die twice`` the repairing command dies too; ``kill`` is SIGKILL.
+# ``die`` and ``fail`` are those of ``ended``; after ``die twice`` the repairing command dies too;
+# ``kill`` is SIGKILL.
 WAYS = {"die": 4, "die twice": 4, "fail": 3, "kill": 1}
-_SMALL = ["--hidden-size", "3", "--batch-size", "5", "--epochs", "3", "--dropout", "0.2", "--threads", "1", "--quiet"]
+_SMALL = [
+    "--hidden-size",
+    "3",
+    "--batch-size",
+    "5",
+    "--epochs",
+    "3",
+    "--dropout",
+    "0.2",
+    "--threads",
+    "1",
+    "--quiet",
+]
 
 
 class Story(NamedTuple):
-    """The run before a command, and the one after the repair: that of before, if the command was to replace it and has
-    not written a checkpoint.
+    """The run before a command, and the one after the repair: that of before, if the command was to
+    replace it and has not written a checkpoint.
     """
 
     before: str | None
@@ -120,10 +134,16 @@ class Workshop:
             kill_after(moment, _run, command)
         else:
             errors, code = io.StringIO(), None
-            with ended(self.folder, int(moment), way.split()[0]), contextlib.redirect_stderr(errors):
+            with (
+                ended(self.folder, int(moment), way.split()[0]),
+                contextlib.redirect_stderr(errors),
+            ):
                 code = raglane(command)
             if way == "fail":
-                assert (code, len(errors.getvalue().splitlines())) in ((0, 0), (2, 1)), (code, errors.getvalue())
+                assert (code, len(errors.getvalue().splitlines())) in ((0, 0), (2, 1)), (
+                    code,
+                    errors.getvalue(),
+                )
         end = story.end if not story.replaces or self._has_new_checkpoint(story) else story.before
         if way == "die twice":
             with ended(self.folder, again, "die"):

@@ -1,8 +1,10 @@
-"""Trainings in one and two processes that are killed: a resumed one must have the bits of an undisturbed one.
+"""Trainings in one and two processes that are killed: a resumed one must have the bits of an
+undisturbed one.
 
-The command or one of its ranks gets SIGKILL while it starts, trains or writes. In half of the rounds a checkpoint is
-written after each batch. If a rank is killed, the command must end with one line. Then the training resumes, or starts
-again if nothing was written yet. All files must be equal, byte for byte, except for measured times.
+The command or one of its ranks gets SIGKILL while it starts, trains or writes. In half of the
+rounds a checkpoint is written after each batch. If a rank is killed, the command must end with one
+line. Then the training resumes, or starts again if nothing was written yet. All files must be
+equal, byte for byte, except for measured times.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ _RANKS = (1, 2)
 def _start_rank(pipe: Connection) -> tuple[Any, Callable[[], int | None]]:
     """Replace ``launch.start_process``: fork instead of starting an interpreter."""
     multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # which may not fork
-    process = multiprocessing.get_context("fork").Process(target=_run_rank, args=(pipe,), daemon=True)
+    process = multiprocessing.get_context("fork").Process(
+        target=_run_rank, args=(pipe,), daemon=True
+    )
     process.start()
     return process, lambda: process.exitcode
 
@@ -74,7 +78,9 @@ class Track:
             self.whole[ranks] = contents(self.run)
 
     def _train(self, ranks: int, *more: str) -> list[str]:
-        options = "--hidden-size 3 --batch-size 4 --epochs 3 --dropout 0.2 --threads 1 --quiet".split()
+        options = (
+            "--hidden-size 3 --batch-size 4 --epochs 3 --dropout 0.2 --threads 1 --quiet".split()
+        )
         return ["train", str(self._data), "--out", "run", "--ranks", str(ranks), *options, *more]
 
     def _start(self, arguments: list[str]) -> Command:
@@ -97,7 +103,9 @@ class Track:
             AssertionError: something is lost, or the message is wrong.
         """
         shutil.rmtree(self.run, ignore_errors=True)
-        command = self._start(self._train(ranks, "--checkpoint-minutes", "0" if saves_always else "1"))
+        command = self._start(
+            self._train(ranks, "--checkpoint-minutes", "0" if saves_always else "1")
+        )
         command.process.join(seconds)
         children = _children(command.process.pid)
         if victim and len(children) == ranks > 1:
@@ -110,7 +118,9 @@ class Track:
         else:
             command.process.kill()
             command.process.join()
-        resumed = self._start(["train", "--resume", "--out", "run", "--checkpoint-minutes", "1", "--quiet"])
+        resumed = self._start(
+            ["train", "--resume", "--out", "run", "--checkpoint-minutes", "1", "--quiet"]
+        )
         if resumed.end() != 0:
             # It was killed before the run had a description.
             assert not has_begun(self.run), resumed.errors()

@@ -1,9 +1,10 @@
 """Malformed files through every reader: the result is valid records or one clear message.
 
-A round builds a small file, valid or with odd cells and names, may corrupt its bytes, and reads it as
-:func:`raglane.data.read` does, with random columns and a random task. The dataset is preprocessed, and the file is
-also converted. Any result other than a consistent :class:`~raglane.data.Dataset` or one of Raglane's errors with a
-message of one printable line is a failure: another exception, a hang, or unlimited memory.
+A round builds a small file, valid or with odd cells and names, may corrupt its bytes, and reads it
+as :func:`raglane.data.read` does, with random columns and a random task. The dataset is
+preprocessed, and the file is also converted. Any result other than a consistent
+:class:`~raglane.data.Dataset` or one of Raglane's errors with a message of one printable line is a
+failure: another exception, a hang, or unlimited memory.
 """
 
 from __future__ import annotations
@@ -41,13 +42,19 @@ def _use(records: Dataset, columns: Columns) -> None:
         any(not note.isprintable() or len(note) > 400 for note in records.notes),
     ]
     assert not any(problems), f"inconsistent records: {problems}"
-    texts = [*(records.labels or ()), *(records.tags.tolist() if records.tags is not None else ()), *records.channels]
+    texts = [
+        *(records.labels or ()),
+        *(records.tags.tolist() if records.tags is not None else ()),
+        *records.channels,
+    ]
     json.dumps(texts, ensure_ascii=False).encode()
     Preprocessor.fit(records, task=columns.task, missing="zero").apply(records)
 
 
 def _convert(path: Path, columns: Columns, form: str | None, records: Dataset | None) -> None:
-    """Convert the file, and compare with the records; without records the conversion may raise or skip rows."""
+    """Convert the file, and compare with the records; without records the conversion may raise or
+    skip rows.
+    """
     output = path.parent / "converted"
     try:
         done = convert(path, output, columns, format=form, on_bad_row="skip")
@@ -57,11 +64,15 @@ def _convert(path: Path, columns: Columns, form: str | None, records: Dataset | 
         return
     data = Dataset(output, Columns(task=columns.task, need_labels=False))
     lengths = data.lengths.tolist()
-    assert data.take(range(len(data))).lengths.tolist() == lengths, "a dataset with other lengths than its rows"
+    assert data.take(range(len(data))).lengths.tolist() == lengths, (
+        "a dataset with other lengths than its rows"
+    )
     assert len(data) == done.statistics.sequences, "statistics that count other sequences"
     if records is not None:
         assert not done.skipped, f"{done.skipped} rows skipped that are read"
-        assert data.element_counts.tolist() == records.element_counts.tolist(), f"converted to other lengths: {lengths}"
+        assert data.element_counts.tolist() == records.element_counts.tolist(), (
+            f"converted to other lengths: {lengths}"
+        )
 
 
 @contextlib.contextmanager
@@ -101,7 +112,9 @@ def check(path: Path, form: str | None, columns: Columns) -> None:
     except RaglaneError as error:
         message = str(error)
         if not message.isprintable() or len(message) > 2000 or ", got " not in message:
-            raise AssertionError(f"a message that is not one short clear line: {message[:300]!a}") from error
+            raise AssertionError(
+                f"a message that is not one short clear line: {message[:300]!a}"
+            ) from error
     more = _peak_memory() - before
     assert more < _ROOM, f"{more} kilobytes more memory"
 

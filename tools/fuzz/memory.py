@@ -1,8 +1,8 @@
 """Layers with tensors that were replaced or changed, next to guard pages.
 
-A round draws a layer, a batch and one change of a tensor, before the forward or between forward and backward. If the
-change keeps the numbers, the results must be right; any other change must raise one of Raglane's errors. An access
-beyond a tensor ends the process with a signal.
+A round draws a layer, a batch and one change of a tensor, before the forward or between forward and
+backward. If the change keeps the numbers, the results must be right; any other change must raise
+one of Raglane's errors. An access beyond a tensor ends the process with a signal.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ HARMLESS: dict[str, Change] = {
     "apart": lambda t: torch.stack([t, t], -1)[..., 0],
     "turned": lambda t: t.t().contiguous().t() if t.dim() == 2 else t.flip(0).contiguous().flip(0),
     "negative view": lambda t: torch._neg_view(-t) if t.dtype.is_floating_point else t,
-    "within": lambda t: torch.cat([t.new_full((3,), 7), t.reshape(-1), t.new_full((2,), 7)])[3:-2].view(t.shape),
+    "within": lambda t: torch.cat([t.new_full((3,), 7), t.reshape(-1), t.new_full((2,), 7)])[
+        3:-2
+    ].view(t.shape),
 }
 
 # Changes after which no kernel can compute.
@@ -80,8 +82,12 @@ def _by_parametrization(layer: nn.Module, name: str, new: Tensor) -> None:
 _ROUTES: dict[str, Callable[[nn.Module, str, Tensor], Any]] = {
     "data": lambda layer, name, new: setattr(layer.get_parameter(name), "data", new),
     "set_": _by_set,
-    "parameter": lambda layer, name, new: setattr(layer, name, nn.Parameter(new, new.is_floating_point())),
-    "state_dict": lambda layer, name, new: layer.load_state_dict({**layer.state_dict(), name: new}, assign=True),
+    "parameter": lambda layer, name, new: setattr(
+        layer, name, nn.Parameter(new, new.is_floating_point())
+    ),
+    "state_dict": lambda layer, name, new: layer.load_state_dict(
+        {**layer.state_dict(), name: new}, assign=True
+    ),
     "parametrization": _by_parametrization,
 }
 
@@ -99,7 +105,8 @@ class Round:
         truth: the same in float64 on the reference backend.
         batch: the batch in float64.
         kind: of the input.
-        leaf: the tensor of the input with the elements: flat values, a pack's data or a padded tensor.
+        leaf: the tensor of the input with the elements: flat values, a pack's data or a padded
+            tensor.
         state: the initial states, or none.
         target: the changed tensor: ``input``, ``hx`` or a parameter.
         route: how a parameter is replaced.
@@ -130,12 +137,22 @@ class Round:
                     raise _NotPossibleError
                 self.state[0].data = change(self.state[0].detach())
             elif self.route != "functional_call":
-                _ROUTES[self.route](self.layer, self.target, change(self.layer.get_parameter(self.target).detach()))
-        except (RuntimeError, TypeError, NotImplementedError, AttributeError, ValueError) as refused:
+                _ROUTES[self.route](
+                    self.layer, self.target, change(self.layer.get_parameter(self.target).detach())
+                )
+        except (
+            RuntimeError,
+            TypeError,
+            NotImplementedError,
+            AttributeError,
+            ValueError,
+        ) as refused:
             raise _NotPossibleError from refused
 
     def _input(self, leaf: Tensor) -> tuple[Any, dict[str, Any]]:
-        """Return the input of this kind with these elements, and other arguments, all of them guarded."""
+        """Return the input of this kind with these elements, and other arguments, all of them
+        guarded.
+        """
         if self.kind == "ragged":
             return rl.Ragged._make(leaf, guarded(self.batch.offsets), None), {}
         if self.kind == "packed":
@@ -144,18 +161,28 @@ class Round:
             return packed._replace(data=leaf, batch_sizes=sizes, sorted_indices=order), {}
         return leaf, {"lengths": guarded(self.batch.host_lengths)}
 
-    def run(self, layer: Any, leaf: Tensor, state: tuple[Tensor, ...], between: Callable[[], None]) -> list[Tensor]:
-        """Return outputs, final states, and all gradients of a fixed loss; ``between`` is called before backward."""
+    def run(
+        self, layer: Any, leaf: Tensor, state: tuple[Tensor, ...], between: Callable[[], None]
+    ) -> list[Tensor]:
+        """Return outputs, final states, and all gradients of a fixed loss; ``between`` is called
+        before backward.
+        """
         given, options = self._input(leaf)
         out, final = layer(given, hx(state), **options)
         results = [_elements(out), *parts(final)]
-        leaves = [leaf, *state, *(getattr(layer, name) for name, _ in self.truth.named_parameters())]
+        leaves = [
+            leaf,
+            *state,
+            *(getattr(layer, name) for name, _ in self.truth.named_parameters()),
+        ]
         between()
         return [part.detach() for part in results] + gradients(results, leaves)
 
     def run_truth(self) -> list[Tensor]:
         state = tuple(part.detach().double().requires_grad_() for part in self.state)
-        return self.run(self.truth, self.leaf.detach().double().requires_grad_(), state, lambda: None)
+        return self.run(
+            self.truth, self.leaf.detach().double().requires_grad_(), state, lambda: None
+        )
 
     def run_changed(self, change: Change) -> list[Tensor] | None:
         """Run with the change; return None if there are no results to compare."""
@@ -165,7 +192,10 @@ class Round:
             return self._run_functional(change)
         try:
             return self.run(
-                self.layer, self.leaf, self.state, (lambda: self.change(change)) if self.is_late else lambda: None
+                self.layer,
+                self.leaf,
+                self.state,
+                (lambda: self.change(change)) if self.is_late else lambda: None,
             )
         except RuntimeError as refused:
             # Autograd itself checks saved tensors and gradients.
@@ -179,14 +209,22 @@ class Round:
         except (RuntimeError, NotImplementedError) as refused:
             raise _NotPossibleError from refused
         given, options = self._input(self.leaf)
-        out, _ = torch.func.functional_call(self.layer, {self.target: new}, (given, hx(self.state)), options)
+        out, _ = torch.func.functional_call(
+            self.layer, {self.target: new}, (given, hx(self.state)), options
+        )
         _elements(out).double().sum().backward()
         return None if change in HARMLESS.values() else [out]
 
 
 def _elements(out: Any) -> Tensor:
     """Return the tensor with the elements of an output of any kind."""
-    return out.values if isinstance(out, rl.Ragged) else out.data if isinstance(out, PackedSequence) else out
+    return (
+        out.values
+        if isinstance(out, rl.Ragged)
+        else out.data
+        if isinstance(out, PackedSequence)
+        else out
+    )
 
 
 def _draw(chance: random.Random) -> Round:
@@ -207,7 +245,10 @@ def _draw(chance: random.Random) -> Round:
     if not sum(lengths):
         lengths[0] = 2
     values = torch.randn(sum(lengths), sizes[0]).to(dtype)
-    batch, kind = rl.Ragged.from_flat(values.double(), lengths=lengths), chance.choice(["ragged", "packed", "padded"])
+    batch, kind = (
+        rl.Ragged.from_flat(values.double(), lengths=lengths),
+        chance.choice(["ragged", "packed", "padded"]),
+    )
     leaf = values
     if kind == "packed":
         leaf = batch.to_packed().data.to(dtype)
@@ -216,7 +257,10 @@ def _draw(chance: random.Random) -> Round:
     state: tuple[Tensor, ...] = ()
     if chance.random() < 0.5:
         rows = layer.num_layers * (2 if layer.bidirectional else 1), len(lengths)
-        state = tuple(guarded(torch.randn(*rows, size).to(dtype)).requires_grad_() for size in layer.state_sizes)
+        state = tuple(
+            guarded(torch.randn(*rows, size).to(dtype)).requires_grad_()
+            for size in layer.state_sizes
+        )
     leaf = guarded(leaf, before=chance.random() < 0.3).requires_grad_()
     names = [name for name, _ in layer.named_parameters()]
     target, is_late = chance.choice([*names, *names, "input", "input", "hx"]), chance.random() < 0.4
@@ -232,8 +276,12 @@ def _has_effect(this: Round, change: str) -> bool:
     if this.target == "input" and this.kind == "padded" and change in ("a row more", "a row less"):
         return False  # only more or less padding
     # After the forward, the kernels no longer read a tensor of which they have a copy.
-    is_clamped = getattr(this.layer, "max_length", None) is not None and this.target.startswith("weight_hh")
-    is_copy = is_clamped or {"input": this.kind != "ragged", "hx": this.layer.num_layers > 1}.get(this.target, False)
+    is_clamped = getattr(this.layer, "max_length", None) is not None and this.target.startswith(
+        "weight_hh"
+    )
+    is_copy = is_clamped or {"input": this.kind != "ragged", "hx": this.layer.num_layers > 1}.get(
+        this.target, False
+    )
     return not (this.is_late and is_copy)
 
 
@@ -248,7 +296,9 @@ def play(number: int) -> None:
     what = f"{change} {this.target} by {this.route}{' before backward' * this.is_late}, {type(this.layer).__name__}"
     truth = this.run_truth()
     with drawn_kernels(chance) as kernels:
-        numbers = guarded(torch.randn(chance.randint(1, 40), dtype=chance.choice([torch.float32, torch.float64])))
+        numbers = guarded(
+            torch.randn(chance.randint(1, 40), dtype=chance.choice([torch.float32, torch.float64]))
+        )
         try:
             with guarded_allocations(before=chance.random() < 0.3):
                 for function in ("exp", "tanh", "sigmoid"):
@@ -265,7 +315,9 @@ def play(number: int) -> None:
     assert changes is HARMLESS, f"{what}: not refused"
     tolerance = {torch.float64: 1e-9, torch.float32: 2e-3, torch.bfloat16: 0.3}[this.leaf.dtype]
     # Rounding turns units of relu on and off, and with them their gradients.
-    is_rounded = this.leaf.dtype is torch.bfloat16 and getattr(this.layer, "nonlinearity", "") == "relu"
+    is_rounded = (
+        this.leaf.dtype is torch.bfloat16 and getattr(this.layer, "nonlinearity", "") == "relu"
+    )
     compared = 1 + len(this.layer.state_sizes) if is_rounded else len(truth)
     for index, pair in enumerate(list(zip(found, truth, strict=True))[:compared]):
         assert error(*pair) < tolerance, f"{what}: result {index} is off by {error(*pair):.3g}"

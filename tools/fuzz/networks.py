@@ -20,7 +20,9 @@ from raglane.native.library import Library, has_cell
 from raglane.nn.recurrent.stack import one_or_tuple
 
 LAYERS: dict[str, Callable[..., Any]] = {
-    **{kind.cell: partial(getattr(rl.nn, kind.layer), **kind.options) for kind in every_layer.KINDS},
+    **{
+        kind.cell: partial(getattr(rl.nn, kind.layer), **kind.options) for kind in every_layer.KINDS
+    },
     "lstm projected": lambda d, h, **options: rl.nn.LSTM(d, h, proj_size=max(1, h // 2), **options),
     "lstm checkpointed": partial(rl.nn.LSTM, checkpoint_every=4),
     "gru checkpointed": partial(rl.nn.GRU, checkpoint_every=7),
@@ -54,4 +56,8 @@ def hx(state: tuple[Tensor, ...]) -> Any:
 def error(found: Tensor, truth: Tensor) -> float:
     """Return the largest difference, as a share of the largest number (plus 1)."""
     assert found.shape == truth.shape, f"shape {tuple(found.shape)} instead of {tuple(truth.shape)}"
-    return float((found.double() - truth).abs().max() / (1 + truth.abs().max())) if found.numel() else 0.0
+    return (
+        float((found.double() - truth).abs().max() / (1 + truth.abs().max()))
+        if found.numel()
+        else 0.0
+    )

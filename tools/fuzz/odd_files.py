@@ -26,7 +26,20 @@ _TEXTS = ["a", "b", "up", "", " ", "a b", "née", "\u202eevil", "\x1b[31mred", "
           "\u2028", "a,b", 'say "hi"', "a:b", "'", "@data", "#", "%s", "{0}", "$x^{$", "NaN", "1"]  # fmt: skip
 _NAMES = ["id", "t", "time", "x", "y", "label", "x0", "", " ", "naïve", "Unnamed: 0", "a.b", "__index_level_0__", "ID",
           "\x1b[2J", "a,b", '"', "日", "n" * 500, "step", "date", "null"]  # fmt: skip
-_TIMES = ["1", "2", "3.5", "2024-01-01", "2024-02-30", "01.02.2024", "", "nan", "inf", "soon", "12:30", str(2**62 + 1)]
+_TIMES = [
+    "1",
+    "2",
+    "3.5",
+    "2024-01-01",
+    "2024-02-30",
+    "01.02.2024",
+    "",
+    "nan",
+    "inf",
+    "soon",
+    "12:30",
+    str(2**62 + 1),
+]
 _PIECES = [b"@", b"@dimensions " + b"9" * 5000, b":", b",", b"\n", b"\r", b"\r\n", b"\0", b"\xff", b"\xef\xbb\xbf",
            b"\xff\xfe", b"\xfe\xff", b'"', b"'", b"[", b"]", b"{", b"}", b"[" * 2000, b"9" * 5000, b"1e999", b"NaN",
            b"Infinity", b"-", b"?", b"\x1b[31m", b"\\u0000", b"\\ud800", b"\xed\xa0\x80", "\u202e".encode(), b"@data",
@@ -37,7 +50,11 @@ _PIECES = [b"@", b"@dimensions " + b"9" * 5000, b":", b",", b"\n", b"\r", b"\r\n
 def _ts(chance: random.Random) -> bytes:
     """Make a ``.ts`` file, sometimes with an odd directive or value."""
     channels = chance.randint(1, 3)
-    head = [f"@dimensions {channels}", "@classLabel true a b", f"@univariate {str(channels == 1).lower()}"]
+    head = [
+        f"@dimensions {channels}",
+        "@classLabel true a b",
+        f"@univariate {str(channels == 1).lower()}",
+    ]
     odd = ["@", "@@", "@dimensions", "@dimensions -1", "@seriesLength x", "@equalLength", "@targetLabel true",
            "@data 1", "@timestamps perhaps", "@missing", "@problemName \udcff", "# note",
            "@equalLength true"]  # fmt: skip
@@ -47,7 +64,9 @@ def _ts(chance: random.Random) -> bytes:
     for _ in range(chance.choice([0, 1, 3, 5, 5])):
         steps = chance.choice([0, 1, 2, 4])
         values = [[_number(chance) for _ in range(steps)] for _ in range(channels)]
-        lines.append(":".join([*(",".join(channel) for channel in values), chance.choice("aaaabbbbBc")]))
+        lines.append(
+            ":".join([*(",".join(channel) for channel in values), chance.choice("aaaabbbbBc")])
+        )
     return "\n".join(lines).encode(errors="surrogateescape") + b"\n"
 
 
@@ -64,25 +83,45 @@ def _names(chance: random.Random, usual: list[str]) -> list[str]:
 
 def _text(chance: random.Random) -> bytes:
     """Make lines of words."""
-    return "\n".join(chance.choice(_TEXTS) for _ in range(chance.randint(0, 4))).encode(errors="replace")
+    return "\n".join(chance.choice(_TEXTS) for _ in range(chance.randint(0, 4))).encode(
+        errors="replace"
+    )
 
 
 def _csv(chance: random.Random) -> bytes:
     """Make rows of numbers or words, with an id and maybe a time."""
     names = _names(chance, ["id", "t", "x", "y"] if chance.random() < 0.6 else ["id", "word", "y"])
-    pools: dict[str, list[str]] = {"id": ["p", "q"], "t": _TIMES, "x": _NUMBERS, "y": ["u"], "word": _TEXTS}
+    pools: dict[str, list[str]] = {
+        "id": ["p", "q"],
+        "t": _TIMES,
+        "x": _NUMBERS,
+        "y": ["u"],
+        "word": _TEXTS,
+    }
     wild = chance.random() < 0.5
     rows = [names]
     for row in range(chance.choice([0, 1, 2, 6, 6, 6])):
-        tame = {"id": "pq"[row % 2], "t": str(row), "x": f"{row}.5", "y": "uv"[row % 2], "word": "abc"[row % 3]}
+        tame = {
+            "id": "pq"[row % 2],
+            "t": str(row),
+            "x": f"{row}.5",
+            "y": "uv"[row % 2],
+            "word": "abc"[row % 3],
+        }
         cells = [
-            chance.choice(pools.get(name, _TEXTS + _NUMBERS)) if wild and chance.random() < 0.3 else tame.get(name, "1")
+            chance.choice(pools.get(name, _TEXTS + _NUMBERS))
+            if wild and chance.random() < 0.3
+            else tame.get(name, "1")
             for name in names
         ]
         if chance.random() < 0.05:
             cells = cells[:-1] if chance.random() < 0.5 else [*cells, "9"]
         rows.append(cells)
-    quoted = ['"' + cell.replace('"', '""') + '"' if set(cell) & set(',"\n') else cell for row in rows for cell in row]
+    quoted = [
+        '"' + cell.replace('"', '""') + '"' if set(cell) & set(',"\n') else cell
+        for row in rows
+        for cell in row
+    ]
     feed = iter(quoted)
     return "\n".join(",".join(next(feed) for _ in row) for row in rows).encode() + b"\n"
 
@@ -91,7 +130,9 @@ def _cell(chance: random.Random, depth: int = 0) -> Any:
     """Draw any value of JSON."""
     kind = chance.randint(0, 9 if depth < 4 else 5)
     if kind <= 1:
-        return chance.choice([0, 1, -3, 2.5, 1e300, float("nan"), float("inf"), 2**53 + 1, 2**63, -(2**64), 10**30])
+        return chance.choice(
+            [0, 1, -3, 2.5, 1e300, float("nan"), float("inf"), 2**53 + 1, 2**63, -(2**64), 10**30]
+        )
     if kind <= 3:
         return chance.choice(_TEXTS)
     if kind <= 5:
@@ -107,8 +148,14 @@ def _column(chance: random.Random, count: int) -> list[Any]:
     width = chance.choice([0, 1, 2, 3])
     columns: list[list[Any]] = [
         [[chance.uniform(-1, 1) for _ in range(length)] for length in lengths],
-        [[[chance.uniform(-1, 1) for _ in range(width)] for _ in range(length)] for length in lengths],
-        [[[chance.uniform(-1, 1)] * chance.choice([0, 1, 2]) for _ in range(length)] for length in lengths],
+        [
+            [[chance.uniform(-1, 1) for _ in range(width)] for _ in range(length)]
+            for length in lengths
+        ],
+        [
+            [[chance.uniform(-1, 1)] * chance.choice([0, 1, 2]) for _ in range(length)]
+            for length in lengths
+        ],
         [[chance.choice(_TEXTS) for _ in range(length)] for length in lengths],
         [chance.choice(_TEXTS) for _ in lengths],
         [chance.choice(["u", "v"]) for _ in lengths],
@@ -157,7 +204,22 @@ _KINDS = [pa.list_(pa.float32()), pa.list_(pa.float16()), pa.list_(pa.decimal128
           pa.dictionary(pa.int32(), pa.string()), pa.binary(), pa.timestamp("ns"), pa.date32(),
           pa.uint64(), pa.float64(), pa.decimal256(60, 2), pa.null(), pa.duration("s"),
           pa.list_(pa.bool_()), pa.list_(pa.timestamp("s")), pa.list_(pa.null())]  # fmt: skip
-_VALUES = [None, [], [1], [1, 2], [[1, 2]], "a", ["a", "b"], b"\xff", 1, 2.5, {"a": 1}, [[[1]]], [None], [True]]
+_VALUES = [
+    None,
+    [],
+    [1],
+    [1, 2],
+    [[1, 2]],
+    "a",
+    ["a", "b"],
+    b"\xff",
+    1,
+    2.5,
+    {"a": 1},
+    [[[1]]],
+    [None],
+    [True],
+]
 
 
 def _odd_array(chance: random.Random, count: int) -> Any:
@@ -218,7 +280,8 @@ def _npz(chance: random.Random) -> bytes:
     shapes = [(count,), (count, 3), (count, 2, 2), (5,), (5, 2), ()]
     kinds: list[type[Any]] = [float, int, str, bool, object]
     arrays: dict[str, Any] = {
-        name: np.zeros(chance.choice(shapes), chance.choice(kinds)) for name in chance.sample(_NAMES, 3)
+        name: np.zeros(chance.choice(shapes), chance.choice(kinds))
+        for name in chance.sample(_NAMES, 3)
     }
     if chance.random() < 0.5:
         arrays["lengths"] = np.array([chance.randint(-1, 3) for _ in range(count)])
@@ -226,7 +289,15 @@ def _npz(chance: random.Random) -> bytes:
     return sink.getvalue()
 
 
-_BUILDERS = {"ts": _ts, "npz": _npz, "csv": _csv, "jsonl": _jsonl, "parquet": _parquet, "arrow": _arrow, "text": _text}
+_BUILDERS = {
+    "ts": _ts,
+    "npz": _npz,
+    "csv": _csv,
+    "jsonl": _jsonl,
+    "parquet": _parquet,
+    "arrow": _arrow,
+    "text": _text,
+}
 
 
 def _corrupt(chance: random.Random, content: bytes) -> bytes:
@@ -292,4 +363,10 @@ def build(chance: random.Random, folder: Path) -> tuple[Path, str | None, Column
         tokens=chance.choice([None, None, True, False]),
         time_gaps=chance.random() < 0.1,
     )
-    return path, form, columns if chance.random() < 0.3 else Columns(task=columns.task, need_labels=columns.need_labels)
+    return (
+        path,
+        form,
+        columns
+        if chance.random() < 0.3
+        else Columns(task=columns.task, need_labels=columns.need_labels),
+    )

@@ -1,8 +1,9 @@
 """Programs with wrong integers, and tensors next to guard pages.
 
-A round draws a program and a batch. In most rounds some integers of the encoded program are changed, except those that
-describe the caller's tensors: then the program must be refused, or run within its memory. An unchanged program must
-give the right numbers. An access beyond a tensor ends the process with a signal.
+A round draws a program and a batch. In most rounds some integers of the encoded program are
+changed, except those that describe the caller's tensors: then the program must be refused, or run
+within its memory. An unchanged program must give the right numbers. An access beyond a tensor ends
+the process with a signal.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from raglane.kernels.cpu import programs
 from raglane.programs.program import Program
 from random_programs import Case, draw, draw_lengths, tensors_for
 
-# Integers of the counts at the start, of a block, a weight, an instruction and a place; the number of local blocks.
+# Integers of the counts at the start, of a block, a weight, an instruction and a place; the number
+# of local blocks.
 _COUNTS, _BLOCK, _WEIGHT, _INSTRUCTION, _PLACE = 6, 3, 3, 26, 4
 _LOCAL = 4
 
@@ -30,7 +32,11 @@ _LOCAL = 4
 def _changeable(code: list[int]) -> list[int]:
     """Return the places of the integers that describe no tensor of the caller."""
     blocks, weights, instructions, outputs, states, columns = code[:_COUNTS]
-    places = [_COUNTS + _BLOCK * block + 1 for block in range(blocks) if code[_COUNTS + _BLOCK * block] == _LOCAL]
+    places = [
+        _COUNTS + _BLOCK * block + 1
+        for block in range(blocks)
+        if code[_COUNTS + _BLOCK * block] == _LOCAL
+    ]
     at = _COUNTS + _BLOCK * blocks + _WEIGHT * weights
     places += range(at, at + _INSTRUCTION * instructions)
     at += _INSTRUCTION * instructions
@@ -58,7 +64,11 @@ def _no_program(chance: random.Random) -> programs.Encoded:
     counts = [chance.choice([0, 0, 1, 2]) for _ in range(_COUNTS - 1)]
     sizes = (_BLOCK, _WEIGHT, _INSTRUCTION, _PLACE + 1, _PLACE)
     size = sum(count * each for count, each in zip(counts, sizes, strict=True))
-    code = [*counts, 0, *(chance.choice([0, 1, 4, 4, chance.getrandbits(62), -1]) for _ in range(size))]
+    code = [
+        *counts,
+        0,
+        *(chance.choice([0, 1, 4, 4, chance.getrandbits(62), -1]) for _ in range(size)),
+    ]
     return programs.Encoded(torch.tensor(code), ((),) * 5, Program((), (), (), (), ()))
 
 
@@ -100,4 +110,6 @@ def play(number: int) -> None:
     if is_right and all(np.isfinite(part).all() for part in expected):
         for index, (mine, right) in enumerate(zip(found, expected, strict=True)):
             name = f"result {index}"
-            np.testing.assert_allclose(mine.numpy(), right, tolerance, tolerance, equal_nan=False, err_msg=name)
+            np.testing.assert_allclose(
+                mine.numpy(), right, tolerance, tolerance, equal_nan=False, err_msg=name
+            )

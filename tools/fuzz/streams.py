@@ -1,8 +1,10 @@
-"""Clients of a server that break off and send bytes, sizes and JSON at random, next to a client that does not.
+"""Clients of a server that break off and send bytes, sizes and JSON at random, next to a client
+that does not.
 
-A round sends some messages to a server in this process: requests over HTTP whose start line, headers and body may be
-damaged, and WebSockets with valid and damaged frames, which may end in the middle of a frame. A failure is: an answer
-with status 500 or code 1011, a text that is no JSON, a stream that stays open, or another result of the other client.
+A round sends some messages to a server in this process: requests over HTTP whose start line,
+headers and body may be damaged, and WebSockets with valid and damaged frames, which may end in the
+middle of a frame. A failure is: an answer with status 500 or code 1011, a text that is no JSON, a
+stream that stays open, or another result of the other client.
 """
 
 from __future__ import annotations
@@ -77,7 +79,9 @@ def _damaged(chance: random.Random, data: bytes) -> bytes:
 def _frame(chance: random.Random, code: int, data: bytes) -> bytes:
     """Return a frame of a client, masked, with odd bits and lengths at times."""
     first = (
-        (0x80 if chance.random() < 0.9 else 0) | code | (chance.choice([0x10, 0x40]) if chance.random() < 0.03 else 0)
+        (0x80 if chance.random() < 0.9 else 0)
+        | code
+        | (chance.choice([0x10, 0x40]) if chance.random() < 0.03 else 0)
     )
     count = len(data) if chance.random() < 0.95 else chance.choice([0, 1, 2**16, 2**31, 2**62])
     size = (
@@ -94,16 +98,30 @@ def _frame(chance: random.Random, code: int, data: bytes) -> bytes:
 def _conversation(chance: random.Random) -> bytes:
     """Return the bytes of a client of a WebSocket."""
     query = chance.choice(
-        ["", "answers=binary", "outputs=true", "model=none", "top=2", "%00=%ff", "answers=json&model=layer"]
+        [
+            "",
+            "answers=binary",
+            "outputs=true",
+            "model=none",
+            "top=2",
+            "%00=%ff",
+            "answers=json&model=layer",
+        ]
     )
     head = "\r\n".join([f"GET /stream?{query} HTTP/1.1", *_UPGRADE, "", ""]).encode()
     parts = [head if chance.random() < 0.9 else _damaged(chance, head)]
     for _ in range(chance.randrange(8)):
         match chance.randrange(5):
             case 0:
-                data, code = chance.randbytes(12 * chance.randrange(5) + chance.choice([0, 0, 0, 1, 5])), 2
+                data, code = (
+                    chance.randbytes(12 * chance.randrange(5) + chance.choice([0, 0, 0, 1, 5])),
+                    2,
+                )
             case 1:
-                data, code = chance.randbytes(chance.randrange(126)), chance.choice([8, 9, 10, 0, 3, 11])
+                data, code = (
+                    chance.randbytes(chance.randrange(126)),
+                    chance.choice([8, 9, 10, 0, 3, 11]),
+                )
             case _:
                 text = json.dumps(chance.choice(_JSON)).encode()
                 data, code = text if chance.random() < 0.7 else _damaged(chance, text), 1
@@ -117,7 +135,12 @@ def _request(chance: random.Random) -> bytes:
     body = json.dumps(content).encode()
     body = body if chance.random() < 0.5 else _damaged(chance, body)
     length = len(body) if chance.random() < 0.9 else chance.choice([0, 1, len(body) + 9, 10**12])
-    fields = ["Host: x", "Content-Type: application/json", f"Content-Length: {length}", "Connection: close"]
+    fields = [
+        "Host: x",
+        "Content-Type: application/json",
+        f"Content-Length: {length}",
+        "Connection: close",
+    ]
     head = "\r\n".join([f"POST {path} HTTP/1.1", *fields, "", ""])
     return (head.encode() if chance.random() < 0.9 else _damaged(chance, head.encode())) + body
 
@@ -201,7 +224,9 @@ def start(folder: Path) -> Callable[[int], None]:
     torch.manual_seed(0)
     engine = Engine(rl.nn.LSTM(3, 4).eval(), slots=20, max_queue=50)
     app = create_app({"layer": engine}, max_message=10_000)
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical", ws="websockets-sansio"))
+    server = uvicorn.Server(
+        uvicorn.Config(app, port=0, log_level="critical", ws="websockets-sansio")
+    )
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     while not server.started:

@@ -1,4 +1,6 @@
-"""``python -m release wheel`` builds this machine's wheel; ``check [TAG]`` checks the files in dist."""
+"""``python -m release wheel`` builds this machine's wheel; ``check [TAG]`` checks the files in
+dist.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Runs on another processor, in an emulator: a layer in both directions equals torch's, forward and backward."""
+"""Runs on another processor, in an emulator: a layer in both directions equals torch's, forward and
+backward.
+"""
 
 from __future__ import annotations
 

@@ -26,7 +26,11 @@ _SYSTEM = {
 }
 _LIBRARY = "raglane/native/lib/libraglane_cpu.so"
 # Files of a wheel with kernels; that of Windows has the library as .dll.
-KERNELS = {_LIBRARY, "raglane/native/include/raglane.h", "raglane/native/lib/cmake/raglane/raglaneConfig.cmake"}
+KERNELS = {
+    _LIBRARY,
+    "raglane/native/include/raglane.h",
+    "raglane/native/lib/cmake/raglane/raglaneConfig.cmake",
+}
 # The layers as operators of torch, only for Linux.
 OPERATORS = "raglane/native/lib/libraglane_torch.so"
 # The platforms whose wheels a release must have.
@@ -36,24 +40,41 @@ _PLATFORMS += ["macosx_11_0_arm64", "win_amd64"]
 
 def version() -> str:
     """Return ``__version__``."""
-    return str(re.findall(r'^__version__ = "(.+)"$', (ROOT / "src/raglane/__init__.py").read_text(), re.MULTILINE)[0])
+    return str(
+        re.findall(
+            r'^__version__ = "(.+)"$', (ROOT / "src/raglane/__init__.py").read_text(), re.MULTILINE
+        )[0]
+    )
 
 
 def problems(tag: str | None, dist: Path = DIST) -> list[str]:
-    """Return the reasons why the files cannot be published, with more rules if they are published under a tag."""
+    """Return the reasons why the files cannot be published, with more rules if they are published
+    under a tag.
+    """
     start = f"raglane-{version()}"
     present = {path.name for path in dist.glob("*")}
     sources, pure = f"{start}.tar.gz", f"{start}-py3-none-any.whl"
     platforms = r"(manylinux|macosx)_[\w.]+|win_amd64"
-    wheels = {name for name in present if re.fullmatch(rf"{re.escape(start)}-py3-none-({platforms})\.whl", name)}
-    found = [f"dist/{name}: not a file of version {version()}" for name in sorted(present - {sources, pure} - wheels)]
+    wheels = {
+        name
+        for name in present
+        if re.fullmatch(rf"{re.escape(start)}-py3-none-({platforms})\.whl", name)
+    }
+    found = [
+        f"dist/{name}: not a file of version {version()}"
+        for name in sorted(present - {sources, pure} - wheels)
+    ]
     found += [f"dist/{name} is missing" for name in (sources, pure) if name not in present]
     if not wheels:
         found.append("dist has no wheel with kernels")
     if sources in present:
-        found += [f"dist/{sources}: {problem}" for problem in _source_problems(dist / sources, start)]
+        found += [
+            f"dist/{sources}: {problem}" for problem in _source_problems(dist / sources, start)
+        ]
     for name in sorted(wheels | {pure} & present):
-        found += [f"dist/{name}: {problem}" for problem in _wheel_problems(dist / name, name in wheels)]
+        found += [
+            f"dist/{name}: {problem}" for problem in _wheel_problems(dist / name, name in wheels)
+        ]
     return found + (_tag_problems(tag, wheels) if tag else [])
 
 
@@ -61,9 +82,17 @@ def _tag_problems(tag: str, wheels: set[str]) -> list[str]:
     found = [] if tag == f"v{version()}" else [f"the tag is {tag}, but the version is {version()}"]
     if f"\n## {version()}" not in (ROOT / "CHANGELOG.md").read_text():
         found.append(f"CHANGELOG.md has no section {version()}")
-    if "Repository" not in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"].get("urls", {}):
-        found.append("pyproject.toml has no address of the repository: set Repository in [project.urls]")
-    found += [f"dist has no wheel for {each}" for each in _PLATFORMS if not any(each in name for name in wheels)]
+    if "Repository" not in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"].get(
+        "urls", {}
+    ):
+        found.append(
+            "pyproject.toml has no address of the repository: set Repository in [project.urls]"
+        )
+    found += [
+        f"dist has no wheel for {each}"
+        for each in _PLATFORMS
+        if not any(each in name for name in wheels)
+    ]
     return found
 
 
@@ -71,9 +100,19 @@ def _source_problems(path: Path, start: str) -> list[str]:
     with tarfile.open(path) as archive:
         names = {name.removeprefix(f"{start}/") for name in archive.getnames()}
     tracked = subprocess.run(
-        ["git", "ls-files", "src", "csrc", "tests"], cwd=ROOT, capture_output=True, text=True, check=True
+        ["git", "ls-files", "src", "csrc", "tests"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
     )
-    needed = {"CMakeLists.txt", "LICENSE", "README.md", "pyproject.toml", *tracked.stdout.splitlines()}
+    needed = {
+        "CMakeLists.txt",
+        "LICENSE",
+        "README.md",
+        "pyproject.toml",
+        *tracked.stdout.splitlines(),
+    }
     return [f"without {name}" for name in sorted(needed - names)]
 
 
@@ -86,7 +125,11 @@ def _wheel_problems(path: Path, has_kernels: bool) -> list[str]:
     kernels |= {OPERATORS} if "manylinux" in path.name else set()
     needed = {"raglane/py.typed", "raglane/__init__.py", *kernels}
     found = [f"without {name}" for name in sorted(needed - names)]
-    found += [f"contains {name}" for name in sorted(names - kernels) if re.search(r"\.(so|dll|dylib)\b", name)]
+    found += [
+        f"contains {name}"
+        for name in sorted(names - kernels)
+        if re.search(r"\.(so|dll|dylib)\b", name)
+    ]
     return found + (_library_problems(content) if content and "manylinux" in path.name else [])
 
 
@@ -106,9 +149,17 @@ def _library_problems(content: bytes) -> list[str]:
         if each.name.startswith("GLIBC_")
     }
     newest = tuple(map(int, GLIBC.split(".")))
-    found += [f"needs {name}" for name in sorted(versions) if tuple(map(int, name[6:].split("."))) > newest]
+    found += [
+        f"needs {name}"
+        for name in sorted(versions)
+        if tuple(map(int, name[6:].split("."))) > newest
+    ]
     symbols = file.get_section_by_name(".dynsym").iter_symbols()
     exported = {
-        each.name for each in symbols if each["st_shndx"] != "SHN_UNDEF" and each["st_info"]["type"] == "STT_FUNC"
+        each.name
+        for each in symbols
+        if each["st_shndx"] != "SHN_UNDEF" and each["st_info"]["type"] == "STT_FUNC"
     }
-    return found + [f"exports {name}" for name in sorted(exported) if not name.startswith("raglane_")]
+    return found + [
+        f"exports {name}" for name in sorted(exported) if not name.startswith("raglane_")
+    ]

@@ -1,4 +1,6 @@
-"""Runs in an environment that has only the wheel: the kernels are loaded, and on Linux share torch's threads."""
+"""Runs in an environment that has only the wheel: the kernels are loaded, and on Linux share
+torch's threads.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ PROGRAMS = {
 
 
 def main() -> None:
-    """Print the backend, the libraries of OpenMP and the times of imports; raise if the kernels are not used."""
+    """Print the backend, the libraries of OpenMP and the times of imports; raise if the kernels are
+    not used.
+    """
     import torch
 
     import raglane as rl
@@ -32,7 +36,11 @@ def main() -> None:
     if sys.platform == "linux" and operators() is None:
         raise SystemExit("torch refuses the operators")
     if sys.platform == "linux":
-        runtimes = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "gomp" in line}
+        runtimes = {
+            line.split()[-1]
+            for line in Path("/proc/self/maps").read_text().splitlines()
+            if "gomp" in line
+        }
         print(*runtimes)
         if len(runtimes) != 1:
             raise SystemExit("there must be one OpenMP runtime")

@@ -18,7 +18,11 @@ COMPETITORS: dict[str, Competitor] = {
     for competitor in (
         Competitor("ours", "rl.nn's layer on a Ragged batch", ours.ragged, "ours"),
         Competitor(
-            "ours-packed", "a layer after rl.accelerate, on a PackedSequence", ours.packed, "ours", cells=TORCH_CELLS
+            "ours-packed",
+            "a layer after rl.accelerate, on a PackedSequence",
+            ours.packed,
+            "ours",
+            cells=TORCH_CELLS,
         ),
         Competitor(
             "ours-padded",
@@ -29,9 +33,15 @@ COMPETITORS: dict[str, Competitor] = {
         ),
         Competitor("ours-kernel", "only the kernel, without the layer", ours.kernel, "ours"),
         Competitor(
-            "ours-equal", "ours on as many elements in sequences of one length", ours.ragged, "ours", view=ours.equal
+            "ours-equal",
+            "ours on as many elements in sequences of one length",
+            ours.ragged,
+            "ours",
+            view=ours.equal,
         ),
-        Competitor("ours-element", "ours on one element", ours.ragged, "ours", view=ours.one_element),
+        Competitor(
+            "ours-element", "ours on one element", ours.ragged, "ours", view=ours.one_element
+        ),
         Competitor(
             "ours-float32",
             "ours on the same numbers in float32",
@@ -48,7 +58,13 @@ COMPETITORS: dict[str, Competitor] = {
             cells=ELEMENTWISE,
             modes=("train",),
         ),
-        Competitor("ours-lstm", "our LSTM of the same sizes on the same input", ours.ragged, "ours", view=ours.lstm),
+        Competitor(
+            "ours-lstm",
+            "our LSTM of the same sizes on the same input",
+            ours.ragged,
+            "ours",
+            view=ours.lstm,
+        ),
         *(
             Competitor(
                 f"exported-{layout}",
@@ -78,7 +94,13 @@ COMPETITORS: dict[str, Competitor] = {
             "torch",
             cells=TORCH_CELLS,
         ),
-        Competitor("torch-padded", "torch.nn on a padded tensor", pytorch.padded, "torch", cells=TORCH_CELLS),
+        Competitor(
+            "torch-padded",
+            "torch.nn on a padded tensor",
+            pytorch.padded,
+            "torch",
+            cells=TORCH_CELLS,
+        ),
         Competitor(
             "torch-sorted",
             "torch.nn on a batch sorted by length, then packed",

@@ -14,7 +14,8 @@ from harness.cases import CELLS, DTYPES, MODES, Case
 __all__ = ["Answer", "Competitor", "Forward", "Runner", "rows_of", "torch_runner"]
 
 Forward = Callable[[], tuple[Tensor, tuple[Tensor, ...] | None]]
-"""Runs a layer: its outputs, in the layout of its input, and the final states, ``(B, H)`` in the caller's order."""
+"""Runs a layer: its outputs, in the layout of its input, and the final states, ``(B, H)`` in the
+caller's order."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,7 +25,8 @@ class Answer:
     Attributes:
         output: ``(N, H)``.
         state: the final states, ``(B, H)`` each; None if the competitor has no comparable states.
-        gradients: of the weights by their names, and of the ``input`` ``(N, D)``; empty for inference.
+        gradients: of the weights by their names, and of the ``input`` ``(N, D)``; empty for
+            inference.
     """
 
     output: Tensor
@@ -37,9 +39,11 @@ class Runner:
     """A case prepared by a competitor.
 
     Attributes:
-        call: the timed function: forward, and in training backward, without the preparation of input.
+        call: the timed function: forward, and in training backward, without the preparation of
+            input.
         answer: runs the same once, and returns the results.
-        inputs: arrays that an engine reads without owning them; they are kept alive with the runner.
+        inputs: arrays that an engine reads without owning them; they are kept alive with the
+            runner.
     """
 
     call: Callable[[], object]
@@ -79,7 +83,8 @@ class Competitor:
 
 
 def rows_of(padded: Tensor, lengths: Tensor) -> Tensor:
-    """Return the real elements of a padded tensor ``(T, B, F)``, sequence after sequence: ``(N, F)``.
+    """Return the real elements of a padded tensor ``(T, B, F)``, sequence after sequence: ``(N,
+    F)``.
 
     Example:
         >>> rows_of(torch.arange(6).view(3, 2, 1), torch.tensor([1, 3])).flatten().tolist()
@@ -130,7 +135,9 @@ def torch_runner(
         gradients = {name: _gradient(parameter) for name, parameter in parameters.items()}
         gradients["input"] = flatten(_gradient(leaf))
         clear()
-        return Answer(flatten(output.detach()), None if state is None else _detached(state), gradients)
+        return Answer(
+            flatten(output.detach()), None if state is None else _detached(state), gradients
+        )
 
     return Runner(train, train_answer)
 

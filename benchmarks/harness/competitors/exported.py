@@ -1,4 +1,6 @@
-"""Our layer as ``rl.export.onnx`` writes it, in ONNX Runtime: the price of leaving Raglane. Inference in float32."""
+"""Our layer as ``rl.export.onnx`` writes it, in ONNX Runtime: the price of leaving Raglane.
+Inference in float32.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def exported(layout: Literal["padded", "flat"]) -> Callable[[Batch, str, int], R
         held = {"values": padded, "lengths": lengths}
         if layout == "flat":
             held = {"values": given.values, "offsets": given.offsets}
-        call, outputs = onnx_engines.bound(session, {name: part.numpy() for name, part in held.items()})
+        call, outputs = onnx_engines.bound(
+            session, {name: part.numpy() for name, part in held.items()}
+        )
 
         def answer() -> Answer:
             output, *state = (torch.from_numpy(part) for part in outputs())

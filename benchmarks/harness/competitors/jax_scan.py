@@ -1,6 +1,8 @@
-"""JAX: a masked scan over a padded batch, compiled by XLA; forward, or with the gradients of weights and input.
+"""JAX: a masked scan over a padded batch, compiled by XLA; forward, or with the gradients of
+weights and input.
 
-The input products of all steps are one product before the scan. After its end, a row keeps its state.
+The input products of all steps are one product before the scan. After its end, a row keeps its
+state.
 """
 
 from __future__ import annotations
@@ -22,16 +24,21 @@ __all__ = ["jax"]
 
 
 def jax(batch: Batch, mode: str, threads: int) -> Runner:
-    """A layer on a padded batch with a mask, compiled for the shapes of this batch before it is timed."""
+    """A layer on a padded batch with a mask, compiled for the shapes of this batch before it is
+    timed.
+    """
     library: Any = require("jax", "bench")
     with _threads(threads):
         library.config.update("jax_platforms", "cpu")
         # The number of threads is read when the client is made.
         require("jax.extend.backend", "bench").clear_backends()
         library.devices()
-    weights = {name: library.numpy.asarray(weight.numpy()) for name, weight in batch.weights.items()}
+    weights = {
+        name: library.numpy.asarray(weight.numpy()) for name, weight in batch.weights.items()
+    }
     values, gradient = (
-        library.numpy.asarray(pytorch.pad(flat, batch.lengths).numpy()) for flat in (batch.values, batch.gradient)
+        library.numpy.asarray(pytorch.pad(flat, batch.lengths).numpy())
+        for flat in (batch.values, batch.gradient)
     )
     steps = np.arange(batch.longest)[:, None, None]
     mask = library.numpy.asarray(steps < batch.lengths.numpy()[None, :, None])
@@ -55,13 +62,17 @@ def jax(batch: Batch, mode: str, threads: int) -> Runner:
             of_weights, of_input = pulled[0]
             gradients = {name: _tensor(gradient) for name, gradient in of_weights.items()}
             gradients["input"] = rows_of(_tensor(of_input), batch.lengths)
-        return Answer(rows_of(_tensor(output), batch.lengths), tuple(map(_tensor, state)), gradients)
+        return Answer(
+            rows_of(_tensor(output), batch.lengths), tuple(map(_tensor, state)), gradients
+        )
 
     return Runner(call, answer)
 
 
 def _layer(library: Any, batch: Batch) -> Callable[[Any, Any, Any], Any]:
-    """Map weights, padded input ``(T, B, D)`` and mask ``(T, B, 1)`` to outputs ``(T, B, H)`` and final states."""
+    """Map weights, padded input ``(T, B, D)`` and mask ``(T, B, 1)`` to outputs ``(T, B, H)`` and
+    final states.
+    """
     numpy, nn = library.numpy, library.nn
     count, hidden = len(batch.lengths), batch.hidden
 
@@ -71,7 +82,10 @@ def _layer(library: Any, batch: Batch) -> Callable[[Any, Any, Any], Any]:
         return nn.sigmoid(o) * numpy.tanh(c), c
 
     def gru(product: Any, recurrent: Any, state: Any) -> Any:
-        (r, z, n), (r_h, z_h, n_h) = numpy.split(product, 3, axis=1), numpy.split(recurrent, 3, axis=1)
+        (r, z, n), (r_h, z_h, n_h) = (
+            numpy.split(product, 3, axis=1),
+            numpy.split(recurrent, 3, axis=1),
+        )
         z = nn.sigmoid(z + z_h)
         return ((1 - z) * numpy.tanh(n + nn.sigmoid(r + r_h) * n_h) + z * state[0],)
 
@@ -88,7 +102,10 @@ def _layer(library: Any, batch: Batch) -> Callable[[Any, Any, Any], Any]:
             product, is_real = now
             recurrent = state[0] @ weights["weight_hh_l0"].T + weights["bias_hh_l0"]
             new = cell(product, recurrent, state)
-            kept = tuple(numpy.where(is_real, after, before) for after, before in zip(new, state, strict=True))
+            kept = tuple(
+                numpy.where(is_real, after, before)
+                for after, before in zip(new, state, strict=True)
+            )
             return kept, kept[0]
 
         start = (numpy.zeros((count, hidden), values.dtype),) * states

@@ -1,7 +1,8 @@
-"""Engines that run an ONNX model: ONNX Runtime and OpenVINO. Inference in float32, padded, with ``sequence_lens``.
+"""Engines that run an ONNX model: ONNX Runtime and OpenVINO. Inference in float32, padded, with
+``sequence_lens``.
 
-The model is one LSTM, GRU or RNN node. ONNX has another order of gates, and an attribute for a GRU whose reset gate is
-applied after the product, like torch's.
+The model is one LSTM, GRU or RNN node. ONNX has another order of gates, and an attribute for a GRU
+whose reset gate is applied after the product, like torch's.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ _OPSET, _IR_VERSION = 17, 8
 
 
 def model_of(batch: Batch) -> bytes:
-    """Return the layer in ONNX: ``x (T, B, D)`` and ``lengths (B,)`` int32 in; ``y (T, 1, B, H)``, ``h``, ``c`` out."""
+    """Return the layer in ONNX: ``x (T, B, D)`` and ``lengths (B,)`` int32 in; ``y (T, 1, B, H)``,
+    ``h``, ``c`` out.
+    """
     onnx: Any = require("onnx", "bench")
     helper, number = onnx.helper, onnx.TensorProto
     steps, count, features = batch.longest, len(batch.lengths), batch.values.shape[1]
@@ -46,7 +49,11 @@ def model_of(batch: Batch) -> bytes:
         hidden_size=batch.hidden,
         **({"linear_before_reset": 1} if batch.cell == "gru" else {}),
     )
-    shapes = {"y": [steps, 1, count, batch.hidden], "h": [1, count, batch.hidden], "c": [1, count, batch.hidden]}
+    shapes = {
+        "y": [steps, 1, count, batch.hidden],
+        "h": [1, count, batch.hidden],
+        "c": [1, count, batch.hidden],
+    }
     graph = helper.make_graph(
         [node],
         "layer",
@@ -55,9 +62,14 @@ def model_of(batch: Batch) -> bytes:
             helper.make_tensor_value_info("lengths", number.INT32, [count]),
         ],
         [helper.make_tensor_value_info(name, number.FLOAT, shapes[name]) for name in outputs],
-        [onnx.numpy_helper.from_array(constant[None].numpy(), name) for name, constant in constants.items()],
+        [
+            onnx.numpy_helper.from_array(constant[None].numpy(), name)
+            for name, constant in constants.items()
+        ],
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=_IR_VERSION)
+    model = helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=_IR_VERSION
+    )
     onnx.checker.check_model(model)
     serialized: bytes = model.SerializeToString()
     return serialized
@@ -80,8 +92,12 @@ def session_of(model: bytes, threads: int) -> Any:
     return engine.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
-def bound(session: Any, given: dict[str, Any]) -> tuple[Callable[[], None], Callable[[], list[Any]]]:
-    """Return a function that runs a session on bound inputs, and one that also returns its outputs."""
+def bound(
+    session: Any, given: dict[str, Any]
+) -> tuple[Callable[[], None], Callable[[], list[Any]]]:
+    """Return a function that runs a session on bound inputs, and one that also returns its
+    outputs.
+    """
     binding = session.io_binding()
     for name, array in given.items():
         binding.bind_cpu_input(name, array)
@@ -119,7 +135,10 @@ def openvino(batch: Batch, mode: str, threads: int) -> Runner:  # noqa: ARG001
 
     def outputs() -> list[Any]:
         call()
-        return [np.array(request.get_output_tensor(place).data) for place in range(len(compiled.outputs))]
+        return [
+            np.array(request.get_output_tensor(place).data)
+            for place in range(len(compiled.outputs))
+        ]
 
     return Runner(call, _answer(batch, outputs), given)
 

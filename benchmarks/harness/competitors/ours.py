@@ -99,7 +99,9 @@ def kernel(batch: Batch, mode: str, threads: int) -> Runner:  # noqa: ARG001
     def bind(data: Tensor) -> Forward:
         inputs = Ragged.from_flat(data, lengths=batch.lengths)
         weights = layer._weights()
-        request = prepare(layer, plan_of(layer, weights, data), read(inputs, None, False), weights, None)
+        request = prepare(
+            layer, plan_of(layer, weights, data), read(inputs, None, False), weights, None
+        )
         choice = explain(layer, inputs)
 
         def forward() -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -133,7 +135,9 @@ def loop(batch: Batch, mode: str, threads: int) -> Runner:  # noqa: ARG001
     def answer() -> Answer:
         found = walk(wanted=True)
         pairs = zip(names, found[1:], strict=True)
-        gradients = {name: grad for name, grad in pairs if grad is not None} | {"input": cast(Tensor, found[0])}
+        gradients = {name: grad for name, grad in pairs if grad is not None} | {
+            "input": cast(Tensor, found[0])
+        }
         return Answer(cast(Tensor, ran.output), tuple(part[0] for part in ran.final), gradients)
 
     return Runner(lambda: walk(wanted=False), answer)

@@ -1,4 +1,6 @@
-"""Cells in plain torch: as a loop over the steps of a pack, and as a user's own module under each schedule."""
+"""Cells in plain torch: as a loop over the steps of a pack, and as a user's own module under each
+schedule.
+"""
 
 from __future__ import annotations
 
@@ -92,7 +94,8 @@ class _OwnGRU(nn.Module):
         super().__init__()
         self.input_size, self.hidden_size = batch.values.shape[1], batch.hidden
         self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh = (
-            nn.Parameter(batch.weights[f"{name}_l0"]) for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+            nn.Parameter(batch.weights[f"{name}_l0"])
+            for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
         )
 
     def prepare(self, values: Tensor, offsets: Tensor) -> Tensor:  # noqa: ARG002

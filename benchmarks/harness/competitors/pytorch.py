@@ -8,12 +8,26 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence, pad_sequence
+from torch.nn.utils.rnn import (
+    PackedSequence,
+    pack_padded_sequence,
+    pad_packed_sequence,
+    pad_sequence,
+)
 
 from harness.batch import Batch
 from harness.competitors.base import Answer, Forward, Runner, rows_of, torch_runner
 
-__all__ = ["load_layer", "packed", "packed_runner", "pad", "padded", "padded_runner", "sorted_first", "state_of"]
+__all__ = [
+    "load_layer",
+    "packed",
+    "packed_runner",
+    "pad",
+    "padded",
+    "padded_runner",
+    "sorted_first",
+    "state_of",
+]
 
 _LAYERS: dict[str, Any] = {
     "lstm": torch.nn.LSTM,
@@ -47,7 +61,9 @@ def packed(batch: Batch, mode: str, threads: int) -> Runner:  # noqa: ARG001
 
 def packed_runner(batch: Batch, mode: str, layer: Any) -> Runner:
     """Prepare any layer that takes a PackedSequence."""
-    return _pack_runner(batch, mode, layer, torch.arange(len(batch.lengths), device="cpu"), enforce_sorted=False)
+    return _pack_runner(
+        batch, mode, layer, torch.arange(len(batch.lengths), device="cpu"), enforce_sorted=False
+    )
 
 
 def sorted_first(batch: Batch, mode: str, threads: int) -> Runner:  # noqa: ARG001
@@ -64,7 +80,9 @@ def sorted_first(batch: Batch, mode: str, threads: int) -> Runner:  # noqa: ARG0
 
 
 def padded(batch: Batch, mode: str, threads: int) -> Runner:  # noqa: ARG001
-    """Prepare torch's layer on a padded tensor; the final state of a short row follows its padding."""
+    """Prepare torch's layer on a padded tensor; the final state of a short row follows its
+    padding.
+    """
     layer = load_layer(batch)
     is_ragged = len(set(batch.lengths.tolist())) > 1
 
@@ -78,7 +96,9 @@ def padded(batch: Batch, mode: str, threads: int) -> Runner:  # noqa: ARG001
     return padded_runner(batch, mode, layer, bind)
 
 
-def padded_runner(batch: Batch, mode: str, layer: torch.nn.Module, bind: Callable[[Tensor], Forward]) -> Runner:
+def padded_runner(
+    batch: Batch, mode: str, layer: torch.nn.Module, bind: Callable[[Tensor], Forward]
+) -> Runner:
     """Prepare any layer that takes a padded tensor ``(T, B, D)``."""
 
     def flatten(tensor: Tensor) -> Tensor:
@@ -88,12 +108,16 @@ def padded_runner(batch: Batch, mode: str, layer: torch.nn.Module, bind: Callabl
     return torch_runner(mode, layer, bind, data, gradient, flatten)
 
 
-def _pack_runner(batch: Batch, mode: str, layer: Any, order: Tensor, *, enforce_sorted: bool) -> Runner:
+def _pack_runner(
+    batch: Batch, mode: str, layer: Any, order: Tensor, *, enforce_sorted: bool
+) -> Runner:
     """Prepare a layer on a pack of the sequences in some order."""
     lengths, back = batch.lengths[order], order.argsort()
 
     def pack(flat: Tensor) -> PackedSequence:
-        return pack_padded_sequence(pad(flat, batch.lengths)[:, order], lengths, enforce_sorted=enforce_sorted)
+        return pack_padded_sequence(
+            pad(flat, batch.lengths)[:, order], lengths, enforce_sorted=enforce_sorted
+        )
 
     layout = pack(batch.values)
 

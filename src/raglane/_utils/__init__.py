@@ -1,1 +1,3 @@
-"""Checks of arguments, files, locks, caches, memory, tracing and drawing: what needs no sequences."""
+"""Checks of arguments, files, locks, caches, memory, tracing and drawing: what needs no
+sequences.
+"""

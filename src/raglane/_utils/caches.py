@@ -1,7 +1,7 @@
 """A cache of small files in the user's cache folder, shared by processes.
 
-Writes are atomic, by a rename. Folders that are not writable, and files that another user could have written, are
-ignored.
+Writes are atomic, by a rename. Folders that are not writable, and files that another user could
+have written, are ignored.
 """
 
 from __future__ import annotations
@@ -13,13 +13,16 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-# Most files of each kind. A tenth, the oldest, is removed at a time, so that few writes sort the folder.
+# Most files of each kind. A tenth, the oldest, is removed at a time, so that few writes sort the
+# folder.
 _MOST = 1000
 _LARGEST = 1 << 24
 
 
 def folder(kind: str) -> Path:
-    """Return the folder of one kind of file: in ``RAGLANE_CACHE``, or in ``raglane`` in the user's cache folder."""
+    """Return the folder of one kind of file: in ``RAGLANE_CACHE``, or in ``raglane`` in the user's
+    cache folder.
+    """
     chosen = os.environ.get("RAGLANE_CACHE")
     if chosen:
         return Path(chosen) / kind
@@ -45,14 +48,20 @@ def _at_once(path: str, flags: int) -> int:
 
 
 def _is_ours(found: os.stat_result) -> bool:
-    """Return True if this is a regular file of bounded size that only this user or root could write."""
+    """Return True if this is a regular file of bounded size that only this user or root could
+    write.
+    """
     if not stat.S_ISREG(found.st_mode) or found.st_size > _LARGEST:
         return False
-    return not hasattr(os, "geteuid") or (found.st_uid in (0, os.geteuid()) and not found.st_mode & 0o022)
+    return not hasattr(os, "geteuid") or (
+        found.st_uid in (0, os.geteuid()) and not found.st_mode & 0o022
+    )
 
 
 def save(kind: str, key: str, content: str) -> str | None:
-    """Save a text atomically; return the reason if that is not possible, e.g. a folder that is not writable."""
+    """Save a text atomically; return the reason if that is not possible, e.g. a folder that is not
+    writable.
+    """
     partial = ""
     if len(content) > _LARGEST:
         return f"its {len(content):,} characters are more than {_LARGEST:,}"

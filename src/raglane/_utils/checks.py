@@ -1,4 +1,5 @@
-"""Checks of the arguments of public functions. Each function returns the argument or raises an error.
+"""Checks of the arguments of public functions. Each function returns the argument or raises an
+error.
 
 No function waits for a device: numbers on a device are not checked.
 """
@@ -19,7 +20,13 @@ from torch import Tensor
 
 from raglane._utils.messages import count_of, nearest, quote
 from raglane._utils.tracing import index_arithmetic, records_operators
-from raglane.errors import ArgumentError, ArgumentTypeError, DimensionError, RaglaneError, ShapeError
+from raglane.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    DimensionError,
+    RaglaneError,
+    ShapeError,
+)
 
 # Larger than any number of elements, and small enough for exact sums.
 _MOST = 2**62
@@ -33,17 +40,22 @@ _NO_ARRAY = (TypeError, ValueError, RuntimeError, OverflowError)
 """Errors of torch and NumPy for objects that are not arrays of numbers."""
 
 
-# -- tensors ----------------------------------------------------------------------------------------------------------
+# -- tensors
+# --------------------------------------------------------------------------------------------------
 
 
 def as_tensor(data: Any, device: str | None = None) -> Tensor:
-    """Convert to a tensor that shares memory with a tensor or NumPy array, and copies anything else."""
+    """Convert to a tensor that shares memory with a tensor or NumPy array, and copies anything
+    else.
+    """
     if isinstance(data, Tensor):
         return data
     check_unmasked("an array", data)
     if hasattr(data, "__array__"):  # e.g. of pandas and polars
         data = np.asarray(data)
-    if isinstance(data, np.ndarray) and (not data.dtype.isnative or min(data.strides, default=0) < 0):
+    if isinstance(data, np.ndarray) and (
+        not data.dtype.isnative or min(data.strides, default=0) < 0
+    ):
         # torch supports neither foreign byte order nor negative strides.
         data = np.ascontiguousarray(data, dtype=data.dtype.newbyteorder("="))
     if isinstance(data, np.ndarray) and not data.flags.writeable:
@@ -54,9 +66,15 @@ def as_tensor(data: Any, device: str | None = None) -> Tensor:
 
 
 def check_unmasked(name: str, given: Any) -> None:
-    """Raise if elements of a NumPy array are masked: its conversion would show the numbers under the mask."""
-    if isinstance(given, np.ma.MaskedArray) and np.ma.is_masked(given):  # torch.compile enters no function of NumPy
-        raise ArgumentTypeError(name, "masked elements", "an array without them", "call .filled(numpy.nan) on it")
+    """Raise if elements of a NumPy array are masked: its conversion would show the numbers under
+    the mask.
+    """
+    if isinstance(given, np.ma.MaskedArray) and np.ma.is_masked(
+        given
+    ):  # torch.compile enters no function of NumPy
+        raise ArgumentTypeError(
+            name, "masked elements", "an array without them", "call .filled(numpy.nan) on it"
+        )
 
 
 def check_tensor(name: str, given: Any, least: int = 0, fix: str = "pass a torch.Tensor") -> Tensor:
@@ -65,7 +83,10 @@ def check_tensor(name: str, given: Any, least: int = 0, fix: str = "pass a torch
         raise ArgumentTypeError(name, f"a {type(given).__name__}", "a tensor", fix)
     check_dense(name, given, ArgumentTypeError)
     if given.dim() < least:
-        rule, fix = f"at least {count_of(least, 'dimension')}", "pass a tensor whose first dimension is the elements"
+        rule, fix = (
+            f"at least {count_of(least, 'dimension')}",
+            "pass a tensor whose first dimension is the elements",
+        )
         raise ShapeError(name, f"shape {tuple(given.shape)}", rule, fix)
     return given
 
@@ -73,8 +94,19 @@ def check_tensor(name: str, given: Any, least: int = 0, fix: str = "pass a torch
 def check_dense(name: str, given: Tensor, error: type[RaglaneError] = ShapeError) -> None:
     """Raise if a tensor is sparse, nested or quantized."""
     if given.is_nested or given.layout is not torch.strided or given.is_quantized:
-        kind = "nested" if given.is_nested else "quantized" if given.is_quantized else f"{given.layout}"
-        raise error(name, f"a tensor that is {kind}", "a dense tensor", "call .to_dense() or .dequantize() on it")
+        kind = (
+            "nested"
+            if given.is_nested
+            else "quantized"
+            if given.is_quantized
+            else f"{given.layout}"
+        )
+        raise error(
+            name,
+            f"a tensor that is {kind}",
+            "a dense tensor",
+            "call .to_dense() or .dequantize() on it",
+        )
 
 
 def check_device(name: str, given: Tensor, device: torch.device) -> None:
@@ -85,14 +117,19 @@ def check_device(name: str, given: Tensor, device: torch.device) -> None:
 
 
 def check_fits(name: str, given: Tensor, other: Tensor) -> None:
-    """Raise if a tensor differs from another in layout, device or dtype, unless autocast converts the dtype."""
+    """Raise if a tensor differs from another in layout, device or dtype, unless autocast converts
+    the dtype.
+    """
     check_dense(name, given)
     check_device(name, given, other.device)
     if given.dtype == other.dtype:
         return
     casts = given.dtype in _CAST_BY_AUTOCAST and other.dtype in _CAST_BY_AUTOCAST
     if not (casts and torch.is_autocast_enabled(given.device.type)):
-        rule, fix = f"of dtype {other.dtype}, like weights, input and state", f"convert it with .to({other.dtype})"
+        rule, fix = (
+            f"of dtype {other.dtype}, like weights, input and state",
+            f"convert it with .to({other.dtype})",
+        )
         if given.is_floating_point():
             fix = f"{fix}, or the layer with .to({given.dtype})"
         raise ShapeError(name, str(given.dtype), rule, fix)
@@ -103,7 +140,9 @@ def check_like(name: str, given: Any, shape: tuple[int, ...], like: Tensor) -> N
     if _is_whole(given, shape, like):
         return
     if not isinstance(given, Tensor):
-        raise ArgumentTypeError(name, f"a {type(given).__name__}", f"a tensor {shape}", "set it to a tensor")
+        raise ArgumentTypeError(
+            name, f"a {type(given).__name__}", f"a tensor {shape}", "set it to a tensor"
+        )
     check_dense(name, given)
     if tuple(given.shape) != shape:
         rule = f"of shape {shape}, which the sizes of the layer require"
@@ -114,7 +153,9 @@ def check_like(name: str, given: Any, shape: tuple[int, ...], like: Tensor) -> N
 
 
 def _is_whole(given: Any, shape: tuple[int, ...], like: Tensor) -> bool:
-    """Return True for the common case: a contiguous tensor of a shape and dtype, on one device, within its storage."""
+    """Return True for the common case: a contiguous tensor of a shape and dtype, on one device,
+    within its storage.
+    """
     try:
         if given.shape != shape or given.dtype is not like.dtype or records_operators():
             return False
@@ -122,7 +163,10 @@ def _is_whole(given: Any, shape: tuple[int, ...], like: Tensor) -> bool:
         is_here = (given.is_cpu and like.is_cpu) or given.device == like.device
         if not (is_here and given.is_contiguous()):
             return False
-        return bool(given.untyped_storage().nbytes() >= given.storage_offset() * given.element_size() + given.nbytes)
+        return bool(
+            given.untyped_storage().nbytes()
+            >= given.storage_offset() * given.element_size() + given.nbytes
+        )
     except (AttributeError, TypeError, RuntimeError, NotImplementedError):
         return False
 
@@ -135,9 +179,14 @@ def check_storage(name: str, given: Tensor) -> None:
         there = given.untyped_storage().nbytes()
     except (NotImplementedError, RuntimeError):
         return  # a wrapper without memory
-    if given.is_contiguous() and there >= given.storage_offset() * given.element_size() + given.nbytes:
+    if (
+        given.is_contiguous()
+        and there >= given.storage_offset() * given.element_size() + given.nbytes
+    ):
         return
-    last = sum([(size - 1) * stride for size, stride in zip(given.shape, given.stride(), strict=True)])
+    last = sum(
+        [(size - 1) * stride for size, stride in zip(given.shape, given.stride(), strict=True)]
+    )
     needed = (given.storage_offset() + last + 1) * given.element_size()
     if there < needed:
         rule = f"a tensor whose storage has {needed} bytes, for the shape {tuple(given.shape)}"
@@ -145,7 +194,8 @@ def check_storage(name: str, given: Tensor) -> None:
         raise ShapeError(name, f"a storage of {there} bytes", rule, fix)
 
 
-# -- kinds, names and numbers -----------------------------------------------------------------------------------------
+# -- kinds, names and numbers
+# -----------------------------------------------------------------------------------------
 
 
 def check_kind(name: str, given: Any, kind: Any, rule: str, fix: str) -> None:
@@ -163,7 +213,9 @@ def check_flag(name: str, given: Any, error: type[RaglaneError] = ArgumentTypeEr
     return bool(given)
 
 
-def check_choice(name: str, given: Any, choices: Sequence[str], fix: str = "pass one of these") -> str:
+def check_choice(
+    name: str, given: Any, choices: Sequence[str], fix: str = "pass one of these"
+) -> str:
     """Return one of several names unchanged."""
     if not isinstance(given, str) or given not in choices:
         near = nearest(given, choices) if isinstance(given, str) else None
@@ -180,7 +232,9 @@ def check_real(
     fix: str,
     kind: type[RaglaneError] = ArgumentTypeError,
 ) -> float:
-    """Return a real number for which a rule holds as a float; raise ``kind`` if it is not a real number."""
+    """Return a real number for which a rule holds as a float; raise ``kind`` if it is not a real
+    number.
+    """
     if isinstance(given, bool) or not isinstance(given, Real):
         raise kind(name, quote(given), rule, fix)
     if not _fits(float, given) or not holds(float(given)):
@@ -193,7 +247,9 @@ def check_number(name: str, given: Any, rule: str, holds: Callable[[float], bool
     return check_real(name, given, rule, holds, "pass such a number", ArgumentError)
 
 
-def check_whole(name: str, given: Any, least: int | None = None, fix: str = "", *, most: int = _MOST - 1) -> int:
+def check_whole(
+    name: str, given: Any, least: int | None = None, fix: str = "", *, most: int = _MOST - 1
+) -> int:
     """Return a whole number as an int; without ``fix``, the message has one of its own."""
     whole: int | None = None
     is_bool = isinstance(given, bool) or (isinstance(given, Tensor) and given.dtype is torch.bool)
@@ -213,14 +269,20 @@ def check_whole(name: str, given: Any, least: int | None = None, fix: str = "", 
 
 
 def check_value(name: str, given: Any, dtype: torch.dtype) -> Any:
-    """Return a number that a dtype can represent; torch would truncate, wrap around or reject another."""
+    """Return a number that a dtype can represent; torch would truncate, wrap around or reject
+    another.
+    """
     if isinstance(given, Tensor) and given.numel() == 1 and given.is_cpu and not given.is_quantized:
         given = given.item()
-    kind: Callable[[Any], Any] = complex if dtype.is_complex else float if dtype.is_floating_point else int
+    kind: Callable[[Any], Any] = (
+        complex if dtype.is_complex else float if dtype.is_floating_point else int
+    )
     fits, fix = isinstance(given, Complex) and _fits(kind, given), "pass a number"
     if fits and kind is int:
         fix = "pass an integer, or convert the batch"
-        low, high = (0, 1) if dtype is torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
+        low, high = (
+            (0, 1) if dtype is torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
+        )
         fits = given % 1 == 0 and low <= given <= high
     if fits and kind is float and abs(given) > torch.finfo(dtype).max:
         given = math.copysign(math.inf, given)  # torch would raise
@@ -238,7 +300,8 @@ def _fits(kind: Callable[[Any], Any], given: Any) -> bool:
     return True
 
 
-# -- arguments of layers ----------------------------------------------------------------------------------------------
+# -- arguments of layers
+# ----------------------------------------------------------------------------------------------
 
 
 def check_count(name: str, given: Any) -> int:
@@ -264,7 +327,9 @@ def check_clip(clip: float | None) -> float | None:
 
 def check_dropout(dropout: Any) -> float:
     """Return the dropout between layers."""
-    return check_number("dropout", dropout, "a probability from 0 to 1", lambda share: 0 <= share <= 1)
+    return check_number(
+        "dropout", dropout, "a probability from 0 to 1", lambda share: 0 <= share <= 1
+    )
 
 
 def check_dtype(dtype: Any) -> None:
@@ -281,7 +346,9 @@ def check_model(model: Any) -> None:
         raise ArgumentTypeError("model", type(model).__name__, "a torch.nn.Module", fix)
 
 
-def check_signature(name: str, function: Callable[..., Any], rule: str, *args: Any, **kwargs: Any) -> None:
+def check_signature(
+    name: str, function: Callable[..., Any], rule: str, *args: Any, **kwargs: Any
+) -> None:
     """Raise if a function does not accept the arguments with which it will be called."""
     try:
         signature = inspect.signature(function)
@@ -294,7 +361,8 @@ def check_signature(name: str, function: Callable[..., Any], rule: str, *args: A
         raise ArgumentTypeError(name, got, rule, "give it these parameters") from None
 
 
-# -- values, lengths and offsets --------------------------------------------------------------------------------------
+# -- values, lengths and offsets
+# --------------------------------------------------------------------------------------
 
 
 def read_values(data: Any, name: str) -> Tensor:
@@ -306,7 +374,9 @@ def read_values(data: Any, name: str) -> Tensor:
     except _NO_ARRAY as error:
         if isinstance(error, RaglaneError):
             raise
-    raise ArgumentTypeError(name, f"a {type(data).__name__} that is not an array of numbers", "numbers", fix)
+    raise ArgumentTypeError(
+        name, f"a {type(data).__name__} that is not an array of numbers", "numbers", fix
+    )
 
 
 def _given_integers(data: Any, name: str) -> Tensor:
@@ -315,17 +385,28 @@ def _given_integers(data: Any, name: str) -> Tensor:
         # Python numbers stay on the host for any default device of torch.
         tensor = as_tensor(data, "cpu")
     except _NO_ARRAY as error:
-        got, fix = f"a {type(data).__name__} that is not an array of numbers", "pass a list of them, or wrap sequences"
+        got, fix = (
+            f"a {type(data).__name__} that is not an array of numbers",
+            "pass a list of them, or wrap sequences",
+        )
         raise ArgumentTypeError(name, got, "integers", f"{fix} with rl.Ragged") from error
     check_tensor(name, tensor)
     if tensor.dim() != 1:
-        raise ShapeError(name, f"shape {tuple(tensor.shape)}", "one-dimensional", "pass them in a flat list")
+        raise ShapeError(
+            name, f"shape {tuple(tensor.shape)}", "one-dimensional", "pass them in a flat list"
+        )
     if tensor.shape[0] == 0:  # an empty list has no integer dtype
         return tensor.new_empty(0, dtype=torch.int64)
     if tensor.dtype is torch.bool or tensor.is_floating_point() or tensor.is_complex():
-        raise ArgumentTypeError(name, f"{tensor.dtype}", "integers", "convert with .to(torch.int64)")
+        raise ArgumentTypeError(
+            name, f"{tensor.dtype}", "integers", "convert with .to(torch.int64)"
+        )
     # NumPy sums uint64 to floats.
-    return tensor.detach().resolve_neg().to(torch.int64 if tensor.dtype is torch.uint64 else tensor.dtype)
+    return (
+        tensor.detach()
+        .resolve_neg()
+        .to(torch.int64 if tensor.dtype is torch.uint64 else tensor.dtype)
+    )
 
 
 @index_arithmetic
@@ -336,10 +417,14 @@ def read_integers(data: Any, name: str) -> Tensor:
 
 @index_arithmetic
 def given_lengths(data: Any) -> Tensor:
-    """Return lengths ``(B,)`` on the CPU in their dtype (uint64 as int64), without checking numbers."""
+    """Return lengths ``(B,)`` on the CPU in their dtype (uint64 as int64), without checking
+    numbers.
+    """
     given = _given_integers(data, "lengths")
     if given.is_meta:
-        raise ArgumentTypeError("lengths", "a tensor without data, on meta", "integers", "pass a tensor with data")
+        raise ArgumentTypeError(
+            "lengths", "a tensor without data, on meta", "integers", "pass a tensor with data"
+        )
     return given.cpu()
 
 
@@ -361,13 +446,18 @@ def check_lengths(lengths: Tensor) -> None:
     below = lengths < 0
     if bool(below.any()):
         place = int(below.nonzero()[0, 0])
-        got, fix = f"{int(lengths[place])} at index {place}", "check the data; an empty sequence has length 0"
+        got, fix = (
+            f"{int(lengths[place])} at index {place}",
+            "check the data; an empty sequence has length 0",
+        )
         raise ArgumentError("lengths", got, "at least 0", fix)
 
 
 @index_arithmetic
 def check_offsets(offsets: Tensor, total: int, name: str) -> None:
-    """Raise if int64 offsets on the CPU, or the lengths they came from, do not describe ``total`` elements."""
+    """Raise if int64 offsets on the CPU, or the lengths they came from, do not describe ``total``
+    elements.
+    """
     # NumPy's operations have a third of torch's overhead.
     given = offsets.resolve_neg().numpy()
     # Offsets that wrap around fall somewhere.
@@ -381,15 +471,21 @@ def check_offsets(offsets: Tensor, total: int, name: str) -> None:
         rule = f"from 0 to {total}, the number of elements of values"
         raise ShapeError(name, f"length {int(lengths[index])} at index {index}", rule, fix)
     last = int(offsets[-1]) if offsets.shape[0] else "nothing"
-    got = f"a sum of {last}" if name == "lengths" else f"{offsets[:4].tolist()}..., ending in {last}"
+    got = (
+        f"a sum of {last}" if name == "lengths" else f"{offsets[:4].tolist()}..., ending in {last}"
+    )
     rule = "lengths that add up to" if name == "lengths" else "offsets that start with 0 and end in"
     raise ShapeError(name, got, f"{rule} the {total} elements of values", fix)
 
 
 def check_unchanged(offsets: Any, total: int, device: torch.device) -> None:
-    """Check the offsets of a batch of ``total`` elements, which a caller can change in place; numbers only on a CPU."""
+    """Check the offsets of a batch of ``total`` elements, which a caller can change in place;
+    numbers only on a CPU.
+    """
     if not isinstance(offsets, Tensor):
-        raise ArgumentTypeError("offsets", f"a {type(offsets).__name__}", "a tensor (B + 1,)", "pass one")
+        raise ArgumentTypeError(
+            "offsets", f"a {type(offsets).__name__}", "a tensor (B + 1,)", "pass one"
+        )
     check_offsets_tensor(offsets, device)
     if offsets.is_cpu and not records_operators():
         _check_numbers(offsets, total)
@@ -398,7 +494,12 @@ def check_unchanged(offsets: Any, total: int, device: torch.device) -> None:
 def check_offsets_tensor(offsets: Tensor, device: torch.device) -> None:
     """Check everything about the offsets of a batch but their numbers."""
     check_dense("offsets", offsets)
-    if offsets.dim() != 1 or not offsets.shape[0] or offsets.dtype is not torch.int64 or offsets.device != device:
+    if (
+        offsets.dim() != 1
+        or not offsets.shape[0]
+        or offsets.dtype is not torch.int64
+        or offsets.device != device
+    ):
         got = f"shape {tuple(offsets.shape)}, {offsets.dtype}, on {offsets.device}"
         rule = f"(B + 1,), torch.int64, on {device}, the device of the values"
         raise ShapeError("offsets", got, rule, "build a new batch")
@@ -407,22 +508,32 @@ def check_offsets_tensor(offsets: Tensor, device: torch.device) -> None:
 
 @index_arithmetic
 def _check_numbers(offsets: Tensor, total: int) -> None:
-    if type(offsets) is not Tensor:  # a wrapper of another tensor, which has neither a list nor an array
+    if (
+        type(offsets) is not Tensor
+    ):  # a wrapper of another tensor, which has neither a list nor an array
         offsets = torch.tensor([int(part) for part in offsets])
     # Python compares few numbers, and NumPy many, in less time than torch.
     given: Any = offsets.tolist() if offsets.shape[0] < _FEW else offsets.resolve_neg().numpy()
     falls = given != sorted(given) if isinstance(given, list) else (given[1:] < given[:-1]).any()
     if given[0] == 0 and given[-1] == total and not falls:
         return
-    place = 0 if given[0] != 0 else 1 + int((offsets[1:] < offsets[:-1]).nonzero()[0]) if falls else -1
-    rule = {0: "0", -1: f"the number of elements, {total}"}.get(place, "at least the offset before it")
+    place = (
+        0 if given[0] != 0 else 1 + int((offsets[1:] < offsets[:-1]).nonzero()[0]) if falls else -1
+    )
+    rule = {0: "0", -1: f"the number of elements, {total}"}.get(
+        place, "at least the offset before it"
+    )
     got, fix = f"{given[place]}", "build a new batch, because its offsets were changed"
-    raise ArgumentError(f"offsets[{place}]", got + (f" after {given[place - 1]}" if place > 0 else ""), rule, fix)
+    raise ArgumentError(
+        f"offsets[{place}]", got + (f" after {given[place - 1]}" if place > 0 else ""), rule, fix
+    )
 
 
 @index_arithmetic
 def read_index(index: Any, count: int) -> Tensor:
-    """Return the non-negative positions ``(M,)`` of the sequences that an index or mask chooses, on the CPU."""
+    """Return the non-negative positions ``(M,)`` of the sequences that an index or mask chooses, on
+    the CPU.
+    """
     rule, fix = "integers or bools", "pass a list of integers, or a tensor: index.long(), or a mask"
     try:
         # Python numbers stay on the host for any default device of torch.
@@ -442,10 +553,18 @@ def read_index(index: Any, count: int) -> Tensor:
     on_host = read.cpu()
     if is_mask:
         return on_host.nonzero().view(-1)
-    # In a narrow dtype, the limits would wrap around. As int64, the largest numbers of uint64 are negative.
+    # In a narrow dtype, the limits would wrap around. As int64, the largest numbers of uint64 are
+    # negative.
     chosen = on_host.long()
-    outside = ((chosen < (0 if on_host.dtype is torch.uint64 else -count)) | (chosen >= count)).numpy()
+    outside = (
+        (chosen < (0 if on_host.dtype is torch.uint64 else -count)) | (chosen >= count)
+    ).numpy()
     if outside.any():
         what = f"from {-count} to {count - 1}, for {count} sequences"
-        raise DimensionError("index", f"{on_host.numpy()[outside][0]}", what, "pass indices of sequences of the batch")
+        raise DimensionError(
+            "index",
+            f"{on_host.numpy()[outside][0]}",
+            what,
+            "pass indices of sequences of the batch",
+        )
     return torch.where(chosen < 0, chosen + count, chosen)

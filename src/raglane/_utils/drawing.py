@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# The colours of Okabe and Ito, which suit all kinds of colour vision; their black is replaced by the ink.
+# The colours of Okabe and Ito, which suit all kinds of colour vision; their black is replaced by
+# the ink.
 BLUE, ORANGE, GREEN, PURPLE = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
 SKY, VERMILION, YELLOW = "#56B4E9", "#D55E00", "#F0E442"
 PALETTE = (BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILION, YELLOW)
@@ -35,7 +36,11 @@ DARK = Look(paper="#15181D", ink="#E0E0E0", faint="#A8A8A8", grid="#3A3F46", pad
 
 
 def new_figure(
-    width: float, height: float, extra: str, look: Look = LIGHT, layout: Literal["constrained"] | None = "constrained"
+    width: float,
+    height: float,
+    extra: str,
+    look: Look = LIGHT,
+    layout: Literal["constrained"] | None = "constrained",
 ) -> Figure:
     """Create an empty figure, outside of pyplot."""
     for module in ("matplotlib", "matplotlib.figure"):
@@ -50,7 +55,9 @@ def new_figure(
 
 def title_of(figure: Figure, text: str, look: Look = LIGHT) -> None:
     """Write a title above all axes; dollar signs are not formulas."""
-    figure.suptitle("\n".join(map(printable, text.splitlines())), fontsize=12, color=look.ink, parse_math=False)
+    figure.suptitle(
+        "\n".join(map(printable, text.splitlines())), fontsize=12, color=look.ink, parse_math=False
+    )
 
 
 def frame(

@@ -1,11 +1,12 @@
 """Atomic writes of files and folders, and checks of paths that a user passes.
 
-New content is written to a temporary name in the same folder, synced to the disk, and renamed, so readers find either
-the old or the new content. The temporary name is fixed: the next write, or :func:`settle`, removes or restores what a
-killed process left, and two processes that write one file take turns.
+New content is written to a temporary name in the same folder, synced to the disk, and renamed, so
+readers find either the old or the new content. The temporary name is fixed: the next write, or
+:func:`settle`, removes or restores what a killed process left, and two processes that write one
+file take turns.
 
-A path is checked before it is opened: opening a FIFO waits for a writer, a device may be endless, and a socket cannot
-be opened. The check raises an ``OSError``.
+A path is checked before it is opened: opening a FIFO waits for a writer, a device may be endless,
+and a socket cannot be opened. The check raises an ``OSError``.
 """
 
 from __future__ import annotations
@@ -32,8 +33,14 @@ _OTHERS = (
 
 
 def no_formula(entry: Any) -> Any:
-    """Put an apostrophe before text that a spreadsheet would execute as a formula (OWASP, CSV Injection)."""
-    return f"'{entry}" if isinstance(entry, str) and entry.startswith(("=", "+", "-", "@", "\t", "\r")) else entry
+    """Put an apostrophe before text that a spreadsheet would execute as a formula (OWASP, CSV
+    Injection).
+    """
+    return (
+        f"'{entry}"
+        if isinstance(entry, str) and entry.startswith(("=", "+", "-", "@", "\t", "\r"))
+        else entry
+    )
 
 
 def write_file(path: Path, content: bytes) -> None:
@@ -87,7 +94,8 @@ def write_files(files: Mapping[Path, bytes]) -> None:
 def write_folder(path: Path, files: Mapping[str, bytes]) -> None:
     """Write a folder of files atomically.
 
-    An old folder has a temporary name between two renames. If the process dies there, :func:`whole_folder` finds it.
+    An old folder has a temporary name between two renames. If the process dies there,
+    :func:`whole_folder` finds it.
     """
     partial = _partial(path)
     try:
@@ -125,7 +133,9 @@ def whole_folder(path: Path) -> Path | None:
 
 
 def settle(path: Path) -> None:
-    """Clean up after a killed process: remove incomplete files and folders, and rename complete ones to ``path``."""
+    """Clean up after a killed process: remove incomplete files and folders, and rename complete
+    ones to ``path``.
+    """
     remove(_partial(path))
     previous = _previous(path)
     if previous.exists() and not path.exists():
@@ -150,10 +160,14 @@ def check_place(given_as: str, folder: Path) -> None:
         raise ArgumentError(given_as, repr(str(folder)), rule, f"give another {argument(given_as)}")
 
 
-def check_suffix(given_as: str, path: Path, suffixes: Collection[str], fix: str = "change the suffix") -> None:
+def check_suffix(
+    given_as: str, path: Path, suffixes: Collection[str], fix: str = "change the suffix"
+) -> None:
     """Raise if the name of a file has none of some suffixes, in lower or upper case."""
     if path.suffix.lower() not in suffixes:
-        raise ArgumentError(given_as, quote(str(path)), f"a name that ends in {', '.join(suffixes)}", fix)
+        raise ArgumentError(
+            given_as, quote(str(path)), f"a name that ends in {', '.join(suffixes)}", fix
+        )
 
 
 def check_new_file(given_as: str, path: Path, suffixes: Collection[str] = ()) -> None:
@@ -165,12 +179,16 @@ def check_new_file(given_as: str, path: Path, suffixes: Collection[str] = ()) ->
     except (FileNotFoundError, NotADirectoryError):
         pass
     except IsADirectoryError as error:
-        raise ArgumentError(given_as, quote(str(path)), "a file, not a folder", "name a file in the folder") from error
+        raise ArgumentError(
+            given_as, quote(str(path)), "a file, not a folder", "name a file in the folder"
+        ) from error
     except NotAFileError as error:
         # A dangling link is replaced, like a link to a file.
         if error.errno != errno.ENOENT:
             got = f"{quote(str(path))}, {error.strerror}"
-            raise ArgumentError(given_as, got, "a file, or the name of a new one", "name a file") from error
+            raise ArgumentError(
+                given_as, got, "a file, or the name of a new one", "name a file"
+            ) from error
     if not path.parent.is_dir():
         fix = f"create the folder with mkdir -p '{path.parent}'"
         raise ArgumentError(given_as, quote(str(path)), "a file in a folder that exists", fix)
@@ -214,7 +232,8 @@ def sync_folder(folder: Path) -> None:
             os.close(descriptor)
 
 
-# -- files that a user names -------------------------------------------------------------------------------------------
+# -- files that a user names
+# -------------------------------------------------------------------------------------------
 
 
 class NotAFileError(OSError):
@@ -224,7 +243,9 @@ class NotAFileError(OSError):
 def as_path(path: Any) -> Path:
     """Return a path argument as a Path."""
     if isinstance(path, bytes) or not isinstance(path, (str, os.PathLike)):
-        raise ArgumentTypeError("path", quote(path), "a str or a pathlib.Path", "pass a str or a pathlib.Path")
+        raise ArgumentTypeError(
+            "path", quote(path), "a str or a pathlib.Path", "pass a str or a pathlib.Path"
+        )
     return Path(path)
 
 

@@ -1,6 +1,7 @@
 """Detect a fork of this process after PyTorch may have started threads.
 
-Threads do not survive a fork, and OpenMP waits for them forever, even if only torch's own operations started them.
+Threads do not survive a fork, and OpenMP waits for them forever, even if only torch's own
+operations started them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Locks of folders, which end with the process that holds them.
 
-The system's lock on a file is used, not the existence of the file, so a killed process blocks no other. Systems and
-file systems without locks run without them.
+The system's lock on a file is used, not the existence of the file, so a killed process blocks no
+other. Systems and file systems without locks run without them.
 """
 
 from __future__ import annotations
@@ -32,9 +32,11 @@ HAS_LOCKS = fcntl is not None or msvcrt is not None
 LOCK = ".lock"
 # O_NOFOLLOW: a link could lead to a file of the user.
 _FLAGS = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
-# The byte that Windows locks: processes cannot read a locked byte, and the owner's name must be readable.
+# The byte that Windows locks: processes cannot read a locked byte, and the owner's name must be
+# readable.
 _BYTE = 1 << 20
-# Attempts if other processes interfere; more would mean that the file system has no stable file identities.
+# Attempts if other processes interfere; more would mean that the file system has no stable file
+# identities.
 _TRIES = 1000
 
 # Locked folders of this process, by thread: the system's locks only exclude other processes.
@@ -67,7 +69,9 @@ def locked(folder: Path, given_as: str = "folder") -> Iterator[None]:
 
 @contextmanager
 def turn(partial: Path) -> Iterator[None]:
-    """Wait until no other process writes a temporary file, if the system has locks of open files that are renamed."""
+    """Wait until no other process writes a temporary file, if the system has locks of open files
+    that are renamed.
+    """
     if not HAS_LOCKS or fcntl is None:
         yield
         return
@@ -113,7 +117,9 @@ def _take(folder: Path, given_as: str) -> int | None:
 
 
 def _lock(descriptor: int) -> bool:
-    """Lock a file; return False if another process holds it, True if the file system has no locks."""
+    """Lock a file; return False if another process holds it, True if the file system has no
+    locks.
+    """
     try:
         if fcntl is not None:
             # lockf is not inherited by forked DataLoader workers, which may outlive this process.

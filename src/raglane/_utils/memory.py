@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     # The help of commands reads this module, and torch takes a second to import.
     from torch import Tensor
 
-# Bytes of a weight, and the overhead of a tensor in a model and in training, measured on thousands of layers of one
-# unit.
+# Bytes of a weight, and the overhead of a tensor in a model and in training, measured on thousands
+# of layers of one unit.
 FLOAT, TENSOR, TRAINED_TENSOR = 4, 1024, 10 * 1024
 
 # The limit and the use of a container in both versions of Linux's control groups.
@@ -41,10 +41,14 @@ def check_memory(what: str, needed: int, fix: str, available: float | None = Non
 
 
 def check_pairs(left: Tensor, right: Tensor, each: int) -> None:
-    """Raise if ``each`` bytes per pair of elements do not fit; ``left`` and ``right`` are lengths on the host, (B,)."""
+    """Raise if ``each`` bytes per pair of elements do not fit; ``left`` and ``right`` are lengths
+    on the host, (B,).
+    """
     pairs = int((left * right).sum())
     if each * pairs >= 1 << 30:  # the available memory is read from a file
-        check_memory(f"{pairs:,} pairs of elements", each * pairs, "pass fewer or shorter sequences at once")
+        check_memory(
+            f"{pairs:,} pairs of elements", each * pairs, "pass fewer or shorter sequences at once"
+        )
 
 
 def mapped_bytes() -> int:
@@ -56,7 +60,9 @@ def mapped_bytes() -> int:
 
 
 def is_mapped(address: int, size: int) -> bool:
-    """Return True if memory is mapped from a file that this process cannot modify; False below 1 MiB."""
+    """Return True if memory is mapped from a file that this process cannot modify; False below 1
+    MiB.
+    """
     try:
         lines = Path("/proc/self/maps").read_bytes().splitlines() if size >= 1 << 20 else []
     except OSError:
@@ -65,7 +71,9 @@ def is_mapped(address: int, size: int) -> bool:
         places, allowed, _, _, inode = line.split()[:5]
         first, end = (int(place, 16) for place in places.split(b"-"))
         if first <= address < end:
-            return address + size <= end and inode != b"0" and (b"w" not in allowed or b"p" in allowed)
+            return (
+                address + size <= end and inode != b"0" and (b"w" not in allowed or b"p" in allowed)
+            )
     return False
 
 
@@ -73,7 +81,9 @@ def _free() -> float:
     """Return MemAvailable on Linux, and the physical memory elsewhere."""
     with suppress(OSError, ValueError, StopIteration):
         lines = Path("/proc/meminfo").read_text().splitlines()
-        return next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+        return next(
+            1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")
+        )
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, AttributeError):
@@ -81,7 +91,9 @@ def _free() -> float:
 
 
 def _left(limit: str, current: str, cache: str) -> float:
-    """Return the memory that a control group has left; files that were read once can be dropped for it."""
+    """Return the memory that a control group has left; files that were read once can be dropped for
+    it.
+    """
     most, folder = math.inf, Path(limit).parent  # if there is no such file, or it contains "max"
     with suppress(OSError, ValueError):
         most = int(Path(limit).read_text())

@@ -41,8 +41,13 @@ def quote(value: Any) -> str:
     try:
         text = repr(value)
     except Exception:
-        # Python does not write integers of thousands of digits, and a user's class may raise anything.
-        text = f"a number of {value.bit_length()} bits" if isinstance(value, int) else f"a {type(value).__name__}"
+        # Python does not write integers of thousands of digits, and a user's class may raise
+        # anything.
+        text = (
+            f"a number of {value.bit_length()} bits"
+            if isinstance(value, int)
+            else f"a {type(value).__name__}"
+        )
     return shorten(printable(text), _QUOTED)
 
 
@@ -88,11 +93,22 @@ def argument(name: str, value: Any = None, of: str | None = None) -> str:
 
 
 def nearest(name: str, valid: Iterable[str]) -> str | None:
-    """Return the valid name closest to a misspelled or abbreviated one, in any case of letters, or None."""
+    """Return the valid name closest to a misspelled or abbreviated one, in any case of letters, or
+    None.
+    """
     known = {_plain(one): one for one in valid}
     wanted = _plain(name)
-    begins = [one for one in known if len(wanted) > 2 and (one.startswith(wanted) or wanted.startswith(f"{one}-"))]
-    candidates = (wanted, _OTHER_NAMES.get(wanted), *begins, *difflib.get_close_matches(wanted, known, 1))
+    begins = [
+        one
+        for one in known
+        if len(wanted) > 2 and (one.startswith(wanted) or wanted.startswith(f"{one}-"))
+    ]
+    candidates = (
+        wanted,
+        _OTHER_NAMES.get(wanted),
+        *begins,
+        *difflib.get_close_matches(wanted, known, 1),
+    )
     return next((known[one] for one in candidates if one in known), None)
 
 
@@ -101,12 +117,18 @@ def _plain(name: str) -> str:
 
 
 def require(module: str, extra: str) -> ModuleType:
-    """Import an optional dependency; raise MissingExtraError with the extra of raglane that installs it."""
+    """Import an optional dependency; raise MissingExtraError with the extra of raglane that
+    installs it.
+    """
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         # A broken package that is installed shows its own error.
-        if error.name is not None and module != error.name and not module.startswith(error.name + "."):
+        if (
+            error.name is not None
+            and module != error.name
+            and not module.startswith(error.name + ".")
+        ):
             raise
         raise MissingExtraError(
             f"{module.split('.')[0]} is not installed. Run pip install 'raglane[{extra}]'."

@@ -18,7 +18,9 @@ _WIDEST = 60
 
 @dataclass(frozen=True)
 class Table:
-    """Rows and the names of their columns. None and NaN are dashes; other floats have three decimals."""
+    """Rows and the names of their columns. None and NaN are dashes; other floats have three
+    decimals.
+    """
 
     caption: str
     columns: Sequence[str]
@@ -39,7 +41,12 @@ class Table:
     def cells(self) -> list[list[str]]:
         """The rows as text, with thousands separators."""
         return [
-            [f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else _cell(value) for value in row]
+            [
+                f"{value:,}"
+                if isinstance(value, int) and not isinstance(value, bool)
+                else _cell(value)
+                for value in row
+            ]
             for row in self.rows
         ]
 
@@ -51,8 +58,12 @@ class Table:
     def markdown(self) -> str:
         """Return the caption and the table in Markdown."""
         marks = [":--" if place < self.words else "--:" for place in range(len(self.columns))]
-        names, *rows = ["| " + " | ".join(map(escaped, row)) + " |" for row in [self.columns, *self.cells]]
-        return "\n".join([f"{escaped(self.caption)}:", "", names, f"| {' | '.join(marks)} |", *rows])
+        names, *rows = [
+            "| " + " | ".join(map(escaped, row)) + " |" for row in [self.columns, *self.cells]
+        ]
+        return "\n".join(
+            [f"{escaped(self.caption)}:", "", names, f"| {' | '.join(marks)} |", *rows]
+        )
 
 
 def aligned(rows: Sequence[Sequence[str]], words: int = 1) -> list[str]:

@@ -1,8 +1,8 @@
 """Support of PyTorch's transformations: ``torch.compile``, :mod:`torch.func` and :mod:`torch.jit`.
 
-NOTE (integers): lengths and offsets have no derivative and are equal for all samples of a ``vmap``. But within
-:mod:`torch.func` all results are wrapped, and the host cannot read the numbers of a wrapped tensor. So index arithmetic
-is done outside of the transformation.
+NOTE (integers): lengths and offsets have no derivative and are equal for all samples of a ``vmap``.
+But within :mod:`torch.func` all results are wrapped, and the host cannot read the numbers of a
+wrapped tensor. So index arithmetic is done outside of the transformation.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ T = TypeVar("T")
 def constant_when_traced(function: Callable[P, R]) -> Callable[P, R]:
     """Make ``torch.compile`` treat the result of a function as a constant.
 
-    ``torch.compiler.assume_constant_result`` does the same, but imports the compiler, which takes seconds.
+    ``torch.compiler.assume_constant_result`` does the same, but imports the compiler, which takes
+    seconds.
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
@@ -46,7 +47,9 @@ def never_traced(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def records_operators() -> bool:
-    """Return True if a compiler, an export or a dispatch mode records operators, so kernels must be operators."""
+    """Return True if a compiler, an export or a dispatch mode records operators, so kernels must be
+    operators.
+    """
     return torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
 
 
@@ -59,7 +62,8 @@ def is_jit_traced() -> bool:
 def is_exporting() -> bool:
     """Return True within ``torch.export``.
 
-    ``torch.compiler.is_exporting`` reads the same flag, but in torch 2.11 is also True within ``torch.compile``.
+    ``torch.compiler.is_exporting`` reads the same flag, but in torch 2.11 is also True within
+    ``torch.compile``.
     """
     return bool(torch.compiler._is_exporting_flag)
 
@@ -104,7 +108,9 @@ def has_tangent(tensors: Iterable[Tensor | None]) -> bool:
     """Return True if a tensor has a tangent of :mod:`torch.autograd.forward_ad`."""
     if forward_ad._current_level < 0:
         return False
-    return any(part is not None and forward_ad.unpack_dual(part).tangent is not None for part in tensors)
+    return any(
+        part is not None and forward_ad.unpack_dual(part).tangent is not None for part in tensors
+    )
 
 
 def are_transformed(tensors: Iterable[Tensor | None]) -> bool:
@@ -138,13 +144,18 @@ def index_arithmetic(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def plain(part: T) -> T:
-    """Remove the wrappers of transformations from a tensor of integers; return anything else unchanged."""
+    """Remove the wrappers of transformations from a tensor of integers; return anything else
+    unchanged.
+    """
     if torch.compiler.is_compiling() or not torch._C._are_functorch_transforms_active():
         return part
     functorch = torch._C._functorch
     while isinstance(part, Tensor) and functorch.is_functorch_wrapped_tensor(part):
         if functorch.is_batchedtensor(part):
-            got, rule = "different numbers for each sample", "the same for all samples of torch.vmap"
+            got, rule = (
+                "different numbers for each sample",
+                "the same for all samples of torch.vmap",
+            )
             fix = "map over values, states or weights, or make one Ragged batch of all samples"
             raise ArgumentError("lengths or offsets", got, rule, fix)
         part = functorch.get_unwrapped(part)  # type: ignore[assignment]

@@ -1,4 +1,6 @@
-"""The closed-form continuous-time cell of Hasani et al. (Nature Machine Intelligence 4, 2022; arXiv:2106.13898)."""
+"""The closed-form continuous-time cell of Hasani et al. (Nature Machine Intelligence 4, 2022;
+arXiv:2106.13898).
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,9 @@ class CfC(CellSpec):
         s    = sigmoid((W_a u + b_a) * t + W_b u + b_b)
         h'   = (1 - s) * f + s * g
 
-    ``t`` is the time since the previous element, in column ``gap_column`` of the input, which is not a feature. It is 1
-    without such a column, and in layers above the first. ``backbone_units`` is ``U``, by default ``H``.
+    ``t`` is the time since the previous element, in column ``gap_column`` of the input, which is
+    not a feature. It is 1 without such a column, and in layers above the first. ``backbone_units``
+    is ``U``, by default ``H``.
     """
 
     gates: ClassVar[tuple[str, ...]] = ("u",)
@@ -39,7 +42,9 @@ class CfC(CellSpec):
 
     def __init__(self, backbone_units: int | None = None, gap_column: int | None = None) -> None:
         of_units = "" if backbone_units is None else f" of {backbone_units} units"
-        self.name = f"cfc{of_units}" + ("" if gap_column is None else f" with times in column {gap_column}")
+        self.name = f"cfc{of_units}" + (
+            "" if gap_column is None else f" with times in column {gap_column}"
+        )
         self.backbone_units = backbone_units
         self.gap_column = gap_column
         self._above = self if gap_column is None else CfC(backbone_units)
@@ -48,11 +53,21 @@ class CfC(CellSpec):
         """See :meth:`CellSpec.above`."""
         return self._above
 
-    def shapes(self, input_size: int, hidden_size: int, bias: bool = True, proj_size: int = 0) -> Shapes:  # noqa: ARG002
-        """See :meth:`CellSpec.shapes`; raises ArgumentError if the input lacks the gap column, or has only that."""
+    def shapes(
+        self,
+        input_size: int,
+        hidden_size: int,
+        bias: bool = True,
+        proj_size: int = 0,  # noqa: ARG002
+    ) -> Shapes:
+        """See :meth:`CellSpec.shapes`; raises ArgumentError if the input lacks the gap column, or
+        has only that.
+        """
         if self.gap_column is not None and not 0 <= self.gap_column < input_size > 1:
             rule = f"one of the input's {input_size} columns, and not the only one"
-            raise ArgumentError("gap_column", str(self.gap_column), rule, "pass the index of a column, from 0")
+            raise ArgumentError(
+                "gap_column", str(self.gap_column), rule, "pass the index of a column, from 0"
+            )
         units = self.backbone_units or hidden_size
         return {
             "weight_ih": (units, input_size - (self.gap_column is not None)),
@@ -67,14 +82,20 @@ class CfC(CellSpec):
         return slice(0, self.backbone_units or hidden_size)
 
     def prepare(self, weights: CfCWeights, values: Tensor, offsets: Tensor) -> Tensor:  # noqa: ARG002
-        """Return the input products with their bias, ``(N, U)``, and one more column for time gaps."""
+        """Return the input products with their bias, ``(N, U)``, and one more column for time
+        gaps.
+        """
         place = self.gap_column
         if place is None or values.shape[1] == weights.input.shape[1]:
             return F.linear(values, weights.input, weights.bias)
         features = torch.cat([values[:, :place], values[:, place + 1 :]], 1)
-        return torch.cat([F.linear(features, weights.input, weights.bias), values[:, place : place + 1]], 1)
+        return torch.cat(
+            [F.linear(features, weights.input, weights.bias), values[:, place : place + 1]], 1
+        )
 
-    def step(self, weights: CfCWeights, prepared: Tensor, state: States, mask: Tensor | None = None) -> Stepped:
+    def step(
+        self, weights: CfCWeights, prepared: Tensor, state: States, mask: Tensor | None = None
+    ) -> Stepped:
         """See :meth:`CellSpec.step`; ``prepared`` is ``(R, U)`` or ``(R, U + 1)``."""
         (h,) = state
         units = weights.hidden.shape[0]

@@ -1,4 +1,6 @@
-"""The LSTM with coupled gates, "CIFG" in Greff et al., "LSTM: a search space odyssey" (2015, arXiv:1503.04069)."""
+"""The LSTM with coupled gates, "CIFG" in Greff et al., "LSTM: a search space odyssey" (2015,
+arXiv:1503.04069).
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ class CoupledLSTM(CellSpec):
         c'   = f * c + (1 - f) * g
         h'   = o * tanh(c')
 
-    ``clip`` bounds the arguments of ``f``, ``g`` and ``o``, as in the ONNX operator LSTM with ``input_forget``.
+    ``clip`` bounds the arguments of ``f``, ``g`` and ``o``, as in the ONNX operator LSTM with
+    ``input_forget``.
     """
 
     gates: ClassVar[tuple[str, ...]] = ("f", "g", "o")
@@ -28,7 +31,9 @@ class CoupledLSTM(CellSpec):
         self.name = clipped("coupled_lstm", clip)
         self._clip = clip
 
-    def step(self, weights: Weights, prepared: Tensor, state: States, mask: Tensor | None = None) -> Stepped:
+    def step(
+        self, weights: Weights, prepared: Tensor, state: States, mask: Tensor | None = None
+    ) -> Stepped:
         """See :meth:`CellSpec.step`."""
         h, c = state
         gates = bounded(torch.addmm(prepared, masked(h, mask), weights.hidden.t()), self._clip)

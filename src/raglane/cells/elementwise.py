@@ -1,6 +1,8 @@
-"""The base of the element-wise cells: no matrix multiplies the state, so a unit depends only on its own past.
+"""The base of the element-wise cells: no matrix multiplies the state, so a unit depends only on its
+own past.
 
-All products are input products, computed for all elements at once. The time loop has only a few operations per unit.
+All products are input products, computed for all elements at once. The time loop has only a few
+operations per unit.
 """
 
 from __future__ import annotations
@@ -14,7 +16,9 @@ from raglane.cells.spec import CellSpec, Shapes, masked
 
 
 class ElementwiseWeights(NamedTuple):
-    """The weights of one layer in one direction; ``V`` is the number of gates that read the state."""
+    """The weights of one layer in one direction; ``V`` is the number of gates that read the
+    state.
+    """
 
     input: Tensor  # (G * H, D)
     recurrent: Tensor | None = None  # (V * H,), the factors of the state
@@ -23,7 +27,9 @@ class ElementwiseWeights(NamedTuple):
 
 
 def seen(weights: ElementwiseWeights, state: Tensor, mask: Tensor | None) -> Tensor:
-    """Return the state times its factors, for the gates that read it: ``(R, H)`` to ``(R, V * H)``."""
+    """Return the state times its factors, for the gates that read it: ``(R, H)`` to ``(R, V *
+    H)``.
+    """
     recurrent, read = cast(Tensor, weights.recurrent), masked(state, mask)
     return recurrent * read.repeat(1, recurrent.shape[0] // read.shape[1])
 
@@ -31,8 +37,8 @@ def seen(weights: ElementwiseWeights, state: Tensor, mask: Tensor | None) -> Ten
 class ElementwiseSpec(CellSpec):
     """A cell whose recurrence is element-wise.
 
-    Its weights are ``input (G * H, D)``; ``recurrent (V * H,)``, the factors of the state; ``bias (G * H,)``; and
-    ``skip (H, D)``, a projection of the input. All but the first may be None.
+    Its weights are ``input (G * H, D)``; ``recurrent (V * H,)``, the factors of the state; ``bias
+    (G * H,)``; and ``skip (H, D)``, a projection of the input. All but the first may be None.
 
     Attributes:
         recurrent_gates: ``V``, the number of gates that read the state.
@@ -53,14 +59,22 @@ class ElementwiseSpec(CellSpec):
         """True if a gate reads the state."""
         return self.recurrent_gates > 0
 
-    def shapes(self, input_size: int, hidden_size: int, bias: bool = True, proj_size: int = 0) -> Shapes:  # noqa: ARG002
+    def shapes(
+        self,
+        input_size: int,
+        hidden_size: int,
+        bias: bool = True,
+        proj_size: int = 0,  # noqa: ARG002
+    ) -> Shapes:
         """See :meth:`CellSpec.shapes`."""
         rows = len(self.gates) * hidden_size
         return {
             "weight_ih": (rows, input_size),
             "weight_hh": (self.recurrent_gates * hidden_size,) if self.recurrent_gates else None,
             "bias_ih": (rows,) if bias else None,
-            "weight_skip": (hidden_size, input_size) if self.skips and input_size != hidden_size else None,
+            "weight_skip": (hidden_size, input_size)
+            if self.skips and input_size != hidden_size
+            else None,
         }
 
     def prepare(self, weights: ElementwiseWeights, values: Tensor, offsets: Tensor) -> Tensor:  # noqa: ARG002

@@ -1,4 +1,6 @@
-"""The simple recurrent network of Elman, "Finding structure in time", Cognitive Science 14 (1990)."""
+"""The simple recurrent network of Elman, "Finding structure in time", Cognitive Science 14
+(1990).
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,12 @@ class Elman(CellSpec):
         self._clip = clip
         self._activation = torch.tanh if nonlinearity == "tanh" else torch.relu
 
-    def step(self, weights: Weights, prepared: Tensor, state: States, mask: Tensor | None = None) -> Stepped:
+    def step(
+        self, weights: Weights, prepared: Tensor, state: States, mask: Tensor | None = None
+    ) -> Stepped:
         """See :meth:`CellSpec.step`."""
         (h,) = state
-        h = self._activation(bounded(torch.addmm(prepared, masked(h, mask), weights.hidden.t()), self._clip))
+        h = self._activation(
+            bounded(torch.addmm(prepared, masked(h, mask), weights.hidden.t()), self._clip)
+        )
         return h, (h,)

@@ -1,4 +1,6 @@
-"""The gated recurrent unit of Cho et al. (2014, arXiv:1406.1078), with the reset before or after the product."""
+"""The gated recurrent unit of Cho et al. (2014, arXiv:1406.1078), with the reset before or after
+the product.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,9 @@ class GRU(CellSpec):
         n    = tanh(W_nx x + b_nx + r * (W_nh h + b_nh))
         h'   = (1 - z) * n + z * h
 
-    With ``reset_after=False``, as in the paper, ``n = tanh(W_nx x + b_nx + W_nh (r * h) + b_nh)``. The reset after the
-    product, as in PyTorch and cuDNN, needs only one product for all gates. ``clip`` bounds the arguments of the gates,
-    as in the ONNX operator GRU.
+    With ``reset_after=False``, as in the paper, ``n = tanh(W_nx x + b_nx + W_nh (r * h) + b_nh)``.
+    The reset after the product, as in PyTorch and cuDNN, needs only one product for all gates.
+    ``clip`` bounds the arguments of the gates, as in the ONNX operator GRU.
     """
 
     gates: ClassVar[tuple[str, ...]] = ("r", "z", "n")
@@ -35,7 +37,9 @@ class GRU(CellSpec):
         # Without the hidden bias, because the reset gate scales the candidate's part of it.
         return F.linear(values, weights.input, weights.input_bias)
 
-    def step(self, weights: Weights, prepared: Tensor, state: States, mask: Tensor | None = None) -> Stepped:
+    def step(
+        self, weights: Weights, prepared: Tensor, state: States, mask: Tensor | None = None
+    ) -> Stepped:
         """See :meth:`CellSpec.step`."""
         (h,) = state
         read = masked(h, mask)
@@ -47,7 +51,9 @@ class GRU(CellSpec):
         else:
             rows = [2 * h.shape[1], h.shape[1]]
             to_gates, to_candidate = weights.hidden.split(rows)
-            biases = (None, None) if weights.hidden_bias is None else weights.hidden_bias.split(rows)
+            biases = (
+                (None, None) if weights.hidden_bias is None else weights.hidden_bias.split(rows)
+            )
             h_r, h_z = F.linear(read, to_gates, biases[0]).chunk(2, 1)
             r = torch.sigmoid(bounded(x_r + h_r, self._clip))
             candidate = x_n + F.linear(r * read, to_candidate, biases[1])

@@ -1,4 +1,6 @@
-"""The GRU with decay for missing values: Che et al. (Scientific Reports 8, 2018; arXiv:1606.01865)."""
+"""The GRU with decay for missing values: Che et al. (Scientific Reports 8, 2018;
+arXiv:1606.01865).
+"""
 
 from __future__ import annotations
 
@@ -38,10 +40,11 @@ class GRUD(CellSpec):
         n    = tanh(W_nx x^ + V_n m + b_n + W_nh (r * h^))
         h'   = (1 - z) * n + z * h^
 
-    An element has three blocks of columns, made by :func:`raglane.data.observations`: ``x``, the last observed value or
-    0; ``1 - m``, 1 if the value is missing, else 0; and ``t``, the time since the channel was last observed before this
-    element. In the paper a value decays to the channel's mean, which is 0 here, and ``z`` and ``1 - z`` are exchanged.
-    Layers above the first are GRUs with the reset before the product.
+    An element has three blocks of columns, made by :func:`raglane.data.observations`: ``x``, the
+    last observed value or 0; ``1 - m``, 1 if the value is missing, else 0; and ``t``, the time
+    since the channel was last observed before this element. In the paper a value decays to the
+    channel's mean, which is 0 here, and ``z`` and ``1 - z`` are exchanged. Layers above the first
+    are GRUs with the reset before the product.
     """
 
     name = "grud"
@@ -56,12 +59,21 @@ class GRUD(CellSpec):
         """See :meth:`CellSpec.above`."""
         return self._above
 
-    def shapes(self, input_size: int, hidden_size: int, bias: bool = True, proj_size: int = 0) -> Shapes:  # noqa: ARG002
-        """See :meth:`CellSpec.shapes`; raises ArgumentError unless each channel has three columns."""
+    def shapes(
+        self,
+        input_size: int,
+        hidden_size: int,
+        bias: bool = True,
+        proj_size: int = 0,  # noqa: ARG002
+    ) -> Shapes:
+        """See :meth:`CellSpec.shapes`; raises ArgumentError unless each channel has three
+        columns.
+        """
         first = self._is_first
         if first and input_size % 3:
             rule = (
-                "a multiple of 3: for each channel its value, a mark if it is missing, and the time since it was seen"
+                "a multiple of 3: for each channel its value, a mark if it is missing, "
+                "and the time since it was seen"
             )
             fix = "make the columns with rl.data.observations(batch)"
             raise ArgumentError("input_size", str(input_size), rule, fix)
@@ -77,7 +89,9 @@ class GRUD(CellSpec):
         }
 
     def initialise(self, parameter: str, tensor: Tensor, hidden_size: int) -> None:
-        """See :meth:`CellSpec.initialise`; decays start positive, since negative ones have no effect or gradient."""
+        """See :meth:`CellSpec.initialise`; decays start positive, since negative ones have no
+        effect or gradient.
+        """
         if parameter in ("weight_dx", "weight_dh"):
             nn.init.uniform_(tensor, 0.0, hidden_size**-0.5)
         elif parameter in ("bias_dx", "bias_dh"):
@@ -86,7 +100,9 @@ class GRUD(CellSpec):
             super().initialise(parameter, tensor, hidden_size)
 
     def prepare(self, weights: GRUDWeights, values: Tensor, offsets: Tensor) -> Tensor:  # noqa: ARG002
-        """Return the input products with their bias, ``(N, 3 * H)``, and in the first layer the decay ``(N, H)``."""
+        """Return the input products with their bias, ``(N, 3 * H)``, and in the first layer the
+        decay ``(N, H)``.
+        """
         if weights.value_decay is None or weights.state_decay is None:
             return F.linear(values, weights.input, weights.bias)
         x, absent, elapsed = values.chunk(3, 1)
@@ -98,14 +114,22 @@ class GRUD(CellSpec):
         decay = F.linear(elapsed, weights.state_decay, weights.state_decay_bias)
         return torch.cat([products, torch.exp(-decay.relu())], 1)
 
-    def step(self, weights: GRUDWeights, prepared: Tensor, state: States, mask: Tensor | None = None) -> Stepped:
-        """See :meth:`CellSpec.step`; ``prepared`` is ``(R, 4 * H)`` in the first layer, else ``(R, 3 * H)``."""
+    def step(
+        self, weights: GRUDWeights, prepared: Tensor, state: States, mask: Tensor | None = None
+    ) -> Stepped:
+        """See :meth:`CellSpec.step`; ``prepared`` is ``(R, 4 * H)`` in the first layer, else ``(R,
+        3 * H)``.
+        """
         (h,) = state
         size = h.shape[1]
         if prepared.shape[1] > 3 * size:
             h = h * prepared[:, 3 * size :]
         read = masked(h, mask)
-        r, z = torch.sigmoid(prepared[:, : 2 * size] + read @ weights.hidden[: 2 * size].t()).chunk(2, 1)
-        n = torch.tanh(prepared[:, 2 * size : 3 * size] + (r * read) @ weights.hidden[2 * size :].t())
+        r, z = torch.sigmoid(prepared[:, : 2 * size] + read @ weights.hidden[: 2 * size].t()).chunk(
+            2, 1
+        )
+        n = torch.tanh(
+            prepared[:, 2 * size : 3 * size] + (r * read) @ weights.hidden[2 * size :].t()
+        )
         h = n + z * (h - n)
         return h, (h,)

@@ -27,13 +27,21 @@ class IndRNN(ElementwiseSpec):
         self._activation = torch.tanh if nonlinearity == "tanh" else torch.relu
 
     def initialise(self, parameter: str, tensor: Tensor, hidden_size: int) -> None:
-        """See :meth:`CellSpec.initialise`; recurrent weights are from 0 to 1, so that states remain bounded."""
+        """See :meth:`CellSpec.initialise`; recurrent weights are from 0 to 1, so that states remain
+        bounded.
+        """
         if parameter == "weight_hh":
             nn.init.uniform_(tensor, 0.0, 1.0)
         else:
             super().initialise(parameter, tensor, hidden_size)
 
-    def step(self, weights: ElementwiseWeights, prepared: Tensor, state: States, mask: Tensor | None = None) -> Stepped:
+    def step(
+        self,
+        weights: ElementwiseWeights,
+        prepared: Tensor,
+        state: States,
+        mask: Tensor | None = None,
+    ) -> Stepped:
         """See :meth:`CellSpec.step`."""
         (h,) = state
         h = self._activation(prepared + seen(weights, h, mask))

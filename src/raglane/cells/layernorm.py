@@ -31,7 +31,9 @@ class _LayerNormSpec(CellSpec):
 
     weights_type: ClassVar[Any] = LayerNormWeights
 
-    def shapes(self, input_size: int, hidden_size: int, bias: bool = True, proj_size: int = 0) -> Shapes:
+    def shapes(
+        self, input_size: int, hidden_size: int, bias: bool = True, proj_size: int = 0
+    ) -> Shapes:
         """See :meth:`CellSpec.shapes`."""
         shapes = super().shapes(input_size, hidden_size, bias, proj_size)
         gain = (len(self.gates) * hidden_size,)
@@ -66,18 +68,22 @@ class LayerNormLSTM(_LayerNormSpec):
         c'         = sigmoid(f) * c + sigmoid(i) * tanh(g)
         h'         = sigmoid(o) * tanh(LN(c'))
 
-    ``LN`` normalises over all gates of an element, with a separate gain and bias in each place. The new state is ``c'``
-    before its normalisation.
+    ``LN`` normalises over all gates of an element, with a separate gain and bias in each place. The
+    new state is ``c'`` before its normalisation.
     """
 
     name = "layernorm_lstm"
     gates: ClassVar[tuple[str, ...]] = ("i", "f", "g", "o")
     states: ClassVar[tuple[str, ...]] = ("h", "c")
 
-    def step(self, weights: LayerNormWeights, prepared: Tensor, state: States, mask: Tensor | None = None) -> Stepped:
+    def step(
+        self, weights: LayerNormWeights, prepared: Tensor, state: States, mask: Tensor | None = None
+    ) -> Stepped:
         """See :meth:`CellSpec.step`."""
         h, c = state
-        hidden = _normalised(F.linear(masked(h, mask), weights.hidden), weights.hidden_gain, weights.hidden_bias)
+        hidden = _normalised(
+            F.linear(masked(h, mask), weights.hidden), weights.hidden_gain, weights.hidden_bias
+        )
         i, f, g, o = (prepared + hidden).chunk(4, 1)
         c = f.sigmoid() * c + i.sigmoid() * g.tanh()
         h = o.sigmoid() * torch.tanh(_normalised(c, weights.memory_gain, weights.memory_bias))
@@ -99,10 +105,14 @@ class LayerNormGRU(_LayerNormSpec):
     name = "layernorm_gru"
     gates: ClassVar[tuple[str, ...]] = ("r", "z", "n")
 
-    def step(self, weights: LayerNormWeights, prepared: Tensor, state: States, mask: Tensor | None = None) -> Stepped:
+    def step(
+        self, weights: LayerNormWeights, prepared: Tensor, state: States, mask: Tensor | None = None
+    ) -> Stepped:
         """See :meth:`CellSpec.step`."""
         (h,) = state
-        hidden = _normalised(F.linear(masked(h, mask), weights.hidden), weights.hidden_gain, weights.hidden_bias)
+        hidden = _normalised(
+            F.linear(masked(h, mask), weights.hidden), weights.hidden_gain, weights.hidden_bias
+        )
         r_input, z_input, n_input = prepared.chunk(3, 1)
         r_hidden, z_hidden, n_hidden = hidden.chunk(3, 1)
         r, z = torch.sigmoid(r_input + r_hidden), torch.sigmoid(z_input + z_hidden)

@@ -1,7 +1,7 @@
 """Long short-term memory: Hochreiter and Schmidhuber, Neural Computation 9 (1997).
 
-The forget gate is that of Gers, Schmidhuber and Cummins, Neural Computation 12 (2000), and the projection that of Sak,
-Senior and Beaufays (2014, arXiv:1402.1128).
+The forget gate is that of Gers, Schmidhuber and Cummins, Neural Computation 12 (2000), and the
+projection that of Sak, Senior and Beaufays (2014, arXiv:1402.1128).
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ class LSTM(CellSpec):
         c'      = f * c + i * g
         h'      = o * tanh(c')              or, with a projection, W_hr (o * tanh(c'))
 
-    ``clip`` bounds the arguments of the four gates, but not that of ``tanh(c')``, as in the ONNX operator LSTM.
+    ``clip`` bounds the arguments of the four gates, but not that of ``tanh(c')``, as in the ONNX
+    operator LSTM.
     """
 
     gates: ClassVar[tuple[str, ...]] = ("i", "f", "g", "o")
@@ -33,18 +34,25 @@ class LSTM(CellSpec):
         self.name = clipped("lstm", clip)
         self._clip = clip
 
-    def shapes(self, input_size: int, hidden_size: int, bias: bool = True, proj_size: int = 0) -> Shapes:
+    def shapes(
+        self, input_size: int, hidden_size: int, bias: bool = True, proj_size: int = 0
+    ) -> Shapes:
         """See :meth:`CellSpec.shapes`; with a projection, the gates read the projected state."""
         shapes = super().shapes(input_size, hidden_size, bias)
         if proj_size:
-            shapes |= {"weight_hh": (4 * hidden_size, proj_size), "weight_hr": (proj_size, hidden_size)}
+            shapes |= {
+                "weight_hh": (4 * hidden_size, proj_size),
+                "weight_hr": (proj_size, hidden_size),
+            }
         return shapes
 
     def state_sizes(self, hidden_size: int, proj_size: int = 0) -> tuple[int, ...]:
         """See :meth:`CellSpec.state_sizes`; with a projection, ``h`` has its size."""
         return (proj_size or hidden_size, hidden_size)
 
-    def step(self, weights: Weights, prepared: Tensor, state: States, mask: Tensor | None = None) -> Stepped:
+    def step(
+        self, weights: Weights, prepared: Tensor, state: States, mask: Tensor | None = None
+    ) -> Stepped:
         """See :meth:`CellSpec.step`."""
         h, c = state
         gates = bounded(torch.addmm(prepared, masked(h, mask), weights.hidden.t()), self._clip)

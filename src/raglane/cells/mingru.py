@@ -1,4 +1,6 @@
-"""The minimal gated recurrent unit of Feng et al., "Were RNNs all we needed?" (2024, arXiv:2410.01201)."""
+"""The minimal gated recurrent unit of Feng et al., "Were RNNs all we needed?" (2024,
+arXiv:2410.01201).
+"""
 
 from __future__ import annotations
 
@@ -18,13 +20,20 @@ class MinGRU(ElementwiseSpec):
         n  = W_n x + b_n
         h' = (1 - z) * h + z * n
 
-    This is the paper's first form. Its second form, for parallel scans, has logarithms and an activation of ``n``.
+    This is the paper's first form. Its second form, for parallel scans, has logarithms and an
+    activation of ``n``.
     """
 
     name = "mingru"
     gates: ClassVar[tuple[str, ...]] = ("z", "n")
 
-    def step(self, weights: ElementwiseWeights, prepared: Tensor, state: States, mask: Tensor | None = None) -> Stepped:  # noqa: ARG002
+    def step(
+        self,
+        weights: ElementwiseWeights,  # noqa: ARG002
+        prepared: Tensor,
+        state: States,
+        mask: Tensor | None = None,  # noqa: ARG002
+    ) -> Stepped:
         """See :meth:`CellSpec.step`."""
         (h,) = state
         z, n = prepared.chunk(2, 1)

@@ -25,12 +25,19 @@ class MinLSTM(ElementwiseSpec):
     name = "minlstm"
     gates: ClassVar[tuple[str, ...]] = ("f", "i", "n")
 
-    def step(self, weights: ElementwiseWeights, prepared: Tensor, state: States, mask: Tensor | None = None) -> Stepped:  # noqa: ARG002
+    def step(
+        self,
+        weights: ElementwiseWeights,  # noqa: ARG002
+        prepared: Tensor,
+        state: States,
+        mask: Tensor | None = None,  # noqa: ARG002
+    ) -> Stepped:
         """See :meth:`CellSpec.step`."""
         (h,) = state
         f, i, n = prepared.chunk(3, 1)
-        # f / (f + i) from logarithms, because both gates may underflow, and 0 / 0 is NaN. (torch's softplus, which is
-        # linear beyond 20, would cause an error of 2e-9 for gates that are nearly closed.)
+        # f / (f + i) from logarithms, because both gates may underflow, and 0 / 0 is NaN. (torch's
+        # softplus, which is linear beyond 20, would cause an error of 2e-9 for gates that are
+        # nearly closed.)
         keep = torch.sigmoid(F.logsigmoid(f) - F.logsigmoid(i))
         h = n + keep * (h - n)
         return h, (h,)

@@ -1,4 +1,6 @@
-"""The LSTM with peepholes of Gers and Schmidhuber, "Recurrent nets that time and count", IJCNN 2000."""
+"""The LSTM with peepholes of Gers and Schmidhuber, "Recurrent nets that time and count", IJCNN
+2000.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,8 @@ class PeepholeLSTM(CellSpec):
         o    = sigmoid(W_ox x + b_ox + W_oh h + b_oh + p_o * c')
         h'   = o * tanh(c')
 
-    This is the ONNX operator LSTM with its input ``P``. ``clip`` bounds the arguments of the four gates, with their
-    peepholes, but not that of ``tanh(c')``.
+    This is the ONNX operator LSTM with its input ``P``. ``clip`` bounds the arguments of the four
+    gates, with their peepholes, but not that of ``tanh(c')``.
     """
 
     gates: ClassVar[tuple[str, ...]] = ("i", "f", "g", "o")
@@ -42,11 +44,18 @@ class PeepholeLSTM(CellSpec):
         self.name = clipped("peephole_lstm", clip)
         self._clip = clip
 
-    def shapes(self, input_size: int, hidden_size: int, bias: bool = True, proj_size: int = 0) -> Shapes:
+    def shapes(
+        self, input_size: int, hidden_size: int, bias: bool = True, proj_size: int = 0
+    ) -> Shapes:
         """See :meth:`CellSpec.shapes`."""
-        return {**super().shapes(input_size, hidden_size, bias, proj_size), "weight_ch": (3 * hidden_size,)}
+        return {
+            **super().shapes(input_size, hidden_size, bias, proj_size),
+            "weight_ch": (3 * hidden_size,),
+        }
 
-    def step(self, weights: PeepholeWeights, prepared: Tensor, state: States, mask: Tensor | None = None) -> Stepped:
+    def step(
+        self, weights: PeepholeWeights, prepared: Tensor, state: States, mask: Tensor | None = None
+    ) -> Stepped:
         """See :meth:`CellSpec.step`."""
         h, c = state
         i, f, g, o = torch.addmm(prepared, masked(h, mask), weights.hidden.t()).chunk(4, 1)

@@ -1,4 +1,6 @@
-"""The pooling of quasi-recurrent networks, Bradbury et al. (2016, arXiv:1611.01576), "fo-pooling"."""
+"""The pooling of quasi-recurrent networks, Bradbury et al. (2016, arXiv:1611.01576),
+"fo-pooling".
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,13 @@ class QRNN(ElementwiseSpec):
     gates: ClassVar[tuple[str, ...]] = ("n", "f", "o")
     states: ClassVar[tuple[str, ...]] = ("h", "c")
 
-    def step(self, weights: ElementwiseWeights, prepared: Tensor, state: States, mask: Tensor | None = None) -> Stepped:  # noqa: ARG002
+    def step(
+        self,
+        weights: ElementwiseWeights,  # noqa: ARG002
+        prepared: Tensor,
+        state: States,
+        mask: Tensor | None = None,  # noqa: ARG002
+    ) -> Stepped:
         """See :meth:`CellSpec.step`."""
         _, c = state
         n, f, o = prepared.chunk(3, 1)

@@ -1,4 +1,6 @@
-"""The sLSTM of Beck et al., "xLSTM: Extended Long Short-Term Memory" (2024, arXiv:2405.04517), section 2.2."""
+"""The sLSTM of Beck et al., "xLSTM: Extended Long Short-Term Memory" (2024, arXiv:2405.04517),
+section 2.2.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +31,9 @@ class SLSTM(CellSpec):
         n' = exp(log sigmoid(f) + m - m') * n + exp(i - m')
         h' = sigmoid(o) * c' / n'
 
-    The state ``m`` keeps the exponentials within range and cancels in the output. A sequence begins where ``n`` is 0;
-    afterwards ``n`` is at least 1. Of the two forget gates in the paper, this is the sigmoid. Without
-    ``input_weights`` the input is ``W x``, ``(N, 4 * H)``, gate after gate.
+    The state ``m`` keeps the exponentials within range and cancels in the output. A sequence begins
+    where ``n`` is 0; afterwards ``n`` is at least 1. Of the two forget gates in the paper, this is
+    the sigmoid. Without ``input_weights`` the input is ``W x``, ``(N, 4 * H)``, gate after gate.
     """
 
     gates: ClassVar[tuple[str, ...]] = ("i", "f", "z", "o")
@@ -45,11 +47,21 @@ class SLSTM(CellSpec):
         self.heads, self.input_weights = heads, input_weights
         self._above = self if input_weights else SLSTM(heads)
 
-    def shapes(self, input_size: int, hidden_size: int, bias: bool = True, proj_size: int = 0) -> Shapes:  # noqa: ARG002
-        """See :meth:`CellSpec.shapes`; raises ArgumentError if ``heads`` does not divide the number of units."""
+    def shapes(
+        self,
+        input_size: int,
+        hidden_size: int,
+        bias: bool = True,
+        proj_size: int = 0,  # noqa: ARG002
+    ) -> Shapes:
+        """See :meth:`CellSpec.shapes`; raises ArgumentError if ``heads`` does not divide the number
+        of units.
+        """
         if hidden_size % self.heads:
             rule = f"a divisor of the number of units, {hidden_size}"
-            raise ArgumentError("heads", str(self.heads), rule, "choose another number of heads or units")
+            raise ArgumentError(
+                "heads", str(self.heads), rule, "choose another number of heads or units"
+            )
         rows = 4 * hidden_size
         if not self.input_weights and input_size != rows:
             rule = f"4 * hidden_size = {rows}, the number of gates, without input_weights"
@@ -65,13 +77,17 @@ class SLSTM(CellSpec):
         return self._above
 
     def initialise(self, parameter: str, tensor: Tensor, hidden_size: int) -> None:
-        """See :meth:`CellSpec.initialise`; biases are 0, and from 3 to 6 for the forget gates of each head."""
+        """See :meth:`CellSpec.initialise`; biases are 0, and from 3 to 6 for the forget gates of
+        each head.
+        """
         if parameter != "bias_ih":
             super().initialise(parameter, tensor, hidden_size)
             return
         with torch.no_grad():
             tensor.zero_()
-            spread = torch.linspace(3.0, 6.0, hidden_size // self.heads, dtype=tensor.dtype, device=tensor.device)
+            spread = torch.linspace(
+                3.0, 6.0, hidden_size // self.heads, dtype=tensor.dtype, device=tensor.device
+            )
             tensor[self.block(parameter, "f", hidden_size)] = spread.repeat(self.heads)
 
     def prepare(self, weights: SLSTMWeights, values: Tensor, offsets: Tensor) -> Tensor:  # noqa: ARG002
@@ -80,7 +96,9 @@ class SLSTM(CellSpec):
             return F.linear(values, weights.input, weights.bias)
         return values if weights.bias is None else values + weights.bias
 
-    def step(self, weights: SLSTMWeights, prepared: Tensor, state: States, mask: Tensor | None = None) -> Stepped:
+    def step(
+        self, weights: SLSTMWeights, prepared: Tensor, state: States, mask: Tensor | None = None
+    ) -> Stepped:
         """See :meth:`CellSpec.step`."""
         h, c, n, m = state
         i, f, z, o = (prepared + self._recurrent(weights.hidden, masked(h, mask))).chunk(4, 1)
@@ -99,7 +117,15 @@ class SLSTM(CellSpec):
             return h @ hidden.t()
         size = hidden.shape[1]
         # (heads, size of a head, 4 * size): one product for each head.
-        blocks = hidden.view(4, self.heads, size, size).permute(1, 3, 0, 2).reshape(self.heads, size, 4 * size)
+        blocks = (
+            hidden.view(4, self.heads, size, size)
+            .permute(1, 3, 0, 2)
+            .reshape(self.heads, size, 4 * size)
+        )
         rows = h.shape[0]
         products = torch.bmm(h.reshape(rows, self.heads, size).transpose(0, 1), blocks)
-        return products.view(self.heads, rows, 4, size).permute(1, 2, 0, 3).reshape(rows, hidden.shape[0])
+        return (
+            products.view(self.heads, rows, 4, size)
+            .permute(1, 2, 0, 3)
+            .reshape(rows, hidden.shape[0])
+        )

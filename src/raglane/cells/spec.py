@@ -1,7 +1,9 @@
-"""The interface of a cell: the equations of one step in plain torch, and the weights that they read.
+"""The interface of a cell: the equations of one step in plain torch, and the weights that they
+read.
 
-A cell is independent of batches, schedules and devices. It defines its gates, in the order of the rows of its weights,
-its states, the part that is computed for all elements at once (``prepare``) and one step (``step``).
+A cell is independent of batches, schedules and devices. It defines its gates, in the order of the
+rows of its weights, its states, the part that is computed for all elements at once (``prepare``)
+and one step (``step``).
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 Shapes = dict[str, tuple[int, ...] | None]
-"""The shapes of parameters by name; None for a parameter that a layer of these sizes does not have."""
+"""The shapes of parameters by name; None for a parameter that a layer of these sizes does not
+have."""
 
 States = tuple[Tensor, ...]
 """The states of a cell, ``(R, size)`` each."""
@@ -23,10 +26,11 @@ Stepped = tuple[Tensor, States]
 
 
 class Weights(NamedTuple):
-    """The weights of one layer in one direction, with the shapes and the order of rows of ``torch.nn``.
+    """The weights of one layer in one direction, with the shapes and the order of rows of
+    ``torch.nn``.
 
-    ``G`` is the number of gates, ``H`` the hidden size, ``D`` the size of the layer's input, and ``P`` the size of the
-    state ``h``: that of the projection, or ``H`` without one.
+    ``G`` is the number of gates, ``H`` the hidden size, ``D`` the size of the layer's input, and
+    ``P`` the size of the state ``h``: that of the projection, or ``H`` without one.
 
     Attributes:
         input: ``(G * H, D)``, ``weight_ih`` in torch.
@@ -62,7 +66,9 @@ def masked(h: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def bounded(arguments: Tensor, clip: float | None) -> Tensor:
-    """Return the arguments of an activation, clamped to ``-clip`` and ``clip`` if a cell clips them."""
+    """Return the arguments of an activation, clamped to ``-clip`` and ``clip`` if a cell clips
+    them.
+    """
     return arguments if clip is None else arguments.clamp(-clip, clip)
 
 
@@ -81,8 +87,8 @@ class CellSpec(ABC):
         output_is_state: True if the output is the first state, as in every cell of the library.
         weights_type: a NamedTuple of the weights, in the order of :meth:`shapes`.
         reads_state: True if weights multiply the state, so that dropout on states has an effect.
-        follows_autocast: True if ``step`` runs under autocast. Other cells compute in the dtype to which everything
-            is cast before the first step.
+        follows_autocast: True if ``step`` runs under autocast. Other cells compute in the dtype to
+            which everything is cast before the first step.
 
     Example:
         >>> from raglane.cells import CELLS
@@ -98,8 +104,15 @@ class CellSpec(ABC):
     reads_state: ClassVar[bool] = True
     follows_autocast: ClassVar[bool] = False
 
-    def shapes(self, input_size: int, hidden_size: int, bias: bool = True, proj_size: int = 0) -> Shapes:  # noqa: ARG002
-        """Return the shapes of the parameters of one layer in one direction, in the order of ``weights_type``.
+    def shapes(
+        self,
+        input_size: int,
+        hidden_size: int,
+        bias: bool = True,
+        proj_size: int = 0,  # noqa: ARG002
+    ) -> Shapes:
+        """Return the shapes of the parameters of one layer in one direction, in the order of
+        ``weights_type``.
 
         Args:
             input_size: ``D``.
@@ -108,7 +121,8 @@ class CellSpec(ABC):
             proj_size: ``P``, or 0 without a projection. Cells without projections ignore it.
 
         Returns:
-            A dict from the name of each parameter to its shape, or None if the layer does not have it.
+            A dict from the name of each parameter to its shape, or None if the layer does not have
+            it.
 
         Example:
             >>> from raglane.cells import CELLS
@@ -117,12 +131,18 @@ class CellSpec(ABC):
         """
         rows = len(self.gates) * hidden_size
         biases = (rows,) if bias else None
-        return {"weight_ih": (rows, input_size), "weight_hh": (rows, hidden_size), "bias_ih": biases, "bias_hh": biases}
+        return {
+            "weight_ih": (rows, input_size),
+            "weight_hh": (rows, hidden_size),
+            "bias_ih": biases,
+            "bias_hh": biases,
+        }
 
     def above(self) -> CellSpec:
         """Return the cell of the layers above the first, with the same names of parameters.
 
-        It is the same cell, unless the first layer reads columns that only data have, such as times.
+        It is the same cell, unless the first layer reads columns that only data have, such as
+        times.
 
         Example:
             >>> from raglane.cells import CELLS
@@ -132,7 +152,8 @@ class CellSpec(ABC):
         return self
 
     def state_sizes(self, hidden_size: int, proj_size: int = 0) -> tuple[int, ...]:  # noqa: ARG002
-        """Return the size of each state, in the order of ``states``; the first is also that of the output.
+        """Return the size of each state, in the order of ``states``; the first is also that of the
+        output.
 
         Args:
             hidden_size: ``H``.
@@ -162,7 +183,8 @@ class CellSpec(ABC):
         return slice(start, start + hidden_size)
 
     def initialise(self, parameter: str, tensor: Tensor, hidden_size: int) -> None:  # noqa: ARG002
-        """Fill a new parameter in place, uniformly from ``-1 / sqrt(H)`` to ``1 / sqrt(H)``, as torch does.
+        """Fill a new parameter in place, uniformly from ``-1 / sqrt(H)`` to ``1 / sqrt(H)``, as
+        torch does.
 
         Args:
             parameter: the name of a parameter in :meth:`shapes`.
@@ -188,17 +210,20 @@ class CellSpec(ABC):
         return F.linear(values, weights.input, summed_bias(weights.input_bias, weights.hidden_bias))
 
     @abstractmethod
-    def step(self, weights: Any, prepared: Tensor, state: States, mask: Tensor | None = None) -> Stepped:
-        """Compute one step of ``R`` rows, each of another sequence. Rows must not depend on each other.
+    def step(
+        self, weights: Any, prepared: Tensor, state: States, mask: Tensor | None = None
+    ) -> Stepped:
+        """Compute one step of ``R`` rows, each of another sequence. Rows must not depend on each
+        other.
 
         Args:
             weights: the weights of one layer in one direction, a ``weights_type``.
             prepared: ``(R, G * H)``, rows of the result of :meth:`prepare`.
             state: one ``(R, size)`` per state, in the order of ``states``.
-            mask: ``(R, size)`` or None: a factor of the state where weights read it, and only there (:func:`masked`).
-                None for cells without ``reads_state``.
+            mask: ``(R, size)`` or None: a factor of the state where weights read it, and only there
+                (:func:`masked`). None for cells without ``reads_state``.
 
         Returns:
-            The output ``(R, size of the first state)``, and the new state, shaped like ``state``. The arguments are
-            not changed in place.
+            The output ``(R, size of the first state)``, and the new state, shaped like ``state``.
+            The arguments are not changed in place.
         """

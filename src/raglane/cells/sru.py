@@ -13,7 +13,8 @@ from raglane.cells.spec import Shapes, States, Stepped
 
 
 class SRU(ElementwiseSpec):
-    """A gated memory, and a second gate that mixes it with the input (equations 1 to 4 of the paper)::
+    """A gated memory, and a second gate that mixes it with the input (equations 1 to 4 of the
+    paper)::
 
         n  = W_n x
         f  = sigmoid(W_f x + v_f * c + b_f)
@@ -30,7 +31,9 @@ class SRU(ElementwiseSpec):
     recurrent_gates: ClassVar[int] = 2
     skips: ClassVar[bool] = True
 
-    def shapes(self, input_size: int, hidden_size: int, bias: bool = True, proj_size: int = 0) -> Shapes:
+    def shapes(
+        self, input_size: int, hidden_size: int, bias: bool = True, proj_size: int = 0
+    ) -> Shapes:
         """See :meth:`CellSpec.shapes`; ``n`` has no bias."""
         shapes = super().shapes(input_size, hidden_size, bias, proj_size)
         return {**shapes, "bias_ih": (2 * hidden_size,) if bias else None}
@@ -38,15 +41,27 @@ class SRU(ElementwiseSpec):
     def block(self, parameter: str, gate: str, hidden_size: int) -> slice:
         """See :meth:`CellSpec.block`; ``n`` has no bias."""
         rows = super().block(parameter, gate, hidden_size)
-        return slice(rows.start - hidden_size, rows.stop - hidden_size) if parameter == "bias_ih" else rows
+        return (
+            slice(rows.start - hidden_size, rows.stop - hidden_size)
+            if parameter == "bias_ih"
+            else rows
+        )
 
     def prepare(self, weights: ElementwiseWeights, values: Tensor, offsets: Tensor) -> Tensor:  # noqa: ARG002
         """Return the input products, and the input that bypasses the memory, ``(N, 4 * H)``."""
-        bias = None if weights.bias is None else F.pad(weights.bias, (weights.bias.shape[0] // 2, 0))
+        bias = (
+            None if weights.bias is None else F.pad(weights.bias, (weights.bias.shape[0] // 2, 0))
+        )
         skip = values if weights.skip is None else F.linear(values, weights.skip)
         return torch.cat([F.linear(values, weights.input, bias), skip], 1)
 
-    def step(self, weights: ElementwiseWeights, prepared: Tensor, state: States, mask: Tensor | None = None) -> Stepped:
+    def step(
+        self,
+        weights: ElementwiseWeights,
+        prepared: Tensor,
+        state: States,
+        mask: Tensor | None = None,
+    ) -> Stepped:
         """See :meth:`CellSpec.step`."""
         _, c = state
         n, f, r, skip = prepared.chunk(4, 1)

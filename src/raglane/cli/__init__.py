@@ -1,4 +1,6 @@
-"""The command ``raglane``. This module imports only the standard library, so that it can report missing packages."""
+"""The command ``raglane``. This module imports only the standard library, so that it can report
+missing packages.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     if any(importlib.util.find_spec(module) is None for module in ("typer", "rich")):
         print(
-            "raglane: error: the command line requires typer and rich. Run pip install 'raglane[cli]'.", file=sys.stderr
+            "raglane: error: the command line requires typer and rich. Run pip install 'raglane[cli]'.",
+            file=sys.stderr,
         )
         return 2
     try:

@@ -56,13 +56,28 @@ def _show_version(is_given: bool) -> None:
 @app.callback()
 def _raglane(
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
+        bool,
+        typer.Option(
+            "--version", callback=_show_version, is_eager=True, help="Print the version and exit."
+        ),
     ] = False,
 ) -> None:
     pass
 
 
-for command in (convert, inspect, train, evaluate, predict, sample, compare, tune, export, serve, bench):
+for command in (
+    convert,
+    inspect,
+    train,
+    evaluate,
+    predict,
+    sample,
+    compare,
+    tune,
+    export,
+    serve,
+    bench,
+):
     app.command(epilog=_EXIT_CODES)(command)
 
 
@@ -104,14 +119,19 @@ def _explain(error: Exception, arguments: list[str]) -> tuple[str, int]:
         size = re.search(r"allocate ([\d.]+ \w+)", str(error))
         need = f"{size[1]} more are needed for" if size else "it cannot hold"
         own = {"bench": "--sizes", "sample": "--count, --length or --beam"}
-        fix = own.get("".join(arguments[:1]), "--hidden-size, --num-layers, --embedding or --batch-size")
+        fix = own.get(
+            "".join(arguments[:1]), "--hidden-size, --num-layers, --embedding or --batch-size"
+        )
         return f"Memory is exhausted: {need} model and batch. Reduce {fix}.", 2
     if isinstance(error, RuntimeError) and "DataLoader worker" in str(error):
         fix = "Pass fewer --workers; --resume continues the run from its last checkpoint."
         return f"A worker of the DataLoader died, e.g. because memory was full. {fix}", 2
     place = place_of_error(error)
     if place is not None:
-        return f"--cell failed in {shorten(place, _LONGEST)}. Correct it; --debug shows the traceback.", 2
+        return (
+            f"--cell failed in {shorten(place, _LONGEST)}. Correct it; --debug shows the traceback.",
+            2,
+        )
     text = shorten(f"{type(error).__name__}: {error}".splitlines()[0], _LONGEST)
     return f"{text} (internal error; --debug shows the traceback)", 1
 
@@ -120,17 +140,28 @@ def _unknown_option(error: Any) -> str | None:
     """Return a message with the closest option of the command, or None for another error."""
     if type(error).__name__ != "NoSuchOption" or error.ctx is None:
         return None
-    near = nearest(error.option_name, [flag for one in error.ctx.command.params for flag in one.opts if flag[0] == "-"])
+    near = nearest(
+        error.option_name,
+        [flag for one in error.ctx.command.params for flag in one.opts if flag[0] == "-"],
+    )
     fix = f"pass {near}" if near else "see --help for all options"
-    return message("option", quote(error.option_name), f"one of {error.ctx.command_path} --help", fix)
+    return message(
+        "option", quote(error.option_name), f"one of {error.ctx.command_path} --help", fix
+    )
 
 
 def _invalid_number(error: Any, arguments: list[str]) -> str | None:
-    """Return a message that quotes the invalid number of an option, which Typer's message does not; else None."""
+    """Return a message that quotes the invalid number of an option, which Typer's message does not;
+    else None.
+    """
     match = _INVALID_NUMBER.search(error.format_message())
     flags: list[str] = getattr(getattr(error, "param", None), "opts", [])
-    pairs = [f"{before}={after}" for before, after in pairwise(arguments) if before in flags] + arguments
-    values = [text.split("=", 1)[1] for text in pairs if text.split("=", 1)[0] in flags and "=" in text]
+    pairs = [
+        f"{before}={after}" for before, after in pairwise(arguments) if before in flags
+    ] + arguments
+    values = [
+        text.split("=", 1)[1] for text in pairs if text.split("=", 1)[0] in flags and "=" in text
+    ]
     if match is None or not values:
         return None
     kind, example = ("a whole number", "8") if match[1] == "integer" else ("a number", "0.5")
@@ -139,7 +170,13 @@ def _invalid_number(error: Any, arguments: list[str]) -> str | None:
 
 def _is_out_of_memory(error: Exception) -> bool:
     """Return True if memory ran out; on a CPU, PyTorch raises a RuntimeError then."""
-    words = ("can't allocate memory", "not enough memory", "out of memory", "bad_alloc", "size calculation overflowed")
+    words = (
+        "can't allocate memory",
+        "not enough memory",
+        "out of memory",
+        "bad_alloc",
+        "size calculation overflowed",
+    )
     # By name, because torch may not be imported.
     is_on_device = any(kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__)
     is_on_cpu = isinstance(error, RuntimeError) and any(word in str(error) for word in words)

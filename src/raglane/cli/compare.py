@@ -1,4 +1,6 @@
-"""``raglane compare`` and ``raglane bench``: tables that compare runs, and Raglane's layers with PyTorch's."""
+"""``raglane compare`` and ``raglane bench``: tables that compare runs, and Raglane's layers with
+PyTorch's.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,10 @@ _MOST = 2**20
 @options.command
 def compare(
     runs: Annotated[
-        list[Path], typer.Argument(parser=options.path, metavar="RUN...", help="Folders of runs.", show_default=False)
+        list[Path],
+        typer.Argument(
+            parser=options.path, metavar="RUN...", help="Folders of runs.", show_default=False
+        ),
     ],
     *,
     output: Annotated[
@@ -38,8 +43,8 @@ def compare(
 ) -> None:
     """Compare runs: their differing settings, results and training times.
 
-    Runs are grouped by data, task and loss, and sorted by validation loss, the lowest first. Folders without a saved
-    model are left out.
+    Runs are grouped by data, task and loss, and sorted by validation loss, the lowest first.
+    Folders without a saved model are left out.
 
     For example:
 
@@ -99,17 +104,26 @@ def bench(
         ),
     ] = None,
     sizes: Annotated[
-        str, typer.Option(metavar="BxHxD,...", help="Sizes: sequences per batch x hidden units x features.")
+        str,
+        typer.Option(
+            metavar="BxHxD,...", help="Sizes: sequences per batch x hidden units x features."
+        ),
     ] = "8x64x64,32x128x128,64x256x256",
-    cells: Annotated[str, typer.Option(metavar="NAME,...|all", help="Cells: lstm, gru, rnn_tanh.")] = "all",
-    modes: Annotated[str, typer.Option(metavar="train,infer|all", help="Training steps or inference.")] = "all",
-    output: Annotated[Path | None, options.output("File for the table (.md or .csv).", show_default="none")] = None,
+    cells: Annotated[
+        str, typer.Option(metavar="NAME,...|all", help="Cells: lstm, gru, rnn_tanh.")
+    ] = "all",
+    modes: Annotated[
+        str, typer.Option(metavar="train,infer|all", help="Training steps or inference.")
+    ] = "all",
+    output: Annotated[
+        Path | None, options.output("File for the table (.md or .csv).", show_default="none")
+    ] = None,
     quiet: options.Quiet = False,
 ) -> None:
     """Compare the speed of Raglane's recurrent layers with PyTorch's, on packed and padded batches.
 
-    A layer is timed only if its outputs are correct. "times faster" is relative to the faster of PyTorch's two results.
-    With default options the command takes a minute or two.
+    A layer is timed only if its outputs are correct. "times faster" is relative to the faster of
+    PyTorch's two results. With default options the command takes a minute or two.
 
     For example:
 
@@ -129,15 +143,23 @@ def bench(
     listed = lognormal(1000, 30, 1) if lengths is None else lengths_of_file(lengths)
     shapes = [size_of(text) for text in parts_of("sizes", sizes)]
     chosen, ways = pick("cells", cells, CELLS), pick("modes", modes, MODES)
-    rows = [time_layer(cell, size, listed, mode) for cell in chosen for size in shapes for mode in ways]
+    rows = [
+        time_layer(cell, size, listed, mode) for cell in chosen for size in shapes for mode in ways
+    ]
     name = "lognormal lengths" if lengths is None else f"lengths of {shorten(lengths.name, 40)}"
     table = Table(f"{name}, {torch.get_num_threads()} threads", COLUMNS, rows)
     if output is not None:
         write_file(output, _to_bytes(output, [table]))
     if not quiet:
-        console.log(*as_text([replace(table, columns=[name.replace("_", " ") for name in COLUMNS])]).splitlines())
+        console.log(
+            *as_text(
+                [replace(table, columns=[name.replace("_", " ") for name in COLUMNS])]
+            ).splitlines()
+        )
         if is_busy(load()):
-            console.log("the load exceeds the number of processors: other programs slow these measurements down")
+            console.log(
+                "the load exceeds the number of processors: other programs slow these measurements down"
+            )
 
 
 def parts_of(option: str, text: str) -> list[str]:
@@ -155,7 +177,9 @@ def pick(option: str, text: str, known: Collection[str]) -> list[str]:
         return list(known)
     for part in parts:
         if part not in known:
-            raise ArgumentError(option, quote(part), f"one of {', '.join(known)}, or all", "pass one of these")
+            raise ArgumentError(
+                option, quote(part), f"one of {', '.join(known)}, or all", "pass one of these"
+            )
     return parts
 
 

@@ -1,4 +1,6 @@
-"""Output of the commands: control characters are escaped, so that data cannot affect the terminal."""
+"""Output of the commands: control characters are escaped, so that data cannot affect the
+terminal.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,21 @@ def log(*lines: str) -> None:
 
 
 def write(content: bytes) -> None:
-    """Print the content of a file: unchanged, or with escapes on a terminal; a reader may end early, as head does."""
-    if getattr(sys.stdout, "name", "") == os.devnull:  # opened by main, while that of a shell has another name
-        raise ArgumentError("standard output", "a closed one", "open to print data", "write to a file instead")
+    """Print the content of a file: unchanged, or with escapes on a terminal; a reader may end
+    early, as head does.
+    """
+    if (
+        getattr(sys.stdout, "name", "") == os.devnull
+    ):  # opened by main, while that of a shell has another name
+        raise ArgumentError(
+            "standard output", "a closed one", "open to print data", "write to a file instead"
+        )
     if sys.stdout.isatty():
         log(*content.decode(errors="backslashreplace").splitlines())
         return
     try:
-        # Data is UTF-8, whatever encoding the environment names for texts; a stream of texts has no encoding.
+        # Data is UTF-8, whatever encoding the environment names for texts; a stream of texts has no
+        # encoding.
         binary = getattr(sys.stdout, "buffer", None)
         sys.stdout.write(content.decode()) if binary is None else binary.write(content)
         sys.stdout.flush()

@@ -32,7 +32,12 @@ def convert(
     columns: options.Columns,
     format: options.Format = None,
     overwrite: Annotated[
-        bool, option("Replace a conversion of other data in OUT, or an incomplete one.", options.RUN, "--overwrite")
+        bool,
+        option(
+            "Replace a conversion of other data in OUT, or an incomplete one.",
+            options.RUN,
+            "--overwrite",
+        ),
     ] = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -59,13 +64,22 @@ def convert(
     # As strings, because a Path would merge the two slashes of a URL.
     *inputs, output = places
     if not inputs:
-        rule, fix = "data to read, and a folder to write", f"pass both: raglane convert {output} OUT"
+        rule, fix = (
+            "data to read, and a folder to write",
+            f"pass both: raglane convert {output} OUT",
+        )
         raise ArgumentError("IN... OUT", f"only {output}", rule, fix)
     names = ColumnNames(**columns)
     request = Source(None, format, names).asked(choices.get("task", "classify"))
     with progress_bar(quiet) as progress:
         done = convert_all(
-            inputs, output, request, format=format, on_bad_row=names.on_bad_row, overwrite=overwrite, progress=progress
+            inputs,
+            output,
+            request,
+            format=format,
+            on_bad_row=names.on_bad_row,
+            overwrite=overwrite,
+            progress=progress,
         )
     if quiet:
         return
@@ -74,7 +88,11 @@ def convert(
         console.log(f"{done.folder} is already complete: nothing to do")
     elif done.resumed:
         console.log(f"{count_of(done.resumed, 'sequence')} of an interrupted conversion were kept")
-    content = f"{len(counts.tokens):,} different tokens" if counts.tokens else count_of(len(counts.channels), "channel")
+    content = (
+        f"{len(counts.tokens):,} different tokens"
+        if counts.tokens
+        else count_of(len(counts.channels), "channel")
+    )
     console.log(
         f"{done.folder}: {count_of(counts.sequences, 'sequence')} of up to {count_of(counts.longest, 'element')}, "
         f"{counts.elements:,} in total; {content}"
@@ -93,7 +111,9 @@ _PLANNED = "task cell hidden_size num_layers bidirectional layer_norm embedding"
 def inspect(
     data: Annotated[
         Path | None,
-        argument("Data of raglane train, or a .txt file with one length per line. Default: Japanese vowels."),
+        argument(
+            "Data of raglane train, or a .txt file with one length per line. Default: Japanese vowels."
+        ),
     ] = None,
     *,
     choices: Annotated[options.Given, Settings, _PLANNED],
@@ -101,18 +121,27 @@ def inspect(
     format: options.Format = None,
     ranks: Annotated[int, option("Number of training processes.")] = 1,
     fresh: Annotated[
-        bool, option("Measure the layer again, e.g. because the machine was busy.", options.RUN, "--fresh")
+        bool,
+        option(
+            "Measure the layer again, e.g. because the machine was busy.", options.RUN, "--fresh"
+        ),
     ] = False,
-    html: Annotated[Path | None, options.output("File for an HTML page.", "--html", show_default="none")] = None,
+    html: Annotated[
+        Path | None, options.output("File for an HTML page.", "--html", show_default="none")
+    ] = None,
     json: Annotated[
         Path | None,
-        options.output("File for the results as JSON; - for standard output.", "--json", show_default="none"),
+        options.output(
+            "File for the results as JSON; - for standard output.", "--json", show_default="none"
+        ),
     ] = None,
     quiet: options.Quiet = False,
 ) -> None:
-    """Describe data before training: lengths, padding, the time of each backend and schedule, and the fastest.
+    """Describe data before training: lengths, padding, the time of each backend and schedule, and
+    the fastest.
 
-    The first inspection of a layer measures it on this machine for a minute or two; later ones reuse the measurement.
+    The first inspection of a layer measures it on this machine for a minute or two; later ones
+    reuse the measurement.
 
     For example:
 
@@ -141,9 +170,17 @@ def inspect(
 
     with progress_bar(quiet) as progress:
         progress.stage("reading")
-        contents = reading.read(data, source.asked(settings.task), format, progress, names.on_bad_row)
+        contents = reading.read(
+            data, source.asked(settings.task), format, progress, names.on_bad_row
+        )
         found = inspect_contents(
-            contents, settings, columns=names, format=format, ranks=ranks, fresh=fresh, progress=progress
+            contents,
+            settings,
+            columns=names,
+            format=format,
+            ranks=ranks,
+            fresh=fresh,
+            progress=progress,
         )
         files = {} if place is None else {place: as_json(found)}
         if html is not None:

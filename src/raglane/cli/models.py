@@ -1,4 +1,6 @@
-"""Commands that use the model of a run: ``raglane evaluate``, ``predict``, ``sample`` and ``export``."""
+"""Commands that use the model of a run: ``raglane evaluate``, ``predict``, ``sample`` and
+``export``.
+"""
 
 from __future__ import annotations
 
@@ -22,18 +24,24 @@ if TYPE_CHECKING:
     from raglane.training.inference import Evaluation
 
 
-# The most classes of a confusion matrix, and the most rows of a table, that are printed; files have them all.
+# The most classes of a confusion matrix, and the most rows of a table, that are printed; files have
+# them all.
 _WIDEST_TABLE, _LONGEST_TABLE = 20, 30
 
 
 @options.command
 def evaluate(
     run: options.Run,
-    data: Annotated[Path | None, argument("Data with labels. Default: the test data of the run.")] = None,
+    data: Annotated[
+        Path | None, argument("Data with labels. Default: the test data of the run.")
+    ] = None,
     *,
     output: Annotated[
         Path | None,
-        options.output("Folder for the results.", show_default="the folder of the run; of a URL, the current folder"),
+        options.output(
+            "Folder for the results.",
+            show_default="the folder of the run; of a URL, the current folder",
+        ),
     ] = None,
     columns: options.Columns,
     format: options.Format = None,
@@ -41,7 +49,10 @@ def evaluate(
     top: options.Top = 1,
     horizon: options.Horizon = 1,
     origins: Annotated[
-        int, option("Number of forecasts of each sequence to measure; each begins --horizon elements before the next.")
+        int,
+        option(
+            "Number of forecasts of each sequence to measure; each begins --horizon elements before the next."
+        ),
     ] = 1,
     beam: options.Beam = None,
     device: options.Device = "auto",
@@ -50,9 +61,10 @@ def evaluate(
 ) -> None:
     """Evaluate the best model of a run: its loss, the metrics of its task, and simple baselines.
 
-    The folder of the run, or that of --output, receives evaluation.json, the confusion matrix as confusion.png and
-    confusion.txt, a row per label or number in table.txt, and predictions against the truth in points.png. The model
-    card and the report keep the results of the end of the training.
+    The folder of the run, or that of --output, receives evaluation.json, the confusion matrix as
+    confusion.png and confusion.txt, a row per label or number in table.txt, and predictions against
+    the truth in points.png. The model card and the report keep the results of the end of the
+    training.
 
     For example:
 
@@ -81,7 +93,13 @@ def evaluate(
         model = load(run, cell=cell)
         records = model.test_part() if data is None else model.read(data, format=format, **columns)
         _log_notes(records, model, log)
-        more = {"batch_size": batch_size, "top": top, "horizon": horizon, "origins": origins, "beam": beam}
+        more = {
+            "batch_size": batch_size,
+            "top": top,
+            "horizon": horizon,
+            "origins": origins,
+            "beam": beam,
+        }
         report(output, model.saved, records, device=where, log=log, more=more, title=run.name)
         if columns.get("on_bad_row") == "skip":
             log_skipped(len(records.skipped), output / EVALUATION, log)
@@ -89,11 +107,16 @@ def evaluate(
 
 def log_skipped(count: int, where: Path | None, log: Callable[[str], None]) -> None:
     """Print the number of skipped rows."""
-    log(f"rows left out: {count:,}" + (f", listed with reasons in {where}" if count and where else ""))
+    log(
+        f"rows left out: {count:,}"
+        + (f", listed with reasons in {where}" if count and where else "")
+    )
 
 
 def _log_notes(records: Dataset, model: Run, log: Callable[[str], None]) -> None:
-    """Print whether rows have no time, and counts of empty sequences, which get a class too, and of unknown words."""
+    """Print whether rows have no time, and counts of empty sequences, which get a class too, and of
+    unknown words.
+    """
     from raglane.data.encoders import unknown_words
     from raglane.data.records import note_empty
 
@@ -102,7 +125,9 @@ def _log_notes(records: Dataset, model: Run, log: Callable[[str], None]) -> None
     if model.task == "classify" and (empty := note_empty(records.records)):
         notes.append(empty)
     tokens, encoders = model.preprocess.vocabulary or (), model.preprocess.features
-    if tokens or any(encoder.vocabulary for encoder in encoders):  # otherwise the data is not read for statistics
+    if tokens or any(
+        encoder.vocabulary for encoder in encoders
+    ):  # otherwise the data is not read for statistics
         notes += unknown_words(tokens, encoders, records.statistics)
     for note in notes:
         log(note)
@@ -119,7 +144,9 @@ def report(
     is_short: bool = False,
     title: str = "",
 ) -> None:
-    """Evaluate the best model of a run, print its metrics, and write files to a folder, by default that of the run."""
+    """Evaluate the best model of a run, print its metrics, and write files to a folder, by default
+    that of the run.
+    """
     from raglane._utils.files import write_files
     from raglane.training import inference
     from raglane.training.folder import EVALUATION
@@ -127,20 +154,27 @@ def report(
 
     evaluation = inference.evaluate(saved, records, device=device, **(more or {}))
     name = "test" if is_short else "evaluation"
-    log(f"{name}: {_numbers(evaluation)} ({count_of(evaluation.sequences, 'sequence')} of {records.source.name})")
+    log(
+        f"{name}: {_numbers(evaluation)} ({count_of(evaluation.sequences, 'sequence')} of {records.source.name})"
+    )
     details = _details(title or folder.name, evaluation, log=None if is_short else log)
     content = {"data": str(records.source), **evaluation.to_config()}
     if records.skipped:
         content["skipped"] = [asdict(row) for row in records.skipped]
     folder.mkdir(parents=True, exist_ok=True)
-    write_files({folder / EVALUATION: to_json(content)} | {folder / name: content for name, content in details.items()})
+    write_files(
+        {folder / EVALUATION: to_json(content)}
+        | {folder / name: content for name, content in details.items()}
+    )
     if not is_short:
         if (rule := evaluation.better_rule()) is not None:
             log(f"note: the model is not better than a simple rule ({rule})")
         log(f"written: {', '.join([str(folder / EVALUATION), *details])}")
 
 
-def _details(called: str, evaluation: Evaluation, log: Callable[..., None] | None) -> dict[str, bytes]:
+def _details(
+    called: str, evaluation: Evaluation, log: Callable[..., None] | None
+) -> dict[str, bytes]:
     """Return confusion matrix, table and pictures as files by name, and print small tables."""
     from raglane._utils.table import Table
     from raglane.report.figures import confusion_png, confusion_table, points
@@ -154,7 +188,10 @@ def _details(called: str, evaluation: Evaluation, log: Callable[..., None] | Non
         details["confusion.png"] = confusion_png(matrix, labels, title)
         tables["confusion.txt"] = confusion_table(matrix, labels), len(labels) <= _WIDEST_TABLE
     if measured.table:
-        tables["table.txt"] = Table.of("Numbers", measured.table), len(measured.table) <= _LONGEST_TABLE
+        tables["table.txt"] = (
+            Table.of("Numbers", measured.table),
+            len(measured.table) <= _LONGEST_TABLE,
+        )
     for name, (table, is_small) in tables.items():
         text = table.text()
         details[name] = f"{text}\n".encode()
@@ -168,7 +205,11 @@ def _details(called: str, evaluation: Evaluation, log: Callable[..., None] | Non
 def _numbers(evaluation: Evaluation) -> str:
     """Return loss and metrics as a line."""
     numbers = evaluation.numbers
-    names = {key: key.replace("macro_f1", "macro-F1").replace("_", " ") for key in numbers if key != "loss"}
+    names = {
+        key: key.replace("macro_f1", "macro-F1").replace("_", " ")
+        for key in numbers
+        if key != "loss"
+    }
     metrics = [f"{name} {numbers[key]:.3f}" for key, name in names.items()]
     return ", ".join([*metrics, f"loss {numbers['loss']:.4f}"])
 
@@ -177,11 +218,17 @@ def _numbers(evaluation: Evaluation) -> str:
 def predict(
     run: options.Run,
     data: Annotated[
-        Path | None, argument("Data like the training data, labels optional. Default: the test data of the run.")
+        Path | None,
+        argument(
+            "Data like the training data, labels optional. Default: the test data of the run."
+        ),
     ] = None,
     *,
     output: Annotated[
-        Path | None, options.output("File to write: .parquet, .csv or .jsonl.", show_default="CSV on standard output")
+        Path | None,
+        options.output(
+            "File to write: .parquet, .csv or .jsonl.", show_default="CSV on standard output"
+        ),
     ] = None,
     probabilities: Annotated[
         bool, option("Add one column p_<label> per class.", options.RUN, "--probabilities")
@@ -195,7 +242,11 @@ def predict(
     batch_size: options.PredictionBatchSize = 256,
     device: options.Device = "auto",
     engine: Annotated[
-        str, option("ray: predict Parquet files on a Ray cluster, to a folder of them.", metavar="processes|ray")
+        str,
+        option(
+            "ray: predict Parquet files on a Ray cluster, to a folder of them.",
+            metavar="processes|ray",
+        ),
     ] = "processes",
     escape_formulas: Annotated[
         bool,
@@ -210,11 +261,12 @@ def predict(
 ) -> None:
     """Predict with the best model of a run: one row per sequence, in the order of the data.
 
-    The columns are id (of the data, or the row number from 0), prediction and its probability. For the task tag, they
-    contain one list per sequence; a forecast is a list of steps, each a list of channels. For transcribe they are the
-    text, its log-probability and the first and last step of each label. With --on-bad-row skip,
-    predictions.skipped.jsonl lists the rows that are missing from predictions.csv. A .csv keeps texts unchanged, also
-    those that a spreadsheet executes, such as =1+1; to prevent this, pass --escape-formulas, or write .parquet.
+    The columns are id (of the data, or the row number from 0), prediction and its probability. For
+    the task tag, they contain one list per sequence; a forecast is a list of steps, each a list of
+    channels. For transcribe they are the text, its log-probability and the first and last step of
+    each label. With --on-bad-row skip, predictions.skipped.jsonl lists the rows that are missing
+    from predictions.csv. A .csv keeps texts unchanged, also those that a spreadsheet executes, such
+    as =1+1; to prevent this, pass --escape-formulas, or write .parquet.
 
     For example:
 
@@ -228,7 +280,12 @@ def predict(
 
     raglane predict runs/names 'names/*.parquet' -o predictions --engine ray
     """
-    more: dict[str, Any] = {"probabilities": probabilities, "top": top, "horizon": horizon, "beam": beam}
+    more: dict[str, Any] = {
+        "probabilities": probabilities,
+        "top": top,
+        "horizon": horizon,
+        "beam": beam,
+    }
     more |= {"n_best": n_best, "batch_size": batch_size, "device": device}
     if engine != "processes":
         if escape_formulas:
@@ -248,7 +305,11 @@ def predict(
     # A wrong device is reported before data is read.
     pick_device(device)
     model = load(run, cell=cell)
-    records = model.test_part() if data is None else model.read(data, need_labels=False, format=format, **columns)
+    records = (
+        model.test_part()
+        if data is None
+        else model.read(data, need_labels=False, format=format, **columns)
+    )
     skips = columns.get("on_bad_row") == "skip"
     listed = None if output is None else output.with_suffix(".skipped.jsonl")
     for file in (output, listed if skips else None):
@@ -286,7 +347,9 @@ def _on_ray(
     if data is None:
         raise ArgumentError("data", "nothing", "Parquet files for the engine ray", "pass DATA")
     if output is None:
-        raise ArgumentError("output", "nothing", "a folder for the engine ray", "pass --output FOLDER")
+        raise ArgumentError(
+            "output", "nothing", "a folder for the engine ray", "pass --output FOLDER"
+        )
     if named:
         name = next(iter(named))
         rule = "unset for the engine ray, which reads the columns of the training data"
@@ -307,11 +370,13 @@ def sample(
     count: Annotated[int, option("Number of texts.")] = 5,
     length: Annotated[int, option("Most tokens per text.")] = 200,
     temperature: Annotated[
-        float, option("Divisor of the logits: below 1 favours likely tokens; 0 takes the likeliest.")
+        float,
+        option("Divisor of the logits: below 1 favours likely tokens; 0 takes the likeliest."),
     ] = 1.0,
     seed: Annotated[int, option("Seed of the random numbers.")] = 0,
     beam: Annotated[
-        int | None, option("Search the likeliest texts, with this many at once, instead of drawing.")
+        int | None,
+        option("Search the likeliest texts, with this many at once, instead of drawing."),
     ] = None,
     device: options.Device = "auto",
     cell: options.Cell = None,
@@ -351,18 +416,22 @@ def export(
     output: Annotated[Path, options.output("File to write: .onnx.")],
     *,
     layout: Annotated[
-        Literal["padded", "flat"], option("Inputs: padded values and lengths, or flat values and offsets.")
+        Literal["padded", "flat"],
+        option("Inputs: padded values and lengths, or flat values and offsets."),
     ] = "padded",
     verify: Annotated[
-        bool, option("Compare the outputs of the file with the model's.", options.RUN, "--verify/--no-verify")
+        bool,
+        option(
+            "Compare the outputs of the file with the model's.", options.RUN, "--verify/--no-verify"
+        ),
     ] = True,
     quiet: options.Quiet = False,
     cell: options.Cell = None,
 ) -> None:
     """Write the best model of a run as an ONNX file, with its metadata in a JSON file.
 
-    The ONNX file includes scaling: its inputs are the channels in the units of the data, or indices of tokens in the
-    vocabulary. The JSON file contains vocabulary and labels.
+    The ONNX file includes scaling: its inputs are the channels in the units of the data, or indices
+    of tokens in the vocabulary. The JSON file contains vocabulary and labels.
 
     For example:
 
@@ -377,7 +446,9 @@ def export(
     exported = load(run, cell=cell).export(output, layout=layout, verify=verify)
     if quiet:
         return
-    console.log(f"model: {output}, {output.stat().st_size:,} bytes; metadata: {description_path(output)}")
+    console.log(
+        f"model: {output}, {output.stat().st_size:,} bytes; metadata: {description_path(output)}"
+    )
     if (verified := exported.verified) is not None:
         console.log(
             f"verified in ONNX Runtime: {count_of(verified.sequences, 'sequence')} of random lengths, "

@@ -1,8 +1,8 @@
 """The options of the commands, their help and panels.
 
-A parameter ``Annotated[Given, Settings]`` of a command becomes one option per field of the dataclass, described by
-:mod:`raglane.training.options`; ``Annotated[Given, Settings, "task cell"]`` selects some of the fields. ``--config``
-reads options from a TOML file.
+A parameter ``Annotated[Given, Settings]`` of a command becomes one option per field of the
+dataclass, described by :mod:`raglane.training.options`; ``Annotated[Given, Settings, "task cell"]``
+selects some of the fields. ``--config`` reads options from a TOML file.
 """
 
 from __future__ import annotations
@@ -66,7 +66,9 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     """Return a function as a command, with one option per field of its dataclass parameters."""
     parts: dict[str, list[str]] = {}
     known: dict[str, Key] = {}
-    parameters = [inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)]
+    parameters = [
+        inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+    ]
     hints = get_type_hints(function, include_extras=True)
     origins: str | None = None
     for name, parameter in inspect.signature(function).parameters.items():
@@ -76,13 +78,19 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
             parameters += [_parameter(described, part) for part in parts[name]]
             types = get_type_hints(described)
             for part in parts[name]:
-                known[part] = Key(flag_of(described, part), types[part], options(described)[part].also)
+                known[part] = Key(
+                    flag_of(described, part), types[part], options(described)[part].also
+                )
         elif hints[name] == Origins:
             origins = name
         else:
-            parameters.append(parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY))
+            parameters.append(
+                parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY)
+            )
             known[name] = Key(name.replace("_", "-"), get_args(hints[name])[0])
-    parameters.append(inspect.Parameter("debug", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=_Debug))
+    parameters.append(
+        inspect.Parameter("debug", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=_Debug)
+    )
     if CONFIG in known:
         for name in (CONFIG, "show_config"):
             known.pop(name, None)
@@ -101,10 +109,16 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
         sources = {name: origin_of(context, name) for name in known}
         for part, names in parts.items():
             chosen = {name: values.pop(name) for name in names}
-            values[part] = {name: value for name, value in chosen.items() if sources[name] != DEFAULT}
+            values[part] = {
+                name: value for name, value in chosen.items() if sources[name] != DEFAULT
+            }
         if origins is not None:
             values[origins] = sources
-        from_file = {name: f"{known[name].name} in {values[CONFIG]}" for name in known if sources[name] == FILE}
+        from_file = {
+            name: f"{known[name].name} in {values[CONFIG]}"
+            for name in known
+            if sources[name] == FILE
+        }
         with flags(_flags_of(context) | from_file):
             try:
                 for name, value in values.items():
@@ -127,7 +141,9 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 
 def _name_cells(values: dict[str, Any], sources: Mapping[str, str]) -> None:
     """Resolve the cell: the command line may name a file with code, a TOML file may not."""
-    choices = next((part for part in values.values() if isinstance(part, dict) and "cell" in part), None)
+    choices = next(
+        (part for part in values.values() if isinstance(part, dict) and "cell" in part), None
+    )
     if choices is not None:
         name = named_choice if sources["cell"] == FILE else name_cell
         choices["cell"] = name(choices["cell"])
@@ -135,8 +151,14 @@ def _name_cells(values: dict[str, Any], sources: Mapping[str, str]) -> None:
 
 def _flags_of(context: typer.Context) -> dict[str, str]:
     """Return the flags of this command and of training by the names of Python's arguments."""
-    trained = {name: flag_of(kind, name) for kind in (Settings, ColumnNames) for name in options(kind)}
-    own = {option.name or "": option.opts[0] for option in context.command.params if option.opts[0].startswith("-")}
+    trained = {
+        name: flag_of(kind, name) for kind in (Settings, ColumnNames) for name in options(kind)
+    }
+    own = {
+        option.name or "": option.opts[0]
+        for option in context.command.params
+        if option.opts[0].startswith("-")
+    }
     return {"folder": "--out", "cell": "--cell"} | trained | own
 
 
@@ -177,7 +199,9 @@ def _parameter(kind: Any, name: str) -> inspect.Parameter:
     annotated: Any = Annotated
     hint = str if options(kind)[name].also else get_type_hints(kind)[name]
     annotation = annotated[hint, _typer_option(kind, name)]
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
+    )
 
 
 def _typer_option(kind: Any, name: str) -> Any:
@@ -228,7 +252,9 @@ class Key(NamedTuple):
             result = checked(str if self.hint in (Path, Path | None) else self.hint, value, "")
         except ValueError as error:
             fix = "correct it, or leave it out"
-            raise ArgumentError(f"{self.name} in {file}", quote(value), rule_of(error), fix) from error
+            raise ArgumentError(
+                f"{self.name} in {file}", quote(value), rule_of(error), fix
+            ) from error
         return str(result) if self.word is not None else result
 
 
@@ -246,12 +272,23 @@ def names_of(keys: Iterable[str], known: Mapping[str, Key], where: str = "--igno
     """Return the names in Python of options with the given keys."""
     names = []
     for key in keys:
-        name = next((name for name, option in known.items() if option.name == key.replace("_", "-")), None)
+        name = next(
+            (name for name, option in known.items() if option.name == key.replace("_", "-")), None
+        )
         if name is None:
             # The key may be the name in Python, which can differ from the flag.
-            near = known[key].name if key in known else nearest(key, [option.name for option in known.values()])
-            rule, fix = "a file of options of this command, named as flags without dashes", "see --help for all options"
-            raise ArgumentError(where, f"the option {quote(key)}", rule, f"write {near}" if near else fix)
+            near = (
+                known[key].name
+                if key in known
+                else nearest(key, [option.name for option in known.values()])
+            )
+            rule, fix = (
+                "a file of options of this command, named as flags without dashes",
+                "see --help for all options",
+            )
+            raise ArgumentError(
+                where, f"the option {quote(key)}", rule, f"write {near}" if near else fix
+            )
         names.append(name)
     return names
 
@@ -308,11 +345,19 @@ Data = Annotated[
 Run = Annotated[Path, argument("Folder of a run, or of a saved model, or its URL.")]
 Cell = Annotated[
     str | None,
-    option("User-defined cell of the model; its file must be unchanged since training.", metavar="FILE.py:CLASS"),
+    option(
+        "User-defined cell of the model; its file must be unchanged since training.",
+        metavar="FILE.py:CLASS",
+    ),
 ]
 Format = Annotated[
     str | None,
-    option("Format of the data.", DATA, metavar="ts|parquet|arrow|jsonl|npz|csv|text|folder", show_default="by suffix"),
+    option(
+        "Format of the data.",
+        DATA,
+        metavar="ts|parquet|arrow|jsonl|npz|csv|text|folder",
+        show_default="by suffix",
+    ),
 ]
 Test = Annotated[
     Path | None,
@@ -324,14 +369,21 @@ Test = Annotated[
     ),
 ]
 Validation = Annotated[
-    Path | None, option("Data whose loss selects the best epoch.", DATA, parser=place, show_default="held out")
+    Path | None,
+    option("Data whose loss selects the best epoch.", DATA, parser=place, show_default="held out"),
 ]
-Out = Annotated[Path | None, output("Folder of the run.", "--out", "-o", show_default="runs/<data>-<task>-<cell>")]
-Resume = Annotated[bool, option("Resume the run in --out, with its data and settings.", RUN, "--resume")]
+Out = Annotated[
+    Path | None,
+    output("Folder of the run.", "--out", "-o", show_default="runs/<data>-<task>-<cell>"),
+]
+Resume = Annotated[
+    bool, option("Resume the run in --out, with its data and settings.", RUN, "--resume")
+]
 Overwrite = Annotated[bool, option("Replace the run in --out.", RUN, "--overwrite")]
 Horizon = Annotated[int, option("Number of elements to forecast (forecast, language).")]
 Beam = Annotated[
-    int | None, option("Hypotheses of a beam search (transcribe).", show_default="1, greedy; 16 with --n-best")
+    int | None,
+    option("Hypotheses of a beam search (transcribe).", show_default="1, greedy; 16 with --n-best"),
 ]
 NBest = Annotated[int, option("Also report the N best hypotheses (transcribe).")]
 Top = Annotated[int, option("Also report the N most likely classes.")]
@@ -339,7 +391,11 @@ PredictionBatchSize = Annotated[int, option("Sequences per batch.", RUN, "--batc
 Config = Annotated[Path | None, "replaced by the options of _config"]
 ShowConfig = Annotated[
     bool,
-    option("Print all options as TOML with their origins (option, file or default), and exit.", RUN, "--show-config"),
+    option(
+        "Print all options as TOML with their origins (option, file or default), and exit.",
+        RUN,
+        "--show-config",
+    ),
 ]
 Quiet = Annotated[bool, option("Print only errors.", RUN, "--quiet", "-q")]
 _Debug = Annotated[bool, option("Show warnings and tracebacks.", RUN, "--debug")]

@@ -51,23 +51,31 @@ def serve(
     threads: Annotated[int, option("Threads of each model.")] = 1,
     max_queue: Annotated[int, option("Most frames of a stream that wait.")] = 1024,
     client_streams: Annotated[int, option("Most live streams of a client address.")] = 256,
-    max_message: Annotated[int, option("Most bytes of a request or of a message of a stream.")] = 4 * 2**20,
+    max_message: Annotated[int, option("Most bytes of a request or of a message of a stream.")] = 4
+    * 2**20,
     idle: Annotated[float, option("Seconds after which an idle stream is closed.")] = 300,
-    drain: Annotated[float, option("Most seconds after SIGTERM in which queued frames are answered.")] = 30,
+    drain: Annotated[
+        float, option("Most seconds after SIGTERM in which queued frames are answered.")
+    ] = 30,
     origin: Annotated[
         list[str] | None,
-        option("Address of another site whose pages may use the server; may be repeated.", show_default="none"),
+        option(
+            "Address of another site whose pages may use the server; may be repeated.",
+            show_default="none",
+        ),
     ] = None,
-    int8: Annotated[bool, option("Use int8 weights for live streams.", options.RUN, "--int8")] = False,
+    int8: Annotated[
+        bool, option("Use int8 weights for live streams.", options.RUN, "--int8")
+    ] = False,
     quiet: options.Quiet = False,
     cell: options.Cell = None,
 ) -> None:
     """Serve the best models of runs over HTTP: whole sequences, and live streams over WebSocket.
 
-    A live stream gets the results of the whole sequence so far, bit for bit. A run that reads sequences from the end
-    has no live streams. The page at the root of the address has a form and a live plot, and /docs lists the routes.
-    After SIGTERM the server answers all queued frames, sends the state of each stream to its client, and exits with
-    code 0.
+    A live stream gets the results of the whole sequence so far, bit for bit. A run that reads
+    sequences from the end has no live streams. The page at the root of the address has a form and a
+    live plot, and /docs lists the routes. After SIGTERM the server answers all queued frames, sends
+    the state of each stream to its client, and exits with code 0.
 
     For example:
 
@@ -80,12 +88,19 @@ def serve(
     if not 0 <= port < 2**16:
         raise ArgumentError("port", quote(port), "a number from 0 to 65535", "pass e.g. 8000")
     if not 0 <= drain < float("inf"):
-        raise ArgumentError("drain", quote(drain), "a finite number of seconds, at least 0", "pass e.g. 30")
+        raise ArgumentError(
+            "drain", quote(drain), "a finite number of seconds, at least 0", "pass e.g. 30"
+        )
     secret = _token(token_file)
-    names = [run.resolve().parent.name if run.resolve().name == "best" else run.resolve().name for run in runs]
+    names = [
+        run.resolve().parent.name if run.resolve().name == "best" else run.resolve().name
+        for run in runs
+    ]
     for place, name in enumerate(names):
         if name in names[:place]:
-            raise ArgumentError("RUN", f"two named {quote(name)}", "folders of different names", "rename one")
+            raise ArgumentError(
+                "RUN", f"two named {quote(name)}", "folders of different names", "rename one"
+            )
     import torch
 
     from raglane.runs.run import load
@@ -112,7 +127,9 @@ def serve(
             reason = f", whole sequences only: {one.reason}" if one.reason else ""
             log(f"model: {name} ({models[name].task}){reason}")
         if secret is None and host not in ("127.0.0.1", "::1", "localhost"):
-            log(f"note: other machines can connect, and need no token; --token-file or {_TOKEN} sets one")
+            log(
+                f"note: other machines can connect, and need no token; --token-file or {_TOKEN} sets one"
+            )
         code = _run(app, listener, drain, max_message, lambda: log(f"serving: {address}"))
     if code:
         raise typer.Exit(code)
@@ -129,7 +146,9 @@ def _token(file: Path | None) -> str | None:
             text = read_file(file).decode().strip()
         except (OSError, ValueError) as error:
             got = f"{file}: {getattr(error, 'strerror', None) or 'no text'}"
-            raise ArgumentError("token_file", got, "a file with a token", "name another file") from error
+            raise ArgumentError(
+                "token_file", got, "a file with a token", "name another file"
+            ) from error
     if text is None or (file is None and not text):
         return None
     return check_token(name, text)
@@ -138,7 +157,9 @@ def _token(file: Path | None) -> str | None:
 def _listening(host: str, port: int) -> socket.socket:
     """Return a socket that listens; raise if the address cannot be used."""
     try:
-        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        family, *_, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
         return socket.create_server(address[:2], family=family, backlog=2048)
     except (OSError, UnicodeError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or str(error)
@@ -146,7 +167,9 @@ def _listening(host: str, port: int) -> socket.socket:
         raise ArgumentError("port", got, rule, "pass another --port or --host") from error
 
 
-def _run(app: FastAPI, listener: socket.socket, drain: float, max_message: int, started: Any) -> int:
+def _run(
+    app: FastAPI, listener: socket.socket, drain: float, max_message: int, started: Any
+) -> int:
     """Serve until a signal; return the exit code: 0 if all queued frames were answered."""
     import uvicorn
 
@@ -159,7 +182,8 @@ def _run(app: FastAPI, listener: socket.socket, drain: float, max_message: int, 
             started()
 
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
-            # In a signal handler, which must not touch the event loop otherwise. It may run before the startup.
+            # In a signal handler, which must not touch the event loop otherwise. It may run before
+            # the startup.
             asyncio.get_running_loop().call_soon_threadsafe(self.stop, sig)
 
         def stop(self, sig: int) -> None:

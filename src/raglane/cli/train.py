@@ -70,14 +70,24 @@ def train(
         if resume:
             rule = "used without --resume, because run.toml has the settings of a run"
             raise ArgumentError("--show-config", "it with --resume", rule, "leave one out")
-        others: dict[str, Any] = {"data": data, "format": format, "validation": validation, "test": test, "out": out}
+        others: dict[str, Any] = {
+            "data": data,
+            "format": format,
+            "validation": validation,
+            "test": test,
+            "out": out,
+        }
         others |= {"overwrite": overwrite, "quiet": quiet}
-        changes: dict[str, Any] = {key_of(Settings, n): {"value": choices[n]} for n in PLANNED if n in choices}
+        changes: dict[str, Any] = {
+            key_of(Settings, n): {"value": choices[n]} for n in PLANNED if n in choices
+        }
         if "task" not in choices and data is not None:
             changes["task"] = {"value": None, "unset": _GUESSED}
         if is_first:
             default_out = "runs/<data>-<task>-<cell>"
-            _print_config(settings_of(choices, data), source.columns, others, origins, changes, default_out)
+            _print_config(
+                settings_of(choices, data), source.columns, others, origins, changes, default_out
+            )
         return
     from raglane.runs.progress import pick_watcher
     from raglane.runs.training import train_run
@@ -93,7 +103,9 @@ def train(
         choices,
         columns,
         out,
-        name_folder=lambda settings: Path("runs") / f"{source.name}-{settings.task}-{label_of(settings.cell)}",
+        name_folder=lambda settings: (
+            Path("runs") / f"{source.name}-{settings.task}-{label_of(settings.cell)}"
+        ),
         resume=resume,
         overwrite=overwrite,
         log=log,
@@ -104,7 +116,9 @@ def train(
 
 def _sources(source: Source, *others: Path | None) -> Sources:
     """Return the sources of the training part and of the other files."""
-    return Sources(source, *(None if path is None else replace(source, path=path) for path in others))
+    return Sources(
+        source, *(None if path is None else replace(source, path=path) for path in others)
+    )
 
 
 def _check_parts(validation: Path | None, test: Path | None, origins: options.Origins) -> None:
@@ -112,7 +126,12 @@ def _check_parts(validation: Path | None, test: Path | None, origins: options.Or
     from raglane.data.formats.base import open_error
 
     if validation is not None and origins["validation_fraction"] == "option":
-        raise ArgumentError("validation_fraction", "it with --validation", "used without --validation", "leave one out")
+        raise ArgumentError(
+            "validation_fraction",
+            "it with --validation",
+            "used without --validation",
+            "leave one out",
+        )
     for part in filter(None, (validation, test)):
         try:
             os.stat(part)
@@ -134,10 +153,16 @@ def _print_config(
     changes: Mapping[str, Mapping[str, Any]],
     default_out: str,
 ) -> None:
-    """Print every option with its value and origin, as a file for --config; ``changes`` replaces fields of entries."""
+    """Print every option with its value and origin, as a file for --config; ``changes`` replaces
+    fields of entries.
+    """
     listed = {entry.key: entry for entry in entries(settings, origins)}
     listed |= {key: listed[key]._replace(**fields) for key, fields in changes.items()}
-    everything = [*other_entries(others, origins, default_out), *entries(columns, origins), *listed.values()]
+    everything = [
+        *other_entries(others, origins, default_out),
+        *entries(columns, origins),
+        *listed.values(),
+    ]
     console.log(*as_toml(everything).splitlines())
 
 
@@ -161,24 +186,41 @@ def _print_result(trained: Trained, quiet: bool, log: Callable[[str], None]) -> 
     if parts.test is not None:
         _report_test(folder, settings, parts.test, log)
     if sources.training.columns.on_bad_row == "skip":
-        log_skipped(len(left_out(parts.training, parts.validation, parts.test)), folder / SKIPPED, log)
+        log_skipped(
+            len(left_out(parts.training, parts.validation, parts.test)), folder / SKIPPED, log
+        )
     log(f"run: {folder}  (model: best; results: card.md and report.html)")
-    command = f"sample {folder}" if settings.task == "language" else f"predict {folder} DATA -o predictions.parquet"
+    command = (
+        f"sample {folder}"
+        if settings.task == "language"
+        else f"predict {folder} DATA -o predictions.parquet"
+    )
     log(f"next: raglane {command}")
     if advice is not None:
         log(f"note: {advice}")
 
 
-def _report_test(folder: Path, settings: Settings, test: Dataset, log: Callable[[str], None]) -> None:
+def _report_test(
+    folder: Path, settings: Settings, test: Dataset, log: Callable[[str], None]
+) -> None:
     """Evaluate the model of a run on the test part."""
     from raglane.cli.models import report
     from raglane.training.checkpoint import load_model
     from raglane.training.inference import pick_device
 
-    report(folder, load_model(folder), test, device=pick_device(settings.device), log=log, is_short=True)
+    report(
+        folder,
+        load_model(folder),
+        test,
+        device=pick_device(settings.device),
+        log=log,
+        is_short=True,
+    )
 
 
-def _print_best(result: TrainingResult, settings: Settings, quiet: bool, log: Callable[[str], None]) -> None:
+def _print_best(
+    result: TrainingResult, settings: Settings, quiet: bool, log: Callable[[str], None]
+) -> None:
     """Print the best epoch with its metrics and baseline, and a warning if they are bad."""
     from raglane.training.state import warning
     from raglane.training.tasks import TASKS
@@ -187,12 +229,16 @@ def _print_best(result: TrainingResult, settings: Settings, quiet: bool, log: Ca
     row = state.history[state.best_epoch - 1]
     part = "validation" if "validation_loss" in row else "train"
     metric = result.metric.replace("_", " ")
-    numbers = f"{part} loss {row[f'{part}_loss']:.4f}, {metric} {row[f'{part}_{result.metric}']:.3f}"
+    numbers = (
+        f"{part} loss {row[f'{part}_loss']:.4f}, {metric} {row[f'{part}_{result.metric}']:.3f}"
+    )
     simple = TASKS[settings.task].terms(settings)[1]
     baseline = row.get(f"{simple}_{result.metric}")
     compared = "" if baseline is None else f" ({simple}: {baseline:.3f})"
     if state.epoch < (settings.epochs or 0):
-        log(f"stopped early after epoch {state.epoch}: {state.waited} without a lower validation loss")
+        log(
+            f"stopped early after epoch {state.epoch}: {state.waited} without a lower validation loss"
+        )
     log(f"best: epoch {state.best_epoch}, {numbers}{compared}")
     doubt = warning(state)
     if doubt is not None and not quiet:
@@ -208,12 +254,17 @@ def tune(
     test: options.Test = None,
     validation: options.Validation = None,
     trials: Annotated[
-        int, option("Trials in total, including earlier calls and other processes.", options.TRAINING)
+        int,
+        option("Trials in total, including earlier calls and other processes.", options.TRAINING),
     ] = 30,
-    minutes: Annotated[float | None, option("Time limit in minutes.", options.TRAINING, show_default="none")] = None,
+    minutes: Annotated[
+        float | None, option("Time limit in minutes.", options.TRAINING, show_default="none")
+    ] = None,
     out: Annotated[
         Path | None,
-        options.output("Folder of the study.", "--out", "-o", show_default="runs/tune-<data>-<task>"),
+        options.output(
+            "Folder of the study.", "--out", "-o", show_default="runs/tune-<data>-<task>"
+        ),
     ] = None,
     choices: options.Choices,
     config: options.Config = None,
@@ -223,9 +274,10 @@ def tune(
 ) -> None:
     """Search for the settings with the lowest validation loss, and keep the best run.
 
-    Options that are passed are fixed. Of the others, cell, sizes, direction, pooling, dropout, batch size and learning
-    rate are searched by default; a table [search] in the file of --config can select more. The same command resumes a
-    study, and several processes can share one. Only the best run is evaluated on the test part.
+    Options that are passed are fixed. Of the others, cell, sizes, direction, pooling, dropout,
+    batch size and learning rate are searched by default; a table [search] in the file of --config
+    can select more. The same command resumes a study, and several processes can share one. Only the
+    best run is evaluated on the test part.
 
     For example:
 
@@ -242,18 +294,26 @@ def tune(
 
     check_whole("trials", trials, 1, "pass e.g. 30")
     if minutes is not None and not 0 < minutes < 1e6:
-        raise ArgumentError("minutes", f"{minutes}", "a number above 0 and below a million", "pass e.g. 20")
+        raise ArgumentError(
+            "minutes", f"{minutes}", "a number above 0 and below a million", "pass e.g. 20"
+        )
     planned = left_to_plan(choices)[1]
     if planned is not None:
         fix = "leave it out to search it, or pass a number"
         raise ArgumentError(planned, "'auto'", "a number in a search", fix)
     if ranks_of() is not None:
         fix = "start the command without torchrun, once for each process that searches"
-        raise ArgumentError("ranks", "those of torchrun", "processes on this machine in a search", fix)
+        raise ArgumentError(
+            "ranks", "those of torchrun", "processes on this machine in a search", fix
+        )
     settings, source = settings_of(choices, data), Source(data, format, ColumnNames(**columns))
-    listed = read_space({} if config is None else read_toml(config).get("search", {}), f"[search] in {config}")
+    listed = read_space(
+        {} if config is None else read_toml(config).get("search", {}), f"[search] in {config}"
+    )
     if "cell" in listed:
-        listed["cell"] = tuple(named_choice(layer) for layer in cast(tuple[str, ...], listed["cell"]))
+        listed["cell"] = tuple(
+            named_choice(layer) for layer in cast(tuple[str, ...], listed["cell"])
+        )
     check_default(source, settings)
     if not show_config:
         require("optuna", "tune")
@@ -268,21 +328,34 @@ def tune(
     # The table takes precedence over fixed options.
     space = default_space(settings, {*choices, *listed}) | listed
     if show_config:
-        others: dict[str, Any] = {"data": data, "format": format, "validation": validation, "test": test}
+        others: dict[str, Any] = {
+            "data": data,
+            "format": format,
+            "validation": validation,
+            "test": test,
+        }
         others |= {"trials": trials, "minutes": minutes, "out": out, "quiet": quiet}
-        changes = {key_of(settings, name): {"value": None, "unset": "searched", "comment": ""} for name in space}
+        changes = {
+            key_of(settings, name): {"value": None, "unset": "searched", "comment": ""}
+            for name in space
+        }
         if origins["task"] == DEFAULT and data is not None:
             changes["task"] = {"comment": _GUESSED}
         _print_config(settings, source.columns, others, origins, changes, "runs/tune-<data>-<task>")
         tables = dict.fromkeys(space, DEFAULT) | dict.fromkeys(listed, FILE)
         console.log("", *as_table(space, tables).splitlines())
         return
-    sources, records, note = _sources(source, validation, test).by_characters(records, settings.task)
+    sources, records, note = _sources(source, validation, test).by_characters(
+        records, settings.task
+    )
     if note is not None:
         log(note)
     training, held_out, tested = read_parts(sources, records, settings, log)
     if held_out is None:
-        rule, fix = "a part whose losses a search can compare", "hold a part out, or pass --validation"
+        rule, fix = (
+            "a part whose losses a search can compare",
+            "hold a part out, or pass --validation",
+        )
         raise ArgumentError("validation", "no validation data", rule, fix)
     folder = out or Path("runs") / f"tune-{source.name}-{settings.task}"
     kept, seconds = asdict(SavedSource.of(*sources)), None if minutes is None else 60 * minutes

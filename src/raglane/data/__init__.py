@@ -1,7 +1,7 @@
 """From files to batches: readers, preprocessing, datasets, batch samplers and ``collate``.
 
-All names except ``collate`` load their module when they are first used, because most programs read no files, and
-``import raglane`` should take hardly longer than ``import torch``.
+All names except ``collate`` load their module when they are first used, because most programs read
+no files, and ``import raglane`` should take hardly longer than ``import torch``.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ _HOMES = {
     "read": "reading",
     "split": "holdout",
 }
-# Classes of attributes, the registry of formats, and the data of the demo: importable, but not in the reference.
+# Classes of attributes, the registry of formats, and the data of the demo: importable, but not in
+# the reference.
 _OTHERS = {
     "FORMATS": "formats",
     "Feature": "records",

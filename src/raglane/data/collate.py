@@ -16,13 +16,28 @@ from raglane._utils.messages import quote
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.ragged import Ragged
 
-# The kind of a sample is the first class that it is an instance of. The order matters: NumPy's strings are str, some of
-# its numbers are float or complex but keep their dtype, and bool is an int.
-_KINDS: tuple[Any, ...] = (str, bytes, Tensor, np.ndarray, np.generic, bool, int, float, complex, Mapping, list)
+# The kind of a sample is the first class that it is an instance of. The order matters: NumPy's
+# strings are str, some of its numbers are float or complex but keep their dtype, and bool is an
+# int.
+_KINDS: tuple[Any, ...] = (
+    str,
+    bytes,
+    Tensor,
+    np.ndarray,
+    np.generic,
+    bool,
+    int,
+    float,
+    complex,
+    Mapping,
+    list,
+)
 
 
 class Items(Sequence[Any]):
-    """Items of a dataset, each made when it is used; collate makes a batch of all of them at once."""
+    """Items of a dataset, each made when it is used; collate makes a batch of all of them at
+    once.
+    """
 
     def __init__(self, dataset: Any, rows: Tensor) -> None:
         self._dataset, self._rows = dataset, rows
@@ -45,34 +60,37 @@ def collate(samples: Sequence[Any] | Mapping[Any, Any]) -> Any:
     ========================================  ==================================================================
     in each sample                            in the batch
     ========================================  ==================================================================
-    tensor or array with a dimension or more  :class:`~raglane.Ragged`, also for equal lengths: the first dimension
-                                              is the steps, and may differ
-    tensor or array ``()``, NumPy number      tensor ``(B,)`` of its dtype
-    bool, int, float, complex                 tensor ``(B,)``: bool, int64, torch's default float or complex dtype
-    str, bytes                                list of the ``B`` strings
-    None                                      None
-    list of numbers, or of lists of numbers   Ragged: a sequence of numbers, or of channels; ints are int64; floats,
-                                              and ints mixed with floats, torch's default float dtype; lists that
-                                              are all empty are int64
-    tuple, named tuple, dict, dataclass       the same, of batches; a dataclass's ``__init__`` is not run
+    tensor or array with a dimension or more  :class:`~raglane.Ragged`, also for equal lengths: the
+                                              first dimension is the steps, and may differ
+    tensor or array ``()``, NumPy number      tensor ``(B,)`` of its dtype bool, int, float, complex
+    tensor ``(B,)``: bool, int64, torch's default float or complex dtype str, bytes
+    list of the ``B`` strings None                                      None list of numbers, or of
+    lists of numbers   Ragged: a sequence of numbers, or of channels; ints are int64; floats,
+                                              and ints mixed with floats, torch's default float
+                                              dtype; lists that are all empty are int64
+    tuple, named tuple, dict, dataclass       the same, of batches; a dataclass's ``__init__`` is
+    not run
     ========================================  ==================================================================
 
-    Sequences keep the order of the samples. A list is a sequence, as in the datasets and tokenizers of Hugging Face; a
-    record is a tuple. The function works in the workers of a DataLoader and with ``pin_memory=True`` (a DataLoader pins
-    tensors and Ragged batches in tuples, dicts and named tuples, but not in dataclasses). Samples of a
-    :class:`~raglane.data.Dataset` that a DataLoader fetches become a batch without a loop over them.
+    Sequences keep the order of the samples. A list is a sequence, as in the datasets and tokenizers
+    of Hugging Face; a record is a tuple. The function works in the workers of a DataLoader and with
+    ``pin_memory=True`` (a DataLoader pins tensors and Ragged batches in tuples, dicts and named
+    tuples, but not in dataclasses). Samples of a :class:`~raglane.data.Dataset` that a DataLoader
+    fetches become a batch without a loop over them.
 
     Args:
-        samples: one or more samples of the same structure, in a list; or a mapping with such a list under each key, as
-            tokenizers return them.
+        samples: one or more samples of the same structure, in a list; or a mapping with such a list
+            under each key, as tokenizers return them.
 
     Returns:
         The batch, with the structure of a sample.
 
     Raises:
-        ArgumentError: there are no samples, dicts have different keys, tuples have different lengths, or a number
-            exceeds 64 bits. The message names the field and the first sample that differs; so do the others.
-        ArgumentTypeError: a sample has the wrong type, another type than the first, or masked elements.
+        ArgumentError: there are no samples, dicts have different keys, tuples have different
+            lengths, or a number exceeds 64 bits. The message names the field and the first sample
+            that differs; so do the others.
+        ArgumentTypeError: a sample has the wrong type, another type than the first, or masked
+            elements.
         ShapeError: trailing dimensions, dtypes or devices of tensors or arrays differ.
 
     Example:
@@ -101,19 +119,25 @@ Give every sample the same trailing dimensions.
         got, rule = type(samples).__name__, "a list of samples, or a dict of lists"
         raise ArgumentTypeError("samples", got, rule, "pass a list")
     if not samples:
-        raise ArgumentError("samples", "an empty list", "at least one sample", "leave empty batches out")
+        raise ArgumentError(
+            "samples", "an empty list", "at least one sample", "leave empty batches out"
+        )
     return _collate(samples, "")
 
 
 def _collate(samples: Sequence[Any], field: str) -> Any:
-    """Return the batch of one field of the samples; ``field`` is its path in a sample, such as ``['x'][0].y``."""
+    """Return the batch of one field of the samples; ``field`` is its path in a sample, such as
+    ``['x'][0].y``.
+    """
     first = samples[0]
     kind = _kind(first, field)
     for number, sample in enumerate(samples):
         # Skips the slower comparison of kinds for samples of exactly the first type.
         if type(sample) is not type(first) and _kind(sample, field, number) is not kind:
             got, rule = _name(sample), f"{_name(first)}, like samples[0]{field}"
-            raise ArgumentTypeError(_place(number, field), got, rule, "give every sample the same kind")
+            raise ArgumentTypeError(
+                _place(number, field), got, rule, "give every sample the same kind"
+            )
     if kind is Tensor:
         return _tensors(samples, field)
     if kind is np.ndarray:
@@ -172,8 +196,15 @@ def _check_alike(samples: Sequence[Any], shapes: list[tuple[int, ...]], field: s
     """Raise unless number of dimensions, trailing dimensions and dtypes agree."""
     fix = "give every sample the same number of dimensions"
     _check_same([len(shape) for shape in shapes], field, "dimensions:", fix)
-    _check_same([shape[1:] for shape in shapes], field, "features", "give every sample the same trailing dimensions")
-    _check_same([sample.dtype for sample in samples], field, "dtype", "give every sample the same dtype")
+    _check_same(
+        [shape[1:] for shape in shapes],
+        field,
+        "features",
+        "give every sample the same trailing dimensions",
+    )
+    _check_same(
+        [sample.dtype for sample in samples], field, "dtype", "give every sample the same dtype"
+    )
 
 
 def _tensors(samples: Sequence[Tensor], field: str) -> Ragged | Tensor:
@@ -182,14 +213,20 @@ def _tensors(samples: Sequence[Tensor], field: str) -> Ragged | Tensor:
         check_tensor(_place(number, field), sample)
     shapes = [tuple(sample.shape) for sample in samples]
     _check_alike(samples, shapes, field)
-    _check_same([sample.device for sample in samples], field, "device", "move every sample to one device")
+    _check_same(
+        [sample.device for sample in samples], field, "device", "move every sample to one device"
+    )
     if not shapes[0]:
         return torch.stack(tuple(samples))
-    return Ragged.from_flat(torch.cat(tuple(samples)), lengths=torch.tensor([shape[0] for shape in shapes]))
+    return Ragged.from_flat(
+        torch.cat(tuple(samples)), lengths=torch.tensor([shape[0] for shape in shapes])
+    )
 
 
 def _arrays(given: Sequence[Any], field: str) -> Ragged | Tensor:
-    """Return the batch of NumPy arrays or numbers, copied by NumPy so that no read-only array is shared."""
+    """Return the batch of NumPy arrays or numbers, copied by NumPy so that no read-only array is
+    shared.
+    """
     samples = [np.asarray(sample) for sample in given]
     shapes = [sample.shape for sample in samples]
     for number, sample in enumerate(samples):
@@ -210,11 +247,23 @@ def _tuples(samples: Sequence[tuple[Any, ...]], field: str) -> tuple[Any, ...]:
     first = samples[0]
     for number, sample in enumerate(samples):
         if len(sample) != len(first):
-            got, rule = f"a tuple of {len(sample)}", f"a tuple of {len(first)}, as in {_place(0, field)}"
-            raise ArgumentError(_place(number, field), got, rule, "give every sample the same entries")
+            got, rule = (
+                f"a tuple of {len(sample)}",
+                f"a tuple of {len(first)}, as in {_place(0, field)}",
+            )
+            raise ArgumentError(
+                _place(number, field), got, rule, "give every sample the same entries"
+            )
     names: tuple[str, ...] | None = getattr(first, "_fields", None)
-    paths = [f".{name}" for name in names] if names is not None else [f"[{entry}]" for entry in range(len(first))]
-    entries = [_collate(column, field + path) for path, column in zip(paths, zip(*samples, strict=True), strict=True)]
+    paths = (
+        [f".{name}" for name in names]
+        if names is not None
+        else [f"[{entry}]" for entry in range(len(first))]
+    )
+    entries = [
+        _collate(column, field + path)
+        for path, column in zip(paths, zip(*samples, strict=True), strict=True)
+    ]
     # ``_make``, because a named tuple may redefine ``__new__``.
     kind: Any = type(first)
     return tuple(entries) if names is None else kind._make(entries)
@@ -226,17 +275,28 @@ def _mappings(samples: Sequence[Mapping[Any, Any]], field: str) -> dict[Any, Any
     for number, sample in enumerate(samples):
         if sample.keys() != first.keys():
             odd = ", ".join(sorted(map(repr, sample.keys() ^ first.keys())))
-            got, rule = f"a dict that differs in {odd}", f"a dict with the keys of {_place(0, field)}"
+            got, rule = (
+                f"a dict that differs in {odd}",
+                f"a dict with the keys of {_place(0, field)}",
+            )
             raise ArgumentError(_place(number, field), got, rule, "give every sample the same keys")
-    return {key: _collate([sample[key] for sample in samples], f"{field}[{key!r}]") for key in first}
+    return {
+        key: _collate([sample[key] for sample in samples], f"{field}[{key!r}]") for key in first
+    }
 
 
 def _columns(columns: Mapping[Any, Any]) -> dict[Any, Any]:
     """Return the batch of a dict of lists, with one entry per sample in each list."""
-    rule, fix = "a list with one entry per sample under each key", "pass a list of samples, or a dict of such lists"
+    rule, fix = (
+        "a list with one entry per sample under each key",
+        "pass a list of samples, or a dict of such lists",
+    )
     lists: dict[Any, list[Any]] = {}
     for key, column in columns.items():
-        if not isinstance(column, (list, tuple, Tensor, np.ndarray)) or getattr(column, "ndim", 1) == 0:
+        if (
+            not isinstance(column, (list, tuple, Tensor, np.ndarray))
+            or getattr(column, "ndim", 1) == 0
+        ):
             raise ArgumentTypeError(f"samples[{key!r}]", _name(column), rule, fix)
         lists[key] = list(column)
     count = len(next(iter(lists.values()), []))
@@ -245,7 +305,9 @@ def _columns(columns: Mapping[Any, Any]) -> dict[Any, Any]:
             rule = f"{count} entries, as under the first key"
             raise ArgumentError(f"samples[{key!r}]", f"{len(samples)} entries", rule, fix)
     if not count:
-        raise ArgumentError("samples", "no entries", "at least one sample", "leave empty batches out")
+        raise ArgumentError(
+            "samples", "no entries", "at least one sample", "leave empty batches out"
+        )
     return {key: _collate(column, f"[{key!r}]") for key, column in lists.items()}
 
 
@@ -259,22 +321,36 @@ def _lists(samples: Sequence[list[Any]], field: str) -> Ragged:
     is_large = kinds == {int} and not -(2**63) <= min(numbers) <= max(numbers) < 2**63
     if (kinds != {bool} and not kinds <= {int, float}) or len(widths) > 1 or is_large:
         raise _odd_element(samples, elements[0], bool in kinds, field)
-    dtype = torch.bool if bool in kinds else torch.get_default_dtype() if float in kinds else torch.int64
+    dtype = (
+        torch.bool
+        if bool in kinds
+        else torch.get_default_dtype()
+        if float in kinds
+        else torch.int64
+    )
     values = torch.tensor(numbers, dtype=dtype)
     lengths = torch.tensor([len(sample) for sample in samples])
-    return Ragged.from_flat(values.view(len(elements), *widths) if is_deep else values, lengths=lengths)
+    return Ragged.from_flat(
+        values.view(len(elements), *widths) if is_deep else values, lengths=lengths
+    )
 
 
 def _odd_element(samples: Sequence[list[Any]], first: Any, has_bool: bool, field: str) -> Exception:
     """Return the error for the first element that differs from the others."""
-    rule, fix = "a number, or a list of numbers, since a list is a sequence", "pass a tuple for a record"
+    rule, fix = (
+        "a number, or a list of numbers, since a list is a sequence",
+        "pass a tuple for a record",
+    )
     for number, sample in enumerate(samples):
         for step, element in enumerate(sample):
             place = f"{_place(number, field)}[{step}]"
             if isinstance(element, list) != isinstance(first, list):
                 return ArgumentTypeError(place, _name(element), rule, fix)
             if isinstance(element, list) and len(element) != len(first):
-                got, same = f"a list of {len(element)}", f"a list of {len(first)}, like the first element"
+                got, same = (
+                    f"a list of {len(element)}",
+                    f"a list of {len(first)}, like the first element",
+                )
                 return ShapeError(place, got, same, "give every element the same channels")
             for entry in element if isinstance(element, list) else [element]:
                 if isinstance(entry, str):
@@ -291,12 +367,16 @@ def _odd_element(samples: Sequence[list[Any]], first: Any, has_bool: bool, field
 
 def _check_int(number: int, place: str) -> None:
     if not -(2**63) <= number < 2**63:
-        raise ArgumentError(place, quote(number), "an integer that fits 64 bits", "pass a float or a str")
+        raise ArgumentError(
+            place, quote(number), "an integer that fits 64 bits", "pass a float or a str"
+        )
 
 
 def _dataclasses(samples: Sequence[Any], field: str) -> Any:
     # Without __init__, whose checks and conversions apply to one sample.
     batch = object.__new__(type(samples[0]))
     for name in (entry.name for entry in dataclasses.fields(samples[0])):
-        object.__setattr__(batch, name, _collate([getattr(sample, name) for sample in samples], f"{field}.{name}"))
+        object.__setattr__(
+            batch, name, _collate([getattr(sample, name) for sample in samples], f"{field}.{name}")
+        )
     return batch

@@ -1,8 +1,9 @@
 """Converts data to a folder of Arrow files that opens at once: ``rl.data.convert``.
 
-The files are written to a work folder next to the output, which replaces the output at the end. After each shard, its
-statistics and the position in the input are written, so a killed conversion resumes after its last shard. A shard is a
-function of its start, so the result has the bytes of an uninterrupted conversion.
+The files are written to a work folder next to the output, which replaces the output at the end.
+After each shard, its statistics and the position in the input are written, so a killed conversion
+resumes after its last shard. A shard is a function of its start, so the result has the bytes of an
+uninterrupted conversion.
 """
 
 from __future__ import annotations
@@ -19,12 +20,28 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from raglane._utils.checks import check_choice, check_flag
-from raglane._utils.files import as_path, check_place, put_folder, remove, settle, whole_file, write_file
+from raglane._utils.files import (
+    as_path,
+    check_place,
+    put_folder,
+    remove,
+    settle,
+    whole_file,
+    write_file,
+)
 from raglane._utils.lock import LOCK, locked
 from raglane._utils.messages import argument, quote, require
 from raglane.data import shards
 from raglane.data.formats import pick
-from raglane.data.formats.ipc import DESCRIPTION, FORMAT_VERSION, LENGTHS, STATISTICS, checksums, is_converted, seal
+from raglane.data.formats.ipc import (
+    DESCRIPTION,
+    FORMAT_VERSION,
+    LENGTHS,
+    STATISTICS,
+    checksums,
+    is_converted,
+    seal,
+)
 from raglane.data.formats.pieces import ON_BAD_ROW, SKIPPED, Alike, sift, skipped_lines
 from raglane.data.fragments import Layout, check_labels
 from raglane.data.records import LISTS, Columns, Records, Skipped
@@ -67,15 +84,18 @@ def convert(
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> Conversion:
-    r"""Convert data to a folder that :class:`~raglane.data.Dataset` opens at once, whatever its size.
+    r"""Convert data to a folder that :class:`~raglane.data.Dataset` opens at once, whatever its
+    size.
 
-    The data is read in pieces, so that the memory does not depend on its size. A conversion that was stopped resumes
-    when it is called again, and ends with the same bytes. The folder contains Arrow files, which pandas, Polars and
-    others also read; ``lengths.npy``; ``statistics.json``, from which vocabularies and scales are computed;
-    ``dataset.json``, a description; and, with ``on_bad_row="skip"``, ``skipped.jsonl``.
+    The data is read in pieces, so that the memory does not depend on its size. A conversion that
+    was stopped resumes when it is called again, and ends with the same bytes. The folder contains
+    Arrow files, which pandas, Polars and others also read; ``lengths.npy``; ``statistics.json``,
+    from which vocabularies and scales are computed; ``dataset.json``, a description; and, with
+    ``on_bad_row="skip"``, ``skipped.jsonl``.
 
     Args:
-        inputs: a path, a pattern, a folder, a URL, or a list of these, of any format of :func:`~raglane.data.read`.
+        inputs: a path, a pattern, a folder, a URL, or a list of these, of any format of
+            :func:`~raglane.data.read`.
         output: the folder to write.
         columns: the roles of the columns; others are guessed from the first rows.
         format: a key of ``FORMATS``; None uses the suffix.
@@ -84,14 +104,17 @@ def convert(
         progress: an object whose methods are called with the progress of the conversion.
 
     Returns:
-        An object with ``folder``; ``statistics`` of all sequences; ``skipped``, the number of rows that were left out;
-        ``resumed``, the number of sequences that an earlier, stopped conversion had written; and ``was_there``, True if
-        the folder already was the result of the same conversion.
+        An object with ``folder``; ``statistics`` of all sequences; ``skipped``, the number of rows
+        that were left out; ``resumed``, the number of sequences that an earlier, stopped conversion
+        had written; and ``was_there``, True if the folder already was the result of the same
+        conversion.
 
     Raises:
-        ArgumentError: ``output`` has other content, another process is writing it, or an input is named twice.
+        ArgumentError: ``output`` has other content, another process is writing it, or an input is
+            named twice.
         DataError: the data is invalid. Finished shards are kept for the next call.
-        OSError: a file cannot be written, e.g. on a full disk. Finished shards are kept for the next call.
+        OSError: a file cannot be written, e.g. on a full disk. Finished shards are kept for the
+            next call.
 
     Example:
         >>> import tempfile
@@ -149,12 +172,16 @@ def _check_places(folder: Path, locations: Sequence[str]) -> None:
     check_place("output", folder.parent)
     fix = f"pass another {argument('output')}"
     if not folder.name or (os.path.lexists(folder) and not folder.is_dir()):
-        raise ArgumentError("output", quote(str(folder)), "the name of a folder, not of a file", fix)
+        raise ArgumentError(
+            "output", quote(str(folder)), "the name of a folder, not of a file", fix
+        )
     place, sources = folder.resolve(), set[Path | str]()
     for location in locations:
         source = Path(location).resolve() if Path(location).exists() else location
         if source in sources:
-            raise ArgumentError("inputs", f"{quote(str(source))} twice", "different places", "leave one out")
+            raise ArgumentError(
+                "inputs", f"{quote(str(source))} twice", "different places", "leave one out"
+            )
         sources.add(source)
         if source in (place, *place.parents):
             got = f"{quote(str(folder))}, which is, or is in, the data {quote(str(source))}"
@@ -219,22 +246,37 @@ class _Writer:
             self._progress.done(min(done / size, 1.0))
 
     def _note_labels(self, kinds: set[str], begun: str) -> None:
-        """Add the kinds of the labels of a piece; if it begins a file, raise unless one of them occurred before."""
+        """Add the kinds of the labels of a piece; if it begins a file, raise unless one of them
+        occurred before.
+        """
         if (layout := self._state.layout) is not None:
             if begun:
-                check_labels(tuple(sorted(kinds)), begun, layout.label_kinds, self._job.locations[0])
-            self._state.layout = replace(layout, label_kinds=tuple(sorted({*layout.label_kinds, *kinds})))
+                check_labels(
+                    tuple(sorted(kinds)), begun, layout.label_kinds, self._job.locations[0]
+                )
+            self._state.layout = replace(
+                layout, label_kinds=tuple(sorted({*layout.label_kinds, *kinds}))
+            )
 
     def _write(self, position: tuple[int, ...] | None) -> None:
-        """Write a shard, its description, and the next position; None if only a later shard ends at a piece."""
+        """Write a shard, its description, and the next position; None if only a later shard ends at
+        a piece.
+        """
         state = self._state
         layout = state.layout or Layout.of(self._held[0])
         name = f"part-{len(state.shards):05d}.arrow"
         statistics = sum(map(Statistics.of, self._held), Statistics())
         path = self._work / "data" / name
         write_shard(path, self._held, layout, state.names)
-        shard: dict[str, Any] = {"file": name, "sequences": statistics.sequences, "elements": statistics.elements}
-        shard |= {"values": span_in(path, state.names["sequence"], layout), "checksums": checksums(path)}
+        shard: dict[str, Any] = {
+            "file": name,
+            "sequences": statistics.sequences,
+            "elements": statistics.elements,
+        }
+        shard |= {
+            "values": span_in(path, state.names["sequence"], layout),
+            "checksums": checksums(path),
+        }
         entry = {
             "shard": shard,
             "position": position,
@@ -255,7 +297,10 @@ def _finish(folder: Path, job: Job, state: State) -> None:
     _write_json(folder / STATISTICS, state.statistics.to_config())
     if job.on_bad_row == "skip":
         write_file(folder / SKIPPED, skipped_lines(state.skipped))
-    read, names = state.columns or job.columns, (*LISTS, "split", "label_split", "tokens", "time_gaps", "wide")
+    read, names = (
+        state.columns or job.columns,
+        (*LISTS, "split", "label_split", "tokens", "time_gaps", "wide"),
+    )
     description = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
@@ -264,7 +309,11 @@ def _finish(folder: Path, job: Job, state: State) -> None:
         "longest": state.statistics.longest,
         "task": job.columns.task,
         # A guessed time column is guessed again, because other data may not have it.
-        "columns": {**state.names, **{name: getattr(read, name) for name in names}, "time": job.columns.time},
+        "columns": {
+            **state.names,
+            **{name: getattr(read, name) for name in names},
+            "time": job.columns.time,
+        },
         **({} if state.layout is None else state.layout.to_config()),
         "skipped": len(state.skipped),
         "shards": state.shards,
@@ -281,11 +330,18 @@ def _write_lengths(folder: Path, state: State) -> None:
         header = {"descr": kind.str, "fortran_order": False, "shape": (state.statistics.sequences,)}
         np.lib.format.write_array_header_1_0(file, header)
         for shard in state.shards:
-            file.write(np.diff(offsets_in(folder / shard["file"], state.names["sequence"])).astype(kind).data)
+            file.write(
+                np.diff(offsets_in(folder / shard["file"], state.names["sequence"]))
+                .astype(kind)
+                .data
+            )
 
 
 def _write_json(path: Path, content: Any) -> None:
-    write_file(path, (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode(errors="surrogatepass"))
+    write_file(
+        path,
+        (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode(errors="surrogatepass"),
+    )
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -305,10 +361,14 @@ def _there(folder: Path, job: Job, overwrite: bool) -> Conversion | None:
     key = description.get("key")
     if key == job.key():
         statistics = Statistics.from_config(json.loads((folder / STATISTICS).read_bytes()))
-        return Conversion(folder, statistics, description["skipped"], statistics.sequences, was_there=True)
+        return Conversion(
+            folder, statistics, description["skipped"], statistics.sequences, was_there=True
+        )
     if overwrite and key is not None:
         return None
-    got = f"{quote(str(folder))}, which contains " + ("something else" if key is None else "other converted data")
+    got = f"{quote(str(folder))}, which contains " + (
+        "something else" if key is None else "other converted data"
+    )
     fix = f"pass another {argument('output')}"
     if key is not None:
         fix += f", or {argument('overwrite', True)} to replace it"
@@ -331,7 +391,14 @@ class Job(NamedTuple):
 
     def key(self) -> str:
         """Return a hash of the data and the options."""
-        facts = [self.sources(), asdict(self.columns), self.format, self.on_bad_row, shards.SHARD, FORMAT_VERSION]
+        facts = [
+            self.sources(),
+            asdict(self.columns),
+            self.format,
+            self.on_bad_row,
+            shards.SHARD,
+            FORMAT_VERSION,
+        ]
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
 
 
@@ -351,7 +418,9 @@ class State(Alike):
         path = work / "job.json"
         key = _read_json(path).get("key")
         if key not in (None, job.key()) and not overwrite:
-            got = f"{quote(str(work))}, an unfinished conversion of other data or with other options"
+            got = (
+                f"{quote(str(work))}, an unfinished conversion of other data or with other options"
+            )
             fix = f"finish it first, or drop it with {argument('overwrite', True)}"
             raise ArgumentError("output", got, "without another unfinished conversion", fix)
         if key != job.key():
@@ -370,7 +439,9 @@ class State(Alike):
     @property
     def names(self) -> dict[str, str]:
         """The names of the columns of the shards by their roles."""
-        return {} if self.layout is None or self.columns is None else self.layout.names(self.columns)
+        return (
+            {} if self.layout is None or self.columns is None else self.layout.names(self.columns)
+        )
 
     def add(self, entry: dict[str, Any]) -> None:
         """Add the description of a shard."""

@@ -40,22 +40,25 @@ _Index = Sequence[int] | npt.NDArray[Any] | Tensor
 class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
     """Sequences in files, a table or memory, as a torch dataset.
 
-    An item is a dict: ``"inputs"``, ``(L, *features)``; ``"target"`` if there are targets, ``(*features)`` or
-    ``(L, *features)``; ``"index"``, ``()`` int64, the row in this dataset. A DataLoader with
-    ``collate_fn=raglane.collate`` fetches all items of a batch in one call.
+    An item is a dict: ``"inputs"``, ``(L, *features)``; ``"target"`` if there are targets,
+    ``(*features)`` or ``(L, *features)``; ``"index"``, ``()`` int64, the row in this dataset. A
+    DataLoader with ``collate_fn=raglane.collate`` fetches all items of a batch in one call.
 
-    Sequences that :func:`~raglane.data.read` returns are in memory. Other data is opened: only the current batch is in
-    memory. A folder that :func:`~raglane.data.convert` wrote opens at once, whatever its size, because lengths,
-    vocabulary, scale and classes are stored in it. Arrow files are mapped into memory; Parquet is read by row
-    group. DataLoader workers open the files again by their paths.
+    Sequences that :func:`~raglane.data.read` returns are in memory. Other data is opened: only the
+    current batch is in memory. A folder that :func:`~raglane.data.convert` wrote opens at once,
+    whatever its size, because lengths, vocabulary, scale and classes are stored in it. Arrow files
+    are mapped into memory; Parquet is read by row group. DataLoader workers open the files again by
+    their paths.
 
     Args:
-        source: a path, a pattern, a folder, a URL, or a list of these, of any format of :func:`~raglane.data.read`; or
-            an object with the Arrow interface: a ``pyarrow.Table``, a pandas or Polars frame, a Hugging Face dataset.
-        columns: which columns hold what, and the task; None guesses, for the task ``"classify"`` or the folder's.
+        source: a path, a pattern, a folder, a URL, or a list of these, of any format of
+            :func:`~raglane.data.read`; or an object with the Arrow interface: a ``pyarrow.Table``,
+            a pandas or Polars frame, a Hugging Face dataset.
+        columns: which columns hold what, and the task; None guesses, for the task ``"classify"`` or
+            the folder's.
         format: a key of ``FORMATS``; None uses the suffix.
-        preprocessor: converts tokens, features and labels to tensors; None leaves features unchanged, and learns
-            vocabulary and classes from all sequences.
+        preprocessor: converts tokens, features and labels to tensors; None leaves features
+            unchanged, and learns vocabulary and classes from all sequences.
 
     Attributes:
         columns: which columns hold what. A second file is read in the same way with them.
@@ -65,7 +68,8 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
 
     Raises:
         ArgumentTypeError: an argument of the wrong kind.
-        DataError: the data cannot be read. An error within the data may be raised when that part is used.
+        DataError: the data cannot be read. An error within the data may be raised when that part is
+            used.
         MissingExtraError: pyarrow is not installed.
 
     Example:
@@ -90,7 +94,9 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
         fix = "pass e.g. rl.data.Columns(label=...)"
         check_kind("columns", columns, (Columns, type(None)), "an object of Columns, or None", fix)
         fix = "fit one with rl.data.Preprocessor.fit"
-        check_kind("preprocessor", preprocessor, (Preprocessor, type(None)), "a Preprocessor, or None", fix)
+        check_kind(
+            "preprocessor", preprocessor, (Preprocessor, type(None)), "a Preprocessor, or None", fix
+        )
         stores, self.columns = stores_of(source, columns, format)
         read = [store.held for store in stores if store.held is not None]
         self.notes = tuple(dict.fromkeys(note for records in read for note in records.notes))
@@ -110,7 +116,8 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
         self._lengths: npt.NDArray[Any] | None = None
         self._statistics: Statistics | None = None
         self._tables: dict[int, Places] = {}
-        # The elements of each sequence that a forecast reads without a target, see `holdout.end_held_out`.
+        # The elements of each sequence that a forecast reads without a target, see
+        # `holdout.end_held_out`.
         self._context = 0
         self._is_cut = False
 
@@ -133,7 +140,8 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
 
     def __getitems__(self, indices: Sequence[int] | Tensor) -> Items:
         """Return the items of some rows. A DataLoader calls it for each batch."""
-        # The fast path for a list from a sampler: read_index takes as long as the rest of a small batch.
+        # The fast path for a list from a sampler: read_index takes as long as the rest of a small
+        # batch.
         is_plain = isinstance(indices, list) and set(map(type, indices)) == {int}
         if is_plain and min(indices) >= 0 and max(indices) < len(self):
             return Items(self, torch.tensor(indices))
@@ -151,7 +159,9 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
 
     @property
     def records(self) -> Records:
-        """The columns of the sequences as NumPy arrays; sequences that are not in memory are read."""
+        """The columns of the sequences as NumPy arrays; sequences that are not in memory are
+        read.
+        """
         self._refuse_pieces()
         if self._held is not None and self._rows is None:
             return self._held
@@ -159,12 +169,16 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
             if self._held is not None:
                 self._records = self._held.select(self._source_rows())
             else:
-                self._records = self._fragments.records(self._source_rows(), self.columns, self.source)
+                self._records = self._fragments.records(
+                    self._source_rows(), self.columns, self.source
+                )
         return self._records
 
     @property
     def values(self) -> npt.NDArray[Any]:
-        """The source's elements, ``(N, C)`` float32 with NaN for missing features, or ``(N,)`` tokens (str)."""
+        """The source's elements, ``(N, C)`` float32 with NaN for missing features, or ``(N,)``
+        tokens (str).
+        """
         return self.records.values
 
     @property
@@ -184,7 +198,9 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
 
     @property
     def targets(self) -> Targets | None:
-        """The numbers or sets of labels to learn, with ``values`` of one row per sequence or per element; or None."""
+        """The numbers or sets of labels to learn, with ``values`` of one row per sequence or per
+        element; or None.
+        """
         return self.records.targets
 
     @property
@@ -229,15 +245,25 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
         if self._learned is None:
             counted = self.statistics if self._held is None else Statistics.of(self._held)
             # Without labels there are no classes to learn.
-            task = self.columns.task if self.columns.wants_labels or TASKS[self._task].label is None else "forecast"
+            task = (
+                self.columns.task
+                if self.columns.wants_labels or TASKS[self._task].label is None
+                else "forecast"
+            )
             self._learned = Preprocessor.fit(counted, task=task, standardize=False, missing="zero")
         return self._learned
 
     @property
     def statistics(self) -> Statistics:
-        """The statistics of these sequences; of a subset that is not in memory, those of the whole source."""
+        """The statistics of these sequences; of a subset that is not in memory, those of the whole
+        source.
+        """
         if self._statistics is None:
-            self._statistics = Statistics.of(self.records) if self._held is not None else self._fragments.statistics()
+            self._statistics = (
+                Statistics.of(self.records)
+                if self._held is not None
+                else self._fragments.statistics()
+            )
         return self._statistics
 
     def statistics_for(self, task: str) -> Statistics:
@@ -252,7 +278,9 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
 
     @property
     def fingerprint(self) -> str:
-        """A short text that differs for other sequences, labels or order; made of counts if they are not in memory."""
+        """A short text that differs for other sequences, labels or order; made of counts if they
+        are not in memory.
+        """
         digest = hashlib.sha256()
         for content in self.contents():
             digest.update(content)
@@ -270,14 +298,17 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
         yield digest.hexdigest()[:16].encode()
 
     def classes(self) -> npt.NDArray[np.int64] | None:
-        """The class of each sequence, ``(B,)`` int64: its place in ``preprocessor.labels``; None without such labels.
+        """The class of each sequence, ``(B,)`` int64: its place in ``preprocessor.labels``; None
+        without such labels.
 
         Only labels are read.
         """
         return self._fragments.labels(self._source_rows(), self._places)
 
     def label_ranks(self) -> npt.NDArray[np.int64] | None:
-        """The rank of each sequence's label among all labels in alphabetical order, ``(B,)``; None without labels."""
+        """The rank of each sequence's label among all labels in alphabetical order, ``(B,)``; None
+        without labels.
+        """
         if not self.has_labels:
             return None
         if self._held is not None:
@@ -285,18 +316,24 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
         classes = self.classes()
         if classes is None:
             return None
-        ranks: npt.NDArray[np.int64] = np.argsort(np.argsort(np.array(self.preprocessor.labels, dtype=object)))
+        ranks: npt.NDArray[np.int64] = np.argsort(
+            np.argsort(np.array(self.preprocessor.labels, dtype=object))
+        )
         return ranks[classes]
 
     def label_counts(self) -> Counter[str]:
-        """Return the number of occurrences of each label; of sequences not in memory, only labels per sequence."""
+        """Return the number of occurrences of each label; of sequences not in memory, only labels
+        per sequence.
+        """
         if self._held is not None:
             return self.statistics.labels
         classes, names = self.classes(), self.preprocessor.labels or ()
         return Counter() if classes is None else Counter(names[place] for place in classes.tolist())
 
     def refuse_missing(self) -> None:
-        """Raise a :class:`~raglane.errors.DataError` if a feature of sequences in memory is missing."""
+        """Raise a :class:`~raglane.errors.DataError` if a feature of sequences in memory is
+        missing.
+        """
         if self._held is not None and not self._held.is_tokens:
             records = self.records
             refuse_absent(records.values, records.offsets, records.channels, self._where)
@@ -319,7 +356,9 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
 
     @property
     def lengths(self) -> Tensor:
-        """The lengths of the inputs, ``(B,)`` int32 or int64: in a forecast the last element is only a target."""
+        """The lengths of the inputs, ``(B,)`` int32 or int64: in a forecast the last element is
+        only a target.
+        """
         if self._tensors is not None:
             return self._tensors.lengths
         lengths = self.element_counts
@@ -348,8 +387,12 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
             return tuple(rows) if ids is None else tuple(ids[row] for row in rows)
         return tuple(map(self._fragments.id_of, rows))
 
-    def with_preprocessor(self, preprocessor: Preprocessor, require_targets: bool = True) -> Dataset:
-        """Return the same sequences with another preprocessor, and without targets unless they are required."""
+    def with_preprocessor(
+        self, preprocessor: Preprocessor, require_targets: bool = True
+    ) -> Dataset:
+        """Return the same sequences with another preprocessor, and without targets unless they are
+        required.
+        """
         self._refuse_pieces()
         other = copy.copy(self)
         other._preprocessor, other._tables, other._tensors = preprocessor, {}, None
@@ -357,12 +400,18 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
         if self._held is not None:
             held = for_task(self._held, preprocessor.task if require_targets else "forecast")
             if held is not self._held:
-                other._held, other._fragments, other._records = held, Fragments([Memory(held)]), None
+                other._held, other._fragments, other._records = (
+                    held,
+                    Fragments([Memory(held)]),
+                    None,
+                )
             other._tensors = other._read(self._source_rows())
         return other
 
     def _refuse_pieces(self) -> None:
-        """Raise if the sequences were cut, because the source has whole sequences instead of the pieces."""
+        """Raise if the sequences were cut, because the source has whole sequences instead of the
+        pieces.
+        """
         if self._is_cut:
             fix = "read columns, fit and apply a preprocessor first, then cut; rl.fit cuts with too_long='split'"
             raise ArgumentError("data", "the pieces of Dataset.cut", "whole sequences", fix)
@@ -384,14 +433,16 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
     def cut(self, longest: int) -> Dataset:
         """Return the same elements, in memory, with longer sequences cut into pieces.
 
-        Read columns such as ``labels``, and apply a preprocessor, before. The pieces of a sequence are in its place.
-        Each has the sequence's id and, with a target per sequence, its target. A
-        :class:`~raglane.data.BatchSampler` takes the lengths of the pieces; or, except in a forecast, those of the
-        whole sequences, with a limit that splits, which numbers the pieces in the same way.
+        Read columns such as ``labels``, and apply a preprocessor, before. The pieces of a sequence
+        are in its place. Each has the sequence's id and, with a target per sequence, its target. A
+        :class:`~raglane.data.BatchSampler` takes the lengths of the pieces; or, except in a
+        forecast, those of the whole sequences, with a limit that splits, which numbers the pieces
+        in the same way.
 
         Args:
-            longest: the length of a piece, at least 1; only the last piece of a sequence may be shorter. In a forecast
-                a piece ends between an element and its target, so it has one target less.
+            longest: the length of a piece, at least 1; only the last piece of a sequence may be
+                shorter. In a forecast a piece ends between an element and its target, so it has one
+                target less.
 
         Raises:
             ArgumentTypeError: not a whole number.
@@ -425,17 +476,23 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
             index: as :meth:`subset` accepts it.
 
         Returns:
-            An object with ``values``, ``(N, input_size)`` float32 or ``(N,)`` int64; ``offsets``, ``(M + 1,)`` int64;
-            ``lengths``, ``(M,)`` int64; ``targets``, as :meth:`Preprocessor.apply` describes them, or None; and
-            ``batch()``, which returns the batch of :func:`raglane.collate`.
+            An object with ``values``, ``(N, input_size)`` float32 or ``(N,)`` int64; ``offsets``,
+            ``(M + 1,)`` int64; ``lengths``, ``(M,)`` int64; ``targets``, as
+            :meth:`Preprocessor.apply` describes them, or None; and ``batch()``, which returns the
+            batch of :func:`raglane.collate`.
 
         Raises:
             ArgumentTypeError: neither integers nor booleans.
-            DataError: a damaged file, a missing feature under ``missing="error"``, or an unknown label.
+            DataError: a damaged file, a missing feature under ``missing="error"``, or an unknown
+                label.
             IndexError: a row that does not exist.
         """
         rows = read_index(index, len(self))
-        return self._read(self._source_rows()[rows.numpy()]) if self._tensors is None else self._tensors.select(rows)
+        return (
+            self._read(self._source_rows()[rows.numpy()])
+            if self._tensors is None
+            else self._tensors.select(rows)
+        )
 
     def tensors(self) -> Tensors:
         """Return all sequences as flat tensors, see :meth:`take`."""
@@ -452,25 +509,35 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
         return self.tensors().batch()
 
     def _source_rows(self) -> npt.NDArray[np.int64]:
-        return np.arange(len(self._fragments)) if self._rows is None else self._rows.astype(np.int64)
+        return (
+            np.arange(len(self._fragments)) if self._rows is None else self._rows.astype(np.int64)
+        )
 
     def _read(self, rows: npt.NDArray[np.int64]) -> Tensors:
         """Return rows of the source as tensors."""
         gathered = Gathered(self._fragments, rows, self._places)
         has_words = gathered.layout is not None and gathered.layout.is_tokens
-        if self._preprocessor is None and not (self._learns_labels or gathered.features or has_words):
+        if self._preprocessor is None and not (
+            self._learns_labels or gathered.features or has_words
+        ):
             # Nothing is learned, so that the source need not be counted.
             values, offsets = as_tensor(gathered.values), torch.from_numpy(gathered.offsets)
             if self._task == "language":
                 values, offsets = between_ends(values, offsets, with_last=self.forecast)
             return Tensors(values, offsets, forecast=self.forecast)
         with_targets = self.forecast or self._learns_labels
-        tensors = self.preprocessor._tensors(gathered, with_targets=with_targets, scale=self._preprocessor is not None)
+        tensors = self.preprocessor._tensors(
+            gathered, with_targets=with_targets, scale=self._preprocessor is not None
+        )
         return replace(tensors, context=self._context) if self._context else tensors
 
     def targets_of_all(self) -> Tensor | None:
         """Return the targets of all sequences; for classes of sequences only labels are read."""
-        if self._tensors is None and TASKS[self._task].label == "class" and not self.preprocessor.per_element:
+        if (
+            self._tensors is None
+            and TASKS[self._task].label == "class"
+            and not self.preprocessor.per_element
+        ):
             classes = self.classes()
             return None if classes is None else torch.from_numpy(classes)
         return self.tensors().targets
@@ -484,5 +551,7 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
             self._tables[number] = None, None
             # Without words nothing is learned, so that the source need not be counted.
             if fragment.words is not None or with_classes:
-                self._tables[number] = self.preprocessor._places_in(fragment, with_classes=with_classes)
+                self._tables[number] = self.preprocessor._places_in(
+                    fragment, with_classes=with_classes
+                )
         return self._tables[number]

@@ -1,4 +1,6 @@
-"""Fit and apply vocabularies, scales of features, and labels; read them from a stored preprocessor."""
+"""Fit and apply vocabularies, scales of features, and labels; read them from a stored
+preprocessor.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,16 @@ TUPLES = ("channels", *OPTIONAL, "target_names", "target_mean", "target_std")
 _NUMBERS = ("mean", "std", "target_mean", "target_std")
 # Entries that the first format of stored models lacks.
 _LATER = (
-    *("split", "label_split", "per_element", "target_names", "target_mean", "target_std", "features", "whole_labels"),
+    *(
+        "split",
+        "label_split",
+        "per_element",
+        "target_names",
+        "target_mean",
+        "target_std",
+        "features",
+        "whole_labels",
+    ),
 )
 
 
@@ -58,14 +69,22 @@ class FeatureEncoder:
     def __post_init__(self) -> None:
         check_kind("name", self.name, str, "a text", "pass the name of the feature")
         check_flag("per_sequence", self.per_sequence)
-        check_kind("vocabulary", self.vocabulary, (tuple, type(None)), "a tuple, or None", "convert it with tuple(...)")
+        check_kind(
+            "vocabulary",
+            self.vocabulary,
+            (tuple, type(None)),
+            "a tuple, or None",
+            "convert it with tuple(...)",
+        )
         odd = next((word for word in self.vocabulary or () if not isinstance(word, str)), "")
         check_kind("vocabulary", odd, str, "a tuple of str", "convert each with str(...)")
         check_scale("mean", (self.mean,))
         check_scale("std", (self.std,))
         if self.vocabulary is not None and self.vocabulary[:1] != (UNKNOWN,):
             got = f"{quote(self.vocabulary)}"[:80]
-            raise ArgumentError("vocabulary", got, f"categories that begin with {UNKNOWN}", "fit it again")
+            raise ArgumentError(
+                "vocabulary", got, f"categories that begin with {UNKNOWN}", "fit it again"
+            )
 
     @property
     def kind(self) -> str:
@@ -75,7 +94,10 @@ class FeatureEncoder:
 
     def to_config(self) -> dict[str, Any]:
         """Return the attributes as JSON values."""
-        return {**asdict(self), "vocabulary": None if self.vocabulary is None else list(self.vocabulary)}
+        return {
+            **asdict(self),
+            "vocabulary": None if self.vocabulary is None else list(self.vocabulary),
+        }
 
     @classmethod
     def from_config(cls, config: Any) -> FeatureEncoder:
@@ -83,16 +105,22 @@ class FeatureEncoder:
         names = ("name", "per_sequence", "mean", "std", "vocabulary")
         if not isinstance(config, Mapping) or set(config) != set(names):
             rule = f"an object with {', '.join(names)}"
-            raise CheckpointError("preprocessing", f"the feature {quote(config)}"[:80], rule, "train again")
+            raise CheckpointError(
+                "preprocessing", f"the feature {quote(config)}"[:80], rule, "train again"
+            )
         words = config["vocabulary"]
         try:
-            return cls(**{**config, "vocabulary": tuple(words) if isinstance(words, list) else words})
+            return cls(
+                **{**config, "vocabulary": tuple(words) if isinstance(words, list) else words}
+            )
         except (ArgumentError, TypeError) as error:
             raise CheckpointError(f"preprocessing: {error}") from error
 
 
 def check_scale(name: str, numbers: Iterable[Any]) -> None:
-    """Raise an ArgumentError unless means or deviations are finite in float32, and deviations positive."""
+    """Raise an ArgumentError unless means or deviations are finite in float32, and deviations
+    positive.
+    """
     has_sign = not name.endswith("std")
     for number in numbers:
         is_number = isinstance(number, Real) and not isinstance(number, bool)
@@ -108,13 +136,22 @@ def fit_encoders(counted: Mapping[str, FeatureCounts], missing: str) -> tuple[Fe
     for name, counts in counted.items():
         if counts.missing and missing == "error":
             got = f"{counts.missing:,} missing in the feature {quote(name)}"
-            raise DataError("data", got, "data with complete features", f"correct the data, or {how_to_fill()}")
+            raise DataError(
+                "data", got, "data with complete features", f"correct the data, or {how_to_fill()}"
+            )
         if counts.channel is not None:
-            encoders.append(FeatureEncoder(name, counts.per_sequence, counts.channel.mean, counts.channel.deviation))
+            encoders.append(
+                FeatureEncoder(
+                    name, counts.per_sequence, counts.channel.mean, counts.channel.deviation
+                )
+            )
             continue
         words = fit_vocabulary({word: count for word, count in counts.words.items() if word})
         if len(words) > _MOST:
-            got, rule = f"{len(words) - 1:,} categories of {quote(name)}", "limited to 2**24 categories"
+            got, rule = (
+                f"{len(words) - 1:,} categories of {quote(name)}",
+                "limited to 2**24 categories",
+            )
             raise DataError("data", got, rule, "merge rare categories")
         encoders.append(FeatureEncoder(name, counts.per_sequence, vocabulary=words))
     return tuple(encoders)
@@ -127,7 +164,9 @@ def encode(
     missing: str,
     source: str,
 ) -> npt.NDArray[np.float32]:
-    """Return the features as a matrix, ``(N, columns)`` float32: scaled numbers, then indices of categories."""
+    """Return the features as a matrix, ``(N, columns)`` float32: scaled numbers, then indices of
+    categories.
+    """
     by_name = {feature.name: feature for feature in features}
     numbers: list[npt.NDArray[np.float32]] = []
     indices: list[npt.NDArray[np.float32]] = []
@@ -146,10 +185,14 @@ def encode(
             column = ((feature.values - encoder.mean) / encoder.std).astype(np.float32)
         else:
             words = feature.values.tolist()
-            column = look_up(words, places_of_categories(encoder.vocabulary), len(words), 0).astype(np.float32)
+            column = look_up(words, places_of_categories(encoder.vocabulary), len(words), 0).astype(
+                np.float32
+            )
         column = np.repeat(column, lengths) if feature.per_sequence else column
         (numbers if encoder.vocabulary is None else indices).append(column)
-    block = np.stack(numbers, axis=1) if numbers else np.zeros((int(offsets[-1]), 0), dtype=np.float32)
+    block = (
+        np.stack(numbers, axis=1) if numbers else np.zeros((int(offsets[-1]), 0), dtype=np.float32)
+    )
     if missing != "error":
         block = fill_missing(block, offsets, missing)
     return np.concatenate([block, *(column[:, None] for column in indices)], axis=1)
@@ -160,13 +203,20 @@ def _refuse_missing(feature: Feature, source: str) -> None:
     if absent.any():
         place = f"{'sequence' if feature.per_sequence else 'element'} {int(absent.argmax())}"
         got = f"nothing for {place} in the feature {quote(feature.name)}"
-        raise DataError(source, got, "data with complete features", f"correct the data, or {how_to_fill()}")
+        raise DataError(
+            source, got, "data with complete features", f"correct the data, or {how_to_fill()}"
+        )
 
 
 def fit_vocabulary(
-    counted: Mapping[str, int], special: tuple[str, ...] = (UNKNOWN,), minimum_count: int = 1, most: int | None = None
+    counted: Mapping[str, int],
+    special: tuple[str, ...] = (UNKNOWN,),
+    minimum_count: int = 1,
+    most: int | None = None,
 ) -> tuple[str, ...]:
-    """Return the special words, then the others by descending frequency, ties in alphabetical order."""
+    """Return the special words, then the others by descending frequency, ties in alphabetical
+    order.
+    """
     counts = Counter(counted)
     for word in special:
         del counts[word]
@@ -212,12 +262,20 @@ def _label_key(label: str) -> tuple[int, float, str]:
 
 
 def are_whole(labels: Sequence[str]) -> bool:
-    """Return True if there are labels, and all are whole numbers of 64 bits as Python writes them."""
-    return bool(labels) and all(re.fullmatch(r"0|-?[1-9]\d{0,17}", label, re.ASCII) for label in labels)
+    """Return True if there are labels, and all are whole numbers of 64 bits as Python writes
+    them.
+    """
+    return bool(labels) and all(
+        re.fullmatch(r"0|-?[1-9]\d{0,17}", label, re.ASCII) for label in labels
+    )
 
 
-def look_up(words: Iterable[str], table: Mapping[str, int], count: int, absent: int) -> npt.NDArray[np.int64]:
-    """Return the index of each word, ``(count,)`` int64, or ``absent`` if the table lacks it; the loop runs in C."""
+def look_up(
+    words: Iterable[str], table: Mapping[str, int], count: int, absent: int
+) -> npt.NDArray[np.int64]:
+    """Return the index of each word, ``(count,)`` int64, or ``absent`` if the table lacks it; the
+    loop runs in C.
+    """
     return np.fromiter(map(table.get, words, repeat(absent)), dtype=np.int64, count=count)
 
 
@@ -229,27 +287,43 @@ def places_of(words: tuple[str, ...]) -> dict[str, int]:
 
 @functools.lru_cache(maxsize=8)
 def places_of_categories(words: tuple[str, ...]) -> dict[str, int]:
-    """Return the index of each category or label; 3 also as 3.0, 3.0 also as 3, and truth values in other cases.
+    """Return the index of each category or label; 3 also as 3.0, 3.0 also as 3, and truth values in
+    other cases.
 
-    A column of whole numbers becomes one of floats if an entry of it is missing. Truth values are True in a table in
-    memory, and TRUE in the CSV file of a spreadsheet.
+    A column of whole numbers becomes one of floats if an entry of it is missing. Truth values are
+    True in a table in memory, and TRUE in the CSV file of a spreadsheet.
     """
     places = places_of(words)
     whole = [word for word in words if re.fullmatch(r"-?\d+(\.0)?", word, re.ASCII)]
-    others = {word.removesuffix(".0") if "." in word else f"{word}.0": places[word] for word in whole}
+    others = {
+        word.removesuffix(".0") if "." in word else f"{word}.0": places[word] for word in whole
+    }
     folded = [word.lower() for word in words]
     for word in words:
-        if word.lower() in ("true", "false") and folded.count(word.lower()) == 1:  # else they are different words
+        if (
+            word.lower() in ("true", "false") and folded.count(word.lower()) == 1
+        ):  # else they are different words
             others |= dict.fromkeys((word.lower(), word.upper(), word.title()), places[word])
     return others | places
 
 
-def unknown_words(tokens: tuple[str, ...], encoders: Sequence[FeatureEncoder], found: Statistics) -> list[str]:
-    """Return a line on the tokens that a vocabulary lacks, and for each feature one on categories that are new."""
-    known = [("tokens that are not in the vocabulary", places_of(tokens), found.tokens)] if tokens else []
+def unknown_words(
+    tokens: tuple[str, ...], encoders: Sequence[FeatureEncoder], found: Statistics
+) -> list[str]:
+    """Return a line on the tokens that a vocabulary lacks, and for each feature one on categories
+    that are new.
+    """
+    known = (
+        [("tokens that are not in the vocabulary", places_of(tokens), found.tokens)]
+        if tokens
+        else []
+    )
     for encoder in encoders:
         if encoder.vocabulary is not None and encoder.name in found.features:
-            name, words = f"categories of {quote(encoder.name)} unseen in training", found.features[encoder.name].words
+            name, words = (
+                f"categories of {quote(encoder.name)} unseen in training",
+                found.features[encoder.name].words,
+            )
             known.append((name, places_of_categories(encoder.vocabulary), words))
     lines = []
     for name, places, words in known:
@@ -282,8 +356,13 @@ def fit_targets(statistics: Statistics, task: str, source: str) -> dict[str, Any
     mean = tuple(channel.mean for channel in statistics.targets.values())
     std = tuple(channel.deviation for channel in statistics.targets.values())
     for name, numbers in (("mean", mean), ("deviation", std)):
-        if not all(abs(number) <= _LARGEST and (name == "mean" or number > 0) for number in numbers):
-            got, rule = f"targets of {name} {list(numbers)}", "data with targets whose mean and deviation fit float32"
+        if not all(
+            abs(number) <= _LARGEST and (name == "mean" or number > 0) for number in numbers
+        ):
+            got, rule = (
+                f"targets of {name} {list(numbers)}",
+                "data with targets whose mean and deviation fit float32",
+            )
             raise DataError(source, got, rule, "convert them to another unit")
     return {
         "per_element": statistics.per_element,
@@ -299,11 +378,17 @@ def nothing_to_learn(source: str, task: str) -> DataError:
     column = f"name their column with {argument('label', of='Columns')}"
     if kind.label == "class":
         got = "no label for each element" if kind.per == "element" else "no labels"
-        return DataError(source, got, f"data with one label per {kind.per}, for the task {task}", column)
-    names = {"numbers": "numbers", "sequence": "sequences of labels"}.get(kind.label or "", "sets of labels")
+        return DataError(
+            source, got, f"data with one label per {kind.per}, for the task {task}", column
+        )
+    names = {"numbers": "numbers", "sequence": "sequences of labels"}.get(
+        kind.label or "", "sets of labels"
+    )
     per = "per sequence" + " or per element" * (kind.per == "either")
     rule = f"data with {names} {per}, for the task {task}"
-    return DataError(source, f"no {names} to learn", rule, f"{column}, and read with {argument('task', task)}")
+    return DataError(
+        source, f"no {names} to learn", rule, f"{column}, and read with {argument('task', task)}"
+    )
 
 
 def read_config(config: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
@@ -316,10 +401,14 @@ def read_config(config: Mapping[str, Any], names: Sequence[str]) -> dict[str, An
     if odd:
         got = f"entries {quote_all(odd)} missing or unknown"
         raise CheckpointError("preprocessing", got, f"exactly {', '.join(names)}", "train again")
-    values = {name: tuple(value) if isinstance(value, list) else value for name, value in config.items()}
+    values = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in config.items()
+    }
     features = values.get("features", ())
     if not isinstance(features, tuple):
-        raise CheckpointError("preprocessing", f"features = {quote(features)}", "a list", "train again")
+        raise CheckpointError(
+            "preprocessing", f"features = {quote(features)}", "a list", "train again"
+        )
     values["features"] = tuple(map(FeatureEncoder.from_config, features))
     for name in TUPLES:
         kind = (int, float) if name in _NUMBERS else str

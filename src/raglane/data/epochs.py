@@ -16,8 +16,9 @@ Item = TypeVar("Item")
 class Epochs(Generic[Item]):
     """Base class of samplers with a resumable position.
 
-    The items of an epoch are a function of the arguments and the number of the epoch. After an epoch was iterated to
-    its end, the next iteration is the next epoch; :meth:`set_epoch` selects one (Lightning calls it).
+    The items of an epoch are a function of the arguments and the number of the epoch. After an
+    epoch was iterated to its end, the next iteration is the next epoch; :meth:`set_epoch` selects
+    one (Lightning calls it).
     """
 
     # The keys of a state that describe a position.
@@ -65,8 +66,8 @@ class Epochs(Generic[Item]):
         """Return the position in the epoch as integers.
 
         Args:
-            done: the number of batches of this epoch that were used. None takes the number of batches returned, which
-                is larger with DataLoader workers, since they prefetch.
+            done: the number of batches of this epoch that were used. None takes the number of
+                batches returned, which is larger with DataLoader workers, since they prefetch.
 
         Raises:
             ArgumentTypeError: ``done`` is not an int.
@@ -76,7 +77,9 @@ class Epochs(Generic[Item]):
         return {"epoch": self.epoch, "done": done, **self._position(done), **self._identity()}
 
     def _position(self, done: int) -> dict[str, int]:
-        """Return the entries of a state in addition to ``done``; raise an ArgumentError beyond the last item."""
+        """Return the entries of a state in addition to ``done``; raise an ArgumentError beyond the
+        last item.
+        """
         self._check_done("done", done)
         return {}
 
@@ -90,19 +93,28 @@ class Epochs(Generic[Item]):
             raise ArgumentError(name, quote(done), rule, "pass a number of batches of this epoch")
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Continue where :meth:`state_dict` was called: the next iteration returns exactly the remaining items.
+        """Continue where :meth:`state_dict` was called: the next iteration returns exactly the
+        remaining items.
 
         Raises:
             ArgumentTypeError: the state is not a mapping to ints.
             ArgumentError: the state belongs to other sequences or arguments.
         """
         kind = type(self).__name__
-        check_kind("state", state, Mapping, f"the state of this {kind}", "pass the result of state_dict()")
+        check_kind(
+            "state", state, Mapping, f"the state of this {kind}", "pass the result of state_dict()"
+        )
         for name, mine in {**dict.fromkeys(self._state_names), **self._identity()}.items():
             if name not in state or (mine is not None and state[name] != mine):
                 got = f"{name} = {quote(state.get(name))}"
-                rule = f"the state of this {kind}" if mine is None else f"of this {kind}, which has {name} = {mine}"
-                raise ArgumentError("state", got, rule, f"create the {kind} with the same arguments")
+                rule = (
+                    f"the state of this {kind}"
+                    if mine is None
+                    else f"of this {kind}, which has {name} = {mine}"
+                )
+                raise ArgumentError(
+                    "state", got, rule, f"create the {kind} with the same arguments"
+                )
         for name in self._state_names:
             check_whole(f"state[{name!r}]", state[name], 0)
         self._restore(state)

@@ -1,4 +1,6 @@
-"""Fragments: flat arrays of some sequences, in memory or mapped from a file; their layout, and their stores."""
+"""Fragments: flat arrays of some sequences, in memory or mapped from a file; their layout, and
+their stores.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,10 @@ class Layout:
             "none" if targets is None else _KINDS[targets.kind],
             targets is not None and targets.per_element,
             () if targets is None else targets.names,
-            tuple((feature.name, feature.per_sequence, feature.is_numbers) for feature in records.features),
+            tuple(
+                (feature.name, feature.per_sequence, feature.is_numbers)
+                for feature in records.features
+            ),
             _label_kinds(records),
         )
 
@@ -66,7 +71,11 @@ class Layout:
     def kind(self) -> str:
         """The kind of the elements, in words."""
         own = "tokens" if self.is_tokens else f"features ({quote_all(self.channels)})"
-        return own if not self.features else f"{own} with {quote_all(name for name, _, _ in self.features)}"
+        return (
+            own
+            if not self.features
+            else f"{own} with {quote_all(name for name, _, _ in self.features)}"
+        )
 
     @property
     def learned(self) -> str:
@@ -106,7 +115,9 @@ class Layout:
             if here != before:
                 got = f"{name}: {here} from {records.describe_row(0)} on, after {before}"
                 fix = "convert the other data separately, or change its schema"
-                raise DataError(f"{records.source}", got, "data with one schema for all files and rows", fix)
+                raise DataError(
+                    f"{records.source}", got, "data with one schema for all files and rows", fix
+                )
 
     def to_config(self) -> dict[str, Any]:
         """Return JSON values."""
@@ -120,7 +131,9 @@ class Layout:
         return cls(**{**entries, **names, "features": tuple(map(tuple, entries["features"]))})
 
     def names(self, columns: Columns) -> dict[str, str]:
-        """Return the names of a shard's columns by their roles: those of the source, if it has names."""
+        """Return the names of a shard's columns by their roles: those of the source, if it has
+        names.
+        """
         wanted = {"label": columns.label, "id": columns.id, "sequence": columns.sequence}
         if not (self.has_labels or self.has_tags or self.targets != "none"):
             del wanted["label"]
@@ -138,18 +151,24 @@ class Layout:
 
 
 def _label_kinds(records: Records) -> tuple[str, ...]:
-    """Return the kinds of the labels in the source, or by their spelling if the source has only texts."""
+    """Return the kinds of the labels in the source, or by their spelling if the source has only
+    texts.
+    """
     if records.label_kinds is not None:
         return records.label_kinds
     if records.targets is None:
         return kinds_of(records.labels or () if records.tags is None else records.tags.tolist())
     if records.targets.ordered and records.columns.label_split is not None:
         return ("texts",)
-    return () if records.targets.is_numbers else kinds_of(chain.from_iterable(records.targets.values))
+    return (
+        () if records.targets.is_numbers else kinds_of(chain.from_iterable(records.targets.values))
+    )
 
 
 def check_labels(kinds: tuple[str, ...], source: str, before: tuple[str, ...], first: str) -> None:
-    """Raise if labels have no kind in common with those before: 1, "1" and 1.0 would be three labels, or one."""
+    """Raise if labels have no kind in common with those before: 1, "1" and 1.0 would be three
+    labels, or one.
+    """
     if kinds and before and not set(kinds) & set(before):
         got = f"labels that are {' and '.join(kinds)}, after {' and '.join(before)}"
         got += f" in {first}" if first and first != source else ""
@@ -186,7 +205,17 @@ class Fragment:
         targets = None if records.targets is None else records.targets.values.__getitem__
         features = tuple(feature.values.__getitem__ for feature in records.features)
         layout = Layout.of(records)
-        return cls(layout, records.offsets, values, words, labels, label_words, records.ids, targets, features)
+        return cls(
+            layout,
+            records.offsets,
+            values,
+            words,
+            labels,
+            label_words,
+            records.ids,
+            targets,
+            features,
+        )
 
     def cut(self, starts: Integers, lengths: Integers, elements: Index) -> npt.NDArray[Any]:  # noqa: ARG002
         """Return the values of some sequences, concatenated."""
@@ -197,14 +226,19 @@ class Fragment:
         if self.targets is None:
             return None
         per_element = self.layout.targets_per_element
-        values, is_ordered = self.targets(elements if per_element else rows), self.layout.targets == "sequences"
+        values, is_ordered = (
+            self.targets(elements if per_element else rows),
+            self.layout.targets == "sequences",
+        )
         return Targets(values, per_element, self.layout.target_names, is_ordered)
 
     def features_of(self, rows: Integers, elements: Index) -> tuple[Feature, ...]:
         """Return the feature columns of some sequences."""
         return tuple(
             Feature(name, take(rows if per_sequence else elements), per_sequence)
-            for (name, per_sequence, _), take in zip(self.layout.features, self.features, strict=True)
+            for (name, per_sequence, _), take in zip(
+                self.layout.features, self.features, strict=True
+            )
         )
 
     def id_of(self, row: int) -> str | int | None:
@@ -215,14 +249,20 @@ class Fragment:
 
 
 def _encoded(words: Iterable[str]) -> tuple[npt.NDArray[np.int32], tuple[str, ...]]:
-    """Return the index of each word among the distinct words, and these in order of first occurrence."""
+    """Return the index of each word among the distinct words, and these in order of first
+    occurrence.
+    """
     every = list(words)
     table = {word: place for place, word in enumerate(dict.fromkeys(every))}
-    return np.fromiter(map(table.__getitem__, every), dtype=np.int32, count=len(every)), tuple(table)
+    return np.fromiter(map(table.__getitem__, every), dtype=np.int32, count=len(every)), tuple(
+        table
+    )
 
 
 def fragment_in(batch: Any, layout: Layout, names: dict[str, Any]) -> Fragment:
-    """Return a batch of a shard as a fragment without a copy; ``names`` are those of its columns."""
+    """Return a batch of a shard as a fragment without a copy; ``names`` are those of its
+    columns.
+    """
     sequences, words = batch.column(names["sequence"]), None
     if layout.is_tokens:
         words = tuple(sequences.values.dictionary.to_pylist())
@@ -232,14 +272,18 @@ def fragment_in(batch: Any, layout: Layout, names: dict[str, Any]) -> Fragment:
         column = column.values if layout.has_tags else column
         labels, label_words = column.indices.to_numpy(), tuple(column.dictionary.to_pylist())
     ids = batch.column(names["id"]) if "id" in names else None
-    targets = None if layout.targets == "none" else _targets_in(batch.column(names["label"]), layout)
+    targets = (
+        None if layout.targets == "none" else _targets_in(batch.column(names["label"]), layout)
+    )
     features = tuple(_feature_in(batch.column(name), *kind) for name, *kind in layout.features)
     offsets, values = sequences.offsets.to_numpy(), values_in(sequences, layout)
     return Fragment(layout, offsets, values, words, labels, label_words, ids, targets, features)
 
 
 def values_in(sequences: Any, layout: Layout) -> npt.NDArray[Any]:
-    """Return the values of a shard's column of sequences: features ``(N, C)``, or indices of tokens ``(N,)``."""
+    """Return the values of a shard's column of sequences: features ``(N, C)``, or indices of tokens
+    ``(N,)``.
+    """
     if layout.is_tokens:
         return sequences.values.indices.to_numpy()
     width = max(len(layout.channels), 1)
@@ -266,10 +310,14 @@ def _feature_in(column: Any, per_sequence: bool, is_numbers: bool) -> Rows:
     column = column if per_sequence else column.values
     if is_numbers:
         return column.to_numpy(zero_copy_only=False).__getitem__
-    return partial(_words_at, column.indices.to_numpy(), np.array(column.dictionary.to_pylist(), dtype=object))
+    return partial(
+        _words_at, column.indices.to_numpy(), np.array(column.dictionary.to_pylist(), dtype=object)
+    )
 
 
-def _words_at(places: npt.NDArray[Any], words: npt.NDArray[np.object_], index: Index) -> npt.NDArray[np.object_]:
+def _words_at(
+    places: npt.NDArray[Any], words: npt.NDArray[np.object_], index: Index
+) -> npt.NDArray[np.object_]:
     return np.asarray(words[places[index]], dtype=object)
 
 
@@ -289,7 +337,9 @@ class Store(ABC):
     @property
     @abstractmethod
     def label_kinds(self) -> tuple[str, ...]:
-        """The kinds of the labels, see :func:`~raglane.data.records.kinds_of`; () without labels."""
+        """The kinds of the labels, see :func:`~raglane.data.records.kinds_of`; () without
+        labels.
+        """
 
     @abstractmethod
     def name(self, number: int) -> str:
@@ -305,7 +355,9 @@ class Store(ABC):
 
     def statistics(self) -> Statistics:
         """Return the statistics of all sequences."""
-        return sum((Statistics.of(self.records(number)) for number in range(len(self.sizes))), Statistics())
+        return sum(
+            (Statistics.of(self.records(number)) for number in range(len(self.sizes))), Statistics()
+        )
 
     def lengths(self) -> npt.NDArray[Any]:
         """Return the number of elements of each sequence, ``(B,)`` int32 or int64."""

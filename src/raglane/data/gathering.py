@@ -21,7 +21,8 @@ from raglane.errors import DataError
 
 # The most bytes of cached Parquet row groups; beyond it, the least recently used one is dropped.
 _KEPT = 1 << 28
-# The most bytes of mapped files, which count as the process's memory, and the number of rows between checks.
+# The most bytes of mapped files, which count as the process's memory, and the number of rows
+# between checks.
 _MAPPED, _LOOK = 1 << 29, 1 << 12
 
 _Integers = npt.NDArray[np.int64]
@@ -36,7 +37,9 @@ class Fragments:
     def __init__(self, stores: Sequence[Store]) -> None:
         self._stores = tuple(stores)
         self._where = [(store, number) for store in stores for number in range(len(store.sizes))]
-        self._ends: _Integers = np.cumsum([size for store in stores for size in store.sizes], dtype=np.int64)
+        self._ends: _Integers = np.cumsum(
+            [size for store in stores for size in store.sizes], dtype=np.int64
+        )
         self._held: OrderedDict[int, Fragment] = OrderedDict()
         self._touched = 0
 
@@ -78,7 +81,9 @@ class Fragments:
         return store.name(place)
 
     def typical(self, numbers: Sequence[int]) -> int:
-        """Return the first of some fragments with an element, which determines the channels; else the first."""
+        """Return the first of some fragments with an element, which determines the channels; else
+        the first.
+        """
         return next((number for number in numbers if len(self.get(number).values)), numbers[0])
 
     @property
@@ -132,7 +137,11 @@ class Fragments:
 
         gathered = Gathered(self, rows, places)
         layout = gathered.layout or self.layout
-        values = gathered.values if len(gathered.values) else np.zeros((0, len(layout.channels)), dtype=np.float32)
+        values = (
+            gathered.values
+            if len(gathered.values)
+            else np.zeros((0, len(layout.channels)), dtype=np.float32)
+        )
         if layout.is_tokens:
             values = _words(tokens, gathered.values)
         classes = None if gathered.classes is None else _words(labels, gathered.classes)
@@ -194,13 +203,18 @@ class Gathered:
     layout: Layout | None = None
     source: str = "data"
 
-    def __init__(self, fragments: Fragments, rows: _Integers, places: Callable[[int], Places]) -> None:
+    def __init__(
+        self, fragments: Fragments, rows: _Integers, places: Callable[[int], Places]
+    ) -> None:
         self._fragments, self._rows = fragments, rows
         numbers = fragments.find(rows)
-        # In the order of the fragments, so that each is read once; restored to the order of the rows at the end.
+        # In the order of the fragments, so that each is read once; restored to the order of the
+        # rows at the end.
         order = np.argsort(numbers, kind="stable")
         edges = [0, *(np.flatnonzero(np.diff(numbers[order])) + 1).tolist(), len(rows)]
-        groups = [(int(numbers[order[low]]), low, high) for low, high in pairwise(edges) if low < high]
+        groups = [
+            (int(numbers[order[low]]), low, high) for low, high in pairwise(edges) if low < high
+        ]
         local = rows[order]
         starts, ends = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
         for number, low, high in groups:
@@ -216,21 +230,32 @@ class Gathered:
         targets: list[Targets] = []
         features: list[tuple[Feature, ...]] = []
         for number, low, high in groups:
-            own = elements if isinstance(elements, slice) else elements[self.offsets[low] : self.offsets[high]]
+            own = (
+                elements
+                if isinstance(elements, slice)
+                else elements[self.offsets[low] : self.offsets[high]]
+            )
             fragment, (tokens, labels) = fragments.get(number), places(number)
             try:
                 found = fragment.cut(starts[low:high], lengths[low:high], own)
                 if len(found):
                     values.append(found if tokens is None else tokens[found])
                 if labels is not None and fragment.labels is not None:
-                    classes.append(labels[fragment.labels[own if fragment.layout.has_tags else local[low:high]]])
+                    classes.append(
+                        labels[
+                            fragment.labels[own if fragment.layout.has_tags else local[low:high]]
+                        ]
+                    )
                 if (learned := fragment.targets_of(local[low:high], own)) is not None:
                     targets.append(learned)
                 features.append(fragment.features_of(local[low:high], own))
             except DataError:
                 raise
             except (IndexError, ValueError) as error:
-                rule, fix = "the file that raglane convert wrote", "delete the folder, and convert the data again"
+                rule, fix = (
+                    "the file that raglane convert wrote",
+                    "delete the folder, and convert the data again",
+                )
                 raise DataError(fragments.name(number), "a damaged file", rule, fix) from error
         if groups:
             typical = fragments.typical([number for number, _, _ in groups])
@@ -238,9 +263,13 @@ class Gathered:
         # Without an element the number of targets per element is unknown.
         targets = [one for one in targets if len(one.values)] or targets[:1]
         self.values = _joined(values, np.zeros((0, 1), dtype=np.float32))
-        self.classes = _joined(classes, np.zeros(0, dtype=np.int64)) if len(classes) == len(groups) else None
+        self.classes = (
+            _joined(classes, np.zeros(0, dtype=np.int64)) if len(classes) == len(groups) else None
+        )
         if targets:
-            self.targets = replace(targets[0], values=_joined([one.values for one in targets], targets[0].values))
+            self.targets = replace(
+                targets[0], values=_joined([one.values for one in targets], targets[0].values)
+            )
         self.features = joined(features) if len(features) > 1 else features[0] if features else ()
         if len(groups) > 1:
             self._restore(order, lengths)
@@ -282,14 +311,18 @@ def _words(table: Mapping[str, int], numbers: npt.NDArray[Any]) -> npt.NDArray[n
 
 
 def _elements(starts: _Integers, lengths: _Integers) -> _Integers | slice:
-    """Return the indices of the elements of sequences: a slice if they are contiguous, which avoids a copy."""
+    """Return the indices of the elements of sequences: a slice if they are contiguous, which avoids
+    a copy.
+    """
     if len(starts) and (starts[1:] == starts[:-1] + lengths[:-1]).all():
         return slice(int(starts[0]), int(starts[-1] + lengths[-1]))
     return _index(starts, lengths)
 
 
 def _index(starts: _Integers, lengths: _Integers) -> _Integers:
-    """Return the index of each element, as ``segments.element_index`` without torch's overhead per call."""
+    """Return the index of each element, as ``segments.element_index`` without torch's overhead per
+    call.
+    """
     index: _Integers = np.repeat(starts + lengths - np.cumsum(lengths), lengths)
     index += np.arange(len(index))
     return index

@@ -11,14 +11,17 @@ from raglane.data.dataset import Dataset
 from raglane.errors import ArgumentError
 
 
-def split(data: Dataset, fraction: float, seed: int = 0, stratify: bool = True) -> tuple[Dataset, Dataset]:
+def split(
+    data: Dataset, fraction: float, seed: int = 0, stratify: bool = True
+) -> tuple[Dataset, Dataset]:
     """Split sequences at random into a part to train on and a part held out for validation.
 
-    The held-out part has ``round(fraction * B)`` sequences, at least 1 and at most ``B - 1``. With one label per
-    sequence and ``stratify``, each class contributes its share, rounded by largest remainder, and keeps at least one
-    sequence in the first part. So a class of one sequence is never held out, and the held-out part is smaller if the
-    classes cannot fill it. Without labels, or if no class has two sequences, every sequence is equally likely. Both
-    parts keep the order of ``data``. :func:`raglane.fit` holds out its validation part by this rule.
+    The held-out part has ``round(fraction * B)`` sequences, at least 1 and at most ``B - 1``. With
+    one label per sequence and ``stratify``, each class contributes its share, rounded by largest
+    remainder, and keeps at least one sequence in the first part. So a class of one sequence is
+    never held out, and the held-out part is smaller if the classes cannot fill it. Without labels,
+    or if no class has two sequences, every sequence is equally likely. Both parts keep the order of
+    ``data``. :func:`raglane.fit` holds out its validation part by this rule.
 
     Args:
         data: at least 2 sequences.
@@ -31,7 +34,8 @@ def split(data: Dataset, fraction: float, seed: int = 0, stratify: bool = True) 
 
     Raises:
         ArgumentTypeError: an argument of the wrong kind.
-        ArgumentError: ``fraction`` is not between 0 and 1, ``seed`` is below 0, or there are fewer than 2 sequences.
+        ArgumentError: ``fraction`` is not between 0 and 1, ``seed`` is below 0, or there are fewer
+            than 2 sequences.
 
     Example:
         >>> from raglane.data import read
@@ -46,7 +50,9 @@ def split(data: Dataset, fraction: float, seed: int = 0, stratify: bool = True) 
 
 
 def end_held_out(series: Dataset, fraction: float) -> tuple[Dataset, Dataset]:
-    """Return the beginning of the only sequence, and the sequence whose targets are only those of its end."""
+    """Return the beginning of the only sequence, and the sequence whose targets are only those of
+    its end.
+    """
     count = int(series.element_counts[0])
     size = max(round(fraction * count), 1)
     if count - size < 2:
@@ -58,11 +64,15 @@ def end_held_out(series: Dataset, fraction: float) -> tuple[Dataset, Dataset]:
 
 
 def elements_held_out(data: Dataset) -> int:
-    """Return the number of elements at the end of the only sequence that :func:`end_held_out` holds out, else 0."""
+    """Return the number of elements at the end of the only sequence that :func:`end_held_out` holds
+    out, else 0.
+    """
     return int(data.element_counts[0]) - data._context - 1 if data._context else 0
 
 
-def held_out(data: Dataset, fraction: float, seed: int, stratify: bool = True) -> npt.NDArray[np.bool_]:
+def held_out(
+    data: Dataset, fraction: float, seed: int, stratify: bool = True
+) -> npt.NDArray[np.bool_]:
     """Return the mask of the sequences that :func:`split` holds out."""
     check_flag("stratify", stratify)
     rule, fix = "above 0 and below 1", "pass 0.1, for a tenth"
@@ -71,7 +81,9 @@ def held_out(data: Dataset, fraction: float, seed: int, stratify: bool = True) -
     count = len(data)
     if count < 2:
         fix = f"pass more data, or hold nothing out with {argument('validation_fraction', 0)}"
-        raise ArgumentError("data", count_of(count, "sequence"), "at least 2 sequences, for two parts", fix)
+        raise ArgumentError(
+            "data", count_of(count, "sequence"), "at least 2 sequences, for two parts", fix
+        )
     classes = data.label_ranks() if stratify else None
     mask = np.zeros(count, dtype=np.bool_)
     size = min(max(round(fraction * count), 1), count - 1)
@@ -81,7 +93,8 @@ def held_out(data: Dataset, fraction: float, seed: int, stratify: bool = True) -
         classes = classes[shuffled]
         quota = _quotas(np.bincount(classes), fraction, size)
     if classes is not None and quota.any():
-        # The rank of each within its class, in the shuffled order: the first `quota` of a class are held out.
+        # The rank of each within its class, in the shuffled order: the first `quota` of a class are
+        # held out.
         by_class = np.argsort(classes, kind="stable")
         starts = np.concatenate([[0], np.cumsum(np.bincount(classes))[:-1]])
         rank = np.empty(count, dtype=np.int64)
@@ -93,7 +106,9 @@ def held_out(data: Dataset, fraction: float, seed: int, stratify: bool = True) -
 
 
 def _quotas(sizes: npt.NDArray[np.int64], fraction: float, total: int) -> npt.NDArray[np.int64]:
-    """Return the number of held-out sequences per class: below the class size, and ``total`` together if possible."""
+    """Return the number of held-out sequences per class: below the class size, and ``total``
+    together if possible.
+    """
     room = sizes - 1
     quota: npt.NDArray[np.int64] = np.minimum(np.floor(sizes * fraction).astype(np.int64), room)
     while (missing := total - int(quota.sum())) > 0 and (quota < room).any():

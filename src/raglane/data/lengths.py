@@ -1,4 +1,6 @@
-"""Statistics of sequence lengths, computed from the count of each length: quantiles, a histogram, buckets."""
+"""Statistics of sequence lengths, computed from the count of each length: quantiles, a histogram,
+buckets.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ _Integers = npt.NDArray[np.int64]
 
 # The maximum numbers of bars of a histogram, and of buckets.
 _BINS, _BUCKETS = 30, 8
-# If the longest sequence is this many times as long as the 95th percentile, bars grow with the length.
+# If the longest sequence is this many times as long as the 95th percentile, bars grow with the
+# length.
 _LONG = 8
 
 
@@ -70,7 +73,9 @@ def summary(lengths: Distribution) -> Summary:
 
 @dataclass(frozen=True)
 class Bin:
-    """A bar of a histogram: the number of sequences of length ``low`` to ``high``, both included."""
+    """A bar of a histogram: the number of sequences of length ``low`` to ``high``, both
+    included.
+    """
 
     low: int
     high: int
@@ -81,10 +86,14 @@ class Bin:
 
 
 def bins(lengths: Distribution, most: int = _BINS) -> tuple[Bin, ...]:
-    """Return a histogram with bars of equal width, or of growing width if the lengths have a long tail."""
+    """Return a histogram with bars of equal width, or of growing width if the lengths have a long
+    tail.
+    """
     first, last = int(lengths.values[0]), int(lengths.values[-1])
     if last >= _LONG * max(1, lengths.quantile(0.95)):
-        edges = np.unique(np.round(np.geomspace(max(first, 1), last + 1, most + 1)).astype(np.int64))
+        edges = np.unique(
+            np.round(np.geomspace(max(first, 1), last + 1, most + 1)).astype(np.int64)
+        )
         edges = np.concatenate([[0], edges]) if first == 0 else edges
     else:
         width = round_up((last - first + 1) / most)
@@ -96,7 +105,8 @@ def bins(lengths: Distribution, most: int = _BINS) -> tuple[Bin, ...]:
     places = np.searchsorted(edges, lengths.values, side="right") - 1
     counts = np.bincount(places, weights=lengths.counts, minlength=len(edges) - 1)[: len(edges) - 1]
     bars = [
-        Bin(int(low), int(high) - 1, int(count)) for low, high, count in zip(edges, edges[1:], counts, strict=False)
+        Bin(int(low), int(high) - 1, int(count))
+        for low, high, count in zip(edges, edges[1:], counts, strict=False)
     ]
     while len(bars) > 1 and bars[-1].count == 0:
         bars.pop()
@@ -135,12 +145,18 @@ def buckets(lengths: Distribution, most: int = _BUCKETS) -> tuple[Bucket, ...]:
     groups = []
     for start, stop in zip([0, *stops], stops, strict=False):
         values, counts = lengths.values[start:stop], lengths.counts[start:stop]
-        groups.append(Bucket(int(values[0]), int(values[-1]), int(counts.sum()), int(values @ counts)))
+        groups.append(
+            Bucket(int(values[0]), int(values[-1]), int(counts.sum()), int(values @ counts))
+        )
     return tuple(groups)
 
 
-def longest_and_elements(lengths: _Integers, rows: _Integers, bounds: _Integers) -> tuple[_Integers, _Integers]:
-    """Return the longest sequence and the number of elements of each batch of ``BatchSampler.whole``."""
+def longest_and_elements(
+    lengths: _Integers, rows: _Integers, bounds: _Integers
+) -> tuple[_Integers, _Integers]:
+    """Return the longest sequence and the number of elements of each batch of
+    ``BatchSampler.whole``.
+    """
     if len(rows) == 0:
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
     ordered, starts = lengths[rows], bounds[:-1]

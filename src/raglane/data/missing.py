@@ -32,7 +32,9 @@ def refuse_absent(
     channels: Sequence[str],
     where: Callable[[int], tuple[str, str]],
 ) -> None:
-    """Raise a DataError for the first missing value; ``where`` returns the source and the description of a row."""
+    """Raise a DataError for the first missing value; ``where`` returns the source and the
+    description of a row.
+    """
     absent = ~np.isfinite(values)
     count = int(absent.sum())
     if count == 0:
@@ -46,7 +48,9 @@ def refuse_absent(
         # The file may contain a finite number such as 1e300, which readers convert to float32.
         share += "; a number beyond 3.4e38 does not fit float32 and is read as infinite"
     got = f"{value} in {sequence}, step {step}, channel {quote(channels[channel])} ({share})"
-    raise DataError(source, got, "data with finite numbers", f"correct the data, or {how_to_fill()}")
+    raise DataError(
+        source, got, "data with finite numbers", f"correct the data, or {how_to_fill()}"
+    )
 
 
 def fill_missing(
@@ -57,9 +61,10 @@ def fill_missing(
 ) -> npt.NDArray[np.float32]:
     """Fill missing values, and append for each channel a mask that is 1 where it was missing.
 
-    ``"zero"`` fills with 0, the mean of scaled features; ``"forward"`` with the previous value in the same sequence and
-    channel, or 0 without one. ``"elapsed"`` fills like ``"forward"``, and appends for each channel the time since its
-    previous observation, or since the start of the sequence.
+    ``"zero"`` fills with 0, the mean of scaled features; ``"forward"`` with the previous value in
+    the same sequence and channel, or 0 without one. ``"elapsed"`` fills like ``"forward"``, and
+    appends for each channel the time since its previous observation, or since the start of the
+    sequence.
     """
     absent = ~np.isfinite(values)
     result = np.empty((values.shape[0], BLOCKS[missing] * values.shape[1]), dtype=np.float32)
@@ -68,13 +73,16 @@ def fill_missing(
     if missing == "zero":
         filled[:] = np.where(absent, np.float32(0), values)
         return result
-    # The last row with an observation at or before each row. It may belong to the previous sequence.
+    # The last row with an observation at or before each row. It may belong to the previous
+    # sequence.
     last = np.maximum.accumulate(np.where(absent, -1, np.arange(len(values))[:, None]), axis=0)
     starts = np.repeat(offsets[:-1], np.diff(offsets))[:, None]
     carried = np.take_along_axis(values, np.maximum(last, 0), axis=0) if len(values) else values
     filled[:] = np.where(last >= starts, carried, np.float32(0))
     if elapsed and len(values):
-        elapsed[0][:] = since_observed(absent, offsets, np.ones(len(values)) if gaps is None else gaps)
+        elapsed[0][:] = since_observed(
+            absent, offsets, np.ones(len(values)) if gaps is None else gaps
+        )
     return result
 
 
@@ -84,9 +92,11 @@ def since_observed(
     gaps: npt.NDArray[np.float64],
     begin: npt.NDArray[np.float64] | None = None,
 ) -> npt.NDArray[np.float64]:
-    """Return the time since the previous observation of each channel, ``(N, C)``; ``begin (B, C)`` in first rows.
+    """Return the time since the previous observation of each channel, ``(N, C)``; ``begin (B, C)``
+    in first rows.
 
-    It is summed from row to row, so that its bits depend only on the sequence, which may come in pieces.
+    It is summed from row to row, so that its bits depend only on the sequence, which may come in
+    pieces.
     """
     channels = absent.shape[1]
     place = np.arange(len(absent))[:, None]
@@ -112,13 +122,14 @@ def observations(batch: Ragged, gaps: Ragged | None = None) -> Ragged:
 
     Args:
         batch: values ``(N, C)`` of a floating-point dtype, NaN or infinite where missing.
-        gaps: values ``(N,)`` of the same lengths, the time since the previous element; the first of a sequence is
-            ignored. None means 1 for every element.
+        gaps: values ``(N,)`` of the same lengths, the time since the previous element; the first of
+            a sequence is ignored. None means 1 for every element.
 
     Returns:
-        Values ``(N, 3 C)`` float32 on the device of ``batch``, without gradients, in three blocks: the value, or the
-        previous observation (0 without one) where it is missing; a mask that is 1 where it is missing; the time since
-        the previous observation of the channel, or since the start of the sequence.
+        Values ``(N, 3 C)`` float32 on the device of ``batch``, without gradients, in three blocks:
+        the value, or the previous observation (0 without one) where it is missing; a mask that is 1
+        where it is missing; the time since the previous observation of the channel, or since the
+        start of the sequence.
 
     Raises:
         ArgumentTypeError: an argument is not Ragged.
@@ -133,13 +144,22 @@ def observations(batch: Ragged, gaps: Ragged | None = None) -> Ragged:
     check_kind("batch", batch, Ragged, "a Ragged", "wrap it with rl.Ragged(sequences)")
     if len(batch.features) != 1 or not batch.values.is_floating_point():
         got = f"{batch.values.dtype} values of shape {tuple(batch.values.shape)}"
-        raise ShapeError("batch", got, "a batch of floating-point values (N, channels)", "reshape or convert them")
+        raise ShapeError(
+            "batch",
+            got,
+            "a batch of floating-point values (N, channels)",
+            "reshape or convert them",
+        )
     times = None
     if gaps is not None:
         check_kind("gaps", gaps, Ragged, "a Ragged", "wrap it with rl.Ragged(sequences)")
         if gaps.values.dim() != 1 or not torch.equal(gaps.host_lengths, batch.host_lengths):
             got = f"{len(gaps)} sequences, elements of shape {tuple(gaps.features)}"
-            raise ShapeError("gaps", got, "one number per element of batch", "build both from the same sequences")
+            raise ShapeError(
+                "gaps", got, "one number per element of batch", "build both from the same sequences"
+            )
         times = gaps.values.detach().cpu().double().numpy()
-    filled = fill_missing(batch.values.detach().cpu().float().numpy(), batch.offsets.cpu().numpy(), "elapsed", times)
+    filled = fill_missing(
+        batch.values.detach().cpu().float().numpy(), batch.offsets.cpu().numpy(), "elapsed", times
+    )
     return batch.with_values(torch.from_numpy(filled).to(batch.values.device))

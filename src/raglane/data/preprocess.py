@@ -32,30 +32,34 @@ _SCALES_OF_TARGETS = (("target_mean", "target_names"), ("target_std", "target_na
 class Preprocessor:
     """Converts sequences to tensors with what was learned from the training part.
 
-    Features are scaled with the mean and deviation of the finite ones, and filled afterwards. So a missing feature that
-    is filled with 0 has the mean of its channel (or, without ``standardize``, the value 0), and was-missing channels
-    are not scaled. Tokens become their index in the vocabulary, and unknown ones 0.
+    Features are scaled with the mean and deviation of the finite ones, and filled afterwards. So a
+    missing feature that is filled with 0 has the mean of its channel (or, without ``standardize``,
+    the value 0), and was-missing channels are not scaled. Tokens become their index in the
+    vocabulary, and unknown ones 0.
 
     Attributes:
         task: a key of ``raglane.data.records.TASKS``.
         channels: the names of the ``C`` feature columns; () for tokens.
         mean: ``C`` numbers that are subtracted from the features; None without scaling.
         std: ``C`` numbers above 0 that the features are divided by; 1 for a constant channel.
-        vocabulary: the unknown token, then the tokens in order of falling frequency; None for features.
-        labels: the classes in order, for ``"classify"`` and ``"tag"``, or the labels of ``"multilabel"`` and
-            ``"transcribe"``; else None.
-        missing: ``"error"``, or ``"zero"`` or ``"forward"``, which append a was-missing channel for each channel, or
-            ``"elapsed"``, which appends to these the time since each channel was last present: in elements, or with a
-            channel ``time_gap`` in multiples of its mean.
-        per_element: whether there is a target per element; None uses the task's default, which is per sequence for
-            tasks that support both.
+        vocabulary: the unknown token, then the tokens in order of falling frequency; None for
+            features.
+        labels: the classes in order, for ``"classify"`` and ``"tag"``, or the labels of
+            ``"multilabel"`` and ``"transcribe"``; else None.
+        missing: ``"error"``, or ``"zero"`` or ``"forward"``, which append a was-missing channel for
+            each channel, or ``"elapsed"``, which appends to these the time since each channel was
+            last present: in elements, or with a channel ``time_gap`` in multiples of its mean.
+        per_element: whether there is a target per element; None uses the task's default, which is
+            per sequence for tasks that support both.
         target_names: the names of the ``T`` numbers of ``"regress"``; else ().
         target_mean: ``T`` numbers that are subtracted from the targets.
         target_std: ``T`` numbers above 0 that the targets are divided by.
         features: the encoders of the further feature columns.
-        whole_labels: whether the labels were whole numbers in their source, as predictions are then too.
+        whole_labels: whether the labels were whole numbers in their source, as predictions are then
+            too.
         split: the tokenization of texts, see :class:`~raglane.data.Columns`; None without texts.
-        label_split: the tokenization of target texts, for ``"transcribe"``; None if targets are lists.
+        label_split: the tokenization of target texts, for ``"transcribe"``; None if targets are
+            lists.
 
     Example:
         >>> from raglane.data import read
@@ -96,7 +100,10 @@ class Preprocessor:
         for name, names in (("mean", "channels"), ("std", "channels"), *_SCALES_OF_TARGETS):
             scale, count = getattr(self, name), len(getattr(self, names))
             if scale is not None and len(scale) != count:
-                got, rule = f"{len(scale)} numbers", f"one number for each of the {count} names in {names}"
+                got, rule = (
+                    f"{len(scale)} numbers",
+                    f"one number for each of the {count} names in {names}",
+                )
                 raise ArgumentError(name, got, rule, "pass one each")
             encoders.check_scale(name, scale or ())
 
@@ -114,11 +121,13 @@ class Preprocessor:
         """Learn from the training part.
 
         Args:
-            data: the training part, a :class:`~raglane.data.Dataset`, or its statistics; at least one element in all.
+            data: the training part, a :class:`~raglane.data.Dataset`, or its statistics; at least
+                one element in all.
             task: a key of ``raglane.data.records.TASKS``.
             missing: the treatment of features that are NaN or infinite.
             standardize: whether to scale each channel to mean 0 and deviation 1.
-            max_vocabulary: the largest size of the vocabulary, with the unknown token; None keeps all tokens.
+            max_vocabulary: the largest size of the vocabulary, with the unknown token; None keeps
+                all tokens.
             minimum_count: the least number of occurrences of a token in the vocabulary.
 
         Raises:
@@ -128,24 +137,38 @@ class Preprocessor:
         """
         check_choice("missing", missing, MISSING)
         check_task(task)
-        check_kind("data", data, (Sequences, Statistics), "a Dataset or Statistics", "read it with rl.data.read")
+        check_kind(
+            "data",
+            data,
+            (Sequences, Statistics),
+            "a Dataset or Statistics",
+            "read it with rl.data.read",
+        )
         check_flag("standardize", standardize)
         minimum_count = check_whole("minimum_count", minimum_count, 0)
         if max_vocabulary is not None:
             max_vocabulary = check_whole("max_vocabulary", max_vocabulary, 2)
         known, split, source = data, None, "data"
         if not isinstance(known, Statistics):
-            split, source, known = known.columns.split, str(known.source), known.statistics_for(task)
+            split, source, known = (
+                known.columns.split,
+                str(known.source),
+                known.statistics_for(task),
+            )
         if known.elements == 0:
             got = f"{known.sequences} sequences without an element"
-            raise DataError(source, got, "data with at least one element to train on", "check the data")
+            raise DataError(
+                source, got, "data with at least one element to train on", "check the data"
+            )
         learned = encoders.fit_targets(known, task, source)
         if not isinstance(data, Statistics) and TASKS[task].label == "sequence":
             learned["label_split"] = data.columns.label_split
         if known.features and task == "language":
             got = f"the features {quote_all(known.features)} with the tokens"
             rule = "no features, because a language model reads only tokens"
-            raise DataError("features", got, rule, f"leave {argument('features')} and {argument('static')} out")
+            raise DataError(
+                "features", got, rule, f"leave {argument('features')} and {argument('static')} out"
+            )
         learned["features"] = encoders.fit_encoders(known.features, missing)
         if not known.channels:
             special = (UNKNOWN, END) if task == "language" else (UNKNOWN,)
@@ -157,10 +180,16 @@ class Preprocessor:
         if missing == "error" and absent is not None:
             if not isinstance(data, Statistics):
                 data.refuse_missing()
-            got = f"{known.channels[absent].missing:,} NaN or infinite in the channel {quote(absent)}"
-            raise DataError("data", got, "data with finite numbers", f"correct the data, or {how_to_fill()}")
+            got = (
+                f"{known.channels[absent].missing:,} NaN or infinite in the channel {quote(absent)}"
+            )
+            raise DataError(
+                "data", got, "data with finite numbers", f"correct the data, or {how_to_fill()}"
+            )
         mean = tuple(channel.mean for channel in known.channels.values()) if standardize else None
-        std = tuple(channel.deviation for channel in known.channels.values()) if standardize else None
+        std = (
+            tuple(channel.deviation for channel in known.channels.values()) if standardize else None
+        )
         return cls(task, tuple(known.channels), mean, std, missing=missing, **learned)
 
     @property
@@ -170,7 +199,9 @@ class Preprocessor:
 
     @property
     def input_size(self) -> int:
-        """The number of channels of ``"inputs"``, with was-missing channels; for only tokens the vocabulary's size."""
+        """The number of channels of ``"inputs"``, with was-missing channels; for only tokens the
+        vocabulary's size.
+        """
         if self.vocabulary is not None and not self.features:
             return len(self.vocabulary)
         own = 1 if self.vocabulary is not None else len(self.channels) * BLOCKS[self.missing]
@@ -184,10 +215,14 @@ class Preprocessor:
 
     @property
     def categories(self) -> tuple[int, ...]:
-        """The sizes of the vocabularies of the last channels of ``"inputs"``; () without features."""
+        """The sizes of the vocabularies of the last channels of ``"inputs"``; () without
+        features.
+        """
         if not self.features:
             return ()
-        words = [len(encoder.vocabulary) for encoder in self.features if encoder.vocabulary is not None]
+        words = [
+            len(encoder.vocabulary) for encoder in self.features if encoder.vocabulary is not None
+        ]
         return (*words, *(() if self.vocabulary is None else (len(self.vocabulary),)))
 
     @property
@@ -205,23 +240,25 @@ class Preprocessor:
         """Convert sequences to tensors.
 
         Args:
-            data: a :class:`~raglane.data.Dataset` of the kind and with the channels of the training part. Channels are
-                matched by name, and others are ignored. Sequences in memory are converted now, others batch by batch.
-            require_targets: whether the result has targets; without, labels are not read, and for ``"forecast"`` the
-                last element of a sequence is an input like the others.
+            data: a :class:`~raglane.data.Dataset` of the kind and with the channels of the training
+                part. Channels are matched by name, and others are ignored. Sequences in memory are
+                converted now, others batch by batch.
+            require_targets: whether the result has targets; without, labels are not read, and for
+                ``"forecast"`` the last element of a sequence is an input like the others.
 
         Returns:
-            A :class:`~raglane.data.Dataset`. Its inputs are ``(N, input_size)`` float32, or ``(N,)`` int64 for tokens
-            without features. The columns are the channels, numeric features, the places of categories, and the place
-            of the token; a feature per sequence is repeated in each row. Targets are classes, int64 places in
-            ``labels``; for sequences of labels one sequence each of int64 places from 1, and 0 for a label that the
-            training part does not have; for sets ``(M, K)`` float32, 1 for the labels of the set; numbers ``(M, T)``
-            float32, scaled; for a forecast the next elements.
+            A :class:`~raglane.data.Dataset`. Its inputs are ``(N, input_size)`` float32, or
+            ``(N,)`` int64 for tokens without features. The columns are the channels, numeric
+            features, the places of categories, and the place of the token; a feature per sequence
+            is repeated in each row. Targets are classes, int64 places in ``labels``; for sequences
+            of labels one sequence each of int64 places from 1, and 0 for a label that the training
+            part does not have; for sets ``(M, K)`` float32, 1 for the labels of the set; numbers
+            ``(M, T)`` float32, scaled; for a forecast the next elements.
 
         Raises:
             ArgumentTypeError: not a Dataset, or ``require_targets`` is not a bool.
-            DataError: other channels than in training, a missing feature under ``missing="error"``, no labels, or a
-                label that the training part does not have.
+            DataError: other channels than in training, a missing feature under ``missing="error"``,
+                no labels, or a label that the training part does not have.
         """
         check_kind("data", data, Sequences, "a Dataset", "read it with rl.data.read")
         check_flag("require_targets", require_targets)
@@ -232,10 +269,14 @@ class Preprocessor:
         follows = TASKS[self.task].label is None
         values = as_tensor(self._values(found) if scale else found.values)
         if self.features and (scale or found.features) and found.layout is not None:
-            encoded = encoders.encode(self.features, found.features, found.offsets, self.missing, found.source)
+            encoded = encoders.encode(
+                self.features, found.features, found.offsets, self.missing, found.source
+            )
             more = torch.from_numpy(encoded)
             # Tokens are last, with the other categories.
-            values = torch.cat([values, more] if values.dim() == 2 else [more, values[:, None].float()], dim=1)
+            values = torch.cat(
+                [values, more] if values.dim() == 2 else [more, values[:, None].float()], dim=1
+            )
         targets, target_offsets = None, None
         if with_targets and TASKS[self.task].label == "sequence":
             targets, target_offsets = self._target_sequences(found)
@@ -245,15 +286,26 @@ class Preprocessor:
         if self.task == "language":
             values, offsets = encoders.between_ends(values, offsets, with_last=with_targets)
         per_element = bool(self.per_element) and not follows
-        return Tensors(values, offsets, targets, per_element, with_targets and follows, target_offsets=target_offsets)
+        return Tensors(
+            values,
+            offsets,
+            targets,
+            per_element,
+            with_targets and follows,
+            target_offsets=target_offsets,
+        )
 
     def _values(self, found: Gathered) -> npt.NDArray[Any]:
-        """Return ``(N,)`` int64 indices of tokens, or ``(N, C)`` float32 channels, scaled and filled."""
+        """Return ``(N,)`` int64 indices of tokens, or ``(N, C)`` float32 channels, scaled and
+        filled.
+        """
         # Sequences of length 0 fit any kind, so the model's kind decides.
         if len(found.values) == 0 or found.layout is None:
             if self.is_tokens and (found.layout is not None or not self.features):
                 return np.zeros(0, dtype=np.int64)
-            width = self.input_size if found.layout is None else self.input_size - self.features_size
+            width = (
+                self.input_size if found.layout is None else self.input_size - self.features_size
+            )
             return np.zeros((0, width), dtype=np.float32)
         channels = found.layout.channels
         self._check_kind(channels, found.layout.is_tokens, found.source)
@@ -274,7 +326,9 @@ class Preprocessor:
             has_own = found.layout is None or found.layout.has_tags == self.per_element
             if found.classes is None or not has_own:
                 raise encoders.nothing_to_learn(found.source, self.task)
-            self._refuse_unknown(found, found.classes, np.arange(len(found.classes)), found.class_word)
+            self._refuse_unknown(
+                found, found.classes, np.arange(len(found.classes)), found.class_word
+            )
             return torch.from_numpy(found.classes)
         targets = self._fitting(found)
         if kind == "numbers":
@@ -288,14 +342,22 @@ class Preprocessor:
         return result
 
     def _target_sequences(self, found: Gathered) -> tuple[Tensor, Tensor]:
-        """Return the places of labels from 1, ``(M,)`` int64, 0 for an unknown label; and offsets ``(B + 1,)``."""
+        """Return the places of labels from 1, ``(M,)`` int64, 0 for an unknown label; and offsets
+        ``(B + 1,)``.
+        """
         if found.layout is None:
-            return torch.zeros(0, dtype=torch.int64), torch.zeros(len(found.offsets), dtype=torch.int64)
+            return torch.zeros(0, dtype=torch.int64), torch.zeros(
+                len(found.offsets), dtype=torch.int64
+            )
         _, places, counts = self._label_places(self._fitting(found))
         return torch.from_numpy(places + 1), torch.from_numpy(offsets_of(counts))
 
-    def _label_places(self, targets: Targets) -> tuple[list[str], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return the labels of all sets or sequences, their classes, -1 for an unknown one, and the number of each."""
+    def _label_places(
+        self, targets: Targets
+    ) -> tuple[list[str], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Return the labels of all sets or sequences, their classes, -1 for an unknown one, and the
+        number of each.
+        """
         counts = np.fromiter(map(len, targets.values), dtype=np.int64, count=len(targets.values))
         words: list[str] = list(chain.from_iterable(targets.values))
         return words, self._class_places(words), counts
@@ -307,14 +369,18 @@ class Preprocessor:
         rows: npt.NDArray[np.int64],
         word: Callable[[int, int | None], str],
     ) -> None:
-        """Raise if a label is not one of training; ``rows`` is the sequence or element of each label."""
+        """Raise if a label is not one of training; ``rows`` is the sequence or element of each
+        label.
+        """
         if not (places < 0).any():
             return
         row, step = int(rows[int((places < 0).argmax())]), None
         if self.per_element:
             row, step = place_of(found.offsets, row)
         source, sequence = found.where(row)
-        got = f"the label {quote(word(row, step))} in {sequence}" + ("" if step is None else f", step {step}")
+        got = f"the label {quote(word(row, step))} in {sequence}" + (
+            "" if step is None else f", step {step}"
+        )
         known = f"data with the labels of training, {quote_all(self.labels or ())}"
         raise DataError(source, got, known, "train on data that has this label, or correct it")
 
@@ -328,14 +394,25 @@ class Preprocessor:
             raise DataError(found.source, got, rule, "pass data of the same form")
         if len(targets.names) != len(self.target_names):
             rule = f"data with the {len(self.target_names)} of training: {quote_all(self.target_names)}"
-            raise DataError(found.source, f"{len(targets.names)} numbers to learn", rule, "pass data of the same form")
+            raise DataError(
+                found.source,
+                f"{len(targets.names)} numbers to learn",
+                rule,
+                "pass data of the same form",
+            )
         if self.per_element and not targets.per_element:
             # A reader returns one target per sequence if no sequence has two different ones.
-            return replace(targets, values=np.repeat(targets.values, np.diff(found.offsets), axis=0), per_element=True)
+            return replace(
+                targets,
+                values=np.repeat(targets.values, np.diff(found.offsets), axis=0),
+                per_element=True,
+            )
         return targets
 
     def _places_in(self, fragment: Fragment, *, with_classes: bool) -> Places:
-        """Return the index of each token of a fragment in the vocabulary, and the class of each label."""
+        """Return the index of each token of a fragment in the vocabulary, and the class of each
+        label.
+        """
         tokens = None
         if fragment.words is not None:
             places = encoders.places_of(self.vocabulary or ())
@@ -343,12 +420,18 @@ class Preprocessor:
                 # This token in a text is unknown, not the end.
                 places = {token: place for token, place in places.items() if token != END}
             tokens = encoders.look_up(fragment.words, places, len(fragment.words), 0)
-        labels = self._class_places(fragment.label_words) if with_classes and fragment.labels is not None else None
+        labels = (
+            self._class_places(fragment.label_words)
+            if with_classes and fragment.labels is not None
+            else None
+        )
         return tokens, labels
 
     def _class_places(self, labels: Sequence[str]) -> npt.NDArray[np.int64]:
         """Return the class of each label, ``(M,)`` int64; -1 for an unknown one."""
-        return encoders.look_up(labels, encoders.places_of_categories(self.labels or ()), len(labels), -1)
+        return encoders.look_up(
+            labels, encoders.places_of_categories(self.labels or ()), len(labels), -1
+        )
 
     def _check_kind(self, channels: Sequence[str], is_tokens: bool, source: str) -> None:
         """Raise unless data has the kind and all channels of the training part."""
@@ -358,12 +441,16 @@ class Preprocessor:
         # Default names do not identify the channels of training among more.
         unnamed = tuple(f"x{place}" for place in range(len(channels)))
         is_wide = len(channels) > len(self.channels) and unnamed == tuple(channels)
-        if not self.is_tokens and (is_tokens or is_wide or any(name not in channels for name in self.channels)):
+        if not self.is_tokens and (
+            is_tokens or is_wide or any(name not in channels for name in self.channels)
+        ):
             got = "tokens" if is_tokens else f"the channels {quote_all(channels)}"
             rule = f"the channels {quote_all(self.channels)}, as in training"
             raise DataError(source, got, rule, "pass data with these channels")
 
-    def scaled(self, values: npt.NDArray[np.float32], offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+    def scaled(
+        self, values: npt.NDArray[np.float32], offsets: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.float32]:
         """Return features scaled, then filled.
 
         Args:
@@ -377,10 +464,14 @@ class Preprocessor:
         if self.mean is not None and self.std is not None:
             # In float64, because float32 would lose small differences from a large mean.
             values = ((values - np.array(self.mean)) / np.array(self.std)).astype(np.float32)
-        return values if self.missing == "error" else fill_missing(values, offsets, self.missing, gaps)
+        return (
+            values if self.missing == "error" else fill_missing(values, offsets, self.missing, gaps)
+        )
 
     def gaps(self, values: npt.NDArray[np.float32]) -> npt.NDArray[np.float64] | None:
-        """Return the time since the previous element, ``(N,)``, in means of training; None without time gaps."""
+        """Return the time since the previous element, ``(N,)``, in means of training; None without
+        time gaps.
+        """
         if TIME_GAP not in self.channels:
             return None
         place = self.channels.index(TIME_GAP)
@@ -390,7 +481,10 @@ class Preprocessor:
 
     def to_config(self) -> dict[str, Any]:
         """Return JSON values, from which :meth:`from_config` makes an equal object."""
-        config = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        config = {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in asdict(self).items()
+        }
         return {**config, "features": [encoder.to_config() for encoder in self.features]}
 
     @classmethod

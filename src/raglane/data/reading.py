@@ -1,8 +1,8 @@
 """Reads files, and objects of a program, into a dataset in memory.
 
-Numbers become channels ``x0`` to ``x<C-1>``; texts and lists of texts become tokens. A table with a column of lists or
-texts follows the rules of Parquet, where a row is a sequence; other tables follow those of CSV, where a row is an
-element.
+Numbers become channels ``x0`` to ``x<C-1>``; texts and lists of texts become tokens. A table with a
+column of lists or texts follows the rules of Parquet, where a row is a sequence; other tables
+follow those of CSV, where a row is an element.
 """
 
 from __future__ import annotations
@@ -29,14 +29,30 @@ from raglane.data.formats.base import unused_note
 from raglane.data.formats.entries import read_table
 from raglane.data.records import ROLES, Columns, Records, as_float32, offsets_of
 from raglane.data.stores import table_from
-from raglane.errors import ArgumentError, ArgumentTypeError, DataError, MissingExtraError, ShapeError
+from raglane.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    DataError,
+    MissingExtraError,
+    ShapeError,
+)
 from raglane.ragged import Ragged
 
 # The names of objects in messages.
 _DATA, _LABELS = Path("data"), Path("labels")
 
 # The kinds of steps that order the rows of a sequence; words have no order but that of the rows.
-_ORDERED = ("integer", "floating", "datetime64", "datetime", "date", "time", "timedelta64", "timedelta", "period")
+_ORDERED = (
+    "integer",
+    "floating",
+    "datetime64",
+    "datetime",
+    "date",
+    "time",
+    "timedelta64",
+    "timedelta",
+    "period",
+)
 
 _FORMS = (
     "a path, a list of sequences, an array (sequences, steps) or (sequences, steps, channels), a Ragged, a Dataset, "
@@ -57,39 +73,42 @@ def read(
     ==============================================  ============================================================
     source                                          its sequences
     ==============================================  ============================================================
-    path                                            those of a file in one of the ``FORMATS``, of a converted folder,
-                                                    or of a folder of text files, one per class
-    list of arrays or tensors, or lists of numbers  each ``(L,)``, one channel, or ``(L, C)``
-    list of texts, or of lists of texts             tokens; a text is split at white space
-    array or tensor ``(B, L)``, ``(B, L, C)``       ``B`` sequences of one length
-    :class:`~raglane.Ragged`                        its own, of ``(L,)`` or ``(L, C)``
-    table: pandas, polars, Arrow, datasets          as in a file: with a column of lists or texts, a row is a
-                                                    sequence; else a row is an element, and a column names its
-                                                    sequence
-    pandas, with an index of (sequence, step)       a row is an element, a column a channel
-    pandas, each entry a Series                     a row is a sequence, a column a channel
-    list of pandas tables                           a table is a sequence, its rows elements, its columns channels
+    path                                            those of a file in one of the ``FORMATS``, of a
+                                                    converted folder, or of a folder of text files,
+                                                    one per class
+    list of arrays or tensors, or lists of numbers  each ``(L,)``, one channel, or ``(L, C)`` list
+    of texts, or of lists of texts             tokens; a text is split at white space array or
+    tensor ``(B, L)``, ``(B, L, C)``       ``B`` sequences of one length :class:`~raglane.Ragged`
+    its own, of ``(L,)`` or ``(L, C)`` table: pandas, polars, Arrow, datasets          as in a file:
+    with a column of lists or texts, a row is a
+                                                    sequence; else a row is an element, and a column
+                                                    names its sequence
+    pandas, with an index of (sequence, step)       a row is an element, a column a channel pandas,
+    each entry a Series                     a row is a sequence, a column a channel list of pandas
+    tables                           a table is a sequence, its rows elements, its columns channels
     :class:`~raglane.data.Dataset`                  its own
     ==============================================  ============================================================
 
     Args:
         source: as above; NaN is a missing number.
         columns: which columns hold what, and the task; None guesses, for the task ``"classify"``.
-        format: of a path, a key of ``FORMATS``; None uses the suffix, and whether the path is a folder.
-        labels: of objects, the targets of the task, one entry per sequence: a label, a list with a label per element,
-            or numbers; None uses those of ``source``, if it has any.
-        on_bad_row: of a path, ``"fail"``, or ``"skip"`` to leave out rows that break a rule; ``skipped`` lists them.
+        format: of a path, a key of ``FORMATS``; None uses the suffix, and whether the path is a
+            folder.
+        labels: of objects, the targets of the task, one entry per sequence: a label, a list with a
+            label per element, or numbers; None uses those of ``source``, if it has any.
+        on_bad_row: of a path, ``"fail"``, or ``"skip"`` to leave out rows that break a rule;
+            ``skipped`` lists them.
 
     Returns:
-        The sequences, unchanged. ``notes`` lists what was guessed and left out, named columns that the format lacks,
-        and the number of empty sequences with a label.
+        The sequences, unchanged. ``notes`` lists what was guessed and left out, named columns that
+        the format lacks, and the number of empty sequences with a label.
 
     Raises:
         ArgumentTypeError: ``source`` or ``columns`` of another kind, or labels with a path.
-        ArgumentError: ``format`` is not a key of ``FORMATS``, or ``on_bad_row`` neither ``"fail"`` nor ``"skip"``,
-            or ``format`` or ``"skip"`` without a path.
-        DataError: no sequence; a path that is missing, unreadable, of an unknown suffix, or no file or folder;
-            or content that breaks a rule.
+        ArgumentError: ``format`` is not a key of ``FORMATS``, or ``on_bad_row`` neither ``"fail"``
+            nor ``"skip"``, or ``format`` or ``"skip"`` without a path.
+        DataError: no sequence; a path that is missing, unreadable, of an unknown suffix, or no file
+            or folder; or content that breaks a rule.
         ShapeError: sequences with different channels, or not one label per sequence.
         MissingExtraError: the ``data`` extra is required and not installed.
 
@@ -109,7 +128,10 @@ def read(
     check_kind("columns", columns, (Columns, type(None)), "an object of Columns, or None", fix)
     if isinstance(source, (str, os.PathLike)):
         if labels is not None:
-            rule, fix = "None, because a file has its labels in a column", "name the column with Columns(label=...)"
+            rule, fix = (
+                "None, because a file has its labels in a column",
+                "name the column with Columns(label=...)",
+            )
             raise ArgumentTypeError("labels", quote(labels), rule, fix)
         return Dataset(formats.read(as_path(source), columns, format, on_bad_row=on_bad_row))
     for name, given, default in (("format", format, None), ("on_bad_row", on_bad_row, "fail")):
@@ -122,10 +144,11 @@ def read(
 
 
 def japanese_vowels() -> tuple[Dataset, Dataset]:
-    """Return the Japanese vowels data, from the files of sktime: 270 training and 370 test recordings.
+    """Return the Japanese vowels data, from the files of sktime: 270 training and 370 test
+    recordings.
 
-    Nine speakers pronounce two vowels. A recording has 7 to 29 steps of 12 channels, and the speaker is the label. The
-    split is the official one. sktime itself is not imported.
+    Nine speakers pronounce two vowels. A recording has 7 to 29 steps of 12 channels, and the
+    speaker is the label. The split is the official one. sktime itself is not imported.
 
     Returns:
         The training part and the test part.
@@ -142,7 +165,9 @@ def japanese_vowels() -> tuple[Dataset, Dataset]:
     if spec is None or not spec.submodule_search_locations:
         raise MissingExtraError("sktime is not installed. Run pip install 'raglane[demo]'.")
     folder = Path(spec.submodule_search_locations[0], "datasets", "data", "JapaneseVowels")
-    train, test = (Dataset(formats.read(folder / f"JapaneseVowels_{part}.ts")) for part in ("TRAIN", "TEST"))
+    train, test = (
+        Dataset(formats.read(folder / f"JapaneseVowels_{part}.ts")) for part in ("TRAIN", "TEST")
+    )
     return train, test
 
 
@@ -154,10 +179,14 @@ def records_from(data: Any, labels: Any, columns: Columns | None) -> Records:
     table = None if is_panel(data) else _table(data)
     records = _read(data, columns) if table is None else _of_table(table, columns)
     if not isinstance(data, Dataset):
-        notes = unused_note(asked, () if table is None else ROLES, "data in memory", records.columns)
+        notes = unused_note(
+            asked, () if table is None else ROLES, "data in memory", records.columns
+        )
         records = replace(records, notes=(*records.notes, *notes))
     needs_labels = asked.need_labels or labels is not None
-    records = replace(records, columns=replace(records.columns, task=asked.task, need_labels=needs_labels))
+    records = replace(
+        records, columns=replace(records.columns, task=asked.task, need_labels=needs_labels)
+    )
     if len(records) == 0:
         raise DataError("data", "no sequences", "at least one sequence", "pass some")
     if labels is not None:
@@ -176,9 +205,14 @@ def _read(data: Any, columns: Columns) -> Records:
     if isinstance(data, torch.Tensor) or (isinstance(data, np.ndarray) and data.dtype.kind != "O"):
         return _array(check_tensor("data", data) if isinstance(data, torch.Tensor) else data)
     if is_panel(data):
-        records, names = _panel(data), list((data if _is_pandas(data, "DataFrame") else data[0]).columns)
+        records, names = (
+            _panel(data),
+            list((data if _is_pandas(data, "DataFrame") else data[0]).columns),
+        )
         # Named channels are found by their names in any order.
-        is_named = all(isinstance(name, str) for name in names) and len(set(names)) == len(records.channels)
+        is_named = all(isinstance(name, str) for name in names) and len(set(names)) == len(
+            records.channels
+        )
         return replace(records, channels=tuple(names)) if is_named else records
     if hasattr(data, "to_list") or isinstance(data, np.ndarray):
         # A column of pandas or polars, or an array of objects.
@@ -191,20 +225,31 @@ def _read(data: Any, columns: Columns) -> Records:
 
 
 def _kind(data: Any) -> str:
-    return quote(data) if isinstance(data, (str, bytes, int, float, type(None))) else f"a {type(data).__name__}"
+    return (
+        quote(data)
+        if isinstance(data, (str, bytes, int, float, type(None)))
+        else f"a {type(data).__name__}"
+    )
 
 
 def _flat(values: Any, offsets: Any) -> Records:
     if values.ndim not in (1, 2) or values.shape[1:] == (0,):
         got = f"elements of shape {tuple(values.shape[1:])}"
-        raise ShapeError("data", got, "sequences whose elements are numbers, or C channels", "flatten the elements")
+        raise ShapeError(
+            "data",
+            got,
+            "sequences whose elements are numbers, or C channels",
+            "flatten the elements",
+        )
     rows = _floats(values, "data")
     rows = rows[:, None] if rows.ndim == 1 else rows
     channels = tuple(f"x{place}" for place in range(rows.shape[1]))
     return Records(rows, np.array(offsets, dtype=np.int64), source=_DATA, channels=channels)
 
 
-def _floats(values: Any, name: str, fix: str = "convert it, or pass only texts for tokens") -> npt.NDArray[np.float32]:
+def _floats(
+    values: Any, name: str, fix: str = "convert it, or pass only texts for tokens"
+) -> npt.NDArray[np.float32]:
     check_unmasked(name, values)
     try:
         if isinstance(values, torch.Tensor):
@@ -213,20 +258,31 @@ def _floats(values: Any, name: str, fix: str = "convert it, or pass only texts f
         numbers = np.asarray(values)
         if numbers.dtype == object:
             # pandas converts its missing values.
-            numbers = np.asarray((values if _is_pandas(values, "DataFrame") else numbers).astype(np.float64))
+            numbers = np.asarray(
+                (values if _is_pandas(values, "DataFrame") else numbers).astype(np.float64)
+            )
         if numbers.dtype.kind in "biuf" or not numbers.size:
             return np.asarray(as_float32(numbers), order="C")
         got = f"an array of {numbers.dtype}"
-    except (TypeError, ValueError, OverflowError, NotImplementedError):  # by sparse or meta tensors too
+    except (
+        TypeError,
+        ValueError,
+        OverflowError,
+        NotImplementedError,
+    ):  # by sparse or meta tensors too
         got = f"a {type(values).__name__} that is not an array of numbers"
-    raise ArgumentTypeError(name, got, "an array (L,) or (L, C) of real numbers, or a list of them", fix)
+    raise ArgumentTypeError(
+        name, got, "an array (L,) or (L, C) of real numbers, or a list of them", fix
+    )
 
 
 def _array(array: Any) -> Records:
     """Return the records of an array ``(B, L)`` or ``(B, L, C)``, sequences of one length."""
     if array.ndim not in (2, 3):
         rule = "an array (sequences, steps) or (sequences, steps, channels)"
-        raise ShapeError("data", f"an array of shape {tuple(array.shape)}", rule, "pass a list of sequences")
+        raise ShapeError(
+            "data", f"an array of shape {tuple(array.shape)}", rule, "pass a list of sequences"
+        )
     count, steps = array.shape[:2]
     return _flat(array.reshape(count * steps, *array.shape[2:]), np.arange(count + 1) * steps)
 
@@ -239,8 +295,15 @@ def _numbers(sequences: Sequence[Any]) -> Records:
         if matrix.ndim not in (1, 2) or (len(matrix) and _width(matrix) != width):
             rule = f"an array (L,) or (L, C), with C = {width} as in the other sequences"
             fix = "give every sequence the same channels; transpose sequences of shape (channels, steps)"
-            fixes = ("wrap the numbers of a sequence in a list", fix, fix, f"reshape it to (L, {width})")
-            raise ShapeError(f"data[{place}]", f"shape {matrix.shape}", rule, fixes[min(matrix.ndim, 3)])
+            fixes = (
+                "wrap the numbers of a sequence in a list",
+                fix,
+                fix,
+                f"reshape it to (L, {width})",
+            )
+            raise ShapeError(
+                f"data[{place}]", f"shape {matrix.shape}", rule, fixes[min(matrix.ndim, 3)]
+            )
     values = np.concatenate([matrix.reshape(-1, width) for matrix in matrices])
     return _flat(values, offsets_of(list(map(len, matrices))))
 
@@ -251,7 +314,14 @@ def _width(matrix: npt.NDArray[Any]) -> int:
 
 def is_text(sequences: Sequence[Any]) -> bool:
     """Return True if sequences are texts, or lists of texts; the first non-empty one decides."""
-    first = next((sequence for sequence in sequences if isinstance(sequence, str) or _has_elements(sequence)), None)
+    first = next(
+        (
+            sequence
+            for sequence in sequences
+            if isinstance(sequence, str) or _has_elements(sequence)
+        ),
+        None,
+    )
     return isinstance(first, str) or (first is not None and isinstance(first[0], str))
 
 
@@ -273,8 +343,12 @@ def _arrow(values: Any, name: str, rule: str) -> Any:
 
 
 def _tokens(sequences: Sequence[Any], split: str | None) -> Records:
-    """Return the records of texts, which are tokenized as ``split`` names it, or of lists of texts."""
-    column = _arrow(sequences, "data", "sequences that are all texts, or all lists of texts, or all of numbers")
+    """Return the records of texts, which are tokenized as ``split`` names it, or of lists of
+    texts.
+    """
+    column = _arrow(
+        sequences, "data", "sequences that are all texts, or all lists of texts, or all of numbers"
+    )
     table = require("pyarrow", "data").table({"data": column})
     return _of_table(table, Columns(need_labels=False, sequence="data", split=split))
 
@@ -282,24 +356,47 @@ def _tokens(sequences: Sequence[Any], split: str | None) -> Records:
 def _with_labels(records: Records, labels: Any, label_split: str | None) -> Records:
     """Return records with labels, which are read like a column of a file."""
     rule = "a list with one entry per sequence"
-    is_list = hasattr(labels, "__len__") and getattr(labels, "ndim", 1) > 0 and not hasattr(labels, "columns")
+    is_list = (
+        hasattr(labels, "__len__")
+        and getattr(labels, "ndim", 1) > 0
+        and not hasattr(labels, "columns")
+    )
     if not is_list or isinstance(labels, (str, bytes, dict, set, frozenset)):
-        raise ArgumentTypeError("labels", _kind(labels), rule, "pass a list, or one column of a table")
+        raise ArgumentTypeError(
+            "labels", _kind(labels), rule, "pass a list, or one column of a table"
+        )
     if len(labels) != len(records):
-        raise ShapeError("labels", f"{len(labels)} for {len(records)} sequences", rule, "pass one label per sequence")
+        raise ShapeError(
+            "labels",
+            f"{len(labels)} for {len(records)} sequences",
+            rule,
+            "pass one label per sequence",
+        )
     check_order("labels", labels, records.ids)
-    column = _arrow(list(labels), "labels", "labels of one kind: texts, whole numbers, booleans, or lists")
-    columns, reader = replace(records.columns, label_split=label_split), Reader(_LABELS, records.ids, None)
+    column = _arrow(
+        list(labels), "labels", "labels of one kind: texts, whole numbers, booleans, or lists"
+    )
+    columns, reader = (
+        replace(records.columns, label_split=label_split),
+        Reader(_LABELS, records.ids, None),
+    )
     words, tags, targets = read_labels(reader, column, "labels", records.offsets, columns)
     columns = replace(columns, label_split=label_split_of(column, columns))
     kinds = label_kinds(column.type, columns.task)
-    return replace(records, labels=words, tags=tags, targets=targets, label_kinds=kinds, columns=columns)
+    return replace(
+        records, labels=words, tags=tags, targets=targets, label_kinds=kinds, columns=columns
+    )
 
 
 def check_order(name: str, labels: Any, ids: Sequence[str | int] | None) -> None:
-    """Raise a DataError if labels of pandas have the ids of the sequences as their index, in another order."""
+    """Raise a DataError if labels of pandas have the ids of the sequences as their index, in
+    another order.
+    """
     has_index = _is_pandas(labels, "Series") or _is_pandas(labels, "DataFrame")
-    index, names = list(map(str, labels.index.tolist() if has_index else ())), list(map(str, ids or ()))
+    index, names = (
+        list(map(str, labels.index.tolist() if has_index else ())),
+        list(map(str, ids or ())),
+    )
     # pandas numbers the rows of labels without an index.
     if index not in (names, [str(row) for row in range(len(names))]) and set(index) == set(names):
         rule = f"in the order of the sequences, {quote_all(names)}"
@@ -310,7 +407,10 @@ def check_order(name: str, labels: Any, ids: Sequence[str | int] | None) -> None
 
 def _is_pandas(data: Any, name: str) -> bool:
     # By name, so that pandas need not be imported.
-    return any(kind.__name__ == name and kind.__module__.split(".")[0] == "pandas" for kind in type(data).__mro__)
+    return any(
+        kind.__name__ == name and kind.__module__.split(".")[0] == "pandas"
+        for kind in type(data).__mro__
+    )
 
 
 def _table(data: Any) -> Any:
@@ -321,21 +421,29 @@ def _table(data: Any) -> Any:
 
 
 def _of_table(table: Any, columns: Columns) -> Records:
-    """Return the records of a table: by the rules of CSV if a row is an element, else by those of Parquet."""
+    """Return the records of a table: by the rules of CSV if a row is an element, else by those of
+    Parquet.
+    """
     if table.num_rows == 0:
         return _flat(np.zeros((0, 1)), [0])
     return read_table(_DATA, table.schema, table.select, columns)
 
 
 def is_panel(data: Any) -> bool:
-    """Return True for a table with an index of (sequence, step) or a Series in each entry, and for a list of tables."""
+    """Return True for a table with an index of (sequence, step) or a Series in each entry, and for
+    a list of tables.
+    """
     if isinstance(data, (list, tuple)):
         return len(data) > 0 and _is_pandas(data[0], "DataFrame")
     if not _is_pandas(data, "DataFrame"):
         return False
     if data.index.nlevels > 1:
         return True
-    return len(data) > 0 and len(data.columns) > 0 and all(_is_pandas(entry, "Series") for entry in data.iloc[0])
+    return (
+        len(data) > 0
+        and len(data.columns) > 0
+        and all(_is_pandas(entry, "Series") for entry in data.iloc[0])
+    )
 
 
 def _panel(frame: Any) -> Records:
@@ -343,9 +451,16 @@ def _panel(frame: Any) -> Records:
         for place, table in enumerate(frame):
             names = list(table.columns) if _is_pandas(table, "DataFrame") else None
             if names != list(frame[0].columns):
-                got = f"a {type(table).__name__}" + (f" of the columns {quote_all(names)}" if names else "")
+                got = f"a {type(table).__name__}" + (
+                    f" of the columns {quote_all(names)}" if names else ""
+                )
                 rule = f"a table with the columns of data[0] in their order, {quote_all(frame[0].columns)}"
-                raise DataError(f"data[{place}]", got, rule, "select them with table[names], or pass only arrays")
+                raise DataError(
+                    f"data[{place}]",
+                    got,
+                    rule,
+                    "select them with table[names], or pass only arrays",
+                )
         return _numbers(frame)
     if frame.index.nlevels == 1:
         # Rows of Series, one per channel.
@@ -355,19 +470,28 @@ def _panel(frame: Any) -> Records:
     codes, ids = pandas.factorize(frame.index.droplevel(-1))
     if (codes < 0).any():
         got = f"a missing entry in row {int((codes < 0).argmax())} of the index"
-        raise DataError("data", got, "a table with the id of a sequence in each row", "fill it, or remove the row")
+        raise DataError(
+            "data",
+            got,
+            "a table with the id of a sequence in each row",
+            "fill it, or remove the row",
+        )
     steps = frame.index.get_level_values(-1)
     # Words, such as t2 and t10, and missing steps keep the order of the rows.
     is_ordered = getattr(steps, "ordered", steps.inferred_type in _ORDERED) and not steps.hasnans
     if is_ordered and frame.index.has_duplicates:
         row = int(frame.index.duplicated().argmax())
         got = f"the index ({', '.join(map(str, frame.index[row]))}) again in row {row}"
-        raise DataError("data", got, "a table with one row per step of a sequence", "remove one of the rows")
+        raise DataError(
+            "data", got, "a table with one row per step of a sequence", "remove one of the rows"
+        )
     ranks = np.arange(len(steps))
     with suppress(TypeError):  # of times with and without a zone, which have no order
         ranks = pandas.factorize(steps, sort=True)[0] if is_ordered else ranks
     order = np.lexsort((ranks, codes))
-    values = _floats(frame.iloc[order], "data", "select its columns of numbers, or pass data.reset_index()")
+    values = _floats(
+        frame.iloc[order], "data", "select its columns of numbers, or pass data.reset_index()"
+    )
     return replace(
         _flat(values, offsets_of(np.bincount(codes, minlength=len(ids)))),
         ids=tuple(name if isinstance(name, (str, int)) else str(name) for name in ids.tolist()),
@@ -378,6 +502,11 @@ def _stacked(row: list[npt.NDArray[Any]], place: int) -> npt.NDArray[Any]:
     """Return the channels of one sequence as columns, ``(L, C)``."""
     lengths = list(map(len, row))
     if len(set(lengths)) > 1:
-        got, rule = f"channels of {', '.join(map(str, lengths))} steps", "a sequence whose channels have one length"
-        raise ShapeError(f"data, row {place}", got, rule, "cut them to one length, or fill with NaN")
+        got, rule = (
+            f"channels of {', '.join(map(str, lengths))} steps",
+            "a sequence whose channels have one length",
+        )
+        raise ShapeError(
+            f"data, row {place}", got, rule, "cut them to one length, or fill with NaN"
+        )
     return np.stack(row, axis=1)

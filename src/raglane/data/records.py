@@ -18,7 +18,8 @@ from raglane._utils.messages import argument, quote
 from raglane.data.splitting import check_split
 from raglane.errors import DataError
 
-# The roles of columns: the attributes of Columns that name one column, those that name several, and its flags.
+# The roles of columns: the attributes of Columns that name one column, those that name several, and
+# its flags.
 _ROLES, LISTS = ("sequence", "label", "id", "time"), ("features", "static", "categorical")
 ROLES = (*_ROLES, *LISTS, "time_gaps", "wide")
 # The channel of the time since the previous element.
@@ -56,29 +57,34 @@ class Columns:
     """The roles of the columns of a file; a name that is None is guessed if there is one candidate.
 
     Attributes:
-        task: ``"classify"`` (a class per sequence), ``"tag"`` (a class per element), ``"regress"`` (numbers for
-            either), ``"multilabel"`` (any number of labels for either), ``"forecast"`` or ``"language"`` (no label), or
-            ``"transcribe"`` (a sequence of labels per sequence).
-        need_labels: False for prediction: labels are not read, and their column is optional. If it is named, it is
-            not used as a feature.
+        task: ``"classify"`` (a class per sequence), ``"tag"`` (a class per element), ``"regress"``
+            (numbers for either), ``"multilabel"`` (any number of labels for either), ``"forecast"``
+            or ``"language"`` (no label), or ``"transcribe"`` (a sequence of labels per sequence).
+        need_labels: False for prediction: labels are not read, and their column is optional. If it
+            is named, it is not used as a feature.
         sequence: the list or text column (Parquet, JSON lines).
         label: the column of labels.
         id: the column of sequence names; in a CSV file, rows with equal entries are one sequence.
         time: the column that orders the rows of a sequence (CSV).
-        features: the columns of features per element. None selects, in a CSV file, every other column, and in other
-            formats only the sequence column; there a feature is a list as long as the sequence.
-        static: the columns of features per sequence; in a CSV file their entries are equal in all rows of a sequence.
+        features: the columns of features per element. None selects, in a CSV file, every other
+            column, and in other formats only the sequence column; there a feature is a list as long
+            as the sequence.
+        static: the columns of features per sequence; in a CSV file their entries are equal in all
+            rows of a sequence.
         categorical: the features whose numbers are categories; words always are.
-        split: the tokenization of texts: ``"words"``, ``"characters"``, ``"bytes"``, or the path of a tokenizer file;
-            None splits columns of texts into words, and text files into characters.
-        label_split: the tokenization of target texts of ``"transcribe"``, as for ``split``; None is ``"characters"``.
-        tokens: whether whole numbers are tokens; None means for a language model, and in a column named
-            ``input_ids``, ``token_ids`` or ``tokens``.
-        time_gaps: whether to add the time since the previous element as a feature (CSV): 0 for the first element, in
-            the units of the time column, or in seconds if it holds dates.
-        wide: whether each row of a CSV file is a sequence, and its feature columns are the steps; one numbered name in
-            ``features``, such as t0, means all from there on. A file with one row per id and three or more
-            numbered columns, such as t0, t1, t2, is read in this way too.
+        split: the tokenization of texts: ``"words"``, ``"characters"``, ``"bytes"``, or the path of
+            a tokenizer file; None splits columns of texts into words, and text files into
+            characters.
+        label_split: the tokenization of target texts of ``"transcribe"``, as for ``split``; None is
+            ``"characters"``.
+        tokens: whether whole numbers are tokens; None means for a language model, and in a column
+            named ``input_ids``, ``token_ids`` or ``tokens``.
+        time_gaps: whether to add the time since the previous element as a feature (CSV): 0 for the
+            first element, in the units of the time column, or in seconds if it holds dates.
+        wide: whether each row of a CSV file is a sequence, and its feature columns are the steps;
+            one numbered name in ``features``, such as t0, means all from there on. A file with one
+            row per id and three or more numbered columns, such as t0, t1, t2, is read in this way
+            too.
 
     Raises:
         ArgumentError: ``task`` or ``split`` is unknown.
@@ -109,15 +115,21 @@ class Columns:
         check_flag("need_labels", self.need_labels)
         fix = "pass its name, or None"
         for role in _ROLES:
-            check_kind(role, getattr(self, role), (str, type(None)), "the name of a column, or None", fix)
+            check_kind(
+                role, getattr(self, role), (str, type(None)), "the name of a column, or None", fix
+            )
         for role in LISTS:
             names = getattr(self, role)
-            check_kind(role, names, (tuple, type(None)), "a tuple of names, or None", 'pass ("a", "b")')
+            check_kind(
+                role, names, (tuple, type(None)), "a tuple of names, or None", 'pass ("a", "b")'
+            )
             for name in names or ():
                 check_kind(role, name, str, "a tuple of names, or None", 'pass ("a", "b")')
         check_flag("time_gaps", self.time_gaps)
         check_flag("wide", self.wide)
-        check_kind("tokens", self.tokens, (bool, type(None)), "a bool, or None", "pass True or False")
+        check_kind(
+            "tokens", self.tokens, (bool, type(None)), "a bool, or None", "pass True or False"
+        )
         for name in ("split", "label_split"):
             split = getattr(self, name)
             check_kind(name, split, (str, type(None)), "a text, or None", "pass e.g. characters")
@@ -178,12 +190,16 @@ class Targets:
         return "numbers" if self.is_numbers else "sequence" if self.ordered else "set"
 
     def select(self, rows: npt.NDArray[np.int64], elements: npt.NDArray[np.int64]) -> Targets:
-        """Return the targets of some sequences, by their rows and the flat indices of their elements."""
+        """Return the targets of some sequences, by their rows and the flat indices of their
+        elements.
+        """
         return replace(self, values=self.values[elements if self.per_element else rows])
 
 
 def kinds_of(labels: Iterable[str]) -> tuple[str, ...]:
-    """Return the kinds of labels that are texts in their source, by their spelling: sorted, without duplicates."""
+    """Return the kinds of labels that are texts in their source, by their spelling: sorted, without
+    duplicates.
+    """
     return tuple(sorted(set(map(_kind_of, set(labels)))))
 
 
@@ -200,7 +216,8 @@ class Feature:
 
     Attributes:
         name: the name of the column.
-        values: ``(M,)`` float32 numbers, NaN if missing; or ``(M,)`` object, categories (str), "" if missing.
+        values: ``(M,)`` float32 numbers, NaN if missing; or ``(M,)`` object, categories (str), ""
+            if missing.
         per_sequence: whether there is one value per sequence, rather than per element.
 
     Raises:
@@ -220,7 +237,10 @@ class Feature:
         check_kind("name", self.name, str, "a text", "pass the name of the column")
         check_kind("values", self.values, np.ndarray, "a NumPy array", "convert it with np.asarray")
         check_flag("per_sequence", self.per_sequence)
-        if self.values.ndim != 1 or self.values.dtype not in (np.dtype(np.float32), np.dtype(object)):
+        if self.values.ndim != 1 or self.values.dtype not in (
+            np.dtype(np.float32),
+            np.dtype(object),
+        ):
             got = f"{self.values.dtype} of shape {self.values.shape}"
             rule = "(M,) float32 for numbers, or (M,) object for categories"
             raise DataError(f"the feature {quote(self.name)}", got, rule, "convert the values")
@@ -236,7 +256,9 @@ class Feature:
         return f"{'numbers' if self.is_numbers else 'categories'} per {'sequence' if self.per_sequence else 'element'}"
 
     def select(self, rows: npt.NDArray[np.int64], elements: npt.NDArray[np.int64]) -> Feature:
-        """Return the feature of some sequences, by their rows and the flat indices of their elements."""
+        """Return the feature of some sequences, by their rows and the flat indices of their
+        elements.
+        """
         return replace(self, values=self.values[rows if self.per_sequence else elements])
 
 
@@ -304,7 +326,9 @@ class Records:
         return any(part is not None for part in (self.labels, self.tags, self.targets))
 
     def contents(self) -> Iterator[bytes]:
-        """Yield bytes that differ for other sequences, labels or order; existing runs store a digest of them."""
+        """Yield bytes that differ for other sequences, labels or order; existing runs store a
+        digest of them.
+        """
         yield np.ascontiguousarray(self.offsets).tobytes()
         for words in (self.labels, self.tags, self.values if self.is_tokens else None):
             if words is not None:
@@ -318,22 +342,32 @@ class Records:
             yield repr((feature.name, feature.kind, feature.values.tolist())).encode()
 
     def describe_row(self, row: int) -> str:
-        """Return the name of a sequence in messages: ``row 3`` or ``row 3 (id 'a17')``, counted from 0."""
+        """Return the name of a sequence in messages: ``row 3`` or ``row 3 (id 'a17')``, counted
+        from 0.
+        """
         return f"row {row}" if self.ids is None else f"row {row} (id {quote(self.ids[row])})"
 
-    def select(self, index: Sequence[int] | npt.NDArray[Any] | torch.Tensor, most: int | None = None) -> Records:
-        """Return copies of some sequences, by integers or a mask, in this order, cut to ``most`` elements each."""
+    def select(
+        self, index: Sequence[int] | npt.NDArray[Any] | torch.Tensor, most: int | None = None
+    ) -> Records:
+        """Return copies of some sequences, by integers or a mask, in this order, cut to ``most``
+        elements each.
+        """
         rows = read_index(index, len(self)).numpy()
         starts, lengths = self.offsets[rows], self.lengths[rows]
         lengths = lengths if most is None else np.minimum(lengths, most)
         total = int(lengths.sum())
-        elements = segments.element_index(torch.from_numpy(starts), torch.from_numpy(lengths), total).numpy()
+        elements = segments.element_index(
+            torch.from_numpy(starts), torch.from_numpy(lengths), total
+        ).numpy()
         return replace(
             self,
             values=self.values[elements],
             offsets=offsets_of(lengths),
             ids=None if self.ids is None else tuple(self.ids[row] for row in rows.tolist()),
-            labels=None if self.labels is None else tuple(self.labels[row] for row in rows.tolist()),
+            labels=None
+            if self.labels is None
+            else tuple(self.labels[row] for row in rows.tolist()),
             tags=None if self.tags is None else self.tags[elements],
             targets=None if self.targets is None else self.targets.select(rows, elements),
             features=tuple(feature.select(rows, elements) for feature in self.features),
@@ -349,11 +383,15 @@ def note_empty(records: Records) -> str | None:
     share = f"{len(empty):,} of {len(records):,} sequences"
     if len(empty) == 1:
         return f"{share} is empty ({first}): its class follows from the initial state only"
-    return f"{share} are empty (the first: {first}): their class follows from the initial state only"
+    return (
+        f"{share} are empty (the first: {first}): their class follows from the initial state only"
+    )
 
 
 def note_single(lengths: npt.NDArray[Any], is_tokens: bool) -> str | None:
-    """Return a line on sequences of at most one element, with the options that may be meant; None if they are few."""
+    """Return a line on sequences of at most one element, with the options that may be meant; None
+    if they are few.
+    """
     count = int((lengths <= 1).sum())
     if len(lengths) < 2 or count < 0.9 * len(lengths):
         return None
@@ -375,7 +413,9 @@ def is_one_word(records: Records) -> bool:
 def for_task(records: Records, task: str) -> Records:
     """Return the records with only the labels or numbers that a task learns."""
     label, per = TASKS[task].label, TASKS[task].per
-    targets = records.targets if records.targets is not None and records.targets.kind == label else None
+    targets = (
+        records.targets if records.targets is not None and records.targets.kind == label else None
+    )
     labels = records.labels if (label, per) == ("class", "sequence") else None
     tags = records.tags if (label, per) == ("class", "element") else None
     if labels is records.labels and tags is records.tags and targets is records.targets:

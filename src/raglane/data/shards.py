@@ -1,7 +1,7 @@
 """Shards: the Arrow files of a converted folder, of bounded size.
 
-A shard is one Arrow batch, whose offsets and values NumPy and torch can use in place. Tokens and labels are dictionary
-arrays: 4 bytes each, with each word stored once.
+A shard is one Arrow batch, whose offsets and values NumPy and torch can use in place. Tokens and
+labels are dictionary arrays: 4 bytes each, with each word stored once.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ SHARD = 1 << 27
 # The most elements for 32-bit offsets.
 _MOST = 2**31 - 1
 
-# The most bytes of offsets and labels that are copied into memory, and of values that are mapped. Larger values are
-# read per batch: 256 sequences of 8 elements of 2 GB take 0.8 ms when read, 0.3 ms when all is mapped, and 2.5 to 3 ms
-# when pages are mapped and released.
+# The most bytes of offsets and labels that are copied into memory, and of values that are mapped.
+# Larger values are read per batch: 256 sequences of 8 elements of 2 GB take 0.8 ms when read, 0.3
+# ms when all is mapped, and 2.5 to 3 ms when pages are mapped and released.
 _COPIED = _MAPPED = 1 << 29
 
 
@@ -80,11 +80,16 @@ def bounded(records: Records, most: int) -> Iterator[Records]:
         yield records.select(np.arange(start, end))
 
 
-def write_shard(path: Path, parts: Sequence[Records], layout: Layout, names: dict[str, str]) -> None:
+def write_shard(
+    path: Path, parts: Sequence[Records], layout: Layout, names: dict[str, str]
+) -> None:
     """Write records as one Arrow file, atomically."""
     arrow, ipc = require("pyarrow", "data"), require("pyarrow.ipc", "data")
     table = _table(parts, layout, names)
-    with whole_file(path) as file, ipc.new_file(arrow.PythonFile(file, "w"), table.schema) as writer:
+    with (
+        whole_file(path) as file,
+        ipc.new_file(arrow.PythonFile(file, "w"), table.schema) as writer,
+    ):
         writer.write_batch(table)
 
 
@@ -99,7 +104,9 @@ def _table(parts: Sequence[Records], layout: Layout, names: dict[str, str]) -> A
         values = _words(np.concatenate(full) if full else np.empty(0, dtype=object))
     else:
         width = max(len(layout.channels), 1)
-        values = arrow.array(np.concatenate(full).ravel() if full else np.empty(0, dtype=np.float32))
+        values = arrow.array(
+            np.concatenate(full).ravel() if full else np.empty(0, dtype=np.float32)
+        )
         if width > 1:
             values = arrow.FixedSizeListArray.from_arrays(values, width)
         metadata = {CHANNELS: json.dumps(layout.channels).encode()}
@@ -108,10 +115,16 @@ def _table(parts: Sequence[Records], layout: Layout, names: dict[str, str]) -> A
         tags = [records.tags for records in parts if records.tags is not None]
         columns[names["label"]] = lists.from_arrays(starts, _words(np.concatenate(tags)))
     elif layout.has_labels:
-        columns[names["label"]] = _words([label for records in parts for label in records.labels or ()])
-    columns |= _extra_columns(parts, layout, names.get("label", ""), partial(lists.from_arrays, starts))
+        columns[names["label"]] = _words(
+            [label for records in parts for label in records.labels or ()]
+        )
+    columns |= _extra_columns(
+        parts, layout, names.get("label", ""), partial(lists.from_arrays, starts)
+    )
     if layout.ids != "none":
-        columns[names["id"]] = _ids([name for records in parts for name in records.ids or ()], layout)
+        columns[names["id"]] = _ids(
+            [name for records in parts for name in records.ids or ()], layout
+        )
     fields = [
         arrow.field(name, column.type, metadata=metadata if name == names["sequence"] else None)
         for name, column in columns.items()
@@ -126,11 +139,15 @@ def _extra_columns(
     arrow = require("pyarrow", "data")
     columns: dict[str, Any] = {}
     if layout.targets != "none":
-        values = np.concatenate([records.targets.values for records in parts if records.targets is not None])
+        values = np.concatenate(
+            [records.targets.values for records in parts if records.targets is not None]
+        )
         if layout.targets != "numbers":
             starts = offsets_of([len(labels) for labels in values]).astype(np.int32)
             words = [label for labels in values for label in labels]
-            entries = arrow.ListArray.from_arrays(arrow.array(starts), arrow.array(words, arrow.string()))
+            entries = arrow.ListArray.from_arrays(
+                arrow.array(starts), arrow.array(words, arrow.string())
+            )
         else:
             entries = arrow.array(values.ravel())
             if values.shape[1] > 1:
@@ -138,7 +155,11 @@ def _extra_columns(
         columns[label] = in_lists(entries) if layout.targets_per_element else entries
     for place, (name, per_sequence, is_numbers) in enumerate(layout.features):
         values = np.concatenate([records.features[place].values for records in parts])
-        entries = arrow.array(values) if is_numbers else arrow.array(values, arrow.string()).dictionary_encode()
+        entries = (
+            arrow.array(values)
+            if is_numbers
+            else arrow.array(values, arrow.string()).dictionary_encode()
+        )
         columns[name] = entries if per_sequence else in_lists(entries)
     return columns
 
@@ -154,12 +175,16 @@ def _ids(ids: Sequence[str | int], layout: Layout) -> Any:
         return arrow.array(ids, arrow.int64() if layout.ids == "numbers" else arrow.string())
     except OverflowError as error:
         odd = next(name for name in ids if isinstance(name, int) and not -(2**63) <= name < 2**63)
-        raise DataError("ids", quote(odd), "integers of 64 bits", "write the ids as strings") from error
+        raise DataError(
+            "ids", quote(odd), "integers of 64 bits", "write the ids as strings"
+        ) from error
 
 
 @dataclass(frozen=True, eq=False)
 class Shards(Store):
-    """The Arrow files of a converted folder, mapped into memory; small offsets and labels are copied."""
+    """The Arrow files of a converted folder, mapped into memory; small offsets and labels are
+    copied.
+    """
 
     folder: Path
     shards: list[dict[str, Any]]
@@ -211,10 +236,18 @@ class Shards(Store):
             labels = labels if labels is None or self.layout.has_tags else np.array(labels)
         has_all = len(offsets) == shard["sequences"] + 1 and len(values) == shard["elements"]
         # Otherwise rows could be outside of the file.
-        if not has_all or offsets[0] != 0 or offsets[-1] != len(values) or (np.diff(offsets) < 0).any():
+        if (
+            not has_all
+            or offsets[0] != 0
+            or offsets[-1] != len(values)
+            or (np.diff(offsets) < 0).any()
+        ):
             raise damaged(path)
         fragment = _MappedFragment(**{**vars(found), "offsets": offsets, "labels": labels})
-        is_large = sum(shard["elements"] for shard in self.shards) * values.itemsize * _width(values) > _MAPPED
+        is_large = (
+            sum(shard["elements"] for shard in self.shards) * values.itemsize * _width(values)
+            > _MAPPED
+        )
         fragment.locate(path if is_large else None, mapped, blocks)
         return fragment
 
@@ -256,7 +289,9 @@ def _width(values: npt.NDArray[Any]) -> int:
 
 
 class _MappedFragment(Fragment):
-    """A fragment whose values are verified when they are first read, from the mapping or, if large, from the file."""
+    """A fragment whose values are verified when they are first read, from the mapping or, if large,
+    from the file.
+    """
 
     _place: int
     _blocks: Blocks
@@ -280,7 +315,9 @@ class _MappedFragment(Fragment):
             return super().cut(starts, lengths, elements)
         wanted = zip(counts.tolist(), begins.tolist(), strict=True)
         content = b"".join([os.pread(self._file, count, start) for count, start in wanted])
-        return np.frombuffer(content, dtype=self.values.dtype).reshape(int(lengths.sum()), *self.values.shape[1:])
+        return np.frombuffer(content, dtype=self.values.dtype).reshape(
+            int(lengths.sum()), *self.values.shape[1:]
+        )
 
 
 def _map(path: Path) -> mmap.mmap:

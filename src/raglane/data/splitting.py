@@ -14,7 +14,8 @@ from raglane._utils.messages import quote, require
 from raglane.errors import ArgumentError
 
 SPLITS = ("words", "characters", "bytes")
-"""The built-in ways to split texts; another is a tokenizer file of Hugging Face, whose name ends in ``.json``."""
+"""The built-in ways to split texts; another is a tokenizer file of Hugging Face, whose name ends in
+``.json``."""
 
 
 def check_split(split: str, name: str = "split") -> None:
@@ -26,8 +27,12 @@ def check_split(split: str, name: str = "split") -> None:
     raise ArgumentError(name, got, rule, "pass e.g. characters")
 
 
-def split_texts(texts: Sequence[str], split: str) -> tuple[npt.NDArray[np.object_], npt.NDArray[np.int64]]:
-    """Split texts; return the tokens of all, ``(N,)`` object, and the number of tokens of each text."""
+def split_texts(
+    texts: Sequence[str], split: str
+) -> tuple[npt.NDArray[np.object_], npt.NDArray[np.int64]]:
+    """Split texts; return the tokens of all, ``(N,)`` object, and the number of tokens of each
+    text.
+    """
     if split == "words":
         tokens: list[Any] = [text.split() for text in texts]
     elif split == "characters":
@@ -35,7 +40,10 @@ def split_texts(texts: Sequence[str], split: str) -> tuple[npt.NDArray[np.object
     elif split == "bytes":
         tokens = [list(text.encode().decode("latin-1")) for text in texts]
     else:
-        tokens = [encoded.tokens for encoded in _tokenizer(split).encode_batch(list(texts), add_special_tokens=False)]
+        tokens = [
+            encoded.tokens
+            for encoded in _tokenizer(split).encode_batch(list(texts), add_special_tokens=False)
+        ]
     lengths = np.fromiter(map(len, tokens), dtype=np.int64, count=len(tokens))
     flat = np.empty(int(lengths.sum()), dtype=object)
     flat[:] = list(chain.from_iterable(tokens))
@@ -55,7 +63,9 @@ def join_tokens(tokens: Sequence[str], split: str | None) -> str:
 
 
 def characters_in(tokens: Sequence[str], texts: int, split: str | None) -> int | None:
-    """Return the number of characters of some texts, with a line break after each; None for a tokenizer file."""
+    """Return the number of characters of some texts, with a line break after each; None for a
+    tokenizer file.
+    """
     if split == "characters":
         return len(tokens) + texts
     if split == "bytes":

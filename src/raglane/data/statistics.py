@@ -39,11 +39,15 @@ class Channel:
         squares = (np.where(present, known - mean, 0) ** 2).sum()
         if not count:
             return cls(missing=len(values))
-        low, high = np.where(present, values, np.inf).min(), np.where(present, values, -np.inf).max()
+        low, high = (
+            np.where(present, values, np.inf).min(),
+            np.where(present, values, -np.inf).max(),
+        )
         return cls(count, float(mean), float(squares), float(low), float(high), len(values) - count)
 
     def __add__(self, other: Channel) -> Channel:
-        # The parallel form of Welford's update (Chan, Golub and LeVeque 1979): sums of squares would cancel.
+        # The parallel form of Welford's update (Chan, Golub and LeVeque 1979): sums of squares
+        # would cancel.
         count = self.count + other.count
         step, share = other.mean - self.mean, other.count / max(count, 1)
         return Channel(
@@ -58,13 +62,16 @@ class Channel:
     @property
     def is_binary(self) -> bool:
         """True if every finite feature is 0 or 1."""
-        # Only then is the variance mean * (1 - mean): between 0 and 1 a square is less than its number.
+        # Only then is the variance mean * (1 - mean): between 0 and 1 a square is less than its
+        # number.
         excess = self.mean * (1 - self.mean) - self.squares / max(self.count, 1)
         return self.low >= 0 and self.high <= 1 and abs(excess) < _ROUNDING
 
     @property
     def deviation(self) -> float:
-        """The standard deviation, or 1 for a constant channel, whose computed deviation is only rounding error."""
+        """The standard deviation, or 1 for a constant channel, whose computed deviation is only
+        rounding error.
+        """
         return math.sqrt(self.squares / max(self.count, 1)) if self.high > self.low else 1.0
 
     def to_config(self) -> list[Any]:
@@ -96,7 +103,9 @@ class FeatureCounts:
         return cls(feature.per_sequence, words=Counter(feature.values.tolist()))
 
     def __add__(self, other: FeatureCounts) -> FeatureCounts:
-        channel = self.channel if other.channel is None else other.channel + (self.channel or Channel())
+        channel = (
+            self.channel if other.channel is None else other.channel + (self.channel or Channel())
+        )
         return FeatureCounts(self.per_sequence, channel, _counted(self.words, other.words))
 
     @property
@@ -161,13 +170,17 @@ class Statistics:
     def of(cls, records: Records) -> Statistics:
         """Return the statistics of records."""
         lengths = records.lengths
-        labels: Iterable[str] = records.labels or () if records.tags is None else records.tags.tolist()
+        labels: Iterable[str] = (
+            records.labels or () if records.tags is None else records.tags.tolist()
+        )
         counts = {feature.name: FeatureCounts.of(feature) for feature in records.features}
         targets, numbers = records.targets, {}
         if targets is not None and targets.is_numbers:
             # Without a row the number of targets is unknown.
             names = targets.names if len(targets.values) else ()
-            numbers = {name: Channel.of(targets.values[:, place]) for place, name in enumerate(names)}
+            numbers = {
+                name: Channel.of(targets.values[:, place]) for place, name in enumerate(names)
+            }
         elif targets is not None:
             labels = chain.from_iterable(targets.values)
         return cls(
@@ -175,7 +188,10 @@ class Statistics:
             len(records.values),
             int((lengths == 0).sum()),
             int(lengths.max(initial=0)),
-            {name: Channel.of(records.values[:, place]) for place, name in enumerate(records.channels)},
+            {
+                name: Channel.of(records.values[:, place])
+                for place, name in enumerate(records.channels)
+            },
             Counter(records.values.tolist() if records.is_tokens else ()),
             Counter(labels),
             numbers,
@@ -210,9 +226,15 @@ class Statistics:
         """
         # Folders of earlier versions have neither numbers to learn nor features.
         config = {"targets": {}, "features": {}, "per_element": False, **config}
-        values: dict[str, Any] = {name: int(config[name]) for name in ("sequences", "elements", "empty", "longest")}
+        values: dict[str, Any] = {
+            name: int(config[name]) for name in ("sequences", "elements", "empty", "longest")
+        }
         values |= {name: Counter(config[name]) for name in ("tokens", "labels")}
-        for part, kind in (("channels", Channel), ("targets", Channel), ("features", FeatureCounts)):
+        for part, kind in (
+            ("channels", Channel),
+            ("targets", Channel),
+            ("features", FeatureCounts),
+        ):
             values[part] = {name: kind.from_config(counts) for name, counts in config[part].items()}
         return cls(**values, per_element=bool(config["per_element"]))
 
@@ -221,11 +243,16 @@ def _config_of(value: Any) -> Any:
     """Return a number, or statistics by name, as JSON values."""
     if not isinstance(value, Mapping):
         return value
-    return {name: counts if isinstance(counts, int) else counts.to_config() for name, counts in value.items()}
+    return {
+        name: counts if isinstance(counts, int) else counts.to_config()
+        for name, counts in value.items()
+    }
 
 
 def _counted(ours: Counter[str], theirs: Counter[str]) -> Counter[str]:
-    """Return the sum of counts; ``+`` would visit every entry of a vocabulary in Python for each piece of a file."""
+    """Return the sum of counts; ``+`` would visit every entry of a vocabulary in Python for each
+    piece of a file.
+    """
     counts = ours.copy()
     counts.update(theirs)
     return counts
@@ -233,4 +260,9 @@ def _counted(ours: Counter[str], theirs: Counter[str]) -> Counter[str]:
 
 def _merged(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the sum of statistics by name."""
-    return {**ours, **{name: ours[name] + counts if name in ours else counts for name, counts in theirs.items()}}
+    return {
+        **ours,
+        **{
+            name: ours[name] + counts if name in ours else counts for name, counts in theirs.items()
+        },
+    }

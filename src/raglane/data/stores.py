@@ -24,7 +24,16 @@ from raglane._utils.messages import argument, printable, quote, require, shorten
 from raglane.data.formats import by_suffix, pick, read
 from raglane.data.formats.base import check_readable, data_error, open_error, suffix_of
 from raglane.data.formats.entries import Load, element_columns
-from raglane.data.formats.ipc import decoded, is_converted, named, parquet_file, readable, slices, table_of, with_names
+from raglane.data.formats.ipc import (
+    decoded,
+    is_converted,
+    named,
+    parquet_file,
+    readable,
+    slices,
+    table_of,
+    with_names,
+)
 from raglane.data.formats.table import Chosen, choose, records_of
 from raglane.data.fragments import Layout, Store, check_labels
 from raglane.data.records import Columns, Records
@@ -33,7 +42,8 @@ from raglane.errors import ArgumentError, ArgumentTypeError, DataError, MissingE
 
 # Bytes at each end of a file that are part of its fingerprint.
 _EDGE = 1 << 20
-# Copies of URLs: the days and the bytes that are kept, and the first days of a copy, when a command may use it.
+# Copies of URLs: the days and the bytes that are kept, and the first days of a copy, when a command
+# may use it.
 _KEPT, _ROOM, _IN_USE = 30, 50 << 30, 2
 
 
@@ -79,7 +89,11 @@ class Tables(Store):
     @property
     def label_kinds(self) -> tuple[str, ...]:
         """The kinds of the labels."""
-        return self.chosen.label_kinds(self.tables[0][2].schema, self.columns.task) if self.tables else ()
+        return (
+            self.chosen.label_kinds(self.tables[0][2].schema, self.columns.task)
+            if self.tables
+            else ()
+        )
 
     def name(self, number: int) -> str:
         """Return the name in messages."""
@@ -91,7 +105,9 @@ class Tables(Store):
         path, first, table = self.tables[number]
         with readable(path, "Arrow"):
             table.validate(full=True)
-            records = records_of(path, table.select(self.chosen.names), self.chosen, self.columns, first=first)
+            records = records_of(
+                path, table.select(self.chosen.names), self.chosen, self.columns, first=first
+            )
             return named(records, table)
 
     def lengths_of(self, number: int) -> npt.NDArray[Any]:
@@ -130,7 +146,9 @@ class Groups(Store):
                 source = stack.enter_context(open_location(self.location))
                 small = {"pre_buffer": False, "buffer_size": 1 << 20}
                 file = parquet_file(path, source, **small)
-                chosen = self._file.get("chosen") or _choose(path, file.schema_arrow, file.read, self.columns)
+                chosen = self._file.get("chosen") or _choose(
+                    path, file.schema_arrow, file.read, self.columns
+                )
             self._file.update(file=file, chosen=chosen, stack=stack)
         return self._file["file"], self._file["chosen"]
 
@@ -173,7 +191,9 @@ class Groups(Store):
         return {**self.__dict__, "location": location, "_file": chosen}
 
 
-def stores_of(source: Any, columns: Columns | None, format: str | None) -> tuple[list[Store], Columns]:
+def stores_of(
+    source: Any, columns: Columns | None, format: str | None
+) -> tuple[list[Store], Columns]:
     """Return the stores of a source, and the columns that are read."""
     if isinstance(source, Records):
         return [Memory(source)], columns or source.columns
@@ -215,11 +235,15 @@ def _check_labels(stores: Sequence[Store], locations: Sequence[str]) -> None:
 
 def _names_files(source: Any) -> bool:
     names = [source] if isinstance(source, (str, os.PathLike)) else source
-    return isinstance(names, Sequence) and all(isinstance(name, (str, os.PathLike)) for name in names)
+    return isinstance(names, Sequence) and all(
+        isinstance(name, (str, os.PathLike)) for name in names
+    )
 
 
 def table_from(source: Any, name: str) -> Any:
-    """Return an object with the Arrow interface as a ``pyarrow.Table``, without a copy of Arrow memory."""
+    """Return an object with the Arrow interface as a ``pyarrow.Table``, without a copy of Arrow
+    memory.
+    """
     with arrow_errors(name) as arrow:
         found = source
         if hasattr(source, "iloc") and hasattr(source, "columns"):
@@ -236,22 +260,35 @@ def table_from(source: Any, name: str) -> Any:
 
 
 def of_frame(frame: Any) -> Any:
-    """Return a table of pandas as a ``pyarrow.Table``; as in a Parquet file, an index with a name is a column."""
+    """Return a table of pandas as a ``pyarrow.Table``; as in a Parquet file, an index with a name
+    is a column.
+    """
     frame = frame.rename(columns=str)
-    frame = frame.assign(**{name: _lists(column) for name, column in frame.items() if column.dtype == object})
+    frame = frame.assign(
+        **{name: _lists(column) for name, column in frame.items() if column.dtype == object}
+    )
     has_name = any(name is not None for name in frame.index.names)
-    is_column = has_name and not frame.index.equals(require("pandas", "data").RangeIndex(len(frame)))
+    is_column = has_name and not frame.index.equals(
+        require("pandas", "data").RangeIndex(len(frame))
+    )
     return require("pyarrow", "data").Table.from_pandas(frame, preserve_index=is_column)
 
 
 def _lists(column: Any) -> Any:
-    """Return a column of lists as Arrow, in which NaN is not null; another column of objects unchanged."""
+    """Return a column of lists as Arrow, in which NaN is not null; another column of objects
+    unchanged.
+    """
     if not any(isinstance(entry, (list, tuple, np.ndarray)) for entry in column):
         return column
     # Arrow does not convert arrays of two dimensions.
-    plain = [entry.tolist() if getattr(entry, "ndim", 0) > 1 else entry for entry in column.where(column.notna(), None)]
+    plain = [
+        entry.tolist() if getattr(entry, "ndim", 0) > 1 else entry
+        for entry in column.where(column.notna(), None)
+    ]
     arrow = require("pyarrow", "data")
-    with suppress(arrow.ArrowInvalid, arrow.ArrowTypeError):  # of pandas' missing values, which are refused later
+    with suppress(
+        arrow.ArrowInvalid, arrow.ArrowTypeError
+    ):  # of pandas' missing values, which are refused later
         return require("pandas", "data").arrays.ArrowExtensionArray(arrow.array(plain))
     return column
 
@@ -317,14 +354,20 @@ def expand(locations: Any) -> list[str]:
 def _expand(location: str) -> list[str]:
     has_pattern = any(sign in location for sign in "*?[")
     if is_url(location):
-        if not has_pattern and (by_suffix(_path_in(location)) is not None or location.startswith("http")):
+        if not has_pattern and (
+            by_suffix(_path_in(location)) is not None or location.startswith("http")
+        ):
             return [location]
         with _reaching(location):
             system, path = _fsspec().url_to_fs(location)
             # Unlike isdir, info raises if the store cannot be reached.
             if not has_pattern and system.info(path)["type"] != "directory":
                 return [location]
-            names = system.glob(path) if has_pattern else filter(_is_data, system.ls(path, detail=False))
+            names = (
+                system.glob(path)
+                if has_pattern
+                else filter(_is_data, system.ls(path, detail=False))
+            )
             found = sorted(map(system.unstrip_protocol, names))
     elif has_pattern and not os.path.lexists(location):
         found = sorted(glob.glob(location, recursive=True))
@@ -333,7 +376,9 @@ def _expand(location: str) -> list[str]:
     else:
         return [location]
     if not found:
-        raise DataError(quote(location), "no file", "a pattern that matches a file", "check the pattern")
+        raise DataError(
+            quote(location), "no file", "a pattern that matches a file", "check the pattern"
+        )
     return found
 
 
@@ -344,7 +389,9 @@ def _files_of(folder: Path) -> list[str]:
 
 
 def _is_data(path: str | Path) -> bool:
-    """Return True for a file of a known format; .txt is data only in a folder of texts, and .json describes data."""
+    """Return True for a file of a known format; .txt is data only in a folder of texts, and .json
+    describes data.
+    """
     found = by_suffix(PurePath(path))
     return found is not None and found.name != "text" and suffix_of(PurePath(path)) != ".json"
 
@@ -359,7 +406,9 @@ def _fsspec() -> Any:
 
 @contextmanager
 def _reaching(location: str) -> Iterator[None]:
-    """Raise a DataError for any error at a URL, because each kind of storage has its own exceptions."""
+    """Raise a DataError for any error at a URL, because each kind of storage has its own
+    exceptions.
+    """
     try:
         yield
     except DataError:
@@ -368,7 +417,9 @@ def _reaching(location: str) -> Iterator[None]:
         rule = "a URL whose package is installed"
         raise MissingExtraError(quote(location), "one without it", rule, f"{error}") from error
     except Exception as error:
-        detail = shorten(printable(" ".join(f"{type(error).__name__}: {error}".split()).rstrip(".")), 200)
+        detail = shorten(
+            printable(" ".join(f"{type(error).__name__}: {error}".split()).rstrip(".")), 200
+        )
         got = f"no valid response ({detail})"
         fix = "check the URL, the connection and the permissions; finished work is kept"
         raise DataError(quote(location), got, "the URL of a readable file", fix) from error
@@ -404,7 +455,9 @@ def local(location: str, folder: Path) -> Iterator[Path]:
 
 
 def fetched(url: str) -> Path:
-    """Copy a file or a folder at a URL to the user's cache folder, in place of an earlier copy; return the copy."""
+    """Copy a file or a folder at a URL to the user's cache folder, in place of an earlier copy;
+    return the copy.
+    """
     place = copies() / hashlib.sha256(url.encode(errors="surrogateescape")).hexdigest()[:16]
     place.mkdir(parents=True, exist_ok=True)
     copy = place / (_path_in(url).name or "data")
@@ -415,7 +468,9 @@ def fetched(url: str) -> Path:
         for name in [path] if is_file else system.find(path):
             own = PurePath(name[len(path) :].lstrip("/"))
             if ".." in own.parts:
-                raise DataError(quote(url), f"the file {quote(name)}", "a folder of plain names", "rename it")
+                raise DataError(
+                    quote(url), f"the file {quote(name)}", "a folder of plain names", "rename it"
+                )
             target = whole / own
             target.parent.mkdir(parents=True, exist_ok=True)
             system.get_file(name, str(target))
@@ -433,7 +488,9 @@ def copies() -> Path:
 
 
 def _remove_old(newest: Path) -> None:
-    """Remove the copies that were made long ago, and the oldest of those that are too large together."""
+    """Remove the copies that were made long ago, and the oldest of those that are too large
+    together.
+    """
     now, total = time.time(), 0
     ages = {}
     for place in newest.parent.iterdir():
@@ -458,12 +515,16 @@ def size_of(location: str) -> int:
 
 
 def fingerprint(location: str) -> str:
-    """Return a hash of the size, the beginning and the end of a file, or of all files of a folder."""
+    """Return a hash of the size, the beginning and the end of a file, or of all files of a
+    folder.
+    """
     if not is_url(location) and os.path.isdir(location):
         digest = hashlib.sha256()
         for path in sorted(Path(location).iterdir()):
             if path.is_file() and not path.name.startswith("."):
-                digest.update(f"{path.name}\n{fingerprint(str(path))}\n".encode(errors="surrogateescape"))
+                digest.update(
+                    f"{path.name}\n{fingerprint(str(path))}\n".encode(errors="surrogateescape")
+                )
         return digest.hexdigest()[:16]
     with open_location(location) as file:
         size = file.seek(0, os.SEEK_END)

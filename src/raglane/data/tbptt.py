@@ -25,7 +25,9 @@ _Integers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Chunk:
-    """The next few steps of ``B`` streams; the attributes are documented in :class:`TBPTTSampler`."""
+    """The next few steps of ``B`` streams; the attributes are documented in
+    :class:`TBPTTSampler`.
+    """
 
     inputs: Ragged
     targets: Ragged | Tensor | None
@@ -35,12 +37,14 @@ class Chunk:
 
 
 class TBPTTSampler(Epochs[Chunk]):
-    """A dataset as streams of chunks, for truncated backpropagation through time (Williams and Peng, 1990).
+    """A dataset as streams of chunks, for truncated backpropagation through time (Williams and
+    Peng, 1990).
 
-    Each of ``batch_size`` streams processes one sequence after another. A chunk has the next piece of every stream: at
-    most ``steps`` elements, fewer at the end of a sequence, and none for an empty sequence. The next sequence begins in
-    the next chunk. Nothing is padded. A finished stream has pieces of length 0, so that row ``b`` of every chunk, and
-    its state, continues row ``b`` of the previous chunk::
+    Each of ``batch_size`` streams processes one sequence after another. A chunk has the next piece
+    of every stream: at most ``steps`` elements, fewer at the end of a sequence, and none for an
+    empty sequence. The next sequence begins in the next chunk. Nothing is padded. A finished stream
+    has pieces of length 0, so that row ``b`` of every chunk, and its state, continues row ``b`` of
+    the previous chunk::
 
         state = None
         for chunk in TBPTTSampler(data, batch_size=32, steps=100):
@@ -49,45 +53,49 @@ class TBPTTSampler(Epochs[Chunk]):
             loss = ...
             loss.backward()
 
-    ``rl.nn.carry`` detaches the state from the graph of the previous chunk, and resets it where a sequence begins. The
-    outputs are those of whole sequences, bit-identical on the cpu backend.
+    ``rl.nn.carry`` detaches the state from the graph of the previous chunk, and resets it where a
+    sequence begins. The outputs are those of whole sequences, bit-identical on the cpu backend.
 
-    A chunk has five attributes. The last three are on the CPU for data on any device, so that reading them does not
-    wait for a GPU:
+    A chunk has five attributes. The last three are on the CPU for data on any device, so that
+    reading them does not wait for a GPU:
 
     - ``inputs``: Ragged, one piece per stream.
-    - ``targets``: None without targets. With one per element, a Ragged that is cut like the inputs. With one per
-      sequence, a tensor ``(ends.sum(), *features)``: the targets of the sequences that end in this chunk, in the order
-      of the rows, so every target occurs once.
+    - ``targets``: None without targets. With one per element, a Ragged that is cut like the inputs.
+      With one per sequence, a tensor ``(ends.sum(), *features)``: the targets of the sequences that
+      end in this chunk, in the order of the rows, so every target occurs once.
     - ``begins``: ``(B,)`` bool, True for the first piece of a sequence.
     - ``ends``: ``(B,)`` bool, True for the last piece of a sequence.
-    - ``sequences``: ``(B,)`` int64, the index in the data of each row's sequence, or -1 for a finished stream.
+    - ``sequences``: ``(B,)`` int64, the index in the data of each row's sequence, or -1 for a
+      finished stream.
 
-    The sequences are distributed longest first, each to the stream with the least work. So the streams end together,
-    and an epoch has the same number of chunks in any order. With ``shuffle``, sequences with equally many chunks go to
-    random streams, and a stream processes its sequences in random order; without it, a stream begins with its longest.
-    The order is a function of ``seed`` and the epoch. After an epoch was iterated to its end, the next iteration is the
-    next epoch; :meth:`set_epoch` selects one. To resume within an epoch, save :meth:`state_dict` and the last state
-    that the layer returned.
+    The sequences are distributed longest first, each to the stream with the least work. So the
+    streams end together, and an epoch has the same number of chunks in any order. With ``shuffle``,
+    sequences with equally many chunks go to random streams, and a stream processes its sequences in
+    random order; without it, a stream begins with its longest. The order is a function of ``seed``
+    and the epoch. After an epoch was iterated to its end, the next iteration is the next epoch;
+    :meth:`set_epoch` selects one. To resume within an epoch, save :meth:`state_dict` and the last
+    state that the layer returned.
 
     Args:
-        data: a Ragged batch; a :class:`~raglane.data.Dataset`; or a list of samples, each a tensor or array
-            ``(L, *features)``, a pair of that and its target, or a dict with ``"inputs"`` and optionally ``"target"``.
+        data: a Ragged batch; a :class:`~raglane.data.Dataset`; or a list of samples, each a tensor
+            or array ``(L, *features)``, a pair of that and its target, or a dict with ``"inputs"``
+            and optionally ``"target"``.
         batch_size: the number of streams, at least 1.
         steps: the maximum number of elements of a piece, at least 1.
-        targets: for data without targets: Ragged with the lengths of the data, one per element; or a tensor
-            ``(sequences, *features)``, one per sequence.
+        targets: for data without targets: Ragged with the lengths of the data, one per element; or
+            a tensor ``(sequences, *features)``, one per sequence.
         shuffle: draw a new order for every epoch.
         seed: 0 or above.
-        ranks: the number of processes that share the streams. Each has every ``ranks``-th stream, and all have equally
-            many chunks. With fewer streams than ranks, the chunks of the other ranks have no rows.
+        ranks: the number of processes that share the streams. Each has every ``ranks``-th stream,
+            and all have equally many chunks. With fewer streams than ranks, the chunks of the other
+            ranks have no rows.
         rank: the number of this process, from 0.
 
     Raises:
         ArgumentTypeError: data or targets have the wrong type, or ``shuffle`` is not a bool.
         ShapeError: targets have other lengths, or samples differ in their trailing dimensions.
-        ArgumentError: ``batch_size``, ``steps`` or ``seed`` is too small, the list is empty, or both the data and
-            ``targets`` contain targets.
+        ArgumentError: ``batch_size``, ``steps`` or ``seed`` is too small, the list is empty, or
+            both the data and ``targets`` contain targets.
 
     Example:
         >>> songs = Ragged([torch.arange(5), torch.arange(10, 12), torch.arange(20, 21)])
@@ -119,14 +127,17 @@ class TBPTTSampler(Epochs[Chunk]):
         self._inputs, own_targets = _read(data)
         if targets is not None and own_targets is not None:
             rule = "None, because the data has targets"
-            raise ArgumentError("targets", f"a {type(targets).__name__}", rule, "leave one of them out")
+            raise ArgumentError(
+                "targets", f"a {type(targets).__name__}", rule, "leave one of them out"
+            )
         self._targets = _check_targets(own_targets if targets is None else targets, self._inputs)
         self.shuffle = check_flag("shuffle", shuffle)
         # The streams of this rank, one per row of its chunks.
         self.streams = range(rank, self.batch_size, ranks)
         self._lengths: _Integers = self._inputs.host_lengths.numpy()
         self._offsets: _Integers = offsets_of(self._lengths)
-        # The number of pieces of each sequence. An empty sequence has one, so that it begins and ends in a chunk.
+        # The number of pieces of each sequence. An empty sequence has one, so that it begins and
+        # ends in a chunk.
         self._counts: _Integers = np.maximum(-(-self._lengths // self.steps), 1)
         # The order of sequences with equally many pieces does not change the number of chunks.
         self._chunks = int(self._distribute(np.arange(len(self._lengths)))[1].max(initial=0))
@@ -137,7 +148,8 @@ class TBPTTSampler(Epochs[Chunk]):
 
     def _items(self, start: int) -> Iterator[Chunk]:
         order, begin, streams = self._arrange()
-        # One entry per piece, sorted by chunk: its chunk, the place of its sequence in ``order``, and its number there.
+        # One entry per piece, sorted by chunk: its chunk, the place of its sequence in ``order``,
+        # and its number there.
         counts = self._counts[order]
         pieces = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
         chunks, owners = np.repeat(begin, counts) + pieces, np.repeat(np.arange(len(order)), counts)
@@ -150,7 +162,9 @@ class TBPTTSampler(Epochs[Chunk]):
             yield self._cut(streams[owners[now]] // mine.step, order[owners[now]], pieces[now])
 
     def _arrange(self) -> tuple[_Integers, _Integers, _Integers]:
-        """Return the epoch's sequences, stream after stream, the chunk in which each begins, and its stream."""
+        """Return the epoch's sequences, stream after stream, the chunk in which each begins, and
+        its stream.
+        """
         order = np.arange(len(self._lengths))
         random = np.random.default_rng([self.seed, self.epoch])
         if self.shuffle:
@@ -163,16 +177,22 @@ class TBPTTSampler(Epochs[Chunk]):
         return order, before - before[np.searchsorted(streams, streams)], streams
 
     def _distribute(self, order: _Integers) -> tuple[_Integers, _Integers, _Integers]:
-        """Assign sequences, longest first, to streams; return them, the chunk in which each ends, and its stream."""
+        """Assign sequences, longest first, to streams; return them, the chunk in which each ends,
+        and its stream.
+        """
         sizes = self._counts if self.shuffle else self._lengths
         order = order[np.argsort(-sizes[order], kind="stable")]
         streams, before = balance(self._counts[order], self.batch_size)
         return order, before + self._counts[order], streams
 
     def _cut(self, rows: _Integers, sequences: _Integers, pieces: _Integers) -> Chunk:
-        """Return the chunk with these pieces of these sequences in these rows; other rows are empty."""
+        """Return the chunk with these pieces of these sequences in these rows; other rows are
+        empty.
+        """
         count = len(self.streams)
-        chosen, begins, ends = (torch.full((count,), value, device="cpu") for value in (-1, False, False))
+        chosen, begins, ends = (
+            torch.full((count,), value, device="cpu") for value in (-1, False, False)
+        )
         starts, lengths = (torch.zeros(count, dtype=torch.int64, device="cpu") for _ in range(2))
         within = pieces * self.steps
         index = torch.from_numpy(rows)
@@ -226,7 +246,10 @@ def _check_targets(targets: Any, inputs: Ragged) -> Ragged | Tensor | None:
         return None
     if isinstance(targets, Ragged):
         if not torch.equal(targets.host_lengths, inputs.host_lengths):
-            got, rule = "a Ragged of other lengths", "one target per element, with the lengths of the inputs"
+            got, rule = (
+                "a Ragged of other lengths",
+                "one target per element, with the lengths of the inputs",
+            )
             fix = "pass a tensor with one target per sequence, or a target for each element"
             raise ShapeError("targets", got, rule, fix)
         return targets

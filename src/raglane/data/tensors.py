@@ -44,11 +44,15 @@ class Tensors:
     Attributes:
         values: ``(N, *features)``.
         offsets: ``(B + 1,)`` int64.
-        targets: ``(B, *features)``, or with ``per_element`` ``(N, *features)``; None without targets.
-        target_offsets: ``(B + 1,)`` int64 if the target of a sequence is a sequence, of ``targets (M,)``; else None.
+        targets: ``(B, *features)``, or with ``per_element`` ``(N, *features)``; None without
+            targets.
+        target_offsets: ``(B + 1,)`` int64 if the target of a sequence is a sequence, of ``targets
+            (M,)``; else None.
         per_element: whether there is a target per element.
-        forecast: whether the target of each element is the next one, so that the last element is no input.
-        context: the number of first targets of each sequence that are NaN, in a forecast of numbers.
+        forecast: whether the target of each element is the next one, so that the last element is no
+            input.
+        context: the number of first targets of each sequence that are NaN, in a forecast of
+            numbers.
     """
 
     values: Tensor
@@ -84,7 +88,9 @@ class Tensors:
         return item
 
     def batch(self, rows: Tensor | None = None) -> dict[str, Ragged | Tensor]:
-        """Return the batch of some sequences, or of all: without a copy, unless it is a forecast."""
+        """Return the batch of some sequences, or of all: without a copy, unless it is a
+        forecast.
+        """
         values, offsets, targets, lengths = self.values, self.offsets, self.targets, self.lengths
         target_offsets = self.target_offsets
         if rows is not None or self.forecast:
@@ -95,7 +101,9 @@ class Tensors:
             if self.forecast:
                 targets = self.values[elements + 1]
                 if self.context:
-                    targets[elements - self.offsets[rows].repeat_interleave(lengths) < self.context] = torch.nan
+                    targets[
+                        elements - self.offsets[rows].repeat_interleave(lengths) < self.context
+                    ] = torch.nan
             else:
                 targets, target_offsets = self._targets_of(rows, elements)
         # Without the checks of from_flat, because values and offsets fit together.
@@ -104,7 +112,9 @@ class Tensors:
         if targets is not None and target_offsets is not None:
             batch["target"] = Ragged._make(targets, target_offsets, target_offsets.diff())
         elif targets is not None:
-            batch["target"] = inputs._like(targets) if self.per_element or self.forecast else targets
+            batch["target"] = (
+                inputs._like(targets) if self.per_element or self.forecast else targets
+            )
         return batch | {"index": torch.arange(len(self)) if rows is None else rows}
 
     def select(self, rows: Tensor) -> Tensors:
@@ -121,19 +131,29 @@ class Tensors:
         )
 
     def _targets_of(self, rows: Tensor, elements: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """Return the targets of some sequences, by their rows and the flat indices of their elements; and offsets."""
+        """Return the targets of some sequences, by their rows and the flat indices of their
+        elements; and offsets.
+        """
         if self.targets is None or self.target_offsets is None:
-            return None if self.targets is None else self.targets[elements if self.per_element else rows], None
+            return None if self.targets is None else self.targets[
+                elements if self.per_element else rows
+            ], None
         lengths = self.target_offsets.diff()[rows]
         index = segments.element_index(self.target_offsets[rows], lengths, int(lengths.sum()))
         return self.targets[index], segments.offsets_from_lengths(lengths)
 
     def cut(self, longest: int) -> tuple[Tensors, Tensor]:
-        """Return the sequences cut into pieces of at most ``longest`` inputs, and the row of each piece."""
+        """Return the sequences cut into pieces of at most ``longest`` inputs, and the row of each
+        piece.
+        """
         # A forecast's piece has one more element, which is only a target.
-        owners, lengths = map(torch.from_numpy, pieces_of(self.offsets.diff().numpy(), longest + self.forecast))
+        owners, lengths = map(
+            torch.from_numpy, pieces_of(self.offsets.diff().numpy(), longest + self.forecast)
+        )
         targets, target_offsets = self.targets, self.target_offsets
         if not self.per_element:
             targets, target_offsets = self._targets_of(owners, owners)
         offsets = segments.offsets_from_lengths(lengths)
-        return replace(self, offsets=offsets, targets=targets, target_offsets=target_offsets), owners
+        return replace(
+            self, offsets=offsets, targets=targets, target_offsets=target_offsets
+        ), owners

@@ -1,7 +1,8 @@
 """Packages of AOTInductor: machine code that torch runs without the Python code of the model.
 
-Layers of the kernels are an operator of torch in C++, of ``csrc/torch``, which :func:`build_operators` copies; on a GPU
-the graph launches the kernels of Triton, which become part of the package.
+Layers of the kernels are an operator of torch in C++, of ``csrc/torch``, which
+:func:`build_operators` copies; on a GPU the graph launches the kernels of Triton, which become part
+of the package.
 """
 
 from __future__ import annotations
@@ -60,29 +61,34 @@ def package(
     operators: str | Path | None = None,
     verify: bool = True,
 ) -> Packaged:
-    """Compile a model for batches of any number of sequences of any lengths, for torch without the model's code.
+    """Compile a model for batches of any number of sequences of any lengths, for torch without the
+    model's code.
 
-    AOTInductor compiles it with the C++ compiler of this machine (a minute). A program loads the package in Python by
-    ``torch._inductor.aoti_load_package``, or in C++, and needs no Raglane.
+    AOTInductor compiles it with the C++ compiler of this machine (a minute). A program loads the
+    package in Python by ``torch._inductor.aoti_load_package``, or in C++, and needs no Raglane.
 
     Args:
         model: a layer of ``rl.nn``, or a module made of them; it is compiled in evaluation mode.
-        path: the package, ``.pt2``; an existing file is replaced after the compilation has succeeded.
+        path: the package, ``.pt2``; an existing file is replaced after the compilation has
+            succeeded.
         example: see :func:`raglane.export.onnx`.
         layout: see :func:`raglane.export.onnx`.
-        operators: the result of :func:`raglane.export.build_operators`: LSTM, GRU, RNN and the element-wise cells run
-            on the kernels, and a program must load that library before the package. None: torch's operators run them,
-            which is slower. A package of a model on a GPU contains the kernels of Triton, without operators.
-        verify: run the package on random lengths, and compare it with the model, before it is written.
+        operators: the result of :func:`raglane.export.build_operators`: LSTM, GRU, RNN and the
+            element-wise cells run on the kernels, and a program must load that library before the
+            package. None: torch's operators run them, which is slower. A package of a model on a
+            GPU contains the kernels of Triton, without operators.
+        verify: run the package on random lengths, and compare it with the model, before it is
+            written.
 
     Returns:
-        The packaged model, with its ``path``; the names of ``inputs`` and ``outputs``, in order; ``layers``, the number
-        of layers that the kernels run; ``loops``, the number of layers that are loops of torch's operators; and
-        ``verified``, as :func:`raglane.export.onnx` describes it.
+        The packaged model, with its ``path``; the names of ``inputs`` and ``outputs``, in order;
+        ``layers``, the number of layers that the kernels run; ``loops``, the number of layers that
+        are loops of torch's operators; and ``verified``, as :func:`raglane.export.onnx` describes
+        it.
 
     Raises:
-        ExportError: a part of the model cannot be exported, operators cannot be loaded, a compiler is missing, or the
-            package does not agree with the model. Nothing is written.
+        ExportError: a part of the model cannot be exported, operators cannot be loaded, a compiler
+            is missing, or the package does not agree with the model. Nothing is written.
         ArgumentError, ArgumentTypeError: an invalid example, layout or path.
 
     Example:
@@ -97,7 +103,9 @@ def package(
     check_flag("verify", verify)
     target = Path(path)
     if target.suffix != ".pt2":
-        raise ArgumentError("path", repr(str(path)), "a name that ends in .pt2", "change the suffix")
+        raise ArgumentError(
+            "path", repr(str(path)), "a name that ends in .pt2", "change the suffix"
+        )
     check_new_file("path", target)
     if operators is not None:
         load_operators(Path(operators))
@@ -111,14 +119,25 @@ def package(
         made = Path(folder, "model.pt2")
         _compile(program, made)
         run: Any = torch._inductor.aoti_load_package(str(made))
-        verified = check_agrees(lambda inputs: run(*inputs.values()), model, signature) if verify else None
+        verified = (
+            check_agrees(lambda inputs: run(*inputs.values()), model, signature) if verify else None
+        )
         content = made.read_bytes()
     write_file(target, content)
-    return Packaged(target, list(signature.inputs), list(signature.output_names), loops.layers, loops.loops, verified)
+    return Packaged(
+        target,
+        list(signature.inputs),
+        list(signature.output_names),
+        loops.layers,
+        loops.loops,
+        verified,
+    )
 
 
 def _prepare(model: nn.Module) -> None:
-    """Compare the Triton kernels of a model on a GPU with torch, which cannot be done while it is traced."""
+    """Compare the Triton kernels of a model on a GPU with torch, which cannot be done while it is
+    traced.
+    """
     for part in model.modules():
         if isinstance(part, RecurrentLayer) and any(weight.is_cuda for weight in part.parameters()):
             with suppress(DispatchError), use_backend(backend="triton"):
@@ -132,12 +151,17 @@ def _compile(program: Any, made: Path) -> None:
             torch._inductor.aoti_compile_and_package(program, package_path=str(made))
     except Exception as error:
         got = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        rule, fix = "a graph that AOTInductor compiles", "check that a C++ compiler is installed, or use rl.export.onnx"
+        rule, fix = (
+            "a graph that AOTInductor compiles",
+            "check that a C++ compiler is installed, or use rl.export.onnx",
+        )
         raise ExportError("model", got, rule, fix) from error
 
 
 class _Loops(Loops):
-    """Runs layers with the kernels' operator, if it is loaded and has the cell, or Triton's; others with ``scan``."""
+    """Runs layers with the kernels' operator, if it is loaded and has the cell, or Triton's; others
+    with ``scan``.
+    """
 
     def __init__(self, has_kernels: bool) -> None:
         self.layers = self.loops = 0
@@ -153,11 +177,17 @@ class _Loops(Loops):
         weights = [part for direction in layer.weights for part in direction]
         initial = [part.contiguous() for part in layer.initial()]
         c = initial[1] if len(initial) > 1 else None
-        found = torch.ops.raglane.layer(layer.cell.name, layer.values, layer.offsets, initial[0], c, weights)
-        return Result(found[0] if layer.need_output else None, tuple(found[1 : 1 + len(initial)]), None)
+        found = torch.ops.raglane.layer(
+            layer.cell.name, layer.values, layer.offsets, initial[0], c, weights
+        )
+        return Result(
+            found[0] if layer.need_output else None, tuple(found[1 : 1 + len(initial)]), None
+        )
 
     def launch(self, layer: Request) -> Result | None:
-        """Add launches of Triton's kernels to the graph; return None if they do not run this layer."""
+        """Add launches of Triton's kernels to the graph; return None if they do not run this
+        layer.
+        """
         if isinstance(layer.cell, ModuleCell | Marked):
             return None
         with suppress(Refused):
@@ -171,7 +201,8 @@ class _Loops(Loops):
     ) -> list[Tensor]:
         """See :class:`raglane.kernels.graph.Loops`."""
         self.loops += 1
-        # Inductor requires the number of rows, which is in the shapes of results, among the arguments.
+        # Inductor requires the number of rows, which is in the shapes of results, among the
+        # arguments.
         rows: Any = read[0].shape[1]
         return super().scan(_Counted(step), state, read, (*weights, rows))
 
@@ -187,19 +218,21 @@ class _Counted(nn.Module):
         return self.step(*args[:-1])
 
 
-# -- the kernels as an operator ---------------------------------------------------------------------------------------
+# -- the kernels as an operator
+# ---------------------------------------------------------------------------------------
 
 
 def build_operators(folder: str | Path) -> Path:
-    """Write the libraries that run the layers of packaged models on the CPU kernels, without Python.
+    """Write the libraries that run the layers of packaged models on the CPU kernels, without
+    Python.
 
     Args:
-        folder: the folder for the two libraries, ``libraglane_torch.so``, which a program loads, and the kernels; it is
-            created if it is missing. Keep the two together.
+        folder: the folder for the two libraries, ``libraglane_torch.so``, which a program loads,
+            and the kernels; it is created if it is missing. Keep the two together.
 
     Returns:
-        The path of ``libraglane_torch.so``, which is the argument ``operators`` of :func:`raglane.export.package`. It
-        runs with torch 2.11 and every later version.
+        The path of ``libraglane_torch.so``, which is the argument ``operators`` of
+        :func:`raglane.export.package`. It runs with torch 2.11 and every later version.
 
     Raises:
         ExportError: Raglane was installed without these operators.
@@ -221,7 +254,10 @@ def build_operators(folder: str | Path) -> Path:
         rule = "a folder, or the name of a new one"
         raise ArgumentError("folder", quote(str(folder)), rule, "pass the path of a folder")
     if not built.is_file():
-        got, rule = "an installation without them", "those of a wheel for Linux, or of a build with RAGLANE_TORCH"
+        got, rule = (
+            "an installation without them",
+            "those of a wheel for Linux, or of a build with RAGLANE_TORCH",
+        )
         fix = "install a wheel; without operators, rl.export.package uses those of torch, which are slower"
         raise ExportError("operators", got, rule, fix)
     target.mkdir(parents=True, exist_ok=True)
@@ -232,7 +268,10 @@ def build_operators(folder: str | Path) -> Path:
 
 def load_operators(path: Path) -> None:
     """Register the operator ``raglane::layer`` and its shapes with torch, once."""
-    rule, fix = f"the file {LIBRARY}, next to the kernels", "pass the result of rl.export.build_operators(folder)"
+    rule, fix = (
+        f"the file {LIBRARY}, next to the kernels",
+        "pass the result of rl.export.build_operators(folder)",
+    )
     if not path.is_file():
         raise ExportError("operators", quote(str(path)), rule, fix)
     try:

@@ -1,11 +1,11 @@
 """Layers as operators of ONNX: LSTM, GRU and RNN for cells with their equations, Scan for others.
 
-NOTE (empty sequences): ONNX does not define a ``sequence_lens`` of 0, and ONNX Runtime's result differs by version and
-direction. So the operators get a length of at least 1, and the final state of an empty sequence is replaced by its
-initial one; its outputs are not used.
+NOTE (empty sequences): ONNX does not define a ``sequence_lens`` of 0, and ONNX Runtime's result
+differs by version and direction. So the operators get a length of at least 1, and the final state
+of an empty sequence is replaced by its initial one; its outputs are not used.
 
-NOTE (no sequences): ONNX Runtime's LSTM reads invalid memory if a batch has no rows. So an operator or a Scan gets at
-least one row, an empty sequence, whose final state is removed.
+NOTE (no sequences): ONNX Runtime's LSTM reads invalid memory if a batch has no rows. So an operator
+or a Scan gets at least one row, an empty sequence, whose final state is removed.
 """
 
 from __future__ import annotations
@@ -46,7 +46,13 @@ class Loops(graph.Loops):
         return None if operator is None else _run_operator(operator, layer, table())
 
     def run_loop(
-        self, step: Step, table: Table, prepared: Tensor, state: tuple[Tensor, ...], sizes: list[int], reverse: bool
+        self,
+        step: Step,
+        table: Table,
+        prepared: Tensor,
+        state: tuple[Tensor, ...],
+        sizes: list[int],
+        reverse: bool,
     ) -> list[Tensor]:
         """See :class:`raglane.kernels.graph.Loops`."""
         self.steps.append(step)
@@ -56,7 +62,10 @@ class Loops(graph.Loops):
             [*padded, whole.padded(prepared), whole.is_real, *step.weights],
             {"step": len(self.steps) - 1, "reverse": reverse},
             dtypes=[prepared.dtype] * (step.states + len(sizes)),
-            shapes=[*[part.shape for part in padded], *[(*whole.element.shape, size) for size in sizes]],
+            shapes=[
+                *[part.shape for part in padded],
+                *[(*whole.element.shape, size) for size in sizes],
+            ],
             version=1,
         )
         final = [_of_sequences(*pair) for pair in zip(found[: step.states], state, strict=True)]
@@ -64,7 +73,9 @@ class Loops(graph.Loops):
 
 
 def _with_a_row(table: Table, state: tuple[Tensor, ...]) -> tuple[Table, tuple[Tensor, ...]]:
-    """Return a batch and its states, ``(..., B, size)``, with an empty sequence if there are none."""
+    """Return a batch and its states, ``(..., B, size)``, with an empty sequence if there are
+    none.
+    """
     count: Any = torch.ones_like(table.lengths).sum().clamp(min=1).item()
     torch._check(count >= 1)
     row, total = torch.arange(count, device=table.lengths.device), table.place.shape[0]
@@ -103,13 +114,15 @@ def _operator_of(layer: Request) -> _Operator | None:
     return operator
 
 
-# ONNX's LSTM has the gates i, o, f, c; ours i, f, g, o, or with coupled gates f, g, o. With input_forget, ONNX's forget
-# gate is 1 - i, which is f if i has the negated arguments of f.
+# ONNX's LSTM has the gates i, o, f, c; ours i, f, g, o, or with coupled gates f, g, o. With
+# input_forget, ONNX's forget gate is 1 - i, which is f if i has the negated arguments of f.
 _OPERATORS: dict[type, Callable[[Any], _Operator | None]] = {
     LSTM: lambda _: _Operator("LSTM", (0, 3, 1, 2), (1, 1, 1, 1), {}),
     PeepholeLSTM: lambda _: _Operator("LSTM", (0, 3, 1, 2), (1, 1, 1, 1), {}),
     CoupledLSTM: lambda _: _Operator("LSTM", (0, 2, 0, 1), (-1, 1, 1, 1), {"input_forget": 1}),
-    GRU: lambda cell: _Operator("GRU", (1, 0, 2), (1, 1, 1), {"linear_before_reset": int(cell._reset_after)}),
+    GRU: lambda cell: _Operator(
+        "GRU", (1, 0, 2), (1, 1, 1), {"linear_before_reset": int(cell._reset_after)}
+    ),
     Elman: lambda cell: _Operator(
         "RNN", (0,), (1,), {"activations": ["Tanh" if cell._activation is torch.tanh else "Relu"]}
     ),
@@ -120,7 +133,10 @@ def _run_operator(operator: _Operator, layer: Request, table: Table) -> Result:
     """Run a layer, in all its directions, as one node."""
     directions, size = layer.directions, layer.sizes[0]
     table, initial = _with_a_row(table, layer.initial())
-    attributes: dict[str, Any] = {"hidden_size": size, "direction": "bidirectional" if directions == 2 else "forward"}
+    attributes: dict[str, Any] = {
+        "hidden_size": size,
+        "direction": "bidirectional" if directions == 2 else "forward",
+    }
     for name, value in operator.attributes.items():
         attributes[name] = value * directions if isinstance(value, list) else value
     weights = layer.weights
@@ -134,7 +150,9 @@ def _run_operator(operator: _Operator, layer: Request, table: Table) -> Result:
     ]
     if hasattr(weights[0], "peephole"):
         # ONNX's order of peepholes is i, o, f.
-        inputs.append(torch.stack([_chosen(part.peephole, 3, (0, 2, 1), (1, 1, 1)) for part in weights]))
+        inputs.append(
+            torch.stack([_chosen(part.peephole, 3, (0, 2, 1), (1, 1, 1)) for part in weights])
+        )
     steps, count = table.element.shape
     found = torch.onnx.ops.symbolic_multi_out(
         operator.name,
@@ -148,7 +166,12 @@ def _run_operator(operator: _Operator, layer: Request, table: Table) -> Result:
     outputs = found[0].transpose(1, 2).flatten(2)
     is_empty = (table.lengths == 0).view(1, -1, 1)
     both = zip(layer.initial(), initial, found[1:], strict=True)
-    final = tuple([_of_sequences(torch.where(is_empty, before, after), given) for given, before, after in both])
+    final = tuple(
+        [
+            _of_sequences(torch.where(is_empty, before, after), given)
+            for given, before, after in both
+        ]
+    )
     return Result(table.flat(outputs) if layer.need_output else None, final, None)
 
 
@@ -161,7 +184,12 @@ def _chosen(weight: Tensor, count: int, gates: tuple[int, ...], signs: tuple[int
     rows = weight.shape[0] // count
     # Not chunk, because constants are not folded through operators with several outputs.
     blocks = [weight[gate * rows : (gate + 1) * rows] for gate in range(count)]
-    return torch.cat([blocks[gate] if sign > 0 else -blocks[gate] for gate, sign in zip(gates, signs, strict=True)])
+    return torch.cat(
+        [
+            blocks[gate] if sign > 0 else -blocks[gate]
+            for gate, sign in zip(gates, signs, strict=True)
+        ]
+    )
 
 
 def _biases(operator: _Operator, weights: Any) -> Tensor:
@@ -171,7 +199,8 @@ def _biases(operator: _Operator, weights: Any) -> Tensor:
     return torch.cat([_reorder(operator, bias) for bias in both])
 
 
-# -- passes over a graph that torch has translated ---------------------------------------------------------------------
+# -- passes over a graph that torch has translated
+# ---------------------------------------------------------------------
 
 
 def place_scans(model: Any, steps: list[Step]) -> None:
@@ -200,16 +229,26 @@ def place_scans(model: Any, steps: list[Step]) -> None:
         )
         for old, new in zip(node.outputs, scan.outputs, strict=True):
             new.name, new.shape, new.type = old.name, old.shape, old.type
-        ir.convenience.replace_nodes_and_values(model.graph, node, [node], [scan], node.outputs, scan.outputs)
+        ir.convenience.replace_nodes_and_values(
+            model.graph, node, [node], [scan], node.outputs, scan.outputs
+        )
     model.graph.opset_imports.pop(domain, None)
 
 
 def _key(step: Step, node: Any) -> Any:
-    """Return a key that is equal for steps with equal graphs; modules may differ in more than their tensors."""
+    """Return a key that is equal for steps with equal graphs; modules may differ in more than their
+    tensors.
+    """
     if step.module is not None:
         return id(step)
     shapes = tuple(str(value.shape[-1]) for value in node.inputs[: step.states + 1])
-    return step.cell, step.need_states, shapes, tuple(weight.shape for weight in step.weights), step.present
+    return (
+        step.cell,
+        step.need_states,
+        shapes,
+        tuple(weight.shape for weight in step.weights),
+        step.present,
+    )
 
 
 def _body(graph: Any, weights: Any, loop: int, prefix: str) -> Any:
@@ -219,7 +258,11 @@ def _body(graph: Any, weights: Any, loop: int, prefix: str) -> Any:
         ir.convenience.replace_all_uses_with(inner, outer)
     del graph.inputs[loop:]
     # Names must be unique in a model.
-    for value in [*graph.inputs, *graph.initializers.values(), *[out for part in graph for out in part.outputs]]:
+    for value in [
+        *graph.inputs,
+        *graph.initializers.values(),
+        *[out for part in graph for out in part.outputs],
+    ]:
         value.name = f"{prefix}_{value.name}"
     graph.name = prefix
     graph.opset_imports.clear()
@@ -229,9 +272,14 @@ def _body(graph: Any, weights: Any, loop: int, prefix: str) -> Any:
 def _traced(step: Step, node: Any) -> Any:
     """Return the graph of one step for any number of rows."""
     ir: Any = require("onnx_ir", "export")
-    kind = {ir.DataType.FLOAT: torch.float32, ir.DataType.DOUBLE: torch.float64}[node.inputs[0].dtype]
+    kind = {ir.DataType.FLOAT: torch.float32, ir.DataType.DOUBLE: torch.float64}[
+        node.inputs[0].dtype
+    ]
     rows = 3  # not 1, which a trace would treat as a constant
-    *states, row = [torch.zeros(rows, int(value.shape[-1]), dtype=kind) for value in node.inputs[: step.states + 1]]
+    *states, row = [
+        torch.zeros(rows, int(value.shape[-1]), dtype=kind)
+        for value in node.inputs[: step.states + 1]
+    ]
     is_real = torch.ones(rows, dtype=torch.bool)
     arguments = (*states, row, is_real, *[weight.detach() for weight in step.weights])
     dynamic = {0: torch.export.Dim.DYNAMIC}
@@ -239,9 +287,17 @@ def _traced(step: Step, node: Any) -> Any:
     program = torch.export.export(step, arguments, dynamic_shapes=(dims,), strict=False)
     translations = None
     if kind is torch.float64:
-        program, translations = program.run_decompositions(exact_decompositions()), exact_translations()
+        program, translations = (
+            program.run_decompositions(exact_decompositions()),
+            exact_translations(),
+        )
     found: Any = torch.onnx.export(
-        program, opset_version=OPSET, dynamo=True, verbose=False, optimize=False, custom_translation_table=translations
+        program,
+        opset_version=OPSET,
+        dynamo=True,
+        verbose=False,
+        optimize=False,
+        custom_translation_table=translations,
     )
     simplify(found.model)
     return found.model.graph
@@ -269,7 +325,8 @@ def simplify(model: Any) -> None:
         one(model)
 
 
-# -- replacements of operators that torch's exporter does not translate ------------------------------------------------
+# -- replacements of operators that torch's exporter does not translate
+# ------------------------------------------------
 
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
@@ -299,9 +356,19 @@ def exact_translations() -> dict[Any, Callable[..., Any]]:
     # Without annotations by name, which the exporter evaluates in another namespace.
     def scalar_tensor(s, dtype=-1, layout="", device="", pin_memory=False):  # type: ignore[no-untyped-def]  # noqa: ARG001
         kind = ir.DataType(dtype if dtype > 0 else ir.DataType.FLOAT)
-        return op.Constant(value=ir.tensor(s, dtype=kind)) if isinstance(s, int | float) else op.Cast(s, to=kind)
+        return (
+            op.Constant(value=ir.tensor(s, dtype=kind))
+            if isinstance(s, int | float)
+            else op.Cast(s, to=kind)
+        )
 
-    scalar_tensor.__annotations__ = {"s": float, "dtype": int, "layout": str, "device": str, "pin_memory": bool}
+    scalar_tensor.__annotations__ = {
+        "s": float,
+        "dtype": int,
+        "layout": str,
+        "device": str,
+        "pin_memory": bool,
+    }
     return {torch.ops.aten.scalar_tensor.default: scalar_tensor}
 
 
@@ -328,7 +395,9 @@ def _repeat_interleave(repeats: Tensor, *, output_size: Any = None) -> Tensor:
     return owners(ends, total)
 
 
-def _repeat_rows(self: Tensor, repeats: Tensor, dim: int | None = None, *, output_size: Any = None) -> Tensor:
+def _repeat_rows(
+    self: Tensor, repeats: Tensor, dim: int | None = None, *, output_size: Any = None
+) -> Tensor:
     rows, along = (self.flatten(), 0) if dim is None else (self, dim)
     if repeats.dim() == 0 or repeats.shape[0] == 1:
         repeats = repeats.expand(rows.shape[along])

@@ -1,4 +1,6 @@
-"""The inputs and outputs of an exported model: names, shapes, and random batches for verification."""
+"""The inputs and outputs of an exported model: names, shapes, and random batches for
+verification.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ class Signature:
     names: tuple[str, ...]
     example: tuple[Any, ...]
     layout: str  # see Layout
-    # For each leaf, the place of the first Ragged with the same lengths, and for a tensor its own place.
+    # For each leaf, the place of the first Ragged with the same lengths, and for a tensor its own
+    # place.
     groups: tuple[int, ...]
     output_names: list[str] = field(default_factory=list)
 
@@ -39,14 +42,26 @@ class Signature:
         leaves = pytree.tree_leaves(list(arguments), is_leaf=_is_ragged)
         batches = [part for part in leaves if isinstance(part, Ragged)]
         rule = "a Ragged, or a tuple of Ragged and tensors, at least one of them a Ragged"
-        if not batches or not all(part is None or isinstance(part, Tensor | Ragged) for part in leaves):
-            got = type(example).__name__ if type(example) is not tuple else ", ".join(type(p).__name__ for p in leaves)
-            raise ArgumentTypeError("example", f"a {got}", rule, "wrap the sequences with rl.Ragged(sequences)")
+        if not batches or not all(
+            part is None or isinstance(part, Tensor | Ragged) for part in leaves
+        ):
+            got = (
+                type(example).__name__
+                if type(example) is not tuple
+                else ", ".join(type(p).__name__ for p in leaves)
+            )
+            raise ArgumentTypeError(
+                "example", f"a {got}", rule, "wrap the sequences with rl.Ragged(sequences)"
+            )
         if any(len(part) != len(batches[0]) for part in batches):
             got = " and ".join(str(len(part)) for part in batches)
-            raise ArgumentError("example", f"{got} sequences", "the same number in each batch", "pass one batch")
+            raise ArgumentError(
+                "example", f"{got} sequences", "the same number in each batch", "pass one batch"
+            )
         if sum(part.values.shape[0] for part in batches) == 0:
-            raise ArgumentError("example", "no element", "at least one element", "pass another batch")
+            raise ArgumentError(
+                "example", "no element", "at least one element", "pass another batch"
+            )
         parameters = list(inspect.signature(model.forward).parameters)
         names = tuple(parameters[: len(arguments)])
         if len(names) < len(arguments):
@@ -54,7 +69,10 @@ class Signature:
             fix = "wrap the model in a module whose forward has a parameter for each"
             raise ArgumentError("example", f"{len(arguments)} arguments", rule, fix)
         leaves = [part for part in leaves if part is not None]
-        groups = tuple(next(place for place, other in enumerate(leaves) if _are_alike(part, other)) for part in leaves)
+        groups = tuple(
+            next(place for place, other in enumerate(leaves) if _are_alike(part, other))
+            for part in leaves
+        )
         signature = cls(names, arguments, layout, groups)
         for name, part in signature.leaves():
             if isinstance(part, Tensor) and sum(size == len(batches[0]) for size in part.shape) > 1:
@@ -75,35 +93,55 @@ class Signature:
         """Return the arguments with other Ragged and tensors."""
         found = iter(leaves)
         old, spec = pytree.tree_flatten(list(self.example), is_leaf=_is_ragged)
-        return tuple(pytree.tree_unflatten([None if part is None else next(found) for part in old], spec))
+        return tuple(
+            pytree.tree_unflatten([None if part is None else next(found) for part in old], spec)
+        )
 
     @property
     def inputs(self) -> dict[str, dict[int, str]]:
         """The names of the exported model's inputs, and of their dynamic dimensions."""
         leaves, is_padded = list(self.leaves()), self.layout == "padded"
-        batches = {place: group for place, group in enumerate(self.groups) if isinstance(leaves[place][1], Ragged)}
+        batches = {
+            place: group
+            for place, group in enumerate(self.groups)
+            if isinstance(leaves[place][1], Ragged)
+        }
         # Otherwise ambiguous names begin with that of the argument.
         tensors = {name for name, part in leaves if isinstance(part, Tensor)}
         is_free = tensors.isdisjoint(("values", "lengths", "offsets"))
         found: dict[str, dict[int, str]] = {}
         for place, (name, part) in enumerate(leaves):
             if isinstance(part, Tensor):
-                found[name] = {axis: "sequences" for axis, size in enumerate(part.shape) if size == self.count}
+                found[name] = {
+                    axis: "sequences" for axis, size in enumerate(part.shape) if size == self.count
+                }
                 continue
-            own = "" if is_free and len(set(batches.values())) == 1 else f"{leaves[batches[place]][0]}_"
+            own = (
+                ""
+                if is_free and len(set(batches.values())) == 1
+                else f"{leaves[batches[place]][0]}_"
+            )
             values = "values" if is_free and len(batches) == 1 else f"{name}_values"
-            found[values] = {0: "sequences", 1: f"{own}steps"} if is_padded else {0: f"{own}elements"}
+            found[values] = (
+                {0: "sequences", 1: f"{own}steps"} if is_padded else {0: f"{own}elements"}
+            )
             if place == batches[place]:
-                found[f"{own}lengths" if is_padded else f"{own}offsets"] = {0: "sequences" if is_padded else _OFFSETS}
+                found[f"{own}lengths" if is_padded else f"{own}offsets"] = {
+                    0: "sequences" if is_padded else _OFFSETS
+                }
         return found
 
     def dims(self) -> tuple[dict[int, Any], ...]:
-        """Return the dynamic dimensions for ``torch.export``; those of one name share their size."""
+        """Return the dynamic dimensions for ``torch.export``; those of one name share their
+        size.
+        """
         sequences = torch.export.Dim("sequences")
         sizes = {"sequences": sequences, _OFFSETS: sequences + 1}
         named = {name for names in self.inputs.values() for name in names.values()}
         sizes |= {name: torch.export.Dim(name) for name in named - sizes.keys()}
-        return tuple({place: sizes[name] for place, name in names.items()} for names in self.inputs.values())
+        return tuple(
+            {place: sizes[name] for place, name in names.items()} for names in self.inputs.values()
+        )
 
     @property
     def count(self) -> int:
@@ -118,9 +156,15 @@ class Signature:
             if isinstance(part, Ragged):
                 # Batches of another group have other lengths, as in the example.
                 turned = [*lengths[group % len(lengths) :], *lengths[: group % len(lengths)]]
-                wanted = torch.tensor([length + group * (length > 0) for length in turned], device="cpu")
-                rows = torch.randint(part.values.shape[0], (int(wanted.sum()),), generator=generator)
-                made.append(Ragged.from_flat(part.values.detach()[rows.to(part.device)], lengths=wanted))
+                wanted = torch.tensor(
+                    [length + group * (length > 0) for length in turned], device="cpu"
+                )
+                rows = torch.randint(
+                    part.values.shape[0], (int(wanted.sum()),), generator=generator
+                )
+                made.append(
+                    Ragged.from_flat(part.values.detach()[rows.to(part.device)], lengths=wanted)
+                )
                 continue
             tensor = part.detach()
             for place, size in enumerate(part.shape):
@@ -151,12 +195,18 @@ class Surface(nn.Module):
         self._signature = signature
 
     def forward(self, *tensors: Tensor) -> list[Tensor]:
-        """Call the model; the tensors are values and offsets or lengths of each Ragged, and other tensors."""
+        """Call the model; the tensors are values and offsets or lengths of each Ragged, and other
+        tensors.
+        """
         given = iter(tensors)
         leaves: list[Ragged | Tensor] = []
         starts: list[tuple[Tensor, Tensor]] = []
-        held: dict[int, tuple[Tensor, Tensor | None]] = {}  # offsets, and with padding the index of the elements
-        for place, ((_, part), group) in enumerate(zip(self._signature.leaves(), self._signature.groups, strict=True)):
+        held: dict[
+            int, tuple[Tensor, Tensor | None]
+        ] = {}  # offsets, and with padding the index of the elements
+        for place, ((_, part), group) in enumerate(
+            zip(self._signature.leaves(), self._signature.groups, strict=True)
+        ):
             values = next(given)
             if isinstance(part, Tensor):
                 leaves.append(values)
@@ -164,7 +214,9 @@ class Surface(nn.Module):
             if place == group:
                 is_padded, second = self._signature.layout == "padded", next(given)
                 held[group] = (
-                    places_in_padded(values, second) if is_padded else (offsets_within(second, values.shape[0]), None)
+                    places_in_padded(values, second)
+                    if is_padded
+                    else (offsets_within(second, values.shape[0]), None)
                 )
             offsets, index = held[group]
             elements = values if index is None else values.flatten(0, 1).index_select(0, index)
@@ -173,13 +225,16 @@ class Surface(nn.Module):
         found = list(self._named(self.model(*self._signature.rebuilt(leaves)), starts))
         # Not an attribute of this module, because torch.export restores those.
         self._signature.output_names[:] = [name for name, _ in found]
-        # A copy, because an exporter would give a tensor that is an input, or is returned twice, a single name.
+        # A copy, because an exporter would give a tensor that is an input, or is returned twice, a
+        # single name.
         parts: list[Tensor] = list(tensors)
         for _, part in found:
             parts.append(part.clone() if any(part is one for one in parts) else part)
         return parts[len(tensors) :]
 
-    def _named(self, output: Any, starts: list[tuple[Tensor, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    def _named(
+        self, output: Any, starts: list[tuple[Tensor, Tensor]]
+    ) -> Iterator[tuple[str, Tensor]]:
         """Yield the tensors of the model's output with their names."""
         paths, _ = pytree.tree_flatten_with_path(output, is_leaf=_is_ragged)
         for path, part in paths:
@@ -189,7 +244,9 @@ class Surface(nn.Module):
             elif isinstance(part, Ragged):
                 yield from self._of_ragged(name, part, starts)
 
-    def _of_ragged(self, name: str, batch: Ragged, starts: list[tuple[Tensor, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    def _of_ragged(
+        self, name: str, batch: Ragged, starts: list[tuple[Tensor, Tensor]]
+    ) -> Iterator[tuple[str, Tensor]]:
         """Yield a Ragged as tensors; only its values if it has the lengths of an input."""
         given = next((values for offsets, values in starts if offsets is batch.offsets), None)
         if self._signature.layout == "flat":
@@ -219,22 +276,28 @@ def _key(key: Any) -> str:
     return str(next(names, key))
 
 
-# -- Ragged to tensors and back, with operators that can be exported --------------------------------------------------
+# -- Ragged to tensors and back, with operators that can be exported
+# --------------------------------------------------
 
 
 def places_in_padded(padded: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the offsets of the elements of a padded tensor ``(B, T, *features)``, and their index in its rows.
+    """Return the offsets of the elements of a padded tensor ``(B, T, *features)``, and their index
+    in its rows.
 
     Lengths are clamped.
     """
     lengths = lengths.to(torch.int64).clamp(0, padded.shape[1])
     is_real = torch.arange(padded.shape[1], device=padded.device) < lengths.unsqueeze(1)
     # Not a pad, which in code of Inductor reads beyond an empty tensor.
-    return torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]), is_real.flatten().nonzero().squeeze(1)
+    return torch.cat(
+        [lengths.new_zeros(1), lengths.cumsum(0)]
+    ), is_real.flatten().nonzero().squeeze(1)
 
 
 def elements_of_padded(padded: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the elements of a padded tensor ``(B, T, *features)`` and their offsets; lengths are clamped."""
+    """Return the elements of a padded tensor ``(B, T, *features)`` and their offsets; lengths are
+    clamped.
+    """
     offsets, index = places_in_padded(padded, lengths)
     return padded.flatten(0, 1).index_select(0, index), offsets
 
@@ -242,14 +305,21 @@ def elements_of_padded(padded: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]
 def offsets_within(offsets: Tensor, total: Any) -> Tensor:
     """Return valid offsets of ``total`` elements.
 
-    Valid offsets do not change. Of others the first becomes 0, the last ``total``, and those between are clamped. A
-    sequence that would end before it starts becomes empty, and later ones keep their lengths while elements are left.
+    Valid offsets do not change. Of others the first becomes 0, the last ``total``, and those
+    between are clamped. A sequence that would end before it starts becomes empty, and later ones
+    keep their lengths while elements are left.
     """
     place = torch.arange(offsets.shape[0], device=offsets.device)
     held = torch.where(place + 1 < offsets.shape[0], offsets.to(torch.int64).clamp(0, total), total)
     held = torch.where(place > 0, held, 0)
-    # ONNX has no cumulative maximum. No tensor is empty, because Inductor's code reads beyond one that is padded.
-    return (held - held.index_select(0, (place - 1).clamp(min=0))).clamp(min=0).cumsum(0).clamp(max=total)
+    # ONNX has no cumulative maximum. No tensor is empty, because Inductor's code reads beyond one
+    # that is padded.
+    return (
+        (held - held.index_select(0, (place - 1).clamp(min=0)))
+        .clamp(min=0)
+        .cumsum(0)
+        .clamp(max=total)
+    )
 
 
 def padded_of_elements(values: Tensor, offsets: Tensor, steps: Any) -> Tensor:

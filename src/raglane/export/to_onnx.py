@@ -1,4 +1,6 @@
-"""Export to ONNX: a model is traced, translated, compared in ONNX Runtime, and only then written."""
+"""Export to ONNX: a model is traced, translated, compared in ONNX Runtime, and only then
+written.
+"""
 
 from __future__ import annotations
 
@@ -44,32 +46,36 @@ def onnx(
 ) -> Exported:
     """Write a model as an ONNX file that takes batches of any number of sequences of any lengths.
 
-    LSTM, GRU and RNN become ONNX's own operators with ``sequence_lens``; other cells, projections and float64 become a
-    Scan over the cell's equations. The file contains only operators of ONNX. Sequences of length 0 and batches without
-    sequences are supported.
+    LSTM, GRU and RNN become ONNX's own operators with ``sequence_lens``; other cells, projections
+    and float64 become a Scan over the cell's equations. The file contains only operators of ONNX.
+    Sequences of length 0 and batches without sequences are supported.
 
     Args:
         model: a layer of ``rl.nn``, or a module made of them; it is exported in evaluation mode.
         path: the file; an existing file is replaced after the export has succeeded.
-        example: the argument of a call of the model: a Ragged, or a tuple of arguments, each a Ragged, a tensor, a
-            tuple of tensors or None. A dimension of a tensor that is as long as the batch is dynamic in the file.
-            Batches with the same lengths share one input of lengths or offsets.
-        layout: the inputs that replace a Ragged. ``"padded"``: ``values (B, T, *features)`` and ``lengths (B,)`` int64;
-            outputs per element are padded with zeros to the same ``T``. ``"flat"``: ``values (N, *features)`` and
-            ``offsets (B + 1,)`` int64; outputs per element have ``N`` rows. A graph cannot raise an error, so it clamps
-            lengths to 0 and ``T``, and offsets to increasing numbers from 0 to ``N``.
-        verify: run the file in ONNX Runtime on random lengths, and compare it with the model, before it is written.
+        example: the argument of a call of the model: a Ragged, or a tuple of arguments, each a
+            Ragged, a tensor, a tuple of tensors or None. A dimension of a tensor that is as long as
+            the batch is dynamic in the file. Batches with the same lengths share one input of
+            lengths or offsets.
+        layout: the inputs that replace a Ragged. ``"padded"``: ``values (B, T, *features)`` and
+            ``lengths (B,)`` int64; outputs per element are padded with zeros to the same ``T``.
+            ``"flat"``: ``values (N, *features)`` and ``offsets (B + 1,)`` int64; outputs per
+            element have ``N`` rows. A graph cannot raise an error, so it clamps lengths to 0 and
+            ``T``, and offsets to increasing numbers from 0 to ``N``.
+        verify: run the file in ONNX Runtime on random lengths, and compare it with the model,
+            before it is written.
         metadata: texts by name, for the file's ``metadata_props``.
 
     Returns:
-        The exported model, with its ``path``; ``inputs``, a dict from the name of each input to its dimensions (a name
-        if dynamic, else a number); ``outputs``, their names; ``operators``, the number of nodes per operator, including
-        those in Scans; and ``verified``, None with ``verify=False``, else the number of ``batches``, ``sequences`` and
-        ``elements`` that were compared, and the ``largest_difference``, as a share of the largest number of its output.
+        The exported model, with its ``path``; ``inputs``, a dict from the name of each input to its
+        dimensions (a name if dynamic, else a number); ``outputs``, their names; ``operators``, the
+        number of nodes per operator, including those in Scans; and ``verified``, None with
+        ``verify=False``, else the number of ``batches``, ``sequences`` and ``elements`` that were
+        compared, and the ``largest_difference``, as a share of the largest number of its output.
 
     Raises:
-        ExportError: a part of the model cannot be exported (the message has its name and the reason), or the file does
-            not agree with the model. Nothing is written.
+        ExportError: a part of the model cannot be exported (the message has its name and the
+            reason), or the file does not agree with the model. Nothing is written.
         ArgumentError, ArgumentTypeError: an invalid example, layout or path.
         MissingExtraError: onnx, onnxscript or, to verify, onnxruntime is not installed.
 
@@ -87,7 +93,12 @@ def onnx(
 
 
 def made(
-    model: nn.Module, path: str | Path, example: Any, layout: str, verify: bool, metadata: Mapping[str, str] | None
+    model: nn.Module,
+    path: str | Path,
+    example: Any,
+    layout: str,
+    verify: bool,
+    metadata: Mapping[str, str] | None,
 ) -> tuple[bytes, Exported]:
     """Return the content of the file of :func:`onnx`, for callers that write several files."""
     check_kind("model", model, nn.Module, "a torch.nn.Module", "pass a layer or a model")
@@ -106,7 +117,10 @@ def made(
     graph = program.model.graph
     return content, Exported(
         target,
-        {part.name: [one if isinstance(one, int) else str(one.value) for one in part.shape] for part in graph.inputs},
+        {
+            part.name: [one if isinstance(one, int) else str(one.value) for one in part.shape]
+            for part in graph.inputs
+        },
         [value.name for value in graph.outputs],
         dict(sorted(Counter(node.op_type for node in graph.all_nodes()).items())),
         verified,
@@ -147,7 +161,8 @@ def _bytes_of(program: Any) -> bytes:
     ir: Any = require("onnx_ir", "export")
     try:
         proto = ir.to_proto(program.model)
-        # Readers infer the shapes of intermediate values, and tools that rewrite a file may invalidate them.
+        # Readers infer the shapes of intermediate values, and tools that rewrite a file may
+        # invalidate them.
         del proto.graph.value_info[:]
         content: bytes = proto.SerializeToString()
     except ValueError as error:

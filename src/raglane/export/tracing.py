@@ -20,19 +20,30 @@ from raglane.export.signature import Signature, Surface
 from raglane.kernels.dispatch import use_backend
 from raglane.kernels.graph import Loops, loops_by
 
-_TALKATIVE = ("torch.onnx", "torch.export", "torch._export", "torch.fx.experimental", "onnxscript", "onnx_ir")
+_TALKATIVE = (
+    "torch.onnx",
+    "torch.export",
+    "torch._export",
+    "torch.fx.experimental",
+    "onnxscript",
+    "onnx_ir",
+)
 _DTYPES = (torch.float32, torch.float64)
 # Lengths of the traced batch; neither they nor their number is special, as 0 and 1 would be.
 _TRACED = [4, 2, 6, 3, 5]
 
 
 def traced(model: nn.Module, signature: Signature, loops: Loops) -> Any:
-    """Return the program of ``torch.export`` of a model, with the dynamic sizes of the signature."""
+    """Return the program of ``torch.export`` of a model, with the dynamic sizes of the
+    signature.
+    """
     inputs = tuple(signature.tensors(signature.fresh(_TRACED, torch.Generator().manual_seed(0))))
     surface = Surface(model, signature).eval()
     model(*signature.example)  # whose errors name arguments: a graph has no lengths to check
     with use_backend(backend="reference"), loops_by(loops):
-        return torch.export.export(surface, inputs, dynamic_shapes=(signature.dims(),), strict=False)
+        return torch.export.export(
+            surface, inputs, dynamic_shapes=(signature.dims(),), strict=False
+        )
 
 
 def check_dtype(model: nn.Module) -> None:
@@ -74,7 +85,9 @@ def quiet() -> Iterator[None]:
 
 
 class Place:
-    """Tracks the module of a model that is being traced; errors in the block become ExportErrors with its name."""
+    """Tracks the module of a model that is being traced; errors in the block become ExportErrors
+    with its name.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self._names = {id(part): name for name, part in model.named_modules()}
@@ -90,14 +103,27 @@ class Place:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         for handle in self._handles:
             handle.remove()
-        if error is None or not isinstance(error, Exception) or isinstance(error, ExportError | MissingExtraError):
+        if (
+            error is None
+            or not isinstance(error, Exception)
+            or isinstance(error, ExportError | MissingExtraError)
+        ):
             return
         chain = list(_chain(error))
-        name = self._of_operator(chain) if self.program is not None else self._stack[-1] if self._stack else ""
+        name = (
+            self._of_operator(chain)
+            if self.program is not None
+            else self._stack[-1]
+            if self._stack
+            else ""
+        )
         where = f"model.{name}" if name else "model"
         known = next((link for link in chain if isinstance(link, RaglaneError)), None)
         if known is not None:
@@ -117,7 +143,9 @@ class Place:
         """Return the module of the node that the exporter could not translate."""
         text = " ".join(str(error) for error in chain)
         # The name of the node, or of the operator, which may be a later form of the traced one.
-        named = re.findall(r"translating node %(\w+) ", text) + [part.split("::")[-1] for part in _missing(text)]
+        named = re.findall(r"translating node %(\w+) ", text) + [
+            part.split("::")[-1] for part in _missing(text)
+        ]
         for node in self.program.graph.nodes:
             stack = node.meta.get("nn_module_stack")
             if stack and any(node.name.startswith(name) for name in named):
@@ -129,7 +157,9 @@ class Place:
 
 def _missing(text: str) -> list[str]:
     """Return the operators that the exporter cannot translate."""
-    found = re.findall(r"No (?:ONNX function|decompositions?)[^<]*<OpOverload\(op='([\w.:]+)'", text)
+    found = re.findall(
+        r"No (?:ONNX function|decompositions?)[^<]*<OpOverload\(op='([\w.:]+)'", text
+    )
     return [name.replace("aten.", "aten::") for name in found]
 
 
@@ -144,12 +174,23 @@ def _reason(chain: list[BaseException]) -> tuple[str, str]:
     text = " ".join(str(error) for error in chain)
     if "data-dependent" in text or "DataDependent" in text:
         rule = "code that does not depend on numbers of a batch (if, int, float, item, tolist)"
-        return rule, "compute with tensors, e.g. torch.where in place of if; layout='flat' supports e.g. BatchNorm1d"
+        return (
+            rule,
+            "compute with tensors, e.g. torch.where in place of if; layout='flat' supports e.g. BatchNorm1d",
+        )
     if "Constraints violated" in text or "specialized it to be a constant" in text:
         rule = "code for batches of any size, without constants made of sizes"
-        return rule, "take sizes from shapes, e.g. batch.offsets.shape[0] - 1 in place of len(batch)"
+        return (
+            rule,
+            "take sizes from shapes, e.g. batch.offsets.shape[0] - 1 in place of len(batch)",
+        )
     missing = _missing(text)
     if missing:
         return f"made of operators that ONNX has, unlike {missing[0]}", "compute it in another way"
-    first = next((line for line in str(chain[-1]).splitlines() if line.strip()), type(chain[-1]).__name__)
-    return f"one that torch.export and torch.onnx can translate ({first})", "compute it in another way"
+    first = next(
+        (line for line in str(chain[-1]).splitlines() if line.strip()), type(chain[-1]).__name__
+    )
+    return (
+        f"one that torch.export and torch.onnx can translate ({first})",
+        "compute it in another way",
+    )

@@ -19,9 +19,12 @@ from raglane.export.signature import Signature
 from raglane.nn.recurrent.freeze import frozen_weights
 from raglane.ragged import Ragged
 
-_TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-9}  # relative to the largest number of an output
-# If a difference is larger, the model is compared this often with itself, with other rounding of its weights; and the
-# difference of a file may be larger than that by this factor.
+_TOLERANCE = {
+    torch.float32: 1e-5,
+    torch.float64: 1e-9,
+}  # relative to the largest number of an output
+# If a difference is larger, the model is compared this often with itself, with other rounding of
+# its weights; and the difference of a file may be larger than that by this factor.
 _NUDGES, _SAFE = 3, 8
 _REPORT = "report it, with the model, or pass verify=False"
 _BATCHES, _LONGEST, _MOST = 4, 300, 64
@@ -29,7 +32,9 @@ _BATCHES, _LONGEST, _MOST = 4, 300, 64
 
 @dataclass(frozen=True)
 class Verified:
-    """The comparison of an exported file with its model; :func:`raglane.export.onnx` describes the fields."""
+    """The comparison of an exported file with its model; :func:`raglane.export.onnx` describes the
+    fields.
+    """
 
     batches: int
     sequences: int
@@ -53,7 +58,9 @@ def in_runtime(content: bytes) -> Run:
     known = {part.name for part in session.get_inputs()}
 
     def run(inputs: dict[str, Tensor]) -> Sequence[Any]:
-        return session.run(None, {name: _array(part) for name, part in inputs.items() if name in known})
+        return session.run(
+            None, {name: _array(part) for name, part in inputs.items() if name in known}
+        )
 
     return run
 
@@ -61,8 +68,12 @@ def in_runtime(content: bytes) -> Run:
 def check_agrees(run: Run, model: nn.Module, signature: Signature) -> Verified:
     """Compare a file with its model on random batches."""
     names = signature.output_names
-    if any(weights is not None and weights.is_int8 for weights in map(frozen_weights, model.modules())):
-        model = copy.deepcopy(model)  # not frozen, because the file has the weights in float32 and not in int8
+    if any(
+        weights is not None and weights.is_int8 for weights in map(frozen_weights, model.modules())
+    ):
+        model = copy.deepcopy(
+            model
+        )  # not frozen, because the file has the weights in float32 and not in int8
     source, generator = random.Random(), torch.Generator()
     generator.seed()
     worst, sequences, elements = 0.0, 0, 0
@@ -85,7 +96,10 @@ def _batches(source: random.Random) -> list[list[int]]:
     """Return lengths of batches: one sequence, several, many, and only empty ones."""
     counts = [1, source.randint(2, 9), source.randint(10, _MOST)]
     found = [
-        [source.randint(0, _LONGEST) if source.random() < 0.2 else source.randint(0, 20) for _ in range(count)]
+        [
+            source.randint(0, _LONGEST) if source.random() < 0.2 else source.randint(0, 20)
+            for _ in range(count)
+        ]
         for count in counts
     ]
     found[0] = [source.randint(1, _LONGEST)]
@@ -111,7 +125,9 @@ def _expected(output: Any, signature: Signature, leaves: list[Ragged | Tensor]) 
 
 
 def _difference(name: str, array: Any, expected: Tensor, lengths: list[int]) -> float:
-    """Return the largest difference relative to the largest number; infinity if non-finite numbers differ."""
+    """Return the largest difference relative to the largest number; infinity if non-finite numbers
+    differ.
+    """
     wanted = _array(expected)
     if array.shape != wanted.shape:
         got = f"shape {array.shape} for lengths {lengths[:9]}"
@@ -136,8 +152,8 @@ def _check_small(
 ) -> None:
     """Raise ExportError if rounding does not explain a difference.
 
-    Some networks amplify differences from step to step. Then the model with slightly changed weights differs as much,
-    and the file may, too.
+    Some networks amplify differences from step to step. Then the model with slightly changed
+    weights differs as much, and the file may, too.
     """
     limits = [_TOLERANCE.get(part.dtype, 1e-5) for part in wanted]
     if all(share <= limit for share, limit in zip(shares, limits, strict=True)):
@@ -146,11 +162,19 @@ def _check_small(
         others = _expected(_nudged(model, seed)(*signature.rebuilt(leaves)), signature, leaves)
         for place, (name, part, other) in enumerate(zip(names, wanted, others, strict=True)):
             if part.is_floating_point():
-                limits[place] = max(limits[place], _SAFE * _difference(name, _array(other), part, []))
+                limits[place] = max(
+                    limits[place], _SAFE * _difference(name, _array(other), part, [])
+                )
     for name, share, limit in zip(names, shares, limits, strict=True):
         if not share <= limit:
-            got = f"a difference of {share:.1e} of its largest number" if share < torch.inf else "other numbers"
-            raise ExportError(name, got, f"the result of the model, to rounding, {limit:.0e}", _REPORT)
+            got = (
+                f"a difference of {share:.1e} of its largest number"
+                if share < torch.inf
+                else "other numbers"
+            )
+            raise ExportError(
+                name, got, f"the result of the model, to rounding, {limit:.0e}", _REPORT
+            )
 
 
 def _nudged(model: nn.Module, seed: int) -> nn.Module:
@@ -166,4 +190,6 @@ def _nudged(model: nn.Module, seed: int) -> nn.Module:
 def _refusal(error: Exception) -> ExportError:
     reason = (str(error).strip() or type(error).__name__).splitlines()[-1].rstrip(".")
     fix = "compute it in another way, or export with verify=False for another runtime"
-    return ExportError("model", f"an error of the runtime: {reason}", "a graph that the runtime accepts", fix)
+    return ExportError(
+        "model", f"an error of the runtime: {reason}", "a graph that the runtime accepts", fix
+    )

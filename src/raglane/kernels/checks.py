@@ -1,11 +1,13 @@
-"""Checks of the tensors of a call, for every backend, and the gate through which they pass to the cpu kernels.
+"""Checks of the tensors of a call, for every backend, and the gate through which they pass to the
+cpu kernels.
 
-The caller can change parameters, attributes of a layer and offsets at any time: by ``.data =``, ``set_``, ``resize_``,
-``functional_call``, a parametrization or a hook. So each call checks them: :func:`check` for most backends,
-:class:`Gate` for the cpu kernels, just before C gets their addresses. No result of a check is kept between calls.
+The caller can change parameters, attributes of a layer and offsets at any time: by ``.data =``,
+``set_``, ``resize_``, ``functional_call``, a parametrization or a hook. So each call checks them:
+:func:`check` for most backends, :class:`Gate` for the cpu kernels, just before C gets their
+addresses. No result of a check is kept between calls.
 
-NOTE (threads): the caller of :class:`Gate` holds the storages until C returns, because another thread may replace the
-memory of a weight meanwhile. Addresses are computed from those storages.
+NOTE (threads): the caller of :class:`Gate` holds the storages until C returns, because another
+thread may replace the memory of a weight meanwhile. Addresses are computed from those storages.
 """
 
 from __future__ import annotations
@@ -31,19 +33,24 @@ from raglane.native.memory import NO_MEMORY, contiguous, place
 
 Shape = tuple[int, ...]
 Shapes = tuple[tuple[str, Shape | None, bool], ...]
-"""The weights of a cell, in the order of its ``weights_type``: name, shape (None if the weight must be None), and True
-if it may be None."""
+"""The weights of a cell, in the order of its ``weights_type``: name, shape (None if the weight must
+be None), and True if it may be None."""
 
 Admitted = tuple[Tensor, tuple[Any, ...], list[int], list[UntypedStorage]]
-"""Offsets, the tensors of a layer, their addresses in the order of C's struct, and their storages."""
+"""Offsets, the tensors of a layer, their addresses in the order of C's struct, and their
+storages."""
 
-# ---- requests -------------------------------------------------------------------------------------------------------
+# ---- requests ------------------------------------------------------------------------------------
 
 
 def weight_shapes(cell: CellSpec, input_size: int, state_sizes: Shape) -> Shapes | None:
-    """Return the weights that a cell must have in one layer and direction; None for a user's module."""
+    """Return the weights that a cell must have in one layer and direction; None for a user's
+    module.
+    """
     # int, because it may be symbolic while tracing, and a symbol is no key of a cache.
-    return None if isinstance(cell, ModuleCell) else _weight_shapes(cell, int(input_size), state_sizes)
+    return (
+        None if isinstance(cell, ModuleCell) else _weight_shapes(cell, int(input_size), state_sizes)
+    )
 
 
 @lru_cache(maxsize=512)
@@ -81,7 +88,9 @@ def check_stack(
             if shape is None:
                 if part is not None:
                     rule = "None in a layer of this cell and these sizes"
-                    raise ArgumentTypeError(name, f"a {type(part).__name__}", rule, "build a new layer")
+                    raise ArgumentTypeError(
+                        name, f"a {type(part).__name__}", rule, "build a new layer"
+                    )
             elif part is not None or not is_optional:
                 check_like(name, part, shape, like)
 
@@ -90,10 +99,16 @@ _copied = index_arithmetic(Tensor.clone)
 
 
 def check(request: Request, *, numbers: bool = True) -> Request:
-    """Check the tensors of a request, and return it with a copy of the offsets; ``numbers``: those of offsets too."""
+    """Check the tensors of a request, and return it with a copy of the offsets; ``numbers``: those
+    of offsets too.
+    """
     values, offsets = request.values, request.offsets
     if not isinstance(values, Tensor) or values.dim() != 2:
-        got = f"shape {tuple(values.shape)}" if isinstance(values, Tensor) else f"a {type(values).__name__}"
+        got = (
+            f"shape {tuple(values.shape)}"
+            if isinstance(values, Tensor)
+            else f"a {type(values).__name__}"
+        )
         raise ShapeError("input", got, "a tensor (N, D)", "pass the flat values")
     check_like("input", values, tuple(values.shape), values)
     if isinstance(offsets, Tensor) and offsets.is_cpu and not records_operators():
@@ -108,26 +123,44 @@ def check(request: Request, *, numbers: bool = True) -> Request:
     rows = (request.layers * request.directions, offsets.shape[0] - 1)
     for name, size, part in zip(request.cell.states, sizes, request.state, strict=False):
         check_like(f"hx ({name})", part, (*rows, size), values)
-    check_stack(request.cell, request.weights, values.shape[1], sizes, request.directions, values, request.depth)
+    check_stack(
+        request.cell,
+        request.weights,
+        values.shape[1],
+        sizes,
+        request.directions,
+        values,
+        request.depth,
+    )
     return replace(request, offsets=offsets, lengths=None if offsets.is_cpu else request.lengths)
 
 
-# ---- the gate to C --------------------------------------------------------------------------------------------------
+# ---- the gate to C -------------------------------------------------------------------------------
 
 
 class Gate:
-    """Validates the tensors of layers of one cell and certain sizes; raises ValueError or KeyError for no such layer.
+    """Validates the tensors of layers of one cell and certain sizes; raises ValueError or KeyError
+    for no such layer.
 
-    Offsets are ``(B + 1,)`` int64; the tensors are those of :data:`raglane.kernels.cpu.layer.Tensors`.
+    Offsets are ``(B + 1,)`` int64; the tensors are those of
+    :data:`raglane.kernels.cpu.layer.Tensors`.
     """
 
     __slots__ = ("_weights", "cell", "directions", "dtype", "input_size", "sizes")
 
-    def __init__(self, cell: str, input_size: int, sizes: Shape, directions: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self, cell: str, input_size: int, sizes: Shape, directions: int, dtype: torch.dtype
+    ) -> None:
         spec = CELLS[cell]
         if dtype not in DTYPES or len(sizes) != len(spec.states) or directions not in (1, 2):
             raise ValueError
-        self.cell, self.input_size, self.sizes, self.directions, self.dtype = cell, input_size, sizes, directions, dtype
+        self.cell, self.input_size, self.sizes, self.directions, self.dtype = (
+            cell,
+            input_size,
+            sizes,
+            directions,
+            dtype,
+        )
         # Of each weight the shape, None if it must be None; and True if it may be None.
         rules = [
             (shape, is_optional or shape is None)
@@ -136,7 +169,9 @@ class Gate:
         self._weights = tuple(rules) * directions
 
     def try_validate(self, offsets: Any, tensors: tuple[Any, ...]) -> Admitted | None:
-        """Return the tensors with their addresses and storages; None if C cannot read one of them."""
+        """Return the tensors with their addresses and storages; None if C cannot read one of
+        them.
+        """
         begin = len(tensors) - len(self._weights)
         try:
             (count,) = offsets.shape
@@ -152,7 +187,11 @@ class Gate:
             if part is None and is_optional:
                 addresses.append(0)
                 continue
-            placed = None if shape is None else place(part, shape, torch.int64 if part is offsets else self.dtype)
+            placed = (
+                None
+                if shape is None
+                else place(part, shape, torch.int64 if part is offsets else self.dtype)
+            )
             if placed is None:
                 return None
             addresses.append(placed[0])
@@ -161,9 +200,13 @@ class Gate:
         return offsets, tensors, addresses, storages
 
     def normalised(self, offsets: Any, tensors: tuple[Any, ...], depth: int) -> Admitted:
-        """As :meth:`try_validate`, of copies of the tensors that C cannot read; raise if one is wrong."""
+        """As :meth:`try_validate`, of copies of the tensors that C cannot read; raise if one is
+        wrong.
+        """
         begin = len(tensors) - len(self._weights)
-        check_layer(self.cell, offsets, tensors, len(self._weights), self.sizes, self.directions, depth)
+        check_layer(
+            self.cell, offsets, tensors, len(self._weights), self.sizes, self.directions, depth
+        )
         if tensors[0].shape[1] != self.input_size:
             got = f"{tensors[0].shape[1]} features"
             rule = f"a tensor of {self.input_size} features, as in the forward pass"
@@ -172,7 +215,9 @@ class Gate:
         names = ["input", *(f"hx ({name})" for name in spec.states[: begin - 1])]
         for direction in range(self.directions):
             end = f"_l{depth}{'_reverse' if direction else ''}"
-            names += [name + end for name, *_ in weight_shapes(spec, self.input_size, self.sizes) or ()]
+            names += [
+                name + end for name, *_ in weight_shapes(spec, self.input_size, self.sizes) or ()
+            ]
         with torch.no_grad():
             pairs = zip(names, tensors, strict=True)
             copies = [None if part is None else contiguous(name, part) for name, part in pairs]
@@ -184,30 +229,59 @@ class Gate:
 
 
 def check_layer(
-    cell: str, offsets: Any, tensors: Sequence[Any], weights: int, sizes: Shape, directions: int, depth: int = 0
+    cell: str,
+    offsets: Any,
+    tensors: Sequence[Any],
+    weights: int,
+    sizes: Shape,
+    directions: int,
+    depth: int = 0,
 ) -> None:
-    """Raise an error in terms of the layer's arguments if a tensor is wrong; the last ``weights`` are weights."""
+    """Raise an error in terms of the layer's arguments if a tensor is wrong; the last ``weights``
+    are weights.
+    """
     if cell not in CELLS:
         raise ArgumentError("cell", repr(cell), f"one of {', '.join(CELLS)}", "choose one of them")
     spec, values, begin = CELLS[cell], tensors[0], len(tensors) - weights
     each, initial = len(spec.weights_type._fields), tuple(tensors[1:begin])
-    if isinstance(values, Tensor) and values.dim() == 2 and (not values.is_cpu or values.dtype not in DTYPES):
+    if (
+        isinstance(values, Tensor)
+        and values.dim() == 2
+        and (not values.is_cpu or values.dtype not in DTYPES)
+    ):
         rule = f"{', '.join(map(str, DTYPES))} on the CPU, which the cpu kernels compute in"
-        raise ShapeError("input", f"{values.dtype} on {values.device}", rule, "convert it with .to()")
+        raise ShapeError(
+            "input", f"{values.dtype} on {values.device}", rule, "convert it with .to()"
+        )
     if directions not in (1, 2) or weights != each * directions:
         got = f"{weights} weights for {directions} directions"
-        raise ShapeError("weights", got, f"{each} for each of one or two directions", "pass all of them")
+        raise ShapeError(
+            "weights", got, f"{each} for each of one or two directions", "pass all of them"
+        )
     if len(sizes) != len(spec.states) or (initial and len(initial) != len(sizes)):
         got = f"{len(initial)} of sizes {sizes}"
-        raise ShapeError("hx", got, f"the states {', '.join(spec.states)}", "pass one tensor for each")
-    own = tuple([spec.weights_type(*tensors[begin + each * direction :][:each]) for direction in range(directions)])
-    check(Request(spec, values, offsets, None, initial, own, 1, directions, state_sizes=sizes, depth=depth))
+        raise ShapeError(
+            "hx", got, f"the states {', '.join(spec.states)}", "pass one tensor for each"
+        )
+    own = tuple(
+        [
+            spec.weights_type(*tensors[begin + each * direction :][:each])
+            for direction in range(directions)
+        ]
+    )
+    check(
+        Request(
+            spec, values, offsets, None, initial, own, 1, directions, state_sizes=sizes, depth=depth
+        )
+    )
 
 
 def admit(
     names: Iterable[str], parts: Iterable[Any], shapes: Iterable[Shape], like: Tensor
 ) -> tuple[list[Tensor | None], list[int], list[UntypedStorage]]:
-    """Return tensors that C can read, their addresses and storages; None and a null pointer for None."""
+    """Return tensors that C can read, their addresses and storages; None and a null pointer for
+    None.
+    """
     tensors: list[Tensor | None] = []
     addresses, storages, dtype = [], [], like.dtype
     for name, part, shape in zip(names, parts, shapes, strict=False):

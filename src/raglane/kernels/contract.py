@@ -1,11 +1,13 @@
-"""The input and the result of a backend, and the loops over layers and directions that all backends share.
+"""The input and the result of a backend, and the loops over layers and directions that all backends
+share.
 
-A kernel receives tensors, offsets, a cell and the name of a schedule, never a Ragged batch or a layer. The caller can
-change its tensors at any time, so a backend validates a :class:`Request` before it computes
-(:mod:`raglane.kernels.checks`). It allocates its results, and does not change its input.
+A kernel receives tensors, offsets, a cell and the name of a schedule, never a Ragged batch or a
+layer. The caller can change its tensors at any time, so a backend validates a :class:`Request`
+before it computes (:mod:`raglane.kernels.checks`). It allocates its results, and does not change
+its input.
 
-NOTE (isolation): the outputs, states and gradients of a sequence depend only on its own values, its initial state and
-the weights. A NaN in one sequence must not reach another.
+NOTE (isolation): the outputs, states and gradients of a sequence depend only on its own values, its
+initial state and the weights. A NaN in one sequence must not reach another.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ from raglane.cells.spec import CellSpec
 
 @dataclass(slots=True, eq=False)
 class Traits:
-    """The facts that select a backend and a schedule; the number of sequences and their lengths are not among them."""
+    """The facts that select a backend and a schedule; the number of sequences and their lengths are
+    not among them.
+    """
 
     cell: CellSpec
     input_size: int  # ``D`` of the first layer
@@ -32,20 +36,24 @@ class Traits:
     dtype: torch.dtype  # of the values
     device: torch.device  # of the values
     need_states: bool = False
-    # One entry per layer and direction, or empty if unknown. A user's module can only be traced with its weights.
+    # One entry per layer and direction, or empty if unknown. A user's module can only be traced
+    # with its weights.
     weights: tuple[Any, ...] = ()
     checkpoints: bool = False  # backward recomputes the gates instead of reading saved ones
 
 
 InputKind = Literal["flat", "packed", "dense"]
-"""The values of an input: sequence after sequence or padded, those of a pack, or a tensor without padding."""
+"""The values of an input: sequence after sequence or padded, those of a pack, or a tensor without
+padding."""
 
 
 class Packed(NamedTuple):
     """Layout of values that are the data of a PackedSequence without empty sequences."""
 
     batch_sizes: Tensor  # ``(T,)`` int64 on the CPU
-    sorted_indices: Tensor | None  # ``(B,)`` int64, longest first; None if the sequences have that order
+    sorted_indices: (
+        Tensor | None
+    )  # ``(B,)`` int64, longest first; None if the sequences have that order
     unsorted_indices: Tensor | None  # its inverse
 
 
@@ -67,9 +75,12 @@ class Request:
     values: Tensor  # ``(N, D)``, floating-point
     offsets: Tensor  # ``(B + 1,)`` int64 on the device of ``values``
     lengths: Tensor | None  # ``(B,)`` int64 on the CPU; None if the offsets are on the CPU
-    # One ``(L * K, B, size)`` per state of the cell, the sequences in the caller's order; empty for zeros.
+    # One ``(L * K, B, size)`` per state of the cell, the sequences in the caller's order; empty for
+    # zeros.
     state: tuple[Tensor, ...]
-    weights: tuple[Any, ...]  # of each layer and direction, in torch's order: layer 0 forward, layer 0 reverse ...
+    weights: tuple[
+        Any, ...
+    ]  # of each layer and direction, in torch's order: layer 0 forward, layer 0 reverse ...
     layers: int = 1
     directions: int = 1
     dropout: float = 0.0  # between layers
@@ -77,14 +88,22 @@ class Request:
     need_output: bool = True  # return the outputs of the last layer
     need_states: bool = False  # return the states of every layer at every step
     state_sizes: tuple[int, ...] = ()  # the sizes of the states if ``state`` is empty
-    input_dropout: float = 0.0  # probability of zeroing a feature of a layer's input for a whole sequence, in training
-    layer_by_layer: bool = False  # run_layers draws dropout, because a library's own draws other numbers
-    # The layout of ``values`` and output if the backend supports the caller's (``Backend.layouts``). Then ``offsets``
-    # and ``lengths`` are meaningless.
+    input_dropout: float = (
+        0.0  # probability of zeroing a feature of a layer's input for a whole sequence, in training
+    )
+    layer_by_layer: bool = (
+        False  # run_layers draws dropout, because a library's own draws other numbers
+    )
+    # The layout of ``values`` and output if the backend supports the caller's
+    # (``Backend.layouts``). Then ``offsets`` and ``lengths`` are meaningless.
     layout: Packed | Dense | None = None
     depth: int = 0  # index of this layer in its stack, for messages
-    packed: tuple[Tensor, ...] = ()  # per layer, its weights as ``Layer.packed`` of the cpu kernels returns them
-    checkpoint_every: int = 0  # steps that backward recomputes at a time; 0 if forward saves the gates
+    packed: tuple[
+        Tensor, ...
+    ] = ()  # per layer, its weights as ``Layer.packed`` of the cpu kernels returns them
+    checkpoint_every: int = (
+        0  # steps that backward recomputes at a time; 0 if forward saves the gates
+    )
 
     @property
     def count(self) -> int:
@@ -114,14 +133,17 @@ class Request:
         if self.state:
             return self.state
         rows = self.layers * self.directions
-        return zero_state(self.values, rows, self.count if count is None else count, self.state_sizes)
+        return zero_state(
+            self.values, rows, self.count if count is None else count, self.state_sizes
+        )
 
     def layer(self, index: int, values: Tensor) -> Request:
         """Return the request of one layer, with input ``values``."""
         rows = slice(index * self.directions, (index + 1) * self.directions)
         state = tuple([part[rows] for part in self.state])
         if not state and values.dtype is not self.values.dtype:
-            # Under autocast the outputs of the layer below may have another dtype than the initial states.
+            # Under autocast the outputs of the layer below may have another dtype than the initial
+            # states.
             state = zero_state(self.values, self.directions, self.count, self.state_sizes)
         return Request(
             self.cell,
@@ -141,7 +163,9 @@ class Request:
         )
 
     def cast(self, dtype: torch.dtype) -> Request:
-        """Return this request in autocast's dtype; as everywhere under autocast, float64 is not cast."""
+        """Return this request in autocast's dtype; as everywhere under autocast, float64 is not
+        cast.
+        """
 
         def convert(part: Any) -> Any:
             if isinstance(part, Tensor):
@@ -152,7 +176,11 @@ class Request:
             return part
 
         return replace(
-            self, values=convert(self.values), state=convert(self.state), weights=convert(self.weights), packed=()
+            self,
+            values=convert(self.values),
+            state=convert(self.state),
+            weights=convert(self.weights),
+            packed=(),
         )
 
 
@@ -160,11 +188,15 @@ class Request:
 class Result:
     """The result of a :class:`Request`, in the caller's order."""
 
-    output: Tensor | None  # ``(N, K * size of the first state)``, of the last layer, forward then reverse in each row
-    # Final states, shaped like ``Request.state``. The final state of an empty sequence is its initial one. The reverse
-    # direction ends at the first element.
+    output: (
+        Tensor | None
+    )  # ``(N, K * size of the first state)``, of the last layer, forward then reverse in each row
+    # Final states, shaped like ``Request.state``. The final state of an empty sequence is its
+    # initial one. The reverse direction ends at the first element.
     state: tuple[Tensor, ...]
-    states: tuple[tuple[Tensor, ...], ...] | None = None  # of each layer after each element, ``(N, K * size)`` each
+    states: tuple[tuple[Tensor, ...], ...] | None = (
+        None  # of each layer after each element, ``(N, K * size)`` each
+    )
 
 
 @dataclass(slots=True, eq=False)
@@ -177,9 +209,14 @@ class DirectionResult:
 
 
 def zero_state(like: Tensor, rows: int, count: int, sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
-    """Return initial states of zeros; states of one size share a tensor, which is never written to."""
+    """Return initial states of zeros; states of one size share a tensor, which is never written
+    to.
+    """
     first = like.new_zeros(rows, count, sizes[0])
-    return (first, *(first if size == sizes[0] else like.new_zeros(rows, count, size) for size in sizes[1:]))
+    return (
+        first,
+        *(first if size == sizes[0] else like.new_zeros(rows, count, size) for size in sizes[1:]),
+    )
 
 
 class Backend(Protocol):
@@ -191,23 +228,27 @@ class Backend(Protocol):
 
     @property
     def layouts(self) -> dict[str, type]:
-        """By schedule, the layout of the caller that is supported without conversion; see ``Request.layout``."""
+        """By schedule, the layout of the caller that is supported without conversion; see
+        ``Request.layout``.
+        """
 
     def refuses(self, traits: Traits, schedule: str) -> str | None:
-        """Return the reason, a clause, why these traits are not supported on a schedule; None if they are."""
+        """Return the reason, a clause, why these traits are not supported on a schedule; None if
+        they are.
+        """
 
     def run(self, request: Request, schedule: str) -> Result:
         """Run a request for whose traits :meth:`refuses` returns None."""
 
 
-# ---- layers and directions ------------------------------------------------------------------------------------------
+# ---- layers and directions -----------------------------------------------------------------------
 
 
 def run_layers(request: Request, run_layer: Callable[[Request], Result]) -> Result:
     """Run every layer on the outputs of the one below.
 
-    Dropout is drawn here, so that it is the same on all backends: ``request.dropout`` on the output of every layer but
-    the last, ``request.input_dropout`` on the input of every layer.
+    Dropout is drawn here, so that it is the same on all backends: ``request.dropout`` on the output
+    of every layer but the last, ``request.input_dropout`` on the input of every layer.
     """
     drops_inputs = request.training and request.input_dropout > 0
     if request.layers == 1 and not drops_inputs:
@@ -226,28 +267,43 @@ def run_layers(request: Request, run_layer: Callable[[Request], Result]) -> Resu
             values = result.output
     return Result(
         results[-1].output,
-        tuple(torch.cat(parts) for parts in zip(*[result.state for result in results], strict=True)),
-        tuple(states for result in results for states in result.states or ()) if request.need_states else None,
+        tuple(
+            torch.cat(parts) for parts in zip(*[result.state for result in results], strict=True)
+        ),
+        tuple(states for result in results for states in result.states or ())
+        if request.need_states
+        else None,
     )
 
 
 RunDirection = Callable[[Request, Any, tuple[Tensor, ...], bool], DirectionResult]
-"""Runs one layer in one direction. Arguments: the layer, the direction's weights, its initial states ``(B, size)``, and
-True to read each sequence from its end. Results have the order of the values."""
+"""Runs one layer in one direction. Arguments: the layer, the direction's weights, its initial
+states ``(B, size)``, and True to read each sequence from its end. Results have the order of the
+values."""
 
 
 def run_directions(layer: Request, run: RunDirection) -> Result:
     """Run each direction of one layer, and concatenate the results."""
     initial = layer.initial()
     results = [
-        run(layer, layer.weights[direction], tuple([state[direction] for state in initial]), direction == 1)
+        run(
+            layer,
+            layer.weights[direction],
+            tuple([state[direction] for state in initial]),
+            direction == 1,
+        )
         for direction in range(layer.directions)
     ]
     outputs = [result.output for result in results if result.output is not None]
-    states = [_join(list(parts)) for parts in zip(*[result.states or () for result in results], strict=True)]
+    states = [
+        _join(list(parts))
+        for parts in zip(*[result.states or () for result in results], strict=True)
+    ]
     return Result(
         _join(outputs) if layer.need_output else None,
-        tuple(torch.stack(parts) for parts in zip(*[result.state for result in results], strict=True)),
+        tuple(
+            torch.stack(parts) for parts in zip(*[result.state for result in results], strict=True)
+        ),
         (tuple(states),) if layer.need_states else None,
     )
 

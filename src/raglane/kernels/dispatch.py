@@ -26,8 +26,9 @@ BACKENDS: dict[str, Backend] = {
 }
 """The backends by name, in the order in which ``auto`` prefers them; see :func:`_in_order`."""
 
-# Up to so many units, the loop of a printed kernel takes less time than cuDNN's launches for each step of a pack: on an
-# H200 a GRU of 128 units trains 3 times as fast, and inference of one of 256 takes as long.
+# Up to so many units, the loop of a printed kernel takes less time than cuDNN's launches for each
+# step of a pack: on an H200 a GRU of 128 units trains 3 times as fast, and inference of one of 256
+# takes as long.
 _MOST_PRINTED = 128
 _PREFERRED_SCHEDULES = ("packed", *(name for name in SCHEDULES if name != "packed"))
 
@@ -70,15 +71,17 @@ def override() -> tuple[str, str]:
 def use_backend(*, schedule: str = AUTO, backend: str = AUTO) -> Iterator[None]:
     """Select the schedule and backend of all layers in a ``with`` block.
 
-    They override the ``schedule`` and ``backend`` arguments of the layers. Other threads and asyncio tasks are not
-    affected. A function compiled by ``torch.compile`` keeps the choice that was in effect when it was compiled.
+    They override the ``schedule`` and ``backend`` arguments of the layers. Other threads and
+    asyncio tasks are not affected. A function compiled by ``torch.compile`` keeps the choice that
+    was in effect when it was compiled.
 
     Args:
         schedule: a key of ``SCHEDULES``, or ``"auto"``.
         backend: a key of ``BACKENDS``, or ``"auto"``.
 
     Raises:
-        DispatchError: the schedule or the backend does not exist, or the backend does not support the schedule.
+        DispatchError: the schedule or the backend does not exist, or the backend does not support
+            the schedule.
 
     Example:
         >>> import raglane as rl
@@ -95,19 +98,29 @@ def use_backend(*, schedule: str = AUTO, backend: str = AUTO) -> Iterator[None]:
         _override.reset(token)
 
 
-def choose(traits: Traits, schedule: str = AUTO, backend: str = AUTO, *, kind: InputKind = "flat") -> Choice:
+def choose(
+    traits: Traits, schedule: str = AUTO, backend: str = AUTO, *, kind: InputKind = "flat"
+) -> Choice:
     """Return the backend, the schedule and the reason.
 
-    NOTE (batch invariance): only ``traits`` may decide, not the number of sequences or their lengths, so that the
-    results of a sequence are bit-identical in any batch.
+    NOTE (batch invariance): only ``traits`` may decide, not the number of sequences or their
+    lengths, so that the results of a sequence are bit-identical in any batch.
     """
     refusals: list[str] = []
     name, used_schedule = pick(traits, schedule, backend, kind=kind, refusals=refusals)
     origin = "chosen for this layer"
     if override() != (AUTO, AUTO):
         (schedule, backend), origin = override(), "chosen by rl.use_backend"
-    named = [f"{kind} {name}" for kind, name in (("schedule", schedule), ("backend", backend)) if name != AUTO]
-    reason = f"{' and '.join(named)} {origin}" if named else "auto takes the fastest backend that runs this"
+    named = [
+        f"{kind} {name}"
+        for kind, name in (("schedule", schedule), ("backend", backend))
+        if name != AUTO
+    ]
+    reason = (
+        f"{' and '.join(named)} {origin}"
+        if named
+        else "auto takes the fastest backend that runs this"
+    )
     return Choice(name, used_schedule, "; ".join([reason, *refusals]))
 
 
@@ -119,8 +132,11 @@ def pick(
     kind: InputKind = "flat",
     refusals: list[str] | None = None,
 ) -> tuple[str, str]:
-    """Return the backend and the schedule for a call; append the reasons against preferred backends to ``refusals``."""
-    # Compared one by one: torch 2.11 cannot compile the comparison of a traced constant with a tuple.
+    """Return the backend and the schedule for a call; append the reasons against preferred backends
+    to ``refusals``.
+    """
+    # Compared one by one: torch 2.11 cannot compile the comparison of a traced constant with a
+    # tuple.
     chosen = override()
     if chosen[0] != AUTO or chosen[1] != AUTO:
         schedule, backend = chosen
@@ -156,7 +172,9 @@ def _in_order(traits: Traits, kind: InputKind) -> list[str]:
 
 
 def _schedule_for(candidate: Backend, schedule: str, dense: bool) -> str | None:
-    """Return the requested schedule, or a backend's preferred one for "auto"; None if it is not supported."""
+    """Return the requested schedule, or a backend's preferred one for "auto"; None if it is not
+    supported.
+    """
     if schedule != AUTO:
         return schedule if schedule in candidate.schedules else None
     if dense and "padded" in candidate.schedules:
@@ -165,15 +183,26 @@ def _schedule_for(candidate: Backend, schedule: str, dense: bool) -> str | None:
 
 
 def check_names(schedule: str, backend: str) -> None:
-    """Raise a DispatchError if a schedule or a backend does not exist, or the backend does not run the schedule."""
-    for argument, name, names in (("schedule", schedule, SCHEDULES), ("backend", backend, BACKENDS)):
+    """Raise a DispatchError if a schedule or a backend does not exist, or the backend does not run
+    the schedule.
+    """
+    for argument, name, names in (
+        ("schedule", schedule, SCHEDULES),
+        ("backend", backend, BACKENDS),
+    ):
         if name != AUTO and not (isinstance(name, str) and name in names):
             rule = f"one of {', '.join(names)} or auto"
             raise DispatchError(argument, repr(name), rule, f"choose among {_pairs()}")
     if backend != AUTO and schedule != AUTO and schedule not in BACKENDS[backend].schedules:
         rule = f"a schedule of the backend {backend}, which runs {', '.join(BACKENDS[backend].schedules)}"
-        raise DispatchError("schedule, backend", f"{schedule!r}, {backend!r}", rule, f"choose among {_pairs()}")
+        raise DispatchError(
+            "schedule, backend", f"{schedule!r}, {backend!r}", rule, f"choose among {_pairs()}"
+        )
 
 
 def _pairs() -> str:
-    return ", ".join(f"({schedule}, {name})" for name, backend in BACKENDS.items() for schedule in backend.schedules)
+    return ", ".join(
+        f"({schedule}, {name})"
+        for name, backend in BACKENDS.items()
+        for schedule in backend.schedules
+    )

@@ -1,11 +1,12 @@
 """The reference kernel as a graph for :func:`torch.export.export`, for any cell.
 
-A Python loop over the steps would be unrolled to the number of steps of the example batch. Here the loop is one
-operator: torch's higher-order operator ``scan``, whose body is the cell's ``step``, or the replacement that
-:func:`loops_by` sets for another runtime.
+A Python loop over the steps would be unrolled to the number of steps of the example batch. Here the
+loop is one operator: torch's higher-order operator ``scan``, whose body is the cell's ``step``, or
+the replacement that :func:`loops_by` sets for another runtime.
 
-The schedule is ``masked``: every row runs to the longest length, and keeps its state past its end. The index arithmetic
-on lengths is part of the graph, which therefore accepts any number of sequences and elements.
+The schedule is ``masked``: every row runs to the longest length, and keeps its state past its end.
+The index arithmetic on lengths is part of the graph, which therefore accepts any number of
+sequences and elements.
 """
 
 from __future__ import annotations
@@ -72,23 +73,35 @@ def loops_by(loops: Loops) -> Iterator[None]:
 
 @constant_when_traced
 def has_loops() -> bool:
-    """Return True in a block of :func:`loops_by`, where a loop over steps must be a loop of the graph."""
+    """Return True in a block of :func:`loops_by`, where a loop over steps must be a loop of the
+    graph.
+    """
     return _loops.get() is not None
 
 
 def run_layer(table: Callable[[], Table], layer: Request) -> Result:
-    """Run one layer; ``table`` returns the table of its batch, whose number of steps a device would wait for."""
+    """Run one layer; ``table`` returns the table of its batch, whose number of steps a device would
+    wait for.
+    """
     whole = (_loops.get() or Loops()).run_layer(layer, table)
     return run_directions(layer, partial(_run_direction, table())) if whole is None else whole
 
 
 def run_steps(
-    table: Table, step: Step, prepared: Tensor, state: tuple[Tensor, ...], sizes: list[int], *, reverse: bool = False
+    table: Table,
+    step: Step,
+    prepared: Tensor,
+    state: tuple[Tensor, ...],
+    sizes: list[int],
+    *,
+    reverse: bool = False,
 ) -> tuple[tuple[Tensor, ...], list[Tensor]]:
-    """Run a step over all elements; return the final states and the collected tensors ``(N, size)``.
+    """Run a step over all elements; return the final states and the collected tensors ``(N,
+    size)``.
 
-    ``prepared`` is the input ``(N, G)`` of the step, ``state`` ``(B, size)`` each. ``sizes`` are the columns of the
-    collected tensors: of the output, and of the states if the step returns them twice.
+    ``prepared`` is the input ``(N, G)`` of the step, ``state`` ``(B, size)`` each. ``sizes`` are
+    the columns of the collected tensors: of the output, and of the states if the step returns them
+    twice.
     """
     results = (_loops.get() or Loops()).run_loop(step, table, prepared, state, sizes, reverse)
     return tuple(results[: step.states]), [table.flat(part) for part in results[step.states :]]
@@ -98,7 +111,9 @@ class Loops:
     """Runs the loops of a graph by torch's ``scan``; subclasses use other operators."""
 
     def run_layer(self, layer: Request, table: Callable[[], Table]) -> Result | None:  # noqa: ARG002
-        """Run a whole layer by one operator; return None without one, as torch for ragged batches."""
+        """Run a whole layer by one operator; return None without one, as torch for ragged
+        batches.
+        """
         return None
 
     def run_loop(
@@ -110,33 +125,42 @@ class Loops:
         sizes: list[int],  # noqa: ARG002
         reverse: bool,
     ) -> list[Tensor]:
-        """Return the final states and the collected tensors ``(T, B, size)``; see :func:`run_steps`."""
+        """Return the final states and the collected tensors ``(T, B, size)``; see
+        :func:`run_steps`.
+        """
         rows, is_real = table.padded(prepared), table.is_real
         if reverse:
             rows, is_real = rows.flip(0), is_real.flip(0)
-        results = self.scan(step, [part.clone() for part in state], [rows, is_real], tuple(step.weights))
+        results = self.scan(
+            step, [part.clone() for part in state], [rows, is_real], tuple(step.weights)
+        )
         collected = [part.flip(0) if reverse else part for part in results[step.states :]]
         return [*results[: step.states], *collected]
 
     def scan(
         self, step: nn.Module, state: list[Tensor], read: list[Tensor], weights: tuple[Tensor, ...]
     ) -> list[Tensor]:
-        """Call torch's operator on ``read``, ``(T, B, ...)`` each; the step reads ``weights`` at every time."""
+        """Call torch's operator on ``read``, ``(T, B, ...)`` each; the step reads ``weights`` at
+        every time.
+        """
         return list(torch.ops.higher_order.scan(step, state, read, weights))
 
 
 class Step(nn.Module):
-    """One masked step of a cell as a module whose arguments are all tensors, weights included, for tracing.
+    """One masked step of a cell as a module whose arguments are all tensors, weights included, for
+    tracing.
 
-    ``cell`` has ``states`` and ``step`` as :class:`~raglane.cells.spec.CellSpec`. The weights, a tuple or the user's
-    module, are those of one layer in one direction. With ``need_states`` the new states are also collected.
+    ``cell`` has ``states`` and ``step`` as :class:`~raglane.cells.spec.CellSpec`. The weights, a
+    tuple or the user's module, are those of one layer in one direction. With ``need_states`` the
+    new states are also collected.
     """
 
     def __init__(self, cell: Any, weights: Any, need_states: bool = False) -> None:
         super().__init__()
         self.cell, self.need_states = cell, need_states
         self.states = len(cell.states)
-        # In a tuple, so that a user's module does not become a submodule: its parameters are arguments.
+        # In a tuple, so that a user's module does not become a submodule: its parameters are
+        # arguments.
         self._of_weights = (weights,)
 
     @property
@@ -151,7 +175,11 @@ class Step(nn.Module):
     def module(self) -> nn.Module | None:
         """The user's module, also that of a cell with resets."""
         (weights,) = self._of_weights
-        inner = weights.inner if isinstance(weights, MarkedWeights) and weights.marks is None else weights
+        inner = (
+            weights.inner
+            if isinstance(weights, MarkedWeights) and weights.marks is None
+            else weights
+        )
         return inner if isinstance(inner, nn.Module) else None
 
     @property
@@ -161,12 +189,22 @@ class Step(nn.Module):
         return tuple(part is not None for part in weights) if self.module is None else ()
 
     def forward(self, *args: Tensor) -> list[Tensor]:
-        """Map states, the prepared row ``(R, G)``, mask ``(R,)`` and weights to new states, output and states."""
-        state, (row, is_real), weights = args[: self.states], args[self.states :][:2], args[self.states + 2 :]
+        """Map states, the prepared row ``(R, G)``, mask ``(R,)`` and weights to new states, output
+        and states.
+        """
+        state, (row, is_real), weights = (
+            args[: self.states],
+            args[self.states :][:2],
+            args[self.states + 2 :],
+        )
         output, new = self._step(weights, row, state)
         masked = [torch.where(is_real.unsqueeze(1), a, b) for a, b in zip(new, state, strict=True)]
         # torch's scan requires tensors that share no memory.
-        return [*masked, output.clone(), *([part.clone() for part in masked] if self.need_states else [])]
+        return [
+            *masked,
+            output.clone(),
+            *([part.clone() for part in masked] if self.need_states else []),
+        ]
 
     def _step(self, tensors: tuple[Tensor, ...], row: Tensor, state: tuple[Tensor, ...]) -> Any:
         (weights,) = self._of_weights
@@ -189,20 +227,25 @@ def _tensors(weights: Any) -> Iterator[Tensor]:
 def _like(weights: Any, tensors: Iterator[Tensor]) -> Any:
     """Return weights of the same structure with other tensors."""
     parts = [
-        None if part is None else _like(part, tensors) if isinstance(part, tuple) else next(tensors) for part in weights
+        None if part is None else _like(part, tensors) if isinstance(part, tuple) else next(tensors)
+        for part in weights
     ]
     return type(weights)(*parts) if hasattr(weights, "_fields") else tuple(parts)
 
 
 @contextmanager
 def _with_tensors(module: nn.Module, tensors: dict[str, Tensor]) -> Iterator[None]:
-    """Replace parameters and buffers of a module in a ``with`` block, as torch.func.functional_call does for a call."""
+    """Replace parameters and buffers of a module in a ``with`` block, as torch.func.functional_call
+    does for a call.
+    """
     places: list[tuple[dict[str, Any], str, Any]] = []
     try:
         for path, tensor in tensors.items():
             parent, _, name = path.rpartition(".")
             owner = module.get_submodule(parent)
-            home: dict[str, Any] = owner._parameters if name in owner._parameters else owner._buffers
+            home: dict[str, Any] = (
+                owner._parameters if name in owner._parameters else owner._buffers
+            )
             places.append((home, name, home[name]))
             home[name] = tensor
         yield

@@ -1,8 +1,9 @@
 """The reference backend: any cell on any schedule, in plain torch, differentiable twice.
 
-It follows a schedule's table: at each time, all active rows compute one step. Input products of all elements are
-computed before the first step, and outputs are put in the caller's order after the last. Index arithmetic on lengths is
-done on the host; its results are copied to the device once, and nothing is copied back.
+It follows a schedule's table: at each time, all active rows compute one step. Input products of all
+elements are computed before the first step, and outputs are put in the caller's order after the
+last. Index arithmetic on lengths is done on the host; its results are copied to the device once,
+and nothing is copied back.
 """
 
 from __future__ import annotations
@@ -16,21 +17,34 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
-from raglane._utils.tracing import are_transforms_active, has_autocast, index_arithmetic, is_exporting
+from raglane._utils.tracing import (
+    are_transforms_active,
+    has_autocast,
+    index_arithmetic,
+    is_exporting,
+)
 from raglane.cells.spec import CellSpec
 from raglane.kernels import graph
 from raglane.kernels.checks import check
-from raglane.kernels.contract import DirectionResult, Request, Result, Traits, run_directions, run_layers
+from raglane.kernels.contract import (
+    DirectionResult,
+    Request,
+    Result,
+    Traits,
+    run_directions,
+    run_layers,
+)
 from raglane.kernels.walk import Moment, RowOrder, Walk, walk
 from raglane.schedules import SCHEDULES
 from raglane.segments.indexing import take_rows
 
 
 class ReferenceBackend:
-    """Executes every cell on every schedule, on any device and in any floating-point dtype of PyTorch.
+    """Executes every cell on every schedule, on any device and in any floating-point dtype of
+    PyTorch.
 
-    Under :func:`torch.autocast` values, states and weights are cast once, before the first step, as in PyTorch's
-    recurrent layers, so all results have autocast's dtype. float64 is not cast.
+    Under :func:`torch.autocast` values, states and weights are cast once, before the first step, as
+    in PyTorch's recurrent layers, so all results have autocast's dtype. float64 is not cast.
     """
 
     schedules = tuple(SCHEDULES)
@@ -43,7 +57,8 @@ class ReferenceBackend:
     def run(self, request: Request, schedule: str) -> Result:
         """See :class:`~raglane.kernels.contract.Backend`."""
         if torch.compiler.is_dynamo_compiling():
-            # The number of steps differs from batch to batch: a traced loop would be compiled again for each.
+            # The number of steps differs from batch to batch: a traced loop would be compiled again
+            # for each.
             untraced: Callable[[Request, str], Result] = torch.compiler.disable(_run)
             return untraced(request, schedule)
         return _run(request, schedule)
@@ -57,12 +72,15 @@ def _run(request: Request, schedule: str) -> Result:
     device = request.values.device
     run_layer: Callable[[Request], Result]
     if is_exporting():
-        # An exported graph cannot have a Python loop over the steps, so it ignores the schedule and uses an operator.
+        # An exported graph cannot have a Python loop over the steps, so it ignores the schedule and
+        # uses an operator.
         table = cache(partial(graph.table_of, request.offsets, request.values.shape[0]))
         run_layer = partial(graph.run_layer, table)
     else:
         plan = _plan(schedule, request.host_lengths, request.directions, device)
-        run_layer = partial(run_directions, run=partial(_run_direction, plan, SCHEDULES[schedule].holds_state))
+        run_layer = partial(
+            run_directions, run=partial(_run_direction, plan, SCHEDULES[schedule].holds_state)
+        )
     # is_autocast_enabled raises for a device without autocast, such as meta.
     is_autocast = has_autocast(device.type) and torch.is_autocast_enabled(device.type)
     if request.cell.follows_autocast or not is_autocast:
@@ -78,43 +96,73 @@ def _plan(schedule: str, lengths: Tensor, directions: int, device: torch.device)
     return walk(SCHEDULES[schedule].table(lengths), lengths, directions, device)
 
 
-# ---- one layer in one direction -------------------------------------------------------------------------------------
+# ---- one layer in one direction ------------------------------------------------------------------
 
 
-def run_direction(layer: Request, weights: Any, state: tuple[Tensor, ...], reverse: bool) -> DirectionResult:
-    """Run one layer in one direction in lanes; ``layer.weights`` and ``layer.state`` are ignored."""
+def run_direction(
+    layer: Request, weights: Any, state: tuple[Tensor, ...], reverse: bool
+) -> DirectionResult:
+    """Run one layer in one direction in lanes; ``layer.weights`` and ``layer.state`` are
+    ignored.
+    """
     plan = _plan("lanes", layer.host_lengths, 2 if reverse else 1, layer.values.device)
     return _run_direction(plan, SCHEDULES["lanes"].holds_state, layer, weights, state, reverse)
 
 
 def _run_direction(
-    plan: Walk, holds_state: bool, layer: Request, weights: Any, state: tuple[Tensor, ...], reverse: bool
+    plan: Walk,
+    holds_state: bool,
+    layer: Request,
+    weights: Any,
+    state: tuple[Tensor, ...],
+    reverse: bool,
 ) -> DirectionResult:
     """Run one layer in one direction; see :class:`~raglane.kernels.contract.RunDirection`."""
     order = plan.orders[int(reverse)]
     prepared = _prepare(plan, order, layer.cell, weights, layer.values, layer.offsets)
-    # Split once: the gradient of a slice is as large as the whole tensor, and there would be one per time.
+    # Split once: the gradient of a slice is as large as the whole tensor, and there would be one
+    # per time.
     counts = [moment.begin for moment in plan.moments if moment.begin]
-    initial = zip(*(torch.split(take_rows(part, plan.begin_order), counts) for part in state), strict=True)
+    initial = zip(
+        *(torch.split(take_rows(part, plan.begin_order), counts) for part in state), strict=True
+    )
     walked = _Walked(tuple(part[:0] for part in state), [], [], [])
     walk_part: Callable[..., _Walked] = partial(_walk_part, layer, weights, holds_state)
     # Checkpoints use hooks on saved tensors, which transformations do not support.
-    can_checkpoint = torch.is_grad_enabled() and not are_transforms_active() and forward_ad._current_level < 0
+    can_checkpoint = (
+        torch.is_grad_enabled() and not are_transforms_active() and forward_ad._current_level < 0
+    )
     every = layer.checkpoint_every if can_checkpoint else 0
-    run = partial(checkpoint, walk_part, use_reentrant=False, preserve_rng_state=False) if every else walk_part
-    # A checkpoint raises if a tensor among its arguments was changed in place before it is computed again.
-    read = torch.utils._pytree.tree_leaves([layer.values, *getattr(weights, "parameters", lambda: weights)()])
+    run = (
+        partial(checkpoint, walk_part, use_reentrant=False, preserve_rng_state=False)
+        if every
+        else walk_part
+    )
+    # A checkpoint raises if a tensor among its arguments was changed in place before it is computed
+    # again.
+    read = torch.utils._pytree.tree_leaves(
+        [layer.values, *getattr(weights, "parameters", lambda: weights)()]
+    )
     for begin in range(0, len(plan.moments), every or len(plan.moments)):
         times = slice(begin, begin + every if every else None)
         moments = plan.moments[times]
-        part = run(moments, prepared[times], [next(initial) for moment in moments if moment.begin], walked.rows, *read)
+        part = run(
+            moments,
+            prepared[times],
+            [next(initial) for moment in moments if moment.begin],
+            walked.rows,
+            *read,
+        )
         walked.outputs.extend(part.outputs)
         walked.history.extend(part.history)
         walked.finals.extend(part.finals)
         walked = walked._replace(rows=part.rows)
     return DirectionResult(
         _callers_order(order, walked.outputs) if layer.need_output else None,
-        tuple(_final(plan, part, [finals[index] for finals in walked.finals]) for index, part in enumerate(state)),
+        tuple(
+            _final(plan, part, [finals[index] for finals in walked.finals])
+            for index, part in enumerate(state)
+        ),
         tuple(_callers_order(order, list(parts)) for parts in zip(*walked.history, strict=True))
         if layer.need_states
         else None,
@@ -127,7 +175,9 @@ class _Walked(NamedTuple):
     rows: tuple[Tensor, ...]  # the states of the rows at the last time
     outputs: list[Tensor]  # of each time, if needed
     history: list[tuple[Tensor, ...]]  # the states of each time, if needed
-    finals: list[tuple[Tensor, ...]]  # the final states of the sequences that end, of each time with one
+    finals: list[
+        tuple[Tensor, ...]
+    ]  # the final states of the sequences that end, of each time with one
 
 
 def _walk_part(
@@ -140,16 +190,18 @@ def _walk_part(
     rows: tuple[Tensor, ...],
     *_: Any,
 ) -> _Walked:
-    """Run a range of times; ``rows`` are the previous states, ``initial`` those of the sequences that begin."""
+    """Run a range of times; ``rows`` are the previous states, ``initial`` those of the sequences
+    that begin.
+    """
     begins = iter(initial)
     walked = _Walked(rows, [], [], [])
     for moment, row_inputs in zip(moments, prepared, strict=True):
         rows = _enter(moment, rows, begins)
         output, new = layer.cell.step(weights, row_inputs, rows)
         if moment.real is not None:
-            # NOTE (padding): results of padding must not reach another step. A row past its end keeps its state or
-            # restarts from zeros. If it continued from its own results it could overflow, and the zero gradients of
-            # these steps would become NaN.
+            # NOTE (padding): results of padding must not reach another step. A row past its end
+            # keeps its state or restarts from zeros. If it continued from its own results it could
+            # overflow, and the zero gradients of these steps would become NaN.
             is_real = moment.real
             past = rows if holds_state else tuple(torch.zeros_like(part) for part in new)
             new = tuple(torch.where(is_real, a, b) for a, b in zip(new, past, strict=True))
@@ -160,7 +212,9 @@ def _walk_part(
             walked.history.append(new)
         if moment.ending:
             ended = moment.ended
-            walked.finals.append(new if ended is None else tuple(take_rows(part, ended) for part in new))
+            walked.finals.append(
+                new if ended is None else tuple(take_rows(part, ended) for part in new)
+            )
     return walked._replace(rows=rows)
 
 
@@ -180,8 +234,12 @@ def _prepare(
     return torch.split(prepared, [moment.rows for moment in plan.moments])
 
 
-def _enter(moment: Moment, rows: tuple[Tensor, ...], begins: Iterator[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-    """Return the states from which the rows of a time start: continued ones, and those of sequences that begin."""
+def _enter(
+    moment: Moment, rows: tuple[Tensor, ...], begins: Iterator[tuple[Tensor, ...]]
+) -> tuple[Tensor, ...]:
+    """Return the states from which the rows of a time start: continued ones, and those of sequences
+    that begin.
+    """
     if moment.begin:
         initial = next(begins)
         if moment.source is None:
@@ -201,6 +259,8 @@ def _callers_order(order: RowOrder, parts: list[Tensor]) -> Tensor:
 
 
 def _final(plan: Walk, initial: Tensor, ended: list[Tensor]) -> Tensor:
-    """Return the final states ``(B, size)`` in the caller's order; those of empty sequences are their initial ones."""
+    """Return the final states ``(B, size)`` in the caller's order; those of empty sequences are
+    their initial ones.
+    """
     pool = [*ended, initial] if plan.has_empty or not ended else ended
     return take_rows(torch.cat(pool), plan.final)

@@ -1,7 +1,7 @@
 """PyTorch's own kernels: ATen and oneDNN on a CPU, cuDNN on a GPU.
 
-``packed`` runs a PackedSequence. ``padded`` runs a padded tensor and drops the results of padding; torch has no option
-for this, so the final state and the reverse direction are computed here.
+``packed`` runs a PackedSequence. ``padded`` runs a padded tensor and drops the results of padding;
+torch has no option for this, so the final state and the reverse direction are computed here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,16 @@ from raglane._utils.tracing import has_tangent, is_exporting
 from raglane.cells.spec import Weights
 from raglane.kernels import reference
 from raglane.kernels.checks import check, check_stack
-from raglane.kernels.contract import Dense, DirectionResult, Packed, Request, Result, Traits, run_directions, run_layers
+from raglane.kernels.contract import (
+    Dense,
+    DirectionResult,
+    Packed,
+    Request,
+    Result,
+    Traits,
+    run_directions,
+    run_layers,
+)
 from raglane.packing.convert import flatten_padded
 from raglane.packing.layouts import packed_layout
 from raglane.packing.rows import flat_to_padded
@@ -31,8 +40,8 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "rnn_relu": torch.rnn_relu,
 }
 
-# sigmoid(-_SHUT) is exactly 0 and sigmoid(_SHUT) exactly 1 in every dtype from float16, which can represent it, to
-# float64.
+# sigmoid(-_SHUT) is exactly 0 and sigmoid(_SHUT) exactly 1 in every dtype from float16, which can
+# represent it, to float64.
 _SHUT = 3.0e4
 
 
@@ -60,7 +69,8 @@ class TorchBackend:
             # The order of a pack depends on the lengths, which an exported graph does not contain.
             return reference.BACKEND.run(request, schedule)
         request = check(request)
-        # Torch's kernels raise for a batch without elements, and do not support some forward-mode derivatives.
+        # Torch's kernels raise for a batch without elements, and do not support some forward-mode
+        # derivatives.
         if request.values.shape[0] == 0 or has_tangent(request.tensors()):
             return reference.BACKEND.run(request, schedule)
         together = not request.layer_by_layer
@@ -82,7 +92,10 @@ def _call(
     weights = [tensor for layer in request.weights for tensor in layer if tensor is not None]
     has_bias = request.weights[0].input_bias is not None
     # cuDNN requires contiguous states, and saves what its backward pass needs only in training.
-    state, is_recorded = tuple([part.contiguous() for part in state]), data[0].is_cuda and torch.is_grad_enabled()
+    state, is_recorded = (
+        tuple([part.contiguous() for part in state]),
+        data[0].is_cuda and torch.is_grad_enabled(),
+    )
     output, *final = _FUNCTIONS[request.cell.name](
         *data,
         state if len(state) > 1 else state[0],
@@ -100,7 +113,9 @@ def _call(
 def _run_in_layout(request: Request, layout: Packed | Dense) -> Result:
     """Run a pack without empty sequences, or a tensor without padding, without converting it."""
     values, cell = request.values, request.cell
-    check_stack(cell, request.weights, values.shape[-1], request.state_sizes, request.directions, values)
+    check_stack(
+        cell, request.weights, values.shape[-1], request.state_sizes, request.directions, values
+    )
     if isinstance(layout, Dense):
         count = values.shape[0 if layout.batch_first else 1]
         output, final = _call(request, (values,), request.initial(count), layout.batch_first)
@@ -110,7 +125,9 @@ def _run_in_layout(request: Request, layout: Packed | Dense) -> Result:
     if there is not None and request.state:
         state = tuple(part.index_select(1, there) for part in state)
     output, final = _call(request, (values, sizes), state)
-    return Result(output, final if back is None else tuple(part.index_select(1, back) for part in final))
+    return Result(
+        output, final if back is None else tuple(part.index_select(1, back) for part in final)
+    )
 
 
 def _run_packed(request: Request) -> Result:
@@ -120,11 +137,18 @@ def _run_packed(request: Request) -> Result:
     # Empty sequences are the last in the order of length.
     running = layout.sorted_indices[: int(layout.batch_sizes[0])]
     initial = request.initial()
-    packed, final = _call(request, (data, layout.batch_sizes), tuple(part.index_select(1, running) for part in initial))
+    packed, final = _call(
+        request,
+        (data, layout.batch_sizes),
+        tuple(part.index_select(1, running) for part in initial),
+    )
     output = place_rows(packed, layout.index, data.shape[0]) if request.need_output else None
     # The final state of an empty sequence is its initial one, which index_copy does not overwrite.
     pairs = zip(initial, final, strict=True)
-    return Result(output, tuple(before.to(after.dtype).index_copy(1, running, after) for before, after in pairs))
+    return Result(
+        output,
+        tuple(before.to(after.dtype).index_copy(1, running, after) for before, after in pairs),
+    )
 
 
 def _run_equal(request: Request) -> Result:
@@ -137,11 +161,13 @@ def _run_equal(request: Request) -> Result:
 def _run_padded_direction(
     layer: Request, weights: Weights, state: tuple[Tensor, ...], reverse: bool
 ) -> DirectionResult:
-    """Run one layer in one direction on a padded tensor; see :class:`~raglane.kernels.contract.RunDirection`.
+    """Run one layer in one direction on a padded tensor; see
+    :class:`~raglane.kernels.contract.RunDirection`.
 
-    The reverse direction reverses every sequence first, so that it does not begin in the padding. The final h is the
-    output at the last step. No output contains an LSTM's final c: one more feature, which is 1 in the padding, closes
-    the input gate and opens the forget gate, so that c stays unchanged to the end of the row.
+    The reverse direction reverses every sequence first, so that it does not begin in the padding.
+    The final h is the output at the last step. No output contains an LSTM's final c: one more
+    feature, which is 1 in the padding, closes the input gate and opens the forget gate, so that c
+    stays unchanged to the end of the row.
     """
     values, offsets, lengths = layer.values, layer.offsets, layer.host_lengths
     if reverse:
@@ -153,7 +179,9 @@ def _run_padded_direction(
         padded = torch.cat([padded, is_padding.unsqueeze(2).to(padded.dtype)], 2)
         hidden = weights.input.shape[0] // 4
         # Rows of the gates in torch's order: input, forget, cell, output.
-        hold = torch.cat([weights.input.new_full((hidden, 1), part) for part in (-_SHUT, _SHUT, 0.0, 0.0)])
+        hold = torch.cat(
+            [weights.input.new_full((hidden, 1), part) for part in (-_SHUT, _SHUT, 0.0, 0.0)]
+        )
         weights = weights._replace(input=torch.cat([weights.input, hold], 1))
     initial = tuple(part.unsqueeze(0) for part in state)
     direction = Request(layer.cell, values, offsets, lengths, initial, (weights,))
@@ -162,5 +190,6 @@ def _run_padded_direction(
     is_empty = (offsets.diff() == 0).unsqueeze(1)
     h = torch.where(is_empty, state[0].to(flat.dtype), segments.last(flat, offsets))
     return DirectionResult(
-        segments.reverse(flat, offsets) if reverse else flat, (h, *(part.squeeze(0) for part in final[1:]))
+        segments.reverse(flat, offsets) if reverse else flat,
+        (h, *(part.squeeze(0) for part in final[1:])),
     )

@@ -1,7 +1,7 @@
 """Turns a schedule's table into the indexes by which the reference kernel runs it.
 
-They depend only on the lengths, so they are computed on the host, without a loop over sequences or elements, and moved
-to the device in a few copies.
+They depend only on the lengths, so they are computed on the host, without a loop over sequences or
+elements, and moved to the device in a few copies.
 """
 
 from __future__ import annotations
@@ -29,10 +29,13 @@ class Moment(NamedTuple):
 
     rows: int  # ``R``, the number of active rows
     begin: int  # the number of rows that begin a sequence
-    # ``(R,)``: the source of each row's state. It indexes the rows of the previous time, followed by the sequences that
-    # begin. None if no row moves: all ``R`` begin, or none begins and the first ``R`` continue.
+    # ``(R,)``: the source of each row's state. It indexes the rows of the previous time, followed
+    # by the sequences that begin. None if no row moves: all ``R`` begin, or none begins and the
+    # first ``R`` continue.
     source: Tensor | None
-    real: Tensor | None  # ``(R, 1)`` bool, True for rows that compute an existing element; None if all do
+    real: (
+        Tensor | None
+    )  # ``(R, 1)`` bool, True for rows that compute an existing element; None if all do
     ending: int  # the number of rows that compute the last element of their sequence
     ended: Tensor | None  # ``(ending,)``, those rows; None if they are all rows, or none
 
@@ -40,13 +43,13 @@ class Moment(NamedTuple):
 class Walk(NamedTuple):
     """A schedule's table as indexes on a device."""
 
-    # One per time. A batch without elements has one without rows, so that its outputs depend on the weights, whose
-    # gradients are then zeros instead of None.
+    # One per time. A batch without elements has one without rows, so that its outputs depend on the
+    # weights, whose gradients are then zeros instead of None.
     moments: list[Moment]
     orders: list[RowOrder]  # forward, reverse
     begin_order: Tensor  # the sequences in the order in which they begin
-    # ``(B,)``: the index of each sequence in the order in which they end. That of an empty sequence ``b`` is ``M + b``
-    # if ``M`` end.
+    # ``(B,)``: the index of each sequence in the order in which they end. That of an empty sequence
+    # ``b`` is ``M + b`` if ``M`` end.
     final: Tensor
     has_empty: bool
     has_padding: bool
@@ -59,16 +62,21 @@ class _Host:
         self.table, self.lengths = table, lengths
         self.offsets, self.total = offsets_from_lengths(lengths), int(lengths.sum())
         # The time of no rows that an empty batch still runs; see Walk.moments.
-        self.time_offsets = table.time_offsets if table.steps else torch.zeros(2, dtype=torch.int64, device="cpu")
+        self.time_offsets = (
+            table.time_offsets if table.steps else torch.zeros(2, dtype=torch.int64, device="cpu")
+        )
         self.times = self.time_offsets.shape[0] - 1
         self.time = segment_ids(self.time_offsets, table.elements)
-        # The index of an element among the rows of its time; ``previous`` is that of the sequence's previous step.
+        # The index of an element among the rows of its time; ``previous`` is that of the sequence's
+        # previous step.
         self.local = torch.arange(table.elements, device="cpu") - self.time_offsets[self.time]
         self.begins = table.step == 0
         self.ends = table.step == lengths[table.sequence] - 1
         self.real = table.step < lengths[table.sequence]
         # The table's index of each (sequence, step), sequence after sequence.
-        self._starts = offsets_from_lengths(torch.bincount(table.sequence, minlength=lengths.shape[0]))
+        self._starts = offsets_from_lengths(
+            torch.bincount(table.sequence, minlength=lengths.shape[0])
+        )
         slot = self._starts[table.sequence] + table.step
         self._where = torch.empty_like(slot)
         self._where[slot] = torch.arange(table.elements, device="cpu")
@@ -80,7 +88,9 @@ class _Host:
         return self._where[self._starts[sequence] + positions(self.offsets, self.total)]
 
     def per_time(self, which: Tensor) -> Tensor:
-        """Return how many elements of the mask ``which`` ``(E,)`` are computed at each time, ``(S,)``."""
+        """Return how many elements of the mask ``which`` ``(E,)`` are computed at each time,
+        ``(S,)``.
+        """
         return torch.bincount(self.time[which], minlength=self.times)
 
 
@@ -103,15 +113,21 @@ def walk(table: Table, lengths: Tensor, directions: int, device: torch.device) -
 
 
 def _orders(host: _Host, directions: int, device: torch.device) -> list[RowOrder]:
-    """Return the order of each direction; the reverse one counts the elements of a sequence from its end."""
+    """Return the order of each direction; the reverse one counts the elements of a sequence from
+    its end.
+    """
     table, total = host.table, host.total
     element = torch.where(host.real, host.offsets[table.sequence] + table.step, total)
     place = host.place()
     mirror = reverse_index(host.offsets, total)
-    both = [(element, place), (F.pad(mirror, (0, 1), value=total)[element], place[mirror])][:directions]
+    both = [(element, place), (F.pad(mirror, (0, 1), value=total)[element], place[mirror])][
+        :directions
+    ]
     moved = iter(_move([index for pair in both for index in pair], device))
     callers = torch.arange(total, device="cpu")
-    return [RowOrder(next(moved), next(moved), torch.equal(element, callers)) for element, _ in both]
+    return [
+        RowOrder(next(moved), next(moved), torch.equal(element, callers)) for element, _ in both
+    ]
 
 
 def _moments(host: _Host, device: torch.device) -> list[Moment]:
@@ -126,7 +142,9 @@ def _moments(host: _Host, device: torch.device) -> list[Moment]:
     leaves = (ending > 0) & (ending < rows)
     has_padding = host.per_time(~host.real) > 0
     padded_rows = host.real[has_padding[host.time]].long()
-    moved = _move([source[moves[host.time]], host.local[host.ends & leaves[host.time]], padded_rows], device)
+    moved = _move(
+        [source[moves[host.time]], host.local[host.ends & leaves[host.time]], padded_rows], device
+    )
     sources = iter(torch.split(moved[0], rows[moves].tolist()))
     ended = iter(torch.split(moved[1], ending[leaves].tolist()))
     real = iter(torch.split(moved[2].bool().view(-1, 1), rows[has_padding].tolist()))
@@ -148,4 +166,8 @@ def _move(indexes: list[Tensor], device: torch.device) -> list[Tensor]:
     """Move indexes to the device in one copy."""
     if device.type == "cpu":
         return indexes
-    return list(torch.split(torch.cat(indexes).to(device, non_blocking=True), [index.shape[0] for index in indexes]))
+    return list(
+        torch.split(
+            torch.cat(indexes).to(device, non_blocking=True), [index.shape[0] for index in indexes]
+        )
+    )

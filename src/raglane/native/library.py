@@ -52,8 +52,8 @@ _SIZES = {
 def leave_lost_threads() -> None:
     """Set torch to one thread in a forked process, unless the number was changed since the fork.
 
-    An operation on several threads would wait forever for threads of the parent process. torch's DataLoader does the
-    same in its workers. Must be called before the first computation.
+    An operation on several threads would wait forever for threads of the parent process. torch's
+    DataLoader does the same in its workers. Must be called before the first computation.
     """
     before = forks.threads_before
     if before not in (None, 1) and torch.get_num_threads() == before:
@@ -61,16 +61,19 @@ def leave_lost_threads() -> None:
 
 
 class Struct(NamedTuple):
-    """A struct of ``csrc/abi/raglane.h``: its size in bytes, and the formats of its fields in the order of memory.
+    """A struct of ``csrc/abi/raglane.h``: its size in bytes, and the formats of its fields in the
+    order of memory.
 
-    A format is ``q``, ``d`` or e.g. ``24s``. Each field of nested weights has its entry, e.g. ``weights[1].hidden``.
+    A format is ``q``, ``d`` or e.g. ``24s``. Each field of nested weights has its entry, e.g.
+    ``weights[1].hidden``.
     """
 
     size: int
     formats: Mapping[str, str]
 
     def packer(self, *names: str, begin: str = "", end: str = "") -> Callable[..., bytes]:
-        """Return a function that packs these fields, in the order of memory, and zeros for all others.
+        """Return a function that packs these fields, in the order of memory, and zeros for all
+        others.
 
         ``begin`` and ``end`` select a range of fields, ``end`` not included.
         """
@@ -80,7 +83,8 @@ class Struct(NamedTuple):
             rule = "fields of the struct, in the order of csrc/abi/raglane.h"
             raise ArgumentError("names", ", ".join(names), rule, "reinstall raglane")
         formats = [
-            self.formats[name] if name in names else f"{struct.calcsize('=' + self.formats[name])}x" for name in part
+            self.formats[name] if name in names else f"{struct.calcsize('=' + self.formats[name])}x"
+            for name in part
         ]
         return struct.Struct("=" + "".join(formats)).pack
 
@@ -91,10 +95,12 @@ class Library:
 
     handle: ctypes.CDLL
     structs: Mapping[str, Struct]  # by their names in ``csrc/abi/raglane.h``
-    numbers: Mapping[str, int]  # of the instruction sets that build and processor support, by name, best first
+    numbers: Mapping[
+        str, int
+    ]  # of the instruction sets that build and processor support, by name, best first
     isa: str  # the instruction set in use
-    # Up to this many elements and weights per direction, the kernels compute the gradients of values and weights faster
-    # than torch; see ``csrc/runtime/tuning.h``.
+    # Up to this many elements and weights per direction, the kernels compute the gradients of
+    # values and weights faster than torch; see ``csrc/runtime/tuning.h``.
     few_elements: int
     few_weights: int
     least_block: int  # in bytes, the size from which :func:`empty` takes a block
@@ -122,17 +128,27 @@ class Library:
         return 1 if forked else given or torch.get_num_threads()
 
     def apply(self, function: str, values: Tensor) -> Tensor:
-        """Compute a ``raglane_function`` as cells do, of contiguous float32 or float64; for tests."""
-        if values.dtype not in (torch.float32, torch.float64) or not values.is_contiguous() or not values.is_cpu:
+        """Compute a ``raglane_function`` as cells do, of contiguous float32 or float64; for
+        tests.
+        """
+        if (
+            values.dtype not in (torch.float32, torch.float64)
+            or not values.is_contiguous()
+            or not values.is_cpu
+        ):
             got = f"{values.dtype} on {values.device}, strides {values.stride()}"
-            raise ArgumentError("values", got, "contiguous float32 or float64 on the CPU", "convert them")
+            raise ArgumentError(
+                "values", got, "contiguous float32 or float64 on the CPU", "convert them"
+            )
         result = torch.empty_like(values)
         head = self.numbers[self.isa], DTYPES[values.dtype], _FUNCTIONS[function]
         call("raglane_apply", *head, values.data_ptr(), result.data_ptr(), values.numel())
         return result
 
     def block(self, size_needed: int) -> ctypes.Array[ctypes.c_char] | None:
-        """Return a block of the allocator, which is freed when the array is gone; None if memory is exhausted."""
+        """Return a block of the allocator, which is freed when the array is gone; None if memory is
+        exhausted.
+        """
         size = ctypes.c_int64()
         address = self.handle.raglane_take_block(size_needed, ctypes.byref(size))
         if not address:
@@ -142,7 +158,9 @@ class Library:
         return memory
 
     def multiply_registers(self, dtype: torch.dtype, rounds: int) -> int:
-        """Run multiply-adds in registers, the peak for products, on all threads of a call; return their number."""
+        """Run multiply-adds in registers, the peak for products, on all threads of a call; return
+        their number.
+        """
         operations = ctypes.c_int64()
         head = self.numbers[self.isa], DTYPES[dtype], self.threads(), rounds
         call("raglane_multiply_registers", *head, ctypes.byref(operations))
@@ -153,7 +171,9 @@ def location() -> Path | None:
     """Return the path of the library; None if this installation was built without it."""
     # An editable installation has two folders: the source, and the compiled files.
     folders = sys.modules[__package__].__path__
-    paths = [path for folder in folders for path in sorted(Path(folder, "lib").glob("libraglane_cpu.*"))]
+    paths = [
+        path for folder in folders for path in sorted(Path(folder, "lib").glob("libraglane_cpu.*"))
+    ]
     return paths[0] if paths else None
 
 
@@ -167,12 +187,16 @@ _FIXES = {
 
 @cache
 def _mapped(path: Path) -> ctypes.CDLL | str:
-    """Return the library; or, after a warning, the reason why the system cannot load it, and a fix."""
+    """Return the library; or, after a warning, the reason why the system cannot load it, and a
+    fix.
+    """
     try:
         return ctypes.CDLL(str(path))
     except OSError as error:
         reason = f"the cpu kernels cannot be loaded: {error}"
-        warnings.warn(f"{reason}. Layers run on PyTorch's kernels, slower", RuntimeWarning, stacklevel=2)
+        warnings.warn(
+            f"{reason}. Layers run on PyTorch's kernels, slower", RuntimeWarning, stacklevel=2
+        )
         fixes = (fix for part, fix in _FIXES.items() if part in reason)
         return f"{reason}. {next(fixes, 'Reinstall raglane on this system')}"
 
@@ -192,7 +216,9 @@ def library() -> Library:
         raise MissingExtraError(handle)
     # Another library may have no such function.
     if not hasattr(handle, "raglane_abi") or handle.raglane_abi() != ABI:
-        raise MissingExtraError(f"the cpu kernels at {path} are of another version of raglane. Reinstall raglane.")
+        raise MissingExtraError(
+            f"the cpu kernels at {path} are of another version of raglane. Reinstall raglane."
+        )
     structs = _structs(handle)
     for name, size in _SIZES.items():
         if structs[name].size != size:
@@ -201,20 +227,58 @@ def library() -> Library:
                 f" raglane requires {size}. Reinstall raglane."
             )
     text, integer, pointer = ctypes.c_char_p, ctypes.c_int64, ctypes.c_void_p
-    for name in ("forward", "backward", "flatten", "gather", "scatter", "run_program", "outer_products", "align"):
+    for name in (
+        "forward",
+        "backward",
+        "flatten",
+        "gather",
+        "scatter",
+        "run_program",
+        "outer_products",
+        "align",
+    ):
         getattr(handle, f"raglane_{name}").argtypes = [text, text, integer]
     for name in ("best_alignment", "soft_dtw", "soft_dtw_shares", "edits"):
         getattr(handle, f"raglane_{name}").argtypes = [text, text, integer]
     handle.raglane_run_stages.argtypes = [pointer, *[integer] * 4, text, integer]
     for name in ("pack", "pack_program"):
-        getattr(handle, f"raglane_{name}").argtypes = [text, pointer, ctypes.POINTER(integer), text, integer]
-    handle.raglane_find_prefixes.argtypes = [text, ctypes.POINTER(pointer), ctypes.POINTER(integer), text, integer]
+        getattr(handle, f"raglane_{name}").argtypes = [
+            text,
+            pointer,
+            ctypes.POINTER(integer),
+            text,
+            integer,
+        ]
+    handle.raglane_find_prefixes.argtypes = [
+        text,
+        ctypes.POINTER(pointer),
+        ctypes.POINTER(integer),
+        text,
+        integer,
+    ]
     handle.raglane_take_prefixes.argtypes = [pointer, pointer, pointer, text, integer]
-    handle.raglane_apply.argtypes = [integer, integer, integer, pointer, pointer, integer, text, integer]
-    handle.raglane_multiply_registers.argtypes = [*[integer] * 4, ctypes.POINTER(integer), text, integer]
+    handle.raglane_apply.argtypes = [
+        integer,
+        integer,
+        integer,
+        pointer,
+        pointer,
+        integer,
+        text,
+        integer,
+    ]
+    handle.raglane_multiply_registers.argtypes = [
+        *[integer] * 4,
+        ctypes.POINTER(integer),
+        text,
+        integer,
+    ]
     handle.raglane_describe_cell.argtypes = [integer, text, text, integer]
     handle.raglane_few_elements.restype = handle.raglane_few_weights.restype = integer
-    handle.raglane_take_block.argtypes, handle.raglane_take_block.restype = [integer, ctypes.POINTER(integer)], pointer
+    handle.raglane_take_block.argtypes, handle.raglane_take_block.restype = (
+        [integer, ctypes.POINTER(integer)],
+        pointer,
+    )
     handle.raglane_give_block.argtypes, handle.raglane_give_block.restype = [pointer, integer], None
     handle.raglane_least_block.restype = integer
     numbers = _numbers(handle)
@@ -222,15 +286,23 @@ def library() -> Library:
     if threads not in (None, "", "own"):
         rule = "own, for threads of the kernels' own, or nothing, for those of OpenMP"
         raise ArgumentError("RAGLANE_THREADS", repr(threads), rule, "unset it")
-    sizes = handle.raglane_few_elements(), handle.raglane_few_weights(), handle.raglane_least_block()
-    loaded = Library(handle, structs, numbers, next(iter(numbers)), *sizes, bool(handle.raglane_own_threads()))
+    sizes = (
+        handle.raglane_few_elements(),
+        handle.raglane_few_weights(),
+        handle.raglane_least_block(),
+    )
+    loaded = Library(
+        handle, structs, numbers, next(iter(numbers)), *sizes, bool(handle.raglane_own_threads())
+    )
     isa = os.environ.get("RAGLANE_ISA")
     return loaded if not isa else loaded.with_isa(isa)
 
 
 @cache
 def operators() -> Any:
-    """Return the operators forward, backward and run_program of ``csrc/torch``; None if they are missing or refused."""
+    """Return the operators forward, backward and run_program of ``csrc/torch``; None if they are
+    missing or refused.
+    """
     path = location()
     path = path and path.with_name(f"libraglane_torch{path.suffix}")
     try:
@@ -239,7 +311,12 @@ def operators() -> Any:
         if not hasattr(torch.ops.raglane, "forward"):  # a program may have loaded a copy
             torch.ops.load_library(str(path))
         operators = torch.ops.raglane
-        return tuple([part.default._op for part in (operators.forward, operators.backward, operators.run_program)])
+        return tuple(
+            [
+                part.default._op
+                for part in (operators.forward, operators.backward, operators.run_program)
+            ]
+        )
     except (OSError, RuntimeError, AttributeError):
         return None
 
@@ -260,12 +337,19 @@ def _structs(handle: ctypes.CDLL) -> dict[str, Struct]:
 
 def _numbers(handle: ctypes.CDLL) -> dict[str, int]:
     """Return the numbers of the supported instruction sets, best first."""
-    handle.raglane_isa_name.argtypes, handle.raglane_isa_name.restype = [ctypes.c_int64], ctypes.c_char_p
+    handle.raglane_isa_name.argtypes, handle.raglane_isa_name.restype = (
+        [ctypes.c_int64],
+        ctypes.c_char_p,
+    )
     handle.raglane_has_isa.argtypes = [ctypes.c_int64]
     names: list[str] = []
     while name := handle.raglane_isa_name(len(names)):
         names.append(name.decode())
-    return {name: number for number, name in reversed([*enumerate(names)]) if handle.raglane_has_isa(number)}
+    return {
+        name: number
+        for number, name in reversed([*enumerate(names)])
+        if handle.raglane_has_isa(number)
+    }
 
 
 def plain_code() -> str | None:
@@ -286,7 +370,9 @@ def missing_kernels() -> str | None:
 
 
 class _Messages(threading.local):
-    """The buffer for the message of a failed call; thread-local, because ctypes releases the GIL."""
+    """The buffer for the message of a failed call; thread-local, because ctypes releases the
+    GIL.
+    """
 
     def __init__(self) -> None:
         self.buffer = ctypes.create_string_buffer(_MESSAGE)
@@ -302,7 +388,9 @@ def call(name: str, *args: Any) -> None:
     if status != 0:
         text = buffer.value.decode(errors="replace")
         if status == _OUT_OF_MEMORY:
-            raise MemoryError(f"raglane's cpu kernels: {text}. Pass a smaller batch, or shorter sequences.")
+            raise MemoryError(
+                f"raglane's cpu kernels: {text}. Pass a smaller batch, or shorter sequences."
+            )
         raise ArgumentError(f"raglane's cpu kernels: {text}.")
 
 
@@ -317,7 +405,9 @@ def packed(name: str, fields: bytes, dtype: torch.dtype = torch.uint8) -> Tensor
 
 
 def found_state(fields: bytes, sequences: int) -> tuple[Tensor, Tensor]:
-    """Run a beam search, and return its state ``(S,)`` and the offsets of its records, ``(sequences + 1,)``, int64."""
+    """Run a beam search, and return its state ``(S,)`` and the offsets of its records, ``(sequences
+    + 1,)``, int64.
+    """
     found, size = ctypes.c_void_p(), ctypes.c_int64()
     call("raglane_find_prefixes", fields, ctypes.byref(found), ctypes.byref(size))
     to: tuple[int | None, ...] = (None, None)
@@ -331,15 +421,25 @@ def found_state(fields: bytes, sequences: int) -> tuple[Tensor, Tensor]:
 
 
 def preamble(cell: int, dtype: torch.dtype, threads: int | None = None) -> tuple[int, ...]:
-    """Return the first fields of a layer's struct; dtype int8 is that of the weights, and float32 of the rest."""
+    """Return the first fields of a layer's struct; dtype int8 is that of the weights, and float32
+    of the rest.
+    """
     abi, isa, *rest = program_preamble(dtype, threads)
     return abi, isa, cell, *rest
 
 
 def program_preamble(dtype: torch.dtype, threads: int | None = None) -> tuple[int, ...]:
-    """Return the first fields of a program's struct: ABI, instruction set, dtype, flags, threads."""
+    """Return the first fields of a program's struct: ABI, instruction set, dtype, flags,
+    threads.
+    """
     kernels = library()
-    return ABI, kernels.numbers[kernels.isa], _NUMBERS[dtype], kernels.flags, kernels.threads(threads)
+    return (
+        ABI,
+        kernels.numbers[kernels.isa],
+        _NUMBERS[dtype],
+        kernels.flags,
+        kernels.threads(threads),
+    )
 
 
 class CellFacts(NamedTuple):
@@ -366,7 +466,16 @@ def cell_facts() -> Mapping[str, CellFacts]:
     fields = ctypes.create_string_buffer(line.size)
     while kernels.handle.raglane_describe_cell(len(facts), fields, _messages.buffer, _MESSAGE) == 0:
         name, is_elementwise, gates, slots, saved, *flags, factors, biases = unpack(fields.raw)
-        numbers = (len(facts), bool(is_elementwise), gates, slots, saved, *map(bool, flags), factors, biases)
+        numbers = (
+            len(facts),
+            bool(is_elementwise),
+            gates,
+            slots,
+            saved,
+            *map(bool, flags),
+            factors,
+            biases,
+        )
         facts[name.rstrip(b"\0").decode()] = CellFacts._make(numbers)
     return facts
 
@@ -380,24 +489,29 @@ def has_cell(name: str) -> bool:
         return False
 
 
-# ---- the allocator for large tensors --------------------------------------------------------------------------------
+# ---- the allocator for large tensors -------------------------------------------------------------
 
-# The tensors that a training step saves for its backward pass have about the same size in the next step. The system's
-# allocator returns large blocks to the system at once, and the page faults of new ones take time, so the kernels keep
-# theirs (csrc/runtime/blocks.h).
+# The tensors that a training step saves for its backward pass have about the same size in the next
+# step. The system's allocator returns large blocks to the system at once, and the page faults of
+# new ones take time, so the kernels keep theirs (csrc/runtime/blocks.h).
 #
-# NOTE (lifetime): the storage of a tensor owns the array over its block. The block is freed when the array is gone, so
-# not before every reference to the storage: autograd's, another tensor's or a hook's.
+# NOTE (lifetime): the storage of a tensor owns the array over its block. The block is freed when
+# the array is gone, so not before every reference to the storage: autograd's, another tensor's or a
+# hook's.
 _uses_torch = False
 
 
 def row_length(columns: int) -> int:
-    """Return a length for rows of saved numbers: whole pages would map to the same few sets of a cache."""
+    """Return a length for rows of saved numbers: whole pages would map to the same few sets of a
+    cache.
+    """
     return columns + 16 if columns % 256 == 0 else columns
 
 
 def empty(like: Tensor, *shape: int) -> Tensor:
-    """Return an uninitialised tensor, as ``like.new_empty(*shape)``, for use only by the kernels and autograd."""
+    """Return an uninitialised tensor, as ``like.new_empty(*shape)``, for use only by the kernels
+    and autograd.
+    """
     count = math.prod(shape)
     size, kernels = count * like.element_size(), library()
     if size < kernels.least_block or _uses_torch:

@@ -12,13 +12,18 @@ from raglane._utils.checks import check_dense, check_storage
 from raglane.errors import ArgumentTypeError, ShapeError
 
 NO_MEMORY = (RuntimeError, AttributeError, ValueError, IndexError, TypeError, KeyError)
-"""The errors raised by the fast checks for an object that is not a tensor, or a tensor without storage."""
+"""The errors raised by the fast checks for an object that is not a tensor, or a tensor without
+storage."""
 
 
-def place(part: Any, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[int, torch.UntypedStorage] | None:
-    """Return the address and the storage of a contiguous tensor on the CPU; None if C cannot read it.
+def place(
+    part: Any, shape: tuple[int, ...], dtype: torch.dtype
+) -> tuple[int, torch.UntypedStorage] | None:
+    """Return the address and the storage of a contiguous tensor on the CPU; None if C cannot read
+    it.
 
-    The address is inside the returned storage, even if another thread replaces the storage of the tensor meanwhile.
+    The address is inside the returned storage, even if another thread replaces the storage of the
+    tensor meanwhile.
     """
     try:
         is_right = part.shape == shape and part.dtype is dtype and part.is_cpu
@@ -27,7 +32,8 @@ def place(part: Any, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[int, t
         storage, begin, count = part.untyped_storage(), part.storage_offset(), math.prod(shape)
         if count == 0:
             return 0, storage
-        # A tensor subclass that wraps other tensors has numbers but no storage. C reads its address as a null pointer.
+        # A tensor subclass that wraps other tensors has numbers but no storage. C reads its address
+        # as a null pointer.
         if storage.nbytes() < (begin + count) * dtype.itemsize or not storage.data_ptr():
             return None
         return storage.data_ptr() + begin * dtype.itemsize, storage
@@ -36,7 +42,9 @@ def place(part: Any, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[int, t
 
 
 def has_no_storage(part: Tensor) -> bool:
-    """Return True if a tensor has elements but no storage, such as zeros that were never written."""
+    """Return True if a tensor has elements but no storage, such as zeros that were never
+    written.
+    """
     return not part.data_ptr() and part.numel() > 0
 
 
@@ -51,7 +59,10 @@ def contiguous(name: str, part: Tensor) -> Tensor:
             return copy
     except NO_MEMORY:
         pass  # the error is raised below
-    rule, fix = "a tensor with storage, which C can read", "pass a plain tensor, or choose backend='reference'"
+    rule, fix = (
+        "a tensor with storage, which C can read",
+        "pass a plain tensor, or choose backend='reference'",
+    )
     raise ShapeError(name, f"a {type(part).__name__} without storage", rule, fix)
 
 
@@ -60,15 +71,27 @@ def address(tensor: Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
 
 
-def checked_rows(name: str, part: Any, shape: tuple[int, ...], dtypes: tuple[torch.dtype, ...]) -> Tensor:
-    """Return a tensor that C can read: a vector, contiguous rows, or three dimensions of any strides."""
+def checked_rows(
+    name: str, part: Any, shape: tuple[int, ...], dtypes: tuple[torch.dtype, ...]
+) -> Tensor:
+    """Return a tensor that C can read: a vector, contiguous rows, or three dimensions of any
+    strides.
+    """
     try:
-        if part.shape == shape and part.dtype in dtypes and part.is_cpu and not part.is_neg() and _has_rows(part):
+        if (
+            part.shape == shape
+            and part.dtype in dtypes
+            and part.is_cpu
+            and not part.is_neg()
+            and _has_rows(part)
+        ):
             return part
     except NO_MEMORY:
         pass  # the error is raised below
     if not isinstance(part, Tensor):
-        raise ArgumentTypeError(name, f"a {type(part).__name__}", f"a tensor {shape}", "pass a tensor")
+        raise ArgumentTypeError(
+            name, f"a {type(part).__name__}", f"a tensor {shape}", "pass a tensor"
+        )
     check_dense(name, part)
     if tuple(part.shape) != shape or part.dtype not in dtypes or not part.is_cpu:
         got = f"shape {tuple(part.shape)}, {part.dtype}, on {part.device}"
@@ -88,4 +111,6 @@ def _has_rows(part: Tensor) -> bool:
     if has_no_storage(part):
         return False
     last = sum([(size - 1) * stride for size, stride in zip(sizes, strides, strict=True)])
-    return part.untyped_storage().nbytes() >= (part.storage_offset() + last + 1) * part.element_size()
+    return (
+        part.untyped_storage().nbytes() >= (part.storage_offset() + last + 1) * part.element_size()
+    )

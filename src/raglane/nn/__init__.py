@@ -1,4 +1,6 @@
-"""Recurrent layers for ragged batches: torch's layers, and layers of cells that torch does not have."""
+"""Recurrent layers for ragged batches: torch's layers, and layers of cells that torch does not
+have.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,15 @@ from raglane.nn.encoder import SequenceEncoder
 from raglane.nn.pooling import AttentionPooling, Pooling
 from raglane.nn.recurrent.any_cell import Recurrent
 from raglane.nn.recurrent.carry import carry
-from raglane.nn.recurrent.cell_layers import GRUD, SLSTM, CfC, CoupledLSTM, LayerNormGRU, LayerNormLSTM, PeepholeLSTM
+from raglane.nn.recurrent.cell_layers import (
+    GRUD,
+    SLSTM,
+    CfC,
+    CoupledLSTM,
+    LayerNormGRU,
+    LayerNormLSTM,
+    PeepholeLSTM,
+)
 from raglane.nn.recurrent.elementwise_layers import QRNN, SRU, IndRNN, MinGRU, MinLSTM
 from raglane.nn.recurrent.torch_layers import GRU, LSTM, RNN
 from raglane.nn.transduction.ctc import CTCBeamSearch, ctc_align

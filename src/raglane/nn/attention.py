@@ -1,8 +1,9 @@
 """Multi-head attention over the elements of sequences, without padding.
 
-NOTE (bits): the last bits of torch's products depend on their shapes, the number of threads and the addresses of their
-operands. So on a CPU each sequence is one call of torch's kernel, on copies at the start of an allocation: neither
-other sequences nor its place in the batch change its bits. Sequences of equal length in one call would.
+NOTE (bits): the last bits of torch's products depend on their shapes, the number of threads and the
+addresses of their operands. So on a CPU each sequence is one call of torch's kernel, on copies at
+the start of an allocation: neither other sequences nor its place in the batch change its bits.
+Sequences of equal length in one call would.
 """
 
 from __future__ import annotations
@@ -13,7 +14,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from raglane._utils.checks import check_count, check_dropout, check_dtype, check_fits, check_flag, check_kind
+from raglane._utils.checks import (
+    check_count,
+    check_dropout,
+    check_dtype,
+    check_fits,
+    check_flag,
+    check_kind,
+)
 from raglane._utils.memory import check_pairs
 from raglane._utils.messages import quote
 from raglane._utils.tracing import is_exporting, never_traced
@@ -23,36 +31,41 @@ from raglane.ragged import Ragged
 
 
 class Attention(nn.Module):
-    """Multi-head attention of the elements of each sequence over those of a memory, by default the sequence itself.
+    """Multi-head attention of the elements of each sequence over those of a memory, by default the
+    sequence itself.
 
-    It equals :class:`torch.nn.MultiheadAttention` on each sequence without others, and its ``state_dict`` has the same
-    names and shapes. For a query element ``x`` and the elements ``m_t`` of the memory, each head computes (Vaswani et
-    al. 2017, "Attention is all you need", arXiv:1706.03762, equation 1)::
+    It equals :class:`torch.nn.MultiheadAttention` on each sequence without others, and its
+    ``state_dict`` has the same names and shapes. For a query element ``x`` and the elements ``m_t``
+    of the memory, each head computes (Vaswani et al. 2017, "Attention is all you need",
+    arXiv:1706.03762, equation 1)::
 
         q = Q x,  k_t = K m_t,  v_t = V m_t,  w = softmax over t of q @ k_t / sqrt(features / heads),  sum_t w_t v_t
 
-    and a linear layer combines the heads. Over a memory without elements the sum is 0, so the result is its bias.
+    and a linear layer combines the heads. Over a memory without elements the sum is 0, so the
+    result is its bias.
 
-    On a CPU each sequence is one call of :func:`torch.nn.functional.scaled_dot_product_attention`, which stores no
-    weights, except with dropout. In evaluation mode, in float32 and float64, the output of a sequence has the same bits
-    in any batch at one number of threads. On a GPU, values of float16 and bfloat16 without dropout are one call of
-    :func:`torch.nn.attention.varlen.varlen_attn`. Derivatives of gradients require torch's plain kernel, within
-    ``torch.nn.attention.sdpa_kernel(SDPBackend.MATH)``.
+    On a CPU each sequence is one call of :func:`torch.nn.functional.scaled_dot_product_attention`,
+    which stores no weights, except with dropout. In evaluation mode, in float32 and float64, the
+    output of a sequence has the same bits in any batch at one number of threads. On a GPU, values
+    of float16 and bfloat16 without dropout are one call of
+    :func:`torch.nn.attention.varlen.varlen_attn`. Derivatives of gradients require torch's plain
+    kernel, within ``torch.nn.attention.sdpa_kernel(SDPBackend.MATH)``.
 
     Args:
-        features: the number of features of a query element and of the result, torch's ``embed_dim``.
+        features: the number of features of a query element and of the result, torch's
+            ``embed_dim``.
         heads: the number of heads; it must divide ``features``.
-        memory_features: the number of features of an element of the memory, torch's ``kdim`` and ``vdim``; None for
-            ``features``.
-        causal: True if an element reads only elements of the memory up to its own step. The lengths of the memory are
-            then those of the query.
+        memory_features: the number of features of an element of the memory, torch's ``kdim`` and
+            ``vdim``; None for ``features``.
+        causal: True if an element reads only elements of the memory up to its own step. The lengths
+            of the memory are then those of the query.
         dropout: in training, the probability that a weight is zeroed.
         bias: True to add learned biases.
         device, dtype: of the parameters.
 
     Attributes:
-        in_proj_weight: ``(3 * features, features)``: Q, K and V. With other ``memory_features`` they are
-            ``q_proj_weight``, ``k_proj_weight`` and ``v_proj_weight``.
+        in_proj_weight: ``(3 * features, features)``: Q, K and V. With other ``memory_features``
+            they are ``q_proj_weight``, ``k_proj_weight`` and ``v_proj_weight``.
         in_proj_bias: ``(3 * features,)``, or None.
         out_proj: the linear layer from ``features`` to ``features``.
 
@@ -91,7 +104,9 @@ class Attention(nn.Module):
     ) -> None:
         super().__init__()
         self.features, self.heads = check_count("features", features), check_count("heads", heads)
-        self.memory_features = features if memory_features is None else check_count("memory_features", memory_features)
+        self.memory_features = (
+            features if memory_features is None else check_count("memory_features", memory_features)
+        )
         self.causal, self.dropout = check_flag("causal", causal), check_dropout(dropout)
         check_dtype(dtype)
         if features % heads != 0:
@@ -101,10 +116,15 @@ class Attention(nn.Module):
         width = self.memory_features
         shapes = {"in_proj_weight": (3 * features, features)}
         if width != features:
-            shapes = {f"{name}_proj_weight": (features, features if name == "q" else width) for name in "qkv"}
+            shapes = {
+                f"{name}_proj_weight": (features, features if name == "q" else width)
+                for name in "qkv"
+            }
         for name, shape in shapes.items():
             self.register_parameter(name, nn.Parameter(torch.empty(shape, **placed)))
-        self.in_proj_bias = nn.Parameter(torch.empty(3 * features, **placed)) if check_flag("bias", bias) else None
+        self.in_proj_bias = (
+            nn.Parameter(torch.empty(3 * features, **placed)) if check_flag("bias", bias) else None
+        )
         self.reset_parameters()
         self.out_proj = RowLinear(features, features, bias=bias, **placed)
         if bias:
@@ -120,22 +140,27 @@ class Attention(nn.Module):
 
         Args:
             query: ``(N, features)``; lengths may be 0.
-            memory: as many sequences as ``query``, ``(M, memory_features)``; lengths may be 0. None for ``query``.
+            memory: as many sequences as ``query``, ``(M, memory_features)``; lengths may be 0. None
+                for ``query``.
 
         Returns:
             ``(N, features)``, with the lengths of ``query``.
 
         Raises:
             ArgumentTypeError: an argument is not a Ragged.
-            ShapeError: sizes, dtypes, devices or numbers of sequences do not match, or with ``causal`` the lengths.
-            ArgumentError: with dropout, the weights do not fit into memory; or the call is exported.
+            ShapeError: sizes, dtypes, devices or numbers of sequences do not match, or with
+                ``causal`` the lengths.
+            ArgumentError: with dropout, the weights do not fit into memory; or the call is
+                exported.
         """
         memory = query if memory is None else memory
         self._check("query", query, self.features)
         self._check("memory", memory, self.memory_features)
         if len(query) != len(memory):
             got, rule = f"{len(memory)} sequences", f"a batch of {len(query)} sequences, like query"
-            raise ShapeError("memory", got, rule, "pass one memory per sequence, empty if it has none")
+            raise ShapeError(
+                "memory", got, rule, "pass one memory per sequence, empty if it has none"
+            )
         if self.causal:
             memory._needs_lengths_of("memory", query, "query")
         linear = F.linear if self.training else row_linear
@@ -144,7 +169,9 @@ class Attention(nn.Module):
         biases = (None, None) if self.in_proj_bias is None else self.in_proj_bias.split(sizes)
         queries = torch.unflatten(linear(query.values, of_query, biases[0]), 1, (self.heads, -1))
         pairs = torch.unflatten(linear(memory.values, of_memory, biases[1]), 1, (2, self.heads, -1))
-        attended = _attend(queries, pairs, query, memory, self.causal, self.dropout if self.training else 0.0)
+        attended = _attend(
+            queries, pairs, query, memory, self.causal, self.dropout if self.training else 0.0
+        )
         return query._like(self.out_proj(attended.flatten(1)))
 
     def _weights(self) -> tuple[Tensor, Tensor]:
@@ -156,22 +183,34 @@ class Attention(nn.Module):
     def extra_repr(self) -> str:
         """Return the sizes and options."""
         parts = [str(self.features), f"heads={self.heads}"]
-        parts += [f"memory_features={self.memory_features}"] * (self.memory_features != self.features)
+        parts += [f"memory_features={self.memory_features}"] * (
+            self.memory_features != self.features
+        )
         return ", ".join([*parts, f"causal={self.causal}", f"dropout={self.dropout}"])
 
     def _check(self, name: str, batch: Any, features: int) -> None:
         check_kind(name, batch, Ragged, "a Ragged", "wrap a list of sequences with rl.Ragged")
         if tuple(batch.features) != (features,):
-            got, rule = f"elements of shape {tuple(batch.features)}", f"elements of {features} features"
+            got, rule = (
+                f"elements of shape {tuple(batch.features)}",
+                f"elements of {features} features",
+            )
             raise ShapeError(name, got, rule, "build the layer with the sizes of its inputs")
         check_fits(name, batch.values, self.out_proj.weight)
 
 
 @never_traced
-def _attend(queries: Tensor, pairs: Tensor, query: Ragged, memory: Ragged, causal: bool, dropout: float) -> Tensor:
-    """Return sums of values, as ``queries`` (N, heads, D), weighted by keys; ``pairs`` (M, 2, heads, D) has both."""
+def _attend(
+    queries: Tensor, pairs: Tensor, query: Ragged, memory: Ragged, causal: bool, dropout: float
+) -> Tensor:
+    """Return sums of values, as ``queries`` (N, heads, D), weighted by keys; ``pairs`` (M, 2,
+    heads, D) has both.
+    """
     if is_exporting():
-        rule, fix = "called outside of torch.export, whose graph would have fixed lengths", "export the other layers"
+        rule, fix = (
+            "called outside of torch.export, whose graph would have fixed lengths",
+            "export the other layers",
+        )
         raise ArgumentError("Attention", "a call within it", rule, fix)
     if not len(query):
         return queries
@@ -180,9 +219,16 @@ def _attend(queries: Tensor, pairs: Tensor, query: Ragged, memory: Ragged, causa
 
         keys, values = pairs.unbind(1)
         ends, longest = (query.cu_seqlens, memory.cu_seqlens), (query.max_length, memory.max_length)
-        return cast(Tensor, varlen_attn(queries, keys, values, *ends, *longest, window_size=(-1, 0 if causal else -1)))
+        return cast(
+            Tensor,
+            varlen_attn(
+                queries, keys, values, *ends, *longest, window_size=(-1, 0 if causal else -1)
+            ),
+        )
     if dropout and queries.is_cpu:
-        check_pairs(query.host_lengths, memory.host_lengths, 2 * queries.shape[1] * queries.itemsize)
+        check_pairs(
+            query.host_lengths, memory.host_lengths, 2 * queries.shape[1] * queries.itemsize
+        )
     parts = []
     # One row of heads before steps, as torch's kernel takes them.
     owns = queries.transpose(0, 1).unsqueeze(0).split(query.host_lengths.tolist(), 2)
@@ -191,7 +237,9 @@ def _attend(queries: Tensor, pairs: Tensor, query: Ragged, memory: Ragged, causa
         own = own.clone(memory_format=torch.contiguous_format)
         keys, values = both.clone(memory_format=torch.contiguous_format).unbind(0)
         if own.numel() and keys.numel():
-            part = F.scaled_dot_product_attention(own, keys, values, dropout_p=dropout, is_causal=causal)
+            part = F.scaled_dot_product_attention(
+                own, keys, values, dropout_p=dropout, is_causal=causal
+            )
         else:
             part = own @ keys.transpose(2, 3) @ values  # zeros
         parts.append(part[0].transpose(0, 1))

@@ -17,13 +17,17 @@ from raglane.nn.recurrent.stack import Options
 class _Convolution(nn.Module):
     """A cell whose state is the elements that the next ones read, oldest first."""
 
-    def __init__(self, sizes: tuple[int, int, int], dilation: int, groups: int, bias: bool, **placed: Any) -> None:
+    def __init__(
+        self, sizes: tuple[int, int, int], dilation: int, groups: int, bias: bool, **placed: Any
+    ) -> None:
         super().__init__()
         self.input_size, self.output_size, self.kernel_size = sizes
         self.dilation, self.groups = dilation, groups
         # A kernel of one element reads no others, but states have at least one column.
         self.hidden_size = max(1, (self.kernel_size - 1) * dilation * self.input_size)
-        self.weight = nn.Parameter(torch.empty(self.output_size, self.input_size // groups, self.kernel_size, **placed))
+        self.weight = nn.Parameter(
+            torch.empty(self.output_size, self.input_size // groups, self.kernel_size, **placed)
+        )
         self.bias = nn.Parameter(torch.empty(self.output_size, **placed)) if bias else None
         self.reset_parameters()
 
@@ -48,18 +52,22 @@ class _Convolution(nn.Module):
         else:
             # (groups, rows, elements and channels) times (groups, elements and channels, outputs).
             windows = windows.unflatten(2, (self.groups, -1)).permute(2, 0, 1, 3)
-            matrix = matrix.reshape(self.groups, self.output_size // self.groups, -1).transpose(1, 2)
+            matrix = matrix.reshape(self.groups, self.output_size // self.groups, -1).transpose(
+                1, 2
+            )
             output = torch.bmm(windows.flatten(2), matrix).permute(1, 0, 2).flatten(1)
             output = output if self.bias is None else output + self.bias
         return output, state if held is x else held[:, self.input_size :]
 
 
 class CausalConv1d(Recurrent):
-    """A convolution over the elements of each sequence, in which an element reads only itself and earlier ones.
+    """A convolution over the elements of each sequence, in which an element reads only itself and
+    earlier ones.
 
-    It equals :class:`torch.nn.Conv1d` with ``(kernel_size - 1) * dilation`` zeros before each sequence. It is a
-    recurrent layer, whose state ``(1, B, (kernel_size - 1) * dilation * input_size)`` is the elements that later ones
-    read. So it is called like other layers, and runs in ``step`` and on streams.
+    It equals :class:`torch.nn.Conv1d` with ``(kernel_size - 1) * dilation`` zeros before each
+    sequence. It is a recurrent layer, whose state ``(1, B, (kernel_size - 1) * dilation *
+    input_size)`` is the elements that later ones read. So it is called like other layers, and runs
+    in ``step`` and on streams.
 
     Args:
         input_size: features of an element, torch's ``in_channels``.
@@ -77,7 +85,8 @@ class CausalConv1d(Recurrent):
         bias: ``(output_size,)``, or None.
 
     Raises:
-        ArgumentError: a size is not a whole number of at least 1, or ``groups`` does not divide both sizes.
+        ArgumentError: a size is not a whole number of at least 1, or ``groups`` does not divide
+            both sizes.
 
     Example:
         >>> layer = CausalConv1d(3, 8, kernel_size=5)
@@ -108,7 +117,9 @@ class CausalConv1d(Recurrent):
             rule = f"a divisor of input_size = {inputs} and output_size = {outputs}"
             raise ArgumentError("groups", str(groups), rule, "pass such a number")
         placed = {"device": device, "dtype": dtype}
-        cell = _Convolution((inputs, outputs, kernel), dilation, groups, check_flag("bias", bias), **placed)
+        cell = _Convolution(
+            (inputs, outputs, kernel), dilation, groups, check_flag("bias", bias), **placed
+        )
         super().__init__(cell, batch_first=batch_first, **options)
 
     @property

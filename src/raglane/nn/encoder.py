@@ -50,19 +50,22 @@ class SequenceEncoder(nn.Module):
     """Embedding, recurrent layers and pooling in one module, without padding.
 
     Args:
-        input_size: the number of features of an element or, with ``embedding``, the number of tokens.
+        input_size: the number of features of an element or, with ``embedding``, the number of
+            tokens.
         hidden_size: units per layer and direction.
-        cell: a key of ``LAYERS``; or a function ``(input_size, hidden_size, **options)`` that returns a recurrent
-            layer, such as a class of ``rl.nn``.
-        embedding: the size of a token's embedding; None if elements are vectors of floats. No index is reserved for
-            padding.
-        pooling: how the elements of a sequence become one vector. ``"summary"`` is the layer's ``summary``: its final
-            state, both directions concatenated. Or a key of ``raglane.nn.pooling.POOLINGS``; ``"last"`` takes the last
-            element, of which the backward half has read only that element. None returns one vector per element.
+        cell: a key of ``LAYERS``; or a function ``(input_size, hidden_size, **options)`` that
+            returns a recurrent layer, such as a class of ``rl.nn``.
+        embedding: the size of a token's embedding; None if elements are vectors of floats. No index
+            is reserved for padding.
+        pooling: how the elements of a sequence become one vector. ``"summary"`` is the layer's
+            ``summary``: its final state, both directions concatenated. Or a key of
+            ``raglane.nn.pooling.POOLINGS``; ``"last"`` takes the last element, of which the
+            backward half has read only that element. None returns one vector per element.
         num_layers: the number of recurrent layers.
         bidirectional: True to also run from the end to the start.
         dropout: the probability that a unit is zeroed between layers, and in the result.
-        layer_norm: True for normalisation inside the recurrence, for the layers ``"lstm"`` and ``"gru"``.
+        layer_norm: True for normalisation inside the recurrence, for the layers ``"lstm"`` and
+            ``"gru"``.
         device, dtype: of the parameters.
         **options: further options of the layer, such as ``initial_state`` or ``zoneout``.
 
@@ -71,7 +74,8 @@ class SequenceEncoder(nn.Module):
 
     Raises:
         ArgumentError: an argument is out of its range.
-        ArgumentTypeError: ``cell`` does not return a recurrent layer of Raglane, or does not accept an option.
+        ArgumentTypeError: ``cell`` does not return a recurrent layer of Raglane, or does not accept
+            an option.
 
     Example:
         >>> encoder = SequenceEncoder(1000, 64, "lstm", embedding=32, pooling="attention", bidirectional=True)
@@ -99,9 +103,12 @@ class SequenceEncoder(nn.Module):
         super().__init__()
         width = check_count("input_size", input_size)
         check_dtype(dtype)
-        # Only those that were passed: a function for layers without parameters need not accept them.
+        # Only those that were passed: a function for layers without parameters need not accept
+        # them.
         placed: dict[str, Any] = {
-            name: value for name, value in (("device", device), ("dtype", dtype)) if value is not None
+            name: value
+            for name, value in (("device", device), ("dtype", dtype))
+            if value is not None
         }
         # Any, because users may replace the torch.nn.Embedding.
         self.embedding: Any = None
@@ -122,9 +129,16 @@ class SequenceEncoder(nn.Module):
         self.dropout = nn.Dropout(check_dropout(dropout))
         self.output_size = self.recurrent.output_size
         if pooling is not None:
-            check_choice("pooling", pooling, ("summary", *POOLINGS), "pass one of these, or None for one per element")
+            check_choice(
+                "pooling",
+                pooling,
+                ("summary", *POOLINGS),
+                "pass one of these, or None for one per element",
+            )
         self.pooling = pooling
-        self.pool = None if pooling in (None, "summary") else POOLINGS[pooling](self.output_size, **placed)
+        self.pool = (
+            None if pooling in (None, "summary") else POOLINGS[pooling](self.output_size, **placed)
+        )
 
     def forward(self, batch: Ragged) -> Any:
         """Encode a batch.
@@ -133,17 +147,20 @@ class SequenceEncoder(nn.Module):
             batch: sequences of ``(L, input_size)`` floats, or of ``(L,)`` tokens.
 
         Returns:
-            ``(B, output_size)``, or without pooling a Ragged ``(N, output_size)``. The vector of an empty sequence is
-            zeros, or with ``pooling="summary"`` its initial state.
+            ``(B, output_size)``, or without pooling a Ragged ``(N, output_size)``. The vector of an
+            empty sequence is zeros, or with ``pooling="summary"`` its initial state.
 
         Raises:
-            ArgumentTypeError: ``batch`` is not a Ragged, or does not contain tokens although ``embedding`` is set.
+            ArgumentTypeError: ``batch`` is not a Ragged, or does not contain tokens although
+                ``embedding`` is set.
             ShapeError: elements have the wrong size.
             ArgumentError: a token is out of range; on a GPU, torch's own kernel checks that.
         """
         embedded = self.embed(batch)
         if self.pooling == "summary":
-            out, state = self.recurrent(embedded, return_output=not self.recurrent.cell.output_is_state)
+            out, state = self.recurrent(
+                embedded, return_output=not self.recurrent.cell.output_is_state
+            )
             return self.dropout(self.recurrent.summary(out, state))
         out, _ = self.recurrent(embedded)
         return out.map(self.dropout) if self.pool is None else self.dropout(self.pool(out))
@@ -168,11 +185,16 @@ class SequenceEncoder(nn.Module):
             # A user-defined module checks its own input.
             return batch.map(self.embedding)
         if batch.dtype not in (torch.int64, torch.int32):
-            rule, fix = "a batch of tokens of int64 or int32", "leave embedding out for elements of floats"
+            rule, fix = (
+                "a batch of tokens of int64 or int32",
+                "leave embedding out for elements of floats",
+            )
             raise ArgumentTypeError("batch", f"values of {batch.dtype}", rule, fix)
         if batch.features:
             rule = "a batch of one token per element"
-            raise ShapeError("batch", f"elements of shape {tuple(batch.features)}", rule, "reshape it")
+            raise ShapeError(
+                "batch", f"elements of shape {tuple(batch.features)}", rule, "reshape it"
+            )
         # Only on the CPU: reading values would wait for a device.
         if not torch.compiler.is_compiling() and batch.values.is_cpu and batch.values.numel():
             lowest, highest = map(int, batch.values.aminmax())
@@ -190,7 +212,11 @@ def layer_class(cell: Any, layer_norm: bool) -> Callable[..., RecurrentLayer]:
         return classes[cell]
     if callable(cell) and not layer_norm and not isinstance(cell, nn.Module):
         return cell
-    other = " with layer_norm=True" if layer_norm else ", or a function that returns a layer, such as a class of rl.nn"
+    other = (
+        " with layer_norm=True"
+        if layer_norm
+        else ", or a function that returns a layer, such as a class of rl.nn"
+    )
     fix = f"choose one of them{', or leave layer_norm out' if layer_norm else ''}"
     raise ArgumentError("cell", repr(cell), f"one of {', '.join(classes)}{other}", fix)
 
@@ -202,5 +228,7 @@ def made(make: Callable[..., Any], width: int, hidden_size: int, **options: Any)
     layer = make(width, hidden_size, **options)
     if not isinstance(layer, RecurrentLayer):
         got = f"a function that returns a {type(layer).__module__}.{type(layer).__name__}"
-        raise ArgumentTypeError("cell", got, rule, f"choose one of {', '.join(LAYERS)}, or a class of rl.nn")
+        raise ArgumentTypeError(
+            "cell", got, rule, f"choose one of {', '.join(LAYERS)}, or a class of rl.nn"
+        )
     return layer

@@ -1,4 +1,5 @@
-"""Initialisations of recurrent layers, gate by gate, for the layers of ``rl.nn`` and of ``torch.nn``.
+"""Initialisations of recurrent layers, gate by gate, for the layers of ``rl.nn`` and of
+``torch.nn``.
 
 Each function sets parameters in place and returns the layer, so that calls can be nested::
 
@@ -39,7 +40,8 @@ def orthogonal_(layer: L, gain: float = 1.0) -> L:
 
     Raises:
         ArgumentTypeError: ``layer`` is not a recurrent layer.
-        ArgumentError: its cell has no recurrent matrix, or ``gain`` is not a finite number of at least 0.
+        ArgumentError: its cell has no recurrent matrix, or ``gain`` is not a finite number of at
+            least 0.
 
     Example:
         >>> weight = orthogonal_(rl.nn.LSTM(3, 4)).weight_hh_l0[:4]
@@ -53,7 +55,8 @@ def orthogonal_(layer: L, gain: float = 1.0) -> L:
 
 
 def xavier_(layer: L, gain: float = 1.0) -> L:
-    """Draw each gate's input matrix from the uniform distribution of Glorot and Bengio (AISTATS 2010).
+    """Draw each gate's input matrix from the uniform distribution of Glorot and Bengio (AISTATS
+    2010).
 
     Args:
         layer: a recurrent layer.
@@ -77,7 +80,8 @@ def xavier_(layer: L, gain: float = 1.0) -> L:
 
 
 def forget_bias_(layer: L, value: float = 1.0) -> L:
-    """Set the bias of the forget gates, 1 to keep them open at first (Jozefowicz et al., ICML 2015).
+    """Set the bias of the forget gates, 1 to keep them open at first (Jozefowicz et al., ICML
+    2015).
 
     Args:
         layer: a recurrent layer with biases, whose cell has a gate ``f``.
@@ -101,10 +105,11 @@ def forget_bias_(layer: L, value: float = 1.0) -> L:
 
 
 def chrono_(layer: L, max_length: int) -> L:
-    """Distribute the time constants of units over up to ``max_length`` steps (Tallec and Ollivier, arXiv:1804.11188).
+    """Distribute the time constants of units over up to ``max_length`` steps (Tallec and Ollivier,
+    arXiv:1804.11188).
 
-    The bias of a forget gate is ``log(u)`` with ``u`` uniform from 1 to ``max_length - 1``. The bias of the input gate
-    ``i``, if the cell has one, is the negative of it.
+    The bias of a forget gate is ``log(u)`` with ``u`` uniform from 1 to ``max_length - 1``. The
+    bias of the input gate ``i``, if the cell has one, is the negative of it.
 
     Args:
         layer: a recurrent layer with biases, whose cell has a gate ``f``.
@@ -135,20 +140,29 @@ def chrono_(layer: L, max_length: int) -> L:
 
 
 def _check_gain(gain: Any) -> None:
-    check_number("gain", gain, "a finite number of at least 0", lambda number: 0 <= number < math.inf)
+    check_number(
+        "gain", gain, "a finite number of at least 0", lambda number: 0 <= number < math.inf
+    )
 
 
 def _cell_of(layer: nn.Module) -> CellSpec:
     if isinstance(layer, Recurrent):
-        got, rule = f"a Recurrent of {type(layer.cells[0]).__name__}", "a layer with its own parameters"
-        raise ArgumentTypeError("layer", got, rule, "initialise the parameters of the cell's module")
+        got, rule = (
+            f"a Recurrent of {type(layer.cells[0]).__name__}",
+            "a layer with its own parameters",
+        )
+        raise ArgumentTypeError(
+            "layer", got, rule, "initialise the parameters of the cell's module"
+        )
     if isinstance(layer, RecurrentLayer):
         return layer.cell
     for kind, name in _TORCH_CELLS.items():
         if isinstance(layer, kind):
             return CELLS[name]
     fix = "pass the layer itself"
-    raise ArgumentTypeError("layer", type(layer).__name__, "a recurrent layer of rl.nn or torch.nn", fix)
+    raise ArgumentTypeError(
+        "layer", type(layer).__name__, "a recurrent layer of rl.nn or torch.nn", fix
+    )
 
 
 def _parameters(layer: Any, name: str) -> Iterator[Tensor]:
@@ -163,7 +177,9 @@ def _parameters(layer: Any, name: str) -> Iterator[Tensor]:
 def _blocks(layer: Any, name: str, dimensions: int) -> Iterator[Tensor]:
     """Yield the rows of each gate in the parameters of this name."""
     cell = _cell_of(layer)
-    parameters = [parameter for parameter in _parameters(layer, name) if parameter.dim() == dimensions]
+    parameters = [
+        parameter for parameter in _parameters(layer, name) if parameter.dim() == dimensions
+    ]
     for parameter in parameters:
         for gate in cell.gates:
             yield parameter.detach()[cell.block(name, gate, layer.hidden_size)]
@@ -173,12 +189,16 @@ def _blocks(layer: Any, name: str, dimensions: int) -> Iterator[Tensor]:
 
 
 def _bias_of(layer: Any, gate: str) -> Iterator[Tensor]:
-    """Yield a gate's bias in every layer and direction, and set the second bias, if there are two, to zero."""
+    """Yield a gate's bias in every layer and direction, and set the second bias, if there are two,
+    to zero.
+    """
     cell = _cell_of(layer)
     if gate not in cell.gates or not layer.bias:
         got = f"cell {cell.name!r} with gates {', '.join(cell.gates)}, bias={layer.bias}"
         fix = "choose another initialisation"
-        raise ArgumentError("layer", got, f"a layer whose cell has a gate {gate!r} with a bias", fix)
+        raise ArgumentError(
+            "layer", got, f"a layer whose cell has a gate {gate!r} with a bias", fix
+        )
     rows = cell.block("bias_ih", gate, layer.hidden_size)
     for second in _parameters(layer, "bias_hh"):
         nn.init.zeros_(second.detach()[rows])

@@ -1,8 +1,9 @@
 """Matrix products in which the bits of a row do not depend on other rows or the number of threads.
 
-Libraries divide a product among threads and tiles by its shape, and vectorised functions compute the end of an array
-differently, so the last bits of a row depend on the other rows. Predictions of a stored model are computed with the cpu
-kernels instead, which add the products of a row in one order.
+Libraries divide a product among threads and tiles by its shape, and vectorised functions compute
+the end of an array differently, so the last bits of a row depend on the other rows. Predictions of
+a stored model are computed with the cpu kernels instead, which add the products of a row in one
+order.
 """
 
 from __future__ import annotations
@@ -30,9 +31,10 @@ _OPEN = 100.0
 def row_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return ``input @ weight.T + bias``, in which the bits of a row do not depend on other rows.
 
-    On a CPU, in float32 and float64, the cpu kernels compute it as a minGRU with an open gate, on sequences of one
-    element. This is twice the work of the product. On other devices, without the kernels, under autocast, and while
-    torch records operators, it is ``torch.nn.functional.linear``.
+    On a CPU, in float32 and float64, the cpu kernels compute it as a minGRU with an open gate, on
+    sequences of one element. This is twice the work of the product. On other devices, without the
+    kernels, under autocast, and while torch records operators, it is
+    ``torch.nn.functional.linear``.
     """
     if not _has_kernel(input, weight, bias):
         return F.linear(input, weight, bias)
@@ -49,13 +51,19 @@ def row_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Ten
 
 
 def _has_kernel(input: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    """Return True if the cpu kernels support a product; torch raises an error for an invalid one."""
+    """Return True if the cpu kernels support a product; torch raises an error for an invalid
+    one.
+    """
     return (
         not records_operators()  # first, because the number of rows may be symbolic
         and isinstance(input, Tensor)  # not a Ragged
         and input.dtype in (torch.float32, torch.float64)
         and all(part.dtype is input.dtype for part in (weight, bias) if part is not None)
-        and all(part.is_cpu and part.layout is torch.strided for part in (input, weight, bias) if part is not None)
+        and all(
+            part.is_cpu and part.layout is torch.strided
+            for part in (input, weight, bias)
+            if part is not None
+        )
         and 0 not in (*input.shape, *weight.shape)
         and input.shape[-1:] == weight.shape[1:]
         and not torch.is_autocast_enabled("cpu")
@@ -70,21 +78,31 @@ class RowLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """Map ``(*, in_features)`` to ``(*, out_features)``."""
-        return super().forward(input) if self.training else row_linear(input, self.weight, self.bias)
+        return (
+            super().forward(input) if self.training else row_linear(input, self.weight, self.bias)
+        )
 
 
 class RowByRow(TorchFunctionMode):
-    """A context in which torch's matrix products and sigmoids compute row by row, for cells without a kernel."""
+    """A context in which torch's matrix products and sigmoids compute row by row, for cells without
+    a kernel.
+    """
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: Any = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Call a function of torch, or its replacement."""
         kwargs = kwargs or {}
         return (func if "out" in kwargs else _ROW_BY_ROW.get(func, func))(*args, **kwargs)
 
 
-def _addmm(input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+def _addmm(
+    input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1
+) -> Tensor:
     product = alpha * row_linear(mat1, mat2.t())
     return beta * input + product if beta else product
 

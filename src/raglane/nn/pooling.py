@@ -1,4 +1,6 @@
-"""Poolings from one vector per element to one per sequence. The vector of an empty sequence is zeros."""
+"""Poolings from one vector per element to one per sequence. The vector of an empty sequence is
+zeros.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +30,13 @@ def _check_batch(batch: Any) -> None:
 
 
 class Pooling(nn.Module):
-    """A pooling without parameters: the method of :class:`~raglane.Ragged` of that name, as a module.
+    """A pooling without parameters: the method of :class:`~raglane.Ragged` of that name, as a
+    module.
 
-    ``last`` and ``first`` take one element; the others are computed per feature. ``logsumexp``, a smooth maximum, grows
-    with the length: for L equal elements it is the element plus ``log(L)``. For a bidirectional layer use
-    ``layer.summary(out, state)`` instead of ``last``, whose backward half has read only one element.
+    ``last`` and ``first`` take one element; the others are computed per feature. ``logsumexp``, a
+    smooth maximum, grows with the length: for L equal elements it is the element plus ``log(L)``.
+    For a bidirectional layer use ``layer.summary(out, state)`` instead of ``last``, whose backward
+    half has read only one element.
 
     Args:
         name: ``"last"``, ``"first"``, ``"mean"``, ``"max"`` or ``"logsumexp"``.
@@ -59,7 +63,8 @@ class Pooling(nn.Module):
             ``(B, *features)``; zeros for an empty sequence.
 
         Raises:
-            ArgumentTypeError: ``batch`` is not a Ragged, or contains integers for ``mean`` and ``logsumexp``.
+            ArgumentTypeError: ``batch`` is not a Ragged, or contains integers for ``mean`` and
+                ``logsumexp``.
         """
         _check_batch(batch)
         if self.name == "logsumexp" and _answers(self, batch):
@@ -75,11 +80,12 @@ class Pooling(nn.Module):
 class AttentionPooling(nn.Module):
     """Weighted sums over the elements of each sequence, with weights computed from the elements.
 
-    The self-attention of Lin et al. 2017, "A structured self-attentive sentence embedding" (arXiv:1703.03130, equation
-    6). An element ``x`` has the scores ``query @ tanh(hidden @ x)``, one per head; the softmax of a head's scores over
-    the steps of a sequence gives the weights. In the paper each head weighs all F features, so the result has
-    ``heads * F``. Here a head weighs its own block of ``F / heads`` features, as in multi-head attention, so the result
-    has F. With one head both are the same.
+    The self-attention of Lin et al. 2017, "A structured self-attentive sentence embedding"
+    (arXiv:1703.03130, equation 6). An element ``x`` has the scores ``query @ tanh(hidden @ x)``,
+    one per head; the softmax of a head's scores over the steps of a sequence gives the weights. In
+    the paper each head weighs all F features, so the result has ``heads * F``. Here a head weighs
+    its own block of ``F / heads`` features, as in multi-head attention, so the result has F. With
+    one head both are the same.
 
     Args:
         features: F, the number of features of an element.
@@ -91,8 +97,8 @@ class AttentionPooling(nn.Module):
         query: a linear layer without bias, weight ``(heads, F)``.
 
     Raises:
-        ArgumentError: ``features`` or ``heads`` is not a whole number of at least 1, ``heads`` does not divide
-            ``features``, or ``dtype`` is not floating-point.
+        ArgumentError: ``features`` or ``heads`` is not a whole number of at least 1, ``heads`` does
+            not divide ``features``, or ``dtype`` is not floating-point.
 
     Example:
         >>> pooling = AttentionPooling(6, heads=2)
@@ -122,7 +128,8 @@ class AttentionPooling(nn.Module):
         self.query = RowLinear(features, heads, bias=False, device=device, dtype=dtype)
 
     def weights(self, batch: Ragged) -> Ragged:
-        """Return the weight of each element in each head, ``(N, heads)``; they add up to 1 in each sequence.
+        """Return the weight of each element in each head, ``(N, heads)``; they add up to 1 in each
+        sequence.
 
         Args:
             batch: ``(N, F)``.
@@ -165,20 +172,30 @@ class AttentionPooling(nn.Module):
         return f"{self.features}, heads={self.heads}"
 
 
-# ---- poolings of the elements so far --------------------------------------------------------------------------------
+# ---- poolings of the elements so far -------------------------------------------------------------
 
 
 class _Running(nn.Module):
     """A cell whose output is the pooling of the elements so far."""
 
-    def __init__(self, width: int, dtype: torch.dtype, starts: tuple[tuple[int, float], ...]) -> None:
+    def __init__(
+        self, width: int, dtype: torch.dtype, starts: tuple[tuple[int, float], ...]
+    ) -> None:
         super().__init__()
         self.input_size = self.hidden_size = width
-        self.dtype, self.starts = dtype, starts  # of each state its size and its numbers before the first element
+        self.dtype, self.starts = (
+            dtype,
+            starts,
+        )  # of each state its size and its numbers before the first element
 
     def initial_state(self, count: int) -> tuple[Tensor, ...]:
         """Return the states before the first element."""
-        return tuple([torch.full((count, size), start, dtype=self.dtype, device="cpu") for size, start in self.starts])
+        return tuple(
+            [
+                torch.full((count, size), start, dtype=self.dtype, device="cpu")
+                for size, start in self.starts
+            ]
+        )
 
 
 class _First(_Running):
@@ -215,7 +232,9 @@ class _LogSumExp(_Running):
 
 
 class _Attention(_Running):
-    """The weighted sum of :class:`AttentionPooling`; sums are scaled when the largest score changes."""
+    """The weighted sum of :class:`AttentionPooling`; sums are scaled when the largest score
+    changes.
+    """
 
     def __init__(self, pooling: AttentionPooling, dtype: torch.dtype) -> None:
         heads, features = pooling.heads, pooling.features
@@ -229,7 +248,9 @@ class _Attention(_Running):
         kept, new = torch.exp(before - largest), torch.exp(scores - largest)
         total = total * kept + new
         blocks = x.unflatten(1, (scores.shape[1], -1)) * new.unsqueeze(2)
-        summed = (summed.unflatten(1, (scores.shape[1], -1)) * kept.unsqueeze(2) + blocks).flatten(1)
+        summed = (summed.unflatten(1, (scores.shape[1], -1)) * kept.unsqueeze(2) + blocks).flatten(
+            1
+        )
         value = summed.unflatten(1, (scores.shape[1], -1)) / total.unsqueeze(2)
         return value.flatten(1), (largest, total, summed)
 
@@ -246,12 +267,20 @@ def _plain_running(name: str, width: int, dtype: torch.dtype) -> Recurrent:
 
 
 def running(pooling: str | AttentionPooling, width: int, dtype: torch.dtype) -> Recurrent:
-    """Return a layer whose outputs are the poolings of the elements so far; ``pooling`` is a name or a module."""
-    return _plain_running(pooling, width, dtype) if isinstance(pooling, str) else Recurrent(_Attention(pooling, dtype))
+    """Return a layer whose outputs are the poolings of the elements so far; ``pooling`` is a name
+    or a module.
+    """
+    return (
+        _plain_running(pooling, width, dtype)
+        if isinstance(pooling, str)
+        else Recurrent(_Attention(pooling, dtype))
+    )
 
 
 def _answers(pooling: nn.Module, batch: Ragged) -> bool:
-    """Return True if a pooling is computed element after element, with the same bits as for a stream."""
+    """Return True if a pooling is computed element after element, with the same bits as for a
+    stream.
+    """
     return (
         not records_operators()  # first, because the number of elements may be symbolic
         and not pooling.training
@@ -266,7 +295,11 @@ def _answers(pooling: nn.Module, batch: Ragged) -> bool:
 
 def _run_so_far(layer: Recurrent, batch: Ragged) -> Tensor:
     """Return the last output of a layer for each sequence; zeros for an empty one."""
-    return layer(batch._like(batch.values.reshape(batch.values.shape[0], -1)))[0].last().reshape(-1, *batch.features)
+    return (
+        layer(batch._like(batch.values.reshape(batch.values.shape[0], -1)))[0]
+        .last()
+        .reshape(-1, *batch.features)
+    )
 
 
 def _plain(name: str, features: int, *, device: Any = None, dtype: Any = None) -> Pooling:  # noqa: ARG001
@@ -277,4 +310,5 @@ POOLINGS: dict[str, Callable[..., nn.Module]] = {
     **{name: partial(_plain, name) for name in _PLAIN},
     "attention": AttentionPooling,
 }
-"""By name, functions ``(features, *, device, dtype)`` that build a pooling from ``(N, F)`` to ``(B, F)``."""
+"""By name, functions ``(features, *, device, dtype)`` that build a pooling from ``(N, F)`` to ``(B,
+F)``."""

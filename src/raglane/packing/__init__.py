@@ -1,16 +1,18 @@
-"""The functions of :mod:`torch.nn.utils.rnn`: the same names, arguments and results, implemented independently.
+"""The functions of :mod:`torch.nn.utils.rnn`: the same names, arguments and results, implemented
+independently.
 
-A padded batch is ``(T, B, *features)``, or ``(B, T, *features)`` with ``batch_first``; a pack is torch's
-:class:`~torch.nn.utils.rnn.PackedSequence`. Differences from torch:
+A padded batch is ``(T, B, *features)``, or ``(B, T, *features)`` with ``batch_first``; a pack is
+torch's :class:`~torch.nn.utils.rnn.PackedSequence`. Differences from torch:
 
 - Lengths may be of any integer dtype, on any device, in a list, a tuple, an array or a tensor.
-- Sequences of length 0 are supported. Then ``sorted_indices`` lists all B sequences and ``batch_sizes[0]`` counts those
-  with an element; if none has one, ``batch_sizes`` is empty. torch's own layers raise for such a pack.
+- Sequences of length 0 are supported. Then ``sorted_indices`` lists all B sequences and
+  ``batch_sizes[0]`` counts those with an element; if none has one, ``batch_sizes`` is empty.
+  torch's own layers raise for such a pack.
 - Equal lengths keep the caller's order.
 - :func:`unpad_sequence` does not modify its argument.
 
-All functions are differentiable twice. Padding is never read, and its gradient is 0. Wrong arguments raise the error
-types of torch, with a message that contains the fix.
+All functions are differentiable twice. Padding is never read, and its gradient is 0. Wrong
+arguments raise the error types of torch, with a message that contains the fix.
 """
 
 from __future__ import annotations

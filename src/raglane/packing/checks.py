@@ -1,7 +1,7 @@
 """Checks of the packing functions' arguments.
 
-Each function returns an argument in the form that the arithmetic requires, or raises. Checks that loop over Python
-objects run only after an operation has failed.
+Each function returns an argument in the form that the arithmetic requires, or raises. Checks that
+loop over Python objects run only after an operation has failed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ _INTEGERS = frozenset((torch.int8, torch.int16, torch.int32, torch.int64, *_UNSI
 _MAKE_A_PACK = "make one with pack_sequence or pack_padded_sequence"
 
 
-# -- padded batches and their lengths ---------------------------------------------------------------------------------
+# -- padded batches and their lengths
+# ---------------------------------------------------------------------------------
 
 
 def read_padded(padded: Any, argument: str, batch_first: bool) -> tuple[int, int]:
@@ -47,14 +48,18 @@ def read_padded(padded: Any, argument: str, batch_first: bool) -> tuple[int, int
 
 @index_arithmetic
 def read_padded_lengths(lengths: Any, count: int, batch_first: bool) -> IntArray | Tensor:
-    """Return lengths ``(count,)`` as int64, a tensor if they are on a device, else an array; values are unchecked."""
+    """Return lengths ``(count,)`` as int64, a tensor if they are on a device, else an array; values
+    are unchecked.
+    """
     tensor = lengths if isinstance(lengths, Tensor) else _tensor_from(lengths)
     if tensor.dtype not in _INTEGERS:
         fix = "pass the number of steps of each sequence, not a mask"
         raise ShapeError("lengths", f"dtype {tensor.dtype}", "integers", fix)
     if tensor.dim() != 1:
         fix = "pass one number per sequence"
-        raise DimensionError("lengths", f"shape {tuple(tensor.shape)}", "of one dimension, (B,)", fix)
+        raise DimensionError(
+            "lengths", f"shape {tuple(tensor.shape)}", "of one dimension, (B,)", fix
+        )
     if tensor.shape[0] != count:
         axis = "first" if batch_first else "second"
         rule = f"one length per sequence, {count} as in the {axis} dimension of the padded batch"
@@ -79,7 +84,9 @@ def _tensor_from(lengths: Any) -> Tensor:
 
 
 @index_arithmetic
-def read_padded_lengths_on_host(lengths: Any, count: int, steps: int, batch_first: bool) -> IntArray:
+def read_padded_lengths_on_host(
+    lengths: Any, count: int, steps: int, batch_first: bool
+) -> IntArray:
     """Return lengths with checked values; waits once if they are on a device."""
     read = read_padded_lengths(lengths, count, batch_first)
     host: IntArray = read.cpu().numpy() if isinstance(read, Tensor) else read
@@ -94,20 +101,30 @@ def check_range(low: int, high: int, steps: int) -> None:
     if low < 0:
         raise ShapeError("lengths", f"a length of {low}", "at least 0", fix)
     if high > steps:
-        raise ShapeError("lengths", f"a length of {high}", f"at most the {steps} steps of the padded batch", fix)
+        raise ShapeError(
+            "lengths", f"a length of {high}", f"at most the {steps} steps of the padded batch", fix
+        )
 
 
 def raise_unsorted(lengths: IntArray | Tensor) -> NoReturn:
     """Raise because lengths increase."""
     fix = "pass enforce_sorted=False, or sort the sequences by decreasing length"
-    raise ShapeError("lengths", quote(lengths.tolist()), "in decreasing order, because enforce_sorted is True", fix)
+    raise ShapeError(
+        "lengths",
+        quote(lengths.tolist()),
+        "in decreasing order, because enforce_sorted is True",
+        fix,
+    )
 
 
-# -- packs ------------------------------------------------------------------------------------------------------------
+# -- packs
+# --------------------------------------------------------------------------------------------------
 
 
 def read_packed(packed: PackedSequence, argument: str) -> tuple[IntArray, Tensor | None, int]:
-    """Return the batch sizes, the order and the number of sequences of a pack, without waiting for a device."""
+    """Return the batch sizes, the order and the number of sequences of a pack, without waiting for
+    a device.
+    """
     if not isinstance(packed, PackedSequence):
         raise KindError(argument, f"type {type(packed).__name__}", "a PackedSequence", _MAKE_A_PACK)
     data, sizes, order, places = packed
@@ -130,20 +147,26 @@ def read_packed(packed: PackedSequence, argument: str) -> tuple[IntArray, Tensor
 
 @index_arithmetic
 def _read_numbers(order: Tensor | None, sizes: Tensor) -> tuple[Tensor | None, IntArray]:
-    """Return a pack's order, and a copy of its batch sizes, which another thread may change after the check."""
+    """Return a pack's order, and a copy of its batch sizes, which another thread may change after
+    the check.
+    """
     return None if order is None else order.resolve_neg(), sizes.resolve_neg().numpy().copy()
 
 
 @index_arithmetic
 def read_permutation(permutation: Any) -> Tensor:
-    """Return a permutation; its values are checked only on a CPU, because a check on a device would wait."""
+    """Return a permutation; its values are checked only on a CPU, because a check on a device would
+    wait.
+    """
     name, fix = "permutation", "pass the indices that torch.argsort returns"
     if not isinstance(permutation, Tensor):
         raise KindError(name, f"type {type(permutation).__name__}", "a tensor or None", fix)
     if permutation.is_nested or permutation.layout is not torch.strided:
         raise KindError(name, f"a tensor of {permutation.layout}", "a dense tensor or None", fix)
     if permutation.dim() != 1:
-        raise DimensionError(name, f"shape {tuple(permutation.shape)}", "of one dimension, (B,)", fix)
+        raise DimensionError(
+            name, f"shape {tuple(permutation.shape)}", "of one dimension, (B,)", fix
+        )
     if permutation.dtype not in _INTEGERS:
         raise ShapeError(name, f"dtype {permutation.dtype}", "integers", fix)
     resolved: Tensor = permutation.resolve_neg()
@@ -163,15 +186,22 @@ def check_permutation(array: IntArray, argument: str, fix: str) -> None:
         raise ShapeError(argument, quote(array.tolist()), f"a permutation of 0 to {count - 1}", fix)
 
 
-# -- lists of sequences -----------------------------------------------------------------------------------------------
+# -- lists of sequences
+# -----------------------------------------------------------------------------------------------
 
 
 def read_sequences(sequences: Any) -> tuple[tuple[Tensor, ...], IntArray]:
-    """Return a list of sequences and their lengths; trailing shapes are checked only if torch.cat fails."""
+    """Return a list of sequences and their lengths; trailing shapes are checked only if torch.cat
+    fails.
+    """
     if isinstance(sequences, PackedSequence):
         _raise_no_list(sequences)
     try:
-        sequences = sequences.unbind() if isinstance(sequences, Tensor) and sequences.is_nested else tuple(sequences)
+        sequences = (
+            sequences.unbind()
+            if isinstance(sequences, Tensor) and sequences.is_nested
+            else tuple(sequences)
+        )
     except TypeError:
         _raise_no_list(sequences)
     try:
@@ -181,11 +211,16 @@ def read_sequences(sequences: Any) -> tuple[tuple[Tensor, ...], IntArray]:
         raise_unfit(sequences)
         raise
     if len(dtypes) > 1 and all(torch.can_cast(dtype, sequences[0].dtype) for dtype in dtypes):
-        # As in torch, the result has the dtype of the first sequence, unless the conversion would lose information.
+        # As in torch, the result has the dtype of the first sequence, unless the conversion would
+        # lose information.
         sequences = tuple(sequence.to(sequences[0].dtype) for sequence in sequences)
         dtypes = {sequences[0].dtype}
-    # NumPy arrays have a shape and a dtype too. torch.cat ignores tensors of shape (0,), whatever the other shapes are.
-    is_odd = any(not isinstance(x, Tensor) or x.layout is not torch.strided or x.is_quantized for x in sequences[:1])
+    # NumPy arrays have a shape and a dtype too. torch.cat ignores tensors of shape (0,), whatever
+    # the other shapes are.
+    is_odd = any(
+        not isinstance(x, Tensor) or x.layout is not torch.strided or x.is_quantized
+        for x in sequences[:1]
+    )
     if len(dtypes) != 1 or is_odd or np.count_nonzero(lengths) != lengths.shape[0]:
         raise_unfit(sequences)
     return sequences, lengths
@@ -193,22 +228,37 @@ def read_sequences(sequences: Any) -> tuple[tuple[Tensor, ...], IntArray]:
 
 def _raise_no_list(sequences: Any) -> NoReturn:
     fix = "pass e.g. [torch.ones(3), torch.ones(2)], or call pad_packed_sequence on a pack"
-    raise KindError("sequences", f"type {type(sequences).__name__}", "a list of tensors, one per sequence", fix)
+    raise KindError(
+        "sequences", f"type {type(sequences).__name__}", "a list of tensors, one per sequence", fix
+    )
 
 
 def raise_unfit(sequences: tuple[Any, ...]) -> None:
     """Raise if sequences cannot be concatenated."""
     if not sequences:
         fix = "skip an empty batch, or pass a padded tensor of shape (0, 0, *features) to pack_padded_sequence"
-        raise ShapeError("sequences", "none", "at least one, because the features and the dtype are read from it", fix)
+        raise ShapeError(
+            "sequences",
+            "none",
+            "at least one, because the features and the dtype are read from it",
+            fix,
+        )
     first = sequences[0]
     for number, sequence in enumerate(sequences):
         argument = f"sequences[{number}]"
         if not isinstance(sequence, Tensor):
-            raise KindError(argument, f"type {type(sequence).__name__}", "a tensor", "wrap it with torch.as_tensor")
+            raise KindError(
+                argument,
+                f"type {type(sequence).__name__}",
+                "a tensor",
+                "wrap it with torch.as_tensor",
+            )
         check_dense(argument, sequence, KindError)
         if sequence.dim() == 0:
-            rule, fix = "a tensor whose first dimension counts steps", "pass sequences of shape (L, *features)"
+            rule, fix = (
+                "a tensor whose first dimension counts steps",
+                "pass sequences of shape (L, *features)",
+            )
             raise DimensionError(argument, "a tensor without dimensions", rule, fix)
         for fact, own, expected in (
             ("trailing shape", tuple(sequence.shape[1:]), tuple(first.shape[1:])),
@@ -219,26 +269,39 @@ def raise_unfit(sequences: tuple[Any, ...]) -> None:
                 fix = f"convert it with .to({expected})"
                 if fact == "trailing shape":
                     fix = "pass sequences of shape (L, *features) that differ only in L"
-                raise ShapeError(argument, f"{fact} {own}", f"of {fact} {expected}, as in sequences[0]", fix)
+                raise ShapeError(
+                    argument, f"{fact} {own}", f"of {fact} {expected}, as in sequences[0]", fix
+                )
 
 
-# -- flags and numbers ------------------------------------------------------------------------------------------------
+# -- flags and numbers
+# ------------------------------------------------------------------------------------------------
 
 
 def read_flag(argument: str, flag: Any) -> bool:
     """Return a bool; like torch, accept 0 and 1."""
-    return bool(flag) if isinstance(flag, int) and flag in (0, 1) else check_flag(argument, flag, KindError)
+    return (
+        bool(flag)
+        if isinstance(flag, int) and flag in (0, 1)
+        else check_flag(argument, flag, KindError)
+    )
 
 
 def read_padding_value(value: Any) -> float:
-    """Return a padding value; raise for an integer of more than 64 bits, which torch would wrap around."""
+    """Return a padding value; raise for an integer of more than 64 bits, which torch would wrap
+    around.
+    """
     if isinstance(value, Tensor) and value.numel() == 1:
         value = value.item()
     if not isinstance(value, Number):
-        raise KindError("padding_value", f"type {type(value).__name__}", "one number", "pass e.g. 0.0")
+        raise KindError(
+            "padding_value", f"type {type(value).__name__}", "one number", "pass e.g. 0.0"
+        )
     number: float = value  # type: ignore[assignment]  # Number is the base of int, float, complex and NumPy's numbers
     if isinstance(number, int) and not -(2**63) <= number < 2**63:
-        raise KindError("padding_value", quote(number), "a number of 64 bits", "pass a float, such as 1e30")
+        raise KindError(
+            "padding_value", quote(number), "a number of 64 bits", "pass a float, such as 1e30"
+        )
     return number
 
 
@@ -251,14 +314,18 @@ def read_padding_side(side: Any) -> bool:
 
 
 def read_total_length(total_length: Any, steps: int, count: int = 1) -> int:
-    """Return the number of steps of a padded batch of ``count`` sequences; ``steps`` is the maximum length."""
+    """Return the number of steps of a padded batch of ``count`` sequences; ``steps`` is the maximum
+    length.
+    """
     if total_length is None:
         return steps
     try:
         total = operator.index(total_length)
     except TypeError as error:
         got = f"type {type(total_length).__name__}"
-        raise KindError("total_length", got, "an integer or None", f"pass {steps} or more") from error
+        raise KindError(
+            "total_length", got, "an integer or None", f"pass {steps} or more"
+        ) from error
     if total < steps:
         rule = f"at least the longest length, {steps}"
         raise ShapeError("total_length", quote(total), rule, f"pass {steps} or more, or None")

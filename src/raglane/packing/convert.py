@@ -1,7 +1,8 @@
 """Conversions of flat values and offsets to and from padded batches and packs, differentiable.
 
-On a CPU the kernels move the rows, unless they are missing or operators are recorded (:mod:`raglane.packing.rows`).
-Otherwise index arithmetic does. Lengths on a device and a pack's ``sorted_indices`` are copied to the host once.
+On a CPU the kernels move the rows, unless they are missing or operators are recorded
+(:mod:`raglane.packing.rows`). Otherwise index arithmetic does. Lengths on a device and a pack's
+``sorted_indices`` are copied to the host once.
 """
 
 from __future__ import annotations
@@ -25,9 +26,13 @@ from raglane.segments.indexing import place_rows, take_rows
 
 @never_traced
 def pack_flat(values: Tensor, offsets: Tensor, lengths: Tensor) -> PackedSequence:
-    """Return flat values as a pack with ``sorted_indices``; does not wait, because ``lengths`` are on the CPU."""
+    """Return flat values as a pack with ``sorted_indices``; does not wait, because ``lengths`` are
+    on the CPU.
+    """
     index, batch_sizes, sorted_indices = packed_layout(lengths, offsets)
-    return PackedSequence(take_rows(values, index), batch_sizes, sorted_indices, inverse(sorted_indices))
+    return PackedSequence(
+        take_rows(values, index), batch_sizes, sorted_indices, inverse(sorted_indices)
+    )
 
 
 class Flattened(NamedTuple):
@@ -36,7 +41,9 @@ class Flattened(NamedTuple):
     values: Tensor  # (N, *features), in the caller's order
     offsets: Tensor  # (B + 1,) int64 on the device of the values
     lengths: Tensor | None  # (B,) int64 on the CPU; None if the offsets are on the CPU
-    restore: Callable[[Tensor], Tensor]  # converts values (N, *features) to the original layout, padded with zeros
+    restore: Callable[
+        [Tensor], Tensor
+    ]  # converts values (N, *features) to the original layout, padded with zeros
 
     def host_lengths(self) -> Tensor:
         """Return the lengths, ``(B,)`` int64 on the CPU."""
@@ -52,11 +59,20 @@ def flatten_packed(packed: PackedSequence, argument: str = "packed") -> Flattene
     check_storage(f"{argument}.data", packed.data)
     count = elements.rows.shape[0]
     values = take_rows(elements.rows, elements.index)
-    return Flattened(values, elements.offsets, elements.lengths, lambda flat: place_rows(flat, elements.index, count))
+    return Flattened(
+        values,
+        elements.offsets,
+        elements.lengths,
+        lambda flat: place_rows(flat, elements.index, count),
+    )
 
 
 def flatten_padded(
-    padded: Tensor, lengths: Any, batch_first: bool = False, padding_side: str = "right", argument: str = "padded"
+    padded: Tensor,
+    lengths: Any,
+    batch_first: bool = False,
+    padding_side: str = "right",
+    argument: str = "padded",
 ) -> Flattened:
     """Convert a padded batch; errors call it ``argument``."""
     left = read_padding_side(padding_side)
@@ -71,10 +87,20 @@ def flatten_padded(
 
     def restore(flat: Tensor) -> Tensor:
         if not padded.is_contiguous():
-            return flat_to_padded(flat, elements.offsets, padded.shape[1 if batch_first else 0], batch_first, left=left)
-        return place_rows(flat, elements.index, elements.rows.shape[0]).view(*padded.shape[:2], *flat.shape[1:])
+            return flat_to_padded(
+                flat,
+                elements.offsets,
+                padded.shape[1 if batch_first else 0],
+                batch_first,
+                left=left,
+            )
+        return place_rows(flat, elements.index, elements.rows.shape[0]).view(
+            *padded.shape[:2], *flat.shape[1:]
+        )
 
-    return Flattened(take_rows(elements.rows, elements.index), elements.offsets, elements.lengths, restore)
+    return Flattened(
+        take_rows(elements.rows, elements.index), elements.offsets, elements.lengths, restore
+    )
 
 
 def _is_padded(padded: Any) -> bool:
@@ -83,10 +109,17 @@ def _is_padded(padded: Any) -> bool:
     return is_dense and not (padded.is_nested or padded.is_quantized)
 
 
-def _flatten_by_operators(padded: Tensor, lengths: Any, batch_first: bool, argument: str) -> Flattened:
+def _flatten_by_operators(
+    padded: Tensor, lengths: Any, batch_first: bool, argument: str
+) -> Flattened:
     # Imported here, because registering operators is slow.
     from raglane.packing import operators
 
     _, steps = read_padded(padded, argument, batch_first)
     values, offsets = operators.padded_to_flat(padded, torch.as_tensor(lengths), batch_first)
-    return Flattened(values, offsets, None, lambda flat: operators.padded_from_flat(flat, offsets, batch_first, steps))
+    return Flattened(
+        values,
+        offsets,
+        None,
+        lambda flat: operators.padded_from_flat(flat, offsets, batch_first, steps),
+    )

@@ -1,4 +1,6 @@
-"""The functions of :mod:`torch.nn.utils.rnn`; the docstring of the package lists the differences."""
+"""The functions of :mod:`torch.nn.utils.rnn`; the docstring of the package lists the
+differences.
+"""
 
 from __future__ import annotations
 
@@ -26,21 +28,34 @@ from raglane.packing.checks import (
     read_total_length,
 )
 from raglane.packing.convert import flatten_packed, flatten_padded
-from raglane.packing.layouts import inverse, packed_rows, padded_rows, rows_of, send, shape_and_strides
+from raglane.packing.layouts import (
+    inverse,
+    packed_rows,
+    padded_rows,
+    rows_of,
+    send,
+    shape_and_strides,
+)
 from raglane.packing.rows import lengths_of_packed
 from raglane.segments import IntArray, conjugate
 from raglane.segments.indexing import place_joined_rows, place_rows, take_rows
 
-# Narrower rows, or fewer numbers, are placed row by row, which is faster than concatenating sequences and padding.
+# Narrower rows, or fewer numbers, are placed row by row, which is faster than concatenating
+# sequences and padding.
 _WIDE = 8
 _MANY = 65536
 
 
-# -- the order of a pack -----------------------------------------------------------------------------------------------
+# -- the order of a pack
+# -----------------------------------------------------------------------------------------------
 
 
-def _rank_on_host(lengths: IntArray, steps: int, enforce_sorted: bool) -> tuple[IntArray, IntArray | None]:
-    """Return the batch sizes and the order of a pack; None for the caller's order without empty sequences."""
+def _rank_on_host(
+    lengths: IntArray, steps: int, enforce_sorted: bool
+) -> tuple[IntArray, IntArray | None]:
+    """Return the batch sizes and the order of a pack; None for the caller's order without empty
+    sequences.
+    """
     count = lengths.shape[0]
     order: IntArray | None = None
     if not count:
@@ -58,17 +73,24 @@ def _rank_on_host(lengths: IntArray, steps: int, enforce_sorted: bool) -> tuple[
     return conjugate(lengths, high), order
 
 
-def _rank_on_device(lengths: Tensor, steps: int, enforce_sorted: bool) -> tuple[IntArray, Tensor | None]:
-    """As :func:`_rank_on_host` for lengths on a device, with one copy to the host, also of the facts to check."""
+def _rank_on_device(
+    lengths: Tensor, steps: int, enforce_sorted: bool
+) -> tuple[IntArray, Tensor | None]:
+    """As :func:`_rank_on_host` for lengths on a device, with one copy to the host, also of the
+    facts to check.
+    """
     count = lengths.shape[0]
     if not count:
         return np.empty(0, dtype=np.int64), None if enforce_sorted else lengths
-    # Clamped, because the lengths are checked later, and a wrong one must not write out of bounds here.
+    # Clamped, because the lengths are checked later, and a wrong one must not write out of bounds
+    # here.
     counts = lengths.new_zeros(steps + 1)
     counts.index_add_(0, lengths.clamp(0, steps), torch.ones_like(lengths))
     low, high = lengths.aminmax()
     rises = (lengths[1:] > lengths[:-1]).sum()
-    copied: IntArray = torch.cat([count - counts[:steps].cumsum(0), torch.stack([low, high, rises])]).cpu().numpy()
+    copied: IntArray = (
+        torch.cat([count - counts[:steps].cumsum(0), torch.stack([low, high, rises])]).cpu().numpy()
+    )
     if enforce_sorted and copied[-1]:
         raise_unsorted(lengths)
     check_range(int(copied[-3]), int(copied[-2]), steps)
@@ -95,11 +117,12 @@ def _pack(
 
 
 def invert_permutation(permutation: Tensor | None) -> Tensor | None:
-    """Return the inverse of a permutation: ``unsorted_indices`` for ``sorted_indices``, and vice versa.
+    """Return the inverse of a permutation: ``unsorted_indices`` for ``sorted_indices``, and vice
+    versa.
 
     Args:
-        permutation: ``(B,)`` of any integer dtype, which contains each of ``0 ... B - 1`` once, or None. The values
-            are checked only on a CPU, because a check on a device would wait.
+        permutation: ``(B,)`` of any integer dtype, which contains each of ``0 ... B - 1`` once, or
+            None. The values are checked only on a CPU, because a check on a device would wait.
 
     Returns:
         ``(B,)`` with the same dtype and device; None for None.
@@ -115,39 +138,49 @@ def invert_permutation(permutation: Tensor | None) -> Tensor | None:
     return None if permutation is None else inverse(read_permutation(permutation))
 
 
-# -- padded <-> packed -------------------------------------------------------------------------------------------------
+# -- padded <-> packed
+# -------------------------------------------------------------------------------------------------
 
 
 @never_traced
 def pack_padded_sequence(
-    input: Tensor, lengths: Tensor | Iterable[int], batch_first: bool = False, enforce_sorted: bool = True
+    input: Tensor,
+    lengths: Tensor | Iterable[int],
+    batch_first: bool = False,
+    enforce_sorted: bool = True,
 ) -> PackedSequence:
     """Pack a padded batch.
 
-    With lengths on the host, no device is waited for. With lengths on a device, one copy to the host waits: it has the
-    batch sizes, which a PackedSequence keeps on the host, and three numbers to check the lengths.
+    With lengths on the host, no device is waited for. With lengths on a device, one copy to the
+    host waits: it has the batch sizes, which a PackedSequence keeps on the host, and three numbers
+    to check the lengths.
 
     Args:
         input: ``(T, B, *features)``, or ``(B, T, *features)`` with ``batch_first``; any dtype.
-        lengths: B integers from 0 to ``T``, of any integer dtype, in a list, a tuple or a tensor on any device.
+        lengths: B integers from 0 to ``T``, of any integer dtype, in a list, a tuple or a tensor on
+            any device.
         batch_first: True if ``input`` is ``(B, T, *features)``.
-        enforce_sorted: True to require lengths in decreasing order. Then the pack has no ``sorted_indices``, unless a
-            sequence is empty: then they are ``0 ... B - 1``, so that the number of sequences is not lost.
+        enforce_sorted: True to require lengths in decreasing order. Then the pack has no
+            ``sorted_indices``, unless a sequence is empty: then they are ``0 ... B - 1``, so that
+            the number of sequences is not lost.
 
     Returns:
         The pack. ``sorted_indices`` lists the sequences longest first, ties in the caller's order.
 
     Raises:
         ArgumentTypeError: ``input`` is not a tensor, or ``lengths`` are not numbers.
-        ShapeError: ``input`` has fewer than two dimensions, or ``lengths`` are not B integers from 0 to T, or not in
-            decreasing order with ``enforce_sorted``.
+        ShapeError: ``input`` has fewer than two dimensions, or ``lengths`` are not B integers from
+            0 to T, or not in decreasing order with ``enforce_sorted``.
 
     Example:
         >>> packed = pack_padded_sequence(torch.tensor([[1, 2, 3], [3, 4, 0]]), [3, 2], batch_first=True)
         >>> packed.data, packed.batch_sizes
         (tensor([1, 3, 2, 4, 3]), tensor([2, 2, 1]))
     """
-    batch_first, enforce_sorted = read_flag("batch_first", batch_first), read_flag("enforce_sorted", enforce_sorted)
+    batch_first, enforce_sorted = (
+        read_flag("batch_first", batch_first),
+        read_flag("enforce_sorted", enforce_sorted),
+    )
     count, steps = read_padded(input, "input", batch_first)
     checked = read_padded_lengths(lengths, count, batch_first)
     rows, strides = rows_of(input, batch_first)
@@ -158,16 +191,22 @@ def pack_padded_sequence(
     else:
         batch_sizes, order = _rank_on_device(checked, steps, enforce_sorted)
         order = sorted_indices = None if order is None else order.to(input.device)
-    return _pack(rows, None if order is None else order * strides[0], strides, batch_sizes, sorted_indices)
+    return _pack(
+        rows, None if order is None else order * strides[0], strides, batch_sizes, sorted_indices
+    )
 
 
 @never_traced
 def pad_packed_sequence(
-    sequence: PackedSequence, batch_first: bool = False, padding_value: float = 0.0, total_length: int | None = None
+    sequence: PackedSequence,
+    batch_first: bool = False,
+    padding_value: float = 0.0,
+    total_length: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Pad a pack.
 
-    Waits once for ``sorted_indices`` on a device, because the lengths are returned on the CPU in the caller's order.
+    Waits once for ``sorted_indices`` on a device, because the lengths are returned on the CPU in
+    the caller's order.
 
     Args:
         sequence: the pack.
@@ -176,12 +215,12 @@ def pad_packed_sequence(
         total_length: ``T``; the longest length if None.
 
     Returns:
-        ``(T, B, *features)`` or ``(B, T, *features)``, contiguous, and lengths ``(B,)`` int64 on the CPU, both in
-        the order in which the sequences were packed.
+        ``(T, B, *features)`` or ``(B, T, *features)``, contiguous, and lengths ``(B,)`` int64 on
+        the CPU, both in the order in which the sequences were packed.
 
     Raises:
-        ArgumentTypeError: ``sequence`` is not a pack, ``padding_value`` not a number, or ``total_length`` not an
-            integer.
+        ArgumentTypeError: ``sequence`` is not a pack, ``padding_value`` not a number, or
+            ``total_length`` not an integer.
         ShapeError: ``total_length`` is below the longest length, or the pack is inconsistent.
 
     Example:
@@ -204,7 +243,8 @@ def pad_packed_sequence(
     return padded, torch.from_numpy(lengths)
 
 
-# -- lists of sequences ------------------------------------------------------------------------------------------------
+# -- lists of sequences
+# ------------------------------------------------------------------------------------------------
 
 
 @never_traced
@@ -217,8 +257,8 @@ def pad_sequence(
     """Stack sequences of different lengths, padded to the longest.
 
     Args:
-        sequences: B tensors ``(L, *features)`` of one dtype and device, ``L`` at least 0; or one tensor
-            ``(B, L, *features)`` of sequences with equal lengths.
+        sequences: B tensors ``(L, *features)`` of one dtype and device, ``L`` at least 0; or one
+            tensor ``(B, L, *features)`` of sequences with equal lengths.
         batch_first: True to return ``(B, T, *features)``.
         padding_value: the value of the padding.
         padding_side: the side of the padding, ``"right"`` or ``"left"``.
@@ -227,7 +267,8 @@ def pad_sequence(
         ``(T, B, *features)`` or ``(B, T, *features)``, contiguous.
 
     Raises:
-        ArgumentTypeError: ``sequences`` is not an iterable of tensors, or ``padding_value`` not a number.
+        ArgumentTypeError: ``sequences`` is not an iterable of tensors, or ``padding_value`` not a
+            number.
         ShapeError: there is no sequence, or trailing shapes, dtypes or devices differ.
 
     Example:
@@ -238,28 +279,37 @@ def pad_sequence(
     parts, lengths = read_sequences(sequences)
     batch_first = read_flag("batch_first", batch_first)
     left, fill = read_padding_side(padding_side), read_padding_value(padding_value)
-    # As a float: torch raises if it is outside the range of an integer dtype, but wraps an integer around.
+    # As a float: torch raises if it is outside the range of an integer dtype, but wraps an integer
+    # around.
     fill = fill if isinstance(fill, complex) else float(fill)
     return _stack(parts, lengths, fill, batch_first, left)
 
 
-def _stack(sequences: tuple[Tensor, ...], lengths: IntArray, fill: float, batch_first: bool, left: bool) -> Tensor:
+def _stack(
+    sequences: tuple[Tensor, ...], lengths: IntArray, fill: float, batch_first: bool, left: bool
+) -> Tensor:
     """Stack sequences, padded to the longest."""
     count, steps = len(sequences), int(lengths[lengths.argmax()])
     features = sequences[0].shape[1:]
     try:
         width = math.prod(features)
         if batch_first and width >= _WIDE and width * count * steps >= _MANY:
-            return torch.cat(_with_padding(sequences, steps - lengths, fill, left)).view(count, steps, *features)
+            return torch.cat(_with_padding(sequences, steps - lengths, fill, left)).view(
+                count, steps, *features
+            )
         shape, strides = shape_and_strides(count, steps, batch_first)
-        index = padded_rows(lengths, int(lengths.sum()), strides, steps if left else None, sequences[0].device)
+        index = padded_rows(
+            lengths, int(lengths.sum()), strides, steps if left else None, sequences[0].device
+        )
         return place_joined_rows(sequences, index, count * steps, fill).view(*shape, *features)
     except (RuntimeError, TypeError):
         raise_unfit(sequences)
         raise  # the sequences are right; e.g. memory is exhausted
 
 
-def _with_padding(sequences: tuple[Tensor, ...], missing: IntArray, fill: float, left: bool) -> list[Tensor]:
+def _with_padding(
+    sequences: tuple[Tensor, ...], missing: IntArray, fill: float, left: bool
+) -> list[Tensor]:
     """Return sequences and their paddings alternately; concatenated, they are the padded batch."""
     # Expanded views of one number need no memory.
     padding = sequences[0].new_full((), fill).expand(int(missing.sum()), *sequences[0].shape[1:])
@@ -270,7 +320,9 @@ def _with_padding(sequences: tuple[Tensor, ...], missing: IntArray, fill: float,
 
 
 def _split(values: Tensor, lengths: Tensor) -> list[Tensor]:
-    """Return flat values as a list; "unsafe" allows in-place operations, which is safe because the whole is dropped."""
+    """Return flat values as a list; "unsafe" allows in-place operations, which is safe because the
+    whole is dropped.
+    """
     return list(values.unsafe_split_with_sizes(lengths.tolist())) if lengths.shape[0] else []
 
 
@@ -283,8 +335,10 @@ def unpad_sequence(
     Lengths on a device are copied to the host once, because they are the shapes of the result.
 
     Args:
-        padded_sequences: ``(T, B, *features)``, or ``(B, T, *features)`` with ``batch_first``; not modified.
-        lengths: B integers from 0 to ``T``, of any integer dtype, in a list, a tuple or a tensor on any device.
+        padded_sequences: ``(T, B, *features)``, or ``(B, T, *features)`` with ``batch_first``; not
+            modified.
+        lengths: B integers from 0 to ``T``, of any integer dtype, in a list, a tuple or a tensor on
+            any device.
         batch_first: True if ``padded_sequences`` is ``(B, T, *features)``.
 
     Returns:
@@ -304,20 +358,23 @@ def unpad_sequence(
 
 
 @never_traced
-def pack_sequence(sequences: Tensor | Iterable[Tensor], enforce_sorted: bool = True) -> PackedSequence:
+def pack_sequence(
+    sequences: Tensor | Iterable[Tensor], enforce_sorted: bool = True
+) -> PackedSequence:
     """Pack sequences of different lengths, without waiting for a device.
 
     Args:
         sequences: B tensors ``(L, *features)`` of one dtype and device, ``L`` at least 0.
-        enforce_sorted: True to require lengths in decreasing order; see :func:`pack_padded_sequence`.
+        enforce_sorted: True to require lengths in decreasing order; see
+            :func:`pack_padded_sequence`.
 
     Returns:
         The pack, as from :func:`pack_padded_sequence`.
 
     Raises:
         ArgumentTypeError: ``sequences`` is not an iterable of tensors.
-        ShapeError: there is no sequence, trailing shapes, dtypes or devices differ, or the lengths are not in
-            decreasing order with ``enforce_sorted``.
+        ShapeError: there is no sequence, trailing shapes, dtypes or devices differ, or the lengths
+            are not in decreasing order with ``enforce_sorted``.
 
     Example:
         >>> packed = pack_sequence([torch.tensor([1, 2, 3]), torch.tensor([3, 4])])
@@ -333,7 +390,9 @@ def pack_sequence(sequences: Tensor | Iterable[Tensor], enforce_sorted: bool = T
         raise_unfit(parts)
         raise
     starts: IntArray = lengths.cumsum() - lengths
-    starts, sorted_indices = (starts, None) if order is None else (starts[order], send(order, flat.device))
+    starts, sorted_indices = (
+        (starts, None) if order is None else (starts[order], send(order, flat.device))
+    )
     return _pack(flat, starts, (0, 1), batch_sizes, sorted_indices)
 
 

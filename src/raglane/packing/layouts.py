@@ -6,12 +6,14 @@ Each layout stores element ``(sequence, step)`` in a row of a table of features:
 - padded: row ``step * B + sequence``, or ``sequence * T + step`` with the batch first;
 - packed: step after step, and within a step the active sequences, longest first.
 
-A conversion takes rows by an index without repetition, or places rows at one. The functions here compute the index,
-without a loop over steps or sequences, and without waiting for a device; :mod:`raglane.segments.indexing` moves rows.
+A conversion takes rows by an index without repetition, or places rows at one. The functions here
+compute the index, without a loop over steps or sequences, and without waiting for a device;
+:mod:`raglane.segments.indexing` moves rows.
 
-NOTE [two kinds of array]: the arithmetic is written once, for NumPy arrays and tensors. On a CPU it runs on NumPy
-arrays, because the overhead of an operation, which dominates in small batches, is a third of PyTorch's. Conversions of
-padded tensors run on tensors if :mod:`torch.compile` traces them.
+NOTE [two kinds of array]: the arithmetic is written once, for NumPy arrays and tensors. On a CPU it
+runs on NumPy arrays, because the overhead of an operation, which dominates in small batches, is a
+third of PyTorch's. Conversions of padded tensors run on tensors if :mod:`torch.compile` traces
+them.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ from raglane.segments import IntArray, conjugate
 
 
 class _Kit(NamedTuple):
-    """Functions with different names in NumPy and PyTorch: arange times a stride, and repeating entries by counts."""
+    """Functions with different names in NumPy and PyTorch: arange times a stride, and repeating
+    entries by counts.
+    """
 
     count_up: Callable[[int, int], Any]
     repeat: Callable[[Any, Any, int], Any]
@@ -47,7 +51,9 @@ def _kit(device: torch.device) -> _Kit:
     )
 
 
-def _packed(kit: _Kit, starts: Any, batch_sizes: Any, before: Any, total: int, strides: tuple[int, int]) -> Any:
+def _packed(
+    kit: _Kit, starts: Any, batch_sizes: Any, before: Any, total: int, strides: tuple[int, int]
+) -> Any:
     sequence_stride, step_stride = strides
     steps = kit.count_up(batch_sizes.shape[0], step_stride)
     if starts is None:
@@ -72,7 +78,9 @@ def _unpacked(kit: _Kit, ranks: Any, lengths: Any, batch_sizes: Any, total: int)
     return rows
 
 
-def _padded(kit: _Kit, lengths: Any, total: int, strides: tuple[int, int], left_steps: int | None) -> Any:
+def _padded(
+    kit: _Kit, lengths: Any, total: int, strides: tuple[int, int], left_steps: int | None
+) -> Any:
     sequence_stride, step_stride = strides
     starts = kit.count_up(lengths.shape[0], sequence_stride)
     elements = lengths.cumsum(0)
@@ -86,11 +94,16 @@ def _padded(kit: _Kit, lengths: Any, total: int, strides: tuple[int, int], left_
 
 @index_arithmetic
 def packed_rows(
-    starts: IntArray | Tensor | None, batch_sizes: IntArray, strides: tuple[int, int], device: torch.device
+    starts: IntArray | Tensor | None,
+    batch_sizes: IntArray,
+    strides: tuple[int, int],
+    device: torch.device,
 ) -> Tensor:
-    """Return the row of each element ``(N,)`` in packed order; ``strides`` are those of sequences and steps, in rows.
+    """Return the row of each element ``(N,)`` in packed order; ``strides`` are those of sequences
+    and steps, in rows.
 
-    ``starts`` are the rows of the first steps, longest sequence first; None if they are a stride apart.
+    ``starts`` are the rows of the first steps, longest sequence first; None if they are a stride
+    apart.
     """
     before = batch_sizes.cumsum()
     total = int(before[-1]) if before.shape[0] else 0
@@ -100,14 +113,18 @@ def packed_rows(
         return torch.from_numpy(_packed(_HOST, host, batch_sizes, before, total, strides))
     if isinstance(starts, np.ndarray):
         starts = send(starts, device)
-    return _packed(_kit(device), starts, send(batch_sizes, device), send(before, device), total, strides)
+    return _packed(
+        _kit(device), starts, send(batch_sizes, device), send(before, device), total, strides
+    )
 
 
 @index_arithmetic
 def unpacked_rows(
     ranks: IntArray, lengths: IntArray, batch_sizes: IntArray, total: int, device: torch.device
 ) -> Tensor:
-    """Return the row of each element ``(N,)`` in a pack, sequence after sequence; ``ranks`` are those by length."""
+    """Return the row of each element ``(N,)`` in a pack, sequence after sequence; ``ranks`` are
+    those by length.
+    """
     if device.type == "cpu":
         return torch.from_numpy(_unpacked(_HOST, ranks, lengths, batch_sizes, total))
     arrays = send(ranks, device), send(lengths, device), send(batch_sizes, device)
@@ -122,9 +139,11 @@ def padded_rows(
     left_steps: int | None = None,
     device: torch.device | None = None,
 ) -> Tensor:
-    """Return the row of each element ``(N,)`` in a padded batch, sequence after sequence, on the device of ``lengths``.
+    """Return the row of each element ``(N,)`` in a padded batch, sequence after sequence, on the
+    device of ``lengths``.
 
-    ``device`` is the one for lengths in an array. ``left_steps`` are the steps of a batch with padding on the left.
+    ``device`` is the one for lengths in an array. ``left_steps`` are the steps of a batch with
+    padding on the left.
     """
     if isinstance(lengths, np.ndarray) and device is not None and device.type != "cpu":
         lengths = send(lengths, device)
@@ -160,13 +179,19 @@ def on_host(indices: Tensor) -> IntArray:
     return indices.cpu().numpy()
 
 
-def shape_and_strides(count: int, steps: int, batch_first: bool) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Return the first two dimensions of a padded batch, and the strides of sequences and steps in rows."""
+def shape_and_strides(
+    count: int, steps: int, batch_first: bool
+) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return the first two dimensions of a padded batch, and the strides of sequences and steps in
+    rows.
+    """
     return ((count, steps), (steps, 1)) if batch_first else ((steps, count), (1, count))
 
 
 def rows_of(padded: Tensor, batch_first: bool) -> tuple[Tensor, tuple[int, int]]:
-    """Return a padded batch as a table of rows, a view if possible, and the strides of sequences and steps."""
+    """Return a padded batch as a table of rows, a view if possible, and the strides of sequences
+    and steps.
+    """
     outer, inner = padded.shape[:2]
     if not padded.is_contiguous() and padded.stride(1) == outer * padded.stride(0):
         # The transpose of a contiguous batch: no copy is needed.
@@ -178,14 +203,18 @@ class PackedLayout(NamedTuple):
     """The rows of flat values in a pack."""
 
     index: Tensor  # type: ignore[assignment]  # (N,) int64: row i of the pack is row index[i] of the values
-    batch_sizes: Tensor  # (T,) int64 on the CPU, the number of sequences that have each step; all above 0
+    batch_sizes: (
+        Tensor  # (T,) int64 on the CPU, the number of sequences that have each step; all above 0
+    )
     sorted_indices: Tensor  # (B,) int64 on the device of the offsets: the sequences, longest first, ties in order
 
 
 @never_traced
 @index_arithmetic
 def packed_layout(lengths: Tensor, offsets: Tensor) -> PackedLayout:
-    """Return the packed layout of flat values; ``lengths`` are on the CPU, ``offsets`` and results on any device."""
+    """Return the packed layout of flat values; ``lengths`` are on the CPU, ``offsets`` and results
+    on any device.
+    """
     host: IntArray = lengths.numpy()
     order: IntArray = (-host).argsort(kind="stable")
     longest = int(host[order[0]]) if order.shape[0] else 0

@@ -1,7 +1,8 @@
-"""Conversions of padded tensors to flat values and back as operators, for ``torch.compile`` and the like.
+"""Conversions of padded tensors to flat values and back as operators, for ``torch.compile`` and the
+like.
 
-The number of elements depends on the lengths, so it is a data-dependent size in a graph. The module is imported only
-when needed, because registering operators is slow.
+The number of elements depends on the lengths, so it is a data-dependent size in a graph. The module
+is imported only when needed, because registering operators is slow.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from raglane.segments.indexing import take_rows
 
 @torch.library.custom_op("raglane::padded_to_flat", mutates_args=())
 def padded_to_flat(padded: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
-    """Return the elements of a padded tensor, ``(N, *features)``, and offsets ``(B + 1,)``; checks the lengths."""
+    """Return the elements of a padded tensor, ``(N, *features)``, and offsets ``(B + 1,)``; checks
+    the lengths.
+    """
     moved = flatten_padded(padded, lengths, batch_first)
     if moved is not None:
         return moved[0], moved[1].offsets
@@ -34,7 +37,9 @@ def _(padded: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tenso
 
 @torch.library.custom_op("raglane::padded_from_flat", mutates_args=())
 def padded_from_flat(flat: Tensor, offsets: Tensor, batch_first: bool, steps: int) -> Tensor:
-    """Return a padded tensor of ``steps`` steps with elements ``(N, *features)``, padded with zeros."""
+    """Return a padded tensor of ``steps`` steps with elements ``(N, *features)``, padded with
+    zeros.
+    """
     if not flat.is_cpu:
         return flat_to_padded(flat, offsets, steps, batch_first)
     return layout_of_padded(offsets, steps, batch_first).from_flat(flat)
@@ -49,11 +54,15 @@ def _(flat: Tensor, offsets: Tensor, batch_first: bool, steps: int) -> Tensor:
 
 @torch.library.custom_op("raglane::padded_elements", mutates_args=())
 def _elements(padded: Tensor, offsets: Tensor, batch_first: bool, total: int) -> Tensor:
-    """Return the elements ``(total, *features)`` of a padded tensor with known offsets; for the backward pass."""
+    """Return the elements ``(total, *features)`` of a padded tensor with known offsets; for the
+    backward pass.
+    """
     if not padded.is_cpu:
         elements = find_padded(padded, offsets.diff(), batch_first)
         return take_rows(elements.rows, elements.index)
-    return layout_of_padded(offsets, padded.shape[1 if batch_first else 0], batch_first).to_flat(padded, total)
+    return layout_of_padded(offsets, padded.shape[1 if batch_first else 0], batch_first).to_flat(
+        padded, total
+    )
 
 
 @_elements.register_fake

@@ -1,7 +1,8 @@
-"""Conversions of padded tensors and packs to flat values and back, by one call of the kernels or by index arithmetic.
+"""Conversions of padded tensors and packs to flat values and back, by one call of the kernels or by
+index arithmetic.
 
-Index arithmetic works on every device, but takes about fifty operations of NumPy and torch. For a small batch these
-take as long as the layer.
+Index arithmetic works on every device, but takes about fifty operations of NumPy and torch. For a
+small batch these take as long as the layer.
 """
 
 from __future__ import annotations
@@ -24,8 +25,20 @@ from raglane._utils.tracing import index_arithmetic, is_transformed, never_trace
 from raglane.errors import ArgumentError, ShapeError
 from raglane.native.library import ABI, call, library, missing_kernels
 from raglane.native.memory import address, place
-from raglane.packing.checks import check_permutation, read_packed, read_padded, read_padded_lengths_on_host
-from raglane.packing.layouts import inverse, on_host, padded_rows, rows_of, shape_and_strides, unpacked_rows
+from raglane.packing.checks import (
+    check_permutation,
+    read_packed,
+    read_padded,
+    read_padded_lengths_on_host,
+)
+from raglane.packing.layouts import (
+    inverse,
+    on_host,
+    padded_rows,
+    rows_of,
+    shape_and_strides,
+    unpacked_rows,
+)
 from raglane.segments import IntArray, conjugate, lengths_from_offsets, offsets_from_lengths
 from raglane.segments.indexing import place_rows, take_rows
 
@@ -37,7 +50,9 @@ _FEW = 64
 
 
 class Table(NamedTuple):
-    """The rows of a padded tensor or a pack, for a call of C++ that takes these in place of flat values."""
+    """The rows of a padded tensor or a pack, for a call of C++ that takes these in place of flat
+    values.
+    """
 
     batch_dim: int | None  # as in :class:`Layout`
     sizes: Tensor  # of a padded tensor its lengths, of a pack its batch sizes
@@ -53,9 +68,10 @@ class Table(NamedTuple):
 class Layout:
     """The rows of a batch's elements in a padded tensor or a pack.
 
-    NOTE (plan): the conversion back must invert the conversion there, even if the caller has changed its lengths,
-    ``sorted_indices`` or ``offsets`` meanwhile. So ``plan`` contains copies, which only this class and C use. It is not
-    a tensor, because a tensor takes twice as long to create.
+    NOTE (plan): the conversion back must invert the conversion there, even if the caller has
+    changed its lengths, ``sorted_indices`` or ``offsets`` meanwhile. So ``plan`` contains copies,
+    which only this class and C use. It is not a tensor, because a tensor takes twice as long to
+    create.
     """
 
     shape: tuple[int, ...]  # of the tensor, without features
@@ -63,7 +79,9 @@ class Layout:
     count: int  # ``B``
     steps: int  # ``T``
     offsets: Tensor  # ``(B + 1,)`` int64, for the caller
-    plan: array[int]  # 64-bit integers, written when the elements are first read; see ``raglane_rows`` in ``raglane.h``
+    plan: array[
+        int
+    ]  # 64-bit integers, written when the elements are first read; see ``raglane_rows`` in ``raglane.h``
 
     @classmethod
     def of_places(cls, places: Tensor) -> Layout:
@@ -72,7 +90,9 @@ class Layout:
         count = len(plan) - 1 if number < 3 else (len(plan) - 1 - steps) // 2
         shape = (plan[count],) if number == 3 else (count, steps) if number == 1 else (steps, count)
         offsets = torch.tensor(plan[: count + 1], dtype=torch.int64, device="cpu")
-        return cls(shape, None if number == 3 else number - 1, count, steps, offsets, array("q", plan))
+        return cls(
+            shape, None if number == 3 else number - 1, count, steps, offsets, array("q", plan)
+        )
 
     def to_flat(self, table: Tensor, total: int) -> Tensor:
         """Return the elements ``(N, *features)`` of a tensor of this layout."""
@@ -84,13 +104,17 @@ class Layout:
     def from_flat(self, flat: Tensor) -> Tensor:
         """Return a tensor of this layout with elements ``(N, *features)``, padded with zeros."""
         if is_transformed(flat):
-            return place_rows(flat, self._index(), math.prod(self.shape)).view(*self.shape, *flat.shape[1:])
+            return place_rows(flat, self._index(), math.prod(self.shape)).view(
+                *self.shape, *flat.shape[1:]
+            )
         if flat.requires_grad and torch.is_grad_enabled():
             return _from_flat(flat, self)
         return self._scatter(flat)
 
     def _read(self, table: Tensor, total: int, sources: tuple[Tensor, ...]) -> Tensor:
-        """Return the elements of a tensor; ``sources``, lengths or sizes and order, are passed if plan is unwritten."""
+        """Return the elements of a tensor; ``sources``, lengths or sizes and order, are passed if
+        plan is unwritten.
+        """
         if table.requires_grad and torch.is_grad_enabled():
             return _to_flat(table, self, total, sources)
         return self._gather(table, total, sources)
@@ -102,9 +126,15 @@ class Layout:
         offsets = plan[: count + 1]
         lengths = lengths_from_offsets(offsets).numpy()
         if self.batch_dim is not None:
-            return padded_rows(lengths, int(offsets[-1]), shape_and_strides(count, self.steps, not self.batch_dim)[1])
+            return padded_rows(
+                lengths,
+                int(offsets[-1]),
+                shape_and_strides(count, self.steps, not self.batch_dim)[1],
+            )
         order, sizes = plan[count + 1 : 2 * count + 1], plan[2 * count + 1 :]
-        return unpacked_rows(inverse(order).numpy(), lengths, sizes.numpy(), int(offsets[-1]), torch.device("cpu"))
+        return unpacked_rows(
+            inverse(order).numpy(), lengths, sizes.numpy(), int(offsets[-1]), torch.device("cpu")
+        )
 
     def _gather(self, table: Tensor, total: int, sources: tuple[Tensor, ...]) -> Tensor:
         features = table.shape[len(self.shape) :]
@@ -127,8 +157,12 @@ class Layout:
         self._move("raglane_scatter", flat, table, ())
         return table
 
-    def _move(self, function: str, flat: Tensor, table: Tensor, sources: tuple[Tensor, ...]) -> None:
-        """Call a function of C that copies rows; one of the two tensors is new, the other one validated."""
+    def _move(
+        self, function: str, flat: Tensor, table: Tensor, sources: tuple[Tensor, ...]
+    ) -> None:
+        """Call a function of C that copies rows; one of the two tensors is new, the other one
+        validated.
+        """
         size, strides = table.element_size(), (0, 0)
         if self.batch_dim is not None:
             stride, batch_dim = table.stride(), self.batch_dim
@@ -152,7 +186,9 @@ class _ToFlat(torch.autograd.Function):
     boxed_grads_call = False  # as in kernels/cpu/backend.py
 
     @staticmethod
-    def forward(ctx: Any, table: Tensor, layout: Layout, total: int, sources: tuple[Tensor, ...]) -> Tensor:
+    def forward(
+        ctx: Any, table: Tensor, layout: Layout, total: int, sources: tuple[Tensor, ...]
+    ) -> Tensor:
         ctx.layout = layout
         return layout._gather(table, total, sources)
 
@@ -180,10 +216,11 @@ _from_flat: Callable[..., Tensor] = super(torch.autograd.Function, _FromFlat).ap
 
 
 def flatten_padded(padded: Tensor, lengths: Any, batch_first: bool) -> tuple[Tensor, Layout] | None:
-    """Return the elements and the layout of a padded tensor ``(T, B, D)``, or ``(B, T, D)`` with ``batch_first``.
+    """Return the elements and the layout of a padded tensor ``(T, B, D)``, or ``(B, T, D)`` with
+    ``batch_first``.
 
-    Return None if the kernels do not support the call: they require a plain tensor and int64 lengths on the CPU. Return
-    None also for wrong lengths, for which :func:`find_padded` raises.
+    Return None if the kernels do not support the call: they require a plain tensor and int64
+    lengths on the CPU. Return None also for wrong lengths, for which :func:`find_padded` raises.
     """
     batch_dim = 0 if batch_first else 1
     count, steps = padded.shape[batch_dim], padded.shape[1 - batch_dim]
@@ -196,7 +233,8 @@ def flatten_padded(padded: Tensor, lengths: Any, batch_first: bool) -> tuple[Ten
 
 
 def table_of_padded(padded: Tensor, lengths: Any, batch_first: bool) -> Table | None:
-    """Return the table of a padded tensor, outside of modes that record operators; None if C++ cannot read its kind.
+    """Return the table of a padded tensor, outside of modes that record operators; None if C++
+    cannot read its kind.
 
     C++ validates the rest.
     """
@@ -208,7 +246,9 @@ def table_of_packed(packed: PackedSequence) -> Table | None:
     """Return the table of a pack, as :func:`table_of_padded`."""
     data, sizes, order, places = packed
     has_order = type(order) is Tensor or (order is None and places is None)
-    is_plain = type(data) in _PLAIN and type(sizes) is Tensor and has_order and not is_transformed(data)
+    is_plain = (
+        type(data) in _PLAIN and type(sizes) is Tensor and has_order and not is_transformed(data)
+    )
     return Table(None, sizes, order) if is_plain else None
 
 
@@ -216,11 +256,15 @@ def layout_of_padded(offsets: Tensor, steps: int, batch_first: bool) -> Layout:
     """Return the layout of a padded tensor; its plan are the offsets."""
     count = offsets.shape[0] - 1
     shape, _ = shape_and_strides(count, steps, batch_first)
-    return Layout(shape, 0 if batch_first else 1, count, steps, offsets, array("q", offsets.tolist()))
+    return Layout(
+        shape, 0 if batch_first else 1, count, steps, offsets, array("q", offsets.tolist())
+    )
 
 
 def flatten_packed(packed: PackedSequence) -> tuple[Tensor, Layout] | None:
-    """Return the elements of a pack in the caller's order, and its layout; None as in :func:`flatten_padded`."""
+    """Return the elements of a pack in the caller's order, and its layout; None as in
+    :func:`flatten_padded`.
+    """
     data, sizes, order, places = packed
     if data.dim() == 0 or data.is_quantized or not (_is_ours(data) and _is_list(sizes, None)):
         return None
@@ -243,7 +287,9 @@ def _layout(shape: tuple[int, ...], batch_dim: int | None, count: int, steps: in
     return Layout(shape, batch_dim, count, steps, offsets, array("q", bytes(8 * room)))
 
 
-def _flatten(table: Tensor, layout: Layout, total: int, sources: tuple[Tensor, ...]) -> tuple[Tensor, Layout] | None:
+def _flatten(
+    table: Tensor, layout: Layout, total: int, sources: tuple[Tensor, ...]
+) -> tuple[Tensor, Layout] | None:
     try:
         return layout._read(table, total, sources), layout
     except ShapeError:
@@ -253,7 +299,9 @@ def _flatten(table: Tensor, layout: Layout, total: int, sources: tuple[Tensor, .
 
 
 def _is_ours(table: Tensor) -> bool:
-    """Return True if C can read the memory of a tensor, and nothing but autograd records its operations."""
+    """Return True if C can read the memory of a tensor, and nothing but autograd records its
+    operations.
+    """
     return (
         not records_operators()
         and table.is_cpu
@@ -271,7 +319,8 @@ def _is_list(numbers: Any, count: int | None) -> bool:
     return place(numbers, (numbers.shape[0] if count is None else count,), torch.int64) is not None
 
 
-# -- by index arithmetic ----------------------------------------------------------------------------------------------
+# -- by index arithmetic
+# ----------------------------------------------------------------------------------------------
 
 
 class Elements(NamedTuple):
@@ -285,9 +334,15 @@ class Elements(NamedTuple):
 
 @never_traced
 def find_padded(
-    padded: Tensor, lengths: Any, batch_first: bool = False, left: bool = False, argument: str = "padded"
+    padded: Tensor,
+    lengths: Any,
+    batch_first: bool = False,
+    left: bool = False,
+    argument: str = "padded",
 ) -> Elements:
-    """Return the elements of a padded batch in a table of all its rows, which is a view if possible."""
+    """Return the elements of a padded batch in a table of all its rows, which is a view if
+    possible.
+    """
     count, steps = read_padded(padded, argument, batch_first)
     host = read_padded_lengths_on_host(lengths, count, steps, batch_first)
     table, strides = rows_of(padded, batch_first)
@@ -298,7 +353,9 @@ def find_padded(
 
 @never_traced
 def find_packed(packed: PackedSequence, argument: str) -> Elements:
-    """Return the elements of a pack, with its data as the table; waits for ``sorted_indices`` on a device."""
+    """Return the elements of a pack, with its data as the table; waits for ``sorted_indices`` on a
+    device.
+    """
     batch_sizes, sorted_indices, count = read_packed(packed, argument)
     data = packed.data
     lengths, order = lengths_of_packed(batch_sizes, sorted_indices, count, argument)
@@ -312,12 +369,18 @@ def find_packed(packed: PackedSequence, argument: str) -> Elements:
 def lengths_of_packed(
     batch_sizes: IntArray, sorted_indices: Tensor | None, count: int, argument: str
 ) -> tuple[IntArray, IntArray | None]:
-    """Return the lengths of a pack in the caller's order, and its order on the host or None; checks the order."""
+    """Return the lengths of a pack in the caller's order, and its order on the host or None; checks
+    the order.
+    """
     by_rank = conjugate(batch_sizes, count)
     if sorted_indices is None:
         return by_rank, None
     order = on_host(sorted_indices)
-    check_permutation(order, f"{argument}.sorted_indices", "make a new pack, because one of its tensors was changed")
+    check_permutation(
+        order,
+        f"{argument}.sorted_indices",
+        "make a new pack, because one of its tensors was changed",
+    )
     lengths = np.empty_like(by_rank)
     lengths[order] = by_rank
     return lengths, order
@@ -337,10 +400,14 @@ def flat_to_padded(
     padding_value: float = 0.0,
     left: bool = False,
 ) -> Tensor:
-    """Return flat values as a contiguous padded batch of ``longest`` steps, the maximum length, without waiting."""
+    """Return flat values as a contiguous padded batch of ``longest`` steps, the maximum length,
+    without waiting.
+    """
     if not left and padding_value == 0 and _is_ours(values) and _is_list(offsets, None):
         return layout_of_padded(offsets, longest, batch_first).from_flat(values)
     count = offsets.shape[0] - 1
     shape, strides = shape_and_strides(count, longest, batch_first)
-    index = padded_rows(lengths_from_offsets(offsets), values.shape[0], strides, longest if left else None)
+    index = padded_rows(
+        lengths_from_offsets(offsets), values.shape[0], strides, longest if left else None
+    )
     return place_rows(values, index, count * longest, padding_value).view(*shape, *values.shape[1:])

@@ -1,8 +1,9 @@
-"""The planner recommends a backend, a schedule and batches for a layer, a list of lengths and a machine.
+"""The planner recommends a backend, a schedule and batches for a layer, a list of lengths and a
+machine.
 
-``calibration.py`` measures the layer on a few batches (``probe.py``), fits a model of time (``model.py``) and caches
-it. ``rows.py`` divides the lengths into batches and predicts their cost for each way to run the layer, ``advice.py``
-chooses, and ``words.py`` formats the plan.
+``calibration.py`` measures the layer on a few batches (``probe.py``), fits a model of time
+(``model.py``) and caches it. ``rows.py`` divides the lengths into batches and predicts their cost
+for each way to run the layer, ``advice.py`` chooses, and ``words.py`` formats the plan.
 """
 
 from __future__ import annotations

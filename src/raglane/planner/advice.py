@@ -42,19 +42,24 @@ class Plan:
 
     Attributes:
         rows: one per way and kind of batch, the fastest epoch of training first.
-        best: the recommended row. Among the rows within 3 % of the fastest, random batches are preferred to grouped
-            ones, then fewer threads, then smaller batches. Only rows in the layer's own dtype are recommended.
-        best_by_elements: the recommendation among batches that are limited by their number of elements.
+        best: the recommended row. Among the rows within 3 % of the fastest, random batches are
+            preferred to grouped ones, then fewer threads, then smaller batches. Only rows in the
+            layer's own dtype are recommended.
+        best_by_elements: the recommendation among batches that are limited by their number of
+            elements.
         why: the reason, as a sentence.
-        others: the training time of other cells of the same width, relative to the layer, by the name of the cell.
-        most_elements: the largest number of elements of a batch whose training step fits into the memory.
-        most_bytes: the measured peak of such a step; None without ``memory``, or if the run would have taken more than
-            half of the free memory, or half a minute.
+        others: the training time of other cells of the same width, relative to the layer, by the
+            name of the cell.
+        most_elements: the largest number of elements of a batch whose training step fits into the
+            memory.
+        most_bytes: the measured peak of such a step; None without ``memory``, or if the run would
+            have taken more than half of the free memory, or half a minute.
         tail: the cost of the longest sequences, as a sentence; None without a long tail.
         layer: the layer's ``repr``.
         count: the number of sequences.
         ranks: the number of processes.
-        busy: True if other programs used the processors during the measurement, so that the times are too long.
+        busy: True if other programs used the processors during the measurement, so that the times
+            are too long.
     """
 
     rows: tuple[Row, ...]
@@ -72,11 +77,14 @@ class Plan:
 
     @property
     def memory_limit(self) -> BatchLimit:
-        """The largest batch of all ``ranks`` that fits into their memory; a longer sequence raises an error."""
+        """The largest batch of all ``ranks`` that fits into their memory; a longer sequence raises
+        an error.
+        """
         return BatchLimit(elements=min(max(1, self.ranks * self.most_elements), 2**62))
 
     def plot(self, *, axes: Any = None) -> Picture:
-        """Draw the time of an epoch of training against the batch size, a line per backend and schedule.
+        """Draw the time of an epoch of training against the batch size, a line per backend and
+        schedule.
 
         Args:
             axes: matplotlib axes to draw into; None makes a figure.
@@ -92,7 +100,10 @@ class Plan:
 
     def __str__(self) -> str:
         seen = words.shown(self.rows, self.best)
-        rows = [("", *words.COLUMNS), *((">" if row is self.best else "", *words.fields(row)) for row in seen)]
+        rows = [
+            ("", *words.COLUMNS),
+            *((">" if row is self.best else "", *words.fields(row)) for row in seen),
+        ]
         lines = aligned(rows, words=3)
         head = f"{self.count:,} sequences, {self.layer}; times of an epoch"
         if self.ranks > 1:
@@ -101,7 +112,11 @@ class Plan:
         if self.others:
             ratios = ", ".join(f"{name} {ratio:.2f}" for name, ratio in self.others.items())
             notes.append(f"other cells of this width, time of training in proportion: {ratios}")
-        run = "" if self.most_bytes is None else f" (one was run: {words.bytes_in_words(self.most_bytes)})"
+        run = (
+            ""
+            if self.most_bytes is None
+            else f" (one was run: {words.bytes_in_words(self.most_bytes)})"
+        )
         notes.append(f"a training step fits into memory up to {self.most_elements:,} elements{run}")
         notes += [self.tail] if self.tail else []
         notes += [words.ROUGH] if any(row.is_rough for row in seen) else []
@@ -128,31 +143,38 @@ def plan(
     fresh: bool = False,
     progress: Callable[[float], object] | None = None,
 ) -> Plan:
-    """Measure a layer for a minute or two, and predict the cost of every way to run it on these lengths.
+    """Measure a layer for a minute or two, and predict the cost of every way to run it on these
+    lengths.
 
-    The measurement does not depend on the lengths. It is cached in the user's folder, so another plan for the same
-    layer, machine and versions takes some seconds. The times are those of the layer only.
+    The measurement does not depend on the lengths. It is cached in the user's folder, so another
+    plan for the same layer, machine and versions takes some seconds. The times are those of the
+    layer only.
 
     Args:
-        lengths: the lengths of all sequences, ``(B,)`` integers of at least 0, or an object with ``lengths``, such as a
-            Ragged.
+        lengths: the lengths of all sequences, ``(B,)`` integers of at least 0, or an object with
+            ``lengths``, such as a Ragged.
         layer: a recurrent layer of ``rl.nn`` or ``torch.nn``, in training or evaluation mode.
-        batch_sizes: numbers of sequences per batch; None for powers of two from 8 to 512 that give at least 8 batches
-            per process. Each size also gives a limit by elements: that many times the mean length.
-        ranks: the number of processes that train together on this machine. All figures of a batch are per process.
-        memory: bytes that a training step may use per process; None for its share of the available memory.
+        batch_sizes: numbers of sequences per batch; None for powers of two from 8 to 512 that give
+            at least 8 batches per process. Each size also gives a limit by elements: that many
+            times the mean length.
+        ranks: the number of processes that train together on this machine. All figures of a batch
+            are per process.
+        memory: bytes that a training step may use per process; None for its share of the available
+            memory.
         backends: keys of ``BACKENDS``; None for all that support the layer.
         dtypes: further dtypes to run the layer in.
         threads: numbers of threads; None for powers of two, up to the number of this process.
         fresh: True to measure again instead of reading the cache.
-        progress: called with the finished share of the measurement, from 0 to 1; None writes it to a terminal.
+        progress: called with the finished share of the measurement, from 0 to 1; None writes it to
+            a terminal.
 
     Returns:
         The rows, the recommended ones and the reasons. ``print`` shows them as a table.
 
     Raises:
         ArgumentTypeError: ``layer`` is not such a layer, or another argument has the wrong type.
-        ArgumentError: all sequences are empty, a number is too small, or no batch fits into ``memory``.
+        ArgumentError: all sequences are empty, a number is too small, or no batch fits into
+            ``memory``.
         DispatchError: a backend does not exist, or none of ``backends`` supports the layer.
 
     Example:
@@ -164,11 +186,19 @@ def plan(
     known = lengths_of(lengths)
     if not bool(known.any()):
         got = f"{known.shape[0]} sequences, all of length 0"
-        raise ArgumentError("lengths", got, "lengths with at least one above 0", "check the lengths")
+        raise ArgumentError(
+            "lengths", got, "lengths with at least one above 0", "check the lengths"
+        )
     twin = as_layer(layer)
     check_whole("ranks", ranks, 1, "pass the number of processes")
     check_flag("fresh", fresh)
-    check_kind("progress", progress, (Callable, type(None)), "a function of the finished share", "leave it out")
+    check_kind(
+        "progress",
+        progress,
+        (Callable, type(None)),
+        "a function of the finished share",
+        "leave it out",
+    )
     sizes = _sizes(batch_sizes, max(known.shape[0] // ranks, 1))
     own = next(twin.parameters(), torch.empty(0)).dtype
     most = None if memory is None else check_whole("memory", memory, 1, "pass a number of bytes")
@@ -184,7 +214,9 @@ def plan(
     by_elements = _best([row for row in offered if row.batch_size is None], limit)
     with torch.random.fork_rng():
         others = compare_cells(twin, known, best)
-        elements, held = largest_batch(twin, known, best, calibration, limit, weights, runs=memory is not None)
+        elements, held = largest_batch(
+            twin, known, best, calibration, limit, weights, runs=memory is not None
+        )
     return Plan(
         tuple(rows),
         best,
@@ -210,7 +242,9 @@ def _listed(name: str, given: Any, rule: str, example: str) -> list[Any]:
 
 def _sizes(given: Sequence[int] | None, count: int) -> list[int]:
     if given is None:
-        return [size for size in _BATCH_SIZES if size * _FEWEST_BATCHES <= count] or [min(_BATCH_SIZES[0], count)]
+        return [size for size in _BATCH_SIZES if size * _FEWEST_BATCHES <= count] or [
+            min(_BATCH_SIZES[0], count)
+        ]
     sizes = _listed("batch_sizes", given, "a list of numbers of sequences", "[32]")
     return [check_whole("batch_sizes", size, 1, "pass numbers of sequences") for size in sizes]
 
@@ -219,7 +253,10 @@ def _threads(given: Sequence[int] | None) -> list[int]:
     if given is None:
         return thread_counts(min(processors(), max(torch.get_num_threads(), 1)))
     counts = _listed("threads", given, "a list of numbers of threads", "[1]")
-    return [check_whole("threads", count, 1, most=max(processors(), torch.get_num_threads())) for count in counts]
+    return [
+        check_whole("threads", count, 1, most=max(processors(), torch.get_num_threads()))
+        for count in counts
+    ]
 
 
 def _dtypes(given: Sequence[torch.dtype] | None) -> list[torch.dtype]:
@@ -248,7 +285,9 @@ def _of_backends(ways: list[Way], wanted: Sequence[str] | None) -> list[Way]:
 def _calibration(
     layer: RecurrentLayer, ways: Sequence[Way], fresh: bool, progress: Callable[[float], object]
 ) -> tuple[Calibration, bool]:
-    """Return the cached calibration or a new one, and True if the machine was busy: then it is not cached."""
+    """Return the cached calibration or a new one, and True if the machine was busy: then it is not
+    cached.
+    """
     key = calibrations.key_of(layer, ways)
     kept = None if fresh else calibrations.load(key, ways)
     if kept is not None:
@@ -261,7 +300,12 @@ def _calibration(
 
 
 def _rows(
-    lengths: Tensor, sizes: Sequence[int], ways: Sequence[Way], calibration: Calibration, ranks: int, weights: int
+    lengths: Tensor,
+    sizes: Sequence[int],
+    ways: Sequence[Way],
+    calibration: Calibration,
+    ranks: int,
+    weights: int,
 ) -> list[Row]:
     part, factor = thin_out(lengths)
     mean = float(lengths.float().mean())
@@ -281,7 +325,9 @@ def _best(offered: Sequence[Row], most: float) -> Row:
     if not fitting:
         least = min(row.peak_bytes for row in offered)
         rule = f"at least {least:,} bytes, which the smallest of batch_sizes needs"
-        raise ArgumentError("memory", f"{most:,.0f} bytes", rule, "pass more memory, or smaller batch_sizes")
+        raise ArgumentError(
+            "memory", f"{most:,.0f} bytes", rule, "pass more memory, or smaller batch_sizes"
+        )
     fastest = min(row.rank_seconds for row in fitting)
     near = [row for row in fitting if row.rank_seconds <= _TIE * fastest]
     return min(near, key=lambda row: (row.grouped, row.threads, row.size, row.rank_seconds))

@@ -25,17 +25,19 @@ from raglane.planner.probe import MODES, PROBES, peak_bytes
 
 # The folder in the user's cache folder, and the version of its files.
 _KIND, _FORMAT = "plans", 5
-# A way that takes this many times as long as the fastest, in most probes of every size, is measured on short calls.
+# A way that takes this many times as long as the fastest, in most probes of every size, is measured
+# on short calls.
 _BEHIND = 2.0
-# The number of probes that are timed in turns. They have similar sizes: after large ones, the allocator returns memory
-# to the system, and small ones would pay for new pages.
+# The number of probes that are timed in turns. They have similar sizes: after large ones, the
+# allocator returns memory to the system, and small ones would pay for new pages.
 _TURNS = 4
 # Bytes of the largest probes: more than an allocator keeps.
 _LARGE = 160e6
 # Calls this many times as long as the longest measured one are extrapolated.
 _REACH = 3.0
-# The longest call in seconds, and the most rounds, of three passes; ways that cannot be the fastest repeat the first. A
-# median of three ignores a pass that other programs disturbed, in its calls or in its yardsticks.
+# The longest call in seconds, and the most rounds, of three passes; ways that cannot be the fastest
+# repeat the first. A median of three ignores a pass that other programs disturbed, in its calls or
+# in its yardsticks.
 _LOOKS = ((0.3, 6), (0.5, 15), (0.5, 15))
 # Lengths of the batches whose memory is measured.
 _WEIGHED = ([5] * 12, [30], [40, *[4] * 7], [12] * 30)
@@ -44,9 +46,10 @@ _WEIGHED = ([5] * 12, [30], [40, *[4] * 7], [12] * 30)
 class Calibration(NamedTuple):
     """The coefficients of time and memory of every way, and the longest measured call.
 
-    ``spread`` has a row of coefficients per timing of a probe: those fitted without this probe, times its measured
-    time over the predicted one. Quantiles of their predictions are the jackknife+ interval (Barber, Candes, Ramdas and
-    Tibshirani 2021), which widens with the noise of timings, the residuals of the fit and the distance from the probes.
+    ``spread`` has a row of coefficients per timing of a probe: those fitted without this probe,
+    times its measured time over the predicted one. Quantiles of their predictions are the
+    jackknife+ interval (Barber, Candes, Ramdas and Tibshirani 2021), which widens with the noise of
+    timings, the residuals of the fit and the distance from the probes.
     """
 
     seconds: dict[tuple[Way, str], Floats]
@@ -60,7 +63,9 @@ class Calibration(NamedTuple):
         return int(_size(profile) @ self.memory[way])
 
     def reaches(self, way: Way, mode: str, seconds: Floats, weights: Floats) -> bool:
-        """Return True if most of the time is in calls that are not much longer than the longest measured one."""
+        """Return True if most of the time is in calls that are not much longer than the longest
+        measured one.
+        """
         times = seconds * weights
         return bool(times[seconds <= _REACH * self.longest[way, mode]].sum() >= times.sum() / 2)
 
@@ -74,8 +79,12 @@ def _size(profile: Profile) -> Floats:
     return np.array([1, profile.computed, profile.count], np.float64)
 
 
-def calibrate(layer: RecurrentLayer, ways: Sequence[Way], progress: Callable[[float], object]) -> Calibration:
-    """Measure a layer on a few batches in every way, for longer in those that can be the fastest."""
+def calibrate(
+    layer: RecurrentLayer, ways: Sequence[Way], progress: Callable[[float], object]
+) -> Calibration:
+    """Measure a layer on a few batches in every way, for longer in those that can be the
+    fastest.
+    """
     layers = {way.dtype: cast(layer, way.dtype) for way in ways}
     known: dict[tuple[str, str, str], Floats] = {}
     for way in ways:
@@ -87,18 +96,29 @@ def calibrate(layer: RecurrentLayer, ways: Sequence[Way], progress: Callable[[fl
     measured = [_Measured(way, mode) for way in ways for mode in MODES]
     yardstick = probe.Yardstick(layers[ways[0].dtype], ways[0])
     looks: dict[int, list[float]] = {way.threads: [] for way in ways}
-    # The reference kernel is never the fastest if another backend supports the layer: it is measured briefly.
-    slow = {way for way in ways if way.backend == "reference" and any(way.backend != other.backend for other in ways)}
+    # The reference kernel is never the fastest if another backend supports the layer: it is
+    # measured briefly.
+    slow = {
+        way
+        for way in ways
+        if way.backend == "reference" and any(way.backend != other.backend for other in ways)
+    }
     able, ahead = measured, list[_Measured]()
     for done, look in enumerate(_LOOKS):
         for place, one in enumerate(able):
             progress((done + place / len(able)) / len(_LOOKS))
             is_slow = one.way in slow
-            probes = PROBES[:3] if is_slow else (*PROBES, probe.large_probes(_LARGE / max(memory[one.way][1], 1e-9)))
+            probes = (
+                PROBES[:3]
+                if is_slow
+                else (*PROBES, probe.large_probes(_LARGE / max(memory[one.way][1], 1e-9)))
+            )
             groups = _take_turns(one.way, probes)
             with at(one.way):
                 own = look if one in ahead else _LOOKS[0]
-                looks[one.way.threads] += _measure(one, layers[one.way.dtype], groups, own, yardstick)
+                looks[one.way.threads] += _measure(
+                    one, layers[one.way.dtype], groups, own, yardstick
+                )
         progress((done + 1) / len(_LOOKS))
         able = [one for one in able if one.way not in slow]
         ahead = _ahead(able)
@@ -115,7 +135,9 @@ def calibrate(layer: RecurrentLayer, ways: Sequence[Way], progress: Callable[[fl
 
 @dataclass(eq=False)
 class _Measured:
-    """The probes of one way and mode, by their lengths, with the times of each in seconds and in yardsticks."""
+    """The probes of one way and mode, by their lengths, with the times of each in seconds and in
+    yardsticks.
+    """
 
     way: Way
     mode: str
@@ -128,16 +150,21 @@ class _Measured:
         return self.way.backend, self.way.schedule, self.way.dtype, self.mode
 
     def expects(self, profile: Profile) -> float:
-        """Return an upper bound of the time of a call, in proportion to a measured one, by steps or by rows."""
+        """Return an upper bound of the time of a call, in proportion to a measured one, by steps or
+        by rows.
+        """
         return min(
             (
-                self.time(lengths) * max(profile.length / known.length, profile.computed / known.computed)
+                self.time(lengths)
+                * max(profile.length / known.length, profile.computed / known.computed)
                 for lengths, known in self.profiles.items()
             ),
             default=0.0,
         )
 
-    def add(self, lengths: Sequence[int], profile: Profile, seconds: float, yardstick: float) -> None:
+    def add(
+        self, lengths: Sequence[int], profile: Profile, seconds: float, yardstick: float
+    ) -> None:
         """Record the time of a probe."""
         key = tuple(lengths)
         self.profiles[key] = profile
@@ -158,7 +185,9 @@ class _Measured:
 
 
 def _ahead(measured: Sequence[_Measured]) -> list[_Measured]:
-    """Return those that can be the fastest: near the fastest time in half of the probes of one size."""
+    """Return those that can be the fastest: near the fastest time in half of the probes of one
+    size.
+    """
     fastest: dict[tuple[object, ...], float] = {}
     for one in measured:
         for lengths in one.timed:
@@ -167,7 +196,9 @@ def _ahead(measured: Sequence[_Measured]) -> list[_Measured]:
 
     def is_near(one: _Measured, group: Sequence[list[int]]) -> bool:
         known = [lengths for lengths in map(tuple, group) if lengths in one.timed]
-        ratios = [one.time(lengths) / fastest[one.mode, one.way.dtype, lengths] for lengths in known]
+        ratios = [
+            one.time(lengths) / fastest[one.mode, one.way.dtype, lengths] for lengths in known
+        ]
         return bool(ratios) and statistics.median_low(ratios) < _BEHIND
 
     near = {one.kind for one in measured if any(is_near(one, group) for group in PROBES)}
@@ -175,7 +206,9 @@ def _ahead(measured: Sequence[_Measured]) -> list[_Measured]:
 
 
 def _take_turns(way: Way, probes: Sequence[Sequence[list[int]]]) -> list[Sequence[list[int]]]:
-    """Return groups of probes to time in turns: the smallest, then groups with similar numbers of elements."""
+    """Return groups of probes to time in turns: the smallest, then groups with similar numbers of
+    elements.
+    """
     rest = [lengths for group in probes[1:] for lengths in group]
     rest.sort(key=lambda lengths: Profile.of(way, torch.tensor(lengths)).computed)
     return [probes[0], *(rest[start : start + _TURNS] for start in range(0, len(rest), _TURNS))]
@@ -188,14 +221,20 @@ def _measure(
     look: tuple[float, int],
     yardstick: probe.Yardstick,
 ) -> list[float]:
-    """Time the probes of one way and mode, except those that would take too long; return yardsticks."""
+    """Time the probes of one way and mode, except those that would take too long; return
+    yardsticks.
+    """
     looks = [yardstick.look()]
     for group in groups:
         profiles = [Profile.of(one.way, torch.tensor(lengths)) for lengths in group]
         # The shortest first, because the time of a group is limited.
         order = sorted(range(len(group)), key=lambda place: one.expects(profiles[place]))
-        calls = [probe.step_of(layer, probe.make_batch(layer, group[place]), one.mode, look[1]) for place in order]
-        # The smallest are all measured, even on a slow machine: an unmeasured kind of batch would seem free.
+        calls = [
+            probe.step_of(layer, probe.make_batch(layer, group[place]), one.mode, look[1])
+            for place in order
+        ]
+        # The smallest are all measured, even on a slow machine: an unmeasured kind of batch would
+        # seem free.
         longest = math.inf if group is groups[0] else look[0]
         times = probe.time_in_turns(calls, probe.device_of(layer), look[1], longest)
         looks.append(yardstick.look())
@@ -220,7 +259,9 @@ def _weigh(way: Way, layer: RecurrentLayer) -> Floats:
 
 
 def key_of(layer: RecurrentLayer, ways: Sequence[Way]) -> str:
-    """Return the cache key of a calibration: machine, versions, kernels, the layer without weights, and the ways."""
+    """Return the cache key of a calibration: machine, versions, kernels, the layer without weights,
+    and the ways.
+    """
     modules = {type(part) for part in layer.modules()}
     own = [kind for kind in modules if kind.__module__.split(".")[0] not in ("torch", "raglane")]
     kernels = location()
@@ -231,7 +272,10 @@ def key_of(layer: RecurrentLayer, ways: Sequence[Way]) -> str:
         None if kernels is None else kernels.stat().st_mtime_ns,
         f"{type(layer).__qualname__}: {layer!r}",
         layer.training,
-        {name: [*weight.shape, str(weight.dtype), str(weight.device)] for name, weight in layer.named_parameters()},
+        {
+            name: [*weight.shape, str(weight.dtype), str(weight.device)]
+            for name, weight in layer.named_parameters()
+        },
         sorted(_source(kind) for kind in own),
         [tuple(way) for way in ways],
         os.environ.get("RAGLANE_ISA"),
@@ -244,15 +288,27 @@ def load(key: str, ways: Sequence[Way]) -> Calibration | None:
     """Return the cached calibration of a key, or None if it is missing or damaged."""
     try:
         content = json.loads(caches.load(_KIND, key) or "")
-        seconds = {(way, mode): _floats(content["seconds"][f"{way}; {mode}"]) for way in ways for mode in MODES}
+        seconds = {
+            (way, mode): _floats(content["seconds"][f"{way}; {mode}"])
+            for way in ways
+            for mode in MODES
+        }
         spread = {
-            (way, mode): _floats(content["spread"][f"{way}; {mode}"]).reshape(-1, len(seconds[way, mode]))
+            (way, mode): _floats(content["spread"][f"{way}; {mode}"]).reshape(
+                -1, len(seconds[way, mode])
+            )
             for way, mode in seconds
         }
         memory = {way: _floats(content["memory"][str(way)]) for way in ways}
-        longest = {(way, mode): float(content["longest"][f"{way}; {mode}"]) for way in ways for mode in MODES}
+        longest = {
+            (way, mode): float(content["longest"][f"{way}; {mode}"])
+            for way in ways
+            for mode in MODES
+        }
         _floats(list(longest.values()))
-        return Calibration(seconds, spread, memory, longest, float(_floats([content["yardstick"]])[0]))
+        return Calibration(
+            seconds, spread, memory, longest, float(_floats([content["yardstick"]])[0])
+        )
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
 
@@ -260,8 +316,13 @@ def load(key: str, ways: Sequence[Way]) -> Calibration | None:
 def save(key: str, calibration: Calibration) -> None:
     """Cache a calibration; a folder that cannot be written is ignored."""
     content = {
-        "seconds": {f"{way}; {mode}": list(found) for (way, mode), found in calibration.seconds.items()},
-        "spread": {f"{way}; {mode}": found.ravel().tolist() for (way, mode), found in calibration.spread.items()},
+        "seconds": {
+            f"{way}; {mode}": list(found) for (way, mode), found in calibration.seconds.items()
+        },
+        "spread": {
+            f"{way}; {mode}": found.ravel().tolist()
+            for (way, mode), found in calibration.spread.items()
+        },
         "longest": {f"{way}; {mode}": found for (way, mode), found in calibration.longest.items()},
         "yardstick": calibration.yardstick,
         "memory": {str(way): list(found) for way, found in calibration.memory.items()},
@@ -280,5 +341,6 @@ def _source(kind: type[torch.nn.Module]) -> str:
     try:
         return inspect.getsource(kind)
     except (OSError, TypeError):
-        # Defined in an interactive session: the source is not available, so the key holds for this process only.
+        # Defined in an interactive session: the source is not available, so the key holds for this
+        # process only.
         return f"{kind!r} of process {os.getpid()}"

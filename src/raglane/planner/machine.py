@@ -38,7 +38,9 @@ def is_busy(average: float) -> bool:
 
 
 def facts(packages: Iterable[str] = ()) -> dict[str, str]:
-    """Return the facts of the machine by name, with the versions of raglane, torch and ``packages``."""
+    """Return the facts of the machine by name, with the versions of raglane, torch and
+    ``packages``.
+    """
     found = {
         "processor": cpu_name(),
         "processors": f"{processors()} for this process, {os.cpu_count()} in all",
@@ -58,7 +60,10 @@ def cpu_name() -> str:
                 return line.partition(":")[2].strip()
     if platform.system() == "Darwin":
         command = ["sysctl", "-n", "machdep.cpu.brand_string"]
-        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() or platform.machine()
+        return (
+            subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+            or platform.machine()
+        )
     return platform.processor() or platform.machine()
 
 
@@ -66,7 +71,9 @@ def _caches() -> str:
     found = []
     for folder in sorted(_CPU.glob("cpu0/cache/index*")):
         try:
-            level, kind, size = ((folder / name).read_text().strip() for name in ("level", "type", "size"))
+            level, kind, size = (
+                (folder / name).read_text().strip() for name in ("level", "type", "size")
+            )
         except OSError:
             continue
         if kind != "Instruction":

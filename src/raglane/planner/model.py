@@ -1,17 +1,21 @@
-"""The ways to run a layer, and a model that predicts the time of a call from the number of rows at each step.
+"""The ways to run a layer, and a model that predicts the time of a call from the number of rows at
+each step.
 
-A step has a constant cost and a cost per row, which falls with the number of rows. So the time of a call is a sum of
-features of its batch, each with a coefficient of at least 0 that depends on the layer and the machine::
+A step has a constant cost and a cost per row, which falls with the number of rows. So the time of a
+call is a sum of features of its batch, each with a coefficient of at least 0 that depends on the
+layer and the machine::
 
     1,  S,  sum_t min(rows_t, k) for k = 4, 16, 64,  R = sum_t rows_t,  B,  max(0, M - m) for m = 16, 64, 256
 
-where ``rows_t`` is the number of rows at step ``t``, ``S`` the number of steps and ``M`` the megabytes that a training
-step uses. Sums of ``min(rows, k)`` make the cost of a step a concave function of its rows, linear between the ``k``.
-Memory beyond the caches costs more, and so does memory beyond what an allocator keeps between calls.
+where ``rows_t`` is the number of rows at step ``t``, ``S`` the number of steps and ``M`` the
+megabytes that a training step uses. Sums of ``min(rows, k)`` make the cost of a step a concave
+function of its rows, linear between the ``k``. Memory beyond the caches costs more, and so does
+memory beyond what an allocator keeps between calls.
 
-NOTE (extra work of backends): torch's padded tensors are made from flat values, which is more work if lengths differ.
-Torch runs a pack of equal lengths as a padded tensor, and any other step by step, so the two have separate
-coefficients; its backward pass also fills a tensor of the whole batch at every step: ``S * R``.
+NOTE (extra work of backends): torch's padded tensors are made from flat values, which is more work
+if lengths differ. Torch runs a pack of equal lengths as a padded tensor, and any other step by
+step, so the two have separate coefficients; its backward pass also fills a tensor of the whole
+batch at every step: ``S * R``.
 """
 
 from __future__ import annotations
@@ -41,7 +45,8 @@ Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 _KNOTS = (4, 16, 64)
-# Megabytes that fit into caches, that an allocator keeps, and above which tensors are new memory of the system.
+# Megabytes that fit into caches, that an allocator keeps, and above which tensors are new memory of
+# the system.
 _MUCH = (16.0, 64.0, 256.0)
 # Measurements with a larger relative error have less weight: other programs disturbed them.
 _TRUSTED = 0.1
@@ -65,17 +70,25 @@ def as_layer(layer: object) -> RecurrentLayer:
         return copy.deepcopy(layer)
     kind = type(layer)
     if kind in (torch.nn.RNN, torch.nn.LSTM, torch.nn.GRU):
-        return typing.cast(RecurrentLayer, accelerate(copy.deepcopy(typing.cast(torch.nn.Module, layer))))
+        return typing.cast(
+            RecurrentLayer, accelerate(copy.deepcopy(typing.cast(torch.nn.Module, layer)))
+        )
     rule = "a recurrent layer of rl.nn, or torch.nn.RNN, LSTM or GRU"
-    raise ArgumentTypeError("layer", f"a {kind.__name__}", rule, "pass the recurrent layer of your model")
+    raise ArgumentTypeError(
+        "layer", f"a {kind.__name__}", rule, "pass the recurrent layer of your model"
+    )
 
 
-def ways_of(layer: RecurrentLayer, dtypes: Sequence[torch.dtype], threads: Sequence[int]) -> list[Way]:
+def ways_of(
+    layer: RecurrentLayer, dtypes: Sequence[torch.dtype], threads: Sequence[int]
+) -> list[Way]:
     """Return every way that supports the layer, without programs if a cpu kernel exists."""
     like = next(layer.parameters(), torch.empty(0))
     found: list[Way] = []
     for dtype in dtypes:
-        batch = Ragged.from_flat(torch.zeros(1, layer.input_size, dtype=dtype, device=like.device), lengths=[1])
+        batch = Ragged.from_flat(
+            torch.zeros(1, layer.input_size, dtype=dtype, device=like.device), lengths=[1]
+        )
         for name, backend in BACKENDS.items():
             if name == "program" and any(way.backend == "cpu" for way in found):
                 continue  # a program of the same cell is not faster
@@ -86,7 +99,10 @@ def ways_of(layer: RecurrentLayer, dtypes: Sequence[torch.dtype], threads: Seque
                         explain(layer, batch)
                 except DispatchError:
                     continue
-                found += [Way(name, schedule, str(dtype).removeprefix("torch."), count) for count in counts]
+                found += [
+                    Way(name, schedule, str(dtype).removeprefix("torch."), count)
+                    for count in counts
+                ]
     return found
 
 
@@ -128,7 +144,9 @@ class Profile(NamedTuple):
     @classmethod
     def of(cls, way: Way, lengths: Tensor) -> Profile:
         """Return the profile of a call."""
-        rows, steps = _phases(way.schedule, way.threads if way.backend in ("cpu", "program") else 0, lengths)
+        rows, steps = _phases(
+            way.schedule, way.threads if way.backend in ("cpu", "program") else 0, lengths
+        )
         return cls(rows, steps, lengths.shape[0], int(lengths.sum()))
 
     @property
@@ -149,7 +167,9 @@ class Profile(NamedTuple):
 
 @lru_cache(maxsize=1024)  # by the identity of the lengths, which the ways of one schedule share
 def _phases(schedule: str, threads: int, lengths: Tensor) -> tuple[Integers, Integers]:
-    rows, steps = SCHEDULES[schedule].phases(lengths, lanes_of(lengths, threads) if threads else None)
+    rows, steps = SCHEDULES[schedule].phases(
+        lengths, lanes_of(lengths, threads) if threads else None
+    )
     return rows.numpy(), steps.numpy()
 
 
@@ -164,7 +184,11 @@ def features(way: Way, profile: Profile, held: float) -> Floats:
         found += [padding, padding * rows, padding * beyond[0]]
     if (way.backend, way.schedule) == ("torch", "packed"):
         none = [0] * len(found)
-        found = [*found, *none, 0, 0] if profile.is_even else [*none, *found, steps * rows, steps * beyond[0]]
+        found = (
+            [*found, *none, 0, 0]
+            if profile.is_even
+            else [*none, *found, steps * rows, steps * beyond[0]]
+        )
     return np.array(found, np.float64)
 
 
@@ -181,7 +205,9 @@ def fit(measured: Floats, seconds: Floats) -> Floats:
 
 
 def _least_squares(scaled: Floats, weights: Floats) -> Floats:
-    """Solve the non-negative least squares of ``scaled @ x = 1`` by active sets (Lawson and Hanson 1974)."""
+    """Solve the non-negative least squares of ``scaled @ x = 1`` by active sets (Lawson and Hanson
+    1974).
+    """
     size = np.linalg.norm(scaled, axis=0)
     size[size == 0] = 1
     unit = scaled / size
@@ -189,7 +215,8 @@ def _least_squares(scaled: Floats, weights: Floats) -> Floats:
     aim = unit.T @ weights
     found = np.zeros(len(size))
     free = np.zeros(len(size), bool)
-    # Each round frees one coefficient that reduces the error. Few are bound again, so the limit is never reached.
+    # Each round frees one coefficient that reduces the error. Few are bound again, so the limit is
+    # never reached.
     for _ in range(10 * len(size)):
         slope = np.where(free, -np.inf, aim - gram @ found)
         if slope.max() <= 1e-9:

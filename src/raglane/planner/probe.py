@@ -33,13 +33,13 @@ MODES = ("train", "infer")
 
 Call = Callable[[], object]
 
-# The seconds for which a group of calls is repeated, and the least number of rounds after the first; one round if the
-# first takes three times as long.
+# The seconds for which a group of calls is repeated, and the least number of rounds after the
+# first; one round if the first takes three times as long.
 _SECONDS, _FEWEST = 0.06, 3
 # Bytes of the copies of a batch: twice the 32 MB of cache that cores of AMD Zen 3 to 5 share.
 _CACHES = 64e6
-# The yardstick's batch: most and fewest sequences, mean length, and about the product of elements and weights; and its
-# number of calls per measurement.
+# The yardstick's batch: most and fewest sequences, mean length, and about the product of elements
+# and weights; and its number of calls per measurement.
 _MOST_YARD, _LEAST_YARD, _MEAN, _YARD_WORK, _LOOKS = 64, 4, 16, 1e8, 7
 
 
@@ -51,17 +51,39 @@ def lognormal(count: int, mean: float, seed: int) -> list[int]:
 
 PROBES: tuple[tuple[list[int], ...], ...] = (
     ([12], [2] * 8, lognormal(8, 12, 1), [16] * 4, [96], [5] * 12),
-    ([6] * 64, lognormal(24, 20, 2), [40] * 16, lognormal(64, 16, 3), [200, *[6] * 63], lognormal(32, 9, 7), [3] * 128),
-    ([24] * 64, lognormal(200, 10, 4), [300] * 6, lognormal(96, 40, 5), [64] * 128, lognormal(256, 40, 6)),
+    (
+        [6] * 64,
+        lognormal(24, 20, 2),
+        [40] * 16,
+        lognormal(64, 16, 3),
+        [200, *[6] * 63],
+        lognormal(32, 9, 7),
+        [3] * 128,
+    ),
+    (
+        [24] * 64,
+        lognormal(200, 10, 4),
+        [300] * 6,
+        lognormal(96, 40, 5),
+        [64] * 128,
+        lognormal(256, 40, 6),
+    ),
     (lognormal(24, 250, 8),),
 )
 """Lengths of the measured batches, from small to large; each group has equal and ragged ones."""
 
 
 def large_probes(elements: float) -> tuple[list[int], ...]:
-    """Return equal and ragged batches of about ``elements``, within limits, and of three times as many."""
+    """Return equal and ragged batches of about ``elements``, within limits, and of three times as
+    many.
+    """
     count = int(min(max(elements, 3000), 200_000)) // 100
-    return [100] * count, lognormal(count, 100, 10), lognormal(count // 2, 100, 11), lognormal(3 * count, 100, 12)
+    return (
+        [100] * count,
+        lognormal(count, 100, 10),
+        lognormal(count // 2, 100, 11),
+        lognormal(3 * count, 100, 12),
+    )
 
 
 def device_of(layer: RecurrentLayer) -> torch.device:
@@ -78,17 +100,22 @@ def make_batch(layer: RecurrentLayer, lengths: Sequence[int] | Tensor) -> Ragged
 
 
 def step_of(
-    layer: RecurrentLayer | torch.nn.RNNBase, batch: Ragged | PackedSequence | Tensor, mode: str, calls: int = 1
+    layer: RecurrentLayer | torch.nn.RNNBase,
+    batch: Ragged | PackedSequence | Tensor,
+    mode: str,
+    calls: int = 1,
 ) -> Call:
     """Return a function that runs one step of a mode of ``MODES``.
 
-    Up to ``calls`` calls in turn read copies of the batch that exceed the caches together, like the batches of an
-    epoch.
+    Up to ``calls`` calls in turn read copies of the batch that exceed the caches together, like the
+    batches of an epoch.
     """
     values = _values_of(batch).detach()
     count = min(calls, 1 + int(_CACHES / max(values.nbytes, 1)))
     copies = [values, *(values.clone() for _ in range(count - 1))]
-    turns = itertools.cycle([_with_values(batch, part.requires_grad_(mode == "train")) for part in copies])
+    turns = itertools.cycle(
+        [_with_values(batch, part.requires_grad_(mode == "train")) for part in copies]
+    )
     if mode == "infer":
 
         def infer() -> object:
@@ -126,7 +153,9 @@ def _values_of(batch: Ragged | PackedSequence | Tensor) -> Tensor:
 def time_in_turns(
     calls: Sequence[Call], device: torch.device, rounds: int = 15, within: float = math.inf
 ) -> list[float]:
-    """Return the median time of each call over rounds in which the calls take turns; the first round warms up."""
+    """Return the median time of each call over rounds in which the calls take turns; the first
+    round warms up.
+    """
     wait = _wait_of(device)
     spent, warm = 0.0, 0
     while warm < len(calls) and spent < within:
@@ -185,7 +214,10 @@ def peak_bytes(call: Callable[[], object], device: torch.device) -> int:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            with library.from_torch(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
+            with (
+                library.from_torch(),
+                profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record,
+            ):
                 call()
         results: Any = getattr(record.profiler, "kineto_results", None)
         events = [event for event in results.events() if event.name() == "[memory]"]
@@ -199,7 +231,11 @@ def peak_bytes(call: Callable[[], object], device: torch.device) -> int:
     return peak
 
 
-CELLS = {"lstm": (nn.LSTM, torch.nn.LSTM), "gru": (nn.GRU, torch.nn.GRU), "rnn_tanh": (nn.RNN, torch.nn.RNN)}
+CELLS = {
+    "lstm": (nn.LSTM, torch.nn.LSTM),
+    "gru": (nn.GRU, torch.nn.GRU),
+    "rnn_tanh": (nn.RNN, torch.nn.RNN),
+}
 """The cells that Raglane and torch have, with the layer of each."""
 
 COLUMNS = ("cell", "size", "mode", "elements", "ours_ms", "packed_ms", "padded_ms", "times_faster")
@@ -212,7 +248,9 @@ _TOLERANCE = 1e-4
 
 
 class Size(NamedTuple):
-    """The number of sequences of a batch, of hidden units and of input features: ``B``, ``H``, ``D``."""
+    """The number of sequences of a batch, of hidden units and of input features: ``B``, ``H``,
+    ``D``.
+    """
 
     batch: int
     hidden: int
@@ -223,7 +261,9 @@ class Size(NamedTuple):
 
 
 def time_layer(cell: str, size: Size, lengths: Sequence[int], mode: str) -> tuple[Any, ...]:
-    """Return a row of the table; ``times_faster`` is the median over rounds of the ratio to torch's faster way."""
+    """Return a row of the table; ``times_faster`` is the median over rounds of the ratio to torch's
+    faster way.
+    """
     ours, torchs = (kind(size.input, size.hidden) for kind in CELLS[cell])
     torchs.load_state_dict(ours.state_dict())
     batch = make_batch(ours, draw(lengths, size.batch))
@@ -234,8 +274,14 @@ def time_layer(cell: str, size: Size, lengths: Sequence[int], mode: str) -> tupl
         error = float((ours(batch)[0].values - truth).abs().max())
     # Negated, so that NaN is an error too.
     if not error <= _TOLERANCE:
-        raise ArithmeticError(f"{cell} {size}: outputs differ from torch's in float64 by {error:.1e}")
-    steps = [step_of(ours, batch, mode), step_of(torchs, packed, mode), step_of(torchs, padded, mode)]
+        raise ArithmeticError(
+            f"{cell} {size}: outputs differ from torch's in float64 by {error:.1e}"
+        )
+    steps = [
+        step_of(ours, batch, mode),
+        step_of(torchs, packed, mode),
+        step_of(torchs, padded, mode),
+    ]
     begun, rounds = time.perf_counter(), [time_in_turns(steps, batch.values.device)]
     while len(rounds) < _BENCH_ROUNDS and time.perf_counter() - begun < _BENCH_SECONDS:
         rounds.append(time_in_turns(steps, batch.values.device))
@@ -245,7 +291,9 @@ def time_layer(cell: str, size: Size, lengths: Sequence[int], mode: str) -> tupl
 
 
 def lengths_of_file(path: Path) -> list[int]:
-    """Read a readable text file of lengths, a file with one integer of at least 1 per line; empty lines are ignored."""
+    """Read a readable text file of lengths, a file with one integer of at least 1 per line; empty
+    lines are ignored.
+    """
     fix = "write one length per line, and nothing else"
     try:
         lines = read_file(path).decode("utf-8-sig").splitlines()
@@ -263,13 +311,19 @@ def lengths_of_file(path: Path) -> list[int]:
             raise DataError("lengths", f"{quote(text)} in line {number} of {path}", rule, fix)
         found.append(int(text))
     if not found:
-        raise DataError("lengths", f"no length in {path}", "a file with one integer of at least 1 per line", fix)
+        raise DataError(
+            "lengths", f"no length in {path}", "a file with one integer of at least 1 per line", fix
+        )
     return found
 
 
 def draw(lengths: Sequence[int], count: int) -> list[int]:
-    """Draw ``count`` of the lengths with replacement; return them unchanged if there are ``count``."""
+    """Draw ``count`` of the lengths with replacement; return them unchanged if there are
+    ``count``.
+    """
     if count == len(lengths):
         return list(lengths)
-    places = torch.randint(len(lengths), (count,), generator=torch.Generator("cpu").manual_seed(1), device="cpu")
+    places = torch.randint(
+        len(lengths), (count,), generator=torch.Generator("cpu").manual_seed(1), device="cpu"
+    )
     return [lengths[place] for place in places.tolist()]

@@ -1,4 +1,6 @@
-"""Rows of a plan: the batches of an epoch and their predicted cost; comparisons and limits that are measured."""
+"""Rows of a plan: the batches of an epoch and their predicted cost; comparisons and limits that are
+measured.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,18 @@ LEAST = 1e-7
 _SEQUENCES, _BATCHES = 1 << 16, 64
 # A run is skipped if it would take more seconds, or a larger share of the free memory.
 _LONGEST, _SHARE = 30.0, 0.5
-# Cells that are compared with the layer, and the most elements of the batch on which they are timed.
-_CELLS: tuple[Any, ...] = (nn.LSTM, nn.GRU, nn.RNN, nn.IndRNN, nn.SRU, nn.QRNN, nn.MinGRU, nn.MinLSTM)
+# Cells that are compared with the layer, and the most elements of the batch on which they are
+# timed.
+_CELLS: tuple[Any, ...] = (
+    nn.LSTM,
+    nn.GRU,
+    nn.RNN,
+    nn.IndRNN,
+    nn.SRU,
+    nn.QRNN,
+    nn.MinGRU,
+    nn.MinLSTM,
+)
 _ELEMENTS = 4096
 
 
@@ -44,25 +56,31 @@ class Row:
         backend: a key of ``BACKENDS``.
         schedule: a key of ``SCHEDULES``.
         batch_size: the number of sequences per batch; None if ``batch_elements`` limits batches.
-        batch_elements: the largest number of elements per batch; None if ``batch_size`` limits batches.
+        batch_elements: the largest number of elements per batch; None if ``batch_size`` limits
+            batches.
         grouped: True if the sequences of a batch have similar lengths.
         dtype: the dtype of values and weights, such as ``"float32"``.
         threads: the number of threads.
         batches: the number of batches per epoch.
-        elements: the number of computed elements per epoch, including padding that the schedule computes.
+        elements: the number of computed elements per epoch, including padding that the schedule
+            computes.
         waste: the number of computed elements that are padding.
-        train_seconds: seconds of the layer's forward and backward pass over an epoch, on one process.
+        train_seconds: seconds of the layer's forward and backward pass over an epoch, on one
+            process.
         infer_seconds: seconds of its forward pass without gradients.
-        train_range: the interval, from low to high, that contains 90 % of measured ``train_seconds``.
+        train_range: the interval, from low to high, that contains 90 % of measured
+            ``train_seconds``.
         infer_range: that of ``infer_seconds``.
         step_p50: the median of the seconds of a training step.
         step_p90: their 90th percentile.
         step_max: the longest of them.
-        peak_bytes: the peak memory of a training step on the largest batch: input, output, tensors saved for the
-            backward pass, gradients and weights.
-        rank_spread: the mean time of the slowest process in a step, relative to the mean of all; 1 for one process.
-        is_rough: True if the time is extrapolated, because most of it is in calls several times as long as any that was
-            measured; it may be off by a factor. Slow ways are measured only on short calls.
+        peak_bytes: the peak memory of a training step on the largest batch: input, output, tensors
+            saved for the backward pass, gradients and weights.
+        rank_spread: the mean time of the slowest process in a step, relative to the mean of all; 1
+            for one process.
+        is_rough: True if the time is extrapolated, because most of it is in calls several times as
+            long as any that was measured; it may be off by a factor. Slow ways are measured only on
+            short calls.
     """
 
     backend: str
@@ -113,7 +131,9 @@ class Row:
 
 @dataclass(frozen=True, eq=False)
 class Epoch:
-    """Some batches of an epoch, the number of batches that each represents, and totals of the epoch."""
+    """Some batches of an epoch, the number of batches that each represents, and totals of the
+    epoch.
+    """
 
     batches: tuple[Tensor, ...]
     weights: NDArray[np.float64]
@@ -123,11 +143,15 @@ class Epoch:
 
 
 def thin_out(lengths: Tensor) -> tuple[Tensor, float]:
-    """Return a random part of a long list of lengths, its longest included, and the sequences per drawn length."""
+    """Return a random part of a long list of lengths, its longest included, and the sequences per
+    drawn length.
+    """
     count = lengths.shape[0]
     if count <= _SEQUENCES:
         return lengths, 1.0
-    drawn = torch.from_numpy(np.random.default_rng(0).choice(count, _SEQUENCES, replace=False, shuffle=False))
+    drawn = torch.from_numpy(
+        np.random.default_rng(0).choice(count, _SEQUENCES, replace=False, shuffle=False)
+    )
     # The longest must be included, because it determines the memory of the largest batch.
     drawn[lengths[drawn].argmax()] = lengths.argmax()
     return lengths[drawn], count / _SEQUENCES
@@ -151,14 +175,18 @@ def epoch_of(lengths: Tensor, limit: BatchLimit, *, grouped: bool, seed: int = 0
 
 
 def _choose(longest: Integers, real: Integers, seed: int) -> tuple[Integers, NDArray[np.float64]]:
-    """Return the indices of a sample of batches, and the weight of each; weights preserve the total of elements."""
+    """Return the indices of a sample of batches, and the weight of each; weights preserve the total
+    of elements.
+    """
     count = len(real)
     if count <= _BATCHES:
         return np.arange(count), np.ones(count)
     # The slowest batch and the one that needs the most memory are always included.
     extreme = np.unique([longest.argmax(), real.argmax()])
     others = np.setdiff1d(np.arange(count), extreme, assume_unique=True)
-    drawn = np.random.default_rng(seed).choice(others, _BATCHES - len(extreme), replace=False, shuffle=False)
+    drawn = np.random.default_rng(seed).choice(
+        others, _BATCHES - len(extreme), replace=False, shuffle=False
+    )
     known = int(real[drawn].sum())
     each = int(real[others].sum()) / known if known else len(others) / len(drawn)
     return np.concatenate((extreme, drawn)), np.repeat([1.0, each], [len(extreme), len(drawn)])
@@ -224,7 +252,9 @@ def _range(predicted: Floats) -> tuple[float, float]:
 
 
 def _spread(seconds: Floats, weights: Floats, ranks: int) -> float:
-    """Return the mean time of the slowest of ``ranks`` batches, relative to the mean time of one."""
+    """Return the mean time of the slowest of ``ranks`` batches, relative to the mean time of
+    one.
+    """
     if ranks == 1 or not seconds.mean() > 0:
         return 1.0
     drawn = np.random.default_rng(0).choice(seconds, (_DRAWN, ranks), p=weights / weights.sum())
@@ -232,7 +262,9 @@ def _spread(seconds: Floats, weights: Floats, ranks: int) -> float:
 
 
 def compare_cells(layer: RecurrentLayer, lengths: Tensor, best: Row) -> dict[str, float]:
-    """Measure the training step of other cells in turns; return times relative to that of the layer."""
+    """Measure the training step of other cells in turns; return times relative to that of the
+    layer.
+    """
     device = device_of(layer)
     batch = make_batch(layer, _sample(lengths, best))
     calls = {"": _step(layer, batch, best.way)}
@@ -260,7 +292,9 @@ def _step(layer: RecurrentLayer, batch: Ragged, way: Way) -> Callable[[], object
 
 
 def _sample(lengths: Tensor, best: Row) -> Tensor:
-    """Return the lengths of the batch whose number of elements is the median, shortened to ``_ELEMENTS``."""
+    """Return the lengths of the batch whose number of elements is the median, shortened to
+    ``_ELEMENTS``.
+    """
     part, _ = thin_out(lengths)
     batches = epoch_of(part, best.limit, grouped=best.grouped).batches
     typical = sorted(batches, key=lambda batch: int(batch.sum()))[len(batches) // 2]
@@ -278,7 +312,9 @@ def largest_batch(
     *,
     runs: bool,
 ) -> tuple[int, int | None]:
-    """Return the most elements of a training step that fits into ``memory``, and its measured bytes, or None."""
+    """Return the most elements of a training step that fits into ``memory``, and its measured
+    bytes, or None.
+    """
     part, _ = thin_out(lengths)
     order = np.random.default_rng(0).permutation(len(part))
     drawn = part[torch.from_numpy(order)]
@@ -297,7 +333,9 @@ def largest_batch(
 
 
 def _batch(drawn: Tensor, elements: int) -> Tensor:
-    """Return the lengths of a batch of ``elements``: the drawn ones, repeated, and a shortened one at the end."""
+    """Return the lengths of a batch of ``elements``: the drawn ones, repeated, and a shortened one
+    at the end.
+    """
     total = int(drawn.sum())
     whole = drawn.repeat(elements // total + 1)
     ends = whole.cumsum(0)

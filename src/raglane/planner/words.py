@@ -16,13 +16,26 @@ from raglane.planner.model import Profile
 from raglane.planner.rows import LEAST, Row, epoch_of, thin_out
 from raglane.plot.picture import SMALL, Box, Picture, label, look, place
 
-COLUMNS = ("backend", "schedule", "train", "infer", "p90", "batches", "memory", "dtype", "threads", "elements", "waste")
+COLUMNS = (
+    "backend",
+    "schedule",
+    "train",
+    "infer",
+    "p90",
+    "batches",
+    "memory",
+    "dtype",
+    "threads",
+    "elements",
+    "waste",
+)
 """The columns of the table of a plan."""
 
 ROUGH = "~: its calls are much longer than any that was measured in this way, so the time may be off by a factor"
 """The note on the sign before a time."""
 
-# Quantiles at which a long tail may begin, and the least ratio of the longest length to that quantile.
+# Quantiles at which a long tail may begin, and the least ratio of the longest length to that
+# quantile.
 _TAILS, _LONG = (0.999, 0.99, 0.95), 2.0
 
 
@@ -53,8 +66,12 @@ def seconds_in_words(seconds: float) -> str:
 
 
 def range_in_words(ends: tuple[float, float]) -> str:
-    """Return an interval of times, rounded outwards to two significant digits, in the unit of its longer one."""
-    unit, size = next((one for one in (("h", 3600), ("min", 60), ("s", 1)) if ends[1] >= one[1]), ("ms", 1e-3))
+    """Return an interval of times, rounded outwards to two significant digits, in the unit of its
+    longer one.
+    """
+    unit, size = next(
+        (one for one in (("h", 3600), ("min", 60), ("s", 1)) if ends[1] >= one[1]), ("ms", 1e-3)
+    )
     texts = []
     for end, rounded in zip(ends, (math.floor, math.ceil), strict=True):
         number = max(end, LEAST) / size
@@ -77,14 +94,30 @@ def fields(row: Row) -> tuple[str, ...]:
     batches = f"{row.limit}, {'grouped' if row.grouped else 'random'}"
     waste = f"{row.waste / row.elements:.0%}" if row.elements else "0%"
     about = "~" if row.is_rough else ""
-    times = [range_in_words(row.train_range), range_in_words(row.infer_range), seconds_in_words(row.step_p90)]
+    times = [
+        range_in_words(row.train_range),
+        range_in_words(row.infer_range),
+        seconds_in_words(row.step_p90),
+    ]
     times = [about + taken for taken in times]
     size, memory = f"{row.elements:,}", bytes_in_words(row.peak_bytes)
-    return row.backend, row.schedule, *times, batches, memory, row.dtype, str(row.threads), size, waste
+    return (
+        row.backend,
+        row.schedule,
+        *times,
+        batches,
+        memory,
+        row.dtype,
+        str(row.threads),
+        size,
+        waste,
+    )
 
 
 def shown(rows: Sequence[Row], best: Row) -> list[Row]:
-    """Return the rows of the printed table: the best of each way, and all batch sizes of the recommended way."""
+    """Return the rows of the printed table: the best of each way, and all batch sizes of the
+    recommended way.
+    """
     first: dict[object, Row] = {}
     for row in rows:
         first.setdefault(row.way, row)
@@ -96,13 +129,16 @@ def shown(rows: Sequence[Row], best: Row) -> list[Row]:
 def why(best: Row, rows: Sequence[Row], ranks: int) -> str:
     """Return the reason for a recommendation, as a sentence."""
     parts = [f"An epoch of training takes {range_in_words(best.train_range)}"]
-    # Among all rows of the table, whichever way their batches are limited, so that sentence and table agree.
+    # Among all rows of the table, whichever way their batches are limited, so that sentence and
+    # table agree.
     rivals = [row for row in rows if row.backend == "torch"]
     if best.backend != "torch" and rivals:
         other = min(rivals, key=lambda row: row.rank_seconds)
         ratio = other.rank_seconds / best.rank_seconds
         order = "grouped" if other.grouped else "random"
-        which = f"{other.schedule}, {order}, {other.limit}" + (f", {other.dtype}" if other.dtype != best.dtype else "")
+        which = f"{other.schedule}, {order}, {other.limit}" + (
+            f", {other.dtype}" if other.dtype != best.dtype else ""
+        )
         parts.append(f"{ratio:.1f} times as fast as the fastest of torch ({which})")
     rows = [row for row in rows if (row.batch_size is None) == (best.batch_size is None)]
     same = [row for row in rows if (row.way, row.size) == (best.way, best.size) and row is not best]
@@ -114,12 +150,16 @@ def why(best: Row, rows: Sequence[Row], ranks: int) -> str:
         least = min(row.rank_seconds for row in larger) / best.rank_seconds
         parts.append(f"larger batches {least:.2f}")
     if ranks > 1:
-        parts.append(f"the slowest of {ranks} processes takes {best.rank_spread:.2f} times the mean")
+        parts.append(
+            f"the slowest of {ranks} processes takes {best.rank_spread:.2f} times the mean"
+        )
     return ", ".join(parts) + "."
 
 
 def tail(lengths: Tensor, best: Row, rows: Sequence[Row], calibration: Calibration) -> str | None:
-    """Return the cost of the longest sequences, padded and as recommended, or None without a long tail."""
+    """Return the cost of the longest sequences, padded and as recommended, or None without a long
+    tail.
+    """
     part, factor = thin_out(lengths)
     longest = int(part.max())
     for share in _TAILS:
@@ -129,10 +169,14 @@ def tail(lengths: Tensor, best: Row, rows: Sequence[Row], calibration: Calibrati
     else:
         return None
     padded = [row for row in rows if row.schedule == "padded" and row.backend == "torch"] or [best]
-    alike = [row for row in padded if (row.batch_size, row.grouped) == (best.batch_size, best.grouped)]
+    alike = [
+        row for row in padded if (row.batch_size, row.grouped) == (best.batch_size, best.grouped)
+    ]
     costs = []
     for row in (min(alike or padded, key=lambda row: row.train_seconds), best):
-        with_them, without = (_seconds(some, row, calibration) for some in (part, part[part <= border]))
+        with_them, without = (
+            _seconds(some, row, calibration) for some in (part, part[part <= border])
+        )
         costs.append(max(0.0, 1 - without / with_them))
     count = round(int((part > border).sum()) * factor)
     head = f"{count:,} of {lengths.shape[0]:,} sequences are longer than {border} steps"
@@ -142,12 +186,17 @@ def tail(lengths: Tensor, best: Row, rows: Sequence[Row], calibration: Calibrati
 def _seconds(lengths: Tensor, row: Row, calibration: Calibration) -> float:
     epoch = epoch_of(lengths, row.limit, grouped=row.grouped)
     coefficients = calibration.seconds[row.way, "train"]
-    times = [calibration.features(row.way, Profile.of(row.way, batch)) @ coefficients for batch in epoch.batches]
+    times = [
+        calibration.features(row.way, Profile.of(row.way, batch)) @ coefficients
+        for batch in epoch.batches
+    ]
     return float(epoch.weights @ np.maximum(times, LEAST))
 
 
 def draw(rows: Sequence[Row], best: Row, title: str, axes: Any = None) -> Picture:
-    """Draw the seconds of an epoch of training against the batch size, a line per backend and schedule."""
+    """Draw the seconds of an epoch of training against the batch size, a line per backend and
+    schedule.
+    """
     picture = place(axes, _SIZE, [_BOX])
     one = picture.axes[0]
     frame(one, look())
@@ -155,7 +204,13 @@ def draw(rows: Sequence[Row], best: Row, title: str, axes: Any = None) -> Pictur
     pairs = [pair for pair in _STYLES if any((row.backend, row.schedule) == pair for row in shown)]
     for pair in pairs:
         _lines(one, pair, [row for row in shown if (row.backend, row.schedule) == pair])
-    ring: dict[str, Any] = {"s": 150, "facecolors": "none", "edgecolors": look().ink, "linewidths": 1.5, "zorder": 5}
+    ring: dict[str, Any] = {
+        "s": 150,
+        "facecolors": "none",
+        "edgecolors": look().ink,
+        "linewidths": 1.5,
+        "zorder": 5,
+    }
     one.scatter([best.batch_size or 0], [best.rank_seconds], label="recommended", **ring)
     sizes = sorted({row.batch_size or 0 for row in shown})
     one.set_xscale("log", base=2)
@@ -166,18 +221,34 @@ def draw(rows: Sequence[Row], best: Row, title: str, axes: Any = None) -> Pictur
     ticks = [tick for tick in _TICKS if low / 2 <= tick <= high * 2]
     one.set_yticks(ticks, [seconds_in_words(tick) for tick in ticks], fontsize=SMALL)
     one.minorticks_off()
-    one.legend(frameon=False, fontsize=SMALL, labelcolor=look().ink, loc="upper left", bbox_to_anchor=(1, 1))
+    one.legend(
+        frameon=False,
+        fontsize=SMALL,
+        labelcolor=look().ink,
+        loc="upper left",
+        bbox_to_anchor=(1, 1),
+    )
     label(one, title, "sequences in a batch", "an epoch of training")
     return picture
 
 
 def _lines(axes: Any, pair: tuple[str, str], rows: Sequence[Row]) -> None:
-    """Draw the rows of a backend and schedule, random and grouped, with their fastest number of threads."""
+    """Draw the rows of a backend and schedule, random and grouped, with their fastest number of
+    threads.
+    """
     color, marker = _STYLES[pair]
     threads = min(rows, key=lambda row: row.rank_seconds).threads
     for grouped in (False, True):
         kept = [row for row in rows if (row.threads, row.grouped) == (threads, grouped)]
-        sizes, seconds = np.transpose(sorted((row.batch_size or 0, row.rank_seconds) for row in kept))
+        sizes, seconds = np.transpose(
+            sorted((row.batch_size or 0, row.rank_seconds) for row in kept)
+        )
         fill, line, suffix = ("none", "--", ", grouped") if grouped else (color, "-", "")
-        style = {"marker": marker, "markersize": 5, "markerfacecolor": fill, "linestyle": line, "linewidth": 1.5}
+        style = {
+            "marker": marker,
+            "markersize": 5,
+            "markerfacecolor": fill,
+            "linestyle": line,
+            "linewidth": 1.5,
+        }
         axes.plot(sizes, seconds, color=color, label=" ".join(pair) + suffix, **style)

@@ -4,15 +4,16 @@
     >>> picture.axes[0].get_title(loc="left")
     '6 sequences, padded: 54 elements, 22 of them padding'
 
-Each function returns a :class:`Picture`. A notebook shows it; ``picture.save("padded.svg")`` writes an SVG, and a name
-that ends in ``.png`` a PNG; ``picture.figure`` and ``picture.axes`` are matplotlib's. With ``axes=`` a function draws
-into existing axes. ``with theme("dark"):`` draws light on dark.
+Each function returns a :class:`Picture`. A notebook shows it; ``picture.save("padded.svg")`` writes
+an SVG, and a name that ends in ``.png`` a PNG; ``picture.figure`` and ``picture.axes`` are
+matplotlib's. With ``axes=`` a function draws into existing axes. ``with theme("dark"):`` draws
+light on dark.
 
-Lengths are a list, a tensor, an array, or a Ragged, as for :func:`raglane.cost`. Of more than 200 sequences, 200 evenly
-spaced ones are drawn, and the picture states this.
+Lengths are a list, a tensor, an array, or a Ragged, as for :func:`raglane.cost`. Of more than 200
+sequences, 200 evenly spaced ones are drawn, and the picture states this.
 
-Padding is hatched, and idle lanes are plain grey. The colours are distinct for any colour vision; if there are more
-sequences than colours, numbers distinguish them, in print too.
+Padding is hatched, and idle lanes are plain grey. The colours are distinct for any colour vision;
+if there are more sequences than colours, numbers distinguish them, in print too.
 
 The pictures require matplotlib: ``pip install 'raglane[plot]'``.
 """

@@ -1,4 +1,6 @@
-"""Drawings of sequences as rows of cells: the choice of sequences, the size of the drawing, and its shapes."""
+"""Drawings of sequences as rows of cells: the choice of sequences, the size of the drawing, and its
+shapes.
+"""
 
 from __future__ import annotations
 
@@ -44,14 +46,24 @@ class Sample:
         known = lengths_of(lengths)
         count = known.shape[0]
         most = min(count, MOST_SEQUENCES)
-        index = (torch.arange(most, device="cpu") * (count - 1)).div(max(most - 1, 1), rounding_mode="floor")
+        index = (torch.arange(most, device="cpu") * (count - 1)).div(
+            max(most - 1, 1), rounding_mode="floor"
+        )
         drawn = known[index]
         elements = most * longest(drawn)
         if elements > _MOST_ELEMENTS:
             rule = f"at most {_MOST_ELEMENTS:,} elements when padded"
-            raise ArgumentError("lengths", f"{elements:,}", rule, "draw fewer sequences, or their first steps")
+            raise ArgumentError(
+                "lengths", f"{elements:,}", rule, "draw fewer sequences, or their first steps"
+            )
         starts = offsets_from_lengths(known)[index].tolist()
-        return cls(known, index, drawn, starts, None if labels is None else read_labels(labels, known, index))
+        return cls(
+            known,
+            index,
+            drawn,
+            starts,
+            None if labels is None else read_labels(labels, known, index),
+        )
 
     @property
     def steps(self) -> int:
@@ -66,7 +78,11 @@ class Sample:
 
     def text(self, sequence: int, step: int) -> str:
         """Return the text of an element of a drawn sequence."""
-        return str(self.starts[sequence] + step) if self.labels is None else self.labels[sequence][step]
+        return (
+            str(self.starts[sequence] + step)
+            if self.labels is None
+            else self.labels[sequence][step]
+        )
 
     def names(self) -> list[str]:
         """Return the number of each drawn sequence in the caller's order."""
@@ -77,11 +93,16 @@ def read_labels(labels: Any, lengths: Tensor, index: Tensor) -> list[list[str]]:
     """Return the labels of the drawn sequences as texts of printable characters."""
     if isinstance(labels, Ragged) and labels.features == ():
         labels = labels.to_list()
-    rule, fix = "lists with one label for each element", "pass for each sequence a list of its labels"
+    rule, fix = (
+        "lists with one label for each element",
+        "pass for each sequence a list of its labels",
+    )
     if not isinstance(labels, Sequence) or isinstance(labels, str | bytes):
         raise ArgumentTypeError("labels", quote(labels), rule, fix)
     if len(labels) != lengths.shape[0]:
-        raise ShapeError("labels", f"{len(labels)} lists", f"{rule}, for {lengths.shape[0]} sequences", fix)
+        raise ShapeError(
+            "labels", f"{len(labels)} lists", f"{rule}, for {lengths.shape[0]} sequences", fix
+        )
     read = []
     for sequence in index.tolist():
         given = labels[sequence]
@@ -91,19 +112,25 @@ def read_labels(labels: Any, lengths: Tensor, index: Tensor) -> list[list[str]]:
         if len(one) != int(lengths[sequence]):
             got = f"{len(one)} for sequence {sequence}"
             raise ShapeError("labels", got, f"{rule}, here {int(lengths[sequence])}", fix)
-        read.append([printable(f"{text:g}" if isinstance(text, float) else str(text)) for text in one])
+        read.append(
+            [printable(f"{text:g}" if isinstance(text, float) else str(text)) for text in one]
+        )
     return read
 
 
 CELL, ABOVE, BELOW = 0.26, 0.36, 0.5
-"""Inches: a cell with a short text; the margin above rows, for a title; the margin below, for steps."""
+"""Inches: a cell with a short text; the margin above rows, for a title; the margin below, for
+steps."""
 
-# Inches: the widest text in a cell, the largest width and height of a drawing, and the smallest width.
+# Inches: the widest text in a cell, the largest width and height of a drawing, and the smallest
+# width.
 _WIDEST_TEXT, _WIDTH, _HEIGHT, _NARROWEST = 0.8, 9.0, 8.0, 1.2
 
 
 def grid_size(columns: int, rows: int, widest: float) -> tuple[float, float, float]:
-    """Return the size of a drawing of cells in inches, and the number of columns that fit, at least ``columns``."""
+    """Return the size of a drawing of cells in inches, and the number of columns that fit, at least
+    ``columns``.
+    """
     cell = max(CELL, min(widest, _WIDEST_TEXT) + 0.08)
     width = max(min(columns * cell, _WIDTH), _NARROWEST)
     return width, min(max(rows, 1) * CELL, _HEIGHT), max(columns, width / cell)
@@ -131,7 +158,9 @@ def grid(
     width, height, shown = grid_size(columns, rows, widest)
     height *= (max(rows, 1) + above + below) / max(rows, 1)
     left, bottom = room_for_names(names), BELOW + 0.12 * (lines - 1)
-    whole = left + max(width + right, width_of(titles[0], TITLE) + 0.2, width_of(titles[1], TEXT) + 0.2)
+    whole = left + max(
+        width + right, width_of(titles[0], TITLE) + 0.2, width_of(titles[1], TEXT) + 0.2
+    )
     picture = place(axes, (whole, bottom + height + ABOVE), [Box(left, bottom, width, height)])
     picture.axes[0].set_xlim(0, max(columns, 1) if picture.is_given else shown)
     picture.axes[0].set_ylim(max(rows, 1) + below, -above)
@@ -142,7 +171,9 @@ def grid(
 def mark_rows(axes: Axes, names: Sequence[str], top_of: Callable[[int], float] = float) -> None:
     """Write the names of rows on the left, as many as fit."""
     shown = spaced(len(names), pitch(axes)[1], LINE)
-    axes.set_yticks([top_of(row) + 0.5 for row in shown], [names[row] for row in shown], fontsize=SMALL)
+    axes.set_yticks(
+        [top_of(row) + 0.5 for row in shown], [names[row] for row in shown], fontsize=SMALL
+    )
     _clean(axes)
 
 
@@ -180,7 +211,9 @@ class Run(NamedTuple):
 
 
 def runs_of(table: Table, lengths: Tensor) -> list[Run]:
-    """Return the runs of a schedule; they exist by NOTE (rows) of :class:`~raglane.schedules.Table`."""
+    """Return the runs of a schedule; they exist by NOTE (rows) of
+    :class:`~raglane.schedules.Table`.
+    """
     time = segment_ids(table.time_offsets, table.elements)
     first = (table.step == 0).nonzero().view(-1)
     computed = torch.bincount(table.sequence, minlength=lengths.shape[0])
@@ -196,7 +229,9 @@ def color_of(sequence: int) -> str:
     hue, shade = PALETTE[sequence % len(PALETTE)], sequence // len(PALETTE) % 3
     if shade == 0:
         return hue
-    red, green, blue = (part + (1 - part) * 0.6 if shade == 1 else part * 0.65 for part in to_rgb(hue))
+    red, green, blue = (
+        part + (1 - part) * 0.6 if shade == 1 else part * 0.65 for part in to_rgb(hue)
+    )
     return to_hex((red, green, blue))
 
 
@@ -204,8 +239,13 @@ def ink_on(color: str | tuple[float, float, float, float]) -> str:
     """Return black or white, whichever has more contrast with a colour (WCAG 2)."""
     from matplotlib.colors import to_rgb
 
-    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in to_rgb(color)]
-    luminance = sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+    linear = [
+        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4
+        for part in to_rgb(color)
+    ]
+    luminance = sum(
+        weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True)
+    )
     return "#000000" if (luminance + 0.05) ** 2 > 1.05 * 0.05 else "#FFFFFF"
 
 
@@ -217,7 +257,9 @@ def pitch(axes: Axes) -> tuple[float, float]:
 
 
 def spaced(count: int, inches: float, needed: float) -> range:
-    """Return every n-th of ``count`` places so that a text fits at each; n is 1, 2, 5, 10, 20 ..."""
+    """Return every n-th of ``count`` places so that a text fits at each; n is 1, 2, 5, 10, 20
+    ...
+    """
     return range(0, count, round_up(min(needed / inches, count)))
 
 
@@ -240,7 +282,9 @@ def draw_runs(
     top_of: Callable[[int], float] = float,
     hatch: str = "////",
 ) -> None:
-    """Draw runs into axes whose limits are set; ``cell`` and ``whole`` give the text of an element and of a run."""
+    """Draw runs into axes whose limits are set; ``cell`` and ``whole`` give the text of an element
+    and of a run.
+    """
     wide, high = pitch(axes)
     are_cells = wide >= _CELL and high >= _CELL and sum(run.computed for run in runs) <= _MOST_CELLS
     for run in runs:
@@ -249,7 +293,11 @@ def draw_runs(
             for step in range(run.computed):
                 if step < run.real:
                     name = f"element {run.sequence} {step}"
-                    text = fitting(cell(run.sequence, step), wide - 0.03) if high >= LINE - 0.02 else ""
+                    text = (
+                        fitting(cell(run.sequence, step), wide - 0.03)
+                        if high >= LINE - 0.02
+                        else ""
+                    )
                     draw_bar(axes, run.start + step, top, 1, color, name, text)
                 else:
                     draw_bar(axes, run.start + step, top, 1, None, f"padding {run.sequence} {step}")
@@ -264,7 +312,9 @@ def draw_runs(
             _draw_hatching(axes, left, top, width, hatch)
 
 
-def draw_bar(axes: Axes, left: float, top: float, width: float, color: str | None, name: str, text: str = "") -> None:
+def draw_bar(
+    axes: Axes, left: float, top: float, width: float, color: str | None, name: str, text: str = ""
+) -> None:
     """Draw a rectangle of the height of a row, with a text in the middle."""
     from matplotlib.patches import Rectangle
 
@@ -272,7 +322,13 @@ def draw_bar(axes: Axes, left: float, top: float, width: float, color: str | Non
     edge = min(0.8, 72 * 0.12 * min(high, wide * width))
     # add_patch would update the limits of the data for each of many bars; they are already set.
     bar = Rectangle(
-        (left, top), width, 1, facecolor=color or now.padding, edgecolor=now.paper, linewidth=edge, zorder=2
+        (left, top),
+        width,
+        1,
+        facecolor=color or now.padding,
+        edgecolor=now.paper,
+        linewidth=edge,
+        zorder=2,
     )
     bar.set_label(f"_{name}")
     axes.add_artist(bar)
@@ -290,6 +346,15 @@ def _draw_hatching(axes: Axes, left: float, top: float, width: float, hatch: str
     """Draw hatching as a separate rectangle, because it has the colour of the edge."""
     from matplotlib.patches import Rectangle
 
-    over = Rectangle((left, top), width, 1, fill=False, edgecolor=look().faint, linewidth=0, hatch=hatch, zorder=3)
+    over = Rectangle(
+        (left, top),
+        width,
+        1,
+        fill=False,
+        edgecolor=look().faint,
+        linewidth=0,
+        hatch=hatch,
+        zorder=3,
+    )
     over.set_label("_hatching")
     axes.add_artist(over)

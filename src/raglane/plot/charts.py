@@ -1,4 +1,6 @@
-"""Charts of the lengths of a dataset, of the waste of its batches, and of measurements of the caller."""
+"""Charts of the lengths of a dataset, of the waste of its batches, and of measurements of the
+caller.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +30,10 @@ def histogram(lengths: Any, batch_size: int | None = None, *, axes: Any = None) 
     """Draw a histogram of lengths, their cumulative share, and the borders of buckets.
 
     Args:
-        lengths: ``(B,)`` integers of at least 0, or an object with lengths, as for :func:`raglane.cost`.
-        batch_size: the size of batches sorted by length, as with :meth:`raglane.data.EpochOrder.sorted`, whose borders
-            are drawn; None draws no borders.
+        lengths: ``(B,)`` integers of at least 0, or an object with lengths, as for
+            :func:`raglane.cost`.
+        batch_size: the size of batches sorted by length, as with
+            :meth:`raglane.data.EpochOrder.sorted`, whose borders are drawn; None draws no borders.
         axes: matplotlib axes to draw into; None makes a figure.
 
     Returns:
@@ -38,7 +41,8 @@ def histogram(lengths: Any, batch_size: int | None = None, *, axes: Any = None) 
 
     Raises:
         MissingExtraError: matplotlib is not installed.
-        ArgumentTypeError: ``lengths`` or ``batch_size`` are not integers, or ``axes`` have the wrong type.
+        ArgumentTypeError: ``lengths`` or ``batch_size`` are not integers, or ``axes`` have the
+            wrong type.
         ShapeError: ``lengths`` are not a flat list, or there are several pairs of axes.
         ArgumentError: a length is below 0, or ``batch_size`` is below 1.
 
@@ -50,19 +54,36 @@ def histogram(lengths: Any, batch_size: int | None = None, *, axes: Any = None) 
     known = np.sort(lengths_of(lengths).numpy())
     borders = []
     if batch_size is not None:
-        borders = _borders(known, check_whole("batch_size", batch_size, 1, "pass the sequences of a batch"))
+        borders = _borders(
+            known, check_whole("batch_size", batch_size, 1, "pass the sequences of a batch")
+        )
     count, most = len(known), int(known[-1]) if len(known) else 0
-    at = {quantile: int(known[-(-quantile * count // 100) - 1]) for quantile in _QUANTILES} if count else {}
+    at = (
+        {quantile: int(known[-(-quantile * count // 100) - 1]) for quantile in _QUANTILES}
+        if count
+        else {}
+    )
     title = count_of(count, "sequence")
     if count:
-        title += f": half are at most {at[50]:,} long, 90 % at most {at[90]:,}, 99 % at most {at[99]:,}"
+        title += (
+            f": half are at most {at[50]:,} long, 90 % at most {at[90]:,}, 99 % at most {at[99]:,}"
+        )
     picture = _place(axes, title)
     counts = picture.axes[0]
     frame(counts, look(), grid="y")
     width = round_up((most + 1) / _MOST_BINS)
     edges = np.arange(0, most + 1 + width, width) - 0.5
     heights, _ = np.histogram(known, edges)
-    counts.bar(edges[:-1], heights, width, align="edge", color=BLUE, edgecolor=look().paper, linewidth=0.6, zorder=2)
+    counts.bar(
+        edges[:-1],
+        heights,
+        width,
+        align="edge",
+        color=BLUE,
+        edgecolor=look().paper,
+        linewidth=0.6,
+        zorder=2,
+    )
     are_few = len(borders) <= _MOST_BORDERS
     # Many lines would hide the bars, which end below the ticks.
     style = {"linestyle": "--"} if are_few else {"ymin": 0.96}
@@ -74,12 +95,26 @@ def histogram(lengths: Any, batch_size: int | None = None, *, axes: Any = None) 
         lengths_there, last = np.unique(known, return_counts=True)
         up = np.cumsum(last) / count * 100
         shares.step(
-            [0, *lengths_there], [0, *up], where="post", color=look().ink, linewidth=1.4, label="at most as long"
+            [0, *lengths_there],
+            [0, *up],
+            where="post",
+            color=look().ink,
+            linewidth=1.4,
+            label="at most as long",
         )
-        ring: dict[str, Any] = {"color": look().paper, "markeredgecolor": look().ink, "markersize": 5, "clip_on": False}
+        ring: dict[str, Any] = {
+            "color": look().paper,
+            "markeredgecolor": look().ink,
+            "markersize": 5,
+            "clip_on": False,
+        }
         shares.plot(list(at.values()), list(at), "o", **ring)
     _limit(counts, shares, float(edges[-1]), int(heights.max(initial=0)))
-    what = f"; {'dashed' if are_few else 'ticks at the top'}: borders of batches of {batch_size:,}" if borders else ""
+    what = (
+        f"; {'dashed' if are_few else 'ticks at the top'}: borders of batches of {batch_size:,}"
+        if borders
+        else ""
+    )
     label(counts, title, f"length{f', {width:,} to a bar' if width > 1 else ''}{what}", "sequences")
     label(shares, "", "", "share that is at most as long (line, %)")
     return Picture(picture.figure, (counts, shares), picture.is_given)
@@ -97,32 +132,45 @@ def _limit(counts: Any, shares: Any, end: float, highest: int) -> None:
     shares.set_ylim(0, 105)
     shares.set_yticks(range(0, 101, 25))
     across = max(1, int(_BOX.width / (width_of(f"{int(end):,}") + 0.15)))
-    for axis, most, places in ((counts.xaxis, int(end), min(8, across)), (counts.yaxis, max(highest, 1), 6)):
+    for axis, most, places in (
+        (counts.xaxis, int(end), min(8, across)),
+        (counts.yaxis, max(highest, 1), 6),
+    ):
         ticks = range(0, most + 1, round_up((most + 1) / places))
         axis.set_ticks(ticks, [f"{tick:,}" for tick in ticks])
 
 
 def _borders(known: npt.NDArray[np.int64], batch_size: int) -> list[float]:
-    """Return the borders between sorted batches, halfway between the last and the next first length."""
-    rows, bounds = BatchSampler(known, BatchLimit(sequences=batch_size), EpochOrder.sorted()).whole()
+    """Return the borders between sorted batches, halfway between the last and the next first
+    length.
+    """
+    rows, bounds = BatchSampler(
+        known, BatchLimit(sequences=batch_size), EpochOrder.sorted()
+    ).whole()
     ordered = known[rows]
-    return sorted({(int(ordered[border - 1]) + int(ordered[border])) / 2 for border in bounds[1:-1]})
+    return sorted(
+        {(int(ordered[border - 1]) + int(ordered[border])) / 2 for border in bounds[1:-1]}
+    )
 
 
 def waste(lengths: Any, batch_sizes: Any = None, *, seed: int = 0, axes: Any = None) -> Picture:
-    """Draw the share of padding in padded batches against their size, for random, bucketed and sorted batches.
+    """Draw the share of padding in padded batches against their size, for random, bucketed and
+    sorted batches.
 
-    The batches are those of :class:`raglane.data.BatchSampler` in the orders ``random``, ``grouped`` and ``sorted``.
+    The batches are those of :class:`raglane.data.BatchSampler` in the orders ``random``,
+    ``grouped`` and ``sorted``.
 
     Args:
         lengths: as for :func:`histogram`.
-        batch_sizes: sizes of at least 1; None for the powers of two up to 512 that the dataset fills.
+        batch_sizes: sizes of at least 1; None for the powers of two up to 512 that the dataset
+            fills.
         seed: the seed of the random orders, 0 or above.
         axes: as for :func:`histogram`.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
-        ArgumentTypeError: ``lengths``, ``batch_sizes`` or ``seed`` are not integers, or ``axes`` have the wrong type.
+        ArgumentTypeError: ``lengths``, ``batch_sizes`` or ``seed`` are not integers, or ``axes``
+            have the wrong type.
         ShapeError: ``lengths`` are not a flat list, or there are several pairs of axes.
         ArgumentError: a length is below 0, there is no size or one below 1, or ``seed`` is below 0.
 
@@ -139,7 +187,14 @@ def waste(lengths: Any, batch_sizes: Any = None, *, seed: int = 0, axes: Any = N
         sizes = _read_sizes(batch_sizes)
     shares = {
         name: [
-            100 * (1 - batch_fill(known, *BatchSampler(known, BatchLimit(sequences=size), order, seed=seed).whole()))
+            100
+            * (
+                1
+                - batch_fill(
+                    known,
+                    *BatchSampler(known, BatchLimit(sequences=size), order, seed=seed).whole(),
+                )
+            )
             for size in sizes
         ]
         for name, order in _ORDERS.items()
@@ -149,19 +204,38 @@ def waste(lengths: Any, batch_sizes: Any = None, *, seed: int = 0, axes: Any = N
     one = picture.axes[0]
     frame(one, look())
     for (name, share), (color, marker, line) in zip(shares.items(), _STYLES, strict=True):
-        one.plot(sizes, share, color=color, marker=marker, linestyle=line, linewidth=1.8, markersize=5, label=name)
+        one.plot(
+            sizes,
+            share,
+            color=color,
+            marker=marker,
+            linestyle=line,
+            linewidth=1.8,
+            markersize=5,
+            label=name,
+        )
     one.set_xscale("log", base=2)
     one.set_xlim(min(sizes) / 1.2, max(sizes) * 1.2)
     shown = sizes[:: -(-len(sizes) // 12)]
     one.set_xticks(shown, [f"{size:,}" for size in shown], fontsize=SMALL)
     one.minorticks_off()
     one.set_ylim(0, max(5.0, 1.1 * max(max(share) for share in shares.values())))
-    one.legend(frameon=False, fontsize=SMALL, labelcolor=look().ink, loc="upper left", bbox_to_anchor=(1, 1))
+    one.legend(
+        frameon=False,
+        fontsize=SMALL,
+        labelcolor=look().ink,
+        loc="upper left",
+        bbox_to_anchor=(1, 1),
+    )
     label(one, title, "sequences in a batch", "waste (%)")
     return picture
 
 
-_ORDERS = {"random": EpochOrder.random(), "bucketed": EpochOrder.grouped(), "sorted": EpochOrder.sorted()}
+_ORDERS = {
+    "random": EpochOrder.random(),
+    "bucketed": EpochOrder.grouped(),
+    "sorted": EpochOrder.sorted(),
+}
 _STYLES = ((VERMILION, "o", "-"), (ORANGE, "s", "--"), (GREEN, "^", ":"))
 
 
@@ -173,7 +247,9 @@ def _read_sizes(given: Any) -> list[int]:
         raise ArgumentTypeError("batch_sizes", quote(given), rule, fix)
     if len(given) == 0:
         raise ArgumentError("batch_sizes", "none", rule, fix)
-    return sorted({check_whole(f"batch_sizes[{place}]", size, 1, fix) for place, size in enumerate(given)})
+    return sorted(
+        {check_whole(f"batch_sizes[{place}]", size, 1, fix) for place, size in enumerate(given)}
+    )
 
 
 _MARKERS, _LINES = "os^DvP*X<>hp", ("-", "--", ":", "-.")
@@ -185,14 +261,16 @@ def times(rows: Sequence[Mapping[str, Any]], *, axes: Any = None) -> Picture:
     """Draw the time per element against the fill of the batch, a line per method.
 
     Args:
-        rows: one mapping per measurement: ``method``, a name; ``fill``, the share of the padded batch that is real,
-            above 0 and at most 1; ``seconds``, the time per existing element, above 0. Other keys are ignored.
+        rows: one mapping per measurement: ``method``, a name; ``fill``, the share of the padded
+            batch that is real, above 0 and at most 1; ``seconds``, the time per existing element,
+            above 0. Other keys are ignored.
         axes: as for :func:`histogram`.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
         ArgumentTypeError: ``rows`` is not a list of mappings, or a name is not a string.
-        ArgumentError: ``rows`` is empty, a key is missing, a number is out of range, or there are more than 40 methods.
+        ArgumentError: ``rows`` is empty, a key is missing, a number is out of range, or there are
+            more than 40 methods.
         ShapeError: there are several pairs of axes.
 
     Example:
@@ -205,7 +283,10 @@ def times(rows: Sequence[Mapping[str, Any]], *, axes: Any = None) -> Picture:
         >>> [line.get_label() for line in rl.plot.times(rows).axes[0].lines]
         ['padded', 'lanes']
     """
-    numbers = {"fill": ("above 0 and at most 1", lambda number: 0 < number <= 1), "seconds": _ABOVE_ZERO}
+    numbers = {
+        "fill": ("above 0 and at most 1", lambda number: 0 < number <= 1),
+        "seconds": _ABOVE_ZERO,
+    }
     methods: dict[str, list[tuple[float, float]]] = {}
     for name, (fill, seconds) in _read("rows", rows, "method", numbers):
         methods.setdefault(name, []).append((100 * fill, seconds))
@@ -215,24 +296,39 @@ def times(rows: Sequence[Mapping[str, Any]], *, axes: Any = None) -> Picture:
     for number, (name, points) in enumerate(methods.items()):
         fills, seconds = np.transpose(sorted(points))
         line = _LINES[number % len(_LINES)]
-        one.plot(fills, seconds / scale, label=name, linewidth=1.6, markersize=5, linestyle=line, **_style(number))
+        one.plot(
+            fills,
+            seconds / scale,
+            label=name,
+            linewidth=1.6,
+            markersize=5,
+            linestyle=line,
+            **_style(number),
+        )
     one.set_xlim(0, 102)
     one.set_ylim(0, None)
     _legend(one)
-    label(one, "The time of an element that exists", "fill of the batch (%)", f"time per element ({unit})")
+    label(
+        one,
+        "The time of an element that exists",
+        "fill of the batch (%)",
+        f"time per element ({unit})",
+    )
     return picture
 
 
-def roofline(kernels: Sequence[Mapping[str, Any]], *, peak: float, bandwidth: float, axes: Any = None) -> Picture:
+def roofline(
+    kernels: Sequence[Mapping[str, Any]], *, peak: float, bandwidth: float, axes: Any = None
+) -> Picture:
     """Draw the roofline of a machine, and the share of it that each kernel reaches.
 
     A kernel that computes ``intensity`` operations per byte of memory that it moves reaches at most
-    ``min(peak, intensity * bandwidth)`` (Williams, Waterman and Patterson 2009, "Roofline: an insightful visual
-    performance model for multicore architectures").
+    ``min(peak, intensity * bandwidth)`` (Williams, Waterman and Patterson 2009, "Roofline: an
+    insightful visual performance model for multicore architectures").
 
     Args:
-        kernels: one mapping per kernel: ``name``; ``intensity`` in operations per byte, above 0; ``rate`` in operations
-            per second, above 0. Other keys are ignored.
+        kernels: one mapping per kernel: ``name``; ``intensity`` in operations per byte, above 0;
+            ``rate`` in operations per second, above 0. Other keys are ignored.
         peak: the machine's peak rate in operations per second, above 0.
         bandwidth: the bandwidth of its memory in bytes per second, above 0.
         axes: as for :func:`histogram`.
@@ -240,8 +336,8 @@ def roofline(kernels: Sequence[Mapping[str, Any]], *, peak: float, bandwidth: fl
     Raises:
         MissingExtraError: matplotlib is not installed.
         ArgumentTypeError: ``kernels`` is not a list of mappings, or a name is not a string.
-        ArgumentError: ``kernels`` is empty, a key is missing, a number is not above 0, or there are more than 40
-            kernels.
+        ArgumentError: ``kernels`` is empty, a key is missing, a number is not above 0, or there are
+            more than 40 kernels.
         ShapeError: there are several pairs of axes.
 
     Example:
@@ -257,7 +353,10 @@ def roofline(kernels: Sequence[Mapping[str, Any]], *, peak: float, bandwidth: fl
     slope = check_real("bandwidth", bandwidth, rule, holds, fix)
     points = _read("kernels", kernels, "name", {"intensity": _ABOVE_ZERO, "rate": _ABOVE_ZERO})
     _check_count("kernels", points)
-    names = [f"{name}: {100 * rate / min(top, intensity * slope):.0f} %" for name, (intensity, rate) in points]
+    names = [
+        f"{name}: {100 * rate / min(top, intensity * slope):.0f} %"
+        for name, (intensity, rate) in points
+    ]
     picture, one = _with_legend(axes, names)
     ridge = top / slope
     low = min([ridge, *(intensity for _, (intensity, _) in points)]) / 4
@@ -266,7 +365,12 @@ def roofline(kernels: Sequence[Mapping[str, Any]], *, peak: float, bandwidth: fl
     one.set_yscale("log")
     one.plot([low, ridge, high], [low * slope, top, top], color=look().ink, linewidth=1.8, zorder=2)
     for number, (name, (_, (intensity, rate))) in enumerate(zip(names, points, strict=True)):
-        style = {"linestyle": "none", "markersize": 8, "markeredgecolor": look().ink, **_style(number)}
+        style = {
+            "linestyle": "none",
+            "markersize": 8,
+            "markeredgecolor": look().ink,
+            **_style(number),
+        }
         one.plot([intensity], [rate], label=name, zorder=3, **style)
     one.set_xlim(low, high)
     rates = [rate for _, (_, rate) in points]
@@ -297,7 +401,9 @@ def _read(
         check_kind(where, row, Mapping, f"a mapping with {keys}", "pass a dict")
         missing = [one for one in (key, *numbers) if one not in row]
         if missing:
-            raise ArgumentError(where, f"the keys {quote_all(row)}", f"a mapping with {keys}", f"add {missing[0]}")
+            raise ArgumentError(
+                where, f"the keys {quote_all(row)}", f"a mapping with {keys}", f"add {missing[0]}"
+            )
         check_kind(f"{where}[{key!r}]", row[key], str, "a text", "pass a name")
         found = [
             check_real(f"{where}[{one!r}]", row[one], needed, holds, "check the measurement")
@@ -352,10 +458,15 @@ def _mark_decades(axes: Any) -> None:
     """Set ticks at every n-th power of ten, so that they do not overlap."""
     from matplotlib.ticker import FixedLocator, FuncFormatter
 
-    for axis, (low, high), most in ((axes.xaxis, axes.get_xlim(), 8), (axes.yaxis, axes.get_ylim(), 8)):
+    for axis, (low, high), most in (
+        (axes.xaxis, axes.get_xlim(), 8),
+        (axes.yaxis, axes.get_ylim(), 8),
+    ):
         first, last = math.ceil(math.log10(low)), math.floor(math.log10(high))
         step = -(-(last - first + 1) // most)
-        axis.set_major_locator(FixedLocator([10.0**power for power in range(first, last + 1, max(step, 1))]))
+        axis.set_major_locator(
+            FixedLocator([10.0**power for power in range(first, last + 1, max(step, 1))])
+        )
         axis.set_major_formatter(FuncFormatter(lambda value, _: _engineering(value).strip()))
     axes.minorticks_off()
 

@@ -25,17 +25,20 @@ _MOST_TEXTS, _MOST_SHAPES = 600, 10_000
 
 
 def attention(weights: Ragged, *, labels: Any = None, axes: Any = None) -> Picture:
-    """Draw the attention weight of each element: a row per sequence, a column per step, a part per head.
+    """Draw the attention weight of each element: a row per sequence, a column per step, a part per
+    head.
 
     Args:
-        weights: ``(N,)`` or ``(N, heads)``, from 0 to 1, e.g. of ``rl.nn.AttentionPooling.weights``.
-        labels: the texts of the elements: a list per sequence, or a Ragged of one number per element. None writes
-            the weights.
+        weights: ``(N,)`` or ``(N, heads)``, from 0 to 1, e.g. of
+            ``rl.nn.AttentionPooling.weights``.
+        labels: the texts of the elements: a list per sequence, or a Ragged of one number per
+            element. None writes the weights.
         axes: one per head; None makes a figure.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
-        ArgumentTypeError: ``weights`` is not a Ragged of floats, or ``labels`` or ``axes`` have the wrong type.
+        ArgumentTypeError: ``weights`` is not a Ragged of floats, or ``labels`` or ``axes`` have the
+            wrong type.
         ShapeError: elements have several dimensions, or the number of labels or axes is wrong.
         ArgumentError: a weight is outside 0 to 1, or the batch has too many elements for a picture.
 
@@ -47,25 +50,38 @@ def attention(weights: Ragged, *, labels: Any = None, axes: Any = None) -> Pictu
         ['good', 'movie', 'bad']
     """
     read = _read("weights", weights, (0, 1))
-    names = [f"attention, head {head}" for head in range(read.features[0])] if weights.features else ["attention"]
-    parts = {name: read.with_values(values) for name, values in zip(names, read.values.unbind(1), strict=True)}
+    names = (
+        [f"attention, head {head}" for head in range(read.features[0])]
+        if weights.features
+        else ["attention"]
+    )
+    parts = {
+        name: read.with_values(values)
+        for name, values in zip(names, read.values.unbind(1), strict=True)
+    }
     return _draw(parts, _largest(parts), labels, axes, gamma=0.5)
 
 
-def gates(activity: Ragged | Mapping[str, Ragged], *, labels: Any = None, axes: Any = None) -> Picture:
-    """Draw the activity of the gates of a cell, from 0 to 1: the mean over the units, for each element.
+def gates(
+    activity: Ragged | Mapping[str, Ragged], *, labels: Any = None, axes: Any = None
+) -> Picture:
+    """Draw the activity of the gates of a cell, from 0 to 1: the mean over the units, for each
+    element.
 
     Args:
-        activity: a Ragged ``(N, units)`` or ``(N,)`` of numbers from 0 to 1, or a dict of these by the gate's name.
+        activity: a Ragged ``(N, units)`` or ``(N,)`` of numbers from 0 to 1, or a dict of these by
+            the gate's name.
         labels: as for :func:`attention`; None writes the means.
         axes: one per gate; None makes a figure.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
-        ArgumentTypeError: a gate is not a Ragged of floats, or ``labels`` or ``axes`` have the wrong type.
-        ShapeError: elements have several dimensions or size 0, the lengths of gates differ, or the number of labels or
-            axes is wrong.
-        ArgumentError: there is no gate, an activity is outside 0 to 1, or the batch is too large for a picture.
+        ArgumentTypeError: a gate is not a Ragged of floats, or ``labels`` or ``axes`` have the
+            wrong type.
+        ShapeError: elements have several dimensions or size 0, the lengths of gates differ, or the
+            number of labels or axes is wrong.
+        ArgumentError: there is no gate, an activity is outside 0 to 1, or the batch is too large
+            for a picture.
 
     Example:
         >>> import raglane as rl
@@ -74,24 +90,33 @@ def gates(activity: Ragged | Mapping[str, Ragged], *, labels: Any = None, axes: 
         ['0.5', '0.75']
     """
     parts = _named("activity", activity, "gate", (0, 1))
-    return _draw({name: one.map(lambda values: values.mean(1)) for name, one in parts.items()}, 1.0, labels, axes)
+    return _draw(
+        {name: one.map(lambda values: values.mean(1)) for name, one in parts.items()},
+        1.0,
+        labels,
+        axes,
+    )
 
 
-def norms(states: Ragged | Mapping[str, Ragged], *, labels: Any = None, axes: Any = None) -> Picture:
+def norms(
+    states: Ragged | Mapping[str, Ragged], *, labels: Any = None, axes: Any = None
+) -> Picture:
     """Draw the Euclidean norm of a state at each element.
 
     Elements whose norm is not finite are red, and the title counts them.
 
     Args:
-        states: a Ragged ``(N, units)``, e.g. of a layer with ``return_states=True``, or a dict of these by name.
+        states: a Ragged ``(N, units)``, e.g. of a layer with ``return_states=True``, or a dict of
+            these by name.
         labels: as for :func:`attention`; None writes the norms.
         axes: one per state; None makes a figure.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
-        ArgumentTypeError: a state is not a Ragged of floats, or ``labels`` or ``axes`` have the wrong type.
-        ShapeError: elements have several dimensions, the lengths of states differ, or the number of labels or axes is
-            wrong.
+        ArgumentTypeError: a state is not a Ragged of floats, or ``labels`` or ``axes`` have the
+            wrong type.
+        ShapeError: elements have several dimensions, the lengths of states differ, or the number of
+            labels or axes is wrong.
         ArgumentError: there is no state, or the batch has too many elements for a picture.
 
     Example:
@@ -121,7 +146,10 @@ def _named(name: str, given: Any, what: str, bounds: tuple[int, int] | None) -> 
         raise ArgumentError(name, "none", "at least one Ragged", fix)
     for key in given:
         check_kind(f"a name in {name}", key, str, "a text", fix)
-    return {f"{what} {printable(key)}": _read(f"{name}[{key!r}]", one, bounds) for key, one in given.items()}
+    return {
+        f"{what} {printable(key)}": _read(f"{name}[{key!r}]", one, bounds)
+        for key, one in given.items()
+    }
 
 
 def _read(name: str, given: Any, bounds: tuple[int, int] | None) -> Ragged:
@@ -132,18 +160,26 @@ def _read(name: str, given: Any, bounds: tuple[int, int] | None) -> Ragged:
         raise ArgumentTypeError(name, str(given.dtype), "of a floating-point dtype", fix)
     if len(given.features) > 1 or 0 in given.features:
         rule = "one number or one vector per element"
-        raise ShapeError(name, f"elements of shape {tuple(given.features)}", rule, "choose or flatten features")
+        raise ShapeError(
+            name, f"elements of shape {tuple(given.features)}", rule, "choose or flatten features"
+        )
     values = given.values.detach().to("cpu", torch.float64)
     if bounds is not None:
         outside = ~((values >= bounds[0]) & (values <= bounds[1] + _ROUNDING))
         if bool(outside.any()):
             got, rule = quote(float(values[outside][0])), f"numbers from {bounds[0]} to {bounds[1]}"
             raise ArgumentError(name, got, rule, "apply softmax or sigmoid first")
-    return Ragged.from_flat(values if given.features else values.unsqueeze(1), lengths=given.host_lengths)
+    return Ragged.from_flat(
+        values if given.features else values.unsqueeze(1), lengths=given.host_lengths
+    )
 
 
-def _draw(parts: Mapping[str, Ragged], most: float, labels: Any, axes: Any, gamma: float = 1.0) -> Picture:
-    """Draw parts below each other with the same rows, columns and colours; ``gamma`` is the exponent of colours."""
+def _draw(
+    parts: Mapping[str, Ragged], most: float, labels: Any, axes: Any, gamma: float = 1.0
+) -> Picture:
+    """Draw parts below each other with the same rows, columns and colours; ``gamma`` is the
+    exponent of colours.
+    """
     require("matplotlib.colors", "plot")
     from matplotlib.colors import PowerNorm
 
@@ -161,11 +197,16 @@ def _draw(parts: Mapping[str, Ragged], most: float, labels: Any, axes: Any, gamm
     width, height, shown = cells.grid_size(columns, rows, widest if has_texts else 0.0)
     left = cells.room_for_names(sample.names())
     room = height + cells.ABOVE + cells.BELOW
-    boxes = [Box(left, (len(tables) - 1 - at) * room + cells.BELOW, width, height) for at in range(len(tables))]
+    boxes = [
+        Box(left, (len(tables) - 1 - at) * room + cells.BELOW, width, height)
+        for at in range(len(tables))
+    ]
     titles = [_title(name, part, sample) for name, part in parts.items()]
     below = f"step{sample.remark}"
     texts_wide = [*(width_of(title, TITLE) for title in titles), width_of(below, TEXT)]
-    whole = left + max(width + 0.4 + max(map(width_of, (_number(most / 2), _number(most)))), max(texts_wide) + 0.2)
+    whole = left + max(
+        width + 0.4 + max(map(width_of, (_number(most / 2), _number(most)))), max(texts_wide) + 0.2
+    )
     picture = place(axes, (whole, room * len(tables)), boxes)
     for one, title, table in zip(picture.axes, titles, tables.values(), strict=True):
         one.set_xlim(0, max(columns, 1) if picture.is_given else shown)
@@ -202,7 +243,9 @@ def _number(number: float) -> str:
 
 
 def _draw_table(axes: Any, table: Any, norm: Any) -> None:
-    """Draw colours as shapes, or as an image if there are many; numbers that are not finite are red."""
+    """Draw colours as shapes, or as an image if there are many; numbers that are not finite are
+    red.
+    """
     from matplotlib import colormaps
     from matplotlib.colors import to_rgba
 
@@ -213,7 +256,10 @@ def _draw_table(axes: Any, table: Any, norm: Any) -> None:
     colors[~np.isfinite(table.filled(0.0))] = to_rgba(VERMILION)
     colors[np.ma.getmaskarray(table)] = 0.0
     if table.size <= _MOST_SHAPES:
-        edge = {"edgecolors": look().paper, "linewidth": min(0.8, 72 * 0.12 * min(cells.pitch(axes)))}
+        edge = {
+            "edgecolors": look().paper,
+            "linewidth": min(0.8, 72 * 0.12 * min(cells.pitch(axes))),
+        }
         axes.pcolormesh(np.arange(columns + 1), np.arange(rows + 1), colors, zorder=2, **edge)
     else:
         smooth: dict[str, Any] = {"interpolation": "antialiased", "interpolation_stage": "rgba"}
@@ -231,7 +277,11 @@ def _write(axes: Any, table: Any, norm: Any, texts: list[list[str]] | None) -> N
     for row, column in np.argwhere(~np.ma.getmaskarray(table)).tolist():
         number = float(table[row, column])
         text = texts[row][column] if texts is not None else _number(number)
-        text = cells.fitting(text, wide - 0.03) if texts is not None or width_of(text) <= wide - 0.03 else ""
+        text = (
+            cells.fitting(text, wide - 0.03)
+            if texts is not None or width_of(text) <= wide - 0.03
+            else ""
+        )
         color = colormaps[_COLORS](float(norm(number))) if np.isfinite(number) else VERMILION
         if text:
             cells.write_on(axes, column + 0.5, row + 0.5, text, color)

@@ -19,20 +19,25 @@ _MOST_IN_STRIP = 60
 
 
 def padded(lengths: Any, *, labels: Any = None, axes: Any = None) -> Picture:
-    """Draw the padded batch: a row per sequence, a cell per element, padding hatched; its costs are on the right.
+    """Draw the padded batch: a row per sequence, a cell per element, padding hatched; its costs are
+    on the right.
 
-    The costs are those of the product with one column of weights, as counted by :func:`raglane.cost`.
+    The costs are those of the product with one column of weights, as counted by
+    :func:`raglane.cost`.
 
     Args:
-        lengths: ``(B,)`` integers of at least 0, or an object with lengths, as for :func:`raglane.cost`.
-        labels: the texts of the elements: a list per sequence, or a Ragged of one number per element. None writes
-            the index of each element in the values.
+        lengths: ``(B,)`` integers of at least 0, or an object with lengths, as for
+            :func:`raglane.cost`.
+        labels: the texts of the elements: a list per sequence, or a Ragged of one number per
+            element. None writes the index of each element in the values.
         axes: matplotlib axes to draw into; None makes a figure.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
-        ArgumentTypeError: ``lengths`` are not integers, or ``labels`` or ``axes`` have the wrong type.
-        ShapeError: the number of labels differs from the number of elements, or there are several pairs of axes.
+        ArgumentTypeError: ``lengths`` are not integers, or ``labels`` or ``axes`` have the wrong
+            type.
+        ShapeError: the number of labels differs from the number of elements, or there are several
+            pairs of axes.
         ArgumentError: a length is below 0, or the batch has too many elements for a picture.
 
     Example:
@@ -48,19 +53,29 @@ def padded(lengths: Any, *, labels: Any = None, axes: Any = None) -> Picture:
     whole, least = costs["padded"], costs["packed"]
     side = _product(whole, least)
     titles = (
-        _title(sample, "padded", f"{count_of(whole.elements, 'element')}, {whole.waste:,} of them padding"),
+        _title(
+            sample,
+            "padded",
+            f"{count_of(whole.elements, 'element')}, {whole.waste:,} of them padding",
+        ),
         f"step{sample.remark}",
         "sequence",
     )
     rows = len(sample.lengths)
     right = max(width_of(line, TEXT) for line in side.split("\n")) + 0.3
-    picture = cells.grid(axes, titles, sample.steps, rows, _widest(sample), sample.names(), right=right)
+    picture = cells.grid(
+        axes, titles, sample.steps, rows, _widest(sample), sample.names(), right=right
+    )
     one = picture.axes[0]
-    cells.draw_runs(one, cells.runs_of(SCHEDULES["padded"].table(sample.lengths), sample.lengths), sample.text)
+    cells.draw_runs(
+        one, cells.runs_of(SCHEDULES["padded"].table(sample.lengths), sample.lengths), sample.text
+    )
     cells.mark_rows(one, sample.names())
     cells.mark_steps(one, sample.steps)
     units: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points"}
-    one.annotate(side, (1, 1), (12, 0), va="top", fontsize=TEXT, color=look().ink, linespacing=1.4, **units)
+    one.annotate(
+        side, (1, 1), (12, 0), va="top", fontsize=TEXT, color=look().ink, linespacing=1.4, **units
+    )
     return picture
 
 
@@ -75,9 +90,11 @@ def _product(whole: Cost, least: Cost) -> str:
 
 
 def packed(lengths: Any, *, labels: Any = None, axes: Any = None) -> Picture:
-    """Draw the packed layout: the sequences that have an element at each step, longest first, and their number below.
+    """Draw the packed layout: the sequences that have an element at each step, longest first, and
+    their number below.
 
-    For a small batch, the data of the pack are shown on top in the order of memory, step after step.
+    For a small batch, the data of the pack are shown on top in the order of memory, step after
+    step.
 
     Args:
         lengths: as for :func:`padded`.
@@ -103,10 +120,20 @@ def packed(lengths: Any, *, labels: Any = None, axes: Any = None) -> Picture:
     title = _title(sample, "packed", f"{_summary(count)}, no padding")
     titles = title, f"batch size (upper) and step (lower){sample.remark}", "sequence"
     above = 1.5 if has_strip else 0.0
-    widest = max(_widest(sample), 0.24 * table.elements / table.steps) if has_strip else _widest(sample)
+    widest = (
+        max(_widest(sample), 0.24 * table.elements / table.steps) if has_strip else _widest(sample)
+    )
     left = ["data"] if has_strip else []
     picture = cells.grid(
-        axes, titles, table.steps, len(ordered), widest, [*names, *left], above=above, below=0.15, lines=2
+        axes,
+        titles,
+        table.steps,
+        len(ordered),
+        widest,
+        [*names, *left],
+        above=above,
+        below=0.15,
+        lines=2,
     )
     one = picture.axes[0]
     cells.draw_runs(one, runs, sample.text)
@@ -114,14 +141,17 @@ def packed(lengths: Any, *, labels: Any = None, axes: Any = None) -> Picture:
     if has_strip:
         order = list(zip(table.sequence.tolist(), table.step.tolist(), strict=True))
         _draw_strip(one, order, table.time_offsets.tolist(), table.steps, sample)
-        one.set_yticks([-1, *one.get_yticks()], ["data", *(tick.get_text() for tick in one.get_yticklabels())])
+        one.set_yticks(
+            [-1, *one.get_yticks()], ["data", *(tick.get_text() for tick in one.get_yticklabels())]
+        )
     sizes = [f"{size:,}\n{step:,}" for step, size in enumerate(table.rows_per_step.tolist())]
     cells.mark_steps(one, table.steps, sizes)
     return picture
 
 
 def lanes(lengths: Any, lanes: int | None = None, *, threads: int = 1, axes: Any = None) -> Picture:
-    """Draw the schedule ``lanes`` over time: when a sequence ends, the next begins; idle lanes at the end are grey.
+    """Draw the schedule ``lanes`` over time: when a sequence ends, the next begins; idle lanes at
+    the end are grey.
 
     Each element shows the number of its sequence.
 
@@ -133,10 +163,11 @@ def lanes(lengths: Any, lanes: int | None = None, *, threads: int = 1, axes: Any
 
     Raises:
         MissingExtraError: matplotlib is not installed.
-        ArgumentTypeError: ``lengths``, ``lanes`` or ``threads`` are not integers, or ``axes`` have the wrong type.
+        ArgumentTypeError: ``lengths``, ``lanes`` or ``threads`` are not integers, or ``axes`` have
+            the wrong type.
         ShapeError: ``lengths`` are not a flat list, or there are several pairs of axes.
-        ArgumentError: a length is below 0, ``lanes`` or ``threads`` is below 1, or the batch has too many elements for
-            a picture.
+        ArgumentError: a length is below 0, ``lanes`` or ``threads`` is below 1, or the batch has
+            too many elements for a picture.
 
     Example:
         >>> import raglane as rl
@@ -171,8 +202,9 @@ def lanes(lengths: Any, lanes: int | None = None, *, threads: int = 1, axes: Any
 def schedules(lengths: Any, lanes: int | None = None, *, axes: Any = None) -> Picture:
     r"""Draw all schedules with the same scale, and their numbers of elements, waste and steps.
 
-    Each element shows the number of its sequence. Padding is hatched, steps at which a row keeps its state are lined,
-    and idle lanes are grey. Only ``each``, which has one row and a step per element, has a scale of its own.
+    Each element shows the number of its sequence. Padding is hatched, steps at which a row keeps
+    its state are lined, and idle lanes are grey. Only ``each``, which has one row and a step per
+    element, has a scale of its own.
 
     Args:
         lengths: as for :func:`padded`.
@@ -181,9 +213,11 @@ def schedules(lengths: Any, lanes: int | None = None, *, axes: Any = None) -> Pi
 
     Raises:
         MissingExtraError: matplotlib is not installed.
-        ArgumentTypeError: ``lengths`` or ``lanes`` are not integers, or ``axes`` have the wrong type.
+        ArgumentTypeError: ``lengths`` or ``lanes`` are not integers, or ``axes`` have the wrong
+            type.
         ShapeError: ``lengths`` are not a flat list, or there are not five axes.
-        ArgumentError: a length is below 0, ``lanes`` is below 1, or the batch has too many elements for a picture.
+        ArgumentError: a length is below 0, ``lanes`` is below 1, or the batch has too many elements
+            for a picture.
 
     Example:
         >>> import raglane as rl
@@ -197,7 +231,9 @@ def schedules(lengths: Any, lanes: int | None = None, *, axes: Any = None) -> Pi
     """
     sample, costs = cells.Sample.read(lengths), cost(lengths, lanes=lanes)
     tables = {name: schedule.table(sample.lengths, lanes) for name, schedule in SCHEDULES.items()}
-    rows = {name: int(table.row.max()) + 1 if table.elements else 1 for name, table in tables.items()}
+    rows = {
+        name: int(table.row.max()) + 1 if table.elements else 1 for name, table in tables.items()
+    }
     numbers = sample.names()
     steps = max([1, *(table.steps for name, table in tables.items() if name != "each")])
     picture = place(axes, *_places(rows, cells.room_for_names(numbers)))
@@ -212,7 +248,9 @@ def schedules(lengths: Any, lanes: int | None = None, *, axes: Any = None) -> Pi
             names = [str(row) for row in range(rows[name] if runs else 0)]
         else:
             hatch = "---" if SCHEDULES[name].holds_state else "////"
-            cells.draw_runs(one, runs, lambda sequence, _: numbers[sequence], numbers.__getitem__, hatch=hatch)
+            cells.draw_runs(
+                one, runs, lambda sequence, _: numbers[sequence], numbers.__getitem__, hatch=hatch
+            )
         cells.mark_rows(one, names if side else [])
         cells.mark_steps(one, table.steps)
         label(one, f"{name}: {_summary(costs[name])}", f"step{what}{sample.remark}", side)
@@ -229,7 +267,9 @@ _MEANINGS = {
 
 
 def _places(rows: Mapping[str, int], left: float) -> tuple[tuple[float, float], list[Box]]:
-    """Return the size of the figure of all schedules, and the box of each: one on top, then rows of two."""
+    """Return the size of the figure of all schedules, and the box of each: one on top, then rows of
+    two.
+    """
     width, between = 4.6, left + 0.3
     highest = max(rows.values())
     height = min(max(highest, 2) * cells.CELL, 4.0)
@@ -253,7 +293,9 @@ def _title(sample: cells.Sample, how: str, what: str) -> str:
 
 
 def _widest(sample: cells.Sample) -> float:
-    """Return the width of the widest text of an element in inches; of many, only the longest are measured."""
+    """Return the width of the widest text of an element in inches; of many, only the longest are
+    measured.
+    """
     if int(sample.lengths.sum()) > 1_000:
         return 0.0
     lengths = enumerate(sample.lengths.tolist())
@@ -270,7 +312,9 @@ def _draw_lanes(
     top_of: Callable[[int], float] = float,
 ) -> None:
     """Draw the runs of lanes, and the idle ends of the lanes."""
-    cells.draw_runs(axes, runs, lambda sequence, _: numbers[sequence], numbers.__getitem__, top_of=top_of)
+    cells.draw_runs(
+        axes, runs, lambda sequence, _: numbers[sequence], numbers.__getitem__, top_of=top_of
+    )
     ends = [0] * rows
     for run in runs:
         ends[run.row] = max(ends[run.row], run.start + run.computed)
@@ -280,14 +324,29 @@ def _draw_lanes(
 
 
 def _draw_strip(
-    axes: Axes, order: Sequence[tuple[int, int]], bounds: Sequence[int], steps: int, sample: cells.Sample
+    axes: Axes,
+    order: Sequence[tuple[int, int]],
+    bounds: Sequence[int],
+    steps: int,
+    sample: cells.Sample,
 ) -> None:
-    """Draw the data of a pack above its rows, as wide as all its steps; a line marks the start of each step."""
+    """Draw the data of a pack above its rows, as wide as all its steps; a line marks the start of
+    each step.
+    """
     scale = steps / len(order)
     wide = cells.pitch(axes)[0] * scale
     for place_in_data, (sequence, step) in enumerate(order):
         text = cells.fitting(sample.text(sequence, step), wide - 0.02)
         name = f"data {sequence} {step}"
-        cells.draw_bar(axes, place_in_data * scale, -1.5, scale, cells.color_of(sequence), name, text)
+        cells.draw_bar(
+            axes, place_in_data * scale, -1.5, scale, cells.color_of(sequence), name, text
+        )
     for bound in bounds:
-        axes.plot([bound * scale] * 2, [-1.62, -0.38], color=look().ink, linewidth=1.2, zorder=5, clip_on=False)
+        axes.plot(
+            [bound * scale] * 2,
+            [-1.62, -0.38],
+            color=look().ink,
+            linewidth=1.2,
+            zorder=5,
+            clip_on=False,
+        )

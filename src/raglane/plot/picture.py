@@ -85,9 +85,11 @@ class Picture:
     is_given: bool = False
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write the picture to an SVG or PNG file, depending on the suffix; an existing file is overwritten.
+        """Write the picture to an SVG or PNG file, depending on the suffix; an existing file is
+        overwritten.
 
-        The same picture gives the same bytes. The letters of an SVG are shapes, so it looks the same everywhere.
+        The same picture gives the same bytes. The letters of an SVG are shapes, so it looks the
+        same everywhere.
 
         Raises:
             ArgumentTypeError: ``path`` is not a path.
@@ -96,8 +98,12 @@ class Picture:
         """
         check_kind("path", path, (str, PathLike), "the path of a file", 'pass e.g. "picture.svg"')
         file = Path(path)
-        check_suffix("path", file, (".svg", ".png"), "call picture.figure.savefig for other formats")
-        file.write_bytes(drawing.svg(self.figure) if file.suffix.lower() == ".svg" else drawing.png(self.figure))
+        check_suffix(
+            "path", file, (".svg", ".png"), "call picture.figure.savefig for other formats"
+        )
+        file.write_bytes(
+            drawing.svg(self.figure) if file.suffix.lower() == ".svg" else drawing.png(self.figure)
+        )
 
     def _repr_svg_(self) -> str | None:
         """Return the SVG that a notebook shows."""
@@ -114,7 +120,9 @@ class Box(NamedTuple):
 
 
 def place(axes: Any, size: tuple[float, float], boxes: Sequence[Box]) -> Picture:
-    """Return a picture with the caller's axes, or with new ones in a new figure, in the colours of the theme."""
+    """Return a picture with the caller's axes, or with new ones in a new figure, in the colours of
+    the theme.
+    """
     if axes is None:
         figure = new_figure(*size, "plot", look(), layout=None)
         scale = np.array([*size, *size])
@@ -126,13 +134,22 @@ def place(axes: Any, size: tuple[float, float], boxes: Sequence[Box]) -> Picture
     from matplotlib.axes import Axes
 
     given = (
-        list(axes.flat) if isinstance(axes, np.ndarray) else list(axes) if isinstance(axes, list | tuple) else [axes]
+        list(axes.flat)
+        if isinstance(axes, np.ndarray)
+        else list(axes)
+        if isinstance(axes, list | tuple)
+        else [axes]
     )
     fix = "pass the result of figure.subplots(), or None for a new figure"
     for one in given:
         check_kind("axes", one, Axes, "axes of matplotlib", fix)
     if len(given) != len(boxes):
-        raise ShapeError("axes", f"{len(given)} axes", f"{len(boxes)} axes, one for each part of the picture", fix)
+        raise ShapeError(
+            "axes",
+            f"{len(given)} axes",
+            f"{len(boxes)} axes, one for each part of the picture",
+            fix,
+        )
     for one in given:
         drawing.frame(one, look(), grid="")
     return Picture(given[0].figure, tuple(given), is_given=True)
@@ -151,9 +168,12 @@ def _measure(text: str, size: float) -> float:
 
     if not text.strip():
         return 0.0
-    # Dollar signs must not begin a formula. Control points bound the curves; the extents of the curves take a hundred
-    # times as long.
-    return float(TextPath((0, 0), text.replace("$", r"\$"), size=size).vertices[:, 0].max(initial=0.0)) / 72
+    # Dollar signs must not begin a formula. Control points bound the curves; the extents of the
+    # curves take a hundred times as long.
+    return (
+        float(TextPath((0, 0), text.replace("$", r"\$"), size=size).vertices[:, 0].max(initial=0.0))
+        / 72
+    )
 
 
 def label(axes: Axes, title: str = "", x: str = "", y: str = "") -> None:

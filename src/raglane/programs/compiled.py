@@ -17,7 +17,9 @@ from raglane.programs.trace import Trace
 
 
 class Wanted(NamedTuple):
-    """The gradients that a backward pass receives, and those that it computes, in the order of the step's nodes."""
+    """The gradients that a backward pass receives, and those that it computes, in the order of the
+    step's nodes.
+    """
 
     given_output: bool
     given_states: bool  # of the states of every step
@@ -47,7 +49,9 @@ class Forward(NamedTuple):
 
 
 class Backward(NamedTuple):
-    """A backward program, and where gradients are after its loop; by place, as in :class:`Wanted`."""
+    """A backward program, and where gradients are after its loop; by place, as in
+    :class:`Wanted`.
+    """
 
     lowered: Lowered
     grad_output: int  # the node of the output's gradients; -1 without
@@ -55,10 +59,16 @@ class Backward(NamedTuple):
     saved: tuple[int, ...]  # nodes that the forward pass must save
     elements: dict[int, Fetch]
     unchanged: dict[int, int]  # sums over a sequence's elements: the place among the final states
-    vectors: dict[int, Fetch | int]  # the same; or rows that an output contains anyway, whose sum is the gradient
+    vectors: dict[
+        int, Fetch | int
+    ]  # the same; or rows that an output contains anyway, whose sum is the gradient
     over: dict[int, int]  # by output, the saved node whose memory it may take
-    weights: tuple[tuple[int, Fetch, Fetch], ...]  # of each product: the weight, its result's gradient, its operand
-    deferred: tuple[tuple[int, Fetch, Fetch], ...]  # gradients of elements due after the loop: weight, from, to
+    weights: tuple[
+        tuple[int, Fetch, Fetch], ...
+    ]  # of each product: the weight, its result's gradient, its operand
+    deferred: tuple[
+        tuple[int, Fetch, Fetch], ...
+    ]  # gradients of elements due after the loop: weight, from, to
 
 
 @dataclass(eq=False)
@@ -72,7 +82,8 @@ class CompiledStep:
     disk_key: str = ""
     seconds: float = 0.0  # to trace or read, and to verify
     calls: int = 0
-    # Of the graph, the nodes of elements, of states that a step changes and of others, and of vectors.
+    # Of the graph, the nodes of elements, of states that a step changes and of others, and of
+    # vectors.
     elements: list[int] = field(init=False)
     states: list[int] = field(init=False)
     unchanged: list[int] = field(init=False)
@@ -80,8 +91,12 @@ class CompiledStep:
     # Of the cell's states, the places of those that a step changes, and of the others.
     changing_places: list[int] = field(init=False)
     unchanged_places: list[int] = field(init=False)
-    order: list[tuple[bool, int]] = field(init=False)  # of each state: whether it changes, and its place among those
-    kept: Columns = field(init=False)  # of each column of the graph, the one that forward saves in its place
+    order: list[tuple[bool, int]] = field(
+        init=False
+    )  # of each state: whether it changes, and its place among those
+    kept: Columns = field(
+        init=False
+    )  # of each column of the graph, the one that forward saves in its place
 
     def __post_init__(self) -> None:
         result, graph = self.trace.result, self.trace.result.graph
@@ -123,23 +138,37 @@ class CompiledStep:
         output = place(result.output) if need_output else None
         states = tuple(place(columns) for columns in self._new) if need_states else ()
         saved = () if wanted is None else self.backward(wanted).saved
-        kept = {node: place(self.kept[graph.columns(node)]) for node in saved if node not in self.elements}
+        kept = {
+            node: place(self.kept[graph.columns(node)])
+            for node in saved
+            if node not in self.elements
+        }
         own = frozenset([node for node, index in kept.items() if index not in (output, *states)])
-        return Forward(Lowering(graph, self._kinds(), self.states).run(outputs, self._new), output, states, kept, own)
+        return Forward(
+            Lowering(graph, self._kinds(), self.states).run(outputs, self._new),
+            output,
+            states,
+            kept,
+            own,
+        )
 
     def _backward(self, wanted: Wanted) -> Backward:
         """Make the program of a backward pass."""
         return _Backward(self, wanted).make()
 
     def _recorded(self, wanted: Wanted, states: tuple[bool, ...]) -> tuple[bool, tuple[bool, ...]]:
-        """Return which of output and new states have a gradient after any number of steps in plain torch."""
+        """Return which of output and new states have a gradient after any number of steps in plain
+        torch.
+        """
         output, new = self._recorded_once(wanted, states)
         while any(now and not before for now, before in zip(new, states, strict=True)):
             states = tuple(map(max, new, states))
             output, new = self._recorded_once(wanted, states)
         return output, new
 
-    def _recorded_once(self, wanted: Wanted, states: tuple[bool, ...]) -> tuple[bool, tuple[bool, ...]]:
+    def _recorded_once(
+        self, wanted: Wanted, states: tuple[bool, ...]
+    ) -> tuple[bool, tuple[bool, ...]]:
         """Return which of the output and the new states of one step have a gradient."""
         result, graph = self.trace.result, self.trace.result.graph
         has = np.zeros(len(graph.nodes), bool)
@@ -149,19 +178,30 @@ class CompiledStep:
             operands = node.operands[recorded_from(node.operation)]
             weight = node.operation == "product" and wanted.weights[node.weight]
             has[index] |= weight or any(has[graph.places(part)].any() for part in operands)
-        output, *new = (bool(has[graph.places(columns)].any()) for columns in (result.output, *self._new))
+        output, *new = (
+            bool(has[graph.places(columns)].any()) for columns in (result.output, *self._new)
+        )
         return output, tuple(new)
 
     def with_gradient(self, wanted: Wanted) -> list[int]:
         """Return the nodes, other than states, whose gradients are computed."""
-        nodes, flags = [*self.elements, *self.unchanged, *self.vectors], wanted.elements + wanted.unchanged
+        nodes, flags = (
+            [*self.elements, *self.unchanged, *self.vectors],
+            wanted.elements + wanted.unchanged,
+        )
         return [node for node, flag in zip(nodes, flags + wanted.vectors, strict=True) if flag]
 
 
 def _activated(graph: Graph) -> Columns:
-    """Return all columns, with an activation in place of a product's column that nothing else reads."""
+    """Return all columns, with an activation in place of a product's column that nothing else
+    reads.
+    """
     columns = np.arange(graph.starts[-1] + graph.nodes[-1].width)
-    found, readers, is_product = columns.copy(), np.zeros(len(columns), np.int64), np.zeros(len(columns), bool)
+    found, readers, is_product = (
+        columns.copy(),
+        np.zeros(len(columns), np.int64),
+        np.zeros(len(columns), bool),
+    )
     for index, node in enumerate(graph.nodes):
         is_product[graph.columns(index)] = node.operation == "product"
         for part in node.operands:
@@ -188,26 +228,43 @@ class _Backward:
         products = self._read_kept(reverse)
         self.kinds: dict[int, Kind] = compiled._kinds()
         self.kinds |= dict.fromkeys(compiled.states, "element")
-        saved = [index for index in range(self._old) if self.graph.nodes[index].operation == "product"]
+        saved = [
+            index for index in range(self._old) if self.graph.nodes[index].operation == "product"
+        ]
         self.kinds |= dict.fromkeys(saved, "element")
         self.kinds |= dict.fromkeys(self._states, "state")
-        self.kinds |= dict.fromkeys([*grad_states, *([grad_output] if wanted.given_output else [])], "element")
+        self.kinds |= dict.fromkeys(
+            [*grad_states, *([grad_output] if wanted.given_output else [])], "element"
+        )
         elements = self._wished(reverse, compiled.elements, wanted.elements)
         rows = [part.result for part in products] + [part.result for part in reverse.deferred]
         self._place([*rows, *[part.operand for part in products], *elements.values()])
-        weights = [(part.weight, self._fetch(part.result), self._fetch(part.operand)) for part in products]
+        weights = [
+            (part.weight, self._fetch(part.result), self._fetch(part.operand)) for part in products
+        ]
         to = [cast(Fetch, self._given(part.operand)) for part in reverse.deferred]
-        deferred = [(part.weight, self._fetch(part.result), at) for part, at in zip(reverse.deferred, to, strict=True)]
+        deferred = [
+            (part.weight, self._fetch(part.result), at)
+            for part, at in zip(reverse.deferred, to, strict=True)
+        ]
         new = [reverse.total(node) for node in compiled.states]
         vectors = self._wished(reverse, compiled.vectors, wanted.vectors)
         summed: dict[int, Fetch | int] = {
-            place: self._fetch(columns) for place, columns in vectors.items() if self._is_available(columns)
+            place: self._fetch(columns)
+            for place, columns in vectors.items()
+            if self._is_available(columns)
         }
-        summed |= {place: self._sum(columns, new) for place, columns in vectors.items() if place not in summed}
+        summed |= {
+            place: self._sum(columns, new)
+            for place, columns in vectors.items()
+            if place not in summed
+        }
         unchanged = self._wished(reverse, compiled.unchanged, wanted.unchanged)
         lowered_unchanged = {place: self._sum(columns, new) for place, columns in unchanged.items()}
         lowered = Lowering(self.graph, self.kinds, self._states).run(self.outputs, new)
-        read = {node for node in (*lowered.given.get("element", ()), *self.fetched) if node < self._old}
+        read = {
+            node for node in (*lowered.given.get("element", ()), *self.fetched) if node < self._old
+        }
         return Backward(
             lowered,
             grad_output,
@@ -222,7 +279,9 @@ class _Backward:
         )
 
     def _seeds(self) -> tuple[int, list[int], list[tuple[Columns, Columns]]]:
-        """Add nodes for the incoming gradients; return them with the columns that they belong to."""
+        """Add nodes for the incoming gradients; return them with the columns that they belong
+        to.
+        """
         compiled, wanted, graph = self.compiled, self.wanted, self.graph
         result = compiled.trace.result
         grad_output, seeds = -1, []
@@ -248,14 +307,21 @@ class _Backward:
         return reverse
 
     def _read_kept(self, reverse: Reverse) -> list[ProductGradient]:
-        """Read saved columns from where they are kept; return the products with a gradient of their weight."""
+        """Read saved columns from where they are kept; return the products with a gradient of their
+        weight.
+        """
         graph, columns = self.graph, np.arange(self.graph.starts[-1] + self.graph.nodes[-1].width)
         moved = np.flatnonzero(self.compiled.kept != columns[: len(self.compiled.kept)])
         columns[self.compiled.kept[moved]] = moved
-        graph.nodes = [replace(node, operands=tuple([columns[part] for part in node.operands])) for node in graph.nodes]
+        graph.nodes = [
+            replace(node, operands=tuple([columns[part] for part in node.operands]))
+            for node in graph.nodes
+        ]
         return [replace(part, operand=columns[part.operand]) for part in reverse.weight_gradients]
 
-    def _wished(self, reverse: Reverse, nodes: list[int], wishes: tuple[bool, ...]) -> dict[int, Columns]:
+    def _wished(
+        self, reverse: Reverse, nodes: list[int], wishes: tuple[bool, ...]
+    ) -> dict[int, Columns]:
         """Return the requested gradients that are not zero, by place."""
         zero = self.graph.number(0.0)
         totals = {place: reverse.total(node) for place, node in enumerate(nodes) if wishes[place]}
@@ -297,7 +363,9 @@ class _Backward:
         return cast(Fetch, self._written(columns))  # ensured by _place
 
     def _sum(self, columns: Columns, new: list[Columns]) -> int:
-        """Sum columns over the elements of a sequence in a new state; return its place among the final states."""
+        """Sum columns over the elements of a sequence in a new state; return its place among the
+        final states.
+        """
         for place, known in enumerate(self._totals):
             if np.array_equal(known, columns):
                 return len(self.compiled.states) + place
@@ -309,7 +377,9 @@ class _Backward:
         return len(new) - 1
 
     def _over(self, lowered: Lowered) -> dict[int, int]:
-        """Return the outputs that may overwrite a saved tensor, which the same row has read before, by place."""
+        """Return the outputs that may overwrite a saved tensor, which the same row has read before,
+        by place.
+        """
         program = lowered.program
         given = lowered.given.get("element", ())
         places = [place for place, _ in program.outputs]

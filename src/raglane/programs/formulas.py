@@ -1,4 +1,6 @@
-"""Operations of torch expressed in those of programs: pointwise ones, and those on parts of rows."""
+"""Operations of torch expressed in those of programs: pointwise ones, and those on parts of
+rows.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ def _plain(name: str) -> Callable[..., Columns]:
 
 
 def _linear(name: str, *, swaps: bool = False) -> Callable[..., Columns]:
-    """Return the formula of ``a + alpha * b``, ``a - alpha * b`` or, if it swaps them, ``b - alpha * a``."""
+    """Return the formula of ``a + alpha * b``, ``a - alpha * b`` or, if it swaps them, ``b - alpha
+    * a``.
+    """
 
     def formula(g: Graph, a: Number, b: Number, alpha: float = 1) -> Columns:
         a, b = (b, a) if swaps else (a, b)
@@ -40,12 +44,16 @@ def _div(g: Graph, a: Number, b: Number, rounding_mode: str | None = None) -> Co
 
 
 def _remainder(rounding_mode: str) -> Callable[[Graph, Number, Number], Columns]:
-    """Return the formula of a remainder, with the sign of the divisor if rounded down, else of the dividend."""
+    """Return the formula of a remainder, with the sign of the divisor if rounded down, else of the
+    dividend.
+    """
     return lambda g, a, b: _divided(g, a, b, rounding_mode)[1]
 
 
 def _divided(g: Graph, a: Number, b: Number, rounding_mode: str) -> tuple[Columns, Columns]:
-    """Return a rounded quotient and its remainder, 0 if the dtype cannot represent such quotients exactly."""
+    """Return a rounded quotient and its remainder, 0 if the dtype cannot represent such quotients
+    exactly.
+    """
     width = next(len(part) for part in (a, b) if not isinstance(part, float | int))
     a, b = [g.full(part, width) if isinstance(part, float | int) else part for part in (a, b)]
     share = g.each("div", a, b)
@@ -53,9 +61,12 @@ def _divided(g: Graph, a: Number, b: Number, rounding_mode: str) -> tuple[Column
     # Rounded once, so it is exact. 0 times infinity would be NaN.
     left = g.each("add", g.each("mul", g.each("neg", whole), b), a)
     left = g.each("where", g.each("eq", whole, 0.0), a, left)
-    # A quotient that was rounded up to the next integer is one too large; the sign of the remainder shows it.
+    # A quotient that was rounded up to the next integer is one too large; the sign of the remainder
+    # shows it.
     one = g.full(1.0, width) if rounding_mode == "floor" else g.each("sign", whole)
-    has_sign = g.each("ne", g.each("lt", left, 0.0), g.each("lt", b if rounding_mode == "floor" else a, 0.0))
+    has_sign = g.each(
+        "ne", g.each("lt", left, 0.0), g.each("lt", b if rounding_mode == "floor" else a, 0.0)
+    )
     is_over = g.each("and", has_sign, left)
     left = g.each("where", is_over, g.each("add", left, g.each("mul", one, b)), left)
     left = g.each("where", g.each("gt", g.each("abs", left), g.each("abs", b)), 0.0, left)
@@ -76,8 +87,12 @@ def _pow(g: Graph, a: Number, exponent: Number) -> Columns:
     return square if exponent == 2 else g.each("mul", square, a if exponent == 3 else square)
 
 
-def _clamp(g: Graph, a: Columns, min: Any = None, max: Any = None, *, passes: bool = _CLAMP_PASSES) -> Columns:
-    """Return ``a`` clamped to bounds, at which the gradient passes or is that of ``max`` and ``min``, 0 for numbers."""
+def _clamp(
+    g: Graph, a: Columns, min: Any = None, max: Any = None, *, passes: bool = _CLAMP_PASSES
+) -> Columns:
+    """Return ``a`` clamped to bounds, at which the gradient passes or is that of ``max`` and
+    ``min``, 0 for numbers.
+    """
     sides = (min, "at_least", ("lt", "le"), "max"), (max, "at_most", ("gt", "ge"), "min")
     for bound, name, (beyond, at_or_beyond), extreme in sides:
         if isinstance(bound, float | int) and passes:
@@ -94,7 +109,11 @@ def _clamp(g: Graph, a: Columns, min: Any = None, max: Any = None, *, passes: bo
 
 def _lerp(g: Graph, a: Columns, b: Columns, weight: Number) -> Columns:
     # Not a + weight * (b - a), because a weight of 1 must give b for any a.
-    rest = 1.0 - weight if isinstance(weight, float | int) else g.each("sub", g.full(1.0, len(a)), weight)
+    rest = (
+        1.0 - weight
+        if isinstance(weight, float | int)
+        else g.each("sub", g.full(1.0, len(a)), weight)
+    )
     return g.each("add", g.each("mul", b, weight), g.each("mul", a, rest))
 
 
@@ -111,7 +130,9 @@ def _added(operation: str) -> Callable[..., Columns]:
 def _gelu(g: Graph, a: Columns, approximate: str = "none") -> Columns:
     if approximate == "tanh":
         cube = g.each("mul", g.each("mul", a, a), a)
-        inner = g.each("mul", g.each("add", a, g.each("mul", cube, 0.044715)), math.sqrt(2 / math.pi))
+        inner = g.each(
+            "mul", g.each("add", a, g.each("mul", cube, 0.044715)), math.sqrt(2 / math.pi)
+        )
         share = g.each("tanh", inner)
     else:
         share = g.each("erf", g.each("mul", a, math.sqrt(0.5)))
@@ -133,9 +154,16 @@ def log_sigmoid(g: Graph, a: Columns) -> Columns:
     return g.each("sub", below, g.each("log1p", g.each("exp", near)))
 
 
-def _elu(g: Graph, a: Columns, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Columns:
+def _elu(
+    g: Graph, a: Columns, alpha: float = 1, scale: float = 1, input_scale: float = 1
+) -> Columns:
     below = g.each("expm1", g.each("mul", g.each("at_most", a, 0.0), float(input_scale)))
-    found = g.each("where", g.each("gt", a, 0.0), a, below if alpha == 1 else g.each("mul", below, float(alpha)))
+    found = g.each(
+        "where",
+        g.each("gt", a, 0.0),
+        a,
+        below if alpha == 1 else g.each("mul", below, float(alpha)),
+    )
     return found if scale == 1 else g.each("mul", found, float(scale))
 
 
@@ -151,7 +179,11 @@ def _rectified(g: Graph, a: Columns, slope: Number) -> Columns:
 def _log_add_exp(g: Graph, a: Columns, b: Columns) -> Columns:
     # The distance of equal infinities is 0.
     apart = g.each("where", g.each("eq", a, b), 0.0, g.each("sub", a, b))
-    return g.each("add", g.each("max", a, b), g.each("log1p", g.each("exp", g.each("neg", g.each("abs", apart)))))
+    return g.each(
+        "add",
+        g.each("max", a, b),
+        g.each("log1p", g.each("exp", g.each("neg", g.each("abs", apart)))),
+    )
 
 
 def _round(g: Graph, a: Columns, decimals: int = 0) -> Columns:
@@ -166,23 +198,45 @@ def _trunc(g: Graph, a: Columns) -> Columns:
 
 def _shrunk(g: Graph, a: Columns, bound: float = 0.5) -> Columns:
     moved = g.each("sub", a, g.each("mul", g.each("sign", a), float(bound)))
-    return g.each("where", g.each("gt", g.each("abs", a), float(bound)), moved, g.each("mul", a, 0.0))
+    return g.each(
+        "where", g.each("gt", g.each("abs", a), float(bound)), moved, g.each("mul", a, 0.0)
+    )
 
 
-_SAME = ("neg", "abs", "sign", "relu", "exp", "expm1", "log", "log1p", "sqrt", "rsqrt", "reciprocal", "sigmoid", "tanh")
+_SAME = (
+    "neg",
+    "abs",
+    "sign",
+    "relu",
+    "exp",
+    "expm1",
+    "log",
+    "log1p",
+    "sqrt",
+    "rsqrt",
+    "reciprocal",
+    "sigmoid",
+    "tanh",
+)
 
 FORMULAS: dict[str, Callable[..., Columns]] = {
     **{name: _plain(name) for name in (*_SAME, "erf", "sin", "cos", "floor", "mul", "where")},
     "tan": lambda g, a: g.each("div", g.each("sin", a), g.each("cos", a)),
     # A difference of two exponentials would lose all digits near 0.
-    "sinh": lambda g, a: g.each("mul", g.each("sub", g.each("expm1", a), g.each("expm1", g.each("neg", a))), 0.5),
-    "cosh": lambda g, a: g.each("mul", g.each("add", g.each("exp", a), g.each("exp", g.each("neg", a))), 0.5),
+    "sinh": lambda g, a: g.each(
+        "mul", g.each("sub", g.each("expm1", a), g.each("expm1", g.each("neg", a))), 0.5
+    ),
+    "cosh": lambda g, a: g.each(
+        "mul", g.each("add", g.each("exp", a), g.each("exp", g.each("neg", a))), 0.5
+    ),
     "round": _round,
     "trunc": _trunc,
     "ceil": lambda g, a: g.each("neg", g.each("floor", g.each("neg", a))),
     "frac": lambda g, a: g.each("sub", a, _trunc(g, a)),
     "softshrink": _shrunk,
-    "hardshrink": lambda g, a, bound=0.5: g.each("where", g.each("le", g.each("abs", a), float(bound)), 0.0, a),
+    "hardshrink": lambda g, a, bound=0.5: g.each(
+        "where", g.each("le", g.each("abs", a), float(bound)), 0.0, a
+    ),
     "add": _linear("add"),
     "sub": _linear("sub"),
     "rsub": _linear("sub", swaps=True),
@@ -211,9 +265,13 @@ FORMULAS: dict[str, Callable[..., Columns]] = {
     "remainder": _remainder("floor"),
     "fmod": _remainder("trunc"),
     "hardtanh": lambda g, a, low=-1.0, high=1.0: _clamp(g, a, low, high, passes=False),
-    "hardsigmoid": lambda g, a: g.each("mul", _clamp(g, g.each("add", a, 3.0), 0.0, 6.0, passes=False), 1 / 6),
+    "hardsigmoid": lambda g, a: g.each(
+        "mul", _clamp(g, g.each("add", a, 3.0), 0.0, 6.0, passes=False), 1 / 6
+    ),
     "hardswish": lambda g, a: g.each("mul", a, FORMULAS["hardsigmoid"](g, a)),
-    "threshold": lambda g, a, threshold, value: g.each("where", g.each("le", a, float(threshold)), float(value), a),
+    "threshold": lambda g, a, threshold, value: g.each(
+        "where", g.each("le", a, float(threshold)), float(value), a
+    ),
     "logaddexp": _log_add_exp,
     "exp2": lambda g, a: g.each("exp", g.each("mul", a, math.log(2))),
     "log2": lambda g, a: g.each("mul", g.each("log", a), 1 / math.log(2)),
@@ -254,7 +312,9 @@ def product(g: Graph, a: Columns, parts: int) -> Columns:
     table = np.asarray(a).reshape(parts, -1)
     while table.shape[1] > 1:
         half = table.shape[1] // 2
-        pairs = g.each("mul", table[:, :half].reshape(-1), table[:, half : 2 * half].reshape(-1)).reshape(parts, half)
+        pairs = g.each(
+            "mul", table[:, :half].reshape(-1), table[:, half : 2 * half].reshape(-1)
+        ).reshape(parts, half)
         table = np.concatenate([pairs, table[:, 2 * half :]], 1)
     return table[:, 0]
 
@@ -285,8 +345,12 @@ def log_softmax(g: Graph, a: Columns, parts: int) -> Columns:
     return g.each("sub", below, _spread(g.each("log", g.sums(g.each("exp", below), parts)), len(a)))
 
 
-def first_of(formula: Callable[[Graph, Columns, int], Columns]) -> Callable[[Graph, Columns, int], Columns]:
-    """Return the formula of the largest or smallest column whose gradient goes only to the first of equals."""
+def first_of(
+    formula: Callable[[Graph, Columns, int], Columns],
+) -> Callable[[Graph, Columns, int], Columns]:
+    """Return the formula of the largest or smallest column whose gradient goes only to the first of
+    equals.
+    """
 
     def first(g: Graph, a: Columns, parts: int) -> Columns:
         if len(a) == parts:
@@ -301,13 +365,17 @@ def first_of(formula: Callable[[Graph, Columns, int], Columns]) -> Callable[[Gra
 
 
 def root(g: Graph, a: Columns) -> Columns:
-    """Return the root of a sum of squares; its gradient at 0, e.g. for an initial state of zeros, is 0 as in torch."""
+    """Return the root of a sum of squares; its gradient at 0, e.g. for an initial state of zeros,
+    is 0 as in torch.
+    """
     is_zero = g.each("eq", a, 0.0)
     return g.each("where", is_zero, 0.0, g.each("sqrt", g.each("where", is_zero, 1.0, a)))
 
 
 def variance(correction: float) -> Callable[[Graph, Columns, int], Columns]:
-    """Return the formula of the variance of each part, divided by its number of columns minus ``correction``."""
+    """Return the formula of the variance of each part, divided by its number of columns minus
+    ``correction``.
+    """
 
     def formula(g: Graph, a: Columns, parts: int) -> Columns:
         centred = g.each("sub", a, _spread(mean(g, a, parts), len(a)))

@@ -1,6 +1,7 @@
 """Gradients of a graph, as more nodes of the same graph.
 
-Each rule is torch's derivative of the operation, including the choice of the operand that gets the gradient of a tie.
+Each rule is torch's derivative of the operation, including the choice of the operand that gets the
+gradient of a tie.
 """
 
 # ruff: noqa: ARG001, ARG005 (all rules have the same arguments)
@@ -19,7 +20,9 @@ from raglane.programs.graph import Columns, Graph, Node
 # So many gradients, each of adjacent columns, are added one by one, and others in a reduction.
 _FEW = 4
 Give = Callable[[int, Columns], None]
-_RECORDED = dict.fromkeys(("lt", "le", "gt", "ge", "eq", "ne", "and", "or", "not", "stop"), slice(0))
+_RECORDED = dict.fromkeys(
+    ("lt", "le", "gt", "ge", "eq", "ne", "and", "or", "not", "stop"), slice(0)
+)
 _RECORDED |= {"where": slice(1, None), "through": slice(1, None)}
 
 
@@ -30,7 +33,9 @@ def recorded_from(operation: str) -> slice:
 
 @dataclass(frozen=True, eq=False)
 class ProductGradient:
-    """A product whose gradient of the weight or operand is computed for all elements after the loop."""
+    """A product whose gradient of the weight or operand is computed for all elements after the
+    loop.
+    """
 
     weight: int
     result: Columns  # the gradient of the result
@@ -101,7 +106,9 @@ class Reverse:
         order = np.argsort(local, kind="stable")
         table: Columns = np.full((len(counts), counts.max()), self._zero)
         rows = np.repeat(np.arange(len(counts)), counts)
-        table[rows, np.arange(len(local)) - np.repeat(np.cumsum(counts) - counts, counts)] = given[order]
+        table[rows, np.arange(len(local)) - np.repeat(np.cumsum(counts) - counts, counts)] = given[
+            order
+        ]
         if len(table.T) <= _FEW and (np.diff(table.T) == 1).all():
             return functools.reduce(self._sum, table.T)
         return self.graph.sums(table.reshape(-1), len(counts))
@@ -127,7 +134,9 @@ class Reverse:
             here = np.flatnonzero(gradient != self._zero)
             operands = [part[here] for part in node.operands]
             wanted = [bool(self._needs[self._old(part)].any()) for part in operands]
-            for place, found in _RULES[node.operation](graph, gradient[here], columns[here], operands, wanted):
+            for place, found in _RULES[node.operation](
+                graph, gradient[here], columns[here], operands, wanted
+            ):
                 self._give(operands[place], found)
 
     def _old(self, columns: Columns) -> Columns:
@@ -140,7 +149,9 @@ class Reverse:
         self._give(start, gradient)
         parts = [
             ProductGradient(node.weight, *part)
-            for part in zip(np.split(gradient, node.segments), np.split(operand, node.segments), strict=True)
+            for part in zip(
+                np.split(gradient, node.segments), np.split(operand, node.segments), strict=True
+            )
         ]
         if node.weight in self.wanted_weights:
             self.weight_gradients += parts
@@ -152,7 +163,10 @@ class Reverse:
             self.deferred += parts
             return
         zero = np.full(len(operand), self._zero)
-        self._give(operand, graph.product(zero, gradient, node.weight, node.segments, not node.is_transposed))
+        self._give(
+            operand,
+            graph.product(zero, gradient, node.weight, node.segments, not node.is_transposed),
+        )
 
     def _row(self, node: Node, columns: Columns, gradient: Columns) -> None:
         graph, (a,) = self.graph, node.operands
@@ -172,15 +186,17 @@ class Reverse:
             self._give(a, graph.add(Node("norm_backward", operands, len(a), node.segments)))
 
 
-# Pointwise operations: functions of the graph, the gradient, the results, the operands, and flags of the operands that
-# need gradients. They return pairs of an operand's place and its gradient.
+# Pointwise operations: functions of the graph, the gradient, the results, the operands, and flags
+# of the operands that need gradients. They return pairs of an operand's place and its gradient.
 
 _Pairs = list[tuple[int, Columns]]
 _Rule = Callable[[Graph, Columns, Columns, list[Columns], list[bool]], _Pairs]
 
 
 def _one(formula: Callable[[Graph, Columns, Columns, Columns], Columns]) -> _Rule:
-    """Return the rule of an operation with one operand, from a function of graph, gradient, result and operand."""
+    """Return the rule of an operation with one operand, from a function of graph, gradient, result
+    and operand.
+    """
     return lambda g, d, y, operands, wanted: [(0, formula(g, d, y, operands[0]))]
 
 
@@ -190,7 +206,9 @@ def _div(g: Graph, d: Columns, y: Columns, operands: list[Columns], wanted: list
 
 
 def _larger(wins: str) -> _Rule:
-    def rule(g: Graph, d: Columns, y: Columns, operands: list[Columns], wanted: list[bool]) -> _Pairs:
+    def rule(
+        g: Graph, d: Columns, y: Columns, operands: list[Columns], wanted: list[bool]
+    ) -> _Pairs:
         half = g.each("mul", d, g.each("mul", g.each("eq", *operands), 0.5))
         return [
             (place, g.each("where", g.each(wins, operands[place], operands[1 - place]), d, half))
@@ -215,10 +233,19 @@ def _pow(g: Graph, d: Columns, y: Columns, operands: list[Columns], wanted: list
     pairs = []
     if wanted[0]:
         slope = g.each("mul", exponent, g.each("pow", base, g.each("sub", exponent, 1.0)))
-        pairs.append((0, g.each("where", g.each("eq", exponent, 0.0), 0.0, g.each("mul", d, slope))))
+        pairs.append(
+            (0, g.each("where", g.each("eq", exponent, 0.0), 0.0, g.each("mul", d, slope)))
+        )
     if wanted[1]:
         is_flat = g.each("and", g.each("eq", base, 0.0), g.each("ge", exponent, 0.0))
-        pairs.append((1, g.each("where", is_flat, 0.0, g.each("mul", d, g.each("mul", y, g.each("log", base))))))
+        pairs.append(
+            (
+                1,
+                g.each(
+                    "where", is_flat, 0.0, g.each("mul", d, g.each("mul", y, g.each("log", base)))
+                ),
+            )
+        )
     return pairs
 
 
@@ -238,7 +265,11 @@ _RULES: dict[str, _Rule] = {
     "log": _one(lambda g, d, y, a: g.each("div", d, a)),
     "log1p": _one(lambda g, d, y, a: g.each("div", d, g.each("add", a, 1.0))),
     "sqrt": _one(lambda g, d, y, a: g.each("div", d, g.each("mul", y, 2.0))),
-    "rsqrt": _one(lambda g, d, y, a: g.each("mul", g.each("mul", d, -0.5), g.each("mul", y, g.each("mul", y, y)))),
+    "rsqrt": _one(
+        lambda g, d, y, a: g.each(
+            "mul", g.each("mul", d, -0.5), g.each("mul", y, g.each("mul", y, y))
+        )
+    ),
     "reciprocal": _one(lambda g, d, y, a: g.each("neg", g.each("mul", d, g.each("mul", y, y)))),
     "sigmoid": _one(lambda g, d, y, a: g.each("sigmoid_backward", d, y)),
     "tanh": _one(lambda g, d, y, a: g.each("tanh_backward", d, y)),
@@ -246,8 +277,13 @@ _RULES: dict[str, _Rule] = {
     "sin": _one(lambda g, d, y, a: g.each("mul", d, g.each("cos", a))),
     "cos": _one(lambda g, d, y, a: g.each("neg", g.each("mul", d, g.each("sin", a)))),
     "add": lambda g, d, y, operands, wanted: [(0, d), (1, d)],
-    "sub": lambda g, d, y, operands, wanted: [(0, d), *([(1, g.each("neg", d))] if wanted[1] else [])],
-    "mul": lambda g, d, y, operands, wanted: [(i, g.each("mul", d, operands[1 - i])) for i in (0, 1) if wanted[i]],
+    "sub": lambda g, d, y, operands, wanted: [
+        (0, d),
+        *([(1, g.each("neg", d))] if wanted[1] else []),
+    ],
+    "mul": lambda g, d, y, operands, wanted: [
+        (i, g.each("mul", d, operands[1 - i])) for i in (0, 1) if wanted[i]
+    ],
     "div": _div,
     "pow": _pow,
     "max": _larger("gt"),

@@ -1,8 +1,9 @@
-"""A step as a graph of operations on whole rows: the result of tracing, from which programs are made.
+"""A step as a graph of operations on whole rows: the result of tracing, from which programs are
+made.
 
-A node is one operation. Its results are columns, which are numbered through all nodes of a graph. An operand is an
-array of these numbers, in any order and with repetitions. So operations that move columns (views, slices,
-concatenations, repetitions) have no nodes: they index arrays.
+A node is one operation. Its results are columns, which are numbered through all nodes of a graph.
+An operand is an array of these numbers, in any order and with repetitions. So operations that move
+columns (views, slices, concatenations, repetitions) have no nodes: they index arrays.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import numpy as np
 
 Columns = Any  # (w,) int64 of NumPy: numbers of columns
 SOURCES = ("element", "state", "vector")
-"""Operations of nodes that are inputs; a state that no step changes becomes an input of the sequence."""
+"""Operations of nodes that are inputs; a state that no step changes becomes an input of the
+sequence."""
 
 DEPENDS = "so its results depend on the schedule"
 """Part of a reason: results of the step in plain torch may differ between schedules and batches."""
@@ -36,11 +38,12 @@ class Unkept(Refused):
 
 @dataclass(frozen=True, eq=False)
 class Node:
-    """One operation on rows: one of :data:`raglane.programs.program.OPERATIONS` or :data:`SOURCES`, or one of these.
+    """One operation on rows: one of :data:`raglane.programs.program.OPERATIONS` or :data:`SOURCES`,
+    or one of these.
 
-    ``number``; ``at_least`` and ``at_most``, which are ``max`` and ``min`` with the gradient of ties for the first
-    operand, as torch's ``clamp`` has it; ``stop``, which no gradient passes; and ``through``, the first operand,
-    whose gradient goes to the second unchanged.
+    ``number``; ``at_least`` and ``at_most``, which are ``max`` and ``min`` with the gradient of
+    ties for the first operand, as torch's ``clamp`` has it; ``stop``, which no gradient passes; and
+    ``through``, the first operand, whose gradient goes to the second unchanged.
     """
 
     operation: str
@@ -66,7 +69,9 @@ class Graph:
 
     nodes: list[Node] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)  # the number of the first column of each node
-    weights: list[tuple[int, int, int]] = field(default_factory=list)  # (groups, rows, depth) of each
+    weights: list[tuple[int, int, int]] = field(
+        default_factory=list
+    )  # (groups, rows, depth) of each
     _numbers: dict[float | str, int] = field(default_factory=dict)
 
     def copy(self) -> Graph:
@@ -83,7 +88,9 @@ class Graph:
     def number(self, value: float) -> int:
         """Return the column of a number."""
         value = float(value)
-        key = value if value == value and value != 0 else repr(value)  # -0.0 equals 0.0, a NaN equals nothing
+        key = (
+            value if value == value and value != 0 else repr(value)
+        )  # -0.0 equals 0.0, a NaN equals nothing
         if key not in self._numbers:
             self._numbers[key] = int(self.add(Node("number", (), 1, number=value))[0])
         return self._numbers[key]
@@ -95,7 +102,9 @@ class Graph:
     def each(self, operation: str, *operands: Columns | float) -> Columns:
         """Add a pointwise operation; an operand that is a number is repeated."""
         width = next(len(part) for part in operands if not isinstance(part, float | int))
-        columns = [self.full(part, width) if isinstance(part, float | int) else part for part in operands]
+        columns = [
+            self.full(part, width) if isinstance(part, float | int) else part for part in operands
+        ]
         if operation == "mul":
             for one, other in (columns, columns[::-1]):
                 if self.holds(one, 1.0):
@@ -122,10 +131,22 @@ class Graph:
         return both[: len(columns)], both[len(columns) :]
 
     def product(
-        self, start: Columns, columns: Columns, weight: int, segments: int = 1, is_transposed: bool = False
+        self,
+        start: Columns,
+        columns: Columns,
+        weight: int,
+        segments: int = 1,
+        is_transposed: bool = False,
     ) -> Columns:
         """Add the product of each part of a row and a weight to ``start``."""
-        node = Node("product", (start, columns), len(start), segments, weight=weight, is_transposed=is_transposed)
+        node = Node(
+            "product",
+            (start, columns),
+            len(start),
+            segments,
+            weight=weight,
+            is_transposed=is_transposed,
+        )
         return self.add(node)
 
     def places(self, columns: Columns) -> Columns:
@@ -146,7 +167,9 @@ class Graph:
         return column is not None and len(columns) > 0 and bool((columns == column).all())
 
     def needed(self, results: Sequence[Columns], given: Sequence[int] = ()) -> list[int]:
-        """Return the nodes that results depend on, in order, without those behind ``given`` nodes."""
+        """Return the nodes that results depend on, in order, without those behind ``given``
+        nodes.
+        """
         marked = np.zeros(len(self.nodes), bool)
         known = set(given)
         for part in results:

@@ -1,8 +1,9 @@
-"""Cache keys of steps that are valid in other processes: a hash of everything that affects the result.
+"""Cache keys of steps that are valid in other processes: a hash of everything that affects the
+result.
 
-A key can contain values of Python's types; functions, by their bytecode and the closures and globals that they read;
-and torch and Raglane's cells, by their versions. A step that reads anything else has no key, and is traced in each
-process.
+A key can contain values of Python's types; functions, by their bytecode and the closures and
+globals that they read; and torch and Raglane's cells, by their versions. A step that reads anything
+else has no key, and is traced in each process.
 """
 
 from __future__ import annotations
@@ -26,23 +27,36 @@ from raglane.programs.step import Held
 
 _IMPORTED = time.time()
 
-_PLAIN = frozenset((type(None), bool, int, float, complex, str, bytes, type(Ellipsis), type(NotImplemented), range))
+_PLAIN = frozenset(
+    (type(None), bool, int, float, complex, str, bytes, type(Ellipsis), type(NotImplemented), range)
+)
 _TORCH = frozenset((torch.dtype, torch.device, torch.layout, torch.memory_format))
 # Modules, and parts of torch in C and in Python, whose functions depend only on their arguments.
 _PURE = frozenset("builtins math cmath itertools typing".split())
 _COMPUTING = frozenset([f"torch._C.{name}" for name in ("_nn", "_linalg", "_special", "_fft")])
-_FUNCTIONS = ("torch.functional", "torch.nn.functional", "torch.nn.modules.", "torch.nn.utils.parametri")
-_MODULES = frozenset("torch torch.nn torch.functional torch.nn.functional torch.linalg torch.special torch.fft".split())
+_FUNCTIONS = (
+    "torch.functional",
+    "torch.nn.functional",
+    "torch.nn.modules.",
+    "torch.nn.utils.parametri",
+)
+_MODULES = frozenset(
+    "torch torch.nn torch.functional torch.nn.functional torch.linalg torch.special torch.fft".split()
+)
 _BUILTINS = frozenset(
     "abs all any bool bytes complex dict divmod enumerate filter float int isinstance issubclass iter len list map max"
     " min next pow range reversed round slice sorted str sum super tuple zip Ellipsis NotImplemented __debug__".split()
 )
-_BUILTINS |= {name for name, part in vars(builtins).items() if hasattr(part, "with_traceback")}  # exceptions
+_BUILTINS |= {
+    name for name, part in vars(builtins).items() if hasattr(part, "with_traceback")
+}  # exceptions
 # Classes that a function may use: their instances are constants, or are visible to a trace.
 _MAKEABLE: tuple[type, ...] = (int, float, str, tuple, list, dict, BaseException)
 _MAKEABLE += (nn.Module, Tensor, torch.Size, torch.dtype, torch.device)
 # Methods that Python calls when an instance or a class is made; a step that makes one has no key.
-_MAKING = frozenset("__init__ __new__ __init_subclass__ __class_getitem__ __set_name__ __post_init__".split())
+_MAKING = frozenset(
+    "__init__ __new__ __init_subclass__ __class_getitem__ __set_name__ __post_init__".split()
+)
 _MOST = 2000  # functions and classes that one step may reach
 
 
@@ -62,7 +76,9 @@ def lasting_key(key: Any) -> str:
 
 @functools.cache
 def _versions() -> tuple[Any, ...]:
-    """Return the versions of everything that makes programs, and a hash of Raglane's code for cells."""
+    """Return the versions of everything that makes programs, and a hash of Raglane's code for
+    cells.
+    """
     place = Path(__file__).parents[1]
     files = sorted([*(place / "cells").glob("*.py"), *(place / "programs").glob("*.py")])
     if any(file.stat().st_mtime > _IMPORTED for file in files):
@@ -79,8 +95,8 @@ class _Walk:
         self.found: list[Any] = []
         self._numbers: dict[int, int] = {}
         self._names: set[str] = set()
-        # Classes and modules whose attributes are read, with the versioned bases of a class, which may call methods
-        # that override theirs.
+        # Classes and modules whose attributes are read, with the versioned bases of a class, which
+        # may call methods that override theirs.
         self._holders: list[tuple[int, Any, tuple[type, ...]]] = []
         self._done: set[tuple[int, str]] = set()
 
@@ -93,10 +109,14 @@ class _Walk:
             return kind.__name__, tuple([self.value(item) for item in part])
         if kind is slice:  # from Python 3.14 on, a constant of functions
             return "slice", self.value((part.start, part.stop, part.step))
-        if kind in (set, frozenset) and all(type(item) in (int, bool) for item in part):  # others have no order
+        if kind in (set, frozenset) and all(
+            type(item) in (int, bool) for item in part
+        ):  # others have no order
             return kind.__name__, tuple(sorted(map(repr, part)))
         if kind is dict:
-            return "dict", tuple([(self.value(name), self.value(item)) for name, item in part.items()])
+            return "dict", tuple(
+                [(self.value(name), self.value(item)) for name, item in part.items()]
+            )
         if kind is types.CodeType:
             return "code"  # of a function that is visited
         if kind is Held:
@@ -117,7 +137,9 @@ class _Walk:
         raise Unkept(f"it reads a {named}, whose value in another process is unknown")
 
     def finish(self) -> None:
-        """Visit the attributes of classes and modules whose names some function reads, until no new ones appear."""
+        """Visit the attributes of classes and modules whose names some function reads, until no new
+        ones appear.
+        """
         before = -1
         while before != len(self._done):
             before = len(self._done)
@@ -125,7 +147,9 @@ class _Walk:
                 attributes = vars(holder)
                 for name in sorted(attributes if bases else self._names.intersection(attributes)):
                     part = attributes[name]
-                    if (number, name) not in self._done and (name in self._names or _is_called(name, part, bases)):
+                    if (number, name) not in self._done and (
+                        name in self._names or _is_called(name, part, bases)
+                    ):
                         self._done.add((number, name))
                         self.found.append((number, name, self._around(part)))
 
@@ -150,8 +174,12 @@ class _Walk:
 
     def _module(self, part: types.ModuleType) -> Any:
         root = part.__name__.partition(".")[0]
-        if part.__name__ not in _MODULES | _PURE and (root in (*sys.stdlib_module_names, "torch", "numpy")):
-            raise Unkept(f"it reads the module {part.__name__}, which may read more than its arguments")
+        if part.__name__ not in _MODULES | _PURE and (
+            root in (*sys.stdlib_module_names, "torch", "numpy")
+        ):
+            raise Unkept(
+                f"it reads the module {part.__name__}, which may read more than its arguments"
+            )
         number, is_new = self._number(part)
         if is_new:
             self.found.append((number, "module", part.__name__))
@@ -159,7 +187,9 @@ class _Walk:
         return "module", number
 
     def _around(self, part: Any) -> Any:
-        """Return the part of the key of a closure's or module's variable; a class there may be called."""
+        """Return the part of the key of a closure's or module's variable; a class there may be
+        called.
+        """
         if isinstance(part, type) and not (_is_known(part) and issubclass(part, _MAKEABLE)):
             raise Unkept(f"it reads the class {part.__name__}, whose instances are not in the key")
         return self.value(part)
@@ -171,7 +201,9 @@ class _Walk:
         home = str(part.__globals__.get("__name__"))
         if home.startswith(("torch.", "raglane.cells.")) or home == "torch":
             if not home.startswith((*_FUNCTIONS, "raglane.cells.")):
-                raise Unkept(f"it calls {home}.{part.__qualname__}, which may read values that are not in the key")
+                raise Unkept(
+                    f"it calls {home}.{part.__qualname__}, which may read values that are not in the key"
+                )
             code: Any = home, part.__qualname__, part.__code__.co_firstlineno
         else:
             code = self._code(part.__code__, part.__globals__)
@@ -181,7 +213,9 @@ class _Walk:
         cells = zip(part.__code__.co_freevars, part.__closure__ or (), strict=True)
         read = [(self.value if name == "__class__" else self._around, cell) for name, cell in cells]
         held = tuple([of(cell.cell_contents) for of, cell in read])
-        self.found.append((number, code, held, self.value((part.__defaults__, part.__kwdefaults__))))
+        self.found.append(
+            (number, code, held, self.value((part.__defaults__, part.__kwdefaults__)))
+        )
         return "function", number
 
     def _code(self, code: types.CodeType, space: dict[str, Any]) -> Any:
@@ -193,7 +227,8 @@ class _Walk:
             elif hasattr(builtins, name) and name not in _BUILTINS:
                 raise Unkept(f"it calls {name}, which may read values that are not in the key")
         consts = [
-            self._code(part, space) if isinstance(part, types.CodeType) else self.value(part) for part in code.co_consts
+            self._code(part, space) if isinstance(part, types.CodeType) else self.value(part)
+            for part in code.co_consts
         ]
         named = code.co_name, code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars
         counts = code.co_flags, code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount
@@ -219,9 +254,17 @@ def _names_around(code: types.CodeType) -> set[str]:
 
 
 def _is_known(part: type) -> bool:
-    """Return True for an unmodified class of torch, Python or Raglane's cells, whose version is in the key."""
+    """Return True for an unmodified class of torch, Python or Raglane's cells, whose version is in
+    the key.
+    """
     root = part.__module__.partition(".")[0]
-    is_theirs = root in ("torch", "builtins", "abc", "enum", "typing") or part.__module__.startswith("raglane.cells.")
+    is_theirs = root in (
+        "torch",
+        "builtins",
+        "abc",
+        "enum",
+        "typing",
+    ) or part.__module__.startswith("raglane.cells.")
     found: Any = sys.modules.get(part.__module__)
     for name in part.__qualname__.split("."):
         found = getattr(found, name, None)
@@ -240,7 +283,9 @@ def _computes(part: Any) -> bool:
 
 
 def _is_called(name: str, part: Any, bases: tuple[type, ...]) -> bool:
-    """Return True if Python or torch may call an attribute of a class whose name no function reads."""
+    """Return True if Python or torch may call an attribute of a class whose name no function
+    reads.
+    """
     if name in _MAKING:
         return False
     if name.startswith("__") and name.endswith("__"):

@@ -1,7 +1,7 @@
 """From a graph to a program: instructions on blocks, with few copies.
 
-Pointwise operations read an operand with columns in several places piece by piece. For other operations the pieces are
-joined in one block, into which their results are written directly.
+Pointwise operations read an operand with columns in several places piece by piece. For other
+operations the pieces are joined in one block, into which their results are written directly.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ _PIECES = 16
 
 
 class Lowered(NamedTuple):
-    """A program, with the nodes that are its inputs, and its weights, each with True if it is transposed."""
+    """A program, with the nodes that are its inputs, and its weights, each with True if it is
+    transposed.
+    """
 
     program: Program
     given: dict[Kind, tuple[int, ...]]
@@ -40,7 +42,9 @@ class _Run(NamedTuple):
 
 
 def _continues(one: Operand, other: Operand, width: int) -> bool:
-    """Return True if ``other`` follows the ``width`` columns of ``one``, or is the same number or repeated column."""
+    """Return True if ``other`` follows the ``width`` columns of ``one``, or is the same number or
+    repeated column.
+    """
     if one.block < 0 or one.spread or other.spread:
         return one == other and (one.block < 0 or one.spread)
     return other.block == one.block and other.start == one.start + width
@@ -72,9 +76,12 @@ class Lowering:
         for index in needed:
             if index in self.kinds and index not in self.homes:
                 self._give(index)
-        wholes = [part for node in nodes.values() if node.operation in _WHOLE for part in node.operands]
+        wholes = [
+            part for node in nodes.values() if node.operation in _WHOLE for part in node.operands
+        ]
         operands = [part for node in nodes.values() for part in node.operands]
-        # Longest first, because others may be parts of it. Other operands are in one place only by chance.
+        # Longest first, because others may be parts of it. Other operands are in one place only by
+        # chance.
         for columns in (*sorted([*wholes, *outputs, *new], key=len, reverse=True), *operands):
             self._plan(columns, nodes)
         for index, node in nodes.items():
@@ -83,10 +90,16 @@ class Lowering:
         following = [self._next(columns, place) for place, columns in enumerate(new)]
         shapes = tuple(
             Weight(shape[0], shape[2], shape[1]) if turned else Weight(*shape)
-            for shape, turned in ((self.graph.weights[index], turned) for index, turned in self.weights)
+            for shape, turned in (
+                (self.graph.weights[index], turned) for index, turned in self.weights
+            )
         )
-        raw = Program(tuple(self.blocks), shapes, tuple(self.instructions), tuple(written), tuple(following))
-        kinds: dict[Kind, tuple[int, ...]] = {kind: tuple(found) for kind, found in self.given.items()}
+        raw = Program(
+            tuple(self.blocks), shapes, tuple(self.instructions), tuple(written), tuple(following)
+        )
+        kinds: dict[Kind, tuple[int, ...]] = {
+            kind: tuple(found) for kind, found in self.given.items()
+        }
         return Lowered(allocate(raw), kinds, tuple(self.weights))
 
     # Places of columns.
@@ -103,7 +116,9 @@ class Lowering:
         return len(self.blocks) - 1
 
     def _fused(self, needed: list[int], results: list[Columns]) -> dict[int, Node]:
-        """Return the nodes to compute, with multiplications that only one addition reads fused with it."""
+        """Return the nodes to compute, with multiplications that only one addition reads fused with
+        it.
+        """
         graph = self.graph
         nodes = {
             index: graph.nodes[index]
@@ -122,13 +137,17 @@ class Lowering:
                 if inner is None or inner.operation != "mul" or readers[factor] != 1:
                     continue
                 if np.array_equal(node.operands[place], graph.columns(factor)):
-                    nodes[index] = replace(node, operation="fma", operands=(*inner.operands, node.operands[1 - place]))
+                    nodes[index] = replace(
+                        node, operation="fma", operands=(*inner.operands, node.operands[1 - place])
+                    )
                     del nodes[factor]
                     break
         return nodes
 
     def _plan(self, columns: Columns, nodes: dict[int, Node]) -> None:
-        """Choose a block for an operand of several nodes, so that their results are written where they are read."""
+        """Choose a block for an operand of several nodes, so that their results are written where
+        they are read.
+        """
         runs = self._runs(columns)
         key = columns.tobytes()
         if len(runs) == 1 or len(runs) > _PIECES or key in self._together:
@@ -213,12 +232,16 @@ class Lowering:
         graph = self.graph
         indexes = np.unique(graph.places(columns)).tolist()
         source = np.concatenate([graph.columns(index) for index in indexes])
-        if np.array_equal(source, columns):  # whole results in the order in which they were computed
+        if np.array_equal(
+            source, columns
+        ):  # whole results in the order in which they were computed
             return self._joined(indexes, columns)
         place = self._at_once(source)
         picked: Columns = np.searchsorted(source, columns)
         block = self._together[key] = self._local(len(columns))
-        self._add("gather", (Operand(block),), (place,), len(columns), columns=tuple(picked.tolist()))
+        self._add(
+            "gather", (Operand(block),), (place,), len(columns), columns=tuple(picked.tolist())
+        )
         return block
 
     def _joined(self, indexes: list[int], columns: Columns) -> int:
@@ -226,7 +249,12 @@ class Lowering:
         self._together[columns.tobytes()] = block
         for index in indexes:
             width = self.graph.nodes[index].width
-            self._add("copy", (Operand(block, start),), (self._read(self.graph.columns(index), False),), width)
+            self._add(
+                "copy",
+                (Operand(block, start),),
+                (self._read(self.graph.columns(index), False),),
+                width,
+            )
             start += width
         return block
 
@@ -245,7 +273,9 @@ class Lowering:
         if node is not None and node.operation == "product":
             weight = self.weights.setdefault((node.weight, node.is_transposed), len(self.weights))
         segments, epsilon = (1, 0.0) if node is None else (node.segments, node.epsilon)
-        self.instructions.append(Instruction(operation, results, operands, width, segments, epsilon, weight, columns))
+        self.instructions.append(
+            Instruction(operation, results, operands, width, segments, epsilon, weight, columns)
+        )
 
     def _emit(self, index: int, node: Node) -> None:
         if index not in self.homes:
@@ -276,7 +306,9 @@ class Lowering:
             operands = tuple(self._piece(columns, runs, low, high) for columns, runs in parts)
             # A piece that continues the previous one is merged with it.
             begin = pieces[-1][0] if pieces else 0
-            if not pieces or not all(map(partial(_continues, width=low - begin), pieces[-1][1], operands)):
+            if not pieces or not all(
+                map(partial(_continues, width=low - begin), pieces[-1][1], operands)
+            ):
                 pieces.append((low, operands))
             low = high
         ends = [begin for begin, _ in pieces[1:]] + [node.width]
@@ -305,7 +337,9 @@ class Lowering:
         return self._read(columns[low:high], run.is_spread and high - low > 1)
 
     def _next(self, columns: Columns, place: int) -> Operand:
-        """Return the place of a state's next value; another state is copied, because it is replaced too."""
+        """Return the place of a state's next value; another state is copied, because it is replaced
+        too.
+        """
         found = self._at_once(columns)
         block = self.blocks[found.block]
         if block.kind == "state" and (block.index, found.start) != (place, 0):
@@ -320,12 +354,21 @@ _EACH = frozenset(OPERATIONS) - frozenset(_ROWS)
 
 
 def allocate(program: Program) -> Program:
-    """Return the program with locals shared by values that are not alive together; results keep their own."""
+    """Return the program with locals shared by values that are not alive together; results keep
+    their own.
+    """
     end = len(program.instructions)
-    # Results of a step have their own blocks, so that they can be computed in place. So have products of elements: the
-    # kernels compute them before the loop if nothing else writes there.
-    last = {place.block: end for place in (*program.next_states, *(place for place, _ in program.outputs))}
-    last |= {one.results[0].block: end for one in program.instructions if _reads_only_elements(program, one)}
+    # Results of a step have their own blocks, so that they can be computed in place. So have
+    # products of elements: the kernels compute them before the loop if nothing else writes there.
+    last = {
+        place.block: end
+        for place in (*program.next_states, *(place for place, _ in program.outputs))
+    }
+    last |= {
+        one.results[0].block: end
+        for one in program.instructions
+        if _reads_only_elements(program, one)
+    }
     left = frozenset(last)
     for index in range(end - 1, -1, -1):
         instruction = program.instructions[index]
@@ -354,18 +397,30 @@ def allocate(program: Program) -> Program:
                 blocks.append(Block("local", width))
                 found = len(blocks) - 1
             home[place.block] = found
-        ended = {place.block for place in (*instruction.operands, *instruction.results) if last[place.block] == index}
-        free += [home[block] for block in ended if block >= 0 and program.blocks[block].kind == "local"]
+        ended = {
+            place.block
+            for place in (*instruction.operands, *instruction.results)
+            if last[place.block] == index
+        }
+        free += [
+            home[block] for block in ended if block >= 0 and program.blocks[block].kind == "local"
+        ]
 
     def moved(places: Iterable[Operand]) -> tuple[Operand, ...]:
-        return tuple([it if it.block < 0 else Operand(home[it.block], it.start, it.spread) for it in places])
+        return tuple(
+            [it if it.block < 0 else Operand(home[it.block], it.start, it.spread) for it in places]
+        )
 
     instructions = [
-        replace(instruction, results=moved(instruction.results), operands=moved(instruction.operands))
+        replace(
+            instruction, results=moved(instruction.results), operands=moved(instruction.operands)
+        )
         for instruction in program.instructions
     ]
     written = tuple([(moved([place])[0], width) for place, width in program.outputs])
-    return Program(tuple(blocks), program.weights, tuple(instructions), written, moved(program.next_states))
+    return Program(
+        tuple(blocks), program.weights, tuple(instructions), written, moved(program.next_states)
+    )
 
 
 def _reads_only_elements(program: Program, instruction: Instruction) -> bool:
@@ -374,7 +429,9 @@ def _reads_only_elements(program: Program, instruction: Instruction) -> bool:
     return instruction.operation == "product" and kinds <= {"element", "vector"}
 
 
-def _replaced(program: Program, instruction: Instruction, last: dict[int, int], index: int) -> int | None:
+def _replaced(
+    program: Program, instruction: Instruction, last: dict[int, int], index: int
+) -> int | None:
     """Return an operand that the result may overwrite: a whole local that is not read again."""
     (result, *others) = instruction.results
     width = program.blocks[result.block].width
@@ -384,7 +441,14 @@ def _replaced(program: Program, instruction: Instruction, last: dict[int, int], 
         if place.block < 0 or place.block == result.block or place.start or place.spread:
             continue
         block = program.blocks[place.block]
-        spread = any(other.block == place.block and other != place for other in instruction.operands)
-        if block.kind == "local" and block.width == width and last[place.block] == index and not spread:
+        spread = any(
+            other.block == place.block and other != place for other in instruction.operands
+        )
+        if (
+            block.kind == "local"
+            and block.width == width
+            and last[place.block] == index
+            and not spread
+        ):
             return place.block
     return None

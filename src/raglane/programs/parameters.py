@@ -1,7 +1,8 @@
-"""Operations that depend on parameters only: recorded while a step is traced, and replayed before each run.
+"""Operations that depend on parameters only: recorded while a step is traced, and replayed before
+each run.
 
-Most of them only move numbers, e.g. transpose a matrix or add two biases. If all do, each tensor is assembled from
-slices of parameters, and gradients are too, without autograd.
+Most of them only move numbers, e.g. transpose a matrix or add two biases. If all do, each tensor is
+assembled from slices of parameters, and gradients are too, without autograd.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Known:
-    """A tensor computed only from parameters, by its index among these tensors, parameters first."""
+    """A tensor computed only from parameters, by its index among these tensors, parameters
+    first.
+    """
 
     index: int
 
@@ -38,7 +41,9 @@ class Call:
             known.append(self.args[0] if is_here else _placed(self.args[0], known[0].device))
             return
         args = [filled(part, known) for part in self.args]
-        found = self.function(*args, **{name: filled(part, known) for name, part in self.kwargs.items()})
+        found = self.function(
+            *args, **{name: filled(part, known) for name, part in self.kwargs.items()}
+        )
         known.extend((found,) if isinstance(found, Tensor) else found)
 
 
@@ -62,7 +67,9 @@ def filled(part: Any, known: list[Tensor]) -> Any:
 class Slices(NamedTuple):
     """A known tensor that is a sum of slices of parameters."""
 
-    pieces: tuple[tuple[int, int, int], ...]  # of each summand the parameter, and the bounds of the slice
+    pieces: tuple[
+        tuple[int, int, int], ...
+    ]  # of each summand the parameter, and the bounds of the slice
     shape: tuple[int, ...]
 
     def of(self, leaves: Sequence[Tensor]) -> Tensor:
@@ -71,7 +78,9 @@ class Slices(NamedTuple):
         for leaf, begin, end in self.pieces:
             part = leaves[leaf]
             if part.shape != self.shape:
-                part = (part if part.numel() == end - begin else part.view(-1)[begin:end]).view(self.shape)
+                part = (part if part.numel() == end - begin else part.view(-1)[begin:end]).view(
+                    self.shape
+                )
             total = part if total is None else total + part
         return total  # type: ignore[return-value]
 
@@ -91,13 +100,17 @@ class Slices(NamedTuple):
 
 
 def slices_of(calls: Sequence[Call], values: Sequence[Tensor], leaves: int) -> list[Slices | None]:
-    """Return the slices of parameters of each known tensor, or None if it is computed in another way."""
+    """Return the slices of parameters of each known tensor, or None if it is computed in another
+    way.
+    """
     roots = {index: index for index in range(leaves) if values[index].is_contiguous()}
     found = [_piece(values, roots, index) for index in range(leaves)]
     for call in calls:
         first = call.args[0]
         is_view = call.function is not None and call.function.is_view and type(first) is Known
-        is_view = is_view and call.function is not torch.ops.aten.detach.default  # which has no gradient
+        is_view = (
+            is_view and call.function is not torch.ops.aten.detach.default
+        )  # which has no gradient
         for index in range(len(found), len(found) + call.count):
             if is_view and first.index in roots:
                 roots[index] = roots[first.index]
@@ -108,7 +121,9 @@ def slices_of(calls: Sequence[Call], values: Sequence[Tensor], leaves: int) -> l
 def _piece(values: Sequence[Tensor], roots: dict[int, int], index: int) -> Slices | None:
     """Return a parameter, or adjacent numbers of one, as a slice."""
     value, root = values[index], values[roots.get(index, index)]
-    begin = (value.data_ptr() - root.data_ptr()) // value.element_size()  # outside, if a reshape has copied
+    begin = (
+        value.data_ptr() - root.data_ptr()
+    ) // value.element_size()  # outside, if a reshape has copied
     if index not in roots or not value.is_contiguous() or not 0 <= begin < root.numel():
         return None
     return Slices(((roots[index], begin, begin + value.numel()),), tuple(value.shape))
@@ -137,16 +152,22 @@ class ParameterOps(NamedTuple):
         known = list(leaves)
         if self.moved is not None:
             made, count = [part.of(known) for part in self.moved], len(self.vectors)
-            return [part if part.dim() == 1 else part.view(-1) for part in made[:count]], made[count:]
+            return [part if part.dim() == 1 else part.view(-1) for part in made[:count]], made[
+                count:
+            ]
         for call in self.calls:
             call.run(known)
-        return [known[index].reshape(-1) for index in self.vectors], [known[index] for index in self.weights]
+        return [known[index].reshape(-1) for index in self.vectors], [
+            known[index] for index in self.weights
+        ]
 
 
 class ParameterValues:
     """The vectors and weights of one call, and the gradients of the parameters from theirs."""
 
-    def __init__(self, ops: ParameterOps, leaves: tuple[Tensor, ...], wishes: tuple[Any, ...]) -> None:
+    def __init__(
+        self, ops: ParameterOps, leaves: tuple[Tensor, ...], wishes: tuple[Any, ...]
+    ) -> None:
         self._moved = ops.moved
         if ops.moved is not None:
             self._leaves: list[Tensor] = [part.detach() for part in leaves]
@@ -155,17 +176,23 @@ class ParameterValues:
         else:  # a separate graph of autograd, the last part of the backward pass
             with torch.enable_grad():
                 self._leaves = [
-                    part.detach().requires_grad_(bool(wish)) for part, wish in zip(leaves, wishes, strict=True)
+                    part.detach().requires_grad_(bool(wish))
+                    for part, wish in zip(leaves, wishes, strict=True)
                 ]
                 vectors, weights = ops.of(self._leaves)
             self._ends = [*vectors, *weights]
-            self.vectors, self.weights = [part.detach() for part in vectors], [part.detach() for part in weights]
+            self.vectors, self.weights = (
+                [part.detach() for part in vectors],
+                [part.detach() for part in weights],
+            )
             wanted = [part.requires_grad for part in self._ends]
         count = len(self.vectors)
         self.wanted = tuple(wanted[:count]), tuple(wanted[count:])
 
     def gradients(self, made: Mapping[int, Tensor]) -> list[Tensor | None]:
-        """Return the gradients of the parameters, from those of the vectors, then the weights, by place."""
+        """Return the gradients of the parameters, from those of the vectors, then the weights, by
+        place.
+        """
         found: list[Tensor | None] = [None] * len(self._leaves)
         if self._moved is not None:
             for place, gradient in made.items():
@@ -192,7 +219,9 @@ class _Seed(torch.autograd.Function):
         return None, *ctx.grads
 
 
-def gradients(pairs: list[tuple[Tensor, Tensor]], wished: list[Tensor], *, keep: bool = False) -> list[Tensor | None]:
+def gradients(
+    pairs: list[tuple[Tensor, Tensor]], wished: list[Tensor], *, keep: bool = False
+) -> list[Tensor | None]:
     """Return the gradients of tensors, from pairs of a result and its gradient."""
     if not pairs:
         return [None] * len(wished)

@@ -1,4 +1,6 @@
-"""Rules for matrix products of rows with matrices computed from parameters, and of rows with rows."""
+"""Rules for matrix products of rows with matrices computed from parameters, and of rows with
+rows.
+"""
 
 # ruff: noqa: ARG001 (all rules have the same arguments, whether they read them or not)
 
@@ -23,7 +25,9 @@ _PLACES = 4
 
 
 def _batched(tracer: Tracer, start: Tensor | None, a: Any, b: Any) -> Tensor:
-    """Trace ``start + a @ b`` for ``(g, m, k)`` and ``(g, k, n)``; ``start`` are marks ``(g, m, n)``."""
+    """Trace ``start + a @ b`` for ``(g, m, k)`` and ``(g, k, n)``; ``start`` are marks ``(g, m,
+    n)``.
+    """
     if tracer.is_known(a) and not tracer.is_known(b):
         turned = None if start is None else start.transpose(1, 2)
         return _turn(tracer, _batched(tracer, turned, _turn(tracer, b), _turn(tracer, a)))
@@ -42,9 +46,16 @@ def _batched(tracer: Tracer, start: Tensor | None, a: Any, b: Any) -> Tensor:
     columns, begin = aligned.columns
     chosen = which[aligned.chosen]
     order, own = _shared(chosen if held is None else _first_equal(held)[chosen])
-    weight = _copied_weight(tracer, held[own]) if held is not None else _known_weight(tracer, b, own)
+    weight = (
+        _copied_weight(tracer, held[own]) if held is not None else _known_weight(tracer, b, own)
+    )
     product = _product(
-        tracer, begin[order].reshape(-1), columns[order].reshape(-1), weight, len(order) // len(own), len(own)
+        tracer,
+        begin[order].reshape(-1),
+        columns[order].reshape(-1),
+        weight,
+        len(order) // len(own),
+        len(own),
     )
     found = np.empty_like(begin)
     found[order] = product.reshape(-1, n)
@@ -54,13 +65,16 @@ def _batched(tracer: Tracer, start: Tensor | None, a: Any, b: Any) -> Tensor:
 def _first_equal(matrices: Tensor) -> Any:
     """Return for each matrix the index of the first one with the same marks."""
     first: dict[bytes, int] = {}
-    return np.asarray([first.setdefault(part.numpy().tobytes(), index) for index, part in enumerate(matrices)])
+    return np.asarray(
+        [first.setdefault(part.numpy().tobytes(), index) for index, part in enumerate(matrices)]
+    )
 
 
 def _shared(chosen: Any) -> tuple[Any, Any]:
     """Return an order of the rows, part by part, and the matrices that each part multiplies.
 
-    If a matrix has more rows than another, all rows are one part, and the weight repeats the matrices.
+    If a matrix has more rows than another, all rows are one part, and the weight repeats the
+    matrices.
     """
     matrices, counts = np.unique(chosen, return_counts=True)
     if (counts != counts[0]).any():
@@ -87,13 +101,17 @@ def _known_weight(tracer: Tracer, b: Any, which: Any) -> int:
         turned = tracer.note(torch.ops.aten.transpose.int, b, 1, 2)
         if order == tuple(range(b.shape[0])):
             return turned
-        return tracer.note(torch.ops.aten.index_select.default, turned, 0, tracer.fixed(torch.from_numpy(which)))
+        return tracer.note(
+            torch.ops.aten.index_select.default, turned, 0, tracer.fixed(torch.from_numpy(which))
+        )
 
     return tracer.weight((tracer.part(b).known, order), make)
 
 
 def _copied_weight(tracer: Tracer, held: Tensor) -> int:
-    """Return a weight from parameters that was copied for each row; ``held`` are marks ``(groups, k, n)``."""
+    """Return a weight from parameters that was copied for each row; ``held`` are marks ``(groups,
+    k, n)``.
+    """
     columns = (held & ((1 << SHIFT) - 1)).numpy()
     graph = tracer.graph
     places = np.unique(graph.places(columns.reshape(-1)))
@@ -105,13 +123,17 @@ def _copied_weight(tracer: Tracer, held: Tensor) -> int:
 
     def make() -> Tensor:
         whole = tracer.note(torch.ops.aten.reshape.default, known, [-1])
-        taken = tracer.note(torch.ops.aten.index_select.default, whole, 0, tracer.fixed(index.reshape(-1)))
+        taken = tracer.note(
+            torch.ops.aten.index_select.default, whole, 0, tracer.fixed(index.reshape(-1))
+        )
         return tracer.note(torch.ops.aten.reshape.default, taken, list(index.shape))
 
     return tracer.weight((tracer.part(known).known, columns.tobytes(), columns.shape), make)
 
 
-def _product(tracer: Tracer, start: Columns, columns: Columns, weight: int, segments: int, groups: int) -> Columns:
+def _product(
+    tracer: Tracer, start: Columns, columns: Columns, weight: int, segments: int, groups: int
+) -> Columns:
     """Add a product, or one for each piece of an operand in few places."""
     graph = tracer.graph
     cuts = _cuts(graph, columns) if segments * groups == 1 else []
@@ -145,7 +167,9 @@ def _rows_with_rows(tracer: Tracer, start: Tensor, a: Tensor, b: Tensor) -> Tens
     shape = (groups, m, n, k)
     left, right = a.unsqueeze(2).expand(shape), b.transpose(1, 2).unsqueeze(1).expand(shape)
     count = groups * m * n
-    aligned = align([left.reshape(count, k), right.reshape(count, k), start.reshape(count, 1)], tracer.rows)
+    aligned = align(
+        [left.reshape(count, k), right.reshape(count, k), start.reshape(count, 1)], tracer.rows
+    )
     one, other, begin = aligned.columns
     sums = tracer.graph.sums(tracer.graph.each("mul", one.reshape(-1), other.reshape(-1)), len(one))
     found = tracer.graph.each("add", sums, begin.reshape(-1))
@@ -160,14 +184,20 @@ def _one(part: Any, tracer: Tracer) -> Any:
 def _matrices(is_batched: bool) -> Callable[..., Tensor]:
     """A rule for ``a @ b``, or ``start + a @ b``."""
 
-    def rule(tracer: Tracer, function: Any, *parts: Any, beta: float = 1, alpha: float = 1) -> Tensor:
+    def rule(
+        tracer: Tracer, function: Any, *parts: Any, beta: float = 1, alpha: float = 1
+    ) -> Tensor:
         if beta != 1 or alpha != 1:
-            raise Refused("no program has a product with alpha or beta: multiply the operands by them")
+            raise Refused(
+                "no program has a product with alpha or beta: multiply the operands by them"
+            )
         *begin, a, b = parts
         start = tracer.marks(begin[0]).expand(*a.shape[:-1], b.shape[-1]) if begin else None
         if is_batched:
             return _batched(tracer, start, a, b)
-        found = _batched(tracer, None if start is None else start.unsqueeze(0), _one(a, tracer), _one(b, tracer))
+        found = _batched(
+            tracer, None if start is None else start.unsqueeze(0), _one(a, tracer), _one(b, tracer)
+        )
         return tracer.wrap(tracer.marks(found)[0], tracer.dtype)
 
     return rule
@@ -197,12 +227,15 @@ def _convolution(
         raise Refused("no program has this form of the convolution")
     marks, kernel = tracer.marks(source), weight.shape[2:]
     zero = int(free(np.asarray([tracer.graph.number(0.0)]))[0])
-    marks = torch.constant_pad_nd(marks, [amount for part in reversed(padding) for amount in (part, part)], zero)
+    marks = torch.constant_pad_nd(
+        marks, [amount for part in reversed(padding) for amount in (part, part)], zero
+    )
     for place, (size, stride, step) in enumerate(zip(kernel, strides, dilation, strict=True)):
         marks = marks.unfold(2 + place, (size - 1) * step + 1, stride)[..., ::step]
     rows, channels, *spatial = marks.shape[: 2 + len(kernel)]
     depth, width = channels // groups * math.prod(kernel), weight.shape[0] // groups
-    # The windows (group, row and place, offset and channel), whose adjacent columns are results of one product.
+    # The windows (group, row and place, offset and channel), whose adjacent columns are results of
+    # one product.
     windows = marks.reshape(rows, groups, channels // groups, math.prod(spatial), math.prod(kernel))
     windows = windows.permute(1, 0, 3, 4, 2).reshape(groups, -1, depth)
     moved = tracer.note(torch.ops.aten.permute.default, weight, [0, *range(2, weight.dim()), 1])

@@ -1,10 +1,11 @@
 """Programs: one step of a cell, forward or backward, as a list of instructions.
 
-A program is data, independent of cells, torch and gradients. The cpu kernels run it, or an interpreter of a few lines.
-A backward pass is a program whose states are gradients, run from the last element of a sequence to the first.
+A program is data, independent of cells, torch and gradients. The cpu kernels run it, or an
+interpreter of a few lines. A backward pass is a program whose states are gradients, run from the
+last element of a sequence to the first.
 
-A step computes one row for each running sequence, independently of other rows. Rows read and write blocks. A block is
-``(rows, width)``, or ``(width,)`` if all rows share it:
+A step computes one row for each running sequence, independently of other rows. Rows read and write
+blocks. A block is ``(rows, width)``, or ``(width,)`` if all rows share it:
 
 ========  =====================  ==========================================================================
 kind      argument               contents in a step
@@ -16,12 +17,13 @@ vector    ``(width,)``           the same for all rows, e.g. a bias
 local     none                   results of the step, undefined at its start
 ========  =====================  ==========================================================================
 
-Instructions write only locals. After all instructions of a step, ``outputs`` are written to the rows of their elements,
-and ``next_states`` become the states; both may be any block.
+Instructions write only locals. After all instructions of a step, ``outputs`` are written to the
+rows of their elements, and ``next_states`` become the states; both may be any block.
 
-All numbers have one dtype, float32 or float64. Comparisons return 1 or 0, and ``where``, ``and``, ``or`` and ``not``
-treat all but 0 as true. NaN propagates through every operation, including ``max``, ``min`` and ``relu``, except for
-``where``, comparisons (where it is unequal to everything) and a power of 0.
+All numbers have one dtype, float32 or float64. Comparisons return 1 or 0, and ``where``, ``and``,
+``or`` and ``not`` treat all but 0 as true. NaN propagates through every operation, including
+``max``, ``min`` and ``relu``, except for ``where``, comparisons (where it is unequal to everything)
+and a power of 0.
 """
 
 from __future__ import annotations
@@ -36,10 +38,31 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 
 OPERATIONS: dict[str, int] = {
     # Pointwise operations.
-    **dict.fromkeys(("copy", "neg", "abs", "sign", "not", "relu", "exp", "expm1", "log", "log1p", "sqrt"), 1),
-    **dict.fromkeys(("rsqrt", "reciprocal", "sigmoid", "tanh", "erf", "sin", "cos", "floor", "round"), 1),
     **dict.fromkeys(
-        ("add", "sub", "mul", "div", "max", "min", "lt", "le", "gt", "ge", "eq", "ne", "and", "or", "pow"), 2
+        ("copy", "neg", "abs", "sign", "not", "relu", "exp", "expm1", "log", "log1p", "sqrt"), 1
+    ),
+    **dict.fromkeys(
+        ("rsqrt", "reciprocal", "sigmoid", "tanh", "erf", "sin", "cos", "floor", "round"), 1
+    ),
+    **dict.fromkeys(
+        (
+            "add",
+            "sub",
+            "mul",
+            "div",
+            "max",
+            "min",
+            "lt",
+            "le",
+            "gt",
+            "ge",
+            "eq",
+            "ne",
+            "and",
+            "or",
+            "pow",
+        ),
+        2,
     ),
     "sigmoid_backward": 2,
     "tanh_backward": 2,
@@ -56,24 +79,29 @@ OPERATIONS: dict[str, int] = {
 }
 """The number of operands of every operation by its name. ``w`` is the instruction's ``width``.
 
-Pointwise, on ``w`` columns: ``copy a``; ``neg a``; ``abs a``; ``sign a`` (-1, 0 or 1); ``not a``; ``relu
-a``; ``exp a``; ``expm1 a``; ``log a``; ``log1p a``; ``sqrt a``; ``rsqrt a`` = 1 / sqrt(a); ``reciprocal a``;
-``sigmoid a``; ``tanh a``; ``erf a``; ``sin a``; ``cos a``; ``floor a``; ``round a``, halves to the even; ``add a b``;
-``sub a b`` = a - b; ``mul a b``; ``div a b`` = a / b; ``max a b``; ``min a b``; ``lt a b`` = a < b, and so on; ``and a
-b``; ``or a b``; ``pow a b`` = a to the power b; ``sigmoid_backward g y`` = g * y * (1 - y); ``tanh_backward g y`` = g *
-(1 - y * y); ``fma a b c`` = a * b + c, rounded once; ``where a b c`` = b where a is true, else c.
+Pointwise, on ``w`` columns: ``copy a``; ``neg a``; ``abs a``; ``sign a`` (-1, 0 or 1); ``not a``;
+``relu a``; ``exp a``; ``expm1 a``; ``log a``; ``log1p a``; ``sqrt a``; ``rsqrt a`` = 1 / sqrt(a);
+``reciprocal a``; ``sigmoid a``; ``tanh a``; ``erf a``; ``sin a``; ``cos a``; ``floor a``; ``round
+a``, halves to the even; ``add a b``; ``sub a b`` = a - b; ``mul a b``; ``div a b`` = a / b; ``max a
+b``; ``min a b``; ``lt a b`` = a < b, and so on; ``and a b``; ``or a b``; ``pow a b`` = a to the
+power b; ``sigmoid_backward g y`` = g * y * (1 - y); ``tanh_backward g y`` = g * (1 - y * y); ``fma
+a b c`` = a * b + c, rounded once; ``where a b c`` = b where a is true, else c.
 
 On rows, each in ``segments`` adjacent parts of ``w / segments`` columns:
 
-- ``row_sum a``, ``row_max a``: from ``w`` columns one number for each part, so ``segments`` columns.
-- ``norm a``: two results: ``w`` columns of (a - mean) * r, and ``segments`` columns of r = 1 / sqrt(variance +
-  epsilon). Mean and variance are those of a part; the variance divides by its number of columns.
-- ``norm_backward g y r``: r * (g - mean(g) - y * mean(g * y)), where y and r are the results of ``norm``.
+- ``row_sum a``, ``row_max a``: from ``w`` columns one number for each part, so ``segments``
+  columns.
+- ``norm a``: two results: ``w`` columns of (a - mean) * r, and ``segments`` columns of r = 1 /
+  sqrt(variance + epsilon). Mean and variance are those of a part; the variance divides by its
+  number of columns.
+- ``norm_backward g y r``: r * (g - mean(g) - y * mean(g * y)), where y and r are the results of
+  ``norm``.
 - ``row_cumsum a``: column j is the sum of the columns of its part up to j, in order.
 - ``gather a``: column j is column ``columns[j]`` of a, counted from where the operand starts.
-- ``product s a``: columns of s + a @ W.T with the weight ``weight``, which is ``(groups, w / segments / groups, k)``.
-  A part of ``a`` has ``groups * k`` columns; its g-th k columns give the g-th columns of the part of the result. A sum
-  starts from s and takes k = 0, 1, 2 ... one fused multiply-add at a time.
+- ``product s a``: columns of s + a @ W.T with the weight ``weight``, which is ``(groups, w /
+  segments / groups, k)``. A part of ``a`` has ``groups * k`` columns; its g-th k columns give the
+  g-th columns of the part of the result. A sum starts from s and takes k = 0, 1, 2 ... one fused
+  multiply-add at a time.
 """
 
 
@@ -107,7 +135,8 @@ class Weight(NamedTuple):
 class Instruction:
     """One operation on whole rows.
 
-    A result may take the place of an operand if the operation is pointwise. Otherwise they must not overlap.
+    A result may take the place of an operand if the operation is pointwise. Otherwise they must not
+    overlap.
     """
 
     operation: str
@@ -122,7 +151,9 @@ class Instruction:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Program:
-    """One step. Programs are equal only to themselves, because comparing instructions would take long."""
+    """One step. Programs are equal only to themselves, because comparing instructions would take
+    long.
+    """
 
     blocks: tuple[Block, ...]  # arguments of each kind are in the order of their index
     weights: tuple[Weight, ...]
@@ -133,20 +164,36 @@ class Program:
     @lru_cache(maxsize=1024)  # noqa: B019 (calls of layers need it, and programs are few)
     def given(self, kind: Kind) -> tuple[int, ...]:
         """Return the widths of the arguments of a kind, in their order."""
-        blocks = sorted((block for block in self.blocks if block.kind == kind), key=lambda block: block.index)
+        blocks = sorted(
+            (block for block in self.blocks if block.kind == kind), key=lambda block: block.index
+        )
         return tuple(block.width for block in blocks)
 
 
 @lru_cache(maxsize=256)
 def product_program(groups: int, width: int, depth: int) -> Program:
-    """Return a program without states: the products of the rows of elements and a weight ``(groups, width, depth)``."""
+    """Return a program without states: the products of the rows of elements and a weight ``(groups,
+    width, depth)``.
+    """
     columns = groups * width
     blocks = Block("element", groups * depth), Block("local", columns)
     product = Instruction("product", (Operand(1),), (Operand(-1), Operand(0)), columns, weight=0)
-    return Program(blocks, (Weight(groups, width, depth),), (product,), ((Operand(1), columns),), ())
+    return Program(
+        blocks, (Weight(groups, width, depth),), (product,), ((Operand(1), columns),), ()
+    )
 
 
-_SIGNS = {"add": "+", "sub": "-", "mul": "*", "div": "/", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "=="}
+_SIGNS = {
+    "add": "+",
+    "sub": "-",
+    "mul": "*",
+    "div": "/",
+    "lt": "<",
+    "le": "<=",
+    "gt": ">",
+    "ge": ">=",
+    "eq": "==",
+}
 _SIGNS |= {"ne": "!=", "and": "and", "or": "or"}
 _GIVEN = {"element": "x", "sequence": "mask", "state": "state", "vector": "vector"}
 
@@ -164,7 +211,9 @@ def printed(program: Program) -> str:
         lines.append(f"given W{index}: weight, {groups}{weight.rows} x {weight.depth}")
     lines += [_line(program, names, instruction) for instruction in program.instructions]
     lines += [f"output {_place(program, names, place, width)}" for place, width in program.outputs]
-    for index, (place, width) in enumerate(zip(program.next_states, program.given("state"), strict=True)):
+    for index, (place, width) in enumerate(
+        zip(program.next_states, program.given("state"), strict=True)
+    ):
         lines.append(f"next state{index} {_place(program, names, place, width)}")
     return "\n".join(lines)
 
@@ -172,7 +221,8 @@ def printed(program: Program) -> str:
 def _names(program: Program) -> list[str]:
     letters = map(_letter, itertools.count())
     return [
-        next(letters) if block.kind == "local" else f"{_GIVEN[block.kind]}{block.index}" for block in program.blocks
+        next(letters) if block.kind == "local" else f"{_GIVEN[block.kind]}{block.index}"
+        for block in program.blocks
     ]
 
 
@@ -201,7 +251,8 @@ def _line(program: Program, names: list[str], instruction: Instruction) -> str:
         weight = program.weights[instruction.weight]
         widths[1] = parts * weight.groups * weight.depth
         start, operand = (
-            _place(program, names, place, size) for place, size in zip(instruction.operands, widths, strict=True)
+            _place(program, names, place, size)
+            for place, size in zip(instruction.operands, widths, strict=True)
         )
         begins = "" if start == "0" else f"{start} + "
         each = f", parts={parts}" if parts > 1 else ""
@@ -211,7 +262,10 @@ def _line(program: Program, names: list[str], instruction: Instruction) -> str:
     if name == "gather":
         source = names[instruction.operands[0].block]
         return f"{target} = {len(instruction.columns)} columns of {source}, starting {list(instruction.columns[:4])}"
-    shown = [_place(program, names, place, size) for place, size in zip(instruction.operands, widths, strict=True)]
+    shown = [
+        _place(program, names, place, size)
+        for place, size in zip(instruction.operands, widths, strict=True)
+    ]
     if name in _SIGNS:
         return f"{target} = {shown[0]} {_SIGNS[name]} {shown[1]}"
     if name == "fma":

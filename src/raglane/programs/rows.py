@@ -1,8 +1,9 @@
 """The rows and columns that the operands of an operation consist of.
 
-While a step is traced, a tensor is represented by its *marks*, an int64 tensor of its shape: the row and the column of
-the graph of each number. So torch itself executes operations that move numbers, including views and their aliases. The
-rows, :attr:`raglane.programs.trace.Tracer.rows` of them, must all be treated alike and must not meet.
+While a step is traced, a tensor is represented by its *marks*, an int64 tensor of its shape: the
+row and the column of the graph of each number. So torch itself executes operations that move
+numbers, including views and their aliases. The rows, :attr:`raglane.programs.trace.Tracer.rows` of
+them, must all be treated alike and must not meet.
 """
 
 from __future__ import annotations
@@ -44,12 +45,16 @@ def free(columns: Columns) -> Tensor:
 class Aligned:
     """The columns of operands that one row reads."""
 
-    def __init__(self, operands: Sequence[Columns], places: list[Columns], free_places: Columns, count: int) -> None:
+    def __init__(
+        self, operands: Sequence[Columns], places: list[Columns], free_places: Columns, count: int
+    ) -> None:
         kept = free_places
         if len(free_places):
             # Values that all rows share are computed once.
             shared = np.concatenate([part[free_places] for part in operands], 1)
-            _, first, self._which = np.unique(shared, axis=0, return_index=True, return_inverse=True)
+            _, first, self._which = np.unique(
+                shared, axis=0, return_index=True, return_inverse=True
+            )
             order = np.argsort(first)
             kept = free_places[first[order]]
             self._which = np.argsort(order)[self._which.reshape(-1)]
@@ -73,7 +78,9 @@ def align(operands: Sequence[Tensor], rows: int) -> Aligned:
     arrays = [part.numpy() for part in operands]
     count = arrays[0].shape[0]
     owners = [part >> SHIFT for part in arrays]
-    row = np.minimum.reduce([part.min(1) if part.shape[1] else np.full(count, FREE) for part in owners])
+    row = np.minimum.reduce(
+        [part.min(1) if part.shape[1] else np.full(count, FREE) for part in owners]
+    )
     if any(((part != row[:, None]) & (part != FREE)).any() for part in owners):
         raise RowsMeet("rows of the batch meet")
     free_places = np.flatnonzero(row == FREE)
@@ -94,7 +101,9 @@ _HIDDEN = frozenset(
     " register_hook register_post_accumulate_grad_hook retain_grad backward".split()
 )
 _ROWS = f"its operations depend on the number of rows, which is that of the sequences, {DEPENDS}"
-_ARITHMETIC = frozenset("mul rmul multiply add radd sub rsub div rdiv divide truediv rtruediv pow rpow".split())
+_ARITHMETIC = frozenset(
+    "mul rmul multiply add radd sub rsub div rdiv divide truediv rtruediv pow rpow".split()
+)
 _HOST = {"device": torch.device("cpu"), "is_meta": False, "is_cpu": True}
 
 
@@ -123,7 +132,9 @@ def _refused(name: str) -> Callable[..., Any]:
     plain = getattr(int, name)
 
     def method(self: Rows, *other: Any) -> Any:
-        if _is_ours(sys._getframe(1)) or (other and type(other[0]) is Rows and name in ("__eq__", "__ne__")):
+        if _is_ours(sys._getframe(1)) or (
+            other and type(other[0]) is Rows and name in ("__eq__", "__ne__")
+        ):
             return plain(self, *other)
         raise Refused(_ROWS)
 
@@ -166,16 +177,24 @@ class Reading(TorchFunctionMode):
             return _HOST[name]
         if type(found) in (int, tuple, torch.Size):
             found = self._marked(found, args)
-        is_each = name in ("__len__", "__iter__", "unbind") and isinstance(args[0], Tensor) and len(args[0].shape) > 0
+        is_each = (
+            name in ("__len__", "__iter__", "unbind")
+            and isinstance(args[0], Tensor)
+            and len(args[0].shape) > 0
+        )
         is_each = is_each and (*args[1:], *(kwargs or {}).values(), 0)[0] % len(args[0].shape) == 0
         if is_each and args[0].shape[0] % self._rows == 0 and not _is_ours(_caller()):
-            raise Refused(f"it takes {name.strip('_')}() of rows; a program can follow shape[0], and rows side by side")
+            raise Refused(
+                f"it takes {name.strip('_')}() of rows; a program can follow shape[0], and rows side by side"
+            )
         return found
 
     def _marked(self, found: Any, args: Any) -> Any:
         """Return numbers as :class:`Rows` if they come from the number of rows."""
         if type(found) is int:
-            is_count = found % self._rows == 0 or (isinstance(args[0], Tensor) and self._is_nothing(args[0]))
+            is_count = found % self._rows == 0 or (
+                isinstance(args[0], Tensor) and self._is_nothing(args[0])
+            )
             return Rows(found) if found and is_count else found
         if all(type(part) is int for part in found):
             return _Shape([self._marked(part, args) for part in found])
@@ -183,21 +202,32 @@ class Reading(TorchFunctionMode):
 
 
 def _places(index: Any) -> Any:
-    """Return a list of places as a tensor: torch would make one on the device of the operand, which has no numbers."""
+    """Return a list of places as a tensor: torch would make one on the device of the operand, which
+    has no numbers.
+    """
     is_list = (
-        isinstance(index, (list, tuple, range)) and len(index) and all(type(place) in (int, bool) for place in index)
+        isinstance(index, (list, tuple, range))
+        and len(index)
+        and all(type(place) in (int, bool) for place in index)
     )
     return torch.tensor(index, device="cpu") if is_list else index
 
 
 def _is_ours(frame: FrameType | None) -> bool:
     """Return True for a frame of torch's or Raglane's code, whose comparisons only raise errors."""
-    return frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in ("torch", "raglane")
+    return frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in (
+        "torch",
+        "raglane",
+    )
 
 
 def _caller() -> FrameType | None:
     """Return the frame that called a function of torch."""
     frame: FrameType | None = sys._getframe(2)
-    while frame is not None and frame.f_globals.get("__name__") in (__name__, "torch._tensor", "torch.overrides"):
+    while frame is not None and frame.f_globals.get("__name__") in (
+        __name__,
+        "torch._tensor",
+        "torch.overrides",
+    ):
         frame = frame.f_back
     return frame

@@ -1,4 +1,6 @@
-"""Rules that translate operations of torch to nodes of a graph (:data:`RULES`), and the tracing of a step by them."""
+"""Rules that translate operations of torch to nodes of a graph (:data:`RULES`), and the tracing of
+a step by them.
+"""
 
 # ruff: noqa: ARG001 (all rules have the same arguments)
 
@@ -28,10 +30,50 @@ _BATCH_NORMS = (
     *("cudnn_batch_norm", "_batch_norm_with_update", "_batch_norm_no_update"),
 )
 _MOVES = (
-    *("view", "_unsafe_view", "reshape", "t", "transpose", "permute", "expand", "unsqueeze", "squeeze", "select"),
-    *("slice", "split", "split_with_sizes", "unsafe_split", "unsafe_split_with_sizes", "unsafe_chunk", "chunk"),
-    *("unbind", "clone", "contiguous", "alias", "repeat", "roll", "flip", "narrow", "diagonal", "unfold"),
-    *("movedim", "expand_as", "view_as", "tile", "flatten", "rot90", "swapaxes", "lift_fresh", "as_strided"),
+    *(
+        "view",
+        "_unsafe_view",
+        "reshape",
+        "t",
+        "transpose",
+        "permute",
+        "expand",
+        "unsqueeze",
+        "squeeze",
+        "select",
+    ),
+    *(
+        "slice",
+        "split",
+        "split_with_sizes",
+        "unsafe_split",
+        "unsafe_split_with_sizes",
+        "unsafe_chunk",
+        "chunk",
+    ),
+    *(
+        "unbind",
+        "clone",
+        "contiguous",
+        "alias",
+        "repeat",
+        "roll",
+        "flip",
+        "narrow",
+        "diagonal",
+        "unfold",
+    ),
+    *(
+        "movedim",
+        "expand_as",
+        "view_as",
+        "tile",
+        "flatten",
+        "rot90",
+        "swapaxes",
+        "lift_fresh",
+        "as_strided",
+    ),
 )
 
 
@@ -45,7 +87,9 @@ def _move(tracer: Tracer, function: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _join(tracer: Tracer, function: Any, parts: Any, *args: Any) -> Tensor:
-    return tracer.wrap(function([tracer.marks(part) for part in parts], *args), _common(tracer, parts))
+    return tracer.wrap(
+        function([tracer.marks(part) for part in parts], *args), _common(tracer, parts)
+    )
 
 
 def _pick(tracer: Tracer, function: Any, source: Any, *args: Any, **kwargs: Any) -> Tensor:
@@ -59,7 +103,9 @@ def _pick(tracer: Tracer, function: Any, source: Any, *args: Any, **kwargs: Any)
     return tracer.wrap(function(tracer.marks(source), *map(plain, args), **kwargs), source.dtype)
 
 
-def _pad(tracer: Tracer, function: Any, source: Any, amounts: list[int], value: float = 0) -> Tensor:
+def _pad(
+    tracer: Tracer, function: Any, source: Any, amounts: list[int], value: float = 0
+) -> Tensor:
     fill = int(free(np.asarray([tracer.graph.number(value)]))[0])
     return tracer.wrap(function(tracer.marks(source), amounts, fill), source.dtype)
 
@@ -79,13 +125,17 @@ def _filled(value: float | None) -> Rule:
 
 
 def _detach(tracer: Tracer, function: Any, source: Any) -> Tensor:
-    found = _pointwise(lambda g, a: g.each("stop", a), source.dtype is torch.bool)(tracer, None, source)
+    found = _pointwise(lambda g, a: g.each("stop", a), source.dtype is torch.bool)(
+        tracer, None, source
+    )
     return tracer.detach(source, found)
 
 
 def _convert(tracer: Tracer, function: Any, source: Any, **kwargs: Any) -> Tensor:
     dtype = kwargs.get("dtype") or source.dtype
-    if dtype in (source.dtype, tracer.dtype) or (source.dtype is torch.bool and not dtype.is_floating_point):
+    if dtype in (source.dtype, tracer.dtype) or (
+        source.dtype is torch.bool and not dtype.is_floating_point
+    ):
         return tracer.wrap(tracer.marks(source).clone(), dtype)
     if dtype is torch.bool:
         return _pointwise(lambda g, a: g.each("ne", a, 0.0), True)(tracer, None, source)
@@ -99,7 +149,9 @@ def _common(tracer: Tracer, parts: Any) -> torch.dtype:
         dtype = torch.promote_types(dtype, part.dtype)
     if len({part.dtype for part in tensors}) > 1:
         shaped = [part for part in tensors if part.dim()]
-        if shaped and all(part.dtype is shaped[0].dtype and part.dtype.is_floating_point for part in shaped):
+        if shaped and all(
+            part.dtype is shaped[0].dtype and part.dtype.is_floating_point for part in shaped
+        ):
             dtype = shaped[0].dtype
     if not dtype.is_floating_point and any(type(part) is float for part in parts):
         dtype = tracer.dtype
@@ -123,12 +175,24 @@ def _pointwise(formula: Callable[..., Columns], is_truth: bool = False) -> Rule:
         marks = [tracer.marks(given[name]) for name in tensors]
         shape = np.broadcast_shapes(*(part.shape for part in marks))
         aligned = align([part.expand(shape).reshape(-1, 1) for part in marks], tracer.rows)
-        # In the order of the first operand: results of permuted numbers need no copy. Repeated numbers stay apart.
+        # In the order of the first operand: results of permuted numbers need no copy. Repeated
+        # numbers stay apart.
         first = aligned.columns[0][:, 0]
-        order = np.argsort(first, kind="stable") if len(set(first.tolist())) == len(first) else np.arange(len(first))
-        given |= {name: columns[order, 0] for name, columns in zip(tensors, aligned.columns, strict=True)}
-        operands, named = [given[place] for place in range(len(args))], {name: given[name] for name in kwargs}
-        found = formula(tracer.graph, *operands, **named) if math.prod(shape) else np.empty(0, np.int64)
+        order = (
+            np.argsort(first, kind="stable")
+            if len(set(first.tolist())) == len(first)
+            else np.arange(len(first))
+        )
+        given |= {
+            name: columns[order, 0] for name, columns in zip(tensors, aligned.columns, strict=True)
+        }
+        operands, named = (
+            [given[place] for place in range(len(args))],
+            {name: given[name] for name in kwargs},
+        )
+        found = (
+            formula(tracer.graph, *operands, **named) if math.prod(shape) else np.empty(0, np.int64)
+        )
         back = found[np.argsort(order)]
         return tracer.wrap(aligned.marks(back.reshape(-1, 1)).reshape(shape), dtype)
 
@@ -144,7 +208,9 @@ def _dims(dim: Any, count: int) -> list[int]:
     return [part % count for part in (dim if isinstance(dim, list | tuple) else [dim])]
 
 
-def _along(tracer: Tracer, source: Tensor, dims: list[int], formula: RowFormula, keeps: bool | None) -> Tensor:
+def _along(
+    tracer: Tracer, source: Tensor, dims: list[int], formula: RowFormula, keeps: bool | None
+) -> Tensor:
     """Apply a formula to the parts of rows along some dimensions."""
     marks = tracer.marks(source)
     kept = [dim for dim in range(marks.dim()) if dim not in dims]
@@ -162,11 +228,20 @@ def _along(tracer: Tracer, source: Tensor, dims: list[int], formula: RowFormula,
             reduced = reduced.unsqueeze(dim)
         return tracer.wrap(reduced, source.dtype)
     back = sorted(range(len(order)), key=order.__getitem__)
-    return tracer.wrap(aligned.marks(found.reshape(columns.shape)).reshape(moved.shape).permute(back), source.dtype)
+    return tracer.wrap(
+        aligned.marks(found.reshape(columns.shape)).reshape(moved.shape).permute(back), source.dtype
+    )
 
 
 def _reduction(formula: RowFormula) -> Rule:
-    def rule(tracer: Tracer, function: Any, source: Any, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> Any:
+    def rule(
+        tracer: Tracer,
+        function: Any,
+        source: Any,
+        dim: Any = None,
+        keepdim: bool = False,
+        **kwargs: Any,
+    ) -> Any:
         dtype = kwargs.get("dtype") or source.dtype
         if not source.dtype is dtype is tracer.dtype:
             raise Refused(f"it reduces {source.dtype} to {dtype}")
@@ -179,7 +254,10 @@ def _var(tracer: Tracer, function: Any, source: Any, dim: Any = None, **kwargs: 
     name, correction = function._schema.name, kwargs.get("correction")
     if isinstance(dim, bool):
         raise Refused("no program has this form of the variance")
-    formula, dims = formulas.variance(1.0 if correction is None else float(correction)), _dims(dim, source.dim())
+    formula, dims = (
+        formulas.variance(1.0 if correction is None else float(correction)),
+        _dims(dim, source.dim()),
+    )
     found = _along(tracer, source, dims, formula, bool(kwargs.get("keepdim")))
     if name == "aten::std":
         return _pointwise(formulas.root)(tracer, None, found)
@@ -191,9 +269,13 @@ def _var(tracer: Tracer, function: Any, source: Any, dim: Any = None, **kwargs: 
 def _extreme(formula: RowFormula) -> Rule:
     """Return the rule of ``max`` or ``min``, without its indices."""
 
-    def rule(tracer: Tracer, function: Any, source: Any, dim: Any = None, keepdim: bool = False) -> Any:
+    def rule(
+        tracer: Tracer, function: Any, source: Any, dim: Any = None, keepdim: bool = False
+    ) -> Any:
         if isinstance(dim, Tensor):
-            return RULES["maximum" if function._schema.name == "aten::max" else "minimum"](tracer, None, source, dim)
+            return RULES["maximum" if function._schema.name == "aten::max" else "minimum"](
+                tracer, None, source, dim
+            )
         if dim is None:
             return _along(tracer, source, _dims(dim, source.dim()), formula, keepdim)
         found = _along(tracer, source, [dim % source.dim()], formulas.first_of(formula), keepdim)
@@ -203,7 +285,9 @@ def _extreme(formula: RowFormula) -> Rule:
 
 
 def _mapping(formula: RowFormula) -> Rule:
-    def rule(tracer: Tracer, function: Any, source: Any, dim: int, to: Any = None, **kwargs: Any) -> Tensor:
+    def rule(
+        tracer: Tracer, function: Any, source: Any, dim: int, to: Any = None, **kwargs: Any
+    ) -> Tensor:
         if source.dtype is not tracer.dtype or kwargs.get("dtype") not in (None, tracer.dtype):
             raise Refused(f"it sums {source.dtype}")
         return _along(tracer, source, [dim % source.dim()], formula, None)
@@ -211,7 +295,14 @@ def _mapping(formula: RowFormula) -> Rule:
     return rule
 
 
-def _length(tracer: Tracer, function: Any, source: Any, ord: float = 2, dim: Any = None, keepdim: bool = False) -> Any:
+def _length(
+    tracer: Tracer,
+    function: Any,
+    source: Any,
+    ord: float = 2,
+    dim: Any = None,
+    keepdim: bool = False,
+) -> Any:
     def formula(g: Graph, a: Columns, parts: int) -> Columns:
         if ord == 1:
             return g.sums(g.each("abs", a), parts)
@@ -223,36 +314,58 @@ def _length(tracer: Tracer, function: Any, source: Any, ord: float = 2, dim: Any
 
 
 def _normalised(
-    tracer: Tracer, source: Tensor, parts: tuple[int, ...], epsilon: float, gain: Any, bias: Any, shape: tuple[int, ...]
+    tracer: Tracer,
+    source: Tensor,
+    parts: tuple[int, ...],
+    epsilon: float,
+    gain: Any,
+    bias: Any,
+    shape: tuple[int, ...],
 ) -> Any:
-    """Normalise ``source``, viewed as ``parts``, along the last dimension; gain and bias have ``shape``."""
+    """Normalise ``source``, viewed as ``parts``, along the last dimension; gain and bias have
+    ``shape``.
+    """
     wide = tracer.wrap(tracer.marks(source).reshape(parts), source.dtype)
-    found = _along(tracer, wide, [len(parts) - 1], lambda g, a, count: g.norm(a, count, epsilon)[0], None)
+    found = _along(
+        tracer, wide, [len(parts) - 1], lambda g, a, count: g.norm(a, count, epsilon)[0], None
+    )
     found = tracer.wrap(tracer.marks(found).reshape(source.shape), tracer.dtype)
     for part, name in ((gain, "mul"), (bias, "add")):
         if part is not None:
-            found = RULES[name](tracer, None, found, tracer.wrap(tracer.marks(part).reshape(shape), part.dtype))
+            found = RULES[name](
+                tracer, None, found, tracer.wrap(tracer.marks(part).reshape(shape), part.dtype)
+            )
     return found, tracer.nothing(1), tracer.nothing(1)
 
 
-def _layer_norm(tracer: Tracer, function: Any, source: Any, shape: Any, gain: Any, bias: Any, epsilon: float) -> Any:
+def _layer_norm(
+    tracer: Tracer, function: Any, source: Any, shape: Any, gain: Any, bias: Any, epsilon: float
+) -> Any:
     kept = source.shape[: source.dim() - len(shape)]
     return _normalised(tracer, source, (*kept, math.prod(shape)), epsilon, gain, bias, tuple(shape))
 
 
-def _group_norm(tracer: Tracer, function: Any, source: Any, gain: Any, bias: Any, *sizes: Any) -> Any:
+def _group_norm(
+    tracer: Tracer, function: Any, source: Any, gain: Any, bias: Any, *sizes: Any
+) -> Any:
     count, channels, rest, groups, epsilon = sizes
     shape = (channels, *(1,) * (source.dim() - 2))
-    return _normalised(tracer, source, (count, groups, channels // groups * rest), epsilon, gain, bias, shape)
+    return _normalised(
+        tracer, source, (count, groups, channels // groups * rest), epsilon, gain, bias, shape
+    )
 
 
 def _gated(tracer: Tracer, function: Any, source: Any, dim: int = -1) -> Tensor:
     one, gate = (tracer.wrap(part, source.dtype) for part in tracer.marks(source).chunk(2, dim))
-    found: Tensor = _pointwise(lambda g, a, b: g.each("mul", a, g.each("sigmoid", b)))(tracer, None, one, gate)
+    found: Tensor = _pointwise(lambda g, a, b: g.each("mul", a, g.each("sigmoid", b)))(
+        tracer, None, one, gate
+    )
     return found
 
 
-def _batch_norm(tracer: Tracer, function: Any, source: Any, gain: Any, bias: Any, *rest: Any) -> Any:
+def _batch_norm(
+    tracer: Tracer, function: Any, source: Any, gain: Any, bias: Any, *rest: Any
+) -> Any:
     if function._schema.name != "aten::_native_batch_norm_legit_no_training" and not (
         function._schema.name == "aten::native_batch_norm" and rest[2] is False
     ):
@@ -263,7 +376,9 @@ def _batch_norm(tracer: Tracer, function: Any, source: Any, gain: Any, bias: Any
     found = source
     for part, name in ((mean, "sub"), (scale, "mul"), (gain, "mul"), (bias, "add")):
         if part is not None:
-            found = RULES[name](tracer, None, found, tracer.wrap(tracer.marks(part).reshape(shape), tracer.dtype))
+            found = RULES[name](
+                tracer, None, found, tracer.wrap(tracer.marks(part).reshape(shape), tracer.dtype)
+            )
     return found, tracer.nothing(1), tracer.nothing(1)
 
 
@@ -279,9 +394,14 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("empty_like", "new_empty"), _filled(math.nan)),
     "detach": _detach,
     "glu": _gated,
-    "log_sigmoid_forward": lambda t, _, source: (_pointwise(formulas.log_sigmoid)(t, None, source), t.nothing(1)),
+    "log_sigmoid_forward": lambda t, _, source: (
+        _pointwise(formulas.log_sigmoid)(t, None, source),
+        t.nothing(1),
+    ),
     "_to_copy": _convert,
-    "copy": lambda t, _, to, source, *__: t.wrap(t.marks(source).expand(to.shape).clone(), to.dtype),
+    "copy": lambda t, _, to, source, *__: t.wrap(
+        t.marks(source).expand(to.shape).clone(), to.dtype
+    ),
     **{name: _pointwise(formula) for name, formula in FORMULAS.items()},
     **{name: _pointwise(formula, True) for name, formula in TRUTHS.items()},
     "sum": _reduction(Graph.sums),
@@ -302,12 +422,14 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(_BATCH_NORMS, _batch_norm),
     **PRODUCTS,
 }
-"""The rule of each operation of torch, by its name: a function of the tracer, the operation and its arguments."""
+"""The rule of each operation of torch, by its name: a function of the tracer, the operation and its
+arguments."""
 
 
 def trace(step: Step) -> Trace:
     """Trace a step; raises Refused with the reason if it cannot become a program."""
-    # With the cell's prepare inside, everything that depends on a row is computed in one order of sums.
+    # With the cell's prepare inside, everything that depends on a row is computed in one order of
+    # sums.
     try:
         return _trace(step, True)
     except Refused:
@@ -320,7 +442,11 @@ def _trace(step: Step, prepares: bool) -> Trace:
     with default_modes(grad=False):
         widths = step.widths if prepares else [_prepared_width(step), *step.widths[1:]]
         dims = [size for part in step.leaves for size in part.shape]
-        tracer = Tracer(step.dtype, rows_for([*widths, *step.sizes, step.output, *dims, math.prod(step.sizes)]), RULES)
+        tracer = Tracer(
+            step.dtype,
+            rows_for([*widths, *step.sizes, step.output, *dims, math.prod(step.sizes)]),
+            RULES,
+        )
         leaves = [tracer.leaf(step.converted(part.detach()), part) for part in step.leaves]
         offsets = tracer.nothing(tracer.rows + 1, dtype=torch.int64)
         elements = [tracer.source("element", width) for width in widths]
@@ -333,7 +459,9 @@ def _trace(step: Step, prepares: bool) -> Trace:
         except Refused:
             raise
         except Exception as error:
-            raise Refused(f"tracing it raised {type(error).__name__}: {str(error).rstrip('.')}") from error
+            raise Refused(
+                f"tracing it raised {type(error).__name__}: {str(error).rstrip('.')}"
+            ) from error
         if drew:
             raise Refused(f"it draws random numbers inside the step, {DEPENDS}")
         if changed:

@@ -1,7 +1,8 @@
 """A cell's step with the weights of a call: the key of its program, and torch's way to run it.
 
-The weights of a cell of the library are a tuple of tensors, those of a user's cell its module. Everything in a module
-that its step may read affects the result: tensors become inputs of the program, and all else is part of the key.
+The weights of a cell of the library are a tuple of tensors, those of a user's cell its module.
+Everything in a module that its step may read affects the result: tensors become inputs of the
+program, and all else is part of the key.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ _METHODS = ("step", "forward", "prepare")
 _CONSTANT = frozenset((type(None), bool, int, str, bytes, type(Ellipsis), type(NotImplemented)))
 _CONSTANT |= {torch.dtype, torch.device, torch.layout, torch.memory_format}
 _COMPARED_AS_TEXT = frozenset((float, complex, range))  # -0.0 equals 0.0, and a NaN equals nothing
-_FIXED = frozenset((types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType))
+_FIXED = frozenset(
+    (types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType)
+)
 _FIXED |= {types.GetSetDescriptorType, type(vars(namedtuple("Named", "field"))["field"])}
 _NO_OWNER = (type(None), types.ModuleType)  # of a function written in C
 _SEQUENCES = frozenset((list, tuple, set, frozenset, torch.Size))
@@ -42,7 +45,9 @@ _MAPPINGS = frozenset((dict, OrderedDict, types.MappingProxyType))
 _MADE_BY_PYTHON = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class whose attributes can be changed
 _OURS = ("torch", "raglane")
 _BASES = (abc.ABC, abc.ABCMeta, enum.Enum, enum.EnumMeta, Generic)
-_UNREAD = frozenset("__dict__ __weakref__ __annotations__ __orig_bases__ __parameters__ _abc_impl".split())
+_UNREAD = frozenset(
+    "__dict__ __weakref__ __annotations__ __orig_bases__ __parameters__ _abc_impl".split()
+)
 _UNREAD |= {"__dataclass_fields__", "__dataclass_params__", "__abstractmethods__"}
 NARROW = (torch.bfloat16, torch.float16)
 """Dtypes whose steps compute in float32."""
@@ -54,13 +59,20 @@ class Step:
     """One step of a cell with certain weights, as a function of all tensors that it reads."""
 
     def __init__(
-        self, cell: CellSpec, weights: Any, width: int, sizes: tuple[int, ...], output: int, dtype: torch.dtype
+        self,
+        cell: CellSpec,
+        weights: Any,
+        width: int,
+        sizes: tuple[int, ...],
+        output: int,
+        dtype: torch.dtype,
     ) -> None:
         self.cell, self.weights = cell, weights
         self.width, self.sizes, self.output, self.dtype = width, sizes, output, dtype
         survey = Survey.of(weights)
         self.leaves, self.elements = survey.leaves, survey.elements
-        # Everything that affects the result; and the attributes of classes, which may change during the process.
+        # Everything that affects the result; and the attributes of classes, which may change during
+        # the process.
         self.facts = _cell_key(cell), survey.key, width, sizes, output, dtype
         self.key = (self.facts, *survey.classes)
 
@@ -86,8 +98,8 @@ class Step:
 
     def with_tensors(self, leaves: list[Tensor], elements: list[Tensor]) -> Any:
         """Return the weights with these tensors in place of their own."""
-        # In a backward pass after torch.func.functional_call, a module has its own tensors again, in the same places.
-        # They are found outside of a trace, which records what reads them.
+        # In a backward pass after torch.func.functional_call, a module has its own tensors again,
+        # in the same places. They are found outside of a trace, which records what reads them.
         with default_modes(torch.is_grad_enabled()):
             own = Survey.of(self.weights).leaves
         swapped = {id(part): leaf for part, leaf in zip(own, leaves, strict=True)}
@@ -95,9 +107,16 @@ class Step:
         return replaced(self.weights, lambda part: swapped[id(part)])
 
     def run(
-        self, leaves: list[Tensor] | None, elements: list[Tensor], states: list[Tensor], offsets: Tensor, prepares: bool
+        self,
+        leaves: list[Tensor] | None,
+        elements: list[Tensor],
+        states: list[Tensor],
+        offsets: Tensor,
+        prepares: bool,
     ) -> tuple[Tensor, tuple[Tensor, ...], bool]:
-        """Run one step in torch: output, new states, and whether the module changed; without leaves on its own."""
+        """Run one step in torch: output, new states, and whether the module changed; without leaves
+        on its own.
+        """
         weights = self.weights if leaves is None else self.with_tensors(leaves, elements)
         before = _contents(weights)
         rows = self.cell.prepare(weights, elements[0], offsets) if prepares else elements[0]
@@ -107,14 +126,30 @@ class Step:
 
 @contextmanager
 def default_modes(grad: bool) -> Iterator[None]:
-    """Run a block in torch's default modes, whatever the modes of the caller; ``grad`` enables gradients."""
-    # Leaving the inference mode also makes autograd record what an operator of a compiled graph computes. A mode of
-    # torch's functions is e.g. the one that computes row by row, and one of its operators has tensors without numbers.
+    """Run a block in torch's default modes, whatever the modes of the caller; ``grad`` enables
+    gradients.
+    """
+    # Leaving the inference mode also makes autograd record what an operator of a compiled graph
+    # computes. A mode of torch's functions is e.g. the one that computes row by row, and one of its
+    # operators has tensors without numbers.
     no_modes, no_operators = torch._C.DisableTorchFunction(), _disable_current_modes()
     no_autocast = torch.autocast("cpu", enabled=False)
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)  # e.g. of a checkpoint, which counts the tensors
-    no_hooks = torch.autograd.graph.saved_tensors_hooks(Tensor.detach, Tensor.detach) if hooks else nullcontext()
-    with torch.inference_mode(False), torch.set_grad_enabled(grad), no_autocast, no_modes, no_operators, no_hooks:
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(
+        True
+    )  # e.g. of a checkpoint, which counts the tensors
+    no_hooks = (
+        torch.autograd.graph.saved_tensors_hooks(Tensor.detach, Tensor.detach)
+        if hooks
+        else nullcontext()
+    )
+    with (
+        torch.inference_mode(False),
+        torch.set_grad_enabled(grad),
+        no_autocast,
+        no_modes,
+        no_operators,
+        no_hooks,
+    ):
         yield
 
 
@@ -146,7 +181,16 @@ def _cell_key(cell: CellSpec) -> tuple[Any, ...]:
         return cell.facts
     held: list[Any] = [type(cell)]
     for name, part in vars(cell).items():
-        held.append((name, "itself" if part is cell else _cell_key(part) if isinstance(part, CellSpec) else part))
+        held.append(
+            (
+                name,
+                "itself"
+                if part is cell
+                else _cell_key(part)
+                if isinstance(part, CellSpec)
+                else part,
+            )
+        )
     key = tuple(held)
     try:
         hash(key)
@@ -155,7 +199,7 @@ def _cell_key(cell: CellSpec) -> tuple[Any, ...]:
     return key
 
 
-# ---- the contents of weights ----------------------------------------------------------------------------------------
+# ---- the contents of weights ---------------------------------------------------------------------
 
 
 @dataclass
@@ -173,7 +217,9 @@ class Survey:
     def of(cls, weights: Any) -> Survey:
         """Survey a tuple of tensors or a module."""
         survey = cls()
-        survey.key = (survey._own(weights),) if isinstance(weights, nn.Module) else survey._tuple(weights)
+        survey.key = (
+            (survey._own(weights),) if isinstance(weights, nn.Module) else survey._tuple(weights)
+        )
         return survey
 
     def _own(self, module: nn.Module) -> Any:
@@ -220,7 +266,9 @@ class Survey:
         return ("leaf", index, is_parameter, tuple(part.shape), part.stride(), part.dtype, content)
 
     def value(self, part: Any) -> Any:
-        """Return the key of anything in a module: two keys are equal if and only if nothing in it has changed."""
+        """Return the key of anything in a module: two keys are equal if and only if nothing in it
+        has changed.
+        """
         kind = type(part)
         if kind in _CONSTANT:
             return kind, part
@@ -230,14 +278,22 @@ class Survey:
             return self.tensor(part)
         if isinstance(part, nn.Module):
             return self.module(part)
-        if kind in _FIXED or (kind is types.BuiltinFunctionType and isinstance(part.__self__, _NO_OWNER)):
+        if kind in _FIXED or (
+            kind is types.BuiltinFunctionType and isinstance(part.__self__, _NO_OWNER)
+        ):
             return part
-        if isinstance(part, np.ndarray | np.generic) and kind.__module__ == "numpy" and part.dtype.kind in "biufc":
+        if (
+            isinstance(part, np.ndarray | np.generic)
+            and kind.__module__ == "numpy"
+            and part.dtype.kind in "biufc"
+        ):
             return kind, part.shape, part.strides, part.dtype.str, part.tobytes()
         if kind in _SEQUENCES:
             return kind, tuple([self.value(item) for item in part])
         if kind in _MAPPINGS:
-            return kind, tuple([(self.value(name), self.value(item)) for name, item in part.items()])
+            return kind, tuple(
+                [(self.value(name), self.value(item)) for name, item in part.items()]
+            )
         if isinstance(part, type):
             self._class(part)
             return Held(part)
@@ -273,12 +329,18 @@ class Survey:
         raise Refused(f"it holds a {kind.__name__}, which may change where no program can see it")
 
     def _cell(self, cell: types.CellType) -> Any:
-        """Return the key of a closure's variable; changes inside an object there, or in a global, are not detected."""
+        """Return the key of a closure's variable; changes inside an object there, or in a global,
+        are not detected.
+        """
         try:
             part = cell.cell_contents
         except ValueError:
             return None
-        return self.value(part) if type(part) in (*_CONSTANT, *_COMPARED_AS_TEXT, types.FunctionType) else Held(part)
+        return (
+            self.value(part)
+            if type(part) in (*_CONSTANT, *_COMPARED_AS_TEXT, types.FunctionType)
+            else Held(part)
+        )
 
     def module(self, part: nn.Module, is_called: bool = True) -> Any:
         """Return the key of a module."""
@@ -293,21 +355,37 @@ class Survey:
         if is_called and not self.by_identity and has_hooks:
             raise Refused(f"a {type(part).__name__} inside of it has hooks")
         held = [(name, self.value(item)) for name, item in own.items() if name not in _OWN]
-        tensors = [(name, self.value(item)) for kind in ("_parameters", "_buffers") for name, item in own[kind].items()]
+        tensors = [
+            (name, self.value(item))
+            for kind in ("_parameters", "_buffers")
+            for name, item in own[kind].items()
+        ]
         inner = [(name, self.value(item)) for name, item in own["_modules"].items()]
         cls = type(part)
         self._class(cls)
-        return (cls, tuple([getattr(cls, name, None) for name in _METHODS]), tuple(held), tuple(tensors), tuple(inner))
+        return (
+            cls,
+            tuple([getattr(cls, name, None) for name in _METHODS]),
+            tuple(held),
+            tuple(tensors),
+            tuple(inner),
+        )
 
     def _class(self, cls: type) -> None:
-        """Add the attributes of a class, its bases and its metaclass, except for those of torch and Python."""
+        """Add the attributes of a class, its bases and its metaclass, except for those of torch and
+        Python.
+        """
         if id(cls) in self._seen:
             return
         self._seen[id(cls)] = len(self._seen)
         self.classes.append((cls, cls.__mro__))
         for base in (*cls.__mro__[1:], type(cls)):
             self._class(base)
-        if cls.__flags__ & _MADE_BY_PYTHON and cls.__module__.partition(".")[0] not in _OURS and cls not in _BASES:
+        if (
+            cls.__flags__ & _MADE_BY_PYTHON
+            and cls.__module__.partition(".")[0] not in _OURS
+            and cls not in _BASES
+        ):
             held = [(name, item) for name, item in vars(cls).items() if name not in _UNREAD]
             self.classes += [(name, self.value(item)) for name, item in held]
 
@@ -332,12 +410,16 @@ class _Plain:
 
 
 def _is_plain(kind: type) -> bool:
-    """Return True if instances have only a dictionary; slots in addition to one are found in the class."""
-    same = kind.__basicsize__ == _Plain.__basicsize__ and kind.__dictoffset__ == _Plain.__dictoffset__
+    """Return True if instances have only a dictionary; slots in addition to one are found in the
+    class.
+    """
+    same = (
+        kind.__basicsize__ == _Plain.__basicsize__ and kind.__dictoffset__ == _Plain.__dictoffset__
+    )
     return same and not kind.__itemsize__
 
 
-# ---- weights with other tensors -------------------------------------------------------------------------------------
+# ---- weights with other tensors ------------------------------------------------------------------
 
 
 def stand_in(made: Tensor, original: Tensor) -> Tensor:
@@ -349,8 +431,12 @@ def stand_in(made: Tensor, original: Tensor) -> Tensor:
     return made
 
 
-def replaced(part: Any, swap: Callable[[Tensor], Tensor], copies: dict[int, Any] | None = None) -> Any:
-    """Return weights with other tensors; a module becomes a new one, which shares all else with the original."""
+def replaced(
+    part: Any, swap: Callable[[Tensor], Tensor], copies: dict[int, Any] | None = None
+) -> Any:
+    """Return weights with other tensors; a module becomes a new one, which shares all else with the
+    original.
+    """
     copies = {} if copies is None else copies
     if isinstance(part, Tensor):
         return stand_in(swap(part), part)
@@ -361,7 +447,9 @@ def replaced(part: Any, swap: Callable[[Tensor], Tensor], copies: dict[int, Any]
         object.__setattr__(made, "__dict__", {})
         for name, item in vars(part).items():
             if name in ("_parameters", "_buffers", "_modules"):
-                vars(made)[name] = {key: replaced(value, swap, copies) for key, value in item.items()}
+                vars(made)[name] = {
+                    key: replaced(value, swap, copies) for key, value in item.items()
+                }
             else:
                 vars(made)[name] = item if name in _OWN else replaced(item, swap, copies)
         return made

@@ -1,8 +1,8 @@
 """Traces on the disk: a digest, and JSON of the graph and of the operations on parameters.
 
-A file may be old, truncated or malicious. Reading allocates no more memory than a trace needs, nodes read only earlier
-nodes, and only operations of programs are called. Other errors are found when the program is compared with torch before
-its first use.
+A file may be old, truncated or malicious. Reading allocates no more memory than a trace needs,
+nodes read only earlier nodes, and only operations of programs are called. Other errors are found
+when the program is compared with torch before its first use.
 """
 
 from __future__ import annotations
@@ -31,7 +31,15 @@ _OPERATIONS = frozenset((*RULES, "_weight_norm_interface"))
 _NAMED: dict[str, Any] = {
     str(part): part
     for part in (
-        *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32, torch.int64, torch.bool),
+        *(
+            torch.float16,
+            torch.bfloat16,
+            torch.float32,
+            torch.float64,
+            torch.int32,
+            torch.int64,
+            torch.bool,
+        ),
         *(torch.contiguous_format, torch.preserve_format, torch.device("cpu")),
     )
 }
@@ -118,7 +126,7 @@ def _tuples(part: Any) -> Any:
     return tuple(map(_tuples, part)) if isinstance(part, list) else part
 
 
-# ---- the graph ----------------------------------------------------------------------------------------------------
+# ---- the graph -----------------------------------------------------------------------------------
 
 
 def _runs(columns: Columns) -> list[list[int]]:
@@ -154,9 +162,15 @@ class _Reader:
             count += width
         given = content["given"]
         for nodes, kind in zip(given, ("element", "state", "vector"), strict=True):
-            _check(sorted(nodes) == [index for index, node in enumerate(graph.nodes) if node.operation == kind])
+            _check(
+                sorted(nodes)
+                == [index for index, node in enumerate(graph.nodes) if node.operation == kind]
+            )
         output, *new = (self._columns(part, count) for part in (content["output"], *content["new"]))
-        found, wanted = [*given[:2], output, *new], [len(step.widths), len(step.sizes), step.output, *step.sizes]
+        found, wanted = (
+            [*given[:2], output, *new],
+            [len(step.widths), len(step.sizes), step.output, *step.sizes],
+        )
         _check([*map(len, found)] == wanted)
         elements, states, vectors = given
         return Result(graph, elements, states, vectors, output, new)
@@ -170,11 +184,13 @@ class _Reader:
         return found
 
 
-# ---- operations on parameters -----------------------------------------------------------------------------
+# ---- operations on parameters --------------------------------------------------------------------
 
 
 def _call_written(call: Call) -> list[Any]:
-    """Return an operation with its overload, arguments and number of results; a constant has no name."""
+    """Return an operation with its overload, arguments and number of results; a constant has no
+    name.
+    """
     name, _, overload = str(call.function or "").removeprefix("aten.").partition(".")
     if name:
         _function(name, overload)
@@ -222,11 +238,21 @@ def _check_sizes(calls: Sequence[Call], leaves: Sequence[Tensor]) -> None:
     for call in calls:
         before = len(known)
         args = tuple([part.to(meta) if isinstance(part, Tensor) else part for part in call.args])
-        kwargs = {name: meta if isinstance(part, torch.device) else part for name, part in call.kwargs.items()}
-        given = [filled(part, known) for part in (*args, *kwargs.values()) if isinstance(part, Known | Tensor)]
+        kwargs = {
+            name: meta if isinstance(part, torch.device) else part
+            for name, part in call.kwargs.items()
+        }
+        given = [
+            filled(part, known)
+            for part in (*args, *kwargs.values())
+            if isinstance(part, Known | Tensor)
+        ]
         if call.function and given and torch.Tag.pointwise in call.function.tags:
             # torch needs 0.8 s to import what runs it.
             known.append(given[-1].new_empty(torch.broadcast_tensors(*given)[-1].shape))
         else:
             Call(call.function, args, kwargs).run(known)
-        _check(len(known) - before == call.count and all(part.numel() <= _MOST_MADE for part in known[before:]))
+        _check(
+            len(known) - before == call.count
+            and all(part.numel() <= _MOST_MADE for part in known[before:])
+        )

@@ -1,9 +1,10 @@
 """The tracer, which runs a step on symbolic tensors and records its operations.
 
-While the step runs, torch passes each operation to a :class:`Tracer`. The tensors are on the device ``meta``, without
-numbers. A tensor that depends only on parameters is *known*: the tracer computes it and records its operations
-(:class:`Call`), which torch repeats before each time loop, under autograd. Any other tensor has rows: it has marks
-(:mod:`raglane.programs.rows`), and its operations become nodes of a graph.
+While the step runs, torch passes each operation to a :class:`Tracer`. The tensors are on the device
+``meta``, without numbers. A tensor that depends only on parameters is *known*: the tracer computes
+it and records its operations (:class:`Call`), which torch repeats before each time loop, under
+autograd. Any other tensor has rows: it has marks (:mod:`raglane.programs.rows`), and its operations
+become nodes of a graph.
 """
 
 from __future__ import annotations
@@ -79,7 +80,9 @@ class Tracer:
 
     def leaf(self, tensor: Tensor, original: Tensor) -> Tensor:
         """Add a parameter, converted to the dtype of the computation; integers are constants."""
-        made = stand_in(self._add_known(tensor.detach(), not tensor.dtype.is_floating_point), original)
+        made = stand_in(
+            self._add_known(tensor.detach(), not tensor.dtype.is_floating_point), original
+        )
         self._originals[id(original)] = self._parts[id(made)]
         return made
 
@@ -96,7 +99,11 @@ class Tracer:
 
     def wrap(self, marks: Tensor, dtype: torch.dtype) -> Tensor:
         """Return a tensor with marks."""
-        return self._add(_Part(torch.empty_strided(marks.shape, marks.stride(), dtype=dtype, device=_META), marks))
+        return self._add(
+            _Part(
+                torch.empty_strided(marks.shape, marks.stride(), dtype=dtype, device=_META), marks
+            )
+        )
 
     def _add(self, part: _Part) -> Tensor:
         self._parts[id(part.stand_in)] = part
@@ -114,7 +121,9 @@ class Tracer:
         if part is None and id(tensor) in self._originals:
             self.reads_itself, part = True, self._originals[id(tensor)]
         if part is None:
-            raise Refused("it reads a tensor that is no parameter, buffer or attribute of its modules")
+            raise Refused(
+                "it reads a tensor that is no parameter, buffer or attribute of its modules"
+            )
         if part.marks is None and part.value is None:
             raise Refused("it reads values that are not computed row by row, such as offsets")
         return part
@@ -136,18 +145,30 @@ class Tracer:
         if name == "lift_fresh" and id(tensors[0]) not in self._parts:
             return self.fixed(tensors[0].detach().clone())  # a tensor made of Python numbers
         if name == "detach" and self._is_nothing(tensors[0]):
-            return self.nothing(*tensors[0].shape, dtype=tensors[0].dtype)  # as autograd does with some results
+            return self.nothing(
+                *tensors[0].shape, dtype=tensors[0].dtype
+            )  # as autograd does with some results
         parts = [self.part(part) for part in tensors]
         if all(part.is_constant for part in parts):
             return self._call_constants(function, flat, spec)
         if not torch.is_grad_enabled() and not function._schema.is_mutable:
-            raise Refused("it computes without gradients, under no_grad() or in a torch.autograd.Function of its own")
-        dynamic = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(function.tags)
-        if (dynamic and name not in self.rules) or name in ("equal", "is_nonzero", "_local_scalar_dense"):
+            raise Refused(
+                "it computes without gradients, under no_grad() or in a torch.autograd.Function of its own"
+            )
+        dynamic = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(
+            function.tags
+        )
+        if (dynamic and name not in self.rules) or name in (
+            "equal",
+            "is_nonzero",
+            "_local_scalar_dense",
+        ):
             depends = "" if all(self.is_known(part) for part in tensors) else f", {DEPENDS}"
             raise Refused(f"its operations depend on the numbers that it computes{depends}")
         has_rows = any(part.marks is not None for part in parts)
-        if not has_rows and not any(type(part) is int and part and part % self.rows == 0 for part in flat):
+        if not has_rows and not any(
+            type(part) is int and part and part % self.rows == 0 for part in flat
+        ):
             return self._call_known(function, flat, spec)
         args, kwargs = tree_unflatten(flat, spec)
         rule = self.rules.get(name)
@@ -168,7 +189,9 @@ class Tracer:
         return self._add_known(value, True)
 
     def _values(self, flat: list[Any]) -> list[Any]:
-        return [self.part(part).value if isinstance(part, Tensor) else part for part in _on_host(flat)]
+        return [
+            self.part(part).value if isinstance(part, Tensor) else part for part in _on_host(flat)
+        ]
 
     def _call_constants(self, function: Any, flat: list[Any], spec: Any) -> Any:
         """Compute a constant from constants."""
@@ -191,9 +214,14 @@ class Tracer:
             return None  # an assertion that holds
         if not isinstance(found, Tensor) and not all(isinstance(part, Tensor) for part in found):
             raise Refused(f"{function._schema.name} does not return a tensor")
-        arguments = [Known(self.part(part).known) if isinstance(part, Tensor) else part for part in _on_host(flat)]
+        arguments = [
+            Known(self.part(part).known) if isinstance(part, Tensor) else part
+            for part in _on_host(flat)
+        ]
         args, kwargs = tree_unflatten(arguments, spec)
-        self._calls.append(Call(function, tuple(args), kwargs, 1 if isinstance(found, Tensor) else len(found)))
+        self._calls.append(
+            Call(function, tuple(args), kwargs, 1 if isinstance(found, Tensor) else len(found))
+        )
         if isinstance(found, Tensor):
             return self._add_known(found, False)
         return [self._add_known(part, False) for part in found]
@@ -204,7 +232,9 @@ class Tracer:
         made: Tensor = self._call_known(function, flat, spec)
         return made
 
-    def _call_in_place(self, rule: Callable[..., Any], function: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+    def _call_in_place(
+        self, rule: Callable[..., Any], function: Any, args: tuple[Any, ...], kwargs: Any
+    ) -> Any:
         target = self.part(args[0])
         if target.marks is None:
             raise Refused(f"it changes a parameter, a buffer or a constant in place, {DEPENDS}")
@@ -233,15 +263,23 @@ class Tracer:
         if value.dtype is not self.dtype:
             raise Refused(f"it mixes {self.dtype} with {value.dtype}")
         if part.known not in self._vectors:
-            self._vectors[part.known] = int(self.graph.add(Node("vector", (), max(1, value.numel())))[0])
+            self._vectors[part.known] = int(
+                self.graph.add(Node("vector", (), max(1, value.numel())))[0]
+            )
         start = self._vectors[part.known]
         return free(np.arange(start, start + value.numel())).reshape(value.shape)
 
     def detach(self, source: Tensor, found: Tensor) -> Tensor:
-        """Record that a tensor shares memory with its detached copy: neither may change in place."""
+        """Record that a tensor shares memory with its detached copy: neither may change in
+        place.
+        """
         marks = self.marks(source)
-        if not bool((marks >> SHIFT == FREE).all()):  # autograd itself detaches values that all rows share
-            self._detached |= {part.untyped_storage().data_ptr() for part in (marks, self.marks(found))}
+        if not bool(
+            (marks >> SHIFT == FREE).all()
+        ):  # autograd itself detaches values that all rows share
+            self._detached |= {
+                part.untyped_storage().data_ptr() for part in (marks, self.marks(found))
+            }
         return found
 
     def constant(self, tensor: Tensor) -> Tensor:
@@ -252,7 +290,9 @@ class Tracer:
         return part.value
 
     def weight(self, key: tuple[Any, ...], make: Callable[[], Tensor]) -> int:
-        """Return the index of a weight ``(groups, rows, depth)`` of the graph; ``make`` computes a new one."""
+        """Return the index of a weight ``(groups, rows, depth)`` of the graph; ``make`` computes a
+        new one.
+        """
         if key not in self._weights:
             part = self.part(make())
             value = cast(Tensor, part.value)
@@ -270,7 +310,9 @@ class Tracer:
 
     def vector_known(self, start: int) -> Tensor:
         """Return the known tensor of a vector, by its first column."""
-        return next(self._known[known].stand_in for known, first in self._vectors.items() if first == start)
+        return next(
+            self._known[known].stand_in for known, first in self._vectors.items() if first == start
+        )
 
     # Outputs.
 
@@ -324,7 +366,9 @@ def rows_for(sizes: Iterable[int]) -> int:
 
 
 def draws_random_numbers(run: Callable[[], Any]) -> tuple[Any, bool]:
-    """Run a function; return True with its result if it drew random numbers, whose generators are reset."""
+    """Run a function; return True with its result if it drew random numbers, whose generators are
+    reset.
+    """
     before = _generators()
     try:
         found = run()
@@ -341,4 +385,8 @@ def draws_random_numbers(run: Callable[[], Any]) -> tuple[Any, bool]:
 
 def _generators() -> tuple[Any, Any, Any]:
     state: Any = np.random.get_state()
-    return torch.get_rng_state().numpy().tobytes(), (state[0], state[1].tobytes(), *state[2:]), random.getstate()
+    return (
+        torch.get_rng_state().numpy().tobytes(),
+        (state[0], state[1].tobytes(), *state[2:]),
+        random.getstate(),
+    )

@@ -16,9 +16,10 @@ from raglane.errors import ShapeError
 class FlatBatch:
     """The base of ``Ragged``: flat values, offsets and a copy of the lengths on the host.
 
-    NOTE (host lengths): on a CPU the offsets are the only record of the sequences, and ``_host_lengths`` is None. For
-    offsets on a device it is a CPU tensor, or None if the lengths have only been on the device; the first property
-    that needs them then waits for the device, once.
+    NOTE (host lengths): on a CPU the offsets are the only record of the sequences, and
+    ``_host_lengths`` is None. For offsets on a device it is a CPU tensor, or None if the lengths
+    have only been on the device; the first property that needs them then waits for the device,
+    once.
     """
 
     __slots__ = ("_host_lengths", "_offsets", "_values")
@@ -44,7 +45,11 @@ class FlatBatch:
     def _like(self, values: Tensor) -> Self:
         """:meth:`with_values` without its checks."""
         offsets = self._offsets
-        if not torch.compiler.is_compiling() and offsets.is_inference() and not values.is_inference():
+        if (
+            not torch.compiler.is_compiling()
+            and offsets.is_inference()
+            and not values.is_inference()
+        ):
             offsets = offsets.clone()  # a backward pass cannot save those of torch.inference_mode
         return self._make(values, offsets, self._host_lengths)
 
@@ -66,7 +71,9 @@ class FlatBatch:
         check_tensor("values", values, least=1)
         if values.shape[0] != self._values.shape[0]:
             rule = f"a tensor with one row for each of the {self._values.shape[0]} elements"
-            raise ShapeError("values", f"shape {tuple(values.shape)}", rule, "compute them from .values")
+            raise ShapeError(
+                "values", f"shape {tuple(values.shape)}", rule, "compute them from .values"
+            )
         check_device("values", values, self._offsets.device)
         return self._like(values)
 
@@ -79,7 +86,8 @@ class FlatBatch:
         """B, symbolic in a graph, where ``len`` would make it a constant."""
         return self._offsets.shape[0] - 1
 
-    # -- what it holds ----------------------------------------------------------------------------------------------
+    # -- what it holds
+    # ----------------------------------------------------------------------------------------------
 
     @property
     def values(self) -> Tensor:
@@ -88,9 +96,15 @@ class FlatBatch:
 
     @property
     def offsets(self) -> Tensor:
-        """The starts of the sequences and the end of the last, ``(B + 1,)`` int64 on the device of the values."""
+        """The starts of the sequences and the end of the last, ``(B + 1,)`` int64 on the device of
+        the values.
+        """
         # The caller can change them in place, and torch and C would read and write out of bounds.
-        if type(self._offsets) is Tensor and self._offsets.is_cpu and not (records_operators() or is_jit_traced()):
+        if (
+            type(self._offsets) is Tensor
+            and self._offsets.is_cpu
+            and not (records_operators() or is_jit_traced())
+        ):
             check_unchanged(self._offsets, self._values.shape[0], self._offsets.device)
         return self._offsets
 
@@ -105,19 +119,29 @@ class FlatBatch:
 
     def _known_lengths(self) -> Tensor | None:
         """Return the lengths on the host, or None if that would wait for a device."""
-        return segments.lengths_from_offsets(self._offsets) if self._offsets.is_cpu else self._host_lengths
+        return (
+            segments.lengths_from_offsets(self._offsets)
+            if self._offsets.is_cpu
+            else self._host_lengths
+        )
 
     @property
     def lengths(self) -> Tensor:
-        """The lengths, ``(B,)`` int64, on the device of the values; ``host_lengths`` is the copy on the host."""
+        """The lengths, ``(B,)`` int64, on the device of the values; ``host_lengths`` is the copy on
+        the host.
+        """
         return segments.lengths_from_offsets(self.offsets)
 
     @property
     def cu_seqlens(self) -> Tensor:
-        """The offsets as int32, for attention kernels with variable lengths; at most 2**31 - 1 elements."""
+        """The offsets as int32, for attention kernels with variable lengths; at most 2**31 - 1
+        elements.
+        """
         if not records_operators() and self._values.shape[0] >= 2**31:
             rule = "at most 2**31 - 1 elements, the range of int32"
-            raise ShapeError("values", f"{self._values.shape[0]}", rule, "split the batch, or use offsets")
+            raise ShapeError(
+                "values", f"{self._values.shape[0]}", rule, "split the batch, or use offsets"
+            )
         return self.offsets.to(torch.int32)
 
     @property
@@ -132,7 +156,9 @@ class FlatBatch:
 
     @property
     def max_length(self) -> int:
-        """The longest length; 0 for an empty batch. Waits for a GPU if the lengths are only there."""
+        """The longest length; 0 for an empty batch. Waits for a GPU if the lengths are only
+        there.
+        """
         lengths = self.host_lengths
         return int(lengths.max()) if lengths.numel() else 0
 
@@ -177,13 +203,17 @@ class FlatBatch:
         return torch.arange(self.max_length, device=self.device) < self.lengths.unsqueeze(1)
 
     def _host_offsets(self) -> Tensor:
-        return self._offsets if self._offsets.is_cpu else segments.offsets_from_lengths(self.host_lengths)
+        return (
+            self._offsets
+            if self._offsets.is_cpu
+            else segments.offsets_from_lengths(self.host_lengths)
+        )
 
     def _needs_lengths_of(self, name: str, other: FlatBatch, whose: str) -> None:
         """Raise if this batch, the argument ``name``, has other lengths than ``other``.
 
-        NOTE (trust): lengths that are only on a device are not checked, which would wait for it; nor are numbers under
-        torch.compile, which cannot trace a branch on them.
+        NOTE (trust): lengths that are only on a device are not checked, which would wait for it;
+        nor are numbers under torch.compile, which cannot trace a branch on them.
         """
         if self._offsets is other._offsets:
             return
@@ -201,7 +231,9 @@ class FlatBatch:
             place = int((mine != theirs).nonzero()[0])
             got = f"length {int(mine[place])} for sequence {place}"
             rule = f"a batch with the lengths of {whose}, here {int(theirs[place])}"
-        raise ShapeError(name, got, rule, "build both from the same lengths, or truncate the longer one")
+        raise ShapeError(
+            name, got, rule, "build both from the same lengths, or truncate the longer one"
+        )
 
     def _value(self, name: str, value: Any) -> Any:
         """Return a number in the dtype of the values; raise if it does not fit."""

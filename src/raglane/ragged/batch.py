@@ -28,7 +28,9 @@ _ROWS = 24  # rows of a picture
 _WIDTH, _ROW = 240, 8  # pixels
 
 
-def _operator(function: Callable[..., Any], swapped: bool = False) -> Callable[[Ragged, Any], Ragged]:
+def _operator(
+    function: Callable[..., Any], swapped: bool = False
+) -> Callable[[Ragged, Any], Ragged]:
     """Return a Python operator of Ragged that calls a torch function."""
 
     def apply(self: Ragged, other: Any) -> Ragged:
@@ -55,21 +57,23 @@ def _unary(function: Callable[..., Any]) -> Callable[[Ragged], Ragged]:
 class Ragged(SequenceOperations, Conversions):
     """A batch of sequences of different lengths, without padding.
 
-    ``values`` ``(N, *features)`` contains the sequences one after the other, in the caller's order, and ``offsets``
-    ``(B + 1,)`` their starts. A Ragged is immutable: operations return a new one, which shares unchanged tensors.
-    Gradients flow through ``values``. Lengths of 0 and batches of 0 sequences are legal.
+    ``values`` ``(N, *features)`` contains the sequences one after the other, in the caller's order,
+    and ``offsets`` ``(B + 1,)`` their starts. A Ragged is immutable: operations return a new one,
+    which shares unchanged tensors. Gradients flow through ``values``. Lengths of 0 and batches of 0
+    sequences are legal.
 
-    A batch on a GPU keeps a copy of its lengths on the host, so that nothing waits for the GPU to read them. Only a
-    batch built from offsets or lengths on a GPU has no copy: ``host_lengths``, ``max_length``, ``fill``, indexing,
-    ``truncate``, ``to_padded`` and the other conversions then wait for the device.
+    A batch on a GPU keeps a copy of its lengths on the host, so that nothing waits for the GPU to
+    read them. Only a batch built from offsets or lengths on a GPU has no copy: ``host_lengths``,
+    ``max_length``, ``fill``, indexing, ``truncate``, ``to_padded`` and the other conversions then
+    wait for the device.
 
-    Element-wise torch functions, and functions of the feature dimensions (``torch.relu``, ``r.exp()``, ``r * 2``,
-    ``torch.nn.Linear``, ``Embedding``, ``Dropout``, ``LayerNorm``, ``torch.softmax(r, dim=-1)``), accept a Ragged and
-    return one.
+    Element-wise torch functions, and functions of the feature dimensions (``torch.relu``,
+    ``r.exp()``, ``r * 2``, ``torch.nn.Linear``, ``Embedding``, ``Dropout``, ``LayerNorm``,
+    ``torch.softmax(r, dim=-1)``), accept a Ragged and return one.
 
     Args:
-        sequences: tensors or NumPy arrays ``(L_i, *features)``, ``L_i`` at least 0, of one dtype and device, or
-            nested lists of numbers. They are copied once.
+        sequences: tensors or NumPy arrays ``(L_i, *features)``, ``L_i`` at least 0, of one dtype
+            and device, or nested lists of numbers. They are copied once.
 
     Raises:
         ArgumentTypeError: a single tensor, or something that is not a list of sequences.
@@ -85,13 +89,16 @@ class Ragged(SequenceOperations, Conversions):
 
     __slots__ = ()
 
-    def __init__(self, sequences: Iterable[Tensor] | Iterable[NDArray[Any]] | Iterable[Sequence[Any]]) -> None:
+    def __init__(
+        self, sequences: Iterable[Tensor] | Iterable[NDArray[Any]] | Iterable[Sequence[Any]]
+    ) -> None:
         values, lengths = from_list(sequences)
         self._values = values
         self._offsets = segments.offsets_from_lengths(lengths).to(values.device, non_blocking=True)
         self._host_lengths = None if self._offsets.is_cpu else lengths
 
-    # -- as a container -----------------------------------------------------------------------------------------------
+    # -- as a container
+    # ----------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Tensor]:
         """Yield a view of each sequence. Waits for a GPU if the lengths are only there."""
@@ -142,7 +149,9 @@ class Ragged(SequenceOperations, Conversions):
             kind = ArgumentError if isinstance(error, ValueError) else ArgumentTypeError
             raise kind("index", quote(index), rule, "pass e.g. r[2:5]") from error
         if step != 1:
-            return self.select(torch.tensor(range(start, stop, step), dtype=torch.int64, device="cpu"))
+            return self.select(
+                torch.tensor(range(start, stop, step), dtype=torch.int64, device="cpu")
+            )
         stop = max(start, stop)
         host_offsets = self._host_offsets()
         first, end = int(host_offsets[start]), int(host_offsets[stop])
@@ -163,10 +172,16 @@ class Ragged(SequenceOperations, Conversions):
             >>> Ragged([torch.ones(2, 3)]).map(lambda values: values.sum(-1)).values.tolist()
             [3.0, 3.0]
         """
-        check_kind("function", function, Callable, "a function of the flat values", "pass e.g. torch.relu")
+        check_kind(
+            "function", function, Callable, "a function of the flat values", "pass e.g. torch.relu"
+        )
         values = function(self._values)
         if not isinstance(values, Tensor) or values.shape[:1] != self._values.shape[:1]:
-            got = f"shape {tuple(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
+            got = (
+                f"shape {tuple(values.shape)}"
+                if isinstance(values, Tensor)
+                else type(values).__name__
+            )
             rule = f"a tensor with one row for each of the {self._values.shape[0]} elements"
             fix = "return (N, *anything), or call the function on r.values"
             raise ShapeError("function", f"a result of {got}", rule, fix)
@@ -182,13 +197,15 @@ class Ragged(SequenceOperations, Conversions):
         """Move or convert the values like :meth:`torch.Tensor.to`; offsets move to the same device.
 
         Args:
-            device: a device; or, as the only one of the first two, a dtype or a tensor with the device and dtype.
+            device: a device; or, as the only one of the first two, a dtype or a tensor with the
+                device and dtype.
             dtype: the dtype of the values.
             non_blocking: True to copy asynchronously from pinned memory.
             copy: True to copy values that have the device and dtype.
 
         Raises:
-            ArgumentTypeError: invalid arguments of ``torch.Tensor.to``, or a device that is not available.
+            ArgumentTypeError: invalid arguments of ``torch.Tensor.to``, or a device that is not
+                available.
 
         Example:
             >>> Ragged([[1, 2]]).to(torch.float64).dtype
@@ -217,7 +234,8 @@ class Ragged(SequenceOperations, Conversions):
         """Return the batch detached from the autograd graph."""
         return self._like(self._values.detach())
 
-    # -- torch functions and operators ------------------------------------------------------------------------------
+    # -- torch functions and operators
+    # ------------------------------------------------------------------------------
 
     @classmethod
     def __torch_function__(
@@ -260,25 +278,30 @@ class Ragged(SequenceOperations, Conversions):
         # By its length as a container, `if a == b` would be true for any values.
         rule = "compared or counted before it is used as a bool"
         fix = "write len(r) > 0, or (a == b).values.all()"
-        raise ArgumentTypeError("a Ragged", "a batch of values, which is neither true nor false", rule, fix)
+        raise ArgumentTypeError(
+            "a Ragged", "a batch of values, which is neither true nor false", rule, fix
+        )
 
     __neg__ = _unary(torch.neg)
     __abs__ = _unary(torch.abs)
     __invert__ = _unary(torch.bitwise_not)
 
     def __getattr__(self, name: str) -> Any:
-        # Called only for missing attributes: methods of torch.Tensor that act on each element, such as exp, and others,
-        # for which the message names a replacement.
+        # Called only for missing attributes: methods of torch.Tensor that act on each element, such
+        # as exp, and others, for which the message names a replacement.
         if name.startswith("__") or not hasattr(Tensor, name):
             raise AttributeError(f"Ragged has no attribute {name!r}")
         method = getattr(Tensor, name)
         if functions.is_elementwise(method):
-            return lambda *args, **kwargs: functions.apply(type(self), method, (self, *args), kwargs)
+            return lambda *args, **kwargs: functions.apply(
+                type(self), method, (self, *args), kwargs
+            )
         fix = f"{functions.hint(name)}; for torch's recurrent layers use those of rl.nn"
         rule = "an attribute that a Ragged has"
         raise AttributeError(message(f"Ragged.{name}", "an attribute of torch.Tensor", rule, fix))
 
-    # -- pickling and display ------------------------------------------------------------------------------------------
+    # -- pickling and display
+    # ------------------------------------------------------------------------------------------
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (self._values, self._offsets, self._host_lengths)
@@ -289,7 +312,9 @@ class Ragged(SequenceOperations, Conversions):
         of_lengths = "lengths=on the device"
         # NOTE: a repr never waits for a device, so a debugger does not change the timing.
         if lengths is not None:
-            shown = ", ".join(map(str, lengths[:_SHOWN].tolist())) + (", ..." if len(self) > _SHOWN else "")
+            shown = ", ".join(map(str, lengths[:_SHOWN].tolist())) + (
+                ", ..." if len(self) > _SHOWN else ""
+            )
             of_lengths = f"lengths=[{shown}], fill={self.fill:.3g}"
         return f"Ragged(shape={shape}, dtype={self.dtype}, device={self.device}, {of_lengths})"
 
@@ -323,12 +348,18 @@ def _picture(title: str, lengths: list[int]) -> str:
 
 
 def _refuse_to(args: tuple[Any, ...], kwargs: Mapping[str, Any], error: Exception) -> None:
-    """Raise if the arguments of ``to`` are wrong, i.e. an empty tensor cannot be converted either."""
+    """Raise if the arguments of ``to`` are wrong, i.e. an empty tensor cannot be converted
+    either.
+    """
     try:
         torch.empty(0, device="cpu").to(*args, **kwargs)
     except (TypeError, ValueError, RuntimeError, AssertionError):
-        got = ", ".join([*map(quote, args), *(f"{name}={quote(value)}" for name, value in kwargs.items())])
-        rule = f"arguments of torch.Tensor.to, and an available device ({str(error).splitlines()[0]})"
+        got = ", ".join(
+            [*map(quote, args), *(f"{name}={quote(value)}" for name, value in kwargs.items())]
+        )
+        rule = (
+            f"arguments of torch.Tensor.to, and an available device ({str(error).splitlines()[0]})"
+        )
         raise ArgumentTypeError("to", got, rule, "pass a device, a dtype or both") from error
 
 
@@ -338,8 +369,8 @@ def _rebuild(values: Tensor, offsets: Tensor, host_lengths: Tensor | None) -> Ra
 
 
 def _flatten(batch: Ragged) -> tuple[list[Tensor], None]:
-    # NOTE: lengths on the host are a tensor among the children, never integers in the context, for which torch.compile
-    # would compile again for every batch.
+    # NOTE: lengths on the host are a tensor among the children, never integers in the context, for
+    # which torch.compile would compile again for every batch.
     host = [] if batch._host_lengths is None else [batch._host_lengths]
     return [batch._values, batch._offsets, *host], None
 
@@ -347,7 +378,9 @@ def _flatten(batch: Ragged) -> tuple[list[Tensor], None]:
 def _flatten_with_keys(batch: Ragged) -> tuple[list[tuple[Any, Any]], None]:
     children, context = _flatten(batch)
     names = ("values", "offsets", "host_lengths")[: len(children)]
-    return [(pytree.GetAttrKey(name), child) for name, child in zip(names, children, strict=True)], context
+    return [
+        (pytree.GetAttrKey(name), child) for name, child in zip(names, children, strict=True)
+    ], context
 
 
 def _unflatten(children: Iterable[Any], context: None) -> Ragged:  # noqa: ARG001
@@ -358,5 +391,9 @@ def _unflatten(children: Iterable[Any], context: None) -> Ragged:  # noqa: ARG00
 # Programs of torch.export contain their example, which torch loads with weights_only=True.
 torch.serialization.add_safe_globals([_rebuild])
 pytree.register_pytree_node(
-    Ragged, _flatten, _unflatten, serialized_type_name="raglane.Ragged", flatten_with_keys_fn=_flatten_with_keys
+    Ragged,
+    _flatten,
+    _unflatten,
+    serialized_type_name="raglane.Ragged",
+    flatten_with_keys_fn=_flatten_with_keys,
 )

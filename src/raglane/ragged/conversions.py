@@ -11,7 +11,14 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from raglane import segments
-from raglane._utils.checks import check_flag, check_offsets, check_tensor, check_whole, read_integers, read_values
+from raglane._utils.checks import (
+    check_flag,
+    check_offsets,
+    check_tensor,
+    check_whole,
+    read_integers,
+    read_values,
+)
 from raglane._utils.tracing import index_arithmetic, records_operators
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.packing.convert import flatten_packed, flatten_padded, pack_flat
@@ -22,7 +29,9 @@ from raglane.segments.indexing import take_rows
 
 
 class Conversions(FlatBatch):
-    """The conversions of ``Ragged``. They do not loop over sequences, and are differentiable if they copy."""
+    """The conversions of ``Ragged``. They do not loop over sequences, and are differentiable if
+    they copy.
+    """
 
     __slots__ = ()
 
@@ -32,13 +41,13 @@ class Conversions(FlatBatch):
 
         Args:
             values: ``(N, *features)``.
-            offsets: ``(B + 1,)`` non-decreasing integers from 0 to ``N``: a tensor, an array or a list. Offsets on a
-                GPU stay there and are not checked, which would wait for it.
+            offsets: ``(B + 1,)`` non-decreasing integers from 0 to ``N``: a tensor, an array or a
+                list. Offsets on a GPU stay there and are not checked, which would wait for it.
             lengths: instead of offsets, ``(B,)`` integers of at least 0 with the sum ``N``.
 
         Raises:
-            ArgumentTypeError: not exactly one of offsets and lengths, or no integers; values that are not numbers, or
-                a nested, sparse or quantized tensor.
+            ArgumentTypeError: not exactly one of offsets and lengths, or no integers; values that
+                are not numbers, or a nested, sparse or quantized tensor.
             ShapeError: offsets or lengths do not fit the values.
 
         Example:
@@ -49,7 +58,9 @@ class Conversions(FlatBatch):
         if (offsets is None) == (lengths is None):
             rule = "given as exactly one of the two"
             fix = "pass lengths=[...] or offsets=[0, ...]"
-            raise ArgumentTypeError("offsets, lengths", "neither" if offsets is None else "both", rule, fix)
+            raise ArgumentTypeError(
+                "offsets, lengths", "neither" if offsets is None else "both", rule, fix
+            )
         if offsets is None:
             given = _own(read_integers(lengths, "lengths"), lengths)
             offsets = segments.offsets_from_lengths(given)
@@ -59,7 +70,9 @@ class Conversions(FlatBatch):
         if offsets.device.type != "cpu":
             if offsets.is_meta and not values.is_meta:
                 what = "offsets" if given is None else "lengths"
-                raise ShapeError(what, "a tensor without data, on meta", "integers", "pass a tensor with data")
+                raise ShapeError(
+                    what, "a tensor without data, on meta", "integers", "pass a tensor with data"
+                )
             return cls._make(values, offsets.to(values.device), None)
         host_lengths = segments.lengths_from_offsets(offsets) if given is None else given
         if not records_operators():  # the kernels check when they run
@@ -80,12 +93,12 @@ class Conversions(FlatBatch):
 
         Args:
             padded: ``(B, T, *features)``, or ``(T, B, *features)`` if ``batch_first`` is False.
-            lengths: ``(B,)`` integers from 0 to ``T``, for padding on one side: a list, an array, or a tensor, which
-                is copied to the host.
+            lengths: ``(B,)`` integers from 0 to ``T``, for padding on one side: a list, an array,
+                or a tensor, which is copied to the host.
             batch_first: True if the batch is the first dimension of ``padded`` and of ``mask``.
             padding_side: with ``lengths``, the side of the padding, ``"right"`` or ``"left"``.
-            mask: instead of lengths, ``(B, T)`` bool, True for real elements, for padding anywhere. Its sum is read on
-                the host, which waits for a GPU.
+            mask: instead of lengths, ``(B, T)`` bool, True for real elements, for padding anywhere.
+                Its sum is read on the host, which waits for a GPU.
 
         Raises:
             ArgumentTypeError: not exactly one of lengths and mask, or one of the wrong type.
@@ -104,7 +117,9 @@ class Conversions(FlatBatch):
         if (lengths is None) == (mask is None):
             rule = "given as exactly one of the two"
             fix = "pass the lengths, or a bool mask (B, T) for padding that is not on the right"
-            raise ArgumentTypeError("lengths, mask", "neither" if lengths is None else "both", rule, fix)
+            raise ArgumentTypeError(
+                "lengths, mask", "neither" if lengths is None else "both", rule, fix
+            )
         batch_first = check_flag("batch_first", batch_first)
         if mask is not None:
             return cls._from_mask(check_tensor("padded", padded, 2), mask, batch_first)
@@ -153,8 +168,8 @@ class Conversions(FlatBatch):
 
         Raises:
             ArgumentTypeError: not a nested tensor.
-            ShapeError: ragged in another dimension than the first after the batch, or offsets on a CPU that do not fit
-                its values.
+            ShapeError: ragged in another dimension than the first after the batch, or offsets on a
+                CPU that do not fit its values.
 
         Example:
             >>> nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(1)], layout=torch.jagged)
@@ -166,7 +181,8 @@ class Conversions(FlatBatch):
 
     @classmethod
     def from_arrow(cls, array: Any) -> Self:
-        """Create a batch from an Arrow list array or a Series of lists of polars or pandas; numbers share its memory.
+        """Create a batch from an Arrow list array or a Series of lists of polars or pandas; numbers
+        share its memory.
 
         Raises:
             MissingExtraError: pyarrow is not installed.
@@ -204,7 +220,8 @@ class Conversions(FlatBatch):
             The padded tensor, and the lengths ``(B,)`` int64 on the CPU.
 
         Raises:
-            ArgumentTypeError: an argument of the wrong type, or a value that does not fit the dtype.
+            ArgumentTypeError: an argument of the wrong type, or a value that does not fit the
+                dtype.
             ArgumentError: ``total_length`` below the longest length.
 
         Example:
@@ -212,21 +229,29 @@ class Conversions(FlatBatch):
             >>> padded.tolist(), lengths.tolist()
             ([[1, 2], [3, 0]], [2, 1])
         """
-        fill, batch_first = self._value("padding_value", padding_value), check_flag("batch_first", batch_first)
+        fill, batch_first = (
+            self._value("padding_value", padding_value),
+            check_flag("batch_first", batch_first),
+        )
         longest = self.max_length
         length = longest if total_length is None else check_whole("total_length", total_length)
         if length < longest:
             rule = f"at least the longest length, {longest}"
             fix = f"pass {longest} or more, or call r.truncate({total_length}) first"
             raise ArgumentError("total_length", str(total_length), rule, fix)
-        check_whole("total_length", length * max(len(self), 1), fix="pass a smaller one: this times the sequences")
+        check_whole(
+            "total_length",
+            length * max(len(self), 1),
+            fix="pass a smaller one: this times the sequences",
+        )
         padded = flat_to_padded(self._values, self._offsets, length, batch_first, fill)
         return padded, self.host_lengths.clone()
 
     def to_packed(self) -> PackedSequence:
         """Return a PackedSequence with ``sorted_indices``, which restore this order.
 
-        Waits for a GPU if the lengths are only there. Only Raglane's layers accept sequences of length 0 in a pack.
+        Waits for a GPU if the lengths are only there. Only Raglane's layers accept sequences of
+        length 0 in a pack.
 
         Example:
             >>> Ragged([torch.tensor([3]), torch.tensor([1, 2])]).to_packed().data.tolist()
@@ -246,21 +271,24 @@ class Conversions(FlatBatch):
     def padding_free(self) -> dict[str, Any]:
         """Return the batch as one row, with the arguments by which models find its sequences.
 
-        They are the keyword arguments of models of Hugging Face transformers for padding-free batches. Kernels of
-        attention with variable lengths and of linear attention take ``cu_seq_lens_q``, those of Mamba ``seq_idx``.
+        They are the keyword arguments of models of Hugging Face transformers for padding-free
+        batches. Kernels of attention with variable lengths and of linear attention take
+        ``cu_seq_lens_q``, those of Mamba ``seq_idx``.
 
         Returns:
-            ``input_ids`` ``(1, N)`` of integers, or ``inputs_embeds`` ``(1, N, *features)`` of other values, both
-            views; ``position_ids`` ``(1, N)`` int64; ``seq_idx`` ``(1, N)`` int32, the sequence of each element;
-            ``cu_seq_lens_q`` and ``cu_seq_lens_k`` ``(B + 1,)`` int32; and the integers ``max_length_q`` and
-            ``max_length_k``.
+            ``input_ids`` ``(1, N)`` of integers, or ``inputs_embeds`` ``(1, N, *features)`` of
+            other values, both views; ``position_ids`` ``(1, N)`` int64; ``seq_idx`` ``(1, N)``
+            int32, the sequence of each element; ``cu_seq_lens_q`` and ``cu_seq_lens_k`` ``(B +
+            1,)`` int32; and the integers ``max_length_q`` and ``max_length_k``.
 
         Example:
             >>> inputs = Ragged([[7, 8], [9]]).padding_free()
             >>> inputs["input_ids"].tolist(), inputs["position_ids"].tolist(), inputs["cu_seq_lens_q"].tolist()
             ([[7, 8, 9]], [[0, 1, 0]], [0, 2, 3])
         """
-        is_token = self._values.dim() == 1 and not (self._values.is_floating_point() or self._values.is_complex())
+        is_token = self._values.dim() == 1 and not (
+            self._values.is_floating_point() or self._values.is_complex()
+        )
         ends, longest = self.cu_seqlens, self.max_length
         return {
             "input_ids" if is_token else "inputs_embeds": self._values.unsqueeze(0),
@@ -273,7 +301,8 @@ class Conversions(FlatBatch):
         }
 
     def to_numpy(self) -> tuple[NDArray[Any], NDArray[np.int64]]:
-        """Return values and offsets as NumPy arrays, which share the memory on a CPU. Waits for a device.
+        """Return values and offsets as NumPy arrays, which share the memory on a CPU. Waits for a
+        device.
 
         Example:
             >>> values, offsets = Ragged([[1, 2], [3]]).to_numpy()
@@ -283,7 +312,8 @@ class Conversions(FlatBatch):
         return self._values.numpy(force=True), self.offsets.numpy(force=True)
 
     def to_arrow(self) -> Any:
-        """Return a ``pyarrow`` LargeListArray, with features as fixed-size lists. Waits for a device.
+        """Return a ``pyarrow`` LargeListArray, with features as fixed-size lists. Waits for a
+        device.
 
         Raises:
             MissingExtraError: pyarrow is not installed.

@@ -1,7 +1,8 @@
 """The torch functions that accept a ragged batch: the tables of ``Ragged.__torch_function__``.
 
-Element-wise functions and functions of the feature dimensions act on the flat values. Any other function would mix
-elements of different sequences, or needs dimensions that a ragged batch does not have; its error names a replacement.
+Element-wise functions and functions of the feature dimensions act on the flat values. Any other
+function would mix elements of different sequences, or needs dimensions that a ragged batch does not
+have; its error names a replacement.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from raglane._utils.messages import quote
 from raglane.errors import ArgumentTypeError, ShapeError
 
 Kind = str
-"""``"element"``, ``"feature"`` (acts on the last dimensions) or ``"dim"`` (acts on the argument ``dim``)."""
+"""``"element"``, ``"feature"`` (acts on the last dimensions) or ``"dim"`` (acts on the argument
+``dim``)."""
 
 _ELEMENT = """
 abs absolute acos acosh add addcdiv addcmul alpha_dropout angle arccos arccosh arcsin arcsinh arctan arctan2
@@ -87,7 +89,9 @@ for _loss in "cross_entropy nll_loss mse_loss l1_loss huber_loss binary_cross_en
 _CONVERSIONS = "float double half bfloat16 int long bool cpu cuda".split()
 _HINTS |= dict.fromkeys(_CONVERSIONS, "call r.to(...), e.g. r.to(torch.float32)")
 _OTHER_LOSSES = "smooth_l1_loss binary_cross_entropy kl_div".split()
-_HINTS |= dict.fromkeys(_OTHER_LOSSES, "call it on r.values and targets.values, which counts each real element once")
+_HINTS |= dict.fromkeys(
+    _OTHER_LOSSES, "call it on r.values and targets.values, which counts each real element once"
+)
 
 
 def _table() -> dict[Callable[..., Any], Kind]:
@@ -127,7 +131,9 @@ def hint(name: str) -> str:
         "call r.map(f) if f treats the rows of r.values independently, or use r.values, the flat tensor, "
         "or r.to_padded()"
     )
-    features = f"call torch.{name}(r, ..., dim=-1) for the features" if name in _DIMENSION else general
+    features = (
+        f"call torch.{name}(r, ..., dim=-1) for the features" if name in _DIMENSION else general
+    )
     return _HINTS.get(name, features)
 
 
@@ -141,7 +147,9 @@ def check_dimension(name: str, dim: Any, features: int) -> None:
     raise ArgumentTypeError(f"dim of {name}", quote(dim), rule, fix)
 
 
-def apply(kind: type[Any], function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def apply(
+    kind: type[Any], function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     """Call a torch function on the flat values of the ragged batches among its arguments."""
     acts_on = kind_of(function)
     name = getattr(function, "__name__", str(function))
@@ -162,7 +170,10 @@ def apply(kind: type[Any], function: Callable[..., Any], args: tuple[Any, ...], 
     elif acts_on == "dim":
         place, default = _DIMENSION[name]
         # torch also accepts NumPy's name, axis.
-        dim = kwargs.get("dim", kwargs.get("dims", kwargs.get("axis", args[place] if len(args) > place else default)))
+        dim = kwargs.get(
+            "dim",
+            kwargs.get("dims", kwargs.get("axis", args[place] if len(args) > place else default)),
+        )
         check_dimension(name, dim, features + (name in _ADDING))
     else:
         _check_features(name, kind, args, kwargs, features)
@@ -197,16 +208,26 @@ def _check_together(name: str, batch: Any, other: Any) -> None:
     if batch.values.dim() != other.values.dim():
         got = f"batches with elements of shape {tuple(batch.features)} and {tuple(other.features)}"
         fix = "give the smaller one a dimension, r.map(lambda values: values.unsqueeze(-1))"
-        raise ShapeError(name, got, "called with elements that have the same number of feature dimensions", fix)
+        raise ShapeError(
+            name, got, "called with elements that have the same number of feature dimensions", fix
+        )
     other._needs_lengths_of(name, batch, "the other batch")
 
 
-def _check_features(name: str, kind: type[Any], args: tuple[Any, ...], kwargs: dict[str, Any], features: int) -> None:
-    """Raise if there are too few feature dimensions, or another argument than the input is ragged."""
+def _check_features(
+    name: str, kind: type[Any], args: tuple[Any, ...], kwargs: dict[str, Any], features: int
+) -> None:
+    """Raise if there are too few feature dimensions, or another argument than the input is
+    ragged.
+    """
     first = args[0] if args else kwargs.get("input")
-    if not isinstance(first, kind) or any(isinstance(value, kind) for value in _arguments(args, kwargs)[1:]):
+    if not isinstance(first, kind) or any(
+        isinstance(value, kind) for value in _arguments(args, kwargs)[1:]
+    ):
         fix = "pass r.values"
-        raise ArgumentTypeError(name, "a Ragged as another argument", "called with a Ragged only as its input", fix)
+        raise ArgumentTypeError(
+            name, "a Ragged as another argument", "called with a Ragged only as its input", fix
+        )
     needed = 0
     if name == "matmul":
         other = args[1] if len(args) > 1 else kwargs["other"]

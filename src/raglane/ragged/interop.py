@@ -1,4 +1,6 @@
-"""Conversions between flat values and lists of sequences, :mod:`torch.nested` tensors and Arrow list arrays."""
+"""Conversions between flat values and lists of sequences, :mod:`torch.nested` tensors and Arrow
+list arrays.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +17,20 @@ from raglane._utils.messages import require
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.segments import element_index, offsets_from_lengths
 
-# -- lists -------------------------------------------------------------------------------------------------------------
+# -- lists
+# --------------------------------------------------------------------------------------------------
 
 
 def from_list(sequences: Iterable[Any]) -> tuple[Tensor, Tensor]:
     """Concatenate sequences; return values and lengths."""
-    if isinstance(sequences, Tensor | np.ndarray | str | bytes | dict) or not isinstance(sequences, Iterable):
+    if isinstance(sequences, Tensor | np.ndarray | str | bytes | dict) or not isinstance(
+        sequences, Iterable
+    ):
         shape = ""
         # A nested tensor has no shape.
-        if isinstance(sequences, np.ndarray) or (isinstance(sequences, Tensor) and not sequences.is_nested):
+        if isinstance(sequences, np.ndarray) or (
+            isinstance(sequences, Tensor) and not sequences.is_nested
+        ):
             shape = f" of shape {tuple(sequences.shape)}"
         rule = "a list with one tensor (L_i, *features) for each sequence"
         fix = "pass a list, or call Ragged.from_padded for a padded tensor and Ragged.from_flat for flat values"
@@ -34,10 +41,14 @@ def from_list(sequences: Iterable[Any]) -> tuple[Tensor, Tensor]:
         return torch.empty(0), torch.empty(0, dtype=torch.int64, device="cpu")
     # An empty Python list takes features and dtype of the other sequences.
     bare = [isinstance(item, list | tuple) and len(item) == 0 for item in items]
-    typical = next((tensor for tensor, is_bare in zip(tensors, bare, strict=True) if not is_bare), tensors[0])
+    typical = next(
+        (tensor for tensor, is_bare in zip(tensors, bare, strict=True) if not is_bare), tensors[0]
+    )
     if any(bare):
         nothing = typical.new_empty((0, *typical.shape[1:]))
-        tensors = [nothing if is_bare else tensor for tensor, is_bare in zip(tensors, bare, strict=True)]
+        tensors = [
+            nothing if is_bare else tensor for tensor, is_bare in zip(tensors, bare, strict=True)
+        ]
     _check_alike(tensors, typical)
     lengths = torch.tensor([tensor.shape[0] for tensor in tensors], dtype=torch.int64, device="cpu")
     return torch.cat(tensors), lengths
@@ -55,7 +66,9 @@ def _read_sequence(item: Any, index: int) -> Tensor:
         raise ArgumentTypeError(f"sequences[{index}]", got, rule, fix) from error
     if tensor.is_nested:
         fix = "call Ragged.from_nested on the nested tensor itself"
-        raise ArgumentTypeError(f"sequences[{index}]", "a nested tensor", "a tensor (L, *features)", fix)
+        raise ArgumentTypeError(
+            f"sequences[{index}]", "a nested tensor", "a tensor (L, *features)", fix
+        )
     return tensor
 
 
@@ -76,16 +89,21 @@ def _check_alike(tensors: Sequence[Tensor], typical: Tensor) -> None:
                 f"(L, {', '.join(map(str, typical.shape[1:]))}), {typical.dtype} on "
                 f"{typical.device}, like the other sequences"
             )
-            raise ShapeError(f"sequences[{index}]", got, rule, "convert it with .to(...) or .reshape(...) first")
+            raise ShapeError(
+                f"sequences[{index}]", got, rule, "convert it with .to(...) or .reshape(...) first"
+            )
 
 
-# -- nested tensors ----------------------------------------------------------------------------------------------------
+# -- nested tensors
+# --------------------------------------------------------------------------------------------------
 
 
 def from_nested(nested: Tensor) -> tuple[Tensor, Tensor]:
     """Return values and offsets; a jagged tensor without holes shares its memory."""
     if not (isinstance(nested, Tensor) and nested.is_nested):
-        fix = "pass torch.nested.nested_tensor(sequences, layout=torch.jagged), or Ragged(sequences)"
+        fix = (
+            "pass torch.nested.nested_tensor(sequences, layout=torch.jagged), or Ragged(sequences)"
+        )
         raise ArgumentTypeError("nested", type(nested).__name__, "a tensor of torch.nested", fix)
     if nested.layout is not torch.jagged:
         values, lengths = from_list(list(nested.unbind()))
@@ -102,8 +120,13 @@ def from_nested(nested: Tensor) -> tuple[Tensor, Tensor]:
             check_offsets(offsets, values.shape[0], "nested")
         return values, offsets
     lengths = holes.to(torch.int64)
-    if lengths.is_cpu and bool(((lengths < 0) | (offsets[:-1] < 0) | (offsets[:-1] + lengths > len(values))).any()):
-        got, rule = "offsets and lengths beyond its values", "a nested tensor whose sequences are within its values"
+    if lengths.is_cpu and bool(
+        ((lengths < 0) | (offsets[:-1] < 0) | (offsets[:-1] + lengths > len(values))).any()
+    ):
+        got, rule = (
+            "offsets and lengths beyond its values",
+            "a nested tensor whose sequences are within its values",
+        )
         raise ShapeError("nested", got, rule, "create the nested tensor again")
     total = int(lengths.sum())
     index = element_index(offsets[:-1], lengths, total)
@@ -116,19 +139,24 @@ def to_nested(values: Tensor, offsets: Tensor, longest: int) -> Tensor:
     return nested
 
 
-# -- Arrow -------------------------------------------------------------------------------------------------------------
+# -- Arrow
+# --------------------------------------------------------------------------------------------------
 
 
 def from_arrow(array: Any) -> tuple[Tensor, Tensor]:
     """Return values and offsets of an Arrow list array; one chunk of numbers shares its memory."""
     pyarrow = require("pyarrow", "data")
-    if not isinstance(array, pyarrow.Array | pyarrow.ChunkedArray) and hasattr(array, "__arrow_c_stream__"):
+    if not isinstance(array, pyarrow.Array | pyarrow.ChunkedArray) and hasattr(
+        array, "__arrow_c_stream__"
+    ):
         array = pyarrow.chunked_array(array)
     if isinstance(array, pyarrow.ChunkedArray):
         # combine_chunks copies a single chunk.
         array = array.chunk(0) if array.num_chunks == 1 else array.combine_chunks()
     if isinstance(array, pyarrow.ChunkedArray):  # chunks too large for 32-bit offsets
-        array = pyarrow.concat_arrays([chunk.cast(pyarrow.large_list(chunk.type.value_type)) for chunk in array.chunks])
+        array = pyarrow.concat_arrays(
+            [chunk.cast(pyarrow.large_list(chunk.type.value_type)) for chunk in array.chunks]
+        )
     if not isinstance(array, pyarrow.Array) or not _is_list(array.type):
         kind = array.type if isinstance(array, pyarrow.Array) else type(array).__name__
         fix = "pass a list column, or Ragged(sequences)"
@@ -166,7 +194,9 @@ def _refuse_nulls(array: Any, name: str) -> None:
         row = int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
         rule = "without nulls; an empty sequence is an empty list"
         fix = "drop or fill them first, e.g. with pyarrow.compute.fill_null"
-        raise ArgumentError(name, f"{array.null_count} null(s), the first at index {row}", rule, fix)
+        raise ArgumentError(
+            name, f"{array.null_count} null(s), the first at index {row}", rule, fix
+        )
 
 
 def _numbers(flat: Any) -> Tensor:
@@ -190,7 +220,9 @@ def to_arrow(values: Tensor, offsets: Tensor) -> Any:
         raise ArgumentTypeError("values", str(values.dtype), "of a dtype that Arrow has", fix)
     if 0 in values.shape[1:]:
         got = f"elements of shape {tuple(values.shape[1:])}"
-        raise ArgumentTypeError("values", got, "elements with features of at least 1", "keep such batches out of Arrow")
+        raise ArgumentTypeError(
+            "values", got, "elements with features of at least 1", "keep such batches out of Arrow"
+        )
     flat = pyarrow.array(values.detach().cpu().resolve_neg().contiguous().view(-1).numpy())
     for size in reversed(values.shape[1:]):
         flat = pyarrow.FixedSizeListArray.from_arrays(flat, size)

@@ -17,14 +17,18 @@ from raglane.segments.indexing import place_rows, take_rows
 
 
 class SequenceOperations(FlatBatch):
-    """Operations per sequence, without loops over sequences. They wait for a device only where stated."""
+    """Operations per sequence, without loops over sequences. They wait for a device only where
+    stated.
+    """
 
     __slots__ = ()
 
-    # -- one value per sequence ---------------------------------------------------------------------------------
+    # -- one value per sequence
+    # ---------------------------------------------------------------------------------
 
     def first(self, empty: float = 0.0) -> Tensor:
-        """Return the first element of each sequence, ``(B, *features)``, or ``empty`` for an empty one.
+        """Return the first element of each sequence, ``(B, *features)``, or ``empty`` for an empty
+        one.
 
         Example:
             >>> Ragged([torch.tensor([4., 5.]), torch.empty(0)]).first(empty=-1).tolist()
@@ -33,7 +37,8 @@ class SequenceOperations(FlatBatch):
         return segments.first(self.values, self.offsets, self._value("empty", empty))
 
     def last(self, empty: float = 0.0) -> Tensor:
-        """Return the last element of each sequence, ``(B, *features)``, or ``empty`` for an empty one.
+        """Return the last element of each sequence, ``(B, *features)``, or ``empty`` for an empty
+        one.
 
         The reverse half of the last output of a bidirectional layer has read only one element: use
         ``layer.summary(out, state)`` there.
@@ -45,7 +50,8 @@ class SequenceOperations(FlatBatch):
         return segments.last(self.values, self.offsets, self._value("empty", empty))
 
     def sum(self) -> Tensor:
-        """Return the sum of each sequence, ``(B, *features)``: 0 for an empty one, int64 for integers and bools.
+        """Return the sum of each sequence, ``(B, *features)``: 0 for an empty one, int64 for
+        integers and bools.
 
         Example:
             >>> Ragged([torch.tensor([4., 5.]), torch.empty(0)]).sum().tolist()
@@ -93,7 +99,8 @@ class SequenceOperations(FlatBatch):
     def logsumexp(self, empty: float = 0.0) -> Tensor:
         """Return the log-sum-exp of each sequence per feature, ``(B, *features)``.
 
-        A smooth maximum, at most ``log(length)`` above the largest element. An empty sequence gives ``empty``.
+        A smooth maximum, at most ``log(length)`` above the largest element. An empty sequence gives
+        ``empty``.
 
         Raises:
             ArgumentTypeError: integer or boolean values.
@@ -107,16 +114,20 @@ class SequenceOperations(FlatBatch):
         return segments.logsumexp(self.values, self.offsets, self._value("empty", empty))
 
     def order_by_length(self, descending: bool = False) -> Tensor:
-        """Return the index that sorts the sequences by length, ``(B,)`` int64 on the CPU; the sort is stable.
+        """Return the index that sorts the sequences by length, ``(B,)`` int64 on the CPU; the sort
+        is stable.
 
         Example:
             >>> r = Ragged([torch.ones(2), torch.ones(3), torch.ones(2)])
             >>> r.order_by_length(descending=True).tolist()
             [1, 0, 2]
         """
-        return torch.argsort(self.host_lengths, stable=True, descending=check_flag("descending", descending))
+        return torch.argsort(
+            self.host_lengths, stable=True, descending=check_flag("descending", descending)
+        )
 
-    # -- one value per element -----------------------------------------------------------------------------------
+    # -- one value per element
+    # -----------------------------------------------------------------------------------
 
     def softmax(self) -> Self:
         """Return the softmax over the steps of each sequence, per feature.
@@ -183,11 +194,15 @@ class SequenceOperations(FlatBatch):
         check_tensor("per_sequence", per_sequence, 1, "pass a tensor (B, *features)")
         check_device("per_sequence", per_sequence, self.values.device)
         if per_sequence.shape[0] != count:
-            rule, fix = f"a tensor with one row for each of the {count} sequences", "pass a tensor (B, *features)"
+            rule, fix = (
+                f"a tensor with one row for each of the {count} sequences",
+                "pass a tensor (B, *features)",
+            )
             raise ShapeError("per_sequence", f"shape {tuple(per_sequence.shape)}", rule, fix)
         return self._like(segments.spread(per_sequence, self.offsets, self.values.shape[0]))
 
-    # -- other lengths ------------------------------------------------------------------------------------------
+    # -- other lengths
+    # ------------------------------------------------------------------------------------------
 
     def truncate(self, length: int) -> Self:
         """Return the first ``length`` elements of each sequence; shorter sequences do not change.
@@ -206,8 +221,9 @@ class SequenceOperations(FlatBatch):
     def windows(self, size: int, step: int | None = None) -> Self:
         """Split every sequence into windows, each a sequence of the result, in order.
 
-        Windows start at 0, ``step``, 2 ``step``, ... as long as they contain an element that no earlier window
-        contains. The last one may be shorter than ``size``. An empty sequence gives none.
+        Windows start at 0, ``step``, 2 ``step``, ... as long as they contain an element that no
+        earlier window contains. The last one may be shorter than ``size``. An empty sequence gives
+        none.
 
         Args:
             size: the largest number of elements of a window, at least 1.
@@ -228,7 +244,12 @@ class SequenceOperations(FlatBatch):
         step = size if step is None else check_whole("step", step)
         if size < 1 or not 1 <= step <= size:
             rule = "at least 1, and step at most size, so that no element is left out"
-            raise ArgumentError("size, step", f"{size}, {step}", rule, "pass e.g. windows(50) or windows(50, step=25)")
+            raise ArgumentError(
+                "size, step",
+                f"{size}, {step}",
+                rule,
+                "pass e.g. windows(50) or windows(50, step=25)",
+            )
         lengths = self.host_lengths
         counts = torch.where(lengths > 0, ((lengths - size).clamp(min=0) + step - 1) // step + 1, 0)
         window_offsets = segments.offsets_from_lengths(counts)
@@ -259,16 +280,27 @@ class SequenceOperations(FlatBatch):
         batches: list[FlatBatch] = [self, *others]
         for other in batches[1:]:
             if not isinstance(other, FlatBatch):
-                raise ArgumentTypeError("others", type(other).__name__, "a Ragged", "wrap it with rl.Ragged first")
-            if (other.dtype, other.device) != (self.dtype, self.device):
-                got, rule = f"{other.dtype} on {other.device}", f"{self.dtype} on {self.device}, like this batch"
-                raise ShapeError("others", got, rule, "convert it with .to(...)")
-            if other.offsets.shape != self.offsets.shape or other.values.shape[1:] != self.values.shape[1:]:
-                got = f"{other.offsets.shape[0] - 1} sequences of features {tuple(other.values.shape[1:])}"
-                rule = (
-                    f"{self.offsets.shape[0] - 1} sequences of features {tuple(self.values.shape[1:])}, like this batch"
+                raise ArgumentTypeError(
+                    "others", type(other).__name__, "a Ragged", "wrap it with rl.Ragged first"
                 )
-                raise ShapeError("others", got, rule, "call Ragged([*a, *b]) to put more sequences into a batch")
+            if (other.dtype, other.device) != (self.dtype, self.device):
+                got, rule = (
+                    f"{other.dtype} on {other.device}",
+                    f"{self.dtype} on {self.device}, like this batch",
+                )
+                raise ShapeError("others", got, rule, "convert it with .to(...)")
+            if (
+                other.offsets.shape != self.offsets.shape
+                or other.values.shape[1:] != self.values.shape[1:]
+            ):
+                got = f"{other.offsets.shape[0] - 1} sequences of features {tuple(other.values.shape[1:])}"
+                features = tuple(self.values.shape[1:])
+                rule = (
+                    f"{self.offsets.shape[0] - 1} sequences of features {features}, like this batch"
+                )
+                raise ShapeError(
+                    "others", got, rule, "call Ragged([*a, *b]) to put more sequences into a batch"
+                )
         lengths = torch.stack([batch.host_lengths for batch in batches]).sum(0)
         device = self.offsets.device
         goal = segments.offsets_from_lengths(lengths).to(device, non_blocking=True)[:-1]
@@ -276,7 +308,9 @@ class SequenceOperations(FlatBatch):
         for batch in batches:
             total = batch.values.shape[0]
             shifts = goal - batch.offsets[:-1]
-            index.append(segments.spread(shifts, batch.offsets, total) + torch.arange(total, device=device))
+            index.append(
+                segments.spread(shifts, batch.offsets, total) + torch.arange(total, device=device)
+            )
             goal = goal + batch.offsets.diff()
         values = torch.cat([batch.values for batch in batches])
         return self._build(place_rows(values, torch.cat(index), values.shape[0]), lengths)
@@ -285,12 +319,14 @@ class SequenceOperations(FlatBatch):
         """Return the sequences of an index, in its order and possibly repeated, or of a mask.
 
         Args:
-            index: ``(M,)`` integers, negative ones counting from the end, or ``(B,)`` bools: a tensor, a list or an
-                array. An index on a device is copied to the host, which waits for it.
+            index: ``(M,)`` integers, negative ones counting from the end, or ``(B,)`` bools: a
+                tensor, a list or an array. An index on a device is copied to the host, which waits
+                for it.
 
         Raises:
             ArgumentTypeError: neither integers nor bools.
-            ShapeError: not one-dimensional, a mask of another length, or an index out of range (also an IndexError).
+            ShapeError: not one-dimensional, a mask of another length, or an index out of range
+                (also an IndexError).
 
         Example:
             >>> r = Ragged([torch.tensor([1, 2]), torch.tensor([3]), torch.tensor([4, 5])])
@@ -306,15 +342,20 @@ class SequenceOperations(FlatBatch):
     def _slices(self, starts: Tensor, host_lengths: Tensor, repeats: bool = False) -> Self:
         """Return a batch of slices of the flat values; ``repeats`` if slices may overlap."""
         total = int(host_lengths.sum())
-        index = segments.element_index(starts, host_lengths.to(starts.device, non_blocking=True), total)
-        # NOTE: take_rows requires rows without repetition; index_select sums the gradients of repeated rows.
+        index = segments.element_index(
+            starts, host_lengths.to(starts.device, non_blocking=True), total
+        )
+        # NOTE: take_rows requires rows without repetition; index_select sums the gradients of
+        # repeated rows.
         values = self.values.index_select(0, index) if repeats else take_rows(self.values, index)
         return self._build(values, host_lengths)
 
     def _needs_real(self, name: str) -> None:
         if self.values.is_complex():
             fix = f"call r.map(torch.abs).{name}()"
-            raise ArgumentTypeError(name, str(self.values.dtype), "of real numbers, which can be compared", fix)
+            raise ArgumentTypeError(
+                name, str(self.values.dtype), "of real numbers, which can be compared", fix
+            )
 
     def _needs_floating(self, name: str) -> None:
         if not (self.values.is_floating_point() or self.values.is_complex()):

@@ -1,1 +1,3 @@
-"""Results from plain numbers: :mod:`~raglane.report.figures` draws, :mod:`~raglane.report.page` makes pages."""
+"""Results from plain numbers: :mod:`~raglane.report.figures` draws, :mod:`~raglane.report.page`
+makes pages.
+"""

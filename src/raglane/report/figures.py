@@ -1,4 +1,6 @@
-"""Pictures and tables of runs and of their mistakes: PNG for files, SVG in dark colours for pages."""
+"""Pictures and tables of runs and of their mistakes: PNG for files, SVG in dark colours for
+pages.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raglane._utils import drawing
-from raglane._utils.drawing import BLUE, DARK, GREEN, LIGHT, PALETTE, VERMILION, Look, frame, png, svg
+from raglane._utils.drawing import (
+    BLUE,
+    DARK,
+    GREEN,
+    LIGHT,
+    PALETTE,
+    VERMILION,
+    Look,
+    frame,
+    png,
+    svg,
+)
 from raglane._utils.messages import printable, shorten
 from raglane._utils.table import Table
 
@@ -18,15 +31,19 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-# The most bars of a histogram, the most characters of a run's name, the most drawn runs, the most runs with a colour,
-# and the ratio of the largest to the smallest value above which an axis is logarithmic.
+# The most bars of a histogram, the most characters of a run's name, the most drawn runs, the most
+# runs with a colour, and the ratio of the largest to the smallest value above which an axis is
+# logarithmic.
 _BARS, _LONGEST, _MOST, _COLORED, _WIDE = 40, 24, 40, 6, 20
 _SCORES = ("recall", "precision", "F1")
-# The width of a picture of a page in inches, which is that of a phone, and its size of text in points.
+# The width of a picture of a page in inches, which is that of a phone, and its size of text in
+# points.
 _WIDTH, _TEXT = 4.4, 10.5
 
 
-def curves(history: Sequence[dict[str, float]], metric: str, title: str, best_epoch: int = 0) -> bytes:
+def curves(
+    history: Sequence[dict[str, float]], metric: str, title: str, best_epoch: int = 0
+) -> bytes:
     """Draw loss and metric over the epochs, side by side, as PNG."""
     figure = _figure(9.0, 3.6, title)
     for place, name in enumerate(("loss", metric)):
@@ -55,13 +72,27 @@ def _draw_curve(
         if f"{part}_{name}" in history[0]:
             values = [row[f"{part}_{name}"] for row in history]
             label = "training" if part == "train" else part
-            axes.plot(epochs, values, color=color, label=label, linewidth=1.8, marker="o", markersize=3)
-    others = (key for key in history[0] if key.endswith(f"_{name}") and not key.startswith(("train_", "validation_")))
+            axes.plot(
+                epochs, values, color=color, label=label, linewidth=1.8, marker="o", markersize=3
+            )
+    others = (
+        key
+        for key in history[0]
+        if key.endswith(f"_{name}") and not key.startswith(("train_", "validation_"))
+    )
     baseline = next(others, None)
     if baseline is not None:
-        axes.axhline(history[-1][baseline], color=look.faint, linestyle="--", label=baseline.split("_")[0])
+        axes.axhline(
+            history[-1][baseline], color=look.faint, linestyle="--", label=baseline.split("_")[0]
+        )
     if best_epoch:
-        axes.axvline(best_epoch, color=look.ink, linestyle=":", linewidth=1, label=f"best (epoch {best_epoch})")
+        axes.axvline(
+            best_epoch,
+            color=look.ink,
+            linestyle=":",
+            linewidth=1,
+            label=f"best (epoch {best_epoch})",
+        )
     axes.set_xlabel("epoch")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend(frameon=False, fontsize=9, labelcolor=look.ink)
@@ -145,7 +176,16 @@ def points(pairs: Sequence[tuple[float, float]], title: str | None = None) -> by
     true, predicted = zip(*pairs, strict=True)
     ends = [min(true), max(true)]
     axes.plot(ends, ends, color=look.faint, linestyle="--", linewidth=1, label="exact")
-    axes.plot(true, predicted, color=BLUE, linestyle="", marker="o", markersize=3, alpha=0.5, label="predicted")
+    axes.plot(
+        true,
+        predicted,
+        color=BLUE,
+        linestyle="",
+        marker="o",
+        markersize=3,
+        alpha=0.5,
+        label="predicted",
+    )
     axes.set(xlabel="true", ylabel="predicted")
     axes.legend(frameon=False, fontsize=9, labelcolor=look.ink)
     return svg(figure) if title is None else png(figure)
@@ -160,7 +200,14 @@ def lengths_svg(parts: Mapping[str, Sequence[int]]) -> bytes:
     edges = [least - 0.5 + width * place for place in range((longest - least) // width + 2)]
     # Superimposed outlines: bars side by side would be too thin.
     for (name, lengths), color in zip(parts.items(), (BLUE, VERMILION, GREEN), strict=False):
-        axes.hist(lengths, bins=edges, color=color, label=f"{name}: {len(lengths):,}", histtype="step", linewidth=1.8)
+        axes.hist(
+            lengths,
+            bins=edges,
+            color=color,
+            label=f"{name}: {len(lengths):,}",
+            histtype="step",
+            linewidth=1.8,
+        )
     axes.set_yscale("symlog", linthresh=10)
     axes.set(xlabel="steps of a sequence", ylabel="sequences")
     axes.yaxis.set_major_formatter(lambda count, _: f"{count:,.0f}")
@@ -168,7 +215,9 @@ def lengths_svg(parts: Mapping[str, Sequence[int]]) -> bytes:
     return svg(figure)
 
 
-def rows_svg(names: Sequence[str], values: Sequence[float | None], label: str, *, are_dots: bool = False) -> bytes:
+def rows_svg(
+    names: Sequence[str], values: Sequence[float | None], label: str, *, are_dots: bool = False
+) -> bytes:
     """Draw a bar from zero, or a dot, for each name, the first at the top."""
     figure, axes = _panel(0.8 + 0.28 * len(names))
     _draw_rows(axes, names, values, label, DARK, are_dots=are_dots)
@@ -184,7 +233,11 @@ def _draw_rows(
     *,
     are_dots: bool = False,
 ) -> None:
-    finite = {place: value for place, value in enumerate(values) if value is not None and math.isfinite(value)}
+    finite = {
+        place: value
+        for place, value in enumerate(values)
+        if value is not None and math.isfinite(value)
+    }
     if are_dots:
         axes.plot([*finite.values()], [*finite], "o", color=BLUE, markersize=6)
     else:
@@ -208,7 +261,9 @@ def _short(value: float) -> str:
     return f"{value:,.0f}" if isinstance(value, int) or abs(value) >= 1000 else f"{value:.3g}"
 
 
-def _write_counts(axes: Axes, matrix: Sequence[Sequence[int]], shares: Sequence[Sequence[float]], size: float) -> None:
+def _write_counts(
+    axes: Axes, matrix: Sequence[Sequence[int]], shares: Sequence[Sequence[float]], size: float
+) -> None:
     """Write the counts that are not 0, light on dark and dark on light."""
     digits = max(len(str(count)) for row in matrix for count in row)
     size = min(size, 8.0 * math.sqrt(3 / digits) if digits > 3 else size)
@@ -216,12 +271,16 @@ def _write_counts(axes: Axes, matrix: Sequence[Sequence[int]], shares: Sequence[
         for column, count in enumerate(counts):
             if count:
                 color = "white" if shares[row][column] > 0.5 else LIGHT.ink
-                axes.text(column, row, str(count), ha="center", va="center", color=color, fontsize=size)
+                axes.text(
+                    column, row, str(count), ha="center", va="center", color=color, fontsize=size
+                )
 
 
 @dataclass(frozen=True)
 class Compared(Table):
-    """A table of comparable runs, the best first, with the columns ``run``, ``weights`` and ``seconds``."""
+    """A table of comparable runs, the best first, with the columns ``run``, ``weights`` and
+    ``seconds``.
+    """
 
     drawn: str = "seconds"  # the metric that pictures show
     settings: Sequence[str] = ()  # the columns of settings, which differ
@@ -236,7 +295,10 @@ class Compared(Table):
         """The short names of the drawn runs."""
         paths = self.column("run")
         names = [Path(path).name for path in paths]
-        return [shorten(printable(name), _LONGEST) for name in (names if len(set(names)) == len(names) else paths)]
+        return [
+            shorten(printable(name), _LONGEST)
+            for name in (names if len(set(names)) == len(names) else paths)
+        ]
 
 
 MEASURES = {"seconds": "seconds of training", "weights": "weights"}
@@ -256,7 +318,13 @@ def compared_picture(groups: Sequence[Compared], is_svg: bool) -> bytes:
             names = group.names if place == 0 else [""] * len(group.names)
             _draw_rows(axes, names, group.column(column), label, are_dots=column == group.drawn)
             if place == 0:
-                axes.set_title(printable(group.caption), fontsize=10, color=LIGHT.ink, parse_math=False, loc="left")
+                axes.set_title(
+                    printable(group.caption),
+                    fontsize=10,
+                    color=LIGHT.ink,
+                    parse_math=False,
+                    loc="left",
+                )
     return svg(figure) if is_svg else png(figure)
 
 
@@ -267,11 +335,22 @@ def losses_svg(group: Compared) -> bytes:
         is_colored = place < _COLORED
         color = PALETTE[place] if is_colored else DARK.faint
         label = group.names[place] if is_colored else None
-        axes.plot(range(1, len(losses) + 1), losses, color=color, label=label, linewidth=1.8 if is_colored else 0.8)
+        axes.plot(
+            range(1, len(losses) + 1),
+            losses,
+            color=color,
+            label=label,
+            linewidth=1.8 if is_colored else 0.8,
+        )
     axes.set(xlabel="epoch", ylabel="loss")
     axes.locator_params(axis="x", integer=True)
     legend = figure.legend(
-        frameon=False, fontsize=9, labelcolor=DARK.ink, reverse=True, ncols=2, loc="outside lower left"
+        frameon=False,
+        fontsize=9,
+        labelcolor=DARK.ink,
+        reverse=True,
+        ncols=2,
+        loc="outside lower left",
     )
     for text in legend.get_texts():
         text.set_parse_math(False)

@@ -15,7 +15,13 @@ from raglane._utils.table import Table, escaped
 DATA_COLORS = {"blue": BLUE, "vermilion": VERMILION, "green": GREEN}
 """The colours of data by their CSS variable; a page overrides them in dark mode."""
 
-_LIGHT = {**LIGHT._asdict(), "ground": "#F6F7F9", "link": "#005A8C", "mark": "#E6F1F8", **DATA_COLORS}
+_LIGHT = {
+    **LIGHT._asdict(),
+    "ground": "#F6F7F9",
+    "link": "#005A8C",
+    "mark": "#E6F1F8",
+    **DATA_COLORS,
+}
 _DARK = {
     **DARK._asdict(),
     "ground": "#0D0F12",
@@ -93,7 +99,9 @@ class Chart(NamedTuple):
 class Picker(NamedTuple):
     """Pictures, one shown at a time, selected by groups of radio buttons."""
 
-    groups: Mapping[str, tuple[str, Mapping[str, str]]]  # by name: the legend, and the labels by value
+    groups: Mapping[
+        str, tuple[str, Mapping[str, str]]
+    ]  # by name: the legend, and the labels by value
     pictures: Sequence[Picture]
 
 
@@ -130,7 +138,11 @@ class Page(NamedTuple):
         """Return the page without its facts and the blocks that have no form in Markdown."""
         parts = [f"# {escaped(self.name)}", *map(escaped, (self.sentence, *self.notes))]
         for part in self.parts:
-            written = (block.markdown() for block in part.blocks if isinstance(block, Command | Table | Picture))
+            written = (
+                block.markdown()
+                for block in part.blocks
+                if isinstance(block, Command | Table | Picture)
+            )
             parts += [f"## {part.title}", *filter(None, written)]
         return "\n\n".join([*parts, escaped(self.footer)]) + "\n"
 
@@ -145,7 +157,9 @@ def render(template: str, **values: Any) -> bytes:
 def _environment() -> Any:
     jinja = require("jinja2", "report")
     environment = jinja.Environment(
-        loader=jinja.FunctionLoader(lambda name: files("raglane").joinpath(name).read_text(encoding="utf-8")),
+        loader=jinja.FunctionLoader(
+            lambda name: files("raglane").joinpath(name).read_text(encoding="utf-8")
+        ),
         autoescape=True,
         # A file name may contain lone surrogates, which UTF-8 cannot encode.
         finalize=lambda value: printable(value) if type(value) is str else value,
@@ -163,7 +177,9 @@ def picture(svg: bytes, prefix: str, words: str, caption: str, in_markdown: str 
 
 
 def inline(svg: str, prefix: str, colors: Mapping[str, str] | None = None) -> str:
-    """Return an SVG of matplotlib for a page: colours are CSS variables, and IDs begin with a prefix."""
+    """Return an SVG of matplotlib for a page: colours are CSS variables, and IDs begin with a
+    prefix.
+    """
     for name, color in {**DARK._asdict(), **(colors or {})}.items():
         svg = re.sub(re.escape(color), f"var(--{name})", svg, flags=re.IGNORECASE)
     return _rename_ids(_minify(svg[svg.index("<svg") :]), prefix)
@@ -175,7 +191,9 @@ def _minify(svg: str) -> str:
     svg = re.sub(r"\b(\d*[1-9]\d*\.\d\d)\d+", r"\1", svg)
     size = re.search(r'width="([\d.]+)pt" height="([\d.]+)pt"', svg)
     if size is not None:
-        svg = svg.replace(size[0], f'style="--wide: {size[1]}pt" aria-hidden="true" focusable="false"', 1)
+        svg = svg.replace(
+            size[0], f'style="--wide: {size[1]}pt" aria-hidden="true" focusable="false"', 1
+        )
     return re.sub(r">\s+<", "><", re.sub(r"\s*\n\s*", " ", svg)).strip()
 
 
@@ -189,4 +207,6 @@ def _rename_ids(svg: str, prefix: str) -> str:
 
     svg = re.sub(r' id="([^"]*)"', name, svg)
     svg = re.sub(r'href="#([^"]+)"', lambda match: f'href="#{short[match[1]]}"', svg)
-    return re.sub(r"url\(#([^)]+)\)", lambda match: f"url(#{short[match[1]]})", svg).replace("xlink:href", "href")
+    return re.sub(r"url\(#([^)]+)\)", lambda match: f"url(#{short[match[1]]})", svg).replace(
+        "xlink:href", "href"
+    )

@@ -32,7 +32,8 @@ from raglane.training.per_sequence import SequenceScores, measure_sequences, sam
 from raglane.training.run import TrainingResult, left_out
 from raglane.training.settings import Settings
 
-# The most listed labels or classes, the most characters of one, and the most classes of a confusion matrix.
+# The most listed labels or classes, the most characters of one, and the most classes of a confusion
+# matrix.
 _LISTED, _LONGEST, _WIDEST = 100, 40, 30
 # The number of examples of a transcription.
 _EXAMPLES = 8
@@ -57,7 +58,13 @@ class Parts(NamedTuple):
     @property
     def name(self) -> str:
         """The name of the data."""
-        return "data in memory" if self.in_memory else DEFAULT_DATA if self.where is None else Path(self.where).name
+        return (
+            "data in memory"
+            if self.in_memory
+            else DEFAULT_DATA
+            if self.where is None
+            else Path(self.where).name
+        )
 
     @property
     def known(self) -> dict[str, Dataset]:
@@ -68,45 +75,72 @@ class Parts(NamedTuple):
     @property
     def measured(self) -> tuple[str, Dataset]:
         """The part to evaluate on, with its name: test, else validation, else training."""
-        return next(((name, part) for name, part in reversed(self.known.items()) if len(part)), ("", self.training))
+        return next(
+            ((name, part) for name, part in reversed(self.known.items()) if len(part)),
+            ("", self.training),
+        )
 
 
 def about(parts: Parts, settings: Settings) -> str:
     """Return data, cell, task and counts, for the titles of pictures."""
     counts = ", ".join(f"{len(part):,} {name}" for name, part in parts.known.items())
-    cell = label_of(settings.cell) if is_own(settings.cell) else settings.cell.upper().replace("_", " ")
+    cell = (
+        label_of(settings.cell)
+        if is_own(settings.cell)
+        else settings.cell.upper().replace("_", " ")
+    )
     return f"{parts.name}: {cell}, {settings.task}\n{counts} sequences"
 
 
-def write_card(folder: Path, settings: Settings, result: TrainingResult, parts: Parts) -> str | None:
-    """Write ``card.md`` and ``report.html`` to the folder of a finished run; return advice on it."""
+def write_card(
+    folder: Path, settings: Settings, result: TrainingResult, parts: Parts
+) -> str | None:
+    """Write ``card.md`` and ``report.html`` to the folder of a finished run; return advice on
+    it.
+    """
     measured, notes = _measure(folder, settings, result, parts)
     found = advise(settings, result, measured.evaluation, measured.on)
-    card = make_card(folder, settings, parts, measured, notes if found is None else [*notes, f"{found}."])
+    card = make_card(
+        folder, settings, parts, measured, notes if found is None else [*notes, f"{found}."]
+    )
     write_files({folder / CARD: card.markdown().encode(), folder / REPORT: card.html()})
     return found
 
 
-def advise(settings: Settings, result: TrainingResult, evaluation: Evaluation | None, on: str) -> str | None:
-    """Return a line on a model that is not better than a simple rule, or was still improving, and what to try."""
+def advise(
+    settings: Settings, result: TrainingResult, evaluation: Evaluation | None, on: str
+) -> str | None:
+    """Return a line on a model that is not better than a simple rule, or was still improving, and
+    what to try.
+    """
     state, found = result.state, []
     if evaluation is not None and (rule := evaluation.better_rule()) is not None:
         found.append(f"the model is not better than a simple rule on the {on} part ({rule})")
-    is_last = "validation_loss" in state.history[-1] and 1 < state.epoch == state.best_epoch == settings.epochs
+    is_last = (
+        "validation_loss" in state.history[-1]
+        and 1 < state.epoch == state.best_epoch == settings.epochs
+    )
     if is_last:
         found.append("the last epoch was the best")
     if not found:
         return None
     if season := re.search(r"season (\d+) ", found[0]):
         return f"{' and '.join(found)}: try differences to the element {season[1]} steps before as the data"
-    longer, other = argument("epochs", 2 * state.epoch), argument("lr", float(f"{settings.lr / 3:.1g}"))
+    longer, other = (
+        argument("epochs", 2 * state.epoch),
+        argument("lr", float(f"{settings.lr / 3:.1g}")),
+    )
     tries = (
-        [longer, argument("hidden_size", 2 * settings.hidden_size)] if is_last else [argument("dropout", 0.3), other]
+        [longer, argument("hidden_size", 2 * settings.hidden_size)]
+        if is_last
+        else [argument("dropout", 0.3), other]
     )
     return f"{' and '.join(found)}: try {' or '.join(tries)}"
 
 
-def _measure(folder: Path, settings: Settings, result: TrainingResult, parts: Parts) -> tuple[_Measured, list[str]]:
+def _measure(
+    folder: Path, settings: Settings, result: TrainingResult, parts: Parts
+) -> tuple[_Measured, list[str]]:
     """Evaluate the model of a run; return the results, and notes on them."""
     saved, device = load_model(folder), pick_device(settings.device)
     notes: list[str] = []
@@ -114,11 +148,17 @@ def _measure(folder: Path, settings: Settings, result: TrainingResult, parts: Pa
     on, records = parts.measured
     if on:
         try:
-            if not records.is_in_memory and len(rows := sampled_rows(records, settings.seed)) < len(records):
+            if not records.is_in_memory and len(rows := sampled_rows(records, settings.seed)) < len(
+                records
+            ):
                 # Reading all of them can take as long as an epoch.
-                notes.append(f"Measured on {len(rows):,} of the {len(records):,} sequences of the {on} part.")
+                notes.append(
+                    f"Measured on {len(rows):,} of the {len(records):,} sequences of the {on} part."
+                )
                 records = records.subset(rows)
-            evaluation = evaluate(saved, records, device=device, horizon=steps_ahead(saved, records))
+            evaluation = evaluate(
+                saved, records, device=device, horizon=steps_ahead(saved, records)
+            )
             each = measure_sequences(saved, records, device, settings.seed)
         except DataError as error:
             # E.g. a label unseen in training, which must not prevent a card.
@@ -148,7 +188,13 @@ class _Measured(NamedTuple):
     @property
     def value(self) -> tuple[float, str]:
         """The metric, and the part on which it was measured."""
-        on = self.on if self.evaluation else "validation" if "validation_loss" in self.row else "training"
+        on = (
+            self.on
+            if self.evaluation
+            else "validation"
+            if "validation_loss" in self.row
+            else "training"
+        )
         metric = self.result.metric
         value = self.row.get(f"{on}_{metric}", self.row[f"train_{metric}"])
         return (self.evaluation.numbers.get(metric, value) if self.evaluation else value), on
@@ -163,7 +209,9 @@ class _Measured(NamedTuple):
         if self.evaluation is not None:
             parts[self.on] = parts.get(self.on, {}) | self.evaluation.numbers
         names = dict.fromkeys(name for numbers in parts.values() for name in numbers)
-        rows = [(name.replace("_", " "), *(part.get(name) for part in parts.values())) for name in names]
+        rows = [
+            (name.replace("_", " "), *(part.get(name) for part in parts.values())) for name in names
+        ]
         return Table("The best model; a dash was not measured", ("metric", *parts), rows)
 
     def mistakes(self) -> list[Block]:
@@ -205,14 +253,20 @@ class _Measured(NamedTuple):
         targets, split = chosen.targets, self.saved.preprocessor
         predicted = predict(self.saved, chosen, device=device)["prediction"]
         rows = []
-        for place, (own, prediction) in enumerate(zip(pairwise(chosen.offsets.tolist()), predicted, strict=True)):
+        for place, (own, prediction) in enumerate(
+            zip(pairwise(chosen.offsets.tolist()), predicted, strict=True)
+        ):
             inputs = chosen.values[slice(*own)]
             known = () if targets is None else targets.values[place]
             rows.append(
                 {
-                    "input": _short(join_tokens(inputs.tolist(), split.split)) if chosen.is_tokens else len(inputs),
+                    "input": _short(join_tokens(inputs.tolist(), split.split))
+                    if chosen.is_tokens
+                    else len(inputs),
                     "target": _short(join_tokens(known, split.label_split)),
-                    "prediction": _short(prediction if isinstance(prediction, str) else join_tokens(prediction, None)),
+                    "prediction": _short(
+                        prediction if isinstance(prediction, str) else join_tokens(prediction, None)
+                    ),
                 }
             )
         return [Table.of(f"The first sequences of the {self.on} part", rows, words=3)]
@@ -232,11 +286,16 @@ class _Measured(NamedTuple):
         names = [row["lengths"] for row in rows]
         drawn: list[Block] = []
         for name, words in (
-            ("loss", f"Loss by length; the largest is {worst['loss']:.3f}, at {worst['lengths']} steps."),
+            (
+                "loss",
+                f"Loss by length; the largest is {worst['loss']:.3f}, at {worst['lengths']} steps.",
+            ),
             (metric, f"{metric.replace('_', ' ')} by length."),
         ):
             svg = rows_svg(names, [row[name] for row in rows], name.replace("_", " "))
-            drawn.append(picture(svg, f"b{len(drawn)}", words, "" if drawn else "By the number of steps."))
+            drawn.append(
+                picture(svg, f"b{len(drawn)}", words, "" if drawn else "By the number of steps.")
+            )
         return [*drawn, Table.of(caption, rows)]
 
     def hardest(self, device: Any) -> list[Block]:
@@ -248,11 +307,19 @@ class _Measured(NamedTuple):
         first = "id" if self.each.records.has_ids else "row"
         rows = [
             {first: _short(one.id)}
-            | ({"true": _short(one.true), "predicted": _short(one.predicted)} if has_classes else {})
+            | (
+                {"true": _short(one.true), "predicted": _short(one.predicted)}
+                if has_classes
+                else {}
+            )
             | {"steps": one.length, "loss": one.loss, self.result.metric: one.metric}
             for one in hardest
         ]
-        return [Table.of(f"The largest losses of the {self.on} part", rows, words=3 if has_classes else 1)]
+        return [
+            Table.of(
+                f"The largest losses of the {self.on} part", rows, words=3 if has_classes else 1
+            )
+        ]
 
     def curves(self) -> list[Block]:
         """Return pictures of loss and metric by epoch."""
@@ -260,7 +327,10 @@ class _Measured(NamedTuple):
         part = "validation" if "validation_loss" in state.history[-1] else "train"
         words = f"Loss over {len(state.history)} epochs; the best is epoch {state.best_epoch}, "
         words += f"with a {part} loss of {self.row[f'{part}_loss']:.4f}."
-        loss, score = (curve_svg(state.history, name, state.best_epoch) for name in ("loss", self.result.metric))
+        loss, score = (
+            curve_svg(state.history, name, state.best_epoch)
+            for name in ("loss", self.result.metric)
+        )
         file = f"![loss and {escaped(metric)} by epoch](curves.png)"
         return [
             picture(loss, "c0", words, "The model of the best epoch is kept.", file),
@@ -268,7 +338,9 @@ class _Measured(NamedTuple):
         ]
 
 
-def make_card(folder: Path, settings: Settings, parts: Parts, measured: _Measured, notes: Sequence[str]) -> Page:
+def make_card(
+    folder: Path, settings: Settings, parts: Parts, measured: _Measured, notes: Sequence[str]
+) -> Page:
     """Return the card of a run as a page."""
     state, saved = measured.result.state, measured.saved
     metric, (value, on) = measured.result.metric.replace("_", " "), measured.value
@@ -301,7 +373,11 @@ def make_card(folder: Path, settings: Settings, parts: Parts, measured: _Measure
             ("training time", seconds_in_words(seconds)),
             ("seed", f"{settings.seed}"),
         ),
-        parts=[Part(title, inside, title.lower().replace(" ", "-")) for title, inside in blocks.items() if inside],
+        parts=[
+            Part(title, inside, title.lower().replace(" ", "-"))
+            for title, inside in blocks.items()
+            if inside
+        ],
         footer=f"Written by raglane {versions['raglane']} at the end of the training. Later results of "
         "raglane evaluate are in evaluation.json.",
         version=versions["raglane"],
@@ -311,11 +387,16 @@ def make_card(folder: Path, settings: Settings, parts: Parts, measured: _Measure
 
 def _lengths(parts: Parts) -> list[Block]:
     """Return a histogram of the lengths of each part."""
-    lengths = {name: np.asarray(part.element_counts).tolist() for name, part in parts.known.items() if len(part)}
+    lengths = {
+        name: np.asarray(part.element_counts).tolist()
+        for name, part in parts.known.items()
+        if len(part)
+    }
     if not lengths:
         return []
     counts = ", ".join(
-        f"{name} {len(listed):,} of {min(listed):,} to {max(listed):,} steps" for name, listed in lengths.items()
+        f"{name} {len(listed):,} of {min(listed):,} to {max(listed):,} steps"
+        for name, listed in lengths.items()
     )
     caption = "The number of sequences by length; the axis is logarithmic above 10."
     return [picture(lengths_svg(lengths), "l", f"Sequences by length: {counts}.", caption)]
@@ -334,8 +415,21 @@ def _data(parts: Parts, saved: SavedModel) -> Table:
         rows.append((name, *numbers))
     where = "memory" if parts.in_memory else parts.where or f"{DEFAULT_DATA}, the embedded default"
     preprocessor = saved.preprocessor
-    what = f"{preprocessor.input_size:,} tokens" if preprocessor.is_tokens else _channels(preprocessor.channels)
-    names = ("part", "sequences", "elements", "shortest", "median", "95 % up to", "longest", "real if padded")
+    what = (
+        f"{preprocessor.input_size:,} tokens"
+        if preprocessor.is_tokens
+        else _channels(preprocessor.channels)
+    )
+    names = (
+        "part",
+        "sequences",
+        "elements",
+        "shortest",
+        "median",
+        "95 % up to",
+        "longest",
+        "real if padded",
+    )
     columns, *lines = zip(names, *rows, strict=True)
     return Table(f"From {where}; {what}", columns, lines)
 
@@ -379,7 +473,9 @@ def _settings(settings: Settings) -> list[Block]:
         rows[entry.value != default[entry.key]].append((entry.key, value))
     columns = ("option", "value")
     chosen = Table("Options that differ from their defaults", columns, rows[True], words=2)
-    others = Table("All other options have their defaults", columns, rows[False], words=2, is_folded=True)
+    others = Table(
+        "All other options have their defaults", columns, rows[False], words=2, is_folded=True
+    )
     return [chosen, others] if chosen.rows else [others]
 
 
@@ -393,14 +489,18 @@ def _time(result: TrainingResult, seconds: float, versions: Mapping[str, str]) -
         ("elements per second", f"{elements / seconds:,.0f}"),
         *versions.items(),
     )
-    return Table("Time and speed of training, the machine, and versions", ("fact", "value"), rows, words=2)
+    return Table(
+        "Time and speed of training, the machine, and versions", ("fact", "value"), rows, words=2
+    )
 
 
 def _use(folder: Path, settings: Settings) -> list[Block]:
     """Return commands and Python code that use the model."""
     run, is_language = shlex.quote(str(folder)), settings.task == "language"
     shell = (
-        f"raglane sample {run}" if is_language else f"raglane predict {run} DATA -o predictions.parquet",
+        f"raglane sample {run}"
+        if is_language
+        else f"raglane predict {run} DATA -o predictions.parquet",
         f"raglane evaluate {run} DATA",
         f"raglane train --config {shlex.quote(str(folder / 'run.toml'))} --out FOLDER",
     )

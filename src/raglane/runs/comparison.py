@@ -66,13 +66,17 @@ def read_run(folder: Path) -> RunSummary:
 
 
 def has_model(folder: Path) -> bool:
-    """Return True unless a folder or file exists and has no saved model, e.g. of a run that was stopped early."""
+    """Return True unless a folder or file exists and has no saved model, e.g. of a run that was
+    stopped early.
+    """
     return not os.path.exists(folder) or (folder / CONFIG).is_file() or find(folder, BEST).is_dir()
 
 
 def compare(folders: Iterable[str | os.PathLike[str]]) -> tuple[Compared, ...]:
     """Return one table per data set, task and loss, with the best runs first."""
-    runs = [read_run(Path(folder)) for folder in dict.fromkeys(os.fspath(folder) for folder in folders)]
+    runs = [
+        read_run(Path(folder)) for folder in dict.fromkeys(os.fspath(folder) for folder in folders)
+    ]
     if not runs:
         raise DataError("runs", "none", "at least one folder of a run", "pass the folders of runs")
     groups: dict[tuple[str, str, str], list[RunSummary]] = {}
@@ -84,17 +88,23 @@ def compare(folders: Iterable[str | os.PathLike[str]]) -> tuple[Compared, ...]:
 def _group(runs: Sequence[RunSummary]) -> Compared:
     """The rows of a group."""
     runs = sorted(runs, key=lambda run: run.state.best_loss)
-    settings_of = [{entry.key: entry for entry in entries(run.description.settings)} for run in runs]
+    settings_of = [
+        {entry.key: entry for entry in entries(run.description.settings)} for run in runs
+    ]
     # The options whose values are not the same in all runs.
     differing = [
-        key for key, entry in settings_of[0].items() if any(one[key].value != entry.value for one in settings_of)
+        key
+        for key, entry in settings_of[0].items()
+        if any(one[key].value != entry.value for one in settings_of)
     ]
     first = runs[0].description.settings
     metric = TASKS[first.task].terms(first)[0]
     tested_on = {run.test["data"] for run in runs if run.test}
     # Files with the same name are distinguished by their paths.
     names = [Path(path).name for path in tested_on]
-    labels = {path: path if names.count(Path(path).name) > 1 else Path(path).name for path in tested_on}
+    labels = {
+        path: path if names.count(Path(path).name) > 1 else Path(path).name for path in tested_on
+    }
     rows = []
     for run, settings in zip(runs, settings_of, strict=True):
         best = run.state.history[run.state.best_epoch - 1]
@@ -103,10 +113,16 @@ def _group(runs: Sequence[RunSummary]) -> Compared:
             value, unset = settings[key].value, settings[key].unset
             row[key] = unset if value is None else _cell(value)
         part = f"{_watched(best)}_"
-        row |= {name.replace("_", " "): value for name, value in best.items() if name.startswith(part)}
+        row |= {
+            name.replace("_", " "): value for name, value in best.items() if name.startswith(part)
+        }
         # Results on one file share columns.
         where = labels.get(run.test.get("data", ""))
-        row |= {f"{where} {name}".replace("_", " "): number for name, number in run.test.items() if name != "data"}
+        row |= {
+            f"{where} {name}".replace("_", " "): number
+            for name, number in run.test.items()
+            if name != "data"
+        }
         row |= {"weights": run.weights, "seconds": sum(one["seconds"] for one in run.state.history)}
         row |= {"epochs run": run.state.epoch, "best epoch": run.state.best_epoch}
         rows.append(row)

@@ -24,7 +24,10 @@ def comparison_page(groups: Sequence[Compared], kind: str, name: str) -> bytes:
     if len(groups) == 1:
         drawn = groups[0].drawn.replace("_", " ")
         best = groups[0].column(groups[0].drawn)[0]
-        facts += [(f"best {drawn}", "-" if best is None else f"{best:.4f}"), ("best run", groups[0].names[0])]
+        facts += [
+            (f"best {drawn}", "-" if best is None else f"{best:.4f}"),
+            ("best run", groups[0].names[0]),
+        ]
         sentence = f"{groups[0].caption}. The best is {groups[0].names[0]}."
     version = machine.facts(())["raglane"]
     page = Page(
@@ -33,7 +36,8 @@ def comparison_page(groups: Sequence[Compared], kind: str, name: str) -> bytes:
         sentence=sentence,
         facts=facts,
         parts=[
-            Part(group.caption, _blocks(group, f"g{number}"), f"g{number}", True) for number, group in enumerate(groups)
+            Part(group.caption, _blocks(group, f"g{number}"), f"g{number}", True)
+            for number, group in enumerate(groups)
         ],
         footer=f"Written by raglane {version}.",
         version=version,
@@ -54,8 +58,13 @@ def _blocks(group: Compared, prefix: str) -> list[Block]:
         costs = rows_svg(group.names, group.column(column), label)
         blocks.append(picture(costs, f"{prefix}{column}", f"{label} of each run.", ""))
     epochs = "The validation loss, or the training loss without validation data."
-    blocks += [Heading("Losses and settings"), picture(losses_svg(group), f"{prefix}l", "Loss by epoch.", epochs)]
+    blocks += [
+        Heading("Losses and settings"),
+        picture(losses_svg(group), f"{prefix}l", "Loss by epoch.", epochs),
+    ]
     for place, name in enumerate(group.settings[:_SETTINGS] if len(group.rows) >= _FEWEST else ()):
         caption = "" if place else "The best run has another colour."
-        blocks.append(picture(setting_svg(group, name), f"{prefix}s{place}-", f"{drawn} by {name}.", caption))
+        blocks.append(
+            picture(setting_svg(group, name), f"{prefix}s{place}-", f"{drawn} by {name}.", caption)
+        )
     return blocks

@@ -1,4 +1,6 @@
-"""Options of a training as TOML, which ``--config`` reads, ``--show-config`` prints and each run saves."""
+"""Options of a training as TOML, which ``--config`` reads, ``--show-config`` prints and each run
+saves.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,13 @@ def entries(chosen: Any, comments: Mapping[str, str] | None = None) -> list[Entr
     """Return the options of a dataclass instance."""
     comments = comments or {}
     return [
-        Entry(key_of(chosen, name), getattr(chosen, name), option.unset or "", comments.get(name, ""), option.panel)
+        Entry(
+            key_of(chosen, name),
+            getattr(chosen, name),
+            option.unset or "",
+            comments.get(name, ""),
+            option.panel,
+        )
         for name, option in options(chosen).items()
     ]
 
@@ -54,7 +62,13 @@ def other_entries(values: Mapping[str, Any], comments: Mapping[str, str], out: s
     """Return the options of a command that are in no dataclass."""
     unset = _UNSET | {"out": out, "minutes": "no end"}
     return [
-        Entry(name, value, unset.get(name, ""), comments.get(name, ""), DATA if name in _UNSET else RUN)
+        Entry(
+            name,
+            value,
+            unset.get(name, ""),
+            comments.get(name, ""),
+            DATA if name in _UNSET else RUN,
+        )
         for name, value in values.items()
     ]
 
@@ -83,7 +97,9 @@ def run_config(settings: Settings, data: Mapping[str, Any]) -> bytes:
 
 
 def _place(key: str, path: str | None) -> Entry:
-    """Return the entry of a path; an empty one, which commands refuse, if TOML cannot express it."""
+    """Return the entry of a path; an empty one, which commands refuse, if TOML cannot express
+    it.
+    """
     if path == "":
         return Entry(key, "", comment="was in memory: name a file")
     if path is not None and any("\ud800" <= letter <= "\udfff" for letter in path):

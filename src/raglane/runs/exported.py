@@ -26,7 +26,9 @@ _OUTPUTS = {"regress": "prediction", "forecast": "prediction", "transcribe": "lo
 
 
 # How a program turns the log-probabilities of a transcription into labels.
-_DECODE = "take the largest output of each element, merge equal neighbours, drop 0; k is labels[k - 1]"
+_DECODE = (
+    "take the largest output of each element, merge equal neighbours, drop 0; k is labels[k - 1]"
+)
 
 
 class RunModule(nn.Module):
@@ -44,8 +46,14 @@ class RunModule(nn.Module):
             got = f"a model with the decoder {model.config.decoder_name}"
             raise ExportError("model", got, "a model with one output per element", fix)
         self.network, self.task, self.missing = model, preprocessor.task, preprocessor.missing
-        self.gap_column = preprocessor.channels.index(TIME_GAP) if TIME_GAP in preprocessor.channels else None
-        usual = 1.0 if self.gap_column is None or preprocessor.mean is None else preprocessor.mean[self.gap_column]
+        self.gap_column = (
+            preprocessor.channels.index(TIME_GAP) if TIME_GAP in preprocessor.channels else None
+        )
+        usual = (
+            1.0
+            if self.gap_column is None or preprocessor.mean is None
+            else preprocessor.mean[self.gap_column]
+        )
         self.usual_gap = usual if usual > 0 else 1.0
         self.scale_in = _Scale(preprocessor.mean, preprocessor.std)
         mean, std = preprocessor.target_mean, preprocessor.target_std
@@ -55,12 +63,20 @@ class RunModule(nn.Module):
         self.scale_out = _Scale(mean * count, std * count)
 
     def forward(self, batch: Ragged) -> dict[str, Any]:
-        """Map channels in the units of the data, or indices of tokens, to probabilities or numbers."""
+        """Map channels in the units of the data, or indices of tokens, to probabilities or
+        numbers.
+        """
         inputs = self._preprocess(batch)
         outputs: Tensor | Ragged
-        outputs = self.network.forecast(inputs)[:, 0] if self.task == "forecast" else self.network(inputs)
+        outputs = (
+            self.network.forecast(inputs)[:, 0] if self.task == "forecast" else self.network(inputs)
+        )
         name = _OUTPUTS.get(self.task, "probabilities")
-        return {name: outputs.map(self._postprocess) if isinstance(outputs, Ragged) else self._postprocess(outputs)}
+        return {
+            name: outputs.map(self._postprocess)
+            if isinstance(outputs, Ragged)
+            else self._postprocess(outputs)
+        }
 
     def _preprocess(self, batch: Ragged) -> Ragged:
         if self.network.encoder.embedding is not None:
@@ -68,7 +84,9 @@ class RunModule(nn.Module):
         scaled = self.scale_in.apply(batch.values)
         if self.missing == "error":
             return batch.with_values(scaled)
-        return batch.with_values(_filled(scaled, batch.offsets, self.missing, self._gaps(batch.values)))
+        return batch.with_values(
+            _filled(scaled, batch.offsets, self.missing, self._gaps(batch.values))
+        )
 
     def _gaps(self, values: Tensor) -> Tensor | None:
         """Return the time since the previous element, as :meth:`Preprocessor.scaled` does."""
@@ -102,29 +120,39 @@ class _Scale(nn.Module):
         self.register_buffer("std", torch.tensor(std or (), dtype=torch.float64))
 
     def apply(self, values: Tensor) -> Tensor:  # type: ignore[override]
-        return ((values.double() - self.mean) / self.std).to(values.dtype) if self.is_active else values
+        return (
+            ((values.double() - self.mean) / self.std).to(values.dtype)
+            if self.is_active
+            else values
+        )
 
     def invert(self, values: Tensor) -> Tensor:
-        return (values.double() * self.std + self.mean).to(values.dtype) if self.is_active else values
+        return (
+            (values.double() * self.std + self.mean).to(values.dtype) if self.is_active else values
+        )
 
 
 def _filled(values: Tensor, offsets: Tensor, missing: str, gaps: Tensor | None) -> Tensor:
-    """Fill missing values as :func:`raglane.data.missing.fill_missing`, with operators that ONNX has."""
+    """Fill missing values as :func:`raglane.data.missing.fill_missing`, with operators that ONNX
+    has.
+    """
     absent, total = ~values.isfinite(), values.shape[0]
     flags = absent.to(values.dtype)
     if missing == "zero":
         return torch.cat([torch.where(absent, 0.0, values), flags], 1)
     row = torch.arange(total, device=values.device).unsqueeze(1)
     starts = segments.spread(offsets[:-1], offsets, total).unsqueeze(1)
-    # ONNX has no cumulative maximum. `rows` lists the rows in which a channel is present, from index 1; the number of
-    # them up to an element is the index of the last.
+    # ONNX has no cumulative maximum. `rows` lists the rows in which a channel is present, from
+    # index 1; the number of them up to an element is the index of the last.
     count = (~absent).to(torch.int64).cumsum(0)
     rows = count.new_zeros(total + 1, values.shape[1])
     rows = rows.scatter(0, torch.where(absent, 0, count), row.expand(-1, values.shape[1]))
     last = torch.where(count > 0, rows.gather(0, count), -1)
     parts = [torch.where(last >= starts, values.gather(0, last.clamp(min=0)), 0.0), flags]
     if missing == "elapsed":
-        times = (row.double() if gaps is None else gaps.unsqueeze(1).cumsum(0)).expand(-1, values.shape[1])
+        times = (row.double() if gaps is None else gaps.unsqueeze(1).cumsum(0)).expand(
+            -1, values.shape[1]
+        )
         before = torch.maximum(segments.shift(last, offsets, 1, fill=-1), starts)
         parts.append((times - times.gather(0, before)).to(values.dtype))
     return torch.cat(parts, 1)
@@ -145,7 +173,9 @@ def export_run(
         check_new_file("path", file)
     module = RunModule(model, preprocessor)
     text = json.dumps(_description(model, preprocessor, layout), ensure_ascii=False, indent=1)
-    content, exported = made(module, path, _example(preprocessor), layout, verify, {"raglane": text})
+    content, exported = made(
+        module, path, _example(preprocessor), layout, verify, {"raglane": text}
+    )
     write_files({exported.path: content, metadata_path: f"{text}\n".encode()})
     return exported
 
@@ -158,7 +188,9 @@ def _example(preprocessor: Preprocessor) -> Ragged:
         values = torch.randint(len(preprocessor.vocabulary), (sum(lengths),), generator=generator)
         return Ragged.from_flat(values, lengths=lengths)
     scale = _Scale(preprocessor.mean, preprocessor.std)
-    values = scale.invert(torch.randn(sum(lengths), len(preprocessor.channels), generator=generator))
+    values = scale.invert(
+        torch.randn(sum(lengths), len(preprocessor.channels), generator=generator)
+    )
     if preprocessor.missing != "error":
         values[torch.rand(values.shape, generator=generator) < 0.1] = torch.nan
     return Ragged.from_flat(values, lengths=lengths)
@@ -175,7 +207,11 @@ def _description(model: SequenceModel, preprocessor: Preprocessor, layout: str) 
         "per_element": bool(model.config.per_element) and preprocessor.task != "forecast",
     }
     if preprocessor.vocabulary is not None:
-        description |= {"vocabulary": list(preprocessor.vocabulary), "unknown": UNKNOWN, "split": preprocessor.split}
+        description |= {
+            "vocabulary": list(preprocessor.vocabulary),
+            "unknown": UNKNOWN,
+            "split": preprocessor.split,
+        }
         if preprocessor.task == "language":
             description["begins_with"] = END
     else:

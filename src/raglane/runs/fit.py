@@ -52,23 +52,24 @@ def fit(
         data: a file or folder, or sequences in memory: a list, an array, a table, a Ragged (see
             :func:`raglane.data.read`).
         labels: one entry per sequence, if ``data`` has none.
-        validation: the data whose loss selects the best epoch, as ``data`` or ``(data, labels)``; None holds a part of
-            the training data out.
+        validation: the data whose loss selects the best epoch, as ``data`` or ``(data, labels)``;
+            None holds a part of the training data out.
         test: the default data of :meth:`Run.evaluate`, as ``data`` or ``(data, labels)``.
         out: the folder of the run. None keeps the model in memory; :meth:`Run.save` can write it.
         resume: continue the run in ``out`` with the same data and settings.
         overwrite: replace the run in ``out`` when the new one has its first checkpoint.
         format: the format of a file; None detects it from the suffix.
         progress: show a progress bar; None shows it on a terminal and in a notebook.
-        callback: a function that is called after each epoch with its losses and metrics, a dict with the columns of
-            ``curves.csv``. If it returns True, training stops; the best epoch so far is kept. With several ``ranks``
-            training continues.
-        **options: the fields of :class:`~raglane.training.settings.Settings`, and the columns ``sequence``, ``label``,
-            ``id``, ``time`` and ``features``. ``batch_size`` or ``batch_elements`` may be ``"auto"``.
+        callback: a function that is called after each epoch with its losses and metrics, a dict
+            with the columns of ``curves.csv``. If it returns True, training stops; the best epoch
+            so far is kept. With several ``ranks`` training continues.
+        **options: the fields of :class:`~raglane.training.settings.Settings`, and the columns
+            ``sequence``, ``label``, ``id``, ``time`` and ``features``. ``batch_size`` or
+            ``batch_elements`` may be ``"auto"``.
 
     Returns:
-        The run with its best model. Ctrl-C saves the run in ``out``, which can be resumed, and raises
-        KeyboardInterrupt.
+        The run with its best model. Ctrl-C saves the run in ``out``, which can be resumed, and
+        raises KeyboardInterrupt.
 
     Raises:
         ArgumentTypeError: an unknown option, or data or an option of the wrong type.
@@ -125,7 +126,11 @@ def fit(
 def _run_of(result: TrainingResult, notes: tuple[str, ...], test: Dataset | None) -> Run:
     """Return the run of a training."""
     folder = result.folder
-    saved = load_model(folder) if folder is not None else read_model(result.best, Path("a run in memory"))
+    saved = (
+        load_model(folder)
+        if folder is not None
+        else read_model(result.best, Path("a run in memory"))
+    )
     return Run(saved, folder, result, notes, test)
 
 
@@ -139,18 +144,28 @@ def _split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str
         rule = "an option of raglane.training.settings.Settings, or a column"
         raise ArgumentTypeError("options", quote(unknown), rule, fix)
     chosen = {name: _typed(name, value) for name, value in options.items() if name in settings}
-    return chosen, chosen_columns({name: value for name, value in options.items() if name in columns})
+    return chosen, chosen_columns(
+        {name: value for name, value in options.items() if name in columns}
+    )
 
 
 def _typed(name: str, value: Any) -> Any:
     """Return the value of a setting, or raise if it has the wrong type."""
-    plain = value.item() if isinstance(value, np.generic) else list(value) if isinstance(value, tuple) else value
+    plain = (
+        value.item()
+        if isinstance(value, np.generic)
+        else list(value)
+        if isinstance(value, tuple)
+        else value
+    )
     if plain is not None and plain == described(Settings)[name].also:
         return plain
     try:
         return checked(get_type_hints(Settings)[name], plain, name)
     except ValueError as error:
-        raise ArgumentTypeError(name, quote(plain), rule_of(error), "convert it, or leave it out") from error
+        raise ArgumentTypeError(
+            name, quote(plain), rule_of(error), "convert it, or leave it out"
+        ) from error
 
 
 def _pair(part: Any) -> tuple[Any, Any]:

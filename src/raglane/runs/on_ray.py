@@ -1,7 +1,9 @@
-"""Predictions for Parquet files on a Ray cluster: Ray Data distributes blocks of rows to actors that hold the model.
+"""Predictions for Parquet files on a Ray cluster: Ray Data distributes blocks of rows to actors
+that hold the model.
 
-The files alone determine the blocks. Each block becomes one file with a fixed name, written atomically, so the output
-has the same bytes for any number of workers. The block of a lost worker is predicted again, and written once.
+The files alone determine the blocks. Each block becomes one file with a fixed name, written
+atomically, so the output has the same bytes for any number of workers. The block of a lost worker
+is predicted again, and written once.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ class Block(NamedTuple):
     rows: int
 
 
-def predict_on_ray(run: Run, data: str, output: Path, workers: int | None = None, **options: Any) -> int:
+def predict_on_ray(
+    run: Run, data: str, output: Path, workers: int | None = None, **options: Any
+) -> int:
     """Write predictions for Parquet files to a folder, and return the number of rows."""
     if os.path.lexists(output):
         raise ArgumentError("output", quote(str(output)), "a new folder", "name another folder")
@@ -55,7 +59,9 @@ def predict_on_ray(run: Run, data: str, output: Path, workers: int | None = None
     try:
         check_machines(ray, partial, "output")
         places = [{"place": place} for place in range(len(blocks))]
-        strategy = ray.data.ActorPoolStrategy(size=workers or max(1, int(ray.cluster_resources().get("CPU", 1))))
+        strategy = ray.data.ActorPoolStrategy(
+            size=workers or max(1, int(ray.cluster_resources().get("CPU", 1)))
+        )
         done = (
             ray.data.from_items(places, override_num_blocks=len(places))
             .map_batches(
@@ -78,7 +84,9 @@ def _blocks(data: str) -> Iterator[Block]:
     """Yield the blocks of the files, in the order of the file names."""
     parquet = require("pyarrow.parquet", "data")
     arrow = require("pyarrow", "data")
-    paths = sorted(glob.glob(os.path.join(data, "*.parquet")) if os.path.isdir(data) else glob.glob(data))
+    paths = sorted(
+        glob.glob(os.path.join(data, "*.parquet")) if os.path.isdir(data) else glob.glob(data)
+    )
     if not paths:
         fix = "name Parquet files, or a folder of them; raglane predict without --engine reads other formats"
         raise DataError("data", f"{quote(data)}", "the path of at least one Parquet file", fix)
@@ -109,7 +117,10 @@ class _Worker:
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Predict blocks; return their numbers, and for each an error message or ''."""
         places = [int(place) for place in batch["place"]]
-        return {"place": np.array(places), "error": np.array([self._predict(place) for place in places], dtype=object)}
+        return {
+            "place": np.array(places),
+            "error": np.array([self._predict(place) for place in places], dtype=object),
+        }
 
     def _predict(self, place: int) -> str:
         path = self._folder / f"part-{place:05d}.parquet"
@@ -133,7 +144,9 @@ def _predictions(predictor: TablePredictor, block: Block) -> bytes:
     order = np.argsort(-_lengths(table), kind="stable")
     answers = predictor(table.take(order)).take(np.argsort(order, kind="stable"))
     if "id" not in answers.column_names:
-        answers = answers.add_column(0, "id", arrow.array(np.arange(block.first, block.first + len(answers))))
+        answers = answers.add_column(
+            0, "id", arrow.array(np.arange(block.first, block.first + len(answers)))
+        )
     return parquet_bytes(answers.combine_chunks())
 
 

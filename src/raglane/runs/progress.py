@@ -1,4 +1,6 @@
-"""Progress of long work on a terminal, and epochs of a training as lines, as a bar and in a logger."""
+"""Progress of long work on a terminal, and epochs of a training as lines, as a bar and in a
+logger.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,11 @@ from raglane.training.state import Callback, Totals, TrainingState
 # The longest quotation of another package's message, in characters.
 _LONGEST = 300
 # The modules of each logger, any of which suffices.
-_PACKAGES = {"tensorboard": ("tensorboard", "tensorboardX"), "wandb": ("wandb",), "mlflow": ("mlflow",)}
+_PACKAGES = {
+    "tensorboard": ("tensorboard", "tensorboardX"),
+    "wandb": ("wandb",),
+    "mlflow": ("mlflow",),
+}
 
 
 def epoch_line(row: dict[str, float], epochs: int) -> str:
@@ -41,7 +47,9 @@ _LINE_EVERY = 30.0
 
 
 class LineWatcher(Callback):
-    """Prints one line per epoch, and within a long one a line every 30 seconds, for logs and pipes."""
+    """Prints one line per epoch, and within a long one a line every 30 seconds, for logs and
+    pipes.
+    """
 
     def started(self, state: TrainingState, epochs: int, batches: int) -> None:  # noqa: ARG002, D102
         self._epochs, self._batches, self._printed = epochs, batches, time.monotonic()
@@ -80,7 +88,9 @@ class BarWatcher(Callback):
     def started(self, state: TrainingState, epochs: int, batches: int) -> None:  # noqa: D102
         self._epochs, self._batches = epochs, batches
         done = state.epoch * batches + state.batch
-        self._progress.update(self._task, total=epochs * batches, completed=done, epoch=f"{state.epoch + 1}/{epochs}")
+        self._progress.update(
+            self._task, total=epochs * batches, completed=done, epoch=f"{state.epoch + 1}/{epochs}"
+        )
         self._progress.start()
 
     def batch_done(self, epoch: int, batch: int, totals: Totals) -> None:
@@ -103,7 +113,11 @@ def pick_watcher(metric: str) -> LineWatcher | BarWatcher:
     from rich.console import Console
 
     console = Console(file=sys.stdout)
-    return BarWatcher(metric) if console.is_terminal and not console.is_dumb_terminal else LineWatcher()
+    return (
+        BarWatcher(metric)
+        if console.is_terminal and not console.is_dumb_terminal
+        else LineWatcher()
+    )
 
 
 @contextmanager
@@ -136,7 +150,9 @@ def check_logger(name: str | None) -> None:
     if name is None:
         return
     if not any(importlib.util.find_spec(module) is not None for module in _PACKAGES[name]):
-        raise MissingExtraError(f"{name} is not installed, which --logger {name} requires. Run pip install {name}.")
+        raise MissingExtraError(
+            f"{name} is not installed, which --logger {name} requires. Run pip install {name}."
+        )
     if importlib.util.find_spec("lightning") is None:
         raise MissingExtraError(
             f"lightning is not installed, which --logger {name} requires. Run pip install 'raglane[logs]'."
@@ -144,9 +160,13 @@ def check_logger(name: str | None) -> None:
 
 
 class CallingWatcher(Callback):
-    """Calls another watcher, and after each epoch a function, which ends the training by returning True."""
+    """Calls another watcher, and after each epoch a function, which ends the training by returning
+    True.
+    """
 
-    def __init__(self, watcher: Callback | None, function: Callable[[dict[str, float]], Any] | None = None) -> None:
+    def __init__(
+        self, watcher: Callback | None, function: Callable[[dict[str, float]], Any] | None = None
+    ) -> None:
         self._watcher, self._function = Callback() if watcher is None else watcher, function
 
     def started(self, state: TrainingState, epochs: int, batches: int) -> None:  # noqa: D102
@@ -183,7 +203,9 @@ class LoggingWatcher(CallingWatcher):
         except Exception as error:
             # The package lacks e.g. an account, a server or a database.
             got = f"{quote(self._settings.logger)}, which failed: {shorten(' '.join(str(error).split()), _LONGEST)}"
-            raise ArgumentError("logger", got, "a logger that can start", "configure it, or leave it out") from error
+            raise ArgumentError(
+                "logger", got, "a logger that can start", "configure it, or leave it out"
+            ) from error
         super().started(state, epochs, batches)
 
     def _create(self, loggers: Any) -> Any:
@@ -197,10 +219,14 @@ class LoggingWatcher(CallingWatcher):
         # MLflow 3 no longer supports Lightning's default, a store of plain files.
         where = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{place / 'mlflow.db'}"
         more = {} if "MLFLOW_TRACKING_URI" in os.environ else {"artifact_location": str(place)}
-        return loggers.MLFlowLogger(experiment_name="raglane", run_name=name, tracking_uri=where, **more)
+        return loggers.MLFlowLogger(
+            experiment_name="raglane", run_name=name, tracking_uri=where, **more
+        )
 
     def epoch_done(self, row: dict[str, float], is_best: bool) -> bool | None:  # noqa: D102
-        self._logger.log_metrics({name: value for name, value in row.items() if name != "epoch"}, int(row["epoch"]))
+        self._logger.log_metrics(
+            {name: value for name, value in row.items() if name != "epoch"}, int(row["epoch"])
+        )
         self._logger.save()
         return super().epoch_done(row, is_best)
 

@@ -41,14 +41,15 @@ def load(path: str | os.PathLike[str], *, cell: str | type | None = None) -> Run
 
     Args:
         path: the folder of a run, or of a model, i.e. a copy of the folder ``best/`` of a run.
-        cell: the user-defined cell of the model, as a class or ``"path/to/file.py:MyCell"``; its file must be unchanged
-            since the training. A run never causes code to be run: None allows only cells named before in this process.
+        cell: the user-defined cell of the model, as a class or ``"path/to/file.py:MyCell"``; its
+            file must be unchanged since the training. A run never causes code to be run: None
+            allows only cells named before in this process.
 
     Raises:
         ArgumentError: the file of ``cell`` cannot be read.
         ArgumentTypeError: ``path`` is not a path, or ``cell`` not a cell.
-        CheckpointError: the folder does not exist, has no model, is damaged or of a newer format; or ``cell`` is
-            required, or is not the cell of the model.
+        CheckpointError: the folder does not exist, has no model, is damaged or of a newer format;
+            or ``cell`` is required, or is not the cell of the model.
         MissingExtraError: safetensors is not installed.
 
     Example:
@@ -65,10 +66,11 @@ got no such folder. Pass the folder that raglane train wrote.
 
 
 class Run:
-    """A trained model with its preprocessing, returned by :func:`raglane.load` and :func:`raglane.fit`.
+    """A trained model with its preprocessing, returned by :func:`raglane.load` and
+    :func:`raglane.fit`.
 
-    Predictions have the same bits as those of ``raglane predict``. A run may be used by several threads at once. It can
-    be pickled and copied; the copy contains the model, but not its folder.
+    Predictions have the same bits as those of ``raglane predict``. A run may be used by several
+    threads at once. It can be pickled and copied; the copy contains the model, but not its folder.
 
     Args:
         saved: the model and its preprocessing.
@@ -130,7 +132,9 @@ class Run:
 
     @property
     def preprocess(self) -> Preprocessor:
-        """The preprocessing (vocabulary, scaling and labels) that was fitted to the training part."""
+        """The preprocessing (vocabulary, scaling and labels) that was fitted to the training
+        part.
+        """
         return self.saved.preprocessor
 
     @property
@@ -165,19 +169,21 @@ class Run:
         """Predict, as ``raglane predict`` does.
 
         Args:
-            data: a file or folder, or data as for :func:`raglane.data.read`: a list, an array, a table, a
-                Ragged. Channels without names are in the order of the training data.
+            data: a file or folder, or data as for :func:`raglane.data.read`: a list, an array, a
+                table, a Ragged. Channels without names are in the order of the training data.
             probabilities: add one column per class.
             top: above 1, add the ``top`` most likely classes and their probabilities, as lists.
             horizon: the number of elements to forecast, only for the task ``forecast``.
-            beam: the number of hypotheses of a beam search, at most 1,000, only for the task ``transcribe``; None is a
-                greedy search, or with ``n_best`` a beam of at least 16.
-            n_best: above 1, add this many of the best hypotheses and their scores, as lists (task ``transcribe``).
+            beam: the number of hypotheses of a beam search, at most 1,000, only for the task
+                ``transcribe``; None is a greedy search, or with ``n_best`` a beam of at least 16.
+            n_best: above 1, add this many of the best hypotheses and their scores, as lists (task
+                ``transcribe``).
             batch_size: sequences per batch.
             device: ``"auto"`` (a GPU if available), ``"cpu"`` or ``"cuda"``.
             format: the format of a file; None detects it from the suffix.
-            **columns: the columns ``sequence``, ``label``, ``id``, ``time`` and ``features``, and the reading of texts
-                and whole numbers, ``split`` and ``tokens``; by default those of the training data.
+            **columns: the columns ``sequence``, ``label``, ``id``, ``time`` and ``features``, and
+                the reading of texts and whole numbers, ``split`` and ``tokens``; by default those
+                of the training data.
 
         Returns:
             One row per sequence, in the order of the data.
@@ -229,14 +235,17 @@ class Run:
         format: str | None = None,
         **columns: Any,
     ) -> Evaluation:
-        """Evaluate the model on data with labels, as ``raglane evaluate`` does, without writing files.
+        """Evaluate the model on data with labels, as ``raglane evaluate`` does, without writing
+        files.
 
         Args:
             data: as for :meth:`predict`; None selects the test data of the run.
             labels: one entry per sequence, if ``data`` has none.
             top: above 1, add the accuracy of the ``top`` most likely classes.
-            horizon: above 1, also forecast the last ``horizon`` elements of each sequence (task ``forecast``).
-            origins: the number of such forecasts of each sequence; each begins ``horizon`` elements before the next.
+            horizon: above 1, also forecast the last ``horizon`` elements of each sequence (task
+                ``forecast``).
+            origins: the number of such forecasts of each sequence; each begins ``horizon`` elements
+                before the next.
             beam: as for :meth:`predict`.
             batch_size: sequences per batch.
             device: as for :meth:`predict`.
@@ -245,15 +254,24 @@ class Run:
 
         Raises:
             ArgumentError: an option is out of range, or the run has no test data.
-            DataError: the data cannot be read, does not fit the model, or has a label unseen in training.
+            DataError: the data cannot be read, does not fit the model, or has a label unseen in
+                training.
         """
         where = inference.pick_device(device)
-        records = self.test_part() if data is None else self.read(data, labels, format=format, **columns)
+        records = (
+            self.test_part() if data is None else self.read(data, labels, format=format, **columns)
+        )
         more = {"batch_size": batch_size, "top": top, "horizon": horizon, "origins": origins}
         return inference.evaluate(self._on(where), records, device=where, beam=beam, **more)
 
     def read(
-        self, data: Any, labels: Any = None, *, need_labels: bool = True, format: str | None = None, **columns: Any
+        self,
+        data: Any,
+        labels: Any = None,
+        *,
+        need_labels: bool = True,
+        format: str | None = None,
+        **columns: Any,
     ) -> Dataset:
         """Read data for this model as records.
 
@@ -279,7 +297,12 @@ class Run:
         unnamed = tuple(f"x{place}" for place in range(len(records.channels)))
         if records is data or unnamed not in (records.channels, self.channels):
             return records
-        if records.channels and self.channels and len(records.values) and len(records.channels) != len(self.channels):
+        if (
+            records.channels
+            and self.channels
+            and len(records.values)
+            and len(records.channels) != len(self.channels)
+        ):
             got = f"{count_of(len(records.channels), 'channel')} without names"
             rule = f"sequences of the {count_of(len(self.channels), 'channel')} {quote_all(self.channels)}"
             raise DataError("data", got, rule, "pass sequences of shape (steps, channels)")
@@ -290,9 +313,15 @@ class Run:
         held, encoders = records.records, self.preprocess.features
         features = held.features
         if [feature.kind for feature in features] == [encoder.kind for encoder in encoders]:
-            names = in_order([feature.name for feature in features], [encoder.name for encoder in encoders])
-            features = tuple(replace(feature, name=name) for feature, name in zip(features, names, strict=True))
-        return Dataset(replace(held, channels=tuple(in_order(held.channels, self.channels)), features=features))
+            names = in_order(
+                [feature.name for feature in features], [encoder.name for encoder in encoders]
+            )
+            features = tuple(
+                replace(feature, name=name) for feature, name in zip(features, names, strict=True)
+            )
+        return Dataset(
+            replace(held, channels=tuple(in_order(held.channels, self.channels)), features=features)
+        )
 
     def test_part(self) -> Dataset:
         """Read the test data of the run, or the official test part of the default data.
@@ -304,15 +333,22 @@ class Run:
         """
         if self._test is not None:
             return self._test
-        # The folder of a model has no description, and that of a run with data in memory has no sources.
+        # The folder of a model has no description, and that of a run with data in memory has no
+        # sources.
         folder = self.folder
-        if folder is not None and find(folder, DESCRIPTION).is_file() and (data := load_description(folder).data):
+        if (
+            folder is not None
+            and find(folder, DESCRIPTION).is_file()
+            and (data := load_description(folder).data)
+        ):
             sources = SavedSource.load(folder, data)
             if sources.test is not None:
                 return sources.source(sources.test).read(self.task)
             if sources.path is None:
                 return Source(None, None).read(self.task, part="test")
-        raise ArgumentError("data", "nothing", "given, because this run has no test data", "pass DATA")
+        raise ArgumentError(
+            "data", "nothing", "given, because this run has no test data", "pass DATA"
+        )
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write the model to a new folder, for :func:`raglane.load` and the commands.
@@ -329,13 +365,17 @@ class Run:
         write_folder(path, model_files(self.model, self.preprocess, self.saved.columns))
 
     def export(
-        self, path: str | os.PathLike[str], *, layout: Literal["padded", "flat"] = "padded", verify: bool = True
+        self,
+        path: str | os.PathLike[str],
+        *,
+        layout: Literal["padded", "flat"] = "padded",
+        verify: bool = True,
     ) -> Exported:
         """Write the model with its preprocessing as an ONNX file, as ``raglane export`` does.
 
         Args:
-            path: the ``.onnx`` file. A ``.json`` file next to it, and the metadata of the ``.onnx`` file, contain
-                vocabulary, channels, labels and the layout.
+            path: the ``.onnx`` file. A ``.json`` file next to it, and the metadata of the ``.onnx``
+                file, contain vocabulary, channels, labels and the layout.
             layout: as for :func:`raglane.export.onnx`.
             verify: as for :func:`raglane.export.onnx`.
 
@@ -349,7 +389,9 @@ class Run:
         return export_run(self.model, self.preprocess, as_path(path), layout=layout, verify=verify)
 
     def _on(self, device: torch.device) -> SavedModel:
-        """Return the model on a device; one copy per device, because other threads use the model on the CPU."""
+        """Return the model on a device; one copy per device, because other threads use the model on
+        the CPU.
+        """
         if device.type == "cpu":
             return self.saved
         with self._lock:
@@ -359,12 +401,16 @@ class Run:
 
 
 def in_order(names: Sequence[str], trained: Sequence[str]) -> Sequence[str]:
-    """Return the names of training for as many others in their order; a name of training must be in its place."""
+    """Return the names of training for as many others in their order; a name of training must be in
+    its place.
+    """
     pairs = zip(names, trained, strict=False)
     fits = all(name == own or (name not in trained and own not in names) for name, own in pairs)
     return trained if fits and len(names) == len(trained) else names
 
 
-def _from_files(files: dict[str, bytes], notes: tuple[str, ...], code: NamedCode | None = None) -> Run:
+def _from_files(
+    files: dict[str, bytes], notes: tuple[str, ...], code: NamedCode | None = None
+) -> Run:
     take_code(code)
     return Run(read_model(files, _PICKLE), notes=notes)

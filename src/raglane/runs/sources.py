@@ -35,24 +35,38 @@ def _column(role: str, help: str, unset: str) -> Any:
 
 @dataclass(frozen=True)
 class ColumnNames:
-    """The names of columns, as in :class:`~raglane.data.Columns`, and the reading of files; stored in config.json."""
+    """The names of columns, as in :class:`~raglane.data.Columns`, and the reading of files; stored
+    in config.json.
+    """
 
     sequence: str | None = _column(
-        "sequence", "Column of sequences (Parquet, JSON lines), or of texts (CSV).", "the only candidate"
+        "sequence",
+        "Column of sequences (Parquet, JSON lines), or of texts (CSV).",
+        "the only candidate",
     )
     label: str | None = _column("label", "Column of labels.", "the only candidate")
     id: str | None = _column(
-        "id", "Column of IDs of sequences; in a CSV file, rows with the same ID are one sequence.", "by its name"
+        "id",
+        "Column of IDs of sequences; in a CSV file, rows with the same ID are one sequence.",
+        "by its name",
     )
     time: str | None = _column(
-        "time", "Column that orders the rows of a sequence (CSV).", "by its name, else the order of the file"
+        "time",
+        "Column that orders the rows of a sequence (CSV).",
+        "by its name, else the order of the file",
     )
     features: list[str] | None = _column(
-        "feature", "Column of a feature per element; may be repeated.", "CSV: all others; else only the sequences"
+        "feature",
+        "Column of a feature per element; may be repeated.",
+        "CSV: all others; else only the sequences",
     )
-    static: list[str] | None = _column("static", "Column of a feature per sequence; may be repeated.", "none")
+    static: list[str] | None = _column(
+        "static", "Column of a feature per sequence; may be repeated.", "none"
+    )
     categorical: list[str] | None = _column(
-        "categorical", "Column of a feature whose numbers are categories; may be repeated.", "columns of words"
+        "categorical",
+        "Column of a feature whose numbers are categories; may be repeated.",
+        "columns of words",
     )
     split: str | None = option(
         None,
@@ -80,7 +94,9 @@ class ColumnNames:
         "Each row is a sequence, and the columns of features are its steps (CSV); also if they are numbered.",
         DATA,
     )
-    time_gaps: bool = option(False, "Add the time since the previous element as a feature (CSV).", DATA)
+    time_gaps: bool = option(
+        False, "Add the time since the previous element as a feature (CSV).", DATA
+    )
     on_bad_row: str = option(
         "fail",
         "fail: stop at an invalid row; skip: leave it out and list it in skipped.jsonl.",
@@ -102,7 +118,9 @@ def chosen_columns(given: Mapping[str, Any]) -> dict[str, Any]:
     chosen: dict[str, Any] = {}
     for name, value in given.items():
         if name not in known:
-            raise ArgumentTypeError("options", quote(name), f"one of {', '.join(known)}", "check the name")
+            raise ArgumentTypeError(
+                "options", quote(name), f"one of {', '.join(known)}", "check the name"
+            )
         if name in LISTS and value is not None:
             value = [value] if isinstance(value, str) else value
             check_kind(name, value, (list, tuple), "a list of column names", 'pass ["a", "b"]')
@@ -112,13 +130,17 @@ def chosen_columns(given: Mapping[str, Any]) -> dict[str, Any]:
             chosen[name] = check_flag(name, value)
             continue
         for part in value if isinstance(value, (list, tuple)) else [value]:
-            check_kind(name, part, (str, type(None)), "a string, or None", "pass the name of a column")
+            check_kind(
+                name, part, (str, type(None)), "a string, or None", "pass the name of a column"
+            )
         chosen[name] = list(value) if isinstance(value, tuple) else value
     return chosen
 
 
 def renamed(trained: ColumnNames, given: Mapping[str, Any]) -> ColumnNames:
-    """Return the columns of new data: those of training, replaced by the given ones of :func:`chosen_columns`."""
+    """Return the columns of new data: those of training, replaced by the given ones of
+    :func:`chosen_columns`.
+    """
     if given.get("sequence") is not None and trained.sequence is None:
         # The sequences were the feature columns in training, and are another column now.
         gone = {*(trained.features or ())} - {*(given.get("features") or ())}
@@ -135,7 +157,9 @@ def renamed(trained: ColumnNames, given: Mapping[str, Any]) -> ColumnNames:
 
 @dataclass(frozen=True)
 class Source:
-    """A source of sequences: a file or folder with its columns, data in memory, or the embedded default."""
+    """A source of sequences: a file or folder with its columns, data in memory, or the embedded
+    default.
+    """
 
     path: Path | None
     format: str | None
@@ -148,7 +172,10 @@ class Source:
         if not isinstance(data, (str, os.PathLike)):
             return replace(self, path=None, held=(data, labels))
         if labels is not None:
-            rule, fix = "None for a file, whose labels are in a column", "name the column, as label='kind'"
+            rule, fix = (
+                "None for a file, whose labels are in a column",
+                "name the column, as label='kind'",
+            )
             raise ArgumentTypeError("labels", f"labels with a file as {name}", rule, fix)
         return replace(self, path=as_path(data), held=None)
 
@@ -160,7 +187,13 @@ class Source:
     @property
     def where(self) -> str:
         """The source, for messages."""
-        return "memory" if self.held is not None else DEFAULT_DATA if self.path is None else str(self.path)
+        return (
+            "memory"
+            if self.held is not None
+            else DEFAULT_DATA
+            if self.path is None
+            else str(self.path)
+        )
 
     @property
     def name(self) -> str:
@@ -174,7 +207,11 @@ class Source:
         """The path, if it is a folder that ``raglane convert`` wrote; else None."""
         from raglane.data.formats.ipc import is_converted
 
-        return self.path if self.path is not None and self.format is None and is_converted(self.path) else None
+        return (
+            self.path
+            if self.path is not None and self.format is None and is_converted(self.path)
+            else None
+        )
 
     def read(self, task: str, *, need_labels: bool = True, part: str = "train") -> Dataset:
         """Read the sequences into memory."""
@@ -197,7 +234,9 @@ class Source:
         return Dataset(self._converted, self.asked(task))
 
     def guess(self, loss: str | None = None) -> tuple[Dataset, str]:
-        """Open the data for the task of its labels, see :func:`guess_task`, or of a converted folder."""
+        """Open the data for the task of its labels, see :func:`guess_task`, or of a converted
+        folder.
+        """
         if self._converted is not None:
             from raglane.data.formats.ipc import described
 
@@ -212,7 +251,11 @@ class Source:
         if self.columns.label is not None and len(tasks) > 1:
             # A forecast has no label.
             tasks = [task for task in tasks if task != "forecast"]
-        return guess_task(self.read, tasks) if self.columns.on_bad_row == "fail" else self._guess_skipping(tasks)
+        return (
+            guess_task(self.read, tasks)
+            if self.columns.on_bad_row == "fail"
+            else self._guess_skipping(tasks)
+        )
 
     def _guess_in_memory(self, loss: str | None) -> tuple[Dataset, str]:
         """Return data in memory with its task, which a Dataset determines."""
@@ -226,7 +269,9 @@ class Source:
         if not data.is_in_memory:
             return data, data.columns.task
         if data.targets is not None:
-            return data, next(task for task, wanted in TASKS.items() if wanted.label == data.targets.kind)
+            return data, next(
+                task for task, wanted in TASKS.items() if wanted.label == data.targets.kind
+            )
         return data, "tag" if data.labels is None and data.tags is not None else "classify"
 
     def _guess_skipping(self, tasks: Sequence[str]) -> tuple[Dataset, str]:
@@ -251,7 +296,9 @@ class Source:
 
         if self.columns.label_split is not None and TASKS[task].label != "sequence":
             rule = "left out for all tasks except transcribe, whose labels are sequences"
-            raise ArgumentError("label_split", quote(self.columns.label_split), rule, "leave it out")
+            raise ArgumentError(
+                "label_split", quote(self.columns.label_split), rule, "leave it out"
+            )
         named = asdict(self.columns)
         del named["on_bad_row"]
         # ColumnNames has lists, because it is stored as JSON.
@@ -280,7 +327,10 @@ class Source:
                 # The default name in a converted folder; columns with this name are detected.
                 guessed["sequence"] = None
         given = asdict(self.columns)
-        kept = {name: guessed.get(name) if named in (None, [], False) else named for name, named in given.items()}
+        kept = {
+            name: guessed.get(name) if named in (None, [], False) else named
+            for name, named in given.items()
+        }
         kept |= {"time_gaps": bool(kept["time_gaps"]), "wide": self.columns.wide or found.wide}
         # Each prediction chooses the treatment of invalid rows.
         kept["on_bad_row"] = "fail"
@@ -288,19 +338,27 @@ class Source:
 
 
 class Sources(NamedTuple):
-    """The sources of the parts; without a validation source, a part of the training data is held out."""
+    """The sources of the parts; without a validation source, a part of the training data is held
+    out.
+    """
 
     training: Source
     validation: Source | None = None
     test: Source | None = None
 
     def by_characters(self, records: Dataset, task: str) -> tuple[Sources, Dataset, str | None]:
-        """Split texts into characters if nearly all are one word and no split was chosen; return a line about it."""
+        """Split texts into characters if nearly all are one word and no split was chosen; return a
+        line about it.
+        """
         from raglane.data.dataset import Dataset
         from raglane.data.records import is_one_word
 
         source, data = self.training, (self.training.held or (None,))[0]
-        is_chosen = source.columns.split is not None or not records.is_in_memory or isinstance(data, Dataset)
+        is_chosen = (
+            source.columns.split is not None
+            or not records.is_in_memory
+            or isinstance(data, Dataset)
+        )
         if is_chosen or not is_one_word(records.records):
             return self, records, None
         columns = replace(source.columns, split="characters")
@@ -353,7 +411,9 @@ class SavedSource:
 def guess_task(read: Callable[[str], Dataset], tasks: Sequence[str]) -> tuple[Dataset, str]:
     """Read data for the first task that its labels allow."""
     errors: list[DataError] = []
-    taken: set[str | None] = set()  # candidates for the label of earlier tasks, of which none is the only one
+    taken: set[str | None] = (
+        set()
+    )  # candidates for the label of earlier tasks, of which none is the only one
     for task in tasks:
         try:
             records = _read_as(read, task)
@@ -364,13 +424,18 @@ def guess_task(read: Callable[[str], Dataset], tasks: Sequence[str]) -> tuple[Da
         used = records.columns
         if not taken or (used.label is not None and not taken & {used.label, used.sequence}):
             return records, task
-    # An error of a column with the type that a task needs, or of several, is more helpful than one of other types.
-    helpful = [error for error in errors if not isinstance(error, UnfitColumnError) or error.candidates]
+    # An error of a column with the type that a task needs, or of several, is more helpful than one
+    # of other types.
+    helpful = [
+        error for error in errors if not isinstance(error, UnfitColumnError) or error.candidates
+    ]
     raise (helpful or errors)[0]
 
 
 def _read_as(read: Callable[[str], Dataset], task: str) -> Dataset:
-    """Read data for a guessed task; numbers with a fraction, which are texts in a CSV file, are no classes."""
+    """Read data for a guessed task; numbers with a fraction, which are texts in a CSV file, are no
+    classes.
+    """
     records = read(task)
     is_column = records.columns.label is not None  # not the declared classes of a .ts file
     is_numbers = records.is_in_memory and set(records.label_kinds) <= {"fractions", "whole numbers"}

@@ -20,11 +20,12 @@ _RUNS: dict[str, Any] = {}
 
 
 class TablePredictor:
-    """A function from a table of sequences to a table of predictions, which can be sent to other processes.
+    """A function from a table of sequences to a table of predictions, which can be sent to other
+    processes.
 
-    Its pickle contains the path of the run's folder, or the model if the run is in memory. Each process loads the model
-    once for all tables and copies of this function. On a CPU the predictions of a sequence have the same bits in any
-    table.
+    Its pickle contains the path of the run's folder, or the model if the run is in memory. Each
+    process loads the model once for all tables and copies of this function. On a CPU the
+    predictions of a sequence have the same bits in any table.
 
     Args:
         run: the :class:`raglane.Run` that predicts.
@@ -71,12 +72,13 @@ class TablePredictor:
         """Return the predictions for a table.
 
         Args:
-            table: a table of pandas, polars or Arrow (a table or a record batch) with one row per sequence, or a dict
-                of columns.
+            table: a table of pandas, polars or Arrow (a table or a record batch) with one row per
+                sequence, or a dict of columns.
 
         Returns:
-            A table of the same type with one row per sequence, in the same order; of pandas with the same index. Its
-            columns are those of :meth:`raglane.Run.predict`, with ``id`` only if the table has IDs.
+            A table of the same type with one row per sequence, in the same order; of pandas with
+            the same index. Its columns are those of :meth:`raglane.Run.predict`, with ``id`` only
+            if the table has IDs.
 
         Raises:
             ArgumentTypeError: not a table.
@@ -87,8 +89,14 @@ class TablePredictor:
         if rows.num_rows == 0:
             # Predict one sequence of one element for the types of the columns.
             preprocess = self.run.preprocess
-            example = ["a"] if preprocess.is_tokens else np.zeros((1, len(preprocess.channels)), np.float32)
-            return _like(table, self._predict(self.run.read([example], need_labels=False), arrow).slice(0, 0))
+            example = (
+                ["a"]
+                if preprocess.is_tokens
+                else np.zeros((1, len(preprocess.channels)), np.float32)
+            )
+            return _like(
+                table, self._predict(self.run.read([example], need_labels=False), arrow).slice(0, 0)
+            )
         records = self.run.read(rows, need_labels=False)
         if len(records) != rows.num_rows:
             got = f"{len(records)} sequences in {rows.num_rows} rows"
@@ -107,14 +115,20 @@ def _as_arrow(table: Any, arrow: Any) -> Any:
     """Return a table as a ``pyarrow.Table``."""
     try:
         if isinstance(table, dict):
-            wide = {name: column.tolist() for name, column in table.items() if getattr(column, "ndim", 1) > 1}
+            wide = {
+                name: column.tolist()
+                for name, column in table.items()
+                if getattr(column, "ndim", 1) > 1
+            }
             return arrow.table(table | wide)
         if hasattr(table, "iloc"):
             return of_frame(table.reset_index(drop=True))
         return arrow.table(table)
     except (arrow.ArrowException, TypeError, ValueError) as error:
         rule = "a table of pandas, polars or Arrow, or a dict of columns"
-        raise ArgumentTypeError("table", f"a {type(table).__name__}", rule, "pass one of these") from error
+        raise ArgumentTypeError(
+            "table", f"a {type(table).__name__}", rule, "pass one of these"
+        ) from error
 
 
 def _like(table: Any, answers: Any) -> Any:

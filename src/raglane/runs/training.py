@@ -35,7 +35,17 @@ from raglane.training.state import load_state
 from raglane.training.tasks import TASKS, settle
 
 # The settings that may change when a run is resumed; they do not affect finished epochs.
-_CHANGEABLE = ("epochs", "patience", "device", "ranks", "engine", "threads", "workers", "logger", "checkpoint_minutes")
+_CHANGEABLE = (
+    "epochs",
+    "patience",
+    "device",
+    "ranks",
+    "engine",
+    "threads",
+    "workers",
+    "logger",
+    "checkpoint_minutes",
+)
 
 # The least number of sequences whose labels are doubted as classes.
 _FEW = 10
@@ -65,10 +75,11 @@ def train_run(
     log: Log,
     watch: Callable[[str], Any],
 ) -> Trained:
-    """Train with the chosen settings, or resume the run in ``out``; ``sources`` None selects its own data.
+    """Train with the chosen settings, or resume the run in ``out``; ``sources`` None selects its
+    own data.
 
-    ``chosen`` may leave the size of batches to the planner, and the task to the labels. If ``out`` is None,
-    ``name_folder`` returns the folder; without it the model is kept in memory.
+    ``chosen`` may leave the size of batches to the planner, and the task to the labels. If ``out``
+    is None, ``name_folder`` returns the folder; without it the model is kept in memory.
     """
     chosen, plans = left_to_plan(chosen)
     before = None
@@ -111,7 +122,9 @@ def train_run(
         watcher = watch(TASKS[settings.task].terms(settings)[0])
         if settings.logger is not None and out is not None:
             watcher = LoggingWatcher(settings, out, watcher)
-        result, advice = _watched(settings, parts, out, before, watcher, data, sources.training.found_in(training))
+        result, advice = _watched(
+            settings, parts, out, before, watcher, data, sources.training.found_in(training)
+        )
         return Trained(result, settings, parts, sources, advice)
 
 
@@ -124,14 +137,24 @@ def _watched(
     data: Mapping[str, Any],
     columns: Mapping[str, Any],
 ) -> tuple[TrainingResult, str | None]:
-    """Train, and draw the history even if training diverges; at the end, write the model card and return advice."""
+    """Train, and draw the history even if training diverges; at the end, write the model card and
+    return advice.
+    """
     config = run_config(settings, data)
     more: dict[str, Any] = {"data": data, "columns": columns, "test": parts.test, "config": config}
     try:
-        result = run_job(settings, parts.training, parts.validation, folder, before, callback=watcher, **more)
+        result = run_job(
+            settings, parts.training, parts.validation, folder, before, callback=watcher, **more
+        )
     except DivergedError:
-        if folder is not None and find(folder, DESCRIPTION).is_file() and load_description(folder).diverged is not None:
-            reached = TrainingResult(folder, TASKS[settings.task].terms(settings)[0], load_state(find(folder, LAST))[0])
+        if (
+            folder is not None
+            and find(folder, DESCRIPTION).is_file()
+            and load_description(folder).diverged is not None
+        ):
+            reached = TrainingResult(
+                folder, TASKS[settings.task].terms(settings)[0], load_state(find(folder, LAST))[0]
+            )
             _draw_curves(folder, reached, about(parts, settings))
         raise
     finally:
@@ -148,7 +171,9 @@ def _watched(
 
 
 def close_run(folder: Path, settings: Settings, result: TrainingResult, parts: Parts) -> str | None:
-    """Draw the history of a run and, unless it was stopped, write its model card; return advice on it."""
+    """Draw the history of a run and, unless it was stopped, write its model card; return advice on
+    it.
+    """
     _draw_curves(folder, result, about(parts, settings))
     return write_card(folder, settings, result, parts) if result.stopped_by is None else None
 
@@ -165,7 +190,9 @@ def _check(settings: Settings) -> None:
 
 
 def _opened(source: Source, chosen: Mapping[str, Any], log: Log) -> tuple[Settings, Dataset]:
-    """Return the settings and the sequences; an omitted task is guessed from the labels and the loss."""
+    """Return the settings and the sequences; an omitted task is guessed from the labels and the
+    loss.
+    """
     if "task" in chosen or source.is_default:
         settings = Settings(**chosen)
         check_default(source, settings)
@@ -180,20 +207,34 @@ def guessed(source: Source, loss: str | None, log: Log) -> tuple[Dataset, str]:
     """Return the sequences, and the task guessed from their labels and the loss."""
     records, task = source.guess(loss)
     labels = records.labels if records.is_in_memory else None
-    if task == "classify" and labels and len(labels) >= _FEW and (different := len(set(labels))) > 0.9 * len(labels):
+    if (
+        task == "classify"
+        and labels
+        and len(labels) >= _FEW
+        and (different := len(set(labels))) > 0.9 * len(labels)
+    ):
         if records.label_kinds == ("whole numbers",):
             got = f"{different:,} different whole numbers for {count_of(len(labels), 'sequence')}"
-            rule, fix = "classes that repeat", f"pass {argument('task', 'regress')} for numbers to predict"
+            rule, fix = (
+                "classes that repeat",
+                f"pass {argument('task', 'regress')} for numbers to predict",
+            )
             raise DataError("labels", got, rule, f"{fix}, or {argument('task', 'classify')}")
         texts = argument("task", "transcribe")
-        log(f"labels: {different:,} different ones; to predict their characters or words, pass {texts}")
+        log(
+            f"labels: {different:,} different ones; to predict their characters or words, pass {texts}"
+        )
     if task != "classify":
         log(f"task: {task} (guessed; {argument('task')} chooses)")
     return records, task
 
 
 def _resumed(
-    before: RunDescription, folder: Path, chosen: Mapping[str, Any], columns: Mapping[str, Any], given: Sources | None
+    before: RunDescription,
+    folder: Path,
+    chosen: Mapping[str, Any],
+    columns: Mapping[str, Any],
+    given: Sources | None,
 ) -> tuple[Settings, Sources]:
     """Return the settings and sources of a resumed run: its own, with the allowed changes."""
     layer = chosen.get("cell")
@@ -217,26 +258,38 @@ def _resumed(
             return None if path is None else saved.source(path)
         return replace(source, columns=saved.columns, format=source.format or saved.format)
 
-    training = replace(named.training, columns=saved.columns, format=named.training.format or saved.format)
-    return settings, Sources(training, part(named.validation, saved.validation), part(named.test, saved.test))
+    training = replace(
+        named.training, columns=saved.columns, format=named.training.format or saved.format
+    )
+    return settings, Sources(
+        training, part(named.validation, saved.validation), part(named.test, saved.test)
+    )
 
 
-def _changes_of(folder: Path, before: Settings | ColumnNames, given: Mapping[str, Any]) -> dict[str, Any]:
+def _changes_of(
+    folder: Path, before: Settings | ColumnNames, given: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return the given settings that differ from a run's, or raise if they may not change."""
     own = asdict(before)
     changes = {name: value for name, value in given.items() if value != own[name]}
     refused = next((name for name in changes if name not in _CHANGEABLE), None)
     if refused is not None:
-        rule = f"the value of the run, as for all settings but {', '.join(map(argument, _CHANGEABLE))}"
+        rule = (
+            f"the value of the run, as for all settings but {', '.join(map(argument, _CHANGEABLE))}"
+        )
         got = f"{changes[refused]!r}, and the run in {str(folder)!r} was started with another value"
-        raise ArgumentError(refused, got, rule, f"leave {argument(refused)} out, or start a new run")
+        raise ArgumentError(
+            refused, got, rule, f"leave {argument(refused)} out, or start a new run"
+        )
     return changes
 
 
 def read_parts(
     sources: Sources, records: Dataset, settings: Settings, log: Log
 ) -> tuple[Dataset, Dataset | None, Dataset | None]:
-    """Return the training, validation and test parts; all are read before training, to report errors early."""
+    """Return the training, validation and test parts; all are read before training, to report
+    errors early.
+    """
     if (single := note_single(records.element_counts, records.is_tokens)) is not None:
         log(single)
     given = None if sources.validation is None else _read(sources.validation, settings, log)
@@ -245,7 +298,10 @@ def read_parts(
     for note in notes:
         log(note)
     test = None if sources.test is None else _read(sources.test, settings, log)
-    for name, source, part in (("validation", sources.validation, given), ("test", sources.test, test)):
+    for name, source, part in (
+        ("validation", sources.validation, given),
+        ("test", sources.test, test),
+    ):
         if source is not None and part is not None and (count := _repeated(records, part)):
             of = f"{count_of(len(part), 'sequence')} of {source.where}"
             log(f"{name}: {count:,} of {of} are also in the training data")
@@ -255,12 +311,18 @@ def read_parts(
 
 
 def _repeated(training: Dataset, part: Dataset) -> int:
-    """Return the number of sequences of a part with the elements of one for training; 0 if not in memory."""
+    """Return the number of sequences of a part with the elements of one for training; 0 if not in
+    memory.
+    """
     if not training.is_in_memory or not part.is_in_memory:
         return 0
 
     def hashes(data: Dataset) -> Iterator[int]:
-        cut = (data.records.values[start:end] for start, end in pairwise(data.offsets.tolist()) if end > start)
+        cut = (
+            data.records.values[start:end]
+            for start, end in pairwise(data.offsets.tolist())
+            if end > start
+        )
         return (hash(tuple(own) if data.is_tokens else own.tobytes()) for own in cut)
 
     known = set(hashes(training))
@@ -275,10 +337,11 @@ def _read(source: Source, settings: Settings, log: Log) -> Dataset:
 
 
 def hold_out(data: Dataset, fraction: float, seed: int) -> tuple[Dataset, Dataset]:
-    """Split off a validation part. Sequences with labels or tags unseen in training return to the training part.
+    """Split off a validation part. Sequences with labels or tags unseen in training return to the
+    training part.
 
-    The labels of sequences that are not in memory are not compared. Of the only sequence of a forecast, the end is
-    held out.
+    The labels of sequences that are not in memory are not compared. Of the only sequence of a
+    forecast, the end is held out.
     """
     if data.columns.task == "forecast" and len(data) == 1 and data.is_in_memory:
         return end_held_out(data, fraction)
@@ -293,7 +356,9 @@ def hold_out(data: Dataset, fraction: float, seed: int) -> tuple[Dataset, Datase
         rows = rows[_all_elements(_known(apart.tags.tolist(), kept.tags.tolist()), apart.offsets)]
     elif apart.targets is not None and kept.targets is not None and kept.targets.kind == "set":
         seen = set(chain.from_iterable(kept.targets.values))
-        known = np.array([seen.issuperset(labels) for labels in apart.targets.values], dtype=np.bool_)
+        known = np.array(
+            [seen.issuperset(labels) for labels in apart.targets.values], dtype=np.bool_
+        )
         rows = rows[_all_elements(known, apart.offsets) if apart.targets.per_element else known]
     if len(rows) == len(apart):
         return kept, apart
@@ -309,7 +374,9 @@ def _all_elements(holds: NDArray[np.bool_], offsets: NDArray[np.int64]) -> NDArr
 
 
 def _known(words: Iterable[str], others: Iterable[str]) -> NDArray[np.bool_]:
-    """Return for each word whether it is among others; NumPy's arrays of strings would have the longest width."""
+    """Return for each word whether it is among others; NumPy's arrays of strings would have the
+    longest width.
+    """
     known = set(others)
     return np.array([word in known for word in words], dtype=np.bool_)
 
@@ -333,10 +400,15 @@ def _divide(
         if how and (absent := training.label_counts().keys() - validation.label_counts().keys()):
             rule += f", without {len(absent)} of {len(training.label_counts())} classes"
         if len(training) == len(validation) == len(data):
-            rule = f"the end of the sequence, {100 * settings.validation_fraction:g} % of its elements"
+            rule = (
+                f"the end of the sequence, {100 * settings.validation_fraction:g} % of its elements"
+            )
         rule += "" if in_memory else "; vocabulary and scale were counted of all, these too"
         if len(validation) == 0:
-            validation, rule = None, "none: each sequence held out has a label or a tag that no other has"
+            validation, rule = (
+                None,
+                "none: each sequence held out has a label or a tag that no other has",
+            )
     what = "tokens" if training.is_tokens else "elements"
     if in_memory:
         what += "" if training.is_tokens else f" of {count_of(len(training.channels), 'channel')}"
@@ -345,7 +417,9 @@ def _divide(
     # NumPy adds up 10**9 numbers of 32 bits in half a second, torch in eighteen.
     elements = int(training.element_counts.sum(dtype=np.int64))
     how = "" if in_memory else "batch by batch "
-    line = f"training: {count_of(len(training), 'sequence')}, {elements:,} {what}, {how}from {where}"
+    line = (
+        f"training: {count_of(len(training), 'sequence')}, {elements:,} {what}, {how}from {where}"
+    )
     return training, validation, (line, f"validation: {rule}")
 
 
@@ -361,7 +435,10 @@ def _planned(settings: Settings, training: Dataset, what: str) -> tuple[Settings
 
 def _report_too_long(settings: Settings, training: Dataset, log: Log) -> None:
     """Print the number of sequences that exceed a batch."""
-    most, words = settings.batch_elements, {"drop": "left out", "split": "split", "alone": "batches of their own"}
+    most, words = (
+        settings.batch_elements,
+        {"drop": "left out", "split": "split", "alone": "batches of their own"},
+    )
     if most is not None and settings.too_long in words:
         count = int((training.lengths.numpy() > most).sum())
         what = words[settings.too_long]

@@ -1,7 +1,7 @@
 """A search for hyperparameters: the search space, an Optuna study in SQLite, and the best run.
 
-Each trial is an ordinary run in ``trials/``, whose folder is locked by its process. Other processes thus detect which
-trials run and which have died, and resume a dead trial from its last checkpoint.
+Each trial is an ordinary run in ``trials/``, whose folder is locked by its process. Other processes
+thus detect which trials run and which have died, and resume a dead trial from its last checkpoint.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ SEARCHED = (
     "weight_dropout zoneout embedding_dropout embedding batch_size batch_elements lr optimizer weight_decay grad_clip "
     "lr_schedule warmup class_weights label_smoothing unk_dropout bucket"
 ).split()
-"""The settings that may be searched: those that affect neither the data nor the validation loss's meaning."""
+"""The settings that may be searched: those that affect neither the data nor the validation loss's
+meaning."""
 
 
 class Range(NamedTuple):
@@ -72,20 +73,26 @@ def default_space(settings: Settings, fixed: Collection[str]) -> Space:
         "batch_size": (16, 32, 64, 128),
         "lr": Range(3e-4, 3e-2, log=True),
     }
-    reads_forwards = settings.task in FORWARDS or settings.bptt_steps is not None or settings.layer_norm
+    reads_forwards = (
+        settings.task in FORWARDS or settings.bptt_steps is not None or settings.layer_norm
+    )
     unfit = {"bidirectional"} if reads_forwards else set()
     if settings.task != "classify":
         unfit.add("pooling")
     if settings.batch_elements is not None:
         unfit.add("batch_size")
-    return {name: values for name, values in space.items() if name not in unfit and name not in fixed}
+    return {
+        name: values for name, values in space.items() if name not in unfit and name not in fixed
+    }
 
 
 def read_space(table: Any, where: str) -> Space:
     """Return the search space of a TOML table."""
     if not isinstance(table, dict):
         fix = "write [search], and lr = {low = 1e-4, high = 1e-2}"
-        raise ArgumentError(where, quote(table), "a table of options, each with a list or a range", fix)
+        raise ArgumentError(
+            where, quote(table), "a table of options, each with a list or a range", fix
+        )
     keys, hints = {key_of(Settings, name): name for name in SEARCHED}, get_type_hints(Settings)
     space: Space = {}
     for key, entry in table.items():
@@ -93,7 +100,9 @@ def read_space(table: Any, where: str) -> Space:
         if name is None:
             near = nearest(str(key), keys)
             fix = f"write {near}" if near else f"choose among {', '.join(keys)}"
-            raise ArgumentError(where, f"the option {quote(key)}", "options that can be searched", fix)
+            raise ArgumentError(
+                where, f"the option {quote(key)}", "options that can be searched", fix
+            )
         space[name] = _values(entry, hints[name], name, f"{key} in {where}")
     return space
 
@@ -104,16 +113,27 @@ def _values(entry: Any, hint: Any, name: str, where: str) -> tuple[Any, ...] | R
     if isinstance(entry, list) and entry:
         values = tuple(_value(value, hint, name, where) for value in entry)
         if len(set(values)) < len(values):
-            raise ArgumentError(where, quote(entry), "a list of distinct values", "remove the duplicates")
+            raise ArgumentError(
+                where, quote(entry), "a list of distinct values", "remove the duplicates"
+            )
         return values
     if not isinstance(entry, dict) or not {"low", "high"} <= set(entry) <= {"low", "high", "log"}:
         raise ArgumentError(where, quote(entry), rule, fix)
     low, high = (_value(entry[end], hint, name, where) for end in ("low", "high"))
     log = entry.get("log", False)
-    is_number = all(isinstance(end, int | float) and not isinstance(end, bool) for end in (low, high))
+    is_number = all(
+        isinstance(end, int | float) and not isinstance(end, bool) for end in (low, high)
+    )
     if not is_number or not isinstance(log, bool) or low >= high or (log and low <= 0):
-        raise ArgumentError(where, quote(entry), "two numbers, the lower first, and above 0 if log is true", fix)
-    return Range(low, high, log, whole=isinstance(low, int) and isinstance(high, int) and "float" not in str(hint))
+        raise ArgumentError(
+            where, quote(entry), "two numbers, the lower first, and above 0 if log is true", fix
+        )
+    return Range(
+        low,
+        high,
+        log,
+        whole=isinstance(low, int) and isinstance(high, int) and "float" not in str(hint),
+    )
 
 
 def _value(value: Any, hint: Any, name: str, where: str) -> Any:
@@ -135,7 +155,9 @@ def as_table(space: Space, comments: Mapping[str, str]) -> str:
         value: Any = values
         if isinstance(values, Range):
             value = {"low": values.low, "high": values.high} | ({"log": True} if values.log else {})
-        lines.append(entry_in_toml(Entry(key_of(Settings, name), value, comment=comments.get(name, ""))))
+        lines.append(
+            entry_in_toml(Entry(key_of(Settings, name), value, comment=comments.get(name, "")))
+        )
     return "\n".join(lines)
 
 
@@ -178,14 +200,18 @@ class _Watcher(Callback):
     def _report(self, row: dict[str, float]) -> None:
         if "validation_loss" not in row:
             rule = "a part whose losses a search can compare"
-            raise ArgumentError("validation", "data without a target", rule, "pass longer sequences")
+            raise ArgumentError(
+                "validation", "data without a target", rule, "pass longer sequences"
+            )
         self.best = min(self.best, row["validation_loss"])
         self.trial.report(row["validation_loss"], int(row["epoch"]))
 
 
 @dataclass
 class Search:
-    """A search in a folder, which resumes its study, until the number of trials or the time is reached."""
+    """A search in a folder, which resumes its study, until the number of trials or the time is
+    reached.
+    """
 
     folder: Path
     settings: Settings  # fixed settings and defaults
@@ -207,7 +233,11 @@ class Search:
         optuna, path = self._optuna, self.folder / STUDY
         order: dict[str, Any] = {
             "data": identity(self.parts.training, self.parts.validation),
-            "settings": {name: value for name, value in self.settings.to_config().items() if name not in self.space},
+            "settings": {
+                name: value
+                for name, value in self.settings.to_config().items()
+                if name not in self.space
+            },
             "space": {
                 name: values._asdict() if isinstance(values, Range) else list(values)
                 for name, values in sorted(self.space.items())
@@ -220,19 +250,28 @@ class Search:
             from sqlalchemy.pool import NullPool
 
             options = {"connect_args": {"timeout": 120}, "poolclass": NullPool}
-            storage = optuna.storages.RDBStorage(f"sqlite:///{path.absolute()}", engine_kwargs=options)
+            storage = optuna.storages.RDBStorage(
+                f"sqlite:///{path.absolute()}", engine_kwargs=options
+            )
             names = [summary.study_name for summary in optuna.get_all_study_summaries(storage)]
             if not names and any((self.folder / TRIALS).iterdir()):
                 raise ValueError(f"no study in it, but a folder {TRIALS}")
-            # Each process and each resumption uses another seed, so that they draw different trials.
+            # Each process and each resumption uses another seed, so that they draw different
+            # trials.
             seed = self.settings.seed
             if names:
-                seed += len(optuna.load_study(study_name=names[0], storage=storage).get_trials(deepcopy=False))
+                seed += len(
+                    optuna.load_study(study_name=names[0], storage=storage).get_trials(
+                        deepcopy=False
+                    )
+                )
             study = optuna.create_study(
                 study_name=_NAME,
                 storage=storage,
                 load_if_exists=True,
-                sampler=optuna.samplers.TPESampler(seed=seed % 2**32, multivariate=True, constant_liar=True),
+                sampler=optuna.samplers.TPESampler(
+                    seed=seed % 2**32, multivariate=True, constant_liar=True
+                ),
                 pruner=optuna.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=3),
             )
             kept = study.user_attrs.get("order")
@@ -269,11 +308,15 @@ class Search:
             return self._result(stopped_by)
 
     def compare(self) -> Path | None:
-        """Write the page that compares the trials with a model, and return it, or None without any."""
+        """Write the page that compares the trials with a model, and return it, or None without
+        any.
+        """
         places = sorted(filter(has_model, (self.folder / TRIALS).iterdir()))
         if not places:
             return None
-        write_file(self.folder / REPORT, comparison_page(compare(places), "raglane tune", self.folder.name))
+        write_file(
+            self.folder / REPORT, comparison_page(compare(places), "raglane tune", self.folder.name)
+        )
         return self.folder / REPORT
 
     def publish(self, best: Path) -> Path:
@@ -296,7 +339,9 @@ class Search:
 
     def _in_state(self, *names: str) -> list[Any]:
         """Return the trials in any of the given states."""
-        return self.study.get_trials(deepcopy=False, states=[self._optuna.trial.TrialState[name] for name in names])
+        return self.study.get_trials(
+            deepcopy=False, states=[self._optuna.trial.TrialState[name] for name in names]
+        )
 
     def _place(self, trial: Any) -> Path:
         """Return the folder of a trial."""
@@ -322,11 +367,17 @@ class Search:
 
     def _check_same(self, kept: Mapping[str, Any], order: Mapping[str, Any]) -> None:
         """Raise if the study in the folder is of other data, settings or search space."""
-        fix, folder = f"repeat its options, or start another study with another {argument('folder')}", str(self.folder)
+        fix, folder = (
+            f"repeat its options, or start another study with another {argument('folder')}",
+            str(self.folder),
+        )
         if kept["data"] != order["data"]:
             rule = "the folder of a study of the same sequences and labels"
             raise ArgumentError("folder", f"{quote(folder)}, a study of other data", rule, fix)
-        for part, rule in (("settings", "the value of the study"), ("space", "the search space of the study")):
+        for part, rule in (
+            ("settings", "the value of the study"),
+            ("space", "the search space of the study"),
+        ):
             for name in {**kept[part], **order[part]}:
                 before, now = (side[part].get(name) for side in (kept, order))
                 if before != now:
@@ -343,9 +394,13 @@ class Search:
                     self.study.enqueue_trial(dict(trial.params), user_attrs={"folder": place.name})
 
     def _try(self, trial: Any, chosen: Mapping[str, Any], place: Path, until: float) -> int | None:
-        """Train a trial and report its result to the study, or return the signal that stopped it."""
+        """Train a trial and report its result to the study, or return the signal that stopped
+        it.
+        """
         watcher = _Watcher(trial, until)
-        words = ", ".join(f"{key_of(Settings, name)} {_text(value)}" for name, value in chosen.items())
+        words = ", ".join(
+            f"{key_of(Settings, name)} {_text(value)}" for name, value in chosen.items()
+        )
         pruned = {"state": self._optuna.trial.TrialState.PRUNED}
         try:
             settings = replace(self.settings, **chosen)
@@ -363,9 +418,16 @@ class Search:
             if result.stopped_by is not None:
                 # The trial stays "running" without a lock, so the next process resumes it.
                 return result.stopped_by
-            outcome, text = {"values": result.state.best_loss}, f"validation loss {result.state.best_loss:.4f}"
+            outcome, text = (
+                {"values": result.state.best_loss},
+                f"validation loss {result.state.best_loss:.4f}",
+            )
         except _Ended as end:
-            outcome = {"values": watcher.best} if end.is_late and not self._in_state("COMPLETE") else pruned
+            outcome = (
+                {"values": watcher.best}
+                if end.is_late and not self._in_state("COMPLETE")
+                else pruned
+            )
             why = "out of time" if end.is_late else "worse than others, ended early"
             text = f"validation loss {watcher.best:.4f}, {why}"
         except DivergedError:
@@ -394,7 +456,9 @@ class Search:
         best = min(complete, key=lambda trial: float(trial.value))
         place = self._place(best)
         find(place, LAST)
-        return Tuned(place, best.value, replace(self.settings, **best.params), done, others, stopped_by)
+        return Tuned(
+            place, best.value, replace(self.settings, **best.params), done, others, stopped_by
+        )
 
 
 def _suggest(trial: Any, space: Space) -> dict[str, Any]:
@@ -404,7 +468,9 @@ def _suggest(trial: Any, space: Space) -> dict[str, Any]:
         if not isinstance(values, Range):
             chosen[name] = trial.suggest_categorical(name, list(values))
         elif values.whole:
-            chosen[name] = trial.suggest_int(name, int(values.low), int(values.high), log=values.log)
+            chosen[name] = trial.suggest_int(
+                name, int(values.low), int(values.high), log=values.log
+            )
         else:
             chosen[name] = trial.suggest_float(name, values.low, values.high, log=values.log)
     return chosen
@@ -416,4 +482,10 @@ def _damaged(path: Path, got: str) -> CheckpointError:
 
 
 def _text(value: Any) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value).lower() if isinstance(value, bool) else str(value)
+    return (
+        f"{value:.3g}"
+        if isinstance(value, float)
+        else str(value).lower()
+        if isinstance(value, bool)
+        else str(value)
+    )

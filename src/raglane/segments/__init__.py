@@ -1,12 +1,14 @@
-"""Arithmetic on the sequences of a batch, given as flat values and offsets, without a loop over sequences.
+"""Arithmetic on the sequences of a batch, given as flat values and offsets, without a loop over
+sequences.
 
-A ragged batch of ``B`` sequences is ``values (N, *features)`` and ``offsets (B + 1,)``, int64 from 0 to ``N``; sequence
-``b`` is ``values[offsets[b]:offsets[b + 1]]``. Functions of ``values`` are differentiable twice. A NaN stays in its own
-sequence. Nothing is copied from a device to the host: sizes that depend on the lengths are arguments, ``total`` for
-``N`` and ``longest`` for the largest length.
+A ragged batch of ``B`` sequences is ``values (N, *features)`` and ``offsets (B + 1,)``, int64 from
+0 to ``N``; sequence ``b`` is ``values[offsets[b]:offsets[b + 1]]``. Functions of ``values`` are
+differentiable twice. A NaN stays in its own sequence. Nothing is copied from a device to the host:
+sizes that depend on the lengths are arguments, ``total`` for ``N`` and ``longest`` for the largest
+length.
 
-Arguments are not checked, and torch reads and writes out of bounds if offsets do not describe the values. Callers
-compute the offsets, or check them (:func:`raglane._utils.checks.check_offsets`).
+Arguments are not checked, and torch reads and writes out of bounds if offsets do not describe the
+values. Callers compute the offsets, or check them (:func:`raglane._utils.checks.check_offsets`).
 """
 
 from __future__ import annotations
@@ -30,11 +32,13 @@ from raglane.segments.indexing import take_rows
 
 IntArray = NDArray[np.int64]
 
-# A sum is the sum of the sums of so many elements: one float32 to which all are added would lose digits.
+# A sum is the sum of the sums of so many elements: one float32 to which all are added would lose
+# digits.
 BLOCK = 512
 
 
-# -- indexes ----------------------------------------------------------------------------------------------------------
+# -- indexes
+# --------------------------------------------------------------------------------------------------
 
 
 @index_arithmetic
@@ -51,40 +55,55 @@ def lengths_from_offsets(offsets: Tensor) -> Tensor:
 
 def segment_ids(offsets: Tensor, total: int) -> Tensor:
     """Return the sequence of each element, ``(N,)``."""
-    return owners(offsets[1:], total) if is_exporting() else torch.repeat_interleave(offsets.diff(), output_size=total)
+    return (
+        owners(offsets[1:], total)
+        if is_exporting()
+        else torch.repeat_interleave(offsets.diff(), output_size=total)
+    )
 
 
 def positions(offsets: Tensor, total: int) -> Tensor:
     """Return the step of each element in its sequence, ``(N,)``."""
-    return torch.arange(total, device=offsets.device) - repeated(offsets[:-1], offsets.diff(), total)
+    return torch.arange(total, device=offsets.device) - repeated(
+        offsets[:-1], offsets.diff(), total
+    )
 
 
 def element_index(starts: Tensor, lengths: Tensor, total: int) -> Tensor:
-    """Return the indexes of the elements of slices ``[start, start + length)``, slice after slice, ``(total,)``."""
+    """Return the indexes of the elements of slices ``[start, start + length)``, slice after slice,
+    ``(total,)``.
+    """
     shifts = starts - offsets_from_lengths(lengths)[:-1]
     return torch.arange(total, device=starts.device) + repeated(shifts, lengths, total)
 
 
 def owners(ends: Tensor, total: int) -> Tensor:
-    """Return :func:`segment_ids` from the ends ``(B,)`` of the sequences, by operators that ONNX supports."""
+    """Return :func:`segment_ids` from the ends ``(B,)`` of the sequences, by operators that ONNX
+    supports.
+    """
     ended = torch.zeros(total + 1, dtype=torch.int64, device=ends.device)
     return ended.index_add(0, ends, torch.ones_like(ends)).cumsum(0)[:total]
 
 
 def repeated(rows: Tensor, repeats: Tensor, total: int) -> Tensor:
-    """Repeat rows ``(M, *features)``, as :func:`torch.repeat_interleave`, but also in an exported graph."""
+    """Repeat rows ``(M, *features)``, as :func:`torch.repeat_interleave`, but also in an exported
+    graph.
+    """
     if is_exporting():
         return rows.index_select(0, owners(repeats.cumsum(0), total))
     return torch.repeat_interleave(rows, repeats, output_size=total)
 
 
 def conjugate(counts: IntArray, size: int) -> IntArray:
-    """Count the ``counts`` above ``0, 1, ..., size - 1``: lengths to batch sizes of a pack, and back, longest first."""
+    """Count the ``counts`` above ``0, 1, ..., size - 1``: lengths to batch sizes of a pack, and
+    back, longest first.
+    """
     at_most: IntArray = np.bincount(counts, minlength=size)[:size].cumsum()
     return counts.shape[0] - at_most
 
 
-# -- reductions: one row per sequence ---------------------------------------------------------------------------------
+# -- reductions: one row per sequence
+# ---------------------------------------------------------------------------------
 
 
 def _like_rows(per_row: Tensor, rows: Tensor) -> Tensor:
@@ -99,16 +118,19 @@ def _where_empty(per_sequence: Tensor, offsets: Tensor, empty: float) -> Tensor:
 
 
 def _pick(values: Tensor, offsets: Tensor, index: Tensor, empty: float) -> Tensor:
-    """Return the rows of ``values`` at ``index``, one per sequence, and ``empty`` for empty sequences."""
+    """Return the rows of ``values`` at ``index``, one per sequence, and ``empty`` for empty
+    sequences.
+    """
     if is_exporting():
-        # Empty sequences read an additional row, so that one graph supports batches with and without elements.
+        # Empty sequences read an additional row, so that one graph supports batches with and
+        # without elements.
         rows = torch.cat([values, values.new_full((1, *values.shape[1:]), empty)])
         return rows.index_select(0, torch.where(offsets.diff() == 0, values.shape[0], index))
     if values.shape[0] == 0:
         # The sums are zeros that depend on values, so that a backward pass works.
         return _where_empty(sum(values, offsets).to(values.dtype), offsets, empty)
-    # The index of an empty sequence is that of a neighbour's element or out of bounds, so its row is replaced.
-    # index_select, because take_rows does not support repeated indexes.
+    # The index of an empty sequence is that of a neighbour's element or out of bounds, so its row
+    # is replaced. index_select, because take_rows does not support repeated indexes.
     rows = values.index_select(0, index.clamp(0, values.shape[0] - 1))
     return _where_empty(rows, offsets, empty)
 
@@ -131,21 +153,30 @@ def _summable(values: Tensor) -> Tensor:
 
 
 def _levels(offsets: Tensor, total: int) -> list[tuple[Tensor, int]]:
-    """Return how elements are added up: the block of each and the number of blocks, then the sequences of these."""
+    """Return how elements are added up: the block of each and the number of blocks, then the
+    sequences of these.
+    """
     count = offsets.shape[0] - 1
     can_read = not (records_operators() or is_jit_traced() or is_transformed(offsets))
     # Lengths on another device are not read, which would wait.
-    is_short = can_read and (total <= BLOCK or (offsets.is_cpu and int(offsets.diff().max()) <= BLOCK))
+    is_short = can_read and (
+        total <= BLOCK or (offsets.is_cpu and int(offsets.diff().max()) <= BLOCK)
+    )
     if is_exporting() or is_short:
         return [(segment_ids(offsets, total), count)]
     # As many blocks as a sequence has at any offset, of which the last may be empty.
-    blocks, room = offsets // BLOCK + torch.arange(count + 1, device=offsets.device), total // BLOCK + count
+    blocks, room = (
+        offsets // BLOCK + torch.arange(count + 1, device=offsets.device),
+        total // BLOCK + count,
+    )
     block = element_index(blocks[:-1] * BLOCK, offsets.diff(), total) // BLOCK
     return [(block, room), (segment_ids(blocks, room), count)]
 
 
 def sum(values: Tensor, offsets: Tensor) -> Tensor:
-    """Return the sum of each sequence, ``(B, *features)``; 0 if it is empty, int64 for integers and booleans."""
+    """Return the sum of each sequence, ``(B, *features)``; 0 if it is empty, int64 for integers and
+    booleans.
+    """
     summed = _summable(values)
     for owner, count in _levels(offsets, values.shape[0]):
         summed = summed.new_zeros((count, *values.shape[1:])).index_add(0, owner, summed)
@@ -153,17 +184,24 @@ def sum(values: Tensor, offsets: Tensor) -> Tensor:
 
 
 def mean(values: Tensor, offsets: Tensor, empty: float = 0.0) -> Tensor:
-    """Return the mean of each sequence, ``(B, *features)``, of a floating-point or complex dtype."""
+    """Return the mean of each sequence, ``(B, *features)``, of a floating-point or complex
+    dtype.
+    """
     wide = _summable(values)
     counts = _like_rows(offsets.diff().clamp(min=1), values)
-    return _where_empty((sum(wide, offsets) / counts.to(wide.dtype)).to(values.dtype), offsets, empty)
+    return _where_empty(
+        (sum(wide, offsets) / counts.to(wide.dtype)).to(values.dtype), offsets, empty
+    )
 
 
 def _extreme(values: Tensor, offsets: Tensor, empty: float, reduce: str) -> Tensor:
-    """Return the largest (``amax``) or smallest (``amin``) element of each sequence; ties share the gradient evenly."""
+    """Return the largest (``amax``) or smallest (``amin``) element of each sequence; ties share the
+    gradient evenly.
+    """
     if values.dtype is torch.bool:
         return _extreme(values.to(torch.uint8), offsets, empty, reduce).bool()
-    # The gradient of scatter_reduce counts a first number that equals the result as a tie; NaN never does.
+    # The gradient of scatter_reduce counts a first number that equals the result as a tie; NaN
+    # never does.
     start = torch.nan if values.is_floating_point() else 0
     result = values.new_full((offsets.shape[0] - 1, *values.shape[1:]), start)
     index = _like_rows(segment_ids(offsets, values.shape[0]), values).expand_as(values)
@@ -182,9 +220,12 @@ def min(values: Tensor, offsets: Tensor, empty: float = 0.0) -> Tensor:
 
 
 def _exponentials(values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return ``exp(value - maximum of its sequence)``, the sums of these and the maxima, as :func:`_summable`."""
+    """Return ``exp(value - maximum of its sequence)``, the sums of these and the maxima, as
+    :func:`_summable`.
+    """
     wide = _summable(values)
-    # The maximum cancels out, so it needs no gradient. An infinite one is not subtracted, which would give NaN.
+    # The maximum cancels out, so it needs no gradient. An infinite one is not subtracted, which
+    # would give NaN.
     largest = max(wide.detach(), offsets)
     largest = torch.where(largest.isfinite(), largest, 0.0)
     raised = (wide - spread(largest, offsets, values.shape[0])).exp()
@@ -192,18 +233,23 @@ def _exponentials(values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor, Tens
 
 
 def logsumexp(values: Tensor, offsets: Tensor, empty: float = 0.0) -> Tensor:
-    """Return the log-sum-exp of each sequence, ``(B, *features)``; ``-inf`` without gradient if all are ``-inf``."""
+    """Return the log-sum-exp of each sequence, ``(B, *features)``; ``-inf`` without gradient if all
+    are ``-inf``.
+    """
     _, total, largest = _exponentials(values, offsets)
     is_zero = total == 0
     result = total.masked_fill(is_zero, 1).log().masked_fill(is_zero, float("-inf")) + largest
     return _where_empty(result.to(values.dtype), offsets, empty)
 
 
-# -- one row per element ----------------------------------------------------------------------------------------------
+# -- one row per element
+# ----------------------------------------------------------------------------------------------
 
 
 def spread(per_sequence: Tensor, offsets: Tensor, total: int) -> Tensor:
-    """Repeat the value of each sequence for its elements: ``(B, *features)`` to ``(N, *features)``."""
+    """Repeat the value of each sequence for its elements: ``(B, *features)`` to ``(N,
+    *features)``.
+    """
     if not per_sequence.requires_grad:
         return per_sequence.index_select(0, segment_ids(offsets, total))
     # The backward pass is a sum.
@@ -214,17 +260,20 @@ def spread(per_sequence: Tensor, offsets: Tensor, total: int) -> Tensor:
 
 
 def softmax(values: Tensor, offsets: Tensor) -> Tensor:
-    """Return the softmax over the steps of each sequence, ``(N, *features)`` of a floating-point dtype."""
+    """Return the softmax over the steps of each sequence, ``(N, *features)`` of a floating-point
+    dtype.
+    """
     # A sequence of only -inf gives NaN, as in torch.softmax.
     raised, total, _ = _exponentials(values, offsets)
     return (raised / spread(total, offsets, values.shape[0])).to(values.dtype)
 
 
 class _Cumsum(torch.autograd.Function):
-    """A running sum by doubling: after round ``r`` an element is the sum of up to ``2 ** r`` elements to it.
+    """A running sum by doubling: after round ``r`` an element is the sum of up to ``2 ** r``
+    elements to it.
 
-    One running sum over all values, minus its value before each sequence, would take one pass, but would round like the
-    sum of the whole batch, and a NaN would reach every later sequence.
+    One running sum over all values, minus its value before each sequence, would take one pass, but
+    would round like the sum of the whole batch, and a NaN would reach every later sequence.
     """
 
     generate_vmap_rule = True
@@ -234,8 +283,8 @@ class _Cumsum(torch.autograd.Function):
         result = values.clone()
         step = 1
         while step < longest:
-            # Row i adds row i - step if both are in one sequence, i.e. if position >= step. The sum from the other end
-            # is the transpose: row i - step adds row i.
+            # Row i adds row i - step if both are in one sequence, i.e. if position >= step. The sum
+            # from the other end is the transpose: row i - step adds row i.
             mask = _like_rows(position[step:] >= step, values)
             if backwards:
                 result[:-step] += torch.where(mask, result[step:], 0)
@@ -251,18 +300,26 @@ class _Cumsum(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        return _running_sum(grad, ctx.saved_tensors[0], ctx.longest, not ctx.backwards), None, None, None
+        return (
+            _running_sum(grad, ctx.saved_tensors[0], ctx.longest, not ctx.backwards),
+            None,
+            None,
+            None,
+        )
 
 
 def _running_sum(values: Tensor, position: Tensor, longest: int, backwards: bool = False) -> Tensor:
-    # Dynamo refuses functions with a rule for the forward mode, so torch derives that of the operations.
+    # Dynamo refuses functions with a rule for the forward mode, so torch derives that of the
+    # operations.
     run: Any = _Cumsum.forward if has_tangent([values]) else _Cumsum.apply
     found: Tensor = run(values, position, longest, backwards)
     return found
 
 
 def cumsum(values: Tensor, offsets: Tensor, longest: int) -> Tensor:
-    """Return the running sum over the steps of each sequence, ``(N, *features)``; int64 for integers and booleans."""
+    """Return the running sum over the steps of each sequence, ``(N, *features)``; int64 for
+    integers and booleans.
+    """
     summed = _running_sum(_summable(values), positions(offsets, values.shape[0]), longest)
     return summed.to(values.dtype) if values.is_floating_point() else summed
 

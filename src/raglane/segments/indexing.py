@@ -1,8 +1,8 @@
 """Moves rows of a tensor by an index without repetition.
 
-The backward pass of torch's ``index_select`` adds to its result row by row. If no row is taken twice, a copy is enough
-and faster for large tensors. :func:`take_rows` and :func:`place_rows` are the backward passes of each other, so they
-are differentiable any number of times.
+The backward pass of torch's ``index_select`` adds to its result row by row. If no row is taken
+twice, a copy is enough and faster for large tensors. :func:`take_rows` and :func:`place_rows` are
+the backward passes of each other, so they are differentiable any number of times.
 """
 
 from __future__ import annotations
@@ -16,26 +16,29 @@ from torch.autograd import forward_ad
 
 from raglane._utils.tracing import index_arithmetic, is_exporting, is_transformed
 
-# Up to this many numbers, the overhead of a call dominates, which is smaller for torch's backward pass than for one in
-# Python. Not compared in an export, whose graph would be refused for sizes on the other side.
+# Up to this many numbers, the overhead of a call dominates, which is smaller for torch's backward
+# pass than for one in Python. Not compared in an export, whose graph would be refused for sizes on
+# the other side.
 _FEW = 16384
 
 # Moving a row of fewer numbers takes no longer than looking up its index.
 _WIDE = 8
 
-# A result of more bytes does not fit the caches. Then finding the free rows and filling only these takes less time than
-# filling the whole result first.
+# A result of more bytes does not fit the caches. Then finding the free rows and filling only these
+# takes less time than filling the whole result first.
 _WORTH_SEARCHING = 4 << 20
 
 # torch cannot move rows of these dtypes, so they are viewed as another dtype of the same width.
 _FLOATS_OF_8_BITS = [getattr(torch, name) for name in dir(torch) if name.startswith("float8_")]
-_MOVED_AS = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64} | dict.fromkeys(
-    _FLOATS_OF_8_BITS, torch.uint8
-)
+_MOVED_AS = {
+    torch.uint16: torch.int16,
+    torch.uint32: torch.int32,
+    torch.uint64: torch.int64,
+} | dict.fromkeys(_FLOATS_OF_8_BITS, torch.uint8)
 
 
-# NOTE [no setup_context]: with setup_context, Function.apply inspects the signature of ``forward`` in every call, which
-# takes longer than moving the rows of a small batch.
+# NOTE [no setup_context]: with setup_context, Function.apply inspects the signature of ``forward``
+# in every call, which takes longer than moving the rows of a small batch.
 class _TakeRows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, values: Tensor, index: Tensor) -> Tensor:
@@ -54,7 +57,11 @@ class _PlaceRows(torch.autograd.Function):
     def forward(ctx: Any, index: Tensor, size: int, fill: float, *parts: Tensor) -> Tensor:
         ctx.save_for_backward(index)
         ctx.counts = [part.shape[0] for part in parts]
-        return _place(parts[0], index, size, fill) if len(parts) == 1 else _place_joined(parts, index, size, fill)
+        return (
+            _place(parts[0], index, size, fill)
+            if len(parts) == 1
+            else _place_joined(parts, index, size, fill)
+        )
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -72,11 +79,15 @@ def _place_joined(parts: tuple[Tensor, ...], index: Tensor, size: int, fill: flo
 def _source(index: Tensor, size: int) -> Tensor:
     """Return the row that is placed at each of ``size`` rows; the number of rows for free ones."""
     total = index.shape[0]
-    return index.new_full((size,), total).index_copy_(0, index, torch.arange(total, device=index.device))
+    return index.new_full((size,), total).index_copy_(
+        0, index, torch.arange(total, device=index.device)
+    )
 
 
 def _needs_function(values: Tensor) -> bool:
-    """Return True if the autograd functions here are faster than torch's; torch.func supports only torch's."""
+    """Return True if the autograd functions here are faster than torch's; torch.func supports only
+    torch's.
+    """
     return (
         values.requires_grad
         and torch.is_grad_enabled()
@@ -104,18 +115,25 @@ def _place(values: Tensor, index: Tensor, size: int, fill: float) -> Tensor:
 
 
 def _is_differentiated(values: Tensor) -> bool:
-    """Return True if operations on values are differentiated, so that they cannot be viewed as another dtype."""
+    """Return True if operations on values are differentiated, so that they cannot be viewed as
+    another dtype.
+    """
     if (values.requires_grad and torch.is_grad_enabled()) or is_transformed(values):
         return True
     return forward_ad.unpack_dual(values).tangent is not None
 
 
 def _widest(rows: Tensor) -> torch.dtype:
-    """Return the widest dtype as which rows can be viewed, because index_copy_ copies number by number on a CPU."""
+    """Return the widest dtype as which rows can be viewed, because index_copy_ copies number by
+    number on a CPU.
+    """
     row_bytes = rows.numel() // rows.shape[0] * rows.element_size()
     start = rows.storage_offset() * rows.element_size()
     for dtype in (torch.complex128, torch.int64):
-        if rows.element_size() < dtype.itemsize and row_bytes % dtype.itemsize == start % dtype.itemsize == 0:
+        if (
+            rows.element_size() < dtype.itemsize
+            and row_bytes % dtype.itemsize == start % dtype.itemsize == 0
+        ):
             return dtype
     return rows.dtype
 
@@ -146,10 +164,14 @@ def take_rows(values: Tensor, index: Tensor) -> Tensor:
 
 
 def place_rows(values: Tensor, index: Tensor, size: int, fill: float = 0.0) -> Tensor:
-    """Return a tensor of ``size`` rows with row ``i`` of ``values`` at ``index[i]``, and ``fill`` in free rows."""
+    """Return a tensor of ``size`` rows with row ``i`` of ``values`` at ``index[i]``, and ``fill``
+    in free rows.
+    """
     if values.dtype in _MOVED_AS:
         kind = _MOVED_AS[values.dtype]
-        bits = torch.full((), fill, dtype=values.dtype, device="cpu").view(kind).item()  # raises if it does not fit
+        bits = (
+            torch.full((), fill, dtype=values.dtype, device="cpu").view(kind).item()
+        )  # raises if it does not fit
         return place_rows(values.view(kind), index, size, bits).view(values.dtype)
     if _needs_function(values):
         return _PlaceRows.apply(index, size, fill, values)  # type: ignore[no-untyped-call]
@@ -158,13 +180,19 @@ def place_rows(values: Tensor, index: Tensor, size: int, fill: float = 0.0) -> T
     return _place(values, index, size, fill)
 
 
-def place_joined_rows(parts: tuple[Tensor, ...], index: Tensor, size: int, fill: float = 0.0) -> Tensor:
+def place_joined_rows(
+    parts: tuple[Tensor, ...], index: Tensor, size: int, fill: float = 0.0
+) -> Tensor:
     """Return ``place_rows(torch.cat(parts), index, size, fill)``, with fewer passes over memory."""
     features = math.prod(parts[0].shape[1:])
     # On a GPU sizes are not compared, which would be a guard of torch.compile.
     is_joined = parts[0].is_cpu and (is_exporting() or features < _WIDE or features * size <= _FEW)
     if parts[0].dtype in _MOVED_AS or is_joined:
         return place_rows(torch.cat(parts), index, size, fill)
-    if torch.is_grad_enabled() and any(part.requires_grad for part in parts) and not is_transformed(parts[0]):
+    if (
+        torch.is_grad_enabled()
+        and any(part.requires_grad for part in parts)
+        and not is_transformed(parts[0])
+    ):
         return _PlaceRows.apply(index, size, fill, *parts)  # type: ignore[no-untyped-call]
     return _place_joined(parts, index, size, fill)

@@ -1,5 +1,5 @@
-"""The HTTP application of ``raglane serve``: whole sequences, live streams over WebSocket, and the Open Inference
-Protocol. The extra ``serve`` installs its dependencies.
+"""The HTTP application of ``raglane serve``: whole sequences, live streams over WebSocket, and the
+Open Inference Protocol. The extra ``serve`` installs its dependencies.
 """
 
 from __future__ import annotations
@@ -29,7 +29,15 @@ from raglane._utils.checks import check_count
 from raglane._utils.messages import message, quote, quote_all, shorten
 from raglane.errors import ArgumentError, RaglaneError
 from raglane.report.page import render
-from raglane.serve.live import Clients, Conversation, RefusedError, Sequences, code_of, live, status_of
+from raglane.serve.live import (
+    Clients,
+    Conversation,
+    RefusedError,
+    Sequences,
+    code_of,
+    live,
+    status_of,
+)
 from raglane.serve.served import Served, to_json
 
 log = logging.getLogger("raglane.serve")
@@ -46,8 +54,12 @@ _HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": "1"}}  # o
 class PredictRequest(BaseModel):
     """Whole sequences, or a table, and options of ``Run.predict``."""
 
-    sequences: list[Any] | None = Field(None, description="lists of frames, lists of tokens, or texts")
-    table: dict[str, list[Any]] | None = Field(None, description="columns by name, in place of sequences")
+    sequences: list[Any] | None = Field(
+        None, description="lists of frames, lists of tokens, or texts"
+    )
+    table: dict[str, list[Any]] | None = Field(
+        None, description="columns by name, in place of sequences"
+    )
     model: str | None = Field(None, description="the name of a model; default: the only one")
     probabilities: bool = False
     top: int = 1
@@ -98,12 +110,14 @@ def create_app(
 
     Args:
         models: runs, modules, or engines, by name.
-        token: clients must send it as ``Authorization: Bearer TOKEN``: visible ASCII characters. None for none.
+        token: clients must send it as ``Authorization: Bearer TOKEN``: visible ASCII characters.
+            None for none.
         client_streams: the most live streams of a client address.
         max_message: the most bytes of a request or of a message.
-        origins: the addresses of other sites whose pages may use the server, e.g. ``"https://example.org"``.
-        **options: of the engines of runs and modules, see :class:`raglane.serve.Engine`; by default 1,000 ``slots``,
-            and ``idle`` after 300 seconds.
+        origins: the addresses of other sites whose pages may use the server, e.g.
+            ``"https://example.org"``.
+        **options: of the engines of runs and modules, see :class:`raglane.serve.Engine`; by default
+            1,000 ``slots``, and ``idle`` after 300 seconds.
 
     Raises:
         ArgumentError: an argument is invalid.
@@ -120,7 +134,9 @@ def create_app(
     check_count("max_message", max_message)
     own = {"slots": 1000, "idle": 300, **options}
     served = {name: Served(name, model, **own) for name, model in models.items()}
-    text = "Predictions of recurrent networks: whole sequences, and live streams with the same bits."
+    text = (
+        "Predictions of recurrent networks: whole sequences, and live streams with the same bits."
+    )
     app = FastAPI(title="Raglane", version=version("raglane"), description=text, lifespan=_lifespan)
     server = app.state.server = Server(served, clients, token, max_message, origins)
     app.include_router(_routes)
@@ -133,9 +149,13 @@ def create_app(
 def check_token(name: str, token: Any) -> str:
     """Return a token that a header can contain."""
     rule, size = "a token of visible ASCII characters", len(token) if isinstance(token, str) else -1
-    if not (0 < size <= _LONGEST_TOKEN and token.isascii() and token.isprintable() and " " not in token):
+    if not (
+        0 < size <= _LONGEST_TOKEN and token.isascii() and token.isprintable() and " " not in token
+    ):
         # The message does not contain the token.
-        got = f"a {type(token).__name__}" if size < 0 else f"{size} characters" if size else "nothing"
+        got = (
+            f"a {type(token).__name__}" if size < 0 else f"{size} characters" if size else "nothing"
+        )
         raise ArgumentError(name, got, rule, "write e.g. 32 random ones")
     return token
 
@@ -167,16 +187,30 @@ class Server:
         scope, headers = connection.scope, connection.headers
         origin = headers.get("origin")
         # Not urlsplit, which raises for some invalid addresses.
-        if origin is not None and origin.partition("://")[2] != headers.get("host") and origin not in self._origins:
-            raise RefusedError(403, "origin", quote(origin), "this server", "set --origin to allow the site")
+        if (
+            origin is not None
+            and origin.partition("://")[2] != headers.get("host")
+            and origin not in self._origins
+        ):
+            raise RefusedError(
+                403, "origin", quote(origin), "this server", "set --origin to allow the site"
+            )
         if self.token is None or (scope["type"] == "http" and scope["path"] in _OPEN):
             return
         kind, _, given = headers.get("authorization", "").partition(" ")
         sent = [given.strip()] if kind.lower() == "bearer" else []
-        sent += [name.removeprefix("bearer.") for name in scope.get("subprotocols", ()) if name.startswith("bearer.")]
+        sent += [
+            name.removeprefix("bearer.")
+            for name in scope.get("subprotocols", ())
+            if name.startswith("bearer.")
+        ]
         # In constant time, so that answers do not depend on the first wrong character.
-        if not any(hmac.compare_digest(one.encode("utf-8", "surrogateescape"), self.token) for one in sent):
-            raise RefusedError(401, "token", "another" if sent else "none", "the token of this server", "send it")
+        if not any(
+            hmac.compare_digest(one.encode("utf-8", "surrogateescape"), self.token) for one in sent
+        ):
+            raise RefusedError(
+                401, "token", "another" if sent else "none", "the token of this server", "send it"
+            )
 
     def named(self, name: str | None) -> Served:
         """Return a model by its name; None for the only one."""
@@ -189,7 +223,9 @@ class Server:
 
     def engines(self) -> dict[str, dict[str, Any]]:
         """Return the statistics of the engines, by the names of their models."""
-        return {name: one.engine.stats() for name, one in self.served.items() if one.engine is not None}
+        return {
+            name: one.engine.stats() for name, one in self.served.items() if one.engine is not None
+        }
 
     def status(self) -> str:
         """Return closing, failed or ok."""
@@ -225,7 +261,9 @@ _routes = APIRouter(default_response_class=JSONResponse)
 async def predict(body: PredictRequest, server: _Server) -> Response:
     """Predict whole sequences; requests that arrive together run in one batch."""
     served = server.named(body.model)
-    options = body.model_dump(include={"probabilities", "top", "horizon", "beam", "n_best"}, exclude_defaults=True)
+    options = body.model_dump(
+        include={"probabilities", "top", "horizon", "beam", "n_best"}, exclude_defaults=True
+    )
     if (body.table is None) == (body.sequences is None):
         raise ArgumentError("sequences", "none or both", "given, or a table", "pass one of them")
     if body.table is not None:
@@ -276,11 +314,17 @@ async def _converse(socket: WebSocket, server: Server) -> tuple[int, str]:
 
 
 @_routes.post("/v2/models/{name}/infer")
-async def infer(connection: HTTPConnection, name: str, body: InferRequest, server: _Server) -> Response:
-    """Run frames of a sequence, or of a whole one without ``sequence_id`` (Open Inference Protocol)."""
+async def infer(
+    connection: HTTPConnection, name: str, body: InferRequest, server: _Server
+) -> Response:
+    """Run frames of a sequence, or of a whole one without ``sequence_id`` (Open Inference
+    Protocol).
+    """
     served, tensor, parameters = live(server.named(name)), body.inputs[0], body.parameters
     frames = served.tensor(tensor.shape, tensor.datatype, tensor.data)
-    rows, state = await server.sequences.infer(served, _client(connection), frames, parameters.model_dump())
+    rows, state = await server.sequences.infer(
+        served, _client(connection), frames, parameters.model_dump()
+    )
     outputs = served.tensors(rows)
     if body.outputs is not None:
         wanted = {str(one.get("name")) for one in body.outputs}
@@ -295,12 +339,16 @@ async def infer(connection: HTTPConnection, name: str, body: InferRequest, serve
 async def page(server: _Server) -> Response:
     """Return the page with a form and a live plot."""
     models = [one.description() for one in server.served.values()]
-    return HTMLResponse(render("serve/page.html", models=models, needs_token=server.token is not None))
+    return HTMLResponse(
+        render("serve/page.html", models=models, needs_token=server.token is not None)
+    )
 
 
 @_routes.get("/health")
 async def health(server: _Server) -> Response:
-    """Return the state of the server and of its models; 503 if an engine failed or the server closes."""
+    """Return the state of the server and of its models; 503 if an engine failed or the server
+    closes.
+    """
     models: dict[str, dict[str, Any]] = {}
     engines = server.engines()
     for name, one in server.served.items():
@@ -383,8 +431,13 @@ class _Guard:
             part = await receive()
             size += len(part.get("body", b""))
             if size > server.max_message:
-                got, rule = f"more than {server.max_message:,} bytes", "within the limit of the server"
-                raise HTTPException(413, message("body", got, rule, "send less, or set --max-message"))
+                got, rule = (
+                    f"more than {server.max_message:,} bytes",
+                    "within the limit of the server",
+                )
+                raise HTTPException(
+                    413, message("body", got, rule, "send less, or set --max-message")
+                )
             return part
 
         server.clients.requests += 1
@@ -419,7 +472,9 @@ class _EngineStatistics:
                     metric.add_metric([model], own[name])
                 yield metric
         for name, text in _TIMES.items():
-            metric = GaugeMetricFamily(f"raglane_{name}_seconds", text, labels=["model", "quantile"])
+            metric = GaugeMetricFamily(
+                f"raglane_{name}_seconds", text, labels=["model", "quantile"]
+            )
             for model, own in found.items():
                 for quantile, key in (("0.5", "p50"), ("0.99", "p99"), ("1", "most")):
                     metric.add_metric([model, quantile], own[f"{name}_ms"][key] / 1e3)
@@ -450,7 +505,11 @@ def _json(content: Any, status: int = 200, headers: Mapping[str, str] | None = N
 
 def _text(error: Exception) -> str:
     """Return the message of an error for a client."""
-    return str(error) if isinstance(error, RaglaneError) else "internal error; the log of the server shows it"
+    return (
+        str(error)
+        if isinstance(error, RaglaneError)
+        else "internal error; the log of the server shows it"
+    )
 
 
 def _client(connection: HTTPConnection) -> str:
@@ -463,7 +522,9 @@ def _stream_options(query: Mapping[str, str]) -> dict[str, Any]:
     for name, text in query.items():
         if name not in _STREAM_OPTIONS:
             fix = "correct the address"
-            raise RefusedError(400, "option", quote(name), f"one of {', '.join(_STREAM_OPTIONS)}", fix)
+            raise RefusedError(
+                400, "option", quote(name), f"one of {', '.join(_STREAM_OPTIONS)}", fix
+            )
         pattern, rule, convert = _STREAM_OPTIONS[name]
         if not re.fullmatch(pattern, text, re.ASCII | re.DOTALL):
             raise RefusedError(400, name, quote(text), rule, "correct the address")

@@ -30,26 +30,27 @@ _MOST_THREADS = 4096  # that the kernels accept
 class Engine:
     """Runs one model on many live streams, each with the results of the whole sequence so far.
 
-    Frames are pushed to streams, and :meth:`step` runs all streams that have frames in one call of the kernels. The
-    outputs of a stream have the bits of :meth:`run` on its whole sequence, for any division of its frames among steps,
-    and with any other streams.
+    Frames are pushed to streams, and :meth:`step` runs all streams that have frames in one call of
+    the kernels. The outputs of a stream have the bits of :meth:`run` on its whole sequence, for any
+    division of its frames among steps, and with any other streams.
 
     Args:
-        model: a :class:`raglane.Run`, a recurrent layer, a list of modules that run one after the other, or a module
-            that maps a Ragged batch to a Ragged or a tensor, element by element. A vector per sequence, e.g. of a
-            pooling, becomes the vector of the elements so far. The engine copies what it needs.
+        model: a :class:`raglane.Run`, a recurrent layer, a list of modules that run one after the
+            other, or a module that maps a Ragged batch to a Ragged or a tensor, element by element.
+            A vector per sequence, e.g. of a pooling, becomes the vector of the elements so far. The
+            engine copies what it needs.
         slots: the most open streams.
         threads: the threads of a step.
         max_queue: the most frames of a stream that wait, and the most results.
         chunk: the most frames of a stream in one step; None for all.
         features: the shape of a frame, if it does not follow from the first module.
-        dtype: ``torch.int8`` for int8 weights of RNN, LSTM and GRU, as :func:`raglane.freeze`; None for those of the
-            model.
-        nan: ``"refuse"`` to raise an error for frames with NaN, or ``"pass"``. A run trained with ``missing`` passes
-            them.
+        dtype: ``torch.int8`` for int8 weights of RNN, LSTM and GRU, as :func:`raglane.freeze`; None
+            for those of the model.
+        nan: ``"refuse"`` to raise an error for frames with NaN, or ``"pass"``. A run trained with
+            ``missing`` passes them.
         idle: seconds after which an idle stream is closed; None for never.
-        on_idle: a function of the stream that was closed. If it raises in the engine's thread, later calls raise
-            ClosedError.
+        on_idle: a function of the stream that was closed. If it raises in the engine's thread,
+            later calls raise ClosedError.
 
     Raises:
         DispatchError: the model does not run element by element; the message names the module.
@@ -80,36 +81,51 @@ class Engine:
         idle: float | None = None,
         on_idle: Callable[[Stream], object] | None = None,
     ) -> None:
-        self.slots, self.threads = check_count("slots", slots), check_whole("threads", threads, 1, most=_MOST_THREADS)
+        self.slots, self.threads = (
+            check_count("slots", slots),
+            check_whole("threads", threads, 1, most=_MOST_THREADS),
+        )
         self.max_queue = check_count("max_queue", max_queue)
         self.chunk = self.max_queue if chunk is None else check_count("chunk", chunk)
         self.nan = check_choice("nan", nan, ("refuse", "pass"))
         self.idle = None if idle is None else _seconds(idle)
         if on_idle is not None:
-            check_kind("on_idle", on_idle, Callable, "a function of a stream, or None", "pass a function")
+            check_kind(
+                "on_idle", on_idle, Callable, "a function of a stream, or None", "pass a function"
+            )
         self._on_idle = on_idle
         self._options = features, dtype, nan == "pass"
         self._accept(frames_of(model, *self._options))
         self._new_pools()
         slots = 2 * self.slots
         self._new_runner()
-        self._is_fresh = np.zeros(slots, bool)  # the first states are still to be written, at the next step
+        self._is_fresh = np.zeros(
+            slots, bool
+        )  # the first states are still to be written, at the next step
         self._frames = RowQueues(slots, self.accepts.width, self._prepared.dtype)
-        self._results = RowQueues(slots, math.prod(self._prepared.output_features), self._prepared.output_dtype)
+        self._results = RowQueues(
+            slots, math.prod(self._prepared.output_features), self._prepared.output_dtype
+        )
         self._lock, self._stepping = threading.Lock(), threading.Lock()
         self._streams: list[Stream | None] = [None] * slots
         self._open = 0  # the number of open streams
         self._free: list[int] = []
         self._used = 0  # slots from here on were never used
-        self._epochs = np.zeros(slots, np.int64)  # counts resets and closes, which discard results of a running step
+        self._epochs = np.zeros(
+            slots, np.int64
+        )  # counts resets and closes, which discard results of a running step
         self._since, self._touched = np.zeros(slots), np.zeros(slots)
-        self._ready: list[int] = []  # slots that have frames, and ``_listed``; some lost theirs since
+        self._ready: list[
+            int
+        ] = []  # slots that have frames, and ``_listed``; some lost theirs since
         self._listed = np.zeros(slots, bool)
         self._running = False  # a step is between reading frames and writing results
         self._is_interrupted = False  # a stream was closed or reset during the step
         self._epochs_before = self._epochs[:0]
         self._in_step = self._epochs[:0]  # the slots of the running step
-        self._closed_late: list[int] = []  # slots closed during their step, which still writes their states
+        self._closed_late: list[
+            int
+        ] = []  # slots closed during their step, which still writes their states
         self._waiters = Waiters()
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
@@ -128,7 +144,8 @@ class Engine:
         self.features, self.digest = self._prepared.features, self._prepared.digest
 
     def _new_pools(self) -> None:
-        # A slot that is closed during its step is free after it, so there are more slots than streams.
+        # A slot that is closed during its step is free after it, so there are more slots than
+        # streams.
         self._pools = self._prepared.pools(2 * self.slots)
         self._states = [part for own in self._pools for part in own]
 
@@ -136,13 +153,15 @@ class Engine:
         self._runner = self._prepared.runner(self._pools, self.threads)
         self._runner.reserve(1, 1)
 
-    # -- streams ------------------------------------------------------------------------------------------------------
+    # -- streams
+    # ----------------------------------------------------------------------------------------------
 
     def open(self, state: bytes | None = None) -> Stream:
         """Open a stream.
 
         Args:
-            state: of :meth:`Stream.state`, of this or another engine with the same model; None for a new sequence.
+            state: of :meth:`Stream.state`, of this or another engine with the same model; None for
+                a new sequence.
 
         Raises:
             BusyError: no slot is left.
@@ -179,17 +198,23 @@ class Engine:
         self._results.drop(slot)
         self._epochs[slot] += 1
         self._is_interrupted = self._running
-        # Other slots are free at once: more streams may be opened and closed during a step than there are slots.
+        # Other slots are free at once: more streams may be opened and closed during a step than
+        # there are slots.
         (self._closed_late if self._running and slot in self._in_step else self._free).append(slot)
         self._waiters.wake((slot,))
 
     def _state_of(self, stream: Stream) -> bytes:
         with self._stepping, self._lock:
             slot = stream._open_slot()
-            rows = self._prepared.starts if self._is_fresh[slot] else [pool[slot] for pool in self._states]
+            rows = (
+                self._prepared.starts
+                if self._is_fresh[slot]
+                else [pool[slot] for pool in self._states]
+            )
             return packed(rows, self._prepared)
 
-    # -- frames and results -------------------------------------------------------------------------------------------
+    # -- frames and results
+    # -------------------------------------------------------------------------------------------
 
     def _push(self, stream: Stream, frames: Any) -> None:
         rows = self.accepts.array(frames)
@@ -205,7 +230,12 @@ class Engine:
                 self._counts["refused"] += 1
                 got = f"{count} frames, with {queued} in the queue"
                 rule = f"at most max_queue = {self.max_queue} frames together"
-                raise BusyError("frames", got, rule, "push again after a step and a pull, or pass a larger max_queue")
+                raise BusyError(
+                    "frames",
+                    got,
+                    rule,
+                    "push again after a step and a pull, or pass a larger max_queue",
+                )
             self._frames.append(slot, rows)
             if queued:
                 self._counts["late"] += 1
@@ -245,18 +275,25 @@ class Engine:
 
         Raises:
             BusyError: the queue of a stream is full; no frame was added.
-            ArgumentError, ArgumentTypeError, ClosedError, ShapeError: a stream or the frames are invalid.
+            ArgumentError, ArgumentTypeError, ClosedError, ShapeError: a stream or the frames are
+                invalid.
         """
         rows = self.accepts.rows(frames)
         with self._lock:
             slots = self._slots_of(streams)
             if rows.shape[0] != len(slots):
-                got, rule = f"{rows.shape[0]} frames", f"one frame for each of the {len(slots)} streams"
+                got, rule = (
+                    f"{rows.shape[0]} frames",
+                    f"one frame for each of the {len(slots)} streams",
+                )
                 raise ShapeError("frames", got, rule, "call push of a stream for several frames")
             queued = self._frames.counts[slots]
             if (queued >= self.max_queue).any():
                 self._counts["refused"] += 1
-                got, rule = f"{self.max_queue} frames in the queue of a stream", f"below max_queue = {self.max_queue}"
+                got, rule = (
+                    f"{self.max_queue} frames in the queue of a stream",
+                    f"below max_queue = {self.max_queue}",
+                )
                 raise BusyError("frames", got, rule, "push again after a step and a pull")
             now = time.perf_counter()
             self._frames.extend(slots, 1, rows)
@@ -268,13 +305,15 @@ class Engine:
         self._wake.set()
 
     def pull(self, streams: Sequence[Stream]) -> Tensor:
-        """Return one result of each of many streams, ``(len(streams), *features)``; see :meth:`Stream.pull`.
+        """Return one result of each of many streams, ``(len(streams), *features)``; see
+        :meth:`Stream.pull`.
 
         Args:
             streams: different open streams of this engine, each with a result.
 
         Raises:
-            ArgumentError, ArgumentTypeError, ClosedError: a stream is invalid, or has no result; none was removed.
+            ArgumentError, ArgumentTypeError, ClosedError: a stream is invalid, or has no result;
+                none was removed.
 
         Example:
             >>> engine = Engine(rl.nn.LSTM(3, 4).eval(), slots=100)
@@ -292,7 +331,9 @@ class Engine:
                 got = f"{len(slots) - np.count_nonzero(counts)} without a result"
                 raise ArgumentError("streams", got, "streams with a result", "pull after a step")
             own = self._prepared
-            rows = torch.empty(len(slots), *own.output_features, dtype=own.output_dtype, device="cpu")
+            rows = torch.empty(
+                len(slots), *own.output_features, dtype=own.output_dtype, device="cpu"
+            )
             self._results.take(slots, 1, rows.flatten(1))
             self._touched[slots] = time.perf_counter()
         self._wake.set()
@@ -302,21 +343,31 @@ class Engine:
         """Return the slots of different open streams; the lock is held."""
         self._raise_failure()
         if not hasattr(streams, "__len__"):
-            raise ArgumentTypeError("streams", quote(streams), "a list of streams", "pass what Engine.open returned")
-        slots = [stream._slot for stream in streams if isinstance(stream, Stream) and stream._engine is self]
+            raise ArgumentTypeError(
+                "streams", quote(streams), "a list of streams", "pass what Engine.open returned"
+            )
+        slots = [
+            stream._slot
+            for stream in streams
+            if isinstance(stream, Stream) and stream._engine is self
+        ]
         if len(slots) < len(streams):
             got, rule = f"{len(streams) - len(slots)} others", "streams of this engine"
             raise ArgumentTypeError("streams", got, rule, "pass what Engine.open returned")
         if len({*slots}) < len(slots) or -1 in slots:
             for stream in streams:
                 stream._open_slot()
-            raise ArgumentError("streams", "a stream twice", "different streams", "call push of the stream")
+            raise ArgumentError(
+                "streams", "a stream twice", "different streams", "call push of the stream"
+            )
         return np.array(slots, np.int64)
 
-    # -- steps --------------------------------------------------------------------------------------------------------
+    # -- steps
+    # ----------------------------------------------------------------------------------------------
 
     def step(self) -> int:
-        """Run all streams that have frames, at most ``chunk`` frames each, and whose results fit their queues.
+        """Run all streams that have frames, at most ``chunk`` frames each, and whose results fit
+        their queues.
 
         Returns:
             The number of these streams.
@@ -339,7 +390,10 @@ class Engine:
                 with self._lock:
                     alive = self._finished(step)
                     for slot in step.slots[alive].tolist():
-                        self._close(slot, "a stream whose step was interrupted, so that its states are incomplete")
+                        self._close(
+                            slot,
+                            "a stream whose step was interrupted, so that its states are incomplete",
+                        )
                 raise
             with self._lock:
                 self._scatter(step)
@@ -350,7 +404,11 @@ class Engine:
     def _gather(self) -> _Step | None:
         """Take the frames of a step; the lock is held."""
         ready, frames, runner, now = self._ready, self._frames, self._runner, time.perf_counter()
-        if len(ready) == 1 and frames.counts[ready[0]] == 1 and self._results.counts[ready[0]] < self.max_queue:
+        if (
+            len(ready) == 1
+            and frames.counts[ready[0]] == 1
+            and self._results.counts[ready[0]] < self.max_queue
+        ):
             # Without index arithmetic: most of the time of a step of one stream.
             runner.reserve(1, 1)
             slot = ready.pop()
@@ -363,7 +421,9 @@ class Engine:
         elif ready:
             slots = np.array(ready)
             counts = frames.counts[slots]
-            lengths = np.minimum(np.minimum(counts, self.chunk), self.max_queue - self._results.counts[slots])
+            lengths = np.minimum(
+                np.minimum(counts, self.chunk), self.max_queue - self._results.counts[slots]
+            )
             elements = int(lengths.sum())
             runner.reserve(elements, len(slots))  # first, because memory may be missing
             self._listed[slots] = False
@@ -397,7 +457,9 @@ class Engine:
         self._prepared.begin(self._pools, torch.from_numpy(slots))
 
     def _finished(self, step: _Step) -> npt.NDArray[np.bool_] | slice:
-        """End a step; return which of its streams were neither closed nor reset. The lock is held."""
+        """End a step; return which of its streams were neither closed nor reset. The lock is
+        held.
+        """
         was_interrupted, self._running, self._is_interrupted = self._is_interrupted, False, False
         self._free += self._closed_late
         self._closed_late.clear()
@@ -413,7 +475,10 @@ class Engine:
             outputs = runner.rows[output][: step.elements]
             if not isinstance(alive, slice):
                 outputs = outputs[torch.from_numpy(np.repeat(alive, lengths))]
-                slots, lengths = slots[alive], lengths if isinstance(lengths, int) else lengths[alive]
+                slots, lengths = (
+                    slots[alive],
+                    lengths if isinstance(lengths, int) else lengths[alive],
+                )
             if len(slots):
                 self._results.extend(slots, lengths, outputs)
         if self._waiters:
@@ -429,7 +494,9 @@ class Engine:
             The outputs, one per element.
         """
         check_kind("batch", batch, Ragged, "a Ragged", "wrap it with rl.Ragged(sequences)")
-        outputs = self._prepared.run_whole(self.accepts.rows(batch.values), batch.offsets, self.threads)
+        outputs = self._prepared.run_whole(
+            self.accepts.rows(batch.values), batch.offsets, self.threads
+        )
         return batch._like(outputs.reshape(-1, *self._prepared.output_features))
 
     def columns(self, rows: Tensor, **options: Any) -> dict[str, list[Any]]:
@@ -440,11 +507,13 @@ class Engine:
             **options: ``probabilities`` and ``top``, as in :meth:`raglane.Run.predict`.
 
         Raises:
-            ArgumentError: the model of the engine is not a run, or an option does not apply to its task.
+            ArgumentError: the model of the engine is not a run, or an option does not apply to its
+                task.
         """
         return self.accepts.columns(rows, **options)
 
-    # -- the engine's own thread --------------------------------------------------------------------------------------
+    # -- the engine's own thread
+    # --------------------------------------------------------------------------------------
 
     def start(self) -> Engine:
         """Start a thread that steps while streams have frames; return the engine."""
@@ -493,12 +562,16 @@ class Engine:
     def _raise_failure(self) -> None:
         if self._error is not None:
             got = f"an engine whose step raised {quote(str(self._error))}"
-            raise ClosedError("engine", got, "a working engine", "make a new engine") from self._error
+            raise ClosedError(
+                "engine", got, "a working engine", "make a new engine"
+            ) from self._error
 
-    # -- care ---------------------------------------------------------------------------------------------------------
+    # -- care
+    # ----------------------------------------------------------------------------------------------
 
     def expire(self, idle: float | None = None) -> int:
-        """Close the streams that were idle for ``idle`` seconds, by default those of the engine; return their number.
+        """Close the streams that were idle for ``idle`` seconds, by default those of the engine;
+        return their number.
 
         A stream is idle between calls of ``push`` and ``pull``.
 
@@ -509,7 +582,9 @@ class Engine:
         if limit is None:
             return 0
         with self._lock:
-            late = np.flatnonzero(self._touched[: self._used] < time.perf_counter() - limit).tolist()
+            late = np.flatnonzero(
+                self._touched[: self._used] < time.perf_counter() - limit
+            ).tolist()
             closed = [stream for slot in late if (stream := self._streams[slot]) is not None]
             for stream in closed:
                 self._close(stream._slot)
@@ -524,16 +599,21 @@ class Engine:
 
         Args:
             model: as for the engine, with the same frames and results.
-            restart: True if all streams begin a new sequence; otherwise their states continue with the new weights.
+            restart: True if all streams begin a new sequence; otherwise their states continue with
+                the new weights.
 
         Raises:
-            ShapeError: frames or results have another shape, dtype or meaning (of a run the task, channels, vocabulary
-                and labels), or the states have another shape or dtype, without ``restart``.
+            ShapeError: frames or results have another shape, dtype or meaning (of a run the task,
+                channels, vocabulary and labels), or the states have another shape or dtype, without
+                ``restart``.
         """
         accepts = frames_of(model, *self._options)
         new, old = accepts.prepared, self._prepared
         if new.facts != old.facts:
-            got, rule = f"frames and results {new.facts}", f"a model with frames and results {old.facts}"
+            got, rule = (
+                f"frames and results {new.facts}",
+                f"a model with frames and results {old.facts}",
+            )
             raise ShapeError("model", got, rule, "make a new engine")
         if accepts.names != self.accepts.names:
             rule = "a run with the same task, channels, tokens and labels"
@@ -553,10 +633,11 @@ class Engine:
         """Return statistics: counts since the start, and percentiles of the last steps.
 
         Returns:
-            ``works`` (False after a step has failed); ``streams``, ``slots``, ``ready`` (streams with frames),
-            ``queued`` (frames), ``results`` (not pulled); ``steps``, ``frames``, ``opened``; ``late`` (pushes while
-            earlier frames of the stream waited), ``refused`` (pushes and opens), ``evicted``; and ``p50``, ``p99`` and
-            ``most`` of ``step_streams``, ``step_ms`` and ``queue_ms``, the time from push to step.
+            ``works`` (False after a step has failed); ``streams``, ``slots``, ``ready`` (streams
+            with frames), ``queued`` (frames), ``results`` (not pulled); ``steps``, ``frames``,
+            ``opened``; ``late`` (pushes while earlier frames of the stream waited), ``refused``
+            (pushes and opens), ``evicted``; and ``p50``, ``p99`` and ``most`` of ``step_streams``,
+            ``step_ms`` and ``queue_ms``, the time from push to step.
         """
         with self._lock:
             found: dict[str, Any] = {
@@ -569,7 +650,10 @@ class Engine:
                 **self._counts,
             }
             found["step_streams"] = _summary(self._sizes, 1)
-            found["step_ms"], found["queue_ms"] = _summary(self._step_times, 1e3), _summary(self._waits, 1e3)
+            found["step_ms"], found["queue_ms"] = (
+                _summary(self._step_times, 1e3),
+                _summary(self._waits, 1e3),
+            )
         return found
 
 
@@ -583,7 +667,13 @@ class _Step(NamedTuple):
 
 def _seconds(idle: Any) -> float:
     """Return a time after which streams are closed."""
-    return check_real("idle", idle, "a number of seconds above 0, or None", lambda number: number > 0, "pass e.g. 60")
+    return check_real(
+        "idle",
+        idle,
+        "a number of seconds above 0, or None",
+        lambda number: number > 0,
+        "pass e.g. 60",
+    )
 
 
 def _summary(numbers: Iterable[float], scale: float) -> dict[str, float]:

@@ -1,4 +1,6 @@
-"""The frames that streams accept: of a module, or of a stored run, whose streams include its preprocessing."""
+"""The frames that streams accept: of a module, or of a stored run, whose streams include its
+preprocessing.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ from raglane.training.tasks import make_task
 
 
 class _Scaling(Kernel):
-    """The preprocessing of numbers: scales, and filled missing values, which continue from the previous chunk."""
+    """The preprocessing of numbers: scales, and filled missing values, which continue from the
+    previous chunk.
+    """
 
     def __init__(self, preprocessor: Preprocessor) -> None:
         self._preprocessor = preprocessor
@@ -67,7 +71,11 @@ class _Scaling(Kernel):
         filled = self._preprocessor.scaled(longer, own)
         absent = ~np.isfinite(longer)
         last = np.maximum.accumulate(np.where(absent, -1, np.arange(len(longer))[:, None]), axis=0)
-        ends, starts, slots = (own[1:] - 1)[is_full], own[:-1][is_full], rows.slots[torch.from_numpy(is_full)]
+        ends, starts, slots = (
+            (own[1:] - 1)[is_full],
+            own[:-1][is_full],
+            rows.slots[torch.from_numpy(is_full)],
+        )
         if self._has_times:
             gaps = self._preprocessor.gaps(longer)
             gaps = np.ones(len(longer)) if gaps is None else gaps
@@ -77,7 +85,9 @@ class _Scaling(Kernel):
             with np.errstate(over="ignore"):
                 filled[:, -given.shape[1] :] = times
             times = np.where(absent[ends], times[ends], 0)
-            rows.pools[1][slots] = torch.from_numpy(np.append(times, np.zeros((len(times), 1)), axis=1))
+            rows.pools[1][slots] = torch.from_numpy(
+                np.append(times, np.zeros((len(times), 1)), axis=1)
+            )
         rows_of = np.maximum(last[ends], starts[:, None])
         rows.pools[0][slots] = torch.from_numpy(np.take_along_axis(longer, rows_of, axis=0))
         output[:] = filled[kept]
@@ -104,7 +114,12 @@ class Frames:
         if type(own) is Tensor and own.dtype in _PLAIN:
             with suppress(RuntimeError, TypeError):  # no memory that NumPy can read
                 own = own.numpy()
-        if type(own) is np.ndarray and own.dtype is self._plain and own.ndim == 2 and own.shape[1] == self.width:
+        if (
+            type(own) is np.ndarray
+            and own.dtype is self._plain
+            and own.ndim == 2
+            and own.shape[1] == self.width
+        ):
             # Only NaN gives NaN, and only large or infinite numbers an infinite sum.
             total = np.vdot(own, own)
             if self._passes_nan or total < np.inf or (total == total and self._passes_infinite):
@@ -127,10 +142,17 @@ class Frames:
                 fix = "pass a tensor or an array"
                 raise ArgumentTypeError("frames", quote(frames), self._rule, fix) from error
         check_tensor("frames", frames)
-        if frames.shape[1:] != features or not frames.dim() or frames.dtype is not dtype or not frames.is_cpu:
+        if (
+            frames.shape[1:] != features
+            or not frames.dim()
+            or frames.dtype is not dtype
+            or not frames.is_cpu
+        ):
             got = f"shape {tuple(frames.shape)} of {frames.dtype} on {frames.device}"
             raise ShapeError("frames", got, self._rule, "reshape or convert them")
-        rows: Tensor = frames.detach().resolve_neg() if frames.requires_grad or frames.is_neg() else frames
+        rows: Tensor = (
+            frames.detach().resolve_neg() if frames.requires_grad or frames.is_neg() else frames
+        )
         rows = rows if len(features) == 1 else rows.reshape(frames.shape[0], self.width)
         if not rows.numel():
             return rows
@@ -138,7 +160,10 @@ class Frames:
         least = rows.min() if dtype is torch.bfloat16 else rows.numpy().min()
         if dtype is torch.int64:
             if least < 0 or rows.max() >= self.prepared.tokens:
-                got, rule = f"tokens from {least} to {int(rows.max())}", f"tokens from 0 to {self.prepared.tokens - 1}"
+                got, rule = (
+                    f"tokens from {least} to {int(rows.max())}",
+                    f"tokens from 0 to {self.prepared.tokens - 1}",
+                )
                 raise ArgumentError("frames", got, rule, "replace unknown tokens")
         elif least != least and not self._passes_nan:
             got = f"NaN in frame {int(rows.isnan().any(1).nonzero()[0])}"
@@ -149,9 +174,17 @@ class Frames:
             raise ArgumentError("frames", got, "finite numbers of float32", "correct them")
         return rows
 
-    def columns(self, rows: Tensor, *, probabilities: bool = False, top: int = 1) -> dict[str, list[Any]]:  # noqa: ARG002
+    def columns(
+        self,
+        rows: Tensor,  # noqa: ARG002
+        *,
+        probabilities: bool = False,  # noqa: ARG002
+        top: int = 1,  # noqa: ARG002
+    ) -> dict[str, list[Any]]:
         """Return results as columns of predictions; only a run has them."""
-        raise ArgumentError("model", "a module", "a run", "pass the result of rl.load to the engine")
+        raise ArgumentError(
+            "model", "a module", "a run", "pass the result of rl.load to the engine"
+        )
 
 
 class _RunFrames(Frames):
@@ -160,26 +193,38 @@ class _RunFrames(Frames):
     def __init__(self, prepared: Prepared, saved: SavedModel, passes_nan: bool) -> None:
         self._model, self._preprocessor = saved.model, saved.preprocessor
         # run.predict raises for infinite numbers too. They would make the rest of the stream NaN.
-        super().__init__(prepared, passes_nan or self._preprocessor.missing != "error", passes_infinite=False)
+        super().__init__(
+            prepared, passes_nan or self._preprocessor.missing != "error", passes_infinite=False
+        )
         own = self._preprocessor
         self.names = own.task, own.channels, own.vocabulary, own.labels, own.target_names
         self._task = make_task(own, self._model.config)
-        self._places = {token: place for place, token in enumerate(self._preprocessor.vocabulary or ())}
+        self._places = {
+            token: place for place, token in enumerate(self._preprocessor.vocabulary or ())
+        }
         if saved.task == "language":
             self._places.pop(END, None)  # this token in a text is unknown, not the end
 
     def rows(self, frames: Any) -> Tensor:
-        """See :meth:`Frames.rows`; a text or a list of tokens becomes their places in the vocabulary."""
+        """See :meth:`Frames.rows`; a text or a list of tokens becomes their places in the
+        vocabulary.
+        """
         if self._places and not isinstance(frames, Tensor | np.ndarray):
             if isinstance(frames, str):
                 frames = split_texts([frames], self._preprocessor.split or "words")[0].tolist()
-            if not isinstance(frames, Sequence) or not all(isinstance(token, str) for token in frames):
+            if not isinstance(frames, Sequence) or not all(
+                isinstance(token, str) for token in frames
+            ):
                 rule = "a text, a list of tokens, or a tensor of places in the vocabulary"
                 raise ArgumentTypeError("frames", quote(frames), rule, "pass one of them")
-            frames = torch.tensor([self._places.get(token, UNKNOWN_TOKEN) for token in frames], dtype=torch.int64)
+            frames = torch.tensor(
+                [self._places.get(token, UNKNOWN_TOKEN) for token in frames], dtype=torch.int64
+            )
         return super().rows(frames)
 
-    def columns(self, rows: Tensor, *, probabilities: bool = False, top: int = 1) -> dict[str, list[Any]]:
+    def columns(
+        self, rows: Tensor, *, probabilities: bool = False, top: int = 1
+    ) -> dict[str, list[Any]]:
         """Return the columns of predictions, an entry per row."""
         check_options(self._task, horizon=1, probabilities=probabilities, top=top)
         options = {"top": top} if top > 1 else {}
@@ -199,15 +244,23 @@ def numbers(given: Any, dtype: torch.dtype, name: str = "frames") -> Tensor:
     kinds = "iu" if dtype is torch.int64 else "iuf"
     try:
         array = np.array(given)
-        if array.dtype.kind == "O" and all(one is None or type(one) in (int, float) for one in array.flat):
+        if array.dtype.kind == "O" and all(
+            one is None or type(one) in (int, float) for one in array.flat
+        ):
             array = array.astype(np.float64)
     except (ValueError, TypeError, OverflowError, RecursionError):
         array = np.array("")
     if array.size and array.dtype.kind not in kinds:
-        rule = "lists of whole numbers" if dtype is torch.int64 else "lists of numbers, of equal lengths"
+        rule = (
+            "lists of whole numbers"
+            if dtype is torch.int64
+            else "lists of numbers, of equal lengths"
+        )
         raise ArgumentTypeError(name, quote(given), rule, "send one list per element")
     with np.errstate(over="ignore"):
-        array = array.astype({torch.float32: np.float32, torch.int64: np.int64}.get(dtype, np.float64))
+        array = array.astype(
+            {torch.float32: np.float32, torch.int64: np.int64}.get(dtype, np.float64)
+        )
     return torch.from_numpy(array).to(dtype)
 
 
@@ -226,7 +279,9 @@ def _prepare_run(saved: SavedModel, dtype: torch.dtype | None) -> Prepared:
         rule = "a run of a task other than transcribe, whose predictions are of whole sequences"
         raise DispatchError("model", "a run of the task transcribe", rule, "call run.predict")
     if preprocess.features:
-        got = f"a run with the features {quote_all(encoder.name for encoder in preprocess.features)}"
+        got = (
+            f"a run with the features {quote_all(encoder.name for encoder in preprocess.features)}"
+        )
         rule = "a run of tokens, or of channels without further features"
         raise DispatchError("model", got, rule, "call run.predict on whole sequences")
     found = prepare(saved.model, None if preprocess.is_tokens else preprocess.input_size, dtype)
@@ -246,7 +301,9 @@ def _prepare_run(saved: SavedModel, dtype: torch.dtype | None) -> Prepared:
 
 
 def _after_end(found: Prepared) -> Prepared:
-    """Return the stages of a language model whose streams begin after the token that precedes each text."""
+    """Return the stages of a language model whose streams begin after the token that precedes each
+    text.
+    """
     pools = found.pools(1)
     found.begin(pools)
     runner = found.runner(pools)

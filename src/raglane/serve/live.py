@@ -1,4 +1,6 @@
-"""Live streams of clients: a conversation over a WebSocket, and sequences over HTTP, within limits."""
+"""Live streams of clients: a conversation over a WebSocket, and sequences over HTTP, within
+limits.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,13 @@ class RefusedError(RaglaneError):
 
 def status_of(error: Exception) -> int:
     """Return the status of HTTP for an error."""
-    known = 503 if isinstance(error, BusyError | ClosedError) else 400 if isinstance(error, RaglaneError) else 500
+    known = (
+        503
+        if isinstance(error, BusyError | ClosedError)
+        else 400
+        if isinstance(error, RaglaneError)
+        else 500
+    )
     return getattr(error, "status", known)
 
 
@@ -68,7 +76,10 @@ class Clients:
         """Count a stream of a client; raise if it has too many."""
         self.check_open()
         if self._counts[client] >= self._most:
-            got, fix = f"{self._most} streams of this client", "close a stream, or set --client-streams"
+            got, fix = (
+                f"{self._most} streams of this client",
+                "close a stream, or set --client-streams",
+            )
             raise RefusedError(429, "stream", got, "within the limit of a client", fix)
         self._counts[client] += 1
 
@@ -79,7 +90,9 @@ class Clients:
             del self._counts[client]
 
     async def drain(self) -> None:
-        """Accept no new work, and return when all queued frames and running requests are answered."""
+        """Accept no new work, and return when all queued frames and running requests are
+        answered.
+        """
         self.is_closing = True
         for conversation in self.conversations:
             conversation.drain()
@@ -113,14 +126,24 @@ def live(served: Served) -> Served:
 class Conversation:
     """One live stream over a WebSocket: frames in, results out, in order.
 
-    A client that sends faster than the engine steps, or does not read, is not read from: its messages remain in the
-    buffers of TCP, and other streams continue.
+    A client that sends faster than the engine steps, or does not read, is not read from: its
+    messages remain in the buffers of TCP, and other streams continue.
     """
 
     def __init__(
-        self, socket: WebSocket, served: Served, options: Mapping[str, Any], is_binary: bool, most: int
+        self,
+        socket: WebSocket,
+        served: Served,
+        options: Mapping[str, Any],
+        is_binary: bool,
+        most: int,
     ) -> None:
-        self._socket, self._served, self._options, self._is_binary = socket, served, options, is_binary
+        self._socket, self._served, self._options, self._is_binary = (
+            socket,
+            served,
+            options,
+            is_binary,
+        )
         self._most = most  # bytes of a message
         self._engine = served.streams
         self._own = self._engine.stream()
@@ -138,7 +161,10 @@ class Conversation:
     async def run(self) -> tuple[int, str]:
         """Talk until the end; return the code and the reason that close the WebSocket."""
         self._reader, writer = asyncio.create_task(self._read()), asyncio.create_task(self._write())
-        tasks = [self._reader, writer]  # in the order of errors: the writer's may follow from the reader's
+        tasks = [
+            self._reader,
+            writer,
+        ]  # in the order of errors: the writer's may follow from the reader's
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if self._is_draining and writer not in done:
@@ -152,7 +178,11 @@ class Conversation:
             await self._send_state()
             return 1001, "the server is closing"
         except ClosedError as error:
-            return (4408, "the stream was idle for too long") if self._own.stream.closed else (1011, str(error))
+            return (
+                (4408, "the stream was idle for too long")
+                if self._own.stream.closed
+                else (1011, str(error))
+            )
         finally:
             for task in tasks:
                 # Marks its error as retrieved; the first one has ended the conversation.
@@ -185,7 +215,13 @@ class Conversation:
         except (ValueError, RecursionError):
             raise RefusedError(422, "message", quote(text), "JSON", "send an object") from None
         if not isinstance(content, dict) or len(content) != 1 or next(iter(content)) not in _KEYS:
-            raise RefusedError(400, "message", quote(text), f"an object with one of {quote_all(_KEYS)}", "correct it")
+            raise RefusedError(
+                400,
+                "message",
+                quote(text),
+                f"an object with one of {quote_all(_KEYS)}",
+                "correct it",
+            )
         ((key, value),) = content.items()
         if key in ("reset", "end") and value is not True:
             raise RefusedError(400, key, quote(value), "true", "send true, or no such message")
@@ -213,11 +249,15 @@ class Conversation:
         await self._send({"state": await _encoded(self._own.stream), "at": self._answered})
 
     async def _push(self, given: Any) -> None:
-        """Queue frames when there is room; frames that the engine refuses are answered with an error."""
+        """Queue frames when there is room; frames that the engine refuses are answered with an
+        error.
+        """
         most = self._engine.max_queue
         try:
             for frames in self._served.checked(self._served.frames(given)).split(most):
-                while self._pushed > self._answered and self._own.stream.queued + len(frames) > most:
+                while (
+                    self._pushed > self._answered and self._own.stream.queued + len(frames) > most
+                ):
                     await self._changed()
                 self._own.push(frames)
                 self._pushed += len(frames)
@@ -241,14 +281,18 @@ class Conversation:
             if self._is_binary:
                 await self._socket.send_bytes(rows.contiguous().view(torch.uint8).numpy().tobytes())
             else:
-                await self._send({"at": self._answered, **self._served.answer(rows, **self._options)})
+                await self._send(
+                    {"at": self._answered, **self._served.answer(rows, **self._options)}
+                )
             self._answered += len(rows)
             self._change.set()
 
 
 @dataclass
 class _Sequence:
-    """A sequence over HTTP: its stream, and the lock of its requests, which run one after the other."""
+    """A sequence over HTTP: its stream, and the lock of its requests, which run one after the
+    other.
+    """
 
     client: str
     stream: AsyncStream
@@ -272,13 +316,17 @@ class Sequences:
         key = served.name, object() if number is None else number
         if parameters["state"] is not None and number is not None and not starts:
             rule = "sent with sequence_start, for which it is the first state"
-            raise RefusedError(400, "state", "a state without sequence_start", rule, "set sequence_start")
+            raise RefusedError(
+                400, "state", "a state without sequence_start", rule, "set sequence_start"
+            )
         if starts:
             self._close(key)
         if number is None or starts:
             self._begin(key, served, client, parameters["state"], parameters["at"] or 0)
         sequence = self._open.get(key)
-        if sequence is not None and sequence.stream.stream.closed:  # by the engine, because it was idle
+        if (
+            sequence is not None and sequence.stream.stream.closed
+        ):  # by the engine, because it was idle
             self._close(key, sequence)
             sequence = None
         rule = "the id of a sequence that began with sequence_start, and was not idle"
@@ -287,11 +335,18 @@ class Sequences:
             raise gone
         async with sequence.lock:
             if parameters["at"] not in (None, sequence.at):
-                got, rule = str(parameters["at"]), f"{sequence.at}, the number of frames of the sequence"
-                raise RefusedError(409, "at", got, rule, "set sequence_start, and state to continue from it")
+                got, rule = (
+                    str(parameters["at"]),
+                    f"{sequence.at}, the number of frames of the sequence",
+                )
+                raise RefusedError(
+                    409, "at", got, rule, "set sequence_start, and state to continue from it"
+                )
             try:
                 rows = await self._run(sequence.stream, served.streams, frames)
-                state = await _encoded(sequence.stream.stream) if parameters["return_state"] else None
+                state = (
+                    await _encoded(sequence.stream.stream) if parameters["return_state"] else None
+                )
             except BaseException as error:
                 # Another request has ended it meanwhile, or the engine, because it was idle.
                 ended = isinstance(error, ClosedError) and sequence.stream.stream.closed
@@ -316,7 +371,9 @@ class Sequences:
                 count -= len(found[-1])
         return torch.cat(found)
 
-    def _begin(self, key: tuple[str, Any], served: Served, client: str, state: str | None, at: int) -> None:
+    def _begin(
+        self, key: tuple[str, Any], served: Served, client: str, state: str | None, at: int
+    ) -> None:
         if monotonic() > self._swept + _SWEEP:
             self._swept = monotonic()
             for other, sequence in list(self._open.items()):

@@ -1,4 +1,6 @@
-"""Live streams on a Ray cluster: replicas of the server, and a router that sends each stream to the same one."""
+"""Live streams on a Ray cluster: replicas of the server, and a router that sends each stream to the
+same one.
+"""
 
 from __future__ import annotations
 
@@ -10,23 +12,28 @@ from raglane.errors import ArgumentTypeError, ClosedError
 from raglane.serve.engine import Engine
 
 _ROUTER = "ray.serve.experimental.consistent_hash_router"
-_MOST = 2**20  # requests of a replica at a time; a live stream over WebSocket is one, and the server has own limits
+_MOST = (
+    2**20
+)  # requests of a replica at a time; a live stream over WebSocket is one, and the server has own limits
 
 
 def deployment(models: Any, *, token: str | None = None, **options: Any) -> Any:
     """Return a deployment for Ray Serve whose replicas are servers as that of ``raglane serve``.
 
-    Each replica has its own engines. Ray's consistent hashing sends all requests with the same header ``x-session-id``
-    to one replica, and a WebSocket stays at its replica. If replicas are lost or added, some ids move to another
-    replica, where a client continues from the last state that it has kept.
+    Each replica has its own engines. Ray's consistent hashing sends all requests with the same
+    header ``x-session-id`` to one replica, and a WebSocket stays at its replica. If replicas are
+    lost or added, some ids move to another replica, where a client continues from the last state
+    that it has kept.
 
     Args:
         models: a run, or another model of :class:`Engine`; several ones by name. Ray pickles them.
         token: clients must send it as ``Authorization: Bearer TOKEN``; None for none.
-        **options: those of the server: ``slots``, ``idle`` etc., as the options of ``raglane serve``.
+        **options: those of the server: ``slots``, ``idle`` etc., as the options of ``raglane
+            serve``.
 
     Returns:
-        A ``ray.serve.Deployment``; its method ``options`` sets the number of replicas and their resources.
+        A ``ray.serve.Deployment``; its method ``options`` sets the number of replicas and their
+        resources.
 
     Raises:
         MissingExtraError: Ray Serve is not installed.
@@ -43,7 +50,9 @@ def deployment(models: Any, *, token: str | None = None, **options: Any) -> Any:
 
     named = dict(models) if isinstance(models, Mapping) else {"model": models}
     if any(isinstance(model, Engine) for model in named.values()):
-        raise ArgumentTypeError("models", "an engine", "runs or modules", "pass the model of the engine")
+        raise ArgumentTypeError(
+            "models", "an engine", "runs or modules", "pass the model of the engine"
+        )
 
     def build() -> Any:
         from raglane.serve.app import create_app
@@ -56,7 +65,9 @@ def deployment(models: Any, *, token: str | None = None, **options: Any) -> Any:
         "request_router_kwargs": {"num_fallback_replicas": 0},
     }
     replica = serve.ingress(build)(_Replica)
-    return serve.deployment(replica, name="raglane", max_ongoing_requests=_MOST, request_router_config=router)
+    return serve.deployment(
+        replica, name="raglane", max_ongoing_requests=_MOST, request_router_config=router
+    )
 
 
 class _Replica:
@@ -67,4 +78,6 @@ class _Replica:
     async def check_health(self) -> None:
         """Raise if an engine has failed."""
         if self.app.state.server.status() == "failed":
-            raise ClosedError("engine", "an engine whose step failed", "a working engine", "restart it")
+            raise ClosedError(
+                "engine", "an engine whose step failed", "a working engine", "restart it"
+            )

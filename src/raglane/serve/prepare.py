@@ -1,4 +1,6 @@
-"""Prepares a model for streams: its forward is traced once and cut at its recurrent layers into stages."""
+"""Prepares a model for streams: its forward is traced once and cut at its recurrent layers into
+stages.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +80,10 @@ class Prepared:
         runner = self.runner(pools, threads)
         runner.reserve(elements, sequences)
         runner.rows[0][:elements] = rows
-        runner.offsets[: sequences + 1], runner.slots[:sequences] = offsets.numpy(), np.arange(sequences)
+        runner.offsets[: sequences + 1], runner.slots[:sequences] = (
+            offsets.numpy(),
+            np.arange(sequences),
+        )
         runner.run(elements, sequences)
         return runner.rows[self.output][:elements]
 
@@ -88,7 +93,9 @@ class Prepared:
         return self.features, self.dtype, self.tokens, self.output_features, self.output_dtype
 
 
-def prepare(model: Any, features: int | Sequence[int] | None = None, dtype: torch.dtype | None = None) -> Prepared:
+def prepare(
+    model: Any, features: int | Sequence[int] | None = None, dtype: torch.dtype | None = None
+) -> Prepared:
     """Return the stages of a model."""
     whole = _Chain(model) if isinstance(model, list | tuple | nn.Sequential) else model
     if not isinstance(whole, nn.Module):
@@ -105,7 +112,11 @@ def prepare(model: Any, features: int | Sequence[int] | None = None, dtype: torc
             raise _refused(f"{name or 'the model'} ({type(part).__name__}), {reason}", fix)
     # A frozen model answers with its int8 weights, while they are valid.
     stacks = [part for part in whole.modules() if isinstance(part, Stack)]
-    frozen = [(held, part) for part in stacks if (held := frozen_weights(part)) is not None and held.is_int8]
+    frozen = [
+        (held, part)
+        for part in stacks
+        if (held := frozen_weights(part)) is not None and held.is_int8
+    ]
     is_int8 = dtype is torch.int8 or any(held.packed_for(part._weights()) for held, part in frozen)
     with default_modes(grad=False):
         return _Tracing(whole, shape, is_int8).prepared()
@@ -140,8 +151,13 @@ class _Chain(nn.Module):
 
     def forward(self, batch: Ragged) -> Any:
         for part in self.parts:
-            reads_batch = any(isinstance(inner, Stack | _Cut | Pooling | AttentionPooling) for inner in part.modules())
-            batch = batch.map(part) if isinstance(batch, Ragged) and not reads_batch else part(batch)
+            reads_batch = any(
+                isinstance(inner, Stack | _Cut | Pooling | AttentionPooling)
+                for inner in part.modules()
+            )
+            batch = (
+                batch.map(part) if isinstance(batch, Ragged) and not reads_batch else part(batch)
+            )
             batch = batch[0] if isinstance(batch, tuple) else batch
         return batch
 
@@ -160,21 +176,27 @@ def _guessed(model: nn.Module) -> tuple[int, ...] | None:
                 return (part.input_size,)
             case nn.LayerNorm():
                 return (part.normalized_shape[0],)
-    raise ArgumentError("features", "None", "given for this model: the shape of an element", "pass e.g. features=64")
+    raise ArgumentError(
+        "features", "None", "given for this model: the shape of an element", "pass e.g. features=64"
+    )
 
 
-# ---- tracing --------------------------------------------------------------------------------------------------------
+# ---- tracing -------------------------------------------------------------------------------------
 
 
 def _so_far(pooling: str | AttentionPooling, batch: _Stream) -> Tensor:
     """Return the pooling of the elements so far."""
     tracing, values = _active.get(), batch._values
     rows = values.reshape(values.shape[0], -1)
-    return tracing.layer(running(pooling, rows.shape[1], tracing.dtype), rows)[-1].reshape(values.shape)
+    return tracing.layer(running(pooling, rows.shape[1], tracing.dtype), rows)[-1].reshape(
+        values.shape
+    )
 
 
 class _Stream(Ragged):
-    """A traced batch, in which each row is an element, and a value of a sequence is its value so far."""
+    """A traced batch, in which each row is an element, and a value of a sequence is its value so
+    far.
+    """
 
     __slots__ = ()
 
@@ -216,12 +238,16 @@ class _LayerCut(_Cut):
     def forward(self, input: Any, hx: Any = None, **options: Any) -> Any:
         layer: Any = self._whole[0]
         if not isinstance(input, _Stream):
-            raise Refused("it is called with a tensor, which is one sequence: pass the Ragged batch")
+            raise Refused(
+                "it is called with a tensor, which is one sequence: pass the Ragged batch"
+            )
         if hx is not None or any(options.get(name) is not None for name in ("lengths", "resets")):
             raise Refused("it is called with an initial state, lengths or resets")
         outputs = _active.get().layer(layer, input._values)
         h = torch.stack(outputs) if layer.cell.output_is_state else _Unread()
-        state = h if len(layer.state_sizes) == 1 else (h, *[_Unread()] * (len(layer.state_sizes) - 1))
+        state = (
+            h if len(layer.state_sizes) == 1 else (h, *[_Unread()] * (len(layer.state_sizes) - 1))
+        )
         found = None if options.get("return_output") is False else input._like(outputs[-1])
         _active.get().states.append(state)
         self.__dict__["_latest"] = outputs[-1]
@@ -250,7 +276,9 @@ class _PoolingCut(_Cut):
         if not isinstance(batch, _Stream):
             raise Refused("it is called with a tensor, not with a Ragged")
         module: Any = self._whole[0]
-        return getattr(batch, module.name)() if isinstance(module, Pooling) else _so_far(module, batch)
+        return (
+            getattr(batch, module.name)() if isinstance(module, Pooling) else _so_far(module, batch)
+        )
 
 
 class _LookupCut(_Cut):
@@ -282,7 +310,9 @@ class _Tracing:
         self.model, self.int8 = model, int8
         self.features = _guessed(model) if features is None else features
         self.is_guess = features is None
-        floats = [part for part in (*model.parameters(), *model.buffers()) if part.is_floating_point()]
+        floats = [
+            part for part in (*model.parameters(), *model.buffers()) if part.is_floating_point()
+        ]
         self.narrow = floats[0].dtype if floats else torch.float32
         self.dtype = torch.float32 if self.narrow is torch.bfloat16 else self.narrow
         self.left: list[str] = []
@@ -295,7 +325,11 @@ class _Tracing:
         """Return the stages."""
         example, expected = self._expected()
         width = math.prod(self.features or ())
-        sizes = [size for part in (*self.model.parameters(), *self.model.buffers()) for size in part.shape]
+        sizes = [
+            size
+            for part in (*self.model.parameters(), *self.model.buffers())
+            for size in part.shape
+        ]
         self.tracer = Tracer(self.dtype, rows_for([*sizes, width, *(self.features or ())]), RULES)
         self.rows, self.graph = self.tracer.rows, self.tracer.graph
         copy = self._copied()
@@ -304,8 +338,12 @@ class _Tracing:
             self._input = self.tracer.nothing(self.rows, dtype=torch.int64)
         else:
             flat, self._read_node = self.tracer.source("element", width)
-            self._input = self.tracer.wrap(self.tracer.marks(flat).reshape(self.rows, *self.features), self.dtype)
-        batch = _Stream._make(self._input, self.tracer.nothing(self.rows + 1, dtype=torch.int64), None)
+            self._input = self.tracer.wrap(
+                self.tracer.marks(flat).reshape(self.rows, *self.features), self.dtype
+            )
+        batch = _Stream._make(
+            self._input, self.tracer.nothing(self.rows + 1, dtype=torch.int64), None
+        )
         token = _active.set(self)
         try:
             output = self.tracer.run(lambda: self._rows_of(copy(batch)))
@@ -370,7 +408,9 @@ class _Tracing:
             found = found[[2, 3]]
         wanted = wanted.double().reshape(found.shape) if wanted.numel() == found.numel() else wanted
         off = 5e-2 if self.narrow is torch.bfloat16 else 1e-3
-        is_close = wanted.shape == found.shape and torch.allclose(found, wanted, off, off, equal_nan=True)
+        is_close = wanted.shape == found.shape and torch.allclose(
+            found, wanted, off, off, equal_nan=True
+        )
         if not is_close and not self.int8:
             raise _refused("a model whose results differ from those of its traced operations")
 
@@ -381,13 +421,21 @@ class _Tracing:
             found = found[0]
         found = found._values if isinstance(found, Ragged) else found
         if not isinstance(found, Tensor) or found.dim() < 1 or found.shape[0] != self.rows:
-            got = f"{len(found)} results" if isinstance(found, tuple | list | dict) else f"a {type(found).__name__}"
+            got = (
+                f"{len(found)} results"
+                if isinstance(found, tuple | list | dict)
+                else f"a {type(found).__name__}"
+            )
             raise Refused(f"it returns {got}, not one Ragged or tensor with a row for each element")
         return found.unsqueeze(1) if found.dim() == 1 else found
 
     def _named(self, error: Exception, copy: nn.Module) -> Exception:
-        """Return the error of a refusal, with the innermost module of the model that was running."""
-        if not isinstance(error, Refused | RaglaneError | RuntimeError | TypeError | ValueError | AttributeError):
+        """Return the error of a refusal, with the innermost module of the model that was
+        running.
+        """
+        if not isinstance(
+            error, Refused | RaglaneError | RuntimeError | TypeError | ValueError | AttributeError
+        ):
             return error
         names = {id(part): name for name, part in copy.named_modules()}
         name, where, trace = "", "", error.__traceback__
@@ -403,7 +451,9 @@ class _Tracing:
             trace = trace.tb_next
         raised = f"it raised {type(error).__name__}: {str(error).rstrip('.')}"
         reason = error.reason if isinstance(error, Refused) else raised
-        return _refused(f"{name or 'the model'} ({kind}): {where}{reason}", _GUESS if self.is_guess else _FIX)
+        return _refused(
+            f"{name or 'the model'} ({kind}): {where}{reason}", _GUESS if self.is_guess else _FIX
+        )
 
     # Cuts.
 
@@ -416,7 +466,9 @@ class _Tracing:
     def layer(self, layer: Stack, rows: Tensor) -> list[Tensor]:
         """Cut at a recurrent layer; return the outputs of each layer of its stack."""
         if rows.dim() != 2 or rows.shape[1] != layer.input_size:
-            raise Refused(f"its input has shape {tuple(rows.shape[1:])} for input_size = {layer.input_size}")
+            raise Refused(
+                f"its input has shape {tuple(rows.shape[1:])} for input_size = {layer.input_size}"
+            )
         make = lambda read, end: layer_stages(layer, read, end, self.narrow, self.int8, self.left)  # noqa: E731
         piece = _Piece(self._columns(rows), make)
         outputs = []
@@ -431,8 +483,12 @@ class _Tracing:
     def lookup(self, module: nn.Module, input: Tensor) -> Tensor:
         """Cut at an embedding of the input of the model."""
         if input is not self._input:
-            raise Refused("it looks up indexes that the model computes, not the elements themselves")
-        example = torch.zeros(1, *(self.features or ()), dtype=torch.int64 if self.features is None else self.narrow)
+            raise Refused(
+                "it looks up indexes that the model computes, not the elements themselves"
+            )
+        example = torch.zeros(
+            1, *(self.features or ()), dtype=torch.int64 if self.features is None else self.narrow
+        )
         # A copy, which a training of the model does not change.
         own = _evaluating(replaced(module, lambda part: part.detach().clone()))
         example_out = own(example)
@@ -440,7 +496,9 @@ class _Tracing:
         if isinstance(module, nn.Embedding):
             self.tokens = min(self.tokens or module.num_embeddings, module.num_embeddings)
         made, node = self.tracer.source("element", width)
-        self._pieces.append(_Piece(None, lambda _, __: [lookup_stage(own, width, example_out.dtype)], [node]))
+        self._pieces.append(
+            _Piece(None, lambda _, __: [lookup_stage(own, width, example_out.dtype)], [node])
+        )
         return made
 
     # Stages.
@@ -452,11 +510,15 @@ class _Tracing:
         stages: list[Stage] = []
 
         def place(wanted: Columns) -> int:
-            """Return the index of rows with these columns, after a program that computes them if necessary."""
+            """Return the index of rows with these columns, after a program that computes them if
+            necessary.
+            """
             for node, index in available.items():
                 if np.array_equal(wanted, self.graph.columns(node)):
                     return index
-            kinds: dict[int, Any] = dict.fromkeys(available, "element") | dict.fromkeys(given, "vector")
+            kinds: dict[int, Any] = dict.fromkeys(available, "element") | dict.fromkeys(
+                given, "vector"
+            )
             lowered = Lowering(self.graph, kinds, []).run([wanted], [])
             reads = [available[node] for node in lowered.given.get("element", ())]
             own = [given[node] for node in lowered.given.get("vector", ())]
@@ -480,7 +542,12 @@ class _Tracing:
         output = place(columns)
         if self.int8 and not any(getattr(stage.kernel, "is_int8", False) for stage in stages):
             got = f"torch.int8, for {'; '.join(self.left) or 'a model without a recurrent layer'}"
-            raise DispatchError("dtype", got, "None for a model without an RNN, LSTM or GRU in float32", "leave it out")
+            raise DispatchError(
+                "dtype",
+                got,
+                "None for a model without an RNN, LSTM or GRU in float32",
+                "leave it out",
+            )
         facts = repr((self.features, self.narrow, output, shape))
         return Prepared(
             tuple(stages),

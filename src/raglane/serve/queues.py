@@ -1,4 +1,6 @@
-"""Queues of rows, one per slot, in one block of memory: their operations on many slots have no loop in Python."""
+"""Queues of rows, one per slot, in one block of memory: their operations on many slots have no loop
+in Python.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,8 @@ _FIRST = 64  # rows of a new block
 class RowQueues:
     """First-in, first-out queues of rows; the caller checks the arguments.
 
-    The rows of a queue are a linked list. A *run* is a part of it in adjacent rows of memory, so that a long queue is
-    read run by run.
+    The rows of a queue are a linked list. A *run* is a part of it in adjacent rows of memory, so
+    that a long queue is read run by run.
     """
 
     def __init__(self, slots: int, width: int, dtype: torch.dtype) -> None:
@@ -78,7 +80,9 @@ class RowQueues:
         self.counts[slots] += lengths
 
     def pop(self, slot: int) -> npt.NDArray[Any]:
-        """Remove the first row of a queue; return a view, valid until rows are added. bfloat16 is int16."""
+        """Remove the first row of a queue; return a view, valid until rows are added. bfloat16 is
+        int16.
+        """
         place = self._first[slot]
         if self._runs[place] > 1:
             self._runs[place + 1] = self._runs[place] - 1
@@ -91,7 +95,9 @@ class RowQueues:
         return self._memory[place]
 
     def take(self, slots: Integers, lengths: Integers | int, to: Tensor) -> None:
-        """Move the first ``lengths`` rows, each at least 1 (an int is 1), of different queues to ``to``, in order."""
+        """Move the first ``lengths`` rows, each at least 1 (an int is 1), of different queues to
+        ``to``, in order.
+        """
         places = self._first[slots]
         if isinstance(lengths, int):
             runs = self._runs[places]
@@ -169,7 +175,9 @@ class RowQueues:
         self._runs[places[where]] = np.diff(where, append=len(places))
 
     def _walked(self, slots: Integers, current: Integers, lengths: Integers) -> Integers:
-        """Return the places of the first ``lengths`` rows of queues, which then begin after them."""
+        """Return the places of the first ``lengths`` rows of queues, which then begin after
+        them.
+        """
         stops = lengths.cumsum()
         found = np.empty(int(stops[-1]), np.int64)
         at, active = stops - lengths, np.arange(len(slots))

@@ -1,4 +1,6 @@
-"""A model under a name: its frames and results as JSON and bytes, and whole sequences in batches."""
+"""A model under a name: its frames and results as JSON and bytes, and whole sequences in
+batches.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,12 @@ from raglane.serve.engine import Engine
 from raglane.serve.frames import numbers
 from raglane.training.stored import finite
 
-DATATYPES = {torch.float32: "FP32", torch.float64: "FP64", torch.bfloat16: "BF16", torch.int64: "INT64"}
+DATATYPES = {
+    torch.float32: "FP32",
+    torch.float64: "FP64",
+    torch.bfloat16: "BF16",
+    torch.int64: "INT64",
+}
 """The names of dtypes in the Open Inference Protocol."""
 
 _COLUMNS = {str: "BYTES", float: "FP64", int: "INT64"}  # those of predictions
@@ -46,7 +53,9 @@ class _Request(NamedTuple):
 
 
 class Served:
-    """A run, an engine or modules under a name. A run without an engine has a reason, and predicts whole sequences."""
+    """A run, an engine or modules under a name. A run without an engine has a reason, and predicts
+    whole sequences.
+    """
 
     def __init__(self, name: str, model: Any, **options: Any) -> None:
         self.name, self.reason = name, ""
@@ -59,7 +68,9 @@ class Served:
                 if self.run is None:
                     raise
                 self.reason = str(error)
-        self._batches: dict[Any, list[_Request]] = {}  # the last batch of each kind, which a request may join
+        self._batches: dict[
+            Any, list[_Request]
+        ] = {}  # the last batch of each kind, which a request may join
         self._lock = threading.Lock()  # of the batches
         self._waiting = 0
         self._pool = ThreadPoolExecutor(1, f"raglane {name}")
@@ -91,9 +102,16 @@ class Served:
             size = math.prod(own.features) * own.dtype.itemsize
             if len(given) % size:
                 kind = DATATYPES[own.dtype]
-                got, rule = f"{len(given)} bytes", f"whole frames of {size} bytes, {kind} in little endian"
+                got, rule = (
+                    f"{len(given)} bytes",
+                    f"whole frames of {size} bytes, {kind} in little endian",
+                )
                 raise ShapeError("frames", got, rule, "send whole frames")
-            flat = torch.frombuffer(bytearray(given), dtype=own.dtype) if given else torch.empty(0, dtype=own.dtype)
+            flat = (
+                torch.frombuffer(bytearray(given), dtype=own.dtype)
+                if given
+                else torch.empty(0, dtype=own.dtype)
+            )
             return flat.reshape(-1, *own.features)
         is_numbers = isinstance(given, list) and not (given and isinstance(given[0], str))
         # A list of whole numbers is one of places in the vocabulary.
@@ -106,44 +124,79 @@ class Served:
     def tensor(self, shape: Sequence[int], datatype: str, data: list[Any]) -> Tensor:
         """Return a tensor of the Open Inference Protocol as frames; its data is flat or nested."""
         dtype = self.streams.accepts.prepared.dtype
-        is_text = datatype == "BYTES" and dtype is torch.int64 and all(isinstance(one, str) for one in data)
+        is_text = (
+            datatype == "BYTES"
+            and dtype is torch.int64
+            and all(isinstance(one, str) for one in data)
+        )
         if not is_text and datatype != DATATYPES[dtype]:
             raise ArgumentError("datatype", quote(datatype), DATATYPES[dtype], "convert the data")
         found = data if is_text else numbers(data, dtype, "data").reshape(-1)
         features = self.streams.features
         if tuple(shape[1:]) != features or len(found) != math.prod(shape):
             got = f"{len(found)} entries for the shape {tuple(shape)}"
-            rule = f"one entry for each number of the shape ({', '.join(map(str, ('n', *features)))})"
+            rule = (
+                f"one entry for each number of the shape ({', '.join(map(str, ('n', *features)))})"
+            )
             raise ShapeError("data", got, rule, "correct the shape")
         return self.checked(found if isinstance(found, list) else found.reshape(-1, *features))
 
     def tensors(self, rows: Tensor) -> list[dict[str, Any]]:
-        """Return results as tensors of the Open Inference Protocol; for a run, its predictions too."""
+        """Return results as tensors of the Open Inference Protocol; for a run, its predictions
+        too.
+        """
         shape, datatype = list(rows.shape), DATATYPES[rows.dtype]
-        found = [{"name": "outputs", "shape": shape, "datatype": datatype, "data": rows.flatten().tolist()}]
+        found = [
+            {
+                "name": "outputs",
+                "shape": shape,
+                "datatype": datatype,
+                "data": rows.flatten().tolist(),
+            }
+        ]
         for name, column in {} if self.run is None else self.answer(rows).items():
             kinds = {type(one) for one in column}
             if len(kinds) == 1 and (kind := kinds.pop()) in _COLUMNS:
-                found.append({"name": name, "shape": [len(column)], "datatype": _COLUMNS[kind], "data": column})
+                found.append(
+                    {
+                        "name": name,
+                        "shape": [len(column)],
+                        "datatype": _COLUMNS[kind],
+                        "data": column,
+                    }
+                )
         return found
 
     def answer(self, rows: Tensor, *, outputs: bool = False, **options: Any) -> dict[str, Any]:
-        """Return results of streams as columns, an entry per row: predictions of a run, otherwise the outputs."""
+        """Return results of streams as columns, an entry per row: predictions of a run, otherwise
+        the outputs.
+        """
         self._check_options(options)
         columns = {} if self.run is None else self.streams.columns(rows, **options)
         return {**columns, "outputs": rows.tolist()} if outputs or not columns else columns
 
     def _check_options(self, options: Mapping[str, Any]) -> None:
         if self.run is None and options:
-            raise ArgumentError("options", ", ".join(options), "left out for a model without a task", "leave them out")
+            raise ArgumentError(
+                "options",
+                ", ".join(options),
+                "left out for a model without a task",
+                "leave them out",
+            )
 
     # Whole sequences.
 
-    async def predict(self, sequences: list[Any], options: Mapping[str, Any]) -> dict[str, list[Any]]:
-        """Return the columns of predictions of whole sequences; requests that wait together run in one batch."""
+    async def predict(
+        self, sequences: list[Any], options: Mapping[str, Any]
+    ) -> dict[str, list[Any]]:
+        """Return the columns of predictions of whole sequences; requests that wait together run in
+        one batch.
+        """
         if self._waiting >= _MOST_WAITING:
             rule = f"at most {_MOST_WAITING} requests that wait"
-            raise BusyError("predict", f"{self._waiting} requests", rule, "repeat the request later")
+            raise BusyError(
+                "predict", f"{self._waiting} requests", rule, "repeat the request later"
+            )
         self._check_options(options)
         request = _Request([self._sequence(sequence) for sequence in sequences], Future())
         # Readers of data differ by the kind of a sequence.
@@ -162,10 +215,14 @@ class Served:
         finally:
             self._waiting -= 1
 
-    async def table(self, columns: dict[str, list[Any]], options: Mapping[str, Any]) -> dict[str, list[Any]]:
+    async def table(
+        self, columns: dict[str, list[Any]], options: Mapping[str, Any]
+    ) -> dict[str, list[Any]]:
         """Return the predictions of a table, a column per name."""
         if self.run is None:
-            raise ArgumentError("table", "a table", "left out for a model without columns", "pass sequences")
+            raise ArgumentError(
+                "table", "a table", "left out for a model without columns", "pass sequences"
+            )
         with arrow_errors("table") as arrow:
             table = arrow.table(columns)
         job = self._pool.submit(self.run.predict, table, device="cpu", **options)
@@ -182,7 +239,10 @@ class Served:
         if found.dim() == 1 and (count == 1 or not found.numel()):
             found = found.reshape(-1, count)
         if found.dim() != 2 or found.shape[1] != count:
-            got, rule = f"shape {tuple(found.shape)}", f"sequences of shape (n, {count}), one number per channel"
+            got, rule = (
+                f"shape {tuple(found.shape)}",
+                f"sequences of shape (n, {count}), one number per channel",
+            )
             raise ShapeError("sequences", got, rule, "pass one list per element")
         return found.numpy()
 
@@ -196,7 +256,9 @@ class Served:
 
     def _answer(self, batch: list[_Request], options: Mapping[str, Any]) -> None:
         try:
-            columns = self._columns([sequence for one in batch for sequence in one.sequences], options)
+            columns = self._columns(
+                [sequence for one in batch for sequence in one.sequences], options
+            )
         except Exception as error:
             # An invalid request is the only one that fails.
             for one in batch if len(batch) > 1 else ():
@@ -215,12 +277,21 @@ class Served:
         if self.run is not None:
             columns = self.run.predict(sequences, device="cpu", **options).columns
             return {name: own for name, own in columns.items() if name != "id"}
-        return {"outputs": [part.tolist() for part in self.streams.run(Ragged(sequences))] if sequences else []}
+        return {
+            "outputs": [part.tolist() for part in self.streams.run(Ragged(sequences))]
+            if sequences
+            else []
+        }
 
     def description(self) -> dict[str, Any]:
         """Return the metadata of the Open Inference Protocol."""
         facts: dict[str, Any] = {"live": self.engine is not None, "reason": self.reason}
-        found: dict[str, Any] = {"name": self.name, "versions": ["1"], "platform": "raglane", "inputs": []}
+        found: dict[str, Any] = {
+            "name": self.name,
+            "versions": ["1"],
+            "platform": "raglane",
+            "inputs": [],
+        }
         found |= {"outputs": [], "parameters": facts}
         if self.engine is not None:
             own = self.engine.accepts.prepared
@@ -228,9 +299,15 @@ class Served:
                 ("inputs", "frames", own.features, own.dtype),
                 ("outputs", "outputs", own.output_features, own.output_dtype),
             ):
-                found[kind].append({"name": name, "datatype": DATATYPES[dtype], "shape": [-1, *shape]})
+                found[kind].append(
+                    {"name": name, "datatype": DATATYPES[dtype], "shape": [-1, *shape]}
+                )
         if self.run is not None:
-            facts |= {"task": self.run.task, "channels": list(self.run.channels), "labels": list(self.run.labels)}
+            facts |= {
+                "task": self.run.task,
+                "channels": list(self.run.channels),
+                "labels": list(self.run.labels),
+            }
             facts["tokens"] = self.run.preprocess.is_tokens
         return found
 

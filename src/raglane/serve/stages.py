@@ -1,4 +1,6 @@
-"""The stages of a prepared model: each reads rows of elements, and appends new rows, one for each element."""
+"""The stages of a prepared model: each reads rows of elements, and appends new rows, one for each
+element.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +26,19 @@ from raglane.ragged import Ragged
 class Stage:
     """One call of the kernels, or of torch for an embedding."""
 
-    def __init__(self, kernel: Kernel, reads: Sequence[int], starts: Sequence[Tensor], *facts: str | Tensor | None):
+    def __init__(
+        self,
+        kernel: Kernel,
+        reads: Sequence[int],
+        starts: Sequence[Tensor],
+        *facts: str | Tensor | None,
+    ):
         self.kernel = kernel
         self.reads = tuple(reads)  # indexes of the rows that it reads
         # The first state of a stream, ``(size,)`` each.
-        self.starts = tuple([start.to(pool.dtype) for start, pool in zip(starts, kernel.pools(0), strict=True)])
+        self.starts = tuple(
+            [start.to(pool.dtype) for start, pool in zip(starts, kernel.pools(0), strict=True)]
+        )
         self._facts = facts
 
     def facts(self) -> Iterable[bytes]:
@@ -45,10 +55,17 @@ def program_stage(
     dtype: torch.dtype,
     starts: Sequence[Tensor] = (),
 ) -> Stage:
-    """Return a stage of operations on single elements, or of a cell without a kernel, as a program."""
+    """Return a stage of operations on single elements, or of a cell without a kernel, as a
+    program.
+    """
     wide = torch.float32 if dtype is torch.bfloat16 else dtype
-    turned = [weights[index].transpose(1, 2) if turned else weights[index] for index, turned in lowered.weights]
-    kernel = PreparedProgram(lowered.program, vectors=vectors, weights=turned, dtype=wide, output_dtype=dtype)
+    turned = [
+        weights[index].transpose(1, 2) if turned else weights[index]
+        for index, turned in lowered.weights
+    ]
+    kernel = PreparedProgram(
+        lowered.program, vectors=vectors, weights=turned, dtype=wide, output_dtype=dtype
+    )
     return Stage(kernel, reads, starts, printed(lowered.program), *vectors, *turned)
 
 
@@ -92,10 +109,12 @@ def digest_of(stages: Iterable[Stage], rest: str) -> bytes:
 def layer_stages(
     layer: Stack, read: int, next_read: int, dtype: torch.dtype, int8: bool, left: list[str]
 ) -> list[Stage]:
-    """Return the stages of a recurrent layer, one for each layer of the stack; raise Refused if it has none.
+    """Return the stages of a recurrent layer, one for each layer of the stack; raise Refused if it
+    has none.
 
-    The first stage reads the rows ``read``, the others those of the stage before, which begin at ``next_read``. Outputs
-    have ``dtype``. The reasons why layers keep their dtype although ``int8`` is requested are appended to ``left``.
+    The first stage reads the rows ``read``, the others those of the stage before, which begin at
+    ``next_read``. Outputs have ``dtype``. The reasons why layers keep their dtype although ``int8``
+    is requested are appended to ``left``.
     """
     initial = _initial(layer)
     weights = layer._weights()
@@ -108,13 +127,19 @@ def layer_stages(
         reads = [read if depth == 0 else next_read + depth - 1]
         starts = [part[depth] for part in initial]
         if has_cell(cell.name):
-            narrow = int8 and not cell_facts()[cell.name].is_elementwise and own[0].dtype is torch.float32
+            narrow = (
+                int8
+                and not cell_facts()[cell.name].is_elementwise
+                and own[0].dtype is torch.float32
+            )
             if int8 and not narrow:
                 left.append(f"a layer {type(layer).__name__} of {own[0].dtype}")
             tensors = [None if part is None else part.detach() for part in own]
             sizes = tuple([start.shape[0] for start in starts])
             kernel = PreparedLayer(cell.name, tensors, sizes, torch.int8 if narrow else None)
-            stages.append(Stage(kernel, reads, starts, f"{cell.name} {'int8' if narrow else ''}", *tensors))
+            stages.append(
+                Stage(kernel, reads, starts, f"{cell.name} {'int8' if narrow else ''}", *tensors)
+            )
         else:
             if int8:
                 left.append(f"a layer {type(layer).__name__}, which has no int8 kernel")
@@ -133,13 +158,20 @@ def _initial(layer: Stack) -> list[Tensor]:
         dtype = torch.float32 if like is None else like.dtype
         return [torch.zeros(layer.num_layers, size, dtype=dtype, device="cpu") for size in sizes]
     with torch.no_grad():
-        empty = Ragged._make(torch.empty(0, layer.input_size), torch.zeros(2, dtype=torch.int64), None)
+        empty = Ragged._make(
+            torch.empty(0, layer.input_size), torch.zeros(2, dtype=torch.int64), None
+        )
         own = layer._own_initial(empty)
     return [part[:, 0].detach().clone() for part in ((own,) if isinstance(own, Tensor) else own)]
 
 
 def _cell_stage(
-    cell: CellSpec, weights: Any, width: int, starts: Sequence[Tensor], reads: Sequence[int], dtype: torch.dtype
+    cell: CellSpec,
+    weights: Any,
+    width: int,
+    starts: Sequence[Tensor],
+    reads: Sequence[int],
+    dtype: torch.dtype,
 ) -> Stage:
     """Return a stage that runs a cell as a program."""
     step = step_of(cell, weights, width, tuple([start.shape[0] for start in starts]), dtype)
@@ -147,11 +179,15 @@ def _cell_stage(
     if not compiled.trace.prepares:
         raise Refused("its prepare cannot become a program")
     result = compiled.trace.result
-    kinds: dict[int, Any] = dict.fromkeys(result.elements, "element") | dict.fromkeys(result.states, "state")
+    kinds: dict[int, Any] = dict.fromkeys(result.elements, "element") | dict.fromkeys(
+        result.states, "state"
+    )
     kinds |= dict.fromkeys(result.vectors, "vector")
     lowered = Lowering(result.graph, kinds, result.states).run([result.output], result.new)
     with torch.no_grad():
-        vectors, products = compiled.trace.parameters.of([step.converted(part.detach()) for part in step.leaves])
+        vectors, products = compiled.trace.parameters.of(
+            [step.converted(part.detach()) for part in step.leaves]
+        )
     by_node = dict(zip(result.vectors, vectors, strict=True))
     own = [by_node[node] for node in lowered.given.get("vector", ())]
     return program_stage(reads, lowered, own, products, dtype, starts)

@@ -34,10 +34,14 @@ def unpacked(state: bytes, prepared: Prepared) -> list[Tensor]:
     _, digest, check = _HEAD.unpack_from(state)
     if digest != prepared.digest:
         rule = "the state of a stream of the same model, with the same weights"
-        raise CheckpointError("state", "the state of another model", rule, "open a stream without state")
+        raise CheckpointError(
+            "state", "the state of another model", rule, "open a stream without state"
+        )
     if zlib.crc32(state[_HEAD.size :]) != check:
         got, rule = "a damaged state", "the bytes that Stream.state() returned"
-        raise CheckpointError("state", got, rule, "pass them unchanged, or open a stream without state")
+        raise CheckpointError(
+            "state", got, rule, "pass them unchanged, or open a stream without state"
+        )
     own = bytearray(state)
     return [
         torch.frombuffer(own, dtype=part.dtype, count=len(part), offset=end)

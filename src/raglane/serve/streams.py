@@ -1,4 +1,6 @@
-"""Streams of an engine, for threads and for asyncio: a step wakes the tasks that wait for its results."""
+"""Streams of an engine, for threads and for asyncio: a step wakes the tasks that wait for its
+results.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from raglane.errors import ClosedError
 
 
 class Stream:
-    """One live sequence of an :class:`Engine`; made by :meth:`Engine.open`. Its methods may be called by any thread."""
+    """One live sequence of an :class:`Engine`; made by :meth:`Engine.open`. Its methods may be
+    called by any thread.
+    """
 
     __slots__ = ("_closed_as", "_engine", "_slot")
 
@@ -57,18 +61,20 @@ class Stream:
         """Queue frames; they are copied.
 
         Args:
-            frames: ``(n, *features)``, n at least 0, of the dtype of the model: a tensor, an array or lists. For a run,
-                numbers in the units of its data, or tokens.
+            frames: ``(n, *features)``, n at least 0, of the dtype of the model: a tensor, an array
+                or lists. For a run, numbers in the units of its data, or tokens.
 
         Raises:
             BusyError: the frames do not fit the queue; none was added.
             ClosedError: the stream is closed.
-            ShapeError, ArgumentTypeError, ArgumentError: the frames have another shape or dtype, or contain NaN.
+            ShapeError, ArgumentTypeError, ArgumentError: the frames have another shape or dtype, or
+                contain NaN.
         """
         self._engine._push(self, frames)
 
     def pull(self, most: int | None = None) -> Tensor:
-        """Return the results of steps, ``(n, *features)``, one per frame, and remove them from the queue.
+        """Return the results of steps, ``(n, *features)``, one per frame, and remove them from the
+        queue.
 
         Args:
             most: the most results; None for all.
@@ -80,7 +86,8 @@ class Stream:
         return self._engine._pull(self, most)
 
     def state(self) -> bytes:
-        """Return the state after the last step, for :meth:`Engine.open`; it does not contain queued frames.
+        """Return the state after the last step, for :meth:`Engine.open`; it does not contain queued
+        frames.
 
         Raises:
             ClosedError: the stream is closed.
@@ -142,7 +149,8 @@ def _complete(futures: list[asyncio.Future[None]]) -> None:
 
 
 class AsyncStream:
-    """A stream for asyncio, made by :meth:`Engine.stream`: ``push`` does not wait, ``pull`` waits for results.
+    """A stream for asyncio, made by :meth:`Engine.stream`: ``push`` does not wait, ``pull`` waits
+    for results.
 
     Example:
         >>> from raglane.serve import Engine

@@ -24,11 +24,18 @@ from raglane.training.settings import Settings
 require("sklearn", "sklearn")
 
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin  # noqa: E402
-from sklearn.utils import assert_all_finite, check_array, check_consistent_length, check_random_state, column_or_1d  # noqa: E402
+from sklearn.utils import (  # noqa: E402
+    assert_all_finite,
+    check_array,
+    check_consistent_length,
+    check_random_state,
+    column_or_1d,
+)
 from sklearn.utils.multiclass import check_classification_targets  # noqa: E402
 from sklearn.utils.validation import check_is_fitted, validate_data  # noqa: E402
 
-# Settings that are no parameters: the class determines the task, and the seed is called random_state.
+# Settings that are no parameters: the class determines the task, and the seed is called
+# random_state.
 _OWN = ("task", "seed")
 _NO_LABELS = Columns(need_labels=False)
 # The layout of a sequence by the value of channels, and the other value.
@@ -38,7 +45,8 @@ _LAYOUTS = {"first": ("(channels, steps)", "last"), "last": ("(steps, channels)"
 def _sequences_from(estimator: Any, X: Any, *, reset: bool) -> Dataset:  # noqa: N803
     """Return X as a dataset: arrays, lists, texts, and panels of sktime and aeon."""
     if reset:
-        # Also the run: after a fit that fails, it would predict the classes of one call with the network of another.
+        # Also the run: after a fit that fails, it would predict the classes of one call with the
+        # network of another.
         for name in ("n_features_in_", "feature_names_in_", "_channels", "_names", "run_"):
             vars(estimator).pop(name, None)
     channels = estimator.channels
@@ -61,10 +69,17 @@ def _sequences_from(estimator: Any, X: Any, *, reset: bool) -> Dataset:  # noqa:
     elif len(records.values) and count != estimator._channels:
         where, other = _LAYOUTS[channels]
         fix = f"pass sequences {where}, or channels={other!r} to the estimator"
-        raise DataError("X", f"{_kind(count)} in sequences {where}", f"{_kind(estimator._channels)}, as in fit", fix)
+        raise DataError(
+            "X",
+            f"{_kind(count)} in sequences {where}",
+            f"{_kind(estimator._channels)}, as in fit",
+            fix,
+        )
     # As in Run.read: channels of arrays have no names, and agree with others by their places.
     if tuple(f"x{place}" for place in range(count or 0)) in (records.channels, estimator._names):
-        records = Dataset(replace(records.records, channels=tuple(in_order(records.channels, estimator._names))))
+        records = Dataset(
+            replace(records.records, channels=tuple(in_order(records.channels, estimator._names)))
+        )
     return records
 
 
@@ -78,11 +93,15 @@ def _is_list(X: Any) -> bool:  # noqa: N803
     if not (isinstance(X, (list, tuple)) or is_column or hasattr(X, "to_list")):
         return False
     first = next(iter(X), ())
-    return isinstance(first, (str, list, tuple)) or (hasattr(first, "__len__") and getattr(first, "ndim", 1) in (1, 2))
+    return isinstance(first, (str, list, tuple)) or (
+        hasattr(first, "__len__") and getattr(first, "ndim", 1) in (1, 2)
+    )
 
 
 def _steps_first(parts: list[Any], channels: str) -> list[Any]:
-    """Transpose sequences ``(C, L)`` to ``(L, C)`` if channels are first, and check the number of channels."""
+    """Transpose sequences ``(C, L)`` to ``(L, C)`` if channels are first, and check the number of
+    channels.
+    """
     sequences: list[Any] = []
     widths: dict[int, int] = {}
     for place, part in enumerate(parts):
@@ -101,7 +120,10 @@ def _steps_first(parts: list[Any], channels: str) -> list[Any]:
     odd = next((place for place, width in widths.items() if width != typical), None)
     if odd is not None:
         where, other = _LAYOUTS[channels]
-        got, rule = f"{_kind(widths[odd])} in an array {where}", f"of {_kind(typical)}, as the first sequence"
+        got, rule = (
+            f"{_kind(widths[odd])} in an array {where}",
+            f"of {_kind(typical)}, as the first sequence",
+        )
         raise DataError(f"X[{odd}]", got, rule, f"correct it, or pass channels={other!r}")
     return sequences
 
@@ -111,7 +133,9 @@ def _rows(estimator: Any, X: Any, reset: bool) -> Dataset:  # noqa: N803
     rules: dict[str, Any] = {
         "dtype": np.float64,
         "ensure_all_finite": True if estimator.missing == "error" else "allow-nan",
-        "ensure_min_samples": 2 if reset and estimator.validation_fraction and estimator.validation is None else 1,
+        "ensure_min_samples": 2
+        if reset and estimator.validation_fraction and estimator.validation is None
+        else 1,
     }
     if isinstance(X, torch.Tensor):
         X = X.detach().cpu().numpy()  # noqa: N806
@@ -137,7 +161,10 @@ def _targets(y: Any, records: Dataset, *, numbers: bool) -> npt.NDArray[Any]:
         y = column_or_1d(y, warn=True)
         absent = [label is None for label in y.tolist()]
         if any(absent):
-            got, rule = f"None for sequence {absent.index(True)}", "an array with a class for each sequence"
+            got, rule = (
+                f"None for sequence {absent.index(True)}",
+                "an array with a class for each sequence",
+            )
             raise DataError("y", got, rule, "fill it, or leave the sequence out")
         assert_all_finite(y, input_name="y")
         check_classification_targets(y)
@@ -150,8 +177,12 @@ def _signature() -> inspect.Signature:
     kind = inspect.Parameter.KEYWORD_ONLY
     chosen = [(field.name, field.default) for field in fields(Settings) if field.name not in _OWN]
     own = [("random_state", 0), ("channels", "last"), ("validation", None), ("callback", None)]
-    parameters = [inspect.Parameter(name, kind, default=default) for name, default in (*chosen, *own)]
-    return inspect.Signature([inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD), *parameters])
+    parameters = [
+        inspect.Parameter(name, kind, default=default) for name, default in (*chosen, *own)
+    ]
+    return inspect.Signature(
+        [inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD), *parameters]
+    )
 
 
 class _Estimator(BaseEstimator):  # type: ignore[misc]
@@ -167,7 +198,9 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
                 setattr(self, name, value)
 
     def _labelled(self, X: Any, y: Any, *, reset: bool) -> Dataset:  # noqa: N803
-        """Return X with its targets; ``reset`` for the training data, which determine classes and channels."""
+        """Return X with its targets; ``reset`` for the training data, which determine classes and
+        channels.
+        """
         raise NotImplementedError
 
     def fit(self, X: Any, y: Any) -> Self:  # noqa: N803
@@ -184,9 +217,15 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         if self.validation is not None:
             if not (isinstance(self.validation, tuple) and len(self.validation) == 2):
                 fix = "pass both, or a share of the training data as validation_fraction"
-                raise ArgumentTypeError("validation", quote(self.validation), "a pair (X, y), or None", fix)
+                raise ArgumentTypeError(
+                    "validation", quote(self.validation), "a pair (X, y), or None", fix
+                )
             part = self._labelled(*self.validation, reset=False)
-        options = {field.name: getattr(self, field.name) for field in fields(Settings) if field.name not in _OWN}
+        options = {
+            field.name: getattr(self, field.name)
+            for field in fields(Settings)
+            if field.name not in _OWN
+        }
         seed = self.random_state
         if not isinstance(seed, (int, np.integer)):
             seed = check_random_state(seed).randint(2**31 - 1)
@@ -199,7 +238,9 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
     def _predict(self, X: Any, **options: Any) -> dict[str, list[Any]]:  # noqa: N803
         check_is_fitted(self, "run_")
         run: Run = self.run_
-        return run.predict(_sequences_from(self, X, reset=False), device=self.device, **options).columns
+        return run.predict(
+            _sequences_from(self, X, reset=False), device=self.device, **options
+        ).columns
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -216,27 +257,29 @@ vars(_Estimator)["__init__"].__signature__ = _PARAMETERS
 class RecurrentClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
     """A recurrent network that predicts a class for each sequence.
 
-    ``X`` is an array ``(n, L, C)`` of sequences, steps and channels, as for :func:`raglane.fit`; a list of sequences,
-    ``(L, C)``, or ``(L,)`` for one channel; an array ``(n, L)``, one sequence of one channel per row; texts; or a panel
-    of sktime or aeon. In tables whose entries are Series, tables with an index of (sequence, step), and lists of
-    tables, channels are columns.
+    ``X`` is an array ``(n, L, C)`` of sequences, steps and channels, as for :func:`raglane.fit`; a
+    list of sequences, ``(L, C)``, or ``(L,)`` for one channel; an array ``(n, L)``, one sequence of
+    one channel per row; texts; or a panel of sktime or aeon. In tables whose entries are Series,
+    tables with an index of (sequence, step), and lists of tables, channels are columns.
 
     Args:
-        channels: ``"last"`` for sequences ``(steps, channels)``; ``"first"`` for ``(channels, steps)``, as in arrays of
-            sktime and aeon. The layout is never guessed from sizes.
-        random_state: the seed of weights, order, dropout and validation split: a number, a ``RandomState`` or None.
-        validation: ``(X, y)``, whose loss selects the best epoch and stops training early; None holds out
-            ``validation_fraction`` of the training data.
+        channels: ``"last"`` for sequences ``(steps, channels)``; ``"first"`` for ``(channels,
+            steps)``, as in arrays of sktime and aeon. The layout is never guessed from sizes.
+        random_state: the seed of weights, order, dropout and validation split: a number, a
+            ``RandomState`` or None.
+        validation: ``(X, y)``, whose loss selects the best epoch and stops training early; None
+            holds out ``validation_fraction`` of the training data.
         callback: the function that :func:`raglane.fit` calls after each epoch.
-        **parameters: the settings of :func:`raglane.fit`, see :class:`~raglane.training.settings.Settings`.
-            ``patience=5`` stops after 5 epochs without a lower validation loss.
+        **parameters: the settings of :func:`raglane.fit`, see
+            :class:`~raglane.training.settings.Settings`. ``patience=5`` stops after 5 epochs
+            without a lower validation loss.
 
     Attributes:
         classes_: ``(K,)``, the sorted classes.
         run_: the trained :class:`raglane.Run`.
         n_iter_: the number of trained epochs.
-        n_features_in_: ``L``, if all training sequences have one channel and ``L`` steps. Then a later array ``(n, L)``
-            must have ``L`` columns; sequences in a list may have any length.
+        n_features_in_: ``L``, if all training sequences have one channel and ``L`` steps. Then a
+            later array ``(n, L)`` must have ``L`` columns; sequences in a list may have any length.
 
     Example:
         >>> rises = RecurrentClassifier(hidden_size=8, epochs=60, validation_fraction=0)
@@ -254,12 +297,20 @@ class RecurrentClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
         if reset:
             self.classes_ = np.unique(y)
             if len(self.classes_) == 1:
-                got, fix = f"only the class {quote(self.classes_.tolist()[0])}", "add sequences of another class"
+                got, fix = (
+                    f"only the class {quote(self.classes_.tolist()[0])}",
+                    "add sequences of another class",
+                )
                 raise DataError("y", got, "of at least two classes", fix)
         unseen = y[~np.isin(y, self.classes_)]
         if len(unseen):
             got = f"the class {quote(unseen.tolist()[0])}"
-            raise DataError("validation", got, "of the classes in y", "leave its sequences out, or train on some")
+            raise DataError(
+                "validation",
+                got,
+                "of the classes in y",
+                "leave its sequences out, or train on some",
+            )
         # Trained on indices, so that predictions have the type of y.
         return read(records, Columns(), labels=np.searchsorted(self.classes_, y).tolist())
 
@@ -267,7 +318,8 @@ class RecurrentClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
         """Return the probabilities of the classes, ``(n, K)``, in the order of ``classes_``."""
         answers = self._predict(X, probabilities=True)
         found = np.array([answers[f"p_{place}"] for place in range(len(self.classes_))])
-        # log_loss warns of the sums of float32. Python's sum has the same order, so the same bits, in any batch.
+        # log_loss warns of the sums of float32. Python's sum has the same order, so the same bits,
+        # in any batch.
         return (found / sum(found)).T
 
     def predict(self, X: Any) -> npt.NDArray[Any]:  # noqa: N803
@@ -279,8 +331,8 @@ class RecurrentClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
 class RecurrentRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
     """A recurrent network that predicts one or several numbers for each sequence.
 
-    ``X`` and the parameters are those of :class:`RecurrentClassifier`; ``loss`` is ``"mse"``, ``"mae"``, ``"huber"`` or
-    ``"quantile"``.
+    ``X`` and the parameters are those of :class:`RecurrentClassifier`; ``loss`` is ``"mse"``,
+    ``"mae"``, ``"huber"`` or ``"quantile"``.
 
     Attributes:
         run_: the trained :class:`raglane.Run`.

@@ -83,22 +83,30 @@ class ChunkedBatches(Remaining):
             yield Batch(chunk.inputs, targets, chunk.sequences, chunk.begins)
 
 
-def chunked_order(dataset: Dataset, settings: Settings, rank: int = 0, ranks: int = 1) -> TBPTTSampler:
+def chunked_order(
+    dataset: Dataset, settings: Settings, rank: int = 0, ranks: int = 1
+) -> TBPTTSampler:
     """Return the sampler of chunks for truncated backpropagation."""
     whole = make_batch(dataset.__getitems__(list(range(len(dataset)))))
     targets = None if whole.targets is None else whole.inputs._like(targets_of(whole))
     streams, steps = settings.batch_size, settings.bptt_steps or 1
-    return TBPTTSampler(whole.inputs, streams, steps, targets=targets, seed=settings.seed, ranks=ranks, rank=rank)
+    return TBPTTSampler(
+        whole.inputs, streams, steps, targets=targets, seed=settings.seed, ranks=ranks, rank=rank
+    )
 
 
-def training_order(lengths: Tensor, settings: Settings, rank: int = 0, ranks: int = 1) -> BatchSampler:
+def training_order(
+    lengths: Tensor, settings: Settings, rank: int = 0, ranks: int = 1
+) -> BatchSampler:
     """Return the batch sampler of whole sequences."""
     limit = BatchLimit(sequences=settings.batch_size)
     if settings.batch_elements is not None:
         limit = BatchLimit(elements=settings.batch_elements, too_long=settings.too_long)
     kind = EpochOrder.grouped() if settings.bucket else EpochOrder.random()
     shared = {"rank": rank, "ranks": ranks}
-    return BatchSampler(lengths, limit, kind, seed=settings.seed, largest_first=settings.largest_first, **shared)
+    return BatchSampler(
+        lengths, limit, kind, seed=settings.seed, largest_first=settings.largest_first, **shared
+    )
 
 
 def steps_per_epoch(training: Dataset, settings: Settings) -> int:
@@ -116,7 +124,9 @@ def steps_per_epoch(training: Dataset, settings: Settings) -> int:
 def training_batches(
     training: Dataset, settings: Settings, rank: int, ranks: int
 ) -> tuple[Dataset, BatchSampler | TBPTTSampler, int]:
-    """Return the sequences, possibly split, the batch sampler of a rank, and the usual number of elements per batch."""
+    """Return the sequences, possibly split, the batch sampler of a rank, and the usual number of
+    elements per batch.
+    """
     if settings.batch_elements is not None and settings.too_long == "split":
         training = training.cut(settings.batch_elements)
     # NumPy: torch takes 36 times as long for the sum.
@@ -126,7 +136,10 @@ def training_batches(
         return training, chunks, len(chunks.streams) * min(int(mean) + 1, settings.bptt_steps)
     order = training_order(training.lengths, settings, rank, ranks)
     if len(order) == 0 < len(training):
-        got, rule = f"{order.too_long:,} sequences, all too long for a batch", "at least one that fits into a batch"
+        got, rule = (
+            f"{order.too_long:,} sequences, all too long for a batch",
+            "at least one that fits into a batch",
+        )
         fix = f"raise {argument('batch_elements')}, or pass {argument('too_long', 'split')}"
         raise DataError("data", got, rule, fix)
     return training, order, int(mean * min(order.limit.usual(mean), len(training))) // ranks
@@ -145,15 +158,25 @@ def batches_in_order(lengths: Tensor, limit: BatchLimit) -> list[list[int]]:
 
 
 def validation_shares(
-    validation: Dataset, settings: Settings, order: BatchSampler | TBPTTSampler, rank: int, ranks: int
+    validation: Dataset,
+    settings: Settings,
+    order: BatchSampler | TBPTTSampler,
+    rank: int,
+    ranks: int,
 ) -> list[list[int]]:
     """Return this rank's share of each validation batch; empty shares are left out."""
-    limit = BatchLimit(sequences=settings.batch_size) if isinstance(order, TBPTTSampler) else order.limit
+    limit = (
+        BatchLimit(sequences=settings.batch_size)
+        if isinstance(order, TBPTTSampler)
+        else order.limit
+    )
     shares = [rows[rank::ranks] for rows in batches_in_order(validation.lengths.cpu(), limit)]
     return [rows for rows in shares if rows]
 
 
-def loader(dataset: Dataset, order: Sampler[list[int]] | list[list[int]], workers: int = 0) -> DataLoader[Any]:
+def loader(
+    dataset: Dataset, order: Sampler[list[int]] | list[list[int]], workers: int = 0
+) -> DataLoader[Any]:
     """Return a DataLoader of :class:`Batch` in the order of ``order``."""
     return DataLoader(
         dataset,
@@ -161,13 +184,16 @@ def loader(dataset: Dataset, order: Sampler[list[int]] | list[list[int]], worker
         collate_fn=make_batch,
         num_workers=workers,
         worker_init_fn=_ignore_stops if workers else None,
-        # A separate generator: the loader draws from it, and would change the numbers that dropout draws.
+        # A separate generator: the loader draws from it, and would change the numbers that dropout
+        # draws.
         generator=torch.Generator(),
     )
 
 
 def _ignore_stops(worker: int) -> None:  # noqa: ARG001
-    """Ignore Ctrl-C and SIGTERM, which are sent to the whole process group; the training process handles them."""
+    """Ignore Ctrl-C and SIGTERM, which are sent to the whole process group; the training process
+    handles them.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
@@ -178,7 +204,8 @@ def is_of_worker(error: Exception) -> bool:
 
 
 def remove_worker_handler() -> None:
-    """Remove PyTorch's SIGCHLD handler, which raises repeatedly for a dead worker, even while a checkpoint is written.
+    """Remove PyTorch's SIGCHLD handler, which raises repeatedly for a dead worker, even while a
+    checkpoint is written.
 
     Without it PyTorch detects dead workers when it waits for a batch.
     """
@@ -197,9 +224,15 @@ class RareTokens:
     in_targets: bool
 
     @classmethod
-    def of(cls, training: Dataset, preprocessor: Preprocessor, settings: Settings) -> RareTokens | None:
-        """Return the rare tokens of the training data; None without any, or with ``unk_dropout=0``."""
-        if settings.unk_dropout == 0 or (preprocessor.vocabulary is None and not preprocessor.categories):
+    def of(
+        cls, training: Dataset, preprocessor: Preprocessor, settings: Settings
+    ) -> RareTokens | None:
+        """Return the rare tokens of the training data; None without any, or with
+        ``unk_dropout=0``.
+        """
+        if settings.unk_dropout == 0 or (
+            preprocessor.vocabulary is None and not preprocessor.categories
+        ):
             return None
         rare = _seen_once(training, preprocessor)
         for words in rare:
@@ -210,27 +243,42 @@ class RareTokens:
 
     def replaced_in(self, batch: Batch) -> Batch:
         """Return the batch with randomly chosen rare tokens replaced by the unknown token."""
-        inputs = batch.inputs.map(self._replaced if batch.inputs.values.dim() == 1 else self._replaced_columns)
+        inputs = batch.inputs.map(
+            self._replaced if batch.inputs.values.dim() == 1 else self._replaced_columns
+        )
         targets = batch.targets
         if self.in_targets and targets is not None:
             targets = self._replaced(targets_of(batch))
         return replace(batch, inputs=inputs, targets=targets)
 
     def _replaced_columns(self, values: Tensor) -> Tensor:
-        """Replace rare categories in ``(N, columns)`` elements, whose last columns are categories."""
+        """Replace rare categories in ``(N, columns)`` elements, whose last columns are
+        categories.
+        """
         first = values.shape[1] - len(self.rare)
-        columns = [self._replaced(values[:, first + place].long(), place) for place in range(len(self.rare))]
+        columns = [
+            self._replaced(values[:, first + place].long(), place)
+            for place in range(len(self.rare))
+        ]
         return torch.cat([values[:, :first], torch.stack(columns, dim=1).to(values.dtype)], dim=1)
 
     def _replaced(self, tokens: Tensor, column: int = 0) -> Tensor:
         rare = self.rare[column] = self.rare[column].to(tokens.device)
-        return tokens.masked_fill(rare[tokens] & (torch.rand(tokens.shape, device=tokens.device) < self.rate), 0)
+        return tokens.masked_fill(
+            rare[tokens] & (torch.rand(tokens.shape, device=tokens.device) < self.rate), 0
+        )
 
 
 def _seen_once(training: Dataset, preprocessor: Preprocessor) -> list[Tensor]:
-    """Return the words of each vocabulary that occur once, as masks in the order of the columns of inputs."""
+    """Return the words of each vocabulary that occur once, as masks in the order of the columns of
+    inputs.
+    """
     known = training.statistics
-    coded = [(encoder, encoder.vocabulary) for encoder in preprocessor.features if encoder.vocabulary is not None]
+    coded = [
+        (encoder, encoder.vocabulary)
+        for encoder in preprocessor.features
+        if encoder.vocabulary is not None
+    ]
     counted = [(known.features[encoder.name].words, words) for encoder, words in coded]
     if preprocessor.vocabulary is not None:
         counted.append((known.tokens, preprocessor.vocabulary))

@@ -1,4 +1,6 @@
-"""Stored models: a folder of safetensors weights and a JSON configuration. Reading one runs no code."""
+"""Stored models: a folder of safetensors weights and a JSON configuration. Reading one runs no
+code.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ _CHECKSUM = "crc32"
 
 @dataclass(frozen=True)
 class SavedModel:
-    """A model in evaluation mode on the CPU, its preprocessing, and the column names of its training data."""
+    """A model in evaluation mode on the CPU, its preprocessing, and the column names of its
+    training data.
+    """
 
     model: SequenceModel
     preprocessor: Preprocessor
@@ -46,21 +50,31 @@ class SavedModel:
 
 def to_safetensors(tensors: Mapping[str, Tensor]) -> bytes:
     """Return tensors of any device as the bytes of a safetensors file with a checksum."""
-    # Cloned, because on a GPU the weights of a layer share one storage, which safetensors does not support.
+    # Cloned, because on a GPU the weights of a layer share one storage, which safetensors does not
+    # support.
     contiguous = torch.contiguous_format
-    copies = {name: tensor.detach().cpu().clone(memory_format=contiguous) for name, tensor in tensors.items()}
+    copies = {
+        name: tensor.detach().cpu().clone(memory_format=contiguous)
+        for name, tensor in tensors.items()
+    }
     save = require("safetensors.torch", "train").save
     return save(copies, {_CHECKSUM: _checksum(save(copies))[1]})
 
 
 def _checksum(content: bytes) -> tuple[str | None, str]:
-    """Return the stored and the actual CRC-32 of the numbers of a safetensors file, which follow a JSON header."""
+    """Return the stored and the actual CRC-32 of the numbers of a safetensors file, which follow a
+    JSON header.
+    """
     begin = 8 + int.from_bytes(content[:8], "little")
-    stored = (json.loads(content[8:begin]).get("__metadata__") or {}).get(_CHECKSUM)  # null is permitted
+    stored = (json.loads(content[8:begin]).get("__metadata__") or {}).get(
+        _CHECKSUM
+    )  # null is permitted
     return stored, f"{zlib.crc32(memoryview(content)[begin:]):08x}"
 
 
-def model_files(model: SequenceModel, preprocessor: Preprocessor, columns: Mapping[str, Any]) -> dict[str, bytes]:
+def model_files(
+    model: SequenceModel, preprocessor: Preprocessor, columns: Mapping[str, Any]
+) -> dict[str, bytes]:
     """Return the files of a stored model, for :func:`~raglane._utils.files.write_folder`."""
     config = {
         "format": FORMAT,
@@ -73,7 +87,9 @@ def model_files(model: SequenceModel, preprocessor: Preprocessor, columns: Mappi
 
 
 def load_model(path: str | os.PathLike[str], cell: str | type | None = None) -> SavedModel:
-    """Read the model in a folder, or the best model of a run; ``cell`` is its user-defined cell, if it has one."""
+    """Read the model in a folder, or the best model of a run; ``cell`` is its user-defined cell, if
+    it has one.
+    """
     folder = model_folder(as_path(path))
     choice = None if cell is None else name_cell(cell)
     return _made(read_json(folder / CONFIG), lambda: read_tensors(folder / WEIGHTS), folder, choice)
@@ -90,7 +106,9 @@ def count_weights(path: str | os.PathLike[str]) -> int:
     with reading(folder / CONFIG):
         wanted = sizes.count()[0]
     if found < wanted:
-        raise damaged(folder / WEIGHTS, f"fewer than the {wanted:,} weights that {CONFIG} describes")
+        raise damaged(
+            folder / WEIGHTS, f"fewer than the {wanted:,} weights that {CONFIG} describes"
+        )
     return wanted
 
 
@@ -110,9 +128,14 @@ def _sizes(config: Mapping[str, Any], folder: Path) -> ModelConfig:
 
 
 def _made(
-    config: dict[str, Any], read_weights: Callable[[], dict[str, Tensor]], folder: Path, cell: str | None = None
+    config: dict[str, Any],
+    read_weights: Callable[[], dict[str, Tensor]],
+    folder: Path,
+    cell: str | None = None,
 ) -> SavedModel:
-    """Return the model of a configuration; its weights are read after the configuration is checked."""
+    """Return the model of a configuration; its weights are read after the configuration is
+    checked.
+    """
     sizes = _sizes(config, folder)
     # Outside of `reading`, whose messages are about the file.
     check_named(sizes.cell, cell)
@@ -121,7 +144,11 @@ def _made(
         sizes.check_fits(preprocessor)
         weights, tensors = sizes.count()
         # Memory for three copies: the bytes of the file, its tensors, and the model.
-        check_memory(f"a model of {weights:,} weights", 3 * FLOAT * weights + TENSOR * tensors, "use a smaller model")
+        check_memory(
+            f"a model of {weights:,} weights",
+            3 * FLOAT * weights + TENSOR * tensors,
+            "use a smaller model",
+        )
         columns = dict(config["columns"])
     stored = read_weights()
     # Checked before the model is built: a damaged configuration may describe a million layers.
@@ -137,14 +164,21 @@ def _made(
 
 
 def load_weights(model: SequenceModel, tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Load weights into a model; raise unless names, shapes and dtypes agree, and all are finite."""
+    """Load weights into a model; raise unless names, shapes and dtypes agree, and all are
+    finite.
+    """
     wanted = model.state_dict()
-    for name in [*(name for name in wanted if name not in tensors), *(name for name in tensors if name not in wanted)]:
+    for name in [
+        *(name for name in wanted if name not in tensors),
+        *(name for name in tensors if name not in wanted),
+    ]:
         raise damaged(path, f"{'no' if name in wanted else 'an unknown'} tensor {name!r}")
     for name, like in wanted.items():
         tensor = tensors[name]
         if tensor.shape != like.shape:
-            raise damaged(path, f"{name} of shape {tuple(tensor.shape)} where {tuple(like.shape)} is expected")
+            raise damaged(
+                path, f"{name} of shape {tuple(tensor.shape)} where {tuple(like.shape)} is expected"
+            )
         if tensor.dtype != like.dtype:
             raise damaged(path, f"{name} of dtype {tensor.dtype} where {like.dtype} is expected")
         if not tensor.isfinite().all():
@@ -159,7 +193,9 @@ def check_format(path: Path, config: Mapping[str, Any], name: str, newest: int) 
         raise damaged(path, f"format {config.get('format')!r} where {name!r} is expected")
     if version > newest:
         rule = f"at most {newest} for this version of Raglane"
-        raise CheckpointError(str(path), f"format version {version}", rule, "pip install --upgrade raglane")
+        raise CheckpointError(
+            str(path), f"format version {version}", rule, "pip install --upgrade raglane"
+        )
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
@@ -186,7 +222,10 @@ def model_folder(path: Path) -> Path:
     """Return the folder of a stored model: the path itself, or ``best`` of a run."""
     # os.path, because methods of Path raise for names that are too long.
     if not os.path.isdir(path):
-        got, fix = "a file" if os.path.exists(path) else "no such folder", "pass the folder that raglane train wrote"
+        got, fix = (
+            "a file" if os.path.exists(path) else "no such folder",
+            "pass the folder that raglane train wrote",
+        )
         raise CheckpointError(str(path), got, "the folder of a run or of a model", fix)
     if (path / CONFIG).is_file():
         return path
@@ -202,7 +241,9 @@ def describe(model: SequenceModel) -> str:
     """Return a line about the model: layer, sizes and number of weights."""
     config = model.config
     weights = sum(parameter.numel() for parameter in model.parameters())
-    layers = count_of(config.num_layers, "layer") + (", bidirectional" if config.bidirectional else "")
+    layers = count_of(config.num_layers, "layer") + (
+        ", bidirectional" if config.bidirectional else ""
+    )
     name = label_of(config.cell) if is_own(config.cell) else config.cell.upper().replace("_", " ")
     name += " with layer normalisation" if config.layer_norm else ""
     return f"{name}, {config.hidden_size} units, {layers}, {weights:,} weights"

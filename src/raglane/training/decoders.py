@@ -36,11 +36,13 @@ class Decoder(nn.Module, ABC):
         size: the size of the outputs of the encoder.
     """
 
-    # True if the model has a head, whose outputs are logits ``(N, K)``; otherwise they are those of the encoder.
+    # True if the model has a head, whose outputs are logits ``(N, K)``; otherwise they are those of
+    # the encoder.
     has_head = False
     # True if a label has times, the steps of the input that it was read from.
     has_times = True
-    # In training, errors are measured on every n-th sequence, because a search takes longer than the loss.
+    # In training, errors are measured on every n-th sequence, because a search takes longer than
+    # the loss.
     measures_every = 8
 
     def __init__(self, config: Any, size: int) -> None:  # noqa: ARG002
@@ -48,10 +50,14 @@ class Decoder(nn.Module, ABC):
 
     @abstractmethod
     def loss(self, outputs: Ragged, targets: Ragged) -> Tensor:
-        """Return minus the log-probability of all targets, ``()``; a target without an alignment is left out."""
+        """Return minus the log-probability of all targets, ``()``; a target without an alignment is
+        left out.
+        """
 
     @abstractmethod
-    def answer(self, outputs: Ragged, beam: int = 1, n_best: int = 1, longest: Tensor | None = None) -> Hypotheses:
+    def answer(
+        self, outputs: Ragged, beam: int = 1, n_best: int = 1, longest: Tensor | None = None
+    ) -> Hypotheses:
         """Return the best sequences of labels; a beam of 1 is a greedy search.
 
         ``longest`` ``(B,)`` may be the most labels of each sequence.
@@ -59,18 +65,30 @@ class Decoder(nn.Module, ABC):
 
 
 class CTC(Decoder):
-    """One label or the blank per element, by connectionist temporal classification (Graves and others, 2006)."""
+    """One label or the blank per element, by connectionist temporal classification (Graves and
+    others, 2006).
+    """
 
     has_head, measures_every = True, 1
 
     def loss(self, outputs: Ragged, targets: Ragged) -> Tensor:
         """See :meth:`Decoder.loss`."""
-        return ctc_loss(outputs.map(_log_softmax), targets, zero_infinity=True, reduction="none").sum()
+        return ctc_loss(
+            outputs.map(_log_softmax), targets, zero_infinity=True, reduction="none"
+        ).sum()
 
-    def answer(self, outputs: Ragged, beam: int = 1, n_best: int = 1, longest: Tensor | None = None) -> Hypotheses:  # noqa: ARG002
+    def answer(
+        self,
+        outputs: Ragged,
+        beam: int = 1,
+        n_best: int = 1,
+        longest: Tensor | None = None,  # noqa: ARG002
+    ) -> Hypotheses:
         """See :meth:`Decoder.answer`."""
         log_probs = outputs.map(_log_softmax)
-        return best_path(log_probs) if beam == 1 else CTCBeamSearch(beam, n_best=n_best)(log_probs)[0]
+        return (
+            best_path(log_probs) if beam == 1 else CTCBeamSearch(beam, n_best=n_best)(log_probs)[0]
+        )
 
 
 class Transduction(Decoder):
@@ -78,19 +96,25 @@ class Transduction(Decoder):
 
     def __init__(self, config: Any, size: int) -> None:
         super().__init__(config, size)
-        self.decoder = Transducer(config.output_size, size, config.hidden_size, _cell(config), dropout=config.dropout)
+        self.decoder = Transducer(
+            config.output_size, size, config.hidden_size, _cell(config), dropout=config.dropout
+        )
 
     def loss(self, outputs: Ragged, targets: Ragged) -> Tensor:
         """See :meth:`Decoder.loss`."""
         losses: Tensor = self.decoder(outputs, targets, reduction="none")
         return losses.masked_fill(losses.isinf(), 0).sum()
 
-    def answer(self, outputs: Ragged, beam: int = 1, n_best: int = 1, longest: Tensor | None = None) -> Hypotheses:
+    def answer(
+        self, outputs: Ragged, beam: int = 1, n_best: int = 1, longest: Tensor | None = None
+    ) -> Hypotheses:
         """See :meth:`Decoder.answer`."""
         with _evaluating(self.decoder) as decoder:
             if beam == 1:
                 return decoder.greedy(outputs)[0]
-            return decoder.search(outputs, beam=beam, n_best=n_best, max_length=_most(outputs, longest))
+            return decoder.search(
+                outputs, beam=beam, n_best=n_best, max_length=_most(outputs, longest)
+            )
 
 
 class Attention(Decoder):
@@ -107,14 +131,20 @@ class Attention(Decoder):
         """See :meth:`Decoder.loss`."""
         return self.decoder.loss(outputs, targets, reduction="none").values.sum()
 
-    def answer(self, outputs: Ragged, beam: int = 1, n_best: int = 1, longest: Tensor | None = None) -> Hypotheses:
+    def answer(
+        self, outputs: Ragged, beam: int = 1, n_best: int = 1, longest: Tensor | None = None
+    ) -> Hypotheses:
         """See :meth:`Decoder.answer`."""
         with _evaluating(self.decoder) as decoder:
-            return decoder.search(outputs, beam=beam, n_best=n_best, max_length=_most(outputs, longest))
+            return decoder.search(
+                outputs, beam=beam, n_best=n_best, max_length=_most(outputs, longest)
+            )
 
 
 def _cell(config: Any) -> str:
-    """Return the cell of a decoder: that of the encoder, unless it is a user's, or reads more than inputs."""
+    """Return the cell of a decoder: that of the encoder, unless it is a user's, or reads more than
+    inputs.
+    """
     return config.cell if config.cell in LAYERS and config.cell not in _ENCODERS else "gru"
 
 
@@ -138,7 +168,9 @@ def _log_softmax(logits: Tensor) -> Tensor:
 
 
 def best_path(log_probs: Ragged) -> Hypotheses:
-    """Return the labels of the likeliest path, without repetitions and blanks, and the log-probability of the path."""
+    """Return the labels of the likeliest path, without repetitions and blanks, and the
+    log-probability of the path.
+    """
     best, labels = log_probs.values.max(-1)
     starts = torch.ones_like(labels, dtype=torch.bool)
     starts[1:] = labels[1:] != labels[:-1]
@@ -157,5 +189,9 @@ def best_path(log_probs: Ragged) -> Hypotheses:
     return Hypotheses(tokens, scores, torch.arange(len(log_probs) + 1), tokens.with_values(times))
 
 
-DECODERS: dict[str, type[Decoder]] = {"ctc": CTC, "transducer": Transduction, "attention": Attention}
+DECODERS: dict[str, type[Decoder]] = {
+    "ctc": CTC,
+    "transducer": Transduction,
+    "attention": Attention,
+}
 """The decoders by name, as :data:`raglane.training.settings.DECODERS` lists them."""

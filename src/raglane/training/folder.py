@@ -1,9 +1,10 @@
 """The folder of a run: its files, its lock, and how a new run replaces an old one.
 
-An old run is moved into a subfolder, and is removed when the new run has written a checkpoint. Until then it can be
-moved back. Its folder ``last`` is moved away first and back last, so a ``last`` in its place always belongs to the
-other files. A new run without a checkpoint has written only its description, which the old one replaces. So after the
-death of a process, :func:`repair` can always decide which run is valid.
+An old run is moved into a subfolder, and is removed when the new run has written a checkpoint.
+Until then it can be moved back. Its folder ``last`` is moved away first and back last, so a
+``last`` in its place always belongs to the other files. A new run without a checkpoint has written
+only its description, which the old one replaces. So after the death of a process, :func:`repair`
+can always decide which run is valid.
 """
 
 from __future__ import annotations
@@ -35,9 +36,12 @@ RUN_FILES = (DESCRIPTION, CONFIG, SKIPPED, CURVES, "curves.png", CARD, REPORT, *
 RUN_FOLDERS = (BEST, LAST, LOGS)
 
 # Printed if an interrupted replacement was undone.
-IS_BACK = "the run that --overwrite was replacing is restored, because the new one had no checkpoint"
+IS_BACK = (
+    "the run that --overwrite was replacing is restored, because the new one had no checkpoint"
+)
 
-# The subfolder of an old run while it is replaced, and the order in which its files are moved there.
+# The subfolder of an old run while it is replaced, and the order in which its files are moved
+# there.
 _REPLACED = ".run.previous"
 _MOVED = (LAST, BEST, LOGS, *reversed(RUN_FILES))
 
@@ -53,7 +57,9 @@ def check_folder(folder: Path, *, resume: bool = False, overwrite: bool = False)
     # Left by a run that was killed while it wrote its first file.
     scraps = (f".{DESCRIPTION}.partial", LOCK)
     # lexists, because a dangling link exists too.
-    if not os.path.lexists(folder) or (folder.is_dir() and all(path.name in scraps for path in folder.iterdir())):
+    if not os.path.lexists(folder) or (
+        folder.is_dir() and all(path.name in scraps for path in folder.iterdir())
+    ):
         check_place("folder", folder)
         return
     if not is_run:
@@ -62,12 +68,16 @@ def check_folder(folder: Path, *, resume: bool = False, overwrite: bool = False)
     if not overwrite:
         resumes, replaces = argument("resume", True), argument("overwrite", True)
         fix = f"pass another {argument('folder')}, {resumes} to resume the run, or {replaces} to replace it"
-        raise ArgumentError("folder", f"{str(folder)!r}, which contains a run", "a folder without a run", fix)
+        raise ArgumentError(
+            "folder", f"{str(folder)!r}, which contains a run", "a folder without a run", fix
+        )
 
 
 @contextmanager
 def at_work(folder: Path, given_as: str = "folder") -> Iterator[bool]:
-    """Lock the folder of a run or of a model and repair it; yield whether an old run was restored."""
+    """Lock the folder of a run or of a model and repair it; yield whether an old run was
+    restored.
+    """
     with locked(folder, given_as):
         yield repair(folder)
 
@@ -75,12 +85,16 @@ def at_work(folder: Path, given_as: str = "folder") -> Iterator[bool]:
 def to_resume(folder: Path | None) -> Path:
     """Return the folder of a run to resume; raise if it is None."""
     if folder is None:
-        raise ArgumentError("out", "None", "the folder of the run to resume", f"pass {argument('out')}")
+        raise ArgumentError(
+            "out", "None", "the folder of the run to resume", f"pass {argument('out')}"
+        )
     return folder
 
 
 @contextmanager
-def claimed(folder: Path | None, *, resume: bool = False, overwrite: bool = False) -> Iterator[bool]:
+def claimed(
+    folder: Path | None, *, resume: bool = False, overwrite: bool = False
+) -> Iterator[bool]:
     """Check and lock the folder of a run, if any; yield whether an old run was restored."""
     if folder is None:
         yield False
@@ -101,7 +115,9 @@ def tidy(folder: Path) -> None:
 
 
 def find(folder: Path, name: str) -> Path:
-    """Return the path of a file or folder of a run, also while the run is replaced, or after its process was killed."""
+    """Return the path of a file or folder of a run, also while the run is replaced, or after its
+    process was killed.
+    """
     waiting = folder / _REPLACED / name
     if waiting.exists() and not _has_checkpoint(folder):
         return waiting
@@ -109,7 +125,9 @@ def find(folder: Path, name: str) -> Path:
 
 
 def repair(folder: Path) -> bool:
-    """Repair a locked folder after the death of a process; return True if an old run was restored."""
+    """Repair a locked folder after the death of a process; return True if an old run was
+    restored.
+    """
     for name in (*RUN_FOLDERS, *RUN_FILES):
         settle(folder / name)
     if not (folder / _REPLACED).is_dir():
@@ -129,7 +147,8 @@ def repair(folder: Path) -> bool:
 
 @contextmanager
 def replacing(folder: Path) -> Iterator[None]:
-    """Move an old run away while a new one starts; if the new one fails before its first checkpoint, restore the old.
+    """Move an old run away while a new one starts; if the new one fails before its first
+    checkpoint, restore the old.
 
     After the first checkpoint, :func:`drop_replaced` must be called.
     """

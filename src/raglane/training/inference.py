@@ -46,7 +46,8 @@ _FURTHEST = 48
 _SHOWN, _WIDEST = 10, 40
 
 
-# Metrics that are compared with simple rules and are better if higher; those of other tasks are errors.
+# Metrics that are compared with simple rules and are better if higher; those of other tasks are
+# errors.
 _SCORES = ("accuracy", "micro_F1")
 
 
@@ -55,10 +56,11 @@ class Predictions:
     """A table of predictions in the order of the data.
 
     Args:
-        columns: lists with one entry per sequence: ``id``, ``prediction``, ``probability`` and, with
-            ``probabilities=True``, ``p_<label>`` for each class. With an output per element an entry is a list with a
-            value per element. For ``forecast``, ``prediction`` is a list of ``horizon`` lists of ``C`` numbers in the
-            units of the data (None for an empty sequence), without a probability.
+        columns: lists with one entry per sequence: ``id``, ``prediction``, ``probability`` and,
+            with ``probabilities=True``, ``p_<label>`` for each class. With an output per element an
+            entry is a list with a value per element. For ``forecast``, ``prediction`` is a list of
+            ``horizon`` lists of ``C`` numbers in the units of the data (None for an empty
+            sequence), without a probability.
 
     Example:
         >>> predictions = Predictions({"id": [0, 1], "prediction": ["a", "b"], "probability": [0.75, 1.0]})
@@ -79,7 +81,9 @@ class Predictions:
     def __getitem__(self, name: str) -> list[Any]:
         """Return a column."""
         if name not in self.columns:
-            raise ArgumentError("column", quote(name), f"one of {quote_all(self.columns)}", "choose one of them")
+            raise ArgumentError(
+                "column", quote(name), f"one of {quote_all(self.columns)}", "choose one of them"
+            )
         return self.columns[name]
 
     def __repr__(self) -> str:
@@ -120,7 +124,9 @@ class Evaluation:
     def __getitem__(self, name: str) -> float:
         """Return one of the numbers."""
         if name not in self.numbers:
-            raise ArgumentError("number", quote(name), f"one of {quote_all(self.numbers)}", "choose one of them")
+            raise ArgumentError(
+                "number", quote(name), f"one of {quote_all(self.numbers)}", "choose one of them"
+            )
         return self.numbers[name]
 
     def __repr__(self) -> str:
@@ -128,11 +134,19 @@ class Evaluation:
         return f"Evaluation({self.task}, {self.sequences:,} sequences: {numbers})"
 
     def better_rule(self) -> str | None:
-        """Return the metric and the best simple rule in words, if the model is not better than this rule."""
+        """Return the metric and the best simple rule in words, if the model is not better than this
+        rule.
+        """
         steps = [row for row in self.measured.table if "step" in row]
-        ahead = {name: fmean(row[name] for row in steps) for name in (steps[0] if steps else {}) if name != "step"}
+        ahead = {
+            name: fmean(row[name] for row in steps)
+            for name in (steps[0] if steps else {})
+            if name != "step"
+        }
         found = _better_rule(ahead)
-        return _better_rule(self.numbers) or (found and f"{found}, as the mean of {len(steps)} steps ahead")
+        return _better_rule(self.numbers) or (
+            found and f"{found}, as the mean of {len(steps)} steps ahead"
+        )
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -141,7 +155,9 @@ class Evaluation:
 
     @property
     def confusion(self) -> Tensor | None:
-        """The confusion matrix ``(K, K)`` int64, with a row per true class; None for tasks without classes."""
+        """The confusion matrix ``(K, K)`` int64, with a row per true class; None for tasks without
+        classes.
+        """
         return self.measured.confusion
 
     def to_config(self) -> dict[str, Any]:
@@ -166,26 +182,43 @@ def _better_rule(numbers: Mapping[str, float]) -> str | None:
             continue
         is_score = metric in _SCORES
         name = (max if is_score else min)(rules, key=rules.__getitem__)
-        is_better = reached > rules[name] or reached == 1 if is_score else reached < rules[name] or reached == 0
-        return None if is_better else f"{metric} {reached:.3f}, {name} {rules[name]:.3f}".replace("_", " ")
+        is_better = (
+            reached > rules[name] or reached == 1
+            if is_score
+            else reached < rules[name] or reached == 0
+        )
+        return (
+            None
+            if is_better
+            else f"{metric} {reached:.3f}, {name} {rules[name]:.3f}".replace("_", " ")
+        )
     return None
 
 
 def steps_ahead(saved: SavedModel, records: Dataset) -> int:
-    """Return the horizon that measures forecasts of one series whose end is held out, 1 for other data."""
+    """Return the horizon that measures forecasts of one series whose end is held out, 1 for other
+    data.
+    """
     if any(not encoder.per_sequence for encoder in saved.preprocessor.features):
         return 1
     return min(max(elements_held_out(records), 1), _FURTHEST)
 
 
 def pick_device(name: str) -> torch.device:
-    """Return the device for ``auto`` (a GPU if available), ``cpu`` or ``cuda``; raise if it does not exist."""
+    """Return the device for ``auto`` (a GPU if available), ``cpu`` or ``cuda``; raise if it does
+    not exist.
+    """
     if name not in DEVICES:
         fix = "pass auto; the environment variable CUDA_VISIBLE_DEVICES selects one of several GPUs"
         raise ArgumentError("device", quote(name), f"one of {', '.join(DEVICES)}", fix)
     present = torch.cuda.is_available()
     if name == "cuda" and not present:
-        raise ArgumentError("device", "'cuda'", "auto or cpu, because PyTorch has no CUDA device", "pass auto or cpu")
+        raise ArgumentError(
+            "device",
+            "'cuda'",
+            "auto or cpu, because PyTorch has no CUDA device",
+            "pass auto or cpu",
+        )
     return torch.device("cuda" if name == "cuda" or (name == "auto" and present) else "cpu")
 
 
@@ -201,10 +234,14 @@ def predict(
     n_best: int = 1,
     device: torch.device | None = None,
 ) -> Predictions:
-    """Return the predictions of a model, with one row per sequence; labels are ignored. ``device=None`` is the CPU."""
+    """Return the predictions of a model, with one row per sequence; labels are ignored.
+    ``device=None`` is the CPU.
+    """
     check_whole("batch_size", batch_size, 1)
     task = make_task(saved.preprocessor, saved.model.config, saved.model)
-    check_options(task, horizon=horizon, probabilities=probabilities, top=top, beam=beam, n_best=n_best)
+    check_options(
+        task, horizon=horizon, probabilities=probabilities, top=top, beam=beam, n_best=n_best
+    )
     dataset = saved.preprocessor.apply(records, require_targets=False)
     ids = list(dataset.ids)
     numbers = len(ids) * horizon * len(saved.preprocessor.channels)
@@ -213,10 +250,14 @@ def predict(
     model = saved.model.to(device)
     with answering(model):
         # Without targets a forecast reads the whole sequence.
-        batches = (batch.inputs.to(device) for batch in in_order(dataset, BatchLimit(sequences=batch_size)))
+        batches = (
+            batch.inputs.to(device) for batch in in_order(dataset, BatchLimit(sequences=batch_size))
+        )
         options = {"top": top, "beam": beam, "n_best": n_best}
         options = {name: value for name, value in options.items() if name in task.options}
-        columns = task.predict(model, batches, horizon=horizon, probabilities=probabilities, **options)
+        columns = task.predict(
+            model, batches, horizon=horizon, probabilities=probabilities, **options
+        )
     if task.is_per_element:
         own = [slice(start, end) for start, end in pairwise(dataset.tensors().offsets.tolist())]
         columns = {name: [values[part] for part in own] for name, values in columns.items()}
@@ -234,10 +275,11 @@ def evaluate(
     beam: int | None = None,
     device: torch.device | None = None,
 ) -> Evaluation:
-    """Return loss, metrics and baselines of a model on data with targets. ``device=None`` is the CPU.
+    """Return loss, metrics and baselines of a model on data with targets. ``device=None`` is the
+    CPU.
 
-    With ``horizon`` above 1 the last elements of each sequence are also forecast, from ``origins`` places, and measured
-    step by step.
+    With ``horizon`` above 1 the last elements of each sequence are also forecast, from ``origins``
+    places, and measured step by step.
     """
     check_whole("batch_size", batch_size, 1)
     device = device or torch.device("cpu")
@@ -251,7 +293,9 @@ def evaluate(
         raise ArgumentError("origins", f"{origins}", "1 for forecasts of one step", fix)
     task.check(records)
     model = saved.model.to(device)
-    options = {name: value for name, value in (("top", top), ("beam", beam)) if name in task.options}
+    options = {
+        name: value for name, value in (("top", top), ("beam", beam)) if name in task.options
+    }
     totals, meter = Totals(), task.meter(model, records, **options)
     with answering(model):
         for batch in in_order(dataset, BatchLimit(sequences=batch_size)):
@@ -261,14 +305,21 @@ def evaluate(
             meter.add(output, moved)
     count = int(float(totals.count))
     if count == 0:
-        raise DataError(str(records.source), "no targets", "at least one target", "pass sequences with elements")
+        raise DataError(
+            str(records.source), "no targets", "at least one target", "pass sequences with elements"
+        )
     measured = meter.measured()
     if horizon > 1:
         whole = preprocessor.apply(records, require_targets=False)
         with answering(model):
-            batches = (batch.inputs.to(device) for batch in in_order(whole, BatchLimit(sequences=batch_size)))
+            batches = (
+                batch.inputs.to(device)
+                for batch in in_order(whole, BatchLimit(sequences=batch_size))
+            )
             measured = replace(measured, table=task.ahead(model, batches, horizon, origins))
-    return Evaluation(saved.task, len(dataset), count, {"loss": totals.mean_loss, **measured.numbers}, measured)
+    return Evaluation(
+        saved.task, len(dataset), count, {"loss": totals.mean_loss, **measured.numbers}, measured
+    )
 
 
 def sample(
@@ -282,20 +333,25 @@ def sample(
     beam: int | None = None,
     device: torch.device | None = None,
 ) -> list[str]:
-    """Draw ``count`` texts from a language model, each at most ``length`` tokens longer than ``prompt``.
+    """Draw ``count`` texts from a language model, each at most ``length`` tokens longer than
+    ``prompt``.
 
-    Logits are divided by ``temperature``; 0 chooses the likeliest token. The same seed gives the same texts. With
-    ``beam`` nothing is drawn: the texts are the likeliest that a beam search finds, at most ``beam``, the likeliest
-    first. ``device=None`` is the CPU.
+    Logits are divided by ``temperature``; 0 chooses the likeliest token. The same seed gives the
+    same texts. With ``beam`` nothing is drawn: the texts are the likeliest that a beam search
+    finds, at most ``beam``, the likeliest first. ``device=None`` is the CPU.
     """
     if saved.task != "language":
         fix = "train a model with the task language"
-        raise ArgumentError("run", f"a model of the task {saved.task}", "a model of the task language", fix)
+        raise ArgumentError(
+            "run", f"a model of the task {saved.task}", "a model of the task language", fix
+        )
     check_kind("prompt", prompt, str, "a text", "pass a str")
     for name, number, least in (("count", count, 1), ("length", length, 1), ("seed", seed, 0)):
         check_whole(name, number, least, most=2**63 - 1)
     rule = "at least 0, and finite"
-    check_real("temperature", temperature, rule, lambda number: 0 <= number < float("inf"), "pass e.g. 0.8")
+    check_real(
+        "temperature", temperature, rule, lambda number: 0 <= number < float("inf"), "pass e.g. 0.8"
+    )
     if beam is not None:
         check_whole("beam", beam, 1, most=_MOST_BEAM)
         if temperature != 1:
@@ -305,7 +361,9 @@ def sample(
     words, split = saved.preprocessor.vocabulary or (), saved.preprocessor.split
     positions = {token: place for place, token in enumerate(words) if token != END}
     prefix = split_texts([prompt], split or "words")[0].tolist()
-    start = torch.tensor([END_TOKEN, *(positions.get(token, UNKNOWN_TOKEN) for token in prefix)], device=device)
+    start = torch.tensor(
+        [END_TOKEN, *(positions.get(token, UNKNOWN_TOKEN) for token in prefix)], device=device
+    )
     # On the CPU, so that the texts of a seed do not depend on the device.
     generator = torch.Generator().manual_seed(seed)
 
@@ -332,9 +390,11 @@ def sample(
 
 @contextmanager
 def answering(model: SequenceModel) -> Iterator[None]:
-    """Compute without gradients, and on a CPU with the same bits in any batch and for any number of threads.
+    """Compute without gradients, and on a CPU with the same bits in any batch and for any number of
+    threads.
 
-    The cpu kernels have this property; for other cells, torch's products with a matrix are computed row by row.
+    The cpu kernels have this property; for other cells, torch's products with a matrix are computed
+    row by row.
     """
     has_kernel = has_cell(model.encoder.recurrent.cell.name)
     with torch.no_grad(), nullcontext() if has_kernel else RowByRow():
@@ -342,7 +402,13 @@ def answering(model: SequenceModel) -> Iterator[None]:
 
 
 def check_options(
-    task: Task, *, horizon: int = 1, top: int = 1, probabilities: bool = False, beam: int | None = None, n_best: int = 1
+    task: Task,
+    *,
+    horizon: int = 1,
+    top: int = 1,
+    probabilities: bool = False,
+    beam: int | None = None,
+    n_best: int = 1,
 ) -> None:
     """Raise if an option of a prediction is invalid or does not exist for the task."""
     numbers = {"horizon": horizon, "top": top, "n_best": n_best}

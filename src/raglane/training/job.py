@@ -89,12 +89,13 @@ class TrainingResult:
     Args:
         folder: of the run; None for a training in memory.
         metric: the name of the metric in the history.
-        state: ``state.history`` has a dictionary of numbers per epoch; ``state.best_epoch`` (from 1) and
-            ``state.best_loss`` are of the best model.
-        stopped_by: the number of the signal (Ctrl-C or SIGTERM) that stopped the training, which can be resumed; None
-            if it is complete.
+        state: ``state.history`` has a dictionary of numbers per epoch; ``state.best_epoch`` (from
+            1) and ``state.best_loss`` are of the best model.
+        stopped_by: the number of the signal (Ctrl-C or SIGTERM) that stopped the training, which
+            can be resumed; None if it is complete.
         was_complete: True if the run was resumed without epochs left to train.
-        best: the files of the best model of a training in memory; empty before the first epoch is complete.
+        best: the files of the best model of a training in memory; empty before the first epoch is
+            complete.
     """
 
     folder: Path | None
@@ -106,16 +107,28 @@ class TrainingResult:
 
 
 def load_description(folder: str | os.PathLike[str]) -> RunDescription:
-    """Read the description in the folder of a run; raise a CheckpointError if it is missing, damaged or newer."""
+    """Read the description in the folder of a run; raise a CheckpointError if it is missing,
+    damaged or newer.
+    """
     path = find(as_path(folder), DESCRIPTION)
     config = read_json(path)
     check_format(path, config, FORMAT, FORMAT_VERSION)
     with reading(path):
-        settings, data, digest = Settings.from_config(config["settings"]), config["data"], config["fingerprint"]
+        settings, data, digest = (
+            Settings.from_config(config["settings"]),
+            config["data"],
+            config["fingerprint"],
+        )
         diverged, identity = config.get("diverged"), config.get("identity", "")
-        texts = isinstance(digest, str) and isinstance(diverged, str | None) and isinstance(identity, str)
+        texts = (
+            isinstance(digest, str)
+            and isinstance(diverged, str | None)
+            and isinstance(identity, str)
+        )
         if not isinstance(data, dict) or not texts:
-            raise ValueError("data that is not an object, or a fingerprint, identity or diverged that is not a text")
+            raise ValueError(
+                "data that is not an object, or a fingerprint, identity or diverged that is not a text"
+            )
     return RunDescription(settings, data, digest, diverged, identity)
 
 
@@ -142,7 +155,9 @@ def fingerprint(*parts: Dataset | None) -> str:
 
 
 def identity(*parts: Dataset | None) -> str:
-    """Return a hash of sequences and labels that does not depend on their order and division into parts."""
+    """Return a hash of sequences and labels that does not depend on their order and division into
+    parts.
+    """
     total, count = 0, 0
     for part in parts:
         if part is None:
@@ -172,7 +187,10 @@ def _sequences(records: Records) -> _Hashes:
     # Differences of running sums are exact modulo 2**64.
     running = np.concatenate([np.zeros(1, np.uint64), np.cumsum(elements, dtype=np.uint64)])
     found = running[records.offsets[1:]] - running[records.offsets[:-1]] + lengths.astype(np.uint64)
-    for words in (records.labels, None if targets is None or targets.per_element else targets.values.tolist()):
+    for words in (
+        records.labels,
+        None if targets is None or targets.per_element else targets.values.tolist(),
+    ):
         if words is not None:
             found = _mixed(found + _mixed(_words(words)))
     for feature in records.features:
@@ -183,7 +201,9 @@ def _sequences(records: Records) -> _Hashes:
 
 def _column(feature: Feature) -> _Hashes:
     """Return a hash of each entry of a feature, which depends on its name."""
-    entries = _rows(feature.values[:, None]) if feature.is_numbers else _words(feature.values.tolist())
+    entries = (
+        _rows(feature.values[:, None]) if feature.is_numbers else _words(feature.values.tolist())
+    )
     return _mixed(entries + np.uint64(zlib.crc32(feature.name.encode(errors="surrogatepass"))))
 
 

@@ -21,12 +21,15 @@ from raglane.training.settings import Settings
 from raglane.training.tasks import Score, Task
 
 _KINDS = {"adam": optim.Adam, "adamw": optim.AdamW, "rmsprop": optim.RMSprop, "sgd": optim.SGD}
-# Methods with decorators that import torch._dynamo, which takes seconds, to exclude them from torch.compile.
+# Methods with decorators that import torch._dynamo, which takes seconds, to exclude them from
+# torch.compile.
 _KEPT = ("add_param_group", "load_state_dict", "state_dict", "step")
 
 
 class Learner(nn.Module):
-    """Computes the loss of a batch; DistributedDataParallel averages its gradients over the ranks."""
+    """Computes the loss of a batch; DistributedDataParallel averages its gradients over the
+    ranks.
+    """
 
     # The states after the last chunk, with truncated backpropagation.
     carried: Any = None
@@ -60,9 +63,12 @@ class Learner(nn.Module):
         score = self.task.score(output, batch, training=True)
         self.whole = self.ranks.total(score, batch.inputs.values.shape[0])
         whole = self.whole[0]
-        loss, self.model.penalty = score.loss if self.model.penalty is None else score.loss + self.model.penalty, None
-        # DistributedDataParallel divides by the number of ranks. Multiplying by it gives all elements the same weight,
-        # on any rank and in any batch.
+        loss, self.model.penalty = (
+            score.loss if self.model.penalty is None else score.loss + self.model.penalty,
+            None,
+        )
+        # DistributedDataParallel divides by the number of ranks. Multiplying by it gives all
+        # elements the same weight, on any rank and in any batch.
         if self.settings.accumulate > 1:
             self.counted = self.counted + whole.count
             return loss * self.ranks.count
@@ -70,19 +76,25 @@ class Learner(nn.Module):
         return loss * self.ranks.count / count
 
     def _run_chunk(self, inputs: Ragged, begins: Tensor) -> tuple[Ragged, Any]:
-        """Return the outputs of a chunk, and the states of all streams of all ranks, so that any rank can save them."""
+        """Return the outputs of a chunk, and the states of all streams of all ranks, so that any
+        rank can save them.
+        """
         order, ranks = self.order, self.ranks
         if ranks.count == 1 or not isinstance(order, TBPTTSampler):
             return self.model.run_chunk(inputs, self.carried, begins)
         streams, count = order.streams, order.batch_size
-        own = _each_state(lambda state: state[:, streams.start :: streams.step].contiguous(), self.carried)
+        own = _each_state(
+            lambda state: state[:, streams.start :: streams.step].contiguous(), self.carried
+        )
         output, state = self.model.run_chunk(inputs, own, begins)
         return output, _each_state(lambda mine: ranks.joined(mine, streams, count), state)
 
     def average(self) -> None:
         """Divide accumulated gradients by the number of accumulated targets."""
         if self.settings.accumulate > 1:
-            gradients = [weight.grad for weight in self.model.parameters() if weight.grad is not None]
+            gradients = [
+                weight.grad for weight in self.model.parameters() if weight.grad is not None
+            ]
             torch._foreach_div_(gradients, max(float(self.counted), 1.0))
             self.counted = 0.0
 
@@ -97,16 +109,24 @@ def _each_state(act: Callable[[Tensor], Tensor], states: Any) -> Any:
 def shared(learner: Learner, device: torch.device) -> DistributedDataParallel:
     """Wrap a learner in DistributedDataParallel, which averages gradients over the ranks."""
     # Its replacement is missing in older supported versions of torch.
-    warnings.filterwarnings("ignore", message=r"`broadcast_buffers` is deprecated", category=FutureWarning)
-    # With find_unused_parameters the reducer keeps its buckets, so sums have a fixed order, and a resumed run has the
-    # bits of an uninterrupted one. Buffers are equal on all ranks.
+    warnings.filterwarnings(
+        "ignore", message=r"`broadcast_buffers` is deprecated", category=FutureWarning
+    )
+    # With find_unused_parameters the reducer keeps its buckets, so sums have a fixed order, and a
+    # resumed run has the bits of an uninterrupted one. Buffers are equal on all ranks.
     places = None if device.index is None else [device.index]
-    return DistributedDataParallel(learner, places, find_unused_parameters=True, broadcast_buffers=False)
+    return DistributedDataParallel(
+        learner, places, find_unused_parameters=True, broadcast_buffers=False
+    )
 
 
 def make_optimizer(model: SequenceModel, settings: Settings) -> optim.Optimizer:
     """Return the optimizer of the settings for all weights of a model."""
     kind = _KINDS[settings.optimizer]
-    plain = type(kind.__name__, (kind,), {name: torch.no_grad()(inspect.unwrap(getattr(kind, name))) for name in _KEPT})
+    plain = type(
+        kind.__name__,
+        (kind,),
+        {name: torch.no_grad()(inspect.unwrap(getattr(kind, name))) for name in _KEPT},
+    )
     more = {"momentum": 0.9} if settings.optimizer == "sgd" else {}
     return plain(model.parameters(), lr=settings.lr, weight_decay=settings.weight_decay, **more)

@@ -26,19 +26,30 @@ if TYPE_CHECKING:
 
 
 def check_machine(settings: Settings) -> torch.device:
-    """Raise if the settings need more processes, threads or memory than this machine has; return the device."""
+    """Raise if the settings need more processes, threads or memory than this machine has; return
+    the device.
+    """
     cores = os.cpu_count() or 1
-    # Each rank is a process that uses at least one processor; Ray checks the resources of its cluster.
+    # Each rank is a process that uses at least one processor; Ray checks the resources of its
+    # cluster.
     if settings.engine == "processes" and settings.ranks > max(4, cores):
         fix = f"pass {argument('ranks', cores)}, or start ranks on several machines with torchrun"
-        raise ArgumentError("ranks", f"{settings.ranks}", f"at most {max(4, cores)} on this machine", fix)
+        raise ArgumentError(
+            "ranks", f"{settings.ranks}", f"at most {max(4, cores)} on this machine", fix
+        )
     most = max(64, 4 * cores)
     for name in ("threads", "workers"):
         count = getattr(settings, name)
         if count is not None and count > most:
-            raise ArgumentError(name, f"{count}", f"at most {most} on this machine", "pass a smaller number")
+            raise ArgumentError(
+                name, f"{count}", f"at most {most} on this machine", "pass a smaller number"
+            )
     device = pick_device(settings.device)
-    smallest = {part.name: getattr(settings, part.name) for part in fields(ModelConfig) if hasattr(settings, part.name)}
+    smallest = {
+        part.name: getattr(settings, part.name)
+        for part in fields(ModelConfig)
+        if hasattr(settings, part.name)
+    }
     sizes = {"input_size": BLOCKS[settings.missing], "output_size": 1, "embedding": None}
     check_size(ModelConfig(**smallest | sizes), settings, device)
     return device
@@ -48,15 +59,20 @@ def threads_of(settings: Settings) -> int | None:
     """Return the CPU threads of a rank; None leaves the choice to PyTorch."""
     if settings.threads is not None or settings.ranks == 1:
         return settings.threads
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     return max(cores // settings.ranks, 1)
 
 
-def check_size(config: ModelConfig, settings: Settings, device: torch.device, elements: int = 1) -> None:
+def check_size(
+    config: ModelConfig, settings: Settings, device: torch.device, elements: int = 1
+) -> None:
     """Raise if a model needs more memory to train and to save than is available."""
     weights, tensors = config.count()
     moments = 1 if settings.optimizer in ("sgd", "rmsprop") else 2
-    # Training needs weights, gradients and moments; saving copies the weights once and the moments twice.
+    # Training needs weights, gradients and moments; saving copies the weights once and the moments
+    # twice.
     model, saving = (2 + moments) * weights, (1 + 2 * moments) * weights
     outputs = config.num_layers * (2 if config.bidirectional else 1) * config.hidden_size * elements
     what = f"a model of {weights:,} weights to train"
@@ -69,15 +85,21 @@ def check_size(config: ModelConfig, settings: Settings, device: torch.device, el
     check_memory(what, FLOAT * (model + saving + outputs) + TRAINED_TENSOR * tensors, fix)
 
 
-def plan_batches(settings: Settings, training: Dataset, what: str = "batch_size") -> tuple[Settings, str]:
-    """Choose the batch size and bucketing by measuring the layer on this machine; return the settings and the reason.
+def plan_batches(
+    settings: Settings, training: Dataset, what: str = "batch_size"
+) -> tuple[Settings, str]:
+    """Choose the batch size and bucketing by measuring the layer on this machine; return the
+    settings and the reason.
 
     Ranks share a batch, so its size is the best one of a rank times their number.
     """
     from raglane.planner import plan, words
 
     if what == "batch_size" and settings.batch_elements is not None:
-        got, rule = f"auto, with {argument('batch_elements', settings.batch_elements)}", "the only limit of a batch"
+        got, rule = (
+            f"auto, with {argument('batch_elements', settings.batch_elements)}",
+            "the only limit of a batch",
+        )
         raise ArgumentError("batch_size", got, rule, "leave one of them out")
     device = pick_device(settings.device)
     others = ranks_of()
@@ -105,7 +127,9 @@ def plan_batches(settings: Settings, training: Dataset, what: str = "batch_size"
 
 
 def _by_elements(settings: Settings, found: Plan, longest: int, ranks: int) -> Settings:
-    """Return the settings with the planned limit of elements, raised if the longest sequences must fit."""
+    """Return the settings with the planned limit of elements, raised if the longest sequences must
+    fit.
+    """
     best = found.best_by_elements
     chosen = ranks * best.size
     if ranks > 1 or settings.too_long == "refuse":

@@ -44,7 +44,9 @@ class Mixed(nn.Module):
 
 
 class _DroppedEmbedding(nn.Embedding):
-    """An embedding that drops random tokens of the vocabulary in a whole batch (Gal and Ghahramani, 2016)."""
+    """An embedding that drops random tokens of the vocabulary in a whole batch (Gal and Ghahramani,
+    2016).
+    """
 
     def __init__(self, whole: nn.Embedding, share: float) -> None:
         super().__init__(whole.num_embeddings, whole.embedding_dim, _weight=whole.weight.data)
@@ -55,7 +57,9 @@ class _DroppedEmbedding(nn.Embedding):
         embedded = super().forward(input)
         if not self.training:
             return embedded
-        kept = (torch.rand(self.num_embeddings, device=embedded.device) >= self.share).to(embedded.dtype)
+        kept = (torch.rand(self.num_embeddings, device=embedded.device) >= self.share).to(
+            embedded.dtype
+        )
         return embedded * (kept / (1 - self.share))[input].unsqueeze(-1)
 
 
@@ -81,7 +85,8 @@ class ModelConfig(ModelSettings):
     input_size: int
     # The number of classes, labels, targets or channels.
     output_size: int
-    # The size of embeddings of tokens, and the maximum for categories; None without tokens and categories.
+    # The size of embeddings of tokens, and the maximum for categories; None without tokens and
+    # categories.
     embedding: int | None = None
     # True for an output per element; None follows from the task.
     per_element: bool | None = None
@@ -98,7 +103,9 @@ class ModelConfig(ModelSettings):
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> ModelConfig:
-        """Return the configuration of a dictionary that ``to_config`` made; raise a ValueError if it is damaged."""
+        """Return the configuration of a dictionary that ``to_config`` made; raise a ValueError if
+        it is damaged.
+        """
         for name in ("task", "cell"):
             # Their defaults are for new models, not for stored ones.
             if isinstance(config, dict) and name not in config:
@@ -107,16 +114,24 @@ class ModelConfig(ModelSettings):
 
     @classmethod
     def of(cls, settings: ModelSettings, preprocessor: Preprocessor) -> ModelConfig:
-        """Return the configuration for settings and a preprocessor that was fitted to the training data."""
-        chosen: dict[str, Any] = {field.name: getattr(settings, field.name, None) for field in dataclasses.fields(cls)}
+        """Return the configuration for settings and a preprocessor that was fitted to the training
+        data.
+        """
+        chosen: dict[str, Any] = {
+            field.name: getattr(settings, field.name, None) for field in dataclasses.fields(cls)
+        }
         if settings.cell == "grud" and (preprocessor.is_tokens or preprocessor.features):
             rule = "a cell other than grud for tokens, categories and features of whole sequences"
-            raise ArgumentError("cell", quote(settings.cell), rule, "choose another cell or other columns")
+            raise ArgumentError(
+                "cell", quote(settings.cell), rule, "choose another cell or other columns"
+            )
         return cls(**chosen | _sizes(settings, preprocessor, chosen["embedding"]))
 
     @property
     def embeddings(self) -> list[tuple[int, int]]:
-        """The shape of each embedding of categories: half as many columns as categories, at most ``embedding``."""
+        """The shape of each embedding of categories: half as many columns as categories, at most
+        ``embedding``.
+        """
         return [(count, min(self.embedding or 1, count // 2 + 1)) for count in self.categories]
 
     @property
@@ -133,7 +148,9 @@ class ModelConfig(ModelSettings):
 
     def encoder(self) -> SequenceEncoder:
         """Return the encoder of the model; its arguments have the names of the settings."""
-        options = {field.name: getattr(self, field.name) for field in dataclasses.fields(ModelSettings)}
+        options = {
+            field.name: getattr(self, field.name) for field in dataclasses.fields(ModelSettings)
+        }
         for name in ("task", "loss", "quantile", "embedding_dropout", "tie_weights", "decoder"):
             del options[name]
         if self.per_element:
@@ -157,7 +174,9 @@ class ModelConfig(ModelSettings):
             return sum(weight.numel() for weight in weights), len(weights)
         sizes = ["input_size", "output_size", "hidden_size", "num_layers"]
         sizes += [] if self.embedding is None else ["embedding"]
-        smallest: dict[str, Any] = {name: min(1, check_count(name, getattr(self, name))) for name in sizes}
+        smallest: dict[str, Any] = {
+            name: min(1, check_count(name, getattr(self, name))) for name in sizes
+        }
         # Some cells require more than one input column.
         del smallest["input_size"]
         if self.categories:
@@ -166,14 +185,23 @@ class ModelConfig(ModelSettings):
             cell = SequenceModel(dataclasses.replace(self, **smallest)).encoder.recurrent.cell
         states, directions = cell.state_sizes(self.hidden_size), 2 if self.bidirectional else 1
         width, rows = directions * states[0], self.num_layers * directions
-        answers = self.embedding if self.tie_weights and self.embedding is not None else self.output_size
+        answers = (
+            self.embedding if self.tie_weights and self.embedding is not None else self.output_size
+        )
         shapes: list[tuple[int, tuple[int, ...]]] = [(1, (answers, width)), (1, (answers,))]
         shapes += [(1, (self.output_size,))] if self.tie_weights else []
         if self.embedding is not None and self.has_plain_tokens:
             shapes.append((1, (self.input_size, self.embedding)))
         shapes += [(1, shape) for shape in self.embeddings]
-        for layers, spec, size in ((1, cell, self.width), (self.num_layers - 1, cell.above(), width)):
-            shapes += [(layers * directions, shape) for shape in spec.shapes(size, self.hidden_size).values() if shape]
+        for layers, spec, size in (
+            (1, cell, self.width),
+            (self.num_layers - 1, cell.above(), width),
+        ):
+            shapes += [
+                (layers * directions, shape)
+                for shape in spec.shapes(size, self.hidden_size).values()
+                if shape
+            ]
         if self.initial_state == "learned":
             shapes += [(1, (rows, size)) for size in states]
         if self.initial_state == "lengths":
@@ -181,7 +209,9 @@ class ModelConfig(ModelSettings):
         shapes += [(1, (self.output_size,)) for _ in TASKS[self.task].kept]
         if self.pooling == "attention" and not self.per_element:
             shapes += [(1, (width, width)), (1, (width,))]
-        return sum(times * math.prod(shape) for times, shape in shapes), sum(times for times, _ in shapes)
+        return sum(times * math.prod(shape) for times, shape in shapes), sum(
+            times for times, _ in shapes
+        )
 
     def check_fits(self, preprocessor: Preprocessor) -> None:
         """Raise a ValueError unless the sizes are those of a preprocessor."""
@@ -189,10 +219,14 @@ class ModelConfig(ModelSettings):
         sizes = _sizes(self, preprocessor, self.embedding or 1)
         for name, value in {"task": preprocessor.task, **sizes}.items():
             if getattr(self, name) != value:
-                raise ValueError(f"model.{name} = {getattr(self, name)!r} with a preprocessor that gives {value!r}")
+                raise ValueError(
+                    f"model.{name} = {getattr(self, name)!r} with a preprocessor that gives {value!r}"
+                )
 
 
-def _sizes(settings: ModelSettings, preprocessor: Preprocessor, embedding: int | None) -> dict[str, Any]:
+def _sizes(
+    settings: ModelSettings, preprocessor: Preprocessor, embedding: int | None
+) -> dict[str, Any]:
     """Return the fields of a :class:`ModelConfig` that follow from the data."""
     channels = preprocessor.channels
     # A cell needs an input in addition to times.
@@ -208,13 +242,15 @@ def _sizes(settings: ModelSettings, preprocessor: Preprocessor, embedding: int |
 
 
 class SequenceModel(nn.Module):
-    """A recurrent network with a linear head, for one of the tasks: the ``model`` of a :class:`raglane.Run`.
+    """A recurrent network with a linear head, for one of the tasks: the ``model`` of a
+    :class:`raglane.Run`.
 
-    The output of the head for a forecast is the difference to the previous element. So an untrained model predicts
-    about the previous element.
+    The output of the head for a forecast is the difference to the previous element. So an untrained
+    model predicts about the previous element.
 
     Args:
-        config: a ``ModelConfig``, the settings of the model with ``input_size`` and ``output_size``.
+        config: a ``ModelConfig``, the settings of the model with ``input_size`` and
+            ``output_size``.
 
     Example:
         >>> model = SequenceModel(ModelConfig("classify", "gru", input_size=3, output_size=5))
@@ -232,7 +268,8 @@ class SequenceModel(nn.Module):
         self.tied_bias: nn.Parameter | None = None
         answers = config.output_size
         if config.tie_weights and config.embedding is not None:
-            # The head outputs an embedding, which is compared with those of all tokens (Press and Wolf, 2017).
+            # The head outputs an embedding, which is compared with those of all tokens (Press and
+            # Wolf, 2017).
             answers = config.embedding
             self.tied_bias = nn.Parameter(torch.zeros(config.output_size))
         # Weights of the activation and temporal penalties of language models.
@@ -255,8 +292,9 @@ class SequenceModel(nn.Module):
             inputs: sequences of ``(L, input_size)`` float32, or of ``(L,)`` int64 tokens.
 
         Returns:
-            Logits of classes or labels, or scaled numbers, ``(B, output_size)`` for a task with an output per sequence,
-            else a Ragged of ``(L, output_size)``. An element of a forecast predicts the next element.
+            Logits of classes or labels, or scaled numbers, ``(B, output_size)`` for a task with an
+            output per sequence, else a Ragged of ``(L, output_size)``. An element of a forecast
+            predicts the next element.
         """
         if self.training and any(self.penalties):
             out, _ = self.encoder.recurrent(self.encoder.embed(inputs))
@@ -325,27 +363,36 @@ class SequenceModel(nn.Module):
             kept: the number of last channels that are features of the sequence and stay constant.
 
         Returns:
-            ``(B, horizon, output_size)``; NaN for an empty sequence. With the loss bce these are probabilities, and the
-            likelier of 0 and 1 is fed back. Of several quantiles the middle one is fed back.
+            ``(B, horizon, output_size)``; NaN for an empty sequence. With the loss bce these are
+            probabilities, and the likelier of 0 and 1 is fed back. Of several quantiles the middle
+            one is fed back.
         """
         size, count = self.channels, len(self.config.quantiles)
         middle = slice(self.config.middle * size, (self.config.middle + 1) * size)
         recurrent: Any = self.encoder.recurrent
         out, state = recurrent(self.encoder.embed(inputs))
         known = inputs.last(empty=float("nan"))
-        forecast = self._next(known[:, :size].repeat(1, count), self.head(self.encoder.dropout(out.last())))
+        forecast = self._next(
+            known[:, :size].repeat(1, count), self.head(self.encoder.dropout(out.last()))
+        )
         forecasts = [forecast]
         # The was-missing channels of a forecast are 0.
         flags = torch.zeros_like(known[:, size : known.shape[1] - kept])
         same = known[:, known.shape[1] - kept :]
         for _ in range(1, horizon):
             # 0 * forecast keeps NaN.
-            fed_back = torch.where(forecast > 0.5, 1.0, 0 * forecast) if self.is_binary else forecast
+            fed_back = (
+                torch.where(forecast > 0.5, 1.0, 0 * forecast) if self.is_binary else forecast
+            )
             fed_back = fed_back[:, middle]
             element = torch.cat([fed_back, flags, same], dim=1)
-            embedded = element if self.encoder.embedding is None else self.encoder.embedding(element)
+            embedded = (
+                element if self.encoder.embedding is None else self.encoder.embedding(element)
+            )
             output, state = recurrent.step(embedded, state)
-            forecast = self._next(fed_back.repeat(1, count), self.head(self.encoder.dropout(output)))
+            forecast = self._next(
+                fed_back.repeat(1, count), self.head(self.encoder.dropout(output))
+            )
             forecasts.append(forecast)
         return torch.stack(forecasts, dim=1)
 
@@ -366,7 +413,9 @@ class SequenceModel(nn.Module):
         encoder = self.encoder
         recurrent: Any = encoder.recurrent
         if encoder.embedding is None:
-            raise ArgumentError("model", "a model of numbers", "a language model", "pass a language model")
+            raise ArgumentError(
+                "model", "a model of numbers", "a language model", "pass a language model"
+            )
         out, state = recurrent(encoder.embed(inputs))
         output = out.last()
         tokens = torch.full((len(inputs), most), END_TOKEN, dtype=torch.int64, device=inputs.device)
@@ -391,13 +440,18 @@ class SequenceModel(nn.Module):
             n_best: the number of continuations per text, at most ``beam``.
 
         Raises:
-            ArgumentError: the model does not read tokens, or ``beam`` or ``n_best`` is out of its range.
+            ArgumentError: the model does not read tokens, or ``beam`` or ``n_best`` is out of its
+                range.
         """
         encoder = self.encoder
         recurrent: Any = encoder.recurrent
         if encoder.embedding is None:
-            raise ArgumentError("model", "a model of numbers", "a language model", "pass a language model")
-        _, state = recurrent(encoder.embed(inputs._slices(inputs.offsets[:-1], inputs.host_lengths - 1)))
+            raise ArgumentError(
+                "model", "a model of numbers", "a language model", "pass a language model"
+            )
+        _, state = recurrent(
+            encoder.embed(inputs._slices(inputs.offsets[:-1], inputs.host_lengths - 1))
+        )
 
         def step(tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
             output, hx = recurrent.step(encoder.embedding(tokens), layers_first(state))
@@ -405,7 +459,12 @@ class SequenceModel(nn.Module):
             logits[:, UNKNOWN_TOKEN] = -torch.inf
             return logits.log_softmax(-1), rows_first(hx)
 
-        options: dict[str, Any] = {"beam": beam, "max_length": most, "end": END_TOKEN, "n_best": n_best}
+        options: dict[str, Any] = {
+            "beam": beam,
+            "max_length": most,
+            "end": END_TOKEN,
+            "n_best": n_best,
+        }
         return beam_search(step, inputs.last(), rows_first(state), **options)
 
     def _next(self, before: Tensor, answer: Tensor) -> Tensor:
@@ -414,7 +473,9 @@ class SequenceModel(nn.Module):
 
 
 def activity(outputs: Ragged, dropped: Ragged, large: float, changing: float) -> Tensor:
-    """Return activation plus temporal activation regularisation (Merity and others, 2017), summed over elements."""
+    """Return activation plus temporal activation regularisation (Merity and others, 2017), summed
+    over elements.
+    """
     values, owners = outputs.values, outputs.segment_ids
     changes = values.diff(dim=0).square().mean(1) * (owners[1:] == owners[:-1])
     return large * dropped.values.square().mean(1).sum() + changing * changes.sum()

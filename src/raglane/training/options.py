@@ -40,7 +40,8 @@ class Option:
     metavar: str | None = None
     # The help for None.
     unset: str | None = None
-    # A word that the command line accepts in place of a number, and replaces before it builds the settings.
+    # A word that the command line accepts in place of a number, and replaces before it builds the
+    # settings.
     also: str | None = None
     # A rule for values that are not among the choices.
     or_else: Rule | None = None
@@ -48,12 +49,18 @@ class Option:
 
 def option(default: Any, help: str, panel: str, *rules: Rule, **details: Any) -> Any:
     """Return a dataclass field that is an option."""
-    return dataclasses.field(default=default, metadata={_KEY: Option(help, panel, rules, **details)})
+    return dataclasses.field(
+        default=default, metadata={_KEY: Option(help, panel, rules, **details)}
+    )
 
 
 def options(kind: Any) -> dict[str, Option]:
     """Return the options of a dataclass by name."""
-    return {field.name: field.metadata[_KEY] for field in dataclasses.fields(kind) if _KEY in field.metadata}
+    return {
+        field.name: field.metadata[_KEY]
+        for field in dataclasses.fields(kind)
+        if _KEY in field.metadata
+    }
 
 
 def flag_of(kind: Any, name: str) -> str:
@@ -72,8 +79,16 @@ def check_value(name: str, value: Any, described: Option) -> None:
     if value is None:
         return
     other = described.or_else
-    if described.choices and value not in described.choices and not (other is not None and other.holds(value)):
-        listed = "one of " + ", ".join(described.choices) + ("" if other is None else f"; or {other.rule}")
+    if (
+        described.choices
+        and value not in described.choices
+        and not (other is not None and other.holds(value))
+    ):
+        listed = (
+            "one of "
+            + ", ".join(described.choices)
+            + ("" if other is None else f"; or {other.rule}")
+        )
         near = nearest(value, described.choices) if isinstance(value, str) else None
         raise ArgumentError(name, quote(value), listed, f"pass {near or described.choices[0]}")
     for rule in described.rules:

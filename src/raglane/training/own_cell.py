@@ -1,8 +1,9 @@
-"""User-defined cells: a class in a Python file, whose code runs only if the user names the file in this process.
+"""User-defined cells: a class in a Python file, whose code runs only if the user names the file in
+this process.
 
-``--cell path/to/file.py:MyCell`` and ``rl.load(..., cell=MyCell)`` name a cell. A run stores the path and the SHA-256
-of the file, as ``/path/to/file.py:MyCell@SHA256``, not the code. A stored name is only compared with the file that the
-user named; it never causes a file to be read or run.
+``--cell path/to/file.py:MyCell`` and ``rl.load(..., cell=MyCell)`` name a cell. A run stores the
+path and the SHA-256 of the file, as ``/path/to/file.py:MyCell@SHA256``, not the code. A stored name
+is only compared with the file that the user named; it never causes a file to be read or run.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ class _Choice(NamedTuple):
     digest: str | None
 
 
-# By SHA-256: the files that the user named in this process, and the modules that were run from them.
+# By SHA-256: the files that the user named in this process, and the modules that were run from
+# them.
 _NAMED: dict[str, NamedCode] = {}
 _MODULES: dict[str, ModuleType] = {}
 
@@ -56,17 +58,23 @@ def is_own(cell: str) -> bool:
 
 
 def label_of(cell: str) -> str:
-    """Return the name of a cell for folders and tables; for a user-defined cell that of its class."""
+    """Return the name of a cell for folders and tables; for a user-defined cell that of its
+    class.
+    """
     return _parts(cell).name if is_own(cell) else cell
 
 
 def name_cell(cell: object) -> str:
-    """Register the file of a user-defined cell, so that :func:`load_cell` may run it, and return its full name."""
+    """Register the file of a user-defined cell, so that :func:`load_cell` may run it, and return
+    its full name.
+    """
     if isinstance(cell, type):
         path, name, wanted = _source_of(cell), cell.__name__, None
     elif not isinstance(cell, str):
         fix = "pass 'path/to/file.py:MyCell'"
-        raise ArgumentTypeError("cell", quote(cell), "a class, or a Python file and a class in it", fix)
+        raise ArgumentTypeError(
+            "cell", quote(cell), "a class, or a Python file and a class in it", fix
+        )
     elif not is_own(cell):
         return cell
     else:
@@ -81,12 +89,16 @@ def name_cell(cell: object) -> str:
 
 
 def named_choice(cell: str) -> str:
-    """Return the full name of a cell from a config file, if the user named the same file in this process."""
+    """Return the full name of a cell from a config file, if the user named the same file in this
+    process.
+    """
     if not is_own(cell):
         return cell
     path, name, wanted = _parts(cell)
     path = os.path.abspath(path)
-    digest = next((digest for digest, code in _NAMED.items() if code.path == path or digest == wanted), None)
+    digest = next(
+        (digest for digest, code in _NAMED.items() if code.path == path or digest == wanted), None
+    )
     if digest is None or wanted not in (None, digest):
         fix = f"name it yourself, with {argument('cell', f'{path}:{name}')}"
         rule = "a cell of the library, or one that you named in this process, so that no code is run unasked"
@@ -106,11 +118,15 @@ def take_code(code: NamedCode | None) -> None:
 
 
 def check_named(layer: str, cell: str | None = None) -> str:
-    """Raise unless the user named the code of a run's cell; return its SHA-256, or "" for a cell of the library."""
+    """Raise unless the user named the code of a run's cell; return its SHA-256, or "" for a cell of
+    the library.
+    """
     if not is_own(layer):
         if cell is not None:
             rule = f"the cell {layer} of the library, with which the model was trained"
-            raise CheckpointError("cell", quote(cell.partition("@")[0]), rule, f"leave {argument('cell')} out")
+            raise CheckpointError(
+                "cell", quote(cell.partition("@")[0]), rule, f"leave {argument('cell')} out"
+            )
         return ""
     path, name, digest = _parts(layer)
     if digest is None:
@@ -144,7 +160,9 @@ def check_place(cell: str, folder: Path) -> None:
 
 
 def load_cell(cell: str) -> Callable[..., RecurrentLayer]:
-    """Return a function of ``(input_size, hidden_size, **options)`` that makes a layer of a user-defined cell."""
+    """Return a function of ``(input_size, hidden_size, **options)`` that makes a layer of a
+    user-defined cell.
+    """
     digest, (path, name, _) = check_named(cell), _parts(cell)
     code = _NAMED[digest]
     if code.cell is not None and code.cell.__name__ == name:
@@ -152,8 +170,12 @@ def load_cell(cell: str) -> Callable[..., RecurrentLayer]:
     module = _MODULES.get(digest) or _run(code, digest)
     make = getattr(module, name, None)
     if not callable(make):
-        classes = [key for key, part in vars(module).items() if callable(getattr(part, "step", None))]
-        rule = f"a class with step(x_t, state), and {_shown(path)} has {', '.join(classes) or 'none'}"
+        classes = [
+            key for key, part in vars(module).items() if callable(getattr(part, "step", None))
+        ]
+        rule = (
+            f"a class with step(x_t, state), and {_shown(path)} has {', '.join(classes) or 'none'}"
+        )
         raise ArgumentError("cell", quote(name), rule, "name one of the classes")
     return _maker(make)
 
@@ -165,9 +187,13 @@ def _maker(make: Callable[..., Any]) -> Callable[..., RecurrentLayer]:
 
 
 def place_of_error(error: BaseException) -> str | None:
-    """Return the line of a user-defined cell that raised an error, and the error; None if it was raised elsewhere."""
+    """Return the line of a user-defined cell that raised an error, and the error; None if it was
+    raised elsewhere.
+    """
     files = {_NAMED[digest].path for digest in _MODULES}
-    lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in files]
+    lines = [
+        frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in files
+    ]
     return f"{lines[-1].filename}, line {lines[-1].lineno}: {_words(error)}" if lines else None
 
 
@@ -193,13 +219,17 @@ def _read(path: str) -> bytes:
         return read_file(Path(path))
     except (OSError, ValueError) as error:
         got = f"{_shown(path)}: {getattr(error, 'strerror', None) or error}"
-        raise ArgumentError("cell", got, "a readable file", "pass the path of a readable file") from error
+        raise ArgumentError(
+            "cell", got, "a readable file", "pass the path of a readable file"
+        ) from error
 
 
 def _changed(path: str, found: str, trained: str) -> str:
     """Return the message for a file that has changed since the training."""
     got = f"{_shown(path)} with the SHA-256 {found[:12]}..., in training it had {trained[:12]}..."
-    return message("cell", got, "the unchanged file of the training", "restore the file, or train again")
+    return message(
+        "cell", got, "the unchanged file of the training", "restore the file, or train again"
+    )
 
 
 def _run(code: NamedCode, digest: str) -> ModuleType:
@@ -212,7 +242,9 @@ def _run(code: NamedCode, digest: str) -> ModuleType:
         exec(compile(code.content, path, "exec"), vars(module))
     except (Exception, SystemExit) as error:
         del sys.modules[module.__name__]
-        own = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+        own = [
+            frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path
+        ]
         line = error.lineno if isinstance(error, SyntaxError) else own[-1].lineno if own else None
         got = f"{_shown(path)}{'' if line is None else f', line {line}'}: {_words(error)}"
         raise ArgumentError("cell", got, "a file that Python can run", "correct it") from error
@@ -226,4 +258,9 @@ def _shown(path: str) -> str:
 
 
 def _words(error: BaseException) -> str:
-    return ". ".join([f"{type(error).__name__}: {getattr(error, 'msg', error)}", *getattr(error, "__notes__", ())])
+    return ". ".join(
+        [
+            f"{type(error).__name__}: {getattr(error, 'msg', error)}",
+            *getattr(error, "__notes__", ()),
+        ]
+    )

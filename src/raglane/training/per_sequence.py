@@ -1,4 +1,6 @@
-"""Scores of single sequences: the sequences with the largest losses, and means per range of lengths."""
+"""Scores of single sequences: the sequences with the largest losses, and means per range of
+lengths.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ class Range(NamedTuple):
 
 
 class HardSequence(NamedTuple):
-    """A sequence with a large loss; target and prediction are texts, empty for tasks with long ones."""
+    """A sequence with a large loss; target and prediction are texts, empty for tasks with long
+    ones.
+    """
 
     id: str
     length: int
@@ -73,30 +77,58 @@ class SequenceScores:
             of = (self.lengths >= bucket.low) & (self.lengths <= bucket.high) & (self.count > 0)
             count = self.count[of]
             if count.sum():
-                loss, metric = (float(numbers[of] @ count / count.sum()) for numbers in (self.loss, self.metric))
+                loss, metric = (
+                    float(numbers[of] @ count / count.sum()) for numbers in (self.loss, self.metric)
+                )
                 found.append(Range(bucket.low, bucket.high, int(of.sum()), loss, metric))
         return tuple(found)
 
-    def hardest(self, saved: SavedModel, device: torch.device, most: int = 10) -> tuple[HardSequence, ...]:
+    def hardest(
+        self, saved: SavedModel, device: torch.device, most: int = 10
+    ) -> tuple[HardSequence, ...]:
         """Return the sequences with the largest losses, in descending order."""
         order = np.argsort(-np.nan_to_num(self.loss, nan=-1.0), kind="stable")[:most]
         order = order[self.count[order] > 0]
         chosen = self.records.subset(self.rows[order])
         predicted, true = [""] * len(chosen), [""] * len(chosen)
         if saved.task in _SHORT and not saved.preprocessor.per_element and len(chosen):
-            predicted = [_format(entry) for entry in predict(saved, chosen, device=device)["prediction"]]
-            known = chosen.labels if chosen.labels is not None else chosen.targets.values if chosen.targets else ()
+            predicted = [
+                _format(entry) for entry in predict(saved, chosen, device=device)["prediction"]
+            ]
+            known = (
+                chosen.labels
+                if chosen.labels is not None
+                else chosen.targets.values
+                if chosen.targets
+                else ()
+            )
             split = saved.preprocessor.label_split
-            true = [_format(entry) if split is None else join_tokens(entry, split) for entry in known]
+            true = [
+                _format(entry) if split is None else join_tokens(entry, split) for entry in known
+            ]
         return tuple(
-            HardSequence(str(name), int(length), float(self.loss[place]), float(self.metric[place]), target, prediction)
+            HardSequence(
+                str(name),
+                int(length),
+                float(self.loss[place]),
+                float(self.metric[place]),
+                target,
+                prediction,
+            )
             for name, length, place, target, prediction in zip(
-                chosen.ids, chosen.element_counts.tolist(), order.tolist(), true, predicted, strict=True
+                chosen.ids,
+                chosen.element_counts.tolist(),
+                order.tolist(),
+                true,
+                predicted,
+                strict=True,
             )
         )
 
 
-def measure_sequences(saved: SavedModel, records: Dataset, device: torch.device, seed: int = 0) -> SequenceScores:
+def measure_sequences(
+    saved: SavedModel, records: Dataset, device: torch.device, seed: int = 0
+) -> SequenceScores:
     """Measure a model on each sequence, or on 5,000 random ones."""
     rows = sampled_rows(records, seed)
     dataset = saved.preprocessor.apply(records.subset(rows))
@@ -110,8 +142,14 @@ def measure_sequences(saved: SavedModel, records: Dataset, device: torch.device,
             rows_of = values_of(output).cpu()
             for one, answer in _apart(batch, rows_of, isinstance(output, Ragged)):
                 score = task.score(answer, one)
-                sums.append(torch.stack([part.detach().double() for part in (score.loss, score.metric, score.count)]))
-    loss, metric, count = (torch.stack(sums) if sums else torch.zeros(0, 3, dtype=torch.float64)).numpy().T
+                sums.append(
+                    torch.stack(
+                        [part.detach().double() for part in (score.loss, score.metric, score.count)]
+                    )
+                )
+    loss, metric, count = (
+        (torch.stack(sums) if sums else torch.zeros(0, 3, dtype=torch.float64)).numpy().T
+    )
     with np.errstate(invalid="ignore", divide="ignore"):
         return SequenceScores(records, rows, loss / count, metric / count, count)
 
@@ -131,7 +169,9 @@ def _apart(batch: Batch, answers: Tensor, per_element: bool) -> list[tuple[Batch
     for place in range(len(ends) - 1):
         elements = slice(ends[place], ends[place + 1])
         own = elements if per_element else slice(place, place + 1)
-        inputs = Ragged.from_flat(batch.inputs.values[elements], lengths=[elements.stop - elements.start])
+        inputs = Ragged.from_flat(
+            batch.inputs.values[elements], lengths=[elements.stop - elements.start]
+        )
         index, targets = batch.index[place : place + 1], batch.targets
         targets = targets.select([place]) if isinstance(targets, Ragged) else targets_of(batch)[own]
         found.append((Batch(inputs, targets, index), answers[own]))

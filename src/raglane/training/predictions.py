@@ -40,7 +40,9 @@ def check_apart(path: Path, data: Path, run: Path) -> None:
     folder = _real(run)
     for name in (real, place):
         inside = any(parent in name.parents for parent in map(folder.joinpath, RUN_FOLDERS))
-        if inside or (name.parent == folder and (name.name in RUN_FILES or (folder / CONFIG).exists())):
+        if inside or (
+            name.parent == folder and (name.name in RUN_FILES or (folder / CONFIG).exists())
+        ):
             rule = "a file that is not of the run or its model"
             raise ArgumentError("output", repr(str(path)), rule, "pass another file")
 
@@ -57,10 +59,11 @@ def write_predictions(
     *,
     escape_formulas: bool = False,
 ) -> None:
-    """Write predictions to a Parquet, CSV or JSON lines file, and further files: all of them, or none.
+    """Write predictions to a Parquet, CSV or JSON lines file, and further files: all of them, or
+    none.
 
-    Numbers that are not finite become null, an empty entry in CSV, where lists are JSON text. ``escape_formulas``
-    prepends an apostrophe to CSV texts that a spreadsheet would execute.
+    Numbers that are not finite become null, an empty entry in CSV, where lists are JSON text.
+    ``escape_formulas`` prepends an apostrophe to CSV texts that a spreadsheet would execute.
     """
     check_output(path, escape_formulas=escape_formulas)
     path = as_path(path)
@@ -72,7 +75,9 @@ def to_bytes(predictions: Predictions, suffix: str, *, escape_formulas: bool = F
     """Return predictions as the content of a file with a suffix."""
     columns = predictions.columns
     if escape_formulas:
-        columns = {no_formula(name): list(map(no_formula, entries)) for name, entries in columns.items()}
+        columns = {
+            no_formula(name): list(map(no_formula, entries)) for name, entries in columns.items()
+        }
     return WRITERS[suffix](finite(columns))
 
 
@@ -85,14 +90,20 @@ def parquet_bytes(table: Any) -> bytes:
 
 def _parquet(columns: dict[str, list[Any]]) -> bytes:
     arrow = require("pyarrow", "data")
-    return parquet_bytes(arrow.table({name: arrow.array(values) for name, values in _one_kind(columns).items()}))
+    return parquet_bytes(
+        arrow.table({name: arrow.array(values) for name, values in _one_kind(columns).items()})
+    )
 
 
 def _one_kind(columns: dict[str, list[Any]]) -> dict[str, list[Any]]:
-    """Convert ids to text if they mix numbers and text, or exceed 64 bits, because a Parquet column has one type."""
+    """Convert ids to text if they mix numbers and text, or exceed 64 bits, because a Parquet column
+    has one type.
+    """
     ids = columns["id"]
     mixed = len({isinstance(value, str) for value in ids}) > 1
-    mixed = mixed or any(not isinstance(value, str) and not -(2**63) <= value < 2**63 for value in ids)
+    mixed = mixed or any(
+        not isinstance(value, str) and not -(2**63) <= value < 2**63 for value in ids
+    )
     return columns | {"id": [str(value) for value in ids]} if mixed else columns
 
 
@@ -114,4 +125,8 @@ def _json(content: Any) -> str:
     return json.dumps(content, ensure_ascii=False, allow_nan=False)
 
 
-WRITERS: dict[str, Callable[[dict[str, list[Any]]], bytes]] = {".parquet": _parquet, ".csv": _csv, ".jsonl": _jsonl}
+WRITERS: dict[str, Callable[[dict[str, list[Any]]], bytes]] = {
+    ".parquet": _parquet,
+    ".csv": _csv,
+    ".jsonl": _jsonl,
+}

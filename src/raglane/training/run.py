@@ -70,7 +70,9 @@ _SETTLED = ("loss", "bptt_steps", "epochs", "patience", "lr_schedule")
 
 
 def check_settings(settings: Settings) -> None:
-    """Raise if settings cannot be used on this machine; called before the data is read, which can take long."""
+    """Raise if settings cannot be used on this machine; called before the data is read, which can
+    take long.
+    """
     require("safetensors", "train")
     check_named(settings.cell)
     check_machine(settings)
@@ -89,12 +91,18 @@ def run_job(
     callback: Callback | None = None,
     config: bytes = b"",
 ) -> TrainingResult:
-    """Train with validated settings in a locked folder, in this process or in several; or resume the run ``before``.
+    """Train with validated settings in a locked folder, in this process or in several; or resume
+    the run ``before``.
 
-    ``columns`` is stored with the model, ``data`` in ``run.json``, and ``config`` as ``run.toml``. ``folder=None``
-    returns the best model in memory. ``test`` is only checked.
+    ``columns`` is stored with the model, ``data`` in ``run.json``, and ``config`` as ``run.toml``.
+    ``folder=None`` returns the best model in memory. ``test`` is only checked.
     """
-    parts: dict[str, Any] = {"training": training, "validation": validation, "test": test, "columns": columns or {}}
+    parts: dict[str, Any] = {
+        "training": training,
+        "validation": validation,
+        "test": test,
+        "columns": columns or {},
+    }
     if folder is None:
         return _launch(Job(settings, **parts), callback)
     check_place(settings.cell, folder)
@@ -116,7 +124,12 @@ def run_job(
     if before.fingerprint != job.fingerprint:
         got = "other data than the run was started with"
         rule = "the same sequences, labels and order"
-        raise DataError("resume", got, rule, f"restore the data, or start a new run with {argument('overwrite', True)}")
+        raise DataError(
+            "resume",
+            got,
+            rule,
+            f"restore the data, or start a new run with {argument('overwrite', True)}",
+        )
     return _launch(job, callback)
 
 
@@ -139,7 +152,9 @@ def _launch(job: Job, callback: Callback | None) -> TrainingResult:
 
 
 def left_out(*parts: Dataset | None) -> list[Skipped]:
-    """Return the skipped rows of all data, without duplicates: split parts share the rows of their file."""
+    """Return the skipped rows of all data, without duplicates: split parts share the rows of their
+    file.
+    """
     return list(dict.fromkeys(row for part in parts if part is not None for row in part.skipped))
 
 
@@ -160,7 +175,9 @@ def lead(job: Job, callback: Callback | None, ranks: Ranks) -> TrainingResult:
 
 
 def follow() -> TrainingResult | None:
-    """Run the job of the first rank, if this process is another rank of torchrun; else return None."""
+    """Run the job of the first rank, if this process is another rank of torchrun; else return
+    None.
+    """
     ranks = ranks_of() if os.environ.get("RANK", "0") != "0" else None
     if ranks is None:
         return None

@@ -105,7 +105,9 @@ class ModelSettings:
     hidden_size: int = option(64, "Hidden units of each layer and direction.", MODEL, *_COUNT)
     num_layers: int = option(1, "Number of stacked recurrent layers.", MODEL, *_COUNT)
     bidirectional: bool = option(False, "Run in both directions.", MODEL)
-    layer_norm: bool = option(False, f"Normalise inside the recurrence ({' and '.join(NORMALISED_LAYERS)}).", MODEL)
+    layer_norm: bool = option(
+        False, f"Normalise inside the recurrence ({' and '.join(NORMALISED_LAYERS)}).", MODEL
+    )
     initial_state: str = option(
         "zeros",
         "Initial state of a sequence; lengths: a learned function of its length.",
@@ -118,9 +120,14 @@ class ModelSettings:
         MODEL,
         choices=POOLINGS,
     )
-    dropout: float = option(0.0, "Share of units dropped between layers and before the head.", MODEL, _SHARE)
+    dropout: float = option(
+        0.0, "Share of units dropped between layers and before the head.", MODEL, _SHARE
+    )
     input_dropout: float = option(
-        0.0, "Share of a layer's inputs dropped, the same at all steps of a sequence.", MODEL, _SHARE
+        0.0,
+        "Share of a layer's inputs dropped, the same at all steps of a sequence.",
+        MODEL,
+        _SHARE,
     )
     state_dropout: float = option(
         0.0,
@@ -128,8 +135,12 @@ class ModelSettings:
         MODEL,
         _SHARE,
     )
-    weight_dropout: float = option(0.0, "Share of the recurrent weights dropped per batch.", MODEL, _SHARE)
-    zoneout: float = option(0.0, "Share of units that keep their previous state at a step.", MODEL, _SHARE)
+    weight_dropout: float = option(
+        0.0, "Share of the recurrent weights dropped per batch.", MODEL, _SHARE
+    )
+    zoneout: float = option(
+        0.0, "Share of units that keep their previous state at a step.", MODEL, _SHARE
+    )
     embedding_dropout: float = option(
         0.0, "Share of the vocabulary whose embeddings are dropped per batch.", MODEL, _SHARE
     )
@@ -147,7 +158,9 @@ class ModelSettings:
         "Quantile to predict, the share of targets below the prediction (loss quantile); may be repeated.",
         MODEL,
         Rule(
-            lambda shares: all(0 < share < 1 for share in shares) and sorted(set(shares)) == list(shares) != [],
+            lambda shares: (
+                all(0 < share < 1 for share in shares) and sorted(set(shares)) == list(shares) != []
+            ),
             "above 0 and below 1, in ascending order",
             "pass e.g. 0.1, 0.5 and 0.9",
         ),
@@ -172,13 +185,26 @@ class ModelSettings:
         self._refuse_pooling(self.task in ALWAYS_PER_ELEMENT)
         rule = f"another cell for the task {self.task}, since grud reads when each channel was observed"
         self._refuse("cell", self.cell == "grud" and is_forwards, rule, "choose another cell")
-        rule = "learned or zeros for a forecast, which must not depend on the length of its sequence"
-        self._refuse("initial_state", self.initial_state == "lengths" and is_forwards, rule, "pass learned or zeros")
+        rule = (
+            "learned or zeros for a forecast, which must not depend on the length of its sequence"
+        )
+        self._refuse(
+            "initial_state",
+            self.initial_state == "lengths" and is_forwards,
+            rule,
+            "pass learned or zeros",
+        )
         rule = "False for all tasks except language, whose outputs are the tokens that it reads"
         self._refuse("tie_weights", self.tie_weights and self.task != "language", rule)
-        rule, fix = f"a loss of the task {self.task}: {', '.join(losses)}", "choose one of them, or leave it out"
+        rule, fix = (
+            f"a loss of the task {self.task}: {', '.join(losses)}",
+            "choose one of them, or leave it out",
+        )
         self._refuse("loss", self.loss is not None and self.loss not in losses, rule, fix)
-        rule, fix = "unset for all losses except quantile", f"pass {argument('loss', 'quantile')} too, or leave it out"
+        rule, fix = (
+            "unset for all losses except quantile",
+            f"pass {argument('loss', 'quantile')} too, or leave it out",
+        )
         self._refuse("quantile", self.quantile is not None and self.loss != "quantile", rule, fix)
         is_invalid = self.decoder is not None and self.task != "transcribe"
         self._refuse("decoder", is_invalid, "unset for all tasks except transcribe")
@@ -223,7 +249,8 @@ class ModelSettings:
 
 @dataclass(frozen=True)
 class Settings(ModelSettings):
-    """The settings of a training: those of the model, and these. They are the options of ``raglane train``.
+    """The settings of a training: those of the model, and these. They are the options of ``raglane
+    train``.
 
     Raises:
         ArgumentError: a value is invalid, or does not go with another.
@@ -257,11 +284,18 @@ class Settings(ModelSettings):
         TRAINING,
         choices=TOO_LONG,
     )
-    accumulate: int = option(1, "Batches per optimizer step (gradient accumulation).", TRAINING, *_COUNT)
-    lr: float = option(
-        0.003, "Learning rate.", TRAINING, Rule(lambda lr: 0 < lr <= _HIGHEST, f"above 0 {_WITHIN}", "pass e.g. 0.003")
+    accumulate: int = option(
+        1, "Batches per optimizer step (gradient accumulation).", TRAINING, *_COUNT
     )
-    optimizer: str = option("adam", "The optimizer; sgd with momentum 0.9.", TRAINING, choices=OPTIMIZERS)
+    lr: float = option(
+        0.003,
+        "Learning rate.",
+        TRAINING,
+        Rule(lambda lr: 0 < lr <= _HIGHEST, f"above 0 {_WITHIN}", "pass e.g. 0.003"),
+    )
+    optimizer: str = option(
+        "adam", "The optimizer; sgd with momentum 0.9.", TRAINING, choices=OPTIMIZERS
+    )
     weight_decay: float = option(0.0, "Weight decay.", TRAINING, _not_negative("pass e.g. 0.01"))
     grad_clip: float | None = option(
         1.0,
@@ -290,13 +324,19 @@ class Settings(ModelSettings):
         choices=CLASS_WEIGHTS,
     )
     label_smoothing: float = option(
-        0.0, "Share of the target probability that is spread over all classes (classify, tag).", TRAINING, _share("0.1")
+        0.0,
+        "Share of the target probability that is spread over all classes (classify, tag).",
+        TRAINING,
+        _share("0.1"),
     )
     activation_penalty: float = option(
         0.0, "Weight of the squared outputs of the layer in the loss (language).", TRAINING, _WEIGHT
     )
     temporal_penalty: float = option(
-        0.0, "Weight of the squared changes of the outputs between tokens in the loss (language).", TRAINING, _WEIGHT
+        0.0,
+        "Weight of the squared changes of the outputs between tokens in the loss (language).",
+        TRAINING,
+        _WEIGHT,
     )
     unk_dropout: float = option(
         0.5,
@@ -329,7 +369,10 @@ class Settings(ModelSettings):
         Rule(lambda seed: 0 <= seed < 2**63, "a whole number from 0 to 2**63 - 1", "pass e.g. 0"),
     )
     validation_fraction: float = option(
-        0.1, "Share of the training data held out for validation if no validation data is given.", DATA, _share("0.1")
+        0.1,
+        "Share of the training data held out for validation if no validation data is given.",
+        DATA,
+        _share("0.1"),
     )
     missing: str = option(
         "error",
@@ -352,7 +395,9 @@ class Settings(ModelSettings):
         RUN,
         choices=ENGINES,
     )
-    threads: int | None = option(None, "CPU threads per rank.", RUN, *_COUNT, unset="PyTorch's choice")
+    threads: int | None = option(
+        None, "CPU threads per rank.", RUN, *_COUNT, unset="PyTorch's choice"
+    )
     workers: int = option(
         0,
         "DataLoader workers; 0: batches are prepared in the training process.",
@@ -371,28 +416,53 @@ class Settings(ModelSettings):
         super().__post_init__()
         limit = argument("batch_elements")
         is_unlimited = self.too_long != "refuse" and self.batch_elements is None
-        self._refuse("too_long", is_unlimited, f"refuse without {limit}", f"pass {limit}, or leave it out")
+        self._refuse(
+            "too_long", is_unlimited, f"refuse without {limit}", f"pass {limit}, or leave it out"
+        )
         is_cut = self.too_long == "split" and self.task == "transcribe"
-        self._refuse("too_long", is_cut, "another choice for the task transcribe, whose targets cannot be split")
+        self._refuse(
+            "too_long",
+            is_cut,
+            "another choice for the task transcribe, whose targets cannot be split",
+        )
         fix = f"pass {argument('missing', 'elapsed')}, or choose another cell"
-        self._refuse("missing", self.cell == "grud" and self.missing != "elapsed", "elapsed for the cell grud", fix)
+        self._refuse(
+            "missing",
+            self.cell == "grud" and self.missing != "elapsed",
+            "elapsed for the cell grud",
+            fix,
+        )
         rule = f"error, zero or forward for the task {self.task}"
-        self._refuse("missing", self.missing == "elapsed" and self.task in FORWARDS, rule, "pass forward or zero")
+        self._refuse(
+            "missing",
+            self.missing == "elapsed" and self.task in FORWARDS,
+            rule,
+            "pass forward or zero",
+        )
         for is_invalid, why in (
-            (self.task not in ALWAYS_PER_ELEMENT, f"the task {self.task} has one output per sequence"),
+            (
+                self.task not in ALWAYS_PER_ELEMENT,
+                f"the task {self.task} has one output per sequence",
+            ),
             (self.task == "transcribe", "the target of a chunk is not known"),
             (self.bidirectional, "a bidirectional layer needs whole sequences"),
             (self.initial_state == "lengths", "chunks do not have the length of their sequence"),
             (self.bucket or self.batch_elements is not None, "all chunks have the same length"),
         ):
-            self._refuse("bptt_steps", self.bptt_steps is not None and is_invalid, f"None, because {why}")
+            self._refuse(
+                "bptt_steps", self.bptt_steps is not None and is_invalid, f"None, because {why}"
+            )
         for name in ("activation_penalty", "temporal_penalty"):
             is_invalid = getattr(self, name) > 0 and self.task != "language"
             self._refuse(name, is_invalid, "0 for all tasks except language")
         has_classes = self.task in ("classify", "tag")
         is_invalid = self.class_weights != "none" and not has_classes and self.task != "multilabel"
         self._refuse("class_weights", is_invalid, "none for tasks without classes or labels")
-        self._refuse("label_smoothing", self.label_smoothing > 0 and not has_classes, "0 for tasks without classes")
+        self._refuse(
+            "label_smoothing",
+            self.label_smoothing > 0 and not has_classes,
+            "0 for tasks without classes",
+        )
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Settings:
@@ -410,7 +480,9 @@ class Settings(ModelSettings):
 
 
 def without_task(chosen: Mapping[str, Any]) -> Settings:
-    """Return the settings for the first task that allows them, while the task is not known; raise if none does."""
+    """Return the settings for the first task that allows them, while the task is not known; raise
+    if none does.
+    """
     refused: list[ArgumentError] = []
     for task in [chosen["task"]] if "task" in chosen else TASKS:
         try:
@@ -425,12 +497,17 @@ PLANNED = ("batch_size", "batch_elements")
 
 
 def left_to_plan(chosen: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
-    """Return the choices without ``"auto"``, and the name of the setting in ``PLANNED`` that was auto, or None."""
+    """Return the choices without ``"auto"``, and the name of the setting in ``PLANNED`` that was
+    auto, or None.
+    """
     names = [name for name in PLANNED if chosen.get(name) == "auto"]
     if not names:
         return dict(chosen), None
     if len(names) > 1:
-        got, rule = f"'auto', with {argument('batch_size', 'auto')}", "the only setting that is auto"
+        got, rule = (
+            f"'auto', with {argument('batch_size', 'auto')}",
+            "the only setting that is auto",
+        )
         raise ArgumentError("batch_elements", got, rule, "leave one of them out")
     rest = {name: value for name, value in chosen.items() if name != names[0]}
     # A placeholder until the batch is planned.

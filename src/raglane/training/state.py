@@ -1,4 +1,6 @@
-"""The state of a training and its files; the learning rate, divergence and curves that follow from it."""
+"""The state of a training and its files; the learning rate, divergence and curves that follow from
+it.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ NUMBERS, TENSORS = "training.json", "training.safetensors"
 
 @dataclass
 class Totals:
-    """Sums over the batches of an epoch: float64 tensors on the device of the model, to avoid synchronisation."""
+    """Sums over the batches of an epoch: float64 tensors on the device of the model, to avoid
+    synchronisation.
+    """
 
     loss: Tensor | float = 0.0
     metric: Tensor | float = 0.0
@@ -47,7 +51,9 @@ class Totals:
 
     @property
     def mean_loss(self) -> float:
-        """The mean loss, NaN without targets. Synchronises with the device, as do the other means."""
+        """The mean loss, NaN without targets. Synchronises with the device, as do the other
+        means.
+        """
         return self._mean(self.loss)
 
     @property
@@ -71,7 +77,10 @@ class Totals:
 
     def to_config(self) -> dict[str, Any]:
         """Return the sums as Python numbers."""
-        sums = {name: float(getattr(self, name)) for name in ("loss", "metric", "baseline", "count", "seconds")}
+        sums = {
+            name: float(getattr(self, name))
+            for name in ("loss", "metric", "baseline", "count", "seconds")
+        }
         return {**sums, "elements": int(self.elements)}
 
 
@@ -79,7 +88,8 @@ class Totals:
 class TrainingState:
     """The state of a training, except weights and optimizer."""
 
-    # The number of complete epochs, and of complete batches of the next, with its batch sampler and sums.
+    # The number of complete epochs, and of complete batches of the next, with its batch sampler and
+    # sums.
     epoch: int = 0
     batch: int = 0
     order: dict[str, int] = field(default_factory=dict)
@@ -94,22 +104,30 @@ class TrainingState:
 
 
 class Callback:
-    """Receives the progress of a training, e.g. for a progress bar or a log; each method does nothing by default."""
+    """Receives the progress of a training, e.g. for a progress bar or a log; each method does
+    nothing by default.
+    """
 
     def started(self, state: TrainingState, epochs: int, batches: int) -> None:
         """Called when training starts or resumes at ``state``; an epoch has ``batches`` batches."""
 
     def batch_done(self, epoch: int, batch: int, totals: Totals) -> None:
-        """Called after a batch of an epoch (both from 1); reading a mean of ``totals`` synchronises with the device."""
+        """Called after a batch of an epoch (both from 1); reading a mean of ``totals`` synchronises
+        with the device.
+        """
 
     def epoch_done(self, row: dict[str, float], is_best: bool) -> bool | None:
-        """Called after an epoch, with its row of the history; True ends a training of one process."""
+        """Called after an epoch, with its row of the history; True ends a training of one
+        process.
+        """
 
     def close(self) -> None:
         """Called when the training has ended, also by an error."""
 
 
-def state_files(state: TrainingState, optimizer: torch.optim.Optimizer, carried: Any = None) -> dict[str, bytes]:
+def state_files(
+    state: TrainingState, optimizer: torch.optim.Optimizer, carried: Any = None
+) -> dict[str, bytes]:
     """Return the files that resume a run, in addition to those of the model; none is a pickle."""
     states = () if carried is None else carried if isinstance(carried, tuple) else (carried,)
     tensors = {f"carried.{place}": tensor for place, tensor in enumerate(states)}
@@ -124,25 +142,34 @@ def state_files(state: TrainingState, optimizer: torch.optim.Optimizer, carried:
     config = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
-        "state": dataclasses.asdict(dataclasses.replace(state, totals=Totals())) | {"totals": state.totals.to_config()},
+        "state": dataclasses.asdict(dataclasses.replace(state, totals=Totals()))
+        | {"totals": state.totals.to_config()},
         "optimizer": {"param_groups": content["param_groups"], "numbers": numbers},
     }
     return {NUMBERS: to_json(config), TENSORS: to_safetensors(tensors)}
 
 
 def load_state(folder: Path) -> tuple[TrainingState, dict[str, Any], tuple[Tensor, ...]]:
-    """Read the state, the optimizer's state and the carried states that :func:`state_files` wrote."""
+    """Read the state, the optimizer's state and the carried states that :func:`state_files`
+    wrote.
+    """
     state, config = _read_state(folder)
     tensors = read_tensors(folder / TENSORS)
     with reading(folder / NUMBERS):
         groups, numbers = config["optimizer"]["param_groups"], config["optimizer"]["numbers"]
-        states: dict[int, dict[str, Any]] = {int(index): dict(values) for index, values in numbers.items()}
+        states: dict[int, dict[str, Any]] = {
+            int(index): dict(values) for index, values in numbers.items()
+        }
         for key in tensors:
             if key.startswith("optimizer."):
                 _, index, name = key.split(".", 2)
                 states.setdefault(int(index), {})[name] = tensors[key]
         carried = sorted(name for name in tensors if name.startswith("carried."))
-    return state, {"param_groups": groups, "state": states}, tuple(tensors[name] for name in carried)
+    return (
+        state,
+        {"param_groups": groups, "state": states},
+        tuple(tensors[name] for name in carried),
+    )
 
 
 def load_progress(folder: Path) -> TrainingState:
@@ -167,13 +194,18 @@ def _check_state(state: TrainingState) -> None:
     """Raise a ValueError if the numbers of a state are inconsistent."""
     if min(state.epoch, state.batch, state.best_epoch, state.waited) < 0:
         raise ValueError("a state with a number below 0")
-    if state.order and (state.order.get("epoch"), state.order.get("done")) != (state.epoch, state.batch):
+    if state.order and (state.order.get("epoch"), state.order.get("done")) != (
+        state.epoch,
+        state.batch,
+    ):
         raise ValueError("an order at another batch than the state")
     if len(state.history) != state.epoch:
         raise ValueError(f"a history of {len(state.history)} rows and {state.epoch} epochs")
     if state.best_epoch > state.epoch or (state.epoch > 0 and state.best_epoch == 0):
         raise ValueError(f"best_epoch = {state.best_epoch} and {state.epoch} epochs")
-    if any(row.keys() != state.history[0].keys() or "train_loss" not in row for row in state.history):
+    if any(
+        row.keys() != state.history[0].keys() or "train_loss" not in row for row in state.history
+    ):
         raise ValueError("a history whose rows have different columns")
 
 
@@ -186,12 +218,18 @@ def check_optimizer(content: Mapping[str, Any], fresh: torch.optim.Optimizer, fo
         for group, settings in zip(groups, expected, strict=True):
             # Versions of torch have different entries, and JSON turns tuples into lists.
             for name in settings.keys() & (group.keys() | {"params", "lr"}):
-                wanted = list(settings[name]) if isinstance(settings[name], tuple) else settings[name]
+                wanted = (
+                    list(settings[name]) if isinstance(settings[name], tuple) else settings[name]
+                )
                 if group[name] != wanted:
-                    raise ValueError(f"optimizer.param_groups with {name} = {group[name]!r} where {wanted!r} was set")
+                    raise ValueError(
+                        f"optimizer.param_groups with {name} = {group[name]!r} where {wanted!r} was set"
+                    )
         weights = [weight for group in fresh.param_groups for weight in group["params"]]
         names = {frozenset(values) for values in content["state"].values()}
-        if content["state"] and (set(content["state"]) != set(range(len(weights))) or len(names) != 1):
+        if content["state"] and (
+            set(content["state"]) != set(range(len(weights))) or len(names) != 1
+        ):
             raise ValueError("an optimizer with states of some weights only")
         for index, values in content["state"].items():
             for name, value in values.items():
@@ -200,11 +238,18 @@ def check_optimizer(content: Mapping[str, Any], fresh: torch.optim.Optimizer, fo
 
 
 def _fits(value: Any, weight: Tensor) -> bool:
-    """Return True if an entry of an optimizer fits its weight: a number, or a tensor of its shape or 0-d."""
+    """Return True if an entry of an optimizer fits its weight: a number, or a tensor of its shape
+    or 0-d.
+    """
     if not isinstance(value, Tensor):
         return isinstance(value, int | float | None)
-    # Infinity is valid: the square of a large gradient overflows, and Adam then stops to change that weight.
-    return value.dtype == weight.dtype and value.shape in ((), weight.shape) and not bool(value.isnan().any())
+    # Infinity is valid: the square of a large gradient overflows, and Adam then stops to change
+    # that weight.
+    return (
+        value.dtype == weight.dtype
+        and value.shape in ((), weight.shape)
+        and not bool(value.isnan().any())
+    )
 
 
 def curves_csv(history: Sequence[dict[str, float]]) -> bytes:
@@ -248,7 +293,8 @@ def _plateaus(state: TrainingState) -> int:
     return halvings
 
 
-# A training diverges if its loss grows by the first factor; the second one gives a warning at the end.
+# A training diverges if its loss grows by the first factor; the second one gives a warning at the
+# end.
 _LOST, _HIGH = 1000, 10
 
 
@@ -260,10 +306,14 @@ def check_losses(row: Mapping[str, float], state: TrainingState, settings: Setti
     loss, base = row["train_loss"], _base(state, row)
     # A loss below 1 is never divergence.
     if loss > max(_LOST * base, 1.0):
-        raise diverged(f"a training loss of {loss:.4g}", state, settings, f", which began at {base:.4g}")
+        raise diverged(
+            f"a training loss of {loss:.4g}", state, settings, f", which began at {base:.4g}"
+        )
 
 
-def diverged(symptom: str, state: TrainingState, settings: Settings, start: str = "") -> DivergedError:
+def diverged(
+    symptom: str, state: TrainingState, settings: Settings, start: str = ""
+) -> DivergedError:
     """Return the error of a training that diverged."""
     symptom = f"{symptom} in epoch {state.epoch + 1}{start}"
     fixes = [f"a smaller {argument('lr')}, e.g. {min(settings.lr / 10, 0.003):.3g}"]

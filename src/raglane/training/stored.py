@@ -1,4 +1,6 @@
-"""JSON of the files of a run, validated on reading, because files may be damaged or edited by hand."""
+"""JSON of the files of a run, validated on reading, because files may be damaged or edited by
+hand.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +20,26 @@ from raglane._utils.memory import available_memory
 from raglane._utils.messages import flags, quote
 from raglane.errors import ArgumentError, CheckpointError
 
-# The largest number of bytes in memory per byte of JSON: an empty object has two or three characters.
+# The largest number of bytes in memory per byte of JSON: an empty object has two or three
+# characters.
 _JSON_FACTOR = 32
 
 _LARGEST = sys.float_info.max
-_WORDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", type(None): "null"}
+_WORDS = {
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    bool: "true or false",
+    type(None): "null",
+}
 
 Kind = TypeVar("Kind")
 
 
 def build(kind: type[Kind], content: Any, name: str) -> Kind:
-    """Return a dataclass built from a JSON object of its fields; raise a ValueError for invalid entries."""
+    """Return a dataclass built from a JSON object of its fields; raise a ValueError for invalid
+    entries.
+    """
     if not isinstance(content, dict):
         raise ValueError(f"{name} = {quote(content)}, which is not an object")
     fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
@@ -48,7 +59,9 @@ def build(kind: type[Kind], content: Any, name: str) -> Kind:
 def to_json(content: Any) -> bytes:
     """Return indented JSON as the bytes of a file."""
     # File names need not be UTF-8: invalid bytes are lone surrogates, which become JSON escapes.
-    return (json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode(errors="backslashreplace")
+    return (json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode(
+        errors="backslashreplace"
+    )
 
 
 def finite(content: Any) -> Any:
@@ -86,7 +99,9 @@ def _number(text: str) -> float:
 
 
 def read_bytes(path: Path, factor: int) -> bytes:
-    """Return the content of a file; raise if ``factor`` times its size exceeds the available memory."""
+    """Return the content of a file; raise if ``factor`` times its size exceeds the available
+    memory.
+    """
     try:
         check_file(path)
         needed, most = factor * path.stat().st_size, available_memory()
@@ -109,13 +124,17 @@ def checked(hint: Any, value: Any, name: str) -> Any:
     if dataclasses.is_dataclass(hint):
         return build(typing.cast(type[Any], hint), value, name)
     if origin is list and isinstance(value, list):
-        return [checked(arguments[0], entry, f"{name}[{place}]") for place, entry in enumerate(value)]
+        return [
+            checked(arguments[0], entry, f"{name}[{place}]") for place, entry in enumerate(value)
+        ]
     if origin is dict and isinstance(value, dict):
         return {key: checked(arguments[1], entry, f"{name}.{key}") for key, entry in value.items()}
     wanted = (int, float) if hint is float else origin or hint
     # bool is a subclass of int.
     if isinstance(value, wanted) and (hint is bool or not isinstance(value, bool)):
-        if (hint is float and abs(value) > _LARGEST) or (hint is int and not -(2**63) <= value < 2**63):
+        if (hint is float and abs(value) > _LARGEST) or (
+            hint is int and not -(2**63) <= value < 2**63
+        ):
             raise ValueError(f"{name} = {quote(value)}, which is outside of the range of 64 bits")
         return value
     words = _WORDS.get(hint, {list: "a list", dict: "an object"}.get(origin, "of the right type"))
@@ -123,13 +142,19 @@ def checked(hint: Any, value: Any, name: str) -> Any:
 
 
 def rule_of(error: ValueError) -> str:
-    """Return the rule in an error of :func:`checked`, for values that are not from a file of a run."""
+    """Return the rule in an error of :func:`checked`, for values that are not from a file of a
+    run.
+    """
     _, _, rule = str(error).rpartition(", which is not ")
     return rule if rule != str(error) else "a number that 64 bits can hold"
 
 
 def _is_json(hint: Any) -> bool:
-    return typing.get_origin(hint) in (list, dict) or hint in (int, float, str, bool) or dataclasses.is_dataclass(hint)
+    return (
+        typing.get_origin(hint) in (list, dict)
+        or hint in (int, float, str, bool)
+        or dataclasses.is_dataclass(hint)
+    )
 
 
 def damaged(path: Path, what: str) -> CheckpointError:
@@ -149,5 +174,12 @@ def reading(path: Path) -> Iterator[None]:
         raise CheckpointError(f"{path}: {error}") from error
     except KeyError as error:
         raise damaged(path, f"no entry {error}") from error
-    except (TypeError, ValueError, RuntimeError, AttributeError, IndexError, OverflowError) as error:
+    except (
+        TypeError,
+        ValueError,
+        RuntimeError,
+        AttributeError,
+        IndexError,
+        OverflowError,
+    ) as error:
         raise damaged(path, " ".join(str(error).split())) from error

@@ -61,10 +61,16 @@ class Interrupted(Exception):  # noqa: N818
 
 
 class Trainer:
-    """Trains a model as one rank: model, data, state, and the loop over epochs. The first rank writes the files."""
+    """Trains a model as one rank: model, data, state, and the loop over epochs. The first rank
+    writes the files.
+    """
 
     def __init__(
-        self, job: Job, ranks: Ranks = SINGLE, callback: Callback | None = None, signals: SignalHandler | None = None
+        self,
+        job: Job,
+        ranks: Ranks = SINGLE,
+        callback: Callback | None = None,
+        signals: SignalHandler | None = None,
     ) -> None:
         settings = self.settings = job.settings
         self.job, self.folder, self.ranks = job, job.folder, ranks
@@ -84,9 +90,12 @@ class Trainer:
             targets = training.targets_of_all()
             self.task.class_weights = None if targets is None else self.task.weigh(targets)
         config = ModelConfig.of(settings, self.preprocessor)
-        # Counted before sequences are split, because each piece repeats the features of its sequence.
+        # Counted before sequences are split, because each piece repeats the features of its
+        # sequence.
         self.rare = RareTokens.of(training, self.preprocessor, settings)
-        self.training, self.order, elements = training_batches(training, settings, ranks.rank, ranks.count)
+        self.training, self.order, elements = training_batches(
+            training, settings, ranks.rank, ranks.count
+        )
         check_size(config, settings, self.device, elements)
         self.model = self.task.model = SequenceModel(config)
         self.state = TrainingState()
@@ -121,10 +130,16 @@ class Trainer:
             except Interrupted as stop:
                 stopped_by = stop.args[0]
             except DivergedError as error:
-                if self.folder is not None and (self.folder / LAST).exists() and self.ranks.is_first:
+                if (
+                    self.folder is not None
+                    and (self.folder / LAST).exists()
+                    and self.ranks.is_first
+                ):
                     replace(self.job, diverged=error.symptom).write(self.folder)
                 raise
-        return TrainingResult(self.folder, self.task.metric, self.state, stopped_by, is_complete, self.best)
+        return TrainingResult(
+            self.folder, self.task.metric, self.state, stopped_by, is_complete, self.best
+        )
 
     def _resume(self, last: Path) -> None:
         """Load the last checkpoint, and write the best model if it is missing."""
@@ -148,7 +163,9 @@ class Trainer:
             write_folder(last.parent / BEST, self._model_files())
 
     def _is_complete(self) -> bool:
-        """Return True if no epoch is left to train; the files after the last one may still be missing."""
+        """Return True if no epoch is left to train; the files after the last one may still be
+        missing.
+        """
         state, patience = self.state, self.settings.patience
         is_patient = patience is None or state.waited < patience or state.batch > 0
         return state.epoch >= self.epochs or not is_patient
@@ -160,7 +177,9 @@ class Trainer:
         """Train to the last epoch, saving after each."""
         in_order: list[list[int]] = []
         if self.validation is not None:
-            in_order = validation_shares(self.validation, self.settings, self.order, self.ranks.rank, self.ranks.count)
+            in_order = validation_shares(
+                self.validation, self.settings, self.order, self.ranks.rank, self.ranks.count
+            )
         # The loop changes warning filters, which are restored.
         with closing(self.signals), warnings.catch_warnings():
             self.signals.listen()
@@ -182,7 +201,9 @@ class Trainer:
                 raise explained from error
 
     def _begin(self) -> None:
-        self._learner = Learner(self.model, self.task, self.settings, self.ranks, self.order, self.rare)
+        self._learner = Learner(
+            self.model, self.task, self.settings, self.ranks, self.order, self.rare
+        )
         self._loss: nn.Module = self._learner
         # A context in which gradients are not averaged over the ranks.
         self._apart: Callable[[], AbstractContextManager[Any]] = nullcontext
@@ -207,7 +228,9 @@ class Trainer:
         self._is_stepping = False
 
     def _explained(self, error: Exception) -> Exception | None:
-        """Save the last step and return an error that explains the death of a process; None for other errors."""
+        """Save the last step and return an error that explains the death of a process; None for
+        other errors.
+        """
         if self.settings.workers and is_of_worker(error):
             remove_worker_handler()
             if self.ranks.count == 1:
@@ -334,21 +357,32 @@ class Trainer:
             parts = (validated.loss, validated.metric, validated.baseline, validated.count)
             loss, score, baseline, counted = self.ranks.sums(*parts)
             validated = Totals(loss, score, baseline, counted)
-        row = {"epoch": self.state.epoch + 1, "train_loss": totals.mean_loss, f"train_{metric}": totals.mean_metric}
+        row = {
+            "epoch": self.state.epoch + 1,
+            "train_loss": totals.mean_loss,
+            f"train_{metric}": totals.mean_metric,
+        }
         if float(validated.count):
-            row |= {"validation_loss": validated.mean_loss, f"validation_{metric}": validated.mean_metric}
+            row |= {
+                "validation_loss": validated.mean_loss,
+                f"validation_{metric}": validated.mean_metric,
+            }
         if self.task.baseline is not None:
             watched = validated if float(validated.count) else totals
             row[f"{self.task.baseline}_{metric}"] = watched.mean_baseline
         return row | {"seconds": max(totals.seconds, 1e-9), "elements_per_second": totals.speed}
 
     def _tune(self) -> None:
-        """Choose thresholds by the outputs of all ranks for the validation data, if the task has thresholds."""
+        """Choose thresholds by the outputs of all ranks for the validation data, if the task has
+        thresholds.
+        """
         if not self.task.kept:
             return
         # The ranks had the batches in turn.
         parts = self.ranks.gathered(self._answers)
-        pairs = [part[place] for place in range(len(parts[0])) for part in parts if place < len(part)]
+        pairs = [
+            part[place] for place in range(len(parts[0])) for part in parts if place < len(part)
+        ]
         if pairs:
             answers, batches = map(list, zip(*pairs, strict=True))
             self.task.tune(self.model, answers, batches)
@@ -387,7 +421,8 @@ class Trainer:
         """Write the checkpoint for resuming."""
         if self.folder is None:
             return
-        # The file contains the learning rate of the settings; that of a batch follows from its position.
+        # The file contains the learning rate of the settings; that of a batch follows from its
+        # position.
         self._set_rate(self.settings.lr)
         # No order at the end of an epoch.
         self.state.order = self.order.state_dict(self.state.batch) if self.state.batch else {}

@@ -21,9 +21,15 @@ from small_files import refused
 _LENGTHS = st.lists(st.integers(0, 30), max_size=90)
 _LIMITS = st.one_of(
     st.builds(BatchLimit, sequences=st.integers(1, 9)),
-    st.builds(BatchLimit, elements=st.integers(30, 90), sequences=st.one_of(st.none(), st.integers(2, 9))),
+    st.builds(
+        BatchLimit, elements=st.integers(30, 90), sequences=st.one_of(st.none(), st.integers(2, 9))
+    ),
     st.builds(BatchLimit, padded=st.integers(30, 90)),
-    st.builds(BatchLimit, elements=st.integers(8, 29), too_long=st.sampled_from(["drop", "split", "alone"])),
+    st.builds(
+        BatchLimit,
+        elements=st.integers(8, 29),
+        too_long=st.sampled_from(["drop", "split", "alone"]),
+    ),
 )
 _ORDERS = st.one_of(
     st.just(EpochOrder.random()),
@@ -48,15 +54,21 @@ def _items(lengths: list[int], limit: BatchLimit) -> dict[int, int]:
     if limit.too_long == "drop":
         return {row: length for row, length in enumerate(lengths) if length <= longest}
     offsets = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int64)
-    return dict(enumerate(of_tensors(torch.zeros(int(offsets[-1])), offsets).cut(longest).lengths.tolist()))
+    return dict(
+        enumerate(of_tensors(torch.zeros(int(offsets[-1])), offsets).cut(longest).lengths.tolist())
+    )
 
 
 @given(_LENGTHS, _MADE)
-def test_every_sequence_comes_once_in_batches_that_keep_the_limit(lengths: list[int], made: dict[str, Any]) -> None:
+def test_every_sequence_comes_once_in_batches_that_keep_the_limit(
+    lengths: list[int], made: dict[str, Any]
+) -> None:
     batches, limit = BatchSampler(lengths, **made), made["limit"]
     items = _items(lengths, limit)
     longest = limit.longest
-    assert batches.too_long == (0 if longest is None else sum(length > longest for length in lengths))
+    assert batches.too_long == (
+        0 if longest is None else sum(length > longest for length in lengths)
+    )
     for epoch in (0, 1, 7):
         batches.set_epoch(epoch)
         found = list(batches)
@@ -135,7 +147,9 @@ def test_another_number_of_ranks_covers_what_remained() -> None:
 def test_ranks_without_a_sequence_in_a_step_are_idle(lengths: list[int], limit: BatchLimit) -> None:
     steps = list(BatchSampler(lengths, limit))
     for ranks in (2, 3, 64):
-        shares = [list(BatchSampler(lengths, limit, ranks=ranks, rank=rank)) for rank in range(ranks)]
+        shares = [
+            list(BatchSampler(lengths, limit, ranks=ranks, rank=rank)) for rank in range(ranks)
+        ]
         assert {len(share) for share in shares} == {len(steps)}
         for step, whole in enumerate(steps):
             parts = [share[step] for share in shares]
@@ -150,7 +164,9 @@ def test_ranks_have_equal_work() -> None:
             limit = BatchLimit(sequences=32 * ranks)
             step = lengths[next(iter(BatchSampler(lengths, limit, order)))]
             for rank in (0, 1):
-                work = lengths[next(iter(BatchSampler(lengths, limit, order, ranks=ranks, rank=rank)))].sum()
+                work = lengths[
+                    next(iter(BatchSampler(lengths, limit, order, ranks=ranks, rank=rank)))
+                ].sum()
                 assert abs(work / (step.sum() / ranks) - 1) < 0.015 or work == step.max()
 
 
@@ -182,7 +198,9 @@ def test_epochs_and_seeds_differ_in_company_and_order() -> None:
     for order in (EpochOrder.random(), EpochOrder.grouped(pool=10), EpochOrder.windows(160)):
         seen, companies = set(), set()
         for seed in (0, 1):
-            batches = BatchSampler(torch.from_numpy(lengths), BatchLimit(sequences=8), order, seed=seed)
+            batches = BatchSampler(
+                torch.from_numpy(lengths), BatchLimit(sequences=8), order, seed=seed
+            )
             for epoch in (0, 1):
                 batches.set_epoch(epoch)
                 found = list(batches)
@@ -199,20 +217,32 @@ def test_orders_are_what_they_say() -> None:
 
     def waste(order: EpochOrder) -> float:
         batches = list(BatchSampler(lengths, BatchLimit(sequences=32), order))
-        return float(1 - lengths.sum() / sum(len(batch) * lengths[batch].max() for batch in batches))
+        return float(
+            1 - lengths.sum() / sum(len(batch) * lengths[batch].max() for batch in batches)
+        )
 
     assert waste(EpochOrder.random()) > 0.6
     assert waste(EpochOrder.grouped(pool=1)) > 0.6
     assert 0.2 < waste(EpochOrder.grouped(pool=8)) < 0.4
     # One pool has them all.
-    assert waste(EpochOrder.sorted()) <= waste(EpochOrder.grouped()) < 0.05 < waste(EpochOrder.grouped(pool=50)) < 0.2
+    assert (
+        waste(EpochOrder.sorted())
+        <= waste(EpochOrder.grouped())
+        < 0.05
+        < waste(EpochOrder.grouped(pool=50))
+        < 0.2
+    )
     assert waste(EpochOrder.grouped()) + 0.02 < waste(EpochOrder.grouped(noise=0.3)) < 0.5
     assert waste(EpochOrder.windows(1600)) < 0.2
     assert waste(EpochOrder.windows(1600, by_length=False)) > 0.6
-    batches = BatchSampler([5, 0, 2**16, 2, 8, 0, 2**16], BatchLimit(sequences=2), EpochOrder.sorted())
+    batches = BatchSampler(
+        [5, 0, 2**16, 2, 8, 0, 2**16], BatchLimit(sequences=2), EpochOrder.sorted()
+    )
     assert list(batches) == [[2, 6], [4, 0], [3, 1], [5]]
     for by_length in (False, True):
-        batches = BatchSampler(lengths, BatchLimit(sequences=32), EpochOrder.windows(100, by_length=by_length))
+        batches = BatchSampler(
+            lengths, BatchLimit(sequences=32), EpochOrder.windows(100, by_length=by_length)
+        )
         rows = np.array(_rows(list(batches)))
         assert np.array_equal(rows // 100, np.arange(3000) // 100)
         assert not np.array_equal(rows, np.arange(3000))
@@ -226,7 +256,9 @@ def test_noise_is_other_noise_in_every_epoch_and_for_every_seed() -> None:
     for seed, epoch in ((0, 0), (0, 1), (1, 0), (1, 1)):
         batches = BatchSampler(lengths, BatchLimit(sequences=8), order, seed=seed)
         batches.set_epoch(epoch)
-        met.append({(one, other) for batch in batches for one in batch for other in batch if one < other})
+        met.append(
+            {(one, other) for batch in batches for one in batch for other in batch if one < other}
+        )
     for place, pairs in enumerate(met):
         assert all(len(pairs & others) < 0.5 * len(pairs) for others in met[:place])
 
@@ -283,7 +315,9 @@ def test_no_more_is_arranged_than_is_asked_for(monkeypatch: pytest.MonkeyPatch) 
         ([1], {"ranks": 2, "rank": 2}, ArgumentError, "rank must be at most 1, got 2"),
     ],
 )
-def test_bad_arguments(lengths: Any, arguments: dict[str, Any], error: type[Exception], words: str) -> None:
+def test_bad_arguments(
+    lengths: Any, arguments: dict[str, Any], error: type[Exception], words: str
+) -> None:
     with pytest.raises(error, match=words):
         BatchSampler(lengths, **({"limit": BatchLimit(sequences=2)} | arguments))
 
@@ -299,7 +333,9 @@ def test_numbers_of_numpy_are_ints() -> None:
     limit, order = BatchLimit(sequences=2 * one), EpochOrder.grouped(pool=3 * one)
     batches = BatchSampler([3, 1, 2], limit, order, seed=5 * one, ranks=2 * one, rank=one)
     assert json.loads(json.dumps(batches.state_dict())) == batches.state_dict()
-    assert list(batches) == list(BatchSampler([3, 1, 2], BatchLimit(sequences=2), order, seed=5, ranks=2, rank=1))
+    assert list(batches) == list(
+        BatchSampler([3, 1, 2], BatchLimit(sequences=2), order, seed=5, ranks=2, rank=1)
+    )
 
 
 def test_a_state_of_others_is_refused() -> None:
@@ -328,4 +364,9 @@ def test_a_state_of_others_is_refused() -> None:
         refused(["done"], batches.state_dict, len(batches) + 1, error=ArgumentError)
         refused(["epoch"], batches.set_epoch, -1, error=ArgumentError)
     batches = BatchSampler(lengths, BatchLimit(sequences=1))
-    refused(["done = 200"], batches.load_state_dict, batches.state_dict() | {"done": 200}, error=ArgumentError)
+    refused(
+        ["done = 200"],
+        batches.load_state_dict,
+        batches.state_dict() | {"done": 200},
+        error=ArgumentError,
+    )

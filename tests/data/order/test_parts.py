@@ -1,4 +1,6 @@
-"""Sizes of batches, parts of equal work, permutations, and the measure of shuffling of the benchmarks."""
+"""Sizes of batches, parts of equal work, permutations, and the measure of shuffling of the
+benchmarks.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,11 @@ def _cut(limit: BatchLimit, lengths: list[int], descending: bool = False) -> lis
 @example([2] * 9, False, None, 5, None)
 @example([1] * 9, False, None, 2, None)
 def test_batches_are_as_large_as_can_be(
-    lengths: list[int], descending: bool, sequences: int | None, elements: int | None, padded: int | None
+    lengths: list[int],
+    descending: bool,
+    sequences: int | None,
+    elements: int | None,
+    padded: int | None,
 ) -> None:
     if sequences is elements is padded is None:
         sequences = 3
@@ -137,7 +143,9 @@ def test_a_place_alone_is_the_place_among_others() -> None:
     for count in (100, 100_000, 10**15):
         permutation = Permutation(5, count)
         places = np.array([0, 7, 99, 50, count - 1])
-        assert permutation(places).tolist() == [int(permutation(places[[row]])[0]) for row in range(5)]
+        assert permutation(places).tolist() == [
+            int(permutation(places[[row]])[0]) for row in range(5)
+        ]
         assert permutation(places).max() < count
 
 
@@ -146,12 +154,15 @@ def test_all_orders_of_a_few_are_as_likely() -> None:
     seen = Counter(tuple(shuffle(key_of(seed), 4).tolist()) for seed in range(draws))
     expected = draws / 24
     squares = sum((seen[order] - expected) ** 2 for order in permutations(range(4))) / expected
-    # Chi-squared with 23 degrees of freedom: 49.7 is passed by chance once in a thousand lists of seeds.
+    # Chi-squared with 23 degrees of freedom: 49.7 is passed by chance once in a thousand lists of
+    # seeds.
     assert squares < 49.7
 
 
 def _squares(one: np.ndarray, other: np.ndarray, count: int) -> float:
-    """Pearson's statistic of 16 x 16 cells, about 225 +- 21 where two permutations know nothing of each other."""
+    """Pearson's statistic of 16 x 16 cells, about 225 +- 21 where two permutations know nothing of
+    each other.
+    """
     seen, _, _ = np.histogram2d(one, other, bins=16, range=((0, count), (0, count)))
     return float((seen**2).sum() / (len(one) / 256) - len(one))
 
@@ -164,7 +175,8 @@ def test_a_network_is_like_a_random_permutation() -> None:
     for epoch in range(40):
         found = Permutation(key_of(3, epoch), count)(places)
         fixed.append(int((found == places).sum()))
-        # A number and its place, the number beside it, one a row of the network further, and that of the epoch before.
+        # A number and its place, the number beside it, one a row of the network further, and that
+        # of the epoch before.
         others = (places, np.roll(found, 1), np.roll(found, 317), before)
         statistics += [_squares(found, other, count) for other in others]
         before = found

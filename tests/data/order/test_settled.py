@@ -26,13 +26,49 @@ _PLACES = np.arange(4000) * 7919 % 61
     ("lengths", "limit", "order", "ranks", "digest"),
     [
         (_PLACES, BatchLimit(sequences=32), EpochOrder.random(), 2, "040661fb5ce7214d"),
-        (_PLACES * 3000, BatchLimit(sequences=32), EpochOrder.grouped(5, noise=0.2), 1, "c40d6cff23408b8b"),
+        (
+            _PLACES * 3000,
+            BatchLimit(sequences=32),
+            EpochOrder.grouped(5, noise=0.2),
+            1,
+            "c40d6cff23408b8b",
+        ),
         (_PLACES, BatchLimit(sequences=32), EpochOrder.windows(700), 2, "7e528c7a7b03b90d"),
-        (_PLACES, BatchLimit(elements=600, too_long="split"), EpochOrder.grouped(5), 2, "a99aaed1c476d835"),
-        (_PLACES, BatchLimit(elements=50, too_long="split"), EpochOrder.sorted(), 1, "a25e33710179c3a2"),
-        (_PLACES, BatchLimit(elements=50, too_long="drop"), EpochOrder.random(), 1, "29de59cc58d2475b"),
-        (_PLACES * 3000, BatchLimit(9, 90_000, too_long="drop"), EpochOrder.grouped(5), 1, "1737b41bc411409c"),
-        (_PLACES * 3000, BatchLimit(padded=150_000, too_long="alone"), EpochOrder.sorted(), 1, "b9f0c4ee3a31c966"),
+        (
+            _PLACES,
+            BatchLimit(elements=600, too_long="split"),
+            EpochOrder.grouped(5),
+            2,
+            "a99aaed1c476d835",
+        ),
+        (
+            _PLACES,
+            BatchLimit(elements=50, too_long="split"),
+            EpochOrder.sorted(),
+            1,
+            "a25e33710179c3a2",
+        ),
+        (
+            _PLACES,
+            BatchLimit(elements=50, too_long="drop"),
+            EpochOrder.random(),
+            1,
+            "29de59cc58d2475b",
+        ),
+        (
+            _PLACES * 3000,
+            BatchLimit(9, 90_000, too_long="drop"),
+            EpochOrder.grouped(5),
+            1,
+            "1737b41bc411409c",
+        ),
+        (
+            _PLACES * 3000,
+            BatchLimit(padded=150_000, too_long="alone"),
+            EpochOrder.sorted(),
+            1,
+            "b9f0c4ee3a31c966",
+        ),
         (_PLACES, BatchLimit(padded=700), EpochOrder.grouped(5, noise=0.2), 1, "a03daa59793e8fb6"),
     ],
 )
@@ -41,7 +77,9 @@ def test_batches_are_those_that_were_recorded(
 ) -> None:
     found = hashlib.sha256()
     for rank in range(ranks):
-        batches = BatchSampler(lengths, limit, order, seed=7, largest_first=True, ranks=ranks, rank=rank)
+        batches = BatchSampler(
+            lengths, limit, order, seed=7, largest_first=True, ranks=ranks, rank=rank
+        )
         found.update(json.dumps([list(batches), list(batches), batches.state_dict()]).encode())
     assert found.hexdigest()[:16] == digest
 
@@ -85,7 +123,9 @@ def test_a_file_that_is_mapped_to_be_written_is_copied(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.uint16, np.int32, np.int64, np.uint64])
 @pytest.mark.parametrize("too_long", ["drop", "split", "alone"])
-def test_lengths_in_blocks_are_as_a_whole(monkeypatch: pytest.MonkeyPatch, dtype: Any, too_long: str) -> None:
+def test_lengths_in_blocks_are_as_a_whole(
+    monkeypatch: pytest.MonkeyPatch, dtype: Any, too_long: str
+) -> None:
     chance = np.random.default_rng(0)
     for count in range(0, 30, 3):
         lengths = chance.integers(0, 41, count).astype(dtype)
@@ -102,19 +142,30 @@ def test_lengths_in_blocks_are_as_a_whole(monkeypatch: pytest.MonkeyPatch, dtype
     ("lengths", "limit", "words"),
     [
         ([3] * 9 + [-2], BatchLimit(sequences=2), "lengths must be .*got -2 at index 9"),
-        ([3] * 9 + [7, 8], BatchLimit(elements=5), "lengths must be .*got 7 at index 9, and 1 more"),
+        (
+            [3] * 9 + [7, 8],
+            BatchLimit(elements=5),
+            "lengths must be .*got 7 at index 9, and 1 more",
+        ),
         ([2**62, 2**62], BatchLimit(sequences=2), "a sum beyond 64-bit integers"),
-        (np.array([1, 2**63], np.uint64), BatchLimit(sequences=2), "lengths must be .*got -9223372036854775808"),
+        (
+            np.array([1, 2**63], np.uint64),
+            BatchLimit(sequences=2),
+            "lengths must be .*got -9223372036854775808",
+        ),
     ],
 )
-def test_errors_in_any_block(lengths: Any, limit: BatchLimit, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_in_any_block(
+    lengths: Any, limit: BatchLimit, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(limits, "_BLOCK", 4)
     with pytest.raises(ArgumentError, match=words):
         BatchSampler(lengths, limit)
 
 
 def test_the_largest_batch_keeps_every_limit() -> None:
-    # What is left of the elements after the longest would hold 60 short ones, the padded elements none of them.
+    # What is left of the elements after the longest would hold 60 short ones, the padded elements
+    # none of them.
     lengths = [100] * 3 + [1] * 80
     for limit, count in (
         (BatchLimit(elements=360, padded=330), 3),

@@ -34,14 +34,23 @@ _NOTE = 400
 
 
 def read(
-    path: str | os.PathLike[str], columns: Columns | None = None, format: str | None = None, *, on_bad_row: str = "fail"
+    path: str | os.PathLike[str],
+    columns: Columns | None = None,
+    format: str | None = None,
+    *,
+    on_bad_row: str = "fail",
 ) -> Records:
     """Read a file or a folder as records."""
     path, columns = as_path(path), Columns() if columns is None else columns
     check_choice("on_bad_row", on_bad_row, ON_BAD_ROW)
     chosen = pick(path, format)
-    records = read_kept(chosen, path, columns) if on_bad_row == "skip" else chosen.read(path, columns)
-    notes = [*records.notes, *unused_note(columns, chosen.roles, f"the format {chosen.name}", records.columns)]
+    records = (
+        read_kept(chosen, path, columns) if on_bad_row == "skip" else chosen.read(path, columns)
+    )
+    notes = [
+        *records.notes,
+        *unused_note(columns, chosen.roles, f"the format {chosen.name}", records.columns),
+    ]
     repeated = 0 if records.ids is None else len(records.ids) - len(set(records.ids))
     if repeated:
         verb = "repeats" if repeated == 1 else "repeat"
@@ -68,7 +77,9 @@ def pick(path: Path, format: str | None = None) -> Format:
     suffixes = ", ".join(suffix for each in FORMATS.values() for suffix in each.suffixes)
     got = f"the suffix {quote(path.suffix)}" if path.suffix else "no suffix"
     rule = f"a file with the suffix {suffixes}, or a folder of .txt files"
-    raise data_error(path, got, rule, f"name the format with {argument('format')}, or unpack or convert the file")
+    raise data_error(
+        path, got, rule, f"name the format with {argument('format')}, or unpack or convert the file"
+    )
 
 
 def by_suffix(path: PurePath) -> Format | None:

@@ -1,8 +1,10 @@
-"""Arrow columns: tests of their types, conversion of sequences and labels, and errors that name their rows.
+"""Arrow columns: tests of their types, conversion of sequences and labels, and errors that name
+their rows.
 
-Numeric targets are one number per row, a list as long as the sequence (one per element), a list of any other length
-that all rows share (several per sequence), or a list of lists (several per element). Sets of labels are a text with
-``;`` between the labels, a list of labels, or a list of such lists as long as the sequence (one set per element).
+Numeric targets are one number per row, a list as long as the sequence (one per element), a list of
+any other length that all rows share (several per sequence), or a list of lists (several per
+element). Sets of labels are a text with ``;`` between the labels, a list of labels, or a list of
+such lists as long as the sequence (one set per element).
 """
 
 from __future__ import annotations
@@ -18,11 +20,20 @@ import numpy.typing as npt
 from raglane._utils.messages import count_of, quote, require
 from raglane.data.formats.base import columns_argument, data_error, takes_tokens
 from raglane.data.missing import how_to_fill
-from raglane.data.records import TASKS, Columns, Targets, as_float32, as_objects, offsets_of, place_of
+from raglane.data.records import (
+    TASKS,
+    Columns,
+    Targets,
+    as_float32,
+    as_objects,
+    offsets_of,
+    place_of,
+)
 from raglane.data.splitting import split_texts
 from raglane.errors import DataError, UnfitColumnError
 
-# Sets of numbers are those of MIDI, such as the pitches of a chord. A fixed size gives all files the same channels.
+# Sets of numbers are those of MIDI, such as the pitches of a chord. A fixed size gives all files
+# the same channels.
 SET_SIZE = 128
 
 _Integers = npt.NDArray[np.int64]
@@ -37,7 +48,13 @@ def arrow_types() -> Any:
 def is_list(kind: Any) -> bool:
     """Return True for a type of lists."""
     types = arrow_types()
-    tests = (types.is_list, types.is_large_list, types.is_fixed_size_list, types.is_list_view, types.is_large_list_view)
+    tests = (
+        types.is_list,
+        types.is_large_list,
+        types.is_fixed_size_list,
+        types.is_list_view,
+        types.is_large_list_view,
+    )
     return any(test(kind) for test in tests)
 
 
@@ -52,7 +69,12 @@ def is_text(kind: Any) -> bool:
 def is_number(kind: Any) -> bool:
     """Return True for a type of numbers or booleans."""
     types = arrow_types()
-    return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind) or types.is_boolean(kind))
+    return bool(
+        types.is_integer(kind)
+        or types.is_floating(kind)
+        or types.is_decimal(kind)
+        or types.is_boolean(kind)
+    )
 
 
 def is_sequence(kind: Any) -> bool:
@@ -80,11 +102,15 @@ def _is_label_list(kind: Any) -> bool:
 
 
 def _is_numeric(kind: Any, depth: int = 2) -> bool:
-    return is_number(kind) or (depth > 0 and is_list(kind) and _is_numeric(kind.value_type, depth - 1))
+    return is_number(kind) or (
+        depth > 0 and is_list(kind) and _is_numeric(kind.value_type, depth - 1)
+    )
 
 
 def _is_label_set(kind: Any) -> bool:
-    return is_text(kind) or _is_label_list(kind) or (is_list(kind) and _is_label_list(kind.value_type))
+    return (
+        is_text(kind) or _is_label_list(kind) or (is_list(kind) and _is_label_list(kind.value_type))
+    )
 
 
 def _is_label_sequence(kind: Any) -> bool:
@@ -112,12 +138,20 @@ def label_test(task: str) -> tuple[Callable[[Any], bool], str]:
 
 
 def label_kinds(kind: Any, task: str) -> tuple[str, ...]:
-    """Return the kinds of labels of a type, as :func:`~raglane.data.records.kinds_of` names them."""
+    """Return the kinds of labels of a type, as :func:`~raglane.data.records.kinds_of` names
+    them.
+    """
     while is_list(kind):
         kind = kind.value_type
     if not is_label(kind) or TASKS[task].label == "numbers":
         return ()
-    return ("texts",) if is_text(kind) else ("truth values",) if arrow_types().is_boolean(kind) else ("whole numbers",)
+    return (
+        ("texts",)
+        if is_text(kind)
+        else ("truth values",)
+        if arrow_types().is_boolean(kind)
+        else ("whole numbers",)
+    )
 
 
 class Reader(NamedTuple):
@@ -143,16 +177,27 @@ class Reader(NamedTuple):
         return data_error(self.path, got, f"data with {rule}", fix)
 
     def entry_error(
-        self, got: str, at: int, name: str, rule: str, fix: str, offsets: _Integers | None = None, after: str = ""
+        self,
+        got: str,
+        at: int,
+        name: str,
+        rule: str,
+        fix: str,
+        offsets: _Integers | None = None,
+        after: str = "",
     ) -> DataError:
-        """Return the error for an entry: ``at`` is its row, or with ``offsets`` its index among all elements."""
+        """Return the error for an entry: ``at`` is its row, or with ``offsets`` its index among all
+        elements.
+        """
         row, step = (at, "") if offsets is None else place_of(offsets, at)
         place = self.row(row) + ("" if offsets is None else f", step {step}")
         return self.error(f"{got} in {place}, column {quote(name)}{after}", rule, fix)
 
     def type_error(self, column: Any, name: str, rule: str, fix: str) -> DataError:
         """Return the error for a column of a wrong type."""
-        return UnfitColumnError(f"{self.path}", f"{column.type} in column {quote(name)}", f"data with {rule}", fix)
+        return UnfitColumnError(
+            f"{self.path}", f"{column.type} in column {quote(name)}", f"data with {rule}", fix
+        )
 
     def category_error(self, column: Any, name: str) -> DataError:
         """Return the error for a column of a type that has no categories."""
@@ -163,13 +208,17 @@ class Reader(NamedTuple):
         """Raise a DataError for the first null row of a column."""
         if column.null_count:
             fix = "fill it, or remove the row"
-            raise self.entry_error("a null", _first_null(column), name, f"a {role} in each row", fix)
+            raise self.entry_error(
+                "a null", _first_null(column), name, f"a {role} in each row", fix
+            )
 
     def check_inner_nulls(self, elements: Any, offsets: _Integers, name: str) -> None:
         """Raise a DataError for the first null element of a column of lists."""
         if elements.null_count:
             fix = f"fill it, remove the row, or write NaN and {how_to_fill()}"
-            raise self.entry_error("a null", _first_null(elements), name, "elements that are not null", fix, offsets)
+            raise self.entry_error(
+                "a null", _first_null(elements), name, "elements that are not null", fix, offsets
+            )
 
 
 def _first_null(column: Any) -> int:
@@ -180,18 +229,28 @@ def as_texts(column: Any) -> Any:
     """Cast texts, integers or booleans to large strings."""
     if arrow_types().is_dictionary(column.type):
         # Arrow cannot look up string views, which Polars writes.
-        column = column.cast(require("pyarrow", "data").dictionary(column.type.index_type, "large_string"))
+        column = column.cast(
+            require("pyarrow", "data").dictionary(column.type.index_type, "large_string")
+        )
     return column.cast("large_string")
 
 
-def words_of(reader: Reader, column: Any, name: str, offsets: _Integers | None = None) -> npt.NDArray[np.object_]:
-    """Convert labels or tokens without nulls to ``(M,)`` str; ``offsets`` are given if they are elements of rows."""
+def words_of(
+    reader: Reader, column: Any, name: str, offsets: _Integers | None = None
+) -> npt.NDArray[np.object_]:
+    """Convert labels or tokens without nulls to ``(M,)`` str; ``offsets`` are given if they are
+    elements of rows.
+    """
     if not is_label(column.type) and not (arrow_types().is_null(column.type) and not len(column)):
-        raise reader.type_error(column, name, "strings, integers or booleans", "convert the column, or name another")
+        raise reader.type_error(
+            column, name, "strings, integers or booleans", "convert the column, or name another"
+        )
     texts = as_texts(column)
     # A null may be a value of a dictionary, which the column does not count.
     if texts.null_count:
-        raise reader.entry_error("a null", _first_null(texts), name, "values that are not null", "fill it", offsets)
+        raise reader.entry_error(
+            "a null", _first_null(texts), name, "values that are not null", "fill it", offsets
+        )
     try:
         words: npt.NDArray[np.object_] = texts.to_numpy().astype(object)
     except (UnicodeDecodeError, require("pyarrow", "data").ArrowException) as error:
@@ -206,33 +265,53 @@ def _not_utf8(reader: Reader, texts: Any, name: str, offsets: _Integers | None) 
         try:
             content.decode()
         except UnicodeDecodeError:
-            return reader.entry_error(quote(content), element, name, "a text in UTF-8", fix, offsets)
+            return reader.entry_error(
+                quote(content), element, name, "a text in UTF-8", fix, offsets
+            )
     return reader.error(f"a text in column {quote(name)}", "a text in UTF-8", fix)
 
 
 def explode(column: Any) -> tuple[_Integers, Any]:
-    """Return the length of each list, ``(B,)``, and the elements of all lists as a chunked array."""
+    """Return the length of each list, ``(B,)``, and the elements of all lists as a chunked
+    array.
+    """
     arrow, compute = require("pyarrow", "data"), require("pyarrow.compute", "data")
     lengths = compute.list_value_length(column).to_numpy().astype(np.int64)
-    return lengths, arrow.chunked_array([chunk.flatten() for chunk in column.chunks], type=column.type.value_type)
+    return lengths, arrow.chunked_array(
+        [chunk.flatten() for chunk in column.chunks], type=column.type.value_type
+    )
 
 
 def numbers_of(entries: Any) -> npt.NDArray[np.float32]:
-    """Convert numbers without nulls to ``(M,)`` float32, without a copy if they are one chunk of float32."""
+    """Convert numbers without nulls to ``(M,)`` float32, without a copy if they are one chunk of
+    float32.
+    """
     types = arrow_types()
-    if types.is_decimal(entries.type) or types.is_boolean(entries.type) or types.is_null(entries.type):
+    if (
+        types.is_decimal(entries.type)
+        or types.is_boolean(entries.type)
+        or types.is_null(entries.type)
+    ):
         entries = entries.cast("double" if types.is_decimal(entries.type) else "float")
-    return as_float32(entries.chunk(0).to_numpy() if entries.num_chunks == 1 else entries.to_numpy())
+    return as_float32(
+        entries.chunk(0).to_numpy() if entries.num_chunks == 1 else entries.to_numpy()
+    )
 
 
-def sequences_of(reader: Reader, column: Any, name: str, columns: Columns) -> tuple[npt.NDArray[Any], _Integers]:
-    """Return the flat values of a sequence column, ``(N, C)`` float32 or ``(N,)`` tokens, and their offsets."""
+def sequences_of(
+    reader: Reader, column: Any, name: str, columns: Columns
+) -> tuple[npt.NDArray[Any], _Integers]:
+    """Return the flat values of a sequence column, ``(N, C)`` float32 or ``(N,)`` tokens, and their
+    offsets.
+    """
     reader.check_nulls(column, name, "sequence")
     if is_text(column.type):
         return _split_texts(reader, column, name, columns.split)
     if not is_sequence(column.type):
         rule = "lists of numbers, lists of lists of numbers, lists of strings, or texts"
-        raise reader.type_error(column, name, rule, f"name another with {columns_argument('sequence')}")
+        raise reader.type_error(
+            column, name, rule, f"name another with {columns_argument('sequence')}"
+        )
     lengths, elements = explode(column)
     offsets = offsets_of(lengths)
     reader.check_inner_nulls(elements, offsets, name)
@@ -259,17 +338,23 @@ def sequences_of(reader: Reader, column: Any, name: str, columns: Columns) -> tu
         raise reader.entry_error(got, odd, name, rule, fix, offsets, after)
     if widths[0] == 0:
         fix = "write the empty sequence as an empty list"
-        raise reader.entry_error("no channel", 0, name, "at least one channel per step", fix, offsets)
+        raise reader.entry_error(
+            "no channel", 0, name, "at least one channel per step", fix, offsets
+        )
     if entries.null_count:
         element, channel = divmod(_first_null(entries), int(widths[0]))
         row, step = place_of(offsets, element)
         got = f"a null in {reader.row(row)}, step {step}, channel {channel}, column {quote(name)}"
-        raise reader.error(got, "elements that are not null", f"fill it, or write NaN and {how_to_fill()}")
+        raise reader.error(
+            got, "elements that are not null", f"fill it, or write NaN and {how_to_fill()}"
+        )
     return numbers_of(entries).reshape(len(widths), int(widths[0])), offsets
 
 
 def are_sets(column: Any) -> bool:
-    """Return True for lists of sets of whole numbers: their sizes differ, and no set has a number twice."""
+    """Return True for lists of sets of whole numbers: their sizes differ, and no set has a number
+    twice.
+    """
     if not is_list(column.type) or not is_list(column.type.value_type) or column.null_count:
         return False
     _, elements = explode(column)
@@ -290,12 +375,17 @@ def _not_in_set(elements: Any) -> int | None:
     return int(owners[wrong.argmax()]) if wrong.any() else None
 
 
-def _multi_hot(reader: Reader, elements: Any, name: str, offsets: _Integers) -> npt.NDArray[np.float32]:
+def _multi_hot(
+    reader: Reader, elements: Any, name: str, offsets: _Integers
+) -> npt.NDArray[np.float32]:
     """Return sets of whole numbers as ``(N, SET_SIZE)`` float32: 1 for each number of a set."""
     widths, entries = explode(elements)
     odd = _not_in_set(elements)
     if odd is not None:
-        rule, fix = f"sets of different whole numbers from 0 to {SET_SIZE - 1}", "correct the row, or remove it"
+        rule, fix = (
+            f"sets of different whole numbers from 0 to {SET_SIZE - 1}",
+            "correct the row, or remove it",
+        )
         raise reader.entry_error(quote(elements[odd].as_py()), odd, name, rule, fix, offsets)
     block = np.zeros((len(widths), SET_SIZE), dtype=np.float32)
     block[np.repeat(np.arange(len(widths)), widths), entries.cast("int64").to_numpy()] = 1
@@ -327,8 +417,12 @@ def labels_in(texts: list[str]) -> npt.NDArray[np.object_]:
     return as_objects([tuple(dict.fromkeys(filter(None, labels))) for labels in parts])
 
 
-def read_labels(reader: Reader, column: Any, name: str, offsets: _Integers, columns: Columns) -> _Labels:
-    """Read the labels of a task: classes per sequence, classes per element, or targets; the others are None."""
+def read_labels(
+    reader: Reader, column: Any, name: str, offsets: _Integers, columns: Columns
+) -> _Labels:
+    """Read the labels of a task: classes per sequence, classes per element, or targets; the others
+    are None.
+    """
     task = columns.task
     if TASKS[task].label == "sequence":
         return None, None, _target_sequences(reader, column, name, columns)
@@ -348,7 +442,9 @@ def read_labels(reader: Reader, column: Any, name: str, offsets: _Integers, colu
     return tuple(_classes(reader, column, name).tolist()), None, None
 
 
-def _classes(reader: Reader, column: Any, name: str, offsets: _Integers | None = None) -> npt.NDArray[np.object_]:
+def _classes(
+    reader: Reader, column: Any, name: str, offsets: _Integers | None = None
+) -> npt.NDArray[np.object_]:
     """Convert labels as :func:`words_of` does; raise a DataError for the first empty one."""
     words = words_of(reader, column, name, offsets)
     if (blank := words == "").any():
@@ -381,27 +477,45 @@ def _numbers(reader: Reader, column: Any, name: str, offsets: _Integers) -> Targ
     odd = lengths != (lengths[0] if len(lengths) else 0)
     if odd.any() or (len(lengths) and lengths[0] == 0):
         row = int(odd.argmax())
-        rule, fix = "one number per element, or the same number of them in each row", "correct the row, or remove it"
-        raise reader.entry_error(count_of(int(lengths[row]), "number"), int(rows[row]), name, rule, fix)
+        rule, fix = (
+            "one number per element, or the same number of them in each row",
+            "correct the row, or remove it",
+        )
+        raise reader.entry_error(
+            count_of(int(lengths[row]), "number"), int(rows[row]), name, rule, fix
+        )
     width = int(lengths[0]) if len(lengths) else 1
     return _matrix(reader, entries, name, width, np.repeat(rows, lengths), per_element)
 
 
-def _matrix(reader: Reader, entries: Any, name: str, width: int, rows: _Integers, per_element: bool) -> Targets:
-    """Return targets of ``width`` finite numbers; ``rows`` are the rows of the entries, for messages."""
-    values = entries.cast("double", safe=False).to_numpy() if entries.null_count == 0 else entries.to_numpy()
+def _matrix(
+    reader: Reader, entries: Any, name: str, width: int, rows: _Integers, per_element: bool
+) -> Targets:
+    """Return targets of ``width`` finite numbers; ``rows`` are the rows of the entries, for
+    messages.
+    """
+    values = (
+        entries.cast("double", safe=False).to_numpy()
+        if entries.null_count == 0
+        else entries.to_numpy()
+    )
     values = np.asarray(values, dtype=np.float64)
     wrong = ~np.isfinite(values)
     if wrong.any():
         first = int(wrong.argmax())
-        got, fix = "a null" if entries.null_count else f"{values[first]}", "fill it, or remove the row"
+        got, fix = (
+            "a null" if entries.null_count else f"{values[first]}",
+            "fill it, or remove the row",
+        )
         raise reader.entry_error(got, int(rows[first]), name, "a finite number", fix)
     names = (name,) if width == 1 else tuple(f"{name}_{place}" for place in range(width))
     return Targets(values.reshape(-1, width), per_element=per_element, names=names)
 
 
 def label_split_of(column: Any, columns: Columns) -> str | None:
-    """Return the tokenization of target texts; None for other labels, and for lists, whose entries are the tokens."""
+    """Return the tokenization of target texts; None for other labels, and for lists, whose entries
+    are the tokens.
+    """
     is_split = TASKS[columns.task].label == "sequence" and is_text(column.type)
     return columns.label_split or "characters" if is_split else None
 
@@ -410,7 +524,9 @@ def _target_sequences(reader: Reader, column: Any, name: str, columns: Columns) 
     """Read a sequence of labels per sequence: a list, or a text that is split."""
     reader.check_nulls(column, name, "target, empty for none,")
     if not (_is_label_sequence(column.type) or _is_without_entries(column.type)):
-        raise _label_type_error(reader, column, name, "texts, or lists of strings, integers or booleans")
+        raise _label_type_error(
+            reader, column, name, "texts, or lists of strings, integers or booleans"
+        )
     split = label_split_of(column, columns)
     if split is not None:
         return split_targets(words_of(reader, column, name).tolist(), split)
@@ -432,7 +548,9 @@ def _sets(reader: Reader, column: Any, name: str, offsets: _Integers) -> Targets
     if is_text(column.type):
         return Targets(labels_in(words_of(reader, column, name).tolist()))
     if not (_is_label_set(column.type) or _is_without_entries(column.type)):
-        raise _label_type_error(reader, column, name, "a text with ; between labels, a list, or a list of lists")
+        raise _label_type_error(
+            reader, column, name, "a text with ; between labels, a list, or a list of lists"
+        )
     lengths, entries = explode(column)
     starts = offsets_of(lengths)
     if not is_list(entries.type):
@@ -449,17 +567,25 @@ def _sets(reader: Reader, column: Any, name: str, offsets: _Integers) -> Targets
 
 
 def _cut(
-    words: npt.NDArray[np.object_], offsets: _Integers, collect: Callable[[list[str]], Iterable[str]]
+    words: npt.NDArray[np.object_],
+    offsets: _Integers,
+    collect: Callable[[list[str]], Iterable[str]],
 ) -> npt.NDArray[np.object_]:
     """Return the labels between offsets as tuples; ``collect`` keeps all of them, or each once."""
     labels = words.tolist()
-    return as_objects([tuple(collect(labels[start:end])) for start, end in pairwise(offsets.tolist())])
+    return as_objects(
+        [tuple(collect(labels[start:end])) for start, end in pairwise(offsets.tolist())]
+    )
 
 
-def _check_lengths(reader: Reader, lengths: _Integers, offsets: _Integers, name: str, nouns: str) -> None:
+def _check_lengths(
+    reader: Reader, lengths: _Integers, offsets: _Integers, name: str, nouns: str
+) -> None:
     """Raise a DataError for the first row whose list is not as long as its sequence."""
     differs = lengths != np.diff(offsets)
     if differs.any():
         row = int(differs.argmax())
         got = f"{lengths[row]} {nouns} for {np.diff(offsets)[row]} elements"
-        raise reader.entry_error(got, row, name, f"equally many {nouns} and elements", "correct the row, or remove it")
+        raise reader.entry_error(
+            got, row, name, f"equally many {nouns} and elements", "correct the row, or remove it"
+        )

@@ -1,4 +1,6 @@
-"""The class of a format, and functions that all formats share: opening files, errors, choosing columns."""
+"""The class of a format, and functions that all formats share: opening files, errors, choosing
+columns.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +25,20 @@ GZIP = ".gz"
 # Names of an id column, in lower case and in order of preference.
 ID_NAMES = (
     *("id", "sequence_id", "series_id", "case_id", "sample_id", "uid"),
-    *("patient_id", "subject_id", "meter_id", "user_id", "session_id", "patient", "subject", "meter"),
+    *(
+        "patient_id",
+        "subject_id",
+        "meter_id",
+        "user_id",
+        "session_id",
+        "patient",
+        "subject",
+        "meter",
+    ),
 )
 
-# Among several candidates for the sequence or the label, the only one with one of these names is chosen.
+# Among several candidates for the sequence or the label, the only one with one of these names is
+# chosen.
 ROLE_NAMES = {
     "sequence": ("sequence", "input_ids", "token_ids", "tokens", "words", "text", "sentence"),
     "label": ("label", "labels", "class", "target", "tags"),
@@ -48,7 +60,8 @@ class Format:
     Attributes:
         name: the value of ``format=``, and the key in ``FORMATS``.
         suffixes: the file suffixes of the format, in lower case; () for a folder.
-        read: returns the records of an existing path, given the requested columns, or raises a DataError.
+        read: returns the records of an existing path, given the requested columns, or raises a
+            DataError.
         pieces: yields the same in pieces, from a position on.
         roles: the arguments of Columns that the format uses, a subset of ``ROLES``.
     """
@@ -77,7 +90,9 @@ def has_utf8(text: str) -> bool:
 def open_error(path: Path, error: OSError) -> DataError:
     """Return the error for a file that cannot be opened."""
     if isinstance(error, FileNotFoundError):
-        return data_error(path, "no such file or folder", "an existing file or folder", "check the path")
+        return data_error(
+            path, "no such file or folder", "an existing file or folder", "check the path"
+        )
     if isinstance(error, PermissionError):
         return data_error(path, "permission denied", "readable", f"run chmod u+r '{path}'")
     if isinstance(error, IsADirectoryError):
@@ -143,7 +158,9 @@ def check_text(path: Path, content: bytes, first: int = 1) -> None:
 
 
 def decode(path: Path, content: bytes, first: int = 1) -> str:
-    """Decode UTF-8 with or without a byte order mark; raise a DataError with the line of an invalid byte."""
+    """Decode UTF-8 with or without a byte order mark; raise a DataError with the line of an invalid
+    byte.
+    """
     check_text(path, content, first)
     # Only the first line may begin with the mark.
     body = content.removeprefix(codecs.BOM_UTF8) if first == 1 else content
@@ -153,7 +170,9 @@ def decode(path: Path, content: bytes, first: int = 1) -> str:
         place = error.start + len(content) - len(body)
         line = content.count(b"\n", 0, place) + first
         got = f"the byte 0x{content[place]:02x}, which is not UTF-8"
-        raise data_error(path, got, "a text in UTF-8", "convert it, or remove the line", line) from error
+        raise data_error(
+            path, got, "a text in UTF-8", "convert it, or remove the line", line
+        ) from error
 
 
 def columns_argument(name: str, value: str | None = None) -> str:
@@ -162,10 +181,14 @@ def columns_argument(name: str, value: str | None = None) -> str:
 
 
 def unused_note(columns: Columns, roles: Iterable[str], source: str, used: Columns) -> list[str]:
-    """Return the note about columns that were named for a source without columns of this kind; ``used`` were read."""
+    """Return the note about columns that were named for a source without columns of this kind;
+    ``used`` were read.
+    """
     if roles and used.sequence is not None:
         roles, source = ("sequence", "label", "id", *LISTS), "a table of this kind"
-    unused = [role for role in ROLES if getattr(columns, role) not in (None, False) and role not in roles]
+    unused = [
+        role for role in ROLES if getattr(columns, role) not in (None, False) and role not in roles
+    ]
     names = ", ".join(map(columns_argument, unused))
     return [f"not used, since {source} has no such column: {names}"] if unused else []
 
@@ -174,26 +197,48 @@ def takes_tokens(columns: Columns, name: str) -> tuple[bool, str]:
     """Return True if the whole numbers of a column are tokens, and the note about it."""
     is_tokens = columns.tokens
     if is_tokens is None:
-        is_tokens = columns.task == "language" or name.lower() in TOKEN_NAMES or name in (columns.categorical or ())
+        is_tokens = (
+            columns.task == "language"
+            or name.lower() in TOKEN_NAMES
+            or name in (columns.categorical or ())
+        )
     kind = "tokens" if is_tokens else "numbers"
-    return is_tokens, f"the whole numbers of {quote(name)} are {kind} ({columns_argument('tokens')} chooses)"
+    return (
+        is_tokens,
+        f"the whole numbers of {quote(name)} are {kind} ({columns_argument('tokens')} chooses)",
+    )
 
 
 def taken(columns: Columns) -> set[str | None]:
     """Return the columns that were named in another role than time."""
-    return {columns.label, columns.id, *(columns.features or ()), *(columns.static or ()), *(columns.categorical or ())}
+    return {
+        columns.label,
+        columns.id,
+        *(columns.features or ()),
+        *(columns.static or ()),
+        *(columns.categorical or ()),
+    }
 
 
 def is_named(name: str, columns: Columns) -> bool:
-    """Return False for the name that pandas gives to a column without one, unless a role was given to it."""
-    return name in {columns.sequence, columns.time, *taken(columns)} or not re.fullmatch(r"Unnamed: \d+(\.\d+)*", name)
+    """Return False for the name that pandas gives to a column without one, unless a role was given
+    to it.
+    """
+    return name in {columns.sequence, columns.time, *taken(columns)} or not re.fullmatch(
+        r"Unnamed: \d+(\.\d+)*", name
+    )
 
 
 def check_named(path: Path, role: str, name: str, present: Iterable[str], count: int = 1) -> str:
-    """Return ``name``, one of ``count`` columns of a role, or raise a DataError if the file lacks it."""
+    """Return ``name``, one of ``count`` columns of a role, or raise a DataError if the file lacks
+    it.
+    """
     names = list(present)
     if name not in names:
-        rule, fix = f"a file with this column, but its columns are {quote_all(names)}", "pass one of them as"
+        rule, fix = (
+            f"a file with this column, but its columns are {quote_all(names)}",
+            "pass one of them as",
+        )
         if role == "label":
             fix = "add it, use data without labels only to predict, or name another with"
         elif count > 1:
@@ -202,8 +247,12 @@ def check_named(path: Path, role: str, name: str, present: Iterable[str], count:
     return name
 
 
-def choose_column(path: Path, role: str, candidates: list[str], kind: str, present: Iterable[str]) -> tuple[str, str]:
-    """Return the only candidate for a column, or the only one with a usual name, and the note about it."""
+def choose_column(
+    path: Path, role: str, candidates: list[str], kind: str, present: Iterable[str]
+) -> tuple[str, str]:
+    """Return the only candidate for a column, or the only one with a usual name, and the note about
+    it.
+    """
     if len(candidates) == 1:
         return candidates[0], f"{role} column: {quote(candidates[0])} (the only candidate)"
     usual = [name for name in candidates if name.lower() in ROLE_NAMES[role]]
@@ -211,25 +260,42 @@ def choose_column(path: Path, role: str, candidates: list[str], kind: str, prese
         return usual[0], f"{role} column: {quote(usual[0])} (by its name)"
     if candidates:
         got = f"{len(candidates)} candidates for the {role} column: {quote_all(candidates)}"
-        rule, fix = f"a file with one candidate for the {role} column", f"name one with {columns_argument(role)}"
+        rule, fix = (
+            f"a file with one candidate for the {role} column",
+            f"name one with {columns_argument(role)}",
+        )
         error = UnfitColumnError(f"{path}", got, rule, fix)
         error.candidates = tuple(candidates)
         raise error
     got = f"no candidate for the {role} column among its columns ({quote_all(present) or 'none'})"
     names = f"{columns_argument('id')} and {columns_argument('features')}"
     more = {"sequence": f"bytes and objects are no sequences; if rows are elements, pass {names}"}
-    more["label"] = f"without labels, pass {argument('task', 'forecast')} to predict the next element"
+    more["label"] = (
+        f"without labels, pass {argument('task', 'forecast')} to predict the next element"
+    )
     fix = f"add one, or name it with {columns_argument(role)}; {more[role]}"
     raise UnfitColumnError(f"{path}", got, f"data with a {kind}", fix)
 
 
 def id_column(
-    path: Path, columns: Columns, present: Iterable[str], eligible: Iterable[str], names: Iterable[str] = ID_NAMES
+    path: Path,
+    columns: Columns,
+    present: Iterable[str],
+    eligible: Iterable[str],
+    names: Iterable[str] = ID_NAMES,
 ) -> tuple[str | None, tuple[str, ...]]:
-    """Return the id column and the notes about it: the named column, else the first with a usual name, else None."""
+    """Return the id column and the notes about it: the named column, else the first with a usual
+    name, else None.
+    """
     if columns.id is not None:
         return check_named(path, "id", columns.id, present), ()
-    taken = {columns.sequence, columns.label, columns.time, *(columns.features or ()), *(columns.static or ())}
+    taken = {
+        columns.sequence,
+        columns.label,
+        columns.time,
+        *(columns.features or ()),
+        *(columns.static or ()),
+    }
     free = [name for name in eligible if name not in taken]
     guess = next((name for usual in names for name in free if name.lower() == usual), None)
     return guess, () if guess is None else (f"id column: {quote(guess)} (by its name)",)

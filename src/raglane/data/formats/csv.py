@@ -1,22 +1,24 @@
 """CSV in long form: one row per element, and a column of ids that assigns rows to sequences.
 
-Tabs, semicolons or bars may separate the entries if the header has no comma; numbers may then have decimal commas.
-Sequences are in the order in which their ids first appear, and the rows of a sequence in the order of the time column,
-or else of the file. A feature column contains numbers (an empty entry, ``NaN`` or ``NA`` is missing) or, if most
-entries are words, categories. A single column, at least half of it words, contains tokens; so does the first of several
-columns without numbers.
+Tabs, semicolons or bars may separate the entries if the header has no comma; numbers may then have
+decimal commas. Sequences are in the order in which their ids first appear, and the rows of a
+sequence in the order of the time column, or else of the file. A feature column contains numbers (an
+empty entry, ``NaN`` or ``NA`` is missing) or, if most entries are words, categories. A single
+column, at least half of it words, contains tokens; so does the first of several columns without
+numbers.
 
-If no column is named, the id and the time column are found by their names (``id``, ``sequence_id``, ...; ``time``,
-``step``, ``t``, ..., unless the entries are words), or the time as the only column of dates. The label column is the
-only column of words (or else of integers) that, to classify, is the same in all rows of a sequence; all other columns
-are features. A column without a name, such as the row numbers of pandas, is left out. A file whose first row is data
-has no header, and is refused.
+If no column is named, the id and the time column are found by their names (``id``, ``sequence_id``,
+...; ``time``, ``step``, ``t``, ..., unless the entries are words), or the time as the only column
+of dates. The label column is the only column of words (or else of integers) that, to classify, is
+the same in all rows of a sequence; all other columns are features. A column without a name, such as
+the row numbers of pandas, is left out. A file whose first row is data has no header, and is
+refused.
 
-A file without an id column, but with a column called ``text`` (``sentence``, ...) or named as the sequence, has a text
-per row instead.
+A file without an id column, but with a column called ``text`` (``sentence``, ...) or named as the
+sequence, has a text per row instead.
 
-Ids are integers if all are written as integers of at most 18 digits, else texts. A feature beyond float32, such as
-1e999, is infinite, and so missing.
+Ids are integers if all are written as integers of at most 18 digits, else texts. A feature beyond
+float32, such as 1e999, is infinite, and so missing.
 """
 
 from __future__ import annotations
@@ -35,10 +37,24 @@ import numpy as np
 import numpy.typing as npt
 
 from raglane._utils.messages import count_of, quote, quote_all, require
-from raglane.data.formats.base import check_readable, data_error, decode, is_named, opened, read_bytes
+from raglane.data.formats.base import (
+    check_readable,
+    data_error,
+    decode,
+    is_named,
+    opened,
+    read_bytes,
+)
 from raglane.data.formats.csv_table import is_date, is_plain, numbers_in, records_of_rows
 from raglane.data.formats.decimals import CommaColumns, Entries
-from raglane.data.formats.entries import NUMBERED, id_column_of, read_entries, row_piece, step_columns, text_column
+from raglane.data.formats.entries import (
+    NUMBERED,
+    id_column_of,
+    read_entries,
+    row_piece,
+    step_columns,
+    text_column,
+)
 from raglane.data.formats.pieces import BYTES, ROWS, Piece, Start, sift
 from raglane.data.records import Columns, Records
 
@@ -61,9 +77,15 @@ def _entries_of(path: Path, columns: Columns) -> tuple[dict[str, Entries], tuple
     rows = next(_parsed(path, io.BytesIO(content), None))
     header = _header_of(path, rows, columns)
     if len(rows) == 1:
-        raise data_error(path, "a header and no rows", "a file with at least one sequence", "check the file")
+        raise data_error(
+            path, "a header and no rows", "a file with at least one sequence", "check the file"
+        )
     nameless = header.count("")
-    notes = (f"left out, because they have no name: {count_of(nameless, 'column')}",) if nameless else ()
+    notes = (
+        (f"left out, because they have no name: {count_of(nameless, 'column')}",)
+        if nameless
+        else ()
+    )
     return {name: rows[1:, place] for place, name in enumerate(header) if name}, notes
 
 
@@ -75,12 +97,22 @@ def _parsed(path: Path, content: IO[bytes], size: int | None) -> Iterator[Entrie
     named = re.fullmatch(r'\ufeff?"?sep=(.)"?\s*', first.decode(errors="replace"), re.IGNORECASE)
     # A comma, unless the header has only others, except in quotes.
     marks = re.sub(rb'"[^"]*"?', b"", first)
-    guess = next((mark for mark in _OTHER_MARKS if mark.encode() in marks and b"," not in marks), ",")
+    guess = next(
+        (mark for mark in _OTHER_MARKS if mark.encode() in marks and b"," not in marks), ","
+    )
     mark = named[1] if named else guess
     content.seek(len(first) if named else 0)
-    # The header is read as a row, because pandas would rename repeated and empty names, and truncate longer rows.
-    options: dict[str, Any] = {"header": None, "dtype": object, "keep_default_na": False, "encoding": "utf-8-sig"}
-    options["skipinitialspace"] = True  # as in "id, time, label"; spaces in quotes are part of an entry
+    # The header is read as a row, because pandas would rename repeated and empty names, and
+    # truncate longer rows.
+    options: dict[str, Any] = {
+        "header": None,
+        "dtype": object,
+        "keep_default_na": False,
+        "encoding": "utf-8-sig",
+    }
+    options["skipinitialspace"] = (
+        True  # as in "id, time, label"; spaces in quotes are part of an entry
+    )
     commas = CommaColumns()
     try:
         with pandas.read_csv(content, sep=mark, chunksize=size or sys.maxsize, **options) as reader:
@@ -89,9 +121,15 @@ def _parsed(path: Path, content: IO[bytes], size: int | None) -> Iterator[Entrie
                 rows = frame.fillna("").to_numpy(dtype=object)
                 yield rows if mark == "," else commas.mark(rows)
     except (pandas.errors.ParserError, pandas.errors.EmptyDataError) as error:
-        what = "rows of several sizes" if isinstance(error, pandas.errors.ParserError) else "an empty file"
+        what = (
+            "rows of several sizes"
+            if isinstance(error, pandas.errors.ParserError)
+            else "an empty file"
+        )
         got = f"{what} ({' '.join(str(error).split()).rpartition('C error: ')[2].rstrip('.')})"
-        raise data_error(path, got, "a file with one entry per column in each row", "correct the file") from error
+        raise data_error(
+            path, got, "a file with one entry per column in each row", "correct the file"
+        ) from error
 
 
 def _header_of(path: Path, rows: Entries, columns: Columns) -> list[str]:
@@ -108,23 +146,38 @@ def _header_of(path: Path, rows: Entries, columns: Columns) -> list[str]:
 
 
 def _check_header(path: Path, header: list[str], rows: Entries) -> None:
-    """Raise a DataError if the first row has data: numbers, dates, and words that are in other rows too."""
+    """Raise a DataError if the first row has data: numbers, dates, and words that are in other rows
+    too.
+    """
     names = [name for name in header if name]
     numbers, odd = numbers_in(np.array(names, dtype=object))
     # Columns may be called 0, 1, ..., or by the wavelengths of a spectrum, or by dates.
     steps = np.diff(numbers)
-    is_numbered = names == ["0"] or (len(steps) and ((steps == 1).all() or (len(steps) > 2 and (steps > 0).all())))
+    is_numbered = names == ["0"] or (
+        len(steps) and ((steps == 1).all() or (len(steps) > 2 and (steps > 0).all()))
+    )
     is_numbered = is_numbered or all(map(is_date, names))
-    words = [name for name, is_word in zip(names, odd, strict=True) if is_word and not is_date(name)]
-    if len(words) < len(names) and not is_numbered and all(word in rows[1:, header.index(word)] for word in words):
-        raise data_error(path, f"no header, but {quote_all(names)}", "a file with a header", "add it as the first line")
+    words = [
+        name for name, is_word in zip(names, odd, strict=True) if is_word and not is_date(name)
+    ]
+    if (
+        len(words) < len(names)
+        and not is_numbered
+        and all(word in rows[1:, header.index(word)] for word in words)
+    ):
+        raise data_error(
+            path,
+            f"no header, but {quote_all(names)}",
+            "a file with a header",
+            "add it as the first line",
+        )
 
 
 def pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[Piece]:
     """Yield pieces of whole sequences; a position is a data row.
 
-    A first pass checks whether the rows of each sequence are consecutive. If not, the file is read whole, because its
-    last row may belong to its first sequence.
+    A first pass checks whether the rows of each sequence are consecutive. If not, the file is read
+    whole, because its last row may belong to its first sequence.
     """
     _check_bytes(path)
     header = _header_of(path, next(_chunks(path), np.empty((0, 0), dtype=object)), columns)
@@ -156,19 +209,24 @@ def entry_pieces(path: Path, entries: dict[str, Entries], columns: Columns) -> I
         yield row_piece(path, entries, replace(columns, sequence=text), steps)
         return
     name, _ = id_column_of(path, columns, names)
-    yield _File(path, names, names.index(name), columns, all(map(is_plain, entries[name]))).regrouped(entries)
+    yield _File(
+        path, names, names.index(name), columns, all(map(is_plain, entries[name]))
+    ).regrouped(entries)
 
 
 @dataclass(frozen=True)
 class _File:
-    """A file that is read in pieces: its columns, the place of the ids, and whether all ids are numbers."""
+    """A file that is read in pieces: its columns, the place of the ids, and whether all ids are
+    numbers.
+    """
 
     path: Path
     header: list[str]
     place: int
     columns: Columns
     has_numbers: bool
-    # The columns of the first rows, and whether they contain tokens; later rows are read in the same way.
+    # The columns of the first rows, and whether they contain tokens; later rows are read in the
+    # same way.
     settled: list[tuple[Columns, bool]] = field(default_factory=list)
 
     def pieces(self, start: int) -> Iterator[Piece]:
@@ -180,7 +238,10 @@ class _File:
         """Return all rows, sorted by sequence, as one piece."""
         codes, _ = require("pandas", "data").factorize(entries[self.header[self.place]])
         order = np.argsort(codes, kind="stable")
-        rows = np.stack([entries[name][order] if name else np.full(len(order), "") for name in self.header], axis=1)
+        rows = np.stack(
+            [entries[name][order] if name else np.full(len(order), "") for name in self.header],
+            axis=1,
+        )
         return self._piece(rows, order, len(rows))
 
     def _piece(self, rows: Entries, numbers: npt.NDArray[np.int64], end: int) -> Piece:
@@ -199,7 +260,11 @@ class _File:
             records = records_of_rows(self.path, entries, columns, name, numbers[here], is_tokens)
             if not self.settled:
                 self.settled.append((records.columns, records.is_tokens))
-            return records if self.has_numbers else replace(records, ids=tuple(map(str, records.ids or ())))
+            return (
+                records
+                if self.has_numbers
+                else replace(records, ids=tuple(map(str, records.ids or ())))
+            )
 
         return Piece(len(starts), read, (end,), place)
 
@@ -210,8 +275,12 @@ def _chunks(path: Path) -> Iterator[Entries]:
         yield from _parsed(path, file, ROWS)
 
 
-def _whole_sequences(chunks: Iterator[Entries], place: int, start: int) -> Iterator[tuple[int, Entries]]:
-    """Yield data rows from ``start`` on, in runs of whole sequences, each with the number of its first row."""
+def _whole_sequences(
+    chunks: Iterator[Entries], place: int, start: int
+) -> Iterator[tuple[int, Entries]]:
+    """Yield data rows from ``start`` on, in runs of whole sequences, each with the number of its
+    first row.
+    """
     number, first = 0, start
     held: Entries | None = None
     for count, chunk in enumerate(chunks):
@@ -238,7 +307,9 @@ def _run_starts(ids: Entries) -> npt.NDArray[np.int64]:
 
 
 def _survey_ids(chunks: Iterator[Entries], place: int) -> tuple[bool, bool]:
-    """Return whether the rows of each sequence are consecutive, and whether all ids are whole numbers."""
+    """Return whether the rows of each sequence are consecutive, and whether all ids are whole
+    numbers.
+    """
     pandas = require("pandas", "data")
     hashes, has_numbers, last = [], True, None
     for count, chunk in enumerate(chunks):

@@ -27,12 +27,23 @@ from raglane.data.formats.base import (
 )
 from raglane.data.formats.decimals import Entries
 from raglane.data.formats.table import feature_columns
-from raglane.data.records import TASKS, TIME_GAP, Columns, Feature, Records, Targets, as_float32, offsets_of, place_of
+from raglane.data.records import (
+    TASKS,
+    TIME_GAP,
+    Columns,
+    Feature,
+    Records,
+    Targets,
+    as_float32,
+    offsets_of,
+    place_of,
+)
 from raglane.errors import DataError, UnfitColumnError
 
 _Bools = npt.NDArray[np.bool_]
 
-# Spellings of a missing number, in lower case; and of a missing id or label, which may be a word such as NA.
+# Spellings of a missing number, in lower case; and of a missing id or label, which may be a word
+# such as NA.
 _MISSING = ("", "nan", "na", "n/a", "null", "none", "?")
 _MISSING_WORDS = ("", "NaN")
 is_date = re.compile(r"(?:\d{4}-[01]\d-[0-3]\d|[0-3]\d\.[01]\d\.\d{4})(?:[T ]\d\d:.*)?").fullmatch
@@ -55,7 +66,9 @@ class _Table(NamedTuple):
         """Return the description of a row."""
         return f"data row {self.rows[row]} (id {quote(self.ids[place_of(self.offsets, row)[0]])})"
 
-    def check(self, wrong: _Bools, name: str, rule: str, fix: str, got: str = "{}", after: str = "") -> None:
+    def check(
+        self, wrong: _Bools, name: str, rule: str, fix: str, got: str = "{}", after: str = ""
+    ) -> None:
         """Raise a DataError for the first wrong entry of a column; ``got`` is a format for it."""
         if wrong.any():
             row = int(wrong.argmax())
@@ -66,7 +79,9 @@ class _Table(NamedTuple):
     def constant(self, name: str) -> _Bools:
         """Return for each row whether its entry equals that of the first row of its sequence."""
         entries = self.entries[name]
-        return np.asarray(entries == np.repeat(entries[self.offsets[:-1]], np.diff(self.offsets)), dtype=np.bool_)
+        return np.asarray(
+            entries == np.repeat(entries[self.offsets[:-1]], np.diff(self.offsets)), dtype=np.bool_
+        )
 
     def words(self, name: str) -> Entries:
         """Return a column as texts."""
@@ -77,7 +92,9 @@ class _Table(NamedTuple):
         return numbers_in(self.entries[name])
 
     def label_columns(self, label: str) -> list[str]:
-        """Return the columns of a label: the column of this name, or else its parts between commas."""
+        """Return the columns of a label: the column of this name, or else its parts between
+        commas.
+        """
         return [label] if label in self.entries else [part.strip() for part in label.split(",")]
 
 
@@ -89,7 +106,9 @@ def records_of_rows(
     rows: npt.NDArray[np.int64] | None = None,
     is_tokens: bool | None = None,
 ) -> Records:
-    """Make records of rows, which have the numbers ``rows`` in the file; their ``columns`` include the time column."""
+    """Make records of rows, which have the numbers ``rows`` in the file; their ``columns`` include
+    the time column.
+    """
     present = list(entries)
     rows = np.arange(len(entries[id_name])) if rows is None else rows
     check_header_once(path, entries, rows)
@@ -100,7 +119,12 @@ def records_of_rows(
     label, notes = _choose_label(table, columns, free)
     features = list(named)
     if not features:
-        labels = [name for each in (label, columns.label) if each is not None for name in table.label_columns(each)]
+        labels = [
+            name
+            for each in (label, columns.label)
+            if each is not None
+            for name in table.label_columns(each)
+        ]
         features = [name for name in free if name not in labels]
         if not columns.wants_labels:
             features, left_out = _without_words(table, features)
@@ -120,14 +144,22 @@ def records_of_rows(
         time=time,
         features=tuple(features),
         categorical=tuple(dict.fromkeys((*(columns.categorical or ()), *words))) or None,
-        label_split=None if targets is None or not targets.ordered else columns.label_split or "characters",
+        label_split=None
+        if targets is None or not targets.ordered
+        else columns.label_split or "characters",
     )
     notes = (time_note, *notes, *feature_notes)
-    return Records(values, table.offsets, table.ids, classes, tags, channels, path, notes, used, targets, more)
+    return Records(
+        values, table.offsets, table.ids, classes, tags, channels, path, notes, used, targets, more
+    )
 
 
-def check_header_once(path: Path, entries: Mapping[str, Entries], rows: Sequence[int] | npt.NDArray[np.int64]) -> None:
-    """Raise a DataError for a row that repeats the header, which happens if files were concatenated."""
+def check_header_once(
+    path: Path, entries: Mapping[str, Entries], rows: Sequence[int] | npt.NDArray[np.int64]
+) -> None:
+    """Raise a DataError for a row that repeats the header, which happens if files were
+    concatenated.
+    """
     again = np.logical_and.reduce([entry == name for name, entry in entries.items()])
     if again.any():
         got = f"the header again in data row {rows[int(again.argmax())]}"
@@ -142,7 +174,9 @@ def _grouped(
     time: str | None,
     rows: npt.NDArray[np.int64],
 ) -> _Table:
-    """Sort rows by sequence, in the order of first appearance, and by time if there is a time column."""
+    """Sort rows by sequence, in the order of first appearance, and by time if there is a time
+    column.
+    """
     codes, ids = require("pandas", "data").factorize(entries[id_name])
     blank = np.isin(ids, _MISSING_WORDS)
     if blank.any():
@@ -154,7 +188,9 @@ def _grouped(
     offsets = offsets_of(np.bincount(codes, minlength=len(ids)))
     words = [str(word) for word in ids]
     _refuse_spaces(path, set(words), id_name)
-    names: tuple[str | int, ...] = tuple(map(int, words)) if all(map(is_plain, words)) else tuple(words)
+    names: tuple[str | int, ...] = (
+        tuple(map(int, words)) if all(map(is_plain, words)) else tuple(words)
+    )
     sorted_entries, times = {name: entry[order] for name, entry in entries.items()}, times[order]
     table = _Table(path, sorted_entries, rows[order], offsets, names, time, times)
     if time is not None:
@@ -173,7 +209,9 @@ def _grouped(
 
 
 def _refuse_spaces(path: Path, words: set[str], name: str) -> None:
-    """Raise a DataError for a word of a column that differs from another one only by the spaces around it."""
+    """Raise a DataError for a word of a column that differs from another one only by the spaces
+    around it.
+    """
     spaced = sorted(word for word in words if word != word.strip() and word.strip() in words)
     if spaced:
         got = f"{quote(spaced[0])} and {quote(spaced[0].strip())} in column {quote(name)}"
@@ -192,8 +230,11 @@ def numbers_in(entries: Entries) -> tuple[npt.NDArray[np.float64], _Bools]:
     # Python accepts 1_5 and digits of other scripts; in a file they are damage.
     if text.isascii() and "_" not in text:
         with suppress(ValueError):
-            return np.where(entries == "", "nan", entries).astype(np.float64), np.zeros(len(entries), dtype=np.bool_)
-    # Words and other spellings of missing numbers are parsed more slowly, so each distinct entry is parsed once.
+            return np.where(entries == "", "nan", entries).astype(np.float64), np.zeros(
+                len(entries), dtype=np.bool_
+            )
+    # Words and other spellings of missing numbers are parsed more slowly, so each distinct entry is
+    # parsed once.
     pandas = require("pandas", "data")
     codes, different = pandas.factorize(entries)
     numbers = np.asarray(pandas.to_numeric(different, errors="coerce"), dtype=np.float64)
@@ -202,7 +243,9 @@ def numbers_in(entries: Entries) -> tuple[npt.NDArray[np.float64], _Bools]:
     return numbers[codes], odd[codes]
 
 
-def _choose_label(table: _Table, columns: Columns, free: list[str]) -> tuple[str | None, tuple[str, ...]]:
+def _choose_label(
+    table: _Table, columns: Columns, free: list[str]
+) -> tuple[str | None, tuple[str, ...]]:
     """Return the label column, or None for a task without one, and the notes."""
     path = table.path
     if not columns.wants_labels:
@@ -213,9 +256,13 @@ def _choose_label(table: _Table, columns: Columns, free: list[str]) -> tuple[str
         return columns.label, ()
     free = [name for name in free if name not in (columns.features or ())]
     if TASKS[columns.task].label == "numbers":
-        fix = f"name it with {columns_argument('label')}; several, as in 'x,y', are learned together"
+        fix = (
+            f"name it with {columns_argument('label')}; several, as in 'x,y', are learned together"
+        )
         rule = "a file with a named label column, because any column of numbers may be the label"
-        raise UnfitColumnError(f"{path}", f"no label column named among {quote_all(table.entries)}", rule, fix)
+        raise UnfitColumnError(
+            f"{path}", f"no label column named among {quote_all(table.entries)}", rule, fix
+        )
     kind, candidates = "column of words, or of integers", free
     if columns.task == "classify":
         kind += ", the same in all rows of a sequence"
@@ -225,17 +272,26 @@ def _choose_label(table: _Table, columns: Columns, free: list[str]) -> tuple[str
     finite = [name for name in candidates if np.isfinite(numbers[name][0]).all()]
     integers = [name for name in finite if (np.rint(numbers[name][0]) == numbers[name][0]).all()]
     if columns.task == "classify" and not words:
-        # Integers may be something else than the label, if a column with the name of one is nearly a label.
-        _check_almost_constant(table, [name for name in free if not integers or name.lower() in ROLE_NAMES["label"]])
+        # Integers may be something else than the label, if a column with the name of one is nearly
+        # a label.
+        _check_almost_constant(
+            table, [name for name in free if not integers or name.lower() in ROLE_NAMES["label"]]
+        )
     label, note = choose_column(path, "label", words or integers, kind, table.entries)
     return label, (note,)
 
 
 def _check_almost_constant(table: _Table, names: list[str]) -> None:
-    """Raise a DataError for a column of words that is a label by its name, or nearly: constant in most sequences."""
+    """Raise a DataError for a column of words that is a label by its name, or nearly: constant in
+    most sequences.
+    """
     count = len(table.ids)
     sequence = np.repeat(np.arange(count), np.diff(table.offsets))
-    changing = {name: len(np.unique(sequence[~table.constant(name)])) for name in names if table.numbers(name)[1].any()}
+    changing = {
+        name: len(np.unique(sequence[~table.constant(name)]))
+        for name in names
+        if table.numbers(name)[1].any()
+    }
     for name in sorted(changing, key=lambda name: changing[name])[:1]:
         if 2 * changing[name] <= count or name.lower() in ROLE_NAMES["label"]:
             _check_one_label(table, name)
@@ -264,22 +320,34 @@ def _without_words(table: _Table, features: list[str]) -> tuple[list[str], tuple
 def _features(
     table: _Table, names: list[str], columns: Columns, is_tokens: bool | None
 ) -> tuple[npt.NDArray[Any], tuple[str, ...], tuple[Feature, ...], tuple[str, ...]]:
-    """Return values, ``(N, C)`` float32 or ``(N,)`` tokens, their channels, features of categories, and notes."""
+    """Return values, ``(N, C)`` float32 or ``(N,)`` tokens, their channels, features of categories,
+    and notes.
+    """
     if not names:
         fix = f"add one, or name it with {columns_argument('features')}"
-        raise data_error(table.path, "no feature column", "a file with at least one feature column", fix)
+        raise data_error(
+            table.path, "no feature column", "a file with at least one feature column", fix
+        )
     numbers: dict[str, npt.NDArray[np.float32]] = {}
     words: list[str] = []
     for name in names:
         column, odd = table.numbers(name)
         if odd.any() and name not in (columns.categorical or ()):
-            rule = "decimal points, or with one decimal mark per column if the separator is no comma"
+            rule = (
+                "decimal points, or with one decimal mark per column if the separator is no comma"
+            )
             fix = "write points in all numbers, without marks of thousands; or commas, and semicolons between entries"
             fix += f"; without signs such as % and $; or name categories with {columns_argument('categorical')}"
-            table.check(odd & decimals.have_other_marks(table.entries[name][odd].tolist()), name, rule, fix)
+            table.check(
+                odd & decimals.have_other_marks(table.entries[name][odd].tolist()), name, rule, fix
+            )
         has_words = _has_words(name, odd, columns, is_tokens is None)
         if len(names) == 1:
-            has_words = has_words or bool(odd.mean() >= 0.5 or columns.tokens) if is_tokens is None else is_tokens
+            has_words = (
+                has_words or bool(odd.mean() >= 0.5 or columns.tokens)
+                if is_tokens is None
+                else is_tokens
+            )
         if has_words:
             words.append(name)
         else:
@@ -287,14 +355,25 @@ def _features(
     if not numbers:
         first, *others = words
         values, channels = table.words(first), tuple[str, ...]()
-        table.check(values == "", first, "a token in each row", "fill it, or remove the row", "the missing token {}")
+        table.check(
+            values == "",
+            first,
+            "a token in each row",
+            "fill it, or remove the row",
+            "the missing token {}",
+        )
         notes = [f"the entries of {quote(first)} are taken as tokens"]
     else:
         values, channels, others = np.stack(list(numbers.values()), axis=1), tuple(numbers), words
         notes = [f"features: {', '.join(numbers)}"]
     if others:
         notes.append(f"features that are categories: {', '.join(others)}")
-    return values, channels, tuple(Feature(name, table.words(name)) for name in others), tuple(notes)
+    return (
+        values,
+        channels,
+        tuple(Feature(name, table.words(name)) for name in others),
+        tuple(notes),
+    )
 
 
 def _has_words(name: str, odd: _Bools, columns: Columns, guess: bool = True) -> bool:
@@ -302,7 +381,9 @@ def _has_words(name: str, odd: _Bools, columns: Columns, guess: bool = True) -> 
     return name in (columns.categorical or ()) or (guess and bool(odd.mean() > 0.5))
 
 
-def _as_features(table: _Table, name: str, numbers: npt.NDArray[np.float64], odd: _Bools) -> npt.NDArray[np.float32]:
+def _as_features(
+    table: _Table, name: str, numbers: npt.NDArray[np.float64], odd: _Bools
+) -> npt.NDArray[np.float32]:
     """Convert the numbers of a column; raise a DataError for the first word."""
     fix = f"correct it, name the features with {columns_argument('features')}"
     fix += f", or those that are categories with {columns_argument('categorical')}"
@@ -316,7 +397,11 @@ def _static_feature(table: _Table, name: str, columns: Columns) -> Feature:
     fix = f"correct it, or pass the column as {columns_argument('features')}"
     table.check(~table.constant(name), name, rule, fix, after=", after another entry")
     numbers, odd = table.numbers(name)
-    values = table.words(name) if _has_words(name, odd, columns) else _as_features(table, name, numbers, odd)
+    values = (
+        table.words(name)
+        if _has_words(name, odd, columns)
+        else _as_features(table, name, numbers, odd)
+    )
     return Feature(name, values[table.offsets[:-1]], per_sequence=True)
 
 
@@ -329,7 +414,12 @@ def _with_gaps(
         fix = f"name the column with {columns_argument('time')}"
         raise data_error(table.path, f"no time column for {option}", "data with a time column", fix)
     if values.dtype == object:
-        raise data_error(table.path, f"tokens, and {option}", "a file of numbers, with this option", "leave it out")
+        raise data_error(
+            table.path,
+            f"tokens, and {option}",
+            "a file of numbers, with this option",
+            "leave it out",
+        )
     gaps = np.diff(table.times, prepend=table.times[:1])
     gaps = (gaps / np.timedelta64(1, "s") if gaps.dtype.kind == "m" else gaps).astype(np.float32)
     gaps[table.offsets[:-1]] = 0
@@ -344,7 +434,9 @@ def _labels(
         return None, None, _targets(table, columns, label)
     entries = table.words(label)
     fix = "fill it, or remove the row"
-    table.check(np.isin(entries, _MISSING_WORDS), label, "a label in each row", fix, "the missing label {}")
+    table.check(
+        np.isin(entries, _MISSING_WORDS), label, "a label in each row", fix, "the missing label {}"
+    )
     _refuse_spaces(table.path, set(entries.tolist()), label)
     if columns.task == "tag":
         return None, entries, None
@@ -353,10 +445,14 @@ def _labels(
 
 
 def _targets(table: _Table, columns: Columns, label: str) -> Targets:
-    """Return a sequence of labels; or numbers or sets of labels, per sequence if constant in each, else per element."""
+    """Return a sequence of labels; or numbers or sets of labels, per sequence if constant in each,
+    else per element.
+    """
     if TASKS[columns.task].label == "sequence":
         _check_one_label(table, label)
-        return split_targets(table.words(label)[table.offsets[:-1]].tolist(), columns.label_split or "characters")
+        return split_targets(
+            table.words(label)[table.offsets[:-1]].tolist(), columns.label_split or "characters"
+        )
     names = table.label_columns(label)
     per_element = not all(table.constant(name).all() for name in names)
     rows = np.arange(int(table.offsets[-1])) if per_element else table.offsets[:-1]
@@ -365,16 +461,24 @@ def _targets(table: _Table, columns: Columns, label: str) -> Targets:
     values = np.empty((len(rows), len(names)), dtype=np.float64)
     for place, name in enumerate(names):
         numbers, odd = table.numbers(name)
-        table.check(odd | ~np.isfinite(numbers), name, "a finite number", "correct it, or remove the row")
+        table.check(
+            odd | ~np.isfinite(numbers), name, "a finite number", "correct it, or remove the row"
+        )
         values[:, place] = numbers[rows]
     return Targets(values, per_element=per_element, names=tuple(names))
 
 
-def _choose_time(path: Path, entries: Mapping[str, Entries], columns: Columns, id_name: str) -> tuple[str | None, str]:
-    """Return the named time column, or the first with a usual name, or None; and the note about it."""
+def _choose_time(
+    path: Path, entries: Mapping[str, Entries], columns: Columns, id_name: str
+) -> tuple[str | None, str]:
+    """Return the named time column, or the first with a usual name, or None; and the note about
+    it.
+    """
     free = [name for name in entries if name != id_name]
     if columns.time is not None:
-        return check_named(path, "time", columns.time, entries), f"time column: {quote(columns.time)}"
+        return check_named(
+            path, "time", columns.time, entries
+        ), f"time column: {quote(columns.time)}"
     why, usual = "", _time_candidates(columns, free)
     others = [name for name in free if name not in (*usual, *taken(columns))]
     periods = [name for name in others if name.lower() in PERIOD_NAMES]
@@ -382,21 +486,35 @@ def _choose_time(path: Path, entries: Mapping[str, Entries], columns: Columns, i
     for name in (*usual, *periods, *(dates if len(dates) == 1 else ())):
         if name in usual and _is_words(entries[name]):
             why = why or f"{quote(name)} holds words; "
-        elif name not in usual and len(set(zip(entries[id_name], entries[name], strict=True))) < len(entries[name]):
+        elif name not in usual and len(
+            set(zip(entries[id_name], entries[name], strict=True))
+        ) < len(entries[name]):
             why = why or f"{quote(name)} has an entry twice in a sequence; "
         else:
             how = "by its name" if name in (*usual, *periods) else "the only one of dates"
             return name, f"time column: {quote(name)} ({how})"
-    return None, f"no time column: {why}rows keep the order of the file; name one with {columns_argument('time')}"
+    return (
+        None,
+        f"no time column: {why}rows keep the order of the file; name one with {columns_argument('time')}",
+    )
 
 
 def _time_candidates(columns: Columns, free: Sequence[str]) -> list[str]:
-    """Return the columns with usual names of a time column, without those that were named otherwise."""
-    return [name for usual in TIME_NAMES for name in free if name.lower() == usual and name not in taken(columns)]
+    """Return the columns with usual names of a time column, without those that were named
+    otherwise.
+    """
+    return [
+        name
+        for usual in TIME_NAMES
+        for name in free
+        if name.lower() == usual and name not in taken(columns)
+    ]
 
 
 def _check_other_times(table: _Table, columns: Columns, same: _Bools) -> None:
-    """Raise a DataError if another time column orders the rows differently; ``same`` marks rows of one sequence."""
+    """Raise a DataError if another time column orders the rows differently; ``same`` marks rows of
+    one sequence.
+    """
     for name in _time_candidates(columns, list(table.entries)):
         if name == table.time or _is_words(table.entries[name]):
             continue
@@ -416,8 +534,12 @@ def _is_words(entries: Entries) -> bool:
     return not text.isspace() and text != "" and re.search(r"\d", text) is None
 
 
-def _times(path: Path, entries: Entries, name: str, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-    """Convert numbers, or dates to datetime64, to sort by; ``rows`` numbers the entries, for messages."""
+def _times(
+    path: Path, entries: Entries, name: str, rows: npt.NDArray[np.int64]
+) -> npt.NDArray[Any]:
+    """Convert numbers, or dates to datetime64, to sort by; ``rows`` numbers the entries, for
+    messages.
+    """
     pandas = require("pandas", "data")
     series = pandas.Series(decimals.with_points(entries), dtype=object)
     # Whole numbers stay integers: float64 is not exact for nanoseconds since 1970.
@@ -431,11 +553,18 @@ def _times(path: Path, entries: Entries, name: str, rows: npt.NDArray[np.int64])
         got = f"{quote(entries[row])} in data row {rows[row]}, column {quote(name)}"
         rule = "a file with times that are numbers, or dates such as 2024-01-31T12:30:00, 2024-01, 2024 Q1 or 2024 Jan"
         other = f"name another column with {columns_argument('time')}"
-        raise data_error(path, got, rule, f"correct it, {other}, or remove this one if the rows are in order")
+        raise data_error(
+            path, got, rule, f"correct it, {other}, or remove this one if the rows are in order"
+        )
     has_zone = series.str.contains(r"\d[T ].*(?:[Zz]|[+-]\d\d:?(?:\d\d)?)$")
     if has_zone.nunique() > 1:
         got = f"{quote(entries[has_zone.argmax()])} and {quote(entries[has_zone.argmin()])} in column {quote(name)}"
-        raise data_error(path, got, "a file whose times all have a zone, or none has", "add the zone, or remove it")
+        raise data_error(
+            path,
+            got,
+            "a file whose times all have a zone, or none has",
+            "add the zone, or remove it",
+        )
     return np.asarray(dates.dt.tz_localize(None))
 
 
@@ -444,7 +573,13 @@ def _dates(series: Any) -> Any:
     pandas = require("pandas", "data")
     days = series.str.replace(r"^(\d\d)\.(\d\d)\.(\d{4})\b", r"\3-\2-\1", regex=True)
     months = days.str.replace(
-        r"^(\d{4})\W?[Qq]([1-4])$", lambda found: f"{found[1]}-{3 * int(found[2]) - 2:02}", regex=True
+        r"^(\d{4})\W?[Qq]([1-4])$",
+        lambda found: f"{found[1]}-{3 * int(found[2]) - 2:02}",
+        regex=True,
     )
     dates = pandas.to_datetime(months, errors="coerce", format="ISO8601", utc=True)
-    return pandas.to_datetime(series, errors="coerce", format="%Y %b", utc=True) if dates.isna().all() else dates
+    return (
+        pandas.to_datetime(series, errors="coerce", format="%Y %b", utc=True)
+        if dates.isna().all()
+        else dates
+    )

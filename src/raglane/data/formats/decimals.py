@@ -1,8 +1,8 @@
 """Decimal commas in CSV files whose separator is another character.
 
-The first decimal number of a column decides its mark; a column of numbers such as 1.562, which may be thousands, has
-the mark of the others. Which columns are numbers follows later, from the whole table, so entries keep their text until
-then: in an id, a label or a word, a comma is a character.
+The first decimal number of a column decides its mark; a column of numbers such as 1.562, which may
+be thousands, has the mark of the others. Which columns are numbers follows later, from the whole
+table, so entries keep their text until then: in an id, a label or a word, a comma is a character.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ import numpy.typing as npt
 Entries = npt.NDArray[np.object_]
 
 _is_decimal = re.compile(r"\s*[+-]?\d*[.,]\d+(?:[eE][+-]?\d+)?\s*").fullmatch
-_has_groups = re.compile(r"(?!(?:\d+\.){3}\d+$)\s*[+-]?\d{1,3}(?:([.,])\d{3})(?:\1\d{3})*(?:[.,]\d+)?\s*").fullmatch
+_has_groups = re.compile(
+    r"(?!(?:\d+\.){3}\d+$)\s*[+-]?\d{1,3}(?:([.,])\d{3})(?:\1\d{3})*(?:[.,]\d+)?\s*"
+).fullmatch
 _may_be_thousands = re.compile(r"\s*[+-]?[1-9]\d{0,2}\.\d{3}\s*").fullmatch
 # As spreadsheets write percentages, sums of money, and numbers below 0.
 _has_sign = re.compile(r"(?=.*[%$€£¥(\u2212])[\s$€£¥(+\u2212-]*\d[\d.,' ]*[\s%$€£¥)]*").fullmatch
@@ -40,31 +42,43 @@ class CommaColumns:
         marked, begin, self._begin = rows.copy(), self._begin, 0
         for place in range(rows.shape[1]):
             words: list[str] = [] if place in self._found else rows[begin:, place].tolist()
-            first = next((word for word in words if _is_decimal(word) and not _may_be_thousands(word)), None)
+            first = next(
+                (word for word in words if _is_decimal(word) and not _may_be_thousands(word)), None
+            )
             if first is not None:
                 self._found[place] = "," in first
         for place in range(rows.shape[1]):
             if self._found.get(place, any(self._found.values())):
                 words = rows[begin:, place].tolist()
-                marked[begin:, place] = [_Marked(word) if _is_decimal(word) else word for word in words]
+                marked[begin:, place] = [
+                    _Marked(word) if _is_decimal(word) else word for word in words
+                ]
         return marked
 
 
 def with_points(entries: Entries) -> Entries:
-    """Exchange commas and points in marked entries, so that a number with the other mark is none."""
+    """Exchange commas and points in marked entries, so that a number with the other mark is
+    none.
+    """
     if not _has_marks(entries):
         return entries
-    words = [word.translate(_EXCHANGED) if isinstance(word, _Marked) else word for word in entries.tolist()]
+    words = [
+        word.translate(_EXCHANGED) if isinstance(word, _Marked) else word
+        for word in entries.tolist()
+    ]
     return np.array(words, dtype=object)
 
 
 def without_marks(entries: Entries) -> Entries:
     """Return entries as they are written, as str."""
-    return np.array(list(map(str, entries.tolist())), dtype=object) if _has_marks(entries) else entries
+    return (
+        np.array(list(map(str, entries.tolist())), dtype=object) if _has_marks(entries) else entries
+    )
 
 
 def have_other_marks(entries: list[str]) -> bool:
-    """Return True if the first is a number with the decimal mark of another column, or with marks of thousands.
+    """Return True if the first is a number with the decimal mark of another column, or with marks
+    of thousands.
 
     Also if it and most others are numbers with another sign, such as that of percent.
     """

@@ -50,13 +50,21 @@ _TEXTS = ("text", "sentence", "document", "question", "review")
 
 
 def read_table(
-    path: Path, schema: Any, load: Load, columns: Columns, lines: npt.NDArray[np.int64] | None = None
+    path: Path,
+    schema: Any,
+    load: Load,
+    columns: Columns,
+    lines: npt.NDArray[np.int64] | None = None,
 ) -> Records:
     """Read an Arrow table; ``lines`` numbers its rows, for messages."""
     if (entries := entries_of(path, schema, load, columns)) is not None:
         records = read_entries(path, entries, columns)
         others = ", ".join(name for name in kinds_of(path, schema) if name not in entries)
-        return replace(records, notes=(f"left out, nested or unnamed: {others}", *records.notes)) if others else records
+        return (
+            replace(records, notes=(f"left out, nested or unnamed: {others}", *records.notes))
+            if others
+            else records
+        )
     chosen = choose(path, schema, columns)
     return records_of(path, load(chosen.names), chosen, columns, lines)
 
@@ -82,15 +90,30 @@ def read_entries(path: Path, entries: dict[str, Entries], columns: Columns) -> R
 
 
 def element_columns(path: Path, schema: Any, load: Load, columns: Columns) -> list[str]:
-    """Return the columns of an Arrow table whose rows are elements, or sequences with a column per step; else []."""
+    """Return the columns of an Arrow table whose rows are elements, or sequences with a column per
+    step; else [].
+    """
     kinds = kinds_of(path, schema)
-    names = [name for name, kind in kinds.items() if not arrow_types().is_nested(kind) and is_named(name, columns)]
+    names = [
+        name
+        for name, kind in kinds.items()
+        if not arrow_types().is_nested(kind) and is_named(name, columns)
+    ]
     if columns.sequence is not None or any(map(is_list, kinds.values())):
         return []
     texts = {name for name in names if is_text(kinds[name])}
     # A forecast needs no id, and times of JSON are texts.
-    times = {name for name in texts if columns.task == "forecast" and name.lower() in (*TIME_NAMES, *PERIOD_NAMES)}
-    if columns.wide or columns.time in kinds or set(columns.features or ()) & set(kinds) - texts or texts == times:
+    times = {
+        name
+        for name in texts
+        if columns.task == "forecast" and name.lower() in (*TIME_NAMES, *PERIOD_NAMES)
+    }
+    if (
+        columns.wide
+        or columns.time in kinds
+        or set(columns.features or ()) & set(kinds) - texts
+        or texts == times
+    ):
         return names
     # Texts called "sequence" are sequences, such as those of genes.
     eligible = [name for name in names if name not in texts or name.lower() != "sequence"]
@@ -99,20 +122,30 @@ def element_columns(path: Path, schema: Any, load: Load, columns: Columns) -> li
     if ids is not None:
         ids = ids.cast(getattr(ids.type, "storage_type", ids.type))  # Arrow does not compare UUIDs
     # Several texts may have one id, e.g. the reviews of a user.
-    documents = texts.intersection(name for name in names if name.lower() in (*ROLE_NAMES["sequence"], *_TEXTS))
-    if ids is not None and len(ids.unique()) < len(ids) and not any(_are_sentences(load([own])) for own in documents):
+    documents = texts.intersection(
+        name for name in names if name.lower() in (*ROLE_NAMES["sequence"], *_TEXTS)
+    )
+    if (
+        ids is not None
+        and len(ids.unique()) < len(ids)
+        and not any(_are_sentences(load([own])) for own in documents)
+    ):
         return names
     # Without three numbered columns, the table need not be read, and may have bytes.
     is_step = sum(map(bool, map(NUMBERED.fullmatch, names))) > 2
     with suppress(UnfitColumnError):
         # A step of whole numbers looks like a label.
         label = choose(path, schema, columns).label
-        is_step &= label not in (None, columns.label) and NUMBERED.fullmatch(label or "") is not None
+        is_step &= (
+            label not in (None, columns.label) and NUMBERED.fullmatch(label or "") is not None
+        )
     return names if is_step and step_columns(path, columns, _written(path, load(names))) else []
 
 
 def entries_of(path: Path, schema: Any, load: Load, columns: Columns) -> dict[str, Entries] | None:
-    """Return the entries of an Arrow table as texts, or None if a row is a sequence in a list or a text."""
+    """Return the entries of an Arrow table as texts, or None if a row is a sequence in a list or a
+    text.
+    """
     names = element_columns(path, schema, load, columns)
     return _written(path, load(names)) if names else None
 
@@ -135,11 +168,25 @@ def _written(path: Path, table: Any) -> dict[str, Entries]:
         raise data_error(path, "no rows", "a file with at least one sequence", "check the file")
     entries = {}
     for name in table.column_names:
-        if re.match(r"(dictionary<values=)?(large_|fixed_size_)?binary(_view)?\b", str(table.column(name).type)):
+        if re.match(
+            r"(dictionary<values=)?(large_|fixed_size_)?binary(_view)?\b",
+            str(table.column(name).type),
+        ):
             rule = "a table of texts, numbers and booleans"
-            raise data_error(path, f"bytes in the column {quote(name)}", rule, "decode them, e.g. with .str.decode()")
-        values = ["" if value is None or value != value else value for value in table.column(name).to_pylist()]
-        words = [str(value.total_seconds() if isinstance(value, timedelta) else value) for value in values]
+            raise data_error(
+                path,
+                f"bytes in the column {quote(name)}",
+                rule,
+                "decode them, e.g. with .str.decode()",
+            )
+        values = [
+            "" if value is None or value != value else value
+            for value in table.column(name).to_pylist()
+        ]
+        words = [
+            str(value.total_seconds() if isinstance(value, timedelta) else value)
+            for value in values
+        ]
         entries[str(name)] = np.array(words, dtype=object)
     return entries
 
@@ -150,7 +197,12 @@ def text_column(path: Path, columns: Columns, present: list[str]) -> str | None:
         return columns.sequence
     texts = [name for name in present if name.lower() in _TEXTS]
     id_name, _ = id_column(path, columns, present, present, _ID_NAMES)
-    if id_name is None and len(texts) != 1 and TASKS[columns.task].label == "sequence" and columns.features is None:
+    if (
+        id_name is None
+        and len(texts) != 1
+        and TASKS[columns.task].label == "sequence"
+        and columns.features is None
+    ):
         others = (columns.label, *(columns.static or ()))
         others = others if columns.label is not None else (*others, *ROLE_NAMES["label"])
         free = [name for name in present if name not in others]
@@ -166,45 +218,74 @@ def id_column_of(path: Path, columns: Columns, present: list[str]) -> tuple[str,
         rule = f"a file with a column of ids, called {', '.join(_ID_NAMES)}"
         texts = f"if each row is a text, name its column with {columns_argument('sequence')}"
         series = f"if all rows are one series, pass {columns_argument('task', 'forecast')}"
-        raise data_error(path, got, rule, f"name it with {columns_argument('id')}; {texts}; {series}")
+        raise data_error(
+            path, got, rule, f"name it with {columns_argument('id')}; {texts}; {series}"
+        )
     return name, notes
 
 
 def step_columns(path: Path, columns: Columns, entries: Mapping[str, Entries]) -> list[str]:
-    """Return the columns that are the steps of rows, if each row is a sequence of numbers; else []."""
+    """Return the columns that are the steps of rows, if each row is a sequence of numbers; else
+    [].
+    """
     named = list(columns.features or ()) if columns.wide else []
     start = NUMBERED.fullmatch(named[0]) if len(named) == 1 else None
     if named and start is None:
         return named
     id_name, _ = id_column(path, columns, entries, entries, _ID_NAMES)
     roles = {id_name, columns.label, columns.time, *(columns.static or ())}
-    free = [name for name in entries if name not in roles and name.lower() not in ROLE_NAMES["label"]]
-    found = sorted((match[1], int(match[2]), name) for name in free if (match := NUMBERED.fullmatch(name)))
+    free = [
+        name for name in entries if name not in roles and name.lower() not in ROLE_NAMES["label"]
+    ]
+    found = sorted(
+        (match[1], int(match[2]), name) for name in free if (match := NUMBERED.fullmatch(name))
+    )
     if start is not None:
         later = {number: name for prefix, number, name in found if prefix == start[1]}
-        places = range(int(start[2]), max(later, default=-1) + 1)  # other data may have more steps, or fewer
-        return [later.get(place, f"{start[1]}{place:0{len(start[2])}}") for place in places] or named
+        places = range(
+            int(start[2]), max(later, default=-1) + 1
+        )  # other data may have more steps, or fewer
+        return [
+            later.get(place, f"{start[1]}{place:0{len(start[2])}}") for place in places
+        ] or named
     steps = [name for _, _, name in found]
     numbered = [(found[0][0], found[0][1] + place) for place in range(len(found))]
     is_numbered = len(found) > 2 and numbered == [(prefix, number) for prefix, number, _ in found]
     if not columns.wide:
         is_chosen = columns.features or columns.sequence or columns.time
         has_times = any(name.lower() in TIME_NAMES for name in entries)
-        is_wide = columns.task != "forecast" if id_name is None else len(set(entries[id_name])) == len(entries[id_name])
+        is_wide = (
+            columns.task != "forecast"
+            if id_name is None
+            else len(set(entries[id_name])) == len(entries[id_name])
+        )
         if not is_numbered or is_chosen or has_times or not is_wide:
             return []
     # A step with a word by mistake is refused later.
     most = 0.5 if columns.wide and is_numbered else 0.0
-    numbers = [name for name in (steps if is_numbered else free) if numbers_in(entries[name])[1].mean() <= most]
+    numbers = [
+        name
+        for name in (steps if is_numbered else free)
+        if numbers_in(entries[name])[1].mean() <= most
+    ]
     return numbers if columns.wide or numbers == steps else []
 
 
-def _wide_rows(path: Path, entries: dict[str, Entries], columns: Columns, steps: list[str], first: int = 0) -> Records:
-    """Read rows that are a sequence each, with a step per column; empty entries at the end of a row are no steps."""
+def _wide_rows(
+    path: Path, entries: dict[str, Entries], columns: Columns, steps: list[str], first: int = 0
+) -> Records:
+    """Read rows that are a sequence each, with a step per column; empty entries at the end of a row
+    are no steps.
+    """
     for name in steps:
         check_named(path, "features", name, entries)
     if not steps:
-        raise data_error(path, "no column of numbers", "a file whose columns of numbers are steps", "check the file")
+        raise data_error(
+            path,
+            "no column of numbers",
+            "a file whose columns of numbers are steps",
+            "check the file",
+        )
     table = np.stack([entries[name] for name in steps], axis=1)
     count = len(table)
     filled = table != ""
@@ -217,23 +298,31 @@ def _wide_rows(path: Path, entries: dict[str, Entries], columns: Columns, steps:
         raise data_error(path, f"the id {quote(twice)} twice", "a file with one row per id", fix)
     numbers = np.array([str(row) for row in range(first, first + count)], dtype=object)
     own = replace(columns, features=tuple(steps[:1]), wide=True)
-    is_numbered = len(columns.features or steps[:1]) == 1 and step_columns(path, own, entries) == steps
+    is_numbered = (
+        len(columns.features or steps[:1]) == 1 and step_columns(path, own, entries) == steps
+    )
     span = f"{steps[0]} to {steps[-1]}"
     value, named = (f"steps from {steps[0]}", own.features) if is_numbered else (span, tuple(steps))
     long = {id_name or "id": (numbers if id_name is None else entries[id_name])[rows]}
     long[value] = table[np.arange(len(steps)) < lengths[:, None]]
     long |= {name: entry[rows] for name, entry in entries.items() if name not in (*steps, id_name)}
-    records = records_of_rows(path, long, replace(columns, features=(value,), time=None), id_name or "id", rows + first)
+    records = records_of_rows(
+        path, long, replace(columns, features=(value,), time=None), id_name or "id", rows + first
+    )
     note = f"each row is a sequence, whose steps are the columns {span}"
     used = replace(records.columns, features=named, time=columns.time, id=columns.id, wide=True)
     return replace(records, notes=(*notes, note, *records.notes[1:]), columns=used)
 
 
-def _whole_rows(path: Path, entries: dict[str, Entries], columns: Columns, first: int = 0) -> Records:
+def _whole_rows(
+    path: Path, entries: dict[str, Entries], columns: Columns, first: int = 0
+) -> Records:
     """Read rows that are a text each, with a label and static features, as an Arrow table."""
     arrow = require("pyarrow", "data")
     check_header_once(path, entries, range(first, first + len(next(iter(entries.values())))))
-    table: dict[str, Any] = {name: arrow.array(entry.tolist(), "string") for name, entry in entries.items()}
+    table: dict[str, Any] = {
+        name: arrow.array(entry.tolist(), "string") for name, entry in entries.items()
+    }
     numeric = {columns.label: "a finite number"} if TASKS[columns.task].label == "numbers" else {}
     words = list(columns.categorical or ())
     for name in columns.static or ():
@@ -265,6 +354,10 @@ def row_piece(path: Path, entries: dict[str, Entries], columns: Columns, steps: 
     def read(low: int, high: int) -> Records:
         rows = {name: entry[low:high] for name, entry in entries.items()}
         is_text = columns.sequence is not None
-        return _whole_rows(path, rows, columns, low) if is_text else _wide_rows(path, rows, columns, steps, low)
+        return (
+            _whole_rows(path, rows, columns, low)
+            if is_text
+            else _wide_rows(path, rows, columns, steps, low)
+        )
 
     return Piece(count, read, (count,), lambda row: f"data row {row}")

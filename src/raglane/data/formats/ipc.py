@@ -1,7 +1,8 @@
-"""Memory-mapped Arrow files (Feather, Arrow IPC as a file or a stream), folders of ``raglane convert``, and Parquet.
+"""Memory-mapped Arrow files (Feather, Arrow IPC as a file or a stream), folders of ``raglane
+convert``, and Parquet.
 
-The columns are those of :mod:`raglane.data.formats.table`. The metadata of the sequence column may contain the names of
-its channels: under ``raglane.channels``, a list in JSON.
+The columns are those of :mod:`raglane.data.formats.table`. The metadata of the sequence column may
+contain the names of its channels: under ``raglane.channels``, a list in JSON.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ DESCRIPTION = "dataset.json"
 LENGTHS, STATISTICS = "lengths.npy", "statistics.json"
 FORMAT_VERSION = 2
 
-# Bytes per checksum: few, for a fast first row, and so many that the checksums take 1/32768 of the data.
+# Bytes per checksum: few, for a fast first row, and so many that the checksums take 1/32768 of the
+# data.
 _BLOCK = 1 << 18
 
 _SEAL = "checksum"
@@ -53,32 +55,49 @@ def described(path: Path) -> dict[str, Any]:
         is_whole = version != FORMAT_VERSION or is_sealed(description)
     except FileNotFoundError as error:
         rule = f"a folder of raglane convert, with {DESCRIPTION}"
-        raise data_error(path, f"no {DESCRIPTION}", rule, "pass the files, or convert them") from error
+        raise data_error(
+            path, f"no {DESCRIPTION}", rule, "pass the files, or convert them"
+        ) from error
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise damaged(path / DESCRIPTION) from error
     if version != FORMAT_VERSION:
-        got, rule = f"format {version} of a converted folder", f"of format {FORMAT_VERSION}, which this Raglane reads"
+        got, rule = (
+            f"format {version} of a converted folder",
+            f"of format {FORMAT_VERSION}, which this Raglane reads",
+        )
         raise data_error(path, got, rule, "convert the data again")
     if not is_whole:
         raise damaged(path / DESCRIPTION, "its checksum differs")
     return description
 
 
-def _files(path: Path, columns: Columns) -> tuple[list[tuple[Path, str | None]], Columns, Mapping[str, Any]]:
-    """Return the Arrow files of a path with their checksums, the columns, and the description of a converted folder."""
+def _files(
+    path: Path, columns: Columns
+) -> tuple[list[tuple[Path, str | None]], Columns, Mapping[str, Any]]:
+    """Return the Arrow files of a path with their checksums, the columns, and the description of a
+    converted folder.
+    """
     if not path.is_dir():
         return [(path, None)], columns, {}
     description = described(path)
     columns = with_names(columns, description["columns"])
     features = description.get("features", [])
-    # A converted folder has other columns than its source: numbers of several columns are channels of one.
+    # A converted folder has other columns than its source: numbers of several columns are channels
+    # of one.
     roles: dict[str, Any] = {
-        role: tuple(name for name, per_sequence, _ in features if per_sequence == of_sequences) or None
+        role: tuple(name for name, per_sequence, _ in features if per_sequence == of_sequences)
+        or None
         for role, of_sequences in (("features", False), ("static", True))
     }
     categorical = tuple(name for name, _, is_numbers in features if not is_numbers) or None
-    columns = replace(columns, sequence=description["columns"]["sequence"], categorical=categorical, **roles)
-    return [(path / shard["file"], shard["checksums"]) for shard in description["shards"]], columns, description
+    columns = replace(
+        columns, sequence=description["columns"]["sequence"], categorical=categorical, **roles
+    )
+    return (
+        [(path / shard["file"], shard["checksums"]) for shard in description["shards"]],
+        columns,
+        description,
+    )
 
 
 def with_names(columns: Columns, names: Mapping[str, Any]) -> Columns:
@@ -105,9 +124,11 @@ def readable(path: Path, kind: str) -> Iterator[None]:
 
 
 def table_of(path: Path, expected: str | None = None) -> Any:
-    """Map an Arrow file, after comparing it with ``expected`` checksums; a compressed file is read into memory.
+    """Map an Arrow file, after comparing it with ``expected`` checksums; a compressed file is read
+    into memory.
 
-    The sizes of the buffers are validated, but not their content: call ``validate(full=True)`` before reading rows.
+    The sizes of the buffers are validated, but not their content: call ``validate(full=True)``
+    before reading rows.
     """
     arrow = require("pyarrow", "data")
     if expected is not None:
@@ -157,7 +178,9 @@ def read(path: Path, columns: Columns) -> Records:
 
 
 def named(records: Records, table: Any, description: Mapping[str, Any] | None = None) -> Records:
-    """Set the names of channels from the metadata of a table, and the kinds of labels from a description."""
+    """Set the names of channels from the metadata of a table, and the kinds of labels from a
+    description.
+    """
     if description:
         kinds = description.get("label_kinds")
         records = replace(records, label_kinds=None if kinds is None else tuple(kinds))
@@ -185,7 +208,9 @@ def pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[Piece]:
             if not start or first + row >= start[0]:
                 with readable(shard, "Arrow"):
                     rows.validate(full=True)
-                yield table_piece(shard, rows, chosen, columns, row, first + row + rows.num_rows, description)
+                yield table_piece(
+                    shard, rows, chosen, columns, row, first + row + rows.num_rows, description
+                )
         first += table.num_rows
 
 
@@ -203,7 +228,9 @@ def table_piece(
     def records(first: int, last: int) -> Records:
         rows = table.select(chosen.names).slice(first, last - first)
         with readable(path, "column"):
-            result = named(records_of(path, rows, chosen, columns, first=row + first), table, description)
+            result = named(
+                records_of(path, rows, chosen, columns, first=row + first), table, description
+            )
         # Later rows and files require the id column, even if it was guessed.
         return replace(result, columns=replace(result.columns, id=chosen.id))
 
@@ -212,8 +239,12 @@ def table_piece(
 
 def parquet_file(path: Path, source: Any, **options: Any) -> Any:
     """Open a Parquet file, and check the rows of its row groups, which have no checksum."""
-    file = require("pyarrow.parquet", "data").ParquetFile(source, page_checksum_verification=True, **options)
-    sizes = [file.metadata.row_group(number).num_rows for number in range(file.metadata.num_row_groups)]
+    file = require("pyarrow.parquet", "data").ParquetFile(
+        source, page_checksum_verification=True, **options
+    )
+    sizes = [
+        file.metadata.row_group(number).num_rows for number in range(file.metadata.num_row_groups)
+    ]
     if min(sizes, default=0) < 0 or sum(sizes) != file.metadata.num_rows:
         got = f"row groups of {sum(sizes):,} rows in a file of {file.metadata.num_rows:,}"
         raise data_error(path, got, "a Parquet file that is not damaged", "write it again")
@@ -249,7 +280,9 @@ def parquet_pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[
             for batch in file.iter_batches(rows, row_groups=[number], columns=chosen.names):
                 end = row + batch.num_rows
                 if not start or row >= start[0]:
-                    yield table_piece(path, arrow.Table.from_batches([batch]), chosen, columns, row, end)
+                    yield table_piece(
+                        path, arrow.Table.from_batches([batch]), chosen, columns, row, end
+                    )
                 row = end
 
 
@@ -257,7 +290,12 @@ def damaged(path: Path, detail: str = "") -> DataError:
     """Return the error for a missing or changed file of a converted folder."""
     rule = "the file as raglane convert wrote it"
     if not path.exists():
-        return data_error(path, "no such file", rule, "restore it, or delete the folder and convert the data again")
+        return data_error(
+            path,
+            "no such file",
+            rule,
+            "restore it, or delete the folder and convert the data again",
+        )
     got = "a damaged file" + (f": {detail}" if detail else "")
     return data_error(path, got, rule, "delete the folder, and convert the data again")
 
@@ -282,12 +320,17 @@ def verify_file(path: Path, expected: str) -> None:
 
 def seal(description: Mapping[str, Any]) -> dict[str, Any]:
     """Add a checksum to a description."""
-    return {**description, _SEAL: f"{zlib.crc32(json.dumps(description, sort_keys=True).encode()):08x}"}
+    return {
+        **description,
+        _SEAL: f"{zlib.crc32(json.dumps(description, sort_keys=True).encode()):08x}",
+    }
 
 
 def is_sealed(description: Mapping[str, Any]) -> bool:
     """Return True if the checksum of :func:`seal` fits a description."""
-    return description == seal({name: value for name, value in description.items() if name != _SEAL})
+    return description == seal(
+        {name: value for name, value in description.items() if name != _SEAL}
+    )
 
 
 class Blocks:
@@ -313,7 +356,9 @@ class Blocks:
         firsts, lasts = starts[filled] // _BLOCK, (ends[filled] - 1) // _BLOCK
         counts = lasts - firsts + 1
         # The blocks of all ranges, range after range.
-        blocks = np.repeat(firsts - np.cumsum(counts) + counts, counts) + np.arange(int(counts.sum()))
+        blocks = np.repeat(firsts - np.cumsum(counts) + counts, counts) + np.arange(
+            int(counts.sum())
+        )
         for block in np.unique(blocks[self._pending[blocks]]).tolist():
             begin = block * _BLOCK
             if zlib.crc32(self._content[begin : begin + _BLOCK]) != self._expected[block]:

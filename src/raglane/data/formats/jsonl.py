@@ -1,9 +1,10 @@
-"""JSON lines, or an array in JSON: objects with a list or a text under one key, and a label under another.
+"""JSON lines, or an array in JSON: objects with a list or a text under one key, and a label under
+another.
 
-Numbers are those of Python's ``json``. Errors are: a whole number beyond 64 bits (write ``1e30``, or a string for a
-name), lists or objects nested more deeply than a sequence can be, and a key that occurs twice in an object. ``NaN``,
-``Infinity`` and ``-Infinity``, which many programs write, and numbers too large for a float, such as ``1e999``, are
-missing values.
+Numbers are those of Python's ``json``. Errors are: a whole number beyond 64 bits (write ``1e30``,
+or a string for a name), lists or objects nested more deeply than a sequence can be, and a key that
+occurs twice in an object. ``NaN``, ``Infinity`` and ``-Infinity``, which many programs write, and
+numbers too large for a float, such as ``1e999``, are missing values.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ from raglane.errors import DataError
 # Maximum nesting. Sequences are at most lists of lists; unused keys may have deeper values.
 _DEEPEST = 32
 
-# In a large table, at least one entry in _SPARSE must be present; a table of up to _SMALL entries may be empty.
+# In a large table, at least one entry in _SPARSE must be present; a table of up to _SMALL entries
+# may be empty.
 _SPARSE, _SMALL = 20, 10_000_000
 
 _SPACE = re.compile(r"\s*")
@@ -54,7 +56,9 @@ def read(path: Path, columns: Columns) -> Records:
 
 
 def pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[Piece]:
-    """Yield pieces; a position is a byte and a line. The first lines decide which columns are read."""
+    """Yield pieces; a position is a byte and a line. The first lines decide which columns are
+    read.
+    """
     first: list[Chosen] = []
 
     def records(lines: Sequence[Line]) -> Records:
@@ -76,7 +80,11 @@ def _lines(path: Path, start: Start = ()) -> Iterator[Line]:
     """Yield the lines with an object, or the entries of an array."""
     if any(line.content.lstrip().startswith(b"[") for line in islice(lines_of(path), 1)):
         rows = enumerate(_array(path, decode(path, read_bytes(path))), 1)
-        return (Line(number, row.encode(), end) for end, (number, row) in rows if not start or end > start[0])
+        return (
+            Line(number, row.encode(), end)
+            for end, (number, row) in rows
+            if not start or end > start[0]
+        )
     return lines_of(path, start)
 
 
@@ -85,7 +93,10 @@ def _begins_with_elements(path: Path, columns: Columns) -> bool:
     if any(_LIST.search(line.content) for line in islice(_lines(path), 1)):
         return False
     with suppress(DataError):  # of a bad row, which is found again
-        texts = [(line.number, decode(path, line.content, line.number)) for line in islice(_lines(path), _FIRST)]
+        texts = [
+            (line.number, decode(path, line.content, line.number))
+            for line in islice(_lines(path), _FIRST)
+        ]
         table, _ = _table(path, texts, columns)
         return bool(element_columns(path, table.schema, table.select, columns))
     return False
@@ -98,7 +109,9 @@ def _array(path: Path, text: str) -> Iterator[tuple[int, str]]:
         while text[end] != "]":
             start = _blank(text, end + 1)
             if text[end] == "[" and text[start : start + 1] == "]":
-                raise data_error(path, "an empty array", "an array with at least one object", "check the file")
+                raise data_error(
+                    path, "an empty array", "an array with at least one object", "check the file"
+                )
             line, counted = line + text.count("\n", counted, start), start
             _, stop = _SCANNER.raw_decode(text, start)
             yield line, text[start:stop]
@@ -109,7 +122,11 @@ def _array(path: Path, text: str) -> Iterator[tuple[int, str]]:
             raise json.JSONDecodeError("Extra data", text, rest)
     except json.JSONDecodeError as error:
         raise data_error(
-            path, f"bad JSON ({error.msg})", "an array of objects, or one object per line", "correct it", error.lineno
+            path,
+            f"bad JSON ({error.msg})",
+            "an array of objects, or one object per line",
+            "correct it",
+            error.lineno,
         ) from error
     except RecursionError as error:
         raise _too_deep(path, line) from error
@@ -124,7 +141,9 @@ def _blank(text: str, place: int) -> int:
 def _table(
     path: Path, texts: Sequence[tuple[int, str]], columns: Columns, required: Sequence[str] = ()
 ) -> tuple[Any, npt.NDArray[np.int64]]:
-    """Return lines as a ``pyarrow.Table``, with a column per key and required name, and the line of each row."""
+    """Return lines as a ``pyarrow.Table``, with a column per key and required name, and the line of
+    each row.
+    """
     arrow = require("pyarrow", "data")
     decoder = json.JSONDecoder(object_pairs_hook=_object)
     rows = [_row(path, decoder, line.strip(), number) for number, line in texts]
@@ -135,7 +154,8 @@ def _table(
     for name in names:
         values = [row.get(name) for row in rows]
         if any(isinstance(_innermost(value), dict) for value in values):
-            # Objects are ignored: no sequence is made of them, and a column per key might exceed the memory.
+            # Objects are ignored: no sequence is made of them, and a column per key might exceed
+            # the memory.
             table[name] = arrow.array([{}] * len(values), arrow.struct([]))
             continue
         try:
@@ -144,7 +164,9 @@ def _table(
             # Unused columns may have any type.
             features = (*(columns.features or ()), *(columns.static or ()))
             used = (columns.sequence, columns.label, columns.id, *features, *required)
-            guessing = not required and (columns.sequence is None or (columns.label is None and columns.wants_labels))
+            guessing = not required and (
+                columns.sequence is None or (columns.label is None and columns.wants_labels)
+            )
             if guessing or name in used:
                 raise _mixed(path, name, values, lines) from error
     return arrow.table(table), np.array(lines)
@@ -173,7 +195,9 @@ def _row(path: Path, decoder: json.JSONDecoder, line: str, number: int) -> dict[
         is_whole = not _HALF_A_PAIR.search(line) or has_utf8(json.dumps(row, ensure_ascii=False))
     except _TwiceError as error:
         got = f"the key {quote(str(error))} twice"
-        raise data_error(path, got, "an object with different keys", "remove one of them", number) from error
+        raise data_error(
+            path, got, "an object with different keys", "remove one of them", number
+        ) from error
     except json.JSONDecodeError as error:
         got = f"bad JSON ({error.msg} at character {error.pos + 1})"
         raise data_error(path, got, "a JSON object", "correct the line", number) from error
@@ -207,7 +231,9 @@ def _is_deep(row: Any) -> bool:
         for value in level:
             if isinstance(value, dict):
                 inner += [entry for entry in value.values() if isinstance(entry, (dict, list))]
-            elif isinstance(value, list) and not (value and isinstance(value[0], (int, float, str))):
+            elif isinstance(value, list) and not (
+                value and isinstance(value[0], (int, float, str))
+            ):
                 inner += [entry for entry in value if isinstance(entry, (dict, list))]
         if not inner:
             return False
@@ -223,7 +249,9 @@ def _innermost(value: Any) -> Any:
 
 
 def _check_sparse(path: Path, rows: list[dict[str, Any]], names: list[str]) -> None:
-    """Raise a DataError if the keys differ so much between lines that most entries of the table would be null."""
+    """Raise a DataError if the keys differ so much between lines that most entries of the table
+    would be null.
+    """
     size = len(rows) * len(names)
     if size > _SMALL and size > _SPARSE * sum(map(len, rows)):
         got = f"{len(names):,} different keys in {len(rows):,} lines, most of them in few lines"
@@ -234,7 +262,11 @@ def _check_sparse(path: Path, rows: list[dict[str, Any]], names: list[str]) -> N
 def _kind(value: Any, depth: int = _DEEPEST) -> str:
     """Return the JSON type of a value, with the types in a list."""
     if isinstance(value, list):
-        inner = sorted({_kind(entry, depth - 1) for entry in value} - {"null", "list"}) if depth else ["lists"]
+        inner = (
+            sorted({_kind(entry, depth - 1) for entry in value} - {"null", "list"})
+            if depth
+            else ["lists"]
+        )
         return f"list of {' and '.join(inner)}" if inner else "list"
     if isinstance(value, bool):
         return "boolean"
@@ -252,7 +284,9 @@ def _has_large(value: Any, most: int, depth: int = _DEEPEST) -> bool:
 
 
 def _too_large(path: Path, got: str, line: int) -> DataError:
-    return data_error(path, got, "a whole number of at most 64 bits", "write it as 1e30, or as a string", line)
+    return data_error(
+        path, got, "a whole number of at most 64 bits", "write it as 1e30, or as a string", line
+    )
 
 
 def _mixed(path: Path, name: str, values: list[Any], lines: list[int]) -> DataError:
@@ -275,5 +309,7 @@ def _mixed(path: Path, name: str, values: list[Any], lines: list[int]) -> DataEr
     for value, line in zip(values, lines, strict=True):
         if _has_large(value, 2**53):
             got = f"a whole number beyond 2**53 among fractions as {quote(name)}"
-            return data_error(path, got, "at most 2**53, to be exact as a float", "write it as a float", line)
+            return data_error(
+                path, got, "at most 2**53, to be exact as a float", "write it as a float", line
+            )
     return data_error(path, f"values of several types as {quote(name)}", rule, fix)

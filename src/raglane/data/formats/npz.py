@@ -1,9 +1,9 @@
 """NumPy's ``.npz``: named arrays, of which each becomes a column of a table, as in Parquet.
 
-An array ``(sequences, steps)`` or ``(sequences, steps, channels)`` has sequences of one length, and an array of one
-dimension an entry per sequence. With an array ``offsets`` (or ``lengths``), sequences have different lengths: arrays
-with a row per element, ``(N,)`` or ``(N, channels)``, become lists of these lengths. Arrays of objects are refused,
-because reading them can run code.
+An array ``(sequences, steps)`` or ``(sequences, steps, channels)`` has sequences of one length, and
+an array of one dimension an entry per sequence. With an array ``offsets`` (or ``lengths``),
+sequences have different lengths: arrays with a row per element, ``(N,)`` or ``(N, channels)``,
+become lists of these lengths. Arrays of objects are refused, because reading them can run code.
 """
 
 from __future__ import annotations
@@ -49,10 +49,25 @@ def _table(path: Path) -> Any:
     offsets = given = arrays.pop(name, None)
     if given is not None:
         is_whole = given.ndim == 1 and given.dtype.kind in "iu"
-        offsets = np.append(0, given.cumsum(dtype=np.int64)) if name == "lengths" and is_whole else given
-        if not is_whole or len(offsets) < 2 or offsets[0] != 0 or (offsets[1:] < offsets[:-1]).any():
-            got, rule = f"{name} {quote(given)}", "a file whose offsets begin with 0 and never fall, or with lengths"
-            raise data_error(path, got, rule, "write the place where each sequence starts, and the end of the last")
+        offsets = (
+            np.append(0, given.cumsum(dtype=np.int64)) if name == "lengths" and is_whole else given
+        )
+        if (
+            not is_whole
+            or len(offsets) < 2
+            or offsets[0] != 0
+            or (offsets[1:] < offsets[:-1]).any()
+        ):
+            got, rule = (
+                f"{name} {quote(given)}",
+                "a file whose offsets begin with 0 and never fall, or with lengths",
+            )
+            raise data_error(
+                path,
+                got,
+                rule,
+                "write the place where each sequence starts, and the end of the last",
+            )
     columns = {}
     rows = len(next(iter(arrays.values()), ())) if offsets is None else len(offsets) - 1
     for name, array in arrays.items():
@@ -64,24 +79,41 @@ def _table(path: Path) -> Any:
             total = "" if offsets is None else f" of {offsets[-1]:,} elements in all"
             got = f"an array {quote(name)} of shape {array.shape}, with {rows:,} sequences{total}"
             rule = "a file whose arrays have a row per sequence, or per element with the array offsets or lengths"
-            raise data_error(path, got, rule, "correct the lengths, or save other arrays in another file")
+            raise data_error(
+                path, got, rule, "correct the lengths, or save other arrays in another file"
+            )
     return require("pyarrow", "data").table(columns)
 
 
 def _arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
     """Return the arrays of a file by name."""
-    if not (content := read_bytes(path)).startswith(b"PK"):  # NumPy would read it as .npy, or advise to allow pickle
+    if not (content := read_bytes(path)).startswith(
+        b"PK"
+    ):  # NumPy would read it as .npy, or advise to allow pickle
         fix = "write it with numpy.savez, or pass its format"
         raise data_error(path, "no zip archive", "a file of numpy.savez", fix)
     try:
         with np.load(io.BytesIO(content), allow_pickle=False) as file:
             found = dict(file)
     # RuntimeError: encryption, and methods of compression that zipfile lacks.
-    except (ValueError, OSError, EOFError, KeyError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+    except (
+        ValueError,
+        OSError,
+        EOFError,
+        KeyError,
+        RuntimeError,
+        zipfile.BadZipFile,
+        zlib.error,
+    ) as error:
         got = f"no readable arrays ({' '.join(str(error).split()).rstrip('.')})"
-        raise data_error(path, got, "a file of numpy.savez, without objects", "write it again") from error
+        raise data_error(
+            path, got, "a file of numpy.savez, without objects", "write it again"
+        ) from error
     # Arrow has only the byte order of the machine, and no long double.
-    kinds = {name: "d" if array.dtype.char == "g" else array.dtype.newbyteorder("=") for name, array in found.items()}
+    kinds = {
+        name: "d" if array.dtype.char == "g" else array.dtype.newbyteorder("=")
+        for name, array in found.items()
+    }
     arrays = {name: array.astype(kinds[name], copy=False) for name, array in found.items()}
     rule = "a file of arrays of numbers or texts, with a row per sequence"
     if not arrays:
@@ -96,9 +128,13 @@ def _arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
 def _lists_of(array: npt.NDArray[Any]) -> Any:
     """Return an array as an Arrow column, in nested lists for each further dimension."""
     if array.ndim == 1:
-        return require("pyarrow", "data").array(array.tolist() if array.dtype.kind in "US" else array)
+        return require("pyarrow", "data").array(
+            array.tolist() if array.dtype.kind in "US" else array
+        )
     count, width = array.shape[:2]
-    return _lists(np.arange(count + 1) * width, _lists_of(array.reshape(count * width, *array.shape[2:])))
+    return _lists(
+        np.arange(count + 1) * width, _lists_of(array.reshape(count * width, *array.shape[2:]))
+    )
 
 
 def _lists(offsets: npt.NDArray[Any], values: Any) -> Any:

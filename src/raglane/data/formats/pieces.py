@@ -1,7 +1,8 @@
 """Reading a file in pieces, in constant memory, and leaving out bad rows.
 
-A piece has rows that are not parsed yet. Any range of them can be parsed separately, so :func:`sift` finds bad rows by
-bisection. It is the only function that leaves rows out, for every format.
+A piece has rows that are not parsed yet. Any range of them can be parsed separately, so
+:func:`sift` finds bad rows by bisection. It is the only function that leaves rows out, for every
+format.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from raglane.data.records import Columns, Records, Skipped, Targets, offsets_of
 from raglane.data.records import joined as joined_features
 from raglane.errors import DataError
 
-# Maximum bytes and rows of a piece: enough to amortise the calls of libraries, and small in comparison to a program.
+# Maximum bytes and rows of a piece: enough to amortise the calls of libraries, and small in
+# comparison to a program.
 BYTES, ROWS = 1 << 24, 1 << 16
 
 # A piece that begins with this many bad rows is given up.
@@ -52,7 +54,8 @@ def sift(
     check: Callable[[Records], Records] = lambda records: records,
     location: str = "",
 ) -> Iterator[Records]:
-    """Parse a piece; append its bad rows to ``bad`` and yield the records of the others, or raise if ``bad`` is None.
+    """Parse a piece; append its bad rows to ``bad`` and yield the records of the others, or raise
+    if ``bad`` is None.
 
     A DataError of ``check`` makes rows bad too.
     """
@@ -95,7 +98,9 @@ def lines_of(path: Path, start: Start = ()) -> Iterator[Line]:
             file.seek(start[0])
         elif mark := file.read(4):
             # UTF-16 is refused for the whole file, because its lines cannot be found.
-            check_text(path, mark if mark.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else b"")
+            check_text(
+                path, mark if mark.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else b""
+            )
             file.seek(len(codecs.BOM_UTF8) if mark.startswith(codecs.BOM_UTF8) else 0)
         end = file.tell()
         for number, content in enumerate(file, start=start[1] if start else 1):
@@ -105,9 +110,14 @@ def lines_of(path: Path, start: Start = ()) -> Iterator[Line]:
 
 
 def line_pieces(
-    lines: Iterator[Line], read: Callable[[Sequence[Line]], Records], prefix: Start = (), within: str = ""
+    lines: Iterator[Line],
+    read: Callable[[Sequence[Line]], Records],
+    prefix: Start = (),
+    within: str = "",
 ) -> Iterator[Piece]:
-    """Yield pieces of a text with one sequence per line; ``prefix`` and ``within`` identify one of several files."""
+    """Yield pieces of a text with one sequence per line; ``prefix`` and ``within`` identify one of
+    several files.
+    """
 
     def piece_of(held: Sequence[Line]) -> Piece:
         return Piece(
@@ -147,16 +157,22 @@ class Alike:
     first: str = ""
 
     def checked(self, records: Records) -> Records:
-        """Return records in the layout of the first, without ids if those have none, or raise a DataError."""
+        """Return records in the layout of the first, without ids if those have none, or raise a
+        DataError.
+        """
         if self.layout is not None and self.layout.ids == "none" and records.ids is not None:
             records = replace(records, ids=None)
         if self.columns is None:
             self.columns = records.columns
-        if self.layout is None or (not self.layout.channels and not self.layout.is_tokens and len(records.values)):
+        if self.layout is None or (
+            not self.layout.channels and not self.layout.is_tokens and len(records.values)
+        ):
             # Sequences without elements determine neither tokens nor channels.
             before, self.layout = self.layout, Layout.of(records)
             if before is not None:
-                kept = replace(before, is_tokens=self.layout.is_tokens, channels=self.layout.channels)
+                kept = replace(
+                    before, is_tokens=self.layout.is_tokens, channels=self.layout.channels
+                )
                 kept.check(records, self.first)
         records = _alike(records, self.layout)
         self.layout.check(records, self.first)
@@ -192,8 +208,11 @@ def read_kept(format: Format, path: Path, columns: Columns) -> Records:
         bad: list[Skipped] = []
         kept += sift(_numbered(piece, count), bad, alike.checked, str(path))
         layouts = [] if count else [Layout.of(part) for part in kept]
-        if not kept or (bad and layouts and all(own.may_lack_labels and not own.label_kinds for own in layouts)):
-            # Every row fails, or all that have labels, so the arguments are wrong rather than the rows.
+        if not kept or (
+            bad and layouts and all(own.may_lack_labels and not own.label_kinds for own in layouts)
+        ):
+            # Every row fails, or all that have labels, so the arguments are wrong rather than the
+            # rows.
             raise first
         skipped += bad
         count += piece.count
@@ -210,7 +229,11 @@ def _numbered(piece: Piece, before: int) -> Piece:
 
     def read(low: int, high: int) -> Records:
         records = piece.read(low, high)
-        return records if records.ids is not None else replace(records, ids=tuple(range(before + low, before + high)))
+        return (
+            records
+            if records.ids is not None
+            else replace(records, ids=tuple(range(before + low, before + high)))
+        )
 
     return replace(piece, read=read)
 
@@ -227,8 +250,12 @@ def _concatenated(parts: Sequence[Records]) -> Records:
         values=np.concatenate(full),
         offsets=offsets_of(np.concatenate([part.lengths for part in parts])),
         ids=None if first.ids is None else tuple(name for part in parts for name in part.ids or ()),
-        labels=None if first.labels is None else tuple(label for part in parts for label in part.labels or ()),
+        labels=None
+        if first.labels is None
+        else tuple(label for part in parts for label in part.labels or ()),
         tags=np.concatenate(tags) if tags else None,
-        targets=None if first.targets is None else replace(first.targets, values=np.concatenate(targets)),
+        targets=None
+        if first.targets is None
+        else replace(first.targets, values=np.concatenate(targets)),
         features=joined_features([part.features for part in parts]),
     )

@@ -1,8 +1,9 @@
 """The ``.ts`` format of time series archives, as written by sktime and aeon.
 
-A header of lines that begin with ``@``, then ``@data``, then one sequence per line: channels separated by ``:``, the
-values of a channel by ``,``, and the label after a last ``:``. ``?`` and ``NaN`` are missing values. Lines that begin
-with ``#`` or ``%`` are comments. Values with timestamps and contradictory directives are refused.
+A header of lines that begin with ``@``, then ``@data``, then one sequence per line: channels
+separated by ``:``, the values of a channel by ``,``, and the label after a last ``:``. ``?`` and
+``NaN`` are missing values. Lines that begin with ``#`` or ``%`` are comments. Values with
+timestamps and contradictory directives are refused.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ _DIGITS = 9
 
 @dataclass
 class _Header:
-    """The header of a file; ``dimensions`` and ``length`` are None until a directive or a sequence sets them."""
+    """The header of a file; ``dimensions`` and ``length`` are None until a directive or a sequence
+    sets them.
+    """
 
     path: Path
     dimensions: int | None = None
@@ -43,7 +46,8 @@ class _Header:
     length: int | None = None
     has_class: bool = False
     has_target: bool = False
-    # The labels by their spelling in lines: some writers change lines, but not the header, to lower case.
+    # The labels by their spelling in lines: some writers change lines, but not the header, to lower
+    # case.
     classes: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     # The words and the line of each directive.
@@ -86,10 +90,16 @@ def pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[Piece]:
             _records(header, [first], columns)
 
     def records(piece: Sequence[Line]) -> Records:
-        texts = [(line.number, text) for line in piece for _, text in _content_lines(_text(path, line))]
+        texts = [
+            (line.number, text) for line in piece for _, text in _content_lines(_text(path, line))
+        ]
         return _records(header, texts, columns)
 
-    kept = (line for line in lines_of(path, start or first_start) if line.content.lstrip()[:1] not in (b"#", b"%"))
+    kept = (
+        line
+        for line in lines_of(path, start or first_start)
+        if line.content.lstrip()[:1] not in (b"#", b"%")
+    )
     yield from line_pieces(kept, records)
 
 
@@ -107,7 +117,11 @@ def _content_lines(text: str) -> Iterator[tuple[int, str]]:
 
 
 # The labels of the tasks that the format has none for.
-_OTHERS = {"tag": "a label per element", "multilabel": "sets of labels", "transcribe": "sequences of labels"}
+_OTHERS = {
+    "tag": "a label per element",
+    "multilabel": "sets of labels",
+    "transcribe": "sequences of labels",
+}
 
 
 def _learns_target(columns: Columns) -> bool:
@@ -115,7 +129,9 @@ def _learns_target(columns: Columns) -> bool:
 
 
 def _check_task(header: _Header, columns: Columns) -> None:
-    """Raise a DataError if the file lacks the labels of the task; note a target that is not used."""
+    """Raise a DataError if the file lacks the labels of the task; note a target that is not
+    used.
+    """
     path = header.path
     if columns.task in _OTHERS:
         fix = f"pass {columns_argument('task', 'classify')}, or another format"
@@ -123,13 +139,27 @@ def _check_task(header: _Header, columns: Columns) -> None:
         raise data_error(path, got, f"a file with {_OTHERS[columns.task]}", fix)
     learns_target = _learns_target(columns)
     if learns_target and not header.has_target:
-        got = "@classLabel, a class for each sequence" if header.has_class else "no '@targetLabel true'"
+        got = (
+            "@classLabel, a class for each sequence"
+            if header.has_class
+            else "no '@targetLabel true'"
+        )
         rule = "a file with a number for each sequence, for regression"
         raise data_error(path, got, rule, "pass a file that has them")
     if columns.wants_labels and not learns_target and not header.has_class:
-        got = "@targetLabel, a number for each sequence" if header.has_target else "no '@classLabel true'"
-        fix = f"pass {columns_argument('task', 'regress')}" if header.has_target else "pass a file that has them"
-        raise data_error(path, got, "a file with a class for each sequence, for classification", fix)
+        got = (
+            "@targetLabel, a number for each sequence"
+            if header.has_target
+            else "no '@classLabel true'"
+        )
+        fix = (
+            f"pass {columns_argument('task', 'regress')}"
+            if header.has_target
+            else "pass a file that has them"
+        )
+        raise data_error(
+            path, got, "a file with a class for each sequence, for classification", fix
+        )
     if header.has_target and not learns_target:
         header.notes.append("the target of each sequence (@targetLabel) is not used")
 
@@ -150,7 +180,12 @@ def _records(header: _Header, lines: Sequence[tuple[int, str]], columns: Columns
                 labels.append(_label(header, label, number))
         matrices.append(_matrix(header, fields, number))
     if not matrices:
-        raise data_error(header.path, "no line after @data", "a file with at least one sequence", "check the file")
+        raise data_error(
+            header.path,
+            "no line after @data",
+            "a file with at least one sequence",
+            "check the file",
+        )
     values = as_float32(np.concatenate(matrices))
     return Records(
         values,
@@ -170,16 +205,26 @@ def _read_header(path: Path, lines: Iterator[tuple[int, str]]) -> _Header:
     for number, line in lines:
         if not line.startswith("@"):
             rule = "a header of lines that start with '@', the last of them @data"
-            raise header.error(f"{quote(line)} before @data", rule, "check that it is a .ts file", number)
+            raise header.error(
+                f"{quote(line)} before @data", rule, "check that it is a .ts file", number
+            )
         name, *words = line[1:].split() or [""]
         directive = _ALIASES.get(name.lower(), name.lower())
         if directive == "data" and not words:
             return header
         if directive in ("", "data"):
-            fix = "put the rest on a line of its own" if words else "name the directive, or remove the line"
-            raise header.error(quote(line), "a directive after '@', and nothing after @data", fix, number)
+            fix = (
+                "put the rest on a line of its own"
+                if words
+                else "name the directive, or remove the line"
+            )
+            raise header.error(
+                quote(line), "a directive after '@', and nothing after @data", fix, number
+            )
         _read_directive(header, directive, words, number)
-    raise data_error(path, "no line @data", "a file with a line @data", "check that the .ts file is complete")
+    raise data_error(
+        path, "no line @data", "a file with a line @data", "check that the .ts file is complete"
+    )
 
 
 def _read_directive(header: _Header, name: str, words: list[str], number: int) -> None:
@@ -187,14 +232,22 @@ def _read_directive(header: _Header, name: str, words: list[str], number: int) -
     if name not in _DESCRIPTIVE:
         before, line = header.seen.setdefault(name, (words, number))
         if [word.lower() for word in before] != [word.lower() for word in words]:
-            got = f"@{name} {quote(' '.join(words))}, after {quote(' '.join(before))} in line {line}"
-            raise header.error(got, "the same in each line of a directive", "remove one of the lines", number)
+            got = (
+                f"@{name} {quote(' '.join(words))}, after {quote(' '.join(before))} in line {line}"
+            )
+            raise header.error(
+                got, "the same in each line of a directive", "remove one of the lines", number
+            )
     if name in _ONE_WORD and len(words) > 1:
-        raise header.error(f"@{name} {quote(' '.join(words))}", "one word", "remove the others", number)
+        raise header.error(
+            f"@{name} {quote(' '.join(words))}", "one word", "remove the others", number
+        )
     if name == "timestamps":
         if _flag(header, name, words, number):
             rule = "false, since values with timestamps are not supported"
-            raise header.error("@timeStamps true", rule, "save the series without timestamps", number)
+            raise header.error(
+                "@timeStamps true", rule, "save the series without timestamps", number
+            )
     elif name == "univariate":
         if _flag(header, name, words, number):
             _set_dimensions(header, 1, number)
@@ -212,7 +265,9 @@ def _read_directive(header: _Header, name: str, words: list[str], number: int) -
         header.notes.append(f"line {number}: @{ascii(name)[1:-1]} is not known and not used")
     if header.has_class and header.has_target:
         fix = "write one of them false"
-        raise header.error("@classLabel true and @targetLabel true", "a class or a target, not both", fix, number)
+        raise header.error(
+            "@classLabel true and @targetLabel true", "a class or a target, not both", fix, number
+        )
 
 
 def _read_classes(header: _Header, words: list[str], number: int) -> None:
@@ -222,23 +277,34 @@ def _read_classes(header: _Header, words: list[str], number: int) -> None:
     if odd is not None:
         raise header.error(f"the class {quote(odd)}", "a text in UTF-8", "convert the file", number)
     if header.has_class and not classes:
-        raise header.error("no class", "at least one class after '@classLabel true'", "list the classes there", number)
+        raise header.error(
+            "no class",
+            "at least one class after '@classLabel true'",
+            "list the classes there",
+            number,
+        )
     header.classes = {word.lower(): word for word in classes} | {word: word for word in classes}
 
 
 def _set_dimensions(header: _Header, count: int, number: int) -> None:
-    """Set the number of channels, or raise a DataError if @univariate and @dimensions contradict each other."""
+    """Set the number of channels, or raise a DataError if @univariate and @dimensions contradict
+    each other.
+    """
     if header.dimensions not in (None, count):
         got = f"{count_of(count, 'channel')}, after {header.dimensions}"
         fix = "remove @univariate or @dimensions, or make them agree"
-        raise header.error(got, "1 with @univariate true, else the number of @dimensions", fix, number)
+        raise header.error(
+            got, "1 with @univariate true, else the number of @dimensions", fix, number
+        )
     header.dimensions = count
 
 
 def _flag(header: _Header, name: str, words: list[str], number: int) -> bool:
     word = words[0].lower() if words else ""
     if word not in ("true", "false"):
-        raise header.error(f"@{name} {quote(word)}", "true or false", f"write @{name} false", number)
+        raise header.error(
+            f"@{name} {quote(word)}", "true or false", f"write @{name} false", number
+        )
     return word == "true"
 
 
@@ -261,8 +327,13 @@ def _fields(header: _Header, line: str, number: int) -> list[str]:
         header.notes.append(f"no @dimensions: {count}, as in line {number}")
     if count != header.dimensions:
         label = " and a label" if has_label else ""
-        channels = "some channels" if header.dimensions is None else count_of(header.dimensions, "channel")
-        got, fix = f"{len(fields)} fields separated by ':'", "restore the line, or correct the header"
+        channels = (
+            "some channels" if header.dimensions is None else count_of(header.dimensions, "channel")
+        )
+        got, fix = (
+            f"{len(fields)} fields separated by ':'",
+            "restore the line, or correct the header",
+        )
         raise header.error(got, f"{channels}{label}, according to the header", fix, number)
     return fields
 
@@ -270,14 +341,18 @@ def _fields(header: _Header, line: str, number: int) -> list[str]:
 def _label(header: _Header, label: str, number: int) -> str:
     if label not in header.classes and label.lower() not in header.classes:
         rule = f"one of the classes of @classLabel, {quote_all(dict.fromkeys(header.classes.values()))}"
-        raise header.error(f"the label {quote(label)}", rule, "add it to @classLabel, or restore the line", number)
+        raise header.error(
+            f"the label {quote(label)}", rule, "add it to @classLabel, or restore the line", number
+        )
     return header.classes.get(label) or header.classes[label.lower()]
 
 
 def _target(header: _Header, text: str, number: int) -> float:
     if _is_value(text) and text != "?" and math.isfinite(float(text)):
         return float(text)
-    raise header.error(f"the target {quote(text)}", "a finite number", "correct it, or remove the line", number)
+    raise header.error(
+        f"the target {quote(text)}", "a finite number", "correct it, or remove the line", number
+    )
 
 
 def _matrix(header: _Header, fields: list[str], number: int) -> npt.NDArray[np.float64]:
@@ -317,7 +392,9 @@ def _bad_value(header: _Header, fields: list[str], number: int) -> DataError:
         for step, entry in enumerate(entries.split(",")):
             if not _is_value(entry):
                 got = f"{quote(entry)} as channel {channel}, step {step}"
-                return header.error(got, "a number, NaN or ?", "correct it, or write ? for a missing value", number)
+                return header.error(
+                    got, "a number, NaN or ?", "correct it, or write ? for a missing value", number
+                )
     return header.error("a value that is not a number", "a number, NaN or ?", "correct it", number)
 
 

@@ -1,7 +1,7 @@
 """Batch samplers: which sequences form a batch, in which order, on which rank.
 
-``limit.py`` defines the size of a batch, ``order.py`` the order of the sequences in an epoch. ``batches.py`` makes the
-batches for a DataLoader and divides them among ranks.
+``limit.py`` defines the size of a batch, ``order.py`` the order of the sequences in an epoch.
+``batches.py`` makes the batches for a DataLoader and divides them among ranks.
 """
 
 from __future__ import annotations

@@ -25,7 +25,8 @@ _Integers = npt.NDArray[np.int64]
 
 _RANDOM = EpochOrder.random()
 _NONE = np.empty(0, np.int64)
-# With fewer bins a heap is faster than rounds of NumPy calls, each of which assigns about one size per bin.
+# With fewer bins a heap is faster than rounds of NumPy calls, each of which assigns about one size
+# per bin.
 _FEW = 24
 
 
@@ -51,7 +52,9 @@ class _Epoch:
             self.firsts.append(self.firsts[-1] + batches)
 
     def find(self, done: int) -> int | None:
-        """Return the pool of batch ``done``, or the frontier at its start; None if not counted so far."""
+        """Return the pool of batch ``done``, or the frontier at its start; None if not counted so
+        far.
+        """
         index = bisect_right(self.firsts, done) - 1
         if index < 0 or (index == len(self.firsts) - 1 and done > self.firsts[-1]):
             return None
@@ -61,31 +64,35 @@ class _Epoch:
 class BatchSampler(Epochs[list[int]], Sampler[list[int]]):
     """A batch sampler for sequences of different lengths, for a DataLoader's ``batch_sampler``.
 
-    ``limit`` is the size of a batch and ``order`` the order of the sequences. Every sequence comes exactly once per
-    epoch. Batches are a function of the lengths, ``limit``, ``order``, ``seed`` and the number of the epoch. So a state
-    is a few integers, and any batch is found without computing those before it.
+    ``limit`` is the size of a batch and ``order`` the order of the sequences. Every sequence comes
+    exactly once per epoch. Batches are a function of the lengths, ``limit``, ``order``, ``seed``
+    and the number of the epoch. So a state is a few integers, and any batch is found without
+    computing those before it.
 
-    With several ranks the limit applies to a step: the batches of all ranks together. The sequences of a step are
-    distributed longest first, each to the rank with the fewest elements. So all ranks have equally many steps of about
-    the same work, and a run that resumes with another number of ranks covers the remaining sequences. If a step has
-    fewer sequences than ranks, the batches of the other ranks are empty lists.
+    With several ranks the limit applies to a step: the batches of all ranks together. The sequences
+    of a step are distributed longest first, each to the rank with the fewest elements. So all ranks
+    have equally many steps of about the same work, and a run that resumes with another number of
+    ranks covers the remaining sequences. If a step has fewer sequences than ranks, the batches of
+    the other ranks are empty lists.
 
-    After an epoch was iterated to its end, the next iteration is the next epoch; :meth:`set_epoch` selects one
-    (Lightning calls it).
+    After an epoch was iterated to its end, the next iteration is the next epoch; :meth:`set_epoch`
+    selects one (Lightning calls it).
 
     Args:
-        lengths: ``(B,)`` integers, each at least 0: list, NumPy array or tensor. They are copied, unless they are in a
-            mapped file.
+        lengths: ``(B,)`` integers, each at least 0: list, NumPy array or tensor. They are copied,
+            unless they are in a mapped file.
         limit: the size of a batch.
         order: the order of the sequences.
         seed: 0 or above.
         ranks: the number of processes that train together, at least 1.
         rank: the number of this process, from 0.
-        largest_first: begin the first epoch with the longest sequences, as many as fit in a batch. Any other batch
-            requires at most the memory of one more sequence, so memory runs out in the first step or never.
+        largest_first: begin the first epoch with the longest sequences, as many as fit in a batch.
+            Any other batch requires at most the memory of one more sequence, so memory runs out in
+            the first step or never.
 
     Attributes:
-        too_long: the number of sequences that are longer than a batch; ``limit.too_long`` is their treatment.
+        too_long: the number of sequences that are longer than a batch; ``limit.too_long`` is their
+            treatment.
 
     Raises:
         ArgumentTypeError: an argument has the wrong type.
@@ -117,22 +124,33 @@ class BatchSampler(Epochs[list[int]], Sampler[list[int]]):
         largest_first: bool = False,
     ) -> None:
         super().__init__()
-        check_kind("limit", limit, BatchLimit, "a BatchLimit", "pass e.g. rl.data.BatchLimit(sequences=32)")
-        check_kind("order", order, EpochOrder, "an EpochOrder", "pass e.g. rl.data.EpochOrder.grouped()")
+        check_kind(
+            "limit", limit, BatchLimit, "a BatchLimit", "pass e.g. rl.data.BatchLimit(sequences=32)"
+        )
+        check_kind(
+            "order", order, EpochOrder, "an EpochOrder", "pass e.g. rl.data.EpochOrder.grouped()"
+        )
         self.limit, self.order = limit, order
         self.seed = check_whole("seed", seed, 0, most=2**63 - 1)
         self.ranks = check_whole("ranks", ranks, 1)
         self.rank = check_whole("rank", rank, 0, most=self.ranks - 1)
         self.largest_first = check_flag("largest_first", largest_first)
         self._settled = settled = settle(lengths, limit)
-        self._lengths, self._dropped, self.too_long = settled.lengths, settled.dropped, settled.too_long
-        self._usual = limit.usual(settled.elements / max(len(settled.lengths) - len(settled.dropped), 1))
+        self._lengths, self._dropped, self.too_long = (
+            settled.lengths,
+            settled.dropped,
+            settled.too_long,
+        )
+        self._usual = limit.usual(
+            settled.elements / max(len(settled.lengths) - len(settled.dropped), 1)
+        )
         self._current: _Epoch | None = None
 
     def __len__(self) -> int:
         """The number of batches in this epoch, the same on every rank.
 
-        If the limit counts elements, epochs differ by a few batches, and the whole epoch is computed to count them.
+        If the limit counts elements, epochs differ by a few batches, and the whole epoch is
+        computed to count them.
         """
         return self._count_to(None)[1]
 
@@ -140,14 +158,18 @@ class BatchSampler(Epochs[list[int]], Sampler[list[int]]):
         """The whole epoch, of all ranks together.
 
         Returns:
-            The rows batch after batch, ``(M,)``, and the offsets of the batches, ``(b + 1,)``, first 0, last ``M``.
+            The rows batch after batch, ``(M,)``, and the offsets of the batches, ``(b + 1,)``,
+            first 0, last ``M``.
 
         Example:
             >>> BatchSampler([5, 1, 9, 2, 8, 1], BatchLimit(sequences=4), EpochOrder.sorted()).whole()
             (array([2, 4, 0, 3, 1, 5]), array([0, 3, 6]))
         """
         epoch = self._epoch()
-        rows, ends = [epoch.largest], [np.array([0, len(epoch.largest)][: 1 + bool(len(epoch.largest))])]
+        rows, ends = (
+            [epoch.largest],
+            [np.array([0, len(epoch.largest)][: 1 + bool(len(epoch.largest))])],
+        )
         for number in range(len(epoch.pools)):
             pool, bounds = epoch.pools.pool(number)
             rows.append(pool)
@@ -170,7 +192,11 @@ class BatchSampler(Epochs[list[int]], Sampler[list[int]]):
 
     def _on_this_rank(self, rows: _Integers) -> list[int]:
         """Return the rows of a step that belong to this rank."""
-        own = rows if self.ranks == 1 else rows[assign_ranks(self._lengths[rows], self.ranks) == self.rank]
+        own = (
+            rows
+            if self.ranks == 1
+            else rows[assign_ranks(self._lengths[rows], self.ranks) == self.rank]
+        )
         return own.tolist()
 
     def _epoch(self) -> _Epoch:
@@ -181,7 +207,9 @@ class BatchSampler(Epochs[list[int]], Sampler[list[int]]):
     def _begin(self, epoch: int) -> _Epoch:
         largest = self._largest if self.largest_first and epoch == 0 else _NONE
         key, without = key_of(self.seed, epoch), np.union1d(self._dropped, largest)
-        pools = EpochPools(self._lengths, self.limit, self.order, key=key, usual=self._usual, without=without)
+        pools = EpochPools(
+            self._lengths, self.limit, self.order, key=key, usual=self._usual, without=without
+        )
         counts = pools.batch_counts()
         firsts = [min(len(largest), 1)]
         if counts is not None:
@@ -189,7 +217,8 @@ class BatchSampler(Epochs[list[int]], Sampler[list[int]]):
         return _Epoch(epoch, largest, pools, 0, firsts)
 
     def _count_to(self, done: int | None) -> tuple[int, int]:
-        """Return the pool of batch ``done``, or the end for None, and the number of batches before that pool.
+        """Return the pool of batch ``done``, or the end for None, and the number of batches before
+        that pool.
 
         Pools that were not counted are computed.
         """
@@ -222,7 +251,10 @@ class BatchSampler(Epochs[list[int]], Sampler[list[int]]):
         if len(epoch.firsts) > 1 or len(epoch.pools) == 0:
             fits = fits and done <= epoch.firsts[-1]
         if not fits:
-            got, rule = f"done = {done}, pool = {pool}, before = {before}", f"a place in epoch {state['epoch']}"
+            got, rule = (
+                f"done = {done}, pool = {pool}, before = {before}",
+                f"a place in epoch {state['epoch']}",
+            )
             raise ArgumentError("state", got, rule, "pass the result of state_dict()")
         if len(epoch.firsts) == 1:
             epoch.begin, epoch.firsts = pool, [before]
@@ -248,16 +280,23 @@ class BatchSampler(Epochs[list[int]], Sampler[list[int]]):
 
     @cached_property
     def _largest(self) -> _Integers:
-        """The rows of the largest batch, ascending: the longest sequences, then shorter ones that still fit."""
+        """The rows of the largest batch, ascending: the longest sequences, then shorter ones that
+        still fit.
+        """
         limit = self.limit
         # The dropped sequences are the longest.
         in_order = np.argsort(descending_keys(self._lengths), kind="stable")[len(self._dropped) :]
         sizes = self._lengths[in_order].astype(np.int64)
         most = len(sizes) if limit.sequences is None else min(limit.sequences, len(sizes))
-        count = min(max(int(np.searchsorted(limit.usage(sizes[:most]), 1, side="right")), 1), len(sizes))
+        count = min(
+            max(int(np.searchsorted(limit.usage(sizes[:most]), 1, side="right")), 1), len(sizes)
+        )
         chosen = list(range(count))
         while limit.elements is not None and len(chosen) < most:
-            place = max(int(np.searchsorted(-sizes, int(sizes[chosen].sum()) - limit.elements)), chosen[-1] + 1)
+            place = max(
+                int(np.searchsorted(-sizes, int(sizes[chosen].sum()) - limit.elements)),
+                chosen[-1] + 1,
+            )
             if place >= len(sizes) or limit.usage(sizes[[*chosen, place]])[-1] > 1:
                 break
             chosen.append(place)
@@ -265,10 +304,12 @@ class BatchSampler(Epochs[list[int]], Sampler[list[int]]):
 
 
 def assign_ranks(lengths: npt.NDArray[np.integer], ranks: int) -> _Integers:
-    """Return the rank of each sequence of a step, so that all ranks have about equally many elements.
+    """Return the rank of each sequence of a step, so that all ranks have about equally many
+    elements.
 
-    The time of a step is the larger of its elements over the rate of a rank, which can be balanced, and its longest
-    sequence times the latency of one time step, which is the same in any assignment.
+    The time of a step is the larger of its elements over the rate of a rank, which can be balanced,
+    and its longest sequence times the latency of one time step, which is the same in any
+    assignment.
     """
     # An empty sequence has a small cost too.
     work = np.maximum(lengths.astype(np.int64), 1)
@@ -281,8 +322,8 @@ def assign_ranks(lengths: npt.NDArray[np.integer], ranks: int) -> _Integers:
 def balance(sizes: _Integers, bins: int) -> tuple[_Integers, _Integers]:
     """Assign each size, in the given order, to the bin with the smallest sum (Graham, 1969).
 
-    Returns the bin of each size, and the sum of that bin before it. Of equal sums the first bin is chosen. For
-    descending sizes the largest sum is at most 4/3 of the optimum.
+    Returns the bin of each size, and the sum of that bin before it. Of equal sums the first bin is
+    chosen. For descending sizes the largest sum is at most 4/3 of the optimum.
     """
     # The surplus bins stay empty.
     bins = min(bins, max(len(sizes), 1))
@@ -301,7 +342,9 @@ def _by_heap(sizes: _Integers, bins: int) -> tuple[_Integers, _Integers]:
 
 
 def _by_rounds(sizes: _Integers, bins: int) -> tuple[_Integers, _Integers]:
-    """Assign one size to each bin per round, in the order of their sums, up to the first bin that would be reused."""
+    """Assign one size to each bin per round, in the order of their sums, up to the first bin that
+    would be reused.
+    """
     sums = np.zeros(bins, np.int64)
     chosen, before = np.empty_like(sizes), np.empty_like(sizes)
     done = 0

@@ -32,17 +32,18 @@ _MAX_SUM = 2**62
 class BatchLimit:
     """The maximum size of a batch; if several numbers are set, all of them hold.
 
-    A batch is filled with sequences until the next one would exceed the limit. The last two batches of a pool share
-    their sequences evenly, so that none is tiny. If several ranks train together, the limit applies to their batches
-    together.
+    A batch is filled with sequences until the next one would exceed the limit. The last two batches
+    of a pool share their sequences evenly, so that none is tiny. If several ranks train together,
+    the limit applies to their batches together.
 
     Attributes:
         sequences: sequences in a batch.
         elements: elements in a batch.
         padded: elements of the batch after padding to its longest sequence.
-        too_long: treatment of a sequence that is longer than ``elements`` or ``padded``: ``"refuse"`` raises an error;
-            ``"drop"`` leaves it out; ``"split"`` replaces it by pieces, see :meth:`Dataset.cut
-            <raglane.data.Dataset.cut>`; ``"alone"`` makes it a batch of its own.
+        too_long: treatment of a sequence that is longer than ``elements`` or ``padded``:
+            ``"refuse"`` raises an error; ``"drop"`` leaves it out; ``"split"`` replaces it by
+            pieces, see :meth:`Dataset.cut <raglane.data.Dataset.cut>`; ``"alone"`` makes it a batch
+            of its own.
 
     Raises:
         ArgumentTypeError: a number is not an integer.
@@ -68,16 +69,26 @@ class BatchLimit:
             raise ArgumentError("limit", "no number", "at least one number", fix)
 
     def __str__(self) -> str:
-        sizes = {"sequences": self.sequences, "elements": self.elements, "padded elements": self.padded}
+        sizes = {
+            "sequences": self.sequences,
+            "elements": self.elements,
+            "padded elements": self.padded,
+        }
         return " and ".join(f"{most:,} {name}" for name, most in sizes.items() if most is not None)
 
     @property
     def longest(self) -> int | None:
-        """The length of the longest sequence that fits in a batch, or None without a limit of elements."""
-        return min((most for most in (self.elements, self.padded) if most is not None), default=None)
+        """The length of the longest sequence that fits in a batch, or None without a limit of
+        elements.
+        """
+        return min(
+            (most for most in (self.elements, self.padded) if most is not None), default=None
+        )
 
     def usual(self, mean: float) -> int:
-        """Return the approximate number of sequences per batch, at least 1, for sequences of a mean length."""
+        """Return the approximate number of sequences per batch, at least 1, for sequences of a mean
+        length.
+        """
         most = None if self.longest is None else int(self.longest / max(mean, 1.0))
         return max(1, min(count for count in (self.sequences, most) if count is not None))
 
@@ -104,7 +115,9 @@ class BatchLimit:
         return self._evened(np.array(starts, np.int64), lengths)
 
     def _evened(self, starts: _Integers, lengths: _Integers) -> _Integers:
-        """Move sequences from the last batch but one to the last, as long as the last does not become the larger."""
+        """Move sequences from the last batch but one to the last, as long as the last does not
+        become the larger.
+        """
         if len(starts) < 2:
             return starts
         start, end = int(starts[-2]), int(starts[-1])
@@ -119,7 +132,9 @@ class BatchLimit:
         return starts
 
     def usage(self, lengths: _Integers) -> npt.NDArray[np.float64]:
-        """Return the share of the limit that the first 1, 2, ... sequences use, ``(M,)``; above 1 exceeds it."""
+        """Return the share of the limit that the first 1, 2, ... sequences use, ``(M,)``; above 1
+        exceeds it.
+        """
         counts = np.arange(1, len(lengths) + 1)
         share = np.zeros(len(lengths)) if self.sequences is None else counts / self.sequences
         if self.elements is not None:
@@ -142,7 +157,9 @@ def _padded_end(lengths: _Integers, start: int, end: int, most: int, descending:
 
 
 def pieces_of(lengths: _Integers, longest: int) -> tuple[_Integers, _Integers]:
-    """Split sequences into pieces of ``longest`` elements and a rest; return each piece's sequence and length."""
+    """Split sequences into pieces of ``longest`` elements and a rest; return each piece's sequence
+    and length.
+    """
     counts = np.maximum(-(-lengths // longest), 1)
     sequences = np.repeat(np.arange(len(lengths)), counts)
     pieces = np.full(len(sequences), longest, np.int64)
@@ -172,7 +189,9 @@ def settle(lengths: Any, limit: BatchLimit) -> Settled:
     over = np.concatenate([start + np.flatnonzero(block > most) for start, block in _blocks(array)])
     if limit.too_long == "refuse":
         index = int(over[0])
-        got = f"{int(array[index]):,} at index {index}" + f", and {len(over) - 1:,} more" * (len(over) > 1)
+        got = f"{int(array[index]):,} at index {index}" + f", and {len(over) - 1:,} more" * (
+            len(over) > 1
+        )
         fix = f"raise the limit, or choose a treatment: {argument('too_long', 'split')}, drop or alone"
         raise ArgumentError("lengths", got, f"at most the size of a batch, {limit}", fix)
     if limit.too_long == "alone":
@@ -191,7 +210,9 @@ def _blocks(lengths: _Lengths) -> Iterator[tuple[int, _Lengths]]:
 
 
 def _survey(lengths: _Lengths, tensor: torch.Tensor) -> tuple[int, int]:
-    """Return the sum of the lengths and the longest; raise an ArgumentError for negative ones or an overflow."""
+    """Return the sum of the lengths and the longest; raise an ArgumentError for negative ones or an
+    overflow.
+    """
     elements = least = longest = 0
     for _, block in _blocks(lengths):
         least, longest = min(least, int(block.min())), max(longest, int(block.max()))
@@ -202,7 +223,9 @@ def _survey(lengths: _Lengths, tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def _held(lengths: _Lengths, longest: int) -> _Lengths:
-    """Return lengths in a mapped file unchanged; copy others, since the caller may change them, to few bytes."""
+    """Return lengths in a mapped file unchanged; copy others, since the caller may change them, to
+    few bytes.
+    """
     if is_mapped(lengths.ctypes.data, lengths.nbytes):
         return lengths
     return lengths.astype(np.uint16 if longest < 2**16 else np.int64)

@@ -24,13 +24,15 @@ _MASK = 2**64 - 1
 _HALF = np.uint64(32)
 # Smaller permutations are tables, because a Feistel network on a small domain is not uniform.
 _SMALL = 1 << 16
-# From four rounds on a Feistel network is a strong pseudorandom permutation (Luby and Rackoff, 1988).
+# From four rounds on a Feistel network is a strong pseudorandom permutation (Luby and Rackoff,
+# 1988).
 _ROUNDS = 6
 
 
 @dataclass(frozen=True)
 class EpochOrder:
-    """The order of the sequences in an epoch: :meth:`random`, :meth:`sorted`, :meth:`grouped` or :meth:`windows`.
+    """The order of the sequences in an epoch: :meth:`random`, :meth:`sorted`, :meth:`grouped` or
+    :meth:`windows`.
 
     Attributes:
         kind: the name of the method.
@@ -74,13 +76,14 @@ class EpochOrder:
     def grouped(pool: int = 200, noise: float = 0.0) -> EpochOrder:
         """Bucketing: batches of similar lengths, which differ from epoch to epoch.
 
-        A random permutation of the sequences is cut into pools of several batches. Each pool is sorted by length and
-        cut into batches, which are shuffled.
+        A random permutation of the sequences is cut into pools of several batches. Each pool is
+        sorted by length and cut into batches, which are shuffled.
 
         Args:
-            pool: batches per pool, at least 1. Larger pools give more similar lengths and less randomness.
-            noise: the largest relative change of a length before sorting, from 0 to 1. Noise varies which sequences
-                share a batch, and adds padding.
+            pool: batches per pool, at least 1. Larger pools give more similar lengths and less
+                randomness.
+            noise: the largest relative change of a length before sorting, from 0 to 1. Noise varies
+                which sequences share a batch, and adds padding.
 
         Raises:
             ArgumentTypeError: an argument is not a number.
@@ -90,17 +93,20 @@ class EpochOrder:
             >>> print(EpochOrder.grouped(pool=100))
             grouped, pools of 100 batches
         """
-        return EpochOrder("grouped", pool=check_whole("pool", pool, 1), by_length=True, noise=_check_noise(noise))
+        return EpochOrder(
+            "grouped", pool=check_whole("pool", pool, 1), by_length=True, noise=_check_noise(noise)
+        )
 
     @staticmethod
     def windows(sequences: int, *, by_length: bool = True, noise: float = 0.0) -> EpochOrder:
         """The order of the data, shuffled within windows: for data that is read as a stream.
 
-        Each window of consecutive sequences is shuffled, and no batch has sequences of two windows. So only one window
-        must be in memory at a time.
+        Each window of consecutive sequences is shuffled, and no batch has sequences of two windows.
+        So only one window must be in memory at a time.
 
         Args:
-            sequences: the maximum per window, at least 1 and preferably many batches. Windows have equal sizes.
+            sequences: the maximum per window, at least 1 and preferably many batches. Windows have
+                equal sizes.
             by_length: make batches of similar lengths within the window, and shuffle the batches.
             noise: as in :meth:`grouped`.
 
@@ -134,8 +140,8 @@ def _check_noise(noise: float) -> float:
 class EpochPools:
     """The pools of one epoch, each a function of the arguments and its number.
 
-    Sequences are ordered within a pool, and no batch has sequences of two pools. A pool is computed on request, so no
-    array is as large as the epoch, except for the order ``sorted``.
+    Sequences are ordered within a pool, and no batch has sequences of two pools. A pool is computed
+    on request, so no array is as large as the epoch, except for the order ``sorted``.
     """
 
     def __init__(
@@ -152,10 +158,13 @@ class EpochPools:
         # The row at a place is the place plus the number of omitted rows before it.
         self._gaps = without - np.arange(len(without))
         self.count = len(lengths) - len(without)
-        # Pools have equal sizes, so that none is tiny, and whole batches if a batch has a fixed number of sequences.
+        # Pools have equal sizes, so that none is tiny, and whole batches if a batch has a fixed
+        # number of sequences.
         unit = usual if limit.longest is None and order.kind != "windows" else 1
         units = -(-self.count // unit)
-        most = {"windows": order.window, "sorted": max(units, 1)}.get(order.kind, order.pool * usual // unit)
+        most = {"windows": order.window, "sorted": max(units, 1)}.get(
+            order.kind, order.pool * usual // unit
+        )
         pools = -(-units // most)
         firsts = unit * (np.arange(pools) * units // max(pools, 1))
         self._bounds: _Integers = np.append(firsts, self.count)
@@ -165,7 +174,9 @@ class EpochPools:
         return len(self._bounds) - 1
 
     def batch_counts(self) -> _Integers | None:
-        """Return the number of batches of each pool, ``(pools,)``, or None if it depends on the lengths."""
+        """Return the number of batches of each pool, ``(pools,)``, or None if it depends on the
+        lengths.
+        """
         if self._limit.sequences is None or self._limit.longest is not None:
             return None
         return -(-np.diff(self._bounds) // self._limit.sequences)
@@ -177,12 +188,18 @@ class EpochPools:
         by_length = self._order.by_length
         if by_length and self._order.kind != "sorted":
             # Lengths with noise are distinct, so the sort need not be stable.
-            in_order = np.argsort(self._sort_keys(rows, lengths), kind=None if self._order.noise else "stable")
+            in_order = np.argsort(
+                self._sort_keys(rows, lengths), kind=None if self._order.noise else "stable"
+            )
             rows, lengths = rows[in_order], lengths[in_order]
-        starts = self._limit.cut(lengths.astype(np.int64), descending=by_length and not self._order.noise)
+        starts = self._limit.cut(
+            lengths.astype(np.int64), descending=by_length and not self._order.noise
+        )
         bounds = np.append(starts, len(rows))
         if by_length and self._order.kind != "sorted":
-            return _reordered(rows, bounds, shuffle(key_of(self._key, _BATCHES, number), len(starts)))
+            return _reordered(
+                rows, bounds, shuffle(key_of(self._key, _BATCHES, number), len(starts))
+            )
         return rows, bounds
 
     def _rows(self, number: int) -> _Integers:
@@ -195,7 +212,11 @@ class EpochPools:
         return self._row_of(self._permutation(np.arange(first, last)))
 
     def _row_of(self, places: _Integers) -> _Integers:
-        return places + np.searchsorted(self._gaps, places, side="right") if len(self._gaps) else places
+        return (
+            places + np.searchsorted(self._gaps, places, side="right")
+            if len(self._gaps)
+            else places
+        )
 
     @cached_property
     def _permutation(self) -> Permutation:
@@ -206,7 +227,9 @@ class EpochPools:
         rows = self._row_of(np.arange(self.count))
         return rows[np.argsort(descending_keys(self._lengths[rows]), kind="stable")]
 
-    def _sort_keys(self, rows: _Integers, lengths: npt.NDArray[np.integer]) -> npt.NDArray[np.generic]:
+    def _sort_keys(
+        self, rows: _Integers, lengths: npt.NDArray[np.integer]
+    ) -> npt.NDArray[np.generic]:
         """Return keys that sort rows by descending length, with the noise of the order."""
         noise = self._order.noise
         if not noise:
@@ -217,13 +240,17 @@ class EpochPools:
 
 
 def descending_keys(lengths: npt.NDArray[np.integer]) -> npt.NDArray[np.integer]:
-    """Return keys that sort by descending length, in 16 bits if they fit, which NumPy sorts by radix."""
+    """Return keys that sort by descending length, in 16 bits if they fit, which NumPy sorts by
+    radix.
+    """
     longest = lengths.max(initial=0)
     keys: npt.NDArray[np.integer] = longest - lengths
     return keys.astype(np.uint16, copy=False) if longest < 2**16 else keys
 
 
-def _reordered(rows: _Integers, bounds: _Integers, batches: _Integers) -> tuple[_Integers, _Integers]:
+def _reordered(
+    rows: _Integers, bounds: _Integers, batches: _Integers
+) -> tuple[_Integers, _Integers]:
     """Permute the batches; return the rows and the new offsets."""
     sizes = np.diff(bounds)[batches]
     ends = np.cumsum(sizes)
@@ -248,7 +275,9 @@ def _mixed(number: int) -> int:
 
 
 def _bits(key: int, numbers: npt.NDArray[np.integer]) -> _Bits:
-    """Return 64 random bits per number: the entries at these places of SplitMix64's stream of the key."""
+    """Return 64 random bits per number: the entries at these places of SplitMix64's stream of the
+    key.
+    """
     bits: _Bits = numbers.astype(np.uint64)
     bits += np.uint64(1)
     bits *= np.uint64(0x9E3779B97F4A7C15)
@@ -274,9 +303,10 @@ def shuffle(key: int, count: int) -> _Integers:
 class Permutation:
     """A random permutation of the numbers below ``count`` that is evaluated at single places.
 
-    Up to 65,536 numbers it is a table made by :func:`shuffle`. Above, it is a Feistel network over pairs of numbers
-    below ``a`` and ``b``, where ``a * b`` slightly exceeds ``count``; results from ``count`` on pass the network again
-    (Black and Rogaway, Ciphers with arbitrary finite domains, 2002). Its rounds add multiplicative hashes.
+    Up to 65,536 numbers it is a table made by :func:`shuffle`. Above, it is a Feistel network over
+    pairs of numbers below ``a`` and ``b``, where ``a * b`` slightly exceeds ``count``; results from
+    ``count`` on pass the network again (Black and Rogaway, Ciphers with arbitrary finite domains,
+    2002). Its rounds add multiplicative hashes.
     """
 
     def __init__(self, key: int, count: int) -> None:

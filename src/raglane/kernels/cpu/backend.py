@@ -34,9 +34,10 @@ _DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 class CpuBackend:
     """Runs RNN, LSTM, GRU and the element-wise cells in ``lanes`` on a CPU.
 
-    The outputs and states of a sequence are bit-identical in any batch and for any number of threads; gradients are
-    bit-identical from run to run. Under :func:`torch.autocast` tensors are cast once, before the first layer; float64
-    is not cast. The reference kernel computes forward-mode derivatives.
+    The outputs and states of a sequence are bit-identical in any batch and for any number of
+    threads; gradients are bit-identical from run to run. Under :func:`torch.autocast` tensors are
+    cast once, before the first layer; float64 is not cast. The reference kernel computes
+    forward-mode derivatives.
     """
 
     schedules = ("lanes",)
@@ -45,7 +46,9 @@ class CpuBackend:
     def refuses(self, traits: Traits, schedule: str) -> str | None:  # noqa: ARG002
         """See :class:`~raglane.kernels.contract.Backend`."""
         if not has_cell(traits.cell.name):
-            return missing_kernels() or f"the cpu kernels do not support the cell {traits.cell.name!r}"
+            return (
+                missing_kernels() or f"the cpu kernels do not support the cell {traits.cell.name!r}"
+            )
         if traits.device.type != "cpu":
             return f"the cpu kernels do not run on {traits.device}"
         dtype = traits.dtype
@@ -73,20 +76,40 @@ BACKEND = CpuBackend()
 
 def _run_layer(request: Request) -> Result:
     """Run a request of one layer."""
-    weights = request.weights[0] if request.directions == 1 else (*request.weights[0], *request.weights[1])
+    weights = (
+        request.weights[0]
+        if request.directions == 1
+        else (*request.weights[0], *request.weights[1])
+    )
     tensors = (request.values, *request.state, *weights)
     output: Tensor | None
-    sizes, need_output = request.state_sizes or request.sizes, request.need_output or request.need_states
+    sizes, need_output = (
+        request.state_sizes or request.sizes,
+        request.need_output or request.need_states,
+    )
     need_c = request.need_states and len(sizes) > 1
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
-        output, final, c_states = _record(request, weights, tensors, need_output=need_output, need_c=need_c)
+        output, final, c_states = _record(
+            request, weights, tensors, need_output=need_output, need_c=need_c
+        )
     else:
         offsets, depth = request.offsets, request.depth
         # Without a backward pass no gates are saved, so there is nothing to recompute.
         every = request.checkpoint_every if torch.is_grad_enabled() else 0
-        layer = layer_of(request.cell.name, offsets, tensors, len(weights), sizes, request.directions, depth, every)
+        layer = layer_of(
+            request.cell.name,
+            offsets,
+            tensors,
+            len(weights),
+            sizes,
+            request.directions,
+            depth,
+            every,
+        )
         packed = request.packed[0] if request.packed else None
-        output, final, c_states = run_layer(layer, offsets, tensors, need_output, need_c, packed, depth)
+        output, final, c_states = run_layer(
+            layer, offsets, tensors, need_output, need_c, packed, depth
+        )
     states = None
     if request.need_states and output is not None:
         states = (cast(type[Layer], kind_of(request.cell.name)).states(output, c_states),)
@@ -102,14 +125,20 @@ def run_layer(
     packed: Tensor | None = None,
     depth: int = 0,
 ) -> tuple[Tensor | None, tuple[Tensor, ...], Tensor | None]:
-    """Run one layer on tensors of any kind, and record it for autograd; return output, final states and ``c``."""
+    """Run one layer on tensors of any kind, and record it for autograd; return output, final states
+    and ``c``.
+    """
     try:
-        save = torch.is_grad_enabled() and any([part is not None and part.requires_grad for part in tensors])  # noqa: C419 (quicker)
+        save = torch.is_grad_enabled() and any(
+            [part is not None and part.requires_grad for part in tensors]  # noqa: C419
+        )
     except AttributeError:
         layer.admit(offsets, tensors, depth)  # raises, because one is not a tensor
         raise
     packed = None if save else packed
-    result = layer.try_forward(offsets, tensors, need_output=need_output, save=save, need_c=need_c, packed=packed)
+    result = layer.try_forward(
+        offsets, tensors, need_output=need_output, save=save, need_c=need_c, packed=packed
+    )
     if save:
         apply = _Recurrence.apply if result is None else _apply
         output, *rest = apply(layer, result, offsets, need_c, depth, *tensors)  # type: ignore[no-untyped-call]
@@ -117,15 +146,21 @@ def run_layer(
         return output if need_output else None, tuple(rest), c_states
     if result is None:
         admitted = layer.admit(offsets, tensors, depth)
-        result = layer.forward(admitted, need_output=need_output, save=False, need_c=need_c, packed=packed)
+        result = layer.forward(
+            admitted, need_output=need_output, save=False, need_c=need_c, packed=packed
+        )
     return result.output, result.final, result.c_states if need_c else None
 
 
 def run_table(
     layer: Layer, table: Table, tensors: Tensors, need_output: bool, packed: Tensor | None
 ) -> tuple[Tensor | None, tuple[Tensor, ...]] | None:
-    """As :func:`run_layer`, with values and output in the layout of a table; None if C++ cannot run the call."""
-    save = torch.is_grad_enabled() and any([part is not None and part.requires_grad for part in tensors])  # noqa: C419 (quicker)
+    """As :func:`run_layer`, with values and output in the layout of a table; None if C++ cannot run
+    the call.
+    """
+    save = torch.is_grad_enabled() and any(
+        [part is not None and part.requires_grad for part in tensors]  # noqa: C419
+    )
     options = {"need_output": need_output, "save": save, "need_c": False}
     result = layer.try_forward(table, tensors, packed=None if save else packed, **options)
     if result is None or not save:
@@ -142,19 +177,28 @@ def _record(
 
     if not torch.compiler.is_compiling():
         check(request)
-    save = torch.is_grad_enabled() and any(part is not None and part.requires_grad for part in tensors)
+    save = torch.is_grad_enabled() and any(
+        part is not None and part.requires_grad for part in tensors
+    )
     return operators.run(request, weights, need_output=need_output, save=save, need_c=need_c)
 
 
 class _Recurrence(torch.autograd.Function):
     """One layer in all directions."""
 
-    # torch reads this attribute in every backward pass; defined here, it is found without a search in the bases.
+    # torch reads this attribute in every backward pass; defined here, it is found without a search
+    # in the bases.
     boxed_grads_call = False
 
     @staticmethod
     def forward(
-        ctx: Any, layer: Layer, result: LayerResult | None, offsets: Any, need_c: bool, depth: int, *tensors: Any
+        ctx: Any,
+        layer: Layer,
+        result: LayerResult | None,
+        offsets: Any,
+        need_c: bool,
+        depth: int,
+        *tensors: Any,
     ) -> tuple[Tensor, ...]:
         if result is None:
             admitted = layer.admit(offsets, tensors, depth)
@@ -168,8 +212,13 @@ class _Recurrence(torch.autograd.Function):
             ctx.save_for_backward(offsets, output, result.gates, c_states, *tensors)
         else:
             # The values in their layout are only needed for derivatives of their gradient.
-            (values, flat_output, places), table = result.flat, tensors[0] if ctx.needs_input_grad[5] else None
-            ctx.save_for_backward(places, flat_output, result.gates, c_states, values, *tensors[1:], table)
+            (values, flat_output, places), table = (
+                result.flat,
+                tensors[0] if ctx.needs_input_grad[5] else None,
+            )
+            ctx.save_for_backward(
+                places, flat_output, result.gates, c_states, values, *tensors[1:], table
+            )
         return (output, *result.final, c_states) if need_c else (output, *result.final)
 
     @staticmethod
@@ -177,7 +226,8 @@ class _Recurrence(torch.autograd.Function):
         offsets, output, gates, c_states, *rest = ctx.saved_tensors
         layer: Layer = ctx.layer
         states, table, layout = len(layer.sizes), rest.pop() if ctx.in_layout else None, None
-        # With create_graph the gradients must be differentiable; gradients wrapped by torch.func have no storage.
+        # With create_graph the gradients must be differentiable; gradients wrapped by torch.func
+        # have no storage.
         by_reference = torch.is_grad_enabled() or are_transformed((grad_output, *grads))
         saved, needed = Saved(output, gates, c_states, ctx.need_c), ctx.needs_input_grad[5:]
         overwrite = is_last_use() and not ctx.is_hooked
@@ -185,7 +235,9 @@ class _Recurrence(torch.autograd.Function):
         if ctx.in_layout:
             if not by_reference:
                 output_grads = OutputGrads(grad_output, None, grads[:states])
-                found = layer.try_backward(offsets, tuple(rest), saved, output_grads, needed, overwrite, in_layout=True)
+                found = layer.try_backward(
+                    offsets, tuple(rest), saved, output_grads, needed, overwrite, in_layout=True
+                )
                 if found is not None:
                     return None, None, None, None, None, *found
             layout, elements = Layout.of_places(offsets), rest[0].shape[0]
@@ -195,12 +247,20 @@ class _Recurrence(torch.autograd.Function):
             else:
                 rest[0] = rest[0].detach().requires_grad_(needed[0])
             grad_output = None if grad_output is None else layout.to_flat(grad_output, elements)
-        output_grads = OutputGrads(grad_output, grads[states] if ctx.need_c else None, grads[:states])
+        output_grads = OutputGrads(
+            grad_output, grads[states] if ctx.need_c else None, grads[:states]
+        )
         if by_reference:
             found = _gradients_by_reference(layer, offsets, tuple(rest), output_grads)
         else:
             found = layer.backward(
-                offsets, tuple(rest), saved, output_grads, needed, overwrite=overwrite, depth=ctx.depth
+                offsets,
+                tuple(rest),
+                saved,
+                output_grads,
+                needed,
+                overwrite=overwrite,
+                depth=ctx.depth,
             )
         if layout is not None and found[0] is not None:
             found = layout.from_flat(found[0]), *found[1:]
@@ -211,13 +271,21 @@ class _Recurrence(torch.autograd.Function):
 _apply = super(torch.autograd.Function, _Recurrence).apply
 
 
-def _gradients_by_reference(layer: Layer, offsets: Tensor, tensors: Tensors, grads: OutputGrads) -> Grads:
+def _gradients_by_reference(
+    layer: Layer, offsets: Tensor, tensors: Tensors, grads: OutputGrads
+) -> Grads:
     """Compute all gradients by the reference kernel, differentiably, or under torch.func."""
     keep = torch.is_grad_enabled()
-    # Views, so that the gradient of a tensor that was computed from another one does not flow to it here.
+    # Views, so that the gradient of a tensor that was computed from another one does not flow to it
+    # here.
     inputs: Tensors = tuple([None if part is None else part.view_as(part) for part in tensors])
     if not keep:
-        inputs = tuple([None if part is None else part.detach().requires_grad_(part.requires_grad) for part in inputs])
+        inputs = tuple(
+            [
+                None if part is None else part.detach().requires_grad_(part.requires_grad)
+                for part in inputs
+            ]
+        )
     cell = CELLS[layer.cell]
     request = Request(
         cell,
@@ -225,7 +293,12 @@ def _gradients_by_reference(layer: Layer, offsets: Tensor, tensors: Tensors, gra
         offsets,
         None,
         layer.initial(inputs),
-        tuple([cell.weights_type(*layer.weights_of(inputs, direction)) for direction in range(layer.directions)]),
+        tuple(
+            [
+                cell.weights_type(*layer.weights_of(inputs, direction))
+                for direction in range(layer.directions)
+            ]
+        ),
         directions=layer.directions,
         need_states=grads.c_states is not None,
         state_sizes=layer.sizes,
@@ -242,5 +315,9 @@ def _gradients_by_reference(layer: Layer, offsets: Tensor, tensors: Tensors, gra
             outputs.append(tensor)
             output_grads.append(grad)
     leaves = [part for part in inputs if part is not None and part.requires_grad]
-    computed = iter(torch.autograd.grad(outputs, leaves, output_grads, create_graph=keep, allow_unused=True))
-    return tuple(next(computed) if part is not None and part.requires_grad else None for part in inputs)
+    computed = iter(
+        torch.autograd.grad(outputs, leaves, output_grads, create_graph=keep, allow_unused=True)
+    )
+    return tuple(
+        next(computed) if part is not None and part.requires_grad else None for part in inputs
+    )

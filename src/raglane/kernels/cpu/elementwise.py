@@ -1,8 +1,9 @@
 """Layers with an element-wise recurrence: IndRNN, minGRU, minLSTM, QRNN and SRU.
 
-The kernels compute the input products, because a library may round a row differently in another batch. They also run
-the time loops, which sum the gradients of biases and recurrent factors. Only large products of the backward pass in
-bfloat16 are computed by torch, on processors with instructions for it.
+The kernels compute the input products, because a library may round a row differently in another
+batch. They also run the time loops, which sum the gradients of biases and recurrent factors. Only
+large products of the backward pass in bfloat16 are computed by torch, on processors with
+instructions for it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,16 @@ from torch import Tensor
 
 from raglane.cells.elementwise import ElementwiseWeights
 from raglane.errors import ArgumentError
-from raglane.kernels.cpu.layer import KINDS, BackwardCall, Grads, Layer, LayerSpec, add_product, outer, spend
+from raglane.kernels.cpu.layer import (
+    KINDS,
+    BackwardCall,
+    Grads,
+    Layer,
+    LayerSpec,
+    add_product,
+    outer,
+    spend,
+)
 from raglane.native import library
 from raglane.native.library import cell_facts
 
@@ -47,7 +57,11 @@ class ElementwiseLayer(Layer):
         width = first.input.shape[0] + (0 if first.skip is None else size)
         reuse_gates = call.overwrite and saved_gates.numel() > 0
         gates = saved_gates if reuse_gates else library.empty(values, count, values.shape[0], width)
-        skipped = library.empty(values, count, *values.shape) if self.skips and first.skip is None else None
+        skipped = (
+            library.empty(values, count, *values.shape)
+            if self.skips and first.skip is None
+            else None
+        )
         initial = [torch.empty_like(part) for part in self.initial(tensors)]
         computes_all = self._computes_all_gradients(tensors)
         grad_values = torch.empty_like(values) if computes_all and needed[0] else None
@@ -57,9 +71,13 @@ class ElementwiseLayer(Layer):
             torch.empty_like(part)
             if part is not None and is_needed and (computes_all or index % self.each in (1, 2))
             else None
-            for index, (part, is_needed) in enumerate(zip(tensors[begin:], needed[begin:], strict=True))
+            for index, (part, is_needed) in enumerate(
+                zip(tensors[begin:], needed[begin:], strict=True)
+            )
         ]
-        self._run_backward(call, [gates, skipped, *initial, *[None] * (2 - len(initial)), grad_values, *grads])
+        self._run_backward(
+            call, [gates, skipped, *initial, *[None] * (2 - len(initial)), grad_values, *grads]
+        )
         if reuse_gates:
             spend(saved_gates)
         if not computes_all:
@@ -69,10 +87,11 @@ class ElementwiseLayer(Layer):
     def _add_products(
         self, call: BackwardCall, gates: Tensor, skipped: Tensor | None, grads: list[Tensor | None]
     ) -> Tensor | None:
-        """Return the gradient of the values, and write those of the weights to ``grads``, by torch's products.
+        """Return the gradient of the values, and write those of the weights to ``grads``, by
+        torch's products.
 
-        ``gates`` are gradients of the input products, ``(K, N, S * H)``; ``skipped``, of an SRU without ``skip``, is
-        the gradient that reaches the values without a product, ``(K, N, H)``.
+        ``gates`` are gradients of the input products, ``(K, N, S * H)``; ``skipped``, of an SRU
+        without ``skip``, is the gradient that reaches the values without a product, ``(K, N, H)``.
         """
         values, needed = call.tensors[0], call.needed[len(call.tensors) - self.weights :]
         grad_values: Tensor | None = None

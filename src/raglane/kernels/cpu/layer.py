@@ -1,4 +1,6 @@
-"""A layer of the cpu kernels without its tensors, kept from call to call; its forward and backward pass."""
+"""A layer of the cpu kernels without its tensors, kept from call to call; its forward and backward
+pass.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,9 @@ from raglane.native.memory import NO_MEMORY
 from raglane.packing.rows import Table
 
 Tensors = tuple[Any, ...]
-"""The tensors of a layer: the values ``(N, D)``; ``(K, B, size)`` per state, or none if all begin with zeros; and the
-weights of the cell's ``weights_type``, direction after direction, with None for missing ones."""
+"""The tensors of a layer: the values ``(N, D)``; ``(K, B, size)`` per state, or none if all begin
+with zeros; and the weights of the cell's ``weights_type``, direction after direction, with None for
+missing ones."""
 
 Grads = tuple[Tensor | None, ...]
 """Gradients of :data:`Tensors`, in that order; None for those that are not needed."""
@@ -29,7 +32,15 @@ Grads = tuple[Tensor | None, ...]
 _MOST_STEPS = 4096  # sequences of a step with cached offsets
 _HEAD = "abi", "isa", "cell", "dtype", "flags", "threads", "directions"
 # Fields that backward reads in addition to those of forward.
-_READ = "output", "gates", "c_states", "grad_output", "grad_c_states", "grad_final_h", "grad_final_c"
+_READ = (
+    "output",
+    "gates",
+    "c_states",
+    "grad_output",
+    "grad_c_states",
+    "grad_final_h",
+    "grad_final_c",
+)
 
 
 class LayerSpec(NamedTuple):
@@ -40,7 +51,9 @@ class LayerSpec(NamedTuple):
     sizes: tuple[int, ...]  # of the states
     directions: int  # ``K``
     dtype: torch.dtype  # of all tensors
-    checkpoint_every: int = 0  # steps of a sequence that backward recomputes at a time; 0 if forward saves the gates
+    checkpoint_every: int = (
+        0  # steps of a sequence that backward recomputes at a time; 0 if forward saves the gates
+    )
 
 
 class LayerResult(NamedTuple):
@@ -55,7 +68,9 @@ class LayerResult(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """Tensors that forward saves for backward; empty tensors for those that the cell does not need."""
+    """Tensors that forward saves for backward; empty tensors for those that the cell does not
+    need.
+    """
 
     output: Tensor  # ``(N, K * P)``
     gates: Tensor  # ``(K, N, ...)``, in the layout of the kernels
@@ -84,18 +99,28 @@ class BackwardCall(NamedTuple):
 
 _NAMES = (
     *("saved output", "saved gates", "saved c"),
-    *("gradient of the output", "gradient of c", "gradient of the final h", "gradient of the final c"),
+    *(
+        "gradient of the output",
+        "gradient of c",
+        "gradient of the final h",
+        "gradient of the final c",
+    ),
 )
 
 
 class Layer(ABC):
-    """A layer of one cell and certain sizes, in all its directions; raises ValueError or KeyError for no such layer.
+    """A layer of one cell and certain sizes, in all its directions; raises ValueError or KeyError
+    for no such layer.
 
     Threads share it: only the cache of packed fields and the gate's templates change.
     """
 
-    weight_fields: ClassVar[tuple[str, ...]]  # the fields of C's struct for the weights of a direction
-    written: ClassVar[tuple[str, ...]]  # the fields that backward writes, without gradients of weights
+    weight_fields: ClassVar[
+        tuple[str, ...]
+    ]  # the fields of C's struct for the weights of a direction
+    written: ClassVar[
+        tuple[str, ...]
+    ]  # the fields that backward writes, without gradients of weights
     checkpoints: ClassVar[bool] = False  # True if backward can recompute the gates
     overwrites_c = False  # True if backward may overwrite ``c``
     # Numbers saved per element, and the dimensions of ``c`` before the elements.
@@ -104,7 +129,14 @@ class Layer(ABC):
     c_rows: tuple[int, ...] = ()
 
     def __init__(self, spec: LayerSpec, number: int, **sizes: int) -> None:
-        self.cell, self.input_size, self.sizes, self.directions, self.dtype, self.checkpoint_every = spec
+        (
+            self.cell,
+            self.input_size,
+            self.sizes,
+            self.directions,
+            self.dtype,
+            self.checkpoint_every,
+        ) = spec
         self.gate = Gate(self.cell, self.input_size, self.sizes, self.directions, self.dtype)
         self.each = len(CELLS[self.cell].weights_type._fields)
         self.weights = self.directions * self.each
@@ -113,15 +145,23 @@ class Layer(ABC):
         names = list(fields.formats)[: list(fields.formats).index("offsets")]
         self._pack_head = fields.packer(*names, end="offsets")
         self._sizes = tuple([sizes.get(name, 0) for name in names[len(_HEAD) :]])
-        self._heads: dict[tuple[str, int, int, int | None, torch.dtype], tuple[tuple[int, ...], Tensor]] = {}
+        self._heads: dict[
+            tuple[str, int, int, int | None, torch.dtype], tuple[tuple[int, ...], Tensor]
+        ] = {}
         weights, gradients = [
-            [f"{kind}[{direction}].{name}" for direction in range(self.directions) for name in self.weight_fields]
+            [
+                f"{kind}[{direction}].{name}"
+                for direction in range(self.directions)
+                for name in self.weight_fields
+            ]
             for kind in ("weights", "grad_weights")
         ]
         inputs = "offsets", "values", "initial_h", "initial_c", *weights
         results = "packed", "output", "final_h", "final_c", "gates", "c_states"
         self._pack_forward = fields.packer(*inputs, *results, begin="offsets")
-        self._pack_backward = fields.packer(*inputs, *_READ, *self.written, *gradients, begin="offsets")
+        self._pack_backward = fields.packer(
+            *inputs, *_READ, *self.written, *gradients, begin="offsets"
+        )
 
     def initial(self, tensors: Tensors) -> Tensors:
         """Return the initial states among a layer's tensors."""
@@ -142,8 +182,12 @@ class Layer(ABC):
         """Return every state after each element, ``(N, K * size)`` per state."""
 
     def admit(self, offsets: Any, tensors: Tensors, depth: int = 0) -> Admitted:
-        """Validate a layer's tensors, and copy those that C cannot read; ``depth`` is for messages."""
-        return self.gate.try_validate(offsets, tensors) or self.gate.normalised(offsets, tensors, depth)
+        """Validate a layer's tensors, and copy those that C cannot read; ``depth`` is for
+        messages.
+        """
+        return self.gate.try_validate(offsets, tensors) or self.gate.normalised(
+            offsets, tensors, depth
+        )
 
     def try_forward(
         self,
@@ -163,14 +207,28 @@ class Layer(ABC):
         if run is None:
             return None
         _, head = self._head(self.dtype if packed is None else self._weights_dtype(packed.dtype))
-        # The caller records the call; torch's operators for autograd would warn of one that does not.
+        # The caller records the call; torch's operators for autograd would warn of one that does
+        # not.
         records = save and torch.is_grad_enabled()
         table = offsets if isinstance(offsets, Table) else None
-        sizes, order, number = (offsets, None, 0) if table is None else (table.sizes, table.order, table.number)
+        sizes, order, number = (
+            (offsets, None, 0) if table is None else (table.sizes, table.order, table.number)
+        )
         try:
             if records:
                 torch._C._set_grad_enabled(False)
-            parts = run[0](head, sizes, tensors[0], tensors[1:], packed, need_output, save, need_c, order, number)
+            parts = run[0](
+                head,
+                sizes,
+                tensors[0],
+                tensors[1:],
+                packed,
+                need_output,
+                save,
+                need_c,
+                order,
+                number,
+            )
         except NO_MEMORY:
             return None
         finally:
@@ -182,16 +240,26 @@ class Layer(ABC):
         begin, keeps_c = int(need_output or save), save or need_c
         final = tuple(parts[begin : begin + len(self.sizes)])
         return LayerResult(
-            parts[0] if begin else None, final, parts[-2] if save else None, parts[-1] if keeps_c else None, flat
+            parts[0] if begin else None,
+            final,
+            parts[-2] if save else None,
+            parts[-1] if keeps_c else None,
+            flat,
         )
 
     def forward(
-        self, admitted: Admitted, *, need_output: bool, save: bool, need_c: bool, packed: Tensor | None = None
+        self,
+        admitted: Admitted,
+        *,
+        need_output: bool,
+        save: bool,
+        need_c: bool,
+        packed: Tensor | None = None,
     ) -> LayerResult:
         """Run the layer; no user code may run between :meth:`admit` and this call.
 
-        ``save``: a backward pass follows. ``need_c``: return ``c`` after each element. ``packed``: the result of
-        :meth:`packed` for the current numbers of these weights.
+        ``save``: a backward pass follows. ``need_c``: return ``c`` after each element. ``packed``:
+        the result of :meth:`packed` for the current numbers of these weights.
         """
         offsets, tensors, addresses, _ = admitted
         values, count = tensors[0], self.directions
@@ -205,15 +273,27 @@ class Layer(ABC):
             gates = library.empty(values, *gates_shape) if save else None
             c_states = values.new_empty(*c_shape) if need_c else library.empty(values, *c_shape)
         parts = (packed, output, final[0], final[1] if len(final) > 1 else None, gates, c_states)
-        pointers = self._pack_forward(*addresses, *[0 if part is None else part.data_ptr() for part in parts])
+        pointers = self._pack_forward(
+            *addresses, *[0 if part is None else part.data_ptr() for part in parts]
+        )
         dtype = self.dtype if packed is None else self._weights_dtype(packed.dtype)
         self._call("raglane_forward", dtype, pointers, offsets, values)
         return LayerResult(output, final, gates, c_states)
 
-    def _head(self, dtype: torch.dtype, threads: int | None = None) -> tuple[tuple[int, ...], Tensor]:
-        """Return the fields of the struct before its addresses, without counts; ``dtype`` is that of the weights."""
+    def _head(
+        self, dtype: torch.dtype, threads: int | None = None
+    ) -> tuple[tuple[int, ...], Tensor]:
+        """Return the fields of the struct before its addresses, without counts; ``dtype`` is that
+        of the weights.
+        """
         kernels = library.library()
-        key = kernels.isa, kernels.flags, threads or torch.get_num_threads(), forks.threads_before, dtype
+        key = (
+            kernels.isa,
+            kernels.flags,
+            threads or torch.get_num_threads(),
+            forks.threads_before,
+            dtype,
+        )
         head = self._heads.get(key)
         if head is None:
             fields = *library.preamble(self.number, dtype, threads), self.directions, *self._sizes
@@ -221,11 +301,18 @@ class Layer(ABC):
         return head
 
     def _counted(
-        self, dtype: torch.dtype, sequences: int, elements: int, slot_count: int = 0, threads: int | None = None
+        self,
+        dtype: torch.dtype,
+        sequences: int,
+        elements: int,
+        slot_count: int = 0,
+        threads: int | None = None,
     ) -> bytes:
         """Return the fields of the struct before its addresses, for Python's own call."""
         fields, _ = self._head(dtype, threads)
-        return self._pack_head(*fields[: len(_HEAD)], sequences, elements, slot_count, *fields[len(_HEAD) + 3 :])
+        return self._pack_head(
+            *fields[: len(_HEAD)], sequences, elements, slot_count, *fields[len(_HEAD) + 3 :]
+        )
 
     def _weights_dtype(self, packed: torch.dtype) -> torch.dtype:
         """Return the dtype of packed weights for C: int8, or that of the tensors."""
@@ -244,7 +331,9 @@ class Layer(ABC):
         _, _, addresses, _storages = self.admit(offsets, (values, *weights), depth)
         dtype = dtype or torch.uint8
         head = self._counted(self._weights_dtype(dtype), 0, 0)
-        return library.packed("raglane_pack", head + self._pack_forward(*addresses, *(0,) * 6), dtype)
+        return library.packed(
+            "raglane_pack", head + self._pack_forward(*addresses, *(0,) * 6), dtype
+        )
 
     def backward(
         self,
@@ -257,7 +346,9 @@ class Layer(ABC):
         overwrite: bool,
         depth: int = 0,
     ) -> Grads:
-        """Return the gradients of the tensors for which ``needed`` is True; ``overwrite`` as in BackwardCall."""
+        """Return the gradients of the tensors for which ``needed`` is True; ``overwrite`` as in
+        BackwardCall.
+        """
         found = self.try_backward(offsets, tensors, saved, grads, needed, overwrite)
         if found is not None:
             return found
@@ -283,10 +374,11 @@ class Layer(ABC):
         overwrite: bool,
         in_layout: bool = False,
     ) -> Grads | None:
-        """As :meth:`backward`, by one call of C++; None if that cannot read a tensor, or is missing.
+        """As :meth:`backward`, by one call of C++; None if that cannot read a tensor, or is
+        missing.
 
-        ``in_layout``: ``offsets`` are the places of a table's rows, and the gradients of output and values have its
-        layout.
+        ``in_layout``: ``offsets`` are the places of a table's rows, and the gradients of output and
+        values have its layout.
         """
         run = library.operators()
         if run is None or not self._computes_all_gradients(tensors):
@@ -306,35 +398,51 @@ class Layer(ABC):
             spend(saved.c_states)
         results = iter(found)
         pairs = zip(tensors, needed, strict=True)
-        return tuple([next(results) if is_needed and part is not None else None for part, is_needed in pairs])
+        return tuple(
+            [next(results) if is_needed and part is not None else None for part, is_needed in pairs]
+        )
 
     @abstractmethod
     def _backward(self, call: BackwardCall) -> Grads:
         """Return the gradients."""
 
     def _run_backward(self, call: BackwardCall, written: list[Tensor | None]) -> None:
-        """Call C's backward, which writes to the tensors ``written``: the class's fields, then gradients of weights."""
-        pointers = self._pack_backward(*call.fields, *[0 if part is None else part.data_ptr() for part in written])
+        """Call C's backward, which writes to the tensors ``written``: the class's fields, then
+        gradients of weights.
+        """
+        pointers = self._pack_backward(
+            *call.fields, *[0 if part is None else part.data_ptr() for part in written]
+        )
         self._call("raglane_backward", self.dtype, pointers, call.offsets, call.tensors[0])
 
-    def _call(self, function: str, dtype: torch.dtype, pointers: bytes, offsets: Tensor, values: Tensor) -> None:
+    def _call(
+        self, function: str, dtype: torch.dtype, pointers: bytes, offsets: Tensor, values: Tensor
+    ) -> None:
         """Call a function of C with the struct of this layer; ``dtype`` is that of the weights."""
         head = self._counted(dtype, offsets.shape[0] - 1, values.shape[0])
         try:
             library.call(function, head + pointers)
         except ArgumentError:
-            check_unchanged(offsets, values.shape[0], values.device)  # raises the message of the other backends
+            check_unchanged(
+                offsets, values.shape[0], values.device
+            )  # raises the message of the other backends
             raise
 
     def _computes_all_gradients(self, tensors: Tensors) -> bool:
-        """Return True if the kernels compute the gradients of values and weights, False if torch does.
+        """Return True if the kernels compute the gradients of values and weights, False if torch
+        does.
 
-        For many elements of bfloat16, torch's products are faster on processors with bfloat16 instructions, because the
-        kernels widen the numbers first. For few elements the overhead of calling torch is larger than this gain.
+        For many elements of bfloat16, torch's products are faster on processors with bfloat16
+        instructions, because the kernels widen the numbers first. For few elements the overhead of
+        calling torch is larger than this gain.
         """
         kernels = library.library()
         # Recomputed gates exist only in the kernels' scratch.
-        if self.checkpoint_every or self.dtype is not torch.bfloat16 or "avx512bf16" not in kernels.isas:
+        if (
+            self.checkpoint_every
+            or self.dtype is not torch.bfloat16
+            or "avx512bf16" not in kernels.isas
+        ):
             return True
         few = sum(part.numel() for part in self.weights_of(tensors, 0)[:2] if part is not None)
         return bool(tensors[0].shape[0] <= kernels.few_elements and few <= kernels.few_weights)
@@ -345,7 +453,9 @@ KINDS: dict[type, type[Layer]] = {}
 
 
 def kind_of(cell: str) -> type[Layer] | None:
-    """Return the subclass for a cell; it does not load the kernels, because ``torch.compile`` traces it."""
+    """Return the subclass for a cell; it does not load the kernels, because ``torch.compile``
+    traces it.
+    """
     return KINDS.get(CELLS[cell].weights_type) if cell in CELLS else None
 
 
@@ -376,19 +486,22 @@ def layer_of(
     depth: int = 0,
     checkpoint_every: int = 0,
 ) -> Layer:
-    """Return the layer for tensors, the last ``weights`` of which are weights; cached by :class:`LayerSpec`.
+    """Return the layer for tensors, the last ``weights`` of which are weights; cached by
+    :class:`LayerSpec`.
 
     ``depth`` is the index of the layer in its stack, for messages.
     """
     try:
         values = tensors[0]
-        return find_layer(cell, int(values.shape[1]), sizes, directions, values.dtype, checkpoint_every)
+        return find_layer(
+            cell, int(values.shape[1]), sizes, directions, values.dtype, checkpoint_every
+        )
     except NO_MEMORY:
         check_layer(cell, offsets, tensors, weights, sizes, directions, depth)
         raise
 
 
-# ---- gradients by torch ---------------------------------------------------------------------------------------------
+# ---- gradients by torch --------------------------------------------------------------------------
 
 # Ratio of rows to columns from which outer computes the transposed product; measured.
 _TALL = 32
@@ -400,7 +513,9 @@ def are_hooked() -> bool:
 
 
 def is_last_use() -> bool:
-    """Return True if the graph is freed after this backward pass, so that saved tensors may be overwritten."""
+    """Return True if the graph is freed after this backward pass, so that saved tensors may be
+    overwritten.
+    """
     return not torch._C._autograd._get_current_graph_task_keep_graph()
 
 
@@ -410,7 +525,9 @@ def spend(*tensors: Tensor) -> None:
 
 
 def outer(gates: Tensor, inputs: Tensor) -> Tensor:
-    """Return the sum over the elements of the outer products of rows: ``(N, G)`` and ``(N, D)`` to ``(G, D)``."""
+    """Return the sum over the elements of the outer products of rows: ``(N, G)`` and ``(N, D)`` to
+    ``(G, D)``.
+    """
     if inputs.shape[0] < _TALL * inputs.shape[1]:
         return torch.mm(gates.t(), inputs)
     # MKL computes the transpose of a tall and narrow product a fifth to a third faster.
@@ -419,8 +536,12 @@ def outer(gates: Tensor, inputs: Tensor) -> Tensor:
 
 def add_product(total: Tensor | None, gates: Tensor, weight: Tensor) -> Tensor:
     """Return ``gates @ weight``, added in place to ``total`` if there is one."""
-    # With AMX, oneDNN 3.12 multiplies what follows a row, up to a multiple of 32 numbers, by zero: the next row, or
-    # uninitialised memory, where NaN may be (oneDNN's issue 5717).
-    if gates.dtype is torch.bfloat16 and (rest := -gates.shape[1] % 32) and "amx" in library.library().isas:
+    # With AMX, oneDNN 3.12 multiplies what follows a row, up to a multiple of 32 numbers, by zero:
+    # the next row, or uninitialised memory, where NaN may be (oneDNN's issue 5717).
+    if (
+        gates.dtype is torch.bfloat16
+        and (rest := -gates.shape[1] % 32)
+        and "amx" in library.library().isas
+    ):
         gates, weight = functional.pad(gates, (0, rest)), functional.pad(weight, (0, 0, 0, rest))
     return torch.mm(gates, weight) if total is None else total.addmm_(gates, weight)

@@ -1,7 +1,7 @@
 """Layers with a matrix product of the state in each step: RNN, LSTM and GRU.
 
-The kernels run the time loops and the products of the backward pass. Only large products of bfloat16 are computed by
-torch, on processors with instructions for it, where torch is faster.
+The kernels run the time loops and the products of the backward pass. Only large products of
+bfloat16 are computed by torch, on processors with instructions for it, where torch is faster.
 """
 
 from __future__ import annotations
@@ -12,7 +12,16 @@ import torch
 from torch import Tensor
 
 from raglane.cells.spec import Weights
-from raglane.kernels.cpu.layer import KINDS, BackwardCall, Grads, Layer, LayerSpec, add_product, outer, spend
+from raglane.kernels.cpu.layer import (
+    KINDS,
+    BackwardCall,
+    Grads,
+    Layer,
+    LayerSpec,
+    add_product,
+    outer,
+    spend,
+)
 from raglane.native import library
 from raglane.native.library import cell_facts
 
@@ -79,10 +88,14 @@ class MatrixLayer(Layer):
             spend(saved.c_states)
         if computes_all:
             return tuple(grads)
-        grad_values, grad_weights = self._by_products(call, _StepGrads(gates, h_before, grad_h, unprojected))
+        grad_values, grad_weights = self._by_products(
+            call, _StepGrads(gates, h_before, grad_h, unprojected)
+        )
         return grad_values, *grads[1:begin], *grad_weights
 
-    def _by_products(self, call: BackwardCall, steps: _StepGrads) -> tuple[Tensor | None, list[Tensor | None]]:
+    def _by_products(
+        self, call: BackwardCall, steps: _StepGrads
+    ) -> tuple[Tensor | None, list[Tensor | None]]:
         """Compute the gradients of the values and of all weights by torch's products."""
         tensors, begin = call.tensors, len(call.tensors) - self.weights
         grad_values: Tensor | None = None
@@ -97,19 +110,31 @@ class MatrixLayer(Layer):
         return grad_values, grad_weights
 
     def _weight_gradients(
-        self, values: Tensor, steps: _StepGrads, direction: int, weights: Weights, needed: tuple[bool, ...]
+        self,
+        values: Tensor,
+        steps: _StepGrads,
+        direction: int,
+        weights: Weights,
+        needed: tuple[bool, ...],
     ) -> list[Tensor | None]:
         """Compute the gradients of the five weights of one direction."""
         rows, hidden_size = weights.input.shape[0], self.hidden_size
         gates = steps.gates[direction, :, : self.slots * hidden_size]
         h_before = steps.h_before[direction]
         result: list[Tensor | None] = [None] * 5
-        split = gates.shape[1] > rows  # the input and hidden product of a GRU's candidate have different gradients
+        split = (
+            gates.shape[1] > rows
+        )  # the input and hidden product of a GRU's candidate have different gradients
         if needed[0]:
             result[0] = outer(gates[:, :rows], values)
         if needed[1]:
             result[1] = (
-                torch.cat([outer(gates[:, : rows - hidden_size], h_before), outer(gates[:, rows:], h_before)])
+                torch.cat(
+                    [
+                        outer(gates[:, : rows - hidden_size], h_before),
+                        outer(gates[:, rows:], h_before),
+                    ]
+                )
                 if split
                 else outer(gates, h_before)
             )
@@ -117,7 +142,9 @@ class MatrixLayer(Layer):
             sums = gates.sum(0)
             result[2] = sums[:rows] if needed[2] else None
             if needed[3]:
-                result[3] = torch.cat([sums[: rows - hidden_size], sums[rows:]]) if split else sums.clone()
+                result[3] = (
+                    torch.cat([sums[: rows - hidden_size], sums[rows:]]) if split else sums.clone()
+                )
         if needed[4] and steps.grad_h is not None and steps.unprojected is not None:
             result[4] = torch.mm(steps.grad_h[direction].t(), steps.unprojected[direction])
         return result
@@ -140,7 +167,9 @@ _SURPLUS, _MOST, _EVEN = 1.15, 48, 6
 
 
 def lanes_of(lengths: Tensor, threads: int) -> int:
-    """Return the lanes of all threads together for lengths on the CPU, at least 1; for predictions of run times."""
+    """Return the lanes of all threads together for lengths on the CPU, at least 1; for predictions
+    of run times.
+    """
     count, total = int(lengths.count_nonzero()), int(lengths.sum())
     if count == 0:
         return 1

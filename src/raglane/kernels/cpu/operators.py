@@ -1,6 +1,7 @@
 """The layer of :mod:`raglane.kernels.cpu.backend` as operators, for ``torch.compile``.
 
-A separate module, imported only when needed: registering operators takes longer than importing the rest of Raglane.
+A separate module, imported only when needed: registering operators takes longer than importing the
+rest of Raglane.
 """
 
 from __future__ import annotations
@@ -16,34 +17,56 @@ from raglane.kernels.contract import Request
 from raglane.kernels.cpu.layer import Layer, OutputGrads, Saved, layer_of
 from raglane.native.library import cell_facts
 
-# An operator has a fixed number of arguments: at most two states, and two directions of five weights.
+# An operator has a fixed number of arguments: at most two states, and two directions of five
+# weights.
 _WEIGHTS = 10
 _PADDED = 2 + _WEIGHTS
 _TENSORS = "Tensor h, Tensor? c, " + ", ".join(f"Tensor? w{index}" for index in range(_WEIGHTS))
 
 
 def _layer_of(
-    cell: str, values: Tensor, offsets: Tensor, padded: tuple[Tensor | None, ...], checkpoint_every: int
+    cell: str,
+    values: Tensor,
+    offsets: Tensor,
+    padded: tuple[Tensor | None, ...],
+    checkpoint_every: int,
 ) -> tuple[Layer, tuple[Tensor | None, ...]]:
     """Return the layer and the tensors for arguments of the operators, which users can call too."""
     if cell not in cell_facts():
-        raise ArgumentError("cell", repr(cell), f"one of {', '.join(cell_facts())}", "choose one of them")
+        raise ArgumentError(
+            "cell", repr(cell), f"one of {', '.join(cell_facts())}", "choose one of them"
+        )
     states = tuple(part for part in padded[:2] if part is not None)
     for name, part in zip("hc", states, strict=False):
         if part.dim() != 3:
             rule = "a tensor (directions, sequences, size)"
-            raise ShapeError(name, f"shape {tuple(part.shape)}", rule, "pass one state per sequence")
+            raise ShapeError(
+                name, f"shape {tuple(part.shape)}", rule, "pass one state per sequence"
+            )
     if checkpoint_every < 0:
         rule = "0, or the number of steps that backward recomputes at a time"
         raise ArgumentError("checkpoint_every", repr(checkpoint_every), rule, "pass 0 or more")
     directions, each = states[0].shape[0], len(CELLS[cell].weights_type._fields)
     weights, rest = padded[2:][: each * directions], padded[2:][each * directions :]
     if any(part is not None for part in rest):
-        got, rule = f"{directions} directions, and weights for more", f"{each} for each direction of h"
+        got, rule = (
+            f"{directions} directions, and weights for more",
+            f"{each} for each direction of h",
+        )
         raise ArgumentError("weights", got, rule, "pass a state for both directions")
     tensors = (values, *states, *weights)
-    sizes = tuple(int(part.shape[2]) for part in states)  # int, because they may be symbolic while tracing
-    layer = layer_of(cell, offsets, tensors, len(weights), sizes, int(directions), checkpoint_every=checkpoint_every)
+    sizes = tuple(
+        int(part.shape[2]) for part in states
+    )  # int, because they may be symbolic while tracing
+    layer = layer_of(
+        cell,
+        offsets,
+        tensors,
+        len(weights),
+        sizes,
+        int(directions),
+        checkpoint_every=checkpoint_every,
+    )
     return layer, tensors
 
 
@@ -54,7 +77,9 @@ def _layer_of(
     " int checkpoint_every) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
 def recurrence(cell: str, values: Tensor, offsets: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    """Return output, final h, final c, saved gates, c after each element; empty tensors for missing ones."""
+    """Return output, final h, final c, saved gates, c after each element; empty tensors for missing
+    ones.
+    """
     *padded, need_output, save, need_c, every = rest
     layer, tensors = _layer_of(cell, values, offsets, tuple(padded), every)
     options = {"need_output": need_output, "save": save, "need_c": need_c}
@@ -71,7 +96,9 @@ def _(cell: str, values: Tensor, offsets: Tensor, *rest: Any) -> tuple[Tensor, .
     layer, _ = _layer_of(cell, values, offsets, tuple(padded), every)
     gates, c_states = layer.saved_shapes(values.shape[0])
     return (
-        values.new_empty(values.shape[0], h.shape[0] * h.shape[2]) if need_output or save else values.new_empty(0),
+        values.new_empty(values.shape[0], h.shape[0] * h.shape[2])
+        if need_output or save
+        else values.new_empty(0),
         h.new_empty(h.shape),
         values.new_empty(0) if c is None else c.new_empty(c.shape),
         values.new_empty(gates) if save else values.new_empty(0),
@@ -87,8 +114,13 @@ def _(cell: str, values: Tensor, offsets: Tensor, *rest: Any) -> tuple[Tensor, .
     " -> Tensor[]",
 )
 def _backward_op(cell: str, values: Tensor, offsets: Tensor, *rest: Any) -> list[Tensor]:
-    """Return the gradients of (values, h, c, ten weights); empty tensors for those that are not needed."""
-    padded, (output, gates, c_states, grad_output, grad_c_states, *grad_final) = rest[:_PADDED], rest[_PADDED:-2]
+    """Return the gradients of (values, h, c, ten weights); empty tensors for those that are not
+    needed.
+    """
+    padded, (output, gates, c_states, grad_output, grad_c_states, *grad_final) = (
+        rest[:_PADDED],
+        rest[_PADDED:-2],
+    )
     needed, every = rest[-2:]
     layer, tensors = _layer_of(cell, values, offsets, padded, every)
     states, weights = len(layer.initial(tensors)), layer.weights
@@ -99,15 +131,25 @@ def _backward_op(cell: str, values: Tensor, offsets: Tensor, *rest: Any) -> list
     output_grads = OutputGrads(grad_output, grad_c_states, tuple(grad_final[:states]))
     saved = Saved(output, gates, c_states, is_shared=True)
     grads = layer.backward(offsets, tensors, saved, output_grads, own, overwrite=False)
-    all_grads = [*grads[: 1 + states], *[None] * (2 - states), *grads[1 + states :], *[None] * (_WEIGHTS - weights)]
+    all_grads = [
+        *grads[: 1 + states],
+        *[None] * (2 - states),
+        *grads[1 + states :],
+        *[None] * (_WEIGHTS - weights),
+    ]
     pairs = zip(all_grads, needed, strict=True)
-    return [values.new_empty(0) if grad is None or not is_needed else grad for grad, is_needed in pairs]
+    return [
+        values.new_empty(0) if grad is None or not is_needed else grad for grad, is_needed in pairs
+    ]
 
 
 @_backward_op.register_fake
 def _(cell: str, values: Tensor, offsets: Tensor, *rest: Any) -> list[Tensor]:  # noqa: ARG001
     pairs = zip((values, *rest[:_PADDED]), rest[-2], strict=True)
-    return [values.new_empty(part.shape if is_needed and part is not None else 0) for part, is_needed in pairs]
+    return [
+        values.new_empty(part.shape if is_needed and part is not None else 0)
+        for part, is_needed in pairs
+    ]
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -118,9 +160,16 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]
     ctx.save_for_backward(values, offsets, *padded, output[0], output[3], output[4])
 
 
-def _op_backward(ctx: Any, grad_output: Any, grad_h: Any, grad_c: Any, _: Any, grad_c_states: Any) -> tuple[Any, ...]:
+def _op_backward(
+    ctx: Any, grad_output: Any, grad_h: Any, grad_c: Any, _: Any, grad_c_states: Any
+) -> tuple[Any, ...]:
     values, offsets, *rest = ctx.saved_tensors
-    output_grads = grad_output, grad_c_states if ctx.need_c else None, grad_h, grad_c if rest[1] is not None else None
+    output_grads = (
+        grad_output,
+        grad_c_states if ctx.need_c else None,
+        grad_h,
+        grad_c if rest[1] is not None else None,
+    )
     grads = _backward_op(ctx.cell, values, offsets, *rest, *output_grads, ctx.needed, ctx.every)
     grads = [grad if is_needed else None for grad, is_needed in zip(grads, ctx.needed, strict=True)]
     return None, grads[0], None, *grads[1:], None, None, None, None
@@ -130,7 +179,12 @@ recurrence.register_autograd(_op_backward, setup_context=_setup_context)
 
 
 def run(
-    request: Request, weights: tuple[Tensor | None, ...], *, need_output: bool, save: bool, need_c: bool
+    request: Request,
+    weights: tuple[Tensor | None, ...],
+    *,
+    need_output: bool,
+    save: bool,
+    need_c: bool,
 ) -> tuple[Tensor, tuple[Tensor, ...], Tensor | None]:
     """Run a request of one layer by the operator."""
     output, h, c, _, c_states = recurrence(

@@ -1,9 +1,9 @@
 """Layers and programs with weights packed once, which run one after the other on live streams.
 
-The stages of a model read and add rows, one per element. Their states are in pools, with a row per stream: a call reads
-the initial state of each sequence from its slot, and writes the final state to it. An empty sequence does not change
-its slot. Pools of bfloat16 layers are float32, so that a sequence has the same bits in pieces. No gradients are
-recorded.
+The stages of a model read and add rows, one per element. Their states are in pools, with a row per
+stream: a call reads the initial state of each sequence from its slot, and writes the final state to
+it. An empty sequence does not change its slot. Pools of bfloat16 layers are float32, so that a
+sequence has the same bits in pieces. No gradients are recorded.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ _pack_program = struct.Struct("=16q").pack
 
 def as_array(rows: Tensor) -> npt.NDArray[Any]:
     """Return rows as an array, int16 for bfloat16, which NumPy does not have."""
-    array: npt.NDArray[Any] = (rows.contiguous().view(torch.int16) if rows.dtype is torch.bfloat16 else rows).numpy()
+    array: npt.NDArray[Any] = (
+        rows.contiguous().view(torch.int16) if rows.dtype is torch.bfloat16 else rows
+    ).numpy()
     return array
 
 
@@ -51,26 +53,43 @@ class Kernel:
     """A stage of a model; of those that C does not run, ``run`` writes the output."""
 
     def __init__(
-        self, width: int, dtype: torch.dtype, sizes: Sequence[int] = (), state_dtype: torch.dtype = torch.float32
+        self,
+        width: int,
+        dtype: torch.dtype,
+        sizes: Sequence[int] = (),
+        state_dtype: torch.dtype = torch.float32,
     ) -> None:
         self.width, self.dtype = width, dtype  # of the new rows
         self.sizes, self.state_dtype = tuple(sizes), state_dtype  # of the states
 
     def pools(self, slots: int) -> list[Tensor]:
         """Return a pool ``(slots, size)`` for each state, without numbers."""
-        return [torch.empty(slots, size, dtype=self.state_dtype, device=_CPU) for size in self.sizes]
+        return [
+            torch.empty(slots, size, dtype=self.state_dtype, device=_CPU) for size in self.sizes
+        ]
 
     def check(self, rows: Rows, widths: Sequence[int], dtypes: Sequence[torch.dtype]) -> None:
         """Raise if C cannot read the rows of these widths, and one of these dtypes."""
-        got = [(part.shape[1], part.dtype) for part in rows.inputs], [part.shape[1] for part in rows.pools]
+        got = (
+            [(part.shape[1], part.dtype) for part in rows.inputs],
+            [part.shape[1] for part in rows.pools],
+        )
         if [width for width, _ in got[0]] != list(widths) or got[1] != list(self.sizes):
-            rule, fix = f"widths {list(widths)} and states {list(self.sizes)}", "pass the rows of the stage"
+            rule, fix = (
+                f"widths {list(widths)} and states {list(self.sizes)}",
+                "pass the rows of the stage",
+            )
             raise ShapeError("rows", repr(got), rule, fix)
         if any(dtype not in dtypes for _, dtype in got[0]):
-            raise ShapeError("rows", repr(got), f"of {' or '.join(map(str, dtypes))}", "convert them")
+            raise ShapeError(
+                "rows", repr(got), f"of {' or '.join(map(str, dtypes))}", "convert them"
+            )
         shapes = [(rows.pools[0].shape[0], size) for size in self.sizes]
         filled = [pool for pool in rows.pools if pool.numel()]
-        placed = [place(pool, shape, self.state_dtype) for pool, shape in zip(rows.pools, shapes, strict=True)]
+        placed = [
+            place(pool, shape, self.state_dtype)
+            for pool, shape in zip(rows.pools, shapes, strict=True)
+        ]
         if None in placed or len({pool.data_ptr() for pool in filled}) < len(filled):
             got_pools = [(tuple(pool.shape), pool.dtype, pool.stride()) for pool in rows.pools]
             rule = f"contiguous tensors {shapes} of {self.state_dtype} without common memory"
@@ -82,11 +101,12 @@ class Kernel:
 
 
 class Runner:
-    """Runs stages on batches in memory of its own: the caller writes a batch, and reads the rows of a stage.
+    """Runs stages on batches in memory of its own: the caller writes a batch, and reads the rows of
+    a stage.
 
-    ``stages`` are pairs of a kernel and the indexes of the rows that it reads: 0 is the input, ``(n, width)``, and i
-    the output of stage i - 1. ``pools`` are those of each kernel. All other tensors are made here, so that C can read
-    and write them.
+    ``stages`` are pairs of a kernel and the indexes of the rows that it reads: 0 is the input,
+    ``(n, width)``, and i the output of stage i - 1. ``pools`` are those of each kernel. All other
+    tensors are made here, so that C can read and write them.
     """
 
     def __init__(
@@ -106,9 +126,14 @@ class Runner:
         if elements <= self._elements and sequences <= self._sequences:
             return
         # Twice as much as before, so that growing streams rarely need new memory.
-        elements, sequences = max(elements, 2 * self._elements, 1), max(sequences, 2 * self._sequences)
+        elements, sequences = (
+            max(elements, 2 * self._elements, 1),
+            max(sequences, 2 * self._sequences),
+        )
         self._elements = self._sequences = 0  # until there is memory for all of it
-        self.rows = [torch.empty(elements, width, dtype=dtype, device=_CPU) for width, dtype in self._sizes]
+        self.rows = [
+            torch.empty(elements, width, dtype=dtype, device=_CPU) for width, dtype in self._sizes
+        ]
         self.arrays = [as_array(rows) for rows in self.rows]
         self.offsets, self.slots = np.zeros(sequences + 1, np.int64), np.zeros(sequences, np.int64)
         self._places = torch.from_numpy(self.offsets), torch.from_numpy(self.slots)
@@ -127,7 +152,10 @@ class Runner:
     def run(self, elements: int, sequences: int) -> None:
         """Run all stages on the first ``elements`` rows, as ``sequences`` sequences."""
         if elements > self._elements or sequences > self._sequences:
-            got, rule = f"{elements} elements of {sequences} sequences", "those of the last call of reserve, at most"
+            got, rule = (
+                f"{elements} elements of {sequences} sequences",
+                "those of the last call of reserve, at most",
+            )
             raise ArgumentError("elements", got, rule, "call reserve first")
         threads = library.library().threads(self._threads)
         for part in self._calls:
@@ -135,7 +163,9 @@ class Runner:
                 self._stages[part][0].run(self._rows_of(part, elements, sequences))
             else:
                 address, count = part.table.buffer_info()
-                library.call("raglane_run_stages", address, count // 2, threads, sequences, elements)
+                library.call(
+                    "raglane_run_stages", address, count // 2, threads, sequences, elements
+                )
 
     def _rows_of(self, index: int, elements: int, sequences: int) -> Rows:
         inputs = [self.rows[read][:elements] for read in self._stages[index][1]]
@@ -161,25 +191,35 @@ class _Calls(NamedTuple):
 class PreparedLayer(Kernel):
     """One layer and direction of a cell of the cpu kernels, with packed weights.
 
-    ``weights`` are those of the cell's ``weights_type``; later changes of them have no effect. ``sizes`` are those of
-    the states. ``dtype`` is torch.int8 for int8 weights.
+    ``weights`` are those of the cell's ``weights_type``; later changes of them have no effect.
+    ``sizes`` are those of the states. ``dtype`` is torch.int8 for int8 weights.
     """
 
     def __init__(
-        self, cell_name: str, weights: Sequence[Any], sizes: tuple[int, ...], dtype: torch.dtype | None = None
+        self,
+        cell_name: str,
+        weights: Sequence[Any],
+        sizes: tuple[int, ...],
+        dtype: torch.dtype | None = None,
     ) -> None:
         weights, offsets = tuple(weights), torch.zeros(1, dtype=torch.int64, device=_CPU)
         values = weights[0].new_empty(0, weights[0].shape[1])
         self._layer = layer_of(cell_name, offsets, (values, *weights), len(weights), sizes, 1)
         self._packed = self._layer.packed(weights, dtype=dtype)
-        self._weights_dtype, self.is_int8 = self._layer.dtype if dtype is None else dtype, dtype is torch.int8
+        self._weights_dtype, self.is_int8 = (
+            self._layer.dtype if dtype is None else dtype,
+            dtype is torch.int8,
+        )
         # C reads only which weights there are.
         self._weights = tuple([int(part is not None) for part in weights])
         fields = [f"weights[0].{name}" for name in self._layer.weight_fields]
         self._pack = (
             library.library()
             .structs["raglane_layer"]
-            .packer(*("offsets", "slots", "values", *fields, "packed", "output", "final_h", "final_c"), begin="offsets")
+            .packer(
+                *("offsets", "slots", "values", *fields, "packed", "output", "final_h", "final_c"),
+                begin="offsets",
+            )
         )
         state_dtype = torch.float32 if values.dtype is torch.bfloat16 else values.dtype
         super().__init__(sizes[0], values.dtype, sizes, state_dtype)
@@ -191,17 +231,27 @@ class PreparedLayer(Kernel):
         pools = [part.data_ptr() for part in rows.pools]
         pointers = self._pack(
             *[part.data_ptr() for part in parts],
-            *(*self._weights, self._packed.data_ptr(), rows.output.data_ptr(), pools[0], pools[1] if pools[1:] else 0),
+            *(
+                *self._weights,
+                self._packed.data_ptr(),
+                rows.output.data_ptr(),
+                pools[0],
+                pools[1] if pools[1:] else 0,
+            ),
         )
         slots = rows.pools[0].shape[0]
-        head = self._layer._counted(self._weights_dtype, rows.slots.shape[0], rows.output.shape[0], slots, 1)
+        head = self._layer._counted(
+            self._weights_dtype, rows.slots.shape[0], rows.output.shape[0], slots, 1
+        )
         return head + pointers, (parts, rows)
 
 
 class PreparedProgram(Kernel):
-    """A program with elements, states, vectors, weights and one output, but no sequences; the weights are packed.
+    """A program with elements, states, vectors, weights and one output, but no sequences; the
+    weights are packed.
 
-    Later changes of ``vectors`` and ``weights`` have no effect. ``output_dtype`` may be bfloat16 in place of float32.
+    Later changes of ``vectors`` and ``weights`` have no effect. ``output_dtype`` may be bfloat16 in
+    place of float32.
     """
 
     def __init__(
@@ -217,7 +267,9 @@ class PreparedProgram(Kernel):
         elements, sequences, states, *_ = encoded.shapes
         if sequences or not elements or len(program.outputs) != 1:
             counts = len(sequences), len(elements), len(program.outputs)
-            got = f"{counts[0]} inputs per sequence, {counts[1]} per element and {counts[2]} outputs"
+            got = (
+                f"{counts[0]} inputs per sequence, {counts[1]} per element and {counts[2]} outputs"
+            )
             rule = "one of inputs per element alone, and one output"
             raise ArgumentError("program", got, rule, "run it without preparing it")
         self._dtypes = (dtype, torch.bfloat16) if dtype is torch.float32 else (dtype,)
@@ -229,7 +281,9 @@ class PreparedProgram(Kernel):
                 checked_rows(f"{name}[{index}]", part, shape, (dtype,))
                 for index, (part, shape) in enumerate(zip(parts, shapes, strict=True))
             ]
-            for name, parts, shapes in zip(("vectors", "weights"), (vectors, weights), encoded.shapes[3:], strict=True)
+            for name, parts, shapes in zip(
+                ("vectors", "weights"), (vectors, weights), encoded.shapes[3:], strict=True
+            )
         ]
         # Memory that C reads in every call, and no other code changes.
         self._code = encoded.code
@@ -246,8 +300,12 @@ class PreparedProgram(Kernel):
         self._output_at = len(self._table)
         for width, own in ((self.width, output_dtype), *[(size, dtype) for size in sizes]):
             self._table.extend((0, DTYPES[own], width, 0, 0))
-        self._packed = library.packed("raglane_pack_program", self._argument(self._table, None, (0, 0, 1, 0, 0, 0), 0))
-        self._table[of_weights : self._output_at] = array("q", bytes(8 * (self._output_at - of_weights)))
+        self._packed = library.packed(
+            "raglane_pack_program", self._argument(self._table, None, (0, 0, 1, 0, 0, 0), 0)
+        )
+        self._table[of_weights : self._output_at] = array(
+            "q", bytes(8 * (self._output_at - of_weights))
+        )
 
     def fields(self, rows: Rows) -> tuple[bytes, Any]:
         """Return the struct of a call with all rows, and what else C reads."""
@@ -256,11 +314,24 @@ class PreparedProgram(Kernel):
         for index, part in enumerate(parts):
             table[5 * index], table[5 * index + 1] = part.data_ptr(), DTYPES[part.dtype]
         table[self._output_at] = rows.output.data_ptr()
-        sizes = rows.slots.shape[0], rows.output.shape[0], 1, rows.pools[0].shape[0] if rows.pools else 0
+        sizes = (
+            rows.slots.shape[0],
+            rows.output.shape[0],
+            1,
+            rows.pools[0].shape[0] if rows.pools else 0,
+        )
         places = rows.offsets.data_ptr(), rows.slots.data_ptr() if rows.pools else 0
         return self._argument(table, 1, (*sizes, *places), self._packed.data_ptr()), (table, rows)
 
-    def _argument(self, table: array[int], threads: int | None, batch: tuple[int, ...], packed: int) -> bytes:
+    def _argument(
+        self, table: array[int], threads: int | None, batch: tuple[int, ...], packed: int
+    ) -> bytes:
         """Return the struct of a call."""
-        pointers = self._code.data_ptr(), len(self._code), table.buffer_info()[0], len(table) // 5, packed
+        pointers = (
+            self._code.data_ptr(),
+            len(self._code),
+            table.buffer_info()[0],
+            len(table) // 5,
+            packed,
+        )
         return _pack_program(*program_preamble(self.state_dtype, threads), *batch, *pointers)

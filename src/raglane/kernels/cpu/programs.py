@@ -1,4 +1,6 @@
-"""Runs programs, steps of any cell, on the cpu kernels: one time loop in C++ over all elements of a batch."""
+"""Runs programs, steps of any cell, on the cpu kernels: one time loop in C++ over all elements of a
+batch.
+"""
 
 from __future__ import annotations
 
@@ -40,14 +42,19 @@ def run(
     output_dtypes: Sequence[torch.dtype] | None = None,
     over: Mapping[int, Tensor] = {},
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Run a program on a ragged batch; return its outputs ``(N, width)`` and the final states ``(B, width)``.
+    """Run a program on a ragged batch; return its outputs ``(N, width)`` and the final states ``(B,
+    width)``.
 
-    All tensors are float32, or all float64; with float32, elements and outputs may be bfloat16. ``over`` maps the index
-    of an output to the tensor whose memory it reuses. This may be one of ``elements``, if it is used only once.
+    All tensors are float32, or all float64; with float32, elements and outputs may be bfloat16.
+    ``over`` maps the index of an output to the tensor whose memory it reuses. This may be one of
+    ``elements``, if it is used only once.
     """
     encoded = encode(program)
     inputs = (elements, sequences, states, vectors, weights)
-    if output_dtypes is None and (made := _run_by_operator(encoded, offsets, ascending, inputs, over)) is not None:
+    if (
+        output_dtypes is None
+        and (made := _run_by_operator(encoded, offsets, ascending, inputs, over)) is not None
+    ):
         return made
     for name, own, shapes in zip(_INPUTS, inputs, encoded.shapes, strict=True):
         if len(own) != len(shapes):
@@ -58,7 +65,8 @@ def run(
     narrow = (dtype, torch.bfloat16) if dtype is torch.float32 else (dtype,)
     rows = ((count,), (batch,), (batch,), (), ())
     fields = array("q")
-    # References keep copies alive until C returns, and storages that another thread replaces meanwhile.
+    # References keep copies alive until C returns, and storages that another thread replaces
+    # meanwhile.
     tensors: list[Tensor] = []
     storages = []
     for name, own, shapes, size in zip(_INPUTS, inputs, encoded.shapes, rows, strict=True):
@@ -85,13 +93,19 @@ def run(
     try:
         call("raglane_run_program", argument)
     except ArgumentError:
-        check_unchanged(offsets, count, torch.device("cpu"))  # raises the message of the other backends
+        check_unchanged(
+            offsets, count, torch.device("cpu")
+        )  # raises the message of the other backends
         raise
     return outputs, finals
 
 
 def _run_by_operator(
-    encoded: Encoded, offsets: Tensor, ascending: bool, inputs: Sequence[Sequence[Tensor]], over: Mapping[int, Tensor]
+    encoded: Encoded,
+    offsets: Tensor,
+    ascending: bool,
+    inputs: Sequence[Sequence[Tensor]],
+    over: Mapping[int, Tensor],
 ) -> tuple[list[Tensor], list[Tensor]] | None:
     """As :func:`run`, by one call of C++; None if that cannot read a tensor, or is missing."""
     operators, kernels = library.operators(), library.library()
@@ -122,13 +136,23 @@ def run_lowered(
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Run the program of a lowered graph, whose inputs are ``given`` by node; see :func:`run`."""
     inputs: Any = {
-        name: [given[node] for node in lowered.given.get(kind, ())] for name, kind in zip(_INPUTS, KINDS, strict=False)
+        name: [given[node] for node in lowered.given.get(kind, ())]
+        for name, kind in zip(_INPUTS, KINDS, strict=False)
     }
-    turned = [weights[index].transpose(1, 2) if turned else weights[index] for index, turned in lowered.weights]
-    return run(lowered.program, offsets=offsets, ascending=ascending, **inputs | {"weights": turned}, over=over)
+    turned = [
+        weights[index].transpose(1, 2) if turned else weights[index]
+        for index, turned in lowered.weights
+    ]
+    return run(
+        lowered.program,
+        offsets=offsets,
+        ascending=ascending,
+        **inputs | {"weights": turned},
+        over=over,
+    )
 
 
-# ---- the program as integers --------------------------------------------------------------------------------------
+# ---- the program as integers ---------------------------------------------------------------------
 
 _INPUTS = ("elements", "sequences", "states", "vectors", "weights")
 
@@ -146,8 +170,17 @@ def encode(program: Program) -> Encoded:
     """Return a program as integers for C."""
     if not isinstance(program, Program):
         raise ArgumentTypeError("program", f"a {type(program).__name__}", "a Program", "build one")
-    parts = program.blocks, program.weights, program.instructions, program.outputs, program.next_states
-    numbers = [*map(len, parts), sum(len(instruction.columns) for instruction in program.instructions)]
+    parts = (
+        program.blocks,
+        program.weights,
+        program.instructions,
+        program.outputs,
+        program.next_states,
+    )
+    numbers = [
+        *map(len, parts),
+        sum(len(instruction.columns) for instruction in program.instructions),
+    ]
     try:
         for block in program.blocks:
             numbers += KINDS.index(block.kind), block.width, block.index
@@ -181,7 +214,9 @@ def encode(program: Program) -> Encoded:
         right = 2 if instruction.operation == "norm" else 1, OPERATIONS[instruction.operation]
         if counts != right:
             got = f"{counts[0]} results and {counts[1]} operands of {instruction.operation}"
-            raise ArgumentError(f"instructions[{number}]", got, f"of {right[0]} and {right[1]}", "build it again")
+            raise ArgumentError(
+                f"instructions[{number}]", got, f"of {right[0]} and {right[1]}", "build it again"
+            )
     shapes = tuple([tuple([(width,) for width in program.given(kind)]) for kind in KINDS[:-1]])
     weights = tuple([(weight.groups, weight.rows, weight.depth) for weight in program.weights])
     return Encoded(torch.frombuffer(code, dtype=torch.int64), (*shapes, weights), program)
@@ -197,7 +232,7 @@ def _bits_of(number: float) -> int:
     return bits
 
 
-# ---- tensors ------------------------------------------------------------------------------------------------------
+# ---- tensors -------------------------------------------------------------------------------------
 
 
 def _sizes(offsets: Tensor, elements: Sequence[Tensor]) -> tuple[int, int]:
@@ -208,7 +243,8 @@ def _sizes(offsets: Tensor, elements: Sequence[Tensor]) -> tuple[int, int]:
             and offsets.shape[0] > 0
             and offsets.dtype is torch.int64
             and offsets.is_cpu
-            and offsets.untyped_storage().nbytes() >= 8 * (offsets.storage_offset() + offsets.shape[0])
+            and offsets.untyped_storage().nbytes()
+            >= 8 * (offsets.storage_offset() + offsets.shape[0])
         )
         count = int(elements[0].shape[0] if elements else offsets[-1])
     except NO_MEMORY:
@@ -220,7 +256,13 @@ def _sizes(offsets: Tensor, elements: Sequence[Tensor]) -> tuple[int, int]:
 
 def _memory(own: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Return the memory of an output: the caller's tensor if it fits."""
-    if own is not None and own.shape == shape and own.dtype is dtype and own.stride(1) == 1 and own.is_cpu:
+    if (
+        own is not None
+        and own.shape == shape
+        and own.dtype is dtype
+        and own.stride(1) == 1
+        and own.is_cpu
+    ):
         return own
     return torch.empty(shape, dtype=dtype, device="cpu")
 
@@ -238,28 +280,51 @@ def _computed_in(inputs: Sequence[Sequence[Tensor]]) -> torch.dtype:
 
 
 def _add(fields: array[int], part: Tensor) -> None:
-    strides = part.stride() if part.dim() == 3 else (part.stride(0), 0, 0) if part.dim() == 2 else (0, 0, 0)
+    strides = (
+        part.stride()
+        if part.dim() == 3
+        else (part.stride(0), 0, 0)
+        if part.dim() == 2
+        else (0, 0, 0)
+    )
     fields.extend((part.data_ptr(), DTYPES[part.dtype], *strides))
 
 
-# ---- products of the rows of all elements ----------------------------------------------------------------------------
+# ---- products of the rows of all elements --------------------------------------------------------
 
 
 def times(rows: Tensor, weight: Tensor) -> Tensor:
-    """Return ``rows @ weight.T``, group by group; the bits of a row do not depend on the other rows."""
+    """Return ``rows @ weight.T``, group by group; the bits of a row do not depend on the other
+    rows.
+    """
     if not isinstance(weight, Tensor) or weight.dim() != 3 or not weight.numel():
-        got = f"shape {tuple(weight.shape)}" if isinstance(weight, Tensor) else f"a {type(weight).__name__}"
-        raise ShapeError("weight", got, "a tensor (groups, width, depth), all above 0", "pass a tensor of that shape")
+        got = (
+            f"shape {tuple(weight.shape)}"
+            if isinstance(weight, Tensor)
+            else f"a {type(weight).__name__}"
+        )
+        raise ShapeError(
+            "weight",
+            got,
+            "a tensor (groups, width, depth), all above 0",
+            "pass a tensor of that shape",
+        )
     groups, width, depth = weight.shape
-    offsets = torch.frombuffer(array("q", (0, rows.shape[0])), dtype=torch.int64)  # sooner than torch.tensor
-    outputs, _ = run(product_program(groups, width, depth), offsets=offsets, elements=[rows], weights=[weight])
+    offsets = torch.frombuffer(
+        array("q", (0, rows.shape[0])), dtype=torch.int64
+    )  # sooner than torch.tensor
+    outputs, _ = run(
+        product_program(groups, width, depth), offsets=offsets, elements=[rows], weights=[weight]
+    )
     return outputs[0]
 
 
 def outer_products(
     left: Tensor, right: Tensor | None, *, groups: int = 1, sums: bool = False
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Return the sums over the elements of the outer products of their rows, and of the rows of ``left``."""
+    """Return the sums over the elements of the outer products of their rows, and of the rows of
+    ``left``.
+    """
     left = _rows("left", left, None, None)
     count, columns = left.shape
     if right is not None:
@@ -267,7 +332,9 @@ def outer_products(
     wide = columns if right is None else right.shape[1]
     if groups < 1 or columns % groups or wide % groups or not columns or not wide:
         got = f"{groups} for {columns} and {wide} columns"
-        raise ArgumentError("groups", got, "a divisor of both", "drop the columns that belong to no group")
+        raise ArgumentError(
+            "groups", got, "a divisor of both", "drop the columns that belong to no group"
+        )
     shape = (groups, columns // groups, wide // groups)
     to = None if right is None else torch.empty(shape, dtype=left.dtype, device="cpu")
     total = torch.empty(columns, dtype=left.dtype, device="cpu") if sums else None

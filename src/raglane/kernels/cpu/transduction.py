@@ -1,6 +1,7 @@
 """Calls of the kernels for transducers, CTC, soft-DTW and edit distances: ``csrc/transduction``.
 
-Tensors are flat values and offsets on a CPU. Each function validates all tensors whose addresses C gets.
+Tensors are flat values and offsets on a CPU. Each function validates all tensors whose addresses C
+gets.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from raglane.native.memory import contiguous, place
 
 
 class Grams(NamedTuple):
-    """An n-gram model as an automaton: the last fields of ``raglane_search`` in ``csrc/abi/raglane.h``."""
+    """An n-gram model as an automaton: the last fields of ``raglane_search`` in
+    ``csrc/abi/raglane.h``.
+    """
 
     order: int
     begin: int  # the context of the first token of a sequence
@@ -48,8 +51,12 @@ def _packer(struct: str) -> Any:
     return layout.packer(*layout.formats)
 
 
-def _readable(*parts: tuple[str, Tensor, tuple[int, ...], torch.dtype]) -> tuple[list[int], list[Any]]:
-    """Return the addresses of tensors that C can read, each a name, a tensor, its shape and dtype; and their owners."""
+def _readable(
+    *parts: tuple[str, Tensor, tuple[int, ...], torch.dtype],
+) -> tuple[list[int], list[Any]]:
+    """Return the addresses of tensors that C can read, each a name, a tensor, its shape and dtype;
+    and their owners.
+    """
     addresses, owners = [], []
     for name, part, shape, dtype in parts:
         placed = place(part, shape, dtype)
@@ -68,9 +75,14 @@ def _readable(*parts: tuple[str, Tensor, tuple[int, ...], torch.dtype]) -> tuple
 def align(
     emissions: Tensor, frames: Tensor, labels: Tensor, one_per_frame: bool, need_shares: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return losses ``(B,)`` and shares ``(M, 2)``, or an empty tensor, of emissions ``(M, 2)`` of a transducer."""
+    """Return losses ``(B,)`` and shares ``(M, 2)``, or an empty tensor, of emissions ``(M, 2)`` of
+    a transducer.
+    """
     count, rows = frames.shape[0], emissions.shape[0]
-    lengths = [(name, part, (count,), torch.int64) for name, part in (("frames", frames), ("labels", labels))]
+    lengths = [
+        (name, part, (count,), torch.int64)
+        for name, part in (("frames", frames), ("labels", labels))
+    ]
     addresses, _owners = _readable(*lengths, ("emissions", emissions, (rows, 2), emissions.dtype))
     losses = emissions.new_empty(count)
     shares = emissions.new_empty((rows, 2) if need_shares else 0)
@@ -81,18 +93,28 @@ def align(
 
 
 def find_prefixes(
-    log_probs: Tensor, offsets: Tensor, state: tuple[Tensor, Tensor] | None, beam: Beam, grams: Grams | None
+    log_probs: Tensor,
+    offsets: Tensor,
+    state: tuple[Tensor, Tensor] | None,
+    beam: Beam,
+    grams: Grams | None,
 ) -> tuple[Tensor, Tensor]:
-    """Run or continue a beam search on ``(N, C)`` float32 or float64; return the state and the offsets of records."""
+    """Run or continue a beam search on ``(N, C)`` float32 or float64; return the state and the
+    offsets of records.
+    """
     count, (total, classes) = offsets.shape[0] - 1, log_probs.shape
     addresses, _owners = _readable(
-        ("offsets", offsets, (count + 1,), torch.int64), ("log_probs", log_probs, (total, classes), log_probs.dtype)
+        ("offsets", offsets, (count + 1,), torch.int64),
+        ("log_probs", log_probs, (total, classes), log_probs.dtype),
     )
     kept, model = [0, 0, 0], [0] * 10
     if state is not None:
         sizes = state[0].shape[0], count + 1
         given, _state = _readable(
-            *(("state", part, (length,), torch.int64) for part, length in zip(state, sizes, strict=True))
+            *(
+                ("state", part, (length,), torch.int64)
+                for part, length in zip(state, sizes, strict=True)
+            )
         )
         # A pointer to no integers may be null, which means a new search.
         kept = [given[0] or given[1], given[1], sizes[0]]
@@ -104,14 +126,19 @@ def find_prefixes(
         model = [grams.order, contexts, grams.begin, size, *given]
     head = ABI, DTYPES[log_probs.dtype], library().threads(), count, total, classes
     return found_state(
-        _packer("raglane_search")(*head, *beam[:3], -math.inf, *beam[3:], *addresses, *kept, *model), count
+        _packer("raglane_search")(
+            *head, *beam[:3], -math.inf, *beam[3:], *addresses, *kept, *model
+        ),
+        count,
     )
 
 
 def best_alignment(
     log_probs: Tensor, offsets: Tensor, targets: Tensor, label_offsets: Tensor, blank: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the times ``(M, 2)``, confidences ``(M,)`` and scores ``(B,)``, float64, of the best alignments by CTC."""
+    """Return the times ``(M, 2)``, confidences ``(M,)`` and scores ``(B,)``, float64, of the best
+    alignments by CTC.
+    """
     count, labels, (total, classes) = offsets.shape[0] - 1, targets.shape[0], log_probs.shape
     addresses, _owners = _readable(
         ("offsets", offsets, (count + 1,), torch.int64),
@@ -128,12 +155,18 @@ def best_alignment(
     return times, confidences, scores
 
 
-def soft_dtw(costs: Tensor, left: Tensor, right: Tensor, gamma: float, reach: Tensor | None = None) -> Tensor:
-    """Return the soft minimum over paths to each pair, ``(P,)`` float64; with it, the derivatives of the last ones."""
+def soft_dtw(
+    costs: Tensor, left: Tensor, right: Tensor, gamma: float, reach: Tensor | None = None
+) -> Tensor:
+    """Return the soft minimum over paths to each pair, ``(P,)`` float64; with it, the derivatives
+    of the last ones.
+    """
     sizes = int(left[-1]), int(right[-1])
     given = [] if reach is None else [("reach", reach, tuple(costs.shape), torch.float64)]
     bounds = [("offsets", part, (left.shape[0],), torch.int64) for part in (left, right)]
-    addresses, _owners = _readable(*bounds, ("costs", costs, (costs.shape[0],), torch.float64), *given)
+    addresses, _owners = _readable(
+        *bounds, ("costs", costs, (costs.shape[0],), torch.float64), *given
+    )
     result = torch.empty(costs.shape[0], dtype=torch.float64, device="cpu")
     out = (result.data_ptr(), 0) if reach is None else (addresses[3], result.data_ptr())
     head = ABI, library().threads(), left.shape[0] - 1, *sizes, costs.shape[0], gamma
@@ -150,5 +183,8 @@ def edits(left: Tensor, left_offsets: Tensor, right: Tensor, right_offsets: Tens
     addresses, _owners = _readable(*parts)
     counts = torch.empty(count, 3, dtype=torch.int64, device="cpu")
     head = ABI, library().threads(), count, left.shape[0], right.shape[0], 0, math.nan
-    call("raglane_edits", _packer("raglane_pairs")(*head, *addresses[:2], 0, 0, 0, *addresses[2:], counts.data_ptr()))
+    call(
+        "raglane_edits",
+        _packer("raglane_pairs")(*head, *addresses[:2], 0, 0, 0, *addresses[2:], counts.data_ptr()),
+    )
     return counts

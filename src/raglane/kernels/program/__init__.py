@@ -22,7 +22,9 @@ class _Backend(ProgramBackend):
 
     def run(self, request: Request, schedule: str) -> Result:
         """See :class:`~raglane.kernels.contract.Backend`."""
-        if not records_operators() or has_tangent(request.tensors()):  # operators would drop tangents
+        if not records_operators() or has_tangent(
+            request.tensors()
+        ):  # operators would drop tangents
             return run(request)
         if request.cell.name in CELLS and not torch.is_autocast_enabled(self._device):
             return _run_operators(request)
@@ -35,7 +37,9 @@ class _Backend(ProgramBackend):
                 named, reason = modules.named(request)
                 if not reason:
                     return _run_operators(named)
-                torch._dynamo.graph_break(msg=f"the cell {request.cell.name!r} cannot be part of a graph: {reason}")
+                torch._dynamo.graph_break(
+                    msg=f"the cell {request.cell.name!r} cannot be part of a graph: {reason}"
+                )
             untraced: Callable[[Request], Result] = torch.compiler.disable(run)
             return untraced(request)
         return run(request)

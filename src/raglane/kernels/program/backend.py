@@ -1,8 +1,9 @@
-"""The backends ``program`` and ``triton``: a cell whose step can be traced, on the cpu kernels or on a GPU.
+"""The backends ``program`` and ``triton``: a cell whose step can be traced, on the cpu kernels or
+on a GPU.
 
-A step is traced, or its trace is read from the disk, once. The loop of a call is one function to autograd, whose inputs
-are the tensors that a step reads. Values that depend only on parameters are computed by torch before it. Second
-derivatives are computed by the reference kernel.
+A step is traced, or its trace is read from the disk, once. The loop of a call is one function to
+autograd, whose inputs are the tensors that a step reads. Values that depend only on parameters are
+computed by torch before it. Second derivatives are computed by the reference kernel.
 """
 
 from __future__ import annotations
@@ -26,7 +27,14 @@ from raglane.cells.regularised import Marked
 from raglane.cells.spec import CellSpec
 from raglane.kernels import reference
 from raglane.kernels.checks import check
-from raglane.kernels.contract import DirectionResult, Request, Result, Traits, run_directions, run_layers
+from raglane.kernels.contract import (
+    DirectionResult,
+    Request,
+    Result,
+    Traits,
+    run_directions,
+    run_layers,
+)
 from raglane.kernels.cpu import programs as cpu
 from raglane.kernels.program.backward import Gradients, Machine, StepCall, reference_gradients
 from raglane.kernels.program.verify import verify, verify_call, verify_loop
@@ -56,7 +64,9 @@ _CALLS = 1000
 _MOST_STEPS = 1024
 
 _CPU = torch.device("cpu")
-_Ran = tuple[Tensor | None, list[Tensor], list[Tensor]]  # output, final states and the states of every step
+_Ran = tuple[
+    Tensor | None, list[Tensor], list[Tensor]
+]  # output, final states and the states of every step
 
 _steps: OrderedDict[Any, CompiledStep | Refused] = OrderedDict()
 _warned: set[str] = set()
@@ -75,12 +85,18 @@ class ProgramBackend:
         """See :class:`~raglane.kernels.contract.Backend`; the step is traced for the answer."""
         unsupported = _unsupported(traits, self._device)
         if unsupported is not None or torch.compiler.is_compiling():
-            return unsupported  # while compiling, the call, which runs outside of the graph, decides
+            return (
+                unsupported  # while compiling, the call, which runs outside of the graph, decides
+            )
         reason = self.why_not(traits)
-        return f"the cell {traits.cell.name!r} cannot become a program: {reason}" if reason else None
+        return (
+            f"the cell {traits.cell.name!r} cannot become a program: {reason}" if reason else None
+        )
 
     def why_not(self, traits: Traits) -> str:
-        """Return why a step cannot become a program, in a clause; empty if it can, or if no program would run."""
+        """Return why a step cannot become a program, in a clause; empty if it can, or if no program
+        would run.
+        """
         if _unsupported(traits, self._device) is not None:
             return ""
         try:
@@ -90,7 +106,9 @@ class ProgramBackend:
         return ""
 
     def origin(self, traits: Traits, shows: bool) -> tuple[str, str]:
-        """Return the origin of the first layer's program with the time it took, and the program as text."""
+        """Return the origin of the first layer's program with the time it took, and the program as
+        text.
+        """
         compiled = _first_step(traits)
         if compiled is None:
             return "", ""
@@ -103,7 +121,11 @@ class ProgramBackend:
 def _unsupported(traits: Traits, device: str) -> str | None:
     """Return why no program runs here, whatever the step is."""
     if traits.device.type != device:
-        return f"programs do not run on {traits.device}" if device == "cpu" else f"Triton needs {device} tensors"
+        return (
+            f"programs do not run on {traits.device}"
+            if device == "cpu"
+            else f"Triton needs {device} tensors"
+        )
     missing = library.missing_kernels() if device == "cpu" else launch.missing()
     if missing:
         return missing
@@ -122,16 +144,20 @@ def _first_step(traits: Traits) -> CompiledStep | None:
         return None
     cell, weights = traits.cell, traits.weights[0]
     if isinstance(cell, Marked):
-        cell = cell.inner  # masks come with a batch, and do not affect whether a step can become a program
+        cell = (
+            cell.inner
+        )  # masks come with a batch, and do not affect whether a step can become a program
     projection = getattr(weights, "projection", None)
     sizes = cell.state_sizes(traits.hidden_size, 0 if projection is None else projection.shape[0])
     return ready(step_of(cell, weights, traits.input_size, sizes, traits.dtype), traits.device)
 
 
-# ---- compiled steps -------------------------------------------------------------------------------------------------
+# ---- compiled steps ------------------------------------------------------------------------------
 
 
-def step_of(cell: CellSpec, weights: Any, width: int, sizes: tuple[int, ...], dtype: torch.dtype) -> Step:
+def step_of(
+    cell: CellSpec, weights: Any, width: int, sizes: tuple[int, ...], dtype: torch.dtype
+) -> Step:
     """Return a step; it computes in float32 if values have a narrow dtype."""
     inner = cell.inner if isinstance(cell, Marked) else cell
     output = inner.output_size if isinstance(inner, ModuleCell) else sizes[0]
@@ -139,7 +165,9 @@ def step_of(cell: CellSpec, weights: Any, width: int, sizes: tuple[int, ...], dt
 
 
 def ready(step: Step, device: torch.device = _CPU) -> CompiledStep:
-    """Return the verified programs of a step; raises Refused with the reason if it cannot become a program."""
+    """Return the verified programs of a step; raises Refused with the reason if it cannot become a
+    program.
+    """
     other = next((part for part in step.leaves if part.device != device), None)
     if other is not None:
         raise Refused(f"it has a tensor of {other.layout} on {other.device}")
@@ -168,7 +196,9 @@ def _remember(key: Any, compiled: CompiledStep | Refused) -> None:
 
 
 def _compiled(step: Step, device: torch.device, key: Any) -> CompiledStep:
-    """Return verified programs: of a valid trace on the disk, or of a new one, which is then saved."""
+    """Return verified programs: of a valid trace on the disk, or of a new one, which is then
+    saved.
+    """
     disk_key, not_kept = "", ""
     check = partial(_difference, device)
     if device.type != "cpu":
@@ -200,16 +230,27 @@ def _difference(device: torch.device, step: Step, compiled: CompiledStep) -> str
     if device.type == "cpu":
         return verify(step, compiled, run, machine)
     slack = 100.0 if launch.precision() == "tf32" else 1.0
-    return verify(step, compiled, run, machine, slack) or verify_loop(step, compiled, run, machine, slack)
+    return verify(step, compiled, run, machine, slack) or verify_loop(
+        step, compiled, run, machine, slack
+    )
 
 
 def _run_on(device: torch.device, call: StepCall, tensors: tuple[Tensor, ...]) -> _Ran:
     """Run a call of host tensors on a device."""
     if device.type == "cpu":
         return run_loop(call, tensors)
-    moved = replace(call, offsets=call.offsets.to(device), machine=MACHINES[device.type], lengths=call.offsets.diff())
+    moved = replace(
+        call,
+        offsets=call.offsets.to(device),
+        machine=MACHINES[device.type],
+        lengths=call.offsets.diff(),
+    )
     output, finals, states = run_loop(moved, tuple([part.to(device) for part in tensors]))
-    return None if output is None else output.cpu(), [part.cpu() for part in finals], [part.cpu() for part in states]
+    return (
+        None if output is None else output.cpu(),
+        [part.cpu() for part in finals],
+        [part.cpu() for part in states],
+    )
 
 
 def _discard(call: StepCall, reason: str) -> None:
@@ -219,7 +260,10 @@ def _discard(call: StepCall, reason: str) -> None:
     if compiled.disk_key:
         stored.remove(compiled.disk_key)
     cause = "the module, or what it reads, was changed where no program can see it, or its step is not that of a row"
-    warnings.warn(f"The cell {step.cell.name!r} runs in plain torch from now on: {reason}; {cause}.", stacklevel=2)
+    warnings.warn(
+        f"The cell {step.cell.name!r} runs in plain torch from now on: {reason}; {cause}.",
+        stacklevel=2,
+    )
 
 
 def warn(cell: CellSpec, reason: str) -> None:
@@ -227,10 +271,12 @@ def warn(cell: CellSpec, reason: str) -> None:
     kind = cell.name if not isinstance(cell, Marked) else cell.inner.name
     if kind not in _warned:
         _warned.add(kind)
-        warnings.warn(f"The cell {kind!r} runs in plain torch, step by step: {reason}.", stacklevel=2)
+        warnings.warn(
+            f"The cell {kind!r} runs in plain torch, step by step: {reason}.", stacklevel=2
+        )
 
 
-# ---- a call ---------------------------------------------------------------------------------------------------------
+# ---- a call --------------------------------------------------------------------------------------
 
 
 def run(request: Request) -> Result:
@@ -251,11 +297,15 @@ def run(request: Request) -> Result:
 def run_direction(
     layer: Request, weights: Any, state: tuple[Tensor, ...], reverse: bool, *, places: Any = None
 ) -> DirectionResult:
-    """See :class:`~raglane.kernels.contract.RunDirection`; ``places`` are those of the machine, if they are made."""
+    """See :class:`~raglane.kernels.contract.RunDirection`; ``places`` are those of the machine, if
+    they are made.
+    """
     cell, values = layer.cell, layer.values
     reason, is_forward_mode = "", False
     try:
-        step = step_of(cell, weights, values.shape[1], tuple([part.shape[1] for part in state]), values.dtype)
+        step = step_of(
+            cell, weights, values.shape[1], tuple([part.shape[1] for part in state]), values.dtype
+        )
         compiled = ready(step, values.device)
         is_forward_mode = has_tangent(step.leaves)
     except Refused as refused:
@@ -270,13 +320,18 @@ def run_direction(
     tensors: tuple[Tensor, ...] = (rows, *step.elements, *state, *step.leaves)
     if any(part.dtype in NARROW for part in tensors):
         tensors = tuple([step.converted(part) for part in tensors])
-    machine, lengths = MACHINES[values.device.type], None if layer.offsets.is_cpu else layer.host_lengths
+    machine, lengths = (
+        MACHINES[values.device.type],
+        None if layer.offsets.is_cpu else layer.host_lengths,
+    )
     wishes = layer.need_output, layer.need_states
     call = StepCall(compiled, step, layer.offsets, not reverse, *wishes, machine, lengths)
     call.places = places
     try:
         output, finals, states = run_loop(call, tensors)
-    except Refused as refused:  # the kernel of these outputs needs more than a GPU has, that of others does not
+    except (
+        Refused
+    ) as refused:  # the kernel of these outputs needs more than a GPU has, that of others does not
         warn(cell, refused.reason)
         return reference.run_direction(layer, weights, state, reverse)
     # Not on a device, for which the host would wait.
@@ -292,11 +347,18 @@ def run_direction(
     return DirectionResult(output, tuple(finals), tuple(states) if layer.need_states else None)
 
 
-def run_in_graph(layer: Request, weights: Any, state: tuple[Tensor, ...], reverse: bool) -> DirectionResult:
-    """Add a launch of a verified kernel to the graph of an export; raises Refused with the reason if there is none."""
+def run_in_graph(
+    layer: Request, weights: Any, state: tuple[Tensor, ...], reverse: bool
+) -> DirectionResult:
+    """Add a launch of a verified kernel to the graph of an export; raises Refused with the reason
+    if there is none.
+    """
     values, cell, sizes = layer.values, layer.cell, tuple([part.shape[1] for part in state])
     with _disable_current_modes():  # numbers do not affect a program
-        like = [None if part is None else nn.Parameter(torch.empty(part.shape, device=part.device)) for part in weights]
+        like = [
+            None if part is None else nn.Parameter(torch.empty(part.shape, device=part.device))
+            for part in weights
+        ]
         step = step_of(cell, cell.weights_type(*like), values.shape[1], sizes, values.dtype)
         compiled = ready(step, values.device)
     rows = values if compiled.trace.prepares else cell.prepare(weights, values, layer.offsets)
@@ -311,7 +373,9 @@ def run_loop(call: StepCall, tensors: tuple[Tensor, ...]) -> _Ran:
     """Run a call: output, final states and the states of every step."""
     count = len(call.compiled.order)
     if call.places is None:
-        call.places = call.machine.places(call.offsets, tensors[0].shape[0], call.lengths, call.long)
+        call.places = call.machine.places(
+            call.offsets, tensors[0].shape[0], call.lengths, call.long
+        )
     if torch.is_grad_enabled() and any(part.requires_grad for part in tensors):
         results = list(_Loop.apply(call, *tensors))  # type: ignore[no-untyped-call]
     else:
@@ -323,7 +387,11 @@ def run_loop(call: StepCall, tensors: tuple[Tensor, ...]) -> _Ran:
 
 
 def _forward(
-    call: StepCall, tensors: tuple[Tensor, ...], vectors: list[Tensor], weights: list[Tensor], wanted: Wanted | None
+    call: StepCall,
+    tensors: tuple[Tensor, ...],
+    vectors: list[Tensor],
+    weights: list[Tensor],
+    wanted: Wanted | None,
 ) -> tuple[list[Tensor], dict[int, Tensor]]:
     """Return output, final states and states of every step; and the saved tensors by node."""
     compiled, count = call.compiled, len(call.compiled.elements)
@@ -333,7 +401,9 @@ def _forward(
     nodes = (*compiled.elements, *compiled.states, *compiled.unchanged, *compiled.vectors)
     given = dict(zip(nodes, (*tensors[:count], *changing, *unchanged, *vectors), strict=True))
     over = _saved_memory(program, tensors[0])
-    outputs, finals = call.machine.run_lowered(program.lowered, call.places, call.ascending, given, weights, over)
+    outputs, finals = call.machine.run_lowered(
+        program.lowered, call.places, call.ascending, given, weights, over
+    )
     results = [] if program.output is None else [outputs[program.output]]
     results += _in_order(compiled, finals, unchanged)
     if call.need_states:
@@ -348,18 +418,24 @@ def _in_order(compiled: CompiledStep, changing: list[Any], unchanged: list[Any])
 
 
 def _saved_memory(program: Forward, like: Tensor) -> dict[int, Tensor]:
-    """Allocate the tensors saved only for the backward pass: one block, which the allocator keeps for the next call."""
+    """Allocate the tensors saved only for the backward pass: one block, which the allocator keeps
+    for the next call.
+    """
     if not like.is_cpu:
         return {}
     widths = {
-        place: program.lowered.program.outputs[place][1] for node, place in program.saved.items() if node in program.own
+        place: program.lowered.program.outputs[place][1]
+        for node, place in program.saved.items()
+        if node in program.own
     }
     if not widths:
         return {}
     total = sum(widths.values())
     stride = library.row_length(total)
     whole = library.empty(like, like.shape[0], stride)
-    return dict(zip(widths, whole.split_with_sizes([*widths.values(), stride - total], 1), strict=False))
+    return dict(
+        zip(widths, whole.split_with_sizes([*widths.values(), stride - total], 1), strict=False)
+    )
 
 
 class _Loop(torch.autograd.Function):
@@ -371,7 +447,9 @@ class _Loop(torch.autograd.Function):
         end, wishes = count + len(compiled.order), tuple(map(bool, ctx.needs_input_grad[1:]))
         values = ParameterValues(compiled.trace.parameters, tensors[end:], wishes[end:])
         unchanged = tuple([wishes[count + place] for place in compiled.unchanged_places])
-        wanted = Wanted(call.need_output, call.need_states, wishes[:count], unchanged, *values.wanted)
+        wanted = Wanted(
+            call.need_output, call.need_states, wishes[:count], unchanged, *values.wanted
+        )
         results, saved = _forward(call, tensors, values.vectors, values.weights, wanted)
         ctx.call, ctx.wanted, ctx.values, ctx.nodes = call, wanted, values, list(saved)
         ctx.set_materialize_grads(False)
@@ -380,7 +458,9 @@ class _Loop(torch.autograd.Function):
         inputs = set(map(id, tensors))
         results = [part.view_as(part) if id(part) in inputs else part for part in results]
         has = _recorded(call, wanted, [wishes[count + place] for place in compiled.changing_places])
-        ctx.mark_non_differentiable(*[part for part, flag in zip(results, has, strict=True) if not flag])
+        ctx.mark_non_differentiable(
+            *[part for part, flag in zip(results, has, strict=True) if not flag]
+        )
         return tuple(results)
 
     @staticmethod

@@ -1,7 +1,8 @@
 """Cells in the graphs of ``torch.compile`` and ``torch.export``.
 
-A graph contains a user's module by a name, and its tensors as inputs. A name belongs to one module during its lifetime,
-and to no other; it is not valid in another process. A copy of a module is another module, and is compiled separately.
+A graph contains a user's module by a name, and its tensors as inputs. A name belongs to one module
+during its lifetime, and to no other; it is not valid in another process. A copy of a module is
+another module, and is compiled separately.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ class _Registered(NamedTuple):
     names: tuple[str, ...]
 
 
-# The compiler of torch 2.11 passes no modules to a function that it calls while it traces, only their ids.
+# The compiler of torch 2.11 passes no modules to a function that it calls while it traces, only
+# their ids.
 _announced: weakref.WeakValueDictionary[int, nn.Module] = weakref.WeakValueDictionary()
 _registered: dict[str, _Registered] = {}
 _numbers = itertools.count(1)
@@ -52,7 +54,9 @@ def announce(modules: Iterable[nn.Module]) -> None:
 
 
 def named(request: Request) -> tuple[Request, str]:
-    """Replace the modules of a request by their names while ``torch.compile`` traces; or return why that fails."""
+    """Replace the modules of a request by their names while ``torch.compile`` traces; or return why
+    that fails.
+    """
     cell: Any = request.cell
     facts = cell.facts[1:]
     weights = []
@@ -69,7 +73,11 @@ def named(request: Request) -> tuple[Request, str]:
 
 @constant_when_traced
 def _name_of(
-    address: int, width: int, facts: tuple[int, bool, tuple[int, ...]], dtype: torch.dtype, names: tuple[str, ...]
+    address: int,
+    width: int,
+    facts: tuple[int, bool, tuple[int, ...]],
+    dtype: torch.dtype,
+    names: tuple[str, ...],
 ) -> tuple[str, str]:
     """Return the name of a module and an empty reason, or an empty name and the reason."""
     module = _announced.get(address)
@@ -85,14 +93,21 @@ def _name_of(
     for name, own in list(_registered.items()):
         if own.module() is module and own.names == names and own.cell.facts[1:] == facts:
             return name, ""
-    # With the size of the output, because a compiler's cache on disk has the text of a graph as its key.
+    # With the size of the output, because a compiler's cache on disk has the text of a graph as its
+    # key.
     name = f"{cell.name} {next(_numbers)}, output {output}"
-    _registered[name] = _Registered(weakref.ref(module, lambda _: _registered.pop(name, None)), cell, names)
+    _registered[name] = _Registered(
+        weakref.ref(module, lambda _: _registered.pop(name, None)), cell, names
+    )
     return name, ""
 
 
-def _unsuited(cell: ModuleCell, module: nn.Module, width: int, sizes: tuple[int, ...], dtype: torch.dtype) -> str:
-    """Return why an operator must not run a step: it runs it again for gradients, which only its inputs have."""
+def _unsuited(
+    cell: ModuleCell, module: nn.Module, width: int, sizes: tuple[int, ...], dtype: torch.dtype
+) -> str:
+    """Return why an operator must not run a step: it runs it again for gradients, which only its
+    inputs have.
+    """
     try:
         step = step_of(cell, module, width, sizes, dtype)
         trace = ready(step).trace
@@ -113,7 +128,9 @@ def cell_of(name: str) -> ModuleCell:
     return _find(name).cell
 
 
-def weights_of(name: str, tensors: list[Tensor], width: int, sizes: tuple[int, ...], dtype: torch.dtype) -> Any:
+def weights_of(
+    name: str, tensors: list[Tensor], width: int, sizes: tuple[int, ...], dtype: torch.dtype
+) -> Any:
     """Return a named module in its present state, with other parameters and buffers."""
     own = _find(name)
     module = own.module()
@@ -133,7 +150,10 @@ def weights_of(name: str, tensors: list[Tensor], width: int, sizes: tuple[int, .
 
 def _find(name: str) -> _Registered:
     if name not in _registered:
-        rule, fix = "a layer that is alive, in the process that compiled it", "keep it, or compile it in this process"
+        rule, fix = (
+            "a layer that is alive, in the process that compiled it",
+            "keep it, or compile it in this process",
+        )
         raise DispatchError("cell", repr(name), rule, fix)
     return _registered[name]
 

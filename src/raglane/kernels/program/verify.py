@@ -1,7 +1,8 @@
 """Programs compared with steps of torch: values and all gradients.
 
-Before its first use, a program is compared on random numbers: with parameters that are moved away from zeros and ones
-by noise, and with the user's module as it is. Later it is compared on rows of a call, with the module as it is then.
+Before its first use, a program is compared on random numbers: with parameters that are moved away
+from zeros and ones by noise, and with the user's module as it is. Later it is compared on rows of a
+call, with the module as it is then.
 """
 
 from __future__ import annotations
@@ -33,30 +34,44 @@ Run = Callable[[StepCall, tuple[Tensor, ...]], tuple[Tensor | None, list[Tensor]
 _Results = tuple[list[Tensor], list[Tensor]]  # values and gradients
 
 
-def verify(step: Step, compiled: CompiledStep, run: Run, machine: Machine, slack: float = 1.0) -> str:
+def verify(
+    step: Step, compiled: CompiledStep, run: Run, machine: Machine, slack: float = 1.0
+) -> str:
     """Return how programs differ from one step of torch on random numbers; empty if they agree.
 
-    Rounding alone may change a result, e.g. a quotient by a state that is nearly 0. So a result may differ as much as
-    torch's own result does for numbers that are a few roundings apart. ``slack`` widens the tolerances.
+    Rounding alone may change a result, e.g. a quotient by a state that is nearly 0. So a result may
+    differ as much as torch's own result does for numbers that are a few roundings apart. ``slack``
+    widens the tolerances.
     """
     generator = torch.Generator().manual_seed(0)
     has_finite = False
     try:
         with default_modes(grad=True):
             for rows, noise in ((3, 0.1), (1, 0.0)):
-                case = _drawn(step, compiled, run, rows, noise, generator, machine)._replace(slack=slack)
+                case = _drawn(step, compiled, run, rows, noise, generator, machine)._replace(
+                    slack=slack
+                )
                 for own in (case, case.with_own_weights()):
                     reason, is_finite = own.difference(generator)
                     if reason:
                         return reason
                     has_finite = has_finite or is_finite
     except Exception as error:
-        return f"its program could not be verified: {type(error).__name__}: {str(error).rstrip('.')}"
-    return "" if has_finite else "its program could not be verified: one step of torch gives no finite number"
+        return (
+            f"its program could not be verified: {type(error).__name__}: {str(error).rstrip('.')}"
+        )
+    return (
+        ""
+        if has_finite
+        else "its program could not be verified: one step of torch gives no finite number"
+    )
 
 
-def verify_loop(step: Step, compiled: CompiledStep, run: Run, machine: Machine, slack: float) -> str:
-    """Return how a loop over sequences of a few lengths differs from the reference; empty if they agree.
+def verify_loop(
+    step: Step, compiled: CompiledStep, run: Run, machine: Machine, slack: float
+) -> str:
+    """Return how a loop over sequences of a few lengths differs from the reference; empty if they
+    agree.
 
     An element-wise loop in chunks is compared with the same loop without.
     """
@@ -83,7 +98,11 @@ def verify_loop(step: Step, compiled: CompiledStep, run: Run, machine: Machine, 
                     right, last_states, _ = run(replace(call, long=LONG), tensors)
                 else:
                     whole = step.whole(compiled.trace.prepares)
-                    weights = step.weights if compiled.trace.reads_itself else step.with_tensors(leaves, elements)
+                    weights = (
+                        step.weights
+                        if compiled.trace.reads_itself
+                        else step.with_tensors(leaves, elements)
+                    )
                     request = Request(whole, elements[0], offsets, None, (), (weights,))
                     ran = reference.run_direction(request, weights, tuple(states), not ascending)
                     right, last_states = ran.output, list(ran.state)
@@ -91,12 +110,17 @@ def verify_loop(step: Step, compiled: CompiledStep, run: Run, machine: Machine, 
                 seeds = [torch.randn(part.shape, generator=generator) for part in want]
                 wished = [part for part in tensors if part.requires_grad]
                 for results in (got, want):
-                    pairs = [pair for pair in zip(results, seeds, strict=True) if pair[0].requires_grad]
+                    pairs = [
+                        pair for pair in zip(results, seeds, strict=True) if pair[0].requires_grad
+                    ]
                     found = gradients(pairs, wished, keep=True)
                     results += [
-                        torch.zeros_like(to) if part is None else part for part, to in zip(found, wished, strict=True)
+                        torch.zeros_like(to) if part is None else part
+                        for part, to in zip(found, wished, strict=True)
                     ]
-                if not all(_agree(*pair, step.dtype, slack=slack) for pair in zip(got, want, strict=True)):
+                if not all(
+                    _agree(*pair, step.dtype, slack=slack) for pair in zip(got, want, strict=True)
+                ):
                     return "its kernel differs from torch over several steps"
     except Exception as error:
         return f"its kernel could not be verified: {type(error).__name__}: {str(error).rstrip('.')}"
@@ -104,7 +128,9 @@ def verify_loop(step: Step, compiled: CompiledStep, run: Run, machine: Machine, 
 
 
 def verify_call(call: StepCall, tensors: tuple[Tensor, ...], run: Run) -> str:
-    """Compare a program with the module as it is, on the first row that each sequence of a call reads."""
+    """Compare a program with the module as it is, on the first row that each sequence of a call
+    reads.
+    """
     count = len(call.compiled.elements)
     end = count + len(call.compiled.order)
     with default_modes(grad=True):
@@ -143,21 +169,33 @@ class _Case(NamedTuple):
         return list(self.tensors[:count]), list(self.tensors[count:end]), list(self.tensors[end:])
 
     def with_own_weights(self) -> _Case:
-        """Return the case with the cell's weights; in bfloat16, in which programs do not compute, the case itself."""
+        """Return the case with the cell's weights; in bfloat16, in which programs do not compute,
+        the case itself.
+        """
         step = self.call.step
         if any(part.dtype is torch.bfloat16 or part.is_inference() for part in step.leaves):
             return self
         elements, states, _ = self.parts
-        return self._replace(tensors=(*elements, *states, *step.leaves), is_own=isinstance(step.weights, nn.Module))
+        return self._replace(
+            tensors=(*elements, *states, *step.leaves), is_own=isinstance(step.weights, nn.Module)
+        )
 
     def difference(self, generator: torch.Generator) -> tuple[str, bool]:
-        """Return how the program differs from torch's step (empty if not), and True if a number was finite."""
-        want = self.by_torch(self.tensors)  # first, so that the reason for a step with an error is torch's
+        """Return how the program differs from torch's step (empty if not), and True if a number was
+        finite.
+        """
+        want = self.by_torch(
+            self.tensors
+        )  # first, so that the reason for a step with an error is torch's
         output, finals, _ = self.run(self.call, self.tensors)
-        got = self._with_gradients([part for part in (output, *finals) if part is not None], self.tensors)
+        got = self._with_gradients(
+            [part for part in (output, *finals) if part is not None], self.tensors
+        )
         with torch.no_grad():
             plain = self._replace(tensors=tuple([part.detach() for part in self.tensors]))._step()
-        if not all(_agree(one, other, other.dtype) for one, other in zip(plain, want[0], strict=True)):
+        if not all(
+            _agree(one, other, other.dtype) for one, other in zip(plain, want[0], strict=True)
+        ):
             return "its step does something else where no gradients are recorded", True
         near: list[_Results] = []
         for index, kind in enumerate(("values", "gradients")):
@@ -165,7 +203,9 @@ class _Case(NamedTuple):
                 if _agree(one, other, self.call.step.dtype, slack=self.slack):
                     continue
                 near = near or [self.by_torch(self.nudged(generator)) for _ in range(_NUDGES)]
-                if not _agree(one, other, self.call.step.dtype, [results[index][place] for results in near]):
+                if not _agree(
+                    one, other, self.call.step.dtype, [results[index][place] for results in near]
+                ):
                     return f"the {kind} of its program differ from those of torch", True
         return "", any(bool(part.isfinite().any()) for part in want[0] if part.numel())
 
@@ -175,11 +215,15 @@ class _Case(NamedTuple):
     def _step(self) -> list[Tensor]:
         elements, states, leaves = self.parts
         step, prepares = self.call.step, self.call.compiled.trace.prepares
-        output, new, _ = step.run(None if self.is_own else leaves, elements, states, self.call.offsets, prepares)
+        output, new, _ = step.run(
+            None if self.is_own else leaves, elements, states, self.call.offsets, prepares
+        )
         return [output, *new]
 
     def nudged(self, generator: torch.Generator) -> tuple[Tensor, ...]:
-        """Return the tensors, with input and states moved by a few roundings; masks and weights do not change."""
+        """Return the tensors, with input and states moved by a few roundings; masks and weights do
+        not change.
+        """
         elements, states, leaves = self.parts
 
         def near(part: Tensor) -> Tensor:
@@ -193,15 +237,23 @@ class _Case(NamedTuple):
         grads = [torch.randn(part.shape, generator=generator, dtype=part.dtype) for part in results]
         wished = [part for part in tensors if part.requires_grad]
         pairs = [pair for pair in zip(results, grads, strict=True) if pair[0].requires_grad]
-        # A graph that a module built from its parameters before belongs to the module, and is differentiated later.
+        # A graph that a module built from its parameters before belongs to the module, and is
+        # differentiated later.
         computed = gradients(pairs, wished, keep=not all(part.is_leaf for part in wished))
         return results, [
-            torch.zeros_like(part) if grad is None else grad for part, grad in zip(wished, computed, strict=True)
+            torch.zeros_like(part) if grad is None else grad
+            for part, grad in zip(wished, computed, strict=True)
         ]
 
 
 def _drawn(
-    step: Step, compiled: CompiledStep, run: Run, rows: int, noise: float, generator: torch.Generator, machine: Machine
+    step: Step,
+    compiled: CompiledStep,
+    run: Run,
+    rows: int,
+    noise: float,
+    generator: torch.Generator,
+    machine: Machine,
 ) -> _Case:
 
     def drawn(*shape: int) -> Tensor:
@@ -219,19 +271,36 @@ def _drawn(
             continue
         given = step.converted(part.detach())
         if given.dtype.is_floating_point:
-            given = (given + noise * torch.randn(given.shape, generator=generator, dtype=given.dtype)).requires_grad_()
+            given = (
+                given + noise * torch.randn(given.shape, generator=generator, dtype=given.dtype)
+            ).requires_grad_()
         leaves.append(given)
-    call = StepCall(compiled, step, torch.arange(rows + 1, device="cpu"), True, True, False, machine)
-    return _Case(call, run, (*elements, *states, *leaves), int(torch.randint(2**31, (), generator=generator)))
+    call = StepCall(
+        compiled, step, torch.arange(rows + 1, device="cpu"), True, True, False, machine
+    )
+    return _Case(
+        call, run, (*elements, *states, *leaves), int(torch.randint(2**31, (), generator=generator))
+    )
 
 
-def _agree(one: Tensor, other: Tensor, dtype: torch.dtype, near: Sequence[Tensor] = (), *, slack: float = 1.0) -> bool:
-    """Return True if two results agree, or differ no more than results ``near`` of slightly different numbers."""
+def _agree(
+    one: Tensor,
+    other: Tensor,
+    dtype: torch.dtype,
+    near: Sequence[Tensor] = (),
+    *,
+    slack: float = 1.0,
+) -> bool:
+    """Return True if two results agree, or differ no more than results ``near`` of slightly
+    different numbers.
+    """
     one, other = one.detach(), other.detach()
     finite = other[other.isfinite()]
     scale = 1 + float(finite.abs().max()) if finite.numel() else 1.0
     tolerance = slack * _TOLERANCES[dtype]
     alike = torch.isclose(one, other, rtol=tolerance, atol=tolerance * scale, equal_nan=True)
     if near:
-        alike |= (one - other).abs() <= 4 * torch.stack([(part.detach() - other).abs() for part in near]).amax(0)
+        alike |= (one - other).abs() <= 4 * torch.stack(
+            [(part.detach() - other).abs() for part in near]
+        ).amax(0)
     return bool(alike.all())

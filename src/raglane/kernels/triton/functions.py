@@ -1,4 +1,5 @@
-"""Functions that kernels call: exp, tanh, sigmoid, log and others, with the polynomials of the cpu kernels.
+"""Functions that kernels call: exp, tanh, sigmoid, log and others, with the polynomials of the cpu
+kernels.
 
 In float32, at most a few roundings from the true value. NaN gives NaN.
 """
@@ -128,14 +129,18 @@ def log(x):
 
 @triton.jit
 def log1p(x):
-    """log(1 + x): near zero x is its own f; otherwise the rounding error of 1 + x, divided by it, is added."""
+    """log(1 + x): near zero x is its own f; otherwise the rounding error of 1 + x, divided by it,
+    is added.
+    """
     total = x + 1.0
     one = total - x
     lost = (x - (total - one)) + (1.0 - one)
     n, m = _scaled(total)
     is_near = n == 0.0
     f = tl.where(is_near, x, m - 1.0)
-    return _log_from(total, f, n, tl.where(is_near, 0.0, tl.div_rn(lost, tl.where(total == 0.0, 1.0, total))))
+    return _log_from(
+        total, f, n, tl.where(is_near, 0.0, tl.div_rn(lost, tl.where(total == 0.0, 1.0, total)))
+    )
 
 
 @triton.jit

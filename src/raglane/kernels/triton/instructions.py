@@ -10,8 +10,8 @@ from raglane.kernels.triton.spans import Columns, Span, Step
 
 # The columns that `tl.dot` reads at a time.
 _DEPTH = 16
-# Within a step: the sums that are made together, the numbers of a tile of a weight, its fewest columns, and the tiles
-# that are loaded at a time, whose numbers take registers.
+# Within a step: the sums that are made together, the numbers of a tile of a weight, its fewest
+# columns, and the tiles that are loaded at a time, whose numbers take registers.
 _SUMS, _TILE, _LEAST_DEEP, _TILES = 8, 1024, 8, 8
 _LEAST = 'float("-inf")'
 CHANNELS = 32
@@ -83,9 +83,15 @@ class Instructions:
     def __init__(self, columns: Columns, rows: int, scratch: int) -> None:
         # The columns of the widest variable of an instance that runs some channels.
         self.widest = min(padded(columns.channels), CHANNELS) if columns.channels else 1 << 30
-        self.columns, self.definitions, self.rows, self.scratch = columns, columns.definitions, rows, scratch
+        self.columns, self.definitions, self.rows, self.scratch = (
+            columns,
+            columns.definitions,
+            rows,
+            scratch,
+        )
         self.lines: list[str] = []
-        # Of an element-wise loop, the lines that load a step's inputs; elsewhere they are among the others.
+        # Of an element-wise loop, the lines that load a step's inputs; elsewhere they are among the
+        # others.
         self.loads: list[str] = [] if columns.channels else self.lines
         self.head: list[str] = []  # before the loop
         self.sizes: dict[str, int] = {}  # columns of each variable
@@ -116,7 +122,9 @@ class Instructions:
             if definition.kind == "vector":
                 # Registers are scarce where instances run all channels of a row.
                 lines = self.head if self.columns.channels else self.lines
-                lines.append(f"{name} = {_load(f'{definition.source} + {low} + c{size}', _inner(high - low))}")
+                lines.append(
+                    f"{name} = {_load(f'{definition.source} + {low} + c{size}', _inner(high - low))}"
+                )
             elif definition.kind == "sequence":
                 self.head.append(f"{name} = {self.loaded(index, low, high, 'row', 'valid')}")
             else:
@@ -163,7 +171,9 @@ class Instructions:
     def _within(self, spans: Sequence[Span], low: int, high: int) -> list[tuple[str, int]]:
         """Return the parts of an operand between two columns, with their widths."""
         bounds = [(max(begin, low), min(end, high)) for begin, end in self.placed(spans)]
-        return [(self.whole(spans, begin, end), end - begin) for begin, end in bounds if begin < end]
+        return [
+            (self.whole(spans, begin, end), end - begin) for begin, end in bounds if begin < end
+        ]
 
     def _set(self, index: int, low: int, high: int, text: str) -> None:
         name = variable(index, low)
@@ -200,7 +210,12 @@ class Instructions:
                 found = [self.one(spans, low, high) for spans in step.operands]
                 text = FORMULAS[name].format(*[text for text, _ in found])
                 is_full = any(is_full for _, is_full in found)
-                self._set(step.results[0], low, high, text if is_full else self._broadcast(text, high - low))
+                self._set(
+                    step.results[0],
+                    low,
+                    high,
+                    text if is_full else self._broadcast(text, high - low),
+                )
         elif name in ("row_sum", "row_max"):
             self._reduce(step)
         else:
@@ -208,11 +223,15 @@ class Instructions:
 
     def _segments(self, step: Step) -> Iterator[tuple[int, int, int]]:
         size = step.instruction.width // step.instruction.segments
-        return ((segment, segment * size, (segment + 1) * size) for segment in range(step.instruction.segments))
+        return (
+            (segment, segment * size, (segment + 1) * size)
+            for segment in range(step.instruction.segments)
+        )
 
     def _sum(self, parts: Sequence[tuple[str, int]]) -> str:
         return " + ".join(
-            text if width == 1 else f"tl.sum({_filled(text, width, '0.0')}, 1, keep_dims=True)" for text, width in parts
+            text if width == 1 else f"tl.sum({_filled(text, width, '0.0')}, 1, keep_dims=True)"
+            for text, width in parts
         )
 
     def _reduce(self, step: Step) -> None:
@@ -227,14 +246,21 @@ class Instructions:
                 place = f"{source} + tl.minimum({low} + c{padded(high - low)}, {high - 1}) * {size}"
                 self._set(result, low, high, f"tl.load({place})")
                 name = variable(result, low)
-                total = f"{name} + tl.load({place} + j)" if is_sum else f"larger({name}, tl.load({place} + j))"
+                total = (
+                    f"{name} + tl.load({place} + j)"
+                    if is_sum
+                    else f"larger({name}, tl.load({place} + j))"
+                )
                 self.lines += [f"for j in range(1, {size}):", f"    {name} = {total}"]
             return
         for segment, low, high in self._segments(step):
             parts = self._within(spans, low, high)
             text = self._sum(parts)
             if not is_sum:
-                most = [one if width == 1 else f"row_max({_filled(one, width, _LEAST)})" for one, width in parts]
+                most = [
+                    one if width == 1 else f"row_max({_filled(one, width, _LEAST)})"
+                    for one, width in parts
+                ]
                 text = most[0]
                 for other in most[1:]:
                     text = f"larger({text}, {other})"
@@ -262,7 +288,9 @@ class Instructions:
             mean = self._mean(f"mean{normed}_{segment}", parts, step)
             squares = [(f"({text} - {mean}) * ({text} - {mean})", width) for text, width in parts]
             square = self._mean(f"square{normed}_{segment}", squares, step)
-            self._set(factor, segment, segment + 1, f"rsqrt({square} + {step.instruction.epsilon!r})")
+            self._set(
+                factor, segment, segment + 1, f"rsqrt({square} + {step.instruction.epsilon!r})"
+            )
             for begin, end in self.definitions[normed].parts(low, high):
                 text = f"({self.whole(spans, begin, end)} - {mean}) * {variable(factor, segment)}"
                 self._set(normed, begin, end, text)
@@ -274,7 +302,10 @@ class Instructions:
             pairs = [(self.whole(gradient, *part), self.whole(normed, *part)) for part in bounds]
             widths = [end - begin for begin, end in bounds]
             g = [(one, width) for (one, _), width in zip(pairs, widths, strict=True)]
-            products = [(f"{one} * {other}", width) for (one, other), width in zip(pairs, widths, strict=True)]
+            products = [
+                (f"{one} * {other}", width)
+                for (one, other), width in zip(pairs, widths, strict=True)
+            ]
             mean = self._mean(f"mean{result}_{segment}", g, step)
             slope = self._mean(f"slope{result}_{segment}", products, step)
             r, _ = self.one(factor, segment, segment + 1)
@@ -285,7 +316,11 @@ class Instructions:
         """Read columns of scratch by a table of their places there."""
         (spans,) = step.operands
         self._fence(spans)
-        places = [self.definitions[span.definition].column + at for span in spans for at in range(span.low, span.high)]
+        places = [
+            self.definitions[span.definition].column + at
+            for span in spans
+            for at in range(span.low, span.high)
+        ]
         table = f"table{len(self.tables)}"
         self.tables.append(tuple([places[column] for column in step.instruction.columns]))
         for low, high in self.definitions[step.results[0]].parts():
@@ -309,7 +344,9 @@ class Instructions:
                 self._add_product(variable(result, low), read, own, rows, high - low)
 
     def _factors(self, step: Step, low: int) -> Iterator[tuple[Span, str, int]]:
-        """Yield the columns that a part of a product reads, the text of the weight's first number, and its rows."""
+        """Yield the columns that a part of a product reads, the text of the weight's first number,
+        and its rows.
+        """
         weight = self.columns.program.weights[step.instruction.weight]
         part, first = divmod(low, weight.rows)  # of the result's segments and groups
         place = -part * weight.depth  # of the span, in the columns that this part reads
@@ -318,11 +355,17 @@ class Instructions:
             if begin < end:
                 row = part % weight.groups * weight.depth + begin
                 own = f"weight{step.instruction.weight} + {row * weight.rows + first}"
-                yield Span(span.definition, span.low + begin - place, span.low + end - place), own, weight.rows
+                yield (
+                    Span(span.definition, span.low + begin - place, span.low + end - place),
+                    own,
+                    weight.rows,
+                )
             place += span.width
 
     def _add_tiles(self, step: Step, parts: Sequence[tuple[int, int]], size: int) -> None:
-        """Add a product within a step: tiles of the weight times columns of scratch, which are summed at the end."""
+        """Add a product within a step: tiles of the weight times columns of scratch, which are
+        summed at the end.
+        """
         (result,), factors = step.results, [list(self._factors(step, low)) for low, _ in parts]
         deepest = max(padded(read.width) for each in factors for read, *_ in each)
         deep = min(max(_LEAST_DEEP, _TILE // size), deepest)
@@ -338,12 +381,20 @@ class Instructions:
                 for begin in range(0, min(width, passed), deep):
                     at = f"({k}{begin} + d{deep})"
                     ends = [f"({at} < {width})"] if width % (passed if indent else deep) else []
-                    tile = self._kept(f"{weight} + {at} * {stride} + c{size}", [*ends, *_inner(high - low)], indent)
+                    tile = self._kept(
+                        f"{weight} + {at} * {stride} + c{size}",
+                        [*ends, *_inner(high - low)],
+                        indent,
+                    )
                     for row, name in enumerate(own):
-                        column = self._kept(f"base + {row * self.scratch + source} + {at}", ends, indent)
+                        column = self._kept(
+                            f"base + {row * self.scratch + source} + {at}", ends, indent
+                        )
                         self.lines.append(f"{indent}{name} += {column} * {tile}")
         totals = ", ".join(f"s{name}" for name in names)
-        self.lines.append(f"{totals} = tl.reduce(({', '.join(names)}), 0, add{len(names)}, keep_dims=True)")
+        self.lines.append(
+            f"{totals} = tl.reduce(({', '.join(names)}), 0, add{len(names)}, keep_dims=True)"
+        )
         self.together.add(len(names))
         for (low, _), (*others, last) in zip(parts, rows, strict=True):
             text = f"s{last}"
@@ -352,7 +403,9 @@ class Instructions:
             self.lines.append(f"{variable(result, low)} += {text}")
 
     def _kept(self, place: str, conditions: Sequence[str], indent: str) -> str:
-        """Return the variable of numbers that are loaded once in a step, or in each pass of a loop."""
+        """Return the variable of numbers that are loaded once in a step, or in each pass of a
+        loop.
+        """
         load = _load(place, conditions)
         if indent or load not in self._loaded:
             self._loaded[load] = f"w{len(self.lines)}"
@@ -362,7 +415,9 @@ class Instructions:
     def _add_product(self, total: str, span: Span, weight: str, rows: int, width: int) -> None:
         """Add the product of columns and rows of a weight to a result."""
         definition, size, depth = self.definitions[span.definition], padded(width), span.width
-        is_thin = depth < _DEPTH  # outer products, because the columns of a padded tile would take registers
+        is_thin = (
+            depth < _DEPTH
+        )  # outer products, because the columns of a padded tile would take registers
         columns = "k" if is_thin else f"k + c{_DEPTH}"
         ends = [f"(c{_DEPTH} + k < {depth})"] if depth % _DEPTH and not is_thin else []
         if definition.is_scratch:
@@ -378,13 +433,19 @@ class Instructions:
         if width == 1:
             own = _load(f"{weight} + (k + c{_DEPTH}) * {rows}", ends)
             self.lines.insert(-1, f"parts = tl.full(({self.rows}, {_DEPTH}), 0.0, tl.float32)")
-            self.lines += [f"    parts += {read} * {own}", f"{total} += tl.sum(parts, 1, keep_dims=True)"]
+            self.lines += [
+                f"    parts += {read} * {own}",
+                f"{total} += tl.sum(parts, 1, keep_dims=True)",
+            ]
             return
         deep = f"(k + tl.arange(0, {_DEPTH}))[:, None]"
-        # The last row again, times zero, which is NaN for an infinite weight: a mask of rows would take registers.
+        # The last row again, times zero, which is NaN for an infinite weight: a mask of rows would
+        # take registers.
         deep = f"tl.minimum({deep}, {depth - 1})" if ends else deep
         own = _load(f"{weight} + {deep} * {rows} + c{size}", _inner(width))
-        self.lines.append(f"    {total} = tl.dot({read}, {own}, {total}, input_precision=precision)")
+        self.lines.append(
+            f"    {total} = tl.dot({read}, {own}, {total}, input_precision=precision)"
+        )
 
 
 def _filled(text: str, width: int, fill: str) -> str:

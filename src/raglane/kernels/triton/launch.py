@@ -1,7 +1,7 @@
 """Runs programs on a GPU: makes the kernel of a program when it is first used, and launches it.
 
-Nothing waits for the device. The kernel and its configuration depend on the program alone, and no row reads another's
-numbers, so the results of a sequence have the same bits in any batch.
+Nothing waits for the device. The kernel and its configuration depend on the program alone, and no
+row reads another's numbers, so the results of a sequence have the same bits in any batch.
 """
 
 from __future__ import annotations
@@ -43,12 +43,18 @@ def precision() -> str:
 
 
 def why_not_now() -> str:
-    """Return why a kernel that must be compared with torch first cannot be compared now; empty if it can."""
+    """Return why a kernel that must be compared with torch first cannot be compared now; empty if
+    it can.
+    """
     if is_exporting():
         return "its kernel has not been compared with torch, which cannot be done in a graph"
     if torch.cuda.is_current_stream_capturing():
         return "its kernel has not been compared with torch, which cannot wait while a graph is captured"
-    return "its kernel has not been compared with torch, which waits" if torch.cuda.get_sync_debug_mode() else ""
+    return (
+        "its kernel has not been compared with torch, which waits"
+        if torch.cuda.get_sync_debug_mode()
+        else ""
+    )
 
 
 class Compiled(NamedTuple):
@@ -95,9 +101,14 @@ def function_of(text: str) -> Any:
     linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
     names: dict[str, Any] = {**vars(functions), "__name__": __name__}
     exec(compile(text, name, "exec"), names)
-    # One kernel for all sizes and strides: another would compile within a call, and might sum in another order.
+    # One kernel for all sizes and strides: another would compile within a call, and might sum in
+    # another order.
     code = names["kernel"].__code__
-    sizes = [name for name in code.co_varnames[: code.co_argcount] if name in ("rows", "count") or name.endswith("_s")]
+    sizes = [
+        name
+        for name in code.co_varnames[: code.co_argcount]
+        if name in ("rows", "count") or name.endswith("_s")
+    ]
     return triton.jit(names["kernel"], do_not_specialize=sizes)
 
 
@@ -111,7 +122,8 @@ def _products(program: Program, chosen: tuple[int, ...]) -> Program:
         instructions.append(replace(instruction, results=(place,)))
         outputs.append((place, instruction.width))
     blocks = [
-        replace(block, kind="local", index=0) if block.kind in ("state", "sequence") else block for block in blocks
+        replace(block, kind="local", index=0) if block.kind in ("state", "sequence") else block
+        for block in blocks
     ]
     return Program(tuple(blocks), program.weights, tuple(instructions), tuple(outputs), ())
 
@@ -127,10 +139,12 @@ def run(
     vectors: Sequence[Tensor] = (),
     weights: Sequence[Tensor] = (),
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Run a program on a ragged batch; return its outputs ``(N, width)`` and the final states ``(B, width)``.
+    """Run a program on a ragged batch; return its outputs ``(N, width)`` and the final states ``(B,
+    width)``.
 
-    All numbers are float32. ``weights`` are ``(groups, depth, rows)``, transposed in comparison with those of the cpu
-    kernels, and contiguous. ``places`` are required if the program has states.
+    All numbers are float32. ``weights`` are ``(groups, depth, rows)``, transposed in comparison
+    with those of the cpu kernels, and contiguous. ``places`` are required if the program has
+    states.
     """
     made = compiled(program, ascending)
     given = [_rows(part) for part in elements]
@@ -144,33 +158,45 @@ def run(
     return _launch_chunks(made, chunks, Inputs(given, *rows))
 
 
-def _launch_chunks(made: Compiled, chunks: Chunks, inputs: Inputs) -> tuple[list[Tensor], list[Tensor]]:
-    """Run chunks as if they were sequences, after computing the states before them; see :func:`_launch`."""
+def _launch_chunks(
+    made: Compiled, chunks: Chunks, inputs: Inputs
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Run chunks as if they were sequences, after computing the states before them; see
+    :func:`_launch`.
+    """
     ascending, roles = made.ascending, made.kernel.roles
 
     def of_sequences(state: Tensor, *elements: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         program = carry(state.shape[1])
-        return run(program, places=chunks.sequences, ascending=ascending, elements=elements, states=[state])
+        return run(
+            program, places=chunks.sequences, ascending=ascending, elements=elements, states=[state]
+        )
 
     rows = [part.index_select(0, chunks.owner) for part in inputs.sequences]
     begin = [chunks.begin(part, ascending) for part in inputs.states]
     carried = [index for index, role in enumerate(roles) if role == "carried"]
     for index in carried:
         begin[index].zero_()
-    _, changes = _launch(cast(Compiled, made.of_chunks), chunks.places, inputs._replace(sequences=rows, states=begin))
+    _, changes = _launch(
+        cast(Compiled, made.of_chunks), chunks.places, inputs._replace(sequences=rows, states=begin)
+    )
     for index, b, a in zip(carried, changes[::2], changes[1::2], strict=True):
         (begin[index],), _ = of_sequences(inputs.states[index], b, a)
     outputs, finals = _launch(made, chunks.places, inputs._replace(sequences=rows, states=begin))
     for index, (role, part) in enumerate(zip(roles, finals, strict=True)):
         if role == "summed":
-            nothing = torch.full_like(inputs.states[index], -0.0)  # the number that changes no other one
+            nothing = torch.full_like(
+                inputs.states[index], -0.0
+            )  # the number that changes no other one
             _, (finals[index],) = of_sequences(nothing, part, torch.ones_like(part))
         else:
             finals[index] = chunks.end(part, ascending)
     return outputs, finals
 
 
-def _launch(made: Compiled, places: Places | None, inputs: Inputs) -> tuple[list[Tensor], list[Tensor]]:
+def _launch(
+    made: Compiled, places: Places | None, inputs: Inputs
+) -> tuple[list[Tensor], list[Tensor]]:
     """Launch a kernel; return its outputs and final states."""
     kernel, like, count = made.kernel, inputs.elements[0], inputs.elements[0].shape[0]
     is_traced = is_exporting()  # the graph launches the kernel; sizes are symbols
@@ -183,31 +209,47 @@ def _launch(made: Compiled, places: Places | None, inputs: Inputs) -> tuple[list
     if not is_traced and not blocks:
         return outputs, finals
     strided = [
-        item for part in (*inputs.elements, *inputs.sequences, *inputs.states) for item in (part, part.stride(0))
+        item
+        for part in (*inputs.elements, *inputs.sequences, *inputs.states)
+        for item in (part, part.stride(0))
     ]
     scratch = like.new_empty(blocks * kernel.scratch) if kernel.scratch else like
-    arguments = [rows, *order, *strided, *inputs.shared, *_tables(made, like.device), *outputs, *finals, scratch]
+    arguments = [
+        rows,
+        *order,
+        *strided,
+        *inputs.shared,
+        *_tables(made, like.device),
+        *outputs,
+        *finals,
+        scratch,
+    ]
     grid = blocks, kernel.blocks, 1
     arguments.append(used := precision())
     if is_traced:
         torch.library.wrap_triton(made.function)[grid](*arguments, num_warps=kernel.warps)
         return outputs, finals
     with torch.cuda.device_of(like):
-        # Triton's own lookup takes longer than the launch. Its key has more than this one: dtypes, which are always the
-        # same here, addresses that are multiples of 16, which all are, and integers that need 64 bits.
+        # Triton's own lookup takes longer than the launch. Its key has more than this one: dtypes,
+        # which are always the same here, addresses that are multiples of 16, which all are, and
+        # integers that need 64 bits.
         is_narrow = max(rows, count, *strided[1::2]) < _MOST_NARROW
         launcher = made.launchers.get((like.device, used)) if is_narrow else None
         if launcher is not None:
             launcher[grid](*arguments)
         else:
-            launcher = made.function[grid](*arguments, num_warps=kernel.warps, maxnreg=kernel.registers)
+            launcher = made.function[grid](
+                *arguments, num_warps=kernel.warps, maxnreg=kernel.registers
+            )
             if is_narrow:
                 made.launchers[like.device, used] = launcher
     return outputs, finals
 
 
 def _rows(part: Tensor) -> Tensor:
-    """Return a tensor whose rows are contiguous, at an address that is a multiple of 16, for which kernels compile."""
+    """Return a tensor whose rows are contiguous, at an address that is a multiple of 16, for which
+    kernels compile.
+    """
     is_whole = part.stride(-1) == 1 or part.shape[-1] == 1
     is_placed = part.storage_offset() == 0 if is_exporting() else part.data_ptr() % 16 == 0
     return part if is_whole and is_placed else part.clone(memory_format=torch.contiguous_format)
@@ -215,14 +257,16 @@ def _rows(part: Tensor) -> Tensor:
 
 def _tables(made: Compiled, device: torch.device) -> list[Tensor]:
     if device not in made.tables:
-        found = [torch.tensor(table, dtype=torch.int32, device=device) for table in made.kernel.tables]
+        found = [
+            torch.tensor(table, dtype=torch.int32, device=device) for table in made.kernel.tables
+        ]
         if is_exporting():
             return found
         made.tables[device] = found
     return made.tables[device]
 
 
-# ---- the operations of the program backend ---------------------------------------------------------------------------
+# ---- the operations of the program backend -------------------------------------------------------
 
 
 def run_lowered(
@@ -234,22 +278,33 @@ def run_lowered(
     over: Mapping[int, Tensor] = {},  # noqa: ARG001 (another thread may still read the row that an output overwrites)
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Run the program of a lowered graph, whose inputs are ``given`` by node; see :func:`run`."""
-    parts: Any = {f"{kind}s": [given[node] for node in lowered.given.get(kind, ())] for kind in _KINDS}
-    turned = [(weights[index] if turned else weights[index].mT).contiguous() for index, turned in lowered.weights]
+    parts: Any = {
+        f"{kind}s": [given[node] for node in lowered.given.get(kind, ())] for kind in _KINDS
+    }
+    turned = [
+        (weights[index] if turned else weights[index].mT).contiguous()
+        for index, turned in lowered.weights
+    ]
     return run(lowered.program, places=places, ascending=ascending, **parts, weights=turned)
 
 
 def times(rows: Tensor, weight: Tensor) -> Tensor:
-    """Return ``rows @ weight.T``, group by group; the bits of a row do not depend on the other rows."""
+    """Return ``rows @ weight.T``, group by group; the bits of a row do not depend on the other
+    rows.
+    """
     groups, width, depth = weight.shape
-    outputs, _ = run(product_program(groups, width, depth), elements=[rows], weights=[weight.mT.contiguous()])
+    outputs, _ = run(
+        product_program(groups, width, depth), elements=[rows], weights=[weight.mT.contiguous()]
+    )
     return outputs[0]
 
 
 def outer_products(
     left: Tensor, right: Tensor | None, *, groups: int = 1, sums: bool = False
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Return the sums over the elements of the outer products of their rows, and of the rows of ``left``."""
+    """Return the sums over the elements of the outer products of their rows, and of the rows of
+    ``left``.
+    """
     total = left.sum(0) if sums else None
     if right is None:
         return None, total

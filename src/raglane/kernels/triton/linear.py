@@ -1,8 +1,9 @@
-"""Loops that are linear in their states: a run of steps maps a state ``s`` to ``a * s + b``, by element.
+"""Loops that are linear in their states: a run of steps maps a state ``s`` to ``a * s + b``, by
+element.
 
-So the chunks of a long sequence can run side by side: a kernel computes a and b of each chunk, and from these follow
-the states before all chunks. b is the result for a state of zeros. a is the product of the derivatives of the steps,
-which the kernel computes as the tangent of the state.
+So the chunks of a long sequence can run side by side: a kernel computes a and b of each chunk, and
+from these follow the states before all chunks. b is the result for a state of zeros. a is the
+product of the derivatives of the steps, which the kernel computes as the tangent of the state.
 """
 
 from __future__ import annotations
@@ -31,25 +32,33 @@ TANGENTS = {
     "sigmoid_backward": ("{d} * {1} * (1.0 - {1})", ""),
     "tanh_backward": ("{d} * (1.0 - {1} * {1})", ""),
 }
-"""By operation, for each operand, the tangent of the result where that operand has the tangent d; empty if the result
-is not linear in it. The other operands in such a formula must not depend on states."""
+"""By operation, for each operand, the tangent of the result where that operand has the tangent d;
+empty if the result is not linear in it. The other operands in such a formula must not depend on
+states."""
 
 
 def roles_of(columns: Columns) -> tuple[str, ...]:
     """Return the role of each state between the chunks of a sequence.
 
-    ``summed``: steps only add to it, and nothing else reads it, so the chunks begin at 0 and their sums are added.
-    ``plain``: no step reads it, or the next one is 0, so a chunk may begin at 0. ``carried``: others.
+    ``summed``: steps only add to it, and nothing else reads it, so the chunks begin at 0 and their
+    sums are added. ``plain``: no step reads it, or the next one is 0, so a chunk may begin at 0.
+    ``carried``: others.
     """
-    reads = Counter(span.definition for step in columns.steps for spans in step.operands for span in spans)
-    reads.update(span.definition for spans in (*columns.outputs, *columns.following) for span in spans)
+    reads = Counter(
+        span.definition for step in columns.steps for spans in step.operands for span in spans
+    )
+    reads.update(
+        span.definition for spans in (*columns.outputs, *columns.following) for span in spans
+    )
     made = {step.results[0]: step for step in columns.steps}
     roles = []
     for index, spans in enumerate(columns.following):
         own = columns.inputs["state", index]
         if reads[own] == len(spans) and all(
             reads[span.definition] == 1 and _adds(made.get(span.definition), own, begin, span)
-            for begin, span in zip(itertools.accumulate((part.width for part in spans), initial=0), spans, strict=False)
+            for begin, span in zip(
+                itertools.accumulate((part.width for part in spans), initial=0), spans, strict=False
+            )
         ):
             roles.append("summed")
         elif not reads[own] or all(_is_zero(span, made) for span in spans):
@@ -76,12 +85,15 @@ def _is_zero(span: Span, made: Mapping[int, Placed]) -> bool:
 
 
 class Tangents:
-    """The lines that compute tangents: derivatives of values by the same column of the state before a chunk."""
+    """The lines that compute tangents: derivatives of values by the same column of the state before
+    a chunk.
+    """
 
     def __init__(self, made: Instructions, carried: Sequence[int]) -> None:
         self.made, self.carried = made, carried
         self.head: list[str] = []  # before the loop
-        # For each variable that depends on a state, the variable of the state; empty if it is not linear in it.
+        # For each variable that depends on a state, the variable of the state; empty if it is not
+        # linear in it.
         self._origins: dict[str, str] = {}
         for place in carried:
             for low, high in made.definitions[place].parts():
@@ -104,7 +116,11 @@ class Tangents:
                 for place in depends:
                     formula = formulas[place] if formulas else ""
                     factors = {texts[int(other)] for other in re.findall(r"{(\d)}", formula)}
-                    terms.append("" if factors & self._origins.keys() else formula.format(*texts, d=_own(texts[place])))
+                    terms.append(
+                        ""
+                        if factors & self._origins.keys()
+                        else formula.format(*texts, d=_own(texts[place]))
+                    )
                 is_linear = len(origins) == 1 and "" not in {*origins, *terms}
                 self._origins[name] = origins.pop() if is_linear else ""
                 if is_linear:
@@ -112,7 +128,9 @@ class Tangents:
                     made.lines.append(f"{_own(name)} = {' + '.join(terms)}")
 
     def following(self, place: int, low: int, value: str) -> dict[str, str]:
-        """Return the next tangent of a part of a state by its variable; raises Refused if the loop is not linear."""
+        """Return the next tangent of a part of a state by its variable; raises Refused if the loop
+        is not linear.
+        """
         if place not in self.carried:
             return {}
         origin = self._origins.get(value)
@@ -126,12 +144,13 @@ def _own(name: str) -> str:
     return f"t{name[1:]}"
 
 
-# ---- the states between chunks ---------------------------------------------------------------------------------------
+# ---- the states between chunks -------------------------------------------------------------------
 
 
 @lru_cache(maxsize=256)
 def carry(width: int) -> Program:
-    """Return a program whose elements are chunks, with b and a, and whose outputs are the states before them.
+    """Return a program whose elements are chunks, with b and a, and whose outputs are the states
+    before them.
 
     Its final state is the one after all chunks; for an a of 1 it is the sum of b.
     """
@@ -143,4 +162,6 @@ def carry(width: int) -> Program:
         blocks.append(Block("local", width))
         places = tuple([Operand(place) for place in operands[1:]])
         instructions.append(Instruction(operands[0], (Operand(len(blocks) - 1),), places, width))
-    return Program(tuple(blocks), (), tuple(instructions), ((Operand(state), width),), (Operand(5),))
+    return Program(
+        tuple(blocks), (), tuple(instructions), ((Operand(state), width),), (Operand(5),)
+    )

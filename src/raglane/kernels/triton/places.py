@@ -1,4 +1,6 @@
-"""The sequences of a batch as kernels read them, and the chunks into which long ones are cut; all on the device."""
+"""The sequences of a batch as kernels read them, and the chunks into which long ones are cut; all
+on the device.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ from torch import Tensor
 from raglane import segments
 
 LONG = 1024
-"""Longer sequences are cut into chunks of a quarter of it, where a kernel can run them side by side."""
+"""Longer sequences are cut into chunks of a quarter of it, where a kernel can run them side by
+side."""
 
 
 @dataclass(eq=False)
@@ -21,7 +24,9 @@ class Places:
 
     offsets: Tensor
     count: int
-    lengths: Tensor | None = None  # on the CPU, for offsets on a device; without them no sequence is cut
+    lengths: Tensor | None = (
+        None  # on the CPU, for offsets on a device; without them no sequence is cut
+    )
     long: int = LONG
 
     @cached_property
@@ -33,15 +38,24 @@ class Places:
     def chunks(self) -> Chunks | None:
         """The chunks of the sequences; None if no sequence is long."""
         known = self.offsets.diff() if self.lengths is None else self.lengths
-        if not known.is_cpu or self.count <= self.long or not len(known) or int(known.max()) <= self.long:
+        if (
+            not known.is_cpu
+            or self.count <= self.long
+            or not len(known)
+            or int(known.max()) <= self.long
+        ):
             return None
         # Offsets that were changed on the device lead to no chunk that does not exist.
         lengths, size = self.offsets.diff().clamp_(0, self.count), max(1, self.long // 4)
-        slots = len(lengths) + self.count // size  # at least as many as there are chunks, whose number is on the device
+        slots = (
+            len(lengths) + self.count // size
+        )  # at least as many as there are chunks, whose number is on the device
         counts = torch.where(lengths > self.long, (lengths + size - 1) // size, 1)
         bounds = segments.offsets_from_lengths(counts).clamp_(max=slots)
         slot = torch.arange(slots, device=lengths.device)
-        owner = torch.searchsorted(bounds[1:], slot, right=True)  # of chunks beyond the last, the end of the offsets
+        owner = torch.searchsorted(
+            bounds[1:], slot, right=True
+        )  # of chunks beyond the last, the end of the offsets
         starts = self.offsets[owner] + (slot - bounds[owner]) * size
         offsets = torch.cat([starts.minimum(self.offsets[-1]), self.offsets[-1:]])
         sequences = Places(bounds, slots, long=slots)  # which are not cut again
@@ -49,19 +63,25 @@ class Places:
 
 
 class Chunks(NamedTuple):
-    """The chunks of a batch ``(M,)``, sequence after sequence; the last ones may belong to none, and are empty."""
+    """The chunks of a batch ``(M,)``, sequence after sequence; the last ones may belong to none,
+    and are empty.
+    """
 
     places: Places
     sequences: Places  # whose elements are chunks
     owner: Tensor  # the sequence of each chunk
 
     def begin(self, states: Tensor, ascending: bool) -> Tensor:
-        """Return initial states of chunks ``(M, width)``: those of the sequences ``(B, width)``, zeros within one."""
+        """Return initial states of chunks ``(M, width)``: those of the sequences ``(B, width)``,
+        zeros within one.
+        """
         rows = states.new_zeros(self.owner.shape[0], states.shape[1])
         return rows.index_copy_(0, self.firsts if ascending else self.lasts, states)
 
     def end(self, finals: Tensor, ascending: bool) -> Tensor:
-        """Return the final states of the sequences ``(B, width)`` from those of chunks ``(M, width)``."""
+        """Return the final states of the sequences ``(B, width)`` from those of chunks ``(M,
+        width)``.
+        """
         return finals.index_select(0, self.lasts if ascending else self.firsts)
 
     @property

@@ -1,13 +1,14 @@
 """Prints a program as the text of a Triton kernel.
 
-An instance of a kernel runs some sequences, from the first step to the last of the longest. The values of a step are
-variables in registers, ``(rows, columns)``, with a power of two of columns: one for each part of a definition
-(:mod:`raglane.kernels.triton.spans`). The columns of the padding may hold anything.
+An instance of a kernel runs some sequences, from the first step to the last of the longest. The
+values of a step are variables in registers, ``(rows, columns)``, with a power of two of columns:
+one for each part of a definition (:mod:`raglane.kernels.triton.spans`). The columns of the padding
+may hold anything.
 
-NOTE [barriers]: a product reads its left operand column by column in all threads. The operand is an input, or it is
-stored in scratch memory, with a barrier before it is read. Successive steps use the two halves of the scratch, so no
-second barrier is necessary after it is read: before a half is written again, all threads have passed the barrier of the
-step between.
+NOTE [barriers]: a product reads its left operand column by column in all threads. The operand is an
+input, or it is stored in scratch memory, with a barrier before it is read. Successive steps use the
+two halves of the scratch, so no second barrier is necessary after it is read: before a half is
+written again, all threads have passed the barrier of the step between.
 """
 
 from __future__ import annotations
@@ -22,22 +23,26 @@ from raglane.kernels.triton.spans import Columns
 from raglane.programs.graph import Refused
 from raglane.programs.program import Program
 
-# The rows of an instance by the most numbers of a row that are alive together. So a step of 8 warps spills no register:
-# up to 128 units with at most 168 registers, up to 256 with 255, because 168 would spill.
+# The rows of an instance by the most numbers of a row that are alive together. So a step of 8 warps
+# spills no register: up to 128 units with at most 168 registers, up to 256 with 255, because 168
+# would spill.
 _ROWS = {8: 1440, 4: 2000, 2: 10400}
 _MOST_LIVE, _FEW_REGISTERS, _REGISTERS = 5500, 168, 255
-# Without a loop, and with few numbers, an instance has more rows; with few numbers altogether, half of the warps.
+# Without a loop, and with few numbers, an instance has more rows; with few numbers altogether, half
+# of the warps.
 _FEW_LIVE, _MANY_ROWS = 640, 32
-# Numbers and steps that a thread of an element-wise loop loads at a time, because a step takes less time than a load.
+# Numbers and steps that a thread of an element-wise loop loads at a time, because a step takes less
+# time than a load.
 _LOADED, _MOST_STEPS = 8, 4
 
 
 class Kernel(NamedTuple):
     """The text of a kernel, and the products that are computed before it.
 
-    Its arguments are, in this order: the number of rows; that of elements, ``order`` and ``offsets`` if the kernel has
-    steps; elements, the results of the products, sequences and initial states, each with its stride; vectors; weights
-    ``(groups, depth, rows)``; tables of ``gather``; outputs; final states; and scratch.
+    Its arguments are, in this order: the number of rows; that of elements, ``order`` and
+    ``offsets`` if the kernel has steps; elements, the results of the products, sequences and
+    initial states, each with its stride; vectors; weights ``(groups, depth, rows)``; tables of
+    ``gather``; outputs; final states; and scratch.
     """
 
     text: str
@@ -59,9 +64,10 @@ class Kernel(NamedTuple):
 def kernel_of(program: Program, ascending: bool, *, of_chunks: bool = False) -> Kernel:
     """Return the kernel of a program; raises Refused with the reason if there is none.
 
-    The number of rows depends on how many values are alive together: they are the registers of a step. The kernel
-    ``of_chunks`` has no outputs, and two final states for each carried one, ``s``, which runs of steps change to
-    ``a * s + b``: b and a. It exists if the program is linear in them.
+    The number of rows depends on how many values are alive together: they are the registers of a
+    step. The kernel ``of_chunks`` has no outputs, and two final states for each carried one, ``s``,
+    which runs of steps change to ``a * s + b``: b and a. It exists if the program is linear in
+    them.
     """
     columns = Columns(program)
     if of_chunks and not columns.channels:
@@ -69,7 +75,9 @@ def kernel_of(program: Program, ascending: bool, *, of_chunks: bool = False) -> 
     live = _live(columns, ascending, of_chunks)
     rows = next((rows for rows, most in _ROWS.items() if live <= most), 0)
     if not rows:
-        raise Refused(f"its step holds {live} numbers at a time, and registers at most {max(_ROWS.values())}")
+        raise Refused(
+            f"its step holds {live} numbers at a time, and registers at most {max(_ROWS.values())}"
+        )
     if not columns.has_steps and live <= _FEW_LIVE:
         rows = _MANY_ROWS
     elif columns.channels:
@@ -90,8 +98,13 @@ def kernel_of(program: Program, ascending: bool, *, of_chunks: bool = False) -> 
     tables, scratch = tuple(printer.instructions.tables), (1 + columns.has_steps) * rows * scratch
     outputs = () if of_chunks else tuple([width for _, width in program.outputs])
     finals = tuple([columns.definitions[place].width for place, _ in printer.finals])
-    before, sizes = tuple(columns.before), (rows, blocks, warps, registers, bool(columns.channels), printer.steps)
-    return Kernel(text, before, columns.has_steps, scratch, tables, *sizes, printer.roles, outputs, finals)
+    before, sizes = (
+        tuple(columns.before),
+        (rows, blocks, warps, registers, bool(columns.channels), printer.steps),
+    )
+    return Kernel(
+        text, before, columns.has_steps, scratch, tables, *sizes, printer.roles, outputs, finals
+    )
 
 
 def _live(columns: Columns, ascending: bool, of_chunks: bool) -> int:
@@ -122,18 +135,26 @@ def _adder(number: int) -> str:
 class _Printer:
     """Prints the kernel of one program."""
 
-    def __init__(self, columns: Columns, ascending: bool, rows: int, scratch: int, of_chunks: bool) -> None:
+    def __init__(
+        self, columns: Columns, ascending: bool, rows: int, scratch: int, of_chunks: bool
+    ) -> None:
         self.columns, self.program, self.ascending = columns, columns.program, ascending
         self.rows, self.scratch = rows, scratch
         self.instructions = Instructions(columns, rows, scratch)
         self.steps = 1  # of a pass of the loop
         self.roles = roles_of(columns)
         # The definition of each state, and its next value.
-        self.following = [(columns.inputs["state", index], spans) for index, spans in enumerate(columns.following)]
+        self.following = [
+            (columns.inputs["state", index], spans) for index, spans in enumerate(columns.following)
+        ]
         # The definition of each final state, and the first letter of its variables.
         self.finals, self.tangents = [(place, "v") for place, _ in self.following], None
         if of_chunks:
-            carried = [place for (place, _), role in zip(self.following, self.roles, strict=True) if role == "carried"]
+            carried = [
+                place
+                for (place, _), role in zip(self.following, self.roles, strict=True)
+                if role == "carried"
+            ]
             self.finals = [(place, letter) for place in carried for letter in "vt"]
             self.tangents = Tangents(self.instructions, carried)
 
@@ -149,11 +170,15 @@ class _Printer:
         ranges = {name for line in lines for name in re.findall(r"\b[cd]\d+\b", line)}
         lines = [self._range(name[0], int(name[1:])) for name in sorted(ranges)] + lines
         lines = [f"of_row = tl.arange(0, {self.rows})[:, None]", *lines]
-        own = f"def kernel({', '.join(self._arguments())}):\n" + "".join(f"    {line}\n" for line in lines)
+        own = f"def kernel({', '.join(self._arguments())}):\n" + "".join(
+            f"    {line}\n" for line in lines
+        )
         return "".join(_adder(number) for number in sorted(self.instructions.together)) + own
 
     def _loop(self, body: list[str]) -> list[str]:
-        """Return the lines of a pass of the loop: of an element-wise one some steps, whose inputs are loaded first."""
+        """Return the lines of a pass of the loop: of an element-wise one some steps, whose inputs
+        are loaded first.
+        """
         loads = self.instructions.loads
         if loads is self.instructions.lines or not loads:
             return body
@@ -172,7 +197,9 @@ class _Printer:
         return lines
 
     def _range(self, axis: str, size: int) -> str:
-        """Return the text of column numbers, as rows for d; of values with channels, those of this instance."""
+        """Return the text of column numbers, as rows for d; of values with channels, those of this
+        instance.
+        """
         widest = self.instructions.widest
         if axis == "d":
             return f"d{size} = tl.arange(0, {size})[:, None]"
@@ -180,24 +207,39 @@ class _Printer:
         return f"c{size} = {first}tl.arange(0, {min(size, widest)})[None, :]"
 
     def _arguments(self) -> list[str]:
-        program, names = self.program, ["rows", *(["count", "order", "offsets"] if self.columns.has_steps else [])]
-        counts = {kind: len(program.given(kind)) for kind in ("element", "sequence", "state", "vector")}
+        program, names = (
+            self.program,
+            ["rows", *(["count", "order", "offsets"] if self.columns.has_steps else [])],
+        )
+        counts = {
+            kind: len(program.given(kind)) for kind in ("element", "sequence", "state", "vector")
+        }
         strided = [f"element{index}" for index in range(counts["element"])]
         strided += [f"product{index}" for index in range(len(self.columns.before))]
-        strided += [f"{kind}{index}" for kind in ("sequence", "state") for index in range(counts[kind])]
+        strided += [
+            f"{kind}{index}" for kind in ("sequence", "state") for index in range(counts[kind])
+        ]
         names += [part for name in strided for part in (name, f"{name}_s")]
-        rest = ("vector", counts["vector"]), ("weight", len(program.weights)), ("table", len(self.instructions.tables))
+        rest = (
+            ("vector", counts["vector"]),
+            ("weight", len(program.weights)),
+            ("table", len(self.instructions.tables)),
+        )
         outputs = 0 if self.tangents else len(program.outputs)
         for kind, count in (*rest, ("output", outputs), ("final", len(self.finals))):
             names += [f"{kind}{index}" for index in range(count)]
         return [*names, "scratch", "precision: tl.constexpr"]
 
     def _prologue(self) -> list[str]:
-        lines = [f"slot = tl.program_id(0) * {self.rows} + tl.arange(0, {self.rows})", "valid = slot < rows"]
+        lines = [
+            f"slot = tl.program_id(0) * {self.rows} + tl.arange(0, {self.rows})",
+            "valid = slot < rows",
+        ]
         if self.columns.has_steps:
             lines += [
                 "row = tl.load(order + slot, mask=valid, other=0)",
-                # Offsets that were changed on the device lead to no address outside of the elements.
+                # Offsets that were changed on the device lead to no address outside of the
+                # elements.
                 "begin = tl.minimum(tl.maximum(tl.load(offsets + row, mask=valid, other=0), 0), count)",
                 "end = tl.minimum(tl.maximum(tl.load(offsets + row + 1, mask=valid, other=0), begin), count)",
                 "length = (end - begin).to(tl.int32)",
@@ -205,16 +247,24 @@ class _Printer:
             ]
         else:
             lines += ["row = slot.to(tl.int64)"]
-        lines += [f"{name} = tl.full((1, 1), {value}, tl.float32)" for value, name in self.instructions.numbers.items()]
+        lines += [
+            f"{name} = tl.full((1, 1), {value}, tl.float32)"
+            for value, name in self.instructions.numbers.items()
+        ]
         for place, _ in self.following:
             for low, high in self.columns.definitions[place].parts():
-                lines.append(f"{variable(place, low)} = {self.instructions.loaded(place, low, high, 'row', 'valid')}")
+                lines.append(
+                    f"{variable(place, low)} = {self.instructions.loaded(place, low, high, 'row', 'valid')}"
+                )
         return [*lines, *(self.tangents.head if self.tangents else ())]
 
     def _body(self) -> list[str]:
         made, definitions = self.instructions, self.columns.definitions
         if self.columns.has_steps:
-            made.lines += ["live = t < length", "at = begin + t" if self.ascending else "at = end - 1 - t"]
+            made.lines += [
+                "live = t < length",
+                "at = begin + t" if self.ascending else "at = end - 1 - t",
+            ]
         else:
             made.lines += ["live = valid", "at = row"]
         if self.scratch:
@@ -236,7 +286,9 @@ class _Printer:
                 self.tangents.emit(step)
             for result in step.results:
                 made.store(result)
-        outputs = () if self.tangents else zip(self.columns.outputs, self.program.outputs, strict=True)
+        outputs = (
+            () if self.tangents else zip(self.columns.outputs, self.program.outputs, strict=True)
+        )
         for index, (output, (_, width)) in enumerate(outputs):
             for low, high in made.placed(output):
                 to = f"output{index} + at[:, None] * {width} + {low} + c{padded(high - low)}"
@@ -247,7 +299,9 @@ class _Printer:
             for low, high in definitions[place].parts():
                 following = {variable(place, low): made.one(spans, low, high)[0]}
                 if self.tangents:
-                    following |= self.tangents.following(place, low, following[variable(place, low)])
+                    following |= self.tangents.following(
+                        place, low, following[variable(place, low)]
+                    )
                 for state, value in following.items():
                     made.lines.append(f"next_{state} = tl.where(live[:, None], {value}, {state})")
                 names += following

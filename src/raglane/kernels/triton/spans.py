@@ -1,7 +1,8 @@
 """The columns that the operands of a program read, and where its values are cut into variables.
 
-Triton cannot slice registers. So each input and each result of an instruction is a *definition*, which is cut wherever
-an operand begins or ends. The cuts of the operands and the result of a pointwise instruction agree.
+Triton cannot slice registers. So each input and each result of an instruction is a *definition*,
+which is cut wherever an operand begins or ends. The cuts of the operands and the result of a
+pointwise instruction agree.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ _BY_ROW = (*REDUCTIONS, "product", "gather", "norm", "norm_backward", "row_cumsu
 
 
 class Span(NamedTuple):
-    """Columns of a definition as an operand; ``definition`` -1 is a number, and ``repeats`` columns are the same."""
+    """Columns of a definition as an operand; ``definition`` -1 is a number, and ``repeats`` columns
+    are the same.
+    """
 
     definition: int
     low: int
@@ -51,7 +54,9 @@ class Definition:
     def parts(self, low: int = 0, high: int = -1) -> list[tuple[int, int]]:
         """Return the bounds of the parts between two cuts."""
         high = self.width if high < 0 else high
-        return list(itertools.pairwise(sorted({low, high, *(cut for cut in self.cuts if low < cut < high)})))
+        return list(
+            itertools.pairwise(sorted({low, high, *(cut for cut in self.cuts if low < cut < high)}))
+        )
 
 
 class Step(NamedTuple):
@@ -65,8 +70,8 @@ class Step(NamedTuple):
 class Columns:
     """The definitions of a program, its instructions as steps on them, and the cuts.
 
-    Products of elements and parameters alone are not among the steps of a loop: they are computed before it, and their
-    results are elements.
+    Products of elements and parameters alone are not among the steps of a loop: they are computed
+    before it, and their results are elements.
     """
 
     def __init__(self, program: Program) -> None:
@@ -75,7 +80,9 @@ class Columns:
         self.steps: list[Step] = []
         self.before: list[int] = []  # instructions
         self.is_cut = False  # values wider than a variable
-        self.is_tiled = False  # products within a step are sums of tiles, with few values in registers
+        self.is_tiled = (
+            False  # products within a step are sums of tiles, with few values in registers
+        )
         self.has_steps = bool(program.next_states or program.given("sequence"))
         self._resolve()
         self._cut()
@@ -83,39 +90,55 @@ class Columns:
     def _resolve(self) -> None:
         """Make the definitions, and find those that each operand reads."""
         program = self.program
-        # Of each block, the columns that have been written: first, end, definition and its first column.
+        # Of each block, the columns that have been written: first, end, definition and its first
+        # column.
         self.written: list[list[tuple[int, int, int, int]]] = [[] for _ in program.blocks]
         self.inputs: dict[tuple[str, int], int] = {}
         for place, block in enumerate(program.blocks):
             if block.kind != "local":
                 self.inputs[block.kind, block.index] = len(self.definitions)
-                self._define(place, 0, Definition(block.width, f"{block.kind}{block.index}", block.kind))
+                self._define(
+                    place, 0, Definition(block.width, f"{block.kind}{block.index}", block.kind)
+                )
         for index, instruction in enumerate(program.instructions):
             operands = tuple(
                 self._read(operand, width)
-                for operand, width in zip(instruction.operands, _widths(program, instruction), strict=True)
+                for operand, width in zip(
+                    instruction.operands, _widths(program, instruction), strict=True
+                )
             )
             if instruction.operation in ("product", "gather"):
                 operands = (*operands[:-1], self._copied(operands[-1]))
-            is_before = self.has_steps and instruction.operation == "product" and self._is_given(operands)
+            is_before = (
+                self.has_steps and instruction.operation == "product" and self._is_given(operands)
+            )
             results = []
             for result, width in zip(instruction.results, _result_widths(instruction), strict=True):
                 results.append(len(self.definitions))
                 source = f"product{len(self.before)}" if is_before else ""
-                self._define(result.block, result.start, Definition(width, source, "element" if is_before else ""))
+                self._define(
+                    result.block,
+                    result.start,
+                    Definition(width, source, "element" if is_before else ""),
+                )
             if is_before:
                 self.before.append(index)
             else:
                 self.steps.append(Step(instruction, operands, tuple(results)))
         self.outputs = [self._read(place, width) for place, width in program.outputs]
         widths = program.given("state")
-        self.following = [self._read(place, width) for place, width in zip(program.next_states, widths, strict=True)]
+        self.following = [
+            self._read(place, width)
+            for place, width in zip(program.next_states, widths, strict=True)
+        ]
 
     def _define(self, block: int, start: int, definition: Definition) -> None:
         end, kept = start + definition.width, []
         for low, high, index, first in self.written[block]:
             kept += [(low, min(high, start), index, first)] if low < start else []
-            kept += [(max(low, end), high, index, first + max(low, end) - low)] if high > end else []
+            kept += (
+                [(max(low, end), high, index, first + max(low, end) - low)] if high > end else []
+            )
         self.written[block] = sorted([*kept, (start, end, len(self.definitions), 0)])
         self.definitions.append(definition)
 
@@ -124,7 +147,12 @@ class Columns:
             return (Span(-1, 0, 0, width, place.number),)
         begin, end = place.start, place.start + (1 if place.spread else width)
         found = [
-            Span(index, first + max(low, begin) - low, first + min(high, end) - low, width if place.spread else 0)
+            Span(
+                index,
+                first + max(low, begin) - low,
+                first + min(high, end) - low,
+                width if place.spread else 0,
+            )
             for low, high, index, first in self.written[place.block]
             if low < end and high > begin
         ]
@@ -139,13 +167,19 @@ class Columns:
         width = sum(part.width for part in spans)
         self.definitions.append(Definition(width))
         made = len(self.definitions) - 1
-        self.steps.append(Step(Instruction("copy", (Operand(-1),), (Operand(-1),), width), (spans,), (made,)))
+        self.steps.append(
+            Step(Instruction("copy", (Operand(-1),), (Operand(-1),), width), (spans,), (made,))
+        )
         return (Span(made, 0, width),)
 
     def _is_given(self, operands: Sequence[tuple[Span, ...]]) -> bool:
-        """Return True if a product depends on elements and parameters only; its operand is one part of an element."""
+        """Return True if a product depends on elements and parameters only; its operand is one part
+        of an element.
+        """
         start, operand = operands
-        read = [self.definitions[part.definition] for part in (*start, *operand) if part.definition >= 0]
+        read = [
+            self.definitions[part.definition] for part in (*start, *operand) if part.definition >= 0
+        ]
         is_given = all(part.source.startswith(("element", "vector")) for part in read)
         return is_given and len(operand) == 1 and read[-1].kind == "element"
 
@@ -172,17 +206,34 @@ class Columns:
                     definition.cuts |= set(range(low, high, _width_of_parts(high - low))) - {0}
                     self.is_cut |= high - low > _WIDEST
             self._align_all(pairs)
-        if sum(len(part.parts()) for part in self.definitions if part.kind in ("", "state")) > _MOST_PARTS:
-            raise Refused(f"it has more than {_MOST_PARTS} values of {_WIDEST} columns, too many for registers")
+        if (
+            sum(len(part.parts()) for part in self.definitions if part.kind in ("", "state"))
+            > _MOST_PARTS
+        ):
+            raise Refused(
+                f"it has more than {_MOST_PARTS} values of {_WIDEST} columns, too many for registers"
+            )
 
     def _width_of_channels(self, states: Sequence[int]) -> int:
-        """Return the columns of all values of an element-wise loop, of which an instance may run a part; 0 without."""
+        """Return the columns of all values of an element-wise loop, of which an instance may run a
+        part; 0 without.
+        """
         if not self.has_steps or any(step.instruction.operation in _BY_ROW for step in self.steps):
             return 0
         stored = [(self.definitions[index], 0, -1) for index in states]
-        stored += [(self.definitions[span.definition], span.low, span.high) for out in self.outputs for span in out]
-        widths = {high - low for definition, *bounds in stored for low, high in definition.parts(*bounds)}
-        inner = {high - low for step in self.steps for low, high in self.definitions[step.results[0]].parts()}
+        stored += [
+            (self.definitions[span.definition], span.low, span.high)
+            for out in self.outputs
+            for span in out
+        ]
+        widths = {
+            high - low for definition, *bounds in stored for low, high in definition.parts(*bounds)
+        }
+        inner = {
+            high - low
+            for step in self.steps
+            for low, high in self.definitions[step.results[0]].parts()
+        }
         return max(widths) if len(widths) == 1 and inner <= {1, *widths} else 0
 
     def _align_all(self, pairs: Sequence[tuple[int, Sequence[Span]]]) -> None:
@@ -208,7 +259,9 @@ class Columns:
             begin = end
         return changes
 
-    def _segment(self, instruction: Instruction, operands: Sequence[Sequence[Span]], results: Sequence[int]) -> None:
+    def _segment(
+        self, instruction: Instruction, operands: Sequence[Sequence[Span]], results: Sequence[int]
+    ) -> None:
         """Cut at the bounds of segments and groups."""
         name, segments = instruction.operation, instruction.segments
         result = self.definitions[results[0]]
@@ -234,8 +287,15 @@ class Columns:
                 self._cut_spans(operands[2], 1)
 
     def is_narrow(self, instruction: Instruction, spans: Sequence[Span]) -> bool:
-        """Return True if a reduction of many segments reads them from scratch, a column of all segments at a time."""
-        return instruction.segments > _FEW and len(spans) == 1 and spans[0].definition >= 0 and not spans[0].repeats
+        """Return True if a reduction of many segments reads them from scratch, a column of all
+        segments at a time.
+        """
+        return (
+            instruction.segments > _FEW
+            and len(spans) == 1
+            and spans[0].definition >= 0
+            and not spans[0].repeats
+        )
 
     def _cut_spans(self, spans: Sequence[Span], every: int) -> None:
         """Cut what is read at its ends and at every so many columns of the operand."""
@@ -252,7 +312,9 @@ class Columns:
 
 
 def _width_of_parts(width: int) -> int:
-    """Return the columns of the parts of a wide value: equal parts, which have the same layout in registers."""
+    """Return the columns of the parts of a wide value: equal parts, which have the same layout in
+    registers.
+    """
     count = -(-width // _WIDEST)
     every = 4 if width % 4 == 0 else 1  # a load of four numbers is aligned
     return -(-width // count // every) * every

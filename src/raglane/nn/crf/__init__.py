@@ -18,24 +18,28 @@ _WRAP_IT = "wrap a list of sequences with rl.Ragged"
 
 
 class CRF(torch.nn.Module):
-    """A linear-chain conditional random field, a layer that scores tags together with their neighbours.
+    """A linear-chain conditional random field, a layer that scores tags together with their
+    neighbours.
 
     The score of the tags ``y`` of a sequence of ``L`` elements with emissions ``e`` is ::
 
         score(y) = start[y_1] + sum_t e_t[y_t] + sum_t transitions[y_{t-1}, y_t] + end[y_L]
         p(y) = exp(score(y)) / Z,    Z = sum over all C ** L tags of exp(score)
 
-    (Lafferty, McCallum and Pereira, "Conditional random fields: probabilistic models for segmenting and labeling
-    sequence data", ICML 2001). Z and the marginals are computed with the forward-backward recursions, the best tags
-    with Viterbi's algorithm, in time ``N * C ** 2``. Memory in training is a few times ``N * C``.
+    (Lafferty, McCallum and Pereira, "Conditional random fields: probabilistic models for segmenting
+    and labeling sequence data", ICML 2001). Z and the marginals are computed with the
+    forward-backward recursions, the best tags with Viterbi's algorithm, in time ``N * C ** 2``.
+    Memory in training is a few times ``N * C``.
 
-    The methods take ``emissions``, a Ragged of values ``(N, C)`` of a floating-point dtype, and ``tags``, a Ragged of
-    values ``(N,)`` of an integer dtype from 0 to C - 1, with the lengths of ``emissions``.
+    The methods take ``emissions``, a Ragged of values ``(N, C)`` of a floating-point dtype, and
+    ``tags``, a Ragged of values ``(N,)`` of an integer dtype from 0 to C - 1, with the lengths of
+    ``emissions``.
 
-    Scores may be ``-inf``, in emissions and parameters, to forbid a tag or a transition. Gradients stay finite as long
-    as a sequence has an allowed path; otherwise log Z is ``-inf`` and the likelihood NaN. An empty sequence has one
-    path, of score 0 and probability 1. Computations and results have the wider dtype of emissions and parameters, but
-    at least float32; sums over a whole sequence are computed in float64.
+    Scores may be ``-inf``, in emissions and parameters, to forbid a tag or a transition. Gradients
+    stay finite as long as a sequence has an allowed path; otherwise log Z is ``-inf`` and the
+    likelihood NaN. An empty sequence has one path, of score 0 and probability 1. Computations and
+    results have the wider dtype of emissions and parameters, but at least float32; sums over a
+    whole sequence are computed in float64.
 
     Args:
         num_tags: ``C``, the number of tags, at least 1.
@@ -46,11 +50,13 @@ class CRF(torch.nn.Module):
         start: ``(C,)``, the score of each tag as the first of a sequence.
         end: ``(C,)``, the score of each tag as the last.
 
-    The parameters are initialised with 0, so at first each element's tag follows the softmax of its emissions.
+    The parameters are initialised with 0, so at first each element's tag follows the softmax of its
+    emissions.
 
     Raises:
-        ArgumentError: ``num_tags`` is not a whole number of at least 1, or ``dtype`` is not floating-point; by a
-            method, a tag is out of range (on a GPU torch's own kernel checks that).
+        ArgumentError: ``num_tags`` is not a whole number of at least 1, or ``dtype`` is not
+            floating-point; by a method, a tag is out of range (on a GPU torch's own kernel checks
+            that).
         ArgumentTypeError: by a method, an argument is not a Ragged, or has the wrong dtype.
         ShapeError: by a method, shapes, lengths or devices do not match.
 
@@ -67,12 +73,18 @@ class CRF(torch.nn.Module):
     """
 
     def __init__(
-        self, num_tags: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+        self,
+        num_tags: int,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.num_tags = check_count("num_tags", num_tags)
         check_dtype(dtype)
-        self.transitions = torch.nn.Parameter(torch.empty(num_tags, num_tags, device=device, dtype=dtype))
+        self.transitions = torch.nn.Parameter(
+            torch.empty(num_tags, num_tags, device=device, dtype=dtype)
+        )
         self.start = torch.nn.Parameter(torch.empty(num_tags, device=device, dtype=dtype))
         self.end = torch.nn.Parameter(torch.empty(num_tags, device=device, dtype=dtype))
         self.reset_parameters()
@@ -88,8 +100,9 @@ class CRF(torch.nn.Module):
         Args:
             emissions: as for all methods.
             tags: as for all methods.
-            reduction: ``"element"``, the sum divided by the number of elements; ``"sequence"``, the sum divided by the
-                number of sequences with an element; ``"none"``, the loss of each sequence. Without elements it is 0.
+            reduction: ``"element"``, the sum divided by the number of elements; ``"sequence"``, the
+                sum divided by the number of sequences with an element; ``"none"``, the loss of each
+                sequence. Without elements it is 0.
 
         Returns:
             A scalar, or ``(B,)`` for ``"none"``.
@@ -122,7 +135,8 @@ class CRF(torch.nn.Module):
         return (path - log_z).to(scores.end.dtype)
 
     def log_partition(self, emissions: Ragged) -> Tensor:
-        """Return log Z of each sequence, ``(B,)``, the log-sum over all its paths; 0 for an empty sequence.
+        """Return log Z of each sequence, ``(B,)``, the log-sum over all its paths; 0 for an empty
+        sequence.
 
         Example:
             >>> CRF(4).log_partition(Ragged([torch.zeros(2, 4), torch.zeros(0, 4)])).exp().tolist()
@@ -135,7 +149,8 @@ class CRF(torch.nn.Module):
     def marginals(self, emissions: Ragged) -> Ragged:
         """Return the probability of each tag at each element, over all paths.
 
-        It is differentiable, but must be detached within :func:`torch.compile`; backward needs ``N * C * C`` numbers.
+        It is differentiable, but must be detached within :func:`torch.compile`; backward needs ``N
+        * C * C`` numbers.
 
         Returns:
             Values ``(N, C)``; each row adds up to 1, or is 0 if no path is allowed.
@@ -145,7 +160,9 @@ class CRF(torch.nn.Module):
             [[0.5, 0.5], [0.5, 0.5], [0.5, 0.5]]
         """
         scores = self._scores(emissions)  # Checks emissions.
-        return emissions._like(_chains().marginals(scores, emissions.host_lengths, emissions.offsets))
+        return emissions._like(
+            _chains().marginals(scores, emissions.host_lengths, emissions.offsets)
+        )
 
     def decode(self, emissions: Ragged) -> tuple[Ragged, Tensor]:
         """Return the best tags of each sequence, computed with Viterbi's algorithm.
@@ -153,8 +170,9 @@ class CRF(torch.nn.Module):
         Ties go to the path with the lowest last tag, then the lowest last but one, and so on.
 
         Returns:
-            The tags, ``(N,)`` int64, and their scores ``(B,)``, which are differentiable: minus :meth:`log_partition`
-            they are log-likelihoods. An empty sequence has no tags and score 0.
+            The tags, ``(N,)`` int64, and their scores ``(B,)``, which are differentiable: minus
+            :meth:`log_partition` they are log-likelihoods. An empty sequence has no tags and score
+            0.
 
         Example:
             >>> tags, score = CRF(2).decode(Ragged([torch.tensor([[0., 1.], [3., 2.]])]))
@@ -176,24 +194,35 @@ class CRF(torch.nn.Module):
         values = emissions.values
         if not values.is_floating_point():
             fix = "call .to(torch.float32)"
-            raise ArgumentTypeError("emissions", str(values.dtype), "of a floating-point dtype", fix)
+            raise ArgumentTypeError(
+                "emissions", str(values.dtype), "of a floating-point dtype", fix
+            )
         if values.dim() != 2 or values.shape[1] != self.num_tags:
             rule = f"one score for each of the {self.num_tags} tags"
             fix = "pass the output of a torch.nn.Linear(..., num_tags) for each element"
             raise ShapeError("emissions", f"elements of shape {tuple(values.shape[1:])}", rule, fix)
         check_device("emissions", values, self.transitions.device)
         dtype = wide(torch.promote_types(values.dtype, self.transitions.dtype))
-        return recursions.Scores(*(part.to(dtype) for part in (values, self.start, self.transitions, self.end)))
+        return recursions.Scores(
+            *(part.to(dtype) for part in (values, self.start, self.transitions, self.end))
+        )
 
     def _path(self, emissions: Ragged, tags: Ragged) -> Tensor:
         """Return the validated tags, ``(N,)`` int64."""
         check_kind("tags", tags, Ragged, "a Ragged batch", _WRAP_IT)
         path = tags.values
         if path.is_floating_point() or path.is_complex() or path.dtype is torch.bool:
-            raise ArgumentTypeError("tags", str(path.dtype), "of an integer dtype", "call .to(torch.int64)")
+            raise ArgumentTypeError(
+                "tags", str(path.dtype), "of an integer dtype", "call .to(torch.int64)"
+            )
         if path.dim() != 1:
             fix = "drop the dimension with tags.map(lambda values: values.squeeze(-1))"
-            raise ShapeError("tags", f"elements of shape {tuple(path.shape[1:])}", "one number per element, (N,)", fix)
+            raise ShapeError(
+                "tags",
+                f"elements of shape {tuple(path.shape[1:])}",
+                "one number per element, (N,)",
+                fix,
+            )
         check_device("tags", path, emissions.device)
         tags._needs_lengths_of("tags", emissions, "the emissions")
         if not torch.compiler.is_compiling() and path.is_cpu and path.shape[0]:

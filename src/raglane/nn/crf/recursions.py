@@ -1,8 +1,8 @@
 """The recursions of a linear chain: over all paths of tags through a sequence, and along one path.
 
-Loops run over the steps of all sequences, in packed order. Scores are ``(N, C)`` flat. A "weight" is the logarithm of a
-sum of ``exp(score)`` over paths; each step subtracts its largest weight, the "level", so that long sequences are as
-exact as short ones.
+Loops run over the steps of all sequences, in packed order. Scores are ``(N, C)`` flat. A "weight"
+is the logarithm of a sum of ``exp(score)`` over paths; each step subtracts its largest weight, the
+"level", so that long sequences are as exact as short ones.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from raglane._utils.tracing import are_transformed, has_tangent
 from raglane.packing.layouts import inverse, packed_layout
 from raglane.segments.indexing import take_rows
 
-# The dtype of sums over a whole sequence, because the likelihood is a small difference of two large sums.
+# The dtype of sums over a whole sequence, because the likelihood is a small difference of two large
+# sums.
 SUMS = torch.float64
 
 
@@ -52,7 +53,8 @@ def _packed(*inputs: Tensor) -> tuple[Scores, _Steps]:
     return Scores(*parts), _Steps(place, rows, sequence, last)
 
 
-# -- over all paths ----------------------------------------------------------------------------------------------------
+# -- over all paths
+# --------------------------------------------------------------------------------------------------
 
 
 def _log_sum_exp(weights: Tensor) -> Tensor:
@@ -61,16 +63,21 @@ def _log_sum_exp(weights: Tensor) -> Tensor:
         return torch.logsumexp(weights, -1)
     # If all are -inf, torch's derivative is NaN instead of 0.
     nothing = (weights == -torch.inf).all(-1)
-    return torch.logsumexp(weights.masked_fill(nothing.unsqueeze(-1), 0.0), -1).masked_fill(nothing, -torch.inf)
+    return torch.logsumexp(weights.masked_fill(nothing.unsqueeze(-1), 0.0), -1).masked_fill(
+        nothing, -torch.inf
+    )
 
 
 def finite(weights: Tensor) -> Tensor:
-    """Return weights with ``-inf`` replaced by the smallest finite number, since -inf - -inf would be NaN."""
+    """Return weights with ``-inf`` replaced by the smallest finite number, since -inf - -inf would
+    be NaN.
+    """
     return weights.clamp(min=torch.finfo(weights.dtype).min)
 
 
 def _reach(scores: Scores, steps: _Steps, best: bool = False) -> tuple[Tensor, Tensor]:
-    """Run the forward pass: return the weight of all paths to each tag without its emission, and the levels.
+    """Run the forward pass: return the weight of all paths to each tag without its emission, and
+    the levels.
 
     ``best`` keeps only the best path instead of the sum.
     """
@@ -91,12 +98,17 @@ def _reach(scores: Scores, steps: _Steps, best: bool = False) -> tuple[Tensor, T
 
 
 def weights_of(scores: Scores, reaches: Tensor, levels: Tensor) -> Tensor:
-    """Return ``(N, C)``: the weights of all paths to each tag, with its emission and without the element's level."""
+    """Return ``(N, C)``: the weights of all paths to each tag, with its emission and without the
+    element's level.
+    """
     return reaches + scores.emissions - levels.unsqueeze(1)
 
 
-def _posterior(scores: Scores, steps: _Steps, reaches: Tensor, levels: Tensor, upstream: Tensor) -> Scores:
-    """Run the backward pass: return the probabilities of tags and pairs of tags, the gradients of log Z.
+def _posterior(
+    scores: Scores, steps: _Steps, reaches: Tensor, levels: Tensor, upstream: Tensor
+) -> Scores:
+    """Run the backward pass: return the probabilities of tags and pairs of tags, the gradients of
+    log Z.
 
     The probability of the previous tag, given a tag, is ``exp(weight + transition - reach)``.
     """
@@ -113,7 +125,9 @@ def _posterior(scores: Scores, steps: _Steps, reaches: Tensor, levels: Tensor, u
         tags = torch.cat((tags, ending[tags.shape[0] : rows]))
         marginals_of_steps.append(tags)
         if step:
-            previous = (weights[step - 1][:rows].unsqueeze(1) + arriving - floors[step].unsqueeze(2)).exp()
+            previous = (
+                weights[step - 1][:rows].unsqueeze(1) + arriving - floors[step].unsqueeze(2)
+            ).exp()
             both = previous * tags.unsqueeze(2)
             pairs = pairs + both.sum(0)
             tags = both.sum(1)
@@ -121,12 +135,16 @@ def _posterior(scores: Scores, steps: _Steps, reaches: Tensor, levels: Tensor, u
     return Scores(emissions, tags.sum(0), pairs.t().contiguous(), ending.sum(0))
 
 
-# torch.compile does not look into an operator; it would unroll the loops and compile them again for every batch.
-# Gradients are registered below, so the operators' bodies run without autograd.
-_INPUTS = "Tensor emissions, Tensor start, Tensor transitions, Tensor end, Tensor lengths, Tensor offsets"
+# torch.compile does not look into an operator; it would unroll the loops and compile them again for
+# every batch. Gradients are registered below, so the operators' bodies run without autograd.
+_INPUTS = (
+    "Tensor emissions, Tensor start, Tensor transitions, Tensor end, Tensor lengths, Tensor offsets"
+)
 
 
-@torch.library.custom_op("raglane::chain_partition", mutates_args=(), schema=f"({_INPUTS}) -> (Tensor, Tensor, Tensor)")
+@torch.library.custom_op(
+    "raglane::chain_partition", mutates_args=(), schema=f"({_INPUTS}) -> (Tensor, Tensor, Tensor)"
+)
 @torch.no_grad()
 def _partition_op(*inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Call :func:`_partition`."""
@@ -194,7 +212,9 @@ def _posterior_backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
     differentiated = [part for part in inputs if part.requires_grad]
     pairs = [(part, grad) for part, grad in zip(result, grads, strict=True) if part.requires_grad]
     results, weights = zip(*pairs, strict=True)
-    found = iter(torch.autograd.grad(results, differentiated, weights, create_graph=again, allow_unused=True))
+    found = iter(
+        torch.autograd.grad(results, differentiated, weights, create_graph=again, allow_unused=True)
+    )
     gradients = [next(found) if part.requires_grad else None for part in inputs]
     return *gradients[:4], None, None, None, None, gradients[4]
 
@@ -204,13 +224,17 @@ _posterior_op.register_autograd(_posterior_backward, setup_context=_save_posteri
 
 
 def log_partition(scores: Scores, lengths: Tensor, offsets: Tensor) -> Tensor:
-    """Return the log-sum of ``exp(score)`` over all paths of each sequence, ``(B,)``; 0 for an empty one."""
+    """Return the log-sum of ``exp(score)`` over all paths of each sequence, ``(B,)``; 0 for an
+    empty one.
+    """
     run = _partition if _needs_loops(scores) else _partition_op
     return run(*scores, lengths, offsets)[0]
 
 
 def marginals(scores: Scores, lengths: Tensor, offsets: Tensor) -> Tensor:
-    """Return the probability of each tag at each element, ``(N, C)``; not differentiable when compiled."""
+    """Return the probability of each tag at each element, ``(N, C)``; not differentiable when
+    compiled.
+    """
     inputs = (*scores, lengths, offsets)
     ones = scores.end.new_ones(offsets.shape[0] - 1)
     if _needs_loops(scores):
@@ -225,7 +249,8 @@ def _needs_loops(scores: Scores) -> bool:
     return has_tangent(scores) or are_transformed(scores)
 
 
-# -- one path ----------------------------------------------------------------------------------------------------------
+# -- one path
+# --------------------------------------------------------------------------------------------------
 
 
 def path_score(scores: Scores, tags: Tensor, offsets: Tensor) -> Tensor:
@@ -240,14 +265,17 @@ def path_score(scores: Scores, tags: Tensor, offsets: Tensor) -> Tensor:
     return segments.sum((emitted + arriving).to(SUMS), offsets) + leaving
 
 
-@torch.library.custom_op("raglane::chain_best_tags", mutates_args=(), schema=f"({_INPUTS}) -> Tensor")
+@torch.library.custom_op(
+    "raglane::chain_best_tags", mutates_args=(), schema=f"({_INPUTS}) -> Tensor"
+)
 @torch.no_grad()
 def _best_tags_op(*inputs: Tensor) -> Tensor:
     """See :func:`best_tags`."""
     scores, steps = _packed(*inputs)
     levelled = weights_of(scores, *_reach(scores, steps, best=True))
     arriving = scores.transitions.t()
-    # Backtracking recomputes each best predecessor instead of storing a table of them, which needs less memory.
+    # Backtracking recomputes each best predecessor instead of storing a table of them, which needs
+    # less memory.
     ending = (take_rows(levelled, steps.last) + scores.end).argmax(1)
     tags = ending[:0]
     tags_of_steps = []

@@ -33,7 +33,9 @@ class Comparison:
     reduction: Reduction
 
     def reduce(self, losses: Tensor, counts: Tensor | None = None) -> Tensor | Ragged:
-        """Reduce the losses of the rows; ``counts`` are the numbers by which a mean is divided, or None for ones."""
+        """Reduce the losses of the rows; ``counts`` are the numbers by which a mean is divided, or
+        None for ones.
+        """
         if self.reduction == "none":
             return self.batch._like(
                 losses if self.row_weights is None else (losses * self.row_weights).to(losses.dtype)
@@ -67,8 +69,12 @@ def compare(predictions: Any, target: Any, weights: Any, reduction: Any) -> Comp
     return Comparison(predictions, values, rows, row_weights, of_sequences, reduction)
 
 
-def _weigh(weights: Any, batch: Ragged, reduction: Reduction) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Return the weights of rows and of sequences, and a mask of the rows with a weight; None for ones."""
+def _weigh(
+    weights: Any, batch: Ragged, reduction: Reduction
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Return the weights of rows and of sequences, and a mask of the rows with a weight; None for
+    ones.
+    """
     if weights is None:
         return None, None, None
     if isinstance(weights, Ragged):
@@ -90,7 +96,9 @@ def _weigh(weights: Any, batch: Ragged, reduction: Reduction) -> tuple[Tensor | 
 
 def sequence_weights(weights: Any, batch: Ragged) -> Tensor:
     """Return validated weights of sequences, ``(B,)``, in the dtype of the sums."""
-    values = check_tensor("weights", weights, batch, "pass one number per sequence, such as torch.tensor(weights)")
+    values = check_tensor(
+        "weights", weights, batch, "pass one number per sequence, such as torch.tensor(weights)"
+    )
     if values.shape != (len(batch),):
         rule = f"one number for each of the {len(batch)} sequences"
         fix = "pass a tensor (B,), or a Ragged for one per element"
@@ -106,13 +114,15 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 
 def ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
     """Return the quotient, or 0 without a gradient if the denominator is 0."""
-    # The numerator may differ from 0 then: label smoothing adds losses of other classes to a class of weight 0.
+    # The numerator may differ from 0 then: label smoothing adds losses of other classes to a class
+    # of weight 0.
     nothing = denominator == 0
     return numerator.masked_fill(nothing, 0) / denominator.masked_fill(nothing, 1)
 
 
 def label_scales(shares: Tensor, labels: Tensor, steps: Tensor, reduction: Reduction) -> Tensor:
-    """Return the factor of each sequence's loss in a reduction per label; ``shares`` are the weights ``(B,)``.
+    """Return the factor of each sequence's loss in a reduction per label; ``shares`` are the
+    weights ``(B,)``.
 
     A sequence without labels counts as one label, and one without steps and labels does not count.
     """
@@ -124,7 +134,9 @@ def label_scales(shares: Tensor, labels: Tensor, steps: Tensor, reduction: Reduc
     return ratio(ratio(shares, labels), (labels.clamp(max=1) * shares).sum())
 
 
-def reduce_per_label(losses: Tensor, shares: Tensor, labels: Tensor, steps: Tensor, reduction: Reduction) -> Tensor:
+def reduce_per_label(
+    losses: Tensor, shares: Tensor, labels: Tensor, steps: Tensor, reduction: Reduction
+) -> Tensor:
     """Reduce the losses ``(B,)`` of sequences; see :func:`label_scales`."""
     scales = label_scales(shares, labels, steps, reduction)
     # A weight of 0 times an infinite loss would be NaN.
@@ -135,21 +147,32 @@ def reduce_per_label(losses: Tensor, shares: Tensor, labels: Tensor, steps: Tens
 def once(
     gradients: Sequence[Tensor | None], function: str, argument: str, *values: Tensor | None
 ) -> list[Tensor | None]:
-    """Return gradients that depend on ``values`` and, with ``create_graph=True``, raise if differentiated again."""
+    """Return gradients that depend on ``values`` and, with ``create_graph=True``, raise if
+    differentiated again.
+    """
     if not torch.is_grad_enabled():
         return list(gradients)
     apply: Any = _Once.apply
-    return [part if part is None else apply(part, function, argument, *values) for part in gradients]
+    return [
+        part if part is None else apply(part, function, argument, *values) for part in gradients
+    ]
 
 
 class _Once(torch.autograd.Function):
     """Returns a gradient that depends on ``values``, and raises if it is differentiated again.
 
-    torch's ``once_differentiable`` does not raise if another loss is differentiated too, and omits the terms from here.
+    torch's ``once_differentiable`` does not raise if another loss is differentiated too, and omits
+    the terms from here.
     """
 
     @staticmethod
-    def forward(ctx: Any, gradient: Tensor, loss: str, argument: str, *values: Tensor | None) -> Tensor:  # noqa: ARG004
+    def forward(
+        ctx: Any,
+        gradient: Tensor,
+        loss: str,
+        argument: str,
+        *values: Tensor | None,  # noqa: ARG004
+    ) -> Tensor:
         """Return the gradient."""
         ctx.names = loss, argument
         return gradient.clone()
@@ -166,7 +189,10 @@ class _Once(torch.autograd.Function):
 def check_untransformed(function: str, argument: str, values: Sequence[Tensor]) -> None:
     """Raise for derivatives of torch.func and forward_ad: an operator would drop tangents."""
     if has_tangent(values) or any(map(is_differentiated, values)):
-        got, rule = "a tensor of torch.func or forward_ad", f"a plain tensor, since {function} has only gradients"
+        got, rule = (
+            "a tensor of torch.func or forward_ad",
+            f"a plain tensor, since {function} has only gradients",
+        )
         raise ArgumentError(argument, got, rule, "use torch.autograd.grad or backward()")
 
 
@@ -174,7 +200,9 @@ def check_reduction(reduction: Any, mean: str = "'element'") -> None:
     """Raise if this is not the name of a reduction; ``mean`` is what to pass for torch's mean."""
     if not isinstance(reduction, str) or reduction not in _REDUCTIONS:
         fix = f"for torch's 'mean' pass {mean}; for its 'sum' pass 'none' and add up the values"
-        raise ArgumentError("reduction", quote(reduction), f"one of {', '.join(map(repr, _REDUCTIONS))}", fix)
+        raise ArgumentError(
+            "reduction", quote(reduction), f"one of {', '.join(map(repr, _REDUCTIONS))}", fix
+        )
 
 
 def check_predictions(name: str, batch: Any) -> None:
@@ -182,15 +210,21 @@ def check_predictions(name: str, batch: Any) -> None:
     fix = "wrap it with rl.Ragged, or for one prediction per sequence call the loss of torch.nn.functional"
     check_kind(name, batch, Ragged, "a Ragged of predictions, one per element", fix)
     if not batch.values.is_floating_point():
-        raise ArgumentTypeError(name, str(batch.dtype), "of a floating-point dtype", "call .to(torch.float32)")
+        raise ArgumentTypeError(
+            name, str(batch.dtype), "of a floating-point dtype", "call .to(torch.float32)"
+        )
 
 
 def _rows(name: str, target: Any, batch: Ragged) -> Tensor:
-    """Return one row per element: a Ragged's values, or a tensor's rows repeated for all elements of a sequence."""
+    """Return one row per element: a Ragged's values, or a tensor's rows repeated for all elements
+    of a sequence.
+    """
     if isinstance(target, Ragged):
         target._needs_lengths_of(name, batch, "the predictions")
         return check_tensor(name, target.values, batch, "pass real numbers")
-    check_tensor(name, target, batch, "pass a Ragged with one per element, or a tensor with one per sequence")
+    check_tensor(
+        name, target, batch, "pass a Ragged with one per element, or a tensor with one per sequence"
+    )
     if target.dim() == 0 or target.shape[0] != len(batch):
         rule = f"a tensor with one row per sequence, and the batch has {len(batch)}"
         fix = "for one per element pass a Ragged, rl.Ragged.from_flat(values, lengths=...)"
@@ -202,8 +236,17 @@ def check_tensor(name: str, given: Any, batch: Ragged, fix: str) -> Tensor:
     """Return a dense tensor of real numbers on the device of the batch, or raise."""
     if not isinstance(given, Tensor):
         raise ArgumentTypeError(name, f"a {type(given).__name__}", "a tensor", fix)
-    if given.is_nested or given.layout is not torch.strided or given.is_complex() or given.is_quantized:
-        got = "a nested tensor" if given.is_nested else f"a tensor of {given.layout} and {given.dtype}"
+    if (
+        given.is_nested
+        or given.layout is not torch.strided
+        or given.is_complex()
+        or given.is_quantized
+    ):
+        got = (
+            "a nested tensor"
+            if given.is_nested
+            else f"a tensor of {given.layout} and {given.dtype}"
+        )
         raise ArgumentTypeError(name, got, "a dense tensor of real numbers", fix)
     check_device(name, given, batch.device)
     return given
@@ -219,5 +262,7 @@ def check_numbers(name: str, numbers: Tensor) -> None:
 
 
 def _zero_unless(counted: Tensor, rows: Tensor) -> Tensor:
-    """Set rows that do not count to zero; multiplying by 0 would keep a NaN, also in the gradient."""
+    """Set rows that do not count to zero; multiplying by 0 would keep a NaN, also in the
+    gradient.
+    """
     return rows.masked_fill(~counted.view((-1,) + (1,) * (rows.dim() - 1)), 0)

@@ -1,13 +1,14 @@
-"""Connectionist temporal classification on ragged batches: forward and backward variables without padding.
+"""Connectionist temporal classification on ragged batches: forward and backward variables without
+padding.
 
-The equations are those of Graves et al. 2006, "Connectionist temporal classification: labelling unsegmented sequence
-data with recurrent neural networks", section 4. A target of L labels has ``2 L + 1`` states: a blank, then each label
-followed by a blank. At each step a path stays in its state, moves to the next, or skips a blank between two different
-labels, and emits the label of its state.
+The equations are those of Graves et al. 2006, "Connectionist temporal classification: labelling
+unsegmented sequence data with recurrent neural networks", section 4. A target of L labels has ``2 L
++ 1`` states: a blank, then each label followed by a blank. At each step a path stays in its state,
+moves to the next, or skips a blank between two different labels, and emits the label of its state.
 
-NOTE [lattice]: the states of all sequences are stored flat, those of the sequences with the most steps first. So the
-states of the sequences with a step t are the first ``alive[t]``, and one step of all sequences is a few operations on
-slices.
+NOTE [lattice]: the states of all sequences are stored flat, those of the sequences with the most
+steps first. So the states of the sequences with a step t are the first ``alive[t]``, and one step
+of all sequences is a few operations on slices.
 """
 
 from __future__ import annotations
@@ -49,22 +50,24 @@ def ctc_loss(
 ) -> Tensor:
     """Return minus the log-probability of each target, over all its alignments with its sequence.
 
-    Time and memory are proportional to the sum over sequences of steps times ``2 L + 1``. The host needs the lengths,
-    and waits for a GPU if only the GPU has them. The loss can be differentiated once.
+    Time and memory are proportional to the sum over sequences of steps times ``2 L + 1``. The host
+    needs the lengths, and waits for a GPU if only the GPU has them. The loss can be differentiated
+    once.
 
     Args:
-        log_probs: ``(N, C)``, floating-point: log-probabilities, e.g. ``torch.log_softmax(logits, dim=-1)``. The
-            gradient is the one with respect to these numbers, normalised or not.
-        targets: one sequence of L labels per sequence, of an integer dtype, from 0 to C - 1 without the blank. Their
-            lengths may be 0.
+        log_probs: ``(N, C)``, floating-point: log-probabilities, e.g. ``torch.log_softmax(logits,
+            dim=-1)``. The gradient is the one with respect to these numbers, normalised or not.
+        targets: one sequence of L labels per sequence, of an integer dtype, from 0 to C - 1 without
+            the blank. Their lengths may be 0.
         blank: the label that means "no label".
-        zero_infinity: True to make the loss of a sequence 0 instead of infinite if it has too few steps for its labels.
-            Its gradient is 0 either way.
-        weights: ``(B,)``, one number of at least 0 per sequence. With 0, even a NaN in the sequence has no effect.
-        reduction: ``"element"``: the sum of the losses divided by the number of labels. ``"sequence"``: the mean over
-            sequences of their losses per label, torch's ``"mean"``. In both, a sequence without labels counts as one
-            label, and one without steps and labels does not count. ``"none"``: the loss of each sequence, times its
-            weight.
+        zero_infinity: True to make the loss of a sequence 0 instead of infinite if it has too few
+            steps for its labels. Its gradient is 0 either way.
+        weights: ``(B,)``, one number of at least 0 per sequence. With 0, even a NaN in the sequence
+            has no effect.
+        reduction: ``"element"``: the sum of the losses divided by the number of labels.
+            ``"sequence"``: the mean over sequences of their losses per label, torch's ``"mean"``.
+            In both, a sequence without labels counts as one label, and one without steps and labels
+            does not count. ``"none"``: the loss of each sequence, times its weight.
 
     Returns:
         A 0-d tensor of the dtype of ``log_probs``, or ``(B,)`` for the reduction ``"none"``.
@@ -72,8 +75,8 @@ def ctc_loss(
     Raises:
         ArgumentTypeError: an argument is of the wrong kind or dtype.
         ShapeError: shapes, numbers of sequences or devices do not match.
-        ArgumentError: the blank does not exist, or the reduction is unknown; on a CPU, a label does not exist, or a
-            weight is negative or not finite.
+        ArgumentError: the blank does not exist, or the reduction is unknown; on a CPU, a label does
+            not exist, or a weight is negative or not finite.
 
     Example:
         >>> even = Ragged([torch.full((2, 2), 0.5).log(), torch.full((1, 2), 0.5).log()])
@@ -97,14 +100,20 @@ def ctc_loss(
     labelled = targets.values.long(), targets.offsets, targets.host_lengths
     need_shares = torch.is_grad_enabled() and values.requires_grad
     losses: Tensor
-    losses, _ = _align(values, log_probs.offsets, log_probs.host_lengths, *labelled, blank, need_shares)
+    losses, _ = _align(
+        values, log_probs.offsets, log_probs.host_lengths, *labelled, blank, need_shares
+    )
     if zero_infinity:
         losses = losses.masked_fill(losses == -_NEVER, 0)
-    return reduce_per_label(losses, shares, targets.lengths, log_probs.lengths, reduction).to(log_probs.dtype)
+    return reduce_per_label(losses, shares, targets.lengths, log_probs.lengths, reduction).to(
+        log_probs.dtype
+    )
 
 
 def check_blank(log_probs: Ragged, blank: int) -> None:
-    """Raise if the classes are not the only dimension of an element, or the blank is not a class."""
+    """Raise if the classes are not the only dimension of an element, or the blank is not a
+    class.
+    """
     if log_probs.values.dim() != 2 or not 0 <= blank < log_probs.values.shape[1]:
         got = f"elements of shape {tuple(log_probs.features)}, blank {quote(blank)}"
         rule = "one log-probability per label, (N, C), with a blank of the C labels"
@@ -113,8 +122,12 @@ def check_blank(log_probs: Ragged, blank: int) -> None:
 
 
 def check_labels(targets: Any, batch: Ragged, name: str) -> None:
-    """Raise if targets are not one sequence of labels per sequence of a batch, the argument ``name``."""
-    is_labels = isinstance(targets, Ragged) and not (targets.dtype.is_floating_point or targets.dtype.is_complex)
+    """Raise if targets are not one sequence of labels per sequence of a batch, the argument
+    ``name``.
+    """
+    is_labels = isinstance(targets, Ragged) and not (
+        targets.dtype.is_floating_point or targets.dtype.is_complex
+    )
     if not is_labels or targets.dtype is torch.bool:
         got = str(targets.dtype) if isinstance(targets, Ragged) else type(targets).__name__
         fix = "wrap them with rl.Ragged(list_of_labels)"
@@ -127,7 +140,9 @@ def check_labels(targets: Any, batch: Ragged, name: str) -> None:
 
 
 def check_classes(targets: Ragged, classes: int, blank: int, role: str = "blank") -> None:
-    """Raise if a label on a CPU is not one of the classes, or is the blank, which may have another role."""
+    """Raise if a label on a CPU is not one of the classes, or is the blank, which may have another
+    role.
+    """
     if targets.values.is_cpu and not torch.compiler.is_compiling():
         wrong = (targets.values < 0) | (targets.values >= classes) | (targets.values == blank)
         if bool(wrong.any()):
@@ -144,7 +159,9 @@ class Lattice:
     order: Tensor  # ``(B,)`` the sequences in the order of their states
     offsets: Tensor  # ``(B + 1,)`` the first state of each
     owner: Tensor  # ``(S,)`` the sequence of each state, in the caller's order
-    emission: Tensor  # ``(S,)`` the index of a state's label in the flat log-probabilities of step 0
+    emission: (
+        Tensor  # ``(S,)`` the index of a state's label in the flat log-probabilities of step 0
+    )
     final: Tensor  # ``(S,)`` True if a path may end in the state
     is_first: Tensor  # ``(S,)`` True for the first state of a sequence
     bars_skips: Tensor  # ``(S,)`` True if a path cannot come from the state two before
@@ -159,7 +176,9 @@ def lattice_of(
     labels: Tensor,
     blank: int,
 ) -> Lattice:
-    """Return the states of targets ``(M,)``; ``steps`` and ``labels`` are the lengths of both batches on the host."""
+    """Return the states of targets ``(M,)``; ``steps`` and ``labels`` are the lengths of both
+    batches on the host.
+    """
     host_order = steps.argsort(descending=True, stable=True)
     host_offsets = segments.offsets_from_lengths(2 * labels[host_order] + 1)
     running = torch.from_numpy(conjugate(steps.numpy(), int(steps.max()) if steps.numel() else 0))
@@ -191,11 +210,14 @@ def lattice_of(
 def _joined(stay: Tensor, step: Tensor, skip: Tensor, no_step: Tensor, no_skip: Tensor) -> Tensor:
     """Return the logarithm of a sum of three probabilities; masked ones are 0."""
     # Two of logaddexp take a third of the time of one logsumexp over three columns.
-    return torch.logaddexp(torch.logaddexp(stay, step.masked_fill(no_step, _NEVER)), skip.masked_fill(no_skip, _NEVER))
+    return torch.logaddexp(
+        torch.logaddexp(stay, step.masked_fill(no_step, _NEVER)), skip.masked_fill(no_skip, _NEVER)
+    )
 
 
-# torch.compile does not look into an operator; it would unroll the loops. The gradient (the shares) is computed in the
-# same call, while the forward variables exist; autograd through the loops would save several tensors per step.
+# torch.compile does not look into an operator; it would unroll the loops. The gradient (the shares)
+# is computed in the same call, while the forward variables exist; autograd through the loops would
+# save several tensors per step.
 @torch.library.custom_op("raglane::ctc_align", mutates_args=())
 def _align(
     log_probs: Tensor,
@@ -207,14 +229,18 @@ def _align(
     blank: int,
     need_shares: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Return minus the log-probability of each target, ``(B,)``, and the shares, ``(N, C)`` or empty if not needed.
+    """Return minus the log-probability of each target, ``(B,)``, and the shares, ``(N, C)`` or
+    empty if not needed.
 
-    A share is the probability that a path of the target emits a label at a step: minus the derivative of the loss.
+    A share is the probability that a path of the target emits a label at a step: minus the
+    derivative of the loss.
     """
     lattice = lattice_of(log_probs.shape[1], offsets, steps, targets, target_offsets, labels, blank)
     saved = log_probs.new_empty(sum(lattice.alive) if need_shares else 0)
     losses, emission = _forward(log_probs, lattice, saved)
-    return losses, _backward(log_probs, lattice, saved, losses, emission) if need_shares else log_probs.new_empty(0)
+    return losses, _backward(
+        log_probs, lattice, saved, losses, emission
+    ) if need_shares else log_probs.new_empty(0)
 
 
 @_align.register_fake
@@ -239,18 +265,24 @@ _align.register_autograd(_gradient, setup_context=_setup_context)
 def _forward(log_probs: Tensor, lattice: Lattice, saved: Tensor) -> tuple[Tensor, Tensor]:
     """Run the forward pass and write the forward variables to ``saved``, unless it is empty.
 
-    Return the losses, and each state's index into the log-probabilities after its last step, where backward begins.
+    Return the losses, and each state's index into the log-probabilities after its last step, where
+    backward begins.
     """
     classes, flat = log_probs.shape[1], log_probs.reshape(-1)
     # With two more numbers in front, for the predecessors of the first state.
     padded = flat.new_full((lattice.owner.shape[0] + 2,), _NEVER)
     two_before, before, alpha = padded[:-2], padded[1:-1], padded[2:]
-    # All paths begin in the first state, so that the first step leads to both states in which a path may start.
+    # All paths begin in the first state, so that the first step leads to both states in which a
+    # path may start.
     alpha.index_fill_(0, lattice.offsets[:-1], 0)
     emission, end = lattice.emission.clone(), 0
     for alive in lattice.alive:
         arriving = _joined(
-            alpha[:alive], before[:alive], two_before[:alive], lattice.is_first[:alive], lattice.bars_skips[:alive]
+            alpha[:alive],
+            before[:alive],
+            two_before[:alive],
+            lattice.is_first[:alive],
+            lattice.bars_skips[:alive],
         )
         alpha[:alive] = arriving.add_(flat.index_select(0, emission[:alive]))
         emission[:alive] += classes
@@ -261,14 +293,17 @@ def _forward(log_probs: Tensor, lattice: Lattice, saved: Tensor) -> tuple[Tensor
     return torch.empty_like(at_end).index_copy_(0, lattice.order, -at_end), emission
 
 
-def _backward(log_probs: Tensor, lattice: Lattice, saved: Tensor, losses: Tensor, emission: Tensor) -> Tensor:
+def _backward(
+    log_probs: Tensor, lattice: Lattice, saved: Tensor, losses: Tensor, emission: Tensor
+) -> Tensor:
     """Run the backward pass and return the shares, from the saved forward variables."""
     classes, flat = log_probs.shape[1], log_probs.reshape(-1)
     is_last, bars_skips = lattice.is_first.roll(-1), lattice.bars_skips.roll(-2)
     padded = flat.new_full((lattice.owner.shape[0] + 2,), _NEVER)
     onward, after, two_after = padded[:-2], padded[1:-1], padded[2:]
     beta = torch.zeros_like(onward).masked_fill_(~lattice.final, _NEVER)
-    # Impossible targets have no shares: alpha + beta is -inf, and 0 instead of an infinite loss is subtracted.
+    # Impossible targets have no shares: alpha + beta is -inf, and 0 instead of an infinite loss is
+    # subtracted.
     whole = losses.masked_fill(losses == -_NEVER, 0).index_select(0, lattice.owner)
     shares, end = torch.zeros_like(flat), saved.shape[0]
     for alive in reversed(lattice.alive):
@@ -277,6 +312,8 @@ def _backward(log_probs: Tensor, lattice: Lattice, saved: Tensor, losses: Tensor
         share = (saved[end - alive : end] + beta[:alive]).add_(whole[:alive]).exp_()
         shares.index_add_(0, here, share)
         onward[:alive] = beta[:alive] + flat.index_select(0, here)
-        beta[:alive] = _joined(onward[:alive], after[:alive], two_after[:alive], is_last[:alive], bars_skips[:alive])
+        beta[:alive] = _joined(
+            onward[:alive], after[:alive], two_after[:alive], is_last[:alive], bars_skips[:alive]
+        )
         end -= alive
     return shares.view_as(log_probs)

@@ -12,7 +12,14 @@ from torch import Tensor
 
 from raglane._utils.checks import check_number, check_whole
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
-from raglane.nn.losses.comparison import Comparison, Reduction, check_numbers, check_tensor, compare, wide
+from raglane.nn.losses.comparison import (
+    Comparison,
+    Reduction,
+    check_numbers,
+    check_tensor,
+    compare,
+    wide,
+)
 from raglane.ragged import Ragged
 
 _ONE_PER_CLASS = "pass a tensor (C,); weights of elements and sequences are the argument weights"
@@ -30,18 +37,19 @@ def cross_entropy(
 ) -> Tensor | Ragged:
     """Return the cross-entropy of logits with classes, or with probabilities of classes.
 
-    It is ``-weight[target] * log_softmax(input)[target]``, or ``-sum(weight * target * log_softmax(input))`` for
-    probabilities.
+    It is ``-weight[target] * log_softmax(input)[target]``, or ``-sum(weight * target *
+    log_softmax(input))`` for probabilities.
 
     Args:
         input: ``(N, C)``, floating-point: logits, before any softmax.
-        target: classes, of an integer dtype, a Ragged ``(N,)`` of the same lengths or a tensor ``(B,)``; or
-            probabilities, floating-point, ``(N, C)`` or ``(B, C)``.
-        weight: ``(C,)``, one number of at least 0 per class. A mean over elements divides by the weights of their
-            classes; with probabilities, by their number, as in torch.
+        target: classes, of an integer dtype, a Ragged ``(N,)`` of the same lengths or a tensor
+            ``(B,)``; or probabilities, floating-point, ``(N, C)`` or ``(B, C)``.
+        weight: ``(C,)``, one number of at least 0 per class. A mean over elements divides by the
+            weights of their classes; with probabilities, by their number, as in torch.
         ignore_index: elements of this class do not count. Ignored for probabilities.
-        label_smoothing: from 0 to 1, the share of a target that is distributed evenly over all classes (Szegedy et al.
-            2016, "Rethinking the Inception architecture for computer vision").
+        label_smoothing: from 0 to 1, the share of a target that is distributed evenly over all
+            classes (Szegedy et al. 2016, "Rethinking the Inception architecture for computer
+            vision").
         weights: a Ragged ``(N,)`` or a tensor ``(B,)``; see :mod:`raglane.nn.losses`.
         reduction: ``"element"``, ``"sequence"`` or ``"none"``; see :mod:`raglane.nn.losses`.
 
@@ -51,8 +59,8 @@ def cross_entropy(
     Raises:
         ArgumentTypeError: an argument is of the wrong kind.
         ShapeError: lengths, shapes or devices do not match.
-        ArgumentError: a class does not exist, or a weight is negative or not finite (checked only on a CPU); the
-            reduction is unknown, or ``label_smoothing`` is out of range.
+        ArgumentError: a class does not exist, or a weight is negative or not finite (checked only
+            on a CPU); the reduction is unknown, or ``label_smoothing`` is out of range.
 
     Example:
         >>> logits = Ragged([torch.zeros(3, 4), torch.zeros(0, 4), torch.zeros(1, 4)])
@@ -70,7 +78,9 @@ def cross_entropy(
     if targets.is_floating_point():
         if targets.shape != logits.shape:
             got = f"floating-point elements of shape {tuple(targets.shape[1:])}"
-            rule = f"probabilities of the {logits.shape[1]} classes, or one class, of an integer dtype"
+            rule = (
+                f"probabilities of the {logits.shape[1]} classes, or one class, of an integer dtype"
+            )
             raise ShapeError("target", got, rule, "call .to(torch.int64) on classes")
         return pair.reduce(function(logits, targets.to(logits.dtype), scale, reduction="none"))
     return _of_classes(function, pair, scale, ignore_index)
@@ -90,8 +100,10 @@ def nll_loss(
     The result and the errors are those of :func:`cross_entropy`.
 
     Args:
-        input: ``(N, C)``, floating-point: log-probabilities, e.g. ``torch.log_softmax(logits, dim=-1)``.
-        target: classes, of an integer dtype, a Ragged ``(N,)`` of the same lengths or a tensor ``(B,)``.
+        input: ``(N, C)``, floating-point: log-probabilities, e.g. ``torch.log_softmax(logits,
+            dim=-1)``.
+        target: classes, of an integer dtype, a Ragged ``(N,)`` of the same lengths or a tensor
+            ``(B,)``.
         weight: as for :func:`cross_entropy`.
         ignore_index: as for :func:`cross_entropy`.
         weights: as for :func:`cross_entropy`.
@@ -109,7 +121,9 @@ def nll_loss(
 def _of_classes(
     function: Callable[..., Tensor], pair: Comparison, scale: Tensor | None, ignore_index: int
 ) -> Tensor | Ragged:
-    """Return a loss of ``(N, C)`` with classes ``(N,)``; rows count by the weight of their class."""
+    """Return a loss of ``(N, C)`` with classes ``(N,)``; rows count by the weight of their
+    class.
+    """
     classes = _classes(pair.targets, pair.predictions.shape[1], ignore_index)
     losses = function(pair.predictions, classes, scale, reduction="none", ignore_index=ignore_index)
     counted = classes != ignore_index
@@ -123,7 +137,9 @@ def _of_classes(
 def _check_scores(scores: Tensor) -> None:
     if scores.dim() != 2 or scores.shape[1] == 0:
         rule = "one number per class, (N, C), for at least one class"
-        fix = "make the classes the only dimension of an element, e.g. with .map(lambda values: ...)"
+        fix = (
+            "make the classes the only dimension of an element, e.g. with .map(lambda values: ...)"
+        )
         raise ShapeError("input", f"elements of shape {tuple(scores.shape[1:])}", rule, fix)
 
 
@@ -143,10 +159,17 @@ def _classes(targets: Tensor, count: int, ignore_index: int) -> Tensor:
     """Return targets as int64 classes, one per row; on a CPU, raise if one does not exist."""
     check_whole("ignore_index", ignore_index)
     if targets.is_floating_point() or targets.is_complex() or targets.dtype is torch.bool:
-        raise ArgumentTypeError("target", str(targets.dtype), "classes of an integer dtype", "call .to(torch.int64)")
+        raise ArgumentTypeError(
+            "target", str(targets.dtype), "classes of an integer dtype", "call .to(torch.int64)"
+        )
     if targets.dim() != 1:
         fix = "drop the dimension with target.map(lambda values: values.squeeze(-1))"
-        raise ShapeError("target", f"elements of shape {tuple(targets.shape[1:])}", "one class per element, (N,)", fix)
+        raise ShapeError(
+            "target",
+            f"elements of shape {tuple(targets.shape[1:])}",
+            "one class per element, (N,)",
+            fix,
+        )
     classes = targets.long()
     if classes.is_cpu and not torch.compiler.is_compiling():
         outside = (classes != ignore_index) & ((classes < 0) | (classes >= count))
@@ -158,14 +181,19 @@ def _classes(targets: Tensor, count: int, ignore_index: int) -> Tensor:
 
 
 def mse_loss(
-    input: Ragged, target: Ragged | Tensor, *, weights: Ragged | Tensor | None = None, reduction: Reduction = "element"
+    input: Ragged,
+    target: Ragged | Tensor,
+    *,
+    weights: Ragged | Tensor | None = None,
+    reduction: Reduction = "element",
 ) -> Tensor | Ragged:
-    """Return the squared error, ``(input - target) ** 2``, the mean over the features of an element.
+    """Return the squared error, ``(input - target) ** 2``, the mean over the features of an
+    element.
 
     Args:
         input: ``(N, *features)``, floating-point.
-        target: a Ragged ``(N, *features)`` of the same lengths, or a tensor ``(B, *features)``; converted to the
-            dtype of ``input``.
+        target: a Ragged ``(N, *features)`` of the same lengths, or a tensor ``(B, *features)``;
+            converted to the dtype of ``input``.
         weights: a Ragged ``(N,)`` or a tensor ``(B,)``; see :mod:`raglane.nn.losses`.
         reduction: ``"element"``, ``"sequence"`` or ``"none"``; see :mod:`raglane.nn.losses`.
 
@@ -186,9 +214,14 @@ def mse_loss(
 
 
 def l1_loss(
-    input: Ragged, target: Ragged | Tensor, *, weights: Ragged | Tensor | None = None, reduction: Reduction = "element"
+    input: Ragged,
+    target: Ragged | Tensor,
+    *,
+    weights: Ragged | Tensor | None = None,
+    reduction: Reduction = "element",
 ) -> Tensor | Ragged:
-    """Return the absolute error (MAE), ``|input - target|``, the mean over the features of an element.
+    """Return the absolute error (MAE), ``|input - target|``, the mean over the features of an
+    element.
 
     Arguments, result and errors are those of :func:`mse_loss`.
 
@@ -209,9 +242,10 @@ def huber_loss(
 ) -> Tensor | Ragged:
     """Return Huber's error, the mean over the features of an element.
 
-    With ``d = |input - target|`` it is ``d ** 2 / 2`` up to ``delta``, and ``delta * (d - delta / 2)`` beyond (Huber
-    1964, "Robust estimation of a location parameter"). ``delta`` is a number above 0, in the units of ``input``;
-    otherwise an ArgumentError is raised. The other arguments, the result and the errors are those of :func:`mse_loss`.
+    With ``d = |input - target|`` it is ``d ** 2 / 2`` up to ``delta``, and ``delta * (d - delta /
+    2)`` beyond (Huber 1964, "Robust estimation of a location parameter"). ``delta`` is a number
+    above 0, in the units of ``input``; otherwise an ArgumentError is raised. The other arguments,
+    the result and the errors are those of :func:`mse_loss`.
 
     Example:
         >>> huber_loss(Ragged([[1., 4.]]), Ragged([[2., 1.]]), reduction="none").values.tolist()
@@ -237,17 +271,17 @@ def binary_cross_entropy_with_logits(
 
     Args:
         input: ``(N, *features)``, floating-point: logits, before any sigmoid.
-        target: a Ragged ``(N, *features)`` of the same lengths, or a tensor ``(B, *features)``: booleans or numbers
-            from 0 to 1.
-        pos_weight: a factor for the loss of targets of 1: one number, or one per feature. As in torch, means are not
-            divided by it, unlike ``weights``.
+        target: a Ragged ``(N, *features)`` of the same lengths, or a tensor ``(B, *features)``:
+            booleans or numbers from 0 to 1.
+        pos_weight: a factor for the loss of targets of 1: one number, or one per feature. As in
+            torch, means are not divided by it, unlike ``weights``.
         weights: as for :func:`mse_loss`.
         reduction: as for :func:`mse_loss`.
 
     Raises:
         ShapeError: ``pos_weight`` has another shape.
-        ArgumentError: ``pos_weight`` is negative or not finite, or a target is below 0 or above 1; both are checked
-            only on a CPU.
+        ArgumentError: ``pos_weight`` is negative or not finite, or a target is below 0 or above 1;
+            both are checked only on a CPU.
 
     Example:
         >>> loss = binary_cross_entropy_with_logits(Ragged([[0.0, 0.0]]), Ragged([[True, False]]))
@@ -258,7 +292,9 @@ def binary_cross_entropy_with_logits(
     def function(logits: Tensor, targets: Tensor, reduction: str) -> Tensor:
         scale = None if pos_weight is None else _label_weights(pos_weight, logits, input)
         _check_labels(targets)
-        return F.binary_cross_entropy_with_logits(logits, targets, pos_weight=scale, reduction=reduction)
+        return F.binary_cross_entropy_with_logits(
+            logits, targets, pos_weight=scale, reduction=reduction
+        )
 
     return _elementwise(function, input, target, weights, reduction)
 
@@ -274,14 +310,18 @@ def _check_labels(targets: Tensor) -> None:
 
 def _label_weights(pos_weight: Any, logits: Tensor, batch: Ragged) -> Tensor:
     """Return ``pos_weight`` as a scalar, or in the shape of a row."""
-    given = check_tensor("pos_weight", pos_weight, batch, "pass a tensor: one number, or one per label")
+    given = check_tensor(
+        "pos_weight", pos_weight, batch, "pass a tensor: one number, or one per label"
+    )
     check_numbers("pos_weight", given)
     given = given.to(logits.dtype)
     if given.numel() == 1:
         return given.reshape(())
     if given.shape != logits.shape[1:]:
         rule = f"one number, or of the shape of an element, {tuple(logits.shape[1:])}"
-        raise ShapeError("pos_weight", f"shape {tuple(given.shape)}", rule, "pass one weight per label")
+        raise ShapeError(
+            "pos_weight", f"shape {tuple(given.shape)}", rule, "pass one weight per label"
+        )
     return given
 
 
@@ -295,9 +335,8 @@ def _elementwise(
     """Return a loss whose function returns one number for each of ``(N, *features)``."""
     pair = compare(predictions, target, weights, reduction)
     if pair.targets.shape != pair.predictions.shape:
-        rule = (
-            f"of the shape of input, with elements of shape {tuple(pair.predictions.shape[1:])}; nothing is broadcast"
-        )
+        shape = tuple(pair.predictions.shape[1:])
+        rule = f"of the shape of input, with elements of shape {shape}; nothing is broadcast"
         fix = "reshape one with .map(lambda values: values.squeeze(-1)), or unsqueeze(-1)"
         raise ShapeError("target", f"elements of shape {tuple(pair.targets.shape[1:])}", rule, fix)
     losses = function(pair.predictions, pair.targets.to(pair.predictions.dtype), reduction="none")

@@ -36,18 +36,22 @@ class _Converted:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         reduced: Any = super().__reduce_ex__(protocol)
-        # A class that is made at run time cannot be imported, so a pickle contains the name of the class before.
+        # A class that is made at run time cannot be imported, so a pickle contains the name of the
+        # class before.
         return reduced if self._theirs in _OURS else (_new, (self._theirs,), *reduced[2:])
 
 
 class _Accelerated(_Converted, RecurrentLayer):
-    """The base of the converted layers, with what torch's transformations require of torch's own layers."""
+    """The base of the converted layers, with what torch's transformations require of torch's own
+    layers.
+    """
 
     def forward(self, input: Any, hx: Any = None, **options: Any) -> Any:
         """See :meth:`~raglane.nn.recurrent.layer.RecurrentLayer.forward`."""
         if is_jit_traced() and not options:
             return _base_of(type(self)).forward(self, input, hx)
-        # torch.compile skips forward of torch's layers, but would compile each function that it calls.
+        # torch.compile skips forward of torch's layers, but would compile each function that it
+        # calls.
         return _forward(self, input, hx, **options)
 
     def __prepare_scriptable__(self) -> Any:
@@ -91,12 +95,16 @@ class AcceleratedGRU(_Accelerated, GRU, torch.nn.GRU):
 
 @cache
 def _slstm(heads: int) -> CellSpec:
-    """Return the cell of an sLSTM whose input is that of the gates; a plan compares cells by identity."""
+    """Return the cell of an sLSTM whose input is that of the gates; a plan compares cells by
+    identity.
+    """
     return SLSTM(heads, input_weights=False)
 
 
 class AcceleratedSLSTM(_Accelerated):
-    """A converted sLSTM cell of xlstm or TiRex, with its parameters, input of four gates, output and state."""
+    """A converted sLSTM cell of xlstm or TiRex, with its parameters, input of four gates, output
+    and state.
+    """
 
     _recurrent_kernel_: torch.Tensor
     _bias_: torch.Tensor
@@ -133,12 +141,16 @@ class AcceleratedSLSTM(_Accelerated):
         return hidden
 
     def forward(self, input: Any, state: Any = None, lengths: Any = None, **options: Any) -> Any:  # type: ignore[override]
-        """Run the cell with its own arguments, or as a layer on another batch or with a layer's options."""
+        """Run the cell with its own arguments, or as a layer on another batch or with a layer's
+        options.
+        """
         if not isinstance(input, torch.Tensor) or input.dim() != 3 or options:
             return RecurrentLayer.forward(self, input, state, lengths=lengths, **options)
         hx = state.unsqueeze(1).unbind() if isinstance(state, torch.Tensor) else state
         output, final = RecurrentLayer.forward(self, input, hx, lengths=lengths)
-        return self._permute_output(output.transpose(0, 1) if self.batch_first else output), torch.cat(final)
+        return self._permute_output(
+            output.transpose(0, 1) if self.batch_first else output
+        ), torch.cat(final)
 
 
 _OURS: dict[type[torch.nn.Module], Any] = {
@@ -153,12 +165,22 @@ _OF_CELLS = "is a cell, which runs one step; rl.nn has layers"
 _OF_OURS = "it is a layer of rl.nn; rl.explain(layer, batch) returns its backend"
 # The methods that torch's forward calls, and Raglane's does not.
 _CALLED = (
-    *("_init_flat_weights", "_update_flat_weights", "_weights_have_changed", "check_forward_args", "check_hidden_size"),
+    *(
+        "_init_flat_weights",
+        "_update_flat_weights",
+        "_weights_have_changed",
+        "check_forward_args",
+        "check_hidden_size",
+    ),
     *("check_input", "get_expected_cell_size", "get_expected_hidden_size", "permute_hidden"),
     *("__getattr__", "__getattribute__"),
 )
 # The attributes that Raglane's layers add to torch's.
-_ADDED = {name for name in {*dir(AcceleratedLSTM)} - {*dir(torch.nn.LSTM), "qconfig"} if not name.startswith("__")}
+_ADDED = {
+    name
+    for name in {*dir(AcceleratedLSTM)} - {*dir(torch.nn.LSTM), "qconfig"}
+    if not name.startswith("__")
+}
 
 
 @dataclass(frozen=True)
@@ -176,7 +198,10 @@ class Acceleration:
     def __str__(self) -> str:
         names = f": {_listed(self.replaced)}" if self.replaced else ""
         lines = [f"{count_of(len(self.replaced), 'layer')} replaced{names}"]
-        lines += [f"not converted: {_listed(left)} ({reason})" for reason, left in _by_reason(self.left).items()]
+        lines += [
+            f"not converted: {_listed(left)} ({reason})"
+            for reason, left in _by_reason(self.left).items()
+        ]
         return "\n".join(lines)
 
 
@@ -193,26 +218,30 @@ def _listed(names: Iterable[str]) -> str:
 def accelerate(model: M, *, checkpoint_every: int | None = None) -> M:
     """Convert every ``torch.nn.RNN``, ``LSTM`` and ``GRU`` of a model to Raglane's layer, in place.
 
-    The sLSTM cells of the packages xlstm (``backend="vanilla"``) and TiRex (``backend="torch"``) are converted too, and
-    keep their input, output and state. TiRex's compute in the dtype of their input then, instead of in bfloat16.
+    The sLSTM cells of the packages xlstm (``backend="vanilla"``) and TiRex (``backend="torch"``)
+    are converted too, and keep their input, output and state. TiRex's compute in the dtype of their
+    input then, instead of in bfloat16.
 
-    The layers stay the same objects, with the same parameters, buffers and hooks, and stay instances of their torch
-    class. They also accept Ragged batches and lengths. ``rl.explain(model)`` lists converted and other layers, and
-    :func:`unaccelerate` reverts the conversion. ``torch.compile`` breaks its graph at a converted layer, as at torch's
-    own; a layer built as ``rl.nn.LSTM`` compiles without a break.
+    The layers stay the same objects, with the same parameters, buffers and hooks, and stay
+    instances of their torch class. They also accept Ragged batches and lengths.
+    ``rl.explain(model)`` lists converted and other layers, and :func:`unaccelerate` reverts the
+    conversion. ``torch.compile`` breaks its graph at a converted layer, as at torch's own; a layer
+    built as ``rl.nn.LSTM`` compiles without a break.
 
-    A subclass is converted too, and keeps its methods: only the ``forward`` of torch that it inherits is replaced, or
-    that it calls as ``super().forward(...)``. A warning names the subclasses that are not converted: those whose
-    ``forward`` does not call ``super().forward``, and those that override a method which torch's ``forward`` calls,
-    e.g. ``permute_hidden``, or that have an attribute of the name of one of Raglane's, e.g. ``step``.
+    A subclass is converted too, and keeps its methods: only the ``forward`` of torch that it
+    inherits is replaced, or that it calls as ``super().forward(...)``. A warning names the
+    subclasses that are not converted: those whose ``forward`` does not call ``super().forward``,
+    and those that override a method which torch's ``forward`` calls, e.g. ``permute_hidden``, or
+    that have an attribute of the name of one of Raglane's, e.g. ``step``.
 
-    Recurrent policies of sb3-contrib, and LSTMModule and GRUModule of torchrl with their default backend, also run
-    their layers in one call if episodes start within the sequences.
+    Recurrent policies of sb3-contrib, and LSTMModule and GRUModule of torchrl with their default
+    backend, also run their layers in one call if episodes start within the sequences.
 
     Args:
         model: any module, or one such layer.
         checkpoint_every: the number of steps between the states that are kept for backward, see
-            :class:`~raglane.nn.recurrent.layer.RecurrentLayer`. None leaves the layers' own setting unchanged.
+            :class:`~raglane.nn.recurrent.layer.RecurrentLayer`. None leaves the layers' own setting
+            unchanged.
 
     Returns:
         ``model``.
@@ -229,7 +258,11 @@ def accelerate(model: M, *, checkpoint_every: int | None = None) -> M:
     """
     check_every(checkpoint_every)
     reasons = acceleration_of(model).left
-    left = {name: reason for name, reason in reasons.items() if not reason.endswith((_OF_CELLS, _OF_OURS))}
+    left = {
+        name: reason
+        for name, reason in reasons.items()
+        if not reason.endswith((_OF_CELLS, _OF_OURS))
+    }
     for module in model.modules():
         if (_is_torchs(module) or _is_slstm(module)) and not _reason_to_leave(module):
             # torch.fx treats a module as a leaf if its __module__ is torch.nn's.
@@ -241,13 +274,17 @@ def accelerate(model: M, *, checkpoint_every: int | None = None) -> M:
         if _resets_states(module):
             module.__class__ = _converted(type(module))
     if left:
-        names = "; ".join(f"{_listed(names)}: {reason}" for reason, names in _by_reason(left).items())
+        names = "; ".join(
+            f"{_listed(names)}: {reason}" for reason, names in _by_reason(left).items()
+        )
         warnings.warn(f"rl.accelerate did not convert a layer. {names}.", stacklevel=2)
     return model
 
 
 def acceleration_of(model: torch.nn.Module) -> Acceleration:
-    """Return the converted layers of a model, and the recurrent layers that :func:`accelerate` does not convert."""
+    """Return the converted layers of a model, and the recurrent layers that :func:`accelerate` does
+    not convert.
+    """
     check_model(model)
     modules = list(model.named_modules())
     reasons = {name: _reason_to_leave(module) for name, module in modules}
@@ -258,7 +295,8 @@ def acceleration_of(model: torch.nn.Module) -> Acceleration:
 
 
 def unaccelerate(model: M) -> M:
-    """Revert :func:`accelerate`: convert its layers back to torch's own, in place, with their current weights.
+    """Revert :func:`accelerate`: convert its layers back to torch's own, in place, with their
+    current weights.
 
     Args:
         model: any module, or one converted layer.
@@ -267,7 +305,8 @@ def unaccelerate(model: M) -> M:
         ``model``.
 
     Raises:
-        ArgumentTypeError: ``model`` is not a module, or a converted layer of it has a parametrization.
+        ArgumentTypeError: ``model`` is not a module, or a converted layer of it has a
+            parametrization.
 
     Example:
         >>> model = unaccelerate(accelerate(torch.nn.LSTM(3, 4)))
@@ -280,8 +319,12 @@ def unaccelerate(model: M) -> M:
             if "_theirs" not in vars(type(module)):
                 rule = "a layer without parametrizations"
                 fix = "call torch.nn.utils.parametrize.remove_parametrizations first"
-                raise ArgumentTypeError(place or "model", "a layer with a parametrization", rule, fix)
-            for name in ("__module__", "_qconfig", *OPTIONS) if isinstance(module, _Accelerated) else ():
+                raise ArgumentTypeError(
+                    place or "model", "a layer with a parametrization", rule, fix
+                )
+            for name in (
+                ("__module__", "_qconfig", *OPTIONS) if isinstance(module, _Accelerated) else ()
+            ):
                 if name != "backend" or not isinstance(module, AcceleratedSLSTM):
                     vars(module).pop(name, None)
             module.__class__ = module._theirs
@@ -297,13 +340,19 @@ def _resets_states(module: torch.nn.Module) -> bool:
     """Return True for a model with a converted layer that the fast path of episodes supports."""
     if isinstance(module, _Converted) or getattr(module, "recurrent_backend", "pad") != "pad":
         return False
-    return base_of_model(type(module)) is not None and any(isinstance(part, _Accelerated) for part in module.children())
+    return base_of_model(type(module)) is not None and any(
+        isinstance(part, _Accelerated) for part in module.children()
+    )
 
 
 def _is_slstm(module: torch.nn.Module) -> bool:
     """Return True for an sLSTM cell of xlstm or TiRex that is not converted."""
     package, name = type(module).__module__.partition(".")[0], type(module).__name__
-    is_cell = package in ("xlstm", "tirex") and name.startswith("sLSTMCell") and hasattr(module, "_recurrent_kernel_")
+    is_cell = (
+        package in ("xlstm", "tirex")
+        and name.startswith("sLSTMCell")
+        and hasattr(module, "_recurrent_kernel_")
+    )
     return is_cell and not isinstance(module, RecurrentLayer)
 
 
@@ -313,7 +362,9 @@ def _base_of(kind: type[torch.nn.Module]) -> Any:
 
 
 def _converted(kind: type[torch.nn.Module]) -> Any:
-    """Return the class of a converted layer; that of a subclass inherits from it first, so it keeps its methods."""
+    """Return the class of a converted layer; that of a subclass inherits from it first, so it keeps
+    its methods.
+    """
     if kind in _OURS:
         return _OURS[kind]
     for made in kind.__subclasses__():
@@ -324,7 +375,9 @@ def _converted(kind: type[torch.nn.Module]) -> Any:
     bases: tuple[Any, ...] = (kind, _OURS[base]) if base is not None else (AcceleratedSLSTM, kind)
     if model is not None:
         bases = (_Converted, model, kind)
-    return types.new_class(f"Accelerated{kind.__name__}", bases, exec_body=lambda names: names.update(body))
+    return types.new_class(
+        f"Accelerated{kind.__name__}", bases, exec_body=lambda names: names.update(body)
+    )
 
 
 def _new(kind: type[torch.nn.Module]) -> Any:
@@ -374,7 +427,11 @@ def _reason_of_slstm(cell: Any) -> str:
     if getattr(cell.config, "function", "slstm") != "slstm":
         return f"its function is {cell.config.function}"
     backend = getattr(cell, "backend", None) or cell.config.backend
-    return "it has CUDA kernels; backend='vanilla', or 'torch' in TiRex, has none" if backend == "cuda" else ""
+    return (
+        "it has CUDA kernels; backend='vanilla', or 'torch' in TiRex, has none"
+        if backend == "cuda"
+        else ""
+    )
 
 
 def _calls_inherited(forward: Any) -> bool:

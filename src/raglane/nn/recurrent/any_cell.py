@@ -24,27 +24,29 @@ from raglane.ragged import Ragged
 class Recurrent(RecurrentLayer):
     """A recurrent layer of a user-defined cell.
 
-    A cell is a module with ``input_size``, ``hidden_size`` and ``step(x_t, state) -> (output, state)``. ``x_t`` is
-    ``(R, input_size)``, one row per running sequence; a row of the result must depend only on the same row. Optional:
+    A cell is a module with ``input_size``, ``hidden_size`` and ``step(x_t, state) -> (output,
+    state)``. ``x_t`` is ``(R, input_size)``, one row per running sequence; a row of the result must
+    depend only on the same row. Optional:
 
-    - ``initial_state(batch_size)`` returns a tensor ``(batch_size, size)`` or a tuple of them. Without it the state is
-      one tensor of ``hidden_size`` zeros.
-    - ``prepare(values, offsets)`` computes what does not depend on the state, for all elements at once, from
-      ``(N, input_size)`` to ``(N, features)``; ``x_t`` is then a row of its result. Put matrix products here. It must
-      not mix sequences, and ``offsets`` may have one sequence more than the batch.
+    - ``initial_state(batch_size)`` returns a tensor ``(batch_size, size)`` or a tuple of them.
+      Without it the state is one tensor of ``hidden_size`` zeros.
+    - ``prepare(values, offsets)`` computes what does not depend on the state, for all elements at
+      once, from ``(N, input_size)`` to ``(N, features)``; ``x_t`` is then a row of its result. Put
+      matrix products here. It must not mix sequences, and ``offsets`` may have one sequence more
+      than the batch.
     - ``output_size``, if outputs do not have ``hidden_size`` features.
 
-    ``torch.nn.LSTMCell``, ``GRUCell`` and ``RNNCell`` are accepted too, and run on the fast kernels. States keep the
-    dtype of the initial state. ``torch.compile`` includes the layer in its graph if the step can be traced to a
-    program, and breaks the graph at its loop otherwise.
+    ``torch.nn.LSTMCell``, ``GRUCell`` and ``RNNCell`` are accepted too, and run on the fast
+    kernels. States keep the dtype of the initial state. ``torch.compile`` includes the layer in its
+    graph if the step can be traced to a program, and breaks the graph at its loop otherwise.
 
     Args:
-        cell: a module, for one layer in one direction; or a function ``(input_size, hidden_size) -> module``, such as
-            the module's class, for any number of layers and directions.
+        cell: a module, for one layer in one direction; or a function ``(input_size, hidden_size) ->
+            module``, such as the module's class, for any number of layers and directions.
         input_size, hidden_size: the sizes for a function; a module has its own.
         num_layers, batch_first, dropout, bidirectional: as in torch's layers.
-        **options: see :class:`~raglane.nn.recurrent.layer.RecurrentLayer`. ``state_dropout``, ``weight_dropout`` and
-            ``zoneout`` require one of torch's cells.
+        **options: see :class:`~raglane.nn.recurrent.layer.RecurrentLayer`. ``state_dropout``,
+            ``weight_dropout`` and ``zoneout`` require one of torch's cells.
 
     Raises:
         ArgumentTypeError: ``cell`` is neither such a module nor a function that returns one.
@@ -105,15 +107,23 @@ class Recurrent(RecurrentLayer):
                 ("hidden_size", hidden_size, getattr(cell, "hidden_size", None)),
             ):
                 if value not in (None, own):
-                    raise ArgumentError(name, repr(value), f"the cell's {name}, {own}", "leave it out")
+                    raise ArgumentError(
+                        name, repr(value), f"the cell's {name}, {own}", "leave it out"
+                    )
             if self.num_layers > 1 or self.bidirectional:
                 got = f"a module, with num_layers={self.num_layers} and bidirectional={self.bidirectional}"
                 rule = "a class or function for more than one layer or direction"
-                raise ArgumentError("cell", got, rule, "pass the module's class, or a function that returns one")
+                raise ArgumentError(
+                    "cell", got, rule, "pass the module's class, or a function that returns one"
+                )
             return [_checked(cell)]
         if not callable(cell):
-            rule = "a module with step(x_t, state), or a function (input_size, hidden_size) -> module"
-            raise ArgumentTypeError("cell", f"a {type(cell).__name__}", rule, "pass a module or its class")
+            rule = (
+                "a module with step(x_t, state), or a function (input_size, hidden_size) -> module"
+            )
+            raise ArgumentTypeError(
+                "cell", f"a {type(cell).__name__}", rule, "pass a module or its class"
+            )
         width, size = check_count("input_size", input_size), check_count("hidden_size", hidden_size)
         check_signature("cell", cell, "a function (input_size, hidden_size) -> module", width, size)
         modules: list[Any] = []
@@ -121,7 +131,10 @@ class Recurrent(RecurrentLayer):
             layer = [_made(cell, width, size) for _ in range(2 if self.bidirectional else 1)]
             modules += layer
             width = len(layer) * _output_size(layer[0])
-        kinds = {(type(one).__name__, _output_size(one), _spec_of(one).state_sizes(one.hidden_size)) for one in modules}
+        kinds = {
+            (type(one).__name__, _output_size(one), _spec_of(one).state_sizes(one.hidden_size))
+            for one in modules
+        }
         if len(kinds) > 1:
             got = "modules with " + " and ".join(sorted(map(repr, kinds)))
             rule = "a function that returns the same class, output_size and state sizes for every layer and direction"
@@ -129,7 +142,9 @@ class Recurrent(RecurrentLayer):
         return modules
 
     def reset_parameters(self) -> None:
-        """Initialise learned initial states with zeros; the modules of the cells initialise their own parameters."""
+        """Initialise learned initial states with zeros; the modules of the cells initialise their
+        own parameters.
+        """
         for parameter in self.parameters(recurse=False):
             nn.init.zeros_(parameter)
 
@@ -150,25 +165,30 @@ class Recurrent(RecurrentLayer):
         return super().output_size
 
     def summary(self, out: Any, state: State) -> Tensor:
-        """Return one vector per sequence: the output of the last element, and in reverse direction of the first.
+        """Return one vector per sequence: the output of the last element, and in reverse direction
+        of the first.
 
         Args:
             out: the layer's output: a Ragged, a PackedSequence, or one sequence.
             state: the layer's final state.
 
         Returns:
-            ``(B, directions * size)``, zeros for an empty sequence; ``(directions * size,)`` for a sequence without
-            a batch. For torch's cells it is :meth:`RecurrentLayer.summary`.
+            ``(B, directions * size)``, zeros for an empty sequence; ``(directions * size,)`` for a
+            sequence without a batch. For torch's cells it is :meth:`RecurrentLayer.summary`.
 
         Raises:
             ArgumentTypeError: ``out`` is not an output, or a padded tensor, which has no lengths.
         """
         if self._spec.output_is_state:
             return super().summary(out, state)
-        if not (isinstance(out, Ragged | PackedSequence) or (isinstance(out, Tensor) and out.dim() == 2)):
+        if not (
+            isinstance(out, Ragged | PackedSequence) or (isinstance(out, Tensor) and out.dim() == 2)
+        ):
             got = "a padded tensor" if isinstance(out, Tensor) else f"a {type(out).__name__}"
             rule = "an output with lengths, because this cell's output is not its state"
-            raise ArgumentTypeError("out", got, rule, "call the layer with a Ragged, without return_output=False")
+            raise ArgumentTypeError(
+                "out", got, rule, "call the layer with a Ragged, without return_output=False"
+            )
         inputs = read(out, None, self.batch_first)
         batch, _ = inputs.flattened()
         vectors = batch.last()
@@ -180,7 +200,11 @@ class Recurrent(RecurrentLayer):
     def extra_repr(self) -> str:
         """Return the arguments that differ from their defaults."""
         defaults = {"num_layers": 1, "batch_first": False, "dropout": 0.0, "bidirectional": False}
-        chosen = [f"{name}={getattr(self, name)}" for name, value in defaults.items() if getattr(self, name) != value]
+        chosen = [
+            f"{name}={getattr(self, name)}"
+            for name, value in defaults.items()
+            if getattr(self, name) != value
+        ]
         return ", ".join(part for part in (*chosen, super().extra_repr()) if part)
 
     @property
@@ -189,10 +213,13 @@ class Recurrent(RecurrentLayer):
         return self._spec.state_sizes(self.hidden_size)
 
     def _weights(self) -> tuple[Any, ...]:
-        """Return the modules themselves if they are user-defined, or the weights of torch's cells."""
+        """Return the modules themselves if they are user-defined, or the weights of torch's
+        cells.
+        """
         for module in self.cells:
             for hook in module._forward_pre_hooks.values():
-                # A weight that torch's pruning or weight_norm computes before a call, which a cell does not have.
+                # A weight that torch's pruning or weight_norm computes before a call, which a cell
+                # does not have.
                 if type(hook).__module__.startswith("torch.nn.utils."):
                     hook(module, ())
         if isinstance(self._spec, ModuleCell):
@@ -201,7 +228,11 @@ class Recurrent(RecurrentLayer):
         return tuple([Weights(*(getattr(module, name) for name in names)) for module in self.cells])
 
     def _like(self, weights: tuple[Any, ...]) -> Tensor | None:
-        return next(self.cells.parameters(), None) if isinstance(self._spec, ModuleCell) else weights[0].input
+        return (
+            next(self.cells.parameters(), None)
+            if isinstance(self._spec, ModuleCell)
+            else weights[0].input
+        )
 
     def _has_own_initial(self) -> bool:
         return self.initial_state != "zeros" or hasattr(self.cells[0], "initial_state")
@@ -233,8 +264,13 @@ def _spec_of(module: Any) -> CellSpec:
     elif hasattr(module, "initial_state"):
         with torch.no_grad():
             own = module.initial_state(1)
-        sizes, is_tuple = tuple(part.shape[1] for part in _state_of(module, 1)), not isinstance(own, Tensor)
-    return ModuleCell(module, output_size=_output_size(module), state_sizes=sizes, is_tuple=is_tuple)
+        sizes, is_tuple = (
+            tuple(part.shape[1] for part in _state_of(module, 1)),
+            not isinstance(own, Tensor),
+        )
+    return ModuleCell(
+        module, output_size=_output_size(module), state_sizes=sizes, is_tuple=is_tuple
+    )
 
 
 def _output_size(module: Any) -> int:
@@ -246,10 +282,19 @@ def _state_of(module: Any, count: int) -> tuple[Tensor, ...]:
     own = module.initial_state(count)
     parts = (own,) if isinstance(own, Tensor) else own
     is_tuple = isinstance(parts, tuple | list) and len(parts) > 0
-    if not is_tuple or not all(isinstance(part, Tensor) and part.shape[:-1] == (count,) for part in parts):
-        shapes = [f"shape {tuple(part.shape)}" for part in parts if isinstance(part, Tensor)] if is_tuple else []
+    if not is_tuple or not all(
+        isinstance(part, Tensor) and part.shape[:-1] == (count,) for part in parts
+    ):
+        shapes = (
+            [f"shape {tuple(part.shape)}" for part in parts if isinstance(part, Tensor)]
+            if is_tuple
+            else []
+        )
         got = " and ".join(shapes) or f"a {type(own).__name__}"
-        name, rule = f"{type(module).__name__}.initial_state({count})", f"a tensor ({count}, size), or a tuple of them"
+        name, rule = (
+            f"{type(module).__name__}.initial_state({count})",
+            f"a tensor ({count}, size), or a tuple of them",
+        )
         raise ArgumentTypeError(name, got, rule, "return one row per sequence")
     return tuple(parts)
 
@@ -269,13 +314,21 @@ def _checked(module: Any) -> Any:
     """Return the module if it is a valid cell."""
     if isinstance(module, RecurrentLayer | nn.RNNBase):
         got, fix = f"a {type(module).__name__}", "call the layer, without Recurrent"
-        raise ArgumentTypeError("cell", got, "a cell, which runs one step; a layer runs whole sequences", fix)
+        raise ArgumentTypeError(
+            "cell", got, "a cell, which runs one step; a layer runs whole sequences", fix
+        )
     for name in ("prepare", "initial_state"):
         if hasattr(module, name) and not callable(getattr(module, name)):
             got = f"a {type(getattr(module, name)).__name__}"
-            raise ArgumentTypeError(f"{type(module).__name__}.{name}", got, "a method", "give it another name")
+            raise ArgumentTypeError(
+                f"{type(module).__name__}.{name}", got, "a method", "give it another name"
+            )
     is_cell = isinstance(module, nn.RNNCellBase) or callable(getattr(module, "step", None))
-    missing = [name for name in ("input_size", "hidden_size") if not isinstance(getattr(module, name, None), int)]
+    missing = [
+        name
+        for name in ("input_size", "hidden_size")
+        if not isinstance(getattr(module, name, None), int)
+    ]
     if not isinstance(module, nn.Module) or not is_cell or missing:
         lacking = "" if is_cell else "step(x_t, state)"
         got = f"a {type(module).__name__} without {', '.join([*filter(None, [lacking]), *missing])}"

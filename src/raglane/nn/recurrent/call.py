@@ -1,4 +1,6 @@
-"""A layer's call: from its arguments to a request, through a backend, and back to the kind of the input."""
+"""A layer's call: from its arguments to a request, through a backend, and back to the kind of the
+input.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,12 @@ from torch.autograd import forward_ad
 from torch.nn.modules import module as _module
 
 from raglane._utils.checks import check_fits, check_storage
-from raglane._utils.tracing import are_transforms_active, is_exporting, is_jit_traced, records_operators
+from raglane._utils.tracing import (
+    are_transforms_active,
+    is_exporting,
+    is_jit_traced,
+    records_operators,
+)
 from raglane.cells.spec import CellSpec
 from raglane.errors import ArgumentTypeError, DispatchError, RaglaneError, ShapeError
 from raglane.kernels import dispatch, program, reference
@@ -30,7 +37,7 @@ from raglane.ragged import Ragged
 # The offsets of a request whose values have another layout than the flat one.
 _NO_OFFSETS = torch.empty(0, dtype=torch.int64, device="cpu")
 
-# ---- plans ----------------------------------------------------------------------------------------------------------
+# ---- plans ---------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True, eq=False)
@@ -49,14 +56,19 @@ class CallPlan:
     backend: Backend
     schedule: str
     frozen: FrozenWeights | None  # from ``rl.freeze``, if this plan can use them
-    # The backend validates the input and ``hx``. If it raises, they are checked again, to name the layer's arguments.
+    # The backend validates the input and ``hx``. If it raises, they are checked again, to name the
+    # layer's arguments.
     checks_late: bool
     is_jit_traced: bool  # within :func:`torch.jit.trace`
     kernel: Layer | None  # the whole call as one layer of the cpu kernels, if it has no more parts
 
 
 def plan_of(
-    layer: Stack, weights: tuple[Any, ...], data: Tensor, need_states: bool = False, kind: InputKind = "flat"
+    layer: Stack,
+    weights: tuple[Any, ...],
+    data: Tensor,
+    need_states: bool = False,
+    kind: InputKind = "flat",
 ) -> CallPlan:
     """Return the layer's cached plan, or make a new one if one of its facts has changed."""
     if torch.compiler.is_compiling():
@@ -69,15 +81,21 @@ def plan_of(
         data.device,
         need_states,
         kind,
-        layer.checkpoint_every and torch.is_grad_enabled(),  # without a backward pass, any backend runs the layer
+        layer.checkpoint_every
+        and torch.is_grad_enabled(),  # without a backward pass, any backend runs the layer
         dispatch._override.get(),
         torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu"),
         torch._C._are_functorch_transforms_active(),
         torch._C._get_tracing_state() is None,
     )
     plan = plans.get(layer)
-    # The first settings are input_size, hidden_size and num_layers: 7.0 equals 7 but is not a valid size.
-    if plan is None or plan.facts != facts or not type(settings[0]) is type(settings[1]) is type(settings[2]) is int:
+    # The first settings are input_size, hidden_size and num_layers: 7.0 equals 7 but is not a valid
+    # size.
+    if (
+        plan is None
+        or plan.facts != facts
+        or not type(settings[0]) is type(settings[1]) is type(settings[2]) is int
+    ):
         plan = _make_plan(layer, facts, weights, data, need_states, kind)
         # Otherwise a kernel that cannot be compared now would be refused for good.
         if not (data.is_cuda and launch.why_not_now()):
@@ -86,7 +104,12 @@ def plan_of(
 
 
 def _make_plan(
-    layer: Stack, facts: tuple[Any, ...], weights: tuple[Any, ...], data: Tensor, need_states: bool, kind: InputKind
+    layer: Stack,
+    facts: tuple[Any, ...],
+    weights: tuple[Any, ...],
+    data: Tensor,
+    need_states: bool,
+    kind: InputKind,
 ) -> CallPlan:
     layer._check_sizes(len(weights))
     cell, rule = layer.cell, layer.regularisation
@@ -97,10 +120,15 @@ def _make_plan(
     backend, schedule = dispatch.pick(traits, layer.schedule, layer.backend, kind=kind)
     if backend == "reference":
         _warn(layer, traits)
-    is_cpu, regularises = backend == "cpu" and not torch.compiler.is_compiling(), rule.acts(layer.training)
+    is_cpu, regularises = (
+        backend == "cpu" and not torch.compiler.is_compiling(),
+        rule.acts(layer.training),
+    )
     frozen = frozen_weights(layer) if is_cpu else None
     checks_late = is_cpu and layer.num_layers == 1 and not regularises
-    is_whole = checks_late and not (checkpoints or layer._has_own_initial() or torch.is_autocast_enabled("cpu"))
+    is_whole = checks_late and not (
+        checkpoints or layer._has_own_initial() or torch.is_autocast_enabled("cpu")
+    )
     directions = 2 if layer.bidirectional else 1
     key = cell.name, layer.input_size, layer.state_sizes, directions, data.dtype, 0
     return CallPlan(
@@ -116,7 +144,8 @@ def _make_plan(
         dispatch.BACKENDS[backend],
         schedule,
         None if frozen is not None and frozen.is_int8 and layer.training else frozen,
-        # With several layers no backend call validates all of hx, and masks are drawn in the input's shape.
+        # With several layers no backend call validates all of hx, and masks are drawn in the
+        # input's shape.
         checks_late,
         is_jit_traced(),
         find_layer(*key) if is_whole and not is_jit_traced() else None,
@@ -135,17 +164,27 @@ def _warn(layer: Stack, traits: Traits) -> None:
         program.warn(traits.cell, reason)
 
 
-# ---- a call ---------------------------------------------------------------------------------------------------------
+# ---- a call --------------------------------------------------------------------------------------
 
 
 def run(
-    layer: Stack, input: Any, hx: State | None, lengths: Any, resets: Any, need_output: bool, need_states: bool
+    layer: Stack,
+    input: Any,
+    hx: State | None,
+    lengths: Any,
+    resets: Any,
+    need_output: bool,
+    need_states: bool,
 ) -> tuple[Any, ...]:
     """Run a layer, with the arguments and the result of ``RecurrentLayer.forward``."""
     inputs = read(input, lengths, layer.batch_first)
     weights = layer._weights()
     plan = plan_of(layer, weights, inputs.data, need_states, inputs.kind)
-    keeps_layout = inputs.layout is not None and resets is None and _keeps_layout(layer, plan, inputs, weights, hx)
+    keeps_layout = (
+        inputs.layout is not None
+        and resets is None
+        and _keeps_layout(layer, plan, inputs, weights, hx)
+    )
     if plan.is_jit_traced and not keeps_layout:
         rule = "a layer on backend 'torch': a trace records PyTorch's own operators, and only the sizes of this batch"
         fix = "use torch.export.export or torch.compile, or backend='torch' with a tensor without lengths"
@@ -155,9 +194,15 @@ def run(
         check_resets(resets, input)
         batch, starts = inputs.flattened()[0], flatten_resets(resets, lengths, layer.batch_first)
         check_lengths(batch, starts)
-        pieces = starts.values if _resets_in_steps(plan, weights, batch, starts) else split(batch, starts)
+        pieces = (
+            starts.values
+            if _resets_in_steps(plan, weights, batch, starts)
+            else split(batch, starts)
+        )
     if not plan.checks_late:
-        return _run(layer, plan, inputs, weights, hx, pieces, need_output, need_states, keeps_layout)
+        return _run(
+            layer, plan, inputs, weights, hx, pieces, need_output, need_states, keeps_layout
+        )
     try:
         is_plain = pieces is None and not need_states and not records_operators()
         if plan.kernel is not None and is_plain and forward_ad._current_level < 0:
@@ -169,19 +214,30 @@ def run(
     raise failed
 
 
-def _resets_in_steps(plan: CallPlan, weights: tuple[Any, ...], batch: Ragged, resets: Ragged) -> bool:
-    """Return True if the steps of a cell read resets: on a GPU, for which splitting would wait, and in a graph."""
+def _resets_in_steps(
+    plan: CallPlan, weights: tuple[Any, ...], batch: Ragged, resets: Ragged
+) -> bool:
+    """Return True if the steps of a cell read resets: on a GPU, for which splitting would wait, and
+    in a graph.
+    """
     needs_pieces = plan.has_own_initial or plan.regularises or hasattr(weights[0], "prepare")
     if is_exporting() and needs_pieces:
         rule = "None in an exported graph, for a layer with an initial_state, regularisation or a prepare of its own"
-        raise DispatchError("resets", "a batch", rule, "make each episode a sequence before the model")
+        raise DispatchError(
+            "resets", "a batch", rule, "make each episode a sequence before the model"
+        )
     on_device = plan.backend is program.GPU and resets.device == batch.device
     return is_exporting() or (on_device and not needs_pieces)
 
 
 def _has_hooks(layer: Stack) -> bool:
     """Return True if a call of a module runs more than the method of its class."""
-    own = layer._forward_hooks or layer._forward_pre_hooks or layer._compiled_call_impl or "forward" in vars(layer)
+    own = (
+        layer._forward_hooks
+        or layer._forward_pre_hooks
+        or layer._compiled_call_impl
+        or "forward" in vars(layer)
+    )
     return bool(own or _module._global_forward_hooks or _module._global_forward_pre_hooks)
 
 
@@ -193,20 +249,30 @@ def step(layer: Stack, x_t: Tensor, state: Any) -> tuple[Tensor, State] | None:
     plan = plan_of(layer, weights, x_t, kind="dense")
     if plan.kernel is None or plan.frozen is None or forward_ad._current_level >= 0:
         return None
-    parts, packed = (state,) if len(plan.state_sizes) == 1 else state, plan.frozen.packed_for(weights)
+    parts, packed = (
+        (state,) if len(plan.state_sizes) == 1 else state,
+        plan.frozen.packed_for(weights),
+    )
     if not packed or not isinstance(parts, tuple | list) or len(parts) != len(plan.state_sizes):
         return None
     leave_lost_threads()
     offsets = offsets_of_steps(x_t.shape[0] if x_t.dim() == 2 else 1)
     try:
-        output, final, _ = run_layer(plan.kernel, offsets, (x_t, *parts, *weights[0]), packed=packed[0])
+        output, final, _ = run_layer(
+            plan.kernel, offsets, (x_t, *parts, *weights[0]), packed=packed[0]
+        )
     except RaglaneError:
         return None  # the whole call names the layer's arguments
     return cast(Tensor, output), one_or_tuple(final)
 
 
 def _run_kernel(
-    kernel: Layer, plan: CallPlan, inputs: Inputs, weights: tuple[Any, ...], hx: Any, need_output: bool
+    kernel: Layer,
+    plan: CallPlan,
+    inputs: Inputs,
+    weights: tuple[Any, ...],
+    hx: Any,
+    need_output: bool,
 ) -> tuple[Any, Any]:
     """As :func:`_run`, of a call that is one layer of the cpu kernels."""
     state = () if hx is None else _parts_of(plan, inputs, hx)
@@ -215,10 +281,16 @@ def _run_kernel(
     packed = frozen[0] if frozen else None
     leave_lost_threads()
     table = None if inputs.find_table is None else inputs.find_table()
-    found = None if table is None else run_table(kernel, table, (inputs.data, *state, *own), need_output, packed)
+    found = (
+        None
+        if table is None
+        else run_table(kernel, table, (inputs.data, *state, *own), need_output, packed)
+    )
     if found is None:
         batch, restore = inputs.flat or inputs.flattened()
-        output, final, _ = run_layer(kernel, batch._offsets, (batch._values, *state, *own), need_output, packed=packed)
+        output, final, _ = run_layer(
+            kernel, batch._offsets, (batch._values, *state, *own), need_output, packed=packed
+        )
     else:
         (output, final), restore = found, inputs.restore_layout
     if not inputs.is_batched:
@@ -238,7 +310,9 @@ def _run(
     keeps_layout: bool = False,
 ) -> tuple[Any, ...]:
     pieces = resets if isinstance(resets, Pieces) else None
-    request = prepare(layer, plan, inputs, weights, hx, pieces, need_output, need_states, keeps_layout)
+    request = prepare(
+        layer, plan, inputs, weights, hx, pieces, need_output, need_states, keeps_layout
+    )
     if isinstance(resets, Tensor):
         request = resetting(request, resets)
     if plan.regularises:
@@ -249,7 +323,9 @@ def _run(
     if isinstance(resets, Tensor) and is_exporting() and backend is not program.GPU:
         backend = reference.BACKEND  # which is a loop in the graph
     result = backend.run(request, plan.schedule)
-    batch, restore = (None, inputs.restore_layout) if keeps_layout else inputs.flat or inputs.flattened()
+    batch, restore = (
+        (None, inputs.restore_layout) if keeps_layout else inputs.flat or inputs.flattened()
+    )
     # State dropout appends its mask to the states; the result does not contain it.
     own = len(plan.state_sizes)
     output = None if result.output is None else restore(result.output)
@@ -262,7 +338,11 @@ def _run(
     if batch is None or not need_states:
         return output, state
     histories = result.states or ()
-    return output, state, [one_or_tuple(tuple([batch._like(part) for part in states[:own]])) for states in histories]
+    return (
+        output,
+        state,
+        [one_or_tuple(tuple([batch._like(part) for part in states[:own]])) for states in histories],
+    )
 
 
 def prepare(
@@ -278,8 +358,8 @@ def prepare(
 ) -> Request:
     """Build the request, and check the input and ``hx`` unless the backend does so.
 
-    ``hx`` is ``(L * K, B, size)``, or ``(L * K, size)`` for an input without a batch; None for the layer's own initial
-    state. ``pieces`` is the input split at its resets.
+    ``hx`` is ``(L * K, B, size)``, or ``(L * K, size)`` for an input without a batch; None for the
+    layer's own initial state. ``pieces`` is the input split at its resets.
     """
     state: tuple[Tensor, ...] = ()
     if keeps_layout:
@@ -320,7 +400,9 @@ def prepare(
     )
 
 
-def _keeps_layout(layer: Stack, plan: CallPlan, inputs: Inputs, weights: tuple[Any, ...], hx: Any) -> bool:
+def _keeps_layout(
+    layer: Stack, plan: CallPlan, inputs: Inputs, weights: tuple[Any, ...], hx: Any
+) -> bool:
     """Return True if the backend supports the input's own layout, and the input is valid."""
     if plan.backend.layouts.get(plan.schedule) is not type(inputs.layout):
         return False
@@ -338,7 +420,7 @@ def _keeps_layout(layer: Stack, plan: CallPlan, inputs: Inputs, weights: tuple[A
     return data.dtype == like.dtype and data.device == like.device  # otherwise autocast casts
 
 
-# ---- states ---------------------------------------------------------------------------------------------------------
+# ---- states --------------------------------------------------------------------------------------
 
 
 def _parts_of(plan: CallPlan, inputs: Inputs, hx: Any) -> tuple[Tensor, ...]:
@@ -353,26 +435,34 @@ def _not_a_state(plan: CallPlan, hx: Any, argument: str) -> ArgumentTypeError:
     names = plan.cell.states
     got = "a nested tensor" if isinstance(hx, Tensor) and hx.is_nested else f"a {type(hx).__name__}"
     rule = "a tensor" if len(names) == 1 else f"a tuple ({', '.join(names)}) of tensors"
-    return ArgumentTypeError(argument, got, rule, "pass the state that the layer returned, or None for zeros")
+    return ArgumentTypeError(
+        argument, got, rule, "pass the state that the layer returned, or None for zeros"
+    )
 
 
 def _own_state(layer: Stack, plan: CallPlan, batch: Ragged) -> tuple[Tensor, ...]:
     """Return the layer's own initial states for a batch, ``(L * K, B, size)`` each."""
     if not plan.has_own_initial:
-        return zero_state(batch.values, plan.layers * plan.directions, batch._count, plan.state_sizes)
+        return zero_state(
+            batch.values, plan.layers * plan.directions, batch._count, plan.state_sizes
+        )
     own = layer._own_initial(batch)
     _check_state(plan, own, batch._count, batch.values, "initial_state")
     return (own,) if len(plan.state_sizes) == 1 else tuple(own)
 
 
-def check_arguments(layer: Stack, plan: CallPlan, inputs: Inputs, weights: tuple[Any, ...], hx: Any) -> None:
+def check_arguments(
+    layer: Stack, plan: CallPlan, inputs: Inputs, weights: tuple[Any, ...], hx: Any
+) -> None:
     """Raise if the input or ``hx`` does not fit the layer."""
     batch, _ = inputs.flattened()
     values = batch._values
     if values.dim() != 2 or values.shape[1] != layer.input_size:
         got = f"elements of shape {tuple(values.shape[1:])}"
         rule = f"elements of input_size = {layer.input_size} features"
-        raise ShapeError("input", got, rule, "embed or reshape it, or build the layer with another input_size")
+        raise ShapeError(
+            "input", got, rule, "embed or reshape it, or build the layer with another input_size"
+        )
     like = layer._like(weights)
     if isinstance(like, Tensor):  # otherwise the backend raises and names the weight
         is_alike = values.dtype is like.dtype and values.device == like.device
@@ -382,8 +472,12 @@ def check_arguments(layer: Stack, plan: CallPlan, inputs: Inputs, weights: tuple
         _check_state(plan, hx, batch._count if inputs.is_batched else None, values)
 
 
-def _check_state(plan: CallPlan, hx: Any, count: int | None, values: Tensor, argument: str = "hx") -> None:
-    """Raise if an initial state does not fit the layer; ``count`` is None for an input without a batch."""
+def _check_state(
+    plan: CallPlan, hx: Any, count: int | None, values: Tensor, argument: str = "hx"
+) -> None:
+    """Raise if an initial state does not fit the layer; ``count`` is None for an input without a
+    batch.
+    """
     names = plan.cell.states
     parts = (hx,) if len(names) == 1 else hx
     if (

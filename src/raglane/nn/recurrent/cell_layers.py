@@ -1,4 +1,6 @@
-"""``CellLayer``, the base of layers whose cells torch does not have, and those with a matrix product per step."""
+"""``CellLayer``, the base of layers whose cells torch does not have, and those with a matrix
+product per step.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +10,32 @@ import torch
 from torch import Tensor, nn
 
 from raglane import cells
-from raglane._utils.checks import check_clip, check_count, check_dropout, check_dtype, check_flag, check_whole
+from raglane._utils.checks import (
+    check_clip,
+    check_count,
+    check_dropout,
+    check_dtype,
+    check_flag,
+    check_whole,
+)
 from raglane.cells import CELLS, CellSpec
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.nn.recurrent.stack import Options
 
 # The arguments in repr, if they differ from these.
-_DEFAULTS = {"num_layers": 1, "bias": True, "batch_first": False, "dropout": 0.0, "bidirectional": False}
+_DEFAULTS = {
+    "num_layers": 1,
+    "bias": True,
+    "batch_first": False,
+    "dropout": 0.0,
+    "bidirectional": False,
+}
 
 
 class CellOptions(Options, total=False):
-    """The keyword arguments of cell layers. Those in addition to :class:`Options` are for the layers that name them."""
+    """The keyword arguments of cell layers. Those in addition to :class:`Options` are for the
+    layers that name them.
+    """
 
     clip: float | None
     heads: int
@@ -30,7 +47,9 @@ class CellOptions(Options, total=False):
 
 
 class CellLayer(RecurrentLayer):
-    """The base of layers with the parameters that a cell's ``shapes`` name: ``weight_ih_l0`` and so on."""
+    """The base of layers with the parameters that a cell's ``shapes`` name: ``weight_ih_l0`` and so
+    on.
+    """
 
     _cell_name: ClassVar[str]  # a key of ``CELLS``, for layers without arguments of their own
     _own: ClassVar[dict[str, Any]] = {}  # a layer's own keyword arguments, with their defaults
@@ -69,7 +88,11 @@ class CellLayer(RecurrentLayer):
                 shapes = (cell.above() if index else cell).shapes(width, hidden_size, bias)
                 self._all_weights.append([f"{name}_l{index}{suffix}" for name in shapes])
                 for name, shape in shapes.items():
-                    parameter = None if shape is None else nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+                    parameter = (
+                        None
+                        if shape is None
+                        else nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+                    )
                     self.register_parameter(f"{name}_l{index}{suffix}", parameter)
         self.reset_parameters()
         self._set_options(**others)
@@ -84,7 +107,9 @@ class CellLayer(RecurrentLayer):
         return self._cell
 
     def reset_parameters(self) -> None:
-        """Initialise all parameters as the cell defines it, and learned initial states with zeros."""
+        """Initialise all parameters as the cell defines it, and learned initial states with
+        zeros.
+        """
         # A module for initial states initialises its own.
         for name, parameter in self.named_parameters(recurse=False):
             kind, _, _ = name.rpartition("_l")
@@ -96,22 +121,31 @@ class CellLayer(RecurrentLayer):
     def extra_repr(self) -> str:
         """Return the sizes, and the arguments that differ from their defaults."""
         defaults = _DEFAULTS | self._own
-        chosen = [f"{name}={getattr(self, name)!r}" for name, value in defaults.items() if getattr(self, name) != value]
+        chosen = [
+            f"{name}={getattr(self, name)!r}"
+            for name, value in defaults.items()
+            if getattr(self, name) != value
+        ]
         parts = [str(self.input_size), str(self.hidden_size), *chosen, super().extra_repr()]
         return ", ".join(part for part in parts if part)
 
     def _weights(self) -> tuple[Any, ...]:
-        """Return the weights, read by name, because parametrizations and functional_call replace them."""
+        """Return the weights, read by name, because parametrizations and functional_call replace
+        them.
+        """
         kind = self._cell.weights_type
-        return tuple([kind(*[getattr(self, name) for name in names]) for names in self._all_weights])
+        return tuple(
+            [kind(*[getattr(self, name) for name in names]) for names in self._all_weights]
+        )
 
 
 class PeepholeLSTM(CellLayer):
     """The LSTM with peepholes on ragged batches: its gates also read the memory.
 
-    :doc:`/cells` has the equations and the paper, :class:`~raglane.nn.recurrent.layer.RecurrentLayer` the arguments.
-    In addition, ``clip`` clamps the arguments of the gates and of the candidate to ``-clip`` to ``clip``, like the
-    attribute of the ONNX operator LSTM; by default they are not clamped.
+    :doc:`/cells` has the equations and the paper,
+    :class:`~raglane.nn.recurrent.layer.RecurrentLayer` the arguments. In addition, ``clip`` clamps
+    the arguments of the gates and of the candidate to ``-clip`` to ``clip``, like the attribute of
+    the ONNX operator LSTM; by default they are not clamped.
 
     Example:
         >>> out, (h, c) = PeepholeLSTM(3, 4, bidirectional=True)(Ragged([torch.randn(5, 3), torch.randn(2, 3)]))
@@ -129,9 +163,10 @@ class PeepholeLSTM(CellLayer):
 class CoupledLSTM(CellLayer):
     """The LSTM with coupled gates on ragged batches: its input gate is ``1 - f``.
 
-    :doc:`/cells` has the equations and the paper, :class:`~raglane.nn.recurrent.layer.RecurrentLayer` the arguments.
-    In addition, ``clip`` clamps the arguments of the gates and of the candidate to ``-clip`` to ``clip``, like the
-    attribute of the ONNX operator LSTM; by default they are not clamped.
+    :doc:`/cells` has the equations and the paper,
+    :class:`~raglane.nn.recurrent.layer.RecurrentLayer` the arguments. In addition, ``clip`` clamps
+    the arguments of the gates and of the candidate to ``-clip`` to ``clip``, like the attribute of
+    the ONNX operator LSTM; by default they are not clamped.
 
     Example:
         >>> out, (h, c) = CoupledLSTM(3, 4, bidirectional=True)(Ragged([torch.randn(5, 3), torch.randn(2, 3)]))
@@ -149,7 +184,8 @@ class CoupledLSTM(CellLayer):
 class LayerNormLSTM(CellLayer):
     """The LSTM with layer normalisation inside the recurrence, on ragged batches.
 
-    :doc:`/cells` has the equations and the paper, :class:`~raglane.nn.recurrent.layer.RecurrentLayer` the arguments.
+    :doc:`/cells` has the equations and the paper,
+    :class:`~raglane.nn.recurrent.layer.RecurrentLayer` the arguments.
 
     Example:
         >>> out, (h, c) = LayerNormLSTM(3, 4, bidirectional=True)(Ragged([torch.randn(5, 3), torch.randn(2, 3)]))
@@ -163,7 +199,8 @@ class LayerNormLSTM(CellLayer):
 class LayerNormGRU(CellLayer):
     """The GRU with layer normalisation inside the recurrence, on ragged batches.
 
-    :doc:`/cells` has the equations and the paper, :class:`~raglane.nn.recurrent.layer.RecurrentLayer` the arguments.
+    :doc:`/cells` has the equations and the paper,
+    :class:`~raglane.nn.recurrent.layer.RecurrentLayer` the arguments.
 
     Example:
         >>> out, h = LayerNormGRU(3, 4, bidirectional=True)(Ragged([torch.randn(5, 3), torch.randn(2, 3)]))
@@ -177,10 +214,12 @@ class LayerNormGRU(CellLayer):
 class SLSTM(CellLayer):
     """The sLSTM on ragged batches: exponential gates, and a recurrence in heads.
 
-    :doc:`/cells` has the equations and the paper, :class:`~raglane.nn.recurrent.layer.RecurrentLayer` the arguments.
-    In addition, ``heads`` is the number of groups of units, 1 by default; each group reads only its own state. With
-    ``input_weights=False``, the input is the part of the gates ``i, f, z, o`` that does not depend on the state,
-    computed by the caller: ``input_size`` is then ``4 * hidden_size``. The state is ``(h, c, n, m)``.
+    :doc:`/cells` has the equations and the paper,
+    :class:`~raglane.nn.recurrent.layer.RecurrentLayer` the arguments. In addition, ``heads`` is the
+    number of groups of units, 1 by default; each group reads only its own state. With
+    ``input_weights=False``, the input is the part of the gates ``i, f, z, o`` that does not depend
+    on the state, computed by the caller: ``input_size`` is then ``4 * hidden_size``. The state is
+    ``(h, c, n, m)``.
 
     Example:
         >>> out, (h, c, n, m) = SLSTM(3, 4, heads=2)(Ragged([torch.randn(5, 3), torch.randn(2, 3)]))
@@ -193,7 +232,9 @@ class SLSTM(CellLayer):
     input_weights: bool
 
     def _make_cell(self) -> CellSpec:
-        return cells.SLSTM(check_count("heads", self.heads), check_flag("input_weights", self.input_weights))
+        return cells.SLSTM(
+            check_count("heads", self.heads), check_flag("input_weights", self.input_weights)
+        )
 
     def _like(self, weights: tuple[Any, ...]) -> Tensor | None:
         return weights[0].hidden
@@ -202,9 +243,9 @@ class SLSTM(CellLayer):
 class GRUD(CellLayer):
     """The GRU with decay on ragged batches: for missing values and irregular times.
 
-    An element has three columns per channel: the value, 1 if it is missing, and the time since the last value of the
-    channel; :func:`raglane.data.observations` computes them.
-    :doc:`/cells` has the equations and the paper, :class:`~raglane.nn.recurrent.layer.RecurrentLayer` the arguments.
+    An element has three columns per channel: the value, 1 if it is missing, and the time since the
+    last value of the channel; :func:`raglane.data.observations` computes them. :doc:`/cells` has
+    the equations and the paper, :class:`~raglane.nn.recurrent.layer.RecurrentLayer` the arguments.
 
     Example:
         >>> series = rl.Ragged([torch.tensor([[1.0], [torch.nan], [3.0]]), torch.tensor([[torch.nan]])])
@@ -219,10 +260,11 @@ class GRUD(CellLayer):
 class CfC(CellLayer):
     """The closed-form continuous-time network on ragged batches: for irregular times.
 
-    :doc:`/cells` has the equations and the paper, :class:`~raglane.nn.recurrent.layer.RecurrentLayer` the arguments.
-    In addition, ``backbone_units`` is the size of the hidden layer within a step (by default ``hidden_size``), and
-    ``gap_column`` the column of the input with the time since the previous element. Without it, and in all layers above
-    the first, a step takes the time 1.
+    :doc:`/cells` has the equations and the paper,
+    :class:`~raglane.nn.recurrent.layer.RecurrentLayer` the arguments. In addition,
+    ``backbone_units`` is the size of the hidden layer within a step (by default ``hidden_size``),
+    and ``gap_column`` the column of the input with the time since the previous element. Without it,
+    and in all layers above the first, a step takes the time 1.
 
     Example:
         >>> out, h = CfC(3, 4, gap_column=2)(Ragged([torch.rand(5, 3), torch.rand(2, 3)]))

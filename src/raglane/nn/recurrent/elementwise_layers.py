@@ -22,12 +22,12 @@ class IndRNN(CellLayer):
     It is for deep stacks and long sequences. :doc:`/cells` has the equation and the paper.
 
     Args:
-        input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device, dtype: as in torch's
-            RNN.
+        input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device,
+            dtype: as in torch's RNN.
         nonlinearity: ``"relu"`` or ``"tanh"``.
-        max_length: the length of the longest sequence. Recurrent weights are clamped to ``-2 ** (1 / max_length)`` to
-            ``2 ** (1 / max_length)``, rounded towards 0, so that a state at most doubles over such a sequence (section
-            4.1 of the paper). None does not clamp them.
+        max_length: the length of the longest sequence. Recurrent weights are clamped to ``-2 ** (1
+            / max_length)`` to ``2 ** (1 / max_length)``, rounded towards 0, so that a state at most
+            doubles over such a sequence (section 4.1 of the paper). None does not clamp them.
         **options: see :class:`~raglane.nn.recurrent.layer.RecurrentLayer`, also for the errors.
 
     Example:
@@ -57,7 +57,17 @@ class IndRNN(CellLayer):
         max_length: int | None = None,
         **options: Unpack[Options],
     ) -> None:
-        as_torch = (input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device, dtype)
+        as_torch = (
+            input_size,
+            hidden_size,
+            num_layers,
+            bias,
+            batch_first,
+            dropout,
+            bidirectional,
+            device,
+            dtype,
+        )
         super().__init__(*as_torch, nonlinearity=nonlinearity, max_length=max_length, **options)
 
     def _make_cell(self) -> CellSpec:
@@ -70,22 +80,34 @@ class IndRNN(CellLayer):
         if self.max_length is None:
             return super()._weights()
         bound = 2 ** (1 / self.max_length)
-        return tuple([weights._replace(recurrent=_bounded(weights.recurrent, bound)) for weights in super()._weights()])
+        return tuple(
+            [
+                weights._replace(recurrent=_bounded(weights.recurrent, bound))
+                for weights in super()._weights()
+            ]
+        )
 
 
 def _bounded(weight: Any, bound: float) -> Any:
     """Clamp a weight; return an invalid one unchanged, because the backend's error names it."""
-    if not isinstance(weight, Tensor) or not weight.is_floating_point() or weight.layout is not torch.strided:
+    if (
+        not isinstance(weight, Tensor)
+        or not weight.is_floating_point()
+        or weight.layout is not torch.strided
+    ):
         return weight
     try:
         check_storage("weight", weight)
     except ShapeError:
         return weight
-    # Rounded towards 0: the nearest number may be outside, so that a bfloat16 state grows threefold over 150 steps.
+    # Rounded towards 0: the nearest number may be outside, so that a bfloat16 state grows threefold
+    # over 150 steps.
     step = _step_above_one(weight)
     bound = bound // step * step
     if has_tangent([weight]):
-        return weight.clamp(-bound, bound)  # the forward mode has no gradients, and Dynamo refuses rules for it
+        return weight.clamp(
+            -bound, bound
+        )  # the forward mode has no gradients, and Dynamo refuses rules for it
     apply: Any = _Bound.apply
     return apply(weight, bound)
 
@@ -113,16 +135,24 @@ class _Bound(torch.autograd.Function):
 
 
 def _step_above_one(numbers: Tensor) -> float:
-    """Return the spacing of numbers from 1 to 2 in the dtype of the computation, which autocast may choose."""
+    """Return the spacing of numbers from 1 to 2 in the dtype of the computation, which autocast may
+    choose.
+    """
     kind = numbers.device.type
-    casts = numbers.dtype is not torch.float64 and has_autocast(kind) and torch.is_autocast_enabled(kind)
+    casts = (
+        numbers.dtype is not torch.float64
+        and has_autocast(kind)
+        and torch.is_autocast_enabled(kind)
+    )
     return torch.finfo(torch.get_autocast_dtype(kind) if casts else numbers.dtype).eps
 
 
 class SRU(CellLayer):
-    """The simple recurrent unit on ragged batches: a gated memory without a matrix product in the time loop.
+    """The simple recurrent unit on ragged batches: a gated memory without a matrix product in the
+    time loop.
 
-    :doc:`/cells` has the equations and the paper, :class:`~raglane.nn.recurrent.layer.RecurrentLayer` the arguments.
+    :doc:`/cells` has the equations and the paper,
+    :class:`~raglane.nn.recurrent.layer.RecurrentLayer` the arguments.
 
     Example:
         >>> out, (h, c) = SRU(3, 4, bidirectional=True)(Ragged([torch.randn(5, 3), torch.randn(2, 3)]))
@@ -136,7 +166,8 @@ class SRU(CellLayer):
 class QRNN(CellLayer):
     """The quasi-recurrent network on ragged batches, with convolutions of width 1.
 
-    :doc:`/cells` has the equations and the paper, :class:`~raglane.nn.recurrent.layer.RecurrentLayer` the arguments.
+    :doc:`/cells` has the equations and the paper,
+    :class:`~raglane.nn.recurrent.layer.RecurrentLayer` the arguments.
 
     Example:
         >>> out, (h, c) = QRNN(3, 4, bidirectional=True)(Ragged([torch.randn(5, 3), torch.randn(2, 3)]))
@@ -150,7 +181,8 @@ class QRNN(CellLayer):
 class MinGRU(CellLayer):
     """The minimal GRU on ragged batches: its gate reads only the input.
 
-    :doc:`/cells` has the equations and the paper, :class:`~raglane.nn.recurrent.layer.RecurrentLayer` the arguments.
+    :doc:`/cells` has the equations and the paper,
+    :class:`~raglane.nn.recurrent.layer.RecurrentLayer` the arguments.
 
     Example:
         >>> out, h = MinGRU(3, 4, bidirectional=True)(Ragged([torch.randn(5, 3), torch.randn(2, 3)]))
@@ -164,7 +196,8 @@ class MinGRU(CellLayer):
 class MinLSTM(CellLayer):
     """The minimal LSTM on ragged batches: its gates read only the input.
 
-    :doc:`/cells` has the equations and the paper, :class:`~raglane.nn.recurrent.layer.RecurrentLayer` the arguments.
+    :doc:`/cells` has the equations and the paper,
+    :class:`~raglane.nn.recurrent.layer.RecurrentLayer` the arguments.
 
     Example:
         >>> out, h = MinLSTM(3, 4, bidirectional=True)(Ragged([torch.randn(5, 3), torch.randn(2, 3)]))

@@ -1,7 +1,8 @@
-"""Base classes of converted models of reinforcement learning: one call per rollout, in which episodes reset states.
+"""Base classes of converted models of reinforcement learning: one call per rollout, in which
+episodes reset states.
 
-sb3-contrib runs a layer step by step if an episode starts within a sequence, and torchrl splits the sequences at these
-steps and pads the parts.
+sb3-contrib runs a layer step by step if an episode starts within a sequence, and torchrl splits the
+sequences at these steps and pads the parts.
 """
 
 from __future__ import annotations
@@ -19,8 +20,12 @@ from raglane.ragged import Ragged
 class ResettingPolicy:
     """The base of a converted recurrent policy of sb3-contrib."""
 
-    def _process_sequence(self, features: Tensor, states: Any, starts: Tensor, lstm: Any) -> tuple[Tensor, Any]:
-        """Return outputs ``(B * T, H)`` of equally long sequences ``(B * T, D)``, and their final states."""
+    def _process_sequence(
+        self, features: Tensor, states: Any, starts: Tensor, lstm: Any
+    ) -> tuple[Tensor, Any]:
+        """Return outputs ``(B * T, H)`` of equally long sequences ``(B * T, D)``, and their final
+        states.
+        """
         count = states[0].shape[1]
         if starts.numel() == count or lstm.bidirectional or not isinstance(lstm, RecurrentLayer):
             return super()._process_sequence(features, states, starts, lstm)  # type: ignore[misc]
@@ -31,23 +36,36 @@ class ResettingPolicy:
 
 
 class ResettingModule:
-    """The base of a converted LSTMModule or GRUModule of torchrl, in place of its backend "scan"."""
+    """The base of a converted LSTMModule or GRUModule of torchrl, in place of its backend
+    "scan".
+    """
 
     @property
     def recurrent_backend(self) -> str:
-        """The backend that torchrl calls without splitting sequences, unless the layer was replaced."""
+        """The backend that torchrl calls without splitting sequences, unless the layer was
+        replaced.
+        """
         layers: Any = self
-        return "scan" if any(isinstance(layer, RecurrentLayer) for layer in layers.children()) else "pad"
+        return (
+            "scan"
+            if any(isinstance(layer, RecurrentLayer) for layer in layers.children())
+            else "pad"
+        )
 
-    def _lstm_scan_with_resets(self, input: Tensor, h: Tensor, c: Tensor, _: Any, starts: Tensor) -> Any:
+    def _lstm_scan_with_resets(
+        self, input: Tensor, h: Tensor, c: Tensor, _: Any, starts: Tensor
+    ) -> Any:
         return _run_episodes(self.lstm, input, (h, c), starts)  # type: ignore[attr-defined]
 
     def _gru_scan_with_resets(self, input: Tensor, h: Tensor, _: Any, starts: Tensor) -> Any:
         return _run_episodes(self.gru, input, (h,), starts)  # type: ignore[attr-defined]
 
 
-def _run_episodes(layer: Any, input: Tensor, states: tuple[Tensor, ...], starts: Tensor) -> tuple[Tensor, ...]:
-    """Return outputs ``(B, T, H)``, and each state ``(B, T, L, H)``, which is 0 except where an episode ends.
+def _run_episodes(
+    layer: Any, input: Tensor, states: tuple[Tensor, ...], starts: Tensor
+) -> tuple[Tensor, ...]:
+    """Return outputs ``(B, T, H)``, and each state ``(B, T, L, H)``, which is 0 except where an
+    episode ends.
 
     An episode begins with the state of its first step in ``states``, which are ``(B, T, L, H)``.
     """
@@ -57,11 +75,18 @@ def _run_episodes(layer: Any, input: Tensor, states: tuple[Tensor, ...], starts:
     first = starts.flatten().nonzero().squeeze(1)
     last = torch.cat([first[1:], first.new_tensor([count * steps])]) - 1
     batch = Ragged._build(input.flatten(0, 1), (last - first + 1).cpu())
-    hx = tuple([state.flatten(0, 1).index_select(0, first).transpose(0, 1).contiguous() for state in states])
+    hx = tuple(
+        [
+            state.flatten(0, 1).index_select(0, first).transpose(0, 1).contiguous()
+            for state in states
+        ]
+    )
     output, final = layer(batch, one_or_tuple(hx))
     parts = final if len(states) > 1 else (final,)
     placed = [
-        part.new_zeros(count * steps, part.shape[0], part.shape[2]).index_copy(0, last, part.transpose(0, 1))
+        part.new_zeros(count * steps, part.shape[0], part.shape[2]).index_copy(
+            0, last, part.transpose(0, 1)
+        )
         for part in parts
     ]
     return tuple([part.unflatten(0, (count, steps)) for part in (output.values, *placed)])
@@ -75,7 +100,9 @@ _METHODS = {
 
 
 def base_of_model(kind: type[Any]) -> Any:
-    """Return the base of the converted class, or None for a class that is not of these packages or overrides them."""
+    """Return the base of the converted class, or None for a class that is not of these packages or
+    overrides them.
+    """
     for method, (package, base) in _METHODS.items():
         owner = next((part for part in kind.__mro__ if method in vars(part)), None)
         if owner is not None and owner.__module__.partition(".")[0] == package:

@@ -22,7 +22,12 @@ from raglane.nn.recurrent.layer import RecurrentLayer
 def explain(layer: torch.nn.Module) -> Acceleration: ...
 @overload
 def explain(
-    layer: torch.nn.Module, batch: Any, *, lengths: Any = None, return_states: bool = False, program: bool = False
+    layer: torch.nn.Module,
+    batch: Any,
+    *,
+    lengths: Any = None,
+    return_states: bool = False,
+    program: bool = False,
 ) -> Choice: ...
 def explain(
     layer: torch.nn.Module,
@@ -34,9 +39,10 @@ def explain(
 ) -> Acceleration | Choice:
     """Return which backend and schedule would run a layer on a batch, and why, without running it.
 
-    Without a batch, return which layers of a model :func:`raglane.accelerate` converts, and why not the others. Both
-    results are meant to be printed. On a GPU, this function or the first call compares a kernel of Triton with torch
-    before its first use. Neither can do so while a CUDA graph is captured.
+    Without a batch, return which layers of a model :func:`raglane.accelerate` converts, and why not
+    the others. Both results are meant to be printed. On a GPU, this function or the first call
+    compares a kernel of Triton with torch before its first use. Neither can do so while a CUDA
+    graph is captured.
 
     Args:
         layer: a recurrent layer of ``rl.nn``; without a batch, any module.
@@ -46,13 +52,16 @@ def explain(
         program: True to also show the program of the layer's step, if a program runs it.
 
     Returns:
-        With a batch, ``backend``, ``schedule`` and ``reason``. Without one, ``replaced``, the names of the converted
-        layers (``""`` is the model itself), and ``left``, a dict from the names of the others to the reason.
+        With a batch, ``backend``, ``schedule`` and ``reason``. Without one, ``replaced``, the names
+        of the converted layers (``""`` is the model itself), and ``left``, a dict from the names of
+        the others to the reason.
 
     Raises:
-        ArgumentTypeError: ``layer`` is not a recurrent layer, or ``batch`` or ``lengths`` is none of its inputs.
+        ArgumentTypeError: ``layer`` is not a recurrent layer, or ``batch`` or ``lengths`` is none
+            of its inputs.
         ShapeError: ``batch`` or ``lengths`` has another shape.
-        DispatchError: the backend or schedule that the layer or ``rl.use_backend`` chose cannot run it.
+        DispatchError: the backend or schedule that the layer or ``rl.use_backend`` chose cannot run
+            it.
 
     Example:
         >>> print(explain(rl.nn.LSTM(3, 4, backend="torch"), rl.Ragged([torch.randn(2, 3)])))

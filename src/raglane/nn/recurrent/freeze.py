@@ -31,37 +31,43 @@ _LONGEST_INT8_ROW = 65536
 def freeze(model: M, *, dtype: torch.dtype | None = None) -> M:
     """Pack the weights of a model's recurrent layers once, for inference, instead of in every call.
 
-    The cpu kernels read weights in their own order, and rearrange them at the beginning of each call. With few elements
-    this takes most of the time: in :meth:`~raglane.nn.recurrent.layer.RecurrentLayer.step`, or for a short batch on a
-    wide layer. A frozen layer gives the same bits, and needs memory for a second copy of its weights.
+    The cpu kernels read weights in their own order, and rearrange them at the beginning of each
+    call. With few elements this takes most of the time: in
+    :meth:`~raglane.nn.recurrent.layer.RecurrentLayer.step`, or for a short batch on a wide layer. A
+    frozen layer gives the same bits, and needs memory for a second copy of its weights.
 
     The packed weights are used in calls that record no gradients (within ``torch.no_grad()`` or
-    ``torch.inference_mode()``, or if no weight requires a gradient) and outside of autocast and ``torch.compile``. They
-    are discarded when a weight changes: by an optimizer, ``load_state_dict``, an in-place operation, ``.data = ...`` or
-    ``.to(...)``. The layer then runs as before. Changes that PyTorch does not record are NOT detected: writes to
-    ``weight.data`` in place, by the functional form of a fused optimizer, through a NumPy array, or from another
-    process that shares the memory. Call ``rl.freeze`` again after such a change. Copies and pickles are not frozen.
-    :func:`raglane.explain` shows whether a layer is.
+    ``torch.inference_mode()``, or if no weight requires a gradient) and outside of autocast and
+    ``torch.compile``. They are discarded when a weight changes: by an optimizer,
+    ``load_state_dict``, an in-place operation, ``.data = ...`` or ``.to(...)``. The layer then runs
+    as before. Changes that PyTorch does not record are NOT detected: writes to ``weight.data`` in
+    place, by the functional form of a fused optimizer, through a NumPy array, or from another
+    process that shares the memory. Call ``rl.freeze`` again after such a change. Copies and pickles
+    are not frozen. :func:`raglane.explain` shows whether a layer is.
 
-    With ``dtype=torch.int8`` the packed weights of RNN, LSTM and GRU are int8. They need a quarter of the memory, and a
-    wide layer runs two to three times as fast on processors with int8 instructions (VNNI). Numbers are rounded to 255
-    levels: each row of a weight matrix with its own scale, and likewise each element's input and each state when it is
-    read. The bits of a sequence still do not depend on its batch or the number of threads, but differ from float32. An
-    infinity or NaN in an input or state gives NaN. Biases, states, outputs, ``state_dict`` and the weights themselves
-    do not change. In training mode, and in calls that do not use packed weights (see above), the float32 weights run.
+    With ``dtype=torch.int8`` the packed weights of RNN, LSTM and GRU are int8. They need a quarter
+    of the memory, and a wide layer runs two to three times as fast on processors with int8
+    instructions (VNNI). Numbers are rounded to 255 levels: each row of a weight matrix with its own
+    scale, and likewise each element's input and each state when it is read. The bits of a sequence
+    still do not depend on its batch or the number of threads, but differ from float32. An infinity
+    or NaN in an input or state gives NaN. Biases, states, outputs, ``state_dict`` and the weights
+    themselves do not change. In training mode, and in calls that do not use packed weights (see
+    above), the float32 weights run.
 
     Args:
-        model: any module, or one recurrent layer of ``rl.nn``. Layers are skipped if the cpu kernels do not run them,
-            or if their weights are computed in each call (parametrizations).
-        dtype: ``torch.int8``, for layers with float32 weights; a warning names the layers that were not converted.
-            None keeps the dtype of the weights.
+        model: any module, or one recurrent layer of ``rl.nn``. Layers are skipped if the cpu
+            kernels do not run them, or if their weights are computed in each call
+            (parametrizations).
+        dtype: ``torch.int8``, for layers with float32 weights; a warning names the layers that were
+            not converted. None keeps the dtype of the weights.
 
     Returns:
         ``model``.
 
     Raises:
         ArgumentTypeError: ``model`` is not a module.
-        ArgumentError: ``dtype`` is neither None nor torch.int8, or it is int8 and the model is in training mode.
+        ArgumentError: ``dtype`` is neither None nor torch.int8, or it is int8 and the model is in
+            training mode.
         DispatchError: no layer of the model can be frozen; the message gives the reason.
 
     Example:
@@ -86,7 +92,9 @@ def freeze(model: M, *, dtype: torch.dtype | None = None) -> M:
     if all(reasons.values()):
         name, reason = next(iter(reasons.items()), ("", "it has no recurrent layer of rl.nn"))
         got = f"{name or type(model).__name__}, which cannot be frozen: {reason}"
-        rule = "a model with a layer that the cpu kernels run, and whose weights persist between calls"
+        rule = (
+            "a model with a layer that the cpu kernels run, and whose weights persist between calls"
+        )
         fix = "call rl.accelerate(model) first for torch's own layers, or do not freeze this model"
         if dtype is not None:
             rule = f"{rule}: an RNN, LSTM or GRU in float32"
@@ -141,35 +149,48 @@ def _parts(weights: tuple[Any, ...]) -> list[Tensor]:
     return [part for own in weights for part in own if part is not None]
 
 
-def _packed(layer: Stack, weights: tuple[Any, ...], depth: int, dtype: torch.dtype | None) -> Tensor:
+def _packed(
+    layer: Stack, weights: tuple[Any, ...], depth: int, dtype: torch.dtype | None
+) -> Tensor:
     """Return the packed weights of one layer of a stack."""
     directions = 2 if layer.bidirectional else 1
     own = tuple(part for each in weights[depth * directions :][:directions] for part in each)
     width = layer.input_size if depth == 0 else directions * layer.state_sizes[0]
-    offsets, tensors = torch.zeros(1, dtype=torch.int64, device="cpu"), (own[0].new_empty(0, width), *own)
-    kind = layer_of(layer.cell.name, offsets, tensors, len(own), layer.state_sizes, directions, depth)
+    offsets, tensors = (
+        torch.zeros(1, dtype=torch.int64, device="cpu"),
+        (own[0].new_empty(0, width), *own),
+    )
+    kind = layer_of(
+        layer.cell.name, offsets, tensors, len(own), layer.state_sizes, directions, depth
+    )
     return kind.packed(own, depth, dtype)
 
 
-# ---- packed weights and their validity ------------------------------------------------------------------------------
+# ---- packed weights and their validity -----------------------------------------------------------
 
 
 class FrozenWeights:
-    """The packed weights of all layers and directions, valid until one of the original tensors changes."""
+    """The packed weights of all layers and directions, valid until one of the original tensors
+    changes.
+    """
 
     __slots__ = ("_originals", "_packed", "is_int8")
 
     def __init__(self, weights: Sequence[Tensor], packed: Sequence[Tensor]) -> None:
         self.is_int8 = packed[0].dtype is torch.int8
-        # The alias keeps the memory allocated, so no other tensor can get its address. Strides and the negative bit are
-        # compared because they change the values that are read from the same memory.
+        # The alias keeps the memory allocated, so no other tensor can get its address. Strides and
+        # the negative bit are compared because they change the values that are read from the same
+        # memory.
         self._originals = [
-            (part, part._version, part.data_ptr(), part.stride(), part.is_neg(), part.detach()) for part in weights
+            (part, part._version, part.data_ptr(), part.stride(), part.is_neg(), part.detach())
+            for part in weights
         ]
         self._packed = tuple(packed)
 
     def packed_for(self, weights: Sequence[Any]) -> tuple[Tensor, ...]:
-        """Return the packed form of these weights, or () if they are others; discard it if one has changed."""
+        """Return the packed form of these weights, or () if they are others; discard it if one has
+        changed.
+        """
         # Copied first, because another thread may discard them.
         place, originals, packed = 0, self._originals, self._packed
         for own in weights:
@@ -216,7 +237,9 @@ def _watch_optimizers() -> None:
 
 
 def _after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    """Discard packed weights that a fused optimizer has changed, because their versions do not change."""
+    """Discard packed weights that a fused optimizer has changed, because their versions do not
+    change.
+    """
     if any(group.get("fused") for group in optimizer.param_groups):
         weights = {id(part) for group in optimizer.param_groups for part in group["params"]}
         for frozen in list(_frozen.values()):

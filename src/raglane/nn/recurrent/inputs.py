@@ -32,13 +32,20 @@ class Inputs:
     """A layer's input in its own layout, and flat when that is needed."""
 
     data: Tensor  # the input's values; the features are its last dimension
-    # Returns the flat batch in the caller's order, and a function from outputs ``(N, size)`` to the input's kind.
+    # Returns the flat batch in the caller's order, and a function from outputs ``(N, size)`` to the
+    # input's kind.
     flatten: Callable[[], Flat]
-    layout: Packed | Dense | None = None  # of ``data``, if torch's kernels accept it; None without elements
-    restore_layout: Restore = _unchanged  # from an output in the layout of ``data`` to the input's kind
+    layout: Packed | Dense | None = (
+        None  # of ``data``, if torch's kernels accept it; None without elements
+    )
+    restore_layout: Restore = (
+        _unchanged  # from an output in the layout of ``data`` to the input's kind
+    )
     find_table: Callable[[], Table | None] | None = None  # returns the rows of ``data`` for C++
     kind: InputKind = "flat"
-    is_batched: bool = True  # False for one sequence without a batch dimension; its states have none either
+    is_batched: bool = (
+        True  # False for one sequence without a batch dimension; its states have none either
+    )
     count: int = 0  # of sequences in a ``Dense`` layout
     flat: Flat | None = None  # the cached result of ``flatten``
 
@@ -76,13 +83,19 @@ def read(input: Any, lengths: Any, batch_first: bool) -> Inputs:
     if lengths is None:
         return _read_dense(input, batch_first)
     rows = input, lengths, batch_first
-    return Inputs(input, partial(_flatten_padded, *rows), find_table=partial(table_of_padded, *rows))
+    return Inputs(
+        input, partial(_flatten_padded, *rows), find_table=partial(table_of_padded, *rows)
+    )
 
 
 def flatten_resets(resets: Any, lengths: Any, batch_first: bool) -> Ragged:
     """Convert resets, which are of the input's kind without features, to flat values ``(N,)``."""
     if isinstance(resets, Tensor) and not resets.is_nested:
-        return read(resets.unsqueeze(-1), lengths, batch_first).flattened()[0].map(lambda values: values.squeeze(-1))
+        return (
+            read(resets.unsqueeze(-1), lengths, batch_first)
+            .flattened()[0]
+            .map(lambda values: values.squeeze(-1))
+        )
     return read(resets, None, batch_first).flattened()[0]
 
 
@@ -114,7 +127,8 @@ def _read_dense(input: Tensor, batch_first: bool) -> Inputs:
         if count == 1 or steps == 1:
             return flat.view(*input.shape[:2], flat.shape[1])
         padded = flat.view(count, steps, flat.shape[1])
-        # Contiguous with time first, like the output of torch's layers, because callers take views of it.
+        # Contiguous with time first, like the output of torch's layers, because callers take views
+        # of it.
         return padded if batch_first else padded.transpose(0, 1).contiguous()
 
     layout = Dense(batch_first) if input.numel() else None
@@ -134,21 +148,31 @@ def _even_lengths(steps: int, count: int) -> Tensor:
 
 def _read_packed(packed: PackedSequence) -> Inputs:
     data, batch_sizes, sorted_indices, unsorted_indices = packed
-    layout = Packed(batch_sizes, sorted_indices, unsorted_indices) if data.dim() == 2 and data.numel() else None
+    layout = (
+        Packed(batch_sizes, sorted_indices, unsorted_indices)
+        if data.dim() == 2 and data.numel()
+        else None
+    )
     flatten, find_table = partial(_flatten_packed, packed), partial(table_of_packed, packed)
-    return Inputs(data, flatten, layout, lambda output: packed._replace(data=output), find_table, "packed")
+    return Inputs(
+        data, flatten, layout, lambda output: packed._replace(data=output), find_table, "packed"
+    )
 
 
 def _even(values: Tensor, count: int, steps: int) -> Ragged:
     """Return a batch of ``count`` sequences of ``steps`` elements each."""
-    lengths = None if values.is_cpu else torch.full((count,), steps, dtype=torch.int64, device="cpu")
+    lengths = (
+        None if values.is_cpu else torch.full((count,), steps, dtype=torch.int64, device="cpu")
+    )
     return Ragged._make(values, _even_offsets(count, steps, values.device), lengths)
 
 
 @index_arithmetic
 def _even_offsets(count: int, steps: int, device: torch.device) -> Tensor:
     if not torch.compiler.is_compiling() and steps:
-        return torch.arange(0, count * steps + 1, steps, device=device)  # one operation instead of two
+        return torch.arange(
+            0, count * steps + 1, steps, device=device
+        )  # one operation instead of two
     return torch.arange(count + 1, device=device) * steps
 
 

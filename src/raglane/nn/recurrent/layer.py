@@ -23,14 +23,28 @@ class _Forward(Protocol):
     """The type of a call, by the kind of its input."""
 
     @overload
-    def __call__(self, input: I, hx: Any = None, *, lengths: Any = None, resets: Any = None) -> tuple[I, Any]: ...
+    def __call__(
+        self, input: I, hx: Any = None, *, lengths: Any = None, resets: Any = None
+    ) -> tuple[I, Any]: ...
     @overload
     def __call__(
-        self, input: I, hx: Any = None, *, lengths: Any = None, resets: Any = None, return_states: Literal[True]
+        self,
+        input: I,
+        hx: Any = None,
+        *,
+        lengths: Any = None,
+        resets: Any = None,
+        return_states: Literal[True],
     ) -> tuple[I, Any, list[Any]]: ...
     @overload
     def __call__(
-        self, input: I, hx: Any = None, *, lengths: Any = None, resets: Any = None, return_output: Literal[False]
+        self,
+        input: I,
+        hx: Any = None,
+        *,
+        lengths: Any = None,
+        resets: Any = None,
+        return_output: Literal[False],
     ) -> tuple[None, Any]: ...
     @overload
     def __call__(
@@ -48,31 +62,36 @@ class _Forward(Protocol):
 class RecurrentLayer(Stack):
     """The base class of all recurrent layers: their options and their call.
 
-    All layers accept torch's arguments: ``input_size`` (features of an element), ``hidden_size`` (units per layer and
-    direction), ``num_layers``, ``bias``, ``batch_first`` (padded tensors are ``(B, T, D)``), ``dropout`` (the
-    probability that an element of a layer's output is zeroed before the next layer), ``bidirectional``, and ``device``
-    and ``dtype`` of the parameters. All but :class:`~raglane.nn.Recurrent` name their parameters as torch does:
-    ``weight_ih_l0``, ``weight_hh_l0_reverse`` and so on. Further options, by keyword only:
+    All layers accept torch's arguments: ``input_size`` (features of an element), ``hidden_size``
+    (units per layer and direction), ``num_layers``, ``bias``, ``batch_first`` (padded tensors are
+    ``(B, T, D)``), ``dropout`` (the probability that an element of a layer's output is zeroed
+    before the next layer), ``bidirectional``, and ``device`` and ``dtype`` of the parameters. All
+    but :class:`~raglane.nn.Recurrent` name their parameters as torch does: ``weight_ih_l0``,
+    ``weight_hh_l0_reverse`` and so on. Further options, by keyword only:
 
     Args:
         schedule: the order of computation, a key of ``raglane.schedules.SCHEDULES``, or ``"auto"``.
         backend: the implementation, a key of ``raglane.kernels.dispatch.BACKENDS``, or ``"auto"``.
-        initial_state: the initial state of sequences if a call passes no ``hx``. ``"zeros"``; ``"learned"``: one
-            parameter ``(layers * directions, size)`` per state, ``initial_h`` and so on; ``"lengths"``: for each state,
-            a learned affine function of ``log(1 + length)``, zeros at first; or a module that maps the Ragged batch to
-            an initial state of the shape of ``hx``, ``(layers * directions, B, size)``.
-        input_dropout: the probability that a feature of a layer's input is zeroed, for a whole sequence (in training,
-            as the next two).
-        state_dropout: the probability that a unit of the state is zeroed where weights read it, for a whole sequence.
-        weight_dropout: the probability that a weight between states is zeroed, for a whole batch: DropConnect as in
-            Merity et al. (2017, arXiv:1708.02182).
-        zoneout: the probability that a unit of the state keeps its value for a step: one number for all states, or a
-            tuple with one for each (Krueger et al. 2017, arXiv:1606.01305). In evaluation, the states are the mean.
-        checkpoint_every: the number of steps between the states that are kept for backward, which recomputes the
-            gates in between: less memory in training for more time, see "Less memory in training" in docs/methods.md.
-            None keeps all gates.
+        initial_state: the initial state of sequences if a call passes no ``hx``. ``"zeros"``;
+            ``"learned"``: one parameter ``(layers * directions, size)`` per state, ``initial_h``
+            and so on; ``"lengths"``: for each state, a learned affine function of ``log(1 +
+            length)``, zeros at first; or a module that maps the Ragged batch to an initial state of
+            the shape of ``hx``, ``(layers * directions, B, size)``.
+        input_dropout: the probability that a feature of a layer's input is zeroed, for a whole
+            sequence (in training, as the next two).
+        state_dropout: the probability that a unit of the state is zeroed where weights read it, for
+            a whole sequence.
+        weight_dropout: the probability that a weight between states is zeroed, for a whole batch:
+            DropConnect as in Merity et al. (2017, arXiv:1708.02182).
+        zoneout: the probability that a unit of the state keeps its value for a step: one number for
+            all states, or a tuple with one for each (Krueger et al. 2017, arXiv:1606.01305). In
+            evaluation, the states are the mean.
+        checkpoint_every: the number of steps between the states that are kept for backward, which
+            recomputes the gates in between: less memory in training for more time, see "Less memory
+            in training" in docs/methods.md. None keeps all gates.
 
-    With resets, ``input_dropout`` and ``state_dropout`` draw a mask per episode instead of per sequence.
+    With resets, ``input_dropout`` and ``state_dropout`` draw a mask per episode instead of per
+    sequence.
 
     Raises:
         ArgumentError: an argument is out of its range.
@@ -96,21 +115,24 @@ class RecurrentLayer(Stack):
         """Run the layer on a batch of sequences. The output has the kind of the input.
 
         Args:
-            input: a Ragged with values ``(N, input_size)``; a PackedSequence; a padded tensor ``(T, B, input_size)``,
-                or ``(B, T, input_size)`` with ``batch_first``; or one sequence ``(T, input_size)``.
-            hx: the initial state of each sequence, in the order of the batch and the shape of the final state. None
-                for the layer's ``initial_state``.
-            lengths: for a padded tensor, ``(B,)`` integers from 0 to T. None if no sequence is padded.
-            resets: one bool per element, of the input's kind without features. True starts a new episode there, from
-                the layer's ``initial_state``.
+            input: a Ragged with values ``(N, input_size)``; a PackedSequence; a padded tensor ``(T,
+                B, input_size)``, or ``(B, T, input_size)`` with ``batch_first``; or one sequence
+                ``(T, input_size)``.
+            hx: the initial state of each sequence, in the order of the batch and the shape of the
+                final state. None for the layer's ``initial_state``.
+            lengths: for a padded tensor, ``(B,)`` integers from 0 to T. None if no sequence is
+                padded.
+            resets: one bool per element, of the input's kind without features. True starts a new
+                episode there, from the layer's ``initial_state``.
             return_output: False to return None as the output, if only the state is needed.
             return_states: True to also return the states of every layer at every step.
 
         Returns:
-            The output, of the kind of the input, with ``directions * size`` features, and zeros in the padding of a
-            padded tensor; and the final state, ``(layers * directions, B, size)``, or a tuple of them, ``(h, c)`` for
-            an LSTM. The final state of a sequence of length 0 is its initial state. With ``return_states``, third, a
-            list with the states of each layer: a Ragged ``(N, directions * size)``, or a tuple of them.
+            The output, of the kind of the input, with ``directions * size`` features, and zeros in
+            the padding of a padded tensor; and the final state, ``(layers * directions, B, size)``,
+            or a tuple of them, ``(h, c)`` for an LSTM. The final state of a sequence of length 0 is
+            its initial state. With ``return_states``, third, a list with the states of each layer:
+            a Ragged ``(N, directions * size)``, or a tuple of them.
 
         Raises:
             ShapeError: sizes, lengths, dtypes or devices do not match.
@@ -122,33 +144,44 @@ class RecurrentLayer(Stack):
             check_flag("return_output", return_output)
         if return_states is not False:
             check_flag("return_states", return_states)
-        if torch.compiler.is_compiling() and (isinstance(input, PackedSequence) or are_transforms_active()):
+        if torch.compiler.is_compiling() and (
+            isinstance(input, PackedSequence) or are_transforms_active()
+        ):
             if is_exporting() and isinstance(input, PackedSequence):
-                rule, fix = "a kind that a graph can contain", "pass a Ragged, or a padded tensor with lengths"
+                rule, fix = (
+                    "a kind that a graph can contain",
+                    "pass a Ragged, or a padded tensor with lengths",
+                )
                 raise DispatchError("input", "a PackedSequence", rule, fix)
-            # torch.compile returns an empty PackedSequence if it was created within a graph, and cannot resume a graph
-            # within a transformation of torch.func.
+            # torch.compile returns an empty PackedSequence if it was created within a graph, and
+            # cannot resume a graph within a transformation of torch.func.
             options = {"return_output": return_output, "return_states": return_states}
             return _outside_of_graphs(self, input, hx, lengths=lengths, resets=resets, **options)
         return run(self, input, hx, lengths, resets, return_output, return_states)
 
     def __prepare_scriptable__(self) -> Any:
-        rule, fix = "a module that TorchScript can compile", "use torch.compile or torch.export.export"
+        rule, fix = (
+            "a module that TorchScript can compile",
+            "use torch.compile or torch.export.export",
+        )
         raise ArgumentTypeError("torch.jit.script", f"a layer {type(self).__name__}", rule, fix)
 
     def step(self, x_t: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """Run one step, for streams that arrive element by element.
 
         Args:
-            x_t: one element per sequence, ``(B, input_size)``, or ``(input_size,)`` for a single stream.
+            x_t: one element per sequence, ``(B, input_size)``, or ``(input_size,)`` for a single
+                stream.
             state: the state that the previous step returned; None for the first step.
 
         Returns:
-            The output ``(B, size)`` or ``(size,)``, and the new state, ``(layers, B, size)`` or ``(layers, size)``.
+            The output ``(B, size)`` or ``(size,)``, and the new state, ``(layers, B, size)`` or
+            ``(layers, size)``.
 
         Raises:
-            ArgumentTypeError: the layer is bidirectional, and would have to begin at the end of the stream; or without
-                ``state``, its ``initial_state`` is ``"lengths"`` or a module, which reads whole sequences.
+            ArgumentTypeError: the layer is bidirectional, and would have to begin at the end of the
+                stream; or without ``state``, its ``initial_state`` is ``"lengths"`` or a module,
+                which reads whole sequences.
             ShapeError: ``x_t`` has another number of dimensions.
 
         Example:
@@ -160,13 +193,24 @@ class RecurrentLayer(Stack):
         """
         if self.bidirectional:
             rule = "a layer of one direction: the other would begin at the end of the stream"
-            raise ArgumentTypeError("step", "a bidirectional layer", rule, "build the layer with bidirectional=False")
+            raise ArgumentTypeError(
+                "step", "a bidirectional layer", rule, "build the layer with bidirectional=False"
+            )
         if state is None and self.initial_state in ("lengths", "module"):
             rule = "'zeros' or 'learned' for a first step: it cannot read the whole sequence"
             raise ArgumentTypeError("initial_state", repr(self.initial_state), rule, "pass a state")
         if not isinstance(x_t, Tensor) or x_t.dim() not in (1, 2):
-            got = f"shape {tuple(x_t.shape)}" if isinstance(x_t, Tensor) else f"a {type(x_t).__name__}"
-            raise ShapeError("x_t", got, "a tensor (B, input_size) or (input_size,)", "pass one element of each stream")
+            got = (
+                f"shape {tuple(x_t.shape)}"
+                if isinstance(x_t, Tensor)
+                else f"a {type(x_t).__name__}"
+            )
+            raise ShapeError(
+                "x_t",
+                got,
+                "a tensor (B, input_size) or (input_size,)",
+                "pass one element of each stream",
+            )
         if state is not None and type(self).forward is RecurrentLayer.forward:
             result = step(self, x_t, state)
             if result is not None:
@@ -178,8 +222,9 @@ class RecurrentLayer(Stack):
     def prepare(self, *, resets: bool = False, return_states: bool = False) -> None:
         """Compile the kernels of this layer, and compare them with torch, ahead of its first call.
 
-        On a GPU a comparison waits for the device, and cannot be made while a CUDA graph is captured. Runs the layer on
-        two sequences of ones, without gradients and with those of its parameters, whose ``grad`` does not change.
+        On a GPU a comparison waits for the device, and cannot be made while a CUDA graph is
+        captured. Runs the layer on two sequences of ones, without gradients and with those of its
+        parameters, whose ``grad`` does not change.
 
         Args:
             resets: True for calls with ``resets`` on the device of the layer.
@@ -197,9 +242,16 @@ class RecurrentLayer(Stack):
         weight = self._like(self._weights())
         like = torch.empty(0) if weight is None else weight
         count = LONG + 1 if like.is_cuda else 2  # kernels of long sequences differ
-        with torch.inference_mode(False), torch.random.fork_rng([like.device] if like.is_cuda else []):
+        with (
+            torch.inference_mode(False),
+            torch.random.fork_rng([like.device] if like.is_cuda else []),
+        ):
             batch = Ragged.from_flat(like.new_ones(count + 1, self.input_size), lengths=[count, 1])
-            starts = batch._like(torch.ones(count + 1, dtype=torch.bool, device=like.device)) if resets else None
+            starts = (
+                batch._like(torch.ones(count + 1, dtype=torch.bool, device=like.device))
+                if resets
+                else None
+            )
             for records in (False, True):
                 with torch.set_grad_enabled(records):
                     output, *_ = self.forward(batch, resets=starts, return_states=return_states)
@@ -208,10 +260,11 @@ class RecurrentLayer(Stack):
                         torch.autograd.grad(output.values.sum(), parameters, allow_unused=True)
 
     def summary(self, out: Any, state: State) -> Tensor:  # noqa: ARG002
-        """Return one vector per sequence: the last layer's final state, both directions concatenated.
+        """Return one vector per sequence: the last layer's final state, both directions
+        concatenated.
 
-        For a bidirectional layer this differs from ``out.last()``, whose second half is the reverse direction's state
-        at the last element, after reading only that one.
+        For a bidirectional layer this differs from ``out.last()``, whose second half is the reverse
+        direction's state at the last element, after reading only that one.
 
         Args:
             out: the layer's output; ignored, so it may be None.
@@ -237,13 +290,19 @@ class RecurrentLayer(Stack):
         size = self.state_sizes[0]
         if h.dim() not in (2, 3) or h.shape[0] != rows or h.shape[-1] != size:
             rule = f"of shape ({rows}, B, {size}), or ({rows}, {size}) without a batch"
-            raise ShapeError("state", f"shape {tuple(h.shape)}", rule, "pass the second result of its call")
+            raise ShapeError(
+                "state", f"shape {tuple(h.shape)}", rule, "pass the second result of its call"
+            )
         return torch.cat((h[-2], h[-1]), -1) if self.bidirectional else h[-1]
 
     def extra_repr(self) -> str:
         """Return the arguments that differ from their defaults."""
         names = ("schedule", "backend", "initial_state", "checkpoint_every")
-        chosen = {name: getattr(self, name) for name in names if getattr(self, name) != getattr(Stack, name)}
+        chosen = {
+            name: getattr(self, name)
+            for name in names
+            if getattr(self, name) != getattr(Stack, name)
+        }
         chosen |= {name: value for name, value in vars(self.regularisation).items() if value}
         parts = [super().extra_repr(), *(f"{name}={value!r}" for name, value in chosen.items())]
         return ", ".join(part for part in parts if part)

@@ -27,7 +27,9 @@ class Regularisation:
         for name, value in vars(self).items():
             for share in value if name == "zoneout" and isinstance(value, tuple) else (value,):
                 if not (isinstance(share, float | int) and 0 <= share < 1):
-                    raise ArgumentError(name, repr(value), "a probability, at least 0 and below 1", "pass e.g. 0.2")
+                    raise ArgumentError(
+                        name, repr(value), "a probability, at least 0 and below 1", "pass e.g. 0.2"
+                    )
 
     def check_fits(self, states: tuple[str, ...], reads_state: bool) -> None:
         """Raise an ArgumentError for a probability without effect on a cell with these states."""
@@ -36,7 +38,10 @@ class Regularisation:
             raise ArgumentError("zoneout", repr(self.zoneout), rule, f"pass {len(states)} numbers")
         for name in ("state_dropout", "weight_dropout"):
             if getattr(self, name) and not reads_state:
-                got, rule = repr(getattr(self, name)), "0 for this cell, whose weights do not read the state"
+                got, rule = (
+                    repr(getattr(self, name)),
+                    "0 for this cell, whose weights do not read the state",
+                )
                 raise ArgumentError(name, got, rule, "use input_dropout or zoneout")
 
     def held(self, states: int) -> tuple[float, ...] | None:
@@ -62,13 +67,20 @@ def regularised(rule: Regularisation, cell: CellSpec, request: Request) -> Reque
     states, initial = len(request.cell.states), request.initial()
     zoneout = rule.held(states)
     drops = request.training and (rule.input_dropout > 0 or request.dropout > 0)
-    request = replace(request, state=initial, input_dropout=rule.input_dropout, layer_by_layer=drops)
+    request = replace(
+        request, state=initial, input_dropout=rule.input_dropout, layer_by_layer=drops
+    )
     if request.training and rule.weight_dropout:
-        request = replace(request, weights=tuple(_drop_weights(part, rule.weight_dropout) for part in request.weights))
+        request = replace(
+            request,
+            weights=tuple(_drop_weights(part, rule.weight_dropout) for part in request.weights),
+        )
     if cell is request.cell:
         return request
     drops_state = len(cell.states) > states
-    held = [_held(request, zoneout) if zoneout and request.training else None for _ in request.weights]
+    held = [
+        _held(request, zoneout) if zoneout and request.training else None for _ in request.weights
+    ]
     return replace(
         request,
         cell=cell,
@@ -93,7 +105,9 @@ def _held(request: Request, shares: tuple[float, ...]) -> Tensor:
     """Draw the zoneout masks of one layer and direction, ``(N, sum of the state sizes)``."""
     return torch.cat(
         [
-            torch.bernoulli(request.values.new_full((request.values.shape[0], part.shape[2]), share))
+            torch.bernoulli(
+                request.values.new_full((request.values.shape[0], part.shape[2]), share)
+            )
             for part, share in zip(request.initial(), shares, strict=True)
         ],
         1,

@@ -1,4 +1,6 @@
-"""Resets within sequences: each episode runs as a sequence of its own, or the steps of a cell reset its states."""
+"""Resets within sequences: each episode runs as a sequence of its own, or the steps of a cell reset
+its states.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +21,22 @@ from raglane.ragged import Ragged
 
 @dataclass(slots=True, eq=False)
 class Pieces:
-    """A batch of ``B`` sequences split at its resets into ``M`` pieces; an empty sequence is one empty piece."""
+    """A batch of ``B`` sequences split at its resets into ``M`` pieces; an empty sequence is one
+    empty piece.
+    """
 
     batch: Ragged  # the pieces, with the same values
     first: Tensor  # ``(B,)``, the first piece of each sequence
     last: Tensor  # ``(B,)``, the last piece of each sequence
-    is_reset_at_start: Tensor  # ``(B, 1)`` bool: a reset at the first element, so that ``hx`` is not used
+    is_reset_at_start: (
+        Tensor  # ``(B, 1)`` bool: a reset at the first element, so that ``hx`` is not used
+    )
 
     def enter(self, hx: Tensor, fresh: Tensor, directions: int) -> Tensor:
         """Return the initial states of the pieces, ``(L * K, M, size)``.
 
-        They are ``hx`` ``(L * K, B, size)`` for the piece of a sequence that runs first, and ``fresh`` for all others.
+        They are ``hx`` ``(L * K, B, size)`` for the piece of a sequence that runs first, and
+        ``fresh`` for all others.
         """
         # Under autocast a module's fresh states may have another dtype than hx.
         dtype = torch.promote_types(hx.dtype, fresh.dtype)
@@ -39,10 +46,14 @@ class Pieces:
         forward = fresh.index_copy(1, self.first, entering)
         if directions == 1:
             return forward
-        return torch.stack([forward[0::2], fresh.index_copy(1, self.last, hx)[1::2]], 1).flatten(0, 1)
+        return torch.stack([forward[0::2], fresh.index_copy(1, self.last, hx)[1::2]], 1).flatten(
+            0, 1
+        )
 
     def leave(self, final: Tensor, directions: int) -> Tensor:
-        """Return the final states of the sequences, ``(L * K, B, size)``, from those of their pieces."""
+        """Return the final states of the sequences, ``(L * K, B, size)``, from those of their
+        pieces.
+        """
         if directions == 1:
             return final.index_select(1, self.last)
         both = [final[0::2].index_select(1, self.last), final[1::2].index_select(1, self.first)]
@@ -50,24 +61,41 @@ class Pieces:
 
 
 def check_resets(resets: Any, inputs: Any) -> None:
-    """Raise if the kind, dtype or shape of resets does not fit the input; :func:`check_lengths` checks the rest."""
+    """Raise if the kind, dtype or shape of resets does not fit the input; :func:`check_lengths`
+    checks the rest.
+    """
     is_flat = isinstance(resets, Ragged | PackedSequence)
-    if not is_flat and (not (isinstance(resets, Tensor) and isinstance(inputs, Tensor)) or resets.is_nested):
-        got, fix = f"a {type(resets).__name__}", "wrap a list of sequences with rl.Ragged(sequences)"
-        raise ArgumentTypeError("resets", got, f"a {type(inputs).__name__} of bools, like the input", fix)
+    if not is_flat and (
+        not (isinstance(resets, Tensor) and isinstance(inputs, Tensor)) or resets.is_nested
+    ):
+        got, fix = (
+            f"a {type(resets).__name__}",
+            "wrap a list of sequences with rl.Ragged(sequences)",
+        )
+        raise ArgumentTypeError(
+            "resets", got, f"a {type(inputs).__name__} of bools, like the input", fix
+        )
     dtype = resets.data.dtype if isinstance(resets, PackedSequence) else resets.dtype
     if dtype is not torch.bool:
         rule = "bools, True where an episode starts"
         raise ArgumentTypeError("resets", f"values of {dtype}", rule, "pass e.g. resets != 0")
     if not is_flat and resets.shape != inputs.shape[:-1]:
         rule = f"one bool per element of the input: {tuple(inputs.shape[:-1])}"
-        raise ShapeError("resets", f"shape {tuple(resets.shape)}", rule, "pass one bool per element")
+        raise ShapeError(
+            "resets", f"shape {tuple(resets.shape)}", rule, "pass one bool per element"
+        )
 
 
 def check_lengths(batch: Ragged, resets: Ragged) -> None:
-    """Raise if resets are not one bool per element of a batch; an exported graph cannot compare lengths."""
-    if resets.features or not (is_exporting() or torch.equal(resets.host_lengths, batch.host_lengths)):
-        got = f"elements of shape {tuple(resets.features)} and lengths {resets.host_lengths.tolist()}"
+    """Raise if resets are not one bool per element of a batch; an exported graph cannot compare
+    lengths.
+    """
+    if resets.features or not (
+        is_exporting() or torch.equal(resets.host_lengths, batch.host_lengths)
+    ):
+        got = (
+            f"elements of shape {tuple(resets.features)} and lengths {resets.host_lengths.tolist()}"
+        )
         rule = f"one bool per element of the input, whose lengths are {batch.host_lengths.tolist()}"
         raise ShapeError("resets", got, rule, "pass one bool per element")
 
@@ -78,15 +106,22 @@ def resetting(request: Request, resets: Tensor) -> Request:
     The reverse direction enters an episode at its end, before the first element of the next one.
     """
     marks = resets.to(request.values.dtype).unsqueeze(1)
-    each = (marks,) if request.directions == 1 else (marks, segments.shift(marks, request.offsets, -1))
+    each = (
+        (marks,) if request.directions == 1 else (marks, segments.shift(marks, request.offsets, -1))
+    )
     weights = zip(request.weights, each * request.layers, strict=True)
-    return replace(request, cell=Resetting(request.cell), weights=tuple(MarkedWeights(*pair) for pair in weights))
+    return replace(
+        request,
+        cell=Resetting(request.cell),
+        weights=tuple(MarkedWeights(*pair) for pair in weights),
+    )
 
 
 def split(batch: Ragged, resets: Ragged) -> Pieces:
     """Split the sequences of a batch before each reset; ``resets`` are bools ``(N,)``.
 
-    The host needs the number of pieces, so it waits for resets on a GPU, but not for resets on the CPU.
+    The host needs the number of pieces, so it waits for resets on a GPU, but not for resets on the
+    CPU.
     """
     lengths = batch.host_lengths
     offsets = segments.offsets_from_lengths(lengths)

@@ -22,7 +22,9 @@ State = Tensor | tuple[Tensor, ...]
 
 
 class Options(TypedDict, total=False):
-    """The keyword arguments of every recurrent layer that torch's do not have; see :class:`RecurrentLayer`."""
+    """The keyword arguments of every recurrent layer that torch's do not have; see
+    :class:`RecurrentLayer`.
+    """
 
     schedule: str
     backend: str
@@ -37,13 +39,24 @@ class Options(TypedDict, total=False):
 OPTIONS = tuple(Options.__annotations__)
 
 _SETTINGS = (
-    *("input_size", "hidden_size", "num_layers", "bidirectional", "dropout", "training", "schedule", "backend"),
+    *(
+        "input_size",
+        "hidden_size",
+        "num_layers",
+        "bidirectional",
+        "dropout",
+        "training",
+        "schedule",
+        "backend",
+    ),
     *("regularisation", "checkpoint_every", "initial_state"),
 )
 
 
 def settings_of(*names: str) -> Callable[[Any], tuple[Any, ...]]:
-    """Return a function that reads the attributes that a call plan depends on: those of every stack, and ``names``."""
+    """Return a function that reads the attributes that a call plan depends on: those of every
+    stack, and ``names``.
+    """
     return attrgetter(*_SETTINGS, *names)
 
 
@@ -82,7 +95,9 @@ class Stack(torch.nn.Module):
 
     @abstractmethod
     def _weights(self) -> tuple[Any, ...]:
-        """Return the current weights: one ``weights_type`` of the cell per layer and direction, in torch's order."""
+        """Return the current weights: one ``weights_type`` of the cell per layer and direction, in
+        torch's order.
+        """
 
     def _like(self, weights: tuple[Any, ...]) -> Tensor | None:
         """Return one of the weights, for its dtype and device; None for a layer without weights."""
@@ -95,7 +110,9 @@ class Stack(torch.nn.Module):
         if count != self.num_layers * (2 if self.bidirectional else 1):
             got = f"{self.num_layers!r}, {self.bidirectional!r}"
             rule = f"the values that the layer was built with: it has {count} weights, one per layer and direction"
-            raise ArgumentError("num_layers, bidirectional", got, rule, "build a layer of these sizes")
+            raise ArgumentError(
+                "num_layers, bidirectional", got, rule, "build a layer of these sizes"
+            )
         check_every(self.checkpoint_every)
 
     def _has_own_initial(self) -> bool:
@@ -136,7 +153,9 @@ class Stack(torch.nn.Module):
         rows, sizes = self.num_layers * (2 if self.bidirectional else 1), self.state_sizes
         if initial_state == "learned":
             for name, size in zip(self.cell.states, sizes, strict=True):
-                self.register_parameter(f"initial_{name}", torch.nn.Parameter(like.new_zeros(rows, size)))
+                self.register_parameter(
+                    f"initial_{name}", torch.nn.Parameter(like.new_zeros(rows, size))
+                )
         if initial_state == "lengths":
             self.initial_module = _LengthState(rows, sizes, like.device, like.dtype)
 
@@ -157,8 +176,12 @@ class _LengthState(torch.nn.Module):
     def __init__(self, rows: int, sizes: tuple[int, ...], device: Any, dtype: Any) -> None:
         super().__init__()
         self.sizes = sizes
-        self.slope = torch.nn.Parameter(torch.empty(rows, 1, sum(sizes), device=device, dtype=dtype))
-        self.intercept = torch.nn.Parameter(torch.empty(rows, 1, sum(sizes), device=device, dtype=dtype))
+        self.slope = torch.nn.Parameter(
+            torch.empty(rows, 1, sum(sizes), device=device, dtype=dtype)
+        )
+        self.intercept = torch.nn.Parameter(
+            torch.empty(rows, 1, sum(sizes), device=device, dtype=dtype)
+        )
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -172,7 +195,9 @@ class _LengthState(torch.nn.Module):
 
 
 def one_or_tuple(parts: tuple[Any, ...]) -> Any:
-    """Return the only state of a cell by itself, as torch's GRU and RNN do, or several as a tuple."""
+    """Return the only state of a cell by itself, as torch's GRU and RNN do, or several as a
+    tuple.
+    """
     return parts if len(parts) > 1 else parts[0]
 
 

@@ -1,7 +1,7 @@
 """RNN, LSTM and GRU on ragged batches, with torch's arguments, parameters and initialisation.
 
-They inherit from ``torch.nn.RNNBase``, not from ``torch.nn.LSTM`` etc., because ``torch.compile`` cannot compile
-instances of those.
+They inherit from ``torch.nn.RNNBase``, not from ``torch.nn.LSTM`` etc., because ``torch.compile``
+cannot compile instances of those.
 """
 
 from __future__ import annotations
@@ -11,7 +11,14 @@ from typing import Any, Literal, Unpack
 import torch
 
 from raglane import cells
-from raglane._utils.checks import check_choice, check_clip, check_count, check_dropout, check_dtype, check_flag
+from raglane._utils.checks import (
+    check_choice,
+    check_clip,
+    check_count,
+    check_dropout,
+    check_dtype,
+    check_flag,
+)
 from raglane.cells import CELLS, CellSpec
 from raglane.cells.spec import Weights
 from raglane.errors import ArgumentError
@@ -24,14 +31,30 @@ _CELL_OF_MODE = {"LSTM": "lstm", "GRU": "gru", "RNN_TANH": "rnn_tanh", "RNN_RELU
 class _TorchLayer(RecurrentLayer, torch.nn.RNNBase):
     """The base of the three; ``state_dict`` is torch's."""
 
-    # A cell with other equations than torch's; a class attribute for layers that ``rl.accelerate`` converts.
+    # A cell with other equations than torch's; a class attribute for layers that ``rl.accelerate``
+    # converts.
     _variant: CellSpec | None = None
     _settings = settings_of("mode", "_variant", "proj_size")
 
     def __init__(
-        self, mode: str, variant: CellSpec | None, as_torch: tuple[Any, ...], proj_size: int = 0, **options: Any
+        self,
+        mode: str,
+        variant: CellSpec | None,
+        as_torch: tuple[Any, ...],
+        proj_size: int = 0,
+        **options: Any,
     ) -> None:
-        input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device, dtype = as_torch
+        (
+            input_size,
+            hidden_size,
+            num_layers,
+            bias,
+            batch_first,
+            dropout,
+            bidirectional,
+            device,
+            dtype,
+        ) = as_torch
         check_dtype(dtype)
         super().__init__(
             mode,
@@ -75,8 +98,11 @@ class _TorchLayer(RecurrentLayer, torch.nn.RNNBase):
         return f"{super().extra_repr()}, cell={self._variant.name!r}"
 
     def _weights(self) -> tuple[Weights, ...]:
-        """Return the weights, read by name, because parametrizations and functional_call replace them."""
-        # A lookup in _parameters is faster than getattr, which is needed only for replaced parameters.
+        """Return the weights, read by name, because parametrizations and functional_call replace
+        them.
+        """
+        # A lookup in _parameters is faster than getattr, which is needed only for replaced
+        # parameters.
         parameters, weights = self._parameters, []
         projects = self.proj_size > 0
         for names in self._all_weights:
@@ -89,29 +115,41 @@ class _TorchLayer(RecurrentLayer, torch.nn.RNNBase):
             elif len(parts) < 4:
                 rule = "False, since the layer was built without biases"
                 raise ArgumentError("bias", repr(self.bias), rule, "build a layer with biases")
-            weights.append(Weights(parts[0], parts[1], parts[2], parts[3], parts[-1] if projects else None))
+            weights.append(
+                Weights(parts[0], parts[1], parts[2], parts[3], parts[-1] if projects else None)
+            )
         return tuple(weights)
 
 
 def _check_proj_size(proj_size: Any, hidden_size: int, mode: str) -> int:
     """Return the size of an LSTM's projection if it is valid."""
     if mode != "LSTM" and proj_size != 0:
-        raise ArgumentError("proj_size", repr(proj_size), "0 for all layers but LSTM", "leave it out")
-    if isinstance(proj_size, bool) or not isinstance(proj_size, int) or not 0 <= proj_size < hidden_size:
+        raise ArgumentError(
+            "proj_size", repr(proj_size), "0 for all layers but LSTM", "leave it out"
+        )
+    if (
+        isinstance(proj_size, bool)
+        or not isinstance(proj_size, int)
+        or not 0 <= proj_size < hidden_size
+    ):
         rule = f"a whole number below hidden_size, {hidden_size}, or 0 for no projection"
-        raise ArgumentError("proj_size", repr(proj_size), rule, "pass a smaller number, or leave it out")
+        raise ArgumentError(
+            "proj_size", repr(proj_size), rule, "pass a smaller number, or leave it out"
+        )
     return proj_size
 
 
 class RNN(_TorchLayer):
-    """Elman's network on ragged batches, with the arguments and parameters of :class:`torch.nn.RNN`.
+    """Elman's network on ragged batches, with the arguments and parameters of
+    :class:`torch.nn.RNN`.
 
     ``h_t = tanh(W_ih x_t + b_ih + W_hh h_{t-1} + b_hh)``, or relu instead of tanh.
 
     Args:
-        input_size, hidden_size, num_layers, nonlinearity, bias, batch_first, dropout, bidirectional, device, dtype: as
-            in torch.
-        clip: clamp the arguments of the gates to ``-clip`` to ``clip``, like the attribute of the ONNX operator.
+        input_size, hidden_size, num_layers, nonlinearity, bias, batch_first, dropout,
+            bidirectional, device, dtype: as in torch.
+        clip: clamp the arguments of the gates to ``-clip`` to ``clip``, like the attribute of the
+            ONNX operator.
         **options: see :class:`~raglane.nn.recurrent.layer.RecurrentLayer`, also for the errors.
 
     Example:
@@ -139,20 +177,32 @@ class RNN(_TorchLayer):
     ) -> None:
         check_choice("nonlinearity", nonlinearity, ("tanh", "relu"))
         variant = None if clip is None else cells.Elman(nonlinearity, check_clip(clip))
-        as_torch = (input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device, dtype)
+        as_torch = (
+            input_size,
+            hidden_size,
+            num_layers,
+            bias,
+            batch_first,
+            dropout,
+            bidirectional,
+            device,
+            dtype,
+        )
         super().__init__(f"RNN_{nonlinearity.upper()}", variant, as_torch, **options)
         self.nonlinearity = nonlinearity
 
 
 class LSTM(_TorchLayer):
-    """Long short-term memory on ragged batches, with the arguments and parameters of :class:`torch.nn.LSTM`.
+    """Long short-term memory on ragged batches, with the arguments and parameters of
+    :class:`torch.nn.LSTM`.
 
     :doc:`/cells` has the equations, with torch's gate order.
 
     Args:
-        input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, proj_size, device, dtype: as in
-            torch.
-        clip: clamp the arguments of the gates to ``-clip`` to ``clip``, like the attribute of the ONNX operator.
+        input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, proj_size,
+            device, dtype: as in torch.
+        clip: clamp the arguments of the gates to ``-clip`` to ``clip``, like the attribute of the
+            ONNX operator.
         **options: see :class:`~raglane.nn.recurrent.layer.RecurrentLayer`, also for the errors.
 
     Example:
@@ -179,20 +229,33 @@ class LSTM(_TorchLayer):
         **options: Unpack[Options],
     ) -> None:
         variant = None if clip is None else cells.LSTM(check_clip(clip))
-        as_torch = (input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device, dtype)
+        as_torch = (
+            input_size,
+            hidden_size,
+            num_layers,
+            bias,
+            batch_first,
+            dropout,
+            bidirectional,
+            device,
+            dtype,
+        )
         super().__init__("LSTM", variant, as_torch, proj_size, **options)
 
 
 class GRU(_TorchLayer):
-    """Gated recurrent units on ragged batches, with the arguments and parameters of :class:`torch.nn.GRU`.
+    """Gated recurrent units on ragged batches, with the arguments and parameters of
+    :class:`torch.nn.GRU`.
 
     :doc:`/cells` has the equations, with torch's gate order.
 
     Args:
-        input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device, dtype: as in torch.
-        reset_after: False to reset the state before the product, as in the paper (Keras' ``reset_after``,
-            ``linear_before_reset`` of the ONNX operator).
-        clip: clamp the arguments of the gates to ``-clip`` to ``clip``, like the attribute of the ONNX operator.
+        input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device,
+            dtype: as in torch.
+        reset_after: False to reset the state before the product, as in the paper (Keras'
+            ``reset_after``, ``linear_before_reset`` of the ONNX operator).
+        clip: clamp the arguments of the gates to ``-clip`` to ``clip``, like the attribute of the
+            ONNX operator.
         **options: see :class:`~raglane.nn.recurrent.layer.RecurrentLayer`, also for the errors.
 
     Example:
@@ -220,5 +283,15 @@ class GRU(_TorchLayer):
     ) -> None:
         plain = check_flag("reset_after", reset_after) and clip is None
         variant = None if plain else cells.GRU(reset_after, check_clip(clip))
-        as_torch = (input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device, dtype)
+        as_torch = (
+            input_size,
+            hidden_size,
+            num_layers,
+            bias,
+            batch_first,
+            dropout,
+            bidirectional,
+            device,
+            dtype,
+        )
         super().__init__("GRU", variant, as_torch, **options)

@@ -1,1 +1,3 @@
-"""From sequence to sequence: losses over alignments, decoders and beam searches, without padding."""
+"""From sequence to sequence: losses over alignments, decoders and beam searches, without
+padding.
+"""

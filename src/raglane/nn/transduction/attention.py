@@ -1,8 +1,9 @@
 """Attention of rows over the elements of their items, without padding.
 
-NOTE [blocks]: the rows of an item are adjacent, so its weights are one matrix, (rows, elements). A loop over the items
-computes each with products of exactly that size, which stay in the caches; padded products would compute and mask the
-rest. Only the weights are kept for backward, not the hidden layer of additive attention, which backward computes again.
+NOTE [blocks]: the rows of an item are adjacent, so its weights are one matrix, (rows, elements). A
+loop over the items computes each with products of exactly that size, which stay in the caches;
+padded products would compute and mask the rest. Only the weights are kept for backward, not the
+hidden layer of additive attention, which backward computes again.
 """
 
 from __future__ import annotations
@@ -32,29 +33,41 @@ class Block(NamedTuple):
 
 
 def blocks_of(memory: Ragged, items: Sequence[int], counts: Sequence[int]) -> list[Block]:
-    """Return the blocks, without empty ones, of rows in the order of their items, ``counts`` per item."""
+    """Return the blocks, without empty ones, of rows in the order of their items, ``counts`` per
+    item.
+    """
     starts, lengths = memory._host_offsets().tolist(), memory.host_lengths.tolist()
     blocks, row, pair = [], 0, 0
     for item, count in zip(items, counts, strict=True):
         start, length = starts[item], lengths[item]
         if count * length:
             pairs = slice(pair, pair + count * length)
-            blocks.append(Block(slice(row, row + count), slice(start, start + length), pairs, (count, length)))
+            blocks.append(
+                Block(slice(row, row + count), slice(start, start + length), pairs, (count, length))
+            )
             pair = pairs.stop
         row += count
     return blocks
 
 
 class DecoderAttention(nn.Module):
-    """Weights of the elements of a memory for rows of queries, and the weighted sums of the elements."""
+    """Weights of the elements of a memory for rows of queries, and the weighted sums of the
+    elements.
+    """
 
-    def __init__(self, kind: str, query_size: int, memory_size: int, size: int, width: int, placed: Any) -> None:
+    def __init__(
+        self, kind: str, query_size: int, memory_size: int, size: int, width: int, placed: Any
+    ) -> None:
         super().__init__()
         self.kind = kind
-        self.query = nn.Linear(query_size, memory_size if kind == "dot" else size, bias=kind != "dot", **placed)
+        self.query = nn.Linear(
+            query_size, memory_size if kind == "dot" else size, bias=kind != "dot", **placed
+        )
         self.key = None if kind == "dot" else nn.Linear(memory_size, size, bias=False, **placed)
         self.vector = None if kind == "dot" else nn.Parameter(torch.empty(size, **placed))
-        self.kernel = nn.Parameter(torch.empty(width, size, **placed)) if kind == "location" else None
+        self.kernel = (
+            nn.Parameter(torch.empty(width, size, **placed)) if kind == "location" else None
+        )
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -68,14 +81,23 @@ class DecoderAttention(nn.Module):
         return keys
 
     def forward(
-        self, outputs: Tensor, keys: Tensor, memory: Tensor, blocks: list[Block], previous: Tensor | None
+        self,
+        outputs: Tensor,
+        keys: Tensor,
+        memory: Tensor,
+        blocks: list[Block],
+        previous: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        """Return the contexts ``(N, memory_size)`` of outputs ``(N, query_size)``, and the weights ``(pairs,)``."""
+        """Return the contexts ``(N, memory_size)`` of outputs ``(N, query_size)``, and the weights
+        ``(pairs,)``.
+        """
         parts = (self.query(outputs), keys, memory, self.vector, self.kernel, previous)
         # Products of autocast in a Function would have no counterpart in backward.
         with torch.autocast(memory.device.type, enabled=False):
             cast = [part if part is None else part.to(memory.dtype) for part in parts]
-            check_untransformed("AttentionDecoder", "memory", [part for part in cast if part is not None])
+            check_untransformed(
+                "AttentionDecoder", "memory", [part for part in cast if part is not None]
+            )
             contexts, weights = _Attend.apply(*cast, blocks)  # type: ignore[no-untyped-call]
         return contexts, weights
 
@@ -110,20 +132,28 @@ class _Attend(torch.autograd.Function):
         return contexts, weights
 
     @staticmethod
-    def backward(ctx: Any, of_contexts: Tensor | None, of_weights: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(
+        ctx: Any, of_contexts: Tensor | None, of_weights: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors  # read once, as in kernels/program/backend.py
         grads = torch.no_grad()(_Attend._gradients)(ctx, saved, of_contexts, of_weights)
         return *once(grads, "AttentionDecoder", "memory", *saved[:6], of_contexts, of_weights), None
 
     @staticmethod
-    def _gradients(ctx: Any, saved: Any, of_contexts: Tensor | None, of_weights: Tensor | None) -> list[Any]:
+    def _gradients(
+        ctx: Any, saved: Any, of_contexts: Tensor | None, of_weights: Tensor | None
+    ) -> list[Any]:
         queries, keys, memory, vector, kernel, previous, weights = saved
         grads: list[Any] = [None if part is None else torch.zeros_like(part) for part in saved[:6]]
         of_queries, of_keys, of_memory, of_vector, of_kernel, of_previous = grads
         for block in ctx.blocks:
             rows, own, values = queries[block.rows], keys[block.elements], memory[block.elements]
             shares = weights[block.pairs].view(block.shape)
-            of_shares = shares.new_zeros(()) if of_weights is None else of_weights[block.pairs].view(block.shape)
+            of_shares = (
+                shares.new_zeros(())
+                if of_weights is None
+                else of_weights[block.pairs].view(block.shape)
+            )
             if of_contexts is not None:
                 of_shares = of_shares + of_contexts[block.rows] @ values.t()
                 of_memory[block.elements].addmm_(shares.t(), of_contexts[block.rows])
@@ -155,12 +185,16 @@ def _windows(previous: Tensor | None, kernel: Tensor | None, block: Block) -> Te
     if previous is None or kernel is None:
         return None
     width = kernel.shape[0]
-    padded = nn.functional.pad(previous[block.pairs].view(block.shape), (width // 2, (width - 1) // 2))
+    padded = nn.functional.pad(
+        previous[block.pairs].view(block.shape), (width // 2, (width - 1) // 2)
+    )
     return padded.unfold(1, width, 1)
 
 
 def _folded(windows: Tensor) -> Tensor:
-    """Return the sum of the entries of windows for each element, the transpose of :func:`_windows`."""
+    """Return the sum of the entries of windows for each element, the transpose of
+    :func:`_windows`.
+    """
     rows, length, width = windows.shape
     padded = windows.new_zeros(rows, length + width - 1)
     for place in range(width):
@@ -169,7 +203,9 @@ def _folded(windows: Tensor) -> Tensor:
 
 
 def _tiles(rows: Tensor, keys: Tensor, windows: Tensor | None, kernel: Tensor | None) -> Any:
-    """Yield slices of rows with their hidden layer, ``tanh(query + key + location)``, ``(rows, elements, size)``."""
+    """Yield slices of rows with their hidden layer, ``tanh(query + key + location)``, ``(rows,
+    elements, size)``.
+    """
     step = max(1, _TILE // max(1, keys.numel()))
     for start in range(0, rows.shape[0], step):
         tile = slice(start, start + step)

@@ -1,4 +1,6 @@
-"""Decoding of connectionist temporal classification (CTC): beam search over prefixes, and the best alignment."""
+"""Decoding of connectionist temporal classification (CTC): beam search over prefixes, and the best
+alignment.
+"""
 
 from __future__ import annotations
 
@@ -27,26 +29,30 @@ from raglane.ragged import Ragged
 class CTCBeamSearch(torch.nn.Module):
     """Beam search for the likeliest token sequences of a CTC model.
 
-    The score of a sequence is its log-probability, summed over all alignments, plus ``scorer_weight`` times the scores
-    of its tokens by ``scorer``, plus ``token_bonus`` per token (Graves, "Supervised sequence labelling with recurrent
-    neural networks", 2012, section 7.5.3; Hannun et al., "First-pass large vocabulary continuous speech recognition
-    using bi-directional recurrent DNNs", 2014). At each step the ``beam`` best prefixes are kept, each as it is or with
-    one more token. If no prefix is dropped, the scores are exact. Among equal scores the order is that of the prefixes
-    of the step before, then a prefix without a new token, then the lowest token.
+    The score of a sequence is its log-probability, summed over all alignments, plus
+    ``scorer_weight`` times the scores of its tokens by ``scorer``, plus ``token_bonus`` per token
+    (Graves, "Supervised sequence labelling with recurrent neural networks", 2012, section 7.5.3;
+    Hannun et al., "First-pass large vocabulary continuous speech recognition using bi-directional
+    recurrent DNNs", 2014). At each step the ``beam`` best prefixes are kept, each as it is or with
+    one more token. If no prefix is dropped, the scores are exact. Among equal scores the order is
+    that of the prefixes of the step before, then a prefix without a new token, then the lowest
+    token.
 
-    The search runs in C++ on the CPU, a sequence per thread, or in Python if the kernels are not built or the scorer is
-    a function. Log-probabilities on a device are copied to the host. Scores are summed in float64, and the results of a
-    sequence have the same bits in any batch and in any pieces.
+    The search runs in C++ on the CPU, a sequence per thread, or in Python if the kernels are not
+    built or the scorer is a function. Log-probabilities on a device are copied to the host. Scores
+    are summed in float64, and the results of a sequence have the same bits in any batch and in any
+    pieces.
 
     Args:
         beam: the number of prefixes that are kept, at least 1.
         blank: the class that means "no token".
         n_best: the maximum number of hypotheses per item, at most ``beam``.
-        tokens_per_step: the maximum number of different tokens that extend prefixes in one step, the likeliest; None
-            for all.
-        scorer: an :class:`NGram` of C tokens; or a function ``scorer(prefixes, tokens)``, called once per step with a
-            Ragged of M prefixes and the ``(M,)`` tokens that extend them, which returns ``(M,)`` scores, e.g.
-            log-probabilities. A score depends only on its prefix and token.
+        tokens_per_step: the maximum number of different tokens that extend prefixes in one step,
+            the likeliest; None for all.
+        scorer: an :class:`NGram` of C tokens; or a function ``scorer(prefixes, tokens)``, called
+            once per step with a Ragged of M prefixes and the ``(M,)`` tokens that extend them,
+            which returns ``(M,)`` scores, e.g. log-probabilities. A score depends only on its
+            prefix and token.
         scorer_weight: the factor of the scores, at least 0.
         token_bonus: a number that is added for each token.
 
@@ -79,15 +85,21 @@ class CTCBeamSearch(torch.nn.Module):
         super().__init__()
         self.beam, self.n_best = check_count("beam", beam), check_count("n_best", n_best)
         if self.n_best > self.beam:
-            raise ArgumentError("n_best", quote(n_best), f"at most beam={beam}", "pass a larger beam")
+            raise ArgumentError(
+                "n_best", quote(n_best), f"at most beam={beam}", "pass a larger beam"
+            )
         self.blank = check_whole("blank", blank, 0, most=2**31 - 1)
-        self.tokens_per_step = None if tokens_per_step is None else check_count("tokens_per_step", tokens_per_step)
+        self.tokens_per_step = (
+            None if tokens_per_step is None else check_count("tokens_per_step", tokens_per_step)
+        )
         if scorer is not None:
             rule = "an NGram, or a function of prefixes and tokens"
             check_kind("scorer", scorer, Callable, rule, "pass such a function, or None")
         self.scorer = scorer
         rule = "finite and at least 0"
-        self.scorer_weight = check_number("scorer_weight", scorer_weight, rule, lambda weight: 0 <= weight < math.inf)
+        self.scorer_weight = check_number(
+            "scorer_weight", scorer_weight, rule, lambda weight: 0 <= weight < math.inf
+        )
         self.token_bonus = check_number("token_bonus", token_bonus, "finite", math.isfinite)
 
     def extra_repr(self) -> str:
@@ -99,19 +111,22 @@ class CTCBeamSearch(torch.nn.Module):
         """Return the best hypotheses, and the state after the last step.
 
         Args:
-            log_probs: ``(N, C)``, floating-point: log-probabilities, e.g. ``torch.log_softmax(logits, dim=-1)``.
-            state: the state of an earlier call, to continue its sequences; None to begin. Its numbers are private, but
-                as a Ragged with one sequence per item it can be selected, joined, stored and moved.
+            log_probs: ``(N, C)``, floating-point: log-probabilities, e.g.
+                ``torch.log_softmax(logits, dim=-1)``.
+            state: the state of an earlier call, to continue its sequences; None to begin. Its
+                numbers are private, but as a Ragged with one sequence per item it can be selected,
+                joined, stored and moved.
 
         Returns:
-            The hypotheses of all steps so far, and the state. An item without steps has the empty hypothesis with the
-            score 0. The confidence of a token is the mean of its probability over its steps in the best alignment.
+            The hypotheses of all steps so far, and the state. An item without steps has the empty
+            hypothesis with the score 0. The confidence of a token is the mean of its probability
+            over its steps in the best alignment.
 
         Raises:
             ArgumentTypeError: an argument is of the wrong kind or dtype.
             ShapeError: the state is not one of that many sequences.
-            ArgumentError: the blank is not a class, a log-probability is NaN or inf, the scorer has other tokens, or
-                the state is not that of a search.
+            ArgumentError: the blank is not a class, a log-probability is NaN or inf, the scorer has
+                other tokens, or the state is not that of a search.
         """
         check_predictions("log_probs", log_probs)
         check_blank(log_probs, self.blank)
@@ -122,7 +137,10 @@ class CTCBeamSearch(torch.nn.Module):
         scorer, grams = self.scorer, None
         if isinstance(scorer, NGram):
             if scorer.num_tokens != values.shape[1]:
-                rule, fix = f"an NGram of {values.shape[1]} tokens, the classes of log_probs", "count the blank too"
+                rule, fix = (
+                    f"an NGram of {values.shape[1]} tokens, the classes of log_probs",
+                    "count the blank too",
+                )
                 raise ArgumentError("scorer", f"one of {scorer.num_tokens}", rule, fix)
             grams = scorer._grams
         with torch.no_grad():
@@ -136,28 +154,31 @@ class CTCBeamSearch(torch.nn.Module):
 
 @never_traced
 def ctc_align(log_probs: Ragged, targets: Ragged, blank: int = 0) -> Hypotheses:
-    """Return the best alignment of each target with its sequence, by Viterbi's algorithm (forced alignment).
+    """Return the best alignment of each target with its sequence, by Viterbi's algorithm (forced
+    alignment).
 
-    Among equal alignments, the best one remains longest in its last states. The result has no gradient. Tensors on a
-    device are copied to the host, and the result back.
+    Among equal alignments, the best one remains longest in its last states. The result has no
+    gradient. Tensors on a device are copied to the host, and the result back.
 
     Args:
-        log_probs: ``(N, C)``, floating-point: log-probabilities, e.g. ``torch.log_softmax(logits, dim=-1)``.
-        targets: one sequence of labels per sequence, of an integer dtype, from 0 to C - 1 without the blank. Their
-            lengths may be 0.
+        log_probs: ``(N, C)``, floating-point: log-probabilities, e.g. ``torch.log_softmax(logits,
+            dim=-1)``.
+        targets: one sequence of labels per sequence, of an integer dtype, from 0 to C - 1 without
+            the blank. Their lengths may be 0.
         blank: the label that means "no label".
 
     Returns:
-        One hypothesis per item. ``tokens`` are the targets; ``times`` the first step of each label and the step after
-        its last; ``confidences`` the mean of its probability over these steps; ``scores`` ``(B,)`` the log-probability
-        of the alignment. If all alignments have the probability 0, the score is ``-inf``, and times and confidences
-        are 0.
+        One hypothesis per item. ``tokens`` are the targets; ``times`` the first step of each label
+        and the step after its last; ``confidences`` the mean of its probability over these steps;
+        ``scores`` ``(B,)`` the log-probability of the alignment. If all alignments have the
+        probability 0, the score is ``-inf``, and times and confidences are 0.
 
     Raises:
         ArgumentTypeError: an argument is of the wrong kind or dtype.
         ShapeError: numbers of sequences or devices do not match.
-        ArgumentError: the blank or a label does not exist, a target requires more steps than its sequence has (one per
-            label, and one between equal labels), or a log-probability is NaN or inf.
+        ArgumentError: the blank or a label does not exist, a target requires more steps than its
+            sequence has (one per label, and one between equal labels), or a log-probability is NaN
+            or inf.
 
     Example:
         >>> log_probs = Ragged([torch.tensor([[0.1, 0.8, 0.1], [0.8, 0.1, 0.1], [0.1, 0.1, 0.8]]).log()])
@@ -175,15 +196,26 @@ def ctc_align(log_probs: Ragged, targets: Ragged, blank: int = 0) -> Hypotheses:
     _check_fits(log_probs.host_lengths, on_host)
     values, bounds, owner = _on_host(log_probs), log_probs._host_offsets(), on_host._host_offsets()
     if missing_kernels() is None:
-        times, confidences, scores = kernels.best_alignment(values, bounds, on_host.values, owner, blank)
+        times, confidences, scores = kernels.best_alignment(
+            values, bounds, on_host.values, owner, blank
+        )
     else:
-        items = zip(values.double().split(log_probs.host_lengths.tolist()), on_host.to_list(), strict=True)
+        items = zip(
+            values.double().split(log_probs.host_lengths.tolist()), on_host.to_list(), strict=True
+        )
         each = [_best_path(rows, own, blank) for rows, own in items]
-        none = on_host.values.new_zeros(0, 2), values.new_zeros(0).double(), values.new_zeros(0).double()
+        none = (
+            on_host.values.new_zeros(0, 2),
+            values.new_zeros(0).double(),
+            values.new_zeros(0).double(),
+        )
         times, confidences, scores = (torch.cat(parts) for parts in zip(none, *each, strict=True))
     device, dtype = log_probs.device, values.dtype
     offsets = torch.arange(len(targets) + 1, device=device)
-    spans, means = labels.with_values(times.to(device)), labels.with_values(confidences.to(device, dtype))
+    spans, means = (
+        labels.with_values(times.to(device)),
+        labels.with_values(confidences.to(device, dtype)),
+    )
     return Hypotheses(labels, scores.to(device, dtype), offsets, spans, means)
 
 
@@ -200,11 +232,15 @@ def _on_host(log_probs: Ragged) -> Tensor:
 def _check_state(state: Any, count: int) -> tuple[Tensor, Tensor]:
     """Return the numbers and offsets of a state on the CPU."""
     rule = "None, or the state that an earlier call returned"
-    check_kind("state", state, Ragged, rule, "pass that state, or state[items] for some of its items")
+    check_kind(
+        "state", state, Ragged, rule, "pass that state, or state[items] for some of its items"
+    )
     if len(state) != count or state.dtype is not torch.int64 or state.values.dim() != 1:
         got = f"{len(state)} sequences of {state.dtype}"
         rule = f"a state of {count} sequences, as log_probs has"
-        raise ShapeError("state", got, rule, "pass log_probs of the same items, empty for those that ended")
+        raise ShapeError(
+            "state", got, rule, "pass log_probs of the same items, empty for those that ended"
+        )
     numbers, bounds = state.values.detach().cpu().contiguous(), state._host_offsets()
     return numbers, bounds
 
@@ -223,18 +259,23 @@ def _check_fits(steps: Tensor, targets: Ragged) -> None:
 
 
 def _best_path(rows: Tensor, labels: Tensor, blank: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return times ``(L, 2)``, confidences ``(L,)`` and the score ``(1,)`` of one sequence, in torch."""
+    """Return times ``(L, 2)``, confidences ``(L,)`` and the score ``(1,)`` of one sequence, in
+    torch.
+    """
     size = 2 * len(labels) + 1  # a blank before and after each label
     places = torch.arange(1, size, 2, device="cpu")
     tokens = labels.new_full((size,), blank).index_copy(0, places, labels)
     bars_skips = torch.ones(size, dtype=torch.bool, device="cpu")
     bars_skips[3::2] = labels[1:] == labels[:-1]
-    # With two more numbers in front, for the predecessors of the first state, in which all paths begin.
+    # With two more numbers in front, for the predecessors of the first state, in which all paths
+    # begin.
     alpha, moves = rows.new_full((size + 2,), -math.inf), []
     alpha[2] = 0
     for row in rows:
         # Of equal ones, max returns the first.
-        best, move = torch.stack([alpha[2:], alpha[1:-1], alpha[:-2].masked_fill(bars_skips, -math.inf)]).max(0)
+        best, move = torch.stack(
+            [alpha[2:], alpha[1:-1], alpha[:-2].masked_fill(bars_skips, -math.inf)]
+        ).max(0)
         alpha[2:] = best + row[tokens]
         moves.append(move.tolist())
     state = size - 1 - int(alpha[-2] > alpha[-1])

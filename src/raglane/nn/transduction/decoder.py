@@ -23,10 +23,12 @@ from raglane.ragged import Ragged
 
 
 class AttentionDecoder(TokenReader):
-    """A recurrent decoder with attention: from a memory per item, such as an encoder's output, to a sequence of tokens.
+    """A recurrent decoder with attention: from a memory per item, such as an encoder's output, to a
+    sequence of tokens.
 
-    With the embedding ``x`` of the previous token, the recurrent layer's output ``h`` and the elements ``m_t`` of the
-    memory, a step computes (Luong et al. 2015, arXiv:1508.04025, equations 4 to 6)::
+    With the embedding ``x`` of the previous token, the recurrent layer's output ``h`` and the
+    elements ``m_t`` of the memory, a step computes (Luong et al. 2015, arXiv:1508.04025, equations
+    4 to 6)::
 
         h = layer(x)                     or, with input feeding, layer([x; a]) with the previous a
         w = softmax over t of score(h, m_t)
@@ -36,37 +38,40 @@ class AttentionDecoder(TokenReader):
         "additive":  score = v @ tanh(Q h + K m_t + b)                Bahdanau et al. 2015, arXiv:1409.0473
         "location":  score = v @ tanh(Q h + K m_t + L_t + b)          Chorowski et al. 2015, arXiv:1506.07503
 
-    ``L_t`` is a convolution over the weights of the previous step around t. A memory without elements has the weighted
-    sum 0.
+    ``L_t`` is a convolution over the weights of the previous step around t. A memory without
+    elements has the weighted sum 0.
 
-    In training, ``"dot"`` and ``"additive"`` without input feeding and scheduled sampling are one call of the recurrent
-    layer, and one matrix of weights per item. The others are a loop over steps, with fewer rows as sequences end.
-    Memory of the attention is one number per token and element.
+    In training, ``"dot"`` and ``"additive"`` without input feeding and scheduled sampling are one
+    call of the recurrent layer, and one matrix of weights per item. The others are a loop over
+    steps, with fewer rows as sequences end. Memory of the attention is one number per token and
+    element.
 
     Args:
         num_tokens: V, the number of tokens, including ``end``.
         memory_size: the number of features of an element of the memory.
         hidden_size: units of the recurrent layer, and the size of ``a``.
-        cell: a key of ``raglane.nn.encoder.LAYERS``; or a function ``(input_size, hidden_size, **options)`` that
-            returns a recurrent layer, such as a class of ``rl.nn``.
+        cell: a key of ``raglane.nn.encoder.LAYERS``; or a function ``(input_size, hidden_size,
+            **options)`` that returns a recurrent layer, such as a class of ``rl.nn``.
         attention: ``"additive"``, ``"dot"`` or ``"location"``.
         embedding: the size of a token's embedding; None for ``hidden_size``.
         attention_size: the size of ``v``; None for ``hidden_size``.
         attention_width: the elements that the convolution of ``"location"`` reads.
         input_feeding: True to feed ``a`` to the next step.
-        scheduled_sampling: in training, the probability that an input token is drawn from the distribution that the
-            previous step predicted (Bengio et al. 2015, arXiv:1506.03099). An attribute, to be raised during training.
+        scheduled_sampling: in training, the probability that an input token is drawn from the
+            distribution that the previous step predicted (Bengio et al. 2015, arXiv:1506.03099). An
+            attribute, to be raised during training.
         end: the token that ends a sequence; it is also the input of the first step.
-        dropout: the probability that an entry of an embedding or of ``a`` before the product with V is zeroed, and
-            between layers.
+        dropout: the probability that an entry of an embedding or of ``a`` before the product with V
+            is zeroed, and between layers.
         num_layers: the number of recurrent layers.
         device, dtype: of the parameters.
-        **options: of the recurrent layer, such as ``initial_state``. In a loop over steps, options that draw a mask
-            per sequence draw one per step.
+        **options: of the recurrent layer, such as ``initial_state``. In a loop over steps, options
+            that draw a mask per sequence draw one per step.
 
     Raises:
         ArgumentError: an argument is out of its range.
-        ArgumentTypeError: ``cell`` does not return a recurrent layer of Raglane, or an argument has the wrong type.
+        ArgumentTypeError: ``cell`` does not return a recurrent layer of Raglane, or an argument has
+            the wrong type.
 
     Example:
         >>> decoder = AttentionDecoder(30, memory_size=16, hidden_size=32, cell="gru")
@@ -103,15 +108,32 @@ class AttentionDecoder(TokenReader):
         checks.check_flag("input_feeding", input_feeding)
         more = checks.check_count("hidden_size", hidden_size) if input_feeding else 0
         super().__init__(
-            num_tokens, hidden_size, cell, embedding, dropout, num_layers, device, dtype, options, more=more
+            num_tokens,
+            hidden_size,
+            cell,
+            embedding,
+            dropout,
+            num_layers,
+            device,
+            dtype,
+            options,
+            more=more,
         )
         self.memory_size = checks.check_count("memory_size", memory_size)
         self.input_feeding = input_feeding
         rule = "a probability from 0 to 1"
-        sampled = checks.check_number("scheduled_sampling", scheduled_sampling, rule, lambda share: 0 <= share <= 1)
+        sampled = checks.check_number(
+            "scheduled_sampling", scheduled_sampling, rule, lambda share: 0 <= share <= 1
+        )
         self.scheduled_sampling = sampled
-        self.end = checks.check_whole("end", end, 0, "pass one of the num_tokens tokens", most=num_tokens - 1)
-        size = hidden_size if attention_size is None else checks.check_count("attention_size", attention_size)
+        self.end = checks.check_whole(
+            "end", end, 0, "pass one of the num_tokens tokens", most=num_tokens - 1
+        )
+        size = (
+            hidden_size
+            if attention_size is None
+            else checks.check_count("attention_size", attention_size)
+        )
         taps = checks.check_count("attention_width", attention_width)
         query_size = self.recurrent.output_size
         checks.check_choice("attention", attention, KINDS)
@@ -127,9 +149,10 @@ class AttentionDecoder(TokenReader):
 
         Args:
             memory: values ``(N, memory_size)``, one sequence per item; lengths may be 0.
-            targets: one sequence of tokens per item, of an integer dtype, without ``end``; lengths may be 0.
-            hx: the initial state of the recurrent layer, ``(num_layers, B, size)`` or a tuple of them, e.g. an
-                encoder's final state. None for the layer's ``initial_state``.
+            targets: one sequence of tokens per item, of an integer dtype, without ``end``; lengths
+                may be 0.
+            hx: the initial state of the recurrent layer, ``(num_layers, B, size)`` or a tuple of
+                them, e.g. an encoder's final state. None for the layer's ``initial_state``.
 
         Returns:
             Logits ``(N, V)``, one more per sequence than tokens: the last is that of the end.
@@ -149,7 +172,8 @@ class AttentionDecoder(TokenReader):
             memory: as for the call.
             targets: as for the call.
             hx: as for the call.
-            **options: of :func:`raglane.nn.losses.cross_entropy`, such as ``reduction`` and ``label_smoothing``.
+            **options: of :func:`raglane.nn.losses.cross_entropy`, such as ``reduction`` and
+                ``label_smoothing``.
 
         Returns:
             A scalar, the mean over all tokens and ends, or the result of another reduction.
@@ -158,7 +182,9 @@ class AttentionDecoder(TokenReader):
             ArgumentTypeError, ShapeError, ArgumentError: as for the call.
         """
         logits = self(memory, targets, hx)
-        return cross_entropy(logits, logits._like(targets.concat(self._ends(targets)).values), **options)
+        return cross_entropy(
+            logits, logits._like(targets.concat(self._ends(targets)).values), **options
+        )
 
     def search(
         self,
@@ -176,10 +202,12 @@ class AttentionDecoder(TokenReader):
             memory: as for the call.
             beam: as for :func:`beam_search`; 1 is the greedy search.
             max_length: as for :func:`beam_search`.
-            coverage: the factor of the coverage penalty of Wu et al. 2016 (arXiv:1609.08144, equation 14), the sum over
-                the elements of ``log(min(their weights over all steps, 1))``.
+            coverage: the factor of the coverage penalty of Wu et al. 2016 (arXiv:1609.08144,
+                equation 14), the sum over the elements of ``log(min(their weights over all steps,
+                1))``.
             hx: as for the call.
-            **options: further options of :func:`beam_search`, such as ``n_best``, ``length_penalty`` and ``rows``.
+            **options: further options of :func:`beam_search`, such as ``n_best``,
+                ``length_penalty`` and ``rows``.
 
         Returns:
             The hypotheses, without ends.
@@ -202,14 +230,24 @@ class AttentionDecoder(TokenReader):
         with torch.no_grad():
             starts = torch.full((len(memory),), self.end, device=memory.device)
             step, state = self._search_step(memory), self._start(memory, hx, coverage > 0)
-            return beam_search(step, starts, state, beam=beam, max_length=max_length, end=self.end, **options)
+            return beam_search(
+                step, starts, state, beam=beam, max_length=max_length, end=self.end, **options
+            )
 
-    # -- a step -------------------------------------------------------------------------------------------------------
+    # -- a step
+    # ----------------------------------------------------------------------------------------------
 
     def _attended(
-        self, outputs: Tensor, keys: Tensor, memory: Ragged, blocks: list[Block], previous: Tensor | None = None
+        self,
+        outputs: Tensor,
+        keys: Tensor,
+        memory: Ragged,
+        blocks: list[Block],
+        previous: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Return the vectors ``a`` of the outputs of the recurrent layer, and the attention weights, flat."""
+        """Return the vectors ``a`` of the outputs of the recurrent layer, and the attention
+        weights, flat.
+        """
         contexts, weights = self.attention(outputs, keys, memory.values, blocks, previous)
         return torch.tanh(self.combine(torch.cat([contexts, outputs], 1))), weights
 
@@ -220,7 +258,9 @@ class AttentionDecoder(TokenReader):
         """Return the state before the first step, tensors with one row per item."""
         count, values = len(memory), memory.values
         # A layer checks the state and returns it for sequences without elements.
-        none = Ragged._build(values.new_zeros(0, self.recurrent.input_size), torch.zeros(count, dtype=torch.int64))
+        none = Ragged._build(
+            values.new_zeros(0, self.recurrent.input_size), torch.zeros(count, dtype=torch.int64)
+        )
         state: dict[str, Any] = {
             "item": torch.arange(count, device=memory.device),
             "cell": rows_first(self.recurrent(none, hx)[1]),
@@ -233,7 +273,12 @@ class AttentionDecoder(TokenReader):
         return state
 
     def _step(
-        self, tokens: Tensor, state: dict[str, Any], keys: Tensor, memory: Ragged, blocks: list[Block]
+        self,
+        tokens: Tensor,
+        state: dict[str, Any],
+        keys: Tensor,
+        memory: Ragged,
+        blocks: list[Block],
     ) -> dict[str, Any]:
         """Return the state after one more token per row; rows of one item are adjacent."""
         embedded, mask, previous = self._embedded(tokens), state.get("mask"), None
@@ -242,7 +287,9 @@ class AttentionDecoder(TokenReader):
         outputs, cell = self.recurrent.step(embedded, layers_first(state["cell"]))
         if mask is not None:
             # A mask as an index would wait for a device, which counts its elements.
-            index = torch.nonzero_static(mask.flatten(), size=blocks[-1].pairs.stop if blocks else 0).view(-1)
+            index = torch.nonzero_static(
+                mask.flatten(), size=blocks[-1].pairs.stop if blocks else 0
+            ).view(-1)
             previous = state["weights"].flatten().index_select(0, index)
         attended, flat = self._attended(outputs, keys, memory, blocks, previous)
         state = {**state, "cell": rows_first(cell), "attended": attended}
@@ -257,12 +304,15 @@ class AttentionDecoder(TokenReader):
 
         def step(tokens: Tensor, state: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
             items, counts = state["item"].unique_consecutive(return_counts=True)
-            state = self._step(tokens, state, keys, memory, blocks_of(memory, items.tolist(), counts.tolist()))
+            state = self._step(
+                tokens, state, keys, memory, blocks_of(memory, items.tolist(), counts.tolist())
+            )
             return self._logits(state["attended"]).log_softmax(1), state
 
         return step
 
-    # -- teacher forcing ----------------------------------------------------------------------------------------------
+    # -- teacher forcing
+    # ----------------------------------------------------------------------------------------------
 
     def _decoded(self, memory: Ragged, targets: Ragged, hx: Any) -> Ragged:
         """Return the vectors ``a`` of all steps."""
@@ -277,10 +327,16 @@ class AttentionDecoder(TokenReader):
             return inputs._like(self._stepped(memory, inputs, self._start(memory, hx), draws))
         outputs, _ = self.recurrent(inputs.map(self._embedded), hx)
         blocks = blocks_of(memory, range(len(memory)), inputs.host_lengths.tolist())
-        return outputs._like(self._attended(outputs.values, self.attention.keys(memory.values), memory, blocks)[0])
+        return outputs._like(
+            self._attended(outputs.values, self.attention.keys(memory.values), memory, blocks)[0]
+        )
 
-    def _stepped(self, memory: Ragged, inputs: Ragged, state: dict[str, Any], draws: float) -> Tensor:
-        """Return the vectors ``a`` of all steps in a loop, in which the items with the most tokens are the first."""
+    def _stepped(
+        self, memory: Ragged, inputs: Ragged, state: dict[str, Any], draws: float
+    ) -> Tensor:
+        """Return the vectors ``a`` of all steps in a loop, in which the items with the most tokens
+        are the first.
+        """
         places = torch.arange(inputs.values.shape[0], device=memory.device)
         packed, keys = inputs._like(places).to_packed(), self.attention.keys(memory.values)
         order: Any = packed.sorted_indices
@@ -297,7 +353,9 @@ class AttentionDecoder(TokenReader):
                 # The draws of torch.multinomial, which waits for a device to check the chances.
                 drawn = (chances / torch.empty_like(chances).exponential_()).argmax(1)
                 tokens = torch.where(is_drawn, drawn, tokens)
-            state = self._step(tokens, state, keys, memory, blocks_of(memory, items[:size], [1] * size))
+            state = self._step(
+                tokens, state, keys, memory, blocks_of(memory, items[:size], [1] * size)
+            )
             attended.append(state["attended"])
         vectors = torch.cat(attended)
         # Not from_packed, which reads the order on the host.
@@ -305,4 +363,7 @@ class AttentionDecoder(TokenReader):
 
     def _ends(self, targets: Ragged) -> Ragged:
         """Return one sequence per item, which consists of the end."""
-        return Ragged._build(targets.values.new_full((len(targets),), self.end), torch.ones_like(targets.host_lengths))
+        return Ragged._build(
+            targets.values.new_full((len(targets),), self.end),
+            torch.ones_like(targets.host_lengths),
+        )

@@ -1,12 +1,15 @@
-"""The loss of a transducer with a linear joint on a CPU, and its gradients, one sequence after another.
+"""The loss of a transducer with a linear joint on a CPU, and its gradients, one sequence after
+another.
 
-The logits of a tile of frames are a product of ``tanh(frame + state)`` with the weights of the joint. Sequences are
-processed in groups: their log-probabilities, then the recursions, then the gradients. Log-probabilities of a group that
-fits in ``_KEPT`` bytes are kept for the gradients, and those of a longer sequence are computed twice.
+The logits of a tile of frames are a product of ``tanh(frame + state)`` with the weights of the
+joint. Sequences are processed in groups: their log-probabilities, then the recursions, then the
+gradients. Log-probabilities of a group that fits in ``_KEPT`` bytes are kept for the gradients, and
+those of a longer sequence are computed twice.
 
-NOTE [band]: a row, i.e. a frame and a state, contributes to gradients by its share, the probability that a path visits
-it. The shares of a frame and of a state add up to at least 1. So gradients are computed from the range of states whose
-shares in a tile exceed 2 ** -40 (2 ** -80 in float64), and the other rows would only change their rounding.
+NOTE [band]: a row, i.e. a frame and a state, contributes to gradients by its share, the probability
+that a path visits it. The shares of a frame and of a state add up to at least 1. So gradients are
+computed from the range of states whose shares in a tile exceed 2 ** -40 (2 ** -80 in float64), and
+the other rows would only change their rounding.
 """
 
 from __future__ import annotations
@@ -23,14 +26,16 @@ from raglane.nn.losses.comparison import once
 from raglane.nn.transduction.lattice import Alignments, align_now
 
 _KEPT = 128 * 2**20
-# The most rows of a tile, enough for products at full speed, and the most numbers of a tile of more than 256 rows. A
-# tile has at least the rows of one frame.
+# The most rows of a tile, enough for products at full speed, and the most numbers of a tile of more
+# than 256 rows. A tile has at least the rows of one frame.
 _ROWS, _NUMBERS = 2048, 2**22
 _NEGLIGIBLE = {torch.float32: 2.0**-40, torch.float64: 2.0**-80}
 
 
 def supports(parts: list[Tensor], joint: torch.nn.Linear) -> bool:
-    """Return True if the joint is a plain linear layer of the dtype of frames and states, on a CPU."""
+    """Return True if the joint is a plain linear layer of the dtype of frames and states, on a
+    CPU.
+    """
     if type(joint) is not torch.nn.Linear or joint._forward_hooks or joint._forward_pre_hooks:
         return False
     tensors = [*parts, *joint.parameters()]
@@ -44,11 +49,16 @@ def supports(parts: list[Tensor], joint: torch.nn.Linear) -> bool:
     )
 
 
-def losses(parts: list[Tensor], joint: torch.nn.Linear, alignments: Alignments, scales: Tensor | None = None) -> Tensor:
+def losses(
+    parts: list[Tensor],
+    joint: torch.nn.Linear,
+    alignments: Alignments,
+    scales: Tensor | None = None,
+) -> Tensor:
     """Return the loss of each sequence, ``(B,)``.
 
-    With ``scales`` ``(B,)`` the losses are multiplied by them, and gradients are computed with the losses. Only the sum
-    of the result may then be differentiated.
+    With ``scales`` ``(B,)`` the losses are multiplied by them, and gradients are computed with the
+    losses. Only the sum of the result may then be differentiated.
     """
     bias = joint.weight.new_zeros(joint.out_features) if joint.bias is None else joint.bias
     inputs = *parts, joint.weight, bias
@@ -63,17 +73,26 @@ class _Losses(torch.autograd.Function):
     def forward(ctx: Any, *args: Any) -> Tensor:
         *inputs, ctx.alignments, scales, needed = args
         ctx.is_scaled = scales is not None
-        found, gradients = _compute(_Joint(*inputs), ctx.alignments, scales, needed and ctx.is_scaled)
+        found, gradients = _compute(
+            _Joint(*inputs), ctx.alignments, scales, needed and ctx.is_scaled
+        )
         ctx.save_for_backward(*inputs, *gradients)
         # Infinity times 0 would be NaN.
         return found if scales is None else found.masked_fill(scales == 0, 0) * scales
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        inputs, gradients = (saved := ctx.saved_tensors)[:4], saved[4:]  # read once, as in kernels/program/backend.py
+        inputs, gradients = (
+            (saved := ctx.saved_tensors)[:4],
+            saved[4:],
+        )  # read once, as in kernels/program/backend.py
         with torch.no_grad():
             if ctx.is_scaled:  # all numbers of upstream are equal
-                gradients = [upstream.amax() * part for part in gradients] if upstream.shape[0] else gradients
+                gradients = (
+                    [upstream.amax() * part for part in gradients]
+                    if upstream.shape[0]
+                    else gradients
+                )
             else:
                 _, gradients = _compute(_Joint(*inputs), ctx.alignments, upstream, True)
         return *once(gradients, "rnnt_loss", "encoder", *inputs), None, None, None
@@ -109,7 +128,8 @@ class _Joint(NamedTuple):
 def _compute(
     joint: _Joint, alignments: Alignments, scales: Tensor | None, need_gradients: bool
 ) -> tuple[Tensor, Sequence[Tensor]]:
-    """Return the losses, ``(B,)``, and the gradients of the sum of the losses times ``scales``; none without need.
+    """Return the losses, ``(B,)``, and the gradients of the sum of the losses times ``scales``;
+    none without need.
 
     With ``scales``, sequences of scale 0 are omitted, and have the loss 0.
     """
@@ -121,11 +141,17 @@ def _compute(
     # The rows of a tile of each sequence.
     tiles = torch.minimum((_most_rows(classes) // states).clamp(min=1), alignments.frames) * states
     most = int(tiles.max()) if rows.shape[0] else 0
-    scratch = _Scratch(joint.weight.new_empty(2, most, size), joint.weight.new_empty(2, most, classes))
+    scratch = _Scratch(
+        joint.weight.new_empty(2, most, size), joint.weight.new_empty(2, most, classes)
+    )
     room = _KEPT // (classes * joint.weight.itemsize)
-    used = torch.arange(rows.shape[0], device="cpu") if scales is None else scales.nonzero().view(-1)
+    used = (
+        torch.arange(rows.shape[0], device="cpu") if scales is None else scales.nonzero().view(-1)
+    )
     groups = list(_groups(rows[used].tolist(), room))
-    kept = joint.weight.new_empty(max((total for *_, total in groups if total <= room), default=0), classes)
+    kept = joint.weight.new_empty(
+        max((total for *_, total in groups if total <= room), default=0), classes
+    )
     sequences = joint.sequences(alignments)
     parts = gradients.sequences(alignments) if gradients is not None else []
     following = alignments.following.split(states.tolist())
@@ -133,7 +159,9 @@ def _compute(
         group = used[begin:end]
         emissions = joint.weight.new_empty(total, 2)
         sizes = rows[group].tolist()
-        stores = kept[:total].split(sizes) if need_gradients and total <= room else [None] * len(sizes)
+        stores = (
+            kept[:total].split(sizes) if need_gradients and total <= room else [None] * len(sizes)
+        )
         for index, store, pairs in zip(group.tolist(), stores, emissions.split(sizes), strict=True):
             _emit(sequences[index], following[index], alignments.blank, scratch, store, pairs)
         lengths = alignments.frames[group], alignments.labels[group]
@@ -144,7 +172,14 @@ def _compute(
             continue
         for index, store, pairs in zip(group.tolist(), stores, shares.split(sizes), strict=True):
             _add_gradients(
-                sequences[index], parts[index], following[index], alignments.blank, scratch, store, pairs, scales[index]
+                sequences[index],
+                parts[index],
+                following[index],
+                alignments.blank,
+                scratch,
+                store,
+                pairs,
+                scales[index],
             )
     return found, gradients or ()
 
@@ -157,7 +192,9 @@ class _Scratch(NamedTuple):
 
 
 def _groups(sizes: list[int], room: int) -> Iterator[tuple[int, int, int]]:
-    """Yield begin, end and total of adjacent sizes whose total is at most ``room``, or of a single larger one."""
+    """Yield begin, end and total of adjacent sizes whose total is at most ``room``, or of a single
+    larger one.
+    """
     begin, total = 0, 0
     for place, size in enumerate(sizes):
         if total + size > room and place > begin:
@@ -169,26 +206,40 @@ def _groups(sizes: list[int], room: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _most_rows(classes: int) -> int:
-    """Return the most rows of a tile with several frames; it depends on nothing else, as the bits of a loss."""
+    """Return the most rows of a tile with several frames; it depends on nothing else, as the bits
+    of a loss.
+    """
     return min(_ROWS, max(_NUMBERS // classes, 256))
 
 
 def _tiles(joint: _Joint) -> Iterator[slice]:
     """Yield the frames of each tile of a sequence."""
-    count, step = joint.frames.shape[0], max(_most_rows(joint.bias.shape[0]) // joint.states.shape[0], 1)
+    count, step = (
+        joint.frames.shape[0],
+        max(_most_rows(joint.bias.shape[0]) // joint.states.shape[0], 1),
+    )
     for begin in range(0, count, step):
         yield slice(begin, min(begin + step, count))
 
 
 def _emit(
-    joint: _Joint, following: Tensor, blank: int, scratch: _Scratch, store: Tensor | None, emissions: Tensor
+    joint: _Joint,
+    following: Tensor,
+    blank: int,
+    scratch: _Scratch,
+    store: Tensor | None,
+    emissions: Tensor,
 ) -> None:
-    """Write the emissions ``(T * (U + 1), 2)`` of a sequence, and its log-probabilities to ``store``."""
+    """Write the emissions ``(T * (U + 1), 2)`` of a sequence, and its log-probabilities to
+    ``store``.
+    """
     states, classes = joint.states.shape[0], joint.bias.shape[0]
     for frames in _tiles(joint):
         rows = slice(frames.start * states, frames.stop * states)
         hidden = joint.hidden(frames, slice(None), scratch.hidden[0])
-        scores = joint.scores(hidden, scratch.logits[0], scratch.logits[1] if store is None else store[rows])
+        scores = joint.scores(
+            hidden, scratch.logits[0], scratch.logits[1] if store is None else store[rows]
+        )
         emissions[rows, 0] = scores[:, blank]
         index = following.view(1, states, 1).expand(frames.stop - frames.start, states, 1)
         emissions[rows, 1] = scores.view(-1, states, classes).gather(2, index).view(-1)
@@ -204,7 +255,9 @@ def _add_gradients(
     shares: Tensor,
     scale: Tensor,
 ) -> None:
-    """Add the gradients of a sequence, from its shares ``(T * (U + 1), 2)`` and log-probabilities; see NOTE [band]."""
+    """Add the gradients of a sequence, from its shares ``(T * (U + 1), 2)`` and log-probabilities;
+    see NOTE [band].
+    """
     count, classes = joint.states.shape[0], joint.bias.shape[0]
     shares = shares.view(-1, count, 2)
     # A NaN counts as visited.

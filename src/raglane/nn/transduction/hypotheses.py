@@ -14,16 +14,18 @@ from raglane.ragged import Ragged
 class Hypotheses:
     """The best token sequences of each item of a batch, as a beam search returns them.
 
-    The M hypotheses of all B items are stored item after item, those of an item from the best to the worst. An item may
-    have fewer than the requested number, and none if no sequence has a probability above 0.
+    The M hypotheses of all B items are stored item after item, those of an item from the best to
+    the worst. An item may have fewer than the requested number, and none if no sequence has a
+    probability above 0.
 
     Attributes:
         tokens: M sequences of tokens, int64, without blanks and end tokens.
         scores: ``(M,)``, the score of each hypothesis, e.g. its log-probability. Higher is better.
         offsets: ``(B + 1,)`` int64, the first hypothesis of each item.
-        times: of searches in time, values ``(N, 2)`` int64: the first step of each token and the step after its last.
-        confidences: of searches in time, values ``(N,)``: the probability of each token, given the tokens before it;
-            of CTC, the mean of its probability over its steps.
+        times: of searches in time, values ``(N, 2)`` int64: the first step of each token and the
+            step after its last.
+        confidences: of searches in time, values ``(N,)``: the probability of each token, given the
+            tokens before it; of CTC, the mean of its probability over its steps.
 
     Example:
         >>> import torch
@@ -43,7 +45,9 @@ class Hypotheses:
         return self.offsets.shape[0] - 1
 
     def best(self) -> Ragged:
-        """Return the tokens of the best hypothesis of each item; an item without one has an empty sequence."""
+        """Return the tokens of the best hypothesis of each item; an item without one has an empty
+        sequence.
+        """
         counts = self.offsets.diff()
         found = self.tokens.select(self.offsets[:-1][counts > 0])
         lengths = counts.new_zeros(len(self)).masked_scatter(counts > 0, found.lengths)

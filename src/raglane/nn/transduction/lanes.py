@@ -1,11 +1,12 @@
 """The running batch of a beam search.
 
-NOTE [lanes]: a row is a hypothesis that can still become a result. Rows of items that are done leave, and waiting items
-take their place. Rows are in the order of their items' slots, and those of an item in the order of their scores, so
-that a stable sort breaks ties by the better hypothesis, and then by the lowest token.
+NOTE [lanes]: a row is a hypothesis that can still become a result. Rows of items that are done
+leave, and waiting items take their place. Rows are in the order of their items' slots, and those of
+an item in the order of their scores, so that a stable sort breaks ties by the better hypothesis,
+and then by the lowest token.
 
-NOTE [tree]: outputs are paths of a tree. Each step adds nodes, each with its token, frame and the node before it. The
-paths of the results are read once, at the end.
+NOTE [tree]: outputs are paths of a tree. Each step adds nodes, each with its token, frame and the
+node before it. The paths of the results are read once, at the end.
 """
 
 from __future__ import annotations
@@ -44,15 +45,18 @@ class Rules(NamedTuple):
 
 
 class Lanes:
-    """The state of a search: running rows, waiting items, the tree of outputs and the finished hypotheses."""
+    """The state of a search: running rows, waiting items, the tree of outputs and the finished
+    hypotheses.
+    """
 
     def __init__(self, rules: Rules, starts: Tensor, initial: Any, slots: int) -> None:
         self.rules, self.starts, self.initial, self.slots = rules, starts, initial, slots
         none = starts[:0]
-        # Of the R running hypotheses: the last tokens, which the next step reads; the log-probabilities; and
-        # ``(R, 6)``: the place, which is the item's slot times ``beam`` plus the rank in the item; the end of the
-        # output in the tree, -1 for an empty one; the length of the output; the number of silent tokens; the last token
-        # of the output, -1 for an empty one; a hash of the output.
+        # Of the R running hypotheses: the last tokens, which the next step reads; the
+        # log-probabilities; and ``(R, 6)``: the place, which is the item's slot times ``beam`` plus
+        # the rank in the item; the end of the output in the tree, -1 for an empty one; the length
+        # of the output; the number of silent tokens; the last token of the output, -1 for an empty
+        # one; a hash of the output.
         self.tokens, self.scores, self.facts = none, none.double(), none.new_zeros(0, 6)
         self.state: Any = None
         self.items = none  # of the slots in use
@@ -60,13 +64,19 @@ class Lanes:
         self.nodes = 0
         shape = (starts.shape[0], rules.n_best)
         # The finished hypotheses of each item, the best first.
-        self.best = (none.new_full(shape, 0).double() + _NEVER, none.new_full(shape, -1), none.new_zeros(shape))
+        self.best = (
+            none.new_full(shape, 0).double() + _NEVER,
+            none.new_full(shape, -1),
+            none.new_zeros(shape),
+        )
         self.dtype = torch.get_default_dtype()
         # Where nothing can follow, the empty output is the only one.
         bound = rules.most if rules.frames is None else rules.frames
         self.best[0][:, 0].masked_fill_(bound == 0, 0.0)
         # Longest first, as in lanes of sequences.
-        order = (bound + (0 if rules.frames is None else rules.most)).argsort(descending=True, stable=True)
+        order = (bound + (0 if rules.frames is None else rules.most)).argsort(
+            descending=True, stable=True
+        )
         self.waiting = order[bound[order] > 0]
 
     def admit(self) -> bool:
@@ -83,7 +93,9 @@ class Lanes:
             self.facts = torch.cat([self.facts, facts])
             entering = _select(self.initial, new)
             if used:
-                entering = pytree.tree_map(lambda a, b: torch.cat([a, b.to(a.dtype)]), self.state, entering)
+                entering = pytree.tree_map(
+                    lambda a, b: torch.cat([a, b.to(a.dtype)]), self.state, entering
+                )
             self.state = entering
             self.items = torch.cat([self.items, new])
         return self.items.shape[0] > 0
@@ -107,7 +119,8 @@ class Lanes:
         width = tokens.shape[1]
         totals = scores.new_full((grid.numel(), width), _NEVER).index_copy(0, places, scores)
         totals, order = totals.view(grid.shape[0], -1).sort(dim=1, descending=True, stable=True)
-        # At most one extension of a row is by the end or silent token, so these include ``beam`` others.
+        # At most one extension of a row is by the end or silent token, so these include ``beam``
+        # others.
         totals, order = totals[:, : 2 * rules.beam], order[:, : 2 * rules.beam]
         parents = grid.gather(1, order // width).clamp_(min=0)
         self._replace(totals, parents, tokens[parents, order % width], origins)
@@ -117,13 +130,17 @@ class Lanes:
         return self.items[self.facts[chosen, 0] // self.rules.beam]
 
     def _replace(self, totals: Tensor, parents: Tensor, tokens: Tensor, origins: Tensor) -> None:
-        """Replace the rows by their best extensions, ``(slots, 2 * beam)`` in order, and keep the finished ones.
+        """Replace the rows by their best extensions, ``(slots, 2 * beam)`` in order, and keep the
+        finished ones.
 
-        ``origins`` are the rows whose outputs in the tree the extensions by the silent token continue.
+        ``origins`` are the rows whose outputs in the tree the extensions by the silent token
+        continue.
         """
         rules, items = self.rules, self.items
         _, before, lengths, frames, labels, prints = self.facts[parents].unbind(2)
-        fresh = torch.arange(self.nodes, self.nodes + totals.numel(), device=totals.device).view_as(totals)
+        fresh = torch.arange(self.nodes, self.nodes + totals.numel(), device=totals.device).view_as(
+            totals
+        )
         self.nodes += totals.numel()
         is_label = tokens != rules.end
         origin = torch.where(is_label, parents, origins[parents])
@@ -146,7 +163,11 @@ class Lanes:
         remains = continues.any(1)
         places = (remains.cumsum(0) - 1).unsqueeze(1) * rules.beam + continues.cumsum(1) - 1
         facts = torch.stack((places, nodes, lengths, frames, labels, prints), 2)
-        self.tokens, self.scores, self.facts = tokens[continues], totals[continues], facts[continues]
+        self.tokens, self.scores, self.facts = (
+            tokens[continues],
+            totals[continues],
+            facts[continues],
+        )
         self.state = _select(self.state, parents[continues])
         self.items = items[remains]
 
@@ -173,25 +194,43 @@ class Lanes:
         return log_probs
 
     def _checked(self, name: str, given: Any, shape: tuple[int, ...]) -> Tensor:
-        """Return the result of a function; raise unless it has a shape, with -1 for any size, and only numbers."""
-        is_tensor = isinstance(given, Tensor) and given.is_floating_point() and given.dim() == len(shape)
-        if not is_tensor or any(want not in (-1, size) for want, size in zip(shape, given.shape, strict=True)):
-            got = f"{given.dtype} of shape {tuple(given.shape)}" if isinstance(given, Tensor) else type(given).__name__
-            rule = f"a function that returns floating-point numbers of shape {shape}".replace("-1", "V")
-            raise ShapeError(name, got, rule, "return a row per token or row that it was called with")
+        """Return the result of a function; raise unless it has a shape, with -1 for any size, and
+        only numbers.
+        """
+        is_tensor = (
+            isinstance(given, Tensor) and given.is_floating_point() and given.dim() == len(shape)
+        )
+        if not is_tensor or any(
+            want not in (-1, size) for want, size in zip(shape, given.shape, strict=True)
+        ):
+            got = (
+                f"{given.dtype} of shape {tuple(given.shape)}"
+                if isinstance(given, Tensor)
+                else type(given).__name__
+            )
+            rule = f"a function that returns floating-point numbers of shape {shape}".replace(
+                "-1", "V"
+            )
+            raise ShapeError(
+                name, got, rule, "return a row per token or row that it was called with"
+            )
         is_wrong = ~(given < float("inf"))
         if bool(is_wrong.any()):
             item = int(self._items_of(is_wrong.view(shape[0], -1).any(1))[0])
-            rule, fix = "a function that returns finite numbers or -inf", "check the data and the weights of the model"
+            rule, fix = (
+                "a function that returns finite numbers or -inf",
+                "check the data and the weights of the model",
+            )
             raise ArgumentError(name, f"NaN or infinity for item {item}", rule, fix)
         return given
 
     def _merged(self, log_probs: Tensor, grid: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return log-probabilities of labels, scores after the silent token, and the rows whose outputs those continue.
+        """Return log-probabilities of labels, scores after the silent token, and the rows whose
+        outputs those continue.
 
-        Row i after the silent token and row j after the last token of i have the same output, if that of i is that of j
-        and this token. Their sum replaces both. The third result is j if it is the more probable one, else i. ``grid``
-        has the row of each place, -1 if it is free.
+        Row i after the silent token and row j after the last token of i have the same output, if
+        that of i is that of j and this token. Their sum replaces both. The third result is j if it
+        is the more probable one, else i. ``grid`` has the row of each place, -1 if it is free.
         """
         place, _, lengths, _, labels, prints = self.facts.unbind(1)
         peers = grid[place // self.rules.beam]  # ``(R, beam)``, the rows of the same item
@@ -203,26 +242,36 @@ class Lanes:
         by_label = (log_probs[prefix, labels] + self.scores[prefix]).masked_fill(~has, _NEVER)
         by_silence = log_probs[:, self.rules.end] + self.scores
         origins = torch.where(by_label > by_silence, prefix, grid.flatten()[place])
-        log_probs = log_probs.masked_fill((lengths >= self.rules.most[self._items_of()]).unsqueeze(1), _NEVER)
+        log_probs = log_probs.masked_fill(
+            (lengths >= self.rules.most[self._items_of()]).unsqueeze(1), _NEVER
+        )
         log_probs[:, self.rules.end] = _NEVER
         log_probs[prefix[has], labels[has]] = _NEVER
         return log_probs, torch.logaddexp(by_label, by_silence), origins
 
-    def _keep(self, totals: Tensor, parents: Tensor, nodes: Tensor, lengths: Tensor, is_done: Tensor) -> None:
+    def _keep(
+        self, totals: Tensor, parents: Tensor, nodes: Tensor, lengths: Tensor, is_done: Tensor
+    ) -> None:
         """Insert the finished of the ``beam`` best extensions into the best of their items."""
         beam = is_done.shape[1]
         finals = self.rules.scaled(totals, lengths)[:, :beam].masked_fill(~is_done, _NEVER)
         if self.rules.penalty is not None:
-            extra = self._checked("penalty", self.rules.penalty(self.state), tuple(self.tokens.shape))
+            extra = self._checked(
+                "penalty", self.rules.penalty(self.state), tuple(self.tokens.shape)
+            )
             finals = finals + extra[parents[:, :beam]]
         new = (finals, nodes[:, :beam], lengths[:, :beam])
-        both = [torch.cat([old[self.items], part], 1) for old, part in zip(self.best, new, strict=True)]
+        both = [
+            torch.cat([old[self.items], part], 1) for old, part in zip(self.best, new, strict=True)
+        ]
         order = both[0].argsort(dim=1, descending=True, stable=True)[:, : self.rules.n_best]
         for old, part in zip(self.best, both, strict=True):
             old[self.items] = part.gather(1, order)
 
     def _bound(self, totals: Tensor, lengths: Tensor, continues: Tensor) -> Tensor:
-        """Return the best score that each continuing extension can reach, or all of an item together."""
+        """Return the best score that each continuing extension can reach, or all of an item
+        together.
+        """
         rules = self.rules
         if rules.frames is not None:
             # Merged hypotheses reach at most the sum of all.
@@ -239,7 +288,11 @@ class Lanes:
         kept = lengths[is_there]
         values, frames = self._outputs(nodes[is_there], kept)
         tokens = Ragged._build(values, kept.cpu())
-        times = None if self.rules.frames is None else tokens._like(torch.stack([frames, frames + 1], 1))
+        times = (
+            None
+            if self.rules.frames is None
+            else tokens._like(torch.stack([frames, frames + 1], 1))
+        )
         offsets = segments.offsets_from_lengths(is_there.sum(1))
         return Hypotheses(tokens, scores[is_there].to(self.dtype), offsets, times)
 
@@ -261,7 +314,8 @@ class Lanes:
 
 
 def likeliest(log_probs: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return the ``count`` likeliest tokens of each row, and their log-probabilities; of equal ones, the lowest first.
+    """Return the ``count`` likeliest tokens of each row, and their log-probabilities; of equal
+    ones, the lowest first.
 
     ``torch.topk`` chooses among equal numbers arbitrarily.
     """
@@ -274,20 +328,28 @@ def likeliest(log_probs: Tensor, count: int) -> tuple[Tensor, Tensor]:
     if count < most:
         is_cut = (values[:, -2] == values[:, -1]) & (values[:, -1] > _NEVER)
         if bool(is_cut.any()):
-            tokens[is_cut] = log_probs[is_cut].argsort(dim=1, descending=True, stable=True)[:, : count + 1]
+            tokens[is_cut] = log_probs[is_cut].argsort(dim=1, descending=True, stable=True)[
+                :, : count + 1
+            ]
     return tokens[:, :count], values[:, :count]
 
 
 def hashed(prints: Tensor, tokens: Tensor, is_label: Tensor) -> Tensor:
     """Return hashes, 64 bits, of outputs after one more token, or unchanged."""
-    return torch.where(is_label, (prints ^ (prints >> 29)) * 0x3F58476D1CE4E5B9 + tokens + 1, prints)
+    return torch.where(
+        is_label, (prints ^ (prints >> 29)) * 0x3F58476D1CE4E5B9 + tokens + 1, prints
+    )
 
 
 def check_rows(name: str, state: Any, count: int, rule: str) -> None:
     """Raise unless a state consists of tensors with ``count`` rows."""
     for part in pytree.tree_leaves(state):
         if not isinstance(part, Tensor) or part.dim() == 0 or part.shape[0] != count:
-            got = f"a tensor of shape {tuple(part.shape)}" if isinstance(part, Tensor) else f"a {type(part).__name__}"
+            got = (
+                f"a tensor of shape {tuple(part.shape)}"
+                if isinstance(part, Tensor)
+                else f"a {type(part).__name__}"
+            )
             fix = "put item numbers into the state, and keep other data out of it"
             raise ShapeError(name, got, f"tensors with {rule}, ({count}, ...)", fix)
 

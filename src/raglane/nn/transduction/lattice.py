@@ -1,12 +1,14 @@
-"""The recursions of a transducer over its alignments, by the kernels on a CPU and in plain torch elsewhere.
+"""The recursions of a transducer over its alignments, by the kernels on a CPU and in plain torch
+elsewhere.
 
-The nodes of a sequence with T frames and U labels are (t, u): before frame t and after u labels. A path leads from
-(0, 0) to (T, U). From (t, u) a blank leads to (t + 1, u), and label u to (t, u + 1), or to (t + 1, u + 1) if a frame
-emits one symbol (Graves 2012, "Sequence transduction with recurrent neural networks", section 2; Tripathi et al. 2019,
-"Monotonic recurrent neural network transducer and decoding strategies").
+The nodes of a sequence with T frames and U labels are (t, u): before frame t and after u labels. A
+path leads from (0, 0) to (T, U). From (t, u) a blank leads to (t + 1, u), and label u to (t, u +
+1), or to (t + 1, u + 1) if a frame emits one symbol (Graves 2012, "Sequence transduction with
+recurrent neural networks", section 2; Tripathi et al. 2019, "Monotonic recurrent neural network
+transducer and decoding strategies").
 
-``emissions`` are the log-probabilities of both, values ``(M, 2)``: row ``t * (U + 1) + u`` of its sequence. A sequence
-without frames has the empty path if it has no labels, and no path otherwise.
+``emissions`` are the log-probabilities of both, values ``(M, 2)``: row ``t * (U + 1) + u`` of its
+sequence. A sequence without frames has the empty path if it has no labels, and no path otherwise.
 """
 
 from __future__ import annotations
@@ -44,18 +46,30 @@ class Alignments:
 # torch.compile does not look into an operator; it would unroll the loops.
 @torch.library.custom_op("raglane::transducer_align", mutates_args=())
 def align(
-    emissions: Tensor, frames: Tensor, labels: Tensor, one_per_frame: bool, fastemit: float, need_shares: bool
+    emissions: Tensor,
+    frames: Tensor,
+    labels: Tensor,
+    one_per_frame: bool,
+    fastemit: float,
+    need_shares: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Return minus the log-probability of all paths, ``(B,)``, and the shares, ``(M, 2)`` or empty if not needed.
+    """Return minus the log-probability of all paths, ``(B,)``, and the shares, ``(M, 2)`` or empty
+    if not needed.
 
-    ``frames`` and ``labels`` are the lengths T and U on the CPU. A share is minus the derivative of the loss, the
-    probability that a path has the emission; those of labels are multiplied by 1 + ``fastemit``.
+    ``frames`` and ``labels`` are the lengths T and U on the CPU. A share is minus the derivative of
+    the loss, the probability that a path has the emission; those of labels are multiplied by 1 +
+    ``fastemit``.
     """
     return align_now(emissions, frames, labels, one_per_frame, fastemit, need_shares)
 
 
 def align_now(
-    emissions: Tensor, frames: Tensor, labels: Tensor, one_per_frame: bool, fastemit: float, need_shares: bool
+    emissions: Tensor,
+    frames: Tensor,
+    labels: Tensor,
+    one_per_frame: bool,
+    fastemit: float,
+    need_shares: bool,
 ) -> tuple[Tensor, Tensor]:
     """Compute :func:`align` without an operator."""
     run = kernels.align if emissions.is_cpu and missing_kernels() is None else align_in_torch
@@ -67,7 +81,9 @@ def align_now(
 
 @align.register_fake
 def _(emissions: Tensor, frames: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    return emissions.new_empty(frames.shape[0]), emissions.new_empty(emissions.shape if rest[-1] else 0)
+    return emissions.new_empty(frames.shape[0]), emissions.new_empty(
+        emissions.shape if rest[-1] else 0
+    )
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -90,8 +106,9 @@ def align_in_torch(
 ) -> tuple[Tensor, Tensor]:
     """Compute :func:`align` in plain torch, stage after stage.
 
-    A stage has the nodes of all sequences with the same t, or t + u if a frame emits several symbols, so that all
-    predecessors of a node are in the stage before. Stages have one column per u, up to the largest U.
+    A stage has the nodes of all sequences with the same t, or t + u if a frame emits several
+    symbols, so that all predecessors of a node are in the stage before. Stages have one column per
+    u, up to the largest U.
     """
     device, count = emissions.device, frames.shape[0]
     stages = frames if one_per_frame else frames + labels
@@ -103,9 +120,12 @@ def align_in_torch(
     column = torch.arange(columns + 1, device=device)
     frame = torch.arange(steps, device=device)[:, None, None] - (0 if one_per_frame else column)
     exists = (frame >= 0) & (frame < frames) & (column <= labels)
-    # A row of -inf follows the emissions, for nodes that do not exist; the last label of a row leads nowhere.
+    # A row of -inf follows the emissions, for nodes that do not exist; the last label of a row
+    # leads nowhere.
     row = torch.where(exists, starts + frame * (labels + 1) + column, emissions.shape[0])
-    padded = torch.cat([emissions.double(), emissions.new_full((1, 2), _NEVER, dtype=torch.float64)])
+    padded = torch.cat(
+        [emissions.double(), emissions.new_full((1, 2), _NEVER, dtype=torch.float64)]
+    )
     blank, label = padded[row].unbind(-1)
     label = label.masked_fill(column == labels, _NEVER)
 
@@ -139,7 +159,9 @@ def align_in_torch(
 
 
 def _shifted(rows: Tensor, columns: int) -> Tensor:
-    """Shift rows ``(B, C)`` to the right, or to the left if negative, and fill free places with -inf."""
+    """Shift rows ``(B, C)`` to the right, or to the left if negative, and fill free places with
+    -inf.
+    """
     if columns > 0:
         return torch.nn.functional.pad(rows[:, :-columns], (columns, 0), value=_NEVER)
     return torch.nn.functional.pad(rows[:, -columns:], (0, -columns), value=_NEVER)

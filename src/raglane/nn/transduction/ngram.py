@@ -22,17 +22,19 @@ Tokens = tuple[int, ...]
 class NGram:
     """An n-gram model: the probability of a token after the tokens before it, counted in sequences.
 
-    Probabilities are smoothed by the interpolated method of Kneser and Ney ("Improved backing-off for m-gram language
-    modeling", 1995) in the notation of Chen and Goodman (1999): each count is reduced by the discount
-    ``D = n1 / (n1 + 2 n2)`` of its order, where ``n1`` n-grams occur once and ``n2`` twice. The discounted mass goes to
-    the lower order, in which the number of different tokens before an n-gram replaces its count. The lowest order is
-    interpolated with the uniform distribution over all tokens and the end of a sequence.
+    Probabilities are smoothed by the interpolated method of Kneser and Ney ("Improved backing-off
+    for m-gram language modeling", 1995) in the notation of Chen and Goodman (1999): each count is
+    reduced by the discount ``D = n1 / (n1 + 2 n2)`` of its order, where ``n1`` n-grams occur once
+    and ``n2`` twice. The discounted mass goes to the lower order, in which the number of different
+    tokens before an n-gram replaces its count. The lowest order is interpolated with the uniform
+    distribution over all tokens and the end of a sequence.
 
-    A :class:`CTCBeamSearch` evaluates the model in C++. The model is also a function ``ngram(prefixes, tokens)``.
+    A :class:`CTCBeamSearch` evaluates the model in C++. The model is also a function
+    ``ngram(prefixes, tokens)``.
 
     Args:
-        sequences: the training data, a Ragged of tokens, ``(N,)`` of an integer dtype from 0 to ``num_tokens - 1``, or
-            a list of lists.
+        sequences: the training data, a Ragged of tokens, ``(N,)`` of an integer dtype from 0 to
+            ``num_tokens - 1``, or a list of lists.
         num_tokens: the number of tokens. For a search: the number C of classes, with the blank.
         order: the maximum length of n-grams, at least 1.
 
@@ -46,13 +48,22 @@ class NGram:
         [0.8..., 0.0...]
     """
 
-    def __init__(self, sequences: Ragged | Sequence[Sequence[int]], num_tokens: int, order: int = 3) -> None:
-        self.num_tokens, self.order = check_count("num_tokens", num_tokens), check_whole("order", order, 1, most=32)
+    def __init__(
+        self, sequences: Ragged | Sequence[Sequence[int]], num_tokens: int, order: int = 3
+    ) -> None:
+        self.num_tokens, self.order = (
+            check_count("num_tokens", num_tokens),
+            check_whole("order", order, 1, most=32),
+        )
         tokens = as_tokens("sequences", sequences, self.num_tokens)
         if len(tokens) == 0:
-            raise ArgumentError("sequences", "none", "at least one sequence", "pass the training data")
+            raise ArgumentError(
+                "sequences", "none", "at least one sequence", "pass the training data"
+            )
         self._grams = grams = _count([one.tolist() for one in tokens], self.num_tokens, self.order)
-        contexts = torch.arange(len(grams.shorter), device="cpu").repeat_interleave(grams.first.diff())
+        contexts = torch.arange(len(grams.shorter), device="cpu").repeat_interleave(
+            grams.first.diff()
+        )
         self._keys = contexts * (self.num_tokens + 1) + grams.tokens
 
     def __repr__(self) -> str:
@@ -75,7 +86,9 @@ class NGram:
         """
         before = as_tokens("prefixes", prefixes, self.num_tokens)
         given = read_integers(tokens, "tokens")
-        following = as_tokens("tokens", Ragged.from_flat(given, lengths=given.shape), self.num_tokens + 1).values
+        following = as_tokens(
+            "tokens", Ragged.from_flat(given, lengths=given.shape), self.num_tokens + 1
+        ).values
         if len(before) != len(following):
             rule = f"one token for each of the {len(before)} prefixes"
             raise ShapeError("tokens", f"{len(following)} tokens", rule, "pass a tensor (M,)")
@@ -100,7 +113,9 @@ class NGram:
 
 
 def _count(sequences: list[list[int]], count: int, order: int) -> Grams:
-    """Count and smooth the n-grams of sequences; contexts of length l are numbered after the shorter ones."""
+    """Count and smooth the n-grams of sequences; contexts of length l are numbered after the
+    shorter ones.
+    """
     end, begin = count, count + 1
     counts: list[Counter[Tokens]] = [Counter()]  # of n-grams of each length
     for sequence in sequences:
@@ -121,7 +136,9 @@ def _count(sequences: list[list[int]], count: int, order: int) -> Grams:
         for gram, times in found.items():
             totals[gram[:-1]] += times
         kinds = Counter(gram[:-1] for gram in found)
-        shares = {context: discount * kinds[context] / totals[context] for context in sorted(totals)}
+        shares = {
+            context: discount * kinds[context] / totals[context] for context in sorted(totals)
+        }
         backoff += shares.values()
         # All single tokens, those without a count too.
         for gram in sorted(found) if () not in totals else [(token,) for token in range(count + 1)]:

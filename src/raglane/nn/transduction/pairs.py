@@ -1,4 +1,6 @@
-"""All pairs of elements of two sequences per item: indices, soft dynamic time warping, edit distances."""
+"""All pairs of elements of two sequences per item: indices, soft dynamic time warping, edit
+distances.
+"""
 
 from __future__ import annotations
 
@@ -21,17 +23,19 @@ from raglane.ragged import Ragged
 
 
 def pairs(a: Ragged, b: Ragged) -> Ragged:
-    """Return the indices of all pairs of an element of ``a`` and an element of ``b`` of the same item.
+    """Return the indices of all pairs of an element of ``a`` and an element of ``b`` of the same
+    item.
 
-    An item with T and U elements has T U pairs in lexicographic order, and none if T or U is 0. Nothing is padded.
-    Nothing waits for a device if the lengths are on the host.
+    An item with T and U elements has T U pairs in lexicographic order, and none if T or U is 0.
+    Nothing is padded. Nothing waits for a device if the lengths are on the host.
 
     Args:
         a: B sequences.
         b: B sequences, on the same device.
 
     Returns:
-        A Ragged of int64, values ``(P, 2)``: the index into ``a.values`` and the index into ``b.values``.
+        A Ragged of int64, values ``(P, 2)``: the index into ``a.values`` and the index into
+        ``b.values``.
 
     Raises:
         ArgumentTypeError: an argument is not a Ragged.
@@ -61,22 +65,27 @@ def _check_both(a: Any, b: Any, names: tuple[str, str] = ("a", "b")) -> None:
         check_kind(name, part, Ragged, "a Ragged", "wrap a list of sequences with rl.Ragged")
     if len(a) != len(b):
         rule = f"a batch of {len(a)} sequences, like {names[0]}"
-        raise ShapeError(names[1], f"{len(b)} sequences", rule, "pass one sequence per item in both")
+        raise ShapeError(
+            names[1], f"{len(b)} sequences", rule, "pass one sequence per item in both"
+        )
     check_device(names[1], b.values, a.device)
 
 
-# -- soft dynamic time warping -----------------------------------------------------------------------------------------
+# -- soft dynamic time warping
+# -----------------------------------------------------------------------------------------
 
 
 @never_traced
 def soft_dtw(a: Ragged, b: Ragged, gamma: float = 1.0) -> Tensor:
-    """Return the soft dynamic time warping discrepancy of two sequences per item, a differentiable loss.
+    """Return the soft dynamic time warping discrepancy of two sequences per item, a differentiable
+    loss.
 
-    It is the soft minimum ``-gamma log sum exp(-c / gamma)`` over all monotonic paths of pairs from both first to both
-    last elements, where ``c`` is the sum of a path's squared distances (Cuturi and Blondel, "Soft-DTW: a differentiable
-    loss function for time-series", ICML 2017). As ``gamma`` approaches 0, it becomes the cost of the best path. Time
-    and memory are proportional to the sum of T U over the items. The loss can be differentiated once, and
-    :func:`torch.compile` breaks the graph here. Sums are computed in float64.
+    It is the soft minimum ``-gamma log sum exp(-c / gamma)`` over all monotonic paths of pairs from
+    both first to both last elements, where ``c`` is the sum of a path's squared distances (Cuturi
+    and Blondel, "Soft-DTW: a differentiable loss function for time-series", ICML 2017). As
+    ``gamma`` approaches 0, it becomes the cost of the best path. Time and memory are proportional
+    to the sum of T U over the items. The loss can be differentiated once, and :func:`torch.compile`
+    breaks the graph here. Sums are computed in float64.
 
     Args:
         a: B sequences of T elements, values ``(N, D)`` or ``(N,)``, floating-point.
@@ -84,7 +93,8 @@ def soft_dtw(a: Ragged, b: Ragged, gamma: float = 1.0) -> Tensor:
         gamma: the smoothing, above 0, in units of the squared Euclidean distance.
 
     Returns:
-        ``(B,)``: 0 for two empty sequences, and ``inf`` without a gradient if only one is empty: there is no path.
+        ``(B,)``: 0 for two empty sequences, and ``inf`` without a gradient if only one is empty:
+        there is no path.
 
     Raises:
         ArgumentTypeError: an argument is of the wrong kind or dtype.
@@ -98,20 +108,29 @@ def soft_dtw(a: Ragged, b: Ragged, gamma: float = 1.0) -> Tensor:
     """
     _check_both(a, b)
     for name, part in (("a", a), ("b", b)):
-        if not part.values.is_floating_point() or part.dtype is not a.dtype or part.values.dim() > 2:
+        if (
+            not part.values.is_floating_point()
+            or part.dtype is not a.dtype
+            or part.values.dim() > 2
+        ):
             got = f"{part.dtype}, elements of shape {tuple(part.features)}"
             rule = "(N, D) or (N,) of a floating-point dtype, the same for both"
             raise ArgumentTypeError(name, got, rule, "convert it with .to()")
     if a.features != b.features:
         got = f"elements of shape {tuple(b.features)}"
-        raise ShapeError("b", got, f"of shape {tuple(a.features)}, like a", "pass elements of one size")
+        raise ShapeError(
+            "b", got, f"of shape {tuple(a.features)}, like a", "pass elements of one size"
+        )
     gamma = check_number("gamma", gamma, "finite and above 0", lambda given: 0 < given < math.inf)
     if a.values.is_cpu:
         check_untransformed("soft_dtw", "a", [a.values, b.values])
         check_pairs(a.host_lengths, b.host_lengths, 16)
     size = math.prod(a.features)
     # torch has no cdist of half precision.
-    rows = [part.map(lambda values: values.reshape(len(values), size).to(wide(a.dtype))).to_list() for part in (a, b)]
+    rows = [
+        part.map(lambda values: values.reshape(len(values), size).to(wide(a.dtype))).to_list()
+        for part in (a, b)
+    ]
     # Through products the difference of close elements would be lost.
     each = [
         torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist").square().reshape(-1)
@@ -123,11 +142,15 @@ def soft_dtw(a: Ragged, b: Ragged, gamma: float = 1.0) -> Tensor:
     else:
         found = _by_diagonals(costs, a.host_lengths, b.host_lengths, gamma)
     a_empty, b_empty = a.lengths == 0, b.lengths == 0
-    return found.masked_fill(a_empty | b_empty, math.inf).masked_fill(a_empty & b_empty, 0).to(a.dtype)
+    return (
+        found.masked_fill(a_empty | b_empty, math.inf).masked_fill(a_empty & b_empty, 0).to(a.dtype)
+    )
 
 
 class _SoftMinimum(torch.autograd.Function):
-    """The soft minimum of each item ``(B,)``, any number without pairs, from the costs ``(P,)``, by the kernels."""
+    """The soft minimum of each item ``(B,)``, any number without pairs, from the costs ``(P,)``, by
+    the kernels.
+    """
 
     @staticmethod
     def forward(ctx: Any, costs: Tensor, left: Tensor, right: Tensor, gamma: float) -> Tensor:
@@ -155,27 +178,35 @@ def _by_diagonals(costs: Tensor, left: Tensor, right: Tensor, gamma: float) -> T
     diagonal, at = row + column, torch.arange(total, device="cpu")
     order = diagonal.argsort(stable=True)
     rank, ordered = order.argsort(), costs[order.to(costs.device, non_blocking=True)]
-    # The ranks of the three neighbours; -1 for one that does not exist, and -2 for the start of a path.
+    # The ranks of the three neighbours; -1 for one that does not exist, and -2 for the start of a
+    # path.
     exists = torch.stack([row > 0, column > 0, (row > 0) & (column > 0)])
-    near = rank[(at - torch.stack([columns, torch.ones_like(at), columns + 1])).clamp(min=0)].masked_fill(~exists, -1)
+    near = rank[
+        (at - torch.stack([columns, torch.ones_like(at), columns + 1])).clamp(min=0)
+    ].masked_fill(~exists, -1)
     near[2, place == 0] = -2
     edge, end = torch.cat([costs.new_full((1,), part) for part in (0.0, math.inf)]), 0
     reach = [costs[:0], costs[:0]]
     for count in diagonal.bincount().tolist():
         known = torch.cat([edge, *reach[-2:]])
         here = near[:, order[end : end + count]]
-        index = torch.where(here < 0, here + 2, here - end + len(known)).to(costs.device, non_blocking=True)
+        index = torch.where(here < 0, here + 2, here - end + len(known)).to(
+            costs.device, non_blocking=True
+        )
         reach.append(ordered[end : end + count] - gamma * torch.logsumexp(-known[index] / gamma, 0))
         end += count
     ends = torch.cat([rank, torch.tensor([total], device="cpu")])[sizes.cumsum(0) - 1]
     return torch.cat([*reach, edge[:1]])[ends.to(costs.device, non_blocking=True)]
 
 
-# -- edit distance -----------------------------------------------------------------------------------------------------
+# -- edit distance
+# --------------------------------------------------------------------------------------------------
 
 
 class Edits(NamedTuple):
-    """Counts ``(B,)`` int64 of the edits that turn each reference into its hypothesis, and the references' lengths."""
+    """Counts ``(B,)`` int64 of the edits that turn each reference into its hypothesis, and the
+    references' lengths.
+    """
 
     insertions: Tensor
     deletions: Tensor
@@ -189,7 +220,8 @@ class Edits(NamedTuple):
 
     @property
     def rate(self) -> float:
-        """The sum of all edits divided by the sum of the lengths: the error rate, e.g. of words or characters.
+        """The sum of all edits divided by the sum of the lengths: the error rate, e.g. of words or
+        characters.
 
         Without tokens in the references it is 0 for no edits, and else ``inf``.
         """
@@ -198,20 +230,23 @@ class Edits(NamedTuple):
 
 
 def edit_distance(hypotheses: Ragged, references: Ragged) -> Edits:
-    """Return the edit distance of sequences of tokens, as counts of insertions, deletions and substitutions.
+    """Return the edit distance of sequences of tokens, as counts of insertions, deletions and
+    substitutions.
 
-    The distance is that of Levenshtein, "Binary codes capable of correcting deletions, insertions and reversals", 1966.
-    If several sets of edits have this size, the last edit is a substitution or none if possible, otherwise a deletion,
-    otherwise an insertion, and likewise for the edits before it. The counts are computed on the CPU.
+    The distance is that of Levenshtein, "Binary codes capable of correcting deletions, insertions
+    and reversals", 1966. If several sets of edits have this size, the last edit is a substitution
+    or none if possible, otherwise a deletion, otherwise an insertion, and likewise for the edits
+    before it. The counts are computed on the CPU.
 
     Args:
         hypotheses: B sequences of tokens, ``(N,)`` of an integer dtype, e.g. ``Hypotheses.best()``.
         references: B sequences of the true tokens. Lengths of 0 are legal.
 
     Returns:
-        A named tuple of ``insertions`` (tokens that only the hypothesis has), ``deletions``, ``substitutions`` and
-        ``lengths``, ``(B,)`` int64 on the CPU, with the properties ``total``, the distances, and ``rate``, the word or
-        character error rate: the sum of all edits divided by the sum of the lengths of the references.
+        A named tuple of ``insertions`` (tokens that only the hypothesis has), ``deletions``,
+        ``substitutions`` and ``lengths``, ``(B,)`` int64 on the CPU, with the properties ``total``,
+        the distances, and ``rate``, the word or character error rate: the sum of all edits divided
+        by the sum of the lengths of the references.
 
     Raises:
         ArgumentTypeError: an argument is not a Ragged of integers.
@@ -228,7 +263,9 @@ def edit_distance(hypotheses: Ragged, references: Ragged) -> Edits:
         counts = kernels.edits(left.values, left.offsets, right.values, right.offsets)
     else:
         items = zip(left.to_list(), right.to_list(), strict=True)
-        counts = torch.tensor([_count(x.tolist(), y.tolist()) for x, y in items], dtype=torch.int64).view(-1, 3)
+        counts = torch.tensor(
+            [_count(x.tolist(), y.tolist()) for x, y in items], dtype=torch.int64
+        ).view(-1, 3)
     insertions, deletions, substitutions = counts.unbind(1)
     return Edits(insertions, deletions, substitutions, right.lengths)
 

@@ -1,7 +1,8 @@
 """Beam search over prefixes of CTC in plain Python, and the states in which all searches end.
 
-The Python search calls a scorer once per step with all new pairs of a prefix and a token; other searches run in C++.
-Both use the states that ``raglane_find_prefixes`` in ``csrc/abi/raglane.h`` describes.
+The Python search calls a scorer once per step with all new pairs of a prefix and a token; other
+searches run in C++. Both use the states that ``raglane_find_prefixes`` in ``csrc/abi/raglane.h``
+describes.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from raglane.ragged import Ragged
 from raglane.segments import IntArray
 
 Piece = tuple[int, int, float]
-"""A token of an alignment: its first step, the step after its last, the sum of its probabilities."""
+"""A token of an alignment: its first step, the step after its last, the sum of its
+probabilities."""
 
 Scorer = Callable[[Ragged, Tensor], Tensor]
 
@@ -38,7 +40,9 @@ def _log_add(a: float, b: float) -> float:
 
 @dataclass(slots=True)
 class _Prefix:
-    """Log-probabilities of all alignments of a prefix, and of the best one, by their end: a blank or the last token."""
+    """Log-probabilities of all alignments of a prefix, and of the best one, by their end: a blank
+    or the last token.
+    """
 
     tokens: tuple[int, ...] = ()
     blank: float = _NEVER
@@ -58,10 +62,14 @@ class _Prefix:
         return self.path if self.best_blank >= self.best_label else self.run
 
     def start(self, parent: _Prefix, log_prob: float, step: int) -> None:
-        """Add the alignments in which the last token begins: only after a blank if it repeats the one before."""
+        """Add the alignments in which the last token begins: only after a blank if it repeats the
+        one before.
+        """
         repeats = parent.tokens[-1:] == self.tokens[-1:]
         self.label = _log_add(self.label, (parent.blank if repeats else parent.total) + log_prob)
-        best = (parent.best_blank if repeats else max(parent.best_blank, parent.best_label)) + log_prob
+        best = (
+            parent.best_blank if repeats else max(parent.best_blank, parent.best_label)
+        ) + log_prob
         if best > self.best_label:
             piece = (step, step + 1, math.exp(log_prob))
             self.best_label, self.run = best, (*(parent.path if repeats else parent.ended), piece)
@@ -79,12 +87,21 @@ class _Search:
     def pairs(self, row: Sequence[float]) -> list[tuple[int, int]]:
         """Return the new prefixes of a step: the place in the beam, and the token."""
         settings, known = self.settings, {prefix.tokens for prefix in self.prefixes}
-        allowed = [token for token, value in enumerate(row) if token != settings.blank and value > _NEVER]
+        allowed = [
+            token for token, value in enumerate(row) if token != settings.blank and value > _NEVER
+        ]
         chosen = sorted(allowed, key=lambda token: -row[token])[: settings.tokens_per_step]
         places = enumerate(self.prefixes)
-        return [(place, token) for place, one in places for token in chosen if (*one.tokens, token) not in known]
+        return [
+            (place, token)
+            for place, one in places
+            for token in chosen
+            if (*one.tokens, token) not in known
+        ]
 
-    def advance(self, row: Sequence[float], pairs: list[tuple[int, int]], scores: Sequence[float]) -> None:
+    def advance(
+        self, row: Sequence[float], pairs: list[tuple[int, int]], scores: Sequence[float]
+    ) -> None:
         """Compute one step, with the scores of its pairs."""
         found: list[tuple[float, int, int, _Prefix]] = []
         known = {prefix.tokens: prefix for prefix in self.prefixes}
@@ -117,13 +134,21 @@ class _Search:
         prefixes = self.prefixes
         tokens = [token for one in prefixes for token in one.tokens]
         fields = ("blank", "label", "best_blank", "best_label", "scorer")
-        numbers = np.array([[getattr(one, field) for one in prefixes] for field in fields], dtype=np.float64)
-        parts = [[self.steps, len(prefixes)], [len(one.tokens) for one in prefixes], numbers.view(np.int64).ravel()]
+        numbers = np.array(
+            [[getattr(one, field) for one in prefixes] for field in fields], dtype=np.float64
+        )
+        parts = [
+            [self.steps, len(prefixes)],
+            [len(one.tokens) for one in prefixes],
+            numbers.view(np.int64).ravel(),
+        ]
         parts.append(tokens)
         for kind in ("path", "run"):
             best = "best_blank" if kind == "path" else "best_label"
             pieces = [
-                getattr(one, kind) if getattr(one, best) > _NEVER else [(0, 0, 0.0)] * len(one.tokens)
+                getattr(one, kind)
+                if getattr(one, best) > _NEVER
+                else [(0, 0, 0.0)] * len(one.tokens)
                 for one in prefixes
             ]
             flat = [piece for listed in pieces for piece in listed]
@@ -133,7 +158,11 @@ class _Search:
 
 
 def search(
-    log_probs: Tensor, offsets: Tensor, state: tuple[Tensor, Tensor] | None, beam: Beam, scorer: Scorer | None
+    log_probs: Tensor,
+    offsets: Tensor,
+    state: tuple[Tensor, Tensor] | None,
+    beam: Beam,
+    scorer: Scorer | None,
 ) -> tuple[Tensor, Tensor]:
     """Run or continue a search on ``(N, C)``; return the state and the offsets of its records."""
     bounds = offsets.tolist()
@@ -153,33 +182,48 @@ def search(
                 for place, of_item in zip(running, pairs, strict=True)
                 for at, _ in of_item
             ]
-            flat = torch.tensor([token for prefix in prefixes for token in prefix], dtype=torch.int64, device="cpu")
-            tokens = torch.tensor([token for of_item in pairs for _, token in of_item], device="cpu")
-            scores = _scored(scorer, Ragged.from_flat(flat, lengths=[len(prefix) for prefix in prefixes]), tokens)
+            flat = torch.tensor(
+                [token for prefix in prefixes for token in prefix], dtype=torch.int64, device="cpu"
+            )
+            tokens = torch.tensor(
+                [token for of_item in pairs for _, token in of_item], device="cpu"
+            )
+            scores = _scored(
+                scorer, Ragged.from_flat(flat, lengths=[len(prefix) for prefix in prefixes]), tokens
+            )
         ends = list(accumulate(map(len, pairs)))
         for place, row, of_item, end in zip(running, taken, pairs, ends, strict=True):
             searches[place].advance(row, of_item, scores[end - len(of_item) : end])
     found = [one.record() for one in searches]
     numbers = np.concatenate(found) if found else np.zeros(0, dtype=np.int64)
-    return torch.from_numpy(numbers), torch.from_numpy(np.cumsum([0, *map(len, found)], dtype=np.int64))
+    return torch.from_numpy(numbers), torch.from_numpy(
+        np.cumsum([0, *map(len, found)], dtype=np.int64)
+    )
 
 
 def _scored(scorer: Scorer, sequences: Ragged, tokens: Tensor) -> list[float]:
     """Return the scores of a step; raise if they are not one number below inf per pair."""
     scores: Any = scorer(sequences, tokens)
     if not isinstance(scores, Tensor) or scores.shape != tokens.shape or scores.is_complex():
-        got = f"a result of shape {tuple(scores.shape)}" if isinstance(scores, Tensor) else type(scores).__name__
+        got = (
+            f"a result of shape {tuple(scores.shape)}"
+            if isinstance(scores, Tensor)
+            else type(scores).__name__
+        )
         rule = f"a function that returns one real score for each of the {len(tokens)} pairs"
         raise ShapeError("scorer", got, rule, "return a tensor (M,)")
     found: list[float] = scores.double().tolist()
     wrong = [score for score in found if not score < math.inf]
     if wrong:
         fix = "return -inf to forbid a token"
-        raise ArgumentError("scorer", f"{wrong[0]}", "a function that returns numbers below inf", fix)
+        raise ArgumentError(
+            "scorer", f"{wrong[0]}", "a function that returns numbers below inf", fix
+        )
     return found
 
 
-# -- states ------------------------------------------------------------------------------------------------------------
+# -- states
+# --------------------------------------------------------------------------------------------------
 
 
 def _no_state() -> ArgumentError:
@@ -195,22 +239,28 @@ class _Record:
     lengths: IntArray  # ``(E,)``
     numbers: NDArray[np.float64]  # ``(5, E)``: blank, label, best blank, best label, scorer
     tokens: IntArray  # ``(n,)``
-    spans: (
-        IntArray  # ``(2, 3, n)``: by the end of the alignment; the first step, that after the last, the bits of a sum
-    )
+    # ``(2, 3, n)``: by the end of the alignment; the first step, that after the last, the bits of a
+    # sum.
+    spans: IntArray
 
     @classmethod
     def of(cls, record: IntArray) -> _Record:
         count, size = (int(record[1]), len(record) - 2) if len(record) > 1 else (-1, 0)
         lengths = record[2 : 2 + max(count, 0)]
-        if not 0 <= count <= size // 6 or lengths.min(initial=0) < 0 or lengths.max(initial=0) > size:
+        if (
+            not 0 <= count <= size // 6
+            or lengths.min(initial=0) < 0
+            or lengths.max(initial=0) > size
+        ):
             raise _no_state()
         if size != 6 * count + 7 * int(lengths.sum()):
             raise _no_state()
         rest = record[2 + count :]
         numbers, body = rest[: 5 * count].view(np.float64).reshape(5, count), rest[5 * count :]
         total = len(body) // 7
-        return cls(int(record[0]), lengths, numbers, body[:total], body[total:].reshape(2, 3, total))
+        return cls(
+            int(record[0]), lengths, numbers, body[:total], body[total:].reshape(2, 3, total)
+        )
 
 
 def _read(record: IntArray, classes: int) -> tuple[int, list[_Prefix]]:
@@ -226,7 +276,14 @@ def _read(record: IntArray, classes: int) -> tuple[int, list[_Prefix]]:
     for number, end in enumerate(ends):
         part = slice(end - fields.lengths[number], end)
         path, run = (
-            tuple(zip(first[part].tolist(), after[part].tolist(), mass[part].view(np.float64).tolist(), strict=True))
+            tuple(
+                zip(
+                    first[part].tolist(),
+                    after[part].tolist(),
+                    mass[part].view(np.float64).tolist(),
+                    strict=True,
+                )
+            )
             for first, after, mass in fields.spans
         )
         blank, label, best_blank, best_label, scorer = fields.numbers[:, number].tolist()
@@ -251,13 +308,18 @@ def hypotheses(state: Ragged, n_best: int, dtype: torch.dtype, device: torch.dev
         tokens.append(fields.tokens[:total])
         scores.append(np.logaddexp(blank, label) + scorer)
         times.append(np.stack([first, after], 1))
-        # At least one element in every state that a search made; a changed one must not divide by 0.
+        # At least one element in every state that a search made; a changed one must not divide by
+        # 0.
         confidences.append(mass.copy().view(np.float64) / np.maximum(after - first, 1))
 
     def tensor(parts: list[Any], dtype: torch.dtype, *shape: int) -> Tensor:
-        return torch.from_numpy(np.concatenate(parts) if parts else np.zeros(shape)).to(device, dtype)
+        return torch.from_numpy(np.concatenate(parts) if parts else np.zeros(shape)).to(
+            device, dtype
+        )
 
-    sequences = Ragged.from_flat(tensor(tokens, torch.int64, 0), lengths=tensor(lengths, torch.int64, 0).cpu())
+    sequences = Ragged.from_flat(
+        tensor(tokens, torch.int64, 0), lengths=tensor(lengths, torch.int64, 0).cpu()
+    )
     offsets = torch.tensor([0, *accumulate(counts)], device=device)
     found = sequences.with_values(tensor(times, torch.int64, 0, 2))
     means = sequences.with_values(tensor(confidences, dtype, 0))

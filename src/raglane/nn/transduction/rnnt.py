@@ -1,9 +1,10 @@
 """The loss of a transducer on ragged batches, without a tensor of all frames, labels and classes.
 
-The alignments are those of :mod:`raglane.nn.transduction.lattice`. They need two numbers per frame and label, the
-log-probabilities of the blank and of the next label. The logits from which these come are computed in tiles of some
-frames, and again in the backward pass. For a linear joint on a CPU see :mod:`raglane.nn.transduction.fused`; any other
-joint runs here in plain torch, on any device.
+The alignments are those of :mod:`raglane.nn.transduction.lattice`. They need two numbers per frame
+and label, the log-probabilities of the blank and of the next label. The logits from which these
+come are computed in tiles of some frames, and again in the backward pass. For a linear joint on a
+CPU see :mod:`raglane.nn.transduction.fused`; any other joint runs here in plain torch, on any
+device.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ from raglane.nn.transduction import fused
 from raglane.nn.transduction.lattice import Alignments, align
 from raglane.ragged import Ragged
 
-# The rows of a tile, at least those of one frame: enough for a product at full speed, and few enough for the caches.
+# The rows of a tile, at least those of one frame: enough for a product at full speed, and few
+# enough for the caches.
 _TILE = 2048
 
 
@@ -56,47 +58,55 @@ def rnnt_loss(
     one_symbol_per_frame: bool = False,
     weights: Tensor | None = None,
 ) -> Tensor:
-    """Return minus the log-probability of each target, over all its alignments with its sequence, by a transducer.
+    """Return minus the log-probability of each target, over all its alignments with its sequence,
+    by a transducer.
 
-    A transducer emits a blank or a label, given a frame t and the u labels before it (Graves 2012, "Sequence
-    transduction with recurrent neural networks"). A blank leads to the next frame, a label to the next label, and the
-    last frame ends with a blank. The log-softmax over the classes is a part of the loss. Memory does not grow with the
-    frames times labels times classes of the batch, but with its frames times labels, except if logits are passed. The
-    host needs the lengths. The loss can be differentiated once, and :func:`torch.compile` breaks the graph here.
+    A transducer emits a blank or a label, given a frame t and the u labels before it (Graves 2012,
+    "Sequence transduction with recurrent neural networks"). A blank leads to the next frame, a
+    label to the next label, and the last frame ends with a blank. The log-softmax over the classes
+    is a part of the loss. Memory does not grow with the frames times labels times classes of the
+    batch, but with its frames times labels, except if logits are passed. The host needs the
+    lengths. The loss can be differentiated once, and :func:`torch.compile` breaks the graph here.
 
     Args:
-        encoder: a sequence of T frames, values ``(N, H)`` of a floating-point dtype, per sequence. Without
-            ``predictor``, the logits: ``T * (U + 1)`` rows per sequence, values ``(M, C)``, row ``t * (U + 1) + u``.
-        predictor: a sequence of ``U + 1`` states, values ``(P, H)``, per sequence: before the first label, and after
-            each. None if ``encoder`` has the logits.
-        targets: one sequence of U labels per sequence, of an integer dtype, from 0 to C - 1 without the blank. Their
-            lengths may be 0.
-        joint: computes logits ``(rows, C)``. A :class:`torch.nn.Linear`, ``joint(tanh(frame + state))``, fastest on a
-            CPU; or any function or module that is called with rows of ``encoder`` and of ``predictor``, and computes
-            each row from these rows only. Backward calls it again, so tensors that a function reads must not change
-            before; for the parameters of a module this is checked.
+        encoder: a sequence of T frames, values ``(N, H)`` of a floating-point dtype, per sequence.
+            Without ``predictor``, the logits: ``T * (U + 1)`` rows per sequence, values ``(M, C)``,
+            row ``t * (U + 1) + u``.
+        predictor: a sequence of ``U + 1`` states, values ``(P, H)``, per sequence: before the first
+            label, and after each. None if ``encoder`` has the logits.
+        targets: one sequence of U labels per sequence, of an integer dtype, from 0 to C - 1 without
+            the blank. Their lengths may be 0.
+        joint: computes logits ``(rows, C)``. A :class:`torch.nn.Linear`, ``joint(tanh(frame +
+            state))``, fastest on a CPU; or any function or module that is called with rows of
+            ``encoder`` and of ``predictor``, and computes each row from these rows only. Backward
+            calls it again, so tensors that a function reads must not change before; for the
+            parameters of a module this is checked.
         blank: the class that means "no label".
-        reduction: as of :func:`~raglane.nn.losses.ctc_loss`: ``"element"``, the sum of the losses divided by the number
-            of labels; ``"sequence"``, the mean over sequences of their losses per label; ``"none"``, the loss of each
-            sequence, times its weight.
-        fastemit: lambda of at least 0. Gradients that come through labels are multiplied by 1 + lambda, and those that
-            come through blanks are not, so that labels are emitted earlier (Yu et al. 2021, "FastEmit: low-latency
-            streaming ASR with sequence-level emission regularization"). The value of the loss does not change.
-        one_symbol_per_frame: True if a label leads to the next frame too, so that a frame emits one blank or label
-            (Tripathi et al. 2019, "Monotonic recurrent neural network transducer and decoding strategies").
-        weights: ``(B,)``, one number of at least 0 per sequence. With 0, even a NaN in the sequence has no effect.
+        reduction: as of :func:`~raglane.nn.losses.ctc_loss`: ``"element"``, the sum of the losses
+            divided by the number of labels; ``"sequence"``, the mean over sequences of their losses
+            per label; ``"none"``, the loss of each sequence, times its weight.
+        fastemit: lambda of at least 0. Gradients that come through labels are multiplied by 1 +
+            lambda, and those that come through blanks are not, so that labels are emitted earlier
+            (Yu et al. 2021, "FastEmit: low-latency streaming ASR with sequence-level emission
+            regularization"). The value of the loss does not change.
+        one_symbol_per_frame: True if a label leads to the next frame too, so that a frame emits one
+            blank or label (Tripathi et al. 2019, "Monotonic recurrent neural network transducer and
+            decoding strategies").
+        weights: ``(B,)``, one number of at least 0 per sequence. With 0, even a NaN in the sequence
+            has no effect.
 
     Returns:
-        A 0-d tensor of the dtype of ``encoder``, or ``(B,)`` for the reduction ``"none"``. A sequence without an
-        alignment has an infinite loss without a gradient: one with labels, but without frames or, with
-        ``one_symbol_per_frame``, with fewer frames than labels. Without frames and labels the loss is 0. With a linear
-        joint on a CPU, the loss of a sequence has the same bits in any batch.
+        A 0-d tensor of the dtype of ``encoder``, or ``(B,)`` for the reduction ``"none"``. A
+        sequence without an alignment has an infinite loss without a gradient: one with labels, but
+        without frames or, with ``one_symbol_per_frame``, with fewer frames than labels. Without
+        frames and labels the loss is 0. With a linear joint on a CPU, the loss of a sequence has
+        the same bits in any batch.
 
     Raises:
         ArgumentTypeError: an argument is of the wrong kind or dtype.
         ShapeError: shapes, numbers of sequences, lengths or devices do not match.
-        ArgumentError: the blank does not exist, the reduction is unknown, or ``fastemit`` is negative; on a CPU, a
-            label does not exist, or a weight is negative or not finite.
+        ArgumentError: the blank does not exist, the reduction is unknown, or ``fastemit`` is
+            negative; on a CPU, a label does not exist, or a weight is negative or not finite.
 
     Example:
         >>> frames, states = Ragged([torch.zeros(2, 8)]), Ragged([torch.zeros(2, 8)])  # T = 2, U = 1
@@ -107,12 +117,16 @@ def rnnt_loss(
     """
     check_reduction(reduction, "'none' and take the mean")
     flag = check_flag("one_symbol_per_frame", one_symbol_per_frame)
-    fastemit = check_number("fastemit", fastemit, "a finite number of at least 0", lambda value: 0 <= value < 1e9)
+    fastemit = check_number(
+        "fastemit", fastemit, "a finite number of at least 0", lambda value: 0 <= value < 1e9
+    )
     blank = check_whole("blank", blank)
     frames = _check(encoder, predictor, targets, joint, blank)
     if encoder.values.is_cpu:  # emissions, shares and the variables of the recursion
         check_pairs(frames, targets.host_lengths + 1, 24)
-    alignments = Alignments(frames, targets.host_lengths, _following(targets, blank), blank, flag, fastemit)
+    alignments = Alignments(
+        frames, targets.host_lengths, _following(targets, blank), blank, flag, fastemit
+    )
     dtype = wide(encoder.dtype)
     batches = [encoder] if predictor is None else [encoder, predictor]
     parts = [batch.values for batch in batches]
@@ -121,7 +135,9 @@ def rnnt_loss(
     if weights is not None:
         shares = sequence_weights(weights, targets).to(dtype)
         parts = [
-            part.masked_fill(segments.spread(shares == 0, batch.offsets, part.shape[0]).unsqueeze(1), 0)
+            part.masked_fill(
+                segments.spread(shares == 0, batch.offsets, part.shape[0]).unsqueeze(1), 0
+            )
             for part, batch in zip(parts, batches, strict=True)
         ]
     lengths = targets.lengths, frames.to(targets.device, non_blocking=True)
@@ -134,11 +150,17 @@ def rnnt_loss(
     if reduction == "none" or shares.requires_grad or has_tangent([shares]):
         losses = fused.losses(parts, joint, alignments)
         return reduce_per_label(losses, shares, *lengths, reduction).to(encoder.dtype)
-    return fused.losses(parts, joint, alignments, label_scales(shares, *lengths, reduction)).sum().to(encoder.dtype)
+    return (
+        fused.losses(parts, joint, alignments, label_scales(shares, *lengths, reduction))
+        .sum()
+        .to(encoder.dtype)
+    )
 
 
 def _check(encoder: Any, predictor: Any, targets: Any, joint: Any, blank: int) -> Tensor:
-    """Raise if arguments do not match; return the number of frames of each sequence, ``(B,)`` on the host."""
+    """Raise if arguments do not match; return the number of frames of each sequence, ``(B,)`` on
+    the host.
+    """
     check_predictions("encoder", encoder)
     check_labels(targets, encoder, "encoder")
     for name, batch in (("encoder", encoder), ("predictor", predictor)):
@@ -147,7 +169,9 @@ def _check(encoder: Any, predictor: Any, targets: Any, joint: Any, blank: int) -
             check_device(name, batch.values, encoder.device)
         if batch is not None and batch.values.dim() != 2:
             fix = "make the features the only dimension of an element"
-            raise ShapeError(name, f"elements of shape {tuple(batch.features)}", "values (N, H)", fix)
+            raise ShapeError(
+                name, f"elements of shape {tuple(batch.features)}", "values (N, H)", fix
+            )
     rows, states = encoder.host_lengths, targets.host_lengths + 1
     if (predictor is None) != (joint is None):
         got = f"predictor {'None' if predictor is None else 'a Ragged'}, joint {quote(joint)}"
@@ -157,32 +181,48 @@ def _check(encoder: Any, predictor: Any, targets: Any, joint: Any, blank: int) -
         wrong, name, got_rows = rows % states != 0, "encoder", rows
         rule = "logits with a multiple of U + 1 = {} rows for sequence {}, one per frame and number of labels before it"
     else:
-        check_kind("joint", joint, Callable, "a torch.nn.Linear, or a function of two tensors", "pass a module")
+        check_kind(
+            "joint",
+            joint,
+            Callable,
+            "a torch.nn.Linear, or a function of two tensors",
+            "pass a module",
+        )
         if len(predictor) != len(encoder):
             rule = f"one sequence for each of the {len(encoder)} sequences of encoder"
-            raise ShapeError("predictor", f"{len(predictor)} sequences", rule, "pass U + 1 states for each")
+            raise ShapeError(
+                "predictor", f"{len(predictor)} sequences", rule, "pass U + 1 states for each"
+            )
         got_rows = predictor.host_lengths
         wrong, name = got_rows != states, "predictor"
         rule = "states before the first and after each label, U + 1 = {} for sequence {}"
     if bool(wrong.any()):
         place = int(wrong.nonzero()[0])
         fix = "compute the predictor on a start symbol followed by the labels"
-        raise ShapeError(name, f"{int(got_rows[place])} rows", rule.format(int(states[place]), place), fix)
+        raise ShapeError(
+            name, f"{int(got_rows[place])} rows", rule.format(int(states[place]), place), fix
+        )
     if predictor is None or isinstance(joint, torch.nn.Linear):
-        _check_classes(targets, encoder.values.shape[1] if predictor is None else joint.out_features, blank)
+        _check_classes(
+            targets, encoder.values.shape[1] if predictor is None else joint.out_features, blank
+        )
     if isinstance(joint, torch.nn.Linear):
         check_device("joint", joint.weight, encoder.device)
         for name, batch in (("encoder", encoder), ("predictor", predictor)):
             if batch.values.shape[1] != joint.in_features:
                 rule = f"of {joint.in_features} features, the in_features of joint"
-                raise ShapeError(name, f"{batch.values.shape[1]} features", rule, "project it to that size")
+                raise ShapeError(
+                    name, f"{batch.values.shape[1]} features", rule, "project it to that size"
+                )
     return rows // states if predictor is None else rows
 
 
 def _check_classes(targets: Ragged, classes: int, blank: int) -> None:
     if not 0 <= blank < classes:
         fix = "pass the class of the joint that means no label"
-        raise ArgumentError("blank", quote(blank), f"from 0 to {classes - 1}, one of the classes", fix)
+        raise ArgumentError(
+            "blank", quote(blank), f"from 0 to {classes - 1}, one of the classes", fix
+        )
     check_classes(targets, classes, blank)
 
 
@@ -195,7 +235,9 @@ def _following(targets: Ragged, blank: int) -> Tensor:
 
 
 def _emissions(parts: list[Tensor], joint: Any, alignments: Alignments, targets: Ragged) -> Tensor:
-    """Return the log-probabilities of the blank and the next label of each frame and state, ``(M, 2)``."""
+    """Return the log-probabilities of the blank and the next label of each frame and state, ``(M,
+    2)``.
+    """
     frames, states = alignments.frames, alignments.labels + 1
     device, dtype = parts[0].device, wide(parts[0].dtype)
     rows = torch.repeat_interleave(states, frames)  # of each frame
@@ -205,25 +247,35 @@ def _emissions(parts: list[Tensor], joint: Any, alignments: Alignments, targets:
         bounds.append(max(bisect_right(starts, starts[bounds[-1]] + _TILE) - 1, bounds[-1] + 1))
     rows, first = (part.to(device, non_blocking=True) for part in (rows, first))
     totals = [starts[end] - starts[begin] for begin, end in pairwise(bounds)]
-    pieces = parts[0].split(totals if joint is None else [end - begin for begin, end in pairwise(bounds)])
+    pieces = parts[0].split(
+        totals if joint is None else [end - begin for begin, end in pairwise(bounds)]
+    )
 
     def pick(piece: Tensor, begin: int, end: int, total: int, *_: Tensor) -> Tensor:
         state = segments.element_index(first[begin:end], rows[begin:end], total)
         logits = piece
         if joint is not None:
-            frame = segments.repeated(torch.arange(end - begin, device=device), rows[begin:end], total)
+            frame = segments.repeated(
+                torch.arange(end - begin, device=device), rows[begin:end], total
+            )
             logits = _joined(joint, piece.index_select(0, frame), parts[1].index_select(0, state))
             _check_classes(targets, logits.shape[1], alignments.blank)
         scores = logits.log_softmax(-1, dtype=dtype)
-        label = scores.gather(1, alignments.following.index_select(0, state).unsqueeze(1)).squeeze(1)
+        label = scores.gather(1, alignments.following.index_select(0, state).unsqueeze(1)).squeeze(
+            1
+        )
         return torch.stack([scores[:, alignments.blank], label], 1)
 
     tiles = zip(pieces, bounds, bounds[1:], totals, strict=False)
     # The sum of nothing keeps batches without frames differentiable.
     empty = parts[0][:0].sum() * parts[0].new_empty(0, 2, dtype=dtype)
-    # A checkpoint raises if an argument was changed in place before it runs again; the first call fills lazy ones.
+    # A checkpoint raises if an argument was changed in place before it runs again; the first call
+    # fills lazy ones.
     owner = getattr(joint, "__self__", joint)
-    read = [*parts[1:], *filterfalse(is_lazy, owner.parameters() if isinstance(owner, torch.nn.Module) else ())]
+    read = [
+        *parts[1:],
+        *filterfalse(is_lazy, owner.parameters() if isinstance(owner, torch.nn.Module) else ()),
+    ]
     run: Any = checkpoint if torch.is_grad_enabled() else lambda _, *tile, **__: pick(*tile)
     return torch.cat([empty, *(run(pick, *tile, *read, use_reentrant=False) for tile in tiles)])
 
@@ -234,7 +286,9 @@ def _joined(joint: Any, frames: Tensor, states: Tensor) -> Tensor:
         return joint((frames + states).tanh().to(joint.weight.dtype))
     logits = joint(frames, states)
     if not isinstance(logits, Tensor) or logits.dim() != 2 or logits.shape[0] != frames.shape[0]:
-        got = f"{tuple(logits.shape)}" if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
+        got = (
+            f"{tuple(logits.shape)}" if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
+        )
         rule = f"a function that returns logits (rows, C), here ({frames.shape[0]}, C)"
         raise ShapeError("joint", got, rule, "compute one row of logits per pair of rows")
     return logits

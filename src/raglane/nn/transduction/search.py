@@ -8,7 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raglane._utils.checks import check_count, check_device, check_real, check_tensor, check_whole, read_integers
+from raglane._utils.checks import (
+    check_count,
+    check_device,
+    check_real,
+    check_tensor,
+    check_whole,
+    read_integers,
+)
 from raglane._utils.messages import quote
 from raglane._utils.tracing import never_traced
 from raglane.errors import ArgumentError, ShapeError
@@ -35,53 +42,59 @@ def beam_search(
     n_best: int = 1,
     rows: int | None = None,
 ) -> Hypotheses:
-    """Search the best token sequences of each item, with any model that predicts one token after another.
+    """Search the best token sequences of each item, with any model that predicts one token after
+    another.
 
-    A step extends each hypothesis of an item by every token. Extensions by ``end`` are finished if they are among the
-    ``beam`` best; the ``beam`` best others continue. So ``beam=1`` is the greedy search. The hypotheses of all items
-    are the rows of one batch. An item leaves it when no continuation can be better than its ``n_best`` finished
-    hypotheses, and the next item takes its place. The results do not depend on ``rows`` or on the other items, apart
-    from the rounding of ``step``. Equal scores: the better prefix, then the lowest token.
+    A step extends each hypothesis of an item by every token. Extensions by ``end`` are finished if
+    they are among the ``beam`` best; the ``beam`` best others continue. So ``beam=1`` is the greedy
+    search. The hypotheses of all items are the rows of one batch. An item leaves it when no
+    continuation can be better than its ``n_best`` finished hypotheses, and the next item takes its
+    place. The results do not depend on ``rows`` or on the other items, apart from the rounding of
+    ``step``. Equal scores: the better prefix, then the lowest token.
 
-    The score of a hypothesis of L tokens is ``log_probability / lp(L)``, with the length penalty of Wu et al. 2016
-    (arXiv:1609.08144, equation 14), ``lp(L) = ((5 + L) / 6) ** length_penalty``, plus ``penalty``. The end of an item
-    is exact for scores of tokens and penalties of at most 0.
+    The score of a hypothesis of L tokens is ``log_probability / lp(L)``, with the length penalty of
+    Wu et al. 2016 (arXiv:1609.08144, equation 14), ``lp(L) = ((5 + L) / 6) ** length_penalty``,
+    plus ``penalty``. The end of an item is exact for scores of tokens and penalties of at most 0.
 
-    With ``silent`` it searches for transducers: one token, e.g. their blank, is not part of the output, and a
-    hypothesis is finished after ``frames`` of them. Hypotheses with the same output are merged, and their probabilities
-    added: alignment-length synchronous decoding (Saon et al. 2020, ICASSP, "Alignment-length synchronous decoding for
-    RNN transducer").
+    With ``silent`` it searches for transducers: one token, e.g. their blank, is not part of the
+    output, and a hypothesis is finished after ``frames`` of them. Hypotheses with the same output
+    are merged, and their probabilities added: alignment-length synchronous decoding (Saon et al.
+    2020, ICASSP, "Alignment-length synchronous decoding for RNN transducer").
 
     Args:
-        step: ``step(tokens, state)`` returns log-probabilities ``(R, V)`` of the next token of R hypotheses, and the
-            new state. ``tokens`` ``(R,)`` int64 are their last tokens, silent ones included. Rows must not depend on
-            each other.
-        starts: ``(B,)`` integers, the token that the first step of each item reads; it is not part of the output.
-        state: a tensor, or a tuple, list or dict of them, with B rows, also nested. The search selects rows, so a
-            tensor of item numbers lets ``step`` find the data of an item.
+        step: ``step(tokens, state)`` returns log-probabilities ``(R, V)`` of the next token of R
+            hypotheses, and the new state. ``tokens`` ``(R,)`` int64 are their last tokens, silent
+            ones included. Rows must not depend on each other.
+        starts: ``(B,)`` integers, the token that the first step of each item reads; it is not part
+            of the output.
+        state: a tensor, or a tuple, list or dict of them, with B rows, also nested. The search
+            selects rows, so a tensor of item numbers lets ``step`` find the data of an item.
         beam: the number of hypotheses of an item that run at once.
-        max_length: the most tokens of an output: a number, or ``(B,)`` integers. A hypothesis of that length is
-            finished without ``end``. With ``silent``, only silent tokens can follow.
+        max_length: the most tokens of an output: a number, or ``(B,)`` integers. A hypothesis of
+            that length is finished without ``end``. With ``silent``, only silent tokens can follow.
         end: the token that finishes a hypothesis; it is not part of the output, but of the score.
         silent: the token that is not part of the output; not together with ``end``.
-        frames: with ``silent``, ``(B,)`` integers, the number of silent tokens that finish a hypothesis.
+        frames: with ``silent``, ``(B,)`` integers, the number of silent tokens that finish a
+            hypothesis.
         length_penalty: the exponent above; more favours longer outputs.
-        penalty: ``penalty(state)`` returns ``(R,)``, a number of at most 0 per row, e.g. the coverage penalty of
-            attention. It is called with the state that ``step`` returned with the last token's probabilities.
-        constraint: ``constraint(prefixes, items, log_probs)`` returns log-probabilities ``(R, V)``, with ``-inf`` for
-            tokens that may not follow. ``prefixes`` is a Ragged of the R outputs so far, ``items`` ``(R,)`` are the
-            numbers of their items.
+        penalty: ``penalty(state)`` returns ``(R,)``, a number of at most 0 per row, e.g. the
+            coverage penalty of attention. It is called with the state that ``step`` returned with
+            the last token's probabilities.
+        constraint: ``constraint(prefixes, items, log_probs)`` returns log-probabilities ``(R, V)``,
+            with ``-inf`` for tokens that may not follow. ``prefixes`` is a Ragged of the R outputs
+            so far, ``items`` ``(R,)`` are the numbers of their items.
         n_best: the most hypotheses per item in the result, at most ``beam``.
         rows: the most rows that run at once, at least ``beam``. None for all items at once.
 
     Returns:
-        The hypotheses, with scores of the dtype of the log-probabilities. With ``silent``, ``times`` are the frames of
-        the tokens in the most probable of the merged alignments.
+        The hypotheses, with scores of the dtype of the log-probabilities. With ``silent``,
+        ``times`` are the frames of the tokens in the most probable of the merged alignments.
 
     Raises:
         ArgumentError: an argument is out of its range, or ``step`` returns NaN.
         ArgumentTypeError: an argument is of the wrong kind.
-        ShapeError: ``state``, ``starts``, or a result of ``step`` or a callback does not have a row per hypothesis.
+        ShapeError: ``state``, ``starts``, or a result of ``step`` or a callback does not have a row
+            per hypothesis.
 
     Example:
         >>> chances = torch.tensor([[0.0, 0.6, 0.4], [0.7, 0.1, 0.2], [0.2, 0.8, 0.0]]).log()
@@ -99,16 +112,31 @@ def beam_search(
     if check_count("n_best", n_best) > beam:
         raise ArgumentError("n_best", quote(n_best), f"at most beam, {beam}", "pass a larger beam")
     if rows is not None and check_count("rows", rows) < beam:
-        rule, fix = f"at least beam, {beam}, the rows of one item", "pass more, or None for no limit"
+        rule, fix = (
+            f"at least beam, {beam}, the rows of one item",
+            "pass more, or None for no limit",
+        )
         raise ArgumentError("rows", quote(rows), rule, fix)
     if end is not None and silent is not None:
-        rule, fix = "None with silent, because frames end the hypotheses then", "leave out one of both"
+        rule, fix = (
+            "None with silent, because frames end the hypotheses then",
+            "leave out one of both",
+        )
         raise ArgumentError("end", quote(end), rule, fix)
     if (frames is None) != (silent is None):
-        got, rule = "None" if frames is None else "a tensor", "a tensor with silent, and None without it"
+        got, rule = (
+            "None" if frames is None else "a tensor",
+            "a tensor with silent, and None without it",
+        )
         raise ArgumentError("frames", got, rule, "pass both or none")
     rule = "a finite number"
-    alpha = check_real("length_penalty", length_penalty, rule, lambda number: abs(number) < float("inf"), "pass e.g. 1")
+    alpha = check_real(
+        "length_penalty",
+        length_penalty,
+        rule,
+        lambda number: abs(number) < float("inf"),
+        "pass e.g. 1",
+    )
     if isinstance(max_length, Tensor):
         most = _integers("max_length", max_length, count, starts.device)
     else:

@@ -16,26 +16,47 @@ from raglane.ragged import Ragged
 
 
 def as_tokens(name: str, given: Any, count: int | None = None) -> Ragged:
-    """Return sequences of integers, from 0 to ``count - 1`` if given, as a Ragged of int64 on the CPU."""
-    batch = given if isinstance(given, Ragged) else Ragged(list(given)) if isinstance(given, (list, tuple)) else None
+    """Return sequences of integers, from 0 to ``count - 1`` if given, as a Ragged of int64 on the
+    CPU.
+    """
+    batch = (
+        given
+        if isinstance(given, Ragged)
+        else Ragged(list(given))
+        if isinstance(given, (list, tuple))
+        else None
+    )
     if batch is not None and batch.values.numel() == 0:
-        return Ragged.from_flat(torch.zeros(0, dtype=torch.int64, device="cpu"), lengths=batch.host_lengths)
+        return Ragged.from_flat(
+            torch.zeros(0, dtype=torch.int64, device="cpu"), lengths=batch.host_lengths
+        )
     is_real = batch is not None and (batch.dtype.is_floating_point or batch.dtype.is_complex)
     if batch is None or is_real or batch.dtype is torch.bool or batch.values.dim() != 1:
-        got = type(given).__name__ if batch is None else f"{batch.dtype}, elements of shape {tuple(batch.features)}"
-        rule, fix = "a Ragged of tokens, (N,) of an integer dtype", "wrap them with rl.Ragged(list_of_tokens)"
+        got = (
+            type(given).__name__
+            if batch is None
+            else f"{batch.dtype}, elements of shape {tuple(batch.features)}"
+        )
+        rule, fix = (
+            "a Ragged of tokens, (N,) of an integer dtype",
+            "wrap them with rl.Ragged(list_of_tokens)",
+        )
         raise ArgumentTypeError(name, got, rule, fix)
     values = batch.values.detach().to("cpu", torch.int64).contiguous()
     if count is not None:
         lowest, highest = map(int, values.aminmax())
         if lowest < 0 or highest >= count:
             got = f"token {lowest if lowest < 0 else highest}"
-            raise ArgumentError(name, got, f"tokens from 0 to {count - 1}", "check how tokens are numbered")
+            raise ArgumentError(
+                name, got, f"tokens from 0 to {count - 1}", "check how tokens are numbered"
+            )
     return Ragged.from_flat(values, lengths=batch.host_lengths)
 
 
 class TokenReader(nn.Module):
-    """The base of decoders: an embedding of tokens, and a recurrent layer that also reads ``more`` numbers."""
+    """The base of decoders: an embedding of tokens, and a recurrent layer that also reads ``more``
+    numbers.
+    """
 
     def __init__(
         self,
@@ -57,20 +78,35 @@ class TokenReader(nn.Module):
         width = hidden_size if embedding is None else check_count("embedding", embedding)
         self.dropout = nn.Dropout(check_dropout(dropout))
         self.embedding = nn.Embedding(num_tokens, width, device=device, dtype=dtype)
-        options |= {name: one for name, one in (("device", device), ("dtype", dtype)) if one is not None}
-        options |= {"num_layers": check_count("num_layers", num_layers), "dropout": dropout if num_layers != 1 else 0.0}
-        self.recurrent = made(layer_class(cell, layer_norm=False), width + more, hidden_size, **options)
+        options |= {
+            name: one for name, one in (("device", device), ("dtype", dtype)) if one is not None
+        }
+        options |= {
+            "num_layers": check_count("num_layers", num_layers),
+            "dropout": dropout if num_layers != 1 else 0.0,
+        }
+        self.recurrent = made(
+            layer_class(cell, layer_norm=False), width + more, hidden_size, **options
+        )
         if self.recurrent.bidirectional:
-            rule, fix = "a layer of one direction, because later tokens are unknown", "leave bidirectional out"
+            rule, fix = (
+                "a layer of one direction, because later tokens are unknown",
+                "leave bidirectional out",
+            )
             raise ArgumentTypeError("cell", "a bidirectional layer", rule, fix)
 
     def _embedded(self, tokens: Tensor) -> Tensor:
         return self.dropout(self.embedding(tokens))
 
     def _check_elements(self, name: str, given: Any, size: str) -> None:
-        """Raise unless an argument is a Ragged whose elements have as many features as an attribute."""
+        """Raise unless an argument is a Ragged whose elements have as many features as an
+        attribute.
+        """
         check_kind(name, given, Ragged, "a Ragged", "wrap a list of sequences with rl.Ragged")
         if given.values.dim() != 2 or given.values.shape[1] != getattr(self, size):
-            got, rule = f"elements of shape {tuple(given.features)}", f"{size} = {getattr(self, size)} features"
+            got, rule = (
+                f"elements of shape {tuple(given.features)}",
+                f"{size} = {getattr(self, size)} features",
+            )
             raise ShapeError(name, got, rule, "pass an encoder's output of this size")
         check_fits(name, given.values, self.embedding.weight)

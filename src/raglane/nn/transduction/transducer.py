@@ -21,17 +21,18 @@ from raglane.nn.transduction.search import beam_search
 from raglane.nn.transduction.tokens import TokenReader
 from raglane.ragged import Ragged
 
-# Of the prediction network, for R rows: its part of the joint's sum, (R, joint_size), and the states of the recurrent
-# layer, (R, num_layers, size).
+# Of the prediction network, for R rows: its part of the joint's sum, (R, joint_size), and the
+# states of the recurrent layer, (R, num_layers, size).
 Predicted = tuple[Tensor, ...]
 
 
 class Transducer(TokenReader):
     """A transducer: from the frames of an encoder, one after another, to a sequence of tokens.
 
-    After u tokens the prediction network, an embedding and a recurrent layer, has the output ``h_u``. At frame ``f_t``
-    the next token, or the blank that leads to the next frame, has the distribution (Graves 2012, "Sequence transduction
-    with recurrent neural networks", with the joint of Graves et al. 2013, arXiv:1303.5778) ::
+    After u tokens the prediction network, an embedding and a recurrent layer, has the output
+    ``h_u``. At frame ``f_t`` the next token, or the blank that leads to the next frame, has the
+    distribution (Graves 2012, "Sequence transduction with recurrent neural networks", with the
+    joint of Graves et al. 2013, arXiv:1303.5778) ::
 
         softmax(joint(tanh(frame(f_t) + state(h_u))))
 
@@ -41,11 +42,12 @@ class Transducer(TokenReader):
         num_tokens: V, the number of tokens, including the blank.
         encoder_size: the number of features of a frame.
         hidden_size: units of the recurrent layer.
-        cell: a key of ``raglane.nn.encoder.LAYERS``; or a function ``(input_size, hidden_size, **options)`` that
-            returns a recurrent layer, such as a class of ``rl.nn``.
+        cell: a key of ``raglane.nn.encoder.LAYERS``; or a function ``(input_size, hidden_size,
+            **options)`` that returns a recurrent layer, such as a class of ``rl.nn``.
         joint_size: the size of the sum; None for ``hidden_size``.
         embedding: the size of a token's embedding; None for ``hidden_size``.
-        blank: the token that leads to the next frame; it is also the first input of the prediction network.
+        blank: the token that leads to the next frame; it is also the first input of the prediction
+            network.
         dropout: the probability that an entry of an embedding is zeroed, and between layers.
         num_layers: the number of recurrent layers.
         device, dtype: of the parameters.
@@ -53,8 +55,8 @@ class Transducer(TokenReader):
 
     Raises:
         ArgumentError: an argument is out of its range.
-        ArgumentTypeError: ``cell`` does not return a recurrent layer of Raglane of one direction, or an argument has
-            the wrong type.
+        ArgumentTypeError: ``cell`` does not return a recurrent layer of Raglane of one direction,
+            or an argument has the wrong type.
 
     Example:
         >>> model = Transducer(30, encoder_size=16, hidden_size=32, cell="gru")
@@ -82,7 +84,9 @@ class Transducer(TokenReader):
         dtype: torch.dtype | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(num_tokens, hidden_size, cell, embedding, dropout, num_layers, device, dtype, options)
+        super().__init__(
+            num_tokens, hidden_size, cell, embedding, dropout, num_layers, device, dtype, options
+        )
         placed: dict[str, Any] = {"device": device, "dtype": dtype}
         self.encoder_size = check_count("encoder_size", encoder_size)
         self.blank = check_whole("blank", blank, 0, "count it in num_tokens", most=num_tokens - 1)
@@ -96,16 +100,20 @@ class Transducer(TokenReader):
 
         Args:
             frames: values ``(N, encoder_size)``, one sequence per item; lengths may be 0.
-            targets: one sequence of tokens per item, of an integer dtype, without blanks; lengths may be 0.
-            **options: of :func:`rnnt_loss`: ``reduction``, ``fastemit``, ``one_symbol_per_frame``, ``weights``.
+            targets: one sequence of tokens per item, of an integer dtype, without blanks; lengths
+                may be 0.
+            **options: of :func:`rnnt_loss`: ``reduction``, ``fastemit``, ``one_symbol_per_frame``,
+                ``weights``.
 
         Returns:
-            A scalar, the sum of the losses divided by the number of tokens, or the result of another reduction.
+            A scalar, the sum of the losses divided by the number of tokens, or the result of
+            another reduction.
 
         Raises:
             ArgumentTypeError: ``frames`` or ``targets`` is not a Ragged, or has the wrong dtype.
             ShapeError: sizes, numbers of sequences or devices do not match.
-            ArgumentError: on a CPU, a target is not a token or is the blank; or an option is out of its range.
+            ArgumentError: on a CPU, a target is not a token or is the blank; or an option is out of
+                its range.
         """
         self._check_elements("frames", frames, "encoder_size")
         check_labels(targets, frames, "frames")
@@ -113,16 +121,22 @@ class Transducer(TokenReader):
         ones = torch.ones_like(targets.host_lengths)
         begins = Ragged._build(targets.values.new_full((len(targets),), self.blank), ones)
         states = self.recurrent(begins.concat(targets).map(self._embedded))[0].map(self.state)
-        return rnnt_loss(frames.map(self.frame), states, targets, self.joint, blank=self.blank, **options)
+        return rnnt_loss(
+            frames.map(self.frame), states, targets, self.joint, blank=self.blank, **options
+        )
 
-    def search(self, frames: Ragged, *, beam: int = 4, max_length: int | Tensor, **options: Any) -> Hypotheses:
-        """Search the best token sequences of each item, over their alignments. Call ``eval()`` first.
+    def search(
+        self, frames: Ragged, *, beam: int = 4, max_length: int | Tensor, **options: Any
+    ) -> Hypotheses:
+        """Search the best token sequences of each item, over their alignments. Call ``eval()``
+        first.
 
         Args:
             frames: as for the call.
             beam: as for :func:`beam_search`.
             max_length: as for :func:`beam_search`.
-            **options: further options of :func:`beam_search`, such as ``n_best``, ``constraint`` and ``rows``.
+            **options: further options of :func:`beam_search`, such as ``n_best``, ``constraint``
+                and ``rows``.
 
         Returns:
             The hypotheses, with ``times``.
@@ -146,26 +160,32 @@ class Transducer(TokenReader):
             items = torch.arange(count, device=frames.device)
             state = {"item": items, "frame": starts * 0 - 1, "predicted": self._predicted(starts)}
             silent: dict[str, Any] = {"silent": self.blank, "frames": frames.lengths}
-            return beam_search(step, starts, state, beam=beam, max_length=max_length, **silent, **options)
+            return beam_search(
+                step, starts, state, beam=beam, max_length=max_length, **silent, **options
+            )
 
     def greedy(
         self, frames: Ragged, state: tuple[Tensor, ...] | None = None, *, max_symbols: int = 10
     ) -> tuple[Hypotheses, tuple[Tensor, ...]]:
-        """Return the tokens of the likeliest emission at each point, for whole sequences or streams.
+        """Return the tokens of the likeliest emission at each point, for whole sequences or
+        streams.
 
         A stream in pieces has the tokens of the whole sequence. Call ``eval()`` first.
 
         Args:
             frames: as for the call: whole sequences, or the next frames of B streams.
             state: the state that the call for the frames before returned; None for the beginning.
-            max_symbols: the most tokens of a frame; 1 for a model that was trained with ``one_symbol_per_frame``.
+            max_symbols: the most tokens of a frame; 1 for a model that was trained with
+                ``one_symbol_per_frame``.
 
         Returns:
-            One hypothesis per item, with its new tokens, ``times`` since the beginning of the stream, ``confidences``,
-            and as score the log-probability of the emissions. And the new state, tensors of B rows.
+            One hypothesis per item, with its new tokens, ``times`` since the beginning of the
+            stream, ``confidences``, and as score the log-probability of the emissions. And the new
+            state, tensors of B rows.
 
         Raises:
-            ArgumentTypeError, ShapeError, ArgumentError: as for the call; or the state is of another batch.
+            ArgumentTypeError, ShapeError, ArgumentError: as for the call; or the state is of
+                another batch.
 
         Example:
             >>> model = Transducer(30, encoder_size=16, hidden_size=32).eval()
@@ -189,12 +209,16 @@ class Transducer(TokenReader):
             emitted: list[tuple[Tensor, ...]] = []
             running = (lengths > 0).nonzero().squeeze(1)
             while running.shape[0]:
-                chances = self._logits(rows[offsets[running] + frame[running]], predicted[0][running]).log_softmax(1)
+                chances = self._logits(
+                    rows[offsets[running] + frame[running]], predicted[0][running]
+                ).log_softmax(1)
                 chance, token = chances.max(1)
                 scores[running] += chance
                 is_label = token != self.blank
                 labelled = running[is_label]
-                emitted.append((labelled, token[is_label], (done + frame)[labelled], chance[is_label].exp()))
+                emitted.append(
+                    (labelled, token[is_label], (done + frame)[labelled], chance[is_label].exp())
+                )
                 tokens = done.new_full((count,), self.blank).index_copy(0, running, token)
                 predicted = self._advanced(predicted, tokens, tokens != self.blank)
                 symbols[labelled] += 1
@@ -204,7 +228,8 @@ class Transducer(TokenReader):
                 running = running[frame[running] < lengths[running]]
             return _found(emitted, scores, rows), (done + lengths, *predicted)
 
-    # -- the prediction network ---------------------------------------------------------------------------------------
+    # -- the prediction network
+    # ---------------------------------------------------------------------------------------
 
     def _predicted(self, tokens: Tensor, before: Any = None) -> Predicted:
         """Return the state of the prediction network after the next tokens ``(R,)``."""
@@ -217,27 +242,45 @@ class Transducer(TokenReader):
         place = is_label.nonzero().squeeze(1)
         if not place.shape[0]:
             return predicted
-        before = one_or_tuple(tuple(part[place].transpose(0, 1).contiguous() for part in predicted[1:]))
+        before = one_or_tuple(
+            tuple(part[place].transpose(0, 1).contiguous() for part in predicted[1:])
+        )
         after = self._predicted(tokens[place], before)
-        return tuple(old.index_copy(0, place, new) for old, new in zip(predicted, after, strict=True))
+        return tuple(
+            old.index_copy(0, place, new) for old, new in zip(predicted, after, strict=True)
+        )
 
     def _logits(self, frames: Tensor, states: Tensor) -> Tensor:
         return self.joint((frames + states).tanh())
 
-    # -- checks -------------------------------------------------------------------------------------------------------
+    # -- checks
+    # ----------------------------------------------------------------------------------------------
 
     def _checked_state(self, state: Any, count: int) -> Predicted:
         fix = "pass the second result of the call for the frames before, or None at the beginning"
         check_kind("state", state, tuple, "the state that greedy returned", fix)
-        wrong = [part for part in state if not isinstance(part, Tensor) or part.dim() == 0 or part.shape[0] != count]
+        wrong = [
+            part
+            for part in state
+            if not isinstance(part, Tensor) or part.dim() == 0 or part.shape[0] != count
+        ]
         if wrong or len(state) != 2 + len(self.recurrent.state_sizes):
-            got = quote([tuple(part.shape) if isinstance(part, Tensor) else type(part).__name__ for part in state])
-            raise ShapeError("state", got, f"tensors with one row for each of the {count} items", fix)
+            got = quote(
+                [
+                    tuple(part.shape) if isinstance(part, Tensor) else type(part).__name__
+                    for part in state
+                ]
+            )
+            raise ShapeError(
+                "state", got, f"tensors with one row for each of the {count} items", fix
+            )
         return state
 
 
 def _found(emitted: list[tuple[Tensor, ...]], scores: Tensor, rows: Tensor) -> Hypotheses:
-    """Return hypotheses from the items, tokens, frames and probabilities that were emitted at once."""
+    """Return hypotheses from the items, tokens, frames and probabilities that were emitted at
+    once.
+    """
     count = scores.shape[0]
     none = torch.empty(0, dtype=torch.int64, device=scores.device)
     empty = none, none, none, rows.new_empty(0)
@@ -247,4 +290,6 @@ def _found(emitted: list[tuple[Tensor, ...]], scores: Tensor, rows: Tensor) -> H
     found = Ragged.from_flat(tokens[order], offsets=segments.offsets_from_lengths(lengths))
     spans = torch.stack([times, times + 1], 1)[order]
     one = torch.arange(count + 1, device=scores.device)
-    return Hypotheses(found, scores, one, found.with_values(spans), found.with_values(chances[order]))
+    return Hypotheses(
+        found, scores, one, found.with_values(spans), found.with_values(chances[order])
+    )

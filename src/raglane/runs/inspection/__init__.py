@@ -1,1 +1,3 @@
-"""``raglane inspect``: ``reading.py`` reads data, ``inspect.py`` makes text and JSON, ``page.py`` the page."""
+"""``raglane inspect``: ``reading.py`` reads data, ``inspect.py`` makes text and JSON, ``page.py``
+the page.
+"""

@@ -1,4 +1,6 @@
-"""The Vega-Lite charts of a page; colours are CSS variables, so that they follow its light or dark theme."""
+"""The Vega-Lite charts of a page; colours are CSS variables, so that they follow its light or dark
+theme.
+"""
 
 from __future__ import annotations
 
@@ -33,10 +35,20 @@ def lengths(inspection: Inspection) -> dict[str, Any]:
     """Return the histogram of lengths with the cumulative share and quantiles."""
     grows = len({one.high - one.low for one in inspection.bins}) > 1  # then the axis is logarithmic
     least = 1 if grows else inspection.bins[0].low
-    scale = alt.Scale(type="log" if grows else "linear", domain=[least, inspection.bins[-1].high + 1], nice=False)
-    axis = alt.Axis(title="steps of a sequence" + (", logarithmic" if grows else ""), format=",d", grid=False)
+    scale = alt.Scale(
+        type="log" if grows else "linear", domain=[least, inspection.bins[-1].high + 1], nice=False
+    )
+    axis = alt.Axis(
+        title="steps of a sequence" + (", logarithmic" if grows else ""), format=",d", grid=False
+    )
     bars = [
-        {"from": max(one.low, least), "to": one.high + 1, "none": 0, "steps": str(one), "sequences": one.count}
+        {
+            "from": max(one.low, least),
+            "to": one.high + 1,
+            "none": 0,
+            "steps": str(one),
+            "sequences": one.count,
+        }
         for one in inspection.bins
         if one.high >= least
     ]
@@ -52,19 +64,29 @@ def lengths(inspection: Inspection) -> dict[str, Any]:
         )
     )
     shares = [
-        {"length": max(length, least), "share": percent / 100} for percent, length in enumerate(inspection.percentiles)
+        {"length": max(length, least), "share": percent / 100}
+        for percent, length in enumerate(inspection.percentiles)
     ]
     curve = (
         alt.Chart(alt.Data(values=shares))
         .mark_line(color="var(--vermilion)", strokeWidth=2, interpolate="step-after")
         .encode(
             x=alt.X("length:Q", scale=scale),
-            y=alt.Y("share:Q", title="share at most as long", axis=alt.Axis(format="%", orient="right", grid=False)),
-            tooltip=[alt.Tooltip("length:Q", title="at most", format=","), alt.Tooltip("share:Q", format=".0%")],
+            y=alt.Y(
+                "share:Q",
+                title="share at most as long",
+                axis=alt.Axis(format="%", orient="right", grid=False),
+            ),
+            tooltip=[
+                alt.Tooltip("length:Q", title="at most", format=","),
+                alt.Tooltip("share:Q", format=".0%"),
+            ],
         )
     )
     rules, names = _quantiles(inspection, least, scale)
-    return _finish(alt.layer(alt.layer(histogram, rules, names), curve).resolve_scale(y="independent"))
+    return _finish(
+        alt.layer(alt.layer(histogram, rules, names), curve).resolve_scale(y="independent")
+    )
 
 
 def _quantiles(inspection: Inspection, least: int, scale: Any) -> tuple[Any, Any]:
@@ -85,7 +107,10 @@ def _quantiles(inspection: Inspection, least: int, scale: Any) -> tuple[Any, Any
         # In the right half to the left of the line, where there is room, and below the curve.
         is_right = 2 * place(length) > place(low) + place(high)
         text = base.transform_filter(f"datum.row == {row}").mark_text(
-            align="right" if is_right else "left", dx=-4 if is_right else 4, color="var(--ink)", fontSize=12
+            align="right" if is_right else "left",
+            dx=-4 if is_right else 4,
+            color="var(--ink)",
+            fontSize=12,
         )
         names.append(text.encode(text="name:N", y=alt.value((130 if is_right else 10) + 16 * row)))
     return base.mark_rule(color="var(--ink)", strokeDash=[3, 3]), alt.layer(*names)
@@ -93,13 +118,24 @@ def _quantiles(inspection: Inspection, least: int, scale: Any) -> tuple[Any, Any
 
 def fills(inspection: Inspection) -> dict[str, Any]:
     """Return the fill of padded batches against their size, by order."""
-    values = [{"size": one.batch_size, "order": one.order, "fill": one.fill} for one in inspection.fills]
+    values = [
+        {"size": one.batch_size, "order": one.order, "fill": one.fill} for one in inspection.fills
+    ]
     orders = list(dict.fromkeys(one.order for one in inspection.fills))
     base = alt.Chart(alt.Data(values=values)).encode(
         x=alt.X("size:O", title="sequences in a batch", axis=_UPRIGHT),
-        y=alt.Y("fill:Q", title="real elements", scale=alt.Scale(domain=[0, 1]), axis=alt.Axis(format="%")),
+        y=alt.Y(
+            "fill:Q",
+            title="real elements",
+            scale=alt.Scale(domain=[0, 1]),
+            axis=alt.Axis(format="%"),
+        ),
         color=_colors(orders),
-        tooltip=["order:N", alt.Tooltip("size:O", title="batch"), alt.Tooltip("fill:Q", format=".1%")],
+        tooltip=[
+            "order:N",
+            alt.Tooltip("size:O", title="batch"),
+            alt.Tooltip("fill:Q", format=".1%"),
+        ],
     )
     dashes = alt.StrokeDash("order:N", legend=None, scale=_scale(orders, _DASHES))
     shapes = alt.Shape("order:N", scale=_scale(orders, _SHAPES), legend=_LEGEND)
@@ -112,24 +148,42 @@ def steps(rows: Sequence[Row]) -> dict[str, Any]:
     points = [
         {"size": row.batch_size, "order": _order(row), "time": name, "ms": 1000 * seconds}
         for row in rows
-        for name, seconds in (("median", row.step_p50), ("90%", row.step_p90), ("longest", row.step_max))
+        for name, seconds in (
+            ("median", row.step_p50),
+            ("90%", row.step_p90),
+            ("longest", row.step_max),
+        )
     ]
     spans = [
-        {"size": row.batch_size, "order": _order(row), "from": 1000 * row.step_p50, "to": 1000 * row.step_max}
+        {
+            "size": row.batch_size,
+            "order": _order(row),
+            "from": 1000 * row.step_p50,
+            "to": 1000 * row.step_max,
+        }
         for row in rows
     ]
     orders = list(dict.fromkeys(map(_order, rows)))
-    x = alt.X("size:O", title="sequences in a batch", axis=_UPRIGHT, scale=alt.Scale(paddingInner=0.3))
+    x = alt.X(
+        "size:O", title="sequences in a batch", axis=_UPRIGHT, scale=alt.Scale(paddingInner=0.3)
+    )
     y = alt.Y("ms:Q", title="milliseconds")
     shared = {"xOffset": alt.XOffset("order:N", sort=orders), "color": _colors(orders)}
     span = alt.Chart(alt.Data(values=spans)).mark_rule(strokeWidth=2)
-    shapes = alt.Scale(domain=["median", "90%", "longest"], range=["circle", "diamond", "triangle-up"])
+    shapes = alt.Scale(
+        domain=["median", "90%", "longest"], range=["circle", "diamond", "triangle-up"]
+    )
     point = (
         alt.Chart(alt.Data(values=points))
         .mark_point(size=80, filled=True, opacity=1, strokeWidth=2)
         .encode(
             shape=alt.Shape("time:N", scale=shapes, legend=_LEGEND),
-            tooltip=["order:N", alt.Tooltip("size:O", title="batch"), "time:N", alt.Tooltip("ms:Q", format=".3~f")],
+            tooltip=[
+                "order:N",
+                alt.Tooltip("size:O", title="batch"),
+                "time:N",
+                alt.Tooltip("ms:Q", format=".3~f"),
+            ],
         )
     )
     return _finish(
@@ -139,8 +193,12 @@ def steps(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def spreads(rows: Sequence[Row]) -> dict[str, Any]:
-    """Return the time of a step of several processes relative to their mean, by batch size and order."""
-    values = [{"size": row.batch_size, "order": _order(row), "more": row.rank_spread - 1} for row in rows]
+    """Return the time of a step of several processes relative to their mean, by batch size and
+    order.
+    """
+    values = [
+        {"size": row.batch_size, "order": _order(row), "more": row.rank_spread - 1} for row in rows
+    ]
     orders = list(dict.fromkeys(map(_order, rows)))
     chart = (
         alt.Chart(alt.Data(values=values))
@@ -150,7 +208,11 @@ def spreads(rows: Sequence[Row]) -> dict[str, Any]:
             xOffset=alt.XOffset("order:N", sort=orders),
             y=alt.Y("more:Q", title="longer than the mean", axis=alt.Axis(format="%")),
             color=_colors(orders),
-            tooltip=["order:N", alt.Tooltip("size:O", title="batch"), alt.Tooltip("more:Q", format=".1%")],
+            tooltip=[
+                "order:N",
+                alt.Tooltip("size:O", title="batch"),
+                alt.Tooltip("more:Q", format=".1%"),
+            ],
         )
     )
     return _finish(chart)
@@ -197,6 +259,8 @@ def _finish(chart: Any) -> dict[str, Any]:
             "symbolBaseStrokeColor": "var(--ink)",
         },
     }
-    sized = chart.properties(width="container", height=_HEIGHT, autosize={"type": "fit-x", "contains": "padding"})
+    sized = chart.properties(
+        width="container", height=_HEIGHT, autosize={"type": "fit-x", "contains": "padding"}
+    )
     spec: dict[str, Any] = sized.to_dict(validate=False)
     return spec | {"config": config}

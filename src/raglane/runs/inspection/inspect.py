@@ -16,7 +16,16 @@ from raglane._utils.memory import FLOAT, TRAINED_TENSOR, check_memory
 from raglane._utils.messages import count_of, first_of, quote, shorten
 from raglane._utils.table import aligned
 from raglane.data.conversion import Progress
-from raglane.data.lengths import Bin, Bucket, Distribution, Summary, batch_fill, bins, buckets, summary
+from raglane.data.lengths import (
+    Bin,
+    Bucket,
+    Distribution,
+    Summary,
+    batch_fill,
+    bins,
+    buckets,
+    summary,
+)
 from raglane.data.order import BatchLimit, BatchSampler, EpochOrder
 from raglane.data.statistics import FeatureCounts
 from raglane.nn.recurrent.layer import RecurrentLayer
@@ -30,7 +39,11 @@ from raglane.training.options import flag_of, options
 from raglane.training.settings import ModelSettings, Settings
 from raglane.training.stored import finite, to_json
 
-ORDERS = {"random": EpochOrder.random(), "grouped": EpochOrder.grouped(), "sorted": EpochOrder.sorted()}
+ORDERS = {
+    "random": EpochOrder.random(),
+    "grouped": EpochOrder.grouped(),
+    "sorted": EpochOrder.sorted(),
+}
 """The orders of sequences that are compared; ``--bucket`` groups them."""
 
 _SIZES = (8, 16, 32, 64, 128, 256, 512)
@@ -62,7 +75,11 @@ def batch_sizes(count: int) -> list[int]:
 def fills(lengths: _Integers) -> tuple[Fill, ...]:
     """Return the fill of padded batches by size and order."""
     return tuple(
-        Fill(size, name, batch_fill(lengths, *BatchSampler(lengths, BatchLimit(sequences=size), order).whole()))
+        Fill(
+            size,
+            name,
+            batch_fill(lengths, *BatchSampler(lengths, BatchLimit(sequences=size), order).whole()),
+        )
         for size in batch_sizes(len(lengths))
         for name, order in ORDERS.items()
     )
@@ -71,7 +88,9 @@ def fills(lengths: _Integers) -> tuple[Fill, ...]:
 def examples(lengths: _Integers, batch_size: int, *, grouped: bool) -> tuple[Example, ...]:
     """Return the padded batches of an epoch with the lowest, median and highest fill."""
     order = ORDERS["grouped" if grouped else "random"]
-    batches = [lengths[batch] for batch in BatchSampler(lengths, BatchLimit(sequences=batch_size), order)]
+    batches = [
+        lengths[batch] for batch in BatchSampler(lengths, BatchLimit(sequences=batch_size), order)
+    ]
     full = [batch for batch in batches if len(batch) == batch_size and batch.any()]
     full = full or [batch for batch in batches if batch.any()]
     ranked = sorted(full, key=_fill)
@@ -106,8 +125,14 @@ class Inspection:
 
     @property
     def spreads(self) -> tuple[Row, ...]:
-        """The rows of the recommended backend and schedule that limit sequences, by ascending batch size."""
-        rows = [row for row in self.plan.rows if row.way == self.plan.best.way and row.batch_size is not None]
+        """The rows of the recommended backend and schedule that limit sequences, by ascending batch
+        size.
+        """
+        rows = [
+            row
+            for row in self.plan.rows
+            if row.way == self.plan.best.way and row.batch_size is not None
+        ]
         return tuple(sorted(rows, key=lambda row: (row.batch_size or 0, row.grouped)))
 
     @property
@@ -128,7 +153,9 @@ class Inspection:
         else:
             who = f"{numbers.count:,} sequences of {spread} train"
         size = f"{best.batch_size:,}" if best.batch_size else f"{best.batch_elements:,} elements"
-        batches = f"batches of {size} grouped by length," if best.grouped else f"random batches of {size}"
+        batches = (
+            f"batches of {size} grouped by length," if best.grouped else f"random batches of {size}"
+        )
         padding = f"{best.waste / best.elements:.0%} padding" if best.waste else "no padding"
         return (
             f"{who} fastest in {batches} with the schedule {best.schedule}: "
@@ -142,7 +169,10 @@ def layer_of(settings: Settings, contents: Contents, embedding: int) -> Recurren
     chosen = {name: getattr(settings, name) for name in ModelSettings.__dataclass_fields__}
     numbers, categories = contents.inputs(settings.missing)
     if numbers or categories:
-        sizes = {"input_size": numbers + len(categories), "embedding": embedding if categories else None}
+        sizes = {
+            "input_size": numbers + len(categories),
+            "embedding": embedding if categories else None,
+        }
         config = ModelConfig(**{**chosen, **sizes}, categories=categories, output_size=1)
     else:
         # The size of the vocabulary does not affect the recurrent layer.
@@ -150,11 +180,15 @@ def layer_of(settings: Settings, contents: Contents, embedding: int) -> Recurren
     weights, tensors = config.count()
     # The model, the copy that is measured, and the gradients of both.
     needed = 4 * FLOAT * weights + TRAINED_TENSOR * tensors
-    check_memory(f"a model of {weights:,} weights", needed, "make hidden, layers or embedding smaller")
+    check_memory(
+        f"a model of {weights:,} weights", needed, "make hidden, layers or embedding smaller"
+    )
     layer = config.encoder().recurrent
     longest = int(contents.lengths.max())
     held = FLOAT * longest * (layer.input_size + layer.output_size)
-    check_memory(f"a step on a sequence of {longest:,} elements", held, "cut sequences that are so long")
+    check_memory(
+        f"a step on a sequence of {longest:,} elements", held, "cut sequences that are so long"
+    )
     return layer
 
 
@@ -175,7 +209,9 @@ def inspect(
     filled = fills(part)
     progress.stage("measuring this machine")
     layer = layer_of(settings, contents, settings.embedding)
-    found = plan(torch.from_numpy(contents.lengths), layer, ranks=ranks, fresh=fresh, progress=progress.done)
+    found = plan(
+        torch.from_numpy(contents.lengths), layer, ranks=ranks, fresh=fresh, progress=progress.done
+    )
     chosen = recommended(settings, found.best, contents)
     return Inspection(
         contents,
@@ -213,19 +249,33 @@ def words_of(chosen: Any, always: str = "") -> list[str]:
 
 def recommended(settings: Settings, best: Row, contents: Contents) -> Settings:
     """Return settings that follow a recommendation."""
-    chosen = replace(settings, batch_size=best.batch_size or settings.batch_size, threads=best.threads)
+    chosen = replace(
+        settings, batch_size=best.batch_size or settings.batch_size, threads=best.threads
+    )
     chosen = replace(chosen, bucket=best.grouped)
-    return replace(chosen, missing="zero") if contents.missing and chosen.missing == "error" else chosen
+    return (
+        replace(chosen, missing="zero")
+        if contents.missing and chosen.missing == "error"
+        else chosen
+    )
 
 
-def train_line(path: Path | None, kind: str, format: str | None, columns: Any, settings: Settings) -> str:
+def train_line(
+    path: Path | None, kind: str, format: str | None, columns: Any, settings: Settings
+) -> str:
     """Return the command ``raglane train`` for a shell."""
     # "./" prevents that a path is parsed as an option.
     data = (
-        [] if path is None else ["DATA"] if kind == "lengths" else [f"./{path}" if str(path)[0] == "-" else f"{path}"]
+        []
+        if path is None
+        else ["DATA"]
+        if kind == "lengths"
+        else [f"./{path}" if str(path)[0] == "-" else f"{path}"]
     )
     named = [] if format is None else ["--format", format]
-    return shlex.join(["raglane", "train", *data, *words_of(settings, "batch_size"), *words_of(columns), *named])
+    return shlex.join(
+        ["raglane", "train", *data, *words_of(settings, "batch_size"), *words_of(columns), *named]
+    )
 
 
 QUANTILES = {
@@ -263,10 +313,13 @@ def data_facts(contents: Contents) -> list[tuple[str, str]]:
     if contents.kind == "features":
         elements = int(contents.lengths.sum())
         listed = [
-            _quoted(feature.name) + (f" ({feature.missing:,} of {elements:,} are missing)" if feature.missing else "")
+            _quoted(feature.name)
+            + (f" ({feature.missing:,} of {elements:,} are missing)" if feature.missing else "")
             for feature in contents.features
         ]
-        described.append(("features", first_of(listed, _LISTED) or "none, since no sequence has an element"))
+        described.append(
+            ("features", first_of(listed, _LISTED) or "none, since no sequence has an element")
+        )
     elif contents.kind == "tokens":
         described.append(("tokens", f"{contents.vocabulary:,} different"))
     beside = [
@@ -276,8 +329,12 @@ def data_facts(contents: Contents) -> list[tuple[str, str]]:
     described += [("other features", first_of(beside, _LISTED))] if beside else []
     if contents.labels is not None:
         counts = contents.labels.counts
-        often = first_of([f"{_quoted(label)} {count:,}" for label, count in counts.items()], _LISTED)
-        described.append(("labels", f"{len(counts):,} different, one per {contents.labels.of}: {often}"))
+        often = first_of(
+            [f"{_quoted(label)} {count:,}" for label, count in counts.items()], _LISTED
+        )
+        described.append(
+            ("labels", f"{len(counts):,} different, one per {contents.labels.of}: {often}")
+        )
     return described
 
 
@@ -286,7 +343,10 @@ def length_facts(inspection: Inspection) -> list[tuple[str, str]]:
     numbers = inspection.summary
     listed = ", ".join(f"{name} {getattr(numbers, field):,}" for field, name in QUANTILES.items())
     return [
-        ("sequences", f"{numbers.count:,}" + (f", {numbers.empty:,} of them empty" if numbers.empty else "")),
+        (
+            "sequences",
+            f"{numbers.count:,}" + (f", {numbers.empty:,} of them empty" if numbers.empty else ""),
+        ),
         ("elements", f"{numbers.elements:,}, {numbers.mean:,.1f} per sequence"),
         ("lengths", listed),
         ("fill", f"{numbers.fill:.1%} of one padded batch of all sequences would be real"),
@@ -298,7 +358,10 @@ def histogram(bins: Sequence[Bin], bar: str) -> list[str]:
     rows = [("length", "sequences"), *((str(one), f"{one.count:,}") for one in bins)]
     highest = max(one.count for one in bins)
     bars = ["", *(bar * max(round(_WIDE * one.count / highest), one.count > 0) for one in bins)]
-    return [f"  {line}  {drawn}".rstrip() for line, drawn in zip(aligned(rows, words=0), bars, strict=True)]
+    return [
+        f"  {line}  {drawn}".rstrip()
+        for line, drawn in zip(aligned(rows, words=0), bars, strict=True)
+    ]
 
 
 def _fills(inspection: Inspection) -> list[str]:
@@ -317,11 +380,14 @@ def what_beside(counts: FeatureCounts) -> str:
     """Describe a feature in a column of its own."""
     per = "sequence" if counts.per_sequence else "element"
     return (
-        f"numbers per {per}" if counts.categories is None else f"categories per {per}, {counts.categories:,} different"
+        f"numbers per {per}"
+        if counts.categories is None
+        else f"categories per {per}, {counts.categories:,} different"
     )
 
 
-# docs/inspect.md describes the JSON. Removing an entry or changing its meaning requires a new version.
+# docs/inspect.md describes the JSON. Removing an entry or changing its meaning requires a new
+# version.
 FORMAT, VERSION = "raglane inspection", 1
 
 # The most labels in the JSON.
@@ -349,7 +415,9 @@ def as_document(inspection: Inspection) -> dict[str, Any]:
         "batches": {
             "sequences_looked_at": inspection.looked_at,
             "fill": [fill._asdict() for fill in inspection.fills],
-            "examples": [{**one._asdict(), "lengths": list(one.lengths)} for one in inspection.examples],
+            "examples": [
+                {**one._asdict(), "lengths": list(one.lengths)} for one in inspection.examples
+            ],
         },
         "plan": _plan(inspection),
         "command": inspection.command,
@@ -362,7 +430,11 @@ def _data(inspection: Inspection) -> dict[str, Any]:
     labels = None
     if contents.labels is not None:
         counts = list(contents.labels.counts.items())
-        labels = {"of": contents.labels.of, "different": len(counts), "counts": dict(counts[:_LABELS])}
+        labels = {
+            "of": contents.labels.of,
+            "different": len(counts),
+            "counts": dict(counts[:_LABELS]),
+        }
     return {
         "name": contents.name,
         "path": None if contents.path is None else str(contents.path.absolute()),

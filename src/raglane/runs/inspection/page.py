@@ -9,9 +9,27 @@ from raglane import plot
 from raglane._utils.table import Table
 from raglane.errors import ArgumentError
 from raglane.planner import words
-from raglane.report.page import Block, Chart, Command, Heading, Page, Part, Picker, Picture, Text, inline
+from raglane.report.page import (
+    Block,
+    Chart,
+    Command,
+    Heading,
+    Page,
+    Part,
+    Picker,
+    Picture,
+    Text,
+    inline,
+)
 from raglane.runs.inspection import charts
-from raglane.runs.inspection.inspect import ORDERS, QUANTILES, Inspection, data_facts, length_facts, what_beside
+from raglane.runs.inspection.inspect import (
+    ORDERS,
+    QUANTILES,
+    Inspection,
+    data_facts,
+    length_facts,
+    what_beside,
+)
 
 # The most features or labels that a page lists.
 _LISTED = 100
@@ -59,13 +77,20 @@ def as_page(inspection: Inspection) -> bytes:
 
 def _advice(inspection: Inspection) -> list[Block]:
     plan = inspection.plan
-    parts: list[Block] = [Text(f"Best: {plan.best}."), Text(plan.why), Command([inspection.command])]
+    parts: list[Block] = [
+        Text(f"Best: {plan.best}."),
+        Text(plan.why),
+        Command([inspection.command]),
+    ]
     parts.append(Text(f"A training step fits into memory up to {plan.most_elements:,} elements."))
     if plan.tail:
         parts.append(Text(plan.tail))
     if plan.busy:
         parts.append(
-            Text("Other programs used this machine during the measurement: the times may be too long.", is_note=True)
+            Text(
+                "Other programs used this machine during the measurement: the times may be too long.",
+                is_note=True,
+            )
         )
     if plan.others:
         rows = [(name, f"{ratio:.2f}") for name, ratio in plan.others.items()]
@@ -99,7 +124,9 @@ def _lengths(inspection: Inspection) -> list[Block]:
             Table("Sequences by length", ["length", "sequences", "share"], bins),
         ),
         Table("Quantiles of the lengths", ["share", "length"], quantiles, is_folded=True),
-        Table("Buckets with similar numbers of sequences", columns, buckets, bars=4, is_folded=True),
+        Table(
+            "Buckets with similar numbers of sequences", columns, buckets, bars=4, is_folded=True
+        ),
     ]
 
 
@@ -142,7 +169,11 @@ def _pictures(inspection: Inspection) -> list[Block]:
                     svg = inline(draw(one.lengths)._repr_svg_(), f"{layout}{number}-")
             except ArgumentError:
                 return [Text("These batches have too many elements to draw.")]
-            pictures.append(Picture(svg, caption, caption, name=f"{one.name}-{layout}", is_hidden=bool(pictures)))
+            pictures.append(
+                Picture(
+                    svg, caption, caption, name=f"{one.name}-{layout}", is_hidden=bool(pictures)
+                )
+            )
     best = inspection.plan.best
     kind = "grouped by length" if best.grouped else "random"
     about = f"Three of the recommended batches ({best.batch_size:,} sequences, {kind}). Each sequence has a colour."
@@ -159,7 +190,10 @@ def _ways(inspection: Inspection) -> list[Block]:
     about += f" {words.ROUGH}." if any(row.is_rough for row in rows) else ""
     caption = "The best batches of each backend and schedule, and all sizes of the recommended one"
     best = next((place for place, row in enumerate(rows) if row is plan.best), None)
-    return [Text(about), Table(caption, words.COLUMNS, [words.fields(row) for row in rows], words=2, best=best)]
+    return [
+        Text(about),
+        Table(caption, words.COLUMNS, [words.fields(row) for row in rows], words=2, best=best),
+    ]
 
 
 def _steps(inspection: Inspection) -> list[Block]:
@@ -189,8 +223,15 @@ def _steps(inspection: Inspection) -> list[Block]:
 def _ranks(inspection: Inspection) -> list[Block]:
     ranks, rows, best = inspection.plan.ranks, inspection.spreads, inspection.plan.best
     if ranks == 1:
-        return [Text("One process trains, and never waits. With --ranks 8, this section shows the waiting time of 8.")]
-    listed = [(f"{row.batch_size:,}", "grouped" if row.grouped else "random", f"{row.rank_spread:.2f}") for row in rows]
+        return [
+            Text(
+                "One process trains, and never waits. With --ranks 8, this section shows the waiting time of 8."
+            )
+        ]
+    listed = [
+        (f"{row.batch_size:,}", "grouped" if row.grouped else "random", f"{row.rank_spread:.2f}")
+        for row in rows
+    ]
     caption = "Time of a step relative to the mean of its processes"
     return [
         Chart(
@@ -209,18 +250,27 @@ def _data(inspection: Inspection) -> list[Block]:
     facts = [*data_facts(contents), *length_facts(inspection)]
     parts: list[Block] = [Table("Facts", ["what", "value"], facts, words=2)]
     if contents.features:
-        rows = [(one.name, one.missing, f"{one.missing / elements:.1%}") for one in contents.features[:_LISTED]]
+        rows = [
+            (one.name, one.missing, f"{one.missing / elements:.1%}")
+            for one in contents.features[:_LISTED]
+        ]
         what = _some("Features, with their NaN or infinite elements", len(contents.features))
         parts += [Heading("Features"), Table(what, ["feature", "missing", "share"], rows)]
     if contents.beside:
         listed = list(contents.beside.items())[:_LISTED]
         others = [(name, what_beside(counted), counted.missing) for name, counted in listed]
         what = _some("Features in columns of their own", len(contents.beside))
-        parts += [Heading("Other features"), Table(what, ["feature", "what", "missing"], others, words=2)]
+        parts += [
+            Heading("Other features"),
+            Table(what, ["feature", "what", "missing"], others, words=2),
+        ]
     if contents.labels is not None:
         counts = contents.labels.counts
         total = sum(counts.values())
-        labels = [(label, count, f"{count / total:.1%}") for label, count in list(counts.items())[:_LISTED]]
+        labels = [
+            (label, count, f"{count / total:.1%}")
+            for label, count in list(counts.items())[:_LISTED]
+        ]
         what = _some(f"Labels, one per {contents.labels.of}", len(counts))
         parts += [Heading("Labels"), Table(what, ["label", "count", "share"], labels, bars=2)]
     if contents.notes:

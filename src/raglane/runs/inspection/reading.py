@@ -64,14 +64,22 @@ class Contents:
     @property
     def missing(self) -> int:
         """The number of missing values in all numeric columns."""
-        counted = sum(counts.missing for counts in self.beside.values() if counts.channel is not None)
+        counted = sum(
+            counts.missing for counts in self.beside.values() if counts.channel is not None
+        )
         return counted + sum(feature.missing for feature in self.features)
 
     def inputs(self, missing: str = "error") -> tuple[int, list[int]]:
-        """Return the number of channels that a model reads, and the number of categories of each embedding."""
+        """Return the number of channels that a model reads, and the number of categories of each
+        embedding.
+        """
         # If values are missing, training adds a flag for each channel.
         each = 2 if self.missing and missing == "error" else BLOCKS[missing]
-        words = [counts.categories + 1 for counts in self.beside.values() if counts.categories is not None]
+        words = [
+            counts.categories + 1
+            for counts in self.beside.values()
+            if counts.categories is not None
+        ]
         numbers = len(self.beside) - len(words) + len(self.features)
         tokens = [self.vocabulary or 1] if self.kind != "features" and self.beside else []
         return each * numbers, words + tokens
@@ -89,7 +97,9 @@ def labels_of(of: str, counts: Mapping[str, int]) -> Labels:
 
 def contents_of(records: Records, path: Path | None) -> Contents:
     """Return the contents of records in memory."""
-    return _contents(path, records.lengths, Statistics.of(records), Layout.of(records), records.notes)
+    return _contents(
+        path, records.lengths, Statistics.of(records), Layout.of(records), records.notes
+    )
 
 
 def contents_of_folder(path: Path) -> Contents:
@@ -97,11 +107,17 @@ def contents_of_folder(path: Path) -> Contents:
     from raglane.data.shards import Shards
 
     store, _ = Shards.of(path)
-    return _contents(path, store.lengths().astype(np.int64, copy=False), store.statistics(), store.layout, ())
+    return _contents(
+        path, store.lengths().astype(np.int64, copy=False), store.statistics(), store.layout, ()
+    )
 
 
 def _contents(
-    path: Path | None, lengths: _Integers, counted: Statistics, layout: Layout, notes: tuple[str, ...]
+    path: Path | None,
+    lengths: _Integers,
+    counted: Statistics,
+    layout: Layout,
+    notes: tuple[str, ...],
 ) -> Contents:
     labels, has_sets = None, layout.targets in ("sets", "sequences")
     if layout.has_labels or layout.has_tags or has_sets:
@@ -109,11 +125,17 @@ def _contents(
         labels = labels_of("element" if is_element else "sequence", counted.labels)
     features = tuple(Feature(name, channel.missing) for name, channel in counted.channels.items())
     kind, vocabulary = ("tokens", len(counted.tokens)) if layout.is_tokens else ("features", None)
-    return Contents(data_name(path), path, lengths, kind, features, vocabulary, labels, notes, counted.features)
+    return Contents(
+        data_name(path), path, lengths, kind, features, vocabulary, labels, notes, counted.features
+    )
 
 
 def read(
-    path: Path | None, columns: Columns, format: str | None, progress: Progress, on_bad_row: str = "fail"
+    path: Path | None,
+    columns: Columns,
+    format: str | None,
+    progress: Progress,
+    on_bad_row: str = "fail",
 ) -> Contents:
     """Read data for an inspection; labels are optional."""
     suffix = "" if path is None else path.suffix.lower()
@@ -128,14 +150,22 @@ def read(
         contents = _with_labels(lambda asked: contents_of_parquet(path, asked, progress), columns)
     else:
         contents = _with_labels(
-            lambda asked: contents_of(read_records(path, asked, format, on_bad_row=on_bad_row), path), columns
+            lambda asked: contents_of(
+                read_records(path, asked, format, on_bad_row=on_bad_row), path
+            ),
+            columns,
         )
     if (note := note_single(contents.lengths, contents.kind == "tokens")) is not None:
         contents = replace(contents, notes=(*contents.notes, note))
     if not contents.lengths.any():
         count = count_of(len(contents.lengths), "sequence")
         got = f"{count}, none of which has an element" if len(contents.lengths) else "no sequence"
-        raise data_error(path or Path(contents.name), got, "at least one sequence with an element", "check the data")
+        raise data_error(
+            path or Path(contents.name),
+            got,
+            "at least one sequence with an element",
+            "check the data",
+        )
     return contents
 
 
@@ -206,7 +236,9 @@ def _error(path: Path, text: bytes, line: int) -> DataError:
 
 
 def contents_of_parquet(path: Path, columns: Columns, progress: Progress) -> Contents:
-    """Return the contents of a Parquet file, which is read in pieces; one with a fault is read again, as a whole."""
+    """Return the contents of a Parquet file, which is read in pieces; one with a fault is read
+    again, as a whole.
+    """
     check_readable(path)
     alike, counted = Alike(), Statistics()
     lengths: list[_Integers] = []

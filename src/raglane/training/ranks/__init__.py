@@ -1,8 +1,9 @@
-"""The ranks of a training: processes with a copy of the model, each computing its share of every batch.
+"""The ranks of a training: processes with a copy of the model, each computing its share of every
+batch.
 
-This file has the communication of ranks and their signals. ``launch.py`` starts and monitors ranks on this machine,
-``on_ray.py`` on a Ray cluster. All ranks run the same :class:`~raglane.training.job.Job`; ranks of torchrun receive it
-from the first one (``run.py``).
+This file has the communication of ranks and their signals. ``launch.py`` starts and monitors ranks
+on this machine, ``on_ray.py`` on a Ray cluster. All ranks run the same
+:class:`~raglane.training.job.Job`; ranks of torchrun receive it from the first one (``run.py``).
 """
 
 from __future__ import annotations
@@ -27,14 +28,18 @@ from raglane.training.tasks.base import Score
 
 
 class SignalHandler:
-    """Stores the first Ctrl-C or SIGTERM, which stops the run after the batch; a second one stops it immediately."""
+    """Stores the first Ctrl-C or SIGTERM, which stops the run after the batch; a second one stops
+    it immediately.
+    """
 
     def __init__(self) -> None:
         self.received: int | None = None
         self._before: dict[int, Any] = {}
 
     def listen(self) -> None:
-        """Handle the two signals; do nothing outside of the main thread, which receives all signals."""
+        """Handle the two signals; do nothing outside of the main thread, which receives all
+        signals.
+        """
         if threading.current_thread() is not threading.main_thread() or self.received is not None:
             return
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -63,10 +68,16 @@ _LOST = re.compile(r"gloo|nccl|peer|tcpstore|connection|timed out", re.IGNORECAS
 
 
 class Ranks:
-    """This process among the ranks of a training, and their communication. With one rank, values are unchanged."""
+    """This process among the ranks of a training, and their communication. With one rank, values
+    are unchanged.
+    """
 
     def __init__(
-        self, rank: int = 0, count: int = 1, local: int = 0, is_keeper: Callable[[], bool] | None = None
+        self,
+        rank: int = 0,
+        count: int = 1,
+        local: int = 0,
+        is_keeper: Callable[[], bool] | None = None,
     ) -> None:
         self.rank, self.count, self.local = rank, count, local
         self._is_keeper = is_keeper
@@ -90,9 +101,16 @@ class Ranks:
 
     def join(self, store: Any = None) -> None:
         """Initialise the process group; return when all ranks have joined."""
-        # Both backends if NCCL exists: the choice must be equal on all ranks, and before the device is known.
-        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and distributed.is_nccl_available() else "gloo"
-        named = {} if store is None else {"store": store, "rank": self.rank, "world_size": self.count}
+        # Both backends if NCCL exists: the choice must be equal on all ranks, and before the device
+        # is known.
+        backend = (
+            "cpu:gloo,cuda:nccl"
+            if torch.cuda.is_available() and distributed.is_nccl_available()
+            else "gloo"
+        )
+        named = (
+            {} if store is None else {"store": store, "rank": self.rank, "world_size": self.count}
+        )
         distributed.init_process_group(backend, timeout=_PATIENCE, **named)
 
     def leave(self) -> None:
@@ -101,9 +119,15 @@ class Ranks:
             distributed.destroy_process_group()
 
     def sums(self, *numbers: Tensor | float) -> list[Tensor]:
-        """Return numbers summed over all ranks, as 0-d float64 tensors with the same bits on every rank."""
-        device = next((number.device for number in numbers if isinstance(number, Tensor)), torch.device("cpu"))
-        stacked = torch.stack([torch.as_tensor(number, device=device).detach().double() for number in numbers])
+        """Return numbers summed over all ranks, as 0-d float64 tensors with the same bits on every
+        rank.
+        """
+        device = next(
+            (number.device for number in numbers if isinstance(number, Tensor)), torch.device("cpu")
+        )
+        stacked = torch.stack(
+            [torch.as_tensor(number, device=device).detach().double() for number in numbers]
+        )
         if self.count > 1:
             distributed.all_reduce(stacked)
         return list(stacked.unbind())
@@ -124,7 +148,9 @@ class Ranks:
         return objects
 
     def joined(self, mine: Tensor, rows: range, count: int) -> Tensor:
-        """Return a tensor of ``count`` rows (dimension 1) on every rank; this rank has the rows ``rows``."""
+        """Return a tensor of ``count`` rows (dimension 1) on every rank; this rank has the rows
+        ``rows``.
+        """
         if self.count == 1:
             return mine
         whole = mine.new_zeros((mine.shape[0], count, *mine.shape[2:]))
@@ -183,7 +209,9 @@ class AgreedSignal:
         """Start the exchange of signals; all ranks do so at the same step."""
         if self._ranks.count > 1:
             self._number.fill_(self._signals.received or 0)
-            self._work = distributed.all_reduce(self._number, distributed.ReduceOp.MAX, async_op=True)
+            self._work = distributed.all_reduce(
+                self._number, distributed.ReduceOp.MAX, async_op=True
+            )
 
     def result(self) -> int | None:
         """Return the number of the signal that any rank had at the last exchange, or None."""
@@ -210,4 +238,6 @@ def ranks_of(environment: Mapping[str, str] = os.environ) -> Ranks | None:
             fix = "start the command with torchrun, or unset it"
             raise ArgumentError(variable, quote(text), "a whole number from 0", fix)
         numbers[name] = int(text)
-    return Ranks(numbers["rank"], numbers["count"], numbers["local"]) if numbers["count"] > 1 else None
+    return (
+        Ranks(numbers["rank"], numbers["count"], numbers["local"]) if numbers["count"] > 1 else None
+    )

@@ -1,7 +1,7 @@
 """Ranks on this machine, started and monitored by a process that does not train itself.
 
-A rank receives its job and requests to stop or to save over a pipe, and sends its progress and its outcome. It also
-ends when its pipe is closed, so no process remains, whichever one is killed.
+A rank receives its job and requests to stop or to save over a pipe, and sends its progress and its
+outcome. It also ends when its pipe is closed, so no process remains, whichever one is killed.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from raglane.training.trainer import Trainer
 
 # Seconds between two reports of batches.
 _REPORT = 0.1
-# Seconds between two checks of the processes; until a death is detected after an error; and until the other ranks have
-# detected a death.
+# Seconds between two checks of the processes; until a death is detected after an error; and until
+# the other ranks have detected a death.
 _POLL, _SOON, _GRACE = 0.2, 1.0, 20.0
 
 
@@ -74,8 +74,12 @@ class _Rank:
 
     @property
     def has_failed(self) -> bool:
-        """True for an error that is not caused by another rank, so that the training cannot continue."""
-        return isinstance(self.outcome, (RaglaneError, OSError)) and not isinstance(self.outcome, LostRankError)
+        """True for an error that is not caused by another rank, so that the training cannot
+        continue.
+        """
+        return isinstance(self.outcome, (RaglaneError, OSError)) and not isinstance(
+            self.outcome, LostRankError
+        )
 
     def send(self, *words: Any) -> None:
         """Send words to the rank, if it is alive."""
@@ -91,18 +95,26 @@ def start_process(pipe: Connection) -> tuple[Process, Callable[[], int | None]]:
     start = f"from raglane.training.ranks import launch; launch.run_rank(launch.Connection({pipe.fileno()}))"
     quiet: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
     # In a new session, so that Ctrl-C is sent only to the monitoring process, which forwards it.
-    more: dict[str, Any] = {"pass_fds": [pipe.fileno()], "env": environment, "start_new_session": True}
+    more: dict[str, Any] = {
+        "pass_fds": [pipe.fileno()],
+        "env": environment,
+        "start_new_session": True,
+    }
     process = subprocess.Popen([sys.executable, "-c", start], **quiet, **more)
     return process, process.poll
 
 
 def _network() -> dict[str, str]:
-    """Return the environment variable that selects the loopback interface, which needs no network."""
+    """Return the environment variable that selects the loopback interface, which needs no
+    network.
+    """
     import socket
 
     names = [name for _, name in socket.if_nameindex()] if hasattr(socket, "if_nameindex") else []
     loop = next((name for name in ("lo", "lo0") if name in names), None)
-    return {} if loop is None or "GLOO_SOCKET_IFNAME" in os.environ else {"GLOO_SOCKET_IFNAME": loop}
+    return (
+        {} if loop is None or "GLOO_SOCKET_IFNAME" in os.environ else {"GLOO_SOCKET_IFNAME": loop}
+    )
 
 
 def launch(job: Job, callback: Callback | None = None) -> TrainingResult:
@@ -124,7 +136,12 @@ def launch(job: Job, callback: Callback | None = None) -> TrainingResult:
                     process, exit_code = start_process(child)
                 ranks.append(_Rank(process, exit_code, parent))
             for number, rank in enumerate(ranks):
-                rank.send(Place(number, settings.ranks, store.port, current_flags(), callback is not None), shared)
+                rank.send(
+                    Place(
+                        number, settings.ranks, store.port, current_flags(), callback is not None
+                    ),
+                    shared,
+                )
             return _Monitor(job, ranks, callback, signals).run()
     finally:
         for rank in ranks:
@@ -132,8 +149,9 @@ def launch(job: Job, callback: Callback | None = None) -> TrainingResult:
         for rank in ranks:
             _reap(rank)
             rank.pipe.close()
-        # Its destructor joins a thread. If a traceback kept the store alive until a forked process, which lacks the
-        # thread, collects garbage, that process (e.g. a DataLoader worker) would crash.
+        # Its destructor joins a thread. If a traceback kept the store alive until a forked process,
+        # which lacks the thread, collects garbage, that process (e.g. a DataLoader worker) would
+        # crash.
         del store
 
 
@@ -146,7 +164,9 @@ def _reap(rank: _Rank) -> None:
 class _Monitor:
     """Monitors ranks until the training ends."""
 
-    def __init__(self, job: Job, ranks: list[_Rank], callback: Callback | None, signals: SignalHandler) -> None:
+    def __init__(
+        self, job: Job, ranks: list[_Rank], callback: Callback | None, signals: SignalHandler
+    ) -> None:
         self._job, self._ranks, self._callback, self._signals = job, ranks, callback, signals
         self._is_forwarded = False
 
@@ -165,7 +185,10 @@ class _Monitor:
                 is_over = all(rank.code is not None or rank.has_ended for rank in self._ranks)
                 outcomes = [rank.outcome for rank in self._ranks]
                 grace = _GRACE
-                if any(isinstance(one, BaseException) and not isinstance(one, LostRankError) for one in outcomes):
+                if any(
+                    isinstance(one, BaseException) and not isinstance(one, LostRankError)
+                    for one in outcomes
+                ):
                     grace = _SOON
                 if is_over or time.monotonic() - since > grace:
                     raise self._error()
@@ -200,7 +223,11 @@ class _Monitor:
     def _error(self) -> BaseException:
         """Return the error of a failed training, after a surviving rank has saved the last step."""
         errors = [rank.outcome for rank in self._ranks if isinstance(rank.outcome, BaseException)]
-        dead = [number for number, rank in enumerate(self._ranks) if rank.code is not None and not rank.has_ended]
+        dead = [
+            number
+            for number, rank in enumerate(self._ranks)
+            if rank.code is not None and not rank.has_ended
+        ]
         # Errors of PyTorch may be caused by a dead rank; those of Raglane and the system are not.
         own = [error for error in errors if isinstance(error, (RaglaneError, OSError)) or not dead]
         if own and not isinstance(own[0], LostRankError):
@@ -208,12 +235,20 @@ class _Monitor:
         self._save()
         if own:
             return lost_worker(self._job.folder)
-        got = f"rank {dead[0]}, {_words_for(self._ranks[dead[0]].code)}" if dead else "the connection between ranks"
+        got = (
+            f"rank {dead[0]}, {_words_for(self._ranks[dead[0]].code)}"
+            if dead
+            else "the connection between ranks"
+        )
         return lost(got, self._job.folder)
 
     def _save(self) -> None:
         """Let a surviving rank save the last complete step."""
-        alive = [rank for rank in self._ranks if rank.has_ended and rank.outcome is None and rank.code is None]
+        alive = [
+            rank
+            for rank in self._ranks
+            if rank.has_ended and rank.outcome is None and rank.code is None
+        ]
         if not alive:
             return
         keeper = alive[0]
@@ -259,7 +294,9 @@ class _Sender(Callback):
 
 
 def _send(pipe: Connection, *words: Any) -> None:
-    """Send words with the values of their tensors; PyTorch would send file descriptors, which only forks can use."""
+    """Send words with the values of their tensors; PyTorch would send file descriptors, which only
+    forks can use.
+    """
     pipe.send_bytes(pickle.dumps(words, protocol=pickle.HIGHEST_PROTOCOL))
 
 
@@ -275,13 +312,16 @@ def run_rank(pipe: Connection) -> None:
         outcome = _work(pipe, place, content, signals, words)
         _send(pipe, "ended", outcome)
         if isinstance(outcome, LostRankError):
-            # A DataLoader worker died. The end of this rank is detected by the others, one of which saves.
+            # A DataLoader worker died. The end of this rank is detected by the others, one of which
+            # saves.
             os._exit(0)
     # Stay alive for the communication of the other ranks.
     words.get()
 
 
-def _work(pipe: Connection, place: Place, content: bytes, signals: SignalHandler, words: SimpleQueue[str]) -> Any:
+def _work(
+    pipe: Connection, place: Place, content: bytes, signals: SignalHandler, words: SimpleQueue[str]
+) -> Any:
     """Run a job and return its result or error; None if another rank died."""
     saves = False
 
@@ -323,7 +363,9 @@ def _listen(pipe: Connection, signals: SignalHandler, words: SimpleQueue[str]) -
         try:
             word, *more = pipe.recv()
         except (EOFError, OSError):
-            os.kill(os.getpid(), getattr(signal, "SIGKILL", signal.SIGTERM))  # Windows has only SIGTERM
+            os.kill(
+                os.getpid(), getattr(signal, "SIGKILL", signal.SIGTERM)
+            )  # Windows has only SIGTERM
             return
         if word == "stop":
             signals.received = more[0]

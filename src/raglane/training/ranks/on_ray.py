@@ -1,6 +1,7 @@
 """Ranks on a Ray cluster: Ray Train starts them, and restarts all of them if one dies.
 
-The first rank writes the files of the run to a folder that all machines share. Restarted ranks resume from ``last``.
+The first rank writes the files of the run to a folder that all machines share. Restarted ranks
+resume from ``last``.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ _OWN = ".ray"
 
 
 def connected() -> Any:
-    """Return ``ray``, connected to the cluster of the environment or this machine; start one if there is none."""
+    """Return ``ray``, connected to the cluster of the environment or this machine; start one if
+    there is none.
+    """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_TRAIN_V2_ENABLED", "1")
     ray = require("ray", "ray")
@@ -43,14 +46,18 @@ def connected() -> Any:
 
 
 def check_machines(ray: Any, folder: Path, given_as: str) -> None:
-    """Raise if a machine of the cluster lacks this version of Raglane, or does not share the folder."""
+    """Raise if a machine of the cluster lacks this version of Raglane, or does not share the
+    folder.
+    """
     machines = [machine for machine in ray.nodes() if machine["Alive"]]
     if len(machines) < 2:
         return
     pinned = require("ray.util.scheduling_strategies", "ray").NodeAffinitySchedulingStrategy
     look = ray.remote(num_cpus=0, max_retries=0)(_look)
     answers = [
-        look.options(scheduling_strategy=pinned(machine["NodeID"], soft=False)).remote(str(folder.absolute()))
+        look.options(scheduling_strategy=pinned(machine["NodeID"], soft=False)).remote(
+            str(folder.absolute())
+        )
         for machine in machines
     ]
     for machine, answer in zip(machines, answers, strict=True):
@@ -59,14 +66,23 @@ def check_machines(ray: Any, folder: Path, given_as: str) -> None:
             found, sees = ray.get(answer)
         except Exception as error:
             # E.g. Raglane cannot be imported there; the last line of Ray's message has the reason.
-            found, sees = f"none that can be imported ({(str(error).strip() or 'no reason').splitlines()[-1]})", True
+            found, sees = (
+                f"none that can be imported ({(str(error).strip() or 'no reason').splitlines()[-1]})",
+                True,
+            )
         if found != version("raglane"):
-            got, rule = f"the machine {name}, with Raglane {found}", f"Raglane {version('raglane')} on every machine"
+            got, rule = (
+                f"the machine {name}, with Raglane {found}",
+                f"Raglane {version('raglane')} on every machine",
+            )
             fix = "install it there, or pass Ray a runtime_env that does"
             raise ArgumentError("engine", got, rule, fix)
         if not sees:
             got = f"{quote(str(folder.parent))}, which does not exist on the machine {name}"
-            rule, fix = "a folder on storage that all machines share", f"pass another {argument(given_as)}"
+            rule, fix = (
+                "a folder on storage that all machines share",
+                f"pass another {argument(given_as)}",
+            )
             raise ArgumentError(given_as, got, rule, fix)
 
 
@@ -146,7 +162,9 @@ def _worker(config: dict[str, Any]) -> None:
                 repair(job.folder)
             ranks.from_first(None)
             resume = job.resume or (job.folder / LAST).exists()
-            Trainer(replace(job, resume=resume), ranks, _Reporter(ranks, messages, job.folder)).run()
+            Trainer(
+                replace(job, resume=resume), ranks, _Reporter(ranks, messages, job.folder)
+            ).run()
         except (RaglaneError, OSError) as error:
             if not ranks.is_lost(error) and "LostRank" not in type(error).__name__:
                 ray.get(messages.fail.remote(error))
@@ -157,7 +175,12 @@ def launch_on_ray(job: Job, callback: Callback | None = None) -> TrainingResult:
     """Run a training in workers of a Ray cluster."""
     folder = job.folder
     if folder is None:
-        raise ArgumentError("out", "None", "a folder that all machines of the cluster share", f"pass {argument('out')}")
+        raise ArgumentError(
+            "out",
+            "None",
+            "a folder that all machines of the cluster share",
+            f"pass {argument('out')}",
+        )
     ray = connected()
     require("ray.train.torch", "ray")
     messages = ray.remote(num_cpus=0)(_Messages).remote()
@@ -180,7 +203,9 @@ def launch_on_ray(job: Job, callback: Callback | None = None) -> TrainingResult:
     finally:
         shutil.rmtree(own, ignore_errors=True)
         ray.kill(messages)
-    return TrainingResult(folder, TASKS[job.settings.task].terms(job.settings)[0], load_state(folder / LAST)[0])
+    return TrainingResult(
+        folder, TASKS[job.settings.task].terms(job.settings)[0], load_state(folder / LAST)[0]
+    )
 
 
 def _fit(job: Job, config: dict[str, Any], own: Path) -> BaseException | None:

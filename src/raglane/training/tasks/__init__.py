@@ -1,7 +1,7 @@
 """The tasks of models: a class for each, and a line in ``TASKS``.
 
-A task defines the output size, loss, metrics, baseline and table of predictions. Its requirements for the data are in
-:data:`raglane.data.records.TASKS`.
+A task defines the output size, loss, metrics, baseline and table of predictions. Its requirements
+for the data are in :data:`raglane.data.records.TASKS`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ TASKS: dict[str, type[Task]] = {
 """The tasks by name, as :data:`raglane.training.settings.TASKS` lists them."""
 
 
-# Of a training whose length is left to the data: optimizer steps, most epochs, steps of early stopping, fewest epochs.
+# Of a training whose length is left to the data: optimizer steps, most epochs, steps of early
+# stopping, fewest epochs.
 STEPS, MOST, PATIENT = 2000, 300, 500
 FEWEST = dict.fromkeys(TASKS, 30) | {"classify": 10, "tag": 10}
 # The fewest and most elements of a chunk of truncated backpropagation through one series.
@@ -44,25 +45,42 @@ CHUNKS = 20, 100
 
 
 def settle(settings: Settings, training: Dataset) -> tuple[Settings, list[str]]:
-    """Choose the loss, chunks, epochs and learning rate schedule that were left to the data; return lines about them.
+    """Choose the loss, chunks, epochs and learning rate schedule that were left to the data; return
+    lines about them.
 
-    With ``epochs`` the schedule is constant, so that a run resumed with more epochs has the bits of a longer one.
+    With ``epochs`` the schedule is constant, so that a run resumed with more epochs has the bits of
+    a longer one.
     """
     notes = []
     if settings.task == "forecast" and settings.loss is None and _is_binary(training):
         settings = replace(settings, loss="bce")
-        notes.append(f"loss: bce, because all channels are 0 or 1; for squared errors: {argument('loss', 'mse')}")
-    is_long = settings.task == "forecast" and len(training) == 1 and int(training.lengths[0]) >= 2 * CHUNKS[0]
-    is_whole = settings.bucket or settings.batch_elements is not None or settings.initial_state == "lengths"
+        notes.append(
+            f"loss: bce, because all channels are 0 or 1; for squared errors: {argument('loss', 'mse')}"
+        )
+    is_long = (
+        settings.task == "forecast"
+        and len(training) == 1
+        and int(training.lengths[0]) >= 2 * CHUNKS[0]
+    )
+    is_whole = (
+        settings.bucket
+        or settings.batch_elements is not None
+        or settings.initial_state == "lengths"
+    )
     is_whole = is_whole or settings.ranks > 1
     if settings.bptt_steps is None and is_long and not is_whole:
         chunk = min(max(int(training.lengths[0]) // 10, CHUNKS[0]), CHUNKS[1])
         settings = replace(settings, bptt_steps=chunk)
-        notes.append(f"chunks of {chunk} elements, because there is one long series; {argument('bptt_steps')} chooses")
+        notes.append(
+            f"chunks of {chunk} elements, because there is one long series; {argument('bptt_steps')} chooses"
+        )
     schedule = settings.lr_schedule or ("cosine" if settings.epochs is None else "constant")
     if settings.epochs is None:
         steps = steps_per_epoch(training, settings)
-        epochs, wait = min(max(-(-STEPS // steps), FEWEST[settings.task]), MOST), max(-(-PATIENT // steps), 5)
+        epochs, wait = (
+            min(max(-(-STEPS // steps), FEWEST[settings.task]), MOST),
+            max(-(-PATIENT // steps), 5),
+        )
         patience = settings.patience or (wait if wait < epochs else None)
         settings = replace(settings, epochs=epochs, patience=patience)
         until = f", until {patience} without improvement" if patience else ""
@@ -81,9 +99,14 @@ def _is_binary(training: Dataset) -> bool:
 def fit(training: Dataset, settings: Settings) -> Preprocessor:
     """Return the preprocessor fitted to the training data, without scaling for the loss bce."""
     is_binary = settings.task == "forecast" and settings.loss_name == "bce"
-    fitted = Preprocessor.fit(training, task=settings.task, missing=settings.missing, standardize=not is_binary)
+    fitted = Preprocessor.fit(
+        training, task=settings.task, missing=settings.missing, standardize=not is_binary
+    )
     if fitted.task in ("classify", "tag") and len(fitted.labels or ()) == 1:
-        got, rule = f"only the class {quote((fitted.labels or ())[0])}", "data of at least two classes"
+        got, rule = (
+            f"only the class {quote((fitted.labels or ())[0])}",
+            "data of at least two classes",
+        )
         fix = "add data of another class, or check which column contains the labels"
         raise DataError(str(training.source), got, rule, fix)
     is_whole = training.label_kinds == ("whole numbers",) and fitted.label_split is None

@@ -57,18 +57,22 @@ class Meter(Protocol):
 
 
 class Task(ABC):
-    """Output size, loss, metrics and predictions of a task. A new task is a subclass, registered in ``TASKS``.
+    """Output size, loss, metrics and predictions of a task. A new task is a subclass, registered in
+    ``TASKS``.
 
-    Losses and metrics are computed of flat values, so each element counts once, and padding does not exist.
+    Losses and metrics are computed of flat values, so each element counts once, and padding does
+    not exist.
 
     Args:
         preprocessor: classes, scales and names, fitted to the training data.
-        settings: the :class:`Settings` of a training, or the :class:`ModelSettings` of a stored model.
+        settings: the :class:`Settings` of a training, or the :class:`ModelSettings` of a stored
+            model.
 
     Attributes:
         metric: the name of the metric in the history.
         baseline: the name of the rule that the metric is compared with, or None.
-        options: the options of predictions that exist for the task: probabilities, top, horizon, beam, n_best.
+        options: the options of predictions that exist for the task: probabilities, top, horizon,
+            beam, n_best.
         kept: buffers of the model with an entry per output, by name, with their initial value.
         class_weights: ``(K,)``, the weight of each class in the training loss, or None.
         model: the model, for tasks whose loss depends on its decoder.
@@ -122,7 +126,8 @@ class Task(ABC):
     def meter(self, model: Any, records: Dataset) -> Meter:
         """Return an empty meter for an evaluation on ``records``.
 
-        A task with the option ``top`` has a parameter ``top`` here and in :meth:`columns`, the number of classes.
+        A task with the option ``top`` has a parameter ``top`` here and in :meth:`columns`, the
+        number of classes.
         """
 
     @abstractmethod
@@ -137,7 +142,9 @@ class Task(ABC):
 
     @property
     def is_per_element(self) -> bool:
-        """True if each element has a prediction; a language model or forecast predicts only after the end."""
+        """True if each element has a prediction; a language model or forecast predicts only after
+        the end.
+        """
         return bool(self.preprocessor.per_element) and "horizon" not in self.options
 
     def answer(self, model: Any, inputs: Ragged, horizon: int) -> Tensor:  # noqa: ARG002
@@ -151,7 +158,13 @@ class Task(ABC):
         return values_of(model(inputs))
 
     def predict(
-        self, model: Any, batches: Iterable[Ragged], *, horizon: int = 1, probabilities: bool = False, **options: Any
+        self,
+        model: Any,
+        batches: Iterable[Ragged],
+        *,
+        horizon: int = 1,
+        probabilities: bool = False,
+        **options: Any,
     ) -> dict[str, list[Any]]:
         """Return the columns of a table of predictions for batches of whole sequences.
 
@@ -174,13 +187,15 @@ class Task(ABC):
     def ahead(
         self, model: Any, batches: Iterable[Ragged], horizon: int, origins: int = 1
     ) -> tuple[dict[str, Any], ...]:
-        """Return the errors per step of forecasts of the last ``horizon`` elements of each sequence, as table rows.
+        """Return the errors per step of forecasts of the last ``horizon`` elements of each
+        sequence, as table rows.
 
         Args:
             model: a :class:`SequenceModel`.
             batches: whole sequences, on the device of the model.
             horizon: the number of elements to forecast.
-            origins: the number of forecasts of each sequence; each begins ``horizon`` elements before the next.
+            origins: the number of forecasts of each sequence; each begins ``horizon`` elements
+                before the next.
 
         Raises:
             DataError: no sequence is long enough.
@@ -197,7 +212,9 @@ class Task(ABC):
         """
 
     def check(self, records: Dataset) -> None:  # noqa: B027
-        """Raise a :class:`~raglane.errors.DataError` if the loss cannot be computed for some data."""
+        """Raise a :class:`~raglane.errors.DataError` if the loss cannot be computed for some
+        data.
+        """
 
 
 def values_of(output: Tensor | Ragged) -> Tensor:

@@ -25,14 +25,20 @@ class Classify(Task):
     def score(self, output: Tensor | Ragged, batch: Batch, *, training: bool = False) -> Score:
         """Return cross-entropy and accuracy of logits ``(B or N, K)``."""
         logits, targets = values_of(output), targets_of(batch)
-        weights = self.class_weights.to(logits.device) if training and self.class_weights is not None else None
+        weights = (
+            self.class_weights.to(logits.device)
+            if training and self.class_weights is not None
+            else None
+        )
         smoothing = getattr(self.settings, "label_smoothing", 0.0) if training else 0.0
         loss = F.cross_entropy(logits, targets, weights, label_smoothing=smoothing, reduction="sum")
         right = (logits.detach().argmax(-1) == targets).sum()
         return Score(loss, right, torch.as_tensor(targets.shape[0]), torch.zeros(()))
 
     def weigh(self, targets: Tensor) -> Tensor:
-        """Return weights that give all classes the same total weight, with mean 1 over the targets."""
+        """Return weights that give all classes the same total weight, with mean 1 over the
+        targets.
+        """
         counts = torch.bincount(targets, minlength=self.preprocessor.class_count)
         return len(targets) / (self.preprocessor.class_count * counts.clamp(min=1).float())
 
@@ -40,10 +46,23 @@ class Classify(Task):
         """Return a meter of the confusion matrix, accuracy and F1 scores."""
         return _Confusion(self.preprocessor.labels or (), top)
 
-    def columns(self, output: Tensor, model: Any, *, probabilities: bool, top: int = 1) -> dict[str, list[Any]]:  # noqa: ARG002
-        """Return the likeliest class, its probability and, with the options, the top classes and all probabilities."""
+    def columns(
+        self,
+        output: Tensor,
+        model: Any,  # noqa: ARG002
+        *,
+        probabilities: bool,
+        top: int = 1,
+    ) -> dict[str, list[Any]]:
+        """Return the likeliest class, its probability and, with the options, the top classes and
+        all probabilities.
+        """
         shares, labels = output.softmax(-1), self.preprocessor.answers
-        best, places = shares.max(dim=1) if len(shares) else (shares.new_zeros(0), torch.zeros(0, dtype=torch.int64))
+        best, places = (
+            shares.max(dim=1)
+            if len(shares)
+            else (shares.new_zeros(0), torch.zeros(0, dtype=torch.int64))
+        )
         columns: dict[str, list[Any]] = {
             "prediction": [labels[place] for place in places.tolist()],
             "probability": best.tolist(),
@@ -53,7 +72,9 @@ class Classify(Task):
             columns["top"] = [[labels[place] for place in row] for row in places.tolist()]
             columns["top_probability"] = best.tolist()
         if probabilities:
-            columns |= {f"p_{label}": shares[:, place].tolist() for place, label in enumerate(labels)}
+            columns |= {
+                f"p_{label}": shares[:, place].tolist() for place, label in enumerate(labels)
+            }
         return columns
 
 
@@ -73,12 +94,16 @@ class _Confusion:
         if self.top > 1:
             places = output.topk(self.top, dim=-1).indices
             self.among_top += int((places == targets_of(batch).unsqueeze(1)).sum())
-        self.matrix += confusion_matrix(targets_of(batch).cpu(), output.argmax(-1).cpu(), len(self.labels))
+        self.matrix += confusion_matrix(
+            targets_of(batch).cpu(), output.argmax(-1).cpu(), len(self.labels)
+        )
 
     def measured(self) -> Measured:
         numbers = {"accuracy": accuracy(self.matrix), "macro_f1": macro_f1(self.matrix)}
         # The share of the most frequent class.
-        numbers["majority_accuracy"] = int(self.matrix.sum(1).max()) / max(int(self.matrix.sum()), 1)
+        numbers["majority_accuracy"] = int(self.matrix.sum(1).max()) / max(
+            int(self.matrix.sum()), 1
+        )
         if self.top > 1:
             numbers[f"top{self.top}_accuracy"] = self.among_top / max(int(self.matrix.sum()), 1)
         return Measured(numbers, self.labels, self.matrix)
@@ -86,7 +111,9 @@ class _Confusion:
 
 def confusion_matrix(targets: Tensor, predictions: Tensor, classes: int) -> Tensor:
     """Return the counts ``(classes, classes)`` of predicted classes for each true class."""
-    return torch.bincount(targets * classes + predictions, minlength=classes * classes).view(classes, classes)
+    return torch.bincount(targets * classes + predictions, minlength=classes * classes).view(
+        classes, classes
+    )
 
 
 def accuracy(matrix: Tensor) -> float:
@@ -96,7 +123,9 @@ def accuracy(matrix: Tensor) -> float:
 
 
 def f1_scores(matrix: Tensor) -> Tensor:
-    """Return the F1 score of each class, ``2 correct / (true + predicted)``; NaN for a class that does not occur."""
+    """Return the F1 score of each class, ``2 correct / (true + predicted)``; NaN for a class that
+    does not occur.
+    """
     counts = matrix.double()
     return 2 * counts.diagonal() / (counts.sum(0) + counts.sum(1))
 
@@ -115,7 +144,8 @@ def best_thresholds(shares: Tensor, targets: Tensor) -> Tensor:
     hits = targets.double().gather(0, order).cumsum(0)
     predicted = torch.arange(1, count + 1, dtype=torch.float64).unsqueeze(1)
     scores = 2 * hits / (predicted + hits[-1])
-    # No threshold separates equal probabilities. The last one may be 0, so the bound below it is negative.
+    # No threshold separates equal probabilities. The last one may be 0, so the bound below it is
+    # negative.
     below = torch.cat([ranked[1:], torch.full((1, labels), -1e-6, dtype=torch.float64)])
     scores = torch.where(below < ranked, scores, -1.0)
     place = scores.argmax(dim=0, keepdim=True)
@@ -131,13 +161,23 @@ class MultiLabel(Task):
     kept: ClassVar[dict[str, float]] = {"thresholds": 0.5}
 
     def score(self, output: Tensor | Ragged, batch: Batch, *, training: bool = False) -> Score:
-        """Return the loss of logits ``(M, K)``, and exact matches; during a training at thresholds of 0.5."""
+        """Return the loss of logits ``(M, K)``, and exact matches; during a training at thresholds
+        of 0.5.
+        """
         logits, targets = values_of(output), targets_of(batch)
-        weights = self.class_weights.to(logits.device) if training and self.class_weights is not None else None
-        loss = F.binary_cross_entropy_with_logits(logits, targets, pos_weight=weights, reduction="sum")
+        weights = (
+            self.class_weights.to(logits.device)
+            if training and self.class_weights is not None
+            else None
+        )
+        loss = F.binary_cross_entropy_with_logits(
+            logits, targets, pos_weight=weights, reduction="sum"
+        )
         # A training chooses the thresholds at the end of an epoch, a stored model has them.
         thresholds = 0.5 if isinstance(self.settings, Settings) else self.model.thresholds
-        matches = ((row_sigmoid(logits.detach()) >= thresholds) == (targets > 0)).all(-1).sum() * targets.shape[1]
+        matches = ((row_sigmoid(logits.detach()) >= thresholds) == (targets > 0)).all(
+            -1
+        ).sum() * targets.shape[1]
         return Score(loss, matches, torch.as_tensor(targets.numel()), torch.zeros(()))
 
     def weigh(self, targets: Tensor) -> Tensor:
@@ -158,10 +198,15 @@ class MultiLabel(Task):
         """Return a list of labels per row and, with the option, the probability of each label."""
         shares, labels = row_sigmoid(output), self.preprocessor.answers
         predicted = (shares >= model.thresholds.cpu()).tolist()
-        rows = [[label for label, is_predicted in zip(labels, row, strict=True) if is_predicted] for row in predicted]
+        rows = [
+            [label for label, is_predicted in zip(labels, row, strict=True) if is_predicted]
+            for row in predicted
+        ]
         columns: dict[str, list[Any]] = {"prediction": rows}
         if probabilities:
-            columns |= {f"p_{label}": shares[:, place].tolist() for place, label in enumerate(labels)}
+            columns |= {
+                f"p_{label}": shares[:, place].tolist() for place, label in enumerate(labels)
+            }
         return columns
 
 
@@ -170,7 +215,9 @@ class _Sets:
 
     def __init__(self, labels: tuple[str, ...], thresholds: Tensor) -> None:
         self.labels, self.thresholds = labels, thresholds
-        self.true, self.predicted, self.both = (torch.zeros(len(labels), dtype=torch.float64) for _ in range(3))
+        self.true, self.predicted, self.both = (
+            torch.zeros(len(labels), dtype=torch.float64) for _ in range(3)
+        )
         self.exact = self.count = 0
 
     def add(self, output: Tensor, batch: Batch) -> None:
@@ -199,7 +246,13 @@ class _Sets:
             "threshold": self.thresholds.double(),
         }
         table = [
-            {"label": label, **{key: float(part[place]) for key, part in parts.items()}, "count": int(count)}
-            for place, (label, count) in enumerate(zip(self.labels, self.true.tolist(), strict=True))
+            {
+                "label": label,
+                **{key: float(part[place]) for key, part in parts.items()},
+                "count": int(count),
+            }
+            for place, (label, count) in enumerate(
+                zip(self.labels, self.true.tolist(), strict=True)
+            )
         ]
         return Measured(numbers, self.labels, table=tuple(table))

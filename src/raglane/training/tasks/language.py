@@ -34,24 +34,33 @@ class Language(Task):
         """Return the cross-entropy of logits ``(N, V)`` for the next tokens."""
         targets = targets_of(batch)
         loss = F.cross_entropy(values_of(output), targets, reduction="sum")
-        return Score(loss, loss.detach() / math.log(2), torch.as_tensor(targets.shape[0]), torch.zeros(()))
+        return Score(
+            loss, loss.detach() / math.log(2), torch.as_tensor(targets.shape[0]), torch.zeros(())
+        )
 
     def meter(self, model: Any, records: Dataset) -> _Bits:  # noqa: ARG002
         """Return a meter of perplexity and bits per character."""
         return _Bits(self, records)
 
     def answer(self, model: Any, inputs: Ragged, horizon: int) -> Tensor:
-        """Return ``(B, 1 + horizon)`` float64: the bits of each text, and the likeliest next tokens."""
+        """Return ``(B, 1 + horizon)`` float64: the bits of each text, and the likeliest next
+        tokens.
+        """
         logits = values_of(model(inputs)).double()
         # An input begins with the end token, and the target of its last token is the end token.
         targets = torch.cat([inputs.values[1:], inputs.values.new_ones(1)])[: len(inputs.values)]
         targets[inputs.offsets[1:] - 1] = 1
         nats = -logits.log_softmax(-1).gather(1, targets.unsqueeze(1))
         bits = inputs.map(lambda _: nats).sum() / math.log(2)
-        return torch.cat([bits, model.generate(inputs, horizon, lambda scores: scores.argmax(-1)).double()], dim=1)
+        return torch.cat(
+            [bits, model.generate(inputs, horizon, lambda scores: scores.argmax(-1)).double()],
+            dim=1,
+        )
 
     def columns(self, output: Tensor, model: Any, *, probabilities: bool) -> dict[str, list[Any]]:  # noqa: ARG002
-        """Return the likeliest next tokens of each text, up to the end, and the bits of the text."""
+        """Return the likeliest next tokens of each text, up to the end, and the bits of the
+        text.
+        """
         words = self.preprocessor.vocabulary or ()
         rows = [[words[int(place)] for place in row] for row in output[:, 1:].tolist()]
         cut = [row[: row.index(END)] if END in row else row for row in rows]
@@ -76,7 +85,10 @@ class _Bits:
         if total == 0:
             return Measured({"perplexity": math.nan})
         unigram = -sum(count * math.log(count / total) for count in self.counts.values())
-        numbers = {"perplexity": _exp(self.nats / total), "unigram_perplexity": _exp(unigram / total)}
+        numbers = {
+            "perplexity": _exp(self.nats / total),
+            "unigram_perplexity": _exp(unigram / total),
+        }
         split = self.task.preprocessor.split
         # Texts on disk are not read again for it.
         characters = None

@@ -34,7 +34,9 @@ def by_quantile(output: Tensor, settings: ModelSettings) -> Tensor:
 
 def mean_loss(errors: Tensor, settings: ModelSettings) -> Tensor:
     """Return the losses of errors ``(..., Q, C)``, as means over the quantiles, ``(..., C)``."""
-    quantiles = torch.tensor(settings.quantiles, dtype=errors.dtype, device=errors.device).unsqueeze(1)
+    quantiles = torch.tensor(
+        settings.quantiles, dtype=errors.dtype, device=errors.device
+    ).unsqueeze(1)
     return loss_of_errors(errors, settings.loss_name, quantiles).mean(-2)
 
 
@@ -51,14 +53,20 @@ def loss_of_errors(errors: Tensor, name: str, quantile: float | Tensor = 0.5) ->
 
 
 def season_of(values: Tensor) -> int:
-    """Return the lag of the first high peak of the autocorrelation of elements ``(L, C)`` without trend, or 0."""
+    """Return the lag of the first high peak of the autocorrelation of elements ``(L, C)`` without
+    trend, or 0.
+    """
     values = values[-_COMPARED:].cpu().double()
     count = len(values)
     steps = torch.stack([torch.ones(count), torch.arange(count) / max(count, 1)], 1).double()
-    values = values - steps @ torch.linalg.lstsq(steps, values).solution if count > 2 else values[:0]
+    values = (
+        values - steps @ torch.linalg.lstsq(steps, values).solution if count > 2 else values[:0]
+    )
     lags = range(min(count // 2, _LONGEST_SEASON) + 1 if count > 2 else 0)
     alike = [
-        float((values[lag:] * values[: count - lag]).mean()) / max(float(values.square().mean()), 1e-12) for lag in lags
+        float((values[lag:] * values[: count - lag]).mean())
+        / max(float(values.square().mean()), 1e-12)
+        for lag in lags
     ]
     # A peak follows a valley; noise on a slow wave has peaks without one.
     peaks = [
@@ -90,7 +98,9 @@ class Regress(Task):
         return len(preprocessor.target_names)
 
     def score(self, output: Tensor | Ragged, batch: Batch, *, training: bool = False) -> Score:  # noqa: ARG002
-        """Return loss and error of numbers ``(M, T)``; the baseline is the mean of the training data."""
+        """Return loss and error of numbers ``(M, T)``; the baseline is the mean of the training
+        data.
+        """
         targets = targets_of(batch)
         errors = by_quantile(values_of(output), self.settings) - targets.unsqueeze(1)
         scale = self.std.to(targets.device)
@@ -112,10 +122,14 @@ class Regress(Task):
 
 
 def named(rows: Tensor, settings: ModelSettings) -> dict[str, list[Any]]:
-    """Return the predictions ``(B, Q, ...)`` of the middle quantile and, if there are several, of each, as columns."""
+    """Return the predictions ``(B, Q, ...)`` of the middle quantile and, if there are several, of
+    each, as columns.
+    """
     columns = {"prediction": rows[:, settings.middle].tolist()}
     if len(settings.quantiles) > 1:
-        columns |= {f"q{share:g}": rows[:, place].tolist() for place, share in enumerate(settings.quantiles)}
+        columns |= {
+            f"q{share:g}": rows[:, place].tolist() for place, share in enumerate(settings.quantiles)
+        }
     return columns
 
 
@@ -128,7 +142,10 @@ class _Errors:
 
     def add(self, output: Tensor, batch: Batch) -> None:
         answers = by_quantile(output, self.task.settings).unbind(1)
-        self.pairs.append(torch.stack([targets_of(batch), *answers]).cpu().double() * self.task.std + self.task.mean)
+        self.pairs.append(
+            torch.stack([targets_of(batch), *answers]).cpu().double() * self.task.std
+            + self.task.mean
+        )
 
     def measured(self) -> Measured:
         """Return means over the targets and, for several targets, a row for each."""
@@ -157,14 +174,17 @@ class _Errors:
             for place, name in enumerate(names)
         ]
         step = max(1, -(-targets.numel() // _POINTS))
-        points = tuple((true, predicted) for true, predicted in pairs.flatten(1)[:, ::step].T.tolist())
+        points = tuple(
+            (true, predicted) for true, predicted in pairs.flatten(1)[:, ::step].T.tolist()
+        )
         return Measured(numbers, table=tuple(table) if len(names) > 1 else (), points=points)
 
 
 class Forecast(Task):
     """The next element: a loss of scaled errors, or binary cross-entropy in nats per step.
 
-    With ``missing``, the channels of the data are followed by their was-missing flags; missing values are not targets.
+    With ``missing``, the channels of the data are followed by their was-missing flags; missing
+    values are not targets.
     """
 
     metric = "MAE"
@@ -177,7 +197,8 @@ class Forecast(Task):
         super().__init__(preprocessor, settings)
         self.is_binary = settings.loss_name == "bce"
         size = len(preprocessor.channels)
-        # float64, because products of large numbers in the units of the data can overflow in float32.
+        # float64, because products of large numbers in the units of the data can overflow in
+        # float32.
         self.mean = torch.tensor(preprocessor.mean or (0.0,) * size, dtype=torch.float64)
         self.std = torch.tensor(preprocessor.std or (1.0,) * size, dtype=torch.float64)
 
@@ -191,17 +212,23 @@ class Forecast(Task):
         """Return the number of channels."""
         if preprocessor.is_tokens:
             rule = "a task for tokens"
-            raise DataError("task", "'forecast' with token sequences", rule, "use language, classify or tag")
+            raise DataError(
+                "task", "'forecast' with token sequences", rule, "use language, classify or tag"
+            )
         return len(preprocessor.channels)
 
     def score(self, output: Tensor | Ragged, batch: Batch, *, training: bool = False) -> Score:  # noqa: ARG002
-        """Return loss and error of forecasts or logits ``(N, C)``; the baseline is the previous element."""
+        """Return loss and error of forecasts or logits ``(N, C)``; the baseline is the previous
+        element.
+        """
         forecasts = values_of(output)
         known, real = self.parts(targets_of(batch))
         if self.is_binary:
             losses = F.binary_cross_entropy_with_logits(forecasts, known, reduction="none") * real
             channels = self.std.shape[0]
-            return Score(losses.sum(), losses.detach().double().sum() * channels, real.sum(), torch.zeros(()))
+            return Score(
+                losses.sum(), losses.detach().double().sum() * channels, real.sum(), torch.zeros(())
+            )
         scale = self.std.to(known.device)
         errors = (by_quantile(forecasts, self.settings) - known.unsqueeze(1)) * real.unsqueeze(1)
         error = errors[:, self.settings.middle]
@@ -214,16 +241,22 @@ class Forecast(Task):
         )
 
     def parts(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the channels of elements ``(..., C or more)``, and a mask that is 0 for missing values and for NaN."""
+        """Return the channels of elements ``(..., C or more)``, and a mask that is 0 for missing
+        values and for NaN.
+        """
         channels = self.std.shape[0]
         known = values[..., :channels]
-        flags = 0.0 if self.preprocessor.missing == "error" else values[..., channels : 2 * channels]
+        flags = (
+            0.0 if self.preprocessor.missing == "error" else values[..., channels : 2 * channels]
+        )
         return known.nan_to_num(), torch.where(known.isnan(), 0.0, 1.0 - flags)
 
     def meter(self, model: Any, records: Dataset) -> Meter:  # noqa: ARG002
         """Return a meter of errors, with those of baselines."""
         if not self.is_binary and len(records):
-            longest = self.preprocessor.apply(records.subset([int(records.element_counts.argmax())]))
+            longest = self.preprocessor.apply(
+                records.subset([int(records.element_counts.argmax())])
+            )
             self.season = season_of(self.parts(longest[0]["inputs"])[0])
         return _Nats(self) if self.is_binary else _ForecastErrors(self)
 
@@ -240,17 +273,25 @@ class Forecast(Task):
     def ahead(
         self, model: Any, batches: Iterable[Ragged], horizon: int, origins: int = 1
     ) -> tuple[dict[str, Any], ...]:
-        """Return a row per step: the error of the forecast, of the last known element, of the mean, and of a season."""
+        """Return a row per step: the error of the forecast, of the last known element, of the mean,
+        and of a season.
+        """
         names = ["MAE", "persistence_MAE", "even_MAE" if self.is_binary else "mean_MAE"]
         names += [f"season_{self.season}_MAE"] if self.season else []
         sums = torch.zeros(len(names) + 1, horizon, dtype=torch.float64)
         for batch in batches:
-            cut = (sequence[: max(len(sequence) - back * horizon, 0)] for sequence in batch for back in range(origins))
+            cut = (
+                sequence[: max(len(sequence) - back * horizon, 0)]
+                for sequence in batch
+                for back in range(origins)
+            )
             sequences = [sequence for sequence in cut if len(sequence) > horizon]
             if not sequences:
                 continue
             heads = Ragged([sequence[:-horizon] for sequence in sequences])
-            known, real = self.parts(torch.stack([sequence[-horizon:] for sequence in sequences]).cpu())
+            known, real = self.parts(
+                torch.stack([sequence[-horizon:] for sequence in sequences]).cpu()
+            )
             last = self.parts(heads.last())[0].cpu().unsqueeze(1)
             scale = self.std * real
             answers = self.answer(model, heads, horizon).cpu()
@@ -263,32 +304,52 @@ class Forecast(Task):
             sums[-1] += real.sum((0, 2))
         if not sums[-1].any():
             rule = "smaller than the length of a sequence"
-            raise DataError("horizon", f"{horizon}", rule, "pass a smaller horizon, or longer sequences")
+            raise DataError(
+                "horizon", f"{horizon}", rule, "pass a smaller horizon, or longer sequences"
+            )
         means = (sums[:-1] / sums[-1]).T.tolist()
-        return tuple({"step": step, **dict(zip(names, row, strict=True))} for step, row in enumerate(means, start=1))
+        return tuple(
+            {"step": step, **dict(zip(names, row, strict=True))}
+            for step, row in enumerate(means, start=1)
+        )
 
     def _repeated(self, head: Tensor, horizon: int) -> Tensor:
-        """Return the last season of a sequence, repeated for ``horizon`` steps; the last element if it is shorter."""
+        """Return the last season of a sequence, repeated for ``horizon`` steps; the last element if
+        it is shorter.
+        """
         known = self.parts(head)[0][-(self.season if len(head) >= self.season else 1) :]
         return known.repeat(-(-horizon // len(known)), 1)[:horizon]
 
     def answer(self, model: Any, inputs: Ragged, horizon: int) -> Tensor:
         """Return scaled forecasts ``(B, horizon, C)``; NaN for an empty sequence."""
-        fed_back = [encoder.name for encoder in self.preprocessor.features if not encoder.per_sequence]
+        fed_back = [
+            encoder.name for encoder in self.preprocessor.features if not encoder.per_sequence
+        ]
         if horizon > 1 and fed_back:
             got = f"{horizon}, with the features {quote_all(fed_back)}"
             rule = "1 with features of elements, whose future values are unknown"
-            raise DataError("horizon", got, rule, "forecast one step, or train without these features")
+            raise DataError(
+                "horizon", got, rule, "forecast one step, or train without these features"
+            )
         return model.forecast(inputs, horizon, kept=self.preprocessor.features_size)
 
     def columns(self, output: Tensor, model: Any, *, probabilities: bool) -> dict[str, list[Any]]:  # noqa: ARG002
-        """Return per sequence ``horizon`` lists of ``C`` numbers in the units of the data, or of probabilities.
+        """Return per sequence ``horizon`` lists of ``C`` numbers in the units of the data, or of
+        probabilities.
 
         The entry of an empty sequence is None.
         """
-        rows = output.double() if self.is_binary else by_quantile(output, self.settings).double() * self.std + self.mean
+        rows = (
+            output.double()
+            if self.is_binary
+            else by_quantile(output, self.settings).double() * self.std + self.mean
+        )
         nothing = output.isnan().flatten(1).all(1).tolist()
-        columns = {"prediction": rows.tolist()} if self.is_binary else named(rows.transpose(1, 2), self.settings)
+        columns = (
+            {"prediction": rows.tolist()}
+            if self.is_binary
+            else named(rows.transpose(1, 2), self.settings)
+        )
         return {
             name: [None if empty else row for row, empty in zip(column, nothing, strict=True)]
             for name, column in columns.items()
@@ -311,11 +372,14 @@ class _ForecastErrors:
         before = self.task.parts(inputs.values)[0]
         rows = torch.arange(len(before), device=before.device)
         places = rows - self.task.season + 1
-        starts = inputs.offsets[:-1].to(rows.device).repeat_interleave(inputs.lengths.to(rows.device))
+        starts = (
+            inputs.offsets[:-1].to(rows.device).repeat_interleave(inputs.lengths.to(rows.device))
+        )
         before = before[torch.where((places < starts) | (places > rows), rows, places)]
         # The mean of scaled data is 0.
         mean, season = (
-            (rule * real * self.task.std.to(known.device)).sum() for rule in (known.abs(), (before - known).abs())
+            (rule * real * self.task.std.to(known.device)).sum()
+            for rule in (known.abs(), (before - known).abs())
         )
         parts = (score.metric, score.baseline, mean, season, score.count)
         self.sums += torch.stack([part.double() for part in parts]).cpu()
@@ -328,9 +392,11 @@ class _ForecastErrors:
 
 
 class _Nats:
-    """Accumulates the cross-entropy per step, and that of two baselines with the frequencies of the same data.
+    """Accumulates the cross-entropy per step, and that of two baselines with the frequencies of the
+    same data.
 
-    The baselines are the frequency of ones per channel, and the same conditional on the previous value.
+    The baselines are the frequency of ones per channel, and the same conditional on the previous
+    value.
     """
 
     def __init__(self, task: Forecast) -> None:
@@ -349,7 +415,10 @@ class _Nats:
 
     def measured(self) -> Measured:
         frames = self.count / self.task.std.shape[0] or float("nan")
-        independent, persistent = _entropy(self.counts.sum(0)), _entropy(self.counts[0]) + _entropy(self.counts[1])
+        independent, persistent = (
+            _entropy(self.counts.sum(0)),
+            _entropy(self.counts[0]) + _entropy(self.counts[1]),
+        )
         nats = {"nats": self.loss, "independent_nats": independent, "persistence_nats": persistent}
         return Measured({name: total / frames for name, total in nats.items()})
 

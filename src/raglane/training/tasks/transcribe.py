@@ -1,4 +1,6 @@
-"""Sequences to sequences: recognition of speech or writing, transliteration, normalisation of texts."""
+"""Sequences to sequences: recognition of speech or writing, transliteration, normalisation of
+texts.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +32,11 @@ _UNSEEN = "\ufffd"
 
 
 class Transcribe(Task):
-    """A sequence of labels per sequence: minus the log-probability of the target, and errors, per label.
+    """A sequence of labels per sequence: minus the log-probability of the target, and errors, per
+    label.
 
-    A label that training has not seen is 0 in the targets. It is left out of the loss, and an error of any prediction.
+    A label that training has not seen is 0 in the targets. It is left out of the loss, and an error
+    of any prediction.
     """
 
     metric = "token_error_rate"
@@ -44,7 +48,9 @@ class Transcribe(Task):
         return preprocessor.class_count + 1
 
     def score(self, output: Tensor | Ragged, batch: Batch, *, training: bool = False) -> Score:
-        """Return the loss of the decoder, and the errors of a greedy search, in training estimated on a part."""
+        """Return the loss of the decoder, and the errors of a greedy search, in training estimated
+        on a part.
+        """
         outputs, targets = _outputs(output, batch), sequences_of(batch)
         decoder, count = self.model.decoder, targets.values.shape[0]
         loss, longest = decoder.loss(outputs, _seen(targets)), None
@@ -79,7 +85,9 @@ class Transcribe(Task):
         n_best: int = 1,
         **options: Any,  # noqa: ARG002
     ) -> dict[str, list[Any]]:
-        """Return text or labels, log-probability and, if the decoder has them, times; with ``n_best`` lists of each."""
+        """Return text or labels, log-probability and, if the decoder has them, times; with
+        ``n_best`` lists of each.
+        """
         columns: dict[str, list[Any]] = {"prediction": [], "score": []}
         columns |= {"times": []} if model.decoder.has_times else {}
         columns |= {"n_best": [], "n_best_scores": []} if n_best > 1 else {}
@@ -87,7 +95,10 @@ class Transcribe(Task):
         for inputs in batches:
             found = model.decoder.answer(model(inputs), beam, n_best)
             texts = [self.text(places) for places in _lists(found.tokens)]
-            scores, times = found.scores.tolist(), [] if found.times is None else _lists(found.times)
+            scores, times = (
+                found.scores.tolist(),
+                [] if found.times is None else _lists(found.times),
+            )
             for start, end in pairwise(found.offsets.tolist()):
                 none, of = start == end, slice(start, end)
                 columns["prediction"].append(self.text([]) if none else texts[start])
@@ -107,22 +118,31 @@ class Transcribe(Task):
 
     @staticmethod
     def notes(training: Dataset, validation: Dataset | None, settings: ModelSettings) -> list[str]:
-        """Return lines about labels that only the validation part has, and about sequences too short for CTC."""
+        """Return lines about labels that only the validation part has, and about sequences too
+        short for CTC.
+        """
         lines = []
         known = training.statistics.labels
         if validation is not None and validation.is_in_memory:
             odd = Counter(label for label in _labels(validation) if label not in known)
             if odd:
                 found = f"labels that only the validation part has: {len(odd):,}, in {count_of(odd.total(), 'place')}"
-                lines.append(f"{found}; they are left out of the loss, and are errors of any prediction")
+                lines.append(
+                    f"{found}; they are left out of the loss, and are errors of any prediction"
+                )
         count, got = _too_short(training) if settings.decoder_name == "ctc" else (0, "")
         if count:
-            split, decoder = argument("split", "characters", of="Columns"), argument("decoder", "attention")
+            split, decoder = (
+                argument("split", "characters", of="Columns"),
+                argument("decoder", "attention"),
+            )
             fix = f"pass {decoder}, or split the inputs further, e.g. with {split}"
             if count == len(training):
                 rule = "data with at least one element per label, and one more between equal labels, for CTC"
                 raise DataError("data", got, rule, fix)
-            lines.append(f"{got}: CTC cannot write their targets, and they are left out of the loss; {fix}")
+            lines.append(
+                f"{got}: CTC cannot write their targets, and they are left out of the loss; {fix}"
+            )
         return lines
 
 
@@ -133,14 +153,19 @@ def _labels(records: Dataset) -> Iterator[str]:
 
 
 def _too_short(training: Dataset) -> tuple[int, str]:
-    """Return the number of training sequences whose targets CTC cannot write, also as a text; 0 for data on disk.
+    """Return the number of training sequences whose targets CTC cannot write, also as a text; 0 for
+    data on disk.
 
     They have fewer elements than labels and repeated labels.
     """
     if not training.is_in_memory or training.targets is None:
         return 0, ""
     needed = [len(own) + sum(a == b for a, b in pairwise(own)) for own in training.targets.values]
-    short = [row for row, (most, least) in enumerate(zip(training.element_counts, needed, strict=True)) if most < least]
+    short = [
+        row
+        for row, (most, least) in enumerate(zip(training.element_counts, needed, strict=True))
+        if most < least
+    ]
     if not short:
         return 0, ""
     first = training.records.describe_row(short[0])
@@ -156,7 +181,9 @@ def sequences_of(batch: Batch) -> Ragged:
 
 
 def _outputs(output: Tensor | Ragged, batch: Batch) -> Ragged:
-    return output if isinstance(output, Ragged) else batch.inputs.to(output.device).with_values(output)
+    return (
+        output if isinstance(output, Ragged) else batch.inputs.to(output.device).with_values(output)
+    )
 
 
 def _lists(ragged: Ragged) -> list[Any]:
@@ -175,12 +202,17 @@ def _seen(targets: Ragged) -> Ragged:
 
 
 class _Errors:
-    """Counts insertions, deletions and substitutions of labels and, for texts, of characters and words."""
+    """Counts insertions, deletions and substitutions of labels and, for texts, of characters and
+    words.
+    """
 
     def __init__(self, task: Transcribe, beam: int) -> None:
         self.task, self.beam = task, beam
         # Per unit: insertions, deletions, substitutions, and units of the targets.
-        self.counts = {unit: torch.zeros(4, dtype=torch.int64) for unit in ("token", *_units(task.preprocessor))}
+        self.counts = {
+            unit: torch.zeros(4, dtype=torch.int64)
+            for unit in ("token", *_units(task.preprocessor))
+        }
         self.exact = 0
         self.targets: Counter[tuple[int, ...]] = Counter()
 
@@ -194,25 +226,38 @@ class _Errors:
         self.targets.update(known)
         texts, others = [[self.task.text(own) for own in each] for each in (_lists(found), known)]
         for unit, split in _units(self.task.preprocessor).items():
-            self._count(unit, edit_distance(*_numbered([*map(split, texts)], [*map(split, others)])))
+            self._count(
+                unit, edit_distance(*_numbered([*map(split, texts)], [*map(split, others)]))
+            )
 
     def _count(self, unit: str, errors: Edits) -> None:
         self.counts[unit] += torch.stack(errors).sum(1)
 
     def measured(self) -> Measured:
         """Return the rates, and a row per kind of error."""
-        rates = {unit: int(counts[:3].sum()) / max(int(counts[3]), 1) for unit, counts in self.counts.items()}
+        rates = {
+            unit: int(counts[:3].sum()) / max(int(counts[3]), 1)
+            for unit, counts in self.counts.items()
+        }
         numbers = {"token_error_rate": rates.pop("token"), **rates}
         count = self.targets.total()
         numbers["exact_match"] = self.exact / count if count else float("nan")
         numbers["commonest_token_error_rate"] = self._commonest()
-        kinds = zip(("insertions", "deletions", "substitutions"), self.counts["token"].tolist(), strict=False)
+        kinds = zip(
+            ("insertions", "deletions", "substitutions"),
+            self.counts["token"].tolist(),
+            strict=False,
+        )
         total = max(int(self.counts["token"][3]), 1)
-        table = tuple({"errors": kind, "count": errors, "per label": errors / total} for kind, errors in kinds)
+        table = tuple(
+            {"errors": kind, "count": errors, "per label": errors / total} for kind, errors in kinds
+        )
         return Measured(numbers, table=table)
 
     def _commonest(self) -> float:
-        """Return the rate of predicting the commonest target of the same data, or the shortest of several, for all."""
+        """Return the rate of predicting the commonest target of the same data, or the shortest of
+        several, for all.
+        """
         known = list(self.targets)
         if not known:
             return float("nan")
@@ -223,7 +268,9 @@ class _Errors:
 
 
 def _units(preprocessor: Preprocessor) -> dict[str, Any]:
-    """Return the units of errors in texts, in addition to labels, with the functions that split texts into them."""
+    """Return the units of errors in texts, in addition to labels, with the functions that split
+    texts into them.
+    """
     split = preprocessor.label_split
     if split is None:
         return {}
@@ -235,7 +282,10 @@ def _numbered(*sides: Sequence[Sequence[Any]]) -> tuple[Ragged, ...]:
     places: dict[Any, int] = {}
     return tuple(
         Ragged.from_flat(
-            torch.tensor([places.setdefault(word, len(places)) for own in side for word in own], dtype=torch.int64),
+            torch.tensor(
+                [places.setdefault(word, len(places)) for own in side for word in own],
+                dtype=torch.int64,
+            ),
             lengths=list(map(len, side)),
         )
         for side in sides
