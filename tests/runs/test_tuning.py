@@ -21,9 +21,9 @@ from raglane.errors import ArgumentError
 from raglane.runs import tuning
 from raglane.runs.card import Parts
 from raglane.runs.tuning import SEARCHED, Range, Search, default_space, read_space
+from raglane.tasks import TASKS
 from raglane.training.run import load_description
 from raglane.training.settings import Settings
-from raglane.training.tasks import TASKS
 
 optuna = pytest.importorskip("optuna", reason="the extra tune is not installed")
 NullPool = pytest.importorskip("sqlalchemy.pool").NullPool  # so that no connection stays open

@@ -9,24 +9,22 @@ import pytest
 
 from raglane.data.missing import MISSING as MISSING_OF_DATA
 from raglane.data.order.limit import TOO_LONG as TOO_LONG_OF_DATA
-from raglane.data.records import TASKS as TASKS_OF_DATA
 from raglane.errors import ArgumentError
 from raglane.nn.encoder import LAYERS as LAYERS_OF_NN
 from raglane.nn.encoder import SequenceEncoder
 from raglane.nn.pooling import POOLINGS as POOLINGS_OF_NN
+from raglane.tasks import TASKS
 from raglane.training.options import options
 from raglane.training.settings import (
     INITIAL_STATES,
     LAYERS,
-    LOSSES,
     MISSING,
     NORMALISED_LAYERS,
     POOLINGS,
-    TASKS,
     TOO_LONG,
     Settings,
 )
-from raglane.training.tasks import TASKS as TASKS_OF_TRAINING
+from raglane.training.tasks import CLASSES
 
 _CHOICES = {
     name: option.choices
@@ -75,7 +73,7 @@ def test_every_choice_is_accepted_and_kept(name: str, choices: tuple[str, ...]) 
 def test_the_names_are_those_of_the_library() -> None:
     assert set(LAYERS) == set(LAYERS_OF_NN)
     assert set(POOLINGS) == {"summary", *POOLINGS_OF_NN}
-    assert tuple(TASKS_OF_DATA) == tuple(TASKS_OF_TRAINING) == tuple(LOSSES) == TASKS
+    assert tuple(CLASSES) == tuple(TASKS)
     assert MISSING == MISSING_OF_DATA
     assert TOO_LONG == TOO_LONG_OF_DATA
     for layer in NORMALISED_LAYERS:

@@ -16,8 +16,8 @@ import pyarrow.ipc
 import pyarrow.parquet as pq
 
 from raglane.data import Columns
-from raglane.data.records import TASKS
 from raglane.data.splitting import SPLITS
+from raglane.tasks import TASKS
 
 _NUMBERS = ["0", "1", "-2.5", "1e5", "1e999", "-1e999", "NaN", "nan", "inf", "?", "", " ", "NA", "1_0", "0x1",
             "9" * 5000, "9" * 25, str(2**63), str(-(2**63) - 1), "1.2.3", "--1", "١٢", "1e-400", "1,5", "true",

@@ -223,7 +223,6 @@ def _print_best(
 ) -> None:
     """Print the best epoch with its metrics and baseline, and a warning if they are bad."""
     from raglane.training.state import warning
-    from raglane.training.tasks import TASKS
 
     state = result.state
     row = state.history[state.best_epoch - 1]
@@ -232,7 +231,7 @@ def _print_best(
     numbers = (
         f"{part} loss {row[f'{part}_loss']:.4f}, {metric} {row[f'{part}_{result.metric}']:.3f}"
     )
-    simple = TASKS[settings.task].terms(settings)[1]
+    simple = settings.terms.baseline
     baseline = row.get(f"{simple}_{result.metric}")
     compared = "" if baseline is None else f" ({simple}: {baseline:.3f})"
     if state.epoch < (settings.epochs or 0):
@@ -371,7 +370,6 @@ def _search(search: Search) -> None:
     from raglane.training.folder import LAST, at_work
     from raglane.training.run import TrainingResult
     from raglane.training.state import load_progress
-    from raglane.training.tasks import TASKS
 
     folder, log = search.folder, search.log
     tuned = search.run()
@@ -391,7 +389,7 @@ def _search(search: Search) -> None:
     place = search.publish(tuned.best)
     with at_work(place):
         state = load_progress(place / LAST)
-        result = TrainingResult(place, TASKS[search.settings.task].terms(tuned.settings)[0], state)
+        result = TrainingResult(place, tuned.settings.terms.metric, state)
         close_run(place, tuned.settings, result, search.parts)
         log(f"best: trial {int(tuned.best.name)}, validation loss {tuned.value:.4f}")
         if search.parts.test is not None:

@@ -24,12 +24,13 @@ from raglane.data.fragments import Layout
 from raglane.data.gathering import Fragments, Gathered, Places
 from raglane.data.missing import refuse_absent
 from raglane.data.preprocess import Preprocessor
-from raglane.data.records import TASKS, Columns, Feature, Records, Targets, for_task
+from raglane.data.records import Columns, Feature, Records, Targets, for_task
 from raglane.data.statistics import Statistics
 from raglane.data.stores import Memory, stores_of
 from raglane.data.tensors import Sequences, Tensors
 from raglane.errors import ArgumentError, message
 from raglane.ragged import Ragged
+from raglane.tasks import TASKS
 
 # The most fragments whose tables of places are kept.
 _TABLES = 256

@@ -22,9 +22,10 @@ from raglane import segments
 from raglane._utils.checks import check_flag, check_kind
 from raglane._utils.messages import argument, quote, quote_all
 from raglane.data.missing import fill_missing, how_to_fill
-from raglane.data.records import TASKS, Feature
+from raglane.data.records import Feature
 from raglane.data.statistics import FeatureCounts, Statistics
 from raglane.errors import ArgumentError, CheckpointError, DataError
+from raglane.tasks import TASKS
 
 # Indices of categories are stored as float32, which is exact up to this number.
 _MOST = 2**24

@@ -15,9 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from raglane._utils.messages import quote, quote_all
-from raglane.data.records import TASKS, Columns, Feature, Records, Targets, as_objects, kinds_of
+from raglane.data.records import Columns, Feature, Records, Targets, as_objects, kinds_of
 from raglane.data.statistics import Statistics
 from raglane.errors import DataError
+from raglane.tasks import TASKS
 
 Integers = npt.NDArray[np.int64]
 Index = Integers | slice

@@ -19,10 +19,11 @@ from raglane.data.encoders import END, OPTIONAL, TUPLES, UNKNOWN, FeatureEncoder
 from raglane.data.fragments import Fragment
 from raglane.data.gathering import Gathered, Places
 from raglane.data.missing import BLOCKS, MISSING, fill_missing, how_to_fill, refuse_absent
-from raglane.data.records import TASKS, TIME_GAP, Targets, check_task, offsets_of, place_of
+from raglane.data.records import TIME_GAP, Targets, check_task, offsets_of, place_of
 from raglane.data.statistics import Statistics
 from raglane.data.tensors import Sequences, Tensors
 from raglane.errors import ArgumentError, CheckpointError, DataError
+from raglane.tasks import TASKS
 
 _Data = TypeVar("_Data", bound=Sequences)
 _SCALES_OF_TARGETS = (("target_mean", "target_names"), ("target_std", "target_names"))

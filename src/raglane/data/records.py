@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,7 @@ from raglane._utils.checks import check_choice, check_flag, check_kind, read_ind
 from raglane._utils.messages import argument, quote
 from raglane.data.splitting import check_split
 from raglane.errors import DataError
+from raglane.tasks import TASKS
 
 # The roles of columns: the attributes of Columns that name one column, those that name several, and
 # its flags.
@@ -26,25 +27,6 @@ ROLES = (*_ROLES, *LISTS, "time_gaps", "wide")
 TIME_GAP = "time_gap"
 
 _NUMBER = re.compile(r"[+-]?(\d+|(\d+\.\d*|\.?\d+)([eE][+-]?\d+)?)")
-
-
-class Wanted(NamedTuple):
-    """The kind of labels that a task learns, and whether they are per sequence or per element."""
-
-    label: str | None
-    per: str
-
-
-TASKS: dict[str, Wanted] = {
-    "classify": Wanted("class", "sequence"),
-    "tag": Wanted("class", "element"),
-    "regress": Wanted("numbers", "either"),
-    "multilabel": Wanted("set", "either"),
-    "forecast": Wanted(None, "element"),
-    "language": Wanted(None, "element"),
-    "transcribe": Wanted("sequence", "sequence"),
-}
-"""The tasks by name; :mod:`raglane.training.tasks` implements them."""
 
 
 def check_task(task: str) -> None:
@@ -186,7 +168,7 @@ class Targets:
 
     @property
     def kind(self) -> str:
-        """The kind of the targets, as in :class:`Wanted`."""
+        """The kind of the targets, as in :data:`raglane.tasks.TASKS`."""
         return "numbers" if self.is_numbers else "sequence" if self.ordered else "set"
 
     def select(self, rows: npt.NDArray[np.int64], elements: npt.NDArray[np.int64]) -> Targets:
@@ -412,7 +394,8 @@ def is_one_word(records: Records) -> bool:
 
 def for_task(records: Records, task: str) -> Records:
     """Return the records with only the labels or numbers that a task learns."""
-    label, per = TASKS[task].label, TASKS[task].per
+    label = TASKS[task].label
+    per = TASKS[task].per
     targets = (
         records.targets if records.targets is not None and records.targets.kind == label else None
     )

@@ -17,7 +17,6 @@ from raglane.training.folder import BEST, EVALUATION, LAST, find
 from raglane.training.job import RunDescription, load_description
 from raglane.training.state import TrainingState, load_progress
 from raglane.training.stored import read_json, reading
-from raglane.training.tasks import TASKS
 
 
 class RunSummary(NamedTuple):
@@ -98,7 +97,7 @@ def _group(runs: Sequence[RunSummary]) -> Compared:
         if any(one[key].value != entry.value for one in settings_of)
     ]
     first = runs[0].description.settings
-    metric = TASKS[first.task].terms(first)[0]
+    metric = first.terms.metric
     tested_on = {run.test["data"] for run in runs if run.test}
     # Files with the same name are distinguished by their paths.
     names = [Path(path).name for path in tested_on]

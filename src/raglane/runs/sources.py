@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from raglane._utils.files import as_path
 from raglane._utils.messages import argument, quote
 from raglane.errors import ArgumentError, ArgumentTypeError, DataError, UnfitColumnError
+from raglane.tasks import TASKS
 from raglane.training.options import DATA, check, option, options
-from raglane.training.settings import LOSSES, ModelSettings
+from raglane.training.settings import ModelSettings
 
 if TYPE_CHECKING:
     from raglane.data.dataset import Dataset
@@ -260,7 +261,6 @@ class Source:
     def _guess_in_memory(self, loss: str | None) -> tuple[Dataset, str]:
         """Return data in memory with its task, which a Dataset determines."""
         from raglane.data.dataset import Dataset
-        from raglane.data.records import TASKS
 
         data, labels = self.held or (None, None)
         if not isinstance(data, Dataset):
@@ -270,7 +270,7 @@ class Source:
             return data, data.columns.task
         if data.targets is not None:
             return data, next(
-                task for task, wanted in TASKS.items() if wanted.label == data.targets.kind
+                task for task, facts in TASKS.items() if facts.label == data.targets.kind
             )
         return data, "tag" if data.labels is None and data.tags is not None else "classify"
 
@@ -292,7 +292,7 @@ class Source:
 
     def asked(self, task: str, *, need_labels: bool = True) -> Columns:
         """Return the columns that a reader is to read."""
-        from raglane.data.records import LISTS, TASKS, Columns
+        from raglane.data.records import LISTS, Columns
 
         if self.columns.label_split is not None and TASKS[task].label != "sequence":
             rule = "left out for all tasks except transcribe, whose labels are sequences"
@@ -448,6 +448,6 @@ def _read_as(read: Callable[[str], Dataset], task: str) -> Dataset:
 
 def tasks_of(loss: str | None) -> list[str]:
     """Return the tasks of a loss, unless it is one of the losses of classify."""
-    if loss is None or loss in LOSSES["classify"]:
+    if loss is None or loss in TASKS["classify"].losses:
         return []
-    return [task for task, losses in LOSSES.items() if loss in losses]
+    return [task for task, facts in TASKS.items() if loss in facts.losses]

@@ -32,7 +32,7 @@ from raglane.training.own_cell import check_named, is_own
 from raglane.training.run import check_settings, run_job
 from raglane.training.settings import Settings, left_to_plan, without_task
 from raglane.training.state import load_state
-from raglane.training.tasks import TASKS, settle
+from raglane.training.tasks import CLASSES, settle
 
 # The settings that may change when a run is resumed; they do not affect finished epochs.
 _CHANGEABLE = (
@@ -113,13 +113,13 @@ def train_run(
             log(line)
         if before is None:
             settings, lines = settle(settings, training)
-            for line in (*lines, *TASKS[settings.task].notes(training, validation, settings)):
+            for line in (*lines, *CLASSES[settings.task].notes(training, validation, settings)):
                 log(line)
         _report_too_long(settings, training, log)
         data = {} if sources.training.held is not None else asdict(SavedSource.of(*sources))
         data = data or ({} if before is None else dict(before.data))
         parts = Parts(training, validation, test, data.get("path"), in_memory=not data)
-        watcher = watch(TASKS[settings.task].terms(settings)[0])
+        watcher = watch(settings.terms.metric)
         if settings.logger is not None and out is not None:
             watcher = LoggingWatcher(settings, out, watcher)
         result, advice = _watched(
@@ -153,7 +153,7 @@ def _watched(
             and load_description(folder).diverged is not None
         ):
             reached = TrainingResult(
-                folder, TASKS[settings.task].terms(settings)[0], load_state(find(folder, LAST))[0]
+                folder, settings.terms.metric, load_state(find(folder, LAST))[0]
             )
             _draw_curves(folder, reached, about(parts, settings))
         raise

@@ -26,11 +26,12 @@ from raglane.runs.card import Parts
 from raglane.runs.comparison import compare, has_model
 from raglane.runs.comparison_page import comparison_page
 from raglane.runs.configuration import Entry, entry_in_toml, key_of, run_config
+from raglane.tasks import TASKS
 from raglane.training.folder import LAST, REPORT, check_folder, find
 from raglane.training.job import identity
 from raglane.training.options import check_value, options
 from raglane.training.run import train
-from raglane.training.settings import FORWARDS, Settings
+from raglane.training.settings import Settings
 from raglane.training.state import Callback, TrainingState
 from raglane.training.stored import checked, rule_of
 
@@ -74,7 +75,7 @@ def default_space(settings: Settings, fixed: Collection[str]) -> Space:
         "lr": Range(3e-4, 3e-2, log=True),
     }
     reads_forwards = (
-        settings.task in FORWARDS or settings.bptt_steps is not None or settings.layer_norm
+        TASKS[settings.task].is_forwards or settings.bptt_steps is not None or settings.layer_norm
     )
     unfit = {"bidirectional"} if reads_forwards else set()
     if settings.task != "classify":

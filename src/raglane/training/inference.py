@@ -30,7 +30,7 @@ from raglane.training.model import END_TOKEN, UNKNOWN_TOKEN, SequenceModel
 from raglane.training.settings import DEVICES
 from raglane.training.state import Totals
 from raglane.training.stored import finite
-from raglane.training.tasks import TASKS, Measured, Task, make_task
+from raglane.training.tasks import CLASSES, Measured, Task, make_task
 from raglane.training.tasks.base import values_of
 
 # Bytes per forecast number: in float32 and float64 tensors, and in a Python list.
@@ -418,7 +418,7 @@ def check_options(
         ("beam", beam, beam is not None),
     ):
         if given and name not in task.options:
-            tasks = [known for known, kind in TASKS.items() if name in kind.options]
+            tasks = [task for task, kind in CLASSES.items() if name in kind.options]
             rule = f"left out except for the task {' or '.join(tasks)}"
             raise ArgumentError(name, quote(value), rule, "leave it out")
     check_whole("n_best", n_best, 1, most=_MOST_BEAM)

@@ -21,11 +21,12 @@ from raglane.nn import Hypotheses, SequenceEncoder, beam_search, carry
 from raglane.nn.linear import RowLinear, row_linear, row_sigmoid
 from raglane.nn.transduction.search import layers_first, rows_first
 from raglane.ragged import Ragged
+from raglane.tasks import TASKS
 from raglane.training.decoders import DECODERS
 from raglane.training.own_cell import is_own, load_cell
-from raglane.training.settings import ALWAYS_PER_ELEMENT, ModelSettings
+from raglane.training.settings import ModelSettings
 from raglane.training.stored import build
-from raglane.training.tasks import TASKS
+from raglane.training.tasks import CLASSES
 
 
 class Mixed(nn.Module):
@@ -98,7 +99,7 @@ class ModelConfig(ModelSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.per_element is None:
-            object.__setattr__(self, "per_element", self.task in ALWAYS_PER_ELEMENT)
+            object.__setattr__(self, "per_element", TASKS[self.task].is_per_element)
         self._refuse_pooling(bool(self.per_element))
 
     @classmethod
@@ -206,7 +207,7 @@ class ModelConfig(ModelSettings):
             shapes += [(1, (rows, size)) for size in states]
         if self.initial_state == "lengths":
             shapes.append((2, (rows, sum(states))))
-        shapes += [(1, (self.output_size,)) for _ in TASKS[self.task].kept]
+        shapes += [(1, (self.output_size,)) for _ in CLASSES[self.task].kept]
         if self.pooling == "attention" and not self.per_element:
             shapes += [(1, (width, width)), (1, (width,))]
         return sum(times * math.prod(shape) for times, shape in shapes), sum(
@@ -234,8 +235,8 @@ def _sizes(
     return {
         "embedding": embedding if preprocessor.is_tokens or preprocessor.categories else None,
         "input_size": preprocessor.input_size,
-        "output_size": TASKS[settings.task].output_size(preprocessor) * len(settings.quantiles),
-        "per_element": preprocessor.per_element or settings.task in ALWAYS_PER_ELEMENT,
+        "output_size": CLASSES[settings.task].output_size(preprocessor) * len(settings.quantiles),
+        "per_element": preprocessor.per_element or TASKS[settings.task].is_per_element,
         "gap_column": channels.index(TIME_GAP) if reads_times else None,
         "categories": list(preprocessor.categories),
     }
@@ -280,7 +281,7 @@ class SequenceModel(nn.Module):
         has_head = self.decoder is None or self.decoder.has_head
         # Any, because nn.Identity has no weights.
         self.head: Any = RowLinear(size, answers) if has_head else nn.Identity()
-        for name, start in TASKS[config.task].kept.items():
+        for name, start in CLASSES[config.task].kept.items():
             self.register_buffer(name, torch.full((config.output_size,), start))
         if torch.get_default_dtype() is not torch.float32:
             self.float()  # as the data

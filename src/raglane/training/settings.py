@@ -9,25 +9,11 @@ from typing import Any
 
 from raglane._utils.messages import argument, quote
 from raglane.errors import ArgumentError
+from raglane.tasks import TASKS, Terms
 from raglane.training.options import DATA, MODEL, RUN, TRAINING, Rule, check, option
 from raglane.training.own_cell import is_own
 from raglane.training.stored import build
 
-TASKS = ("classify", "tag", "regress", "multilabel", "forecast", "language", "transcribe")
-# Tasks with an output for each element, whatever the labels.
-ALWAYS_PER_ELEMENT = ("tag", "forecast", "language", "transcribe")
-# Tasks that predict the next element, and so run forwards only.
-FORWARDS = ("forecast", "language")
-# The losses of each task, the default first.
-LOSSES = {
-    "classify": ("cross_entropy",),
-    "tag": ("cross_entropy",),
-    "regress": ("mse", "mae", "huber", "quantile"),
-    "multilabel": ("bce",),
-    "forecast": ("mse", "mae", "huber", "quantile", "bce"),
-    "language": ("cross_entropy",),
-    "transcribe": ("likelihood",),
-}
 # The decoders of the task transcribe, the default first.
 DECODERS = ("ctc", "transducer", "attention")
 # Not read from raglane.nn, which would import torch.
@@ -91,7 +77,7 @@ class ModelSettings:
         "per sequence or element; forecast: the next element; language: the next token; transcribe: a sequence of "
         "labels, such as a text.",
         MODEL,
-        choices=TASKS,
+        choices=tuple(TASKS),
         unset="guessed from the labels, except transcribe",
     )
     cell: str = option(
@@ -149,7 +135,7 @@ class ModelSettings:
         None,
         "Loss: mse, mae, huber or quantile for numbers, bce for zeros and ones.",
         MODEL,
-        choices=tuple(dict.fromkeys(name for names in LOSSES.values() for name in names)),
+        choices=tuple(dict.fromkeys(name for task in TASKS.values() for name in task.losses)),
         metavar="NAME",
         unset="by the task",
     )
@@ -177,12 +163,13 @@ class ModelSettings:
 
     def __post_init__(self) -> None:
         check(self)
-        is_forwards, losses = self.task in FORWARDS, LOSSES[self.task]
+        is_forwards = TASKS[self.task].is_forwards
+        losses = TASKS[self.task].losses
         rule = f"False for the task {self.task}: the backward direction would see the element to predict"
         self._refuse("bidirectional", self.bidirectional and is_forwards, rule)
         rule = f"False for the cell {self.cell}; layer normalisation exists for {' and '.join(NORMALISED_LAYERS)}"
         self._refuse("layer_norm", self.layer_norm and self.cell not in NORMALISED_LAYERS, rule)
-        self._refuse_pooling(self.task in ALWAYS_PER_ELEMENT)
+        self._refuse_pooling(TASKS[self.task].is_per_element)
         rule = f"another cell for the task {self.task}, since grud reads when each channel was observed"
         self._refuse("cell", self.cell == "grud" and is_forwards, rule, "choose another cell")
         rule = (
@@ -221,7 +208,13 @@ class ModelSettings:
     @property
     def loss_name(self) -> str:
         """The chosen loss, or the default of the task."""
-        return self.loss or LOSSES[self.task][0]
+        return self.loss or TASKS[self.task].losses[0]
+
+    @property
+    def terms(self) -> Terms:
+        """The names of metric and baseline."""
+        facts = TASKS[self.task]
+        return facts.terms_by_loss.get(self.loss_name, facts.terms)
 
     @property
     def decoder_name(self) -> str | None:
@@ -435,13 +428,13 @@ class Settings(ModelSettings):
         rule = f"error, zero or forward for the task {self.task}"
         self._refuse(
             "missing",
-            self.missing == "elapsed" and self.task in FORWARDS,
+            self.missing == "elapsed" and TASKS[self.task].is_forwards,
             rule,
             "pass forward or zero",
         )
         for is_invalid, why in (
             (
-                self.task not in ALWAYS_PER_ELEMENT,
+                not TASKS[self.task].is_per_element,
                 f"the task {self.task} has one output per sequence",
             ),
             (self.task == "transcribe", "the target of a chunk is not known"),

@@ -20,17 +20,10 @@ import numpy.typing as npt
 from raglane._utils.messages import count_of, quote, require
 from raglane.data.formats.base import columns_argument, data_error, takes_tokens
 from raglane.data.missing import how_to_fill
-from raglane.data.records import (
-    TASKS,
-    Columns,
-    Targets,
-    as_float32,
-    as_objects,
-    offsets_of,
-    place_of,
-)
+from raglane.data.records import Columns, Targets, as_float32, as_objects, offsets_of, place_of
 from raglane.data.splitting import split_texts
 from raglane.errors import DataError, UnfitColumnError
+from raglane.tasks import TASKS
 
 # Sets of numbers are those of MIDI, such as the pitches of a chord. A fixed size gives all files
 # the same channels.

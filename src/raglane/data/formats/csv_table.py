@@ -28,7 +28,6 @@ from raglane.data.formats.base import (
 from raglane.data.formats.decimals import Entries
 from raglane.data.formats.table import feature_columns
 from raglane.data.records import (
-    TASKS,
     TIME_GAP,
     Columns,
     Feature,
@@ -39,6 +38,7 @@ from raglane.data.records import (
     place_of,
 )
 from raglane.errors import DataError, UnfitColumnError
+from raglane.tasks import TASKS
 
 _Bools = npt.NDArray[np.bool_]
 

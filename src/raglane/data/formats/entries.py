@@ -35,8 +35,9 @@ from raglane.data.formats.csv_table import check_header_once, numbers_in, record
 from raglane.data.formats.decimals import Entries
 from raglane.data.formats.pieces import Piece
 from raglane.data.formats.table import choose, kinds_of, records_of
-from raglane.data.records import TASKS, Columns, Records
+from raglane.data.records import Columns, Records
 from raglane.errors import UnfitColumnError
+from raglane.tasks import TASKS
 
 _ID_NAMES = (*ID_NAMES, "sequence", "series", "case")
 

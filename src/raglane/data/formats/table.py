@@ -58,7 +58,8 @@ from raglane.data.formats.base import (
     is_named,
     takes_tokens,
 )
-from raglane.data.records import LISTS, TASKS, Columns, Feature, Records, as_float32
+from raglane.data.records import LISTS, Columns, Feature, Records, as_float32
+from raglane.tasks import TASKS
 
 
 @dataclass(frozen=True)

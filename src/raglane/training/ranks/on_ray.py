@@ -21,7 +21,6 @@ from raglane.training.folder import LAST, repair
 from raglane.training.job import Job, TrainingResult
 from raglane.training.ranks import Ranks, lost
 from raglane.training.state import Callback, Totals, TrainingState, load_state
-from raglane.training.tasks import TASKS
 from raglane.training.trainer import Trainer
 
 # The number of starts of the workers, and seconds between two checks of their messages.
@@ -203,9 +202,7 @@ def launch_on_ray(job: Job, callback: Callback | None = None) -> TrainingResult:
     finally:
         shutil.rmtree(own, ignore_errors=True)
         ray.kill(messages)
-    return TrainingResult(
-        folder, TASKS[job.settings.task].terms(job.settings)[0], load_state(folder / LAST)[0]
-    )
+    return TrainingResult(folder, job.settings.terms.metric, load_state(folder / LAST)[0])
 
 
 def _fit(job: Job, config: dict[str, Any], own: Path) -> BaseException | None:

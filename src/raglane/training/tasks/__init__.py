@@ -1,7 +1,7 @@
-"""The tasks of models: a class for each, and a line in ``TASKS``.
+"""The tasks of models: a class for each, and a line in ``CLASSES``.
 
-A task defines the output size, loss, metrics, baseline and table of predictions. Its requirements
-for the data are in :data:`raglane.data.records.TASKS`.
+A class defines the output size, loss, measurements and table of predictions. The other facts of a
+task are in :data:`raglane.tasks.TASKS`.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from raglane.training.tasks.language import Language
 from raglane.training.tasks.numbers import Forecast, Regress
 from raglane.training.tasks.transcribe import Transcribe
 
-__all__ = ["TASKS", "Measured", "Meter", "Score", "Task", "fit", "make_task", "settle"]
+__all__ = ["CLASSES", "Measured", "Meter", "Score", "Task", "fit", "make_task", "settle"]
 
-TASKS: dict[str, type[Task]] = {
+CLASSES: dict[str, type[Task]] = {
     "classify": Classify,
     "tag": Tag,
     "regress": Regress,
@@ -33,13 +33,13 @@ TASKS: dict[str, type[Task]] = {
     "language": Language,
     "transcribe": Transcribe,
 }
-"""The tasks by name, as :data:`raglane.training.settings.TASKS` lists them."""
+"""The class of each task."""
 
 
 # Of a training whose length is left to the data: optimizer steps, most epochs, steps of early
 # stopping, fewest epochs.
 STEPS, MOST, PATIENT = 2000, 300, 500
-FEWEST = dict.fromkeys(TASKS, 30) | {"classify": 10, "tag": 10}
+FEWEST = dict.fromkeys(CLASSES, 30) | {"classify": 10, "tag": 10}
 # The fewest and most elements of a chunk of truncated backpropagation through one series.
 CHUNKS = 20, 100
 
@@ -116,6 +116,6 @@ def fit(training: Dataset, settings: Settings) -> Preprocessor:
 
 def make_task(preprocessor: Preprocessor, settings: ModelSettings, model: Any = None) -> Task:
     """Return the task of a model."""
-    task = TASKS[settings.task](preprocessor, settings)
+    task = CLASSES[settings.task](preprocessor, settings)
     task.model = model
     return task

@@ -58,7 +58,7 @@ class Meter(Protocol):
 
 class Task(ABC):
     """Output size, loss, metrics and predictions of a task. A new task is a subclass, registered in
-    ``TASKS``.
+    ``CLASSES``.
 
     Losses and metrics are computed of flat values, so each element counts once, and padding does
     not exist.
@@ -81,27 +81,21 @@ class Task(ABC):
         DataError: the data does not fit the task.
 
     Example:
-        >>> from raglane.training.tasks import TASKS
-        >>> TASKS["classify"].metric
-        'accuracy'
+        >>> from raglane.training.tasks import CLASSES
+        >>> CLASSES["multilabel"].options
+        ('probabilities',)
     """
 
-    metric: str
-    baseline: str | None = None
     options: ClassVar[tuple[str, ...]] = ()
     kept: ClassVar[dict[str, float]] = {}
 
     def __init__(self, preprocessor: Preprocessor, settings: ModelSettings) -> None:
         self.preprocessor = preprocessor
         self.settings = settings
-        self.metric, self.baseline = self.terms(settings)
+        self.metric = settings.terms.metric
+        self.baseline = settings.terms.baseline
         self.class_weights: Tensor | None = None
         self.model: Any = None
-
-    @classmethod
-    def terms(cls, settings: ModelSettings) -> tuple[str, str | None]:  # noqa: ARG003
-        """Return the names of metric and baseline for given settings."""
-        return cls.metric, cls.baseline
 
     @staticmethod
     def output_size(preprocessor: Preprocessor) -> int:

@@ -19,7 +19,6 @@ from raglane.training.tasks.base import Measured, Score, Task, values_of
 class Classify(Task):
     """One class per sequence: cross-entropy and accuracy."""
 
-    metric = "accuracy"
     options: ClassVar[tuple[str, ...]] = ("probabilities", "top")
 
     def score(self, output: Tensor | Ragged, batch: Batch, *, training: bool = False) -> Score:
@@ -156,7 +155,6 @@ def best_thresholds(shares: Tensor, targets: Tensor) -> Tensor:
 class MultiLabel(Task):
     """Any number of labels: binary cross-entropy, with thresholds chosen on the validation data."""
 
-    metric = "exact_match"
     options: ClassVar[tuple[str, ...]] = ("probabilities",)
     kept: ClassVar[dict[str, float]] = {"thresholds": 0.5}
 

@@ -22,7 +22,6 @@ from raglane.training.tasks.base import Measured, Score, Task, values_of
 class Language(Task):
     """The next token: cross-entropy and bits per token. The end of a text is a token."""
 
-    metric = "bits_per_token"
     options: ClassVar[tuple[str, ...]] = ("horizon",)
 
     @staticmethod

@@ -84,9 +84,6 @@ def season_of(values: Tensor) -> int:
 class Regress(Task):
     """Numbers: a loss of scaled errors, and the mean absolute error in the units of the data."""
 
-    metric = "MAE"
-    baseline = "mean"
-
     def __init__(self, preprocessor: Preprocessor, settings: ModelSettings) -> None:
         super().__init__(preprocessor, settings)
         self.mean = torch.tensor(preprocessor.target_mean, dtype=torch.float64)
@@ -187,8 +184,6 @@ class Forecast(Task):
     values are not targets.
     """
 
-    metric = "MAE"
-    baseline = "persistence"
     options: ClassVar[tuple[str, ...]] = ("horizon",)
     # The season of the longest sequence of the last meter; 0 without one.
     season = 0
@@ -201,11 +196,6 @@ class Forecast(Task):
         # float32.
         self.mean = torch.tensor(preprocessor.mean or (0.0,) * size, dtype=torch.float64)
         self.std = torch.tensor(preprocessor.std or (1.0,) * size, dtype=torch.float64)
-
-    @classmethod
-    def terms(cls, settings: ModelSettings) -> tuple[str, str | None]:
-        """Return nats without a baseline for the loss bce, else MAE and persistence."""
-        return ("nats", None) if settings.loss_name == "bce" else ("MAE", "persistence")
 
     @staticmethod
     def output_size(preprocessor: Preprocessor) -> int:

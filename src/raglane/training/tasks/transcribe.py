@@ -39,7 +39,6 @@ class Transcribe(Task):
     of any prediction.
     """
 
-    metric = "token_error_rate"
     options: ClassVar[tuple[str, ...]] = ("beam", "n_best")
 
     @staticmethod

@@ -1,0 +1,76 @@
+"""The tasks of trainings, with everything about them that does not need a model or data.
+
+:mod:`raglane.training.tasks` has a class for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+__all__ = ["TASKS", "TaskFacts", "Terms"]
+
+
+class Terms(NamedTuple):
+    """The names of a task's metric, and of the rule that the metric is compared with, if any."""
+
+    metric: str
+    baseline: str | None = None
+
+
+@dataclass(frozen=True)
+class TaskFacts:
+    """The facts of one task.
+
+    Attributes:
+        label: the kind of labels, ``"class"``, ``"numbers"``, ``"set"`` or ``"sequence"``; None
+            without labels.
+        per: ``"sequence"``, ``"element"`` or ``"either"``: what has a label.
+        losses: the names of the losses, the default first.
+        terms: metric and baseline.
+        terms_by_loss: metric and baseline for losses that have others.
+        is_per_element: True if the model has an output for each element, whatever the labels.
+        is_forwards: True if the next element is predicted, so that layers run forwards only.
+    """
+
+    label: str | None
+    per: str
+    losses: tuple[str, ...]
+    terms: Terms
+    terms_by_loss: Mapping[str, Terms] = field(default_factory=dict)
+    is_per_element: bool = False
+    is_forwards: bool = False
+
+
+_NUMBER_LOSSES = ("mse", "mae", "huber", "quantile")
+
+TASKS: dict[str, TaskFacts] = {
+    "classify": TaskFacts("class", "sequence", ("cross_entropy",), Terms("accuracy")),
+    "tag": TaskFacts(
+        "class", "element", ("cross_entropy",), Terms("accuracy"), is_per_element=True
+    ),
+    "regress": TaskFacts("numbers", "either", _NUMBER_LOSSES, Terms("MAE", "mean")),
+    "multilabel": TaskFacts("set", "either", ("bce",), Terms("exact_match")),
+    "forecast": TaskFacts(
+        None,
+        "element",
+        (*_NUMBER_LOSSES, "bce"),
+        Terms("MAE", "persistence"),
+        {"bce": Terms("nats")},
+        is_per_element=True,
+        is_forwards=True,
+    ),
+    "language": TaskFacts(
+        None,
+        "element",
+        ("cross_entropy",),
+        Terms("bits_per_token"),
+        is_per_element=True,
+        is_forwards=True,
+    ),
+    "transcribe": TaskFacts(
+        "sequence", "sequence", ("likelihood",), Terms("token_error_rate"), is_per_element=True
+    ),
+}
+"""The tasks by name."""
