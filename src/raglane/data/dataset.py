@@ -6,7 +6,7 @@ import copy
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from raglane.data.collate import Items
 from raglane.data.encoders import between_ends, nothing_to_learn
 from raglane.data.fragments import Layout
 from raglane.data.gathering import Fragments, Gathered, Places
+from raglane.data.hashing import sequence_hashes
 from raglane.data.missing import refuse_absent
 from raglane.data.preprocess import Preprocessor
 from raglane.data.records import Columns, Feature, Records, Targets, for_task
@@ -282,21 +283,14 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
         """A short text that differs for other sequences, labels or order; made of counts if they
         are not in memory.
         """
-        digest = hashlib.sha256()
-        for content in self.contents():
-            digest.update(content)
-        return digest.hexdigest()[:16]
-
-    def contents(self) -> Iterator[bytes]:
-        """Yield bytes that differ for other sequences, labels or order."""
         if self._held is not None:
-            yield from self.records.contents()
-            return
+            hashes = sequence_hashes(self.records)
+            return hashlib.sha256(np.ascontiguousarray(hashes).data).hexdigest()[:16]
         digest = hashlib.sha256(json.dumps(self.statistics.to_config(), sort_keys=True).encode())
         digest.update(np.ascontiguousarray(self._all_lengths).data)
         if self._rows is not None:
             digest.update(np.ascontiguousarray(self._rows).data)
-        yield digest.hexdigest()[:16].encode()
+        return digest.hexdigest()[:16]
 
     def classes(self) -> npt.NDArray[np.int64] | None:
         """The class of each sequence, ``(B,)`` int64: its place in ``preprocessor.labels``; None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -306,22 +306,6 @@ class Records:
     def has_targets(self) -> bool:
         """True if there are labels, tags or targets."""
         return any(part is not None for part in (self.labels, self.tags, self.targets))
-
-    def contents(self) -> Iterator[bytes]:
-        """Yield bytes that differ for other sequences, labels or order; existing runs store a
-        digest of them.
-        """
-        yield np.ascontiguousarray(self.offsets).tobytes()
-        for words in (self.labels, self.tags, self.values if self.is_tokens else None):
-            if words is not None:
-                # repr distinguishes ("a b",) from ("a", "b").
-                yield repr(list(words)).encode()
-        if self.targets is not None:
-            yield repr(self.targets.values.tolist()).encode()
-        if not self.is_tokens:
-            yield np.ascontiguousarray(self.values).tobytes()
-        for feature in self.features:
-            yield repr((feature.name, feature.kind, feature.values.tolist())).encode()
 
     def describe_row(self, row: int) -> str:
         """Return the name of a sequence in messages: ``row 3`` or ``row 3 (id 'a17')``, counted

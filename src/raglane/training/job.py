@@ -5,18 +5,17 @@ from __future__ import annotations
 import hashlib
 import os
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from raglane._utils.files import as_path, write_file
 from raglane._utils.messages import argument, message
 from raglane.data.dataset import Dataset
-from raglane.data.records import Feature, Records
+from raglane.data.hashing import sequence_hashes
 from raglane.errors import DivergedError
 from raglane.training.checkpoint import check_format
 from raglane.training.folder import DESCRIPTION, find
@@ -27,6 +26,8 @@ from raglane.training.stored import read_json, reading, to_json
 
 FORMAT = "raglane-run"
 FORMAT_VERSION = 2
+# Begins a fingerprint that is made of `Dataset.fingerprint`.
+_MARK = "2-"
 
 
 @dataclass(frozen=True)
@@ -142,88 +143,34 @@ def refuse_diverged(description: RunDescription, folder: Path) -> None:
         raise DivergedError(message("resume", got, rule, fix), description.diverged)
 
 
-_Hashes = npt.NDArray[np.uint64]
-
-
 def fingerprint(*parts: Dataset | None) -> str:
     """Return a hash of sequences, labels and their order."""
-    digest = hashlib.sha256()
-    for part in parts:
-        for content in () if part is None else part.contents():
-            digest.update(content)
-    return digest.hexdigest()[:16]
+    texts = ["" if part is None else part.fingerprint for part in parts]
+    return _MARK + hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
+
+
+def is_same_data(before: RunDescription, job: Job) -> bool:
+    """Return True if a run was started with the sequences, labels and order of a job.
+
+    The fingerprints of older runs, without a mark, were other hashes; only their identity tells.
+    """
+    if before.fingerprint.startswith(_MARK):
+        return before.fingerprint == job.fingerprint
+    return before.identity == job.identity
 
 
 def identity(*parts: Dataset | None) -> str:
     """Return a hash of sequences and labels that does not depend on their order and division into
     parts.
     """
-    total, count = 0, 0
+    total = 0
+    count = 0
     for part in parts:
         if part is None:
             continue
         if not part.is_in_memory:
             # All parts are rows of one folder, and share its statistics.
             return f"folder-{zlib.crc32(repr(part.statistics.to_config()).encode()):08x}"
-        total += int(_sequences(part.records).sum(dtype=np.uint64))
+        total += int(sequence_hashes(part.records).sum(dtype=np.uint64))
         count += len(part)
     return f"{count}-{total % 2**64:016x}"
-
-
-def _sequences(records: Records) -> _Hashes:
-    """Return a hash of each sequence: its elements in order, and its targets."""
-    elements = _words(records.values) if records.is_tokens else _rows(records.values)
-    for feature in records.features:
-        if not feature.per_sequence:
-            elements = _mixed(elements) + _column(feature)
-    if records.tags is not None:
-        elements = _mixed(elements + _mixed(_words(records.tags)))
-    targets = records.targets
-    if targets is not None and targets.per_element:
-        elements = _mixed(elements + _mixed(_words(targets.values.tolist())))
-    lengths = records.lengths
-    steps = np.arange(len(elements)) - np.repeat(records.offsets[:-1], lengths)
-    elements = _mixed(elements + _mixed(steps.astype(np.uint64)))
-    # Differences of running sums are exact modulo 2**64.
-    running = np.concatenate([np.zeros(1, np.uint64), np.cumsum(elements, dtype=np.uint64)])
-    found = running[records.offsets[1:]] - running[records.offsets[:-1]] + lengths.astype(np.uint64)
-    for words in (
-        records.labels,
-        None if targets is None or targets.per_element else targets.values.tolist(),
-    ):
-        if words is not None:
-            found = _mixed(found + _mixed(_words(words)))
-    for feature in records.features:
-        if feature.per_sequence:
-            found = _mixed(found) + _column(feature)
-    return _mixed(found)
-
-
-def _column(feature: Feature) -> _Hashes:
-    """Return a hash of each entry of a feature, which depends on its name."""
-    entries = (
-        _rows(feature.values[:, None]) if feature.is_numbers else _words(feature.values.tolist())
-    )
-    return _mixed(entries + np.uint64(zlib.crc32(feature.name.encode(errors="surrogatepass"))))
-
-
-def _rows(values: npt.NDArray[Any]) -> _Hashes:
-    """Return a hash of each row of float32."""
-    bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32).astype(np.uint64)
-    places = _mixed(np.arange(1, values.shape[1] + 1, dtype=np.uint64))
-    return _mixed(bits + places).sum(axis=1, dtype=np.uint64)
-
-
-def _words(words: Iterable[Any]) -> _Hashes:
-    """Return a hash of each text, number or list; equal ones are hashed once."""
-    texts = [word if isinstance(word, str) else repr(word) for word in words]
-    known = {text: zlib.crc32(text.encode(errors="surrogatepass")) for text in set(texts)}
-    return np.array([known[text] for text in texts], dtype=np.uint64)
-
-
-def _mixed(numbers: _Hashes) -> _Hashes:
-    """Mix the bits of numbers with the finaliser of splitmix64 (Steele, Lea and Flood, 2014)."""
-    numbers = (numbers + np.uint64(0x9E3779B97F4A7C15)) & np.uint64(2**64 - 1)
-    numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return numbers ^ (numbers >> np.uint64(31))

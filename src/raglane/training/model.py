@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -76,6 +75,10 @@ def with_dropout(embedding: Mixed | nn.Embedding, share: float) -> Mixed | nn.Em
 
 # The positions of the two special tokens in the vocabulary.
 UNKNOWN_TOKEN, END_TOKEN = 0, 1
+
+
+# The number of weights of a model that no machine can store, for which torch counts no bytes.
+_MORE_THAN_FIT = 2**61
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,50 +172,32 @@ class ModelConfig(ModelSettings):
 
     def count(self) -> tuple[int, int]:
         """Return the numbers of weights and of weight tensors, without building the model."""
-        if is_own(self.cell) or self.decoder_name not in (None, "ctc"):
+        for name in ("input_size", "output_size", "hidden_size"):
+            check_count(name, getattr(self, name))
+        num_layers = check_count("num_layers", self.num_layers)
+        numbers, tensors = self._count_on_meta(1)
+        if num_layers == 1:
+            return numbers, tensors
+        # All layers above the first have the same shapes.
+        numbers_of_two, tensors_of_two = self._count_on_meta(2)
+        above = num_layers - 1
+        return (
+            numbers + above * (numbers_of_two - numbers),
+            tensors + above * (tensors_of_two - tensors),
+        )
+
+    def _count_on_meta(self, num_layers: int) -> tuple[int, int]:
+        """Count the weights of a model of some layers, which has no memory."""
+        config = dataclasses.replace(self, num_layers=num_layers)
+        try:
             with torch.device("meta"):
-                weights = list(SequenceModel(self).parameters())
-            return sum(weight.numel() for weight in weights), len(weights)
-        sizes = ["input_size", "output_size", "hidden_size", "num_layers"]
-        sizes += [] if self.embedding is None else ["embedding"]
-        smallest: dict[str, Any] = {
-            name: min(1, check_count(name, getattr(self, name))) for name in sizes
-        }
-        # Some cells require more than one input column.
-        del smallest["input_size"]
-        if self.categories:
-            smallest |= {"categories": [], "embedding": None}
-        with torch.device("meta"):
-            cell = SequenceModel(dataclasses.replace(self, **smallest)).encoder.recurrent.cell
-        states, directions = cell.state_sizes(self.hidden_size), 2 if self.bidirectional else 1
-        width, rows = directions * states[0], self.num_layers * directions
-        answers = (
-            self.embedding if self.tie_weights and self.embedding is not None else self.output_size
-        )
-        shapes: list[tuple[int, tuple[int, ...]]] = [(1, (answers, width)), (1, (answers,))]
-        shapes += [(1, (self.output_size,))] if self.tie_weights else []
-        if self.embedding is not None and self.has_plain_tokens:
-            shapes.append((1, (self.input_size, self.embedding)))
-        shapes += [(1, shape) for shape in self.embeddings]
-        for layers, spec, size in (
-            (1, cell, self.width),
-            (self.num_layers - 1, cell.above(), width),
-        ):
-            shapes += [
-                (layers * directions, shape)
-                for shape in spec.shapes(size, self.hidden_size).values()
-                if shape
-            ]
-        if self.initial_state == "learned":
-            shapes += [(1, (rows, size)) for size in states]
-        if self.initial_state == "lengths":
-            shapes.append((2, (rows, sum(states))))
-        shapes += [(1, (self.output_size,)) for _ in CLASSES[self.task].kept]
-        if self.pooling == "attention" and not self.per_element:
-            shapes += [(1, (width, width)), (1, (width,))]
-        return sum(times * math.prod(shape) for times, shape in shapes), sum(
-            times for times, _ in shapes
-        )
+                model = SequenceModel(config)
+        except RuntimeError as error:
+            if "overflow" not in str(error):
+                raise
+            return _MORE_THAN_FIT, 1  # A weight has more bytes than an int64 can count.
+        weights = list(model.parameters())
+        return sum(weight.numel() for weight in weights), len(weights)
 
     def check_fits(self, preprocessor: Preprocessor) -> None:
         """Raise a ValueError unless the sizes are those of a preprocessor."""

@@ -23,6 +23,7 @@ from raglane.training.job import (
     TrainingResult,
     fingerprint,
     identity,
+    is_same_data,
     load_description,
     refuse_diverged,
 )
@@ -121,7 +122,7 @@ def run_job(
         with replacing(folder):
             return _launch(job, callback)
     refuse_diverged(before, folder)
-    if before.fingerprint != job.fingerprint:
+    if not is_same_data(before, job):
         got = "other data than the run was started with"
         rule = "the same sequences, labels and order"
         raise DataError(
