@@ -83,10 +83,8 @@ def check_tensor(name: str, given: Any, least: int = 0, fix: str = "pass a torch
         raise ArgumentTypeError(name, f"a {type(given).__name__}", "a tensor", fix)
     check_dense(name, given, ArgumentTypeError)
     if given.dim() < least:
-        rule, fix = (
-            f"at least {count_of(least, 'dimension')}",
-            "pass a tensor whose first dimension is the elements",
-        )
+        rule = f"at least {count_of(least, 'dimension')}"
+        fix = "pass a tensor whose first dimension is the elements"
         raise ShapeError(name, f"shape {tuple(given.shape)}", rule, fix)
     return given
 
@@ -126,10 +124,8 @@ def check_fits(name: str, given: Tensor, other: Tensor) -> None:
         return
     casts = given.dtype in _CAST_BY_AUTOCAST and other.dtype in _CAST_BY_AUTOCAST
     if not (casts and torch.is_autocast_enabled(given.device.type)):
-        rule, fix = (
-            f"of dtype {other.dtype}, like weights, input and state",
-            f"convert it with .to({other.dtype})",
-        )
+        rule = f"of dtype {other.dtype}, like weights, input and state"
+        fix = f"convert it with .to({other.dtype})"
         if given.is_floating_point():
             fix = f"{fix}, or the layer with .to({given.dtype})"
         raise ShapeError(name, str(given.dtype), rule, fix)
@@ -277,7 +273,8 @@ def check_value(name: str, given: Any, dtype: torch.dtype) -> Any:
     kind: Callable[[Any], Any] = (
         complex if dtype.is_complex else float if dtype.is_floating_point else int
     )
-    fits, fix = isinstance(given, Complex) and _fits(kind, given), "pass a number"
+    fits = isinstance(given, Complex) and _fits(kind, given)
+    fix = "pass a number"
     if fits and kind is int:
         fix = "pass an integer, or convert the batch"
         low, high = (
@@ -385,10 +382,8 @@ def _given_integers(data: Any, name: str) -> Tensor:
         # Python numbers stay on the host for any default device of torch.
         tensor = as_tensor(data, "cpu")
     except _NO_ARRAY as error:
-        got, fix = (
-            f"a {type(data).__name__} that is not an array of numbers",
-            "pass a list of them, or wrap sequences",
-        )
+        got = f"a {type(data).__name__} that is not an array of numbers"
+        fix = "pass a list of them, or wrap sequences"
         raise ArgumentTypeError(name, got, "integers", f"{fix} with rl.Ragged") from error
     check_tensor(name, tensor)
     if tensor.dim() != 1:
@@ -446,10 +441,8 @@ def check_lengths(lengths: Tensor) -> None:
     below = lengths < 0
     if bool(below.any()):
         place = int(below.nonzero()[0, 0])
-        got, fix = (
-            f"{int(lengths[place])} at index {place}",
-            "check the data; an empty sequence has length 0",
-        )
+        got = f"{int(lengths[place])} at index {place}"
+        fix = "check the data; an empty sequence has length 0"
         raise ArgumentError("lengths", got, "at least 0", fix)
 
 
@@ -523,7 +516,8 @@ def _check_numbers(offsets: Tensor, total: int) -> None:
     rule = {0: "0", -1: f"the number of elements, {total}"}.get(
         place, "at least the offset before it"
     )
-    got, fix = f"{given[place]}", "build a new batch, because its offsets were changed"
+    got = f"{given[place]}"
+    fix = "build a new batch, because its offsets were changed"
     raise ArgumentError(
         f"offsets[{place}]", got + (f" after {given[place - 1]}" if place > 0 else ""), rule, fix
     )
@@ -534,7 +528,8 @@ def read_index(index: Any, count: int) -> Tensor:
     """Return the non-negative positions ``(M,)`` of the sequences that an index or mask chooses, on
     the CPU.
     """
-    rule, fix = "integers or bools", "pass a list of integers, or a tensor: index.long(), or a mask"
+    rule = "integers or bools"
+    fix = "pass a list of integers, or a tensor: index.long(), or a mask"
     try:
         # Python numbers stay on the host for any default device of torch.
         read = as_tensor(index, "cpu")

@@ -46,7 +46,8 @@ _HELD: dict[str, int] = {}
 @contextmanager
 def locked(folder: Path, given_as: str = "folder") -> Iterator[None]:
     """Lock a folder; re-entrant per thread."""
-    key, thread = os.path.realpath(folder), threading.get_ident()
+    key = os.path.realpath(folder)
+    thread = threading.get_ident()
     if _HELD.get(key) == thread:
         yield
         return
@@ -168,5 +169,6 @@ def _is_at(descriptor: int, path: Path) -> bool:
 
 def _busy(folder: Path, given_as: str, owner: str) -> ArgumentError:
     got = f"{str(folder)!r}, in which {owner} writes"
-    rule, fix = "a folder in which no other command writes", "wait until that process has ended"
+    rule = "a folder in which no other command writes"
+    fix = "wait until that process has ended"
     return ArgumentError(given_as, got, rule, fix)

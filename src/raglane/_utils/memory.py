@@ -94,7 +94,8 @@ def _left(limit: str, current: str, cache: str) -> float:
     """Return the memory that a control group has left; files that were read once can be dropped for
     it.
     """
-    most, folder = math.inf, Path(limit).parent  # if there is no such file, or it contains "max"
+    most = math.inf  # if there is no such file, or it contains "max"
+    folder = Path(limit).parent
     with suppress(OSError, ValueError):
         most = int(Path(limit).read_text())
         statistics = (folder / "memory.stat").read_text().split()

@@ -67,7 +67,8 @@ def first_of(texts: Sequence[str], most: int) -> str:
 @contextmanager
 def flags(names: Mapping[str, str]) -> Iterator[None]:
     """Replace names of arguments in messages by command-line flags."""
-    before, errors.flags = errors.flags, names
+    before = errors.flags
+    errors.flags = names
     try:
         yield
     finally:

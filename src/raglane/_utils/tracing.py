@@ -152,10 +152,8 @@ def plain(part: T) -> T:
     functorch = torch._C._functorch
     while isinstance(part, Tensor) and functorch.is_functorch_wrapped_tensor(part):
         if functorch.is_batchedtensor(part):
-            got, rule = (
-                "different numbers for each sample",
-                "the same for all samples of torch.vmap",
-            )
+            got = "different numbers for each sample"
+            rule = "the same for all samples of torch.vmap"
             fix = "map over values, states or weights, or make one Ragged batch of all samples"
             raise ArgumentError("lengths or offsets", got, rule, fix)
         part = functorch.get_unwrapped(part)  # type: ignore[assignment]

@@ -92,7 +92,8 @@ def run(arguments: list[str]) -> int:
                 logging.getLogger().addHandler(logging.NullHandler())
             return app(arguments, prog_name="raglane", standalone_mode=False) or 0
     except (KeyboardInterrupt, typer.Abort):
-        text, code = "stopped", 130
+        text = "stopped"
+        code = 130
     except Exception as error:
         if debug:
             log_error(*traceback.format_exc().splitlines())

@@ -142,7 +142,8 @@ def bench(
         check_new_file("output", output, (".csv", ".md"))
     listed = lognormal(1000, 30, 1) if lengths is None else lengths_of_file(lengths)
     shapes = [size_of(text) for text in parts_of("sizes", sizes)]
-    chosen, ways = pick("cells", cells, CELLS), pick("modes", modes, MODES)
+    chosen = pick("cells", cells, CELLS)
+    ways = pick("modes", modes, MODES)
     rows = [
         time_layer(cell, size, listed, mode) for cell in chosen for size in shapes for mode in ways
     ]

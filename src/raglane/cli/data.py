@@ -64,10 +64,8 @@ def convert(
     # As strings, because a Path would merge the two slashes of a URL.
     *inputs, output = places
     if not inputs:
-        rule, fix = (
-            "data to read, and a folder to write",
-            f"pass both: raglane convert {output} OUT",
-        )
+        rule = "data to read, and a folder to write"
+        fix = f"pass both: raglane convert {output} OUT"
         raise ArgumentError("IN... OUT", f"only {output}", rule, fix)
     names = ColumnNames(**columns)
     request = Source(None, format, names).asked(choices.get("task", "classify"))

@@ -124,7 +124,8 @@ def _log_notes(records: Dataset, model: Run, log: Callable[[str], None]) -> None
     notes = [note for note in records.notes if note.startswith("no time column")]
     if model.task == "classify" and (empty := note_empty(records.records)):
         notes.append(empty)
-    tokens, encoders = model.preprocess.vocabulary or (), model.preprocess.features
+    tokens = model.preprocess.vocabulary or ()
+    encoders = model.preprocess.features
     if tokens or any(
         encoder.vocabulary for encoder in encoders
     ):  # otherwise the data is not read for statistics
@@ -181,7 +182,9 @@ def _details(
 
     details: dict[str, bytes] = {}
     tables: dict[str, tuple[Table, bool]] = {}
-    measured, numbers, labels = evaluation.measured, evaluation.numbers, evaluation.labels
+    measured = evaluation.measured
+    numbers = evaluation.numbers
+    labels = evaluation.labels
     if evaluation.confusion is not None:
         matrix = evaluation.confusion.tolist()
         title = f"{called}\naccuracy {numbers['accuracy']:.3f}, macro-F1 {numbers['macro_f1']:.3f}"
@@ -289,7 +292,8 @@ def predict(
     more |= {"n_best": n_best, "batch_size": batch_size, "device": device}
     if engine != "processes":
         if escape_formulas:
-            got, rule = f"True, with the engine {engine}", "False, because a cluster writes Parquet"
+            got = f"True, with the engine {engine}"
+            rule = "False, because a cluster writes Parquet"
             raise ArgumentError("escape_formulas", got, rule, "leave it out")
         named = {**columns, **({} if format is None else {"format": format})}
         _on_ray(run, cell, output, data, named, engine, more, quiet)

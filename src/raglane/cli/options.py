@@ -282,10 +282,8 @@ def names_of(keys: Iterable[str], known: Mapping[str, Key], where: str = "--igno
                 if key in known
                 else nearest(key, [option.name for option in known.values()])
             )
-            rule, fix = (
-                "a file of options of this command, named as flags without dashes",
-                "see --help for all options",
-            )
+            rule = "a file of options of this command, named as flags without dashes"
+            fix = "see --help for all options"
             raise ArgumentError(
                 where, f"the option {quote(key)}", rule, f"write {near}" if near else fix
             )
@@ -295,7 +293,8 @@ def names_of(keys: Iterable[str], known: Mapping[str, Key], where: str = "--igno
 
 def read_toml(file: Path) -> dict[str, Any]:
     """Read a TOML file."""
-    rule, fix = "a TOML file, such as the run.toml of a run", "correct it, or name another file"
+    rule = "a TOML file, such as the run.toml of a run"
+    fix = "correct it, or name another file"
     try:
         content = read_file(file)
         if len(content) > _LONGEST:

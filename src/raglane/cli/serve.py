@@ -139,7 +139,8 @@ def _token(file: Path | None) -> str | None:
     """Return the token in a file or in the environment."""
     from raglane.serve.app import check_token
 
-    name, text = _TOKEN, os.environ.get(_TOKEN)
+    name = _TOKEN
+    text = os.environ.get(_TOKEN)
     if file is not None:
         name = str(file)
         try:
@@ -163,7 +164,8 @@ def _listening(host: str, port: int) -> socket.socket:
         return socket.create_server(address[:2], family=family, backlog=2048)
     except (OSError, UnicodeError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        got, rule = f"{host}:{port} ({reason})", "a free port of an address of this machine"
+        got = f"{host}:{port} ({reason})"
+        rule = "a free port of an address of this machine"
         raise ArgumentError("port", got, rule, "pass another --port or --host") from error
 
 
@@ -190,7 +192,9 @@ def _run(
             if self.draining is None:
                 self.draining = asyncio.create_task(self.drain(sig))
             else:
-                self.code, self.should_exit, self.force_exit = 128 + sig, True, True
+                self.code = 128 + sig
+                self.should_exit = True
+                self.force_exit = True
 
         async def drain(self, sig: int) -> None:
             try:

@@ -305,7 +305,8 @@ def tune(
         raise ArgumentError(
             "ranks", "those of torchrun", "processes on this machine in a search", fix
         )
-    settings, source = settings_of(choices, data), Source(data, format, ColumnNames(**columns))
+    settings = settings_of(choices, data)
+    source = Source(data, format, ColumnNames(**columns))
     listed = read_space(
         {} if config is None else read_toml(config).get("search", {}), f"[search] in {config}"
     )
@@ -351,13 +352,12 @@ def tune(
         log(note)
     training, held_out, tested = read_parts(sources, records, settings, log)
     if held_out is None:
-        rule, fix = (
-            "a part whose losses a search can compare",
-            "hold a part out, or pass --validation",
-        )
+        rule = "a part whose losses a search can compare"
+        fix = "hold a part out, or pass --validation"
         raise ArgumentError("validation", "no validation data", rule, fix)
     folder = out or Path("runs") / f"tune-{source.name}-{settings.task}"
-    kept, seconds = asdict(SavedSource.of(*sources)), None if minutes is None else 60 * minutes
+    kept = asdict(SavedSource.of(*sources))
+    seconds = None if minutes is None else 60 * minutes
     parts = Parts(training, held_out, tested, kept["path"])
     columns = sources.training.found_in(training)
     _search(Search(folder, settings, space, parts, kept, columns, trials, log, seconds))
@@ -371,7 +371,8 @@ def _search(search: Search) -> None:
     from raglane.training.run import TrainingResult
     from raglane.training.state import load_progress
 
-    folder, log = search.folder, search.log
+    folder = search.folder
+    log = search.log
     tuned = search.run()
     trials = f"{tuned.done} of {search.trials} trials"
     compared = search.compare()

@@ -226,7 +226,9 @@ def library() -> Library:
                 f"the cpu kernels at {path} have a struct {name} of {structs[name].size} bytes, but this version of"
                 f" raglane requires {size}. Reinstall raglane."
             )
-    text, integer, pointer = ctypes.c_char_p, ctypes.c_int64, ctypes.c_void_p
+    text = ctypes.c_char_p
+    integer = ctypes.c_int64
+    pointer = ctypes.c_void_p
     for name in (
         "forward",
         "backward",
@@ -275,11 +277,10 @@ def library() -> Library:
     ]
     handle.raglane_describe_cell.argtypes = [integer, text, text, integer]
     handle.raglane_few_elements.restype = handle.raglane_few_weights.restype = integer
-    handle.raglane_take_block.argtypes, handle.raglane_take_block.restype = (
-        [integer, ctypes.POINTER(integer)],
-        pointer,
-    )
-    handle.raglane_give_block.argtypes, handle.raglane_give_block.restype = [pointer, integer], None
+    handle.raglane_take_block.argtypes = [integer, ctypes.POINTER(integer)]
+    handle.raglane_take_block.restype = pointer
+    handle.raglane_give_block.argtypes = [pointer, integer]
+    handle.raglane_give_block.restype = None
     handle.raglane_least_block.restype = integer
     numbers = _numbers(handle)
     threads = os.environ.get("RAGLANE_THREADS")
@@ -337,10 +338,8 @@ def _structs(handle: ctypes.CDLL) -> dict[str, Struct]:
 
 def _numbers(handle: ctypes.CDLL) -> dict[str, int]:
     """Return the numbers of the supported instruction sets, best first."""
-    handle.raglane_isa_name.argtypes, handle.raglane_isa_name.restype = (
-        [ctypes.c_int64],
-        ctypes.c_char_p,
-    )
+    handle.raglane_isa_name.argtypes = [ctypes.c_int64]
+    handle.raglane_isa_name.restype = ctypes.c_char_p
     handle.raglane_has_isa.argtypes = [ctypes.c_int64]
     names: list[str] = []
     while name := handle.raglane_isa_name(len(names)):
@@ -408,7 +407,8 @@ def found_state(fields: bytes, sequences: int) -> tuple[Tensor, Tensor]:
     """Run a beam search, and return its state ``(S,)`` and the offsets of its records, ``(sequences
     + 1,)``, int64.
     """
-    found, size = ctypes.c_void_p(), ctypes.c_int64()
+    found = ctypes.c_void_p()
+    size = ctypes.c_int64()
     call("raglane_find_prefixes", fields, ctypes.byref(found), ctypes.byref(size))
     to: tuple[int | None, ...] = (None, None)
     try:
@@ -460,7 +460,8 @@ class CellFacts(NamedTuple):
 @cache
 def cell_facts() -> Mapping[str, CellFacts]:
     """Return the facts of all cells by name: the lines of ``csrc/cells/table.h``."""
-    kernels, facts = library(), dict[str, CellFacts]()
+    kernels = library()
+    facts = dict[str, CellFacts]()
     line = kernels.structs["raglane_cell_facts"]
     unpack = struct.Struct("=" + "".join(line.formats.values())).unpack
     fields = ctypes.create_string_buffer(line.size)
@@ -513,7 +514,8 @@ def empty(like: Tensor, *shape: int) -> Tensor:
     and autograd.
     """
     count = math.prod(shape)
-    size, kernels = count * like.element_size(), library()
+    size = count * like.element_size()
+    kernels = library()
     if size < kernels.least_block or _uses_torch:
         return like.new_empty(*shape)
     memory = kernels.block(size)
@@ -526,7 +528,8 @@ def empty(like: Tensor, *shape: int) -> Tensor:
 def from_torch() -> Iterator[None]:
     """Allocate by torch in a ``with`` block, so that torch's profiler counts the memory."""
     global _uses_torch
-    before, _uses_torch = _uses_torch, True
+    before = _uses_torch
+    _uses_torch = True
     try:
         yield
     finally:

@@ -29,7 +29,9 @@ def place(
         is_right = part.shape == shape and part.dtype is dtype and part.is_cpu
         if not is_right or not part.is_contiguous() or part.is_neg():
             return None
-        storage, begin, count = part.untyped_storage(), part.storage_offset(), math.prod(shape)
+        storage = part.untyped_storage()
+        begin = part.storage_offset()
+        count = math.prod(shape)
         if count == 0:
             return 0, storage
         # A tensor subclass that wraps other tensors has numbers but no storage. C reads its address
@@ -59,10 +61,8 @@ def contiguous(name: str, part: Tensor) -> Tensor:
             return copy
     except NO_MEMORY:
         pass  # the error is raised below
-    rule, fix = (
-        "a tensor with storage, which C can read",
-        "pass a plain tensor, or choose backend='reference'",
-    )
+    rule = "a tensor with storage, which C can read"
+    fix = "pass a plain tensor, or choose backend='reference'"
     raise ShapeError(name, f"a {type(part).__name__} without storage", rule, fix)
 
 
@@ -103,7 +103,8 @@ def checked_rows(
 
 def _has_rows(part: Tensor) -> bool:
     """Return True if a tensor is within its storage, and its rows are contiguous."""
-    strides, sizes = part.stride(), part.shape
+    strides = part.stride()
+    sizes = part.shape
     if len(sizes) < 3 and sizes[-1] > 1 and strides[-1] != 1:
         return False
     if part.numel() == 0:

@@ -113,7 +113,8 @@ def advise(
     """Return a line on a model that is not better than a simple rule, or was still improving, and
     what to try.
     """
-    state, found = result.state, []
+    state = result.state
+    found = []
     if evaluation is not None and (rule := evaluation.better_rule()) is not None:
         found.append(f"the model is not better than a simple rule on the {on} part ({rule})")
     is_last = (
@@ -126,10 +127,8 @@ def advise(
         return None
     if season := re.search(r"season (\d+) ", found[0]):
         return f"{' and '.join(found)}: try differences to the element {season[1]} steps before as the data"
-    longer, other = (
-        argument("epochs", 2 * state.epoch),
-        argument("lr", float(f"{settings.lr / 3:.1g}")),
-    )
+    longer = argument("epochs", 2 * state.epoch)
+    other = argument("lr", float(f"{settings.lr / 3:.1g}"))
     tries = (
         [longer, argument("hidden_size", 2 * settings.hidden_size)]
         if is_last
@@ -142,9 +141,11 @@ def _measure(
     folder: Path, settings: Settings, result: TrainingResult, parts: Parts
 ) -> tuple[_Measured, list[str]]:
     """Evaluate the model of a run; return the results, and notes on them."""
-    saved, device = load_model(folder), pick_device(settings.device)
+    saved = load_model(folder)
+    device = pick_device(settings.device)
     notes: list[str] = []
-    evaluation, each = None, None
+    evaluation = None
+    each = None
     on, records = parts.measured
     if on:
         try:
@@ -250,7 +251,8 @@ class _Measured(NamedTuple):
         if self.each is None or self.saved.task != "transcribe":
             return []
         chosen = self.each.records.subset(self.each.rows[:_EXAMPLES])
-        targets, split = chosen.targets, self.saved.preprocessor
+        targets = chosen.targets
+        split = self.saved.preprocessor
         predicted = predict(self.saved, chosen, device=device)["prediction"]
         rows = []
         for place, (own, prediction) in enumerate(
@@ -275,7 +277,8 @@ class _Measured(NamedTuple):
         """Return loss and metric by length, as pictures and a table."""
         if self.each is None or len(self.each.rows) < 2:
             return []
-        metric, fewer = self.result.metric, len(self.each.rows) < len(self.each.records)
+        metric = self.result.metric
+        fewer = len(self.each.rows) < len(self.each.records)
         sample = f", a random sample of {len(self.each.rows):,} sequences" if fewer else ""
         caption = f"On the {self.on} part{sample}"
         rows: list[dict[str, Any]] = [
@@ -323,7 +326,8 @@ class _Measured(NamedTuple):
 
     def curves(self) -> list[Block]:
         """Return pictures of loss and metric by epoch."""
-        state, metric = self.result.state, self.result.metric.replace("_", " ")
+        state = self.result.state
+        metric = self.result.metric.replace("_", " ")
         part = "validation" if "validation_loss" in state.history[-1] else "train"
         words = f"Loss over {len(state.history)} epochs; the best is epoch {state.best_epoch}, "
         words += f"with a {part} loss of {self.row[f'{part}_loss']:.4f}."
@@ -342,7 +346,8 @@ def make_card(
     folder: Path, settings: Settings, parts: Parts, measured: _Measured, notes: Sequence[str]
 ) -> Page:
     """Return the card of a run as a page."""
-    state, saved = measured.result.state, measured.saved
+    state = measured.result.state
+    saved = measured.saved
     metric, (value, on) = measured.result.metric.replace("_", " "), measured.value
     seconds = sum(row["seconds"] for row in state.history)
     weights = sum(parameter.numel() for parameter in saved.model.parameters())
@@ -496,7 +501,8 @@ def _time(result: TrainingResult, seconds: float, versions: Mapping[str, str]) -
 
 def _use(folder: Path, settings: Settings) -> list[Block]:
     """Return commands and Python code that use the model."""
-    run, is_language = shlex.quote(str(folder)), settings.task == "language"
+    run = shlex.quote(str(folder))
+    is_language = settings.task == "language"
     shell = (
         f"raglane sample {run}"
         if is_language

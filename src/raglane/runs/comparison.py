@@ -109,7 +109,8 @@ def _group(runs: Sequence[RunSummary]) -> Compared:
         best = run.state.history[run.state.best_epoch - 1]
         row: dict[str, Any] = {"run": str(run.folder)}
         for key in differing:
-            value, unset = settings[key].value, settings[key].unset
+            value = settings[key].value
+            unset = settings[key].unset
             row[key] = unset if value is None else _cell(value)
         part = f"{_watched(best)}_"
         row |= {

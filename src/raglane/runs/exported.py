@@ -45,7 +45,9 @@ class RunModule(nn.Module):
             fix = "predict with the run, or train with the decoder ctc"
             got = f"a model with the decoder {model.config.decoder_name}"
             raise ExportError("model", got, "a model with one output per element", fix)
-        self.network, self.task, self.missing = model, preprocessor.task, preprocessor.missing
+        self.network = model
+        self.task = preprocessor.task
+        self.missing = preprocessor.missing
         self.gap_column = (
             preprocessor.channels.index(TIME_GAP) if TIME_GAP in preprocessor.channels else None
         )
@@ -56,9 +58,11 @@ class RunModule(nn.Module):
         )
         self.usual_gap = usual if usual > 0 else 1.0
         self.scale_in = _Scale(preprocessor.mean, preprocessor.std)
-        mean, std = preprocessor.target_mean, preprocessor.target_std
+        mean = preprocessor.target_mean
+        std = preprocessor.target_std
         if self.task == "forecast" and not model.is_binary:
-            mean, std = preprocessor.mean or (), preprocessor.std or ()
+            mean = preprocessor.mean or ()
+            std = preprocessor.std or ()
         count = len(model.config.quantiles)
         self.scale_out = _Scale(mean * count, std * count)
 
@@ -136,7 +140,8 @@ def _filled(values: Tensor, offsets: Tensor, missing: str, gaps: Tensor | None) 
     """Fill missing values as :func:`raglane.data.missing.fill_missing`, with operators that ONNX
     has.
     """
-    absent, total = ~values.isfinite(), values.shape[0]
+    absent = ~values.isfinite()
+    total = values.shape[0]
     flags = absent.to(values.dtype)
     if missing == "zero":
         return torch.cat([torch.where(absent, 0.0, values), flags], 1)

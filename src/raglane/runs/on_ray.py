@@ -97,12 +97,15 @@ def _blocks(data: str) -> Iterator[Block]:
         except (arrow.ArrowException, OSError) as error:
             got = "a damaged file, or another format"
             raise DataError(path, got, "a Parquet file", "copy it again, or convert it") from error
-        begin, rows = 0, 0
+        begin = 0
+        rows = 0
         for group in range(metadata.num_row_groups):
             count = metadata.row_group(group).num_rows
             if rows and rows + count > _ROWS:
                 yield Block(os.path.abspath(path), (begin, group), before, rows)
-                begin, before, rows = group, before + rows, 0
+                begin = group
+                before = before + rows
+                rows = 0
             rows += count
         yield Block(os.path.abspath(path), (begin, metadata.num_row_groups), before, rows)
         before += rows
@@ -112,7 +115,9 @@ class _Worker:
     """A Ray actor that holds the model."""
 
     def __init__(self, predictor: TablePredictor, blocks: tuple[Block, ...], folder: str) -> None:
-        self._predictor, self._blocks, self._folder = predictor, blocks, Path(folder)
+        self._predictor = predictor
+        self._blocks = blocks
+        self._folder = Path(folder)
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Predict blocks; return their numbers, and for each an error message or ''."""
@@ -137,7 +142,8 @@ class _Worker:
 
 def _predictions(predictor: TablePredictor, block: Block) -> bytes:
     """Return the predictions for a block as a Parquet file."""
-    arrow, parquet = require("pyarrow", "data"), require("pyarrow.parquet", "data")
+    arrow = require("pyarrow", "data")
+    parquet = require("pyarrow.parquet", "data")
     with parquet.ParquetFile(block.path) as file:
         table = file.read_row_groups(list(range(*block.groups)))
     # Sort by length for backends that pad. The batches do not affect the bits of a prediction.
@@ -152,7 +158,8 @@ def _predictions(predictor: TablePredictor, block: Block) -> bytes:
 
 def _lengths(table: Any) -> Any:
     """Return the lengths of the first column of lists or texts; zeros without one."""
-    types, compute = require("pyarrow", "data").types, require("pyarrow.compute", "data")
+    types = require("pyarrow", "data").types
+    compute = require("pyarrow.compute", "data")
     for field in table.schema:
         is_list = types.is_list(field.type) or types.is_large_list(field.type)
         if is_list or types.is_string(field.type):

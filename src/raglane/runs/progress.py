@@ -86,7 +86,8 @@ class BarWatcher(Callback):
         self._shown = 0.0
 
     def started(self, state: TrainingState, epochs: int, batches: int) -> None:  # noqa: D102
-        self._epochs, self._batches = epochs, batches
+        self._epochs = epochs
+        self._batches = batches
         done = state.epoch * batches + state.batch
         self._progress.update(
             self._task, total=epochs * batches, completed=done, epoch=f"{state.epoch + 1}/{epochs}"
@@ -167,7 +168,8 @@ class CallingWatcher(Callback):
     def __init__(
         self, watcher: Callback | None, function: Callable[[dict[str, float]], Any] | None = None
     ) -> None:
-        self._watcher, self._function = Callback() if watcher is None else watcher, function
+        self._watcher = Callback() if watcher is None else watcher
+        self._function = function
 
     def started(self, state: TrainingState, epochs: int, batches: int) -> None:  # noqa: D102
         self._watcher.started(state, epochs, batches)
@@ -190,7 +192,8 @@ class LoggingWatcher(CallingWatcher):
     def __init__(self, settings: Settings, folder: Path, watcher: Any = None) -> None:
         super().__init__(watcher)
         check_logger(settings.logger)
-        self._settings, self._folder = settings, folder
+        self._settings = settings
+        self._folder = folder
         self._logger: Any = None
 
     def started(self, state: TrainingState, epochs: int, batches: int) -> None:  # noqa: D102
@@ -210,7 +213,8 @@ class LoggingWatcher(CallingWatcher):
 
     def _create(self, loggers: Any) -> Any:
         """Create the logger, which writes to the folder of the run."""
-        place, name = (self._folder / LOGS).absolute(), self._folder.name
+        place = (self._folder / LOGS).absolute()
+        name = self._folder.name
         place.mkdir(exist_ok=True)
         if self._settings.logger == "tensorboard":
             return loggers.TensorBoardLogger(str(place), name="", version="")

@@ -310,7 +310,8 @@ class Run:
 
     def _renamed(self, records: Dataset) -> Dataset:
         """Give columns in the order of training their names in training."""
-        held, encoders = records.records, self.preprocess.features
+        held = records.records
+        encoders = self.preprocess.features
         features = held.features
         if [feature.kind for feature in features] == [encoder.kind for encoder in encoders]:
             names = in_order(

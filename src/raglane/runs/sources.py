@@ -148,7 +148,8 @@ def renamed(trained: ColumnNames, given: Mapping[str, Any]) -> ColumnNames:
         categorical = [name for name in trained.categorical or () if name not in gone]
         trained = replace(trained, features=None, categorical=categorical or None)
     for role in ("features", "static"):
-        before, now = getattr(trained, role) or (), given.get(role) or ()
+        before = getattr(trained, role) or ()
+        now = given.get(role) or ()
         if len(before) == len(now) > 0:
             names = dict(zip(before, now, strict=True))
             categorical = [names.get(name, name) for name in trained.categorical or ()]
@@ -173,10 +174,8 @@ class Source:
         if not isinstance(data, (str, os.PathLike)):
             return replace(self, path=None, held=(data, labels))
         if labels is not None:
-            rule, fix = (
-                "None for a file, whose labels are in a column",
-                "name the column, as label='kind'",
-            )
+            rule = "None for a file, whose labels are in a column"
+            fix = "name the column, as label='kind'"
             raise ArgumentTypeError("labels", f"labels with a file as {name}", rule, fix)
         return replace(self, path=as_path(data), held=None)
 
@@ -353,7 +352,8 @@ class Sources(NamedTuple):
         from raglane.data.dataset import Dataset
         from raglane.data.records import is_one_word
 
-        source, data = self.training, (self.training.held or (None,))[0]
+        source = self.training
+        data = (self.training.held or (None,))[0]
         is_chosen = (
             source.columns.split is not None
             or not records.is_in_memory

@@ -43,7 +43,8 @@ class TablePredictor:
     """
 
     def __init__(self, run: Any, load: Callable[[str], Any], **options: Any) -> None:
-        self.options, self._load = options, load
+        self.options = options
+        self._load = load
         if run.folder is not None:
             self._source: Any = str(run.folder.absolute())
             self._key = self._source

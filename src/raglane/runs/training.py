@@ -165,7 +165,8 @@ def _watched(
     if result.stopped_by is not None or parts.validation is None:
         return result, None
     saved = read_model(result.best, Path("a run in memory"))
-    part, device = parts.validation, pick_device(settings.device)
+    part = parts.validation
+    device = pick_device(settings.device)
     evaluation = evaluate(saved, part, device=device, horizon=steps_ahead(saved, part))
     return result, advise(settings, result, evaluation, "validation")
 
@@ -215,10 +216,8 @@ def guessed(source: Source, loss: str | None, log: Log) -> tuple[Dataset, str]:
     ):
         if records.label_kinds == ("whole numbers",):
             got = f"{different:,} different whole numbers for {count_of(len(labels), 'sequence')}"
-            rule, fix = (
-                "classes that repeat",
-                f"pass {argument('task', 'regress')} for numbers to predict",
-            )
+            rule = "classes that repeat"
+            fix = f"pass {argument('task', 'regress')} for numbers to predict"
             raise DataError("labels", got, rule, f"{fix}, or {argument('task', 'classify')}")
         texts = argument("task", "transcribe")
         log(
@@ -346,7 +345,8 @@ def hold_out(data: Dataset, fraction: float, seed: int) -> tuple[Dataset, Datase
     if data.columns.task == "forecast" and len(data) == 1 and data.is_in_memory:
         return end_held_out(data, fraction)
     mask = held_out(data, fraction, seed)
-    kept, apart = data.subset(~mask), data.subset(mask)
+    kept = data.subset(~mask)
+    apart = data.subset(mask)
     if not data.is_in_memory:
         return kept, apart
     rows = np.flatnonzero(mask)
@@ -388,7 +388,8 @@ def _divide(
     rule = "none; the training loss decides which epoch is best"
     if validation is not None:
         rule = f"{count_of(len(validation), 'sequence')} of {validation_from}"
-    training, in_memory = data, data.is_in_memory
+    training = data
+    in_memory = data.is_in_memory
     if validation is None and settings.validation_fraction > 0:
         if settings.missing == "error":
             # Before the split, so that the message counts in all sequences.
@@ -405,10 +406,8 @@ def _divide(
             )
         rule += "" if in_memory else "; vocabulary and scale were counted of all, these too"
         if len(validation) == 0:
-            validation, rule = (
-                None,
-                "none: each sequence held out has a label or a tag that no other has",
-            )
+            validation = None
+            rule = "none: each sequence held out has a label or a tag that no other has"
     what = "tokens" if training.is_tokens else "elements"
     if in_memory:
         what += "" if training.is_tokens else f" of {count_of(len(training.channels), 'channel')}"
@@ -435,10 +434,8 @@ def _planned(settings: Settings, training: Dataset, what: str) -> tuple[Settings
 
 def _report_too_long(settings: Settings, training: Dataset, log: Log) -> None:
     """Print the number of sequences that exceed a batch."""
-    most, words = (
-        settings.batch_elements,
-        {"drop": "left out", "split": "split", "alone": "batches of their own"},
-    )
+    most = settings.batch_elements
+    words = {"drop": "left out", "split": "split", "alone": "batches of their own"}
     if most is not None and settings.too_long in words:
         count = int((training.lengths.numpy() > most).sum())
         what = words[settings.too_long]

@@ -94,7 +94,8 @@ def read_space(table: Any, where: str) -> Space:
         raise ArgumentError(
             where, quote(table), "a table of options, each with a list or a range", fix
         )
-    keys, hints = {key_of(Settings, name): name for name in SEARCHED}, get_type_hints(Settings)
+    keys = {key_of(Settings, name): name for name in SEARCHED}
+    hints = get_type_hints(Settings)
     space: Space = {}
     for key, entry in table.items():
         name = keys.get(str(key).replace("_", "-"))
@@ -110,7 +111,8 @@ def read_space(table: Any, where: str) -> Space:
 
 def _values(entry: Any, hint: Any, name: str, where: str) -> tuple[Any, ...] | Range:
     """Return the valid values or range of an option."""
-    rule, fix = "a list of values, or {low, high}", "write [1, 2], or {low = 1, high = 2}"
+    rule = "a list of values, or {low, high}"
+    fix = "write [1, 2], or {low = 1, high = 2}"
     if isinstance(entry, list) and entry:
         values = tuple(_value(value, hint, name, where) for value in entry)
         if len(set(values)) < len(values):
@@ -185,7 +187,9 @@ class _Watcher(Callback):
     """Reports each epoch to Optuna, and ends a trial that is pruned or out of time."""
 
     def __init__(self, trial: Any, until: float) -> None:
-        self.trial, self.until, self.best = trial, until, math.inf
+        self.trial = trial
+        self.until = until
+        self.best = math.inf
 
     def started(self, state: TrainingState, epochs: int, batches: int) -> None:  # noqa: ARG002
         for row in state.history:
@@ -231,7 +235,8 @@ class Search:
         Raises:
             ArgumentError: the study in the folder is of other data or settings.
         """
-        optuna, path = self._optuna, self.folder / STUDY
+        optuna = self._optuna
+        path = self.folder / STUDY
         order: dict[str, Any] = {
             "data": identity(self.parts.training, self.parts.validation),
             "settings": {
@@ -322,7 +327,8 @@ class Search:
 
     def publish(self, best: Path) -> Path:
         """Copy the best trial to the folder of the study's best run, and return it."""
-        place, partial = self.folder / BEST_RUN, self.folder / f".{BEST_RUN}.partial"
+        place = self.folder / BEST_RUN
+        partial = self.folder / f".{BEST_RUN}.partial"
         with turn(self.folder / _TURN):
             shutil.rmtree(partial, ignore_errors=True)
             shutil.copytree(best, partial, ignore=shutil.ignore_patterns(".*"))
@@ -350,7 +356,8 @@ class Search:
 
     def _check_place(self) -> None:
         """Raise if the folder contains anything but a study."""
-        path, trials = self.folder / STUDY, self.folder / TRIALS
+        path = self.folder / STUDY
+        trials = self.folder / TRIALS
         if path.exists():
             return
         if trials.is_dir():
@@ -368,10 +375,8 @@ class Search:
 
     def _check_same(self, kept: Mapping[str, Any], order: Mapping[str, Any]) -> None:
         """Raise if the study in the folder is of other data, settings or search space."""
-        fix, folder = (
-            f"repeat its options, or start another study with another {argument('folder')}",
-            str(self.folder),
-        )
+        fix = f"repeat its options, or start another study with another {argument('folder')}"
+        folder = str(self.folder)
         if kept["data"] != order["data"]:
             rule = "the folder of a study of the same sequences and labels"
             raise ArgumentError("folder", f"{quote(folder)}, a study of other data", rule, fix)
@@ -419,10 +424,8 @@ class Search:
             if result.stopped_by is not None:
                 # The trial stays "running" without a lock, so the next process resumes it.
                 return result.stopped_by
-            outcome, text = (
-                {"values": result.state.best_loss},
-                f"validation loss {result.state.best_loss:.4f}",
-            )
+            outcome = {"values": result.state.best_loss}
+            text = f"validation loss {result.state.best_loss:.4f}"
         except _Ended as end:
             outcome = (
                 {"values": watcher.best}
@@ -432,19 +435,22 @@ class Search:
             why = "out of time" if end.is_late else "worse than others, ended early"
             text = f"validation loss {watcher.best:.4f}, {why}"
         except DivergedError:
-            outcome, text = pruned, "diverged"
+            outcome = pruned
+            text = "diverged"
         except ArgumentError as error:
             # If no other trial has a result or may get one, this error is the reason.
             if (place / LAST).exists() or len(self._in_state("PRUNED")) + 1 >= self.trials:
                 raise
-            outcome, text = pruned, f"left out: {error}"
+            outcome = pruned
+            text = f"left out: {error}"
         self.study.tell(trial, **outcome)
         self.log(f"trial {int(place.name)}: {text}  ({words})")
         return None
 
     def _result(self, stopped_by: int | None) -> Tuned:
         """Return the result of the search."""
-        complete, others = self._in_state("COMPLETE"), 0
+        complete = self._in_state("COMPLETE")
+        others = 0
         done = len(complete) + len(self._in_state("PRUNED"))
         for trial in self._in_state("RUNNING"):
             try:

@@ -62,7 +62,8 @@ def _sequences_from(estimator: Any, X: Any, *, reset: bool) -> Dataset:  # noqa:
         records = read(parts if is_text(parts) else _steps_first(parts, channels), _NO_LABELS)
     count = None if records.is_tokens else len(records.channels)
     if reset:
-        estimator._channels, estimator._names = count, records.channels
+        estimator._channels = count
+        estimator._names = records.channels
         if not is_rows and count == 1 and len(set(records.lengths.tolist())) == 1:
             # Equivalent to an array (n, L), so a later array must have L columns.
             estimator.n_features_in_ = int(records.lengths[0])
@@ -120,10 +121,8 @@ def _steps_first(parts: list[Any], channels: str) -> list[Any]:
     odd = next((place for place, width in widths.items() if width != typical), None)
     if odd is not None:
         where, other = _LAYOUTS[channels]
-        got, rule = (
-            f"{_kind(widths[odd])} in an array {where}",
-            f"of {_kind(typical)}, as the first sequence",
-        )
+        got = f"{_kind(widths[odd])} in an array {where}"
+        rule = f"of {_kind(typical)}, as the first sequence"
         raise DataError(f"X[{odd}]", got, rule, f"correct it, or pass channels={other!r}")
     return sequences
 
@@ -161,10 +160,8 @@ def _targets(y: Any, records: Dataset, *, numbers: bool) -> npt.NDArray[Any]:
         y = column_or_1d(y, warn=True)
         absent = [label is None for label in y.tolist()]
         if any(absent):
-            got, rule = (
-                f"None for sequence {absent.index(True)}",
-                "an array with a class for each sequence",
-            )
+            got = f"None for sequence {absent.index(True)}"
+            rule = "an array with a class for each sequence"
             raise DataError("y", got, rule, "fill it, or leave the sequence out")
         assert_all_finite(y, input_name="y")
         check_classification_targets(y)
@@ -213,7 +210,8 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         Raises:
             ValueError: as :func:`raglane.fit`, or ``X`` and ``y`` have different lengths.
         """
-        records, part = self._labelled(X, y, reset=True), None
+        records = self._labelled(X, y, reset=True)
+        part = None
         if self.validation is not None:
             if not (isinstance(self.validation, tuple) and len(self.validation) == 2):
                 fix = "pass both, or a share of the training data as validation_fraction"
@@ -297,10 +295,8 @@ class RecurrentClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
         if reset:
             self.classes_ = np.unique(y)
             if len(self.classes_) == 1:
-                got, fix = (
-                    f"only the class {quote(self.classes_.tolist()[0])}",
-                    "add sequences of another class",
-                )
+                got = f"only the class {quote(self.classes_.tolist()[0])}"
+                fix = "add sequences of another class"
                 raise DataError("y", got, "of at least two classes", fix)
         unseen = y[~np.isin(y, self.classes_)]
         if len(unseen):

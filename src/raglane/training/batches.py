@@ -54,7 +54,8 @@ def targets_of(batch: Batch) -> Tensor:
 def make_batch(samples: Sequence[Any]) -> Batch:
     """Return a batch of samples, collated by ``rl.collate``."""
     batch = collate(samples)
-    inputs, targets = batch["inputs"], batch.get("target")
+    inputs = batch["inputs"]
+    targets = batch.get("target")
     # Targets per element share the offsets of the inputs.
     is_per_element = isinstance(targets, Ragged) and targets.offsets is inputs.offsets
     return Batch(inputs, targets.values if is_per_element else targets, batch["index"])
@@ -89,7 +90,8 @@ def chunked_order(
     """Return the sampler of chunks for truncated backpropagation."""
     whole = make_batch(dataset.__getitems__(list(range(len(dataset)))))
     targets = None if whole.targets is None else whole.inputs._like(targets_of(whole))
-    streams, steps = settings.batch_size, settings.bptt_steps or 1
+    streams = settings.batch_size
+    steps = settings.bptt_steps or 1
     return TBPTTSampler(
         whole.inputs, streams, steps, targets=targets, seed=settings.seed, ranks=ranks, rank=rank
     )
@@ -136,10 +138,8 @@ def training_batches(
         return training, chunks, len(chunks.streams) * min(int(mean) + 1, settings.bptt_steps)
     order = training_order(training.lengths, settings, rank, ranks)
     if len(order) == 0 < len(training):
-        got, rule = (
-            f"{order.too_long:,} sequences, all too long for a batch",
-            "at least one that fits into a batch",
-        )
+        got = f"{order.too_long:,} sequences, all too long for a batch"
+        rule = "at least one that fits into a batch"
         fix = f"raise {argument('batch_elements')}, or pass {argument('too_long', 'split')}"
         raise DataError("data", got, rule, fix)
     return training, order, int(mean * min(order.limit.usual(mean), len(training))) // ranks

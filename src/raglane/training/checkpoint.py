@@ -222,10 +222,8 @@ def model_folder(path: Path) -> Path:
     """Return the folder of a stored model: the path itself, or ``best`` of a run."""
     # os.path, because methods of Path raise for names that are too long.
     if not os.path.isdir(path):
-        got, fix = (
-            "a file" if os.path.exists(path) else "no such folder",
-            "pass the folder that raglane train wrote",
-        )
+        got = "a file" if os.path.exists(path) else "no such folder"
+        fix = "pass the folder that raglane train wrote"
         raise CheckpointError(str(path), got, "the folder of a run or of a model", fix)
     if (path / CONFIG).is_file():
         return path

@@ -69,7 +69,8 @@ class CTC(Decoder):
     others, 2006).
     """
 
-    has_head, measures_every = True, 1
+    has_head = True
+    measures_every = 1
 
     def loss(self, outputs: Ragged, targets: Ragged) -> Tensor:
         """See :meth:`Decoder.loss`."""
@@ -180,7 +181,8 @@ def best_path(log_probs: Ragged) -> Hypotheses:
     begins = starts.nonzero().squeeze(1)
     ends = torch.cat([begins[1:], begins.new_full((min(len(begins), 1),), len(labels))])
     kept = labels[begins] != 0
-    begins, ends = begins[kept], ends[kept]
+    begins = begins[kept]
+    ends = ends[kept]
     owners = log_probs.segment_ids[begins]
     lengths = torch.bincount(owners, minlength=len(log_probs))
     times = torch.stack([begins, ends], 1) - firsts[owners].unsqueeze(1)

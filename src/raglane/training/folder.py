@@ -66,7 +66,8 @@ def check_folder(folder: Path, *, resume: bool = False, overwrite: bool = False)
         fix = f"pass another {argument('folder')}"
         raise ArgumentError("folder", repr(str(folder)), "a new folder, or that of a run", fix)
     if not overwrite:
-        resumes, replaces = argument("resume", True), argument("overwrite", True)
+        resumes = argument("resume", True)
+        replaces = argument("overwrite", True)
         fix = f"pass another {argument('folder')}, {resumes} to resume the run, or {replaces} to replace it"
         raise ArgumentError(
             "folder", f"{str(folder)!r}, which contains a run", "a folder without a run", fix

@@ -296,7 +296,8 @@ def evaluate(
     options = {
         name: value for name, value in (("top", top), ("beam", beam)) if name in task.options
     }
-    totals, meter = Totals(), task.meter(model, records, **options)
+    totals = Totals()
+    meter = task.meter(model, records, **options)
     with answering(model):
         for batch in in_order(dataset, BatchLimit(sequences=batch_size)):
             moved = batch.to(device)
@@ -358,7 +359,8 @@ def sample(
             rule = "1, its default, with a beam, which searches the likeliest texts"
             raise ArgumentError("temperature", quote(temperature), rule, "leave it out")
     device = device or torch.device("cpu")
-    words, split = saved.preprocessor.vocabulary or (), saved.preprocessor.split
+    words = saved.preprocessor.vocabulary or ()
+    split = saved.preprocessor.split
     positions = {token: place for place, token in enumerate(words) if token != END}
     prefix = split_texts([prompt], split or "words")[0].tolist()
     start = torch.tensor(

@@ -115,12 +115,11 @@ def load_description(folder: str | os.PathLike[str]) -> RunDescription:
     config = read_json(path)
     check_format(path, config, FORMAT, FORMAT_VERSION)
     with reading(path):
-        settings, data, digest = (
-            Settings.from_config(config["settings"]),
-            config["data"],
-            config["fingerprint"],
-        )
-        diverged, identity = config.get("diverged"), config.get("identity", "")
+        settings = Settings.from_config(config["settings"])
+        data = config["data"]
+        digest = config["fingerprint"]
+        diverged = config.get("diverged")
+        identity = config.get("identity", "")
         texts = (
             isinstance(digest, str)
             and isinstance(diverged, str | None)

@@ -48,8 +48,12 @@ class Learner(nn.Module):
         rare: RareTokens | None,
     ) -> None:
         super().__init__()
-        self.model, self.task, self.settings, self.ranks = model, task, settings, ranks
-        self.order, self.rare = order, rare
+        self.model = model
+        self.task = task
+        self.settings = settings
+        self.ranks = ranks
+        self.order = order
+        self.rare = rare
         model.penalties = (settings.activation_penalty, settings.temporal_penalty)
 
     def forward(self, batch: Batch) -> Tensor:
@@ -63,10 +67,8 @@ class Learner(nn.Module):
         score = self.task.score(output, batch, training=True)
         self.whole = self.ranks.total(score, batch.inputs.values.shape[0])
         whole = self.whole[0]
-        loss, self.model.penalty = (
-            score.loss if self.model.penalty is None else score.loss + self.model.penalty,
-            None,
-        )
+        loss = score.loss if self.model.penalty is None else score.loss + self.model.penalty
+        self.model.penalty = None
         # DistributedDataParallel divides by the number of ranks. Multiplying by it gives all
         # elements the same weight, on any rank and in any batch.
         if self.settings.accumulate > 1:
@@ -79,10 +81,12 @@ class Learner(nn.Module):
         """Return the outputs of a chunk, and the states of all streams of all ranks, so that any
         rank can save them.
         """
-        order, ranks = self.order, self.ranks
+        order = self.order
+        ranks = self.ranks
         if ranks.count == 1 or not isinstance(order, TBPTTSampler):
             return self.model.run_chunk(inputs, self.carried, begins)
-        streams, count = order.streams, order.batch_size
+        streams = order.streams
+        count = order.batch_size
         own = _each_state(
             lambda state: state[:, streams.start :: streams.step].contiguous(), self.carried
         )

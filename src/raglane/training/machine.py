@@ -73,7 +73,8 @@ def check_size(
     moments = 1 if settings.optimizer in ("sgd", "rmsprop") else 2
     # Training needs weights, gradients and moments; saving copies the weights once and the moments
     # twice.
-    model, saving = (2 + moments) * weights, (1 + 2 * moments) * weights
+    model = (2 + moments) * weights
+    saving = (1 + 2 * moments) * weights
     outputs = config.num_layers * (2 if config.bidirectional else 1) * config.hidden_size * elements
     what = f"a model of {weights:,} weights to train"
     limit = "batch_size" if settings.batch_elements is None else "batch_elements"
@@ -81,7 +82,8 @@ def check_size(
     fix = f"make {', '.join(sizes[:-1])} or {sizes[-1]} smaller"
     if device.type == "cuda":
         check_memory(what, FLOAT * (model + outputs), fix, torch.cuda.mem_get_info(device)[0])
-        model, outputs = weights, 0
+        model = weights
+        outputs = 0
     check_memory(what, FLOAT * (model + saving + outputs) + TRAINED_TENSOR * tensors, fix)
 
 
@@ -96,10 +98,8 @@ def plan_batches(
     from raglane.planner import plan, words
 
     if what == "batch_size" and settings.batch_elements is not None:
-        got, rule = (
-            f"auto, with {argument('batch_elements', settings.batch_elements)}",
-            "the only limit of a batch",
-        )
+        got = f"auto, with {argument('batch_elements', settings.batch_elements)}"
+        rule = "the only limit of a batch"
         raise ArgumentError("batch_size", got, rule, "leave one of them out")
     device = pick_device(settings.device)
     others = ranks_of()

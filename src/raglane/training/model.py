@@ -261,7 +261,8 @@ class SequenceModel(nn.Module):
         # Weights of the activation and temporal penalties of language models.
         self.penalties: tuple[float, float] = (0.0, 0.0)
         self.penalty: Tensor | None = None
-        size, name = self.encoder.output_size, config.decoder_name
+        size = self.encoder.output_size
+        name = config.decoder_name
         self.decoder = None if name is None else DECODERS[name](config, size)
         has_head = self.decoder is None or self.decoder.has_head
         # Any, because nn.Identity has no weights.
@@ -353,7 +354,8 @@ class SequenceModel(nn.Module):
             probabilities, and the likelier of 0 and 1 is fed back. Of several quantiles the middle
             one is fed back.
         """
-        size, count = self.channels, len(self.config.quantiles)
+        size = self.channels
+        count = len(self.config.quantiles)
         middle = slice(self.config.middle * size, (self.config.middle + 1) * size)
         recurrent: Any = self.encoder.recurrent
         out, state = recurrent(self.encoder.embed(inputs))
@@ -462,6 +464,7 @@ def activity(outputs: Ragged, dropped: Ragged, large: float, changing: float) ->
     """Return activation plus temporal activation regularisation (Merity and others, 2017), summed
     over elements.
     """
-    values, owners = outputs.values, outputs.segment_ids
+    values = outputs.values
+    owners = outputs.segment_ids
     changes = values.diff(dim=0).square().mean(1) * (owners[1:] == owners[:-1])
     return large * dropped.values.square().mean(1).sum() + changing * changes.sum()

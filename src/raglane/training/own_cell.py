@@ -69,7 +69,9 @@ def name_cell(cell: object) -> str:
     its full name.
     """
     if isinstance(cell, type):
-        path, name, wanted = _source_of(cell), cell.__name__, None
+        path = _source_of(cell)
+        name = cell.__name__
+        wanted = None
     elif not isinstance(cell, str):
         fix = "pass 'path/to/file.py:MyCell'"
         raise ArgumentTypeError(

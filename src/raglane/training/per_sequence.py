@@ -90,7 +90,8 @@ class SequenceScores:
         order = np.argsort(-np.nan_to_num(self.loss, nan=-1.0), kind="stable")[:most]
         order = order[self.count[order] > 0]
         chosen = self.records.subset(self.rows[order])
-        predicted, true = [""] * len(chosen), [""] * len(chosen)
+        predicted = [""] * len(chosen)
+        true = [""] * len(chosen)
         if saved.task in _SHORT and not saved.preprocessor.per_element and len(chosen):
             predicted = [
                 _format(entry) for entry in predict(saved, chosen, device=device)["prediction"]
@@ -172,7 +173,8 @@ def _apart(batch: Batch, answers: Tensor, per_element: bool) -> list[tuple[Batch
         inputs = Ragged.from_flat(
             batch.inputs.values[elements], lengths=[elements.stop - elements.start]
         )
-        index, targets = batch.index[place : place + 1], batch.targets
+        index = batch.index[place : place + 1]
+        targets = batch.targets
         targets = targets.select([place]) if isinstance(targets, Ragged) else targets_of(batch)[own]
         found.append((Batch(inputs, targets, index), answers[own]))
     return found

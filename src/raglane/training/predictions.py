@@ -24,7 +24,8 @@ def check_output(path: str | os.PathLike[str], *, escape_formulas: bool = False)
     path = as_path(path)
     check_new_file("output", path, WRITERS)
     if escape_formulas and path.suffix.lower() != ".csv":
-        got, rule = f"it for {quote(str(path))}", "left out, except for .csv"
+        got = f"it for {quote(str(path))}"
+        rule = "left out, except for .csv"
         raise ArgumentError("escape_formulas", got, rule, "leave it out")
     if path.suffix.lower() == ".parquet":
         require("pyarrow", "data")
@@ -33,7 +34,8 @@ def check_output(path: str | os.PathLike[str], *, escape_formulas: bool = False)
 def check_apart(path: Path, data: Path, run: Path) -> None:
     """Raise if the output would replace the data, the model, or a file of its run."""
     # For a link, both the link and its target are checked.
-    real, place = _real(path), _real(path.parent) / path.name
+    real = _real(path)
+    place = _real(path.parent) / path.name
     if _real(data) in (real, place) or (path.exists() and data.exists() and path.samefile(data)):
         rule = "a file other than the data"
         raise ArgumentError("output", repr(str(path)), rule, "pass a new file")

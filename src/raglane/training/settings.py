@@ -183,15 +183,11 @@ class ModelSettings:
         )
         rule = "False for all tasks except language, whose outputs are the tokens that it reads"
         self._refuse("tie_weights", self.tie_weights and self.task != "language", rule)
-        rule, fix = (
-            f"a loss of the task {self.task}: {', '.join(losses)}",
-            "choose one of them, or leave it out",
-        )
+        rule = f"a loss of the task {self.task}: {', '.join(losses)}"
+        fix = "choose one of them, or leave it out"
         self._refuse("loss", self.loss is not None and self.loss not in losses, rule, fix)
-        rule, fix = (
-            "unset for all losses except quantile",
-            f"pass {argument('loss', 'quantile')} too, or leave it out",
-        )
+        rule = "unset for all losses except quantile"
+        fix = f"pass {argument('loss', 'quantile')} too, or leave it out"
         self._refuse("quantile", self.quantile is not None and self.loss != "quantile", rule, fix)
         is_invalid = self.decoder is not None and self.task != "transcribe"
         self._refuse("decoder", is_invalid, "unset for all tasks except transcribe")
@@ -497,10 +493,8 @@ def left_to_plan(chosen: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]
     if not names:
         return dict(chosen), None
     if len(names) > 1:
-        got, rule = (
-            f"'auto', with {argument('batch_size', 'auto')}",
-            "the only setting that is auto",
-        )
+        got = f"'auto', with {argument('batch_size', 'auto')}"
+        rule = "the only setting that is auto"
         raise ArgumentError("batch_elements", got, rule, "leave one of them out")
     rest = {name: value for name, value in chosen.items() if name != names[0]}
     # A placeholder until the batch is planned.

@@ -156,7 +156,8 @@ def load_state(folder: Path) -> tuple[TrainingState, dict[str, Any], tuple[Tenso
     state, config = _read_state(folder)
     tensors = read_tensors(folder / TENSORS)
     with reading(folder / NUMBERS):
-        groups, numbers = config["optimizer"]["param_groups"], config["optimizer"]["numbers"]
+        groups = config["optimizer"]["param_groups"]
+        numbers = config["optimizer"]["numbers"]
         states: dict[int, dict[str, Any]] = {
             int(index): dict(values) for index, values in numbers.items()
         }
@@ -212,7 +213,8 @@ def _check_state(state: TrainingState) -> None:
 def check_optimizer(content: Mapping[str, Any], fresh: torch.optim.Optimizer, folder: Path) -> None:
     """Raise if the state of an optimizer does not fit the weights and settings of its run."""
     with reading(folder / NUMBERS):
-        groups, expected = content["param_groups"], fresh.state_dict()["param_groups"]
+        groups = content["param_groups"]
+        expected = fresh.state_dict()["param_groups"]
         if len(groups) != len(expected):
             raise ValueError("optimizer.param_groups of another number")
         for group, settings in zip(groups, expected, strict=True):
@@ -281,15 +283,19 @@ def rate_of(settings: Settings, state: TrainingState, batches: int) -> float:
 
 def _plateaus(state: TrainingState) -> int:
     """Return how often the loss has not decreased for ``_PATIENT`` epochs."""
-    lowest, waited, halvings = math.inf, 0, 0
+    lowest = math.inf
+    waited = 0
+    halvings = 0
     for row in state.history:
         loss = row.get("validation_loss", row["train_loss"])
         if loss < lowest:
-            lowest, waited = loss, 0
+            lowest = loss
+            waited = 0
             continue
         waited += 1
         if waited == _PATIENT:
-            waited, halvings = 0, halvings + 1
+            waited = 0
+            halvings = halvings + 1
     return halvings
 
 
@@ -303,7 +309,8 @@ def check_losses(row: Mapping[str, float], state: TrainingState, settings: Setti
     for key, name in (("train_loss", "training loss"), ("validation_loss", "validation loss")):
         if not math.isfinite(row.get(key, 0.0)):
             raise diverged(f"a {name} of {row[key]}", state, settings)
-    loss, base = row["train_loss"], _base(state, row)
+    loss = row["train_loss"]
+    base = _base(state, row)
     # A loss below 1 is never divergence.
     if loss > max(_LOST * base, 1.0):
         raise diverged(

@@ -104,7 +104,8 @@ def read_bytes(path: Path, factor: int) -> bytes:
     """
     try:
         check_file(path)
-        needed, most = factor * path.stat().st_size, available_memory()
+        needed = factor * path.stat().st_size
+        most = available_memory()
         if needed > most:
             got = f"a file of {path.stat().st_size:,} bytes, which needs up to {needed:,} bytes of memory"
             raise damaged(path, f"{got} where {most:,.0f} are available")
@@ -115,7 +116,8 @@ def read_bytes(path: Path, factor: int) -> bytes:
 
 def checked(hint: Any, value: Any, name: str) -> Any:
     """Return a JSON value; raise a ValueError unless it has the type of a field."""
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    origin = typing.get_origin(hint)
+    arguments = typing.get_args(hint)
     if origin in (types.UnionType, typing.Union):
         if value is None and type(None) in arguments:
             return None

@@ -73,7 +73,9 @@ class Trainer:
         signals: SignalHandler | None = None,
     ) -> None:
         settings = self.settings = job.settings
-        self.job, self.folder, self.ranks = job, job.folder, ranks
+        self.job = job
+        self.folder = job.folder
+        self.ranks = ranks
         self.callback = Callback() if callback is None else callback
         self.signals = signals or SignalHandler()
         self.device = ranks.device_of(pick_device(settings.device))
@@ -120,7 +122,8 @@ class Trainer:
             self.job.write(self.folder)
             for name, content in self.job.files.items():
                 write_file(self.folder / name, content)
-        is_complete, stopped_by = self._is_complete(), None
+        is_complete = self._is_complete()
+        stopped_by = None
         if is_complete and self.folder is not None:
             if self.ranks.is_first:
                 write_file(self.folder / CURVES, curves_csv(self.state.history))
@@ -166,7 +169,8 @@ class Trainer:
         """Return True if no epoch is left to train; the files after the last one may still be
         missing.
         """
-        state, patience = self.state, self.settings.patience
+        state = self.state
+        patience = self.settings.patience
         is_patient = patience is None or state.waited < patience or state.batch > 0
         return state.epoch >= self.epochs or not is_patient
 
@@ -329,13 +333,15 @@ class Trainer:
         self._refuse_divergence(row)
         self._tune()
         state.epoch, state.batch, state.totals = state.epoch + 1, 0, Totals()
-        self._validated, self._answers = Totals(), []
+        self._validated = Totals()
+        self._answers = []
         self._learner.carried = self._learner.whole = None
         state.history.append(row)
         is_best = state.best_epoch == 0 or watched < state.best_loss
         state.waited = 0 if is_best else state.waited + 1
         if is_best:
-            state.best_epoch, state.best_loss = state.epoch, watched
+            state.best_epoch = state.epoch
+            state.best_loss = watched
         self._mark_step()
         if self.ranks.is_first:
             self._save_epoch(is_best)
@@ -352,7 +358,9 @@ class Trainer:
 
     def _row(self) -> dict[str, float]:
         """Return the row of the history, summed over all ranks."""
-        totals, validated, metric = self.state.totals, self._validated, self.task.metric
+        totals = self.state.totals
+        validated = self._validated
+        metric = self.task.metric
         if self.ranks.count > 1:
             parts = (validated.loss, validated.metric, validated.baseline, validated.count)
             loss, score, baseline, counted = self.ranks.sums(*parts)
@@ -397,7 +405,8 @@ class Trainer:
     def _save_stepped(self) -> None:
         """Write the checkpoint of the last complete step, after the death of a rank or worker."""
         if 0 < self._stepped.batch < self._batches and not self._is_stepping:
-            self.state, self._learner.carried = self._stepped, self._stepped_carried
+            self.state = self._stepped
+            self._learner.carried = self._stepped_carried
             self._save_within()
 
     def _save_within(self) -> None:

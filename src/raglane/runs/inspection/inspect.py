@@ -144,7 +144,8 @@ class Inspection:
     @property
     def sentence(self) -> str:
         """The result as one sentence."""
-        numbers, best = self.summary, self.plan.best
+        numbers = self.summary
+        best = self.plan.best
         spread = f"{numbers.minimum:,} to {numbers.maximum:,} steps"
         if numbers.minimum == numbers.maximum:
             spread = f"{count_of(numbers.maximum, 'step')} each"

@@ -44,7 +44,9 @@ _LAYOUTS: dict[str, tuple[str, Callable[[Sequence[int]], Any]]] = {
 
 def as_page(inspection: Inspection) -> bytes:
     """Return an inspection as an HTML page."""
-    numbers, best, machine = inspection.summary, inspection.plan.best, inspection.machine
+    numbers = inspection.summary
+    best = inspection.plan.best
+    machine = inspection.machine
     made = ", ".join(f"{name} {machine[name]}" for name in ("raglane", "torch", "Python"))
     page = Page(
         kind="raglane inspect",
@@ -100,7 +102,8 @@ def _advice(inspection: Inspection) -> list[Block]:
 
 
 def _lengths(inspection: Inspection) -> list[Block]:
-    numbers, total = inspection.summary, inspection.summary.elements
+    numbers = inspection.summary
+    total = inspection.summary.elements
     bins = [(str(one), one.count, f"{one.count / numbers.count:.1%}") for one in inspection.bins]
     quantiles = [(name, getattr(numbers, field)) for field, name in QUANTILES.items()]
     buckets = [
@@ -197,7 +200,8 @@ def _ways(inspection: Inspection) -> list[Block]:
 
 
 def _steps(inspection: Inspection) -> list[Block]:
-    rows, best = inspection.spreads, inspection.plan.best
+    rows = inspection.spreads
+    best = inspection.plan.best
     listed = [
         (
             f"{row.batch_size:,}",
@@ -221,7 +225,9 @@ def _steps(inspection: Inspection) -> list[Block]:
 
 
 def _ranks(inspection: Inspection) -> list[Block]:
-    ranks, rows, best = inspection.plan.ranks, inspection.spreads, inspection.plan.best
+    ranks = inspection.plan.ranks
+    rows = inspection.spreads
+    best = inspection.plan.best
     if ranks == 1:
         return [
             Text(
@@ -246,7 +252,8 @@ def _ranks(inspection: Inspection) -> list[Block]:
 
 
 def _data(inspection: Inspection) -> list[Block]:
-    contents, elements = inspection.contents, inspection.summary.elements
+    contents = inspection.contents
+    elements = inspection.summary.elements
     facts = [*data_facts(contents), *length_facts(inspection)]
     parts: list[Block] = [Table("Facts", ["what", "value"], facts, words=2)]
     if contents.features:

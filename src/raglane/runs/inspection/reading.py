@@ -119,7 +119,8 @@ def _contents(
     layout: Layout,
     notes: tuple[str, ...],
 ) -> Contents:
-    labels, has_sets = None, layout.targets in ("sets", "sequences")
+    labels = None
+    has_sets = layout.targets in ("sets", "sequences")
     if layout.has_labels or layout.has_tags or has_sets:
         is_element = layout.has_tags or (has_sets and layout.targets_per_element)
         labels = labels_of("element" if is_element else "sequence", counted.labels)
@@ -194,10 +195,13 @@ def lengths_of_text(path: Path, progress: Progress) -> Contents:
     check_readable(path)
     size = path.stat().st_size
     parts: list[_Integers] = []
-    line, done, rest = 1, 0, b""
+    line = 1
+    done = 0
+    rest = b""
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK):
-            is_first, done = done == 0, done + len(chunk)
+            is_first = done == 0
+            done = done + len(chunk)
             if is_first:
                 if chunk.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
                     check_text(path, chunk)
@@ -240,7 +244,8 @@ def contents_of_parquet(path: Path, columns: Columns, progress: Progress) -> Con
     again, as a whole.
     """
     check_readable(path)
-    alike, counted = Alike(), Statistics()
+    alike = Alike()
+    counted = Statistics()
     lengths: list[_Integers] = []
     with suppress(DataError):
         with readable(path, "Parquet"):

@@ -79,7 +79,9 @@ class Ranks:
         local: int = 0,
         is_keeper: Callable[[], bool] | None = None,
     ) -> None:
-        self.rank, self.count, self.local = rank, count, local
+        self.rank = rank
+        self.count = count
+        self.local = local
         self._is_keeper = is_keeper
 
     @property
@@ -201,7 +203,8 @@ class AgreedSignal:
     """The signal that any rank received; the ranks exchange it while a batch is computed."""
 
     def __init__(self, ranks: Ranks, signals: SignalHandler) -> None:
-        self._ranks, self._signals = ranks, signals
+        self._ranks = ranks
+        self._signals = signals
         self._number = torch.zeros((), dtype=torch.int64)
         self._work: Any = None
 

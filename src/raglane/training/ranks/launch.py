@@ -167,7 +167,10 @@ class _Monitor:
     def __init__(
         self, job: Job, ranks: list[_Rank], callback: Callback | None, signals: SignalHandler
     ) -> None:
-        self._job, self._ranks, self._callback, self._signals = job, ranks, callback, signals
+        self._job = job
+        self._ranks = ranks
+        self._callback = callback
+        self._signals = signals
         self._is_forwarded = False
 
     def run(self) -> TrainingResult:
@@ -205,7 +208,8 @@ class _Monitor:
                 rank.code = rank.exit_code()
                 continue
             if method == "ended":
-                rank.outcome, rank.has_ended = arguments[0], True
+                rank.outcome = arguments[0]
+                rank.has_ended = True
             elif self._callback is not None:
                 getattr(self._callback, method)(*arguments)
         for rank in pipes.values():

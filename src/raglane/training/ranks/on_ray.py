@@ -65,23 +65,17 @@ def check_machines(ray: Any, folder: Path, given_as: str) -> None:
             found, sees = ray.get(answer)
         except Exception as error:
             # E.g. Raglane cannot be imported there; the last line of Ray's message has the reason.
-            found, sees = (
-                f"none that can be imported ({(str(error).strip() or 'no reason').splitlines()[-1]})",
-                True,
-            )
+            found = f"none that can be imported ({(str(error).strip() or 'no reason').splitlines()[-1]})"
+            sees = True
         if found != version("raglane"):
-            got, rule = (
-                f"the machine {name}, with Raglane {found}",
-                f"Raglane {version('raglane')} on every machine",
-            )
+            got = f"the machine {name}, with Raglane {found}"
+            rule = f"Raglane {version('raglane')} on every machine"
             fix = "install it there, or pass Ray a runtime_env that does"
             raise ArgumentError("engine", got, rule, fix)
         if not sees:
             got = f"{quote(str(folder.parent))}, which does not exist on the machine {name}"
-            rule, fix = (
-                "a folder on storage that all machines share",
-                f"pass another {argument(given_as)}",
-            )
+            rule = "a folder on storage that all machines share"
+            fix = f"pass another {argument(given_as)}"
             raise ArgumentError(given_as, got, rule, fix)
 
 
@@ -108,7 +102,8 @@ class _Messages:
 
     def take(self) -> list[tuple[Any, ...]]:
         """Return the messages since the last call."""
-        kept, self._kept = self._kept, []
+        kept = self._kept
+        self._kept = []
         return kept
 
 
@@ -116,7 +111,9 @@ class _Reporter(Callback):
     """Reports progress to Ray, on all ranks at the same steps, and to the waiting process."""
 
     def __init__(self, ranks: Ranks, messages: Any, folder: Path) -> None:
-        self._ranks, self._messages, self._folder = ranks, messages, folder
+        self._ranks = ranks
+        self._messages = messages
+        self._folder = folder
         self._batches = 0
 
     def _send(self, *words: Any) -> None:

@@ -77,10 +77,8 @@ def settle(settings: Settings, training: Dataset) -> tuple[Settings, list[str]]:
     schedule = settings.lr_schedule or ("cosine" if settings.epochs is None else "constant")
     if settings.epochs is None:
         steps = steps_per_epoch(training, settings)
-        epochs, wait = (
-            min(max(-(-STEPS // steps), FEWEST[settings.task]), MOST),
-            max(-(-PATIENT // steps), 5),
-        )
+        epochs = min(max(-(-STEPS // steps), FEWEST[settings.task]), MOST)
+        wait = max(-(-PATIENT // steps), 5)
         patience = settings.patience or (wait if wait < epochs else None)
         settings = replace(settings, epochs=epochs, patience=patience)
         until = f", until {patience} without improvement" if patience else ""
@@ -103,10 +101,8 @@ def fit(training: Dataset, settings: Settings) -> Preprocessor:
         training, task=settings.task, missing=settings.missing, standardize=not is_binary
     )
     if fitted.task in ("classify", "tag") and len(fitted.labels or ()) == 1:
-        got, rule = (
-            f"only the class {quote((fitted.labels or ())[0])}",
-            "data of at least two classes",
-        )
+        got = f"only the class {quote((fitted.labels or ())[0])}"
+        rule = "data of at least two classes"
         fix = "add data of another class, or check which column contains the labels"
         raise DataError(str(training.source), got, rule, fix)
     is_whole = training.label_kinds == ("whole numbers",) and fitted.label_split is None

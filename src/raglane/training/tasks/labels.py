@@ -23,7 +23,8 @@ class Classify(Task):
 
     def score(self, output: Tensor | Ragged, batch: Batch, *, training: bool = False) -> Score:
         """Return cross-entropy and accuracy of logits ``(B or N, K)``."""
-        logits, targets = values_of(output), targets_of(batch)
+        logits = values_of(output)
+        targets = targets_of(batch)
         weights = (
             self.class_weights.to(logits.device)
             if training and self.class_weights is not None
@@ -56,7 +57,8 @@ class Classify(Task):
         """Return the likeliest class, its probability and, with the options, the top classes and
         all probabilities.
         """
-        shares, labels = output.softmax(-1), self.preprocessor.answers
+        shares = output.softmax(-1)
+        labels = self.preprocessor.answers
         best, places = (
             shares.max(dim=1)
             if len(shares)
@@ -85,7 +87,8 @@ class _Confusion:
     """Accumulates the confusion matrix."""
 
     def __init__(self, labels: tuple[str, ...], top: int) -> None:
-        self.labels, self.top = labels, min(top, len(labels))
+        self.labels = labels
+        self.top = min(top, len(labels))
         self.among_top = 0
         self.matrix = torch.zeros((len(labels), len(labels)), dtype=torch.int64)
 
@@ -162,7 +165,8 @@ class MultiLabel(Task):
         """Return the loss of logits ``(M, K)``, and exact matches; during a training at thresholds
         of 0.5.
         """
-        logits, targets = values_of(output), targets_of(batch)
+        logits = values_of(output)
+        targets = targets_of(batch)
         weights = (
             self.class_weights.to(logits.device)
             if training and self.class_weights is not None
@@ -194,7 +198,8 @@ class MultiLabel(Task):
 
     def columns(self, output: Tensor, model: Any, *, probabilities: bool) -> dict[str, list[Any]]:
         """Return a list of labels per row and, with the option, the probability of each label."""
-        shares, labels = row_sigmoid(output), self.preprocessor.answers
+        shares = row_sigmoid(output)
+        labels = self.preprocessor.answers
         predicted = (shares >= model.thresholds.cpu()).tolist()
         rows = [
             [label for label, is_predicted in zip(labels, row, strict=True) if is_predicted]
@@ -212,7 +217,8 @@ class _Sets:
     """Counts each label in the targets, in the predictions, and in both."""
 
     def __init__(self, labels: tuple[str, ...], thresholds: Tensor) -> None:
-        self.labels, self.thresholds = labels, thresholds
+        self.labels = labels
+        self.thresholds = thresholds
         self.true, self.predicted, self.both = (
             torch.zeros(len(labels), dtype=torch.float64) for _ in range(3)
         )

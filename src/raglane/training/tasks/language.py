@@ -70,7 +70,8 @@ class _Bits:
     """Accumulates the cross-entropy; the baseline are the token frequencies of the same data."""
 
     def __init__(self, task: Language, records: Dataset) -> None:
-        self.task, self.records = task, records
+        self.task = task
+        self.records = records
         self.counts: Counter[int] = Counter()
         self.nats = 0.0
 

@@ -146,7 +146,8 @@ class _Errors:
 
     def measured(self) -> Measured:
         """Return means over the targets and, for several targets, a row for each."""
-        names, shares = self.task.preprocessor.target_names, self.task.settings.quantiles
+        names = self.task.preprocessor.target_names
+        shares = self.task.settings.quantiles
         none = torch.zeros(1 + len(shares), 0, len(names), dtype=torch.float64)
         targets, *each = torch.cat(self.pairs, dim=1) if self.pairs else none
         answers = each[self.task.settings.middle]
@@ -357,7 +358,8 @@ class _ForecastErrors:
         self.sums = torch.zeros(5, dtype=torch.float64)
 
     def add(self, output: Tensor, batch: Batch) -> None:
-        score, inputs = self.task.score(output, batch), batch.inputs
+        score = self.task.score(output, batch)
+        inputs = batch.inputs
         known, real = self.task.parts(targets_of(batch))
         before = self.task.parts(inputs.values)[0]
         rows = torch.arange(len(before), device=before.device)
@@ -397,7 +399,8 @@ class _Nats:
 
     def add(self, output: Tensor, batch: Batch) -> None:
         score = self.task.score(output, batch)
-        self.loss, self.count = self.loss + float(score.loss), self.count + float(score.count)
+        self.loss = self.loss + float(score.loss)
+        self.count = self.count + float(score.count)
         known, real = self.task.parts(targets_of(batch))
         before = self.task.parts(batch.inputs.values)[0]
         for old, new in product((0, 1), repeat=2):
@@ -405,10 +408,8 @@ class _Nats:
 
     def measured(self) -> Measured:
         frames = self.count / self.task.std.shape[0] or float("nan")
-        independent, persistent = (
-            _entropy(self.counts.sum(0)),
-            _entropy(self.counts[0]) + _entropy(self.counts[1]),
-        )
+        independent = _entropy(self.counts.sum(0))
+        persistent = _entropy(self.counts[0]) + _entropy(self.counts[1])
         nats = {"nats": self.loss, "independent_nats": independent, "persistence_nats": persistent}
         return Measured({name: total / frames for name, total in nats.items()})
 

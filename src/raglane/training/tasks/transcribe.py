@@ -50,14 +50,18 @@ class Transcribe(Task):
         """Return the loss of the decoder, and the errors of a greedy search, in training estimated
         on a part.
         """
-        outputs, targets = _outputs(output, batch), sequences_of(batch)
-        decoder, count = self.model.decoder, targets.values.shape[0]
-        loss, longest = decoder.loss(outputs, _seen(targets)), None
+        outputs = _outputs(output, batch)
+        targets = sequences_of(batch)
+        decoder = self.model.decoder
+        count = targets.values.shape[0]
+        loss = decoder.loss(outputs, _seen(targets))
+        longest = None
         outputs = outputs.detach()
         if training:
             # Answers that do not end are cut, to save time.
             rows = torch.arange(0, len(targets), decoder.measures_every)
-            outputs, targets = outputs.select(rows), targets.select(rows)
+            outputs = outputs.select(rows)
+            targets = targets.select(rows)
             longest = 2 * targets.lengths + 5
         with torch.no_grad():
             edits = edit_distance(decoder.answer(outputs, longest=longest).best(), targets)
@@ -94,12 +98,11 @@ class Transcribe(Task):
         for inputs in batches:
             found = model.decoder.answer(model(inputs), beam, n_best)
             texts = [self.text(places) for places in _lists(found.tokens)]
-            scores, times = (
-                found.scores.tolist(),
-                [] if found.times is None else _lists(found.times),
-            )
+            scores = found.scores.tolist()
+            times = [] if found.times is None else _lists(found.times)
             for start, end in pairwise(found.offsets.tolist()):
-                none, of = start == end, slice(start, end)
+                none = start == end
+                of = slice(start, end)
                 columns["prediction"].append(self.text([]) if none else texts[start])
                 columns["score"].append(None if none else scores[start])
                 if "times" in columns:
@@ -131,10 +134,8 @@ class Transcribe(Task):
                 )
         count, got = _too_short(training) if settings.decoder_name == "ctc" else (0, "")
         if count:
-            split, decoder = (
-                argument("split", "characters", of="Columns"),
-                argument("decoder", "attention"),
-            )
+            split = argument("split", "characters", of="Columns")
+            decoder = argument("decoder", "attention")
             fix = f"pass {decoder}, or split the inputs further, e.g. with {split}"
             if count == len(training):
                 rule = "data with at least one element per label, and one more between equal labels, for CTC"
@@ -206,7 +207,8 @@ class _Errors:
     """
 
     def __init__(self, task: Transcribe, beam: int) -> None:
-        self.task, self.beam = task, beam
+        self.task = task
+        self.beam = beam
         # Per unit: insertions, deletions, substitutions, and units of the targets.
         self.counts = {
             unit: torch.zeros(4, dtype=torch.int64)
@@ -216,7 +218,8 @@ class _Errors:
         self.targets: Counter[tuple[int, ...]] = Counter()
 
     def add(self, output: Tensor, batch: Batch) -> None:
-        outputs, targets = _outputs(output, batch), sequences_of(batch).to("cpu")
+        outputs = _outputs(output, batch)
+        targets = sequences_of(batch).to("cpu")
         found = self.task.model.decoder.answer(outputs, self.beam).best().to("cpu")
         errors = edit_distance(found, targets)
         self._count("token", errors)
@@ -262,7 +265,8 @@ class _Errors:
             return float("nan")
         best = min(known, key=lambda own: (-self.targets[own], len(own), own))
         pair = _numbered([best] * len(known), known)
-        times, errors = torch.tensor([self.targets[own] for own in known]), edit_distance(*pair)
+        times = torch.tensor([self.targets[own] for own in known])
+        errors = edit_distance(*pair)
         return float((errors.total @ times) / (errors.lengths @ times).clamp(min=1))
 
 
