@@ -47,14 +47,14 @@ def _at_once(path: str, flags: int) -> int:
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
-def _is_ours(found: os.stat_result) -> bool:
+def _is_ours(status: os.stat_result) -> bool:
     """Return True if this is a regular file of bounded size that only this user or root could
     write.
     """
-    if not stat.S_ISREG(found.st_mode) or found.st_size > _LARGEST:
+    if not stat.S_ISREG(status.st_mode) or status.st_size > _LARGEST:
         return False
     return not hasattr(os, "geteuid") or (
-        found.st_uid in (0, os.geteuid()) and not found.st_mode & 0o022
+        status.st_uid in (0, os.geteuid()) and not status.st_mode & 0o022
     )
 
 
@@ -66,13 +66,13 @@ def save(kind: str, key: str, content: str) -> str | None:
     if len(content) > _LARGEST:
         return f"its {len(content):,} characters are more than {_LARGEST:,}"
     try:
-        place = folder(kind)
-        place.mkdir(parents=True, exist_ok=True)
-        descriptor, partial = tempfile.mkstemp(dir=place, prefix=f"{key}.", suffix=".partial")
+        target = folder(kind)
+        target.mkdir(parents=True, exist_ok=True)
+        descriptor, partial = tempfile.mkstemp(dir=target, prefix=f"{key}.", suffix=".partial")
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(content)
-        os.replace(partial, place / f"{key}.json")
-        _bound(place)
+        os.replace(partial, target / f"{key}.json")
+        _bound(target)
     except (OSError, RuntimeError) as error:
         with suppress(OSError):
             os.unlink(partial)
@@ -80,15 +80,15 @@ def save(kind: str, key: str, content: str) -> str | None:
     return None
 
 
-def _bound(place: Path) -> None:
+def _bound(directory: Path) -> None:
     """Remove the oldest files if there are too many; other processes may do the same."""
-    names = os.listdir(place)
+    names = os.listdir(directory)
     if len(names) <= _MOST:
         return
     ages = []
     for name in names:
         with suppress(OSError):
-            ages.append(((place / name).stat().st_mtime_ns, name))
+            ages.append(((directory / name).stat().st_mtime_ns, name))
     for _, name in sorted(ages)[: len(ages) - _MOST + _MOST // 10]:
         with suppress(OSError):
-            (place / name).unlink()
+            (directory / name).unlink()

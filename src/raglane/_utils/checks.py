@@ -65,40 +65,43 @@ def as_tensor(data: Any, device: str | None = None) -> Tensor:
     return torch.as_tensor(data, device=device)
 
 
-def check_unmasked(name: str, given: Any) -> None:
+def check_unmasked(name: str, value: Any) -> None:
     """Raise if elements of a NumPy array are masked: its conversion would show the numbers under
     the mask.
     """
-    if isinstance(given, np.ma.MaskedArray) and np.ma.is_masked(
-        given
+    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(
+        value
     ):  # torch.compile enters no function of NumPy
         raise ArgumentTypeError(
             name, "masked elements", "an array without them", "call .filled(numpy.nan) on it"
         )
 
 
-def check_tensor(name: str, given: Any, least: int = 0, fix: str = "pass a torch.Tensor") -> Tensor:
+def check_tensor(name: str, value: Any, least: int = 0, fix: str = "pass a torch.Tensor") -> Tensor:
     """Return a dense tensor unchanged."""
-    if not isinstance(given, Tensor):
-        raise ArgumentTypeError(name, f"a {type(given).__name__}", "a tensor", fix)
-    check_dense(name, given, ArgumentTypeError)
-    if given.dim() < least:
+    if not isinstance(value, Tensor):
+        raise ArgumentTypeError(name, f"a {type(value).__name__}", "a tensor", fix)
+    check_dense(name, value, ArgumentTypeError)
+    if value.dim() < least:
         rule = f"at least {count_of(least, 'dimension')}"
         fix = "pass a tensor whose first dimension is the elements"
-        raise ShapeError(name, f"shape {tuple(given.shape)}", rule, fix)
-    return given
+        raise ShapeError(name, f"shape {tuple(value.shape)}", rule, fix)
+    return value
 
 
-def check_dense(name: str, given: Tensor, error: type[RaglaneError] = ShapeError) -> None:
+def _kind_of_storage(tensor: Tensor) -> str | None:
+    """Return a word for the storage of a tensor; None if it is dense."""
+    if tensor.is_nested:
+        return "nested"
+    if tensor.is_quantized:
+        return "quantized"
+    return None if tensor.layout is torch.strided else f"{tensor.layout}"
+
+
+def check_dense(name: str, value: Tensor, error: type[RaglaneError] = ShapeError) -> None:
     """Raise if a tensor is sparse, nested or quantized."""
-    if given.is_nested or given.layout is not torch.strided or given.is_quantized:
-        kind = (
-            "nested"
-            if given.is_nested
-            else "quantized"
-            if given.is_quantized
-            else f"{given.layout}"
-        )
+    kind = _kind_of_storage(value)
+    if kind is not None:
         raise error(
             name,
             f"a tensor that is {kind}",
@@ -107,85 +110,85 @@ def check_dense(name: str, given: Tensor, error: type[RaglaneError] = ShapeError
         )
 
 
-def check_device(name: str, given: Tensor, device: torch.device) -> None:
+def check_device(name: str, value: Tensor, device: torch.device) -> None:
     """Raise if a tensor is on another device."""
-    if given.device != device:
+    if value.device != device:
         rule = f"on {device}, like the other tensors"
-        raise ShapeError(name, f"a tensor on {given.device}", rule, "move it with .to()")
+        raise ShapeError(name, f"a tensor on {value.device}", rule, "move it with .to()")
 
 
-def check_fits(name: str, given: Tensor, other: Tensor) -> None:
+def check_fits(name: str, value: Tensor, other: Tensor) -> None:
     """Raise if a tensor differs from another in layout, device or dtype, unless autocast converts
     the dtype.
     """
-    check_dense(name, given)
-    check_device(name, given, other.device)
-    if given.dtype == other.dtype:
+    check_dense(name, value)
+    check_device(name, value, other.device)
+    if value.dtype == other.dtype:
         return
-    casts = given.dtype in _CAST_BY_AUTOCAST and other.dtype in _CAST_BY_AUTOCAST
-    if not (casts and torch.is_autocast_enabled(given.device.type)):
+    casts = value.dtype in _CAST_BY_AUTOCAST and other.dtype in _CAST_BY_AUTOCAST
+    if not (casts and torch.is_autocast_enabled(value.device.type)):
         rule = f"of dtype {other.dtype}, like weights, input and state"
         fix = f"convert it with .to({other.dtype})"
-        if given.is_floating_point():
-            fix = f"{fix}, or the layer with .to({given.dtype})"
-        raise ShapeError(name, str(given.dtype), rule, fix)
+        if value.is_floating_point():
+            fix = f"{fix}, or the layer with .to({value.dtype})"
+        raise ShapeError(name, str(value.dtype), rule, fix)
 
 
-def check_like(name: str, given: Any, shape: tuple[int, ...], like: Tensor) -> None:
+def check_like(name: str, value: Any, shape: tuple[int, ...], like: Tensor) -> None:
     """Raise if an argument is not a tensor of a shape that a kernel can use with ``like``."""
-    if _is_whole(given, shape, like):
+    if _is_whole(value, shape, like):
         return
-    if not isinstance(given, Tensor):
+    if not isinstance(value, Tensor):
         raise ArgumentTypeError(
-            name, f"a {type(given).__name__}", f"a tensor {shape}", "set it to a tensor"
+            name, f"a {type(value).__name__}", f"a tensor {shape}", "set it to a tensor"
         )
-    check_dense(name, given)
-    if tuple(given.shape) != shape:
+    check_dense(name, value)
+    if tuple(value.shape) != shape:
         rule = f"of shape {shape}, which the sizes of the layer require"
         fix = "give it a tensor of that shape, or build a layer of the sizes that you need"
-        raise ShapeError(name, f"shape {tuple(given.shape)}", rule, fix)
-    check_fits(name, given, like)
-    check_storage(name, given)
+        raise ShapeError(name, f"shape {tuple(value.shape)}", rule, fix)
+    check_fits(name, value, like)
+    check_storage(name, value)
 
 
-def _is_whole(given: Any, shape: tuple[int, ...], like: Tensor) -> bool:
+def _is_whole(value: Any, shape: tuple[int, ...], like: Tensor) -> bool:
     """Return True for the common case: a contiguous tensor of a shape and dtype, on one device,
     within its storage.
     """
     try:
-        if given.shape != shape or given.dtype is not like.dtype or records_operators():
+        if value.shape != shape or value.dtype is not like.dtype or records_operators():
             return False
         # Devices take longer to compare.
-        is_here = (given.is_cpu and like.is_cpu) or given.device == like.device
-        if not (is_here and given.is_contiguous()):
+        is_here = (value.is_cpu and like.is_cpu) or value.device == like.device
+        if not (is_here and value.is_contiguous()):
             return False
         return bool(
-            given.untyped_storage().nbytes()
-            >= given.storage_offset() * given.element_size() + given.nbytes
+            value.untyped_storage().nbytes()
+            >= value.storage_offset() * value.element_size() + value.nbytes
         )
     except (AttributeError, TypeError, RuntimeError, NotImplementedError):
         return False
 
 
-def check_storage(name: str, given: Tensor) -> None:
+def check_storage(name: str, value: Tensor) -> None:
     """Raise if the storage of a tensor is smaller than its shape and strides require."""
-    if records_operators() or given.numel() == 0:
+    if records_operators() or value.numel() == 0:
         return
     try:
-        there = given.untyped_storage().nbytes()
+        there = value.untyped_storage().nbytes()
     except (NotImplementedError, RuntimeError):
         return  # a wrapper without memory
     if (
-        given.is_contiguous()
-        and there >= given.storage_offset() * given.element_size() + given.nbytes
+        value.is_contiguous()
+        and there >= value.storage_offset() * value.element_size() + value.nbytes
     ):
         return
     last = sum(
-        [(size - 1) * stride for size, stride in zip(given.shape, given.stride(), strict=True)]
+        [(size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True)]
     )
-    needed = (given.storage_offset() + last + 1) * given.element_size()
+    needed = (value.storage_offset() + last + 1) * value.element_size()
     if there < needed:
-        rule = f"a tensor whose storage has {needed} bytes, for the shape {tuple(given.shape)}"
+        rule = f"a tensor whose storage has {needed} bytes, for the shape {tuple(value.shape)}"
         fix = "do not shrink or free the storage of a tensor that is still used"
         raise ShapeError(name, f"a storage of {there} bytes", rule, fix)
 
@@ -194,35 +197,35 @@ def check_storage(name: str, given: Tensor) -> None:
 # -----------------------------------------------------------------------------------------
 
 
-def check_kind(name: str, given: Any, kind: Any, rule: str, fix: str) -> None:
+def check_kind(name: str, value: Any, kind: Any, rule: str, fix: str) -> None:
     """Raise if an argument is not an instance of a class."""
-    if not isinstance(given, kind):
+    if not isinstance(value, kind):
         # The numbers of a tensor may be many, or on a device.
-        got = f"a {type(given).__name__}" if isinstance(given, Tensor) else quote(given)
+        got = f"a {type(value).__name__}" if isinstance(value, Tensor) else quote(value)
         raise ArgumentTypeError(name, got, rule, fix)
 
 
-def check_flag(name: str, given: Any, error: type[RaglaneError] = ArgumentTypeError) -> bool:
+def check_flag(name: str, value: Any, error: type[RaglaneError] = ArgumentTypeError) -> bool:
     """Return a flag as a bool."""
-    if not isinstance(given, (bool, np.bool_)):
-        raise error(name, quote(given), "True or False", "choose one of them")
-    return bool(given)
+    if not isinstance(value, (bool, np.bool_)):
+        raise error(name, quote(value), "True or False", "choose one of them")
+    return bool(value)
 
 
 def check_choice(
-    name: str, given: Any, choices: Sequence[str], fix: str = "pass one of these"
+    name: str, value: Any, choices: Sequence[str], fix: str = "pass one of these"
 ) -> str:
     """Return one of several names unchanged."""
-    if not isinstance(given, str) or given not in choices:
-        near = nearest(given, choices) if isinstance(given, str) else None
+    if not isinstance(value, str) or value not in choices:
+        near = nearest(value, choices) if isinstance(value, str) else None
         fix = f"pass {near}" if near else fix
-        raise ArgumentError(name, quote(given), f"one of {', '.join(choices)}", fix)
-    return given
+        raise ArgumentError(name, quote(value), f"one of {', '.join(choices)}", fix)
+    return value
 
 
 def check_real(
     name: str,
-    given: Any,
+    value: Any,
     rule: str,
     holds: Callable[[float], bool],
     fix: str,
@@ -231,67 +234,79 @@ def check_real(
     """Return a real number for which a rule holds as a float; raise ``kind`` if it is not a real
     number.
     """
-    if isinstance(given, bool) or not isinstance(given, Real):
-        raise kind(name, quote(given), rule, fix)
-    if not _fits(float, given) or not holds(float(given)):
-        raise ArgumentError(name, quote(given), rule, fix)
-    return float(given)
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise kind(name, quote(value), rule, fix)
+    if not _converts(float, value) or not holds(float(value)):
+        raise ArgumentError(name, quote(value), rule, fix)
+    return float(value)
 
 
-def check_number(name: str, given: Any, rule: str, holds: Callable[[float], bool]) -> float:
+def check_number(name: str, value: Any, rule: str, holds: Callable[[float], bool]) -> float:
     """Return a number of a layer or loss as a float; raise ArgumentError for any other value."""
-    return check_real(name, given, rule, holds, "pass such a number", ArgumentError)
+    return check_real(name, value, rule, holds, "pass such a number", ArgumentError)
 
 
 def check_whole(
-    name: str, given: Any, least: int | None = None, fix: str = "", *, most: int = _MOST - 1
+    name: str, value: Any, least: int | None = None, fix: str = "", *, most: int = _MOST - 1
 ) -> int:
     """Return a whole number as an int; without ``fix``, the message has one of its own."""
     whole: int | None = None
-    is_bool = isinstance(given, bool) or (isinstance(given, Tensor) and given.dtype is torch.bool)
-    if not is_bool and not isinstance(given, np.ndarray):
+    is_bool = isinstance(value, bool) or (isinstance(value, Tensor) and value.dtype is torch.bool)
+    if not is_bool and not isinstance(value, np.ndarray):
         try:
-            whole = operator.index(given)
+            whole = operator.index(value)
         except (TypeError, RuntimeError):
             whole = None
     if whole is None:
-        raise ArgumentTypeError(name, quote(given), "a whole number", "pass an int")
+        raise ArgumentTypeError(name, quote(value), "a whole number", "pass an int")
     if least is not None and whole < least:
-        raise ArgumentError(name, quote(given), f"at least {least}", fix or f"pass {least} or more")
+        raise ArgumentError(name, quote(value), f"at least {least}", fix or f"pass {least} or more")
     if not -_MOST < whole <= most:
         rule = "below 2**62" if most == _MOST - 1 else f"at most {most}"
-        raise ArgumentError(name, quote(given), rule, fix or "pass a smaller one")
+        raise ArgumentError(name, quote(value), rule, fix or "pass a smaller one")
     return whole
 
 
-def check_value(name: str, given: Any, dtype: torch.dtype) -> Any:
+def check_value(name: str, value: Any, dtype: torch.dtype) -> Any:
     """Return a number that a dtype can represent; torch would truncate, wrap around or reject
     another.
     """
-    if isinstance(given, Tensor) and given.numel() == 1 and given.is_cpu and not given.is_quantized:
-        given = given.item()
-    kind: Callable[[Any], Any] = (
-        complex if dtype.is_complex else float if dtype.is_floating_point else int
-    )
-    fits = isinstance(given, Complex) and _fits(kind, given)
+    if isinstance(value, Tensor) and value.numel() == 1 and value.is_cpu and not value.is_quantized:
+        value = value.item()
+    kind = _python_type(dtype)
     fix = "pass a number"
-    if fits and kind is int:
+    fits = isinstance(value, Complex) and _converts(int if kind is bool else kind, value)
+    if fits and kind in (int, bool):
         fix = "pass an integer, or convert the batch"
-        low, high = (
-            (0, 1) if dtype is torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
-        )
-        fits = given % 1 == 0 and low <= given <= high
-    if fits and kind is float and abs(given) > torch.finfo(dtype).max:
-        given = math.copysign(math.inf, given)  # torch would raise
+        fits = _is_integer_of(dtype, value)
     if not fits:
-        raise ArgumentTypeError(name, quote(given), f"a value of {dtype}", fix)
-    return bool(given) if dtype is torch.bool else kind(given)
+        raise ArgumentTypeError(name, quote(value), f"a value of {dtype}", fix)
+    if kind is float and abs(value) > torch.finfo(dtype).max:
+        value = math.copysign(math.inf, value)  # torch would raise
+    return kind(value)
 
 
-def _fits(kind: Callable[[Any], Any], given: Any) -> bool:
+def _python_type(dtype: torch.dtype) -> Callable[[Any], Any]:
+    """Return the type of the Python numbers that a dtype holds."""
+    if dtype is torch.bool:
+        return bool
+    if dtype.is_complex:
+        return complex
+    return float if dtype.is_floating_point else int
+
+
+def _is_integer_of(dtype: torch.dtype, value: Any) -> bool:
+    """Return True if a number is whole, and in the range of an integer dtype or bool."""
+    if dtype is torch.bool:
+        return value in (0, 1)
+    limits = torch.iinfo(dtype)
+    return bool(value % 1 == 0 and limits.min <= value <= limits.max)
+
+
+def _converts(kind: Callable[[Any], Any], value: Any) -> bool:
     """Return True if a number converts to a kind without an error."""
     try:
-        kind(given)
+        kind(value)
     except (OverflowError, TypeError, ValueError):
         return False
     return True
@@ -301,13 +316,13 @@ def _fits(kind: Callable[[Any], Any], given: Any) -> bool:
 # ----------------------------------------------------------------------------------------------
 
 
-def check_count(name: str, given: Any) -> int:
+def check_count(name: str, value: Any) -> int:
     """Return a size as an int."""
-    if isinstance(given, bool) or not isinstance(given, Integral) or given < 1:
-        raise ArgumentError(name, quote(given), "a whole number of at least 1", "pass 1 or more")
-    if int(given) >= 2**31:
-        raise ArgumentError(name, quote(given), "at most 2**31 - 1", "pass a smaller one")
-    return int(given)
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
+        raise ArgumentError(name, quote(value), "a whole number of at least 1", "pass 1 or more")
+    if int(value) >= 2**31:
+        raise ArgumentError(name, quote(value), "at most 2**31 - 1", "pass a smaller one")
+    return int(value)
 
 
 def check_every(steps: Any) -> int | None:
@@ -415,12 +430,12 @@ def given_lengths(data: Any) -> Tensor:
     """Return lengths ``(B,)`` on the CPU in their dtype (uint64 as int64), without checking
     numbers.
     """
-    given = _given_integers(data, "lengths")
-    if given.is_meta:
+    value = _given_integers(data, "lengths")
+    if value.is_meta:
         raise ArgumentTypeError(
             "lengths", "a tensor without data, on meta", "integers", "pass a tensor with data"
         )
-    return given.cpu()
+    return value.cpu()
 
 
 @index_arithmetic
@@ -440,8 +455,8 @@ def check_lengths(lengths: Tensor) -> None:
         raise ArgumentError("lengths", "a sum beyond 64-bit integers", rule, "check the data")
     below = lengths < 0
     if bool(below.any()):
-        place = int(below.nonzero()[0, 0])
-        got = f"{int(lengths[place])} at index {place}"
+        index = int(below.nonzero()[0, 0])
+        got = f"{int(lengths[index])} at index {index}"
         fix = "check the data; an empty sequence has length 0"
         raise ArgumentError("lengths", got, "at least 0", fix)
 
@@ -452,9 +467,9 @@ def check_offsets(offsets: Tensor, total: int, name: str) -> None:
     elements.
     """
     # NumPy's operations have a third of torch's overhead.
-    given = offsets.resolve_neg().numpy()
+    value = offsets.resolve_neg().numpy()
     # Offsets that wrap around fall somewhere.
-    if len(given) and given[0] == 0 and given[-1] == total and not (given[1:] < given[:-1]).any():
+    if len(value) and value[0] == 0 and value[-1] == total and not (value[1:] < value[:-1]).any():
         return
     fix = "pass lengths or offsets of these values"
     lengths = offsets.diff()
@@ -504,22 +519,25 @@ def _check_numbers(offsets: Tensor, total: int) -> None:
     if (
         type(offsets) is not Tensor
     ):  # a wrapper of another tensor, which has neither a list nor an array
-        offsets = torch.tensor([int(part) for part in offsets])
+        offsets = torch.tensor([int(offset) for offset in offsets])
     # Python compares few numbers, and NumPy many, in less time than torch.
-    given: Any = offsets.tolist() if offsets.shape[0] < _FEW else offsets.resolve_neg().numpy()
-    falls = given != sorted(given) if isinstance(given, list) else (given[1:] < given[:-1]).any()
-    if given[0] == 0 and given[-1] == total and not falls:
+    value: Any = offsets.tolist() if offsets.shape[0] < _FEW else offsets.resolve_neg().numpy()
+    falls = value != sorted(value) if isinstance(value, list) else (value[1:] < value[:-1]).any()
+    if value[0] == 0 and value[-1] == total and not falls:
         return
-    place = (
-        0 if given[0] != 0 else 1 + int((offsets[1:] < offsets[:-1]).nonzero()[0]) if falls else -1
-    )
+    if value[0] != 0:
+        index = 0
+    elif falls:
+        index = 1 + int((offsets[1:] < offsets[:-1]).nonzero()[0])
+    else:
+        index = -1
     rule = {0: "0", -1: f"the number of elements, {total}"}.get(
-        place, "at least the offset before it"
+        index, "at least the offset before it"
     )
-    got = f"{given[place]}"
+    got = f"{value[index]}"
     fix = "build a new batch, because its offsets were changed"
     raise ArgumentError(
-        f"offsets[{place}]", got + (f" after {given[place - 1]}" if place > 0 else ""), rule, fix
+        f"offsets[{index}]", got + (f" after {value[index - 1]}" if index > 0 else ""), rule, fix
     )
 
 

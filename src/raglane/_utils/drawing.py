@@ -16,8 +16,13 @@ if TYPE_CHECKING:
 
 # The colours of Okabe and Ito, which suit all kinds of colour vision; their black is replaced by
 # the ink.
-BLUE, ORANGE, GREEN, PURPLE = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
-SKY, VERMILION, YELLOW = "#56B4E9", "#D55E00", "#F0E442"
+BLUE = "#0072B2"
+ORANGE = "#E69F00"
+GREEN = "#009E73"
+PURPLE = "#CC79A7"
+SKY = "#56B4E9"
+VERMILION = "#D55E00"
+YELLOW = "#F0E442"
 PALETTE = (BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILION, YELLOW)
 
 

@@ -153,8 +153,8 @@ def remove(path: Path) -> None:
 
 def check_place(given_as: str, folder: Path) -> None:
     """Raise if a folder, which may not exist yet, is not writable."""
-    place = folder.absolute()
-    there = next(parent for parent in (place, *place.parents) if parent.exists())
+    path = folder.absolute()
+    there = next(parent for parent in (path, *path.parents) if parent.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         rule = f"in a writable folder, which {there} is not"
         raise ArgumentError(given_as, repr(str(folder)), rule, f"give another {argument(given_as)}")

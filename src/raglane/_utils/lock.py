@@ -53,7 +53,7 @@ def locked(folder: Path, given_as: str = "folder") -> Iterator[None]:
         return
     if _HELD.setdefault(key, thread) != thread:
         raise _busy(folder, given_as, "another thread of this process")
-    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         descriptor = _take(folder, given_as)
         try:
@@ -62,7 +62,7 @@ def locked(folder: Path, given_as: str = "folder") -> Iterator[None]:
             _give_back(folder / LOCK, descriptor)
     finally:
         del _HELD[key]
-        for path in made:
+        for path in missing:
             # Folders with content remain.
             with suppress(OSError):
                 path.rmdir()

@@ -16,9 +16,12 @@ if TYPE_CHECKING:
     # The help of commands reads this module, and torch takes a second to import.
     from torch import Tensor
 
-# Bytes of a weight, and the overhead of a tensor in a model and in training, measured on thousands
-# of layers of one unit.
-FLOAT, TENSOR, TRAINED_TENSOR = 4, 1024, 10 * 1024
+# Bytes of a weight.
+FLOAT = 4
+# Bytes of overhead of a tensor, in a model and in training, measured on thousands of layers of one
+# unit.
+TENSOR = 1024
+TRAINED_TENSOR = 10 * 1024
 
 # The limit and the use of a container in both versions of Linux's control groups.
 _GROUPS = (
@@ -68,8 +71,8 @@ def is_mapped(address: int, size: int) -> bool:
     except OSError:
         return False
     for line in lines:
-        places, allowed, _, _, inode = line.split()[:5]
-        first, end = (int(place, 16) for place in places.split(b"-"))
+        addresses, allowed, _, _, inode = line.split()[:5]
+        first, end = (int(bound, 16) for bound in addresses.split(b"-"))
         if first <= address < end:
             return (
                 address + size <= end and inode != b"0" and (b"w" not in allowed or b"p" in allowed)

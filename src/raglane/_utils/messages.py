@@ -15,8 +15,10 @@ from raglane.errors import message as message
 from raglane.errors import printable as printable
 from raglane.errors import shorten as shorten
 
-# Longest quoted value in characters; longest list of values.
-_QUOTED, _LISTED = 80, 20
+# The most characters of a quoted value.
+_QUOTED = 80
+# The most values of a list.
+_LISTED = 20
 
 # Names of other libraries for options and choices, and those of Raglane.
 _OTHER_NAMES = dict(
@@ -97,20 +99,21 @@ def nearest(name: str, valid: Iterable[str]) -> str | None:
     """Return the valid name closest to a misspelled or abbreviated one, in any case of letters, or
     None.
     """
-    known = {_plain(one): one for one in valid}
-    wanted = _plain(name)
+    name_of = {_plain(choice): choice for choice in valid}
+    plain_name = _plain(name)
     begins = [
-        one
-        for one in known
-        if len(wanted) > 2 and (one.startswith(wanted) or wanted.startswith(f"{one}-"))
+        choice
+        for choice in name_of
+        if len(plain_name) > 2
+        and (choice.startswith(plain_name) or plain_name.startswith(f"{choice}-"))
     ]
     candidates = (
-        wanted,
-        _OTHER_NAMES.get(wanted),
+        plain_name,
+        _OTHER_NAMES.get(plain_name),
         *begins,
-        *difflib.get_close_matches(wanted, known, 1),
+        *difflib.get_close_matches(plain_name, name_of, 1),
     )
-    return next((known[one] for one in candidates if one in known), None)
+    return next((name_of[choice] for choice in candidates if choice in name_of), None)
 
 
 def _plain(name: str) -> str:

@@ -57,7 +57,7 @@ class Table:
 
     def markdown(self) -> str:
         """Return the caption and the table in Markdown."""
-        marks = [":--" if place < self.words else "--:" for place in range(len(self.columns))]
+        marks = [":--" if column < self.words else "--:" for column in range(len(self.columns))]
         names, *rows = [
             "| " + " | ".join(map(escaped, row)) + " |" for row in [self.columns, *self.cells]
         ]
@@ -71,8 +71,8 @@ def aligned(rows: Sequence[Sequence[str]], words: int = 1) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(
-            cell.ljust(width) if place < words else cell.rjust(width)
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+            cell.ljust(width) if index < words else cell.rjust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
         for row in rows
     ]

@@ -109,14 +109,15 @@ def has_tangent(tensors: Iterable[Tensor | None]) -> bool:
     if forward_ad._current_level < 0:
         return False
     return any(
-        part is not None and forward_ad.unpack_dual(part).tangent is not None for part in tensors
+        tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None
+        for tensor in tensors
     )
 
 
 def are_transformed(tensors: Iterable[Tensor | None]) -> bool:
     """Return True if any of the tensors is transformed."""
-    for part in tensors:  # noqa: SIM110 (faster than any())
-        if part is not None and is_transformed(part):
+    for tensor in tensors:  # noqa: SIM110 (faster than any())
+        if tensor is not None and is_transformed(tensor):
             return True
     return False
 
@@ -128,14 +129,14 @@ def index_arithmetic(function: Callable[P, R]) -> Callable[P, R]:
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         if torch.compiler.is_compiling() or not torch._C._are_functorch_transforms_active():
             return function(*args, **kwargs)
-        found = [plain(part) for part in args]
-        named = {name: plain(part) for name, part in kwargs.items()}
+        plain_args = [plain(arg) for arg in args]
+        named = {name: plain(arg) for name, arg in kwargs.items()}
         functorch = torch._C._functorch
         levels = []
         try:
             while functorch.peek_interpreter_stack() is not None:
                 levels.append(functorch.pop_dynamic_layer_stack())
-            return function(*found, **named)  # type: ignore[arg-type]
+            return function(*plain_args, **named)  # type: ignore[arg-type]
         finally:
             while levels:
                 functorch.push_dynamic_layer_stack(levels.pop())
@@ -143,18 +144,18 @@ def index_arithmetic(function: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
-def plain(part: T) -> T:
+def plain(tensor: T) -> T:
     """Remove the wrappers of transformations from a tensor of integers; return anything else
     unchanged.
     """
     if torch.compiler.is_compiling() or not torch._C._are_functorch_transforms_active():
-        return part
+        return tensor
     functorch = torch._C._functorch
-    while isinstance(part, Tensor) and functorch.is_functorch_wrapped_tensor(part):
-        if functorch.is_batchedtensor(part):
+    while isinstance(tensor, Tensor) and functorch.is_functorch_wrapped_tensor(tensor):
+        if functorch.is_batchedtensor(tensor):
             got = "different numbers for each sample"
             rule = "the same for all samples of torch.vmap"
             fix = "map over values, states or weights, or make one Ragged batch of all samples"
             raise ArgumentError("lengths or offsets", got, rule, fix)
-        part = functorch.get_unwrapped(part)  # type: ignore[assignment]
-    return part
+        tensor = functorch.get_unwrapped(tensor)  # type: ignore[assignment]
+    return tensor

@@ -119,18 +119,18 @@ def _explain(error: Exception, arguments: list[str]) -> tuple[str, int]:
     if _is_out_of_memory(error):
         size = re.search(r"allocate ([\d.]+ \w+)", str(error))
         need = f"{size[1]} more are needed for" if size else "it cannot hold"
-        own = {"bench": "--sizes", "sample": "--count, --length or --beam"}
-        fix = own.get(
+        option_of = {"bench": "--sizes", "sample": "--count, --length or --beam"}
+        fix = option_of.get(
             "".join(arguments[:1]), "--hidden-size, --num-layers, --embedding or --batch-size"
         )
         return f"Memory is exhausted: {need} model and batch. Reduce {fix}.", 2
     if isinstance(error, RuntimeError) and "DataLoader worker" in str(error):
         fix = "Pass fewer --workers; --resume continues the run from its last checkpoint."
         return f"A worker of the DataLoader died, e.g. because memory was full. {fix}", 2
-    place = place_of_error(error)
-    if place is not None:
+    code_line = place_of_error(error)
+    if code_line is not None:
         return (
-            f"--cell failed in {shorten(place, _LONGEST)}. Correct it; --debug shows the traceback.",
+            f"--cell failed in {shorten(code_line, _LONGEST)}. Correct it; --debug shows the traceback.",
             2,
         )
     text = shorten(f"{type(error).__name__}: {error}".splitlines()[0], _LONGEST)
@@ -143,7 +143,12 @@ def _unknown_option(error: Any) -> str | None:
         return None
     near = nearest(
         error.option_name,
-        [flag for one in error.ctx.command.params for flag in one.opts if flag[0] == "-"],
+        [
+            flag
+            for parameter in error.ctx.command.params
+            for flag in parameter.opts
+            if flag[0] == "-"
+        ],
     )
     fix = f"pass {near}" if near else "see --help for all options"
     return message(

@@ -59,36 +59,36 @@ def compare(
     from raglane.runs.comparison import has_model
     from raglane.runs.comparison_page import comparison_page
 
-    places = output or []
-    for place in places:
-        check_new_file("output", place, (".md", ".csv", ".png", ".svg", ".html"))
+    outputs = output or []
+    for path in outputs:
+        check_new_file("output", path, (".md", ".csv", ".png", ".svg", ".html"))
     # As in runs/*, which may also match runs of which none is saved yet, and files.
-    kept = list(filter(has_model, runs))
-    groups = compare_runs(kept or runs)
+    with_model = list(filter(has_model, runs))
+    groups = compare_runs(with_model or runs)
     content = {}
-    for place in places:
-        suffix = place.suffix.lower()
+    for path in outputs:
+        suffix = path.suffix.lower()
         if suffix in (".png", ".svg"):
-            content[place] = compared_picture(groups, suffix == ".svg")
+            content[path] = compared_picture(groups, suffix == ".svg")
         elif suffix == ".html":
-            content[place] = comparison_page(groups, "raglane compare", place.stem)
+            content[path] = comparison_page(groups, "raglane compare", path.stem)
         else:
-            content[place] = _to_bytes(place, groups)
+            content[path] = _to_bytes(path, groups)
     write_files(content)
     if not quiet:
         console.log(*as_text(groups).splitlines())
         for folder in runs:
-            if folder not in kept:
+            if folder not in with_model:
                 console.log(f"left out: {folder}, which has no saved model")
-        if places:
-            console.log(f"written: {', '.join(map(str, places))}")
+        if outputs:
+            console.log(f"written: {', '.join(map(str, outputs))}")
 
 
-def _to_bytes(place: Path, tables: Sequence[Table]) -> bytes:
+def _to_bytes(path: Path, tables: Sequence[Table]) -> bytes:
     """Return tables in the format of a file's suffix."""
     from raglane._utils.table import as_csv, as_markdown
 
-    return as_csv(tables) if place.suffix.lower() == ".csv" else as_markdown(tables).encode()
+    return as_csv(tables) if path.suffix.lower() == ".csv" else as_markdown(tables).encode()
 
 
 @options.command
@@ -165,23 +165,23 @@ def bench(
 
 def parts_of(option: str, text: str) -> list[str]:
     """Split a comma-separated list, and remove duplicates."""
-    parts = [part.strip() for part in text.split(",")]
-    if not all(parts):
+    words = [word.strip() for word in text.split(",")]
+    if not all(words):
         raise ArgumentError(option, quote(text), "a comma-separated list", "leave no entry empty")
-    return list(dict.fromkeys(parts))
+    return list(dict.fromkeys(words))
 
 
-def pick(option: str, text: str, known: Collection[str]) -> list[str]:
+def pick(option: str, text: str, valid: Collection[str]) -> list[str]:
     """Return the selected names, all of them for 'all'."""
-    parts = parts_of(option, text)
-    if parts == ["all"]:
-        return list(known)
-    for part in parts:
-        if part not in known:
+    words = parts_of(option, text)
+    if words == ["all"]:
+        return list(valid)
+    for word in words:
+        if word not in valid:
             raise ArgumentError(
-                option, quote(part), f"one of {', '.join(known)}, or all", "pass one of these"
+                option, quote(word), f"one of {', '.join(valid)}, or all", "pass one of these"
             )
-    return parts
+    return words
 
 
 def size_of(text: str) -> Size:

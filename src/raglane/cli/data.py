@@ -19,7 +19,7 @@ from raglane.training.settings import Settings
 
 @options.command
 def convert(
-    places: Annotated[
+    paths: Annotated[
         list[str],
         typer.Argument(
             metavar="IN... OUT",
@@ -57,12 +57,12 @@ def convert(
     from raglane.data.formats.pieces import SKIPPED
     from raglane.runs.progress import progress_bar
 
-    for place in places[:-1]:
-        if "://" not in place:
-            options.path(place)
-    options.path(places[-1])
+    for path in paths[:-1]:
+        if "://" not in path:
+            options.path(path)
+    options.path(paths[-1])
     # As strings, because a Path would merge the two slashes of a URL.
-    *inputs, output = places
+    *inputs, output = paths
     if not inputs:
         rule = "data to read, and a folder to write"
         fix = f"pass both: raglane convert {output} OUT"
@@ -155,11 +155,11 @@ def inspect(
     filled: dict[str, Any] = {"missing": "elapsed"} if choices.get("cell") == "grud" else {}
     settings = Settings(**choices, **filled)
     check_whole("ranks", ranks, 1, "pass the number of processes")
-    place = None if json is None or str(json) == "-" else json
+    json_path = None if json is None or str(json) == "-" else json
     names = ColumnNames(**columns)
     source = Source(data, format, names)
     check_default(source, settings)
-    _check_outputs(data, html=html, json=place)
+    _check_outputs(data, html=html, json=json_path)
     from raglane._utils.files import write_files
     from raglane.runs.inspection import reading
     from raglane.runs.inspection.inspect import as_json, lines
@@ -171,7 +171,7 @@ def inspect(
         contents = reading.read(
             data, source.asked(settings.task), format, progress, names.on_bad_row
         )
-        found = inspect_contents(
+        inspection = inspect_contents(
             contents,
             settings,
             columns=names,
@@ -180,15 +180,15 @@ def inspect(
             fresh=fresh,
             progress=progress,
         )
-        files = {} if place is None else {place: as_json(found)}
+        files = {} if json_path is None else {json_path: as_json(inspection)}
         if html is not None:
             from raglane.runs.inspection.page import as_page
 
             progress.stage("drawing")
-            files[html] = as_page(found)
+            files[html] = as_page(inspection)
     write_files(files)
-    if json is not None and place is None:
-        console.write(as_json(found))
+    if json is not None and json_path is None:
+        console.write(as_json(inspection))
     elif not quiet:
         bar = "█"
         try:
@@ -196,14 +196,14 @@ def inspect(
         except UnicodeEncodeError:
             bar = "#"
         written = [f"written: {', '.join(map(str, files))}"] if files else []
-        console.log(*lines(found, bar), *written, "train with:", found.command)
+        console.log(*lines(inspection, bar), *written, "train with:", inspection.command)
 
 
-def _check_outputs(data: Path | None, **places: Path | None) -> None:
+def _check_outputs(data: Path | None, **files: Path | None) -> None:
     """Raise if an output file cannot be written, or would replace the data or another output."""
     from raglane._utils.files import check_new_file
 
-    outputs = {name: path for name, path in places.items() if path is not None}
+    outputs = {name: path for name, path in files.items() if path is not None}
     for name, path in outputs.items():
         check_new_file(name, path)
         if data is not None and _is_same(path, data):

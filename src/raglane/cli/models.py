@@ -24,9 +24,10 @@ if TYPE_CHECKING:
     from raglane.training.inference import Evaluation
 
 
-# The most classes of a confusion matrix, and the most rows of a table, that are printed; files have
-# them all.
-_WIDEST_TABLE, _LONGEST_TABLE = 20, 30
+# The most classes of a confusion matrix that are printed; files have them all.
+_WIDEST_TABLE = 20
+# The most rows of a table that are printed.
+_LONGEST_TABLE = 30
 
 
 @options.command

@@ -32,10 +32,15 @@ Given = Mapping[str, Any]
 Origins = Mapping[str, str]
 """The origin of each option's value, by name: ``option``, ``file`` or ``default``."""
 
-CONFIG, IGNORE = "config", "ignore"
-"""The options for a TOML file, and for keys in it to ignore."""
+CONFIG = "config"
+"""The option for a TOML file."""
 
-OPTION, FILE, DEFAULT = "option", "file", "default"
+IGNORE = "ignore"
+"""The option for keys of a TOML file to ignore."""
+
+OPTION = "option"
+FILE = "file"
+DEFAULT = "default"
 
 # The largest TOML file that is read, in bytes.
 _LONGEST = 1_000_000
@@ -64,8 +69,8 @@ def place(text: str | Path) -> Path | _Url:
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
     """Return a function as a command, with one option per field of its dataclass parameters."""
-    parts: dict[str, list[str]] = {}
-    known: dict[str, Key] = {}
+    names_of: dict[str, list[str]] = {}
+    key_of: dict[str, Key] = {}
     parameters = [
         inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
     ]
@@ -74,12 +79,12 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     for name, parameter in inspect.signature(function).parameters.items():
         described, *some = getattr(hints[name], "__metadata__", (None,))
         if is_dataclass(described):
-            parts[name] = some[0].split() if some else list(options(described))
-            parameters += [_parameter(described, part) for part in parts[name]]
+            names_of[name] = some[0].split() if some else list(options(described))
+            parameters += [_parameter(described, field) for field in names_of[name]]
             types = get_type_hints(described)
-            for part in parts[name]:
-                known[part] = Key(
-                    flag_of(described, part), types[part], options(described)[part].also
+            for field in names_of[name]:
+                key_of[field] = Key(
+                    flag_of(described, field), types[field], options(described)[field].also
                 )
         elif hints[name] == Origins:
             origins = name
@@ -87,17 +92,19 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
             parameters.append(
                 parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY)
             )
-            known[name] = Key(name.replace("_", "-"), get_args(hints[name])[0])
+            key_of[name] = Key(name.replace("_", "-"), get_args(hints[name])[0])
     parameters.append(
         inspect.Parameter("debug", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=_Debug)
     )
-    if CONFIG in known:
+    if CONFIG in key_of:
         for name in (CONFIG, "show_config"):
-            known.pop(name, None)
-        config, ignore = _config(known, ("search",) if "trials" in known else ())
-        place = next(place for place, option in enumerate(parameters) if option.name == CONFIG)
-        named = parameters[place]
-        parameters[place : place + 1] = [
+            key_of.pop(name, None)
+        config, ignore = _config(key_of, ("search",) if "trials" in key_of else ())
+        position = next(
+            position for position, option in enumerate(parameters) if option.name == CONFIG
+        )
+        named = parameters[position]
+        parameters[position : position + 1] = [
             named.replace(annotation=config),
             named.replace(name=IGNORE, annotation=ignore),
         ]
@@ -106,17 +113,17 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     def run(context: typer.Context, **values: Any) -> None:
         for name in (IGNORE, "debug"):
             values.pop(name, None)
-        sources = {name: origin_of(context, name) for name in known}
-        for part, names in parts.items():
+        sources = {name: origin_of(context, name) for name in key_of}
+        for field, names in names_of.items():
             chosen = {name: values.pop(name) for name in names}
-            values[part] = {
+            values[field] = {
                 name: value for name, value in chosen.items() if sources[name] != DEFAULT
             }
         if origins is not None:
             values[origins] = sources
         from_file = {
-            name: f"{known[name].name} in {values[CONFIG]}"
-            for name in known
+            name: f"{key_of[name].name} in {values[CONFIG]}"
+            for name in key_of
             if sources[name] == FILE
         }
         with flags(_flags_of(context) | from_file):
@@ -134,7 +141,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 
     # For the help page: one line per paragraph, without markup.
     paragraphs = (inspect.getdoc(function) or "").split("\n\n")
-    run.__doc__ = "\n\n".join(" ".join(part.split()) for part in paragraphs).replace("[", r"\[")
+    run.__doc__ = "\n\n".join(" ".join(text.split()) for text in paragraphs).replace("[", r"\[")
     run.__signature__ = inspect.Signature(sorted(parameters, key=_panel))  # type: ignore[attr-defined]
     return run
 
@@ -142,7 +149,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 def _name_cells(values: dict[str, Any], sources: Mapping[str, str]) -> None:
     """Resolve the cell: the command line may name a file with code, a TOML file may not."""
     choices = next(
-        (part for part in values.values() if isinstance(part, dict) and "cell" in part), None
+        (table for table in values.values() if isinstance(table, dict) and "cell" in table), None
     )
     if choices is not None:
         name = named_choice if sources["cell"] == FILE else name_cell
@@ -154,26 +161,26 @@ def _flags_of(context: typer.Context) -> dict[str, str]:
     trained = {
         name: flag_of(kind, name) for kind in (Settings, ColumnNames) for name in options(kind)
     }
-    own = {
+    special = {
         option.name or "": option.opts[0]
         for option in context.command.params
         if option.opts[0].startswith("-")
     }
-    return {"folder": "--out", "cell": "--cell"} | trained | own
+    return {"folder": "--out", "cell": "--cell"} | trained | special
 
 
-def _config(known: Mapping[str, Key], tables: tuple[str, ...]) -> tuple[Any, Any]:
+def _config(key_of: Mapping[str, Key], tables: tuple[str, ...]) -> tuple[Any, Any]:
     """Return the options ``--config`` and ``--ignore``, which are parsed before the others."""
 
     def load(context: typer.Context, file: Path | None) -> Path | None:
         if file is not None and not context.resilient_parsing:
-            context.default_map = read_config(file, known, tables)
+            context.default_map = read_config(file, key_of, tables)
             leave_out(context, context.params.get(IGNORE))
         return file
 
     def leave_out(context: typer.Context, keys: list[str] | None) -> list[str] | None:
         # Typer calls the callbacks in the order of the command line.
-        for name in names_of(keys or [], known):
+        for name in names_of(keys or [], key_of):
             (context.default_map or {}).pop(name, None)
         return keys
 
@@ -258,29 +265,29 @@ class Key(NamedTuple):
         return str(result) if self.word is not None else result
 
 
-def read_config(file: Path, known: Mapping[str, Key], tables: Iterable[str] = ()) -> dict[str, Any]:
+def read_config(file: Path, keys: Mapping[str, Key], tables: Iterable[str] = ()) -> dict[str, Any]:
     """Return the options in a TOML file, by their names in Python."""
     return {
-        name: known[name].read(value, file)
+        name: keys[name].read(value, file)
         for key, value in read_toml(file).items()
         if key not in tables
-        for name in names_of([key], known, str(file))
+        for name in names_of([key], keys, str(file))
     }
 
 
-def names_of(keys: Iterable[str], known: Mapping[str, Key], where: str = "--ignore") -> list[str]:
+def names_of(keys: Iterable[str], valid: Mapping[str, Key], where: str = "--ignore") -> list[str]:
     """Return the names in Python of options with the given keys."""
     names = []
     for key in keys:
         name = next(
-            (name for name, option in known.items() if option.name == key.replace("_", "-")), None
+            (name for name, option in valid.items() if option.name == key.replace("_", "-")), None
         )
         if name is None:
             # The key may be the name in Python, which can differ from the flag.
             near = (
-                known[key].name
-                if key in known
-                else nearest(key, [option.name for option in known.values()])
+                valid[key].name
+                if key in valid
+                else nearest(key, [option.name for option in valid.values()])
             )
             rule = "a file of options of this command, named as flags without dashes"
             fix = "see --help for all options"

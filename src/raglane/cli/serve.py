@@ -96,8 +96,8 @@ def serve(
         run.resolve().parent.name if run.resolve().name == "best" else run.resolve().name
         for run in runs
     ]
-    for place, name in enumerate(names):
-        if name in names[:place]:
+    for index, name in enumerate(names):
+        if name in names[:index]:
             raise ArgumentError(
                 "RUN", f"two named {quote(name)}", "folders of different names", "rename one"
             )
@@ -123,8 +123,8 @@ def serve(
     with _listening(host, port) as listener:
         where = listener.getsockname()
         address = f"http://{f'[{where[0]}]' if ':' in where[0] else where[0]}:{where[1]}"
-        for name, one in app.state.server.served.items():
-            reason = f", whole sequences only: {one.reason}" if one.reason else ""
+        for name, served in app.state.server.served.items():
+            reason = f", whole sequences only: {served.reason}" if served.reason else ""
             log(f"model: {name} ({models[name].task}){reason}")
         if secret is None and host not in ("127.0.0.1", "::1", "localhost"):
             log(

@@ -132,11 +132,11 @@ def _check_parts(validation: Path | None, test: Path | None, origins: options.Or
             "used without --validation",
             "leave one out",
         )
-    for part in filter(None, (validation, test)):
+    for dataset in filter(None, (validation, test)):
         try:
-            os.stat(part)
+            os.stat(dataset)
         except OSError as error:
-            raise open_error(part, error) from error
+            raise open_error(dataset, error) from error
 
 
 def settings_of(choices: options.Given, data: Path | None) -> Settings:
@@ -172,7 +172,7 @@ def _print_result(trained: Trained, quiet: bool, log: Callable[[str], None]) -> 
     from raglane.training.folder import SKIPPED
     from raglane.training.run import left_out
 
-    result, settings, parts, sources, advice = trained
+    result, settings, datasets, sources, advice = trained
     folder = result.folder or Path()
     if result.stopped_by is not None:
         log(f"stopped in epoch {result.state.epoch + 1}, and saved")
@@ -183,11 +183,13 @@ def _print_result(trained: Trained, quiet: bool, log: Callable[[str], None]) -> 
         more = f"pass e.g. --epochs {result.state.epoch + 10} to continue"
         log(f"training is complete at epoch {result.state.epoch}; {more}")
     _print_best(result, settings, quiet, log)
-    if parts.test is not None:
-        _report_test(folder, settings, parts.test, log)
+    if datasets.test is not None:
+        _report_test(folder, settings, datasets.test, log)
     if sources.training.columns.on_bad_row == "skip":
         log_skipped(
-            len(left_out(parts.training, parts.validation, parts.test)), folder / SKIPPED, log
+            len(left_out(datasets.training, datasets.validation, datasets.test)),
+            folder / SKIPPED,
+            log,
         )
     log(f"run: {folder}  (model: best; results: card.md and report.html)")
     command = (
@@ -226,11 +228,9 @@ def _print_best(
 
     state = result.state
     row = state.history[state.best_epoch - 1]
-    part = "validation" if "validation_loss" in row else "train"
+    prefix = "validation" if "validation_loss" in row else "train"
     metric = result.metric.replace("_", " ")
-    numbers = (
-        f"{part} loss {row[f'{part}_loss']:.4f}, {metric} {row[f'{part}_{result.metric}']:.3f}"
-    )
+    numbers = f"{prefix} loss {row[f'{prefix}_loss']:.4f}, {metric} {row[f'{prefix}_{result.metric}']:.3f}"
     simple = settings.terms.baseline
     baseline = row.get(f"{simple}_{result.metric}")
     compared = "" if baseline is None else f" ({simple}: {baseline:.3f})"
@@ -356,11 +356,13 @@ def tune(
         fix = "hold a part out, or pass --validation"
         raise ArgumentError("validation", "no validation data", rule, fix)
     folder = out or Path("runs") / f"tune-{source.name}-{settings.task}"
-    kept = asdict(SavedSource.of(*sources))
+    saved_source = asdict(SavedSource.of(*sources))
     seconds = None if minutes is None else 60 * minutes
-    parts = Parts(training, held_out, tested, kept["path"])
+    parts_of_data = Parts(training, held_out, tested, saved_source["path"])
     columns = sources.training.found_in(training)
-    _search(Search(folder, settings, space, parts, kept, columns, trials, log, seconds))
+    _search(
+        Search(folder, settings, space, parts_of_data, saved_source, columns, trials, log, seconds)
+    )
 
 
 def _search(search: Search) -> None:
@@ -387,12 +389,12 @@ def _search(search: Search) -> None:
         fix = "pass more --trials" if tuned.done >= search.trials else "the same command resumes"
         log(f"no trial is complete; {fix}")
         return
-    place = search.publish(tuned.best)
-    with at_work(place):
-        state = load_progress(place / LAST)
-        result = TrainingResult(place, tuned.settings.terms.metric, state)
-        close_run(place, tuned.settings, result, search.parts)
+    run_folder = search.publish(tuned.best)
+    with at_work(run_folder):
+        state = load_progress(run_folder / LAST)
+        result = TrainingResult(run_folder, tuned.settings.terms.metric, state)
+        close_run(run_folder, tuned.settings, result, search.parts)
         log(f"best: trial {int(tuned.best.name)}, validation loss {tuned.value:.4f}")
         if search.parts.test is not None:
-            _report_test(place, tuned.settings, search.parts.test, log)
+            _report_test(run_folder, tuned.settings, search.parts.test, log)
     log(f"run: {folder / BEST_RUN}  (model: best; results: card.md and report.html)")

@@ -32,9 +32,12 @@ from raglane.training.per_sequence import SequenceScores, measure_sequences, sam
 from raglane.training.run import TrainingResult, left_out
 from raglane.training.settings import Settings
 
-# The most listed labels or classes, the most characters of one, and the most classes of a confusion
-# matrix.
-_LISTED, _LONGEST, _WIDEST = 100, 40, 30
+# The most listed labels or classes.
+_LISTED = 100
+# The most characters of a label.
+_LONGEST = 40
+# The most classes of a confusion matrix.
+_WIDEST = 30
 # The number of examples of a transcription.
 _EXAMPLES = 8
 # The purposes of models whose task is not a verb.

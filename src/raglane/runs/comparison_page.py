@@ -11,8 +11,10 @@ from raglane.planner.words import seconds_in_words
 from raglane.report.figures import MEASURES, Compared, losses_svg, rows_svg, setting_svg
 from raglane.report.page import Block, Heading, Page, Part, picture
 
-# The most settings that are drawn, and the fewest runs for which they are.
-_SETTINGS, _FEWEST = 12, 3
+# The most settings that are drawn.
+_SETTINGS = 12
+# The fewest runs for which settings are drawn.
+_FEWEST = 3
 
 
 def comparison_page(groups: Sequence[Compared], kind: str, name: str) -> bytes:

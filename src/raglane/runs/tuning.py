@@ -35,10 +35,17 @@ from raglane.training.settings import Settings
 from raglane.training.state import Callback, TrainingState
 from raglane.training.stored import checked, rule_of
 
-STUDY, TRIALS, BEST_RUN = "study.db", "trials", "run"
-"""The files of a study: the database, its trials, and the best run."""
+STUDY = "study.db"
+"""The database of a study."""
 
-_NAME, _TURN = "raglane", ".turn"
+TRIALS = "trials"
+"""The folder of its trials."""
+
+BEST_RUN = "run"
+"""The folder of its best run."""
+
+_NAME = "raglane"
+_TURN = ".turn"
 
 SEARCHED = (
     "cell hidden_size num_layers bidirectional layer_norm initial_state pooling dropout input_dropout state_dropout "

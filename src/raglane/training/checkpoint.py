@@ -27,7 +27,8 @@ from raglane.training.stored import damaged, parse_json, read_bytes, read_json, 
 
 FORMAT = "raglane-model"
 FORMAT_VERSION = 2
-CONFIG, WEIGHTS = "config.json", "weights.safetensors"
+CONFIG = "config.json"
+WEIGHTS = "weights.safetensors"
 # The name of the checksum in the metadata of a safetensors file.
 _CHECKSUM = "crc32"
 

@@ -20,7 +20,8 @@ from raglane.nn.losses import ctc_loss
 from raglane.ragged import Ragged
 
 # A target has at most this many labels per element of its input, and this many more.
-_LABELS_PER_ELEMENT, _MORE_LABELS = 2, 10
+_LABELS_PER_ELEMENT = 2
+_MORE_LABELS = 10
 # Cells that read more than the input of a step.
 _ENCODERS = ("grud", "cfc")
 

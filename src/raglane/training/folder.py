@@ -25,8 +25,11 @@ CURVES = "curves.csv"
 # The skipped rows of the data.
 SKIPPED = "skipped.jsonl"
 EVALUATION = "evaluation.json"
-CARD, REPORT = "card.md", "report.html"
-LAST, BEST = "last", "best"
+CARD = "card.md"
+REPORT = "report.html"
+# The folders of the last and the best state.
+LAST = "last"
+BEST = "best"
 # The files of a logger.
 LOGS = "logs"
 

@@ -42,8 +42,9 @@ _MOST_BEAM = 1_000
 # The most steps ahead that are measured unasked.
 _FURTHEST = 48
 
-# Rows and characters per entry in the repr of a table.
-_SHOWN, _WIDEST = 10, 40
+# Rows, and characters per entry, in the repr of a table.
+_SHOWN = 10
+_WIDEST = 40
 
 
 # Metrics that are compared with simple rules and are better if higher; those of other tasks are

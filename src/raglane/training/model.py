@@ -74,7 +74,8 @@ def with_dropout(embedding: Mixed | nn.Embedding, share: float) -> Mixed | nn.Em
 
 
 # The positions of the two special tokens in the vocabulary.
-UNKNOWN_TOKEN, END_TOKEN = 0, 1
+UNKNOWN_TOKEN = 0
+END_TOKEN = 1
 
 
 # The number of weights of a model that no machine can store, for which torch counts no bytes.

@@ -14,7 +14,10 @@ from raglane._utils.messages import nearest, quote
 from raglane.errors import ArgumentError
 
 # The sections of a help page, in their order.
-MODEL, TRAINING, DATA, RUN = "Task and model", "Training", "Data", "Run and output"
+MODEL = "Task and model"
+TRAINING = "Training"
+DATA = "Data"
+RUN = "Run and output"
 
 _KEY = "option"
 

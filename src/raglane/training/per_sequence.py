@@ -23,8 +23,10 @@ from raglane.training.inference import answering, predict
 from raglane.training.tasks import make_task
 from raglane.training.tasks.base import values_of
 
-# The maximum number of sequences, and the number of ranges of lengths.
-_MOST, _RANGES = 5_000, 6
+# The maximum number of sequences.
+_MOST = 5_000
+# The number of ranges of lengths.
+_RANGES = 6
 # Tasks whose prediction for a sequence fits into a row of a table.
 _SHORT = ("classify", "regress", "multilabel", "transcribe")
 

@@ -25,7 +25,8 @@ from raglane.training.tasks import Score
 
 FORMAT = "raglane-training"
 FORMAT_VERSION = 1
-NUMBERS, TENSORS = "training.json", "training.safetensors"
+NUMBERS = "training.json"
+TENSORS = "training.safetensors"
 
 
 @dataclass
@@ -299,9 +300,10 @@ def _plateaus(state: TrainingState) -> int:
     return halvings
 
 
-# A training diverges if its loss grows by the first factor; the second one gives a warning at the
-# end.
-_LOST, _HIGH = 1000, 10
+# A training diverges if its loss grows by this factor.
+_LOST = 1000
+# A loss that has grown by this factor gives a warning at the end.
+_HIGH = 10
 
 
 def check_losses(row: Mapping[str, float], state: TrainingState, settings: Settings) -> None:

@@ -290,8 +290,12 @@ QUANTILES = {
 }
 """The labels of the quantiles of a summary."""
 
-# The most listed columns or labels; the most characters of a bar and of a name.
-_LISTED, _WIDE, _NAME = 12, 40, 40
+# The most listed columns or labels.
+_LISTED = 12
+# The most characters of a bar.
+_WIDE = 40
+# The most characters of a name.
+_NAME = 40
 
 
 def lines(inspection: Inspection, bar: str = "█") -> list[str]:
@@ -389,7 +393,8 @@ def what_beside(counts: FeatureCounts) -> str:
 
 # docs/inspect.md describes the JSON. Removing an entry or changing its meaning requires a new
 # version.
-FORMAT, VERSION = "raglane inspection", 1
+FORMAT = "raglane inspection"
+VERSION = 1
 
 # The most labels in the JSON.
 _LABELS = 1000

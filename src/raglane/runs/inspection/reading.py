@@ -184,8 +184,10 @@ def _with_labels(read: Callable[[Columns], Contents], columns: Columns) -> Conte
         return replace(contents, notes=(*contents.notes, note, advice))
 
 
-# The bytes of a piece of a text, and the most digits of a length.
-_CHUNK, _DIGITS = 1 << 22, 9
+# The bytes of a piece of a text.
+_CHUNK = 1 << 22
+# The most digits of a length.
+_DIGITS = 9
 _RULE = f"one length per line, a whole number from 0 to {10**_DIGITS - 1:,}"
 _FIX = "write the number of elements of each sequence"
 

@@ -35,9 +35,12 @@ from raglane.training.trainer import Trainer
 
 # Seconds between two reports of batches.
 _REPORT = 0.1
-# Seconds between two checks of the processes; until a death is detected after an error; and until
-# the other ranks have detected a death.
-_POLL, _SOON, _GRACE = 0.2, 1.0, 20.0
+# Seconds between two checks of the processes.
+_POLL = 0.2
+# Seconds until a death is detected after an error.
+_SOON = 1.0
+# Seconds until the other ranks have detected a death.
+_GRACE = 20.0
 
 
 @dataclass(frozen=True)

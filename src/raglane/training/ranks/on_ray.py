@@ -23,8 +23,10 @@ from raglane.training.ranks import Ranks, lost
 from raglane.training.state import Callback, Totals, TrainingState, load_state
 from raglane.training.trainer import Trainer
 
-# The number of starts of the workers, and seconds between two checks of their messages.
-_ATTEMPTS, _POLL = 4, 0.2
+# The number of starts of the workers.
+_ATTEMPTS = 4
+# Seconds between two checks of their messages.
+_POLL = 0.2
 # The files of Ray, in the folder of the run, which all machines share.
 _OWN = ".ray"
 

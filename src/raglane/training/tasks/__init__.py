@@ -36,9 +36,11 @@ CLASSES: dict[str, type[Task]] = {
 """The class of each task."""
 
 
-# Of a training whose length is left to the data: optimizer steps, most epochs, steps of early
-# stopping, fewest epochs.
-STEPS, MOST, PATIENT = 2000, 300, 500
+# Of a training whose length is left to the data: optimizer steps, epochs at most and at least, and
+# the steps without improvement after which it stops.
+STEPS = 2000
+MOST = 300
+PATIENT = 500
 FEWEST = dict.fromkeys(CLASSES, 30) | {"classify": 10, "tag": 10}
 # The fewest and most elements of a chunk of truncated backpropagation through one series.
 CHUNKS = 20, 100

@@ -22,8 +22,10 @@ from raglane.training.tasks.base import Measured, Meter, Score, Task, values_of
 
 # The maximum number of points of a picture of true and predicted numbers.
 _POINTS = 2000
-# The longest season that is tried, and the most elements that are compared for it.
-_LONGEST_SEASON, _COMPARED = 400, 5000
+# The longest season that is tried.
+_LONGEST_SEASON = 400
+# The most elements that are compared for a season.
+_COMPARED = 5000
 
 
 def by_quantile(output: Tensor, settings: ModelSettings) -> Tensor:
