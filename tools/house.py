@@ -27,7 +27,7 @@ _WORDS = {
 }
 # Names of variables and arguments that do not say what they hold.
 _VAGUE = frozenset(
-    "found own given made part parts one known kept wanted held place places".split()
+    "found own given made part one known kept wanted held place".split()
 )
 _API = re.compile(r"^\.\. (?:autoclass|autoexception|autofunction|data)::", flags=re.MULTILINE)
 _BRANCHES = (

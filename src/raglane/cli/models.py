@@ -289,8 +289,10 @@ def predict(
         "top": top,
         "horizon": horizon,
         "beam": beam,
+        "n_best": n_best,
+        "batch_size": batch_size,
+        "device": device,
     }
-    more |= {"n_best": n_best, "batch_size": batch_size, "device": device}
     if engine != "processes":
         if escape_formulas:
             got = f"True, with the engine {engine}"
@@ -316,23 +318,28 @@ def predict(
         else model.read(data, need_labels=False, format=format, **columns)
     )
     skips = columns.get("on_bad_row") == "skip"
-    listed = None if output is None else output.with_suffix(".skipped.jsonl")
-    for file in (output, listed if skips else None):
-        if file is not None:
-            check_apart(file, records.source, run)
-    # Standard output has only the predictions, if they are not written to a file.
-    log = console.log_error if output is None and not quiet else console.logger(quiet)
+    if output is None:
+        # Standard output has only the predictions.
+        log = console.logger(quiet) if quiet else console.log_error
+        _log_notes(records, model, log)
+        predictions = model.predict(records, **more)
+        console.write(to_bytes(predictions, ".csv", escape_formulas=escape_formulas))
+        if skips:
+            log_skipped(len(records.skipped), None, log)
+        return
+    check_apart(output, records.source, run)
+    others = {}
+    list_of_skipped = output.with_suffix(".skipped.jsonl")
+    if skips:
+        check_apart(list_of_skipped, records.source, run)
+        others[list_of_skipped] = skipped_lines(records.skipped)
+    log = console.logger(quiet)
     _log_notes(records, model, log)
     predictions = model.predict(records, **more)
-    if output is None:
-        console.write(to_bytes(predictions, ".csv", escape_formulas=escape_formulas))
-    else:
-        others = {listed: skipped_lines(records.skipped)} if skips and listed is not None else {}
-        write_predictions(output, predictions, others, escape_formulas=escape_formulas)
+    write_predictions(output, predictions, others, escape_formulas=escape_formulas)
     if skips:
-        log_skipped(len(records.skipped), listed, log)
-    if output is not None:
-        log(f"predictions: {len(predictions):,} sequences, {output}")
+        log_skipped(len(records.skipped), list_of_skipped, log)
+    log(f"predictions: {len(predictions):,} sequences, {output}")
 
 
 def _on_ray(

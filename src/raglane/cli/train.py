@@ -284,36 +284,19 @@ def tune(
 
     raglane tune meters.csv --task forecast --cell lstm --config search.toml
     """
-    from raglane._utils.checks import check_whole
     from raglane.runs.card import Parts
     from raglane.runs.training import guessed, read_parts
     from raglane.runs.tuning import Search, as_table, default_space, read_space
     from raglane.training.machine import check_machine
-    from raglane.training.ranks import ranks_of
 
-    check_whole("trials", trials, 1, "pass e.g. 30")
-    if minutes is not None and not 0 < minutes < 1e6:
-        raise ArgumentError(
-            "minutes", f"{minutes}", "a number above 0 and below a million", "pass e.g. 20"
-        )
-    planned = left_to_plan(choices)[1]
-    if planned is not None:
-        fix = "leave it out to search it, or pass a number"
-        raise ArgumentError(planned, "'auto'", "a number in a search", fix)
-    if ranks_of() is not None:
-        fix = "start the command without torchrun, once for each process that searches"
-        raise ArgumentError(
-            "ranks", "those of torchrun", "processes on this machine in a search", fix
-        )
+    _check_search(trials, minutes, choices)
     settings = settings_of(choices, data)
     source = Source(data, format, ColumnNames(**columns))
-    listed = read_space(
-        {} if config is None else read_toml(config).get("search", {}), f"[search] in {config}"
-    )
+    table = {} if config is None else read_toml(config).get("search", {})
+    listed = read_space(table, f"[search] in {config}")
     if "cell" in listed:
-        listed["cell"] = tuple(
-            named_choice(layer) for layer in cast(tuple[str, ...], listed["cell"])
-        )
+        cells = cast(tuple[str, ...], listed["cell"])
+        listed["cell"] = tuple(map(named_choice, cells))
     check_default(source, settings)
     if not show_config:
         require("optuna", "tune")
@@ -333,8 +316,11 @@ def tune(
             "format": format,
             "validation": validation,
             "test": test,
+            "trials": trials,
+            "minutes": minutes,
+            "out": out,
+            "quiet": quiet,
         }
-        others |= {"trials": trials, "minutes": minutes, "out": out, "quiet": quiet}
         changes = {
             key_of(settings, name): {"value": None, "unset": "searched", "comment": ""}
             for name in space
@@ -363,6 +349,25 @@ def tune(
     _search(
         Search(folder, settings, space, parts_of_data, saved_source, columns, trials, log, seconds)
     )
+
+
+def _check_search(trials: int, minutes: float | None, choices: Mapping[str, Any]) -> None:
+    """Raise if the arguments of a search are invalid, or cannot be searched."""
+    from raglane._utils.checks import check_whole
+    from raglane.training.ranks import ranks_of
+
+    check_whole("trials", trials, 1, "pass e.g. 30")
+    if minutes is not None and not 0 < minutes < 1e6:
+        rule = "a number above 0 and below a million"
+        raise ArgumentError("minutes", f"{minutes}", rule, "pass e.g. 20")
+    _, planned = left_to_plan(choices)
+    if planned is not None:
+        fix = "leave it out to search it, or pass a number"
+        raise ArgumentError(planned, "'auto'", "a number in a search", fix)
+    if ranks_of() is not None:
+        rule = "processes on this machine in a search"
+        fix = "start the command without torchrun, once for each process that searches"
+        raise ArgumentError("ranks", "those of torchrun", rule, fix)
 
 
 def _search(search: Search) -> None:

@@ -78,13 +78,13 @@ class Struct(NamedTuple):
         ``begin`` and ``end`` select a range of fields, ``end`` not included.
         """
         fields = list(self.formats)
-        part = fields[fields.index(begin) if begin else 0 : fields.index(end) if end else None]
-        if [name for name in part if name in names] != list(names):
+        chosen = fields[fields.index(begin) if begin else 0 : fields.index(end) if end else None]
+        if [name for name in chosen if name in names] != list(names):
             rule = "fields of the struct, in the order of csrc/abi/raglane.h"
             raise ArgumentError("names", ", ".join(names), rule, "reinstall raglane")
         formats = [
             self.formats[name] if name in names else f"{struct.calcsize('=' + self.formats[name])}x"
-            for name in part
+            for name in chosen
         ]
         return struct.Struct("=" + "".join(formats)).pack
 
@@ -119,13 +119,13 @@ class Library:
             raise ArgumentError("RAGLANE_ISA", repr(isa), rule, "unset it")
         return replace(self, isa=isa)
 
-    def threads(self, given: int | None = None) -> int:
+    def threads(self, asked: int | None = None) -> int:
         """Return the number of threads of a call: the given one, or torch's for None.
 
         It is 1 in a forked process, unless the library has threads of its own.
         """
         forked = forks.threads_before is not None and not self.own_threads
-        return 1 if forked else given or torch.get_num_threads()
+        return 1 if forked else asked or torch.get_num_threads()
 
     def apply(self, function: str, values: Tensor) -> Tensor:
         """Compute a ``raglane_function`` as cells do, of contiguous float32 or float64; for
@@ -197,7 +197,7 @@ def _mapped(path: Path) -> ctypes.CDLL | str:
         warnings.warn(
             f"{reason}. Layers run on PyTorch's kernels, slower", RuntimeWarning, stacklevel=2
         )
-        fixes = (fix for part, fix in _FIXES.items() if part in reason)
+        fixes = (fix for text, fix in _FIXES.items() if text in reason)
         return f"{reason}. {next(fixes, 'Reinstall raglane on this system')}"
 
 
@@ -314,8 +314,8 @@ def operators() -> Any:
         operators = torch.ops.raglane
         return tuple(
             [
-                part.default._op
-                for part in (operators.forward, operators.backward, operators.run_program)
+                operator.default._op
+                for operator in (operators.forward, operators.backward, operators.run_program)
             ]
         )
     except (OSError, RuntimeError, AttributeError):
@@ -407,16 +407,16 @@ def found_state(fields: bytes, sequences: int) -> tuple[Tensor, Tensor]:
     """Run a beam search, and return its state ``(S,)`` and the offsets of its records, ``(sequences
     + 1,)``, int64.
     """
-    found = ctypes.c_void_p()
+    address = ctypes.c_void_p()
     size = ctypes.c_int64()
-    call("raglane_find_prefixes", fields, ctypes.byref(found), ctypes.byref(size))
+    call("raglane_find_prefixes", fields, ctypes.byref(address), ctypes.byref(size))
     to: tuple[int | None, ...] = (None, None)
     try:
         state = torch.empty(size.value, dtype=torch.int64, device="cpu")
         offsets = torch.empty(sequences + 1, dtype=torch.int64, device="cpu")
         to = offsets.data_ptr(), state.data_ptr()
     finally:
-        call("raglane_take_prefixes", found, *to)  # which also frees the memory
+        call("raglane_take_prefixes", address, *to)  # which also frees the memory
     return state, offsets
 
 

@@ -61,32 +61,28 @@ class Parts(NamedTuple):
     @property
     def name(self) -> str:
         """The name of the data."""
-        return (
-            "data in memory"
-            if self.in_memory
-            else DEFAULT_DATA
-            if self.where is None
-            else Path(self.where).name
-        )
+        if self.in_memory:
+            return "data in memory"
+        return DEFAULT_DATA if self.where is None else Path(self.where).name
 
     @property
     def known(self) -> dict[str, Dataset]:
         """The existing parts, by name."""
         parts = {"training": self.training, "validation": self.validation, "test": self.test}
-        return {name: part for name, part in parts.items() if part is not None}
+        return {name: dataset for name, dataset in parts.items() if dataset is not None}
 
     @property
     def measured(self) -> tuple[str, Dataset]:
         """The part to evaluate on, with its name: test, else validation, else training."""
         return next(
-            ((name, part) for name, part in reversed(self.known.items()) if len(part)),
+            ((name, dataset) for name, dataset in reversed(self.known.items()) if len(dataset)),
             ("", self.training),
         )
 
 
 def about(parts: Parts, settings: Settings) -> str:
     """Return data, cell, task and counts, for the titles of pictures."""
-    counts = ", ".join(f"{len(part):,} {name}" for name, part in parts.known.items())
+    counts = ", ".join(f"{len(dataset):,} {name}" for name, dataset in parts.known.items())
     cell = (
         label_of(settings.cell)
         if is_own(settings.cell)
@@ -102,12 +98,12 @@ def write_card(
     it.
     """
     measured, notes = _measure(folder, settings, result, parts)
-    found = advise(settings, result, measured.evaluation, measured.on)
+    advice = advise(settings, result, measured.evaluation, measured.on)
     card = make_card(
-        folder, settings, parts, measured, notes if found is None else [*notes, f"{found}."]
+        folder, settings, parts, measured, notes if advice is None else [*notes, f"{advice}."]
     )
     write_files({folder / CARD: card.markdown().encode(), folder / REPORT: card.html()})
-    return found
+    return advice
 
 
 def advise(
@@ -117,19 +113,19 @@ def advise(
     what to try.
     """
     state = result.state
-    found = []
+    advice = []
     if evaluation is not None and (rule := evaluation.better_rule()) is not None:
-        found.append(f"the model is not better than a simple rule on the {on} part ({rule})")
+        advice.append(f"the model is not better than a simple rule on the {on} part ({rule})")
     is_last = (
         "validation_loss" in state.history[-1]
         and 1 < state.epoch == state.best_epoch == settings.epochs
     )
     if is_last:
-        found.append("the last epoch was the best")
-    if not found:
+        advice.append("the last epoch was the best")
+    if not advice:
         return None
-    if season := re.search(r"season (\d+) ", found[0]):
-        return f"{' and '.join(found)}: try differences to the element {season[1]} steps before as the data"
+    if season := re.search(r"season (\d+) ", advice[0]):
+        return f"{' and '.join(advice)}: try differences to the element {season[1]} steps before as the data"
     longer = argument("epochs", 2 * state.epoch)
     other = argument("lr", float(f"{settings.lr / 3:.1g}"))
     tries = (
@@ -137,7 +133,7 @@ def advise(
         if is_last
         else [argument("dropout", 0.3), other]
     )
-    return f"{' and '.join(found)}: try {' or '.join(tries)}"
+    return f"{' and '.join(advice)}: try {' or '.join(tries)}"
 
 
 def _measure(
@@ -192,29 +188,31 @@ class _Measured(NamedTuple):
     @property
     def value(self) -> tuple[float, str]:
         """The metric, and the part on which it was measured."""
-        on = (
-            self.on
-            if self.evaluation
-            else "validation"
-            if "validation_loss" in self.row
-            else "training"
-        )
         metric = self.result.metric
-        value = self.row.get(f"{on}_{metric}", self.row[f"train_{metric}"])
-        return (self.evaluation.numbers.get(metric, value) if self.evaluation else value), on
+        row = self.row
+        if self.evaluation is not None:
+            fallback = row.get(f"{self.on}_{metric}", row[f"train_{metric}"])
+            return self.evaluation.numbers.get(metric, fallback), self.on
+        if "validation_loss" in row:
+            return row.get(f"validation_{metric}", row[f"train_{metric}"]), "validation"
+        return row[f"train_{metric}"], "training"
 
     def results(self) -> Table:
         """Return loss and metrics of each part."""
         metric = self.result.metric
         parts: dict[str, dict[str, float]] = {}
-        for part, key in (("training", "train"), ("validation", "validation")):
+        for label, key in (("training", "train"), ("validation", "validation")):
             if f"{key}_loss" in self.row:
-                parts[part] = {"loss": self.row[f"{key}_loss"], metric: self.row[f"{key}_{metric}"]}
+                parts[label] = {
+                    "loss": self.row[f"{key}_loss"],
+                    metric: self.row[f"{key}_{metric}"],
+                }
         if self.evaluation is not None:
             parts[self.on] = parts.get(self.on, {}) | self.evaluation.numbers
         names = dict.fromkeys(name for numbers in parts.values() for name in numbers)
         rows = [
-            (name.replace("_", " "), *(part.get(name) for part in parts.values())) for name in names
+            (name.replace("_", " "), *(label.get(name) for label in parts.values()))
+            for name in names
         ]
         return Table("The best model; a dash was not measured", ("metric", *parts), rows)
 
@@ -258,17 +256,17 @@ class _Measured(NamedTuple):
         split = self.saved.preprocessor
         predicted = predict(self.saved, chosen, device=device)["prediction"]
         rows = []
-        for place, (own, prediction) in enumerate(
+        for index, (elements, prediction) in enumerate(
             zip(pairwise(chosen.offsets.tolist()), predicted, strict=True)
         ):
-            inputs = chosen.values[slice(*own)]
-            known = () if targets is None else targets.values[place]
+            inputs = chosen.values[slice(*elements)]
+            entries = () if targets is None else targets.values[index]
             rows.append(
                 {
                     "input": _short(join_tokens(inputs.tolist(), split.split))
                     if chosen.is_tokens
                     else len(inputs),
-                    "target": _short(join_tokens(known, split.label_split)),
+                    "target": _short(join_tokens(entries, split.label_split)),
                     "prediction": _short(
                         prediction if isinstance(prediction, str) else join_tokens(prediction, None)
                     ),
@@ -285,8 +283,13 @@ class _Measured(NamedTuple):
         sample = f", a random sample of {len(self.each.rows):,} sequences" if fewer else ""
         caption = f"On the {self.on} part{sample}"
         rows: list[dict[str, Any]] = [
-            {"lengths": str(one), "sequences": one.sequences, "loss": one.loss, metric: one.metric}
-            for one in self.each.ranges()
+            {
+                "lengths": str(group),
+                "sequences": group.sequences,
+                "loss": group.loss,
+                metric: group.metric,
+            }
+            for group in self.each.ranges()
         ]
         worst = max(rows, key=lambda row: row["loss"])
         names = [row["lengths"] for row in rows]
@@ -309,17 +312,17 @@ class _Measured(NamedTuple):
         hardest = [] if self.each is None else self.each.hardest(self.saved, device)
         if self.each is None or len(hardest) < 2:
             return []
-        has_classes = any(one.predicted for one in hardest)
+        has_classes = any(sequence.predicted for sequence in hardest)
         first = "id" if self.each.records.has_ids else "row"
         rows = [
-            {first: _short(one.id)}
+            {first: _short(sequence.id)}
             | (
-                {"true": _short(one.true), "predicted": _short(one.predicted)}
+                {"true": _short(sequence.true), "predicted": _short(sequence.predicted)}
                 if has_classes
                 else {}
             )
-            | {"steps": one.length, "loss": one.loss, self.result.metric: one.metric}
-            for one in hardest
+            | {"steps": sequence.length, "loss": sequence.loss, self.result.metric: sequence.metric}
+            for sequence in hardest
         ]
         return [
             Table.of(
@@ -331,9 +334,9 @@ class _Measured(NamedTuple):
         """Return pictures of loss and metric by epoch."""
         state = self.result.state
         metric = self.result.metric.replace("_", " ")
-        part = "validation" if "validation_loss" in state.history[-1] else "train"
+        prefix = "validation" if "validation_loss" in state.history[-1] else "train"
         words = f"Loss over {len(state.history)} epochs; the best is epoch {state.best_epoch}, "
-        words += f"with a {part} loss of {self.row[f'{part}_loss']:.4f}."
+        words += f"with a {prefix} loss of {self.row[f'{prefix}_loss']:.4f}."
         loss, score = (
             curve_svg(state.history, name, state.best_epoch)
             for name in ("loss", self.result.metric)
@@ -396,9 +399,9 @@ def make_card(
 def _lengths(parts: Parts) -> list[Block]:
     """Return a histogram of the lengths of each part."""
     lengths = {
-        name: np.asarray(part.element_counts).tolist()
-        for name, part in parts.known.items()
-        if len(part)
+        name: np.asarray(dataset.element_counts).tolist()
+        for name, dataset in parts.known.items()
+        if len(dataset)
     }
     if not lengths:
         return []
@@ -413,8 +416,8 @@ def _lengths(parts: Parts) -> list[Block]:
 def _data(parts: Parts, saved: SavedModel) -> Table:
     """Return the source of the data, and statistics of the lengths of each part."""
     rows: list[tuple[Any, ...]] = []
-    for name, part in parts.known.items():
-        lengths = np.asarray(part.element_counts)
+    for name, dataset in parts.known.items():
+        lengths = np.asarray(dataset.element_counts)
         if len(lengths) and lengths.sum():
             of = summary(Distribution.of(lengths))
             numbers = (of.count, of.elements, of.minimum, of.median, of.p95, of.maximum, of.fill)

@@ -84,58 +84,77 @@ def compare(folders: Iterable[str | os.PathLike[str]]) -> tuple[Compared, ...]:
     return tuple(map(_group, groups.values()))
 
 
+_LAST_COLUMNS = ("weights", "seconds", "epochs run", "best epoch")
+
+
 def _group(runs: Sequence[RunSummary]) -> Compared:
     """The rows of a group."""
     runs = sorted(runs, key=lambda run: run.state.best_loss)
     settings_of = [
         {entry.key: entry for entry in entries(run.description.settings)} for run in runs
     ]
-    # The options whose values are not the same in all runs.
-    differing = [
+    differing = _differing(settings_of)
+    labels = _file_labels(runs)
+    rows = [
+        _row(run, {key: settings[key] for key in differing}, labels)
+        for run, settings in zip(runs, settings_of, strict=True)
+    ]
+    names = dict.fromkeys(name for row in rows for name in row if name not in _LAST_COLUMNS)
+    columns = [*names, *_LAST_COLUMNS]
+    first = runs[0].description.settings
+    task = first.task if first.loss is None else f"{first.task} ({first.loss})"
+    data = ", ".join(dict.fromkeys(run.data for run in runs))
+    metric = first.terms.metric.replace("_", " ")
+    candidates = (f"validation {metric}", f"train {metric}")
+    return Compared(
+        f"{data}: {task}, {count_of(len(runs), 'run')}",
+        columns,
+        [[row.get(name) for name in columns] for row in rows],
+        best=0,
+        drawn=next((name for name in candidates if name in columns), "seconds"),
+        settings=differing,
+        losses=[[row[f"{_watched(row)}_loss"] for row in run.state.history] for run in runs],
+    )
+
+
+def _differing(settings_of: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the options whose values are not the same in all runs."""
+    return [
         key
         for key, entry in settings_of[0].items()
-        if any(one[key].value != entry.value for one in settings_of)
+        if any(settings[key].value != entry.value for settings in settings_of)
     ]
-    first = runs[0].description.settings
-    metric = first.terms.metric
-    tested_on = {run.test["data"] for run in runs if run.test}
-    # Files with the same name are distinguished by their paths.
-    names = [Path(path).name for path in tested_on]
-    labels = {
-        path: path if names.count(Path(path).name) > 1 else Path(path).name for path in tested_on
-    }
-    rows = []
-    for run, settings in zip(runs, settings_of, strict=True):
-        best = run.state.history[run.state.best_epoch - 1]
-        row: dict[str, Any] = {"run": str(run.folder)}
-        for key in differing:
-            value = settings[key].value
-            unset = settings[key].unset
-            row[key] = unset if value is None else _cell(value)
-        part = f"{_watched(best)}_"
-        row |= {
-            name.replace("_", " "): value for name, value in best.items() if name.startswith(part)
-        }
-        # Results on one file share columns.
-        where = labels.get(run.test.get("data", ""))
-        row |= {
-            f"{where} {name}".replace("_", " "): number
-            for name, number in run.test.items()
-            if name != "data"
-        }
-        row |= {"weights": run.weights, "seconds": sum(one["seconds"] for one in run.state.history)}
-        row |= {"epochs run": run.state.epoch, "best epoch": run.state.best_epoch}
-        rows.append(row)
-    ends = ("weights", "seconds", "epochs run", "best epoch")
-    columns = [*dict.fromkeys(name for row in rows for name in row if name not in ends), *ends]
-    names = list(dict.fromkeys(run.data for run in runs))
-    task = first.task if first.loss is None else f"{first.task} ({first.loss})"
-    title = f"{', '.join(names)}: {task}, {count_of(len(runs), 'run')}"
-    candidates = (f"{part} {metric.replace('_', ' ')}" for part in ("validation", "train"))
-    drawn = next((name for name in candidates if name in columns), "seconds")
-    losses = [[row[f"{_watched(row)}_loss"] for row in run.state.history] for run in runs]
-    cells = [[row.get(name) for name in columns] for row in rows]
-    return Compared(title, columns, cells, best=0, drawn=drawn, settings=differing, losses=losses)
+
+
+def _file_labels(runs: Sequence[RunSummary]) -> dict[str, str]:
+    """Return a label for each test file: its name, or its path if two files have the name."""
+    paths = {run.test["data"] for run in runs if run.test}
+    names = [Path(path).name for path in paths]
+    return {path: path if names.count(Path(path).name) > 1 else Path(path).name for path in paths}
+
+
+def _row(
+    run: RunSummary, settings: Mapping[str, Any], file_labels: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return the row of a run: settings that differ, losses and metrics, and costs."""
+    row: dict[str, Any] = {"run": str(run.folder)}
+    for key, entry in settings.items():
+        row[key] = entry.unset if entry.value is None else _cell(entry.value)
+    best = run.state.history[run.state.best_epoch - 1]
+    prefix = f"{_watched(best)}_"
+    for name, number in best.items():
+        if name.startswith(prefix):
+            row[name.replace("_", " ")] = number
+    # Results on one file share columns.
+    file_label = file_labels.get(run.test.get("data", ""))
+    for name, number in run.test.items():
+        if name != "data":
+            row[f"{file_label} {name}".replace("_", " ")] = number
+    row["weights"] = run.weights
+    row["seconds"] = sum(epoch["seconds"] for epoch in run.state.history)
+    row["epochs run"] = run.state.epoch
+    row["best epoch"] = run.state.best_epoch
+    return row
 
 
 def _watched(row: Mapping[str, float]) -> str:

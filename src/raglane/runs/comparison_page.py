@@ -64,9 +64,9 @@ def _blocks(group: Compared, prefix: str) -> list[Block]:
         Heading("Losses and settings"),
         picture(losses_svg(group), f"{prefix}l", "Loss by epoch.", epochs),
     ]
-    for place, name in enumerate(group.settings[:_SETTINGS] if len(group.rows) >= _FEWEST else ()):
-        caption = "" if place else "The best run has another colour."
+    for number, name in enumerate(group.settings[:_SETTINGS] if len(group.rows) >= _FEWEST else ()):
+        caption = "" if number else "The best run has another colour."
         blocks.append(
-            picture(setting_svg(group, name), f"{prefix}s{place}-", f"{drawn} by {name}.", caption)
+            picture(setting_svg(group, name), f"{prefix}s{number}-", f"{drawn} by {name}.", caption)
         )
     return blocks

@@ -121,7 +121,7 @@ def _value(value: Any) -> str:
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_value, value))}]"
     if isinstance(value, dict):
-        return f"{{{', '.join(f'{name} = {_value(one)}' for name, one in value.items())}}}"
+        return f"{{{', '.join(f'{name} = {_value(entry)}' for name, entry in value.items())}}}"
     if isinstance(value, str | Path):
         # The escapes of JSON are valid in TOML, which also requires one for DEL.
         return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -151,13 +151,11 @@ def _split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str
 
 def _typed(name: str, value: Any) -> Any:
     """Return the value of a setting, or raise if it has the wrong type."""
-    plain = (
-        value.item()
-        if isinstance(value, np.generic)
-        else list(value)
-        if isinstance(value, tuple)
-        else value
-    )
+    plain = value
+    if isinstance(value, np.generic):
+        plain = value.item()
+    elif isinstance(value, tuple):
+        plain = list(value)
     if plain is not None and plain == described(Settings)[name].also:
         return plain
     try:
@@ -168,9 +166,9 @@ def _typed(name: str, value: Any) -> Any:
         ) from error
 
 
-def _pair(part: Any) -> tuple[Any, Any]:
+def _pair(data: Any) -> tuple[Any, Any]:
     """Return data and labels of a validation or test part."""
-    return part if isinstance(part, tuple) and len(part) == 2 else (part, None)
+    return data if isinstance(data, tuple) and len(data) == 2 else (data, None)
 
 
 @contextmanager

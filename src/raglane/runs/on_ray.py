@@ -58,7 +58,7 @@ def predict_on_ray(
     partial.mkdir(parents=True)
     try:
         check_machines(ray, partial, "output")
-        places = [{"place": place} for place in range(len(blocks))]
+        places = [{"place": index} for index in range(len(blocks))]
         strategy = ray.data.ActorPoolStrategy(
             size=workers or max(1, int(ray.cluster_resources().get("CPU", 1)))
         )
@@ -121,18 +121,18 @@ class _Worker:
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Predict blocks; return their numbers, and for each an error message or ''."""
-        places = [int(place) for place in batch["place"]]
+        places = [int(index) for index in batch["place"]]
         return {
             "place": np.array(places),
-            "error": np.array([self._predict(place) for place in places], dtype=object),
+            "error": np.array([self._predict(index) for index in places], dtype=object),
         }
 
-    def _predict(self, place: int) -> str:
-        path = self._folder / f"part-{place:05d}.parquet"
+    def _predict(self, index: int) -> str:
+        path = self._folder / f"part-{index:05d}.parquet"
         if path.exists():
             # A worker wrote it before it was lost.
             return ""
-        block = self._blocks[place]
+        block = self._blocks[index]
         try:
             write_file(path, _predictions(self._predictor, block))
         except RaglaneError as error:

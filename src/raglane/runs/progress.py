@@ -213,16 +213,16 @@ class LoggingWatcher(CallingWatcher):
 
     def _create(self, loggers: Any) -> Any:
         """Create the logger, which writes to the folder of the run."""
-        place = (self._folder / LOGS).absolute()
+        directory = (self._folder / LOGS).absolute()
         name = self._folder.name
-        place.mkdir(exist_ok=True)
+        directory.mkdir(exist_ok=True)
         if self._settings.logger == "tensorboard":
-            return loggers.TensorBoardLogger(str(place), name="", version="")
+            return loggers.TensorBoardLogger(str(directory), name="", version="")
         if self._settings.logger == "wandb":
-            return loggers.WandbLogger(name=name, save_dir=str(place), project="raglane")
+            return loggers.WandbLogger(name=name, save_dir=str(directory), project="raglane")
         # MLflow 3 no longer supports Lightning's default, a store of plain files.
-        where = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{place / 'mlflow.db'}"
-        more = {} if "MLFLOW_TRACKING_URI" in os.environ else {"artifact_location": str(place)}
+        where = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{directory / 'mlflow.db'}"
+        more = {} if "MLFLOW_TRACKING_URI" in os.environ else {"artifact_location": str(directory)}
         return loggers.MLFlowLogger(
             experiment_name="raglane", run_name=name, tracking_uri=where, **more
         )

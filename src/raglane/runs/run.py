@@ -118,8 +118,8 @@ class Run:
             inputs = count_of(len(preprocess.channels), "channel")
         classes = len(self.labels)
         outputs = f" to {classes:,} class{'es' * (classes > 1)}" if classes else ""
-        place = "in memory" if self.folder is None else str(self.folder)
-        return f"Run({self.task}, {describe(self.model)}; {inputs}{outputs}; {place})"
+        source = "in memory" if self.folder is None else str(self.folder)
+        return f"Run({self.task}, {describe(self.model)}; {inputs}{outputs}; {source})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         files = model_files(self.model, self.preprocess, self.saved.columns)
@@ -294,7 +294,7 @@ class Run:
         if source.held is None:
             is_named = any(columns.get(role) for role in ("sequence", "features", "static"))
             return self._renamed(records) if is_named else records
-        unnamed = tuple(f"x{place}" for place in range(len(records.channels)))
+        unnamed = tuple(f"x{column}" for column in range(len(records.channels)))
         if records is data or unnamed not in (records.channels, self.channels):
             return records
         if (
@@ -310,9 +310,9 @@ class Run:
 
     def _renamed(self, records: Dataset) -> Dataset:
         """Give columns in the order of training their names in training."""
-        held = records.records
+        data = records.records
         encoders = self.preprocess.features
-        features = held.features
+        features = data.features
         if [feature.kind for feature in features] == [encoder.kind for encoder in encoders]:
             names = in_order(
                 [feature.name for feature in features], [encoder.name for encoder in encoders]
@@ -321,7 +321,7 @@ class Run:
                 replace(feature, name=name) for feature, name in zip(features, names, strict=True)
             )
         return Dataset(
-            replace(held, channels=tuple(in_order(held.channels, self.channels)), features=features)
+            replace(data, channels=tuple(in_order(data.channels, self.channels)), features=features)
         )
 
     def test_part(self) -> Dataset:
@@ -346,7 +346,7 @@ class Run:
             if sources.test is not None:
                 return sources.source(sources.test).read(self.task)
             if sources.path is None:
-                return Source(None, None).read(self.task, part="test")
+                return Source(None, None).read(self.task, role="test")
         raise ArgumentError(
             "data", "nothing", "given, because this run has no test data", "pass DATA"
         )
@@ -406,7 +406,9 @@ def in_order(names: Sequence[str], trained: Sequence[str]) -> Sequence[str]:
     its place.
     """
     pairs = zip(names, trained, strict=False)
-    fits = all(name == own or (name not in trained and own not in names) for name, own in pairs)
+    fits = all(
+        name == other or (name not in trained and other not in names) for name, other in pairs
+    )
     return trained if fits and len(names) == len(trained) else names
 
 

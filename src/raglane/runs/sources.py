@@ -109,18 +109,18 @@ class ColumnNames:
         check(self)
 
 
-def chosen_columns(given: Mapping[str, Any]) -> dict[str, Any]:
+def chosen_columns(names_of: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of :class:`ColumnNames` for columns named in Python."""
     # Imported here, because help texts read ColumnNames without torch.
     from raglane._utils.checks import check_flag, check_kind
     from raglane.data.records import LISTS
 
-    known = tuple(options(ColumnNames))
+    valid = tuple(options(ColumnNames))
     chosen: dict[str, Any] = {}
-    for name, value in given.items():
-        if name not in known:
+    for name, value in names_of.items():
+        if name not in valid:
             raise ArgumentTypeError(
-                "options", quote(name), f"one of {', '.join(known)}", "check the name"
+                "options", quote(name), f"one of {', '.join(valid)}", "check the name"
             )
         if name in LISTS and value is not None:
             value = [value] if isinstance(value, str) else value
@@ -130,31 +130,31 @@ def chosen_columns(given: Mapping[str, Any]) -> dict[str, Any]:
         if name in ("wide", "time_gaps") and value is not None:
             chosen[name] = check_flag(name, value)
             continue
-        for part in value if isinstance(value, (list, tuple)) else [value]:
+        for entry in value if isinstance(value, (list, tuple)) else [value]:
             check_kind(
-                name, part, (str, type(None)), "a string, or None", "pass the name of a column"
+                name, entry, (str, type(None)), "a string, or None", "pass the name of a column"
             )
         chosen[name] = list(value) if isinstance(value, tuple) else value
     return chosen
 
 
-def renamed(trained: ColumnNames, given: Mapping[str, Any]) -> ColumnNames:
+def renamed(trained: ColumnNames, names_of: Mapping[str, Any]) -> ColumnNames:
     """Return the columns of new data: those of training, replaced by the given ones of
     :func:`chosen_columns`.
     """
-    if given.get("sequence") is not None and trained.sequence is None:
+    if names_of.get("sequence") is not None and trained.sequence is None:
         # The sequences were the feature columns in training, and are another column now.
-        gone = {*(trained.features or ())} - {*(given.get("features") or ())}
+        gone = {*(trained.features or ())} - {*(names_of.get("features") or ())}
         categorical = [name for name in trained.categorical or () if name not in gone]
         trained = replace(trained, features=None, categorical=categorical or None)
     for role in ("features", "static"):
         before = getattr(trained, role) or ()
-        now = given.get(role) or ()
+        now = names_of.get(role) or ()
         if len(before) == len(now) > 0:
             names = dict(zip(before, now, strict=True))
             categorical = [names.get(name, name) for name in trained.categorical or ()]
             trained = replace(trained, categorical=categorical or None)
-    return replace(trained, **given)
+    return replace(trained, **names_of)
 
 
 @dataclass(frozen=True)
@@ -187,13 +187,9 @@ class Source:
     @property
     def where(self) -> str:
         """The source, for messages."""
-        return (
-            "memory"
-            if self.held is not None
-            else DEFAULT_DATA
-            if self.path is None
-            else str(self.path)
-        )
+        if self.held is not None:
+            return "memory"
+        return DEFAULT_DATA if self.path is None else str(self.path)
 
     @property
     def name(self) -> str:
@@ -213,12 +209,12 @@ class Source:
             else None
         )
 
-    def read(self, task: str, *, need_labels: bool = True, part: str = "train") -> Dataset:
+    def read(self, task: str, *, need_labels: bool = True, role: str = "train") -> Dataset:
         """Read the sequences into memory."""
         from raglane.data.reading import japanese_vowels, read
 
         if self.is_default:
-            return japanese_vowels()[0 if part == "train" else 1]
+            return japanese_vowels()[0 if role == "train" else 1]
         data, labels = self.held or (self.path, None)
         asked = self.asked(task, need_labels=need_labels)
         # The format is that of files, e.g. of the test data next to training data in memory.
@@ -312,28 +308,29 @@ class Source:
         """
         from raglane.data.records import LISTS
 
-        found = records.columns
-        guessed: dict[str, Any] = {"sequence": found.sequence, "label": found.label}
-        guessed |= {"split": found.split, "label_split": found.label_split}
+        used = records.columns
+        guessed: dict[str, Any] = {"sequence": used.sequence, "label": used.label}
+        guessed |= {"split": used.split, "label_split": used.label_split}
         for name in LISTS:
-            names = getattr(found, name)
+            names = getattr(used, name)
             guessed[name] = None if names is None else list(names)
         if not records.is_in_memory:
             # Other data is read as the converted data was.
-            guessed["tokens"] = None if found.tokens is None else "yes" if found.tokens else "no"
-            guessed |= {"time_gaps": found.time_gaps, "time": found.time, "wide": found.wide}
-            if found.sequence == "sequence":
+            words = {None: None, True: "yes", False: "no"}
+            guessed["tokens"] = words[used.tokens]
+            guessed |= {"time_gaps": used.time_gaps, "time": used.time, "wide": used.wide}
+            if used.sequence == "sequence":
                 # The default name in a converted folder; columns with this name are detected.
                 guessed["sequence"] = None
-        given = asdict(self.columns)
-        kept = {
+        asked = asdict(self.columns)
+        columns = {
             name: guessed.get(name) if named in (None, [], False) else named
-            for name, named in given.items()
+            for name, named in asked.items()
         }
-        kept |= {"time_gaps": bool(kept["time_gaps"]), "wide": self.columns.wide or found.wide}
+        columns |= {"time_gaps": bool(columns["time_gaps"]), "wide": self.columns.wide or used.wide}
         # Each prediction chooses the treatment of invalid rows.
-        kept["on_bad_row"] = "fail"
-        return kept | {"categorical": guessed["categorical"] or kept["categorical"]}
+        columns["on_bad_row"] = "fail"
+        return columns | {"categorical": guessed["categorical"] or columns["categorical"]}
 
 
 class Sources(NamedTuple):
@@ -363,7 +360,7 @@ class Sources(NamedTuple):
             return self, records, None
         columns = replace(source.columns, split="characters")
         source = replace(source, columns=columns)
-        others = [part and replace(part, columns=columns) for part in self[1:]]
+        others = [other and replace(other, columns=columns) for other in self[1:]]
         line = f"texts of one word are split into characters; {argument('split', 'words')} keeps them whole"
         return Sources(source, *others), source.read(task), line
 
@@ -389,8 +386,8 @@ class SavedSource:
     def of(cls, source: Source, validation: Source | None, test: Source | None) -> SavedSource:
         """Return the stored form of sources, without data in memory."""
 
-        def text(part: Source | None) -> str | None:
-            return None if part is None or part.path is None else str(part.path.absolute())
+        def text(other: Source | None) -> str | None:
+            return None if other is None or other.path is None else str(other.path.absolute())
 
         return cls(text(source), source.format, source.columns, text(validation), text(test))
 

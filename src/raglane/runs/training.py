@@ -112,9 +112,7 @@ def train_run(
             settings, line = _planned(settings, training, plans)
             log(line)
         if before is None:
-            settings, lines = settle(settings, training)
-            for line in (*lines, *CLASSES[settings.task].notes(training, validation, settings)):
-                log(line)
+            settings = _settled(settings, training, validation, log)
         _report_too_long(settings, training, log)
         data = {} if sources.training.held is not None else asdict(SavedSource.of(*sources))
         data = data or ({} if before is None else dict(before.data))
@@ -126,6 +124,16 @@ def train_run(
             settings, parts, out, before, watcher, data, sources.training.found_in(training)
         )
         return Trained(result, settings, parts, sources, advice)
+
+
+def _settled(
+    settings: Settings, training: Dataset, validation: Dataset | None, log: Log
+) -> Settings:
+    """Return the settings of a new run with everything that was left to the data."""
+    settings, lines = settle(settings, training)
+    for line in (*lines, *CLASSES[settings.task].notes(training, validation, settings)):
+        log(line)
+    return settings
 
 
 def _watched(
@@ -165,9 +173,9 @@ def _watched(
     if result.stopped_by is not None or parts.validation is None:
         return result, None
     saved = read_model(result.best, Path("a run in memory"))
-    part = parts.validation
+    validation = parts.validation
     device = pick_device(settings.device)
-    evaluation = evaluate(saved, part, device=device, horizon=steps_ahead(saved, part))
+    evaluation = evaluate(saved, validation, device=device, horizon=steps_ahead(saved, validation))
     return result, advise(settings, result, evaluation, "validation")
 
 
@@ -233,7 +241,7 @@ def _resumed(
     folder: Path,
     chosen: Mapping[str, Any],
     columns: Mapping[str, Any],
-    given: Sources | None,
+    other_sources: Sources | None,
 ) -> tuple[Settings, Sources]:
     """Return the settings and sources of a resumed run: its own, with the allowed changes."""
     layer = chosen.get("cell")
@@ -243,14 +251,14 @@ def _resumed(
     chosen = {name: value for name, value in chosen.items() if name != "cell" or cell is None}
     settings = replace(before.settings, **_changes_of(folder, before.settings, chosen))
     if not before.data:
-        if given is None:
+        if other_sources is None:
             rule = "a run with data in files; this one was trained in Python, on data in memory"
             fix = f"resume it in Python: rl.fit(data, out={str(folder)!r}, resume=True)"
             raise ArgumentError("resume", quote(str(folder)), rule, fix)
-        return settings, given
+        return settings, other_sources
     saved = SavedSource.load(folder, before.data)
     _changes_of(folder, saved.columns, columns)
-    named = given or Sources(saved.source(saved.path))
+    named = other_sources or Sources(saved.source(saved.path))
 
     def part(source: Source | None, path: str | None) -> Source | None:
         if source is None:
@@ -266,11 +274,11 @@ def _resumed(
 
 
 def _changes_of(
-    folder: Path, before: Settings | ColumnNames, given: Mapping[str, Any]
+    folder: Path, before: Settings | ColumnNames, values: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the given settings that differ from a run's, or raise if they may not change."""
-    own = asdict(before)
-    changes = {name: value for name, value in given.items() if value != own[name]}
+    before_values = asdict(before)
+    changes = {name: value for name, value in values.items() if value != before_values[name]}
     refused = next((name for name in changes if name not in _CHANGEABLE), None)
     if refused is not None:
         rule = (
@@ -291,29 +299,33 @@ def read_parts(
     """
     if (single := note_single(records.element_counts, records.is_tokens)) is not None:
         log(single)
-    given = None if sources.validation is None else _read(sources.validation, settings, log)
+    given_validation = (
+        None if sources.validation is None else _read(sources.validation, settings, log)
+    )
     where = "" if sources.validation is None else sources.validation.where
-    training, validation, notes = _divide(records, given, settings, sources.training.where, where)
+    training, validation, notes = _divide(
+        records, given_validation, settings, sources.training.where, where
+    )
     for note in notes:
         log(note)
     test = None if sources.test is None else _read(sources.test, settings, log)
-    for name, source, part in (
-        ("validation", sources.validation, given),
+    for name, source, dataset in (
+        ("validation", sources.validation, given_validation),
         ("test", sources.test, test),
     ):
-        if source is not None and part is not None and (count := _repeated(records, part)):
-            of = f"{count_of(len(part), 'sequence')} of {source.where}"
+        if source is not None and dataset is not None and (count := _repeated(records, dataset)):
+            of = f"{count_of(len(dataset), 'sequence')} of {source.where}"
             log(f"{name}: {count:,} of {of} are also in the training data")
     if test is None and sources.training.is_default:
-        test = sources.training.read(settings.task, part="test")
+        test = sources.training.read(settings.task, role="test")
     return training, validation, test
 
 
-def _repeated(training: Dataset, part: Dataset) -> int:
+def _repeated(training: Dataset, other: Dataset) -> int:
     """Return the number of sequences of a part with the elements of one for training; 0 if not in
     memory.
     """
-    if not training.is_in_memory or not part.is_in_memory:
+    if not training.is_in_memory or not other.is_in_memory:
         return 0
 
     def hashes(data: Dataset) -> Iterator[int]:
@@ -322,10 +334,10 @@ def _repeated(training: Dataset, part: Dataset) -> int:
             for start, end in pairwise(data.offsets.tolist())
             if end > start
         )
-        return (hash(tuple(own) if data.is_tokens else own.tobytes()) for own in cut)
+        return (hash(tuple(elements) if data.is_tokens else elements.tobytes()) for elements in cut)
 
-    known = set(hashes(training))
-    return sum(own in known for own in hashes(part))
+    seen = set(hashes(training))
+    return sum(elements in seen for elements in hashes(other))
 
 
 def _read(source: Source, settings: Settings, log: Log) -> Dataset:
@@ -345,23 +357,31 @@ def hold_out(data: Dataset, fraction: float, seed: int) -> tuple[Dataset, Datase
     if data.columns.task == "forecast" and len(data) == 1 and data.is_in_memory:
         return end_held_out(data, fraction)
     mask = held_out(data, fraction, seed)
-    kept = data.subset(~mask)
+    remaining = data.subset(~mask)
     apart = data.subset(mask)
     if not data.is_in_memory:
-        return kept, apart
+        return remaining, apart
     rows = np.flatnonzero(mask)
-    if apart.labels is not None and kept.labels is not None:
-        rows = rows[_known(apart.labels, kept.labels)]
-    elif apart.tags is not None and kept.tags is not None:
-        rows = rows[_all_elements(_known(apart.tags.tolist(), kept.tags.tolist()), apart.offsets)]
-    elif apart.targets is not None and kept.targets is not None and kept.targets.kind == "set":
-        seen = set(chain.from_iterable(kept.targets.values))
-        known = np.array(
+    if apart.labels is not None and remaining.labels is not None:
+        rows = rows[_known(apart.labels, remaining.labels)]
+    elif apart.tags is not None and remaining.tags is not None:
+        rows = rows[
+            _all_elements(_known(apart.tags.tolist(), remaining.tags.tolist()), apart.offsets)
+        ]
+    elif (
+        apart.targets is not None
+        and remaining.targets is not None
+        and remaining.targets.kind == "set"
+    ):
+        seen = set(chain.from_iterable(remaining.targets.values))
+        is_known = np.array(
             [seen.issuperset(labels) for labels in apart.targets.values], dtype=np.bool_
         )
-        rows = rows[_all_elements(known, apart.offsets) if apart.targets.per_element else known]
+        rows = rows[
+            _all_elements(is_known, apart.offsets) if apart.targets.per_element else is_known
+        ]
     if len(rows) == len(apart):
-        return kept, apart
+        return remaining, apart
     mask[:] = False
     mask[rows] = True
     return data.subset(~mask), data.subset(mask)
@@ -377,49 +397,63 @@ def _known(words: Iterable[str], others: Iterable[str]) -> NDArray[np.bool_]:
     """Return for each word whether it is among others; NumPy's arrays of strings would have the
     longest width.
     """
-    known = set(others)
-    return np.array([word in known for word in words], dtype=np.bool_)
+    vocabulary = set(others)
+    return np.array([word in vocabulary for word in words], dtype=np.bool_)
 
 
 def _divide(
     data: Dataset, validation: Dataset | None, settings: Settings, where: str, validation_from: str
 ) -> tuple[Dataset, Dataset | None, tuple[str, ...]]:
     """Return the training and the validation part, and a line on each."""
+    training = data
     rule = "none; the training loss decides which epoch is best"
     if validation is not None:
         rule = f"{count_of(len(validation), 'sequence')} of {validation_from}"
-    training = data
-    in_memory = data.is_in_memory
-    if validation is None and settings.validation_fraction > 0:
-        if settings.missing == "error":
-            # Before the split, so that the message counts in all sequences.
-            data.refuse_missing()
-        training, validation = hold_out(data, settings.validation_fraction, settings.seed)
-        how = "stratified by label, " if data.has_labels and settings.task == "classify" else ""
-        share = f"{100 * settings.validation_fraction:g} % of the training sequences"
-        rule = f"{count_of(len(validation), 'sequence')}, {share}, {how}seed {settings.seed}"
-        if how and (absent := training.label_counts().keys() - validation.label_counts().keys()):
-            rule += f", without {len(absent)} of {len(training.label_counts())} classes"
-        if len(training) == len(validation) == len(data):
-            rule = (
-                f"the end of the sequence, {100 * settings.validation_fraction:g} % of its elements"
-            )
-        rule += "" if in_memory else "; vocabulary and scale were counted of all, these too"
-        if len(validation) == 0:
-            validation = None
-            rule = "none: each sequence held out has a label or a tag that no other has"
-    what = "tokens" if training.is_tokens else "elements"
-    if in_memory:
-        what += "" if training.is_tokens else f" of {count_of(len(training.channels), 'channel')}"
-        features = ", ".join(f"{feature.name} ({feature.kind})" for feature in training.features)
-        what += f" and {features}" if features else ""
+    elif settings.validation_fraction > 0:
+        training, validation, rule = _held_out(data, settings)
     # NumPy adds up 10**9 numbers of 32 bits in half a second, torch in eighteen.
     elements = int(training.element_counts.sum(dtype=np.int64))
-    how = "" if in_memory else "batch by batch "
-    line = (
-        f"training: {count_of(len(training), 'sequence')}, {elements:,} {what}, {how}from {where}"
-    )
+    how = "" if data.is_in_memory else "batch by batch "
+    sequences = count_of(len(training), "sequence")
+    line = f"training: {sequences}, {elements:,} {_elements_in_words(training)}, {how}from {where}"
     return training, validation, (line, f"validation: {rule}")
+
+
+def _held_out(data: Dataset, settings: Settings) -> tuple[Dataset, Dataset | None, str]:
+    """Return the training and the validation part, and the rule of the split in words."""
+    if settings.missing == "error":
+        # Before the split, so that the message counts in all sequences.
+        data.refuse_missing()
+    training, validation = hold_out(data, settings.validation_fraction, settings.seed)
+    if len(validation) == 0:
+        return training, None, "none: each sequence held out has a label or a tag that no other has"
+    percent = f"{100 * settings.validation_fraction:g} %"
+    is_stratified = data.has_labels and settings.task == "classify"
+    how = "stratified by label, " if is_stratified else ""
+    rule = (
+        f"{count_of(len(validation), 'sequence')}, {percent} of the training sequences, "
+        f"{how}seed {settings.seed}"
+    )
+    if is_stratified:
+        classes = training.label_counts().keys()
+        absent = classes - validation.label_counts().keys()
+        rule += f", without {len(absent)} of {len(classes)} classes" if absent else ""
+    if len(training) == len(validation) == len(data):
+        rule = f"the end of the sequence, {percent} of its elements"
+    if not data.is_in_memory:
+        rule += "; vocabulary and scale were counted of all, these too"
+    return training, validation, rule
+
+
+def _elements_in_words(training: Dataset) -> str:
+    """Return the kind of the elements, with channels and further features of data in memory."""
+    words = "tokens" if training.is_tokens else "elements"
+    if not training.is_in_memory:
+        return words
+    if not training.is_tokens:
+        words += f" of {count_of(len(training.channels), 'channel')}"
+    features = ", ".join(f"{feature.name} ({feature.kind})" for feature in training.features)
+    return f"{words} and {features}" if features else words
 
 
 def _planned(settings: Settings, training: Dataset, what: str) -> tuple[Settings, str]:

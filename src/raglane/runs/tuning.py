@@ -118,32 +118,32 @@ def read_space(table: Any, where: str) -> Space:
 
 def _values(entry: Any, hint: Any, name: str, where: str) -> tuple[Any, ...] | Range:
     """Return the valid values or range of an option."""
-    rule = "a list of values, or {low, high}"
-    fix = "write [1, 2], or {low = 1, high = 2}"
     if isinstance(entry, list) and entry:
         values = tuple(_value(value, hint, name, where) for value in entry)
         if len(set(values)) < len(values):
-            raise ArgumentError(
-                where, quote(entry), "a list of distinct values", "remove the duplicates"
-            )
+            rule = "a list of distinct values"
+            raise ArgumentError(where, quote(entry), rule, "remove the duplicates")
         return values
+    fix = "write [1, 2], or {low = 1, high = 2}"
     if not isinstance(entry, dict) or not {"low", "high"} <= set(entry) <= {"low", "high", "log"}:
-        raise ArgumentError(where, quote(entry), rule, fix)
-    low, high = (_value(entry[end], hint, name, where) for end in ("low", "high"))
+        raise ArgumentError(where, quote(entry), "a list of values, or {low, high}", fix)
+    low = _value(entry["low"], hint, name, where)
+    high = _value(entry["high"], hint, name, where)
     log = entry.get("log", False)
-    is_number = all(
-        isinstance(end, int | float) and not isinstance(end, bool) for end in (low, high)
-    )
-    if not is_number or not isinstance(log, bool) or low >= high or (log and low <= 0):
-        raise ArgumentError(
-            where, quote(entry), "two numbers, the lower first, and above 0 if log is true", fix
-        )
-    return Range(
-        low,
-        high,
-        log,
-        whole=isinstance(low, int) and isinstance(high, int) and "float" not in str(hint),
-    )
+    if not (_is_number(low) and _is_number(high) and low < high) or not _fits_scale(log, low):
+        rule = "two numbers, the lower first, and above 0 if log is true"
+        raise ArgumentError(where, quote(entry), rule, fix)
+    is_whole = isinstance(low, int) and isinstance(high, int) and "float" not in str(hint)
+    return Range(low, high, log, whole=is_whole)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _fits_scale(log: Any, low: float) -> bool:
+    """Return True if ``log`` is a bool, and a logarithmic scale begins above 0."""
+    return isinstance(log, bool) and (low > 0 or not log)
 
 
 def _value(value: Any, hint: Any, name: str, where: str) -> Any:
@@ -287,13 +287,13 @@ class Search:
                 ),
                 pruner=optuna.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=3),
             )
-            kept = study.user_attrs.get("order")
+            stored = study.user_attrs.get("order")
         except Exception as error:
             raise _damaged(path, quote(" ".join(str(error).split()))) from error
-        if kept is None:
+        if stored is None:
             study.set_user_attr("order", json.dumps(order, sort_keys=True))
         else:
-            self._check_same(json.loads(kept), json.loads(json.dumps(order)))
+            self._check_same(json.loads(stored), json.loads(json.dumps(order)))
         return study
 
     def run(self) -> Tuned:
@@ -306,17 +306,17 @@ class Search:
             study = self.study
         stopped_by = None
         while stopped_by is None and time.monotonic() < until:
-            with ExitStack() as held:
+            with ExitStack() as locks:
                 with turn(self.folder / _TURN):
                     self._revive()
                     if self._begun >= self.trials:
                         break
                     trial = study.ask()
                     chosen = _suggest(trial, self.space)
-                    place = self._place(trial)
-                    trial.set_user_attr("folder", place.name)
-                    held.enter_context(locked(place))
-                stopped_by = self._try(trial, chosen, place, until)
+                    run_folder = self._place(trial)
+                    trial.set_user_attr("folder", run_folder.name)
+                    locks.enter_context(locked(run_folder))
+                stopped_by = self._try(trial, chosen, run_folder, until)
         with turn(self.folder / _TURN):
             return self._result(stopped_by)
 
@@ -334,13 +334,13 @@ class Search:
 
     def publish(self, best: Path) -> Path:
         """Copy the best trial to the folder of the study's best run, and return it."""
-        place = self.folder / BEST_RUN
+        target = self.folder / BEST_RUN
         partial = self.folder / f".{BEST_RUN}.partial"
         with turn(self.folder / _TURN):
             shutil.rmtree(partial, ignore_errors=True)
             shutil.copytree(best, partial, ignore=shutil.ignore_patterns(".*"))
-            put_folder(partial, place)
-        return place
+            put_folder(partial, target)
+        return target
 
     @property
     def _optuna(self) -> Any:
@@ -380,19 +380,19 @@ class Search:
             got = f"{quote(str(self.folder))}, which contains other files"
             raise ArgumentError("folder", got, "a new folder, or that of a study", fix) from error
 
-    def _check_same(self, kept: Mapping[str, Any], order: Mapping[str, Any]) -> None:
+    def _check_same(self, stored: Mapping[str, Any], order: Mapping[str, Any]) -> None:
         """Raise if the study in the folder is of other data, settings or search space."""
         fix = f"repeat its options, or start another study with another {argument('folder')}"
         folder = str(self.folder)
-        if kept["data"] != order["data"]:
+        if stored["data"] != order["data"]:
             rule = "the folder of a study of the same sequences and labels"
             raise ArgumentError("folder", f"{quote(folder)}, a study of other data", rule, fix)
-        for part, rule in (
+        for key, rule in (
             ("settings", "the value of the study"),
             ("space", "the search space of the study"),
         ):
-            for name in {**kept[part], **order[part]}:
-                before, now = (side[part].get(name) for side in (kept, order))
+            for name in {**stored[key], **order[key]}:
+                before, now = (side[key].get(name) for side in (stored, order))
                 if before != now:
                     got = f"{quote(now)}, but the study in {quote(folder)} was started with {quote(before)}"
                     raise ArgumentError(name, got, rule, fix)
@@ -400,13 +400,17 @@ class Search:
     def _revive(self) -> None:
         """Enqueue the trials of dead processes again; their runs resume in their folders."""
         for trial in self._in_state("RUNNING"):
-            place = self._place(trial)
-            with suppress(ArgumentError), locked(place):
+            run_folder = self._place(trial)
+            with suppress(ArgumentError), locked(run_folder):
                 self.study.tell(trial.number, state=self._optuna.trial.TrialState.FAIL)
                 if trial.params:
-                    self.study.enqueue_trial(dict(trial.params), user_attrs={"folder": place.name})
+                    self.study.enqueue_trial(
+                        dict(trial.params), user_attrs={"folder": run_folder.name}
+                    )
 
-    def _try(self, trial: Any, chosen: Mapping[str, Any], place: Path, until: float) -> int | None:
+    def _try(
+        self, trial: Any, chosen: Mapping[str, Any], run_folder: Path, until: float
+    ) -> int | None:
         """Train a trial and report its result to the study, or return the signal that stopped
         it.
         """
@@ -421,10 +425,10 @@ class Search:
                 settings,
                 self.parts.training,
                 self.parts.validation,
-                place,
+                run_folder,
                 data=self.data,
                 columns=self.columns,
-                resume=(place / LAST).exists(),
+                resume=(run_folder / LAST).exists(),
                 callback=watcher,
                 config=run_config(settings, self.data),
             )
@@ -446,12 +450,12 @@ class Search:
             text = "diverged"
         except ArgumentError as error:
             # If no other trial has a result or may get one, this error is the reason.
-            if (place / LAST).exists() or len(self._in_state("PRUNED")) + 1 >= self.trials:
+            if (run_folder / LAST).exists() or len(self._in_state("PRUNED")) + 1 >= self.trials:
                 raise
             outcome = pruned
             text = f"left out: {error}"
         self.study.tell(trial, **outcome)
-        self.log(f"trial {int(place.name)}: {text}  ({words})")
+        self.log(f"trial {int(run_folder.name)}: {text}  ({words})")
         return None
 
     def _result(self, stopped_by: int | None) -> Tuned:
@@ -468,10 +472,10 @@ class Search:
         if not complete:
             return Tuned(None, math.nan, self.settings, done, others, stopped_by)
         best = min(complete, key=lambda trial: float(trial.value))
-        place = self._place(best)
-        find(place, LAST)
+        run_folder = self._place(best)
+        find(run_folder, LAST)
         return Tuned(
-            place, best.value, replace(self.settings, **best.params), done, others, stopped_by
+            run_folder, best.value, replace(self.settings, **best.params), done, others, stopped_by
         )
 
 
@@ -496,10 +500,6 @@ def _damaged(path: Path, got: str) -> CheckpointError:
 
 
 def _text(value: Any) -> str:
-    return (
-        f"{value:.3g}"
-        if isinstance(value, float)
-        else str(value).lower()
-        if isinstance(value, bool)
-        else str(value)
-    )
+    if isinstance(value, float):
+        return f"{value:.3g}"
+    return str(value).lower() if isinstance(value, bool) else str(value)

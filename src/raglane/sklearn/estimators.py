@@ -77,7 +77,7 @@ def _sequences_from(estimator: Any, X: Any, *, reset: bool) -> Dataset:  # noqa:
             fix,
         )
     # As in Run.read: channels of arrays have no names, and agree with others by their places.
-    if tuple(f"x{place}" for place in range(count or 0)) in (records.channels, estimator._names):
+    if tuple(f"x{column}" for column in range(count or 0)) in (records.channels, estimator._names):
         records = Dataset(
             replace(records.records, channels=tuple(in_order(records.channels, estimator._names)))
         )
@@ -105,20 +105,20 @@ def _steps_first(parts: list[Any], channels: str) -> list[Any]:
     """
     sequences: list[Any] = []
     widths: dict[int, int] = {}
-    for place, part in enumerate(parts):
-        plain = part.detach().cpu().numpy() if isinstance(part, torch.Tensor) else part
+    for index, sequence in enumerate(parts):
+        plain = sequence.detach().cpu().numpy() if isinstance(sequence, torch.Tensor) else sequence
         try:
             array = np.asanyarray(plain)  # read refuses a mask
         except ValueError:
             # Lists of different lengths: read raises with a better message.
-            sequences.append(part)
+            sequences.append(sequence)
             continue
         if array.ndim == 2:
             array = array.T if channels == "first" else array
-            widths[place] = array.shape[1]
+            widths[index] = array.shape[1]
         sequences.append(array)
     typical = next(iter(widths.values()), 0)
-    odd = next((place for place, width in widths.items() if width != typical), None)
+    odd = next((index for index, width in widths.items() if width != typical), None)
     if odd is not None:
         where, other = _LAYOUTS[channels]
         got = f"{_kind(widths[odd])} in an array {where}"
@@ -173,9 +173,9 @@ def _signature() -> inspect.Signature:
     """Return the signature of an estimator: the settings of a training, and its own parameters."""
     kind = inspect.Parameter.KEYWORD_ONLY
     chosen = [(field.name, field.default) for field in fields(Settings) if field.name not in _OWN]
-    own = [("random_state", 0), ("channels", "last"), ("validation", None), ("callback", None)]
+    extra = [("random_state", 0), ("channels", "last"), ("validation", None), ("callback", None)]
     parameters = [
-        inspect.Parameter(name, kind, default=default) for name, default in (*chosen, *own)
+        inspect.Parameter(name, kind, default=default) for name, default in (*chosen, *extra)
     ]
     return inspect.Signature(
         [inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD), *parameters]
@@ -211,14 +211,14 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
             ValueError: as :func:`raglane.fit`, or ``X`` and ``y`` have different lengths.
         """
         records = self._labelled(X, y, reset=True)
-        part = None
+        validation_data = None
         if self.validation is not None:
             if not (isinstance(self.validation, tuple) and len(self.validation) == 2):
                 fix = "pass both, or a share of the training data as validation_fraction"
                 raise ArgumentTypeError(
                     "validation", quote(self.validation), "a pair (X, y), or None", fix
                 )
-            part = self._labelled(*self.validation, reset=False)
+            validation_data = self._labelled(*self.validation, reset=False)
         options = {
             field.name: getattr(self, field.name)
             for field in fields(Settings)
@@ -229,7 +229,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
             seed = check_random_state(seed).randint(2**31 - 1)
         seed = check_whole("random_state", seed, 0, most=2**63 - 1)
         options |= {"task": self._task, "seed": seed, "callback": self.callback}
-        self.run_ = fit(records, validation=part, progress=False, **options)
+        self.run_ = fit(records, validation=validation_data, progress=False, **options)
         self.n_iter_ = 0 if self.run_.result is None else self.run_.result.state.epoch
         return self
 
@@ -313,10 +313,10 @@ class RecurrentClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
     def predict_proba(self, X: Any) -> npt.NDArray[np.float64]:  # noqa: N803
         """Return the probabilities of the classes, ``(n, K)``, in the order of ``classes_``."""
         answers = self._predict(X, probabilities=True)
-        found = np.array([answers[f"p_{place}"] for place in range(len(self.classes_))])
+        shares = np.array([answers[f"p_{column}"] for column in range(len(self.classes_))])
         # log_loss warns of the sums of float32. Python's sum has the same order, so the same bits,
         # in any batch.
-        return (found / sum(found)).T
+        return (shares / sum(shares)).T
 
     def predict(self, X: Any) -> npt.NDArray[Any]:  # noqa: N803
         """Return the class of each sequence, ``(n,)``."""
@@ -353,7 +353,7 @@ class RecurrentRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
         if y.ndim == 1:
             return labelled
         # Per sequence, also if its numbers are as many as the elements.
-        names = tuple(f"labels_{place}" for place in range(y.shape[1]))
+        names = tuple(f"labels_{column}" for column in range(y.shape[1]))
         return Dataset(replace(labelled.records, targets=Targets(y, names=names)))
 
     def predict(self, X: Any) -> npt.NDArray[np.float64]:  # noqa: N803

@@ -257,8 +257,8 @@ class RareTokens:
         """
         first = values.shape[1] - len(self.rare)
         columns = [
-            self._replaced(values[:, first + place].long(), place)
-            for place in range(len(self.rare))
+            self._replaced(values[:, first + index].long(), index)
+            for index in range(len(self.rare))
         ]
         return torch.cat([values[:, :first], torch.stack(columns, dim=1).to(values.dtype)], dim=1)
 
@@ -273,13 +273,13 @@ def _seen_once(training: Dataset, preprocessor: Preprocessor) -> list[Tensor]:
     """Return the words of each vocabulary that occur once, as masks in the order of the columns of
     inputs.
     """
-    known = training.statistics
+    statistics = training.statistics
     coded = [
         (encoder, encoder.vocabulary)
         for encoder in preprocessor.features
         if encoder.vocabulary is not None
     ]
-    counted = [(known.features[encoder.name].words, words) for encoder, words in coded]
+    counted = [(statistics.features[encoder.name].words, words) for encoder, words in coded]
     if preprocessor.vocabulary is not None:
-        counted.append((known.tokens, preprocessor.vocabulary))
+        counted.append((statistics.tokens, preprocessor.vocabulary))
     return [torch.tensor([counts.get(word, 0) == 1 for word in words]) for counts, words in counted]

@@ -101,16 +101,16 @@ def count_weights(path: str | os.PathLike[str]) -> int:
     folder = model_folder(as_path(path))
     sizes = _sizes(read_json(folder / CONFIG), folder)
     weights = read_tensors(folder / WEIGHTS)
-    found = sum(tensor.numel() for tensor in weights.values())
+    stored_count = sum(tensor.numel() for tensor in weights.values())
     if is_own(sizes.cell):
-        return found
+        return stored_count
     with reading(folder / CONFIG):
-        wanted = sizes.count()[0]
-    if found < wanted:
+        model_count = sizes.count()[0]
+    if stored_count < model_count:
         raise damaged(
-            folder / WEIGHTS, f"fewer than the {wanted:,} weights that {CONFIG} describes"
+            folder / WEIGHTS, f"fewer than the {model_count:,} weights that {CONFIG} describes"
         )
-    return wanted
+    return model_count
 
 
 def read_model(files: Mapping[str, bytes], folder: Path) -> SavedModel:
@@ -153,9 +153,9 @@ def _made(
         columns = dict(config["columns"])
     stored = read_weights()
     # Checked before the model is built: a damaged configuration may describe a million layers.
-    found = sum(tensor.numel() for tensor in stored.values())
-    if found < weights or len(stored) < tensors:
-        got = f"{found:,} weights in {len(stored):,} tensors where {CONFIG} describes {weights:,} in {tensors:,}"
+    stored_count = sum(tensor.numel() for tensor in stored.values())
+    if stored_count < weights or len(stored) < tensors:
+        got = f"{stored_count:,} weights in {len(stored):,} tensors where {CONFIG} describes {weights:,} in {tensors:,}"
         raise damaged(folder / WEIGHTS, got)
     # The random initial weights are overwritten, so the state of the generator is restored.
     with reading(folder / CONFIG), torch.random.fork_rng(devices=[]):
@@ -168,13 +168,13 @@ def load_weights(model: SequenceModel, tensors: Mapping[str, Tensor], path: Path
     """Load weights into a model; raise unless names, shapes and dtypes agree, and all are
     finite.
     """
-    wanted = model.state_dict()
+    expected = model.state_dict()
     for name in [
-        *(name for name in wanted if name not in tensors),
-        *(name for name in tensors if name not in wanted),
+        *(name for name in expected if name not in tensors),
+        *(name for name in tensors if name not in expected),
     ]:
-        raise damaged(path, f"{'no' if name in wanted else 'an unknown'} tensor {name!r}")
-    for name, like in wanted.items():
+        raise damaged(path, f"{'no' if name in expected else 'an unknown'} tensor {name!r}")
+    for name, like in expected.items():
         tensor = tensors[name]
         if tensor.shape != like.shape:
             raise damaged(

@@ -181,9 +181,9 @@ def best_path(log_probs: Ragged) -> Hypotheses:
     starts[firsts[firsts < len(labels)]] = True
     begins = starts.nonzero().squeeze(1)
     ends = torch.cat([begins[1:], begins.new_full((min(len(begins), 1),), len(labels))])
-    kept = labels[begins] != 0
-    begins = begins[kept]
-    ends = ends[kept]
+    is_token = labels[begins] != 0
+    begins = begins[is_token]
+    ends = ends[is_token]
     owners = log_probs.segment_ids[begins]
     lengths = torch.bincount(owners, minlength=len(log_probs))
     times = torch.stack([begins, ends], 1) - firsts[owners].unsqueeze(1)

@@ -144,9 +144,9 @@ class Evaluation:
             for name in (steps[0] if steps else {})
             if name != "step"
         }
-        found = _better_rule(ahead)
+        rule = _better_rule(ahead)
         return _better_rule(self.numbers) or (
-            found and f"{found}, as the mean of {len(steps)} steps ahead"
+            rule and f"{rule}, as the mean of {len(steps)} steps ahead"
         )
 
     @property
@@ -260,8 +260,8 @@ def predict(
             model, batches, horizon=horizon, probabilities=probabilities, **options
         )
     if task.is_per_element:
-        own = [slice(start, end) for start, end in pairwise(dataset.tensors().offsets.tolist())]
-        columns = {name: [values[part] for part in own] for name, values in columns.items()}
+        slices = [slice(start, end) for start, end in pairwise(dataset.tensors().offsets.tolist())]
+        columns = {name: [values[rows] for rows in slices] for name, values in columns.items()}
     return Predictions({"id": ids, **columns})
 
 
@@ -362,7 +362,7 @@ def sample(
     device = device or torch.device("cpu")
     words = saved.preprocessor.vocabulary or ()
     split = saved.preprocessor.split
-    positions = {token: place for place, token in enumerate(words) if token != END}
+    positions = {token: index for index, token in enumerate(words) if token != END}
     prefix = split_texts([prompt], split or "words")[0].tolist()
     start = torch.tensor(
         [END_TOKEN, *(positions.get(token, UNKNOWN_TOKEN) for token in prefix)], device=device
@@ -382,12 +382,12 @@ def sample(
         if beam is None:
             drawn = model.generate(Ragged([start] * count), length, pick).tolist()
         else:
-            found = model.search(Ragged([start]), length, beam, min(count, beam))
-            drawn = [tokens.tolist() for tokens in found.tokens]
+            hypotheses = model.search(Ragged([start]), length, beam, min(count, beam))
+            drawn = [tokens.tolist() for tokens in hypotheses.tokens]
     texts = []
     for row in drawn:
         end = row.index(END_TOKEN) if END_TOKEN in row else len(row)
-        texts.append(join_tokens([*prefix, *(words[place] for place in row[:end])], split))
+        texts.append(join_tokens([*prefix, *(words[index] for index in row[:end])], split))
     return texts
 
 
@@ -415,12 +415,12 @@ def check_options(
 ) -> None:
     """Raise if an option of a prediction is invalid or does not exist for the task."""
     numbers = {"horizon": horizon, "top": top, "n_best": n_best}
-    for name, value, given in (
+    for name, value, is_set in (
         *((name, check_whole(name, number, 1), number != 1) for name, number in numbers.items()),
         ("probabilities", probabilities, probabilities),
         ("beam", beam, beam is not None),
     ):
-        if given and name not in task.options:
+        if is_set and name not in task.options:
             tasks = [task for task, kind in CLASSES.items() if name in kind.options]
             rule = f"left out except for the task {' or '.join(tasks)}"
             raise ArgumentError(name, quote(value), rule, "leave it out")

@@ -142,9 +142,9 @@ def refuse_diverged(description: RunDescription, folder: Path) -> None:
         raise DivergedError(message("resume", got, rule, fix), description.diverged)
 
 
-def fingerprint(*parts: Dataset | None) -> str:
+def fingerprint(*datasets: Dataset | None) -> str:
     """Return a hash of sequences, labels and their order."""
-    texts = ["" if part is None else part.fingerprint for part in parts]
+    texts = ["" if dataset is None else dataset.fingerprint for dataset in datasets]
     return _MARK + hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
 
 
@@ -158,18 +158,18 @@ def is_same_data(before: RunDescription, job: Job) -> bool:
     return before.identity == job.identity
 
 
-def identity(*parts: Dataset | None) -> str:
+def identity(*datasets: Dataset | None) -> str:
     """Return a hash of sequences and labels that does not depend on their order and division into
     parts.
     """
     total = 0
     count = 0
-    for part in parts:
-        if part is None:
+    for dataset in datasets:
+        if dataset is None:
             continue
-        if not part.is_in_memory:
+        if not dataset.is_in_memory:
             # All parts are rows of one folder, and share its statistics.
-            return f"folder-{zlib.crc32(repr(part.statistics.to_config()).encode()):08x}"
-        total += int(sequence_hashes(part.records).sum(dtype=np.uint64))
-        count += len(part)
+            return f"folder-{zlib.crc32(repr(dataset.statistics.to_config()).encode()):08x}"
+        total += int(sequence_hashes(dataset.records).sum(dtype=np.uint64))
+        count += len(dataset)
     return f"{count}-{total % 2**64:016x}"

@@ -87,10 +87,10 @@ class Learner(nn.Module):
             return self.model.run_chunk(inputs, self.carried, begins)
         streams = order.streams
         count = order.batch_size
-        own = _each_state(
+        states_of_rows = _each_state(
             lambda state: state[:, streams.start :: streams.step].contiguous(), self.carried
         )
-        output, state = self.model.run_chunk(inputs, own, begins)
+        output, state = self.model.run_chunk(inputs, states_of_rows, begins)
         return output, _each_state(lambda mine: ranks.joined(mine, streams, count), state)
 
     def average(self) -> None:
@@ -118,9 +118,9 @@ def shared(learner: Learner, device: torch.device) -> DistributedDataParallel:
     )
     # With find_unused_parameters the reducer keeps its buckets, so sums have a fixed order, and a
     # resumed run has the bits of an uninterrupted one. Buffers are equal on all ranks.
-    places = None if device.index is None else [device.index]
+    device_ids = None if device.index is None else [device.index]
     return DistributedDataParallel(
-        learner, places, find_unused_parameters=True, broadcast_buffers=False
+        learner, device_ids, find_unused_parameters=True, broadcast_buffers=False
     )
 
 

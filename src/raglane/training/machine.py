@@ -46,9 +46,9 @@ def check_machine(settings: Settings) -> torch.device:
             )
     device = pick_device(settings.device)
     smallest = {
-        part.name: getattr(settings, part.name)
-        for part in fields(ModelConfig)
-        if hasattr(settings, part.name)
+        field.name: getattr(settings, field.name)
+        for field in fields(ModelConfig)
+        if hasattr(settings, field.name)
     }
     sizes = {"input_size": BLOCKS[settings.missing], "output_size": 1, "embedding": None}
     check_size(ModelConfig(**smallest | sizes), settings, device)
@@ -115,22 +115,22 @@ def plan_batches(
     layer = SequenceModel(ModelConfig.of(settings, preprocessor)).encoder.recurrent.to(device)
     # Only the backend that the layer chooses in training.
     backend = explain(layer, torch.zeros(1, layer.input_size, device=device)).backend
-    found = plan(lengths, layer, ranks=ranks, backends=[backend], threads=[threads])
+    advice = plan(lengths, layer, ranks=ranks, backends=[backend], threads=[threads])
     if what == "batch_elements":
-        why = words.why(found.best_by_elements, found.rows, ranks)
-        return _by_elements(settings, found, int(lengths.max()), ranks), why
-    chosen = ranks * found.best.size
+        why = words.why(advice.best_by_elements, advice.rows, ranks)
+        return _by_elements(settings, advice, int(lengths.max()), ranks), why
+    chosen = ranks * advice.best.size
     if settings.bptt_steps is not None:
         # At most one stream per sequence.
-        return replace(settings, batch_size=max(min(chosen, len(training)), ranks)), found.why
-    return replace(settings, batch_size=chosen, bucket=found.best.grouped), found.why
+        return replace(settings, batch_size=max(min(chosen, len(training)), ranks)), advice.why
+    return replace(settings, batch_size=chosen, bucket=advice.best.grouped), advice.why
 
 
-def _by_elements(settings: Settings, found: Plan, longest: int, ranks: int) -> Settings:
+def _by_elements(settings: Settings, advice: Plan, longest: int, ranks: int) -> Settings:
     """Return the settings with the planned limit of elements, raised if the longest sequences must
     fit.
     """
-    best = found.best_by_elements
+    best = advice.best_by_elements
     chosen = ranks * best.size
     if ranks > 1 or settings.too_long == "refuse":
         # BatchSampler requires this, so that each rank has a sequence in every step.

@@ -38,8 +38,8 @@ class Mixed(nn.Module):
 
     def forward(self, elements: Tensor) -> Tensor:
         """Map ``(N, columns)`` float32 to ``(N, width)``."""
-        places = elements[:, self.numbers :].long()
-        embedded = [table(places[:, column]) for column, table in enumerate(self.tables)]
+        categories = elements[:, self.numbers :].long()
+        embedded = [table(categories[:, column]) for column, table in enumerate(self.tables)]
         return torch.cat([elements[:, : self.numbers], *embedded], dim=1)
 
 
@@ -57,10 +57,10 @@ class _DroppedEmbedding(nn.Embedding):
         embedded = super().forward(input)
         if not self.training:
             return embedded
-        kept = (torch.rand(self.num_embeddings, device=embedded.device) >= self.share).to(
+        keep = (torch.rand(self.num_embeddings, device=embedded.device) >= self.share).to(
             embedded.dtype
         )
-        return embedded * (kept / (1 - self.share))[input].unsqueeze(-1)
+        return embedded * (keep / (1 - self.share))[input].unsqueeze(-1)
 
 
 def with_dropout(embedding: Mixed | nn.Embedding, share: float) -> Mixed | nn.Embedding:
@@ -296,9 +296,9 @@ class SequenceModel(nn.Module):
         """Add the previous elements to a forecast of numbers; return other outputs unchanged."""
         if self.config.task != "forecast" or self.is_binary:
             return scores
-        known = inputs.values[:, : self.channels]
+        last = inputs.values[:, : self.channels]
         count = len(self.config.quantiles)
-        before = known if count == 1 else torch.cat([known] * count, 1)
+        before = last if count == 1 else torch.cat([last] * count, 1)
         return scores.map(lambda change: before + change)
 
     @property
@@ -342,13 +342,13 @@ class SequenceModel(nn.Module):
         """True if a forecast is a logit, not the difference to the previous element."""
         return self.config.task == "forecast" and self.config.loss_name == "bce"
 
-    def forecast(self, inputs: Ragged, horizon: int = 1, kept: int = 0) -> Tensor:
+    def forecast(self, inputs: Ragged, horizon: int = 1, static_size: int = 0) -> Tensor:
         """Forecast the next elements of each sequence; each forecast is the input of the next.
 
         Args:
             inputs: sequences of ``(L, input_size)`` float32.
             horizon: the number of elements.
-            kept: the number of last channels that are features of the sequence and stay constant.
+            static_size: the number of last channels that are features of the sequence and stay constant.
 
         Returns:
             ``(B, horizon, output_size)``; NaN for an empty sequence. With the loss bce these are
@@ -360,14 +360,14 @@ class SequenceModel(nn.Module):
         middle = slice(self.config.middle * size, (self.config.middle + 1) * size)
         recurrent: Any = self.encoder.recurrent
         out, state = recurrent(self.encoder.embed(inputs))
-        known = inputs.last(empty=float("nan"))
+        last = inputs.last(empty=float("nan"))
         forecast = self._next(
-            known[:, :size].repeat(1, count), self.head(self.encoder.dropout(out.last()))
+            last[:, :size].repeat(1, count), self.head(self.encoder.dropout(out.last()))
         )
         forecasts = [forecast]
         # The was-missing channels of a forecast are 0.
-        flags = torch.zeros_like(known[:, size : known.shape[1] - kept])
-        same = known[:, known.shape[1] - kept :]
+        flags = torch.zeros_like(last[:, size : last.shape[1] - static_size])
+        same = last[:, last.shape[1] - static_size :]
         for _ in range(1, horizon):
             # 0 * forecast keeps NaN.
             fed_back = (

@@ -71,7 +71,7 @@ def name_cell(cell: object) -> str:
     if isinstance(cell, type):
         path = _source_of(cell)
         name = cell.__name__
-        wanted = None
+        expected_digest = None
     elif not isinstance(cell, str):
         fix = "pass 'path/to/file.py:MyCell'"
         raise ArgumentTypeError(
@@ -80,11 +80,11 @@ def name_cell(cell: object) -> str:
     elif not is_own(cell):
         return cell
     else:
-        path, name, wanted = _parts(cell)
+        path, name, expected_digest = _parts(cell)
     content = _read(path)
     digest = hashlib.sha256(content).hexdigest()
-    if wanted not in (None, digest):
-        raise ArgumentError(_changed(path, digest, str(wanted)))
+    if expected_digest not in (None, digest):
+        raise ArgumentError(_changed(path, digest, str(expected_digest)))
     path = os.path.abspath(path)
     _NAMED[digest] = NamedCode(path, content, cell if isinstance(cell, type) else None)
     return f"{path}:{name}@{digest}"
@@ -96,12 +96,17 @@ def named_choice(cell: str) -> str:
     """
     if not is_own(cell):
         return cell
-    path, name, wanted = _parts(cell)
+    path, name, expected_digest = _parts(cell)
     path = os.path.abspath(path)
     digest = next(
-        (digest for digest, code in _NAMED.items() if code.path == path or digest == wanted), None
+        (
+            digest
+            for digest, code in _NAMED.items()
+            if code.path == path or digest == expected_digest
+        ),
+        None,
     )
-    if digest is None or wanted not in (None, digest):
+    if digest is None or expected_digest not in (None, digest):
         fix = f"name it yourself, with {argument('cell', f'{path}:{name}')}"
         rule = "a cell of the library, or one that you named in this process, so that no code is run unasked"
         raise ArgumentError("cell", f"{quote(cell)} in a file", rule, fix)
@@ -144,12 +149,14 @@ def check_named(layer: str, cell: str | None = None) -> str:
     if not is_own(cell):
         rule = f"a Python file and its class {name}, with which the model was trained"
         raise CheckpointError("cell", quote(cell), rule, f"pass path/to/file.py:{name}")
-    given = _parts(cell)
-    if given.digest != digest:
-        raise CheckpointError(f"cell {name}: {_changed(given.path, str(given.digest), digest)}")
-    if given.name != name:
+    reference = _parts(cell)
+    if reference.digest != digest:
+        raise CheckpointError(
+            f"cell {name}: {_changed(reference.path, str(reference.digest), digest)}"
+        )
+    if reference.name != name:
         rule = f"the class {name}, with which the model was trained"
-        raise CheckpointError("cell", quote(given.name), rule, "name this class")
+        raise CheckpointError("cell", quote(reference.name), rule, "name this class")
     return digest
 
 
@@ -173,7 +180,7 @@ def load_cell(cell: str) -> Callable[..., RecurrentLayer]:
     make = getattr(module, name, None)
     if not callable(make):
         classes = [
-            key for key, part in vars(module).items() if callable(getattr(part, "step", None))
+            key for key, value in vars(module).items() if callable(getattr(value, "step", None))
         ]
         rule = (
             f"a class with step(x_t, state), and {_shown(path)} has {', '.join(classes) or 'none'}"
@@ -200,11 +207,11 @@ def place_of_error(error: BaseException) -> str | None:
 
 
 def _parts(cell: str) -> _Choice:
-    found = _FORM.fullmatch(cell)
-    if found is None:
+    match = _FORM.fullmatch(cell)
+    if match is None:
         rule = "a cell of the library, or a Python file and a class in it, path/to/file.py:MyCell"
         raise ArgumentError("cell", quote(cell), rule, "pass one of them")
-    return _Choice(*found.groups())
+    return _Choice(*match.groups())
 
 
 def _source_of(cell: type) -> str:
@@ -226,9 +233,9 @@ def _read(path: str) -> bytes:
         ) from error
 
 
-def _changed(path: str, found: str, trained: str) -> str:
+def _changed(path: str, digest: str, trained: str) -> str:
     """Return the message for a file that has changed since the training."""
-    got = f"{_shown(path)} with the SHA-256 {found[:12]}..., in training it had {trained[:12]}..."
+    got = f"{_shown(path)} with the SHA-256 {digest[:12]}..., in training it had {trained[:12]}..."
     return message(
         "cell", got, "the unchanged file of the training", "restore the file, or train again"
     )
@@ -244,14 +251,20 @@ def _run(code: NamedCode, digest: str) -> ModuleType:
         exec(compile(code.content, path, "exec"), vars(module))
     except (Exception, SystemExit) as error:
         del sys.modules[module.__name__]
-        own = [
-            frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path
-        ]
-        line = error.lineno if isinstance(error, SyntaxError) else own[-1].lineno if own else None
+        line = _line_of(error, path)
         got = f"{_shown(path)}{'' if line is None else f', line {line}'}: {_words(error)}"
         raise ArgumentError("cell", got, "a file that Python can run", "correct it") from error
     _MODULES[digest] = module
     return module
+
+
+def _line_of(error: BaseException, path: str) -> int | None:
+    """Return the last line of a file that an error has come from, if any."""
+    if isinstance(error, SyntaxError):
+        return error.lineno
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename == path]
+    return lines[-1] if lines else None
 
 
 def _shown(path: str) -> str:

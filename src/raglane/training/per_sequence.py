@@ -4,8 +4,9 @@ lengths.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -74,7 +75,7 @@ class SequenceScores:
 
     def ranges(self) -> tuple[Range, ...]:
         """Return ranges of lengths with about equal numbers of sequences."""
-        found = []
+        ranges = []
         for bucket in buckets(Distribution.of(self.lengths), _RANGES):
             of = (self.lengths >= bucket.low) & (self.lengths <= bucket.high) & (self.count > 0)
             count = self.count[of]
@@ -82,8 +83,8 @@ class SequenceScores:
                 loss, metric = (
                     float(numbers[of] @ count / count.sum()) for numbers in (self.loss, self.metric)
                 )
-                found.append(Range(bucket.low, bucket.high, int(of.sum()), loss, metric))
-        return tuple(found)
+                ranges.append(Range(bucket.low, bucket.high, int(of.sum()), loss, metric))
+        return tuple(ranges)
 
     def hardest(
         self, saved: SavedModel, device: torch.device, most: int = 10
@@ -98,27 +99,21 @@ class SequenceScores:
             predicted = [
                 _format(entry) for entry in predict(saved, chosen, device=device)["prediction"]
             ]
-            known = (
-                chosen.labels
-                if chosen.labels is not None
-                else chosen.targets.values
-                if chosen.targets
-                else ()
-            )
             split = saved.preprocessor.label_split
             true = [
-                _format(entry) if split is None else join_tokens(entry, split) for entry in known
+                _format(entry) if split is None else join_tokens(entry, split)
+                for entry in _true_entries(chosen)
             ]
         return tuple(
             HardSequence(
                 str(name),
                 int(length),
-                float(self.loss[place]),
-                float(self.metric[place]),
+                float(self.loss[index]),
+                float(self.metric[index]),
                 target,
                 prediction,
             )
-            for name, length, place, target, prediction in zip(
+            for name, length, index, target, prediction in zip(
                 chosen.ids,
                 chosen.element_counts.tolist(),
                 order.tolist(),
@@ -143,11 +138,14 @@ def measure_sequences(
             output = model(batch.inputs.to(device))
             # On the CPU, where small sums are faster.
             rows_of = values_of(output).cpu()
-            for one, answer in _apart(batch, rows_of, isinstance(output, Ragged)):
-                score = task.score(answer, one)
+            for single, answer in _apart(batch, rows_of, isinstance(output, Ragged)):
+                score = task.score(answer, single)
                 sums.append(
                     torch.stack(
-                        [part.detach().double() for part in (score.loss, score.metric, score.count)]
+                        [
+                            tensor.detach().double()
+                            for tensor in (score.loss, score.metric, score.count)
+                        ]
                     )
                 )
     loss, metric, count = (
@@ -168,18 +166,27 @@ def sampled_rows(records: Dataset, seed: int) -> npt.NDArray[np.int64]:
 def _apart(batch: Batch, answers: Tensor, per_element: bool) -> list[tuple[Batch, Tensor]]:
     """Return each sequence of a batch as a batch, with the outputs of the model for it."""
     ends = batch.inputs.offsets.cpu().tolist()
-    found = []
-    for place in range(len(ends) - 1):
-        elements = slice(ends[place], ends[place + 1])
-        own = elements if per_element else slice(place, place + 1)
+    pairs = []
+    for sequence in range(len(ends) - 1):
+        elements = slice(ends[sequence], ends[sequence + 1])
+        rows = elements if per_element else slice(sequence, sequence + 1)
         inputs = Ragged.from_flat(
             batch.inputs.values[elements], lengths=[elements.stop - elements.start]
         )
-        index = batch.index[place : place + 1]
+        index = batch.index[sequence : sequence + 1]
         targets = batch.targets
-        targets = targets.select([place]) if isinstance(targets, Ragged) else targets_of(batch)[own]
-        found.append((Batch(inputs, targets, index), answers[own]))
-    return found
+        targets = (
+            targets.select([sequence]) if isinstance(targets, Ragged) else targets_of(batch)[rows]
+        )
+        pairs.append((Batch(inputs, targets, index), answers[rows]))
+    return pairs
+
+
+def _true_entries(records: Dataset) -> Iterable[Any]:
+    """Return the label or target of each sequence; nothing without them."""
+    if records.labels is not None:
+        return records.labels
+    return () if records.targets is None else records.targets.values
 
 
 def _format(entry: object) -> str:

@@ -35,12 +35,12 @@ def check_apart(path: Path, data: Path, run: Path) -> None:
     """Raise if the output would replace the data, the model, or a file of its run."""
     # For a link, both the link and its target are checked.
     real = _real(path)
-    place = _real(path.parent) / path.name
-    if _real(data) in (real, place) or (path.exists() and data.exists() and path.samefile(data)):
+    target = _real(path.parent) / path.name
+    if _real(data) in (real, target) or (path.exists() and data.exists() and path.samefile(data)):
         rule = "a file other than the data"
         raise ArgumentError("output", repr(str(path)), rule, "pass a new file")
     folder = _real(run)
-    for name in (real, place):
+    for name in (real, target):
         inside = any(parent in name.parents for parent in map(folder.joinpath, RUN_FOLDERS))
         if inside or (
             name.parent == folder and (name.name in RUN_FILES or (folder / CONFIG).exists())

@@ -98,14 +98,14 @@ def run_job(
     ``columns`` is stored with the model, ``data`` in ``run.json``, and ``config`` as ``run.toml``.
     ``folder=None`` returns the best model in memory. ``test`` is only checked.
     """
-    parts: dict[str, Any] = {
+    datasets: dict[str, Any] = {
         "training": training,
         "validation": validation,
         "test": test,
         "columns": columns or {},
     }
     if folder is None:
-        return _launch(Job(settings, **parts), callback)
+        return _launch(Job(settings, **datasets), callback)
     check_place(settings.cell, folder)
     files = {CONFIG: config, SKIPPED: skipped_lines(left_out(training, validation, test))}
     job = Job(
@@ -116,7 +116,7 @@ def run_job(
         folder=folder,
         resume=before is not None,
         files={name: content for name, content in files.items() if content},
-        **parts,
+        **datasets,
     )
     if before is None:
         with replacing(folder):
@@ -152,11 +152,13 @@ def _launch(job: Job, callback: Callback | None) -> TrainingResult:
     return launch(job, callback)
 
 
-def left_out(*parts: Dataset | None) -> list[Skipped]:
+def left_out(*datasets: Dataset | None) -> list[Skipped]:
     """Return the skipped rows of all data, without duplicates: split parts share the rows of their
     file.
     """
-    return list(dict.fromkeys(row for part in parts if part is not None for row in part.skipped))
+    return list(
+        dict.fromkeys(row for dataset in datasets if dataset is not None for row in dataset.skipped)
+    )
 
 
 def lead(job: Job, callback: Callback | None, ranks: Ranks) -> TrainingResult:

@@ -225,7 +225,7 @@ class ModelSettings:
     @property
     def middle(self) -> int:
         """The place of the quantile that is the prediction, the nearest to 0.5."""
-        return min(range(len(self.quantiles)), key=lambda place: abs(self.quantiles[place] - 0.5))
+        return min(range(len(self.quantiles)), key=lambda index: abs(self.quantiles[index] - 0.5))
 
     def _refuse_pooling(self, is_per_element: bool) -> None:
         rule = f"summary for the task {self.task}, which has an output per element"

@@ -130,8 +130,10 @@ def state_files(
     state: TrainingState, optimizer: torch.optim.Optimizer, carried: Any = None
 ) -> dict[str, bytes]:
     """Return the files that resume a run, in addition to those of the model; none is a pickle."""
-    states = () if carried is None else carried if isinstance(carried, tuple) else (carried,)
-    tensors = {f"carried.{place}": tensor for place, tensor in enumerate(states)}
+    states: tuple[Any, ...] = ()
+    if carried is not None:
+        states = carried if isinstance(carried, tuple) else (carried,)
+    tensors = {f"carried.{index}": tensor for index, tensor in enumerate(states)}
     numbers: dict[str, dict[str, Any]] = {}
     content = optimizer.state_dict()
     for index, values in content["state"].items():
@@ -221,12 +223,12 @@ def check_optimizer(content: Mapping[str, Any], fresh: torch.optim.Optimizer, fo
         for group, settings in zip(groups, expected, strict=True):
             # Versions of torch have different entries, and JSON turns tuples into lists.
             for name in settings.keys() & (group.keys() | {"params", "lr"}):
-                wanted = (
+                setting = (
                     list(settings[name]) if isinstance(settings[name], tuple) else settings[name]
                 )
-                if group[name] != wanted:
+                if group[name] != setting:
                     raise ValueError(
-                        f"optimizer.param_groups with {name} = {group[name]!r} where {wanted!r} was set"
+                        f"optimizer.param_groups with {name} = {group[name]!r} where {setting!r} was set"
                     )
         weights = [weight for group in fresh.param_groups for weight in group["params"]]
         names = {frozenset(values) for values in content["state"].values()}
@@ -330,9 +332,9 @@ def diverged(
         fixes.append(f"{argument('grad_clip', 1)}, which limits the gradient")
     if settings.weight_decay > 0:
         fixes.append(f"a smaller {argument('weight_decay')}")
-    kept = f"; the best model, of epoch {state.best_epoch}, is kept" if state.best_epoch else ""
+    remark = f"; the best model, of epoch {state.best_epoch}, is kept" if state.best_epoch else ""
     rule = f"small enough that the loss stays finite, and below {_LOST:,} times its first value"
-    fix = f"train again with {', or '.join(fixes)}{kept}"
+    fix = f"train again with {', or '.join(fixes)}{remark}"
     return DivergedError(message("lr", f"{settings.lr:g}, and {symptom}", rule, fix), symptom)
 
 

@@ -127,20 +127,30 @@ def checked(hint: Any, value: Any, name: str) -> Any:
         return build(typing.cast(type[Any], hint), value, name)
     if origin is list and isinstance(value, list):
         return [
-            checked(arguments[0], entry, f"{name}[{place}]") for place, entry in enumerate(value)
+            checked(arguments[0], entry, f"{name}[{index}]") for index, entry in enumerate(value)
         ]
     if origin is dict and isinstance(value, dict):
         return {key: checked(arguments[1], entry, f"{name}.{key}") for key, entry in value.items()}
-    wanted = (int, float) if hint is float else origin or hint
-    # bool is a subclass of int.
-    if isinstance(value, wanted) and (hint is bool or not isinstance(value, bool)):
-        if (hint is float and abs(value) > _LARGEST) or (
-            hint is int and not -(2**63) <= value < 2**63
-        ):
-            raise ValueError(f"{name} = {quote(value)}, which is outside of the range of 64 bits")
-        return value
-    words = _WORDS.get(hint, {list: "a list", dict: "an object"}.get(origin, "of the right type"))
-    raise ValueError(f"{name} = {quote(value)}, which is not {words}")
+    if not _is_of(hint, origin or hint, value):
+        words = {list: "a list", dict: "an object"}.get(origin, "of the right type")
+        raise ValueError(f"{name} = {quote(value)}, which is not {_WORDS.get(hint, words)}")
+    if not _fits_64_bits(hint, value):
+        raise ValueError(f"{name} = {quote(value)}, which is outside of the range of 64 bits")
+    return value
+
+
+def _is_of(hint: Any, kind: Any, value: Any) -> bool:
+    """Return True if a JSON value has the type of a hint: whole numbers are floats, but no bools."""
+    if isinstance(value, bool):
+        return hint is bool
+    return isinstance(value, (int, float) if hint is float else kind)
+
+
+def _fits_64_bits(hint: Any, value: Any) -> bool:
+    """Return True unless a number is beyond the range of float64 or int64."""
+    if hint is float:
+        return abs(value) <= _LARGEST
+    return hint is not int or -(2**63) <= value < 2**63
 
 
 def rule_of(error: ValueError) -> str:

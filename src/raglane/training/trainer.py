@@ -215,7 +215,7 @@ class Trainer:
             self._loss = together = shared(self._learner, self.device)
             self._apart = together.no_sync
         states = tuple(state.to(self.device) for state in self.carried)
-        self._learner.carried = (states if len(states) > 1 else states[0]) if states else None
+        self._learner.carried = states if len(states) > 1 else next(iter(states), None)
         self._stop = AgreedSignal(self.ranks, self.signals)
         self._saved = time.monotonic()
         # The state at the last optimizer step, and whether a step is in progress.
@@ -362,8 +362,8 @@ class Trainer:
         validated = self._validated
         metric = self.task.metric
         if self.ranks.count > 1:
-            parts = (validated.loss, validated.metric, validated.baseline, validated.count)
-            loss, score, baseline, counted = self.ranks.sums(*parts)
+            sums = (validated.loss, validated.metric, validated.baseline, validated.count)
+            loss, score, baseline, counted = self.ranks.sums(*sums)
             validated = Totals(loss, score, baseline, counted)
         row = {
             "epoch": self.state.epoch + 1,
@@ -387,9 +387,12 @@ class Trainer:
         if not self.task.kept:
             return
         # The ranks had the batches in turn.
-        parts = self.ranks.gathered(self._answers)
+        gathered = self.ranks.gathered(self._answers)
         pairs = [
-            part[place] for place in range(len(parts[0])) for part in parts if place < len(part)
+            answers_of_rank[index]
+            for index in range(len(gathered[0]))
+            for answers_of_rank in gathered
+            if index < len(answers_of_rank)
         ]
         if pairs:
             answers, batches = map(list, zip(*pairs, strict=True))

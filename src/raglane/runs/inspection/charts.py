@@ -33,7 +33,9 @@ def script() -> str:
 
 def lengths(inspection: Inspection) -> dict[str, Any]:
     """Return the histogram of lengths with the cumulative share and quantiles."""
-    grows = len({one.high - one.low for one in inspection.bins}) > 1  # then the axis is logarithmic
+    grows = (
+        len({interval.high - interval.low for interval in inspection.bins}) > 1
+    )  # then the axis is logarithmic
     least = 1 if grows else inspection.bins[0].low
     scale = alt.Scale(
         type="log" if grows else "linear", domain=[least, inspection.bins[-1].high + 1], nice=False
@@ -43,14 +45,14 @@ def lengths(inspection: Inspection) -> dict[str, Any]:
     )
     bars = [
         {
-            "from": max(one.low, least),
-            "to": one.high + 1,
+            "from": max(interval.low, least),
+            "to": interval.high + 1,
             "none": 0,
-            "steps": str(one),
-            "sequences": one.count,
+            "steps": str(interval),
+            "sequences": interval.count,
         }
-        for one in inspection.bins
-        if one.high >= least
+        for interval in inspection.bins
+        if interval.high >= least
     ]
     histogram = (
         alt.Chart(alt.Data(values=bars))
@@ -101,11 +103,11 @@ def _quantiles(inspection: Inspection, least: int, scale: Any) -> tuple[Any, Any
         for row, (length, names) in enumerate(labels.items())
     ]
     base = alt.Chart(alt.Data(values=values)).encode(x=alt.X("length:Q", scale=scale))
-    (low, high), place = scale.domain, math.log if scale.type == "log" else float
+    (low, high), transform = scale.domain, math.log if scale.type == "log" else float
     names = []
     for row, length in enumerate(labels):
         # In the right half to the left of the line, where there is room, and below the curve.
-        is_right = 2 * place(length) > place(low) + place(high)
+        is_right = 2 * transform(length) > transform(low) + transform(high)
         text = base.transform_filter(f"datum.row == {row}").mark_text(
             align="right" if is_right else "left",
             dx=-4 if is_right else 4,
@@ -119,9 +121,10 @@ def _quantiles(inspection: Inspection, least: int, scale: Any) -> tuple[Any, Any
 def fills(inspection: Inspection) -> dict[str, Any]:
     """Return the fill of padded batches against their size, by order."""
     values = [
-        {"size": one.batch_size, "order": one.order, "fill": one.fill} for one in inspection.fills
+        {"size": fill.batch_size, "order": fill.order, "fill": fill.fill}
+        for fill in inspection.fills
     ]
-    orders = list(dict.fromkeys(one.order for one in inspection.fills))
+    orders = list(dict.fromkeys(fill.order for fill in inspection.fills))
     base = alt.Chart(alt.Data(values=values)).encode(
         x=alt.X("size:O", title="sequences in a batch", axis=_UPRIGHT),
         y=alt.Y(

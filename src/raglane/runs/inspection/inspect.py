@@ -97,8 +97,8 @@ def examples(lengths: _Integers, batch_size: int, *, grouped: bool) -> tuple[Exa
     last = len(ranked) - 1
     places = {"median": 0} if last == 0 else {"worst": 0, "median": len(ranked) // 2, "best": last}
     return tuple(
-        Example(name, _fill(ranked[place]), tuple(sorted(ranked[place].tolist(), reverse=True)))
-        for name, place in places.items()
+        Example(name, _fill(ranked[index]), tuple(sorted(ranked[index].tolist(), reverse=True)))
+        for name, index in places.items()
     )
 
 
@@ -138,8 +138,8 @@ class Inspection:
     @property
     def known_fills(self) -> tuple[list[int], dict[tuple[int, str], float]]:
         """The sizes of batches, and the fill by size and order."""
-        known = {(one.batch_size, one.order): one.fill for one in self.fills}
-        return sorted({size for size, _ in known}), known
+        fill_of = {(fill.batch_size, fill.order): fill.fill for fill in self.fills}
+        return sorted({size for size, _ in fill_of}), fill_of
 
     @property
     def sentence(self) -> str:
@@ -186,9 +186,11 @@ def layer_of(settings: Settings, contents: Contents, embedding: int) -> Recurren
     )
     layer = config.encoder().recurrent
     longest = int(contents.lengths.max())
-    held = FLOAT * longest * (layer.input_size + layer.output_size)
+    input_bytes = FLOAT * longest * (layer.input_size + layer.output_size)
     check_memory(
-        f"a step on a sequence of {longest:,} elements", held, "cut sequences that are so long"
+        f"a step on a sequence of {longest:,} elements",
+        input_bytes,
+        "cut sequences that are so long",
     )
     return layer
 
@@ -206,24 +208,24 @@ def inspect(
     """Summarise data, and measure the layer that would train on it."""
     progress.stage("counting lengths")
     lengths = Distribution.of(contents.lengths)
-    part = thin_out(torch.from_numpy(contents.lengths))[0].numpy()
-    filled = fills(part)
+    sample = thin_out(torch.from_numpy(contents.lengths))[0].numpy()
+    filled = fills(sample)
     progress.stage("measuring this machine")
     layer = layer_of(settings, contents, settings.embedding)
-    found = plan(
+    advice = plan(
         torch.from_numpy(contents.lengths), layer, ranks=ranks, fresh=fresh, progress=progress.done
     )
-    chosen = recommended(settings, found.best, contents)
+    chosen = recommended(settings, advice.best, contents)
     return Inspection(
         contents,
         summary(lengths),
         tuple(lengths.quantile(percent / 100) for percent in range(101)),
         bins(lengths),
         buckets(lengths),
-        len(part),
+        len(sample),
         filled,
-        examples(part, found.best.batch_size or 1, grouped=found.best.grouped),
-        found,
+        examples(sample, advice.best.batch_size or 1, grouped=advice.best.grouped),
+        advice,
         chosen,
         train_line(contents.path, contents.kind, format, columns, chosen),
         facts(),
@@ -233,11 +235,11 @@ def inspect(
 def words_of(chosen: Any, always: str = "") -> list[str]:
     """Return the flags and values of the options that differ from their defaults."""
     words: list[str] = []
-    known = options(chosen)
+    option_of = options(chosen)
     for field in fields(chosen):
         value = getattr(chosen, field.name)
         is_default = value == field.default and field.name != always
-        if field.name not in known or value is None or is_default:
+        if field.name not in option_of or value is None or is_default:
             continue
         flag = flag_of(type(chosen), field.name)
         if value is True:
@@ -265,14 +267,11 @@ def train_line(
     path: Path | None, kind: str, format: str | None, columns: Any, settings: Settings
 ) -> str:
     """Return the command ``raglane train`` for a shell."""
-    # "./" prevents that a path is parsed as an option.
-    data = (
-        []
-        if path is None
-        else ["DATA"]
-        if kind == "lengths"
-        else [f"./{path}" if str(path)[0] == "-" else f"{path}"]
-    )
+    data = []
+    if path is not None:
+        data = ["DATA" if kind == "lengths" else f"{path}"]
+        if data[0].startswith("-"):
+            data = [f"./{path}"]  # Otherwise the path would be parsed as an option.
     named = [] if format is None else ["--format", format]
     return shlex.join(
         ["raglane", "train", *data, *words_of(settings, "batch_size"), *words_of(columns), *named]
@@ -309,7 +308,7 @@ def lines(inspection: Inspection, bar: str = "█") -> list[str]:
         str(inspection.plan).splitlines(),
         [inspection.sentence],
     ]
-    return [line for part in parts if part for line in (*part, "")]
+    return [line for block in parts if block for line in (*block, "")]
 
 
 def data_facts(contents: Contents) -> list[tuple[str, str]]:
@@ -360,9 +359,15 @@ def length_facts(inspection: Inspection) -> list[tuple[str, str]]:
 
 def histogram(bins: Sequence[Bin], bar: str) -> list[str]:
     """Return a histogram as lines of text."""
-    rows = [("length", "sequences"), *((str(one), f"{one.count:,}") for one in bins)]
-    highest = max(one.count for one in bins)
-    bars = ["", *(bar * max(round(_WIDE * one.count / highest), one.count > 0) for one in bins)]
+    rows = [("length", "sequences"), *((str(interval), f"{interval.count:,}") for interval in bins)]
+    highest = max(interval.count for interval in bins)
+    bars = [
+        "",
+        *(
+            bar * max(round(_WIDE * interval.count / highest), interval.count > 0)
+            for interval in bins
+        ),
+    ]
     return [
         f"  {line}  {drawn}".rstrip()
         for line, drawn in zip(aligned(rows, words=0), bars, strict=True)
@@ -371,9 +376,9 @@ def histogram(bins: Sequence[Bin], bar: str) -> list[str]:
 
 def _fills(inspection: Inspection) -> list[str]:
     """Return a table of the fill of padded batches, a line per order."""
-    sizes, known = inspection.known_fills
+    sizes, fill_of = inspection.known_fills
     rows = [["real share of padded batches", *(f"{size:,}" for size in sizes)]]
-    rows += [[f"  {order}", *(f"{known[size, order]:.0%}" for size in sizes)] for order in ORDERS]
+    rows += [[f"  {order}", *(f"{fill_of[size, order]:.0%}" for size in sizes)] for order in ORDERS]
     return aligned(rows)
 
 
@@ -415,14 +420,15 @@ def as_document(inspection: Inspection) -> dict[str, Any]:
         "lengths": {
             **asdict(inspection.summary),
             "percentiles": list(inspection.percentiles),
-            "histogram": [asdict(one) for one in inspection.bins],
+            "histogram": [asdict(interval) for interval in inspection.bins],
             "buckets": [{**asdict(bucket), "fill": bucket.fill} for bucket in inspection.buckets],
         },
         "batches": {
             "sequences_looked_at": inspection.looked_at,
             "fill": [fill._asdict() for fill in inspection.fills],
             "examples": [
-                {**one._asdict(), "lengths": list(one.lengths)} for one in inspection.examples
+                {**interval._asdict(), "lengths": list(interval.lengths)}
+                for interval in inspection.examples
             ],
         },
         "plan": _plan(inspection),

@@ -47,7 +47,7 @@ def as_page(inspection: Inspection) -> bytes:
     numbers = inspection.summary
     best = inspection.plan.best
     machine = inspection.machine
-    made = ", ".join(f"{name} {machine[name]}" for name in ("raglane", "torch", "Python"))
+    versions = ", ".join(f"{name} {machine[name]}" for name in ("raglane", "torch", "Python"))
     page = Page(
         kind="raglane inspect",
         name=inspection.contents.name,
@@ -70,7 +70,7 @@ def as_page(inspection: Inspection) -> bytes:
             Part("Several processes", _ranks(inspection), "ranks"),
             Part("Contents of the data", _data(inspection), "data"),
         ],
-        footer=f"Measured with {made} on {machine['processor']}, {machine['processors']} processors.",
+        footer=f"Measured with {versions} on {machine['processor']}, {machine['processors']} processors.",
         version=machine["raglane"],
         script=charts.script(),
     )
@@ -104,17 +104,22 @@ def _advice(inspection: Inspection) -> list[Block]:
 def _lengths(inspection: Inspection) -> list[Block]:
     numbers = inspection.summary
     total = inspection.summary.elements
-    bins = [(str(one), one.count, f"{one.count / numbers.count:.1%}") for one in inspection.bins]
+    bins = [
+        (str(interval), interval.count, f"{interval.count / numbers.count:.1%}")
+        for interval in inspection.bins
+    ]
     quantiles = [(name, getattr(numbers, field)) for field, name in QUANTILES.items()]
     buckets = [
         (
-            f"{one.low:,}" if one.low == one.high else f"{one.low:,} to {one.high:,}",
-            one.count,
-            one.elements,
-            f"{one.fill:.0%}",
-            f"{one.elements / total:.0%}",
+            f"{interval.low:,}"
+            if interval.low == interval.high
+            else f"{interval.low:,} to {interval.high:,}",
+            interval.count,
+            interval.elements,
+            f"{interval.fill:.0%}",
+            f"{interval.elements / total:.0%}",
         )
-        for one in inspection.buckets
+        for interval in inspection.buckets
     ]
     columns = ["lengths", "sequences", "elements", "real if padded", "share of all elements"]
     return [
@@ -134,9 +139,9 @@ def _lengths(inspection: Inspection) -> list[Block]:
 
 
 def _batches(inspection: Inspection) -> list[Block]:
-    sizes, known = inspection.known_fills
-    rows = [(f"{size:,}", *(f"{known[size, order]:.1%}" for order in ORDERS)) for size in sizes]
-    least, most = (f"{known[size, 'random']:.0%} of {size:,}" for size in (sizes[-1], sizes[0]))
+    sizes, fill_of = inspection.known_fills
+    rows = [(f"{size:,}", *(f"{fill_of[size, order]:.1%}" for order in ORDERS)) for size in sizes]
+    least, most = (f"{fill_of[size, 'random']:.0%} of {size:,}" for size in (sizes[-1], sizes[0]))
     caption = (
         "The share of real elements in padded batches: sequences at random, grouped by length within pools of 200 "
         "batches (raglane train --bucket), or all sorted by length."
@@ -155,26 +160,30 @@ def _batches(inspection: Inspection) -> list[Block]:
 
 
 def _pictures(inspection: Inspection) -> list[Block]:
-    names = {one.name: f"{one.name} ({one.fill:.0%} real)" for one in inspection.examples}
+    names = {
+        example.name: f"{example.name} ({example.fill:.0%} real)" for example in inspection.examples
+    }
     groups = {
         "batch": ("Batch, with the share of real elements if padded", names),
         "layout": ("Layout", {layout: layout for layout in _LAYOUTS}),
     }
     pictures: list[Picture] = []
-    for number, one in enumerate(inspection.examples):
+    for number, example in enumerate(inspection.examples):
         for layout, (what, draw) in _LAYOUTS.items():
+            lengths = example.lengths
             caption = (
-                f"The {one.name} batch, {layout}: {what}. {len(one.lengths):,} sequences of {one.lengths[-1]:,} to "
-                f"{one.lengths[0]:,} steps, {sum(one.lengths):,} elements; {one.fill:.0%} of the padded batch is real."
+                f"The {example.name} batch, {layout}: {what}. {len(lengths):,} sequences of "
+                f"{lengths[-1]:,} to {lengths[0]:,} steps, {sum(lengths):,} elements; "
+                f"{example.fill:.0%} of the padded batch is real."
             )
             try:
                 with plot.theme("dark"):
-                    svg = inline(draw(one.lengths)._repr_svg_(), f"{layout}{number}-")
+                    svg = inline(draw(example.lengths)._repr_svg_(), f"{layout}{number}-")
             except ArgumentError:
                 return [Text("These batches have too many elements to draw.")]
             pictures.append(
                 Picture(
-                    svg, caption, caption, name=f"{one.name}-{layout}", is_hidden=bool(pictures)
+                    svg, caption, caption, name=f"{example.name}-{layout}", is_hidden=bool(pictures)
                 )
             )
     best = inspection.plan.best
@@ -192,7 +201,7 @@ def _ways(inspection: Inspection) -> list[Block]:
     )
     about += f" {words.ROUGH}." if any(row.is_rough for row in rows) else ""
     caption = "The best batches of each backend and schedule, and all sizes of the recommended one"
-    best = next((place for place, row in enumerate(rows) if row is plan.best), None)
+    best = next((index for index, row in enumerate(rows) if row is plan.best), None)
     return [
         Text(about),
         Table(caption, words.COLUMNS, [words.fields(row) for row in rows], words=2, best=best),
@@ -258,8 +267,8 @@ def _data(inspection: Inspection) -> list[Block]:
     parts: list[Block] = [Table("Facts", ["what", "value"], facts, words=2)]
     if contents.features:
         rows = [
-            (one.name, one.missing, f"{one.missing / elements:.1%}")
-            for one in contents.features[:_LISTED]
+            (feature.name, feature.missing, f"{feature.missing / elements:.1%}")
+            for feature in contents.features[:_LISTED]
         ]
         what = _some("Features, with their NaN or infinite elements", len(contents.features))
         parts += [Heading("Features"), Table(what, ["feature", "missing", "share"], rows)]

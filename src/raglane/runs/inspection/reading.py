@@ -139,24 +139,9 @@ def read(
     on_bad_row: str = "fail",
 ) -> Contents:
     """Read data for an inspection; labels are optional."""
-    suffix = "" if path is None else path.suffix.lower()
-    is_parquet = format == "parquet" or (format is None and suffix in FORMATS["parquet"].suffixes)
-    if path is None:
-        contents = contents_of(japanese_vowels()[0].records, None)
-    elif format is None and suffix == ".txt" and not path.is_dir():
-        contents = lengths_of_text(path, progress)
-    elif format in (None, "arrow") and is_converted(path):
-        contents = contents_of_folder(path)
-    elif is_parquet and path.is_file() and on_bad_row == "fail":
-        contents = _with_labels(lambda asked: contents_of_parquet(path, asked, progress), columns)
-    else:
-        contents = _with_labels(
-            lambda asked: contents_of(
-                read_records(path, asked, format, on_bad_row=on_bad_row), path
-            ),
-            columns,
-        )
-    if (note := note_single(contents.lengths, contents.kind == "tokens")) is not None:
+    contents = _read_contents(path, columns, format, progress, on_bad_row)
+    note = note_single(contents.lengths, contents.kind == "tokens")
+    if note is not None:
         contents = replace(contents, notes=(*contents.notes, note))
     if not contents.lengths.any():
         count = count_of(len(contents.lengths), "sequence")
@@ -168,6 +153,27 @@ def read(
             "check the data",
         )
     return contents
+
+
+def _read_contents(
+    path: Path | None, columns: Columns, format: str | None, progress: Progress, on_bad_row: str
+) -> Contents:
+    """Read data by the kind of its file or folder."""
+    suffix = "" if path is None else path.suffix.lower()
+    is_parquet = format == "parquet" or (format is None and suffix in FORMATS["parquet"].suffixes)
+    if path is None:
+        return contents_of(japanese_vowels()[0].records, None)
+    if format is None and suffix == ".txt" and not path.is_dir():
+        return lengths_of_text(path, progress)
+    if format in (None, "arrow") and is_converted(path):
+        return contents_of_folder(path)
+    if is_parquet and path.is_file() and on_bad_row == "fail":
+        return _with_labels(lambda asked: contents_of_parquet(path, asked, progress), columns)
+
+    def read_all(asked: Columns) -> Contents:
+        return contents_of(read_records(path, asked, format, on_bad_row=on_bad_row), path)
+
+    return _with_labels(read_all, columns)
 
 
 def _with_labels(read: Callable[[Columns], Contents], columns: Columns) -> Contents:

@@ -186,18 +186,18 @@ class _Monitor:
                 return self._ranks[0].outcome
             if any(rank.has_failed for rank in self._ranks):
                 raise self._error()
-            if any(rank.code is not None or rank.has_ended for rank in self._ranks):
-                since = since or time.monotonic()
-                is_over = all(rank.code is not None or rank.has_ended for rank in self._ranks)
-                outcomes = [rank.outcome for rank in self._ranks]
-                grace = _GRACE
-                if any(
-                    isinstance(one, BaseException) and not isinstance(one, LostRankError)
-                    for one in outcomes
-                ):
-                    grace = _SOON
-                if is_over or time.monotonic() - since > grace:
-                    raise self._error()
+            are_over = [rank.code is not None or rank.has_ended for rank in self._ranks]
+            if not any(are_over):
+                continue
+            since = since or time.monotonic()
+            if all(are_over) or time.monotonic() - since > self._grace():
+                raise self._error()
+
+    def _grace(self) -> float:
+        """Return the seconds that the other ranks have after one has ended."""
+        errors = [rank.outcome for rank in self._ranks if isinstance(rank.outcome, BaseException)]
+        has_own_error = any(not isinstance(error, LostRankError) for error in errors)
+        return _SOON if has_own_error else _GRACE
 
     def _receive(self) -> None:
         """Receive messages and exit codes of the ranks."""
@@ -236,11 +236,13 @@ class _Monitor:
             if rank.code is not None and not rank.has_ended
         ]
         # Errors of PyTorch may be caused by a dead rank; those of Raglane and the system are not.
-        own = [error for error in errors if isinstance(error, (RaglaneError, OSError)) or not dead]
-        if own and not isinstance(own[0], LostRankError):
-            return own[0]
+        own_errors = [
+            error for error in errors if isinstance(error, (RaglaneError, OSError)) or not dead
+        ]
+        if own_errors and not isinstance(own_errors[0], LostRankError):
+            return own_errors[0]
         self._save()
-        if own:
+        if own_errors:
             return lost_worker(self._job.folder)
         got = (
             f"rank {dead[0]}, {_words_for(self._ranks[dead[0]].code)}"
@@ -312,11 +314,11 @@ def run_rank(pipe: Connection) -> None:
     # The monitoring process signals all ranks together.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signals = SignalHandler()
-    place, content = pipe.recv()
+    settings, content = pipe.recv()
     words: SimpleQueue[str] = SimpleQueue()
     threading.Thread(target=_listen, args=(pipe, signals, words), daemon=True).start()
-    with flags(place.flags):
-        outcome = _work(pipe, place, content, signals, words)
+    with flags(settings.flags):
+        outcome = _work(pipe, settings, content, signals, words)
         _send(pipe, "ended", outcome)
         if isinstance(outcome, LostRankError):
             # A DataLoader worker died. The end of this rank is detected by the others, one of which
@@ -327,7 +329,11 @@ def run_rank(pipe: Connection) -> None:
 
 
 def _work(
-    pipe: Connection, place: Place, content: bytes, signals: SignalHandler, words: SimpleQueue[str]
+    pipe: Connection,
+    settings: Place,
+    content: bytes,
+    signals: SignalHandler,
+    words: SimpleQueue[str],
 ) -> Any:
     """Run a job and return its result or error; None if another rank died."""
     saves = False
@@ -338,13 +344,13 @@ def _work(
         saves = words.get() == "save"
         return saves
 
-    ranks = Ranks(place.rank, place.count, place.rank, is_keeper)
+    ranks = Ranks(settings.rank, settings.count, settings.rank, is_keeper)
     try:
         job, threads = pickle.loads(content)
         if threads is not None:
             torch.set_num_threads(threads)
-        ranks.join(distributed.TCPStore("127.0.0.1", place.port, is_master=False))  # type: ignore[attr-defined]
-        callback = _Sender(pipe) if place.has_callback and ranks.is_first else None
+        ranks.join(distributed.TCPStore("127.0.0.1", settings.port, is_master=False))  # type: ignore[attr-defined]
+        callback = _Sender(pipe) if settings.has_callback and ranks.is_first else None
         return Trainer(job, ranks, callback, signals).run()
     except Exception as error:
         if saves:

@@ -64,13 +64,13 @@ def check_machines(ray: Any, folder: Path, given_as: str) -> None:
     for machine, answer in zip(machines, answers, strict=True):
         name = machine["NodeManagerHostname"]
         try:
-            found, sees = ray.get(answer)
+            content, sees = ray.get(answer)
         except Exception as error:
             # E.g. Raglane cannot be imported there; the last line of Ray's message has the reason.
-            found = f"none that can be imported ({(str(error).strip() or 'no reason').splitlines()[-1]})"
+            content = f"none that can be imported ({(str(error).strip() or 'no reason').splitlines()[-1]})"
             sees = True
-        if found != version("raglane"):
-            got = f"the machine {name}, with Raglane {found}"
+        if content != version("raglane"):
+            got = f"the machine {name}, with Raglane {content}"
             rule = f"Raglane {version('raglane')} on every machine"
             fix = "install it there, or pass Ray a runtime_env that does"
             raise ArgumentError("engine", got, rule, fix)
@@ -104,9 +104,9 @@ class _Messages:
 
     def take(self) -> list[tuple[Any, ...]]:
         """Return the messages since the last call."""
-        kept = self._kept
+        messages = self._kept
         self._kept = []
-        return kept
+        return messages
 
 
 class _Reporter(Callback):
@@ -182,15 +182,15 @@ def launch_on_ray(job: Job, callback: Callback | None = None) -> TrainingResult:
     ray = connected()
     require("ray.train.torch", "ray")
     messages = ray.remote(num_cpus=0)(_Messages).remote()
-    own = folder / _OWN
+    ray_folder = folder / _OWN
     try:
-        own.mkdir(exist_ok=True)
-        check_machines(ray, own, "out")
+        ray_folder.mkdir(exist_ok=True)
+        check_machines(ray, ray_folder, "out")
         shared = ray.put(replace(job, folder=folder.absolute()))
         config = {"messages": messages, "flags": current_flags(), "job": [shared]}
         with _receiving(ray, messages, callback):
             for _ in range(_ATTEMPTS):
-                error = _fit(job, config, own.absolute())
+                error = _fit(job, config, ray_folder.absolute())
                 failure = ray.get(messages.failed.remote())
                 if failure is not None:
                     raise failure
@@ -199,12 +199,12 @@ def launch_on_ray(job: Job, callback: Callback | None = None) -> TrainingResult:
             else:
                 raise lost(f"workers that died in {_ATTEMPTS} attempts", folder) from error
     finally:
-        shutil.rmtree(own, ignore_errors=True)
+        shutil.rmtree(ray_folder, ignore_errors=True)
         ray.kill(messages)
     return TrainingResult(folder, job.settings.terms.metric, load_state(folder / LAST)[0])
 
 
-def _fit(job: Job, config: dict[str, Any], own: Path) -> BaseException | None:
+def _fit(job: Job, config: dict[str, Any], ray_folder: Path) -> BaseException | None:
     """Start the workers once; return the error if they fail."""
     from ray.train import RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
@@ -222,7 +222,7 @@ def _fit(job: Job, config: dict[str, Any], own: Path) -> BaseException | None:
             use_gpu=on_gpus,
             resources_per_worker={"CPU": settings.threads or 1} | ({"GPU": 1} if on_gpus else {}),
         ),
-        run_config=RunConfig(name="run", storage_path=str(own)),
+        run_config=RunConfig(name="run", storage_path=str(ray_folder)),
     )
     try:
         trainer.fit()

@@ -43,7 +43,8 @@ MOST = 300
 PATIENT = 500
 FEWEST = dict.fromkeys(CLASSES, 30) | {"classify": 10, "tag": 10}
 # The fewest and most elements of a chunk of truncated backpropagation through one series.
-CHUNKS = 20, 100
+SHORTEST_CHUNK = 20
+LONGEST_CHUNK = 100
 
 
 def settle(settings: Settings, training: Dataset) -> tuple[Settings, list[str]]:
@@ -56,26 +57,13 @@ def settle(settings: Settings, training: Dataset) -> tuple[Settings, list[str]]:
     notes = []
     if settings.task == "forecast" and settings.loss is None and _is_binary(training):
         settings = replace(settings, loss="bce")
-        notes.append(
-            f"loss: bce, because all channels are 0 or 1; for squared errors: {argument('loss', 'mse')}"
-        )
-    is_long = (
-        settings.task == "forecast"
-        and len(training) == 1
-        and int(training.lengths[0]) >= 2 * CHUNKS[0]
-    )
-    is_whole = (
-        settings.bucket
-        or settings.batch_elements is not None
-        or settings.initial_state == "lengths"
-    )
-    is_whole = is_whole or settings.ranks > 1
-    if settings.bptt_steps is None and is_long and not is_whole:
-        chunk = min(max(int(training.lengths[0]) // 10, CHUNKS[0]), CHUNKS[1])
+        mse = argument("loss", "mse")
+        notes.append(f"loss: bce, because all channels are 0 or 1; for squared errors: {mse}")
+    if settings.bptt_steps is None and _is_one_long_series(settings, training):
+        chunk = min(max(int(training.lengths[0]) // 10, SHORTEST_CHUNK), LONGEST_CHUNK)
         settings = replace(settings, bptt_steps=chunk)
-        notes.append(
-            f"chunks of {chunk} elements, because there is one long series; {argument('bptt_steps')} chooses"
-        )
+        chooses = f"{argument('bptt_steps')} chooses"
+        notes.append(f"chunks of {chunk} elements, because there is one long series; {chooses}")
     schedule = settings.lr_schedule or ("cosine" if settings.epochs is None else "constant")
     if settings.epochs is None:
         steps = steps_per_epoch(training, settings)
@@ -87,6 +75,15 @@ def settle(settings: Settings, training: Dataset) -> tuple[Settings, list[str]]:
         length = f"{epochs:,} of {count_of(steps, 'step')}{until}"
         notes.append(f"epochs: {length}; learning rate {schedule}; {argument('epochs')} chooses")
     return replace(settings, lr_schedule=schedule), notes
+
+
+def _is_one_long_series(settings: Settings, training: Dataset) -> bool:
+    """Return True if the data is one series to forecast that can be cut into chunks."""
+    if settings.task != "forecast" or len(training) != 1 or settings.ranks > 1:
+        return False
+    if settings.bucket or settings.batch_elements is not None:
+        return False
+    return settings.initial_state != "lengths" and int(training.lengths[0]) >= 2 * SHORTEST_CHUNK
 
 
 def _is_binary(training: Dataset) -> bool:

@@ -169,8 +169,8 @@ class Task(ABC):
             probabilities: True for a column per class.
             **options: the other options that the task has.
         """
-        parts = [self.answer(model, inputs, horizon).cpu() for inputs in batches]
-        answers = torch.cat(parts) if parts else torch.zeros(0, model.config.output_size)
+        outputs = [self.answer(model, inputs, horizon).cpu() for inputs in batches]
+        answers = torch.cat(outputs) if outputs else torch.zeros(0, model.config.output_size)
         return self.columns(answers, model, probabilities=probabilities, **options)
 
     @staticmethod

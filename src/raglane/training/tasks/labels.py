@@ -59,22 +59,22 @@ class Classify(Task):
         """
         shares = output.softmax(-1)
         labels = self.preprocessor.answers
-        best, places = (
+        best, classes = (
             shares.max(dim=1)
             if len(shares)
             else (shares.new_zeros(0), torch.zeros(0, dtype=torch.int64))
         )
         columns: dict[str, list[Any]] = {
-            "prediction": [labels[place] for place in places.tolist()],
+            "prediction": [labels[index] for index in classes.tolist()],
             "probability": best.tolist(),
         }
         if top > 1:
-            best, places = shares.topk(min(top, len(labels)), dim=-1)
-            columns["top"] = [[labels[place] for place in row] for row in places.tolist()]
+            best, classes = shares.topk(min(top, len(labels)), dim=-1)
+            columns["top"] = [[labels[index] for index in row] for row in classes.tolist()]
             columns["top_probability"] = best.tolist()
         if probabilities:
             columns |= {
-                f"p_{label}": shares[:, place].tolist() for place, label in enumerate(labels)
+                f"p_{label}": shares[:, index].tolist() for index, label in enumerate(labels)
             }
         return columns
 
@@ -94,8 +94,8 @@ class _Confusion:
 
     def add(self, output: Tensor, batch: Batch) -> None:
         if self.top > 1:
-            places = output.topk(self.top, dim=-1).indices
-            self.among_top += int((places == targets_of(batch).unsqueeze(1)).sum())
+            top_classes = output.topk(self.top, dim=-1).indices
+            self.among_top += int((top_classes == targets_of(batch).unsqueeze(1)).sum())
         self.matrix += confusion_matrix(
             targets_of(batch).cpu(), output.argmax(-1).cpu(), len(self.labels)
         )
@@ -150,8 +150,8 @@ def best_thresholds(shares: Tensor, targets: Tensor) -> Tensor:
     # negative.
     below = torch.cat([ranked[1:], torch.full((1, labels), -1e-6, dtype=torch.float64)])
     scores = torch.where(below < ranked, scores, -1.0)
-    place = scores.argmax(dim=0, keepdim=True)
-    middle = ((ranked + below) / 2).gather(0, place).squeeze(0)
+    best = scores.argmax(dim=0, keepdim=True)
+    middle = ((ranked + below) / 2).gather(0, best).squeeze(0)
     return torch.where(hits[-1] > 0, middle, 0.5).float()
 
 
@@ -208,7 +208,7 @@ class MultiLabel(Task):
         columns: dict[str, list[Any]] = {"prediction": rows}
         if probabilities:
             columns |= {
-                f"p_{label}": shares[:, place].tolist() for place, label in enumerate(labels)
+                f"p_{label}": shares[:, column].tolist() for column, label in enumerate(labels)
             }
         return columns
 
@@ -243,7 +243,7 @@ class _Sets:
             "exact_match": self.exact / self.count if self.count else float("nan"),
             "all_labels_micro_F1": 2 * total / max(total + self.count * len(self.labels), 1),
         }
-        parts = {
+        columns = {
             "F1": scores,
             "precision": self.both / self.predicted,
             "recall": self.both / self.true,
@@ -252,10 +252,10 @@ class _Sets:
         table = [
             {
                 "label": label,
-                **{key: float(part[place]) for key, part in parts.items()},
+                **{key: float(score[column]) for key, score in columns.items()},
                 "count": int(count),
             }
-            for place, (label, count) in enumerate(
+            for column, (label, count) in enumerate(
                 zip(self.labels, self.true.tolist(), strict=True)
             )
         ]

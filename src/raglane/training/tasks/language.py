@@ -61,7 +61,7 @@ class Language(Task):
         text.
         """
         words = self.preprocessor.vocabulary or ()
-        rows = [[words[int(place)] for place in row] for row in output[:, 1:].tolist()]
+        rows = [[words[int(token)] for token in row] for row in output[:, 1:].tolist()]
         cut = [row[: row.index(END)] if END in row else row for row in rows]
         return {"prediction": cut, "bits": output[:, 0].tolist()}
 

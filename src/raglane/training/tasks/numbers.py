@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import product
 from typing import Any, ClassVar
 
@@ -127,7 +127,8 @@ def named(rows: Tensor, settings: ModelSettings) -> dict[str, list[Any]]:
     columns = {"prediction": rows[:, settings.middle].tolist()}
     if len(settings.quantiles) > 1:
         columns |= {
-            f"q{share:g}": rows[:, place].tolist() for place, share in enumerate(settings.quantiles)
+            f"q{share:g}": rows[:, column].tolist()
+            for column, share in enumerate(settings.quantiles)
         }
     return columns
 
@@ -158,7 +159,7 @@ class _Errors:
         spread = (targets - targets.mean(0)).square().sum(0)
         # R2 is not defined for constant targets.
         explained = torch.where(spread > 0, 1 - error.square().sum(0) / spread, torch.nan)
-        parts = {
+        errors = {
             "R2": explained,
             "MAE": error.abs().mean(0),
             "RMSE": error.square().mean(0).sqrt(),
@@ -167,11 +168,14 @@ class _Errors:
         if self.task.settings.loss_name == "quantile":
             for share, below in zip(shares, each, strict=True):
                 name = f"share_below_q{share:g}" if len(shares) > 1 else "share_below"
-                parts[name] = (targets <= below).double().mean(0)
-        numbers = {name: float(part.mean()) for name, part in parts.items()}
+                errors[name] = (targets <= below).double().mean(0)
+        numbers = {name: float(column_errors.mean()) for name, column_errors in errors.items()}
         table = [
-            {"number": name, **{key: float(part[place]) for key, part in parts.items()}}
-            for place, name in enumerate(names)
+            {
+                "number": name,
+                **{key: float(column_errors[column]) for key, column_errors in errors.items()},
+            }
+            for column, name in enumerate(names)
         ]
         step = max(1, -(-targets.numel() // _POINTS))
         points = tuple(
@@ -215,17 +219,17 @@ class Forecast(Task):
         element.
         """
         forecasts = values_of(output)
-        known, real = self.parts(targets_of(batch))
+        targets, real = self.parts(targets_of(batch))
         if self.is_binary:
-            losses = F.binary_cross_entropy_with_logits(forecasts, known, reduction="none") * real
+            losses = F.binary_cross_entropy_with_logits(forecasts, targets, reduction="none") * real
             channels = self.std.shape[0]
             return Score(
                 losses.sum(), losses.detach().double().sum() * channels, real.sum(), torch.zeros(())
             )
-        scale = self.std.to(known.device)
-        errors = (by_quantile(forecasts, self.settings) - known.unsqueeze(1)) * real.unsqueeze(1)
+        scale = self.std.to(targets.device)
+        errors = (by_quantile(forecasts, self.settings) - targets.unsqueeze(1)) * real.unsqueeze(1)
         error = errors[:, self.settings.middle]
-        change = (self.parts(batch.inputs.values)[0] - known) * real
+        change = (self.parts(batch.inputs.values)[0] - targets) * real
         return Score(
             (mean_loss(errors, self.settings) * real).sum(),
             (error.detach().abs() * scale).sum(),
@@ -238,11 +242,11 @@ class Forecast(Task):
         values and for NaN.
         """
         channels = self.std.shape[0]
-        known = values[..., :channels]
+        entries = values[..., :channels]
         flags = (
             0.0 if self.preprocessor.missing == "error" else values[..., channels : 2 * channels]
         )
-        return known.nan_to_num(), torch.where(known.isnan(), 0.0, 1.0 - flags)
+        return entries.nan_to_num(), torch.where(entries.isnan(), 0.0, 1.0 - flags)
 
     def meter(self, model: Any, records: Dataset) -> Meter:  # noqa: ARG002
         """Return a meter of errors, with those of baselines."""
@@ -255,10 +259,10 @@ class Forecast(Task):
 
     def check(self, records: Dataset) -> None:
         """Raise a DataError if the loss is bce, and a channel has numbers other than 0 and 1."""
-        known = records.statistics.channels if self.is_binary else {}
+        channels = records.statistics.channels if self.is_binary else {}
         for name in self.preprocessor.channels if self.is_binary else ():
-            if not known[name].is_binary:
-                got = f"numbers between {known[name].low:g} and {known[name].high:g} in the channel {quote(name)}"
+            if not channels[name].is_binary:
+                got = f"numbers between {channels[name].low:g} and {channels[name].high:g} in the channel {quote(name)}"
                 rule = "0 or 1 for the loss bce"
                 fix = f"correct them, or train with {argument('loss', 'mse')}"
                 raise DataError(str(records.source), got, rule, fix)
@@ -273,28 +277,11 @@ class Forecast(Task):
         names += [f"season_{self.season}_MAE"] if self.season else []
         sums = torch.zeros(len(names) + 1, horizon, dtype=torch.float64)
         for batch in batches:
-            cut = (
-                sequence[: max(len(sequence) - back * horizon, 0)]
-                for sequence in batch
-                for back in range(origins)
-            )
-            sequences = [sequence for sequence in cut if len(sequence) > horizon]
-            if not sequences:
-                continue
-            heads = Ragged([sequence[:-horizon] for sequence in sequences])
-            known, real = self.parts(
-                torch.stack([sequence[-horizon:] for sequence in sequences]).cpu()
-            )
-            last = self.parts(heads.last())[0].cpu().unsqueeze(1)
-            scale = self.std * real
-            answers = self.answer(model, heads, horizon).cpu()
-            forecasts = by_quantile(answers, self.settings)[..., self.settings.middle, :]
-            rules: list[Any] = [forecasts, last, 0.5 if self.is_binary else 0.0]
-            if self.season:
-                rules.append(torch.stack([self._repeated(head.cpu(), horizon) for head in heads]))
-            for place, forecast in enumerate(rules):
-                sums[place] += ((forecast - known).abs() * scale).sum((0, 2))
-            sums[-1] += real.sum((0, 2))
+            sequences = [
+                sequence for sequence in _cut(batch, horizon, origins) if len(sequence) > horizon
+            ]
+            if sequences:
+                sums += self._errors_ahead(model, sequences, horizon)
         if not sums[-1].any():
             rule = "smaller than the length of a sequence"
             raise DataError(
@@ -306,12 +293,27 @@ class Forecast(Task):
             for step, row in enumerate(means, start=1)
         )
 
+    def _errors_ahead(self, model: Any, sequences: list[Tensor], horizon: int) -> Tensor:
+        """Return the sums of absolute errors of each rule, and the number of entries, per step."""
+        heads = Ragged([sequence[:-horizon] for sequence in sequences])
+        ends = torch.stack([sequence[-horizon:] for sequence in sequences]).cpu()
+        targets, real = self.parts(ends)
+        last = self.parts(heads.last())[0].cpu().unsqueeze(1)
+        answers = self.answer(model, heads, horizon).cpu()
+        forecasts = by_quantile(answers, self.settings)[..., self.settings.middle, :]
+        rules: list[Any] = [forecasts, last, 0.5 if self.is_binary else 0.0]
+        if self.season:
+            rules.append(torch.stack([self._repeated(head.cpu(), horizon) for head in heads]))
+        scale = self.std * real
+        sums = [((forecast - targets).abs() * scale).sum((0, 2)) for forecast in rules]
+        return torch.stack([*sums, real.sum((0, 2))])
+
     def _repeated(self, head: Tensor, horizon: int) -> Tensor:
         """Return the last season of a sequence, repeated for ``horizon`` steps; the last element if
         it is shorter.
         """
-        known = self.parts(head)[0][-(self.season if len(head) >= self.season else 1) :]
-        return known.repeat(-(-horizon // len(known)), 1)[:horizon]
+        season = self.parts(head)[0][-(self.season if len(head) >= self.season else 1) :]
+        return season.repeat(-(-horizon // len(season)), 1)[:horizon]
 
     def answer(self, model: Any, inputs: Ragged, horizon: int) -> Tensor:
         """Return scaled forecasts ``(B, horizon, C)``; NaN for an empty sequence."""
@@ -324,7 +326,7 @@ class Forecast(Task):
             raise DataError(
                 "horizon", got, rule, "forecast one step, or train without these features"
             )
-        return model.forecast(inputs, horizon, kept=self.preprocessor.features_size)
+        return model.forecast(inputs, horizon, static_size=self.preprocessor.features_size)
 
     def columns(self, output: Tensor, model: Any, *, probabilities: bool) -> dict[str, list[Any]]:  # noqa: ARG002
         """Return per sequence ``horizon`` lists of ``C`` numbers in the units of the data, or of
@@ -362,21 +364,23 @@ class _ForecastErrors:
     def add(self, output: Tensor, batch: Batch) -> None:
         score = self.task.score(output, batch)
         inputs = batch.inputs
-        known, real = self.task.parts(targets_of(batch))
+        targets, real = self.task.parts(targets_of(batch))
         before = self.task.parts(inputs.values)[0]
         rows = torch.arange(len(before), device=before.device)
-        places = rows - self.task.season + 1
+        season_rows = rows - self.task.season + 1
         starts = (
             inputs.offsets[:-1].to(rows.device).repeat_interleave(inputs.lengths.to(rows.device))
         )
-        before = before[torch.where((places < starts) | (places > rows), rows, places)]
+        before = before[
+            torch.where((season_rows < starts) | (season_rows > rows), rows, season_rows)
+        ]
         # The mean of scaled data is 0.
         mean, season = (
-            (rule * real * self.task.std.to(known.device)).sum()
-            for rule in (known.abs(), (before - known).abs())
+            (rule * real * self.task.std.to(targets.device)).sum()
+            for rule in (targets.abs(), (before - targets).abs())
         )
-        parts = (score.metric, score.baseline, mean, season, score.count)
-        self.sums += torch.stack([part.double() for part in parts]).cpu()
+        sums = (score.metric, score.baseline, mean, season, score.count)
+        self.sums += torch.stack([tensor.double() for tensor in sums]).cpu()
 
     def measured(self) -> Measured:
         means = (self.sums[:4] / self.sums[4]).tolist()
@@ -403,10 +407,12 @@ class _Nats:
         score = self.task.score(output, batch)
         self.loss = self.loss + float(score.loss)
         self.count = self.count + float(score.count)
-        known, real = self.task.parts(targets_of(batch))
+        targets, real = self.task.parts(targets_of(batch))
         before = self.task.parts(batch.inputs.values)[0]
         for old, new in product((0, 1), repeat=2):
-            self.counts[old, new] += ((before == old) * (known == new) * real).sum(0).double().cpu()
+            self.counts[old, new] += (
+                ((before == old) * (targets == new) * real).sum(0).double().cpu()
+            )
 
     def measured(self) -> Measured:
         frames = self.count / self.task.std.shape[0] or float("nan")
@@ -419,3 +425,10 @@ class _Nats:
 def _entropy(counts: Tensor) -> float:
     """Return the total entropy, in nats, of outcomes with counts ``(2, C)``."""
     return float(-torch.special.xlogy(counts, counts / counts.sum(0).clamp(min=1)).sum())
+
+
+def _cut(batch: Iterable[Tensor], horizon: int, origins: int) -> Iterator[Tensor]:
+    """Yield each sequence, then the sequence without its last ``horizon`` elements, and so on."""
+    for sequence in batch:
+        for back in range(origins):
+            yield sequence[: max(len(sequence) - back * horizon, 0)]

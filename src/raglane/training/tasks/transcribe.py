@@ -96,11 +96,11 @@ class Transcribe(Task):
         columns |= {"n_best": [], "n_best_scores": []} if n_best > 1 else {}
         beam = beam or (1 if n_best == 1 else max(_BEAM, n_best))
         for inputs in batches:
-            found = model.decoder.answer(model(inputs), beam, n_best)
-            texts = [self.text(places) for places in _lists(found.tokens)]
-            scores = found.scores.tolist()
-            times = [] if found.times is None else _lists(found.times)
-            for start, end in pairwise(found.offsets.tolist()):
+            hypotheses = model.decoder.answer(model(inputs), beam, n_best)
+            texts = [self.text(tokens) for tokens in _lists(hypotheses.tokens)]
+            scores = hypotheses.scores.tolist()
+            times = [] if hypotheses.times is None else _lists(hypotheses.times)
+            for start, end in pairwise(hypotheses.offsets.tolist()):
                 none = start == end
                 of = slice(start, end)
                 columns["prediction"].append(self.text([]) if none else texts[start])
@@ -112,10 +112,10 @@ class Transcribe(Task):
                     columns["n_best_scores"].append(scores[of])
         return columns
 
-    def text(self, places: Sequence[int]) -> Any:
+    def text(self, tokens: Sequence[int]) -> Any:
         """Return a sequence of labels as a text, or as a list if the targets are lists."""
         fitted = self.preprocessor
-        words = [fitted.answers[place - 1] if place else _UNSEEN for place in places]
+        words = [fitted.answers[token - 1] if token else _UNSEEN for token in tokens]
         return words if fitted.label_split is None else join_tokens(words, fitted.label_split)  # type: ignore[arg-type]
 
     @staticmethod
@@ -124,13 +124,13 @@ class Transcribe(Task):
         short for CTC.
         """
         lines = []
-        known = training.statistics.labels
+        counts = training.statistics.labels
         if validation is not None and validation.is_in_memory:
-            odd = Counter(label for label in _labels(validation) if label not in known)
+            odd = Counter(label for label in _labels(validation) if label not in counts)
             if odd:
-                found = f"labels that only the validation part has: {len(odd):,}, in {count_of(odd.total(), 'place')}"
+                note = f"labels that only the validation part has: {len(odd):,}, in {count_of(odd.total(), 'place')}"
                 lines.append(
-                    f"{found}; they are left out of the loss, and are errors of any prediction"
+                    f"{note}; they are left out of the loss, and are errors of any prediction"
                 )
         count, got = _too_short(training) if settings.decoder_name == "ctc" else (0, "")
         if count:
@@ -160,7 +160,9 @@ def _too_short(training: Dataset) -> tuple[int, str]:
     """
     if not training.is_in_memory or training.targets is None:
         return 0, ""
-    needed = [len(own) + sum(a == b for a, b in pairwise(own)) for own in training.targets.values]
+    needed = [
+        len(tokens) + sum(a == b for a, b in pairwise(tokens)) for tokens in training.targets.values
+    ]
     short = [
         row
         for row, (most, least) in enumerate(zip(training.element_counts, needed, strict=True))
@@ -194,11 +196,11 @@ def _lists(ragged: Ragged) -> list[Any]:
 
 def _seen(targets: Ragged) -> Ragged:
     """Return the targets without unseen labels."""
-    kept = targets.values > 0
-    if bool(kept.all()):
+    is_known = targets.values > 0
+    if bool(is_known.all()):
         return targets
-    counts = torch.bincount(targets.segment_ids[kept], minlength=len(targets))
-    return Ragged.from_flat(targets.values[kept], offsets=offsets_from_lengths(counts))
+    counts = torch.bincount(targets.segment_ids[is_known], minlength=len(targets))
+    return Ragged.from_flat(targets.values[is_known], offsets=offsets_from_lengths(counts))
 
 
 class _Errors:
@@ -220,13 +222,15 @@ class _Errors:
     def add(self, output: Tensor, batch: Batch) -> None:
         outputs = _outputs(output, batch)
         targets = sequences_of(batch).to("cpu")
-        found = self.task.model.decoder.answer(outputs, self.beam).best().to("cpu")
-        errors = edit_distance(found, targets)
+        best = self.task.model.decoder.answer(outputs, self.beam).best().to("cpu")
+        errors = edit_distance(best, targets)
         self._count("token", errors)
         self.exact += int((errors.total == 0).sum())
-        known = list(map(tuple, _lists(targets)))
-        self.targets.update(known)
-        texts, others = [[self.task.text(own) for own in each] for each in (_lists(found), known)]
+        true = list(map(tuple, _lists(targets)))
+        self.targets.update(true)
+        texts, others = [
+            [self.task.text(tokens) for tokens in each] for each in (_lists(best), true)
+        ]
         for unit, split in _units(self.task.preprocessor).items():
             self._count(
                 unit, edit_distance(*_numbered([*map(split, texts)], [*map(split, others)]))
@@ -260,12 +264,12 @@ class _Errors:
         """Return the rate of predicting the commonest target of the same data, or the shortest of
         several, for all.
         """
-        known = list(self.targets)
-        if not known:
+        distinct = list(self.targets)
+        if not distinct:
             return float("nan")
-        best = min(known, key=lambda own: (-self.targets[own], len(own), own))
-        pair = _numbered([best] * len(known), known)
-        times = torch.tensor([self.targets[own] for own in known])
+        best = min(distinct, key=lambda target: (-self.targets[target], len(target), target))
+        pair = _numbered([best] * len(distinct), distinct)
+        times = torch.tensor([self.targets[target] for target in distinct])
         errors = edit_distance(*pair)
         return float((errors.total @ times) / (errors.lengths @ times).clamp(min=1))
 
@@ -282,11 +286,11 @@ def _units(preprocessor: Preprocessor) -> dict[str, Any]:
 
 def _numbered(*sides: Sequence[Sequence[Any]]) -> tuple[Ragged, ...]:
     """Return sequences of words as batches of numbers, equal for equal words."""
-    places: dict[Any, int] = {}
+    number_of: dict[Any, int] = {}
     return tuple(
         Ragged.from_flat(
             torch.tensor(
-                [places.setdefault(word, len(places)) for own in side for word in own],
+                [number_of.setdefault(word, len(number_of)) for words in side for word in words],
                 dtype=torch.int64,
             ),
             lengths=list(map(len, side)),
