@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -97,10 +98,16 @@ def test_a_disk_that_is_full(tmp_path: Path) -> None:
     assert [path.name for path in folder.iterdir()] == ["steps.csv"]
 
 
+def _allow_workers() -> None:
+    """Let this process, a daemon, have workers of a DataLoader."""
+    multiprocessing.process.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
+
+
 def _kill_at(name: str, epoch: int, batch: int | None) -> None:
     """Kill this process after a method of the trainer, if its state is at this epoch and batch;
     without a batch, before the method.
     """
+    _allow_workers()
     method = getattr(Trainer, name)
 
     def killed(self: Trainer, *arguments: Any) -> Any:
@@ -140,7 +147,7 @@ def test_a_kill_at_the_end_of_an_epoch_loses_no_batch(tmp_path: Path, options: l
     folder.mkdir()
     write_steps(folder / "ok.csv")
     command = ["train", "ok.csv", *FAST, "--epochs", "4", "--checkpoint-minutes", "0", *options]
-    assert run(folder, *command, "--out", "whole")[0] == 0
+    assert start(folder, *command, "--out", "whole", before=_allow_workers).end() == 0
     expected = _results(folder / "whole")
     assert len(expected[0]) == 4
     for out, moment, epoch in (
@@ -152,6 +159,6 @@ def test_a_kill_at_the_end_of_an_epoch_loses_no_batch(tmp_path: Path, options: l
         assert killed.end() == -signal.SIGKILL
         state = load_state(folder / out / "last")[0]
         assert (state.epoch, state.batch > 0) == (epoch, epoch == 1)
-        code, _, errors = run(folder, "train", "--resume", "--out", out)
-        assert (code, errors) == (0, "")
+        resumed = start(folder, "train", "--resume", "--out", out, before=_allow_workers)
+        assert (resumed.end(), resumed.errors()) == (0, "")
         assert _results(folder / out) == expected

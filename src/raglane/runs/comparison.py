@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from raglane._utils.messages import count_of
+from raglane._utils.messages import count_of, metric_words
 from raglane.errors import DataError
 from raglane.report.figures import Compared
 from raglane.runs.configuration import entries
@@ -57,7 +57,8 @@ def read_run(folder: Path) -> RunSummary:
         test = read_json(path)
         with reading(path):
             test = {"data": os.path.normpath(test["data"])} | {
-                name: float(value)
+                # Earlier versions wrote micro_F1 and macro_F1.
+                name.replace("_F1", "_f1"): float(value)
                 for name, value in test.items()
                 if isinstance(value, float | int) and name not in ("sequences", "count")
             }
@@ -113,13 +114,11 @@ def _group(runs: Sequence[RunSummary]) -> Compared:
             value, unset = settings[key].value, settings[key].unset
             row[key] = unset if value is None else _cell(value)
         part = f"{_watched(best)}_"
-        row |= {
-            name.replace("_", " "): value for name, value in best.items() if name.startswith(part)
-        }
+        row |= {metric_words(name): value for name, value in best.items() if name.startswith(part)}
         # Results on one file share columns.
         where = labels.get(run.test.get("data", ""))
         row |= {
-            f"{where} {name}".replace("_", " "): number
+            metric_words(f"{where} {name}"): number
             for name, number in run.test.items()
             if name != "data"
         }
