@@ -78,6 +78,15 @@ def data_error(path: Path, got: str, rule: str, fix: str, line: int | None = Non
     return DataError(f"{path}" if line is None else f"{path}, line {line}", got, rule, fix)
 
 
+def empty_label(path: Path, name: str) -> DataError:
+    """Return the error for a column with the name of a label that is empty in all rows."""
+    got = f"the column {quote(name)}, which is empty in all rows"
+    fix = f"fill it, or name another one with {columns_argument('label')}"
+    forecast = argument("task", "forecast")
+    fix = f"{fix}; without labels, pass {forecast} to predict the next element"
+    return data_error(path, got, "data with a label in each row", fix)
+
+
 def has_utf8(text: str) -> bool:
     """Return True if a text can be encoded as UTF-8, i.e. has no half of a surrogate pair."""
     try:
