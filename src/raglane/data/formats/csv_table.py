@@ -150,6 +150,8 @@ def records_of_rows(
         id=id_name,
         time=time,
         features=tuple(features),
+        # A row is one token.
+        split=None,
         categorical=tuple(dict.fromkeys((*(columns.categorical or ()), *words))) or None,
         label_split=None
         if targets is None or not targets.ordered

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from raglane._utils.messages import quote, quote_all, require
+from raglane._utils.messages import argument, quote, quote_all, require
 from raglane.data.formats import decimals
 from raglane.data.formats.arrow import arrow_types, is_list, is_text
 from raglane.data.formats.base import (
@@ -281,13 +281,10 @@ def _wide_rows(
     """
     for name in steps:
         check_named(path, "features", name, entries)
+    leave = f"leave {argument('wide', value=True, of='Columns')} out"
     if not steps:
-        raise data_error(
-            path,
-            "no column of numbers",
-            "a file whose columns of numbers are steps",
-            "check the file",
-        )
+        rule = "a file whose columns of numbers are steps"
+        raise data_error(path, "no column of numbers", rule, f"check the file, or {leave}")
     short = note_ends(entries)
     entries = {name: decimals.with_ends(entry) for name, entry in entries.items()}
     table = np.stack([entries[name] for name in steps], axis=1)
@@ -298,7 +295,7 @@ def _wide_rows(
     id_name, notes = id_column(path, columns, entries, entries, _ID_NAMES)
     if id_name is not None and len(set(entries[id_name])) < count:
         twice = Counter(entries[id_name].tolist()).most_common(1)[0][0]
-        fix = "remove a row, or rename it"
+        fix = f"remove a row, or rename it; if a row is an element, {leave}"
         raise data_error(path, f"the id {quote(twice)} twice", "a file with one row per id", fix)
     numbers = np.array([str(row) for row in range(first, first + count)], dtype=object)
     own = replace(columns, features=tuple(steps[:1]), wide=True)
