@@ -133,32 +133,31 @@ def _results(run: Path) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("options", "moment", "saved"),
     [
-        ["--batch-elements", "9", "--bucket"],
-        ["--batch-size", "4", "--workers", "1"],
-        ["--task", "forecast", "--bptt-steps", "2", "--batch-size", "3"],
+        (["--batch-elements", "9", "--bucket"], ("_save_last", 2, 0), (2, 0)),
+        (["--batch-size", "4", "--workers", "1"], ("_save_epoch", 2, 0), (2, 0)),
+        (["--task", "forecast", "--bptt-steps", "2"], ("_save_last", 2, 0), (2, 0)),
+        # Before the end of the second epoch is saved.
+        (["--batch-size", "4", "--bucket"], ("_epoch_done", 1, None), (1, 2)),
     ],
-    ids=["elements", "workers", "chunks"],
+    ids=["elements", "workers", "chunks", "last batch"],
 )
-def test_a_kill_at_the_end_of_an_epoch_loses_no_batch(tmp_path: Path, options: list[str]) -> None:
-    """After the last batch of the second epoch, after its checkpoint, and after its files."""
+def test_a_kill_at_the_end_of_an_epoch_loses_no_batch(
+    tmp_path: Path,
+    options: list[str],
+    moment: tuple[str, int, int | None],
+    saved: tuple[int, int],
+) -> None:
     folder = tmp_path / "work"
     folder.mkdir()
     write_steps(folder / "ok.csv")
-    command = ["train", "ok.csv", *FAST, "--epochs", "4", "--checkpoint-minutes", "0", *options]
+    command = ["train", "ok.csv", *FAST, "--epochs", "3", "--checkpoint-minutes", "0", *options]
     assert start(folder, *command, "--out", "whole", before=_allow_workers).end() == 0
-    expected = _results(folder / "whole")
-    assert len(expected[0]) == 4
-    for out, moment, epoch in (
-        ("batch", ("_epoch_done", 1, None), 1),
-        ("checkpoint", ("_save_last", 2, 0), 2),
-        ("files", ("_save_epoch", 2, 0), 2),
-    ):
-        killed = start(folder, *command, "--out", out, before=partial(_kill_at, *moment))
-        assert killed.end() == -signal.SIGKILL
-        state = load_state(folder / out / "last")[0]
-        assert (state.epoch, state.batch > 0) == (epoch, epoch == 1)
-        resumed = start(folder, "train", "--resume", "--out", out, before=_allow_workers)
-        assert (resumed.end(), resumed.errors()) == (0, "")
-        assert _results(folder / out) == expected
+    killed = start(folder, *command, "--out", "killed", before=partial(_kill_at, *moment))
+    assert killed.end() == -signal.SIGKILL
+    state = load_state(folder / "killed" / "last")[0]
+    assert (state.epoch, state.batch) == saved
+    resumed = start(folder, "train", "--resume", "--out", "killed", before=_allow_workers)
+    assert (resumed.end(), resumed.errors()) == (0, "")
+    assert _results(folder / "killed") == _results(folder / "whole")

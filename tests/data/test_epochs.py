@@ -174,7 +174,7 @@ def test_the_end_of_an_epoch_with_the_workers_of_a_loader(workers: int) -> None:
     expected = [[sorted(batch) for batch in epoch] for epoch in _epochs(make(), 3)]
 
     def loaded(sampler: BatchSampler) -> Iterator[list[int]]:
-        pairs = list(enumerate(data))
+        pairs: Any = list(enumerate(data))
         for batch in DataLoader(
             pairs, batch_sampler=sampler, collate_fn=lambda items: items, num_workers=workers
         ):

@@ -478,7 +478,8 @@ def test_whole_numbers_in_memory_are_tokens(kind: str) -> None:
 
 
 def test_tokens_of_other_numbers_are_not_passed_over_in_silence() -> None:
-    for source in ([[1.5, 2.0]], [[[1, 2]]], [[1, 2], [True]], [["a"]], [[]]):
+    sources: list[Any] = [[[1.5, 2.0]], [[[1, 2]]], [[1, 2], [True]], [["a"]], [[]]]
+    for source in sources:
         chosen = read(source, Columns(need_labels=False, tokens=True))
         unused = any("Columns(tokens=...)" in note for note in chosen.notes)
         assert unused != chosen.records.is_tokens

@@ -118,5 +118,5 @@ def note_ends(entries: Mapping[str, Entries]) -> list[str]:
 
 def _short_rows(entries: Mapping[str, Entries]) -> list[tuple[int, _Absent]]:
     """Return the rows that lack the entry of the last column, and these entries."""
-    last = next(reversed(entries.values())).tolist()
+    last = entries[next(reversed(list(entries)))].tolist()
     return [(row, entry) for row, entry in enumerate(last) if isinstance(entry, _Absent)]
