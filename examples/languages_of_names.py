@@ -6,7 +6,7 @@ selects the threshold of each language on names held out of the training data.
 
     python examples/languages_of_names.py PATH
 
-Test micro F1: 0.811; predicting all languages: 0.109.
+Test micro-F1: 0.811; predicting all languages: 0.109.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def read(path: str) -> list[tuple[list[str], list[str]]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> float:
-    """Split, train, test, and return micro F1."""
+    """Split, train, test, and return micro-F1."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -66,9 +66,9 @@ def main(arguments: Sequence[str] | None = None) -> float:
         f"{len(training)} names to train on, {several} of them of several languages; {len(test)} to test"
     )
     print(
-        f"test micro F1 {result['micro_F1']:.3f}, of all languages always {result['all_labels_micro_F1']:.3f}"
+        f"test micro-F1 {result['micro_f1']:.3f}, of all languages always {result['all_labels_micro_f1']:.3f}"
     )
-    return result["micro_F1"]
+    return result["micro_f1"]
 
 
 if __name__ == "__main__":

@@ -26,9 +26,7 @@ _WORDS = {
     "besides": "besides?",
 }
 # Names of variables and arguments that do not say what they hold.
-_VAGUE = frozenset(
-    "found own given made part one known kept wanted held place".split()
-)
+_VAGUE = frozenset("found own given made part one known kept wanted held place".split())
 _API = re.compile(r"^\.\. (?:autoclass|autoexception|autofunction|data)::", flags=re.MULTILINE)
 _BRANCHES = (
     ast.If,

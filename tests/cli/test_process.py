@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from commands import read_csv, write_steps
+from commands import FAST, read_csv, write_steps
 from processes import run, start
 from raglane.training.checkpoint import load_model
 from raglane.training.state import load_state
+from raglane.training.trainer import Trainer
 
 
 def test_the_default_from_nothing_to_predictions(tmp_path: Path) -> None:
@@ -92,3 +96,68 @@ def test_a_disk_that_is_full(tmp_path: Path) -> None:
     assert errors.startswith("raglane: error: ")
     assert "too large" in errors.lower()
     assert [path.name for path in folder.iterdir()] == ["steps.csv"]
+
+
+def _allow_workers() -> None:
+    """Let this process, a daemon, have workers of a DataLoader."""
+    multiprocessing.process.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
+
+
+def _kill_at(name: str, epoch: int, batch: int | None) -> None:
+    """Kill this process after a method of the trainer, if its state is at this epoch and batch;
+    without a batch, before the method.
+    """
+    _allow_workers()
+    method = getattr(Trainer, name)
+
+    def killed(self: Trainer, *arguments: Any) -> Any:
+        if batch is None and self.state.epoch == epoch:
+            os.kill(os.getpid(), signal.SIGKILL)
+        answer = method(self, *arguments)
+        if (self.state.epoch, self.state.batch) == (epoch, batch):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return answer
+
+    setattr(Trainer, name, killed)
+
+
+def _results(run: Path) -> list[Any]:
+    """Return the history without times, the optimizer and the weights of a run."""
+    state = load_state(run / "last")[0]
+    times = ("seconds", "elements_per_second")
+    history = [
+        {name: value for name, value in row.items() if name not in times} for row in state.history
+    ]
+    files = ("best/weights.safetensors", "last/weights.safetensors", "last/training.safetensors")
+    return [history, *((run / name).read_bytes() for name in files)]
+
+
+@pytest.mark.parametrize(
+    ("options", "moment", "saved"),
+    [
+        (["--batch-elements", "9", "--bucket"], ("_save_last", 2, 0), (2, 0)),
+        (["--batch-size", "4", "--workers", "1"], ("_save_epoch", 2, 0), (2, 0)),
+        (["--task", "forecast", "--bptt-steps", "2"], ("_save_last", 2, 0), (2, 0)),
+        # Before the end of the second epoch is saved.
+        (["--batch-size", "4", "--bucket"], ("_epoch_done", 1, None), (1, 2)),
+    ],
+    ids=["elements", "workers", "chunks", "last batch"],
+)
+def test_a_kill_at_the_end_of_an_epoch_loses_no_batch(
+    tmp_path: Path,
+    options: list[str],
+    moment: tuple[str, int, int | None],
+    saved: tuple[int, int],
+) -> None:
+    folder = tmp_path / "work"
+    folder.mkdir()
+    write_steps(folder / "ok.csv")
+    command = ["train", "ok.csv", *FAST, "--epochs", "3", "--checkpoint-minutes", "0", *options]
+    assert start(folder, *command, "--out", "whole", before=_allow_workers).end() == 0
+    killed = start(folder, *command, "--out", "killed", before=partial(_kill_at, *moment))
+    assert killed.end() == -signal.SIGKILL
+    state = load_state(folder / "killed" / "last")[0]
+    assert (state.epoch, state.batch) == saved
+    resumed = start(folder, "train", "--resume", "--out", "killed", before=_allow_workers)
+    assert (resumed.end(), resumed.errors()) == (0, "")
+    assert _results(folder / "killed") == _results(folder / "whole")

@@ -91,7 +91,14 @@ def test_sets_of_labels_of_every_form(tmp_path: Path, capsys: Capsys, target: An
     assert (
         main(["train", data, "--task", "multilabel", "--out", run, *named, *FAST, "--quiet"]) == 0
     )
-    prints(["evaluate", run, data], capsys, "micro F1 ", "all labels micro F1 ", "threshold")
+    prints(
+        ["evaluate", run, data],
+        capsys,
+        "micro-F1 ",
+        "macro-F1 ",
+        "all labels micro-F1 ",
+        "threshold",
+    )
     assert (
         main(["predict", run, data, "-o", str(tmp_path / "p.jsonl"), "--probabilities", "-q"]) == 0
     )

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from raglane.data import Columns, read
+from raglane.data import Columns, convert, read
 from raglane.errors import DataError
 from small_files import put, refused
 
@@ -252,9 +252,59 @@ def test_labels_are_not_needed_to_predict_or_forecast(tmp_path: Path, columns: C
         assert records.channels == ("x",)
 
 
-def test_missing_numbers_a_short_row_and_infinity(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "columns", "words"),
+    [
+        # A number, a word, a feature of a sequence, and the columns after the label.
+        ("id,y,x\n1,p,1\n1,p\n1,p,2\n", Columns(label="y"), "line 3 .* data row 1 without 'x'"),
+        ("id,y,w\n1,p,a\n1,p,b\n2,q\n", Columns(label="y"), "line 4 .* data row 2 without 'w'"),
+        ("id,x,y,s\n1,1,a,4\n1,2,a\n", Columns(label="y", static=("s",)), "line 3 .* without 's'"),
+        ("id,x,y\n1,1,a\n1\n", Columns(), "line 3 .* data row 1 without 'x', 'y'"),
+        # Lines are counted in the file: blank ones, ends of lines in quotes, and the separator.
+        ('id,w,y\n\n1,"a\nb ""c""\n",p\n \n1,c\n', Columns(label="y"), "line 7 .* data row 1 "),
+        ("sep=;\nid;x;y\n1;0,5;a\n1;0,25\n", Columns(), "line 4 .* data row 1 without 'y'"),
+        # A text per row, without ids.
+        ("label,text\na,one two\nb\n", Columns(), "line 3 .* data row 1 without 'text'"),
+        # The rows of a sequence are not consecutive.
+        ("id,x,y\n1,1,a\n2,1,b\n1,2\n", Columns(), "line 4 .* data row 2 without 'y'"),
+    ],
+)
+def test_a_row_that_ends_before_the_last_column(
+    tmp_path: Path, text: str, columns: Columns, words: str
+) -> None:
+    path = write(tmp_path, text)
+    with pytest.raises(DataError, match=words):
+        read(path, columns)
+    with pytest.raises(DataError, match=words):
+        convert(path, tmp_path / "converted", columns)
+
+
+def test_rows_that_are_cut_are_left_out_by_name(tmp_path: Path) -> None:
+    path = write(tmp_path, "id,x,y\n1,1,a\n1,2,a\n2,1\n2,2,b\n3,1,b\n4")
+    records = read(path, Columns(label="y"), on_bad_row="skip")
+    assert records.ids == (1, 3)
+    assert [row.place for row in records.skipped] == ["data row 2 (id '2')", "data row 5 (id '4')"]
+    assert "line 4" in records.skipped[0].error
+    assert "line 7" in records.skipped[1].error
+
+
+def test_columns_that_are_steps_may_end_before_the_last(tmp_path: Path) -> None:
+    records = read(write(tmp_path, "label,t0,t1,t2\na,1,2,3\n\nb,4\na,5,6\n"))
+    assert records.lengths.tolist() == [3, 1, 2]
+    assert "2 rows with fewer entries than the header; the first: line 4" in records.notes
+    assert not any(
+        "fewer" in note for note in read(write(tmp_path, "label,t0,t1,t2\na,1,2,3\n")).notes
+    )
+
+
+def test_a_column_without_a_name_may_be_absent(tmp_path: Path) -> None:
+    records = read(write(tmp_path, "id,x,y,\n1,1,a\n2,2,b\n"))
+    assert records.labels == ("a", "b")
+
+
+def test_missing_numbers_and_infinity(tmp_path: Path) -> None:
     records = read(
-        write(tmp_path, "id,y,x,z\n1,p,nan,1\n1,p,NA,2\n1,p,?,3\n1,p, ,4\n1,p,-inf,5\n1,p,6\n")
+        write(tmp_path, "id,y,x,z\n1,p,nan,1\n1,p,NA,2\n1,p,?,3\n1,p, ,4\n1,p,-inf,5\n1,p,6,\n")
     )
     expected = np.array([np.nan, np.nan, np.nan, np.nan, -np.inf, 6], np.float32)
     np.testing.assert_array_equal(records.values[:, 0], expected)
@@ -283,6 +333,17 @@ def test_missing_numbers_a_short_row_and_infinity(tmp_path: Path) -> None:
         ),
         ("id,x,y\n1,1,a\n1 ,2,a\n", Columns(label="y"), ["'1 ' and '1' in column 'id'"]),
         ("id,x,y\n1,1,a\n2,2,a \n", Columns(label="y"), ["'a ' and 'a' in column 'y'"]),
+        # A non-breaking space, a tab, an ideographic space, a space without width, two spaces.
+        ("id,x,y\nq 1,1,a\nq\xa01,2,a\n", Columns(), ["'q\\xa01' and 'q 1' in column 'id'"]),
+        ("id,x,y\nq\t1,1,a\nq\u30001,2,a\n", Columns(), ["'q\\u30001' and 'q\\t1'"]),
+        ("id,x,y\nq,1,a\n\u200bq,2,a\n", Columns(), ["'\\u200bq' and 'q' in column 'id'"]),
+        ("id,x,y\nq,1,a\nr,2,a\xa0\n", Columns(label="y"), ["'a\\xa0' and 'a' in column 'y'"]),
+        ("id,x,y\nq  1,1,a\nq 1,2,a\n", Columns(), ["'q  1' and 'q 1' in column 'id'"]),
+        # Without a label, another column would be taken as one.
+        ("id,x,age,label\n1,2,3,\n2,2,4,\n", Columns(), ["'label', which is empty in all rows"]),
+        ("id,x,w,Class\n1,2,p,\n2,2,q,NaN\n", Columns(), ["'Class', which is empty in all rows"]),
+        ("id,x,tags\n1,2,\n1,2,\n", Columns(task="tag"), ["'tags', which is empty in all rows"]),
+        ("id,t0,t1,t2,label\n1,2,1,2,\n", Columns(), ["'label', which is empty in all rows"]),
         (
             "id,x,label\n1,1,a\n1,2,b\n",
             Columns(),
@@ -332,6 +393,11 @@ def test_missing_numbers_a_short_row_and_infinity(tmp_path: Path) -> None:
         ),
         (
             "id,x,y\n1,1,a\n1,2,a\n2,1,b\n2,2",
+            Columns(),
+            [", line 5 must be ", "data row 3 without 'y'", "on_bad_row='skip'"],
+        ),
+        (
+            "id,x,y\n1,1,a\n1,2,a\n2,1,b\n2,2,",
             Columns(),
             ["the label '' in data row 3 (id 2), column 'y', after 'b'"],
         ),
@@ -544,3 +610,12 @@ def test_the_only_column_of_dates_is_a_time_unless_one_comes_twice(
     assert [feature.name for feature in records.features] == ["code", "host"]
     twice = read(write(tmp_path, text + f"b,{first},4,q\n"))
     assert "no time column: 'ordered' has an entry twice in a sequence; " in twice.notes[1]
+
+
+def test_a_label_of_json_that_is_null_in_all_rows(tmp_path: Path) -> None:
+    rows = '{"x":[1.0,2.0],"age":3,"label":null}\n{"x":[1.0],"age":4,"label":null}\n'
+    path = put(tmp_path / "data.jsonl", rows)
+    with pytest.raises(DataError, match="'label', which is empty in all rows"):
+        read(path)
+    assert read(path, Columns(label="age")).labels == ("3", "4")
+    assert read(path, Columns(need_labels=False)).labels is None

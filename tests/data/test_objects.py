@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -17,7 +18,13 @@ import torch
 
 import raglane as rl
 from raglane.data import Columns, Dataset, read
-from raglane.errors import ArgumentError, ArgumentTypeError, DataError, ShapeError
+from raglane.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    DataError,
+    RaglaneError,
+    ShapeError,
+)
 from small_files import refused, same
 
 _NONE = Columns(need_labels=False)
@@ -357,3 +364,122 @@ def test_panels() -> None:
 )
 def test_what_is_no_data(data: Any, labels: Any, error: type[Exception], words: list[str]) -> None:
     refused(words, partial(read, labels=labels), data, error=error)
+
+
+def _all_kinds() -> dict[str, Any]:
+    """Return four sequences in every kind of data in memory."""
+    numbers = [[0.5, 1.5], [2.5], [3.5, 4.5], [5.5]]
+    ids = [[1, 2], [3], [4, 1], [2]]
+    table = pd.DataFrame({"x": numbers})
+    rows = pd.DataFrame({"id": [0, 0, 1, 2, 2, 3], "x": [0.5, 1.5, 2.5, 3.5, 4.5, 5.5]})
+    series = pd.DataFrame({"x": [pd.Series(row) for row in numbers]})
+    return {
+        "lists": numbers,
+        "lists of whole numbers": ids,
+        "texts": ["a b", "c", "d e", "f"],
+        "lists of texts": [["a b", "c"], ["d"], ["e", "f"], ["g"]],
+        "arrays": [np.array(row) for row in numbers],
+        "tensors": [torch.tensor(row) for row in ids],
+        "array": np.arange(8.0).reshape(4, 2),
+        "array of whole numbers": np.arange(8).reshape(4, 2),
+        "tensor": torch.zeros(4, 2, 3),
+        "array of objects": np.array([*map(np.array, numbers), 0], dtype=object)[:4],
+        "Ragged": rl.Ragged([torch.tensor(row) for row in numbers]),
+        "Ragged of whole numbers": rl.Ragged([torch.tensor(row) for row in ids]),
+        "column": table["x"],
+        "table of lists": table,
+        "table of texts": pd.DataFrame({"x": ["a b", "c", "d e", "f"]}),
+        "table of rows": rows,
+        "Arrow": pa.table({"x": ids}),
+        "index": rows.assign(step=[0, 1, 0, 0, 1, 0]).set_index(["id", "step"]),
+        "series": series,
+        "tables": [pd.DataFrame({"x": row}) for row in numbers],
+        "Dataset": read(numbers, labels=list("pqpq")),
+    }
+
+
+_OPTIONS: dict[str, Any] = {
+    "task": "regress",
+    "sequence": "absent",
+    "label": "absent",
+    "id": "absent",
+    "time": "absent",
+    "features": ("absent",),
+    "static": ("absent",),
+    "categorical": ("absent",),
+    "split": "characters",
+    "label_split": "words",
+    "tokens": True,
+    "time_gaps": True,
+    "wide": True,
+}
+
+
+def _contents(data: Any) -> str:
+    records = data.records
+    targets = None if records.targets is None else records.targets.values.tolist()
+    features = [(feature.name, feature.values.tolist()) for feature in records.features]
+    parts = (records.offsets.tolist(), records.labels, records.tags, targets, features)
+    return repr((records.values.tolist(), *parts, records.channels, records.ids))
+
+
+def test_all_options_of_columns_are_listed() -> None:
+    assert {*_OPTIONS, "need_labels"} == {field.name for field in fields(Columns)}
+
+
+@pytest.mark.parametrize("name", _OPTIONS)
+@pytest.mark.parametrize("kind", _all_kinds())
+def test_an_option_of_data_in_memory_acts_or_is_named(kind: str, name: str) -> None:
+    source, labels = _all_kinds()[kind], None if kind == "Dataset" else [0, 1, 0, 1]
+    if (kind, name) == ("Dataset", "task"):
+        pytest.skip("the labels of a Dataset are read already; training checks its task")
+    plain = read(source, Columns(), labels=labels)
+    try:
+        chosen = read(source, Columns(**{name: _OPTIONS[name]}), labels=labels)
+    except RaglaneError as error:
+        message = str(error)
+    else:
+        message = ""
+    if message:
+        assert name in message
+        return
+    is_named = any(f"Columns({name}=...)" in note for note in chosen.notes)
+    is_tokens = name == "tokens" and chosen.records.is_tokens
+    assert is_named or is_tokens or _contents(chosen) != _contents(plain)
+
+
+@pytest.mark.parametrize("kind", _all_kinds())
+def test_labels_of_data_in_memory_are_required(kind: str) -> None:
+    source = _all_kinds()[kind]
+    if kind == "Dataset":
+        pytest.skip("it has labels")
+    with pytest.raises(DataError, match="label"):
+        read(source, Columns())
+    assert len(read(source, Columns(need_labels=False))) == 4
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["lists of whole numbers", "tensors", "array of whole numbers", "Ragged of whole numbers"],
+)
+def test_whole_numbers_in_memory_are_tokens(kind: str) -> None:
+    source = _all_kinds()[kind]
+    expected = [str(number) for row in source for number in np.asarray(row).tolist()]
+    tokens = read(source, Columns(tokens=True), labels=[0, 1, 0, 1])
+    assert (tokens.values.tolist(), tokens.labels) == (expected, ("0", "1", "0", "1"))
+    assert tokens.lengths.tolist() == [len(row) for row in source]
+    # A language model reads them as tokens, unless ``tokens`` is False.
+    language = read(source, Columns(task="language"))
+    assert language.values.tolist() == expected
+    assert not read(source, Columns(task="language", tokens=False)).records.is_tokens
+    assert not read(source, Columns(task="forecast")).records.is_tokens
+    # New data is read in the same way.
+    assert read(source, replace(tokens.columns, need_labels=False)).values.tolist() == expected
+
+
+def test_tokens_of_other_numbers_are_not_passed_over_in_silence() -> None:
+    sources: list[Any] = [[[1.5, 2.0]], [[[1, 2]]], [[1, 2], [True]], [["a"]], [[]]]
+    for source in sources:
+        chosen = read(source, Columns(need_labels=False, tokens=True))
+        unused = any("Columns(tokens=...)" in note for note in chosen.notes)
+        assert unused != chosen.records.is_tokens

@@ -336,7 +336,7 @@ def test_scripts_of_other_tasks_on_data_made_here(tmp_path: Path, capsys: Capsys
     for figure in (
         "test R2",
         "test mean absolute error 0",
-        "test micro F1",
+        "test micro-F1",
         "bits per character",
         "test accuracy",
         "test nats",

@@ -164,6 +164,22 @@ def test_test_data_of_one_name_in_two_folders_are_two(runs: Path, tmp_path: Path
     )
 
 
+def test_runs_of_an_earlier_version_share_the_columns_of_their_scores(
+    runs: Path, tmp_path: Path
+) -> None:
+    for place, names in (("a", ("micro_F1", "macro_F1")), ("b", ("micro_f1", "macro_f1"))):
+        shutil.copytree(runs / place, tmp_path / place)
+        path = tmp_path / place / "evaluation.json"
+        path.write_text(
+            json.dumps({"data": "one.csv", **dict(zip(names, (0.5, 0.25), strict=True))})
+        )
+    group = compare([tmp_path / "a", tmp_path / "b"])[0]
+    for row in group.rows:
+        shown = dict(zip(group.columns, row, strict=True))
+        assert (shown["one.csv micro-F1"], shown["one.csv macro-F1"]) == (0.5, 0.25)
+    assert not any("f1" in name or "F1" in name.replace("-F1", "") for name in group.columns)
+
+
 def _leaves(content: Any, place: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """Return the place of each value that is no object or list; of a list, only the first entry."""
     keys = (

@@ -101,8 +101,8 @@ def test_a_run_states_the_length_and_repeats_it(tmp_path: Path, capsys: Capsys) 
         ),
         ({"perplexity": 3.0, "unigram_perplexity": 4.0, "bits_per_character": 2.0}, None),
         (
-            {"micro_F1": 0.1, "all_labels_micro_F1": 0.3},
-            "micro F1 0.100, all labels micro F1 0.300",
+            {"micro_f1": 0.1, "all_labels_micro_f1": 0.3},
+            "micro-F1 0.100, all labels micro-F1 0.300",
         ),
     ],
 )

@@ -202,7 +202,7 @@ def test_sets_of_labels(tmp_path: Path, per_element: bool) -> None:
     thresholds = saved.model.state_dict()["thresholds"].tolist()
     assert thresholds != [0.5, 0.5]
     evaluation = evaluate(saved, test)
-    assert evaluation.numbers["micro_F1"] > 0.75 > evaluation.numbers["all_labels_micro_F1"]
+    assert evaluation.numbers["micro_f1"] > 0.75 > evaluation.numbers["all_labels_micro_f1"]
     predictions = predict(saved, test, probabilities=True).columns
     predicted = (
         [row for part in predictions["prediction"] for row in part]
@@ -237,10 +237,10 @@ def test_an_evaluation_of_sets_by_hand() -> None:
     # a: 2 predicted, 2 true, 1 both; b: 1 of each.
     assert measured.numbers == pytest.approx(
         {
-            "micro_F1": 4 / 6,
-            "macro_F1": (0.5 + 1) / 2,
+            "micro_f1": 4 / 6,
+            "macro_f1": (0.5 + 1) / 2,
             "exact_match": 1 / 3,
-            "all_labels_micro_F1": 6 / 9,
+            "all_labels_micro_f1": 6 / 9,
         }
     )
 

@@ -30,6 +30,11 @@ _OTHER_NAMES = dict(
 )
 
 
+def metric_words(name: str) -> str:
+    """Return the name of a metric, such as ``macro_f1``, in words."""
+    return name.replace("_f1", "-F1").replace("_", " ")
+
+
 def count_of(count: int, noun: str) -> str:
     """Return a number and its noun, e.g. "1 row" or "1,234 rows"."""
     return f"{count:,} {noun}" + ("" if count == 1 else "s")

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from raglane._utils.messages import count_of, quote
+from raglane._utils.messages import count_of, metric_words, quote
 from raglane.cli import console, options
 from raglane.cli.options import argument, option
 from raglane.errors import ArgumentError
@@ -209,12 +209,7 @@ def _details(
 def _numbers(evaluation: Evaluation) -> str:
     """Return loss and metrics as a line."""
     numbers = evaluation.numbers
-    names = {
-        key: key.replace("macro_f1", "macro-F1").replace("_", " ")
-        for key in numbers
-        if key != "loss"
-    }
-    metrics = [f"{name} {numbers[key]:.3f}" for key, name in names.items()]
+    metrics = [f"{metric_words(key)} {numbers[key]:.3f}" for key in numbers if key != "loss"]
     return ", ".join([*metrics, f"loss {numbers['loss']:.4f}"])
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from raglane._utils.messages import require
+from raglane._utils.messages import metric_words, require
 from raglane.cli import console, options
 from raglane.cli.options import DEFAULT, FILE, option, read_toml
 from raglane.errors import ArgumentError
@@ -229,7 +229,7 @@ def _print_best(
     state = result.state
     row = state.history[state.best_epoch - 1]
     prefix = "validation" if "validation_loss" in row else "train"
-    metric = result.metric.replace("_", " ")
+    metric = metric_words(result.metric)
     numbers = f"{prefix} loss {row[f'{prefix}_loss']:.4f}, {metric} {row[f'{prefix}_{result.metric}']:.3f}"
     simple = settings.terms.baseline
     baseline = row.get(f"{simple}_{result.metric}")

@@ -16,8 +16,8 @@ Item = TypeVar("Item")
 class Epochs(Generic[Item]):
     """Base class of samplers with a resumable position.
 
-    The items of an epoch are a function of the arguments and the number of the epoch. After an
-    epoch was iterated to its end, the next iteration is the next epoch; :meth:`set_epoch` selects
+    The items of an epoch are a function of the arguments and the number of the epoch. After all
+    items of an epoch were returned, the next iteration is the next epoch; :meth:`set_epoch` selects
     one (Lightning calls it).
     """
 
@@ -29,7 +29,7 @@ class Epochs(Generic[Item]):
         # The number of items returned in this epoch, and the first item of the next iteration.
         self._done = 0
         self._start = 0
-        # True if the next iteration begins a new epoch.
+        # True if an iteration of this epoch has ended, also of one without items.
         self._ended = False
 
     @abstractmethod
@@ -45,16 +45,26 @@ class Epochs(Generic[Item]):
         """Return the numbers that must agree before a state is loaded."""
 
     def set_epoch(self, epoch: int) -> None:
-        """Select the next epoch, from 0; if it is another one, it begins at its first batch."""
+        """Select the next epoch, from 0; if it is another or a finished one, it begins at its first
+        batch.
+        """
         epoch = check_whole("epoch", epoch, 0)
-        self._ended = False
-        if epoch != self.epoch:
+        if epoch != self.epoch or self._is_finished():
             self.epoch = epoch
             self._done = self._start = 0
+        self._ended = False
+
+    def _is_finished(self) -> bool:
+        """Return True if the next iteration begins a new epoch."""
+        return self._ended or self._is_end(self._done)
+
+    def _is_end(self, done: int) -> bool:
+        """Return True if ``done`` is the number of items of the epoch, and not 0."""
+        return 0 < done == len(self)
 
     def __iter__(self) -> Iterator[Item]:
         """Yield all items of the epoch, or after :meth:`load_state_dict` the remaining ones."""
-        if self._ended:
+        if self._is_finished():
             self.set_epoch(self.epoch + 1)
         self._done, self._start = self._start, 0
         for item in self._items(self._done):
@@ -63,7 +73,9 @@ class Epochs(Generic[Item]):
         self._ended = True
 
     def state_dict(self, done: int | None = None) -> dict[str, int]:
-        """Return the position in the epoch as integers.
+        """Return the position as integers.
+
+        After the last batch of an epoch, it is the start of the next epoch.
 
         Args:
             done: the number of batches of this epoch that were used. None takes the number of
@@ -73,8 +85,12 @@ class Epochs(Generic[Item]):
             ArgumentTypeError: ``done`` is not an int.
             ArgumentError: ``done`` is below 0 or above the number of batches.
         """
+        is_finished = done is None and self._ended
         done = check_whole("done", self._done if done is None else done, 0)
-        return {"epoch": self.epoch, "done": done, **self._position(done), **self._identity()}
+        position = {"epoch": self.epoch, "done": done, **self._position(done)}
+        if is_finished or self._is_end(done):
+            position = {**dict.fromkeys(position, 0), "epoch": self.epoch + 1}
+        return {**position, **self._identity()}
 
     def _position(self, done: int) -> dict[str, int]:
         """Return the entries of a state in addition to ``done``; raise an ArgumentError beyond the
@@ -121,3 +137,6 @@ class Epochs(Generic[Item]):
         self.epoch = state["epoch"]
         self._ended = False
         self._done = self._start = state["done"]
+        # States of earlier versions have the last batch of an epoch, not the start of the next.
+        if self._is_end(self._done):
+            self.set_epoch(self.epoch + 1)

@@ -11,7 +11,8 @@ import importlib.util
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
+from copy import copy
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from raglane._utils.messages import argument, quote, quote_all, require
 from raglane.data import formats
 from raglane.data.dataset import Dataset
 from raglane.data.formats.arrow import Reader, label_kinds, label_split_of, read_labels
-from raglane.data.formats.base import unused_note
+from raglane.data.formats.base import columns_argument, unused_notes
 from raglane.data.formats.entries import read_table
 from raglane.data.records import ROLES, Columns, Records, as_float32, offsets_of
 from raglane.data.stores import table_from
@@ -139,8 +140,24 @@ def read(
             rule = f"{default!r} for data in memory, because it is about the reading of files"
             raise ArgumentError(name, quote(given), rule, "leave it out, or write a file")
     if isinstance(source, Dataset) and labels is None:
-        return source
+        return source if columns is None else _noted(source, columns)
     return Dataset(records_from(source, labels, columns))
+
+
+def _noted(dataset: Dataset, columns: Columns) -> Dataset:
+    """Return a dataset with a note about options that differ from those it was read with."""
+    unused = [
+        field.name
+        for field in fields(Columns)
+        if field.name not in ("task", "need_labels")
+        and getattr(columns, field.name) not in (None, False, getattr(dataset.columns, field.name))
+    ]
+    if not unused:
+        return dataset
+    names = ", ".join(map(columns_argument, unused))
+    noted = copy(dataset)
+    noted.notes = (*dataset.notes, f"not used, since a Dataset is read already: {names}")
+    return noted
 
 
 def japanese_vowels() -> tuple[Dataset, Dataset]:
@@ -178,11 +195,6 @@ def records_from(data: Any, labels: Any, columns: Columns | None) -> Records:
     columns = asked if labels is None else replace(asked, need_labels=False)
     table = None if is_panel(data) else _table(data)
     records = _read(data, columns) if table is None else _of_table(table, columns)
-    if not isinstance(data, Dataset):
-        notes = unused_note(
-            asked, () if table is None else ROLES, "data in memory", records.columns
-        )
-        records = replace(records, notes=(*records.notes, *notes))
     needs_labels = asked.need_labels or labels is not None
     records = replace(
         records, columns=replace(records.columns, task=asked.task, need_labels=needs_labels)
@@ -190,16 +202,28 @@ def records_from(data: Any, labels: Any, columns: Columns | None) -> Records:
     if len(records) == 0:
         raise DataError("data", "no sequences", "at least one sequence", "pass some")
     if labels is not None:
-        return _with_labels(records, labels, asked.label_split)
-    if columns.wants_labels and not records.has_targets:
+        records = _with_labels(records, labels, asked.label_split)
+    elif columns.wants_labels and not records.has_targets:
         rule = f"a list with one entry per sequence, for the task {columns.task}"
         raise DataError("labels", "none", rule, f"pass {argument('labels')}")
-    return records
+    if isinstance(data, Dataset):
+        return replace(records, notes=_noted(data, asked).notes)
+    notes = unused_notes(asked, () if table is None else ROLES, "data in memory", records)
+    if labels is not None and asked.label is not None and table is not None:
+        # A column of this name is left out of the features.
+        columns_of_labels = {asked.label, *(name.strip() for name in asked.label.split(","))}
+        if columns_of_labels.isdisjoint(table.column_names):
+            notes.append(f"not used, since labels are passed: {columns_argument('label')}")
+    return replace(records, notes=(*records.notes, *notes))
 
 
 def _read(data: Any, columns: Columns) -> Records:
     if isinstance(data, Dataset):
         return data.records
+    if columns.tokens or (columns.tokens is None and columns.task == "language"):
+        sequences = _whole_numbers(data)
+        if sequences is not None:
+            return _tokens(sequences, replace(columns, tokens=True))
     if isinstance(data, Ragged):
         return _flat(data.values, data.offsets.cpu().numpy())
     if isinstance(data, torch.Tensor) or (isinstance(data, np.ndarray) and data.dtype.kind != "O"):
@@ -221,7 +245,26 @@ def _read(data: Any, columns: Columns) -> Records:
         raise ArgumentTypeError("data", _kind(data), _FORMS, "pass one of these")
     if not data:
         return _flat(np.zeros((0, 1)), [0])
-    return _tokens(data, columns.split) if is_text(data) else _numbers(data)
+    return _tokens(data, columns) if is_text(data) else _numbers(data)
+
+
+def _whole_numbers(data: Any) -> list[list[int]] | None:
+    """Return the sequences of data whose elements are whole numbers; None for other data."""
+    if is_panel(data) or isinstance(data, (str, bytes, dict)) or not hasattr(data, "__iter__"):
+        return None
+    sequences = []
+    for sequence in data:
+        is_sequence = isinstance(sequence, (list, tuple, np.ndarray, torch.Tensor))
+        if not is_sequence or (isinstance(sequence, (list, tuple)) and is_text([sequence])):
+            return None
+        try:
+            numbers = np.asarray(sequence.cpu() if isinstance(sequence, torch.Tensor) else sequence)
+        except (TypeError, ValueError):  # of sequences of several lengths
+            return None
+        if numbers.ndim != 1 or (numbers.size and numbers.dtype.kind not in "iu"):
+            return None
+        sequences.append(numbers.tolist())
+    return sequences if any(sequences) else None
 
 
 def _kind(data: Any) -> str:
@@ -342,15 +385,16 @@ def _arrow(values: Any, name: str, rule: str) -> Any:
         raise ArgumentTypeError(name, got, rule, "pass values of one kind") from error
 
 
-def _tokens(sequences: Sequence[Any], split: str | None) -> Records:
-    """Return the records of texts, which are tokenized as ``split`` names it, or of lists of
-    texts.
+def _tokens(sequences: Sequence[Any], columns: Columns) -> Records:
+    """Return the records of texts, which are tokenized as ``columns.split`` names it, or of lists
+    of texts or whole numbers.
     """
     column = _arrow(
         sequences, "data", "sequences that are all texts, or all lists of texts, or all of numbers"
     )
     table = require("pyarrow", "data").table({"data": column})
-    return _of_table(table, Columns(need_labels=False, sequence="data", split=split))
+    asked = Columns(need_labels=False, sequence="data", split=columns.split, tokens=columns.tokens)
+    return _of_table(table, asked)
 
 
 def _with_labels(records: Records, labels: Any, label_split: str | None) -> Records:

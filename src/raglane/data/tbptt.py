@@ -72,9 +72,9 @@ class TBPTTSampler(Epochs[Chunk]):
     streams end together, and an epoch has the same number of chunks in any order. With ``shuffle``,
     sequences with equally many chunks go to random streams, and a stream processes its sequences in
     random order; without it, a stream begins with its longest. The order is a function of ``seed``
-    and the epoch. After an epoch was iterated to its end, the next iteration is the next epoch;
-    :meth:`set_epoch` selects one. To resume within an epoch, save :meth:`state_dict` and the last
-    state that the layer returned.
+    and the epoch. After all chunks of an epoch were returned, the next iteration is the next epoch,
+    and a state is that of its start; :meth:`set_epoch` selects one. To resume within an epoch, save
+    :meth:`state_dict` and the last state that the layer returned.
 
     Args:
         data: a Ragged batch; a :class:`~raglane.data.Dataset`; or a list of samples, each a tensor

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from raglane._utils.files import write_files
-from raglane._utils.messages import argument, count_of, shorten
+from raglane._utils.messages import argument, count_of, metric_words, shorten
 from raglane._utils.table import Table, escaped
 from raglane.data.dataset import Dataset
 from raglane.data.lengths import Distribution, summary
@@ -211,8 +211,7 @@ class _Measured(NamedTuple):
             parts[self.on] = parts.get(self.on, {}) | self.evaluation.numbers
         names = dict.fromkeys(name for numbers in parts.values() for name in numbers)
         rows = [
-            (name.replace("_", " "), *(label.get(name) for label in parts.values()))
-            for name in names
+            (metric_words(name), *(label.get(name) for label in parts.values())) for name in names
         ]
         return Table("The best model; a dash was not measured", ("metric", *parts), rows)
 
@@ -333,7 +332,7 @@ class _Measured(NamedTuple):
     def curves(self) -> list[Block]:
         """Return pictures of loss and metric by epoch."""
         state = self.result.state
-        metric = self.result.metric.replace("_", " ")
+        metric = metric_words(self.result.metric)
         prefix = "validation" if "validation_loss" in state.history[-1] else "train"
         words = f"Loss over {len(state.history)} epochs; the best is epoch {state.best_epoch}, "
         words += f"with a {prefix} loss of {self.row[f'{prefix}_loss']:.4f}."
@@ -354,7 +353,7 @@ def make_card(
     """Return the card of a run as a page."""
     state = measured.result.state
     saved = measured.saved
-    metric, (value, on) = measured.result.metric.replace("_", " "), measured.value
+    metric, (value, on) = metric_words(measured.result.metric), measured.value
     seconds = sum(row["seconds"] for row in state.history)
     weights = sum(parameter.numel() for parameter in saved.model.parameters())
     versions = machine.facts(("numpy",))

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from raglane._utils.messages import count_of
+from raglane._utils.messages import count_of, metric_words
 from raglane.errors import DataError
 from raglane.report.figures import Compared
 from raglane.runs.configuration import entries
@@ -56,7 +56,8 @@ def read_run(folder: Path) -> RunSummary:
         test = read_json(path)
         with reading(path):
             test = {"data": os.path.normpath(test["data"])} | {
-                name: float(value)
+                # Earlier versions wrote micro_F1 and macro_F1.
+                name.replace("_F1", "_f1"): float(value)
                 for name, value in test.items()
                 if isinstance(value, float | int) and name not in ("sequences", "count")
             }
@@ -104,7 +105,7 @@ def _group(runs: Sequence[RunSummary]) -> Compared:
     first = runs[0].description.settings
     task = first.task if first.loss is None else f"{first.task} ({first.loss})"
     data = ", ".join(dict.fromkeys(run.data for run in runs))
-    metric = first.terms.metric.replace("_", " ")
+    metric = metric_words(first.terms.metric)
     candidates = (f"validation {metric}", f"train {metric}")
     return Compared(
         f"{data}: {task}, {count_of(len(runs), 'run')}",
@@ -144,12 +145,12 @@ def _row(
     prefix = f"{_watched(best)}_"
     for name, number in best.items():
         if name.startswith(prefix):
-            row[name.replace("_", " ")] = number
+            row[metric_words(name)] = number
     # Results on one file share columns.
     file_label = file_labels.get(run.test.get("data", ""))
     for name, number in run.test.items():
         if name != "data":
-            row[f"{file_label} {name}".replace("_", " ")] = number
+            row[metric_words(f"{file_label} {name}")] = number
     row["weights"] = run.weights
     row["seconds"] = sum(epoch["seconds"] for epoch in run.state.history)
     row["epochs run"] = run.state.epoch

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from raglane._utils.checks import check_kind, check_real, check_whole
 from raglane._utils.memory import check_memory
-from raglane._utils.messages import argument, quote, quote_all, require, shorten
+from raglane._utils.messages import argument, metric_words, quote, quote_all, require, shorten
 from raglane.data.dataset import Dataset
 from raglane.data.encoders import END
 from raglane.data.holdout import elements_held_out
@@ -49,7 +49,7 @@ _WIDEST = 40
 
 # Metrics that are compared with simple rules and are better if higher; those of other tasks are
 # errors.
-_SCORES = ("accuracy", "micro_F1")
+_SCORES = ("accuracy", "micro_f1")
 
 
 @dataclass(frozen=True, repr=False)
@@ -191,7 +191,7 @@ def _better_rule(numbers: Mapping[str, float]) -> str | None:
         return (
             None
             if is_better
-            else f"{metric} {reached:.3f}, {name} {rules[name]:.3f}".replace("_", " ")
+            else f"{metric_words(metric)} {reached:.3f}, {metric_words(name)} {rules[name]:.3f}"
         )
     return None
 

@@ -153,8 +153,8 @@ class Trainer:
             self.order.set_epoch(state.epoch)
             # At the end of an epoch no order is stored.
             self.order.load_state_dict(state.order or self.order.state_dict(state.batch))
-            if state.batch >= max(len(self.order), 1):
-                raise ValueError(f"{state.batch} batches of an epoch that has {len(self.order)}")
+            if self.order.epoch != state.epoch:
+                raise ValueError(f"all {state.batch} batches of an epoch that is not complete")
         if self.epochs < state.epoch:
             got = f"{self.epochs}, and {state.epoch} are done"
             fix = f"pass e.g. {argument('epochs', state.epoch + 10)}"

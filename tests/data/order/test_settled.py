@@ -25,51 +25,51 @@ _PLACES = np.arange(4000) * 7919 % 61
 @pytest.mark.parametrize(
     ("lengths", "limit", "order", "ranks", "digest"),
     [
-        (_PLACES, BatchLimit(sequences=32), EpochOrder.random(), 2, "040661fb5ce7214d"),
+        (_PLACES, BatchLimit(sequences=32), EpochOrder.random(), 2, "9a953a209093045e"),
         (
             _PLACES * 3000,
             BatchLimit(sequences=32),
             EpochOrder.grouped(5, noise=0.2),
             1,
-            "c40d6cff23408b8b",
+            "869e4d425ceb897f",
         ),
-        (_PLACES, BatchLimit(sequences=32), EpochOrder.windows(700), 2, "7e528c7a7b03b90d"),
+        (_PLACES, BatchLimit(sequences=32), EpochOrder.windows(700), 2, "7c81a6525505b7e5"),
         (
             _PLACES,
             BatchLimit(elements=600, too_long="split"),
             EpochOrder.grouped(5),
             2,
-            "a99aaed1c476d835",
+            "53fcb6a56188016c",
         ),
         (
             _PLACES,
             BatchLimit(elements=50, too_long="split"),
             EpochOrder.sorted(),
             1,
-            "a25e33710179c3a2",
+            "536c8302d1b4d73d",
         ),
         (
             _PLACES,
             BatchLimit(elements=50, too_long="drop"),
             EpochOrder.random(),
             1,
-            "29de59cc58d2475b",
+            "71fef64b7cd10217",
         ),
         (
             _PLACES * 3000,
             BatchLimit(9, 90_000, too_long="drop"),
             EpochOrder.grouped(5),
             1,
-            "1737b41bc411409c",
+            "8abae9c5dbbfb811",
         ),
         (
             _PLACES * 3000,
             BatchLimit(padded=150_000, too_long="alone"),
             EpochOrder.sorted(),
             1,
-            "b9f0c4ee3a31c966",
+            "6d267d552b73a1ec",
         ),
-        (_PLACES, BatchLimit(padded=700), EpochOrder.grouped(5, noise=0.2), 1, "a03daa59793e8fb6"),
+        (_PLACES, BatchLimit(padded=700), EpochOrder.grouped(5, noise=0.2), 1, "e442834d3ba8c9a0"),
     ],
 )
 def test_batches_are_those_that_were_recorded(
@@ -80,7 +80,7 @@ def test_batches_are_those_that_were_recorded(
         batches = BatchSampler(
             lengths, limit, order, seed=7, largest_first=True, ranks=ranks, rank=rank
         )
-        found.update(json.dumps([list(batches), list(batches), batches.state_dict()]).encode())
+        found.update(json.dumps([list(batches), list(batches), batches.state_dict(1)]).encode())
     assert found.hexdigest()[:16] == digest
 
 

@@ -10,7 +10,7 @@ from raglane._utils.checks import check_choice
 from raglane._utils.files import as_path, check_file
 from raglane._utils.messages import argument, count_of, printable, quote, shorten
 from raglane.data.formats import csv, ipc, jsonl, npz, text, ts
-from raglane.data.formats.base import Format, data_error, open_error, suffix_of, unused_note
+from raglane.data.formats.base import Format, data_error, open_error, suffix_of, unused_notes
 from raglane.data.formats.pieces import ON_BAD_ROW, read_kept
 from raglane.data.records import ROLES, Columns, Records, note_empty
 
@@ -49,7 +49,7 @@ def read(
     )
     notes = [
         *records.notes,
-        *unused_note(columns, chosen.roles, f"the format {chosen.name}", records.columns),
+        *unused_notes(columns, chosen.roles, f"the format {chosen.name}", records),
     ]
     repeated = 0 if records.ids is None else len(records.ids) - len(set(records.ids))
     if repeated:

@@ -78,6 +78,15 @@ def data_error(path: Path, got: str, rule: str, fix: str, line: int | None = Non
     return DataError(f"{path}" if line is None else f"{path}, line {line}", got, rule, fix)
 
 
+def empty_label(path: Path, name: str) -> DataError:
+    """Return the error for a column with the name of a label that is empty in all rows."""
+    got = f"the column {quote(name)}, which is empty in all rows"
+    fix = f"fill it, or name another one with {columns_argument('label')}"
+    forecast = argument("task", "forecast")
+    fix = f"{fix}; without labels, pass {forecast} to predict the next element"
+    return data_error(path, got, "data with a label in each row", fix)
+
+
 def has_utf8(text: str) -> bool:
     """Return True if a text can be encoded as UTF-8, i.e. has no half of a surrogate pair."""
     try:
@@ -180,17 +189,31 @@ def columns_argument(name: str, value: str | None = None) -> str:
     return argument(name, value, of="Columns")
 
 
-def unused_note(columns: Columns, roles: Iterable[str], source: str, used: Columns) -> list[str]:
-    """Return the note about columns that were named for a source without columns of this kind;
-    ``used`` were read.
+def unused_notes(
+    columns: Columns, roles: Iterable[str], source: str, records: Records
+) -> list[str]:
+    """Return the notes about options that do nothing for these records, whose source has columns of
+    some roles.
     """
-    if roles and used.sequence is not None:
+    if roles and records.columns.sequence is not None:
         roles, source = ("sequence", "label", "id", *LISTS), "a table of this kind"
     unused = [
         role for role in ROLES if getattr(columns, role) not in (None, False) and role not in roles
     ]
-    names = ", ".join(map(columns_argument, unused))
-    return [f"not used, since {source} has no such column: {names}"] if unused else []
+    is_sequence = records.targets is not None and records.targets.ordered
+    texts = {
+        "split": records.is_tokens and records.columns.split is not None,
+        # Data to predict has no labels.
+        "label_split": not columns.need_labels or is_sequence,
+        "tokens": records.is_tokens or not columns.tokens,
+    }
+    idle = [name for name, acts in texts.items() if getattr(columns, name) and not acts]
+    reasons = {f"{source} has no such column": unused, "no texts or whole numbers fit": idle}
+    return [
+        f"not used, since {reason}: {', '.join(map(columns_argument, names))}"
+        for reason, names in reasons.items()
+        if names
+    ]
 
 
 def takes_tokens(columns: Columns, name: str) -> tuple[bool, str]:

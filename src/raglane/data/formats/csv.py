@@ -17,6 +17,8 @@ refused.
 A file without an id column, but with a column called ``text`` (``sentence``, ...) or named as the
 sequence, has a text per row instead.
 
+A row that ends before the last column is refused, except in a file whose columns are steps.
+
 Ids are integers if all are written as integers of at most 18 digits, else texts. A feature beyond
 float32, such as 1e999, is infinite, and so missing.
 """
@@ -56,6 +58,7 @@ from raglane.data.formats.entries import (
     text_column,
 )
 from raglane.data.formats.pieces import BYTES, ROWS, Piece, Start, sift
+from raglane.data.formats.short_rows import ShortRows
 from raglane.data.records import Columns, Records
 
 # Separators other than commas.
@@ -113,12 +116,11 @@ def _parsed(path: Path, content: IO[bytes], size: int | None) -> Iterator[Entrie
     options["skipinitialspace"] = (
         True  # as in "id, time, label"; spaces in quotes are part of an entry
     )
-    commas = CommaColumns()
+    commas, short = CommaColumns(), ShortRows(path, mark, skipped=int(bool(named)))
     try:
         with pandas.read_csv(content, sep=mark, chunksize=size or sys.maxsize, **options) as reader:
             for frame in reader:
-                # Only the missing ends of short rows are NaN.
-                rows = frame.fillna("").to_numpy(dtype=object)
+                rows = short.mark(frame.fillna("").to_numpy(dtype=object))
                 yield rows if mark == "," else commas.mark(rows)
     except (pandas.errors.ParserError, pandas.errors.EmptyDataError) as error:
         what = (

@@ -23,9 +23,11 @@ from raglane.data.formats.base import (
     choose_column,
     columns_argument,
     data_error,
+    empty_label,
     taken,
 )
 from raglane.data.formats.decimals import Entries
+from raglane.data.formats.short_rows import check_ends
 from raglane.data.formats.table import feature_columns
 from raglane.data.records import (
     TIME_GAP,
@@ -46,6 +48,10 @@ _Bools = npt.NDArray[np.bool_]
 # such as NA.
 _MISSING = ("", "nan", "na", "n/a", "null", "none", "?")
 _MISSING_WORDS = ("", "NaN")
+# A soft hyphen, a space without width, a word joiner, and a byte order mark.
+_INVISIBLE = "\u00ad\u200b\u2060\ufeff"
+_is_invisible = re.compile(f"[{_INVISIBLE}]")
+_has_space = re.compile(rf"[\s{_INVISIBLE}]").search
 is_date = re.compile(r"(?:\d{4}-[01]\d-[0-3]\d|[0-3]\d\.[01]\d\.\d{4})(?:[T ]\d\d:.*)?").fullmatch
 
 
@@ -111,6 +117,7 @@ def records_of_rows(
     """
     present = list(entries)
     rows = np.arange(len(entries[id_name])) if rows is None else rows
+    check_ends(path, entries, rows)
     check_header_once(path, entries, rows)
     time, time_note = _choose_time(path, entries, columns, id_name)
     table = _grouped(path, entries, columns, id_name, time, rows)
@@ -143,6 +150,8 @@ def records_of_rows(
         id=id_name,
         time=time,
         features=tuple(features),
+        # A row is one token.
+        split=None,
         categorical=tuple(dict.fromkeys((*(columns.categorical or ()), *words))) or None,
         label_split=None
         if targets is None or not targets.ordered
@@ -209,13 +218,17 @@ def _grouped(
 
 
 def _refuse_spaces(path: Path, words: set[str], name: str) -> None:
-    """Raise a DataError for a word of a column that differs from another one only by the spaces
-    around it.
+    """Raise a DataError for two words of a column that differ only by white space or invisible
+    characters.
     """
-    spaced = sorted(word for word in words if word != word.strip() and word.strip() in words)
-    if spaced:
-        got = f"{quote(spaced[0])} and {quote(spaced[0].strip())} in column {quote(name)}"
-        raise data_error(path, got, "a file without spaces around an id or a label", "remove them")
+    first = dict[str, str]()
+    for word in sorted(filter(_has_space, words)):
+        plain = " ".join(_is_invisible.sub("", word).split())
+        other = plain if plain in words else first.setdefault(plain, word)
+        if other != word:
+            got = f"{quote(word)} and {quote(other)} in column {quote(name)}"
+            rule = "a file whose ids and labels differ not only by white space"
+            raise data_error(path, got, rule, "write them in one way")
 
 
 def is_plain(word: str) -> bool:
@@ -254,6 +267,7 @@ def _choose_label(
         for name in table.label_columns(columns.label):
             check_named(path, "label", name, table.entries)
         return columns.label, ()
+    _refuse_empty_label(table, free)
     free = [name for name in free if name not in (columns.features or ())]
     if TASKS[columns.task].label == "numbers":
         fix = (
@@ -279,6 +293,15 @@ def _choose_label(
         )
     label, note = choose_column(path, "label", words or integers, kind, table.entries)
     return label, (note,)
+
+
+def _refuse_empty_label(table: _Table, names: list[str]) -> None:
+    """Raise a DataError if all columns with the name of a label are empty, so that another column
+    would be taken.
+    """
+    labels = [name for name in names if name.lower() in ROLE_NAMES["label"]]
+    if labels and all(np.isin(table.entries[name], _MISSING_WORDS).all() for name in labels):
+        raise empty_label(table.path, labels[0])
 
 
 def _check_almost_constant(table: _Table, names: list[str]) -> None:

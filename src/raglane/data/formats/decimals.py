@@ -76,6 +76,14 @@ def without_marks(entries: Entries) -> Entries:
     )
 
 
+def with_ends(entries: Entries) -> Entries:
+    """Return entries with decimal marks, but without the marks of missing ends of rows."""
+    if not _has_marks(entries):
+        return entries
+    words = [word if isinstance(word, _Marked) else str(word) for word in entries.tolist()]
+    return np.array(words, dtype=object)
+
+
 def have_other_marks(entries: list[str]) -> bool:
     """Return True if the first is a number with the decimal mark of another column, or with marks
     of thousands.

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from raglane._utils.messages import quote, quote_all, require
+from raglane._utils.messages import argument, quote, quote_all, require
+from raglane.data.formats import decimals
 from raglane.data.formats.arrow import arrow_types, is_list, is_text
 from raglane.data.formats.base import (
     ID_NAMES,
@@ -34,6 +35,7 @@ from raglane.data.formats.base import (
 from raglane.data.formats.csv_table import check_header_once, numbers_in, records_of_rows
 from raglane.data.formats.decimals import Entries
 from raglane.data.formats.pieces import Piece
+from raglane.data.formats.short_rows import check_ends, note_ends
 from raglane.data.formats.table import choose, kinds_of, records_of
 from raglane.data.records import Columns, Records
 from raglane.errors import UnfitColumnError
@@ -280,13 +282,12 @@ def _wide_rows(
     """
     for name in steps:
         check_named(path, "features", name, entries)
+    leave = f"leave {argument('wide', value=True, of='Columns')} out"
     if not steps:
-        raise data_error(
-            path,
-            "no column of numbers",
-            "a file whose columns of numbers are steps",
-            "check the file",
-        )
+        rule = "a file whose columns of numbers are steps"
+        raise data_error(path, "no column of numbers", rule, f"check the file, or {leave}")
+    short = note_ends(entries)
+    entries = {name: decimals.with_ends(entry) for name, entry in entries.items()}
     table = np.stack([entries[name] for name in steps], axis=1)
     count = len(table)
     filled = table != ""
@@ -295,7 +296,7 @@ def _wide_rows(
     id_name, notes = id_column(path, columns, entries, entries, _ID_NAMES)
     if id_name is not None and len(set(entries[id_name])) < count:
         twice = Counter(entries[id_name].tolist()).most_common(1)[0][0]
-        fix = "remove a row, or rename it"
+        fix = f"remove a row, or rename it; if a row is an element, {leave}"
         raise data_error(path, f"the id {quote(twice)} twice", "a file with one row per id", fix)
     numbers = np.array([str(row) for row in range(first, first + count)], dtype=object)
     own = replace(columns, features=tuple(steps[:1]), wide=True)
@@ -312,7 +313,7 @@ def _wide_rows(
     )
     note = f"each row is a sequence, whose steps are the columns {span}"
     used = replace(records.columns, features=named, time=columns.time, id=columns.id, wide=True)
-    return replace(records, notes=(*notes, note, *records.notes[1:]), columns=used)
+    return replace(records, notes=(*notes, note, *short, *records.notes[1:]), columns=used)
 
 
 def _whole_rows(
@@ -320,7 +321,9 @@ def _whole_rows(
 ) -> Records:
     """Read rows that are a text each, with a label and static features, as an Arrow table."""
     arrow = require("pyarrow", "data")
-    check_header_once(path, entries, range(first, first + len(next(iter(entries.values())))))
+    rows = range(first, first + len(next(iter(entries.values()))))
+    check_ends(path, entries, rows)
+    check_header_once(path, entries, rows)
     table: dict[str, Any] = {
         name: arrow.array(entry.tolist(), "string") for name, entry in entries.items()
     }
@@ -341,9 +344,9 @@ def _whole_rows(
                 raise data_error(path, f"{got}, column {quote(column)}", f"a file with {rule}", fix)
             table[column] = arrow.array(numbers)
     columns = replace(columns, categorical=tuple(words) or None)
-    rows = arrow.table(table)
-    chosen = choose(path, rows.schema, columns)
-    records = records_of(path, rows.select(chosen.names), chosen, columns, first=first)
+    texts = arrow.table(table)
+    chosen = choose(path, texts.schema, columns)
+    records = records_of(path, texts.select(chosen.names), chosen, columns, first=first)
     note = f"each row is a sequence, the text of {quote(chosen.sequence)}"
     return replace(records, notes=(note, *records.notes), label_kinds=None)
 

@@ -54,6 +54,7 @@ from raglane.data.formats.base import (
     choose_column,
     columns_argument,
     data_error,
+    empty_label,
     id_column,
     is_named,
     takes_tokens,
@@ -166,6 +167,9 @@ def choose(path: Path, schema: Any, columns: Columns) -> Chosen:
         # A table with a time in each row has a row per element.
         times = [name for name in kinds if name.lower() in TIME_NAMES and not is_list(kinds[name])]
         candidates = [name for name in kinds if name not in (*taken, *times) and fits(kinds[name])]
+        usual = [name for name in kinds if name.lower() in ROLE_NAMES["label"]]
+        if usual and all(arrow_types().is_null(kinds[name]) for name in usual):
+            raise empty_label(path, usual[0])
         label, note = choose_column(path, "label", candidates, kind, kinds)
         notes.append(note)
     if id_name is None:

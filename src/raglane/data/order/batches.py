@@ -75,8 +75,8 @@ class BatchSampler(Epochs[list[int]], Sampler[list[int]]):
     ranks covers the remaining sequences. If a step has fewer sequences than ranks, the batches of
     the other ranks are empty lists.
 
-    After an epoch was iterated to its end, the next iteration is the next epoch; :meth:`set_epoch`
-    selects one (Lightning calls it).
+    After all batches of an epoch were returned, the next iteration is the next epoch, and a state
+    is that of its start; :meth:`set_epoch` selects one (Lightning calls it).
 
     Args:
         lengths: ``(B,)`` integers, each at least 0: list, NumPy array or tensor. They are copied,
@@ -239,6 +239,10 @@ class BatchSampler(Epochs[list[int]], Sampler[list[int]]):
         pool, before = self._count_to(done)
         return {"pool": pool, "before": before}
 
+    def _is_end(self, done: int) -> bool:
+        # The number of batches is counted only up to ``done``.
+        return done > 0 and self._count_to(done) == (len(self._epoch().pools), done)
+
     def _check_done(self, name: str, done: int) -> None:
         if done > self._epoch().firsts[-1]:
             super()._check_done(name, done)
@@ -248,16 +252,16 @@ class BatchSampler(Epochs[list[int]], Sampler[list[int]]):
         pool, before, done = state["pool"], state["before"], state["done"]
         counted = epoch.firsts[pool] if pool < len(epoch.firsts) else before
         fits = pool <= len(epoch.pools) and counted == before and (done >= before or pool == 0)
-        if len(epoch.firsts) > 1 or len(epoch.pools) == 0:
-            fits = fits and done <= epoch.firsts[-1]
-        if not fits:
+        if fits and len(epoch.firsts) == 1:
+            epoch.begin, epoch.firsts = pool, [before]
+            if before < done and pool < len(epoch.pools):
+                epoch.count(pool, len(epoch.pools.pool(pool)[1]) - 1)
+        if not fits or done > epoch.firsts[-1]:
             got, rule = (
                 f"done = {done}, pool = {pool}, before = {before}",
                 f"a place in epoch {state['epoch']}",
             )
             raise ArgumentError("state", got, rule, "pass the result of state_dict()")
-        if len(epoch.firsts) == 1:
-            epoch.begin, epoch.firsts = pool, [before]
         self._current = epoch
 
     def _identity(self) -> dict[str, int]:

@@ -238,10 +238,10 @@ class _Sets:
         scores = 2 * self.both / (self.true + self.predicted)
         total = float(self.true.sum())
         numbers = {
-            "micro_F1": 2 * float(self.both.sum()) / max(total + float(self.predicted.sum()), 1),
-            "macro_F1": float(scores.nanmean()),
+            "micro_f1": 2 * float(self.both.sum()) / max(total + float(self.predicted.sum()), 1),
+            "macro_f1": float(scores.nanmean()),
             "exact_match": self.exact / self.count if self.count else float("nan"),
-            "all_labels_micro_F1": 2 * total / max(total + self.count * len(self.labels), 1),
+            "all_labels_micro_f1": 2 * total / max(total + self.count * len(self.labels), 1),
         }
         columns = {
             "F1": scores,
