@@ -336,7 +336,7 @@ def run_direction(
         return reference.run_direction(layer, weights, state, reverse)
     # Not on a device, for which the host would wait.
     if values.is_cpu and compiled.calls % _CALLS == 0 and not are_transformed(tensors):
-        reason = verify_call(call, tensors, run_loop)
+        reason = verify_call(call, tensors, finals, run_loop)
         if reason:
             _discard(call, reason)
             return reference.run_direction(layer, weights, state, reverse)
