@@ -78,17 +78,7 @@ class ModuleCell(CellSpec):
         except Exception as error:
             if run is weights:
                 raise
-            unpacked = _UNPACKED.search(str(error)) if isinstance(error, ValueError) else None
-            if unpacked is not None and int(unpacked[1]) != len(own) and _is_of_step(error):
-                where = f"{type(weights).__name__}.initial_state"
-                rule = f"a method that returns a tuple of {unpacked[1]} tensors, which step unpacks"
-                got = _count(own) if hasattr(weights, "initial_state") else "none"
-                fix = "return each state as a tensor (batch_size, size)"
-                raise ArgumentTypeError(where, got, rule, fix) from error
-            is_own = hasattr(weights, "initial_state")
-            counted = f"The state is {_count(own)}, as initial_state returns it"
-            alone = "The state is one tensor; a cell with several returns them from initial_state"
-            error.add_note(counted if is_own else alone)
+            _explain(error, weights, own)
             raise
         if (
             run is weights
@@ -109,14 +99,29 @@ class ModuleCell(CellSpec):
         if len(new) != len(state):
             rule = f"{_count(state)}, like the initial state"
             raise ShapeError(f"{where}: state", _count(new), rule, "return all of them")
-        rows, fix = prepared.shape[0], "set output_size if it is not hidden_size"
+        rows = prepared.shape[0]
+        fix = "set output_size if it is not hidden_size"
         _check(f"{where}: output", output, rows, self.output_size, fix)
         for part, before in zip(new, state, strict=True):
-            size, fix = before.shape[1], "return a state of the same shape"
-            _check(f"{where}: state", part, rows, size, fix)
+            fix = "return a state of the same shape"
+            _check(f"{where}: state", part, rows, before.shape[1], fix)
         # States keep their first dtype. Under autocast a step may return another one, and the dtype
         # of a result must not depend on whether the batch has empty sequences.
         return output, tuple(part.to(before.dtype) for part, before in zip(new, state, strict=True))
+
+
+def _explain(error: Exception, module: Any, state: States) -> None:
+    """Raise if a step unpacks another number of states than it gets; else note what it gets."""
+    has_own = hasattr(module, "initial_state")
+    unpacked = _UNPACKED.search(str(error)) if isinstance(error, ValueError) else None
+    if unpacked is not None and int(unpacked[1]) != len(state) and _is_of_step(error):
+        where = f"{type(module).__name__}.initial_state"
+        rule = f"a method that returns a tuple of {unpacked[1]} tensors, which step unpacks"
+        fix = "return each state as a tensor (batch_size, size)"
+        raise ArgumentTypeError(where, _count(state) if has_own else "none", rule, fix) from error
+    counted = f"The state is {_count(state)}, as initial_state returns it"
+    alone = "The state is one tensor; a cell with several returns them from initial_state"
+    error.add_note(counted if has_own else alone)
 
 
 # Of Python, for a name too many or too few on the left side of an assignment.
