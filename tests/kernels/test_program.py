@@ -244,6 +244,20 @@ def test_what_cannot_be_a_program_says_why(monkeypatch: pytest.MonkeyPatch) -> N
             rl.nn.Recurrent(kind, 5, 4, backend="program")(batch)
 
 
+def test_a_warning_names_the_line_of_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = a_batch()
+    monkeypatch.setattr(backend, "verify_call", lambda *_: "its values differ")
+    backend._steps.clear()
+    layers: list[Any] = [rl.nn.Recurrent(kind, 5, 4) for kind in (Arc, Arc, Scaled)]
+    for model in (layers[0], nn.Sequential(layers[1]), layers[2]):
+        monkeypatch.setattr(backend, "_warned", set())
+        with pytest.warns(UserWarning, match="runs in plain torch") as caught:
+            model(batch)
+        line = Path(caught[0].filename).read_text().splitlines()[caught[0].lineno - 1]
+        assert line.strip() == "model(batch)"
+    backend._steps.clear()
+
+
 def test_the_explanation_holds_the_program() -> None:
     layer, batch = rl.nn.Recurrent(Scaled, 5, 4), a_batch()
     choice = rl.explain(layer, batch, program=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import copy
 import pickle
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -31,7 +32,7 @@ from every_layer import (
     results_of,
 )
 from own_cells import OWN, Fixed, Halved, Leaky, Moved, Whole, naive
-from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
+from raglane.errors import ArgumentError, ArgumentTypeError, DispatchError, ShapeError
 from raglane.native import missing_kernels
 from raglane.schedules import SCHEDULES
 from strategies import sequences_of
@@ -172,10 +173,9 @@ def test_torchs_cells_run_on_the_fast_kernels(cell: Any, theirs: Any) -> None:
     assert fastest == ("torch" if missing_kernels() else "cpu")
     assert rl.explain(rl.nn.Recurrent(cell, D, H), batch).backend == fastest
     assert rl.explain(rl.nn.Recurrent(cell(D, H)), batch).backend == fastest
-    assert (
-        rl.explain(rl.nn.Recurrent({nn.LSTMCell: Moved}.get(cell, Halved), D, H), batch).backend
-        == "reference"
-    )
+    other = rl.nn.Recurrent({nn.LSTMCell: Moved}.get(cell, Halved), D, H)
+    slower = "reference" if missing_kernels() else "program"
+    assert rl.explain(other, batch.to(torch.float64)).backend == slower
 
 
 def test_torchs_cells_can_be_regularised() -> None:
@@ -415,7 +415,7 @@ def test_arguments_that_do_not_fit(make: Any, says: str) -> None:
         (
             {"step": lambda _, x, s: (x, s)},
             ShapeError,
-            r"step: output must be .*\(3, 4\).*, got shape \(3, 3\)",
+            r"step: output must be .*\(R, 4\).*, got shape \(R, 3\)",
         ),
         (
             {"step": lambda _self, _x, s: (s.mean(0, True), s)},
@@ -425,7 +425,15 @@ def test_arguments_that_do_not_fit(make: Any, says: str) -> None:
         (
             {"step": lambda _self, _x, s: (s, (s, s))},
             ShapeError,
-            r"state must be .*a tensor of shape.*, got a tuple",
+            r"state must be one tensor, .*, got a tuple of 2 tensors",
+        ),
+        (
+            {
+                "initial_state": lambda _, n: torch.zeros(n, H, dtype=torch.float64),
+                "step": lambda _self, _x, s: (s, (s, s, s)),
+            },
+            ShapeError,
+            r"state must be one tensor, .*, got a tuple of 3 tensors. Return as many",
         ),
         ({"step": lambda _self, _x, s: s.h}, AttributeError, "has no attribute 'h'"),
         (
@@ -449,7 +457,7 @@ def test_arguments_that_do_not_fit(make: Any, says: str) -> None:
                 "step": lambda _self, _x, s: (s[0], s[:1]),
             },
             ShapeError,
-            r"Wrong.step: state must be 2 tensors.*, got 1 tensors",
+            r"Wrong.step: state must be a tuple of 2 tensors.*, got one tensor",
         ),
         (
             {"initial_state": lambda _, n: torch.zeros(n, H)},
@@ -459,10 +467,112 @@ def test_arguments_that_do_not_fit(make: Any, says: str) -> None:
     ],
 )
 def test_wrong_cells(members: dict[str, Any], kind: type[Exception], says: str) -> None:
-    layer = rl.nn.Recurrent(cell_with(**members), D, H)
-    with pytest.raises(kind, match=says) as caught:
-        layer(a_batch([3, 2, 4]))
-    assert caught.value.__cause__ is None
-    assert ("initial_state" in str(getattr(caught.value, "__notes__", ""))) == (
-        kind is AttributeError
+    layer, batch = rl.nn.Recurrent(cell_with(**members), D, H), a_batch([3, 2, 4])
+    for backend in ("auto", "reference"):
+        layer.backend = backend
+        for call in (layer, lambda given: rl.explain(layer, given)):
+            with pytest.raises(kind, match=says) as caught:
+                call(batch)
+            assert caught.value.__cause__ is None
+            assert ("initial_state" in str(getattr(caught.value, "__notes__", ""))) == (
+                kind is AttributeError
+            )
+
+
+def states(count: int) -> Callable[..., Any]:
+    """Return an initial_state of one tensor, or of a tuple of several."""
+    return lambda _, n: (
+        torch.zeros(n, H, dtype=torch.float64)
+        if count == 1
+        else (torch.zeros(n, H, dtype=torch.float64),) * count
     )
+
+
+@pytest.mark.parametrize("lengths", [[3, 2, 4], [3, 2, 4, 1], [5, 1, 1, 1, 1, 1]])
+@pytest.mark.parametrize(
+    ("initial", "got"),
+    [
+        ({}, "none"),
+        ({"initial_state": states(1)}, "one tensor"),
+        ({"initial_state": states(2)}, "a tuple of 2 tensors"),
+        ({"initial_state": states(5)}, "a tuple of 5 tensors"),
+    ],
+)
+def test_a_step_that_unpacks_other_states(
+    initial: dict[str, Any], got: str, lengths: list[int]
+) -> None:
+    class Four(cell_with(**initial)):  # type: ignore[misc]
+        def step(self, _: Tensor, state: Any) -> Any:
+            c, n, h, m = state
+            return h, (c, n, h, m)
+
+    layer = rl.nn.Recurrent(Four, D, H)
+    says = (
+        rf"Four.initial_state must be a method that returns a tuple of 4 tensors, .*, got {got}\."
+    )
+    if len(lengths) == 4 and got in ("none", "one tensor"):  # the tensor has four rows
+        says = r"Four.step: state must be one tensor, .*, got a tuple of 4 tensors"
+    for call in (layer, lambda batch: rl.explain(layer, batch)):
+        with pytest.raises((ArgumentTypeError, ShapeError), match=says):
+            call(a_batch(lengths))
+
+
+def test_a_note_tells_the_states_of_a_step_that_raises() -> None:
+    layer = rl.nn.Recurrent(cell_with(initial_state=states(2)), D, H)
+    with pytest.raises(TypeError) as caught:
+        layer(a_batch([3, 2]))
+    assert caught.value.__notes__ == [
+        "The state is a tuple of 2 tensors, as initial_state returns it"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("member", "says"),
+    [
+        ({"initial_state": lambda _: torch.zeros(1, H)}, r"initial_state\(batch_size\)"),
+        ({"step": lambda _self, x: x}, r"step\(x_t, state\)"),
+        ({"prepare": lambda _self, x: x}, r"prepare\(values, offsets\)"),
+    ],
+)
+def test_methods_with_other_parameters(member: dict[str, Any], says: str) -> None:
+    name = next(iter(member))
+    with pytest.raises(ArgumentTypeError, match=rf"Wrong.{name} must be a method {says}, got"):
+        rl.nn.Recurrent(cell_with(**member), D, H)
+
+
+class Counted(Leaky):
+    calls = 0
+
+    def step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        self.calls += 1
+        return super().step(x_t + torch.randn_like(x_t), state)
+
+
+def test_an_explanation_changes_neither_a_cell_nor_random_numbers() -> None:
+    layer: Any = rl.nn.Recurrent(Counted, D, H)
+    batch = a_batch([3, 2])
+    before = torch.get_rng_state()
+    assert rl.explain(layer, batch).backend == "reference"
+    assert layer.cells[0].calls == 0
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.skipif(bool(missing_kernels()), reason="programs run on the cpu kernels")
+def test_a_refusal_names_its_reason_first() -> None:
+    class Noisy(Leaky):
+        def step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+            return super().step(x_t + torch.randn_like(x_t), state)
+
+    layer, batch = rl.nn.Recurrent(Noisy, D, H), a_batch([3, 2])
+    refused = "the cell 'module Noisy' cannot become a program: it draws random numbers inside"
+    choice = rl.explain(layer, batch)
+    assert choice.reason.startswith(refused)
+    layer.backend = "program"
+    with pytest.raises(DispatchError) as caught:
+        layer(batch)
+    assert f"a pair that runs this layer ({refused}" in str(caught.value)
+    for text in (choice.reason, str(caught.value)):
+        assert "Triton" not in text
+        assert "torch" not in text
+        assert "triton" not in text
+    assert "(packed, reference)" in str(caught.value)

@@ -340,7 +340,8 @@ REFUSED: list[tuple[str, Stepping, dict[str, Any]]] = [
     ("a detached tensor", _clipped, {}),
     ("without gradients", lambda m, x, h: (h, _OWN(h)), {}),
     ("changes torch.float64 to torch.float32", lambda m, x, h: (h, h.float().double()), {}),
-    ("raised TypeError", lambda m, x, h: (h, h + np.asarray(h)), {}),
+    ("it reads __array__ of a tensor", lambda m, x, h: (h, h + np.asarray(h)), {}),
+    ("raised TypeError", lambda m, x, h: (h, h + None), {}),
 ]
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import sys
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 
 from raglane import errors
@@ -28,6 +30,23 @@ _OTHER_NAMES = dict(
         "model=cell layer=cell units=hidden-size average=mean avg=mean label=label-column target=label-column"
     ).split()
 )
+
+# Packages between a user's line and a warning.
+_BETWEEN = ("raglane", "torch")
+
+
+def warn_caller(text: str, category: type[Warning] = UserWarning) -> None:
+    """Warn at the line of the user's code that called the package, also through torch's modules."""
+    frame: FrameType = sys._getframe(1)
+    while frame.f_back is not None and _package(frame) in _BETWEEN:
+        frame = frame.f_back
+    line = frame.f_code.co_filename, frame.f_lineno, frame.f_globals.get("__name__")
+    registry = frame.f_globals.setdefault("__warningregistry__", {})
+    warnings.warn_explicit(text, category, *line, registry)
+
+
+def _package(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__")).partition(".")[0]
 
 
 def metric_words(name: str) -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import traceback
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
@@ -73,10 +76,9 @@ class ModuleCell(CellSpec):
         try:
             given = run(prepared.clone(), own if self.is_tuple else own[0])
         except Exception as error:
-            if run is not weights and not hasattr(weights, "initial_state"):
-                error.add_note(
-                    "The state is one tensor; a cell with several returns them from initial_state"
-                )
+            if run is weights:
+                raise
+            _explain(error, weights, own)
             raise
         if (
             run is weights
@@ -90,28 +92,53 @@ class ModuleCell(CellSpec):
             )
         output, new = given
         new = tuple(new) if self.is_tuple and isinstance(new, tuple | list) else (new,)
-        rows = prepared.shape[0]
-        _check(
-            f"{where}: output",
-            output,
-            (rows, self.output_size),
-            "set output_size if it is not hidden_size",
-        )
+        if not self.is_tuple and isinstance(new[0], tuple | list):
+            rule = "one tensor, like the initial state"
+            fix = "return as many tensors from initial_state"
+            raise ShapeError(f"{where}: state", _count(new[0]), rule, fix)
         if len(new) != len(state):
-            rule = f"{len(state)} tensors, like the initial state"
-            raise ShapeError(f"{where}: state", f"{len(new)} tensors", rule, "return all of them")
+            rule = f"{_count(state)}, like the initial state"
+            raise ShapeError(f"{where}: state", _count(new), rule, "return all of them")
+        rows = prepared.shape[0]
+        fix = "set output_size if it is not hidden_size"
+        _check(f"{where}: output", output, rows, self.output_size, fix)
         for part, before in zip(new, state, strict=True):
-            _check(f"{where}: state", part, tuple(before.shape), "return a state of the same shape")
+            fix = "return a state of the same shape"
+            _check(f"{where}: state", part, rows, before.shape[1], fix)
         # States keep their first dtype. Under autocast a step may return another one, and the dtype
         # of a result must not depend on whether the batch has empty sequences.
         return output, tuple(part.to(before.dtype) for part, before in zip(new, state, strict=True))
 
 
-def _check(name: str, part: Any, shape: tuple[int, ...], fix: str) -> None:
-    if not isinstance(part, Tensor) or tuple(part.shape) != shape:
-        raise ShapeError(
-            name, _shape(part), f"a tensor of shape {shape}, one row per sequence", fix
-        )
+def _explain(error: Exception, module: Any, state: States) -> None:
+    """Raise if a step unpacks another number of states than it gets; else note what it gets."""
+    has_own = hasattr(module, "initial_state")
+    unpacked = _UNPACKED.search(str(error)) if isinstance(error, ValueError) else None
+    if unpacked is not None and int(unpacked[1]) != len(state) and _is_of_step(error):
+        where = f"{type(module).__name__}.initial_state"
+        rule = f"a method that returns a tuple of {unpacked[1]} tensors, which step unpacks"
+        fix = "return each state as a tensor (batch_size, size)"
+        raise ArgumentTypeError(where, _count(state) if has_own else "none", rule, fix) from error
+    counted = f"The state is {_count(state)}, as initial_state returns it"
+    alone = "The state is one tensor; a cell with several returns them from initial_state"
+    error.add_note(counted if has_own else alone)
+
+
+# Of Python, for a name too many or too few on the left side of an assignment.
+_UNPACKED = re.compile(r"values to unpack \(expected (\d+)")
+
+
+def _is_of_step(error: Exception) -> bool:
+    """Return True if an error comes from a line of a method ``step``."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return frame.f_code.co_name == "step"
+
+
+def _check(name: str, part: Any, rows: int, size: int, fix: str) -> None:
+    """Raise if a result is not a tensor with a row for each of the ``rows`` running sequences."""
+    if not isinstance(part, Tensor) or tuple(part.shape) != (rows, size):
+        rule = f"a tensor of shape (R, {size}), one row for each of R sequences"
+        raise ShapeError(name, _shape(part, rows), rule, fix)
     _check_dtype(name, part)
 
 
@@ -122,5 +149,14 @@ def _check_dtype(name: str, part: Tensor) -> None:
         )
 
 
-def _shape(part: Any) -> str:
-    return f"shape {tuple(part.shape)}" if isinstance(part, Tensor) else f"a {type(part).__name__}"
+def _shape(part: Any, rows: int = -1) -> str:
+    """Return the shape of a tensor as text, with R for a number of rows."""
+    if not isinstance(part, Tensor):
+        return f"a {type(part).__name__}"
+    if part.dim() and part.shape[0] == rows:
+        return f"shape ({', '.join(['R', *map(str, part.shape[1:])])})"
+    return f"shape {tuple(part.shape)}"
+
+
+def _count(parts: Sequence[Any]) -> str:
+    return "one tensor" if len(parts) == 1 else f"a tuple of {len(parts)} tensors"

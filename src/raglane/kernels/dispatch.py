@@ -7,7 +7,10 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
+import torch
+
 from raglane._utils.tracing import are_transforms_active, constant_when_traced
+from raglane.cells.module import ModuleCell
 from raglane.errors import DispatchError
 from raglane.kernels import program, reference
 from raglane.kernels import torch as torch_kernels
@@ -106,7 +109,7 @@ def choose(
     NOTE (batch invariance): only ``traits`` may decide, not the number of sequences or their
     lengths, so that the results of a sequence are bit-identical in any batch.
     """
-    refusals: list[str] = []
+    refusals: dict[str, str] = {}
     name, used_schedule = pick(traits, schedule, backend, kind=kind, refusals=refusals)
     origin = "chosen for this layer"
     if override() != (AUTO, AUTO):
@@ -121,7 +124,8 @@ def choose(
         if named
         else "auto takes the fastest backend that runs this"
     )
-    return Choice(name, used_schedule, "; ".join([reason, *refusals]))
+    first, others = _reasons(traits, refusals)
+    return Choice(name, used_schedule, "; ".join([*first, reason, *others]))
 
 
 def pick(
@@ -130,10 +134,10 @@ def pick(
     backend: str = AUTO,
     *,
     kind: InputKind = "flat",
-    refusals: list[str] | None = None,
+    refusals: dict[str, str] | None = None,
 ) -> tuple[str, str]:
-    """Return the backend and the schedule for a call; append the reasons against preferred backends
-    to ``refusals``.
+    """Return the backend and the schedule for a call; add the reasons against preferred backends to
+    ``refusals``, by their names.
     """
     # Compared one by one: torch 2.11 cannot compile the comparison of a traced constant with a
     # tuple.
@@ -144,7 +148,7 @@ def pick(
         check_names(schedule, backend)
     if are_transforms_active():
         backend = "reference"  # plain torch operators, all of which torch.func supports
-    refusals = [] if refusals is None else refusals
+    refusals = {} if refusals is None else refusals
     for name in _in_order(traits, kind):
         candidate = BACKENDS[name]
         if backend != AUTO and backend != name:
@@ -155,11 +159,25 @@ def pick(
         refusal = candidate.refuses(traits, used_schedule)
         if refusal is None:
             return name, used_schedule
-        if refusal not in refusals:
-            refusals.append(refusal)
-    rule = f"a pair that runs this layer ({'; '.join(refusals) or 'no backend runs that schedule'})"
-    fix = f"choose among {_pairs()}, or leave both at 'auto'"
+        refusals[name] = refusal
+    first, others = _reasons(traits, refusals)
+    reasons = "; ".join([*first, *others]) or "no backend runs that schedule"
+    rule = f"a pair that runs this layer ({reasons})"
+    fix = f"choose among {_pairs(traits)}, or leave both at 'auto'"
     raise DispatchError("schedule, backend", f"{schedule!r}, {backend!r}", rule, fix)
+
+
+def _reasons(traits: Traits, refusals: dict[str, str]) -> tuple[list[str], list[str]]:
+    """Return the reason against a program of a user's cell, which no other backend could run; or
+    else those against all backends of this machine.
+    """
+    program_backend = "triton" if traits.device.type == "cuda" else "program"
+    if isinstance(traits.cell, ModuleCell) and program_backend in refusals:
+        return [refusals[program_backend]], []
+    names = set(refusals)
+    if not torch.cuda.is_available() and names != {"triton"}:
+        names.discard("triton")
+    return [], list(dict.fromkeys(part for name, part in refusals.items() if name in names))
 
 
 def _in_order(traits: Traits, kind: InputKind) -> list[str]:
@@ -200,9 +218,11 @@ def check_names(schedule: str, backend: str) -> None:
         )
 
 
-def _pairs() -> str:
+def _pairs(traits: Traits | None = None) -> str:
+    """List the pairs of a schedule and a backend that exist, or that run a layer."""
     return ", ".join(
         f"({schedule}, {name})"
         for name, backend in BACKENDS.items()
         for schedule in backend.schedules
+        if traits is None or backend.refuses(traits, schedule) is None
     )

@@ -157,10 +157,12 @@ def _run_direction(
         walked.history.extend(part.history)
         walked.finals.extend(part.finals)
         walked = walked._replace(rows=part.rows)
+    # The time of an empty batch has no rows, but its states are recorded as those of other times.
+    finals = walked.finals or [tuple(part[:0] for part in walked.rows)]
     return DirectionResult(
         _callers_order(order, walked.outputs) if layer.need_output else None,
         tuple(
-            _final(plan, part, [finals[index] for finals in walked.finals])
+            _final(plan, part, [ended[index] for ended in finals])
             for index, part in enumerate(state)
         ),
         tuple(_callers_order(order, list(parts)) for parts in zip(*walked.history, strict=True))
@@ -262,5 +264,5 @@ def _final(plan: Walk, initial: Tensor, ended: list[Tensor]) -> Tensor:
     """Return the final states ``(B, size)`` in the caller's order; those of empty sequences are
     their initial ones.
     """
-    pool = [*ended, initial] if plan.has_empty or not ended else ended
+    pool = [*ended, initial] if plan.has_empty else ended
     return take_rows(torch.cat(pool), plan.final)

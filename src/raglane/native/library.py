@@ -13,7 +13,6 @@ import platform
 import struct
 import sys
 import threading
-import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -26,6 +25,7 @@ import torch
 from torch import Tensor
 
 from raglane._utils import forks
+from raglane._utils.messages import warn_caller
 from raglane._utils.tracing import constant_when_traced
 from raglane.errors import ArgumentError, MissingExtraError
 
@@ -194,10 +194,8 @@ def _mapped(path: Path) -> ctypes.CDLL | str:
         return ctypes.CDLL(str(path))
     except OSError as error:
         reason = f"the cpu kernels cannot be loaded: {error}"
-        warnings.warn(
-            f"{reason}. Layers run on PyTorch's kernels, slower", RuntimeWarning, stacklevel=2
-        )
-        fixes = (fix for text, fix in _FIXES.items() if text in reason)
+        warn_caller(f"{reason}. Layers run on PyTorch's kernels, slower", RuntimeWarning)
+        fixes = (fix for part, fix in _FIXES.items() if part in reason)
         return f"{reason}. {next(fixes, 'Reinstall raglane on this system')}"
 
 

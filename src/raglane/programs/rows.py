@@ -98,7 +98,7 @@ def align(operands: Sequence[Tensor], rows: int) -> Aligned:
 # Attributes that differ between a stand-in and its tensor, or that a trace does not have.
 _HIDDEN = frozenset(
     "requires_grad grad grad_fn is_leaf _version _base _is_view output_nr retains_grad data_ptr storage untyped_storage"
-    " register_hook register_post_accumulate_grad_hook retain_grad backward".split()
+    " register_hook register_post_accumulate_grad_hook retain_grad backward tolist numpy __array__ __dlpack__".split()
 )
 _ROWS = f"its operations depend on the number of rows, which is that of the sequences, {DEPENDS}"
 _ARITHMETIC = frozenset(

@@ -30,7 +30,9 @@ from raglane.programs.graph import Refused
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _OWN = frozenset(nn.Module().__dict__) - {"training"}
-_METHODS = ("step", "forward", "prepare")
+# Methods by which a step runs; those of torch's own classes may be replaced too.
+_METHODS = ("step", "forward", "prepare", "__call__", "_call_impl", "__getattr__")
+_MARKS = frozenset(("_is_param", "_is_buffer"))  # attributes of the tensors of :func:`stand_in`
 _CONSTANT = frozenset((type(None), bool, int, str, bytes, type(Ellipsis), type(NotImplemented)))
 _CONSTANT |= {torch.dtype, torch.device, torch.layout, torch.memory_format}
 _COMPARED_AS_TEXT = frozenset((float, complex, range))  # -0.0 equals 0.0, and a NaN equals nothing
@@ -51,6 +53,7 @@ _UNREAD = frozenset(
 _UNREAD |= {"__dataclass_fields__", "__dataclass_params__", "__abstractmethods__"}
 NARROW = (torch.bfloat16, torch.float16)
 """Dtypes whose steps compute in float32."""
+_ENDLESS = "its attributes are nested too deep, or contain themselves"
 # The largest integer buffer whose numbers become part of the key.
 _LARGEST = 1 << 14
 
@@ -71,10 +74,10 @@ class Step:
         self.width, self.sizes, self.output, self.dtype = width, sizes, output, dtype
         survey = Survey.of(weights)
         self.leaves, self.elements = survey.leaves, survey.elements
-        # Everything that affects the result; and the attributes of classes, which may change during
-        # the process.
+        # Everything that affects the result; and what may change during the process: the attributes
+        # of classes, the contents of closures and the dtype of tensors that a step creates.
         self.facts = _cell_key(cell), survey.key, width, sizes, output, dtype
-        self.key = (self.facts, *survey.classes)
+        self.key = (self.facts, torch.get_default_dtype(), *survey.classes)
 
     def converted(self, part: Tensor) -> Tensor:
         """Return a tensor in the dtype of the computation: narrow ones are widened."""
@@ -172,7 +175,9 @@ def _contents(weights: Any) -> Any:
     if not isinstance(weights, nn.Module):
         return None
     survey = Survey(by_identity=True)
-    return survey.module(weights), survey.classes
+    key = survey.module(weights)
+    survey.add_closures()
+    return key, survey.classes
 
 
 def _cell_key(cell: CellSpec) -> tuple[Any, ...]:
@@ -212,6 +217,8 @@ class Survey:
     by_identity: bool = False
     classes: list[Any] = field(default_factory=list)
     _seen: dict[int, int] = field(default_factory=dict)
+    _closures: list[types.CellType] = field(default_factory=list)
+    _is_in_closure: bool = False
 
     @classmethod
     def of(cls, weights: Any) -> Survey:
@@ -220,13 +227,15 @@ class Survey:
         survey.key = (
             (survey._own(weights),) if isinstance(weights, nn.Module) else survey._tuple(weights)
         )
+        if survey._closures:
+            survey.add_closures()
         return survey
 
     def _own(self, module: nn.Module) -> Any:
         try:
             return self.module(module, is_called=not hasattr(module, "step"))
         except RecursionError:
-            raise Refused("its attributes are nested too deep, or contain themselves") from None
+            raise Refused(_ENDLESS) from None
 
     def _tuple(self, weights: tuple[Any, ...]) -> tuple[Any, ...]:
         key: list[Any] = [type(weights)]
@@ -243,12 +252,13 @@ class Survey:
         return tuple(key)
 
     def tensor(self, part: Tensor) -> tuple[Any, ...]:
-        """Return the key of a tensor, which becomes a leaf."""
-        if self.by_identity:
-            return ("tensor", id(part))
+        """Return the key of a tensor, which becomes a leaf unless only a closure contains it."""
         index = self._seen.get(id(part))
         if index is not None:
             return ("leaf", index)
+        if self.by_identity or self._is_in_closure:
+            self._seen[id(part)] = len(self._seen)
+            return Held(part), tuple(part.shape), part.dtype, self._attributes(part)
         kind = type(part)
         if kind is not Tensor and kind is not nn.Parameter and kind is not nn.Buffer:
             raise Refused(f"it has a {kind.__name__} among its tensors")
@@ -263,7 +273,13 @@ class Survey:
             content = part.numpy().tobytes()
         # With strides, because a step may read memory in its order, e.g. by a view.
         is_parameter = kind is nn.Parameter or isinstance(part, nn.Parameter)
-        return ("leaf", index, is_parameter, tuple(part.shape), part.stride(), part.dtype, content)
+        memory = tuple(part.shape), part.stride(), part.dtype, content
+        return ("leaf", index, is_parameter, *memory, self._attributes(part) if vars(part) else ())
+
+    def _attributes(self, part: Tensor) -> tuple[Any, ...]:
+        """Return the key of the attributes that were set on a tensor."""
+        attributes = [(name, item) for name, item in vars(part).items() if name not in _MARKS]
+        return tuple([(name, self.value(item)) for name, item in attributes])
 
     def value(self, part: Any) -> Any:
         """Return the key of anything in a module: two keys are equal if and only if nothing in it
@@ -308,8 +324,8 @@ class Survey:
         kind = type(part)
         if kind is types.FunctionType:
             own = part.__defaults__, part.__kwdefaults__, vars(part)
-            cells = tuple([self._cell(cell) for cell in part.__closure__ or ()])
-            return part, part.__code__, tuple([self.value(item) for item in own]), cells
+            self._closures += part.__closure__ or ()
+            return part, part.__code__, tuple([self.value(item) for item in own])
         if kind is types.MethodType:
             return kind, self.value(part.__func__), self.value(part.__self__)
         if kind is types.BuiltinFunctionType:
@@ -328,19 +344,25 @@ class Survey:
             return Held(kind), tuple([self.value(item) for item in part])
         raise Refused(f"it holds a {kind.__name__}, which may change where no program can see it")
 
-    def _cell(self, cell: types.CellType) -> Any:
-        """Return the key of a closure's variable; changes inside an object there, or in a global,
-        are not detected.
+    def add_closures(self) -> None:
+        """Add the contents of the closures of all functions.
+
+        They come last: a tensor or module in a closure is a leaf only if the module contains it too.
         """
+        self._is_in_closure = True
+        try:
+            for cell in self._closures:  # which grows while functions in closures are visited
+                self.classes.append(self._cell(cell))
+        except RecursionError:
+            raise Refused(_ENDLESS) from None
+
+    def _cell(self, cell: types.CellType) -> Any:
+        """Return the key of a closure's variable; a Python module there is read as a global is."""
         try:
             part = cell.cell_contents
         except ValueError:
             return None
-        return (
-            self.value(part)
-            if type(part) in (*_CONSTANT, *_COMPARED_AS_TEXT, types.FunctionType)
-            else Held(part)
-        )
+        return Held(part) if isinstance(part, types.ModuleType) else self.value(part)
 
     def module(self, part: nn.Module, is_called: bool = True) -> Any:
         """Return the key of a module."""
@@ -423,8 +445,11 @@ def _is_plain(kind: type) -> bool:
 
 
 def stand_in(made: Tensor, original: Tensor) -> Tensor:
-    """Mark a tensor as an instance of the class of the parameter or buffer that it replaces."""
+    """Mark a tensor as an instance of the class of the parameter or buffer that it replaces, and
+    copy the attributes that were set on that.
+    """
     if made is not original:
+        vars(made).update(vars(original))
         for kind, name in ((nn.Parameter, "_is_param"), (nn.Buffer, "_is_buffer")):
             if isinstance(original, kind) and not isinstance(made, kind):
                 setattr(made, name, True)

@@ -9,7 +9,6 @@ computed by torch before it. Second derivatives are computed by the reference ke
 from __future__ import annotations
 
 import time
-import warnings
 from collections import OrderedDict
 from dataclasses import replace
 from functools import partial
@@ -21,6 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from raglane import segments
 from raglane._utils.checks import check_unchanged
+from raglane._utils.messages import warn_caller
 from raglane._utils.tracing import are_transformed, has_tangent, records_operators
 from raglane.cells.module import ModuleCell
 from raglane.cells.regularised import Marked
@@ -260,10 +260,7 @@ def _discard(call: StepCall, reason: str) -> None:
     if compiled.disk_key:
         stored.remove(compiled.disk_key)
     cause = "the module, or what it reads, was changed where no program can see it, or its step is not that of a row"
-    warnings.warn(
-        f"The cell {step.cell.name!r} runs in plain torch from now on: {reason}; {cause}.",
-        stacklevel=2,
-    )
+    warn_caller(f"The cell {step.cell.name!r} runs in plain torch from now on: {reason}; {cause}.")
 
 
 def warn(cell: CellSpec, reason: str) -> None:
@@ -271,9 +268,7 @@ def warn(cell: CellSpec, reason: str) -> None:
     kind = cell.name if not isinstance(cell, Marked) else cell.inner.name
     if kind not in _warned:
         _warned.add(kind)
-        warnings.warn(
-            f"The cell {kind!r} runs in plain torch, step by step: {reason}.", stacklevel=2
-        )
+        warn_caller(f"The cell {kind!r} runs in plain torch, step by step: {reason}.")
 
 
 # ---- a call --------------------------------------------------------------------------------------
@@ -336,7 +331,7 @@ def run_direction(
         return reference.run_direction(layer, weights, state, reverse)
     # Not on a device, for which the host would wait.
     if values.is_cpu and compiled.calls % _CALLS == 0 and not are_transformed(tensors):
-        reason = verify_call(call, tensors, run_loop)
+        reason = verify_call(call, tensors, finals, run_loop)
         if reason:
             _discard(call, reason)
             return reference.run_direction(layer, weights, state, reverse)

@@ -127,9 +127,11 @@ def verify_loop(
     return ""
 
 
-def verify_call(call: StepCall, tensors: tuple[Tensor, ...], run: Run) -> str:
+def verify_call(
+    call: StepCall, tensors: tuple[Tensor, ...], finals: Sequence[Tensor], run: Run
+) -> str:
     """Compare a program with the module as it is, on the first row that each sequence of a call
-    reads.
+    reads, from its initial and from its final state.
     """
     count = len(call.compiled.elements)
     end = count + len(call.compiled.order)
@@ -141,7 +143,12 @@ def verify_call(call: StepCall, tensors: tuple[Tensor, ...], run: Run) -> str:
         given += [part.detach().index_select(0, rows) for part in tensors[count:end]]
         if not len(rows) or not all(bool(part.isfinite().all()) for part in given):
             return ""
-        offsets = torch.arange(len(rows) + 1, device="cpu")
+        # Zeros, the usual initial states, hide all that is multiplied by a state.
+        last = [part.detach().index_select(0, rows) for part in finals]
+        if all(bool(part.isfinite().all()) for part in last):
+            pairs = zip(given, [*given[:count], *last], strict=True)
+            given = [torch.cat(pair) for pair in pairs]
+        offsets = torch.arange(given[0].shape[0] + 1, device="cpu")
         one = replace(call, offsets=offsets, ascending=True, need_output=True, need_states=False)
         try:
             case = _Case(one, run, (*[part.requires_grad_() for part in given], *tensors[end:]), 0)

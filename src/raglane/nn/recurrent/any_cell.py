@@ -253,6 +253,14 @@ _TORCH_CELLS: dict[type[nn.Module], Callable[[Any], str]] = {
 }
 
 
+# The methods of a cell, with their parameters.
+_METHODS = (
+    ("step", "x_t", "state"),
+    ("initial_state", "batch_size"),
+    ("prepare", "values", "offsets"),
+)
+
+
 def _spec_of(module: Any) -> CellSpec:
     """Return the cell of a module; torch's own cells have faster kernels."""
     if type(module) in _TORCH_CELLS:
@@ -337,4 +345,10 @@ def _checked(module: Any) -> Any:
     for name in ("input_size", "hidden_size", "output_size"):
         if hasattr(module, name):
             check_count(f"{type(module).__name__}.{name}", getattr(module, name))
+    for name, *parameters in _METHODS:
+        if hasattr(module, name):
+            rule = f"a method {name}({', '.join(parameters)})"
+            check_signature(
+                f"{type(module).__name__}.{name}", getattr(module, name), rule, *parameters
+            )
     return module

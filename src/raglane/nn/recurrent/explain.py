@@ -7,15 +7,19 @@ from typing import Any, overload
 
 import torch
 
+from raglane.cells.module import ModuleCell
 from raglane.errors import ArgumentTypeError
 from raglane.kernels import program as programs
 from raglane.kernels.contract import Traits
-from raglane.kernels.dispatch import Choice, choose
+from raglane.kernels.dispatch import Choice, choose, use_backend
 from raglane.native.library import plain_code
 from raglane.nn.recurrent.accelerate import Acceleration, acceleration_of
 from raglane.nn.recurrent.freeze import frozen_weights
 from raglane.nn.recurrent.inputs import read
 from raglane.nn.recurrent.layer import RecurrentLayer
+from raglane.programs.step import replaced
+from raglane.programs.trace import draws_random_numbers
+from raglane.ragged import Ragged
 
 
 @overload
@@ -57,6 +61,7 @@ def explain(
         the others to the reason.
 
     Raises:
+        Exception: the error of a user's cell whose step raises one, or returns another shape.
         ArgumentTypeError: ``layer`` is not a recurrent layer, or ``batch`` or ``lengths`` is none
             of its inputs.
         ShapeError: ``batch`` or ``lengths`` has another shape.
@@ -81,6 +86,8 @@ def explain(
     like = inputs.data.dtype, inputs.data.device
     traits = Traits(cell, *sizes, *like, return_states, weights, every is not None)
     choice = choose(traits, layer.schedule, layer.backend, kind=inputs.kind)
+    if choice.backend == "reference" and isinstance(layer.cell, ModuleCell):
+        _run_one_step(layer, inputs.flattened()[0])
     reasons, listing = [choice.reason], ""
     if choice.backend in ("cpu", "program") and (plain := plain_code()):
         reasons.append(plain)
@@ -100,3 +107,16 @@ def explain(
         else:
             reasons.append("frozen: its weights are int8 in calls that record no gradients")
     return replace(choice, reason="; ".join(reasons), program=listing)
+
+
+@torch.no_grad()
+def _run_one_step(layer: RecurrentLayer, batch: Ragged) -> None:
+    """Run a step of a user's cell on the first elements of a batch, to raise what a call raises.
+
+    A copy of the layer runs, and no random numbers are used up.
+    """
+    copy = replaced(layer, lambda part: part.detach().clone())
+    starts = batch.offsets[:-1][batch.lengths > 0]
+    first = Ragged.from_flat(batch.values[starts], lengths=torch.ones_like(starts))
+    with use_backend(backend="reference"):
+        draws_random_numbers(lambda: copy.forward(first))
