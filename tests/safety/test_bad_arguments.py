@@ -315,7 +315,7 @@ def calls_of_nn() -> list[Call]:
         partial(crf.log_partition, emissions=four),
         partial(crf.log_likelihood, emissions=four, tags=tags),
         partial(rl.nn.CTCBeamSearch, **limits, scorer=None, scorer_weight=1.0, token_bonus=0.0),
-        partial(search, log_probs=log_probs, state=search(four)[1]),
+        partial(search, log_probs=log_probs, state=search(log_probs)[1]),
         partial(rl.nn.ctc_align, log_probs=log_probs, targets=fits, blank=0),
         partial(rl.nn.NGram, sequences=labels, num_tokens=4, order=2),
         partial(rl.nn.NGram([[1]], 4), prefixes=labels, tokens=torch.tensor([1, 2, 3])),
