@@ -11,11 +11,39 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
 
 from raglane._utils.checks import as_tensor, check_offsets, check_tensor, check_unmasked
-from raglane._utils.messages import require
+from raglane._utils.messages import quote, require
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
+from raglane.ragged.base import FlatBatch
 from raglane.segments import element_index, offsets_from_lengths
+
+# -- arguments of other kinds
+# --------------------------------------------------------------------------------------------------
+
+
+def conversion_of(given: Any) -> str:
+    """Return how to make a Ragged of an object, for messages."""
+    if isinstance(given, PackedSequence):
+        return "convert it with rl.Ragged.from_packed(packed)"
+    if not isinstance(given, Tensor):
+        return "wrap it with rl.Ragged(sequences)"
+    if given.is_nested:
+        return "convert it with rl.Ragged.from_nested(nested)"
+    if given.dim() > 1:
+        return "convert it with rl.Ragged.from_padded(padded, lengths)"
+    return "convert it with rl.Ragged.from_flat(values, lengths=lengths)"
+
+
+def check_ragged(name: str, given: Any, rule: str = "a Ragged") -> None:
+    """Raise if an argument is not a ragged batch."""
+    if isinstance(given, FlatBatch):
+        return
+    is_shown = not isinstance(given, Tensor | PackedSequence)
+    got = quote(given) if is_shown else f"a {type(given).__name__}"
+    raise ArgumentTypeError(name, got, rule, conversion_of(given))
+
 
 # -- lists
 # --------------------------------------------------------------------------------------------------
@@ -23,6 +51,9 @@ from raglane.segments import element_index, offsets_from_lengths
 
 def from_list(sequences: Iterable[Any]) -> tuple[Tensor, Tensor]:
     """Concatenate sequences; return values and lengths."""
+    if isinstance(sequences, PackedSequence):
+        rule = "a list with one tensor (L_i, *features) for each sequence"
+        raise ArgumentTypeError("sequences", "a PackedSequence", rule, conversion_of(sequences))
     if isinstance(sequences, Tensor | np.ndarray | str | bytes | dict) or not isinstance(
         sequences, Iterable
     ):

@@ -13,6 +13,7 @@ from raglane import segments
 from raglane._utils.checks import check_device, check_flag, check_tensor, check_whole, read_index
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.ragged.base import FlatBatch
+from raglane.ragged.interop import conversion_of
 from raglane.segments.indexing import place_rows, take_rows
 
 
@@ -280,9 +281,8 @@ class SequenceOperations(FlatBatch):
         batches: list[FlatBatch] = [self, *others]
         for other in batches[1:]:
             if not isinstance(other, FlatBatch):
-                raise ArgumentTypeError(
-                    "others", type(other).__name__, "a Ragged", "wrap it with rl.Ragged first"
-                )
+                fix = conversion_of(other)
+                raise ArgumentTypeError("others", type(other).__name__, "a Ragged", fix)
             if (other.dtype, other.device) != (self.dtype, self.device):
                 got, rule = (
                     f"{other.dtype} on {other.device}",

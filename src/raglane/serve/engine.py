@@ -18,6 +18,7 @@ from raglane._utils.checks import check_choice, check_count, check_kind, check_r
 from raglane._utils.messages import quote
 from raglane.errors import ArgumentError, ArgumentTypeError, BusyError, ClosedError, ShapeError
 from raglane.ragged import Ragged
+from raglane.ragged.interop import check_ragged
 from raglane.serve.frames import Frames, frames_of
 from raglane.serve.queues import Integers, RowQueues
 from raglane.serve.states import packed, unpacked
@@ -512,7 +513,7 @@ class Engine:
         Returns:
             The outputs, one per element.
         """
-        check_kind("batch", batch, Ragged, "a Ragged", "wrap it with rl.Ragged(sequences)")
+        check_ragged("batch", batch)
         outputs = self._prepared.run_whole(
             self.accepts.rows(batch.values), batch.offsets, self.threads
         )

@@ -133,7 +133,8 @@ class CTCBeamSearch(torch.nn.Module):
             ArgumentTypeError: an argument is of the wrong kind or dtype.
             ShapeError: the state is not one of that many sequences.
             ArgumentError: the blank is not a class, a log-probability is NaN or inf, the
-                probabilities of an element sum to more than 1.05, the scorer has other tokens, or the state is not that of a search.
+                probabilities of an element sum to more than 1.05, the scorer has other tokens, or
+                the state is not that of a search.
         """
         check_predictions("log_probs", log_probs)
         check_blank(log_probs, self.blank)
