@@ -163,7 +163,7 @@ class RecurrentLayer(Stack):
     def __prepare_scriptable__(self) -> Any:
         rule, fix = (
             "a module that TorchScript can compile",
-            "use torch.compile, or rl.export for a file of the model",
+            "use torch.compile or torch.export.export, or rl.export for a file",
         )
         raise ArgumentTypeError("torch.jit.script", f"a layer {type(self).__name__}", rule, fix)
 
