@@ -227,7 +227,12 @@ def test_panels() -> None:
 @pytest.mark.parametrize(
     ("data", "labels", "error", "words"),
     [
-        (3, None, ArgumentTypeError, ["data must be", "got 3", "a list of sequences"]),
+        (
+            3,
+            None,
+            ArgumentTypeError,
+            ["data must be", "got 3", "a list or a generator of sequences"],
+        ),
         ({"x": [1]}, None, ArgumentTypeError, ["a dict"]),
         ([], None, DataError, ["no sequences"]),
         ([np.ones((2, 3)), np.ones((5, 0))], None, ShapeError, ["data[1]", "(5, 0)"]),

@@ -344,7 +344,7 @@ def test_a_pack_is_no_list_of_sequences() -> None:
             ArgumentTypeError,
             match=r"sequences must be a list .*got a PackedSequence\..*Ragged\.from_packed\(packed\)",
         ):
-            rl.Ragged(packed)
+            rl.Ragged(packed)  # type: ignore[arg-type]
         assert len(rl.Ragged.from_packed(packed)) == 2
 
 

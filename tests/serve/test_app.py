@@ -773,7 +773,7 @@ def test_missing_and_repeated_hosts(sent: list[str]) -> None:
     """From a client that writes its own headers; a server of HTTP may refuse them itself."""
     app, answers = create_app({"layer": _engine()}), list[Any]()
     headers = [(b"host", host.encode()) for host in sent]
-    scope = {"type": "http", "method": "GET", "path": "/health", "headers": headers}
+    scope: dict[str, Any] = {"type": "http", "method": "GET", "path": "/health", "headers": headers}
     scope |= {"query_string": b"", "client": ("127.0.0.1", 1)}
 
     async def receive() -> Any:

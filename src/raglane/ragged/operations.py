@@ -281,8 +281,9 @@ class SequenceOperations(FlatBatch):
         batches: list[FlatBatch] = [self, *others]
         for other in batches[1:]:
             if not isinstance(other, FlatBatch):
-                fix = conversion_of(other)
-                raise ArgumentTypeError("others", type(other).__name__, "a Ragged", fix)
+                raise ArgumentTypeError(
+                    "others", type(other).__name__, "a Ragged", conversion_of(other)
+                )
             if (other.dtype, other.device) != (self.dtype, self.device):
                 got, rule = (
                     f"{other.dtype} on {other.device}",
