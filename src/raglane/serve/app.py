@@ -182,7 +182,8 @@ class Server:
     ) -> None:
         self.served, self.clients, self.max_message = served, clients, max_message
         self.token = None if token is None else token.encode()
-        self._origins, self._hosts = origins, hosts
+        self._origins = origins
+        self._hosts = hosts
         self.sequences = Sequences(clients)
         own = self.registry = prometheus_client.CollectorRegistry()
         own.register(_EngineStatistics(self))

@@ -105,12 +105,12 @@ class Hosts:
         authority = authority_of(headers[0]) if len(headers) == 1 else None
         if authority is None:
             got = ", ".join(map(quote, headers)) or "none"
-            rule, fix = "one header with the name of the server", "send it once"
-            raise RefusedError(400, "Host", got, rule, fix)
+            rule = "one header with the name of the server"
+            raise RefusedError(400, "Host", got, rule, "send it once")
         host = authority.host
         if self._names is not None and not is_loopback(host) and host not in self._names:
-            rule, fix = "a name of this server", "set --allow-host to allow it"
-            raise RefusedError(403, "Host", quote(host), rule, fix)
+            fix = "set --allow-host to allow it"
+            raise RefusedError(403, "Host", quote(host), "a name of this server", fix)
         return authority
 
 
@@ -118,7 +118,8 @@ def is_same_site(origin: str, server: Authority) -> bool:
     """Return True if a page with this origin is from the host and port of a request."""
     # Not urlsplit, which raises for some invalid addresses.
     scheme, _, rest = origin.lower().partition("://")
-    page, port = authority_of(rest), _PORTS.get(scheme)
+    page = authority_of(rest)
+    port = _PORTS.get(scheme)
     if page is None or port is None:
         return False
     return (page.host, page.port or port) == (server.host, server.port or port)

@@ -141,7 +141,8 @@ def sums_of(log_probs: Tensor) -> Tensor:
     own = log_probs.detach()
     if rows <= count:
         return own.exp().sum(1)
-    sums, block = own.new_empty(rows), own.new_empty(count, classes)
+    sums = own.new_empty(rows)
+    block = own.new_empty(count, classes)
     for start in range(0, rows, count):
         part = own[start : start + count]
         torch.sum(torch.exp(part, out=block[: part.shape[0]]), 1, out=sums[start : start + count])
@@ -153,7 +154,8 @@ def check_sums(log_probs: Ragged, sums: Tensor) -> None:
     is_wrong = sums > LARGEST_SUM
     if not bool(is_wrong.any()):
         return
-    wrong, offsets = is_wrong.nonzero()[:, 0].tolist(), log_probs._host_offsets()
+    wrong = is_wrong.nonzero()[:, 0].tolist()
+    offsets = log_probs._host_offsets()
     element = wrong[0]
     sequence = int(torch.searchsorted(offsets, element, right=True)) - 1
     step = element - int(offsets[sequence])

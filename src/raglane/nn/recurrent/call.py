@@ -188,7 +188,10 @@ def run(
     )
     if plan.is_jit_traced and not keeps_layout:
         rule = "a layer on backend 'torch': a trace records PyTorch's own operators, and only the sizes of this batch"
-        fix = "use torch.export.export or torch.compile, rl.export for a file, or backend='torch' with a tensor without lengths"
+        fix = (
+            "use torch.export.export or torch.compile, rl.export for a file, "
+            "or backend='torch' with a tensor without lengths"
+        )
         raise DispatchError("torch.jit.trace", f"a layer {type(layer).__name__}", rule, fix)
     pieces: Pieces | Tensor | None = None
     if resets is not None:
