@@ -342,7 +342,7 @@ def test_a_pack_is_no_list_of_sequences() -> None:
     ):
         with pytest.raises(
             ArgumentTypeError,
-            match=r"sequences must be a list .*got a PackedSequence\..*Ragged\.from_packed\(packed\)",
+            match=r"sequences must be a list .*got one PackedSequence\..*Ragged\.from_packed\(packed\)",
         ):
             rl.Ragged(packed)  # type: ignore[arg-type]
         assert len(rl.Ragged.from_packed(packed)) == 2

@@ -51,21 +51,9 @@ def check_ragged(name: str, given: Any, rule: str = "a Ragged") -> None:
 
 def from_list(sequences: Iterable[Any]) -> tuple[Tensor, Tensor]:
     """Concatenate sequences; return values and lengths."""
-    if isinstance(sequences, PackedSequence):
-        rule = "a list with one tensor (L_i, *features) for each sequence"
-        raise ArgumentTypeError("sequences", "a PackedSequence", rule, conversion_of(sequences))
-    if isinstance(sequences, Tensor | np.ndarray | str | bytes | dict) or not isinstance(
-        sequences, Iterable
-    ):
-        shape = ""
-        # A nested tensor has no shape.
-        if isinstance(sequences, np.ndarray) or (
-            isinstance(sequences, Tensor) and not sequences.is_nested
-        ):
-            shape = f" of shape {tuple(sequences.shape)}"
-        rule = "a list with one tensor (L_i, *features) for each sequence"
-        fix = "pass a list, or call Ragged.from_padded for a padded tensor and Ragged.from_flat for flat values"
-        raise ArgumentTypeError("sequences", f"one {type(sequences).__name__}{shape}", rule, fix)
+    others = Tensor | np.ndarray | str | bytes | dict | PackedSequence
+    if isinstance(sequences, others) or not isinstance(sequences, Iterable):
+        raise _no_list(sequences)
     items = list(sequences)
     tensors = [_read_sequence(item, index) for index, item in enumerate(items)]
     if not tensors:
@@ -83,6 +71,20 @@ def from_list(sequences: Iterable[Any]) -> tuple[Tensor, Tensor]:
     _check_alike(tensors, typical)
     lengths = torch.tensor([tensor.shape[0] for tensor in tensors], dtype=torch.int64, device="cpu")
     return torch.cat(tensors), lengths
+
+
+def _no_list(sequences: Any) -> ArgumentTypeError:
+    """Return the error for an object that is not a list of sequences."""
+    rule = "a list with one tensor (L_i, *features) for each sequence"
+    got = f"one {type(sequences).__name__}"
+    if isinstance(sequences, PackedSequence):
+        return ArgumentTypeError("sequences", got, rule, conversion_of(sequences))
+    # A nested tensor has no shape.
+    is_nested = isinstance(sequences, Tensor) and sequences.is_nested
+    if isinstance(sequences, Tensor | np.ndarray) and not is_nested:
+        got = f"{got} of shape {tuple(sequences.shape)}"
+    fix = "pass a list, or call Ragged.from_padded for a padded tensor and Ragged.from_flat for flat values"
+    return ArgumentTypeError("sequences", got, rule, fix)
 
 
 def _read_sequence(item: Any, index: int) -> Tensor:
