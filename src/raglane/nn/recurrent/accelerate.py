@@ -258,11 +258,23 @@ def accelerate(model: M, *, checkpoint_every: int | None = None) -> M:
     for module in model.modules():
         if _resets_states(module):
             module.__class__ = _converted(type(module))
-    problem = _without_effect(model, left or reasons)
-    if problem:
-        warnings.warn(f"rl.accelerate {problem}.", stacklevel=2)
-    elif left:
+    layers = [module for module in model.modules() if isinstance(module, RecurrentLayer)]
+    if left:
         warnings.warn(f"rl.accelerate did not convert a layer. {_reasons(left)}.", stacklevel=2)
+    elif not layers:
+        more = f". {_reasons(reasons)}" if reasons else ""
+        warnings.warn(
+            "rl.accelerate replaced no layer: the model has no torch.nn.RNN, LSTM or GRU to"
+            f" convert{more}.",
+            stacklevel=2,
+        )
+    missing = _missing_kernels(layers)
+    if missing is not None:
+        warnings.warn(
+            "rl.accelerate converted layers that run on PyTorch's kernels on this CPU as before:"
+            f" {missing}.",
+            stacklevel=2,
+        )
     return model
 
 
@@ -271,17 +283,10 @@ def _reasons(left: dict[str, str]) -> str:
     return "; ".join(f"{_listed(names)}: {reason}" for reason, names in _by_reason(left).items())
 
 
-def _without_effect(model: torch.nn.Module, left: dict[str, str]) -> str:
-    """Return why a model runs as before, or "" if a layer of it runs on Raglane's kernels."""
-    layers = [module for module in model.modules() if isinstance(module, RecurrentLayer)]
-    if not layers:
-        more = f". {_reasons(left)}" if left else ""
-        return f"replaced no layer: the model has no torch.nn.RNN, LSTM or GRU to convert{more}"
+def _missing_kernels(layers: Iterable[torch.nn.Module]) -> str | None:
+    """Return why layers on the CPU cannot run on Raglane's kernels; None if they can."""
     weights = [weight for layer in layers for weight in layer.parameters()]
-    missing = missing_kernels() if any(weight.is_cpu for weight in weights) else None
-    if missing is None:
-        return ""
-    return f"converted layers that run on PyTorch's kernels on this CPU as before: {missing}"
+    return missing_kernels() if any(weight.is_cpu for weight in weights) else None
 
 
 def acceleration_of(model: torch.nn.Module) -> Acceleration:
