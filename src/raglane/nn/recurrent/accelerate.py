@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import types
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar, TypeVar
@@ -258,35 +258,30 @@ def accelerate(model: M, *, checkpoint_every: int | None = None) -> M:
     for module in model.modules():
         if _resets_states(module):
             module.__class__ = _converted(type(module))
+    for problem in _problems(model, left, reasons):
+        warnings.warn(f"rl.accelerate {problem}.", stacklevel=2)
+    return model
+
+
+def _problems(
+    model: torch.nn.Module, left: dict[str, str], reasons: dict[str, str]
+) -> Iterator[str]:
+    """Yield why a model, or a layer of it, runs as before its conversion."""
     layers = [module for module in model.modules() if isinstance(module, RecurrentLayer)]
     if left:
-        warnings.warn(f"rl.accelerate did not convert a layer. {_reasons(left)}.", stacklevel=2)
+        yield f"did not convert a layer. {_reasons(left)}"
     elif not layers:
         more = f". {_reasons(reasons)}" if reasons else ""
-        warnings.warn(
-            "rl.accelerate replaced no layer: the model has no torch.nn.RNN, LSTM or GRU to"
-            f" convert{more}.",
-            stacklevel=2,
-        )
-    missing = _missing_kernels(layers)
+        yield f"replaced no layer: the model has no torch.nn.RNN, LSTM or GRU to convert{more}"
+    weights = [weight for layer in layers for weight in layer.parameters()]
+    missing = missing_kernels() if any(weight.is_cpu for weight in weights) else None
     if missing is not None:
-        warnings.warn(
-            "rl.accelerate converted layers that run on PyTorch's kernels on this CPU as before:"
-            f" {missing}.",
-            stacklevel=2,
-        )
-    return model
+        yield f"converted layers that run on PyTorch's kernels on this CPU as before: {missing}"
 
 
 def _reasons(left: dict[str, str]) -> str:
     """Return the names of layers that are not converted, with the reasons."""
     return "; ".join(f"{_listed(names)}: {reason}" for reason, names in _by_reason(left).items())
-
-
-def _missing_kernels(layers: Iterable[torch.nn.Module]) -> str | None:
-    """Return why layers on the CPU cannot run on Raglane's kernels; None if they can."""
-    weights = [weight for layer in layers for weight in layer.parameters()]
-    return missing_kernels() if any(weight.is_cpu for weight in weights) else None
 
 
 def acceleration_of(model: torch.nn.Module) -> Acceleration:
