@@ -18,13 +18,16 @@ import pytest
 import torch
 import uvicorn
 import websockets.sync.client as websockets
+from starlette.testclient import TestClient
 
 import raglane as rl
 from commands import Capsys, fails
 from processes import Command, start
-from raglane.cli.serve import _run
+from raglane.cli import main
+from raglane.cli.serve import _allowed, _run
 from raglane.serve import Engine
 from raglane.serve.app import create_app
+from raglane.serve.hosts import check_hosts
 
 
 @pytest.fixture(scope="module")
@@ -124,11 +127,66 @@ def test_a_token_in_a_file(runs: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("arguments", "codes"),
+    [
+        ([], {"127.0.0.1": 200, "localhost:1": 200, "rebound.example": 403, "one.example": 403}),
+        (["--host", "localhost"], {"localhost": 200, "one.example": 403}),
+        (
+            ["--host", "127.0.0.2", "--allow-host", "one.example", "--allow-host", "Two.Example."],
+            {"127.0.0.2": 200, "one.example": 200, "two.example:80": 200, "rebound.example": 403},
+        ),
+        (
+            ["--host", "0.0.0.0", "--allow-host", "one.example"],
+            {"one.example": 200, "localhost": 200, "rebound.example": 403, "192.0.2.1": 403},
+        ),
+        (["--host", "0.0.0.0", "--token-file", "secret"], {"any.example": 200, "192.0.2.1": 200}),
+    ],
+)
+def test_hosts(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], codes: dict[str, int]
+) -> None:
+    """The command passes them to the application, which runs here without a port."""
+    (runs / "secret").write_text("secret")
+    monkeypatch.chdir(runs)
+    answers: dict[str, int] = {}
+
+    def run(app: Any, *_: Any) -> int:
+        with TestClient(app) as client:
+            for host in codes:
+                headers = {"host": host, "authorization": "Bearer secret"}
+                answers[host] = client.get("/metrics", headers=headers).status_code
+        return 0
+
+    monkeypatch.setattr("raglane.cli.serve._run", run)
+    assert main(["serve", "one", "--port", "0", "--slots", "2", *arguments]) == 0
+    assert answers == codes
+
+
+@pytest.mark.parametrize(
+    ("host", "address", "hosts"),
+    [
+        ("::1", "::1", ["::1"]),
+        ("server.example", "2001:db8::1", ["server.example", "2001:db8::1"]),
+        ("fe80::1%lo", "fe80::1%lo", ["fe80::1"]),  # a zone, which browsers do not send
+        ("::", "::", None),
+        ("", "0.0.0.0", None),
+    ],
+)
+def test_hosts_of_an_address(host: str, address: str, hosts: list[str] | None) -> None:
+    found = _allowed(host, address, [], "secret")
+    assert found is None if hosts is None else set(hosts) == set(check_hosts("names", found))
+
+
+@pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["nothing"], ["nothing must be the folder of a run"]),
         (["one", "--port", "70000"], ["--port must be a number from 0 to 65535", "70000"]),
         (["one", "--port", "x"], ["--port must be a whole number", "'x'"]),
+        (["one", "--host", "0.0.0.0"], ["--host must be an address of one network", "'0.0.0.0'"]),
+        (["one", "--host", "0"], ["--host must be an address of one network", "--token-file"]),
+        (["one", "--host", "::"], ["--host must be an address of one network", "--allow-host"]),
+        (["one", "--allow-host", "http://x.org"], ["--allow-host must be names or addresses"]),
         (["one", "--host", "256.1.1.1"], ["--port must be a free port", "256.1.1.1"]),
         (["one", "other/one"], ["RUN must be folders of different names", "'one'"]),
         (["one", "--slots", "0"], ["--slots must be"]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields, replace
 from functools import partial
 from itertools import pairwise
@@ -233,7 +234,12 @@ def test_panels() -> None:
 @pytest.mark.parametrize(
     ("data", "labels", "error", "words"),
     [
-        (3, None, ArgumentTypeError, ["data must be", "got 3", "a list of sequences"]),
+        (
+            3,
+            None,
+            ArgumentTypeError,
+            ["data must be", "got 3", "a list or a generator of sequences"],
+        ),
         ({"x": [1]}, None, ArgumentTypeError, ["a dict"]),
         ([], None, DataError, ["no sequences"]),
         ([np.ones((2, 3)), np.ones((5, 0))], None, ShapeError, ["data[1]", "(5, 0)"]),
@@ -483,3 +489,69 @@ def test_tokens_of_other_numbers_are_not_passed_over_in_silence() -> None:
         chosen = read(source, Columns(need_labels=False, tokens=True))
         unused = any("Columns(tokens=...)" in note for note in chosen.notes)
         assert unused != chosen.records.is_tokens
+
+
+@pytest.mark.parametrize("kind", ["generator", "map", "iterator", "zip"])
+def test_generators_are_lists(kind: str) -> None:
+    """Also of labels; data is read several times, e.g. to guess its task."""
+    rows, labels = [[0.1, 0.5], [0.9], [0.2, 0.3]], ["up", "down", "up"]
+    sequences: dict[str, Callable[[], Any]] = {
+        "generator": lambda: (row for row in rows),
+        "map": lambda: map(np.array, rows),
+        "iterator": lambda: iter(rows),
+        "zip": lambda: zip(*[(1.0, 2.0, 3.0)] * 2, strict=True),
+    }
+    expected = read([list(row) for row in sequences[kind]()], labels=labels)
+    found = read(sequences[kind](), labels=iter(labels))
+    assert np.array_equal(found.values, expected.values)
+    assert (found.lengths.tolist(), found.labels) == (expected.lengths.tolist(), expected.labels)
+    options: dict[str, Any] = {
+        "epochs": 1,
+        "hidden_size": 4,
+        "validation_fraction": 0,
+        "threads": 1,
+    }
+    run = rl.fit(sequences[kind](), (label for label in labels), **options)
+    walks = list(sequences[kind]())
+    again = rl.fit(walks, labels, **options)
+    predicted = again.predict(walks, probabilities=True).columns
+    assert run.predict(sequences[kind](), probabilities=True).columns == predicted
+    score = run.evaluate(sequences[kind](), iter(labels))["accuracy"]
+    assert score == again.evaluate(walks, labels)["accuracy"]
+
+
+def test_files_and_readers_are_no_lists(tmp_path: Path) -> None:
+    """Their parts are lines, or rows of several sequences."""
+    (path := tmp_path / "x.csv").write_text("x\n1\n2\n")
+    with path.open() as file, pd.read_csv(path, chunksize=1) as chunks:
+        for source in (file, chunks):
+            with pytest.raises(
+                ArgumentTypeError, match="data must be a path, a list or a generator"
+            ):
+                read(source, labels=["a", "b"])
+
+
+def test_groups_of_a_table_are_read_as_the_table() -> None:
+    frame = pd.DataFrame({"id": [1, 1, 2, 2], "x": [1.0, 2, 3, 4], "kind": ["a", "a", "b", "b"]})
+    groups = [group for _, group in frame.groupby("id")]
+    plain = [group[["x"]] for group in groups]
+    polars = pl.DataFrame(frame.to_dict("list")).partition_by("id")
+    words = r"[Pp]ass the whole table, as rl\.fit\(df\): rows with the same id are one sequence"
+    for data in (
+        groups,
+        iter(groups),
+        frame.groupby("id"),
+        list(frame.groupby("id")),
+        plain,
+        polars,
+    ):
+        with pytest.raises((ArgumentTypeError, DataError), match=words):
+            rl.fit(data)
+    assert read(plain, labels=["a", "b"]).lengths.tolist() == [2, 2]
+    assert read(frame).lengths.tolist() == [2, 2]
+
+
+def test_a_pack_is_converted_first() -> None:
+    packed = torch.nn.utils.rnn.pack_sequence([torch.ones(3, 2), torch.ones(2, 2)])
+    with pytest.raises(ArgumentTypeError, match=r"data must be .*Ragged\.from_packed\(packed\)"):
+        read(packed, labels=["a", "b"])

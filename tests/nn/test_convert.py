@@ -374,7 +374,8 @@ def test_slstm_cells_are_accelerated(
     tirex: bool, steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sLSTMCell_vanilla, "__module__", "another.cell")
-    assert type(rl.accelerate(_cell(tirex))) is sLSTMCell_vanilla
+    with pytest.warns(UserWarning, match="replaced no layer"):
+        assert type(rl.accelerate(_cell(tirex))) is sLSTMCell_vanilla
     monkeypatch.setattr(sLSTMCell_vanilla, "__module__", "tirex.cell" if tirex else "xlstm.cell")
     cell, given = _cell(tirex), torch.randn(4, steps, 24, dtype=torch.float64)
     fast = rl.accelerate(copy.deepcopy(cell))

@@ -145,7 +145,7 @@ def test_the_kernels_equal_python(
     log_probs = draw(lengths, classes)
     if never:
         log_probs = log_probs.map(
-            lambda values: values.masked_fill(torch.rand_like(values) < 0.3, -math.inf).round()
+            lambda values: values.masked_fill(torch.rand_like(values) < 0.3, -math.inf).floor()
         )
     blank = seed % classes
     ngram = (
@@ -345,7 +345,7 @@ def test_alignments_of_the_kernels_equal_those_of_torch(
     labels = [count for count, _ in pairs]
     log_probs = draw([2 * count + more for count, more in pairs], classes=4)
     if rounded:
-        log_probs = log_probs.map(lambda values: values.round().masked_fill(values < -5, -math.inf))
+        log_probs = log_probs.map(lambda values: values.floor().masked_fill(values < -5, -math.inf))
     tokens = torch.randint(0, 3, (sum(labels),))
     targets = rl.Ragged.from_flat(tokens + (tokens >= blank), lengths=labels)
     own = ctc_align(log_probs, targets, blank)
@@ -366,7 +366,8 @@ def test_an_impossible_alignment_has_no_times() -> None:
     assert found.confidences[0].tolist() == [0, 0]
 
 
-LOG_PROBS = rl.Ragged.from_flat(torch.zeros(5, 4, device="cpu"), lengths=[3, 2])
+LOG_PROBS = rl.Ragged.from_flat(torch.full((5, 4), 0.25, device="cpu").log(), lengths=[3, 2])
+LOGITS = rl.Ragged.from_flat(torch.full((5, 4), -0.5, device="cpu"), lengths=[3, 2])
 NAN = rl.Ragged.from_flat(torch.tensor([[0.0, math.nan]], device="cpu"), lengths=[1])
 STATE = rl.Ragged.from_flat(torch.tensor([3, 9, 0, 0], device="cpu"), lengths=[2, 2])
 
@@ -436,6 +437,16 @@ STATE = rl.Ragged.from_flat(torch.tensor([3, 9, 0, 0], device="cpu"), lengths=[2
             lambda: ctc_align(LOG_PROBS, rl.Ragged([[1], [2, 2]])),
             ArgumentError,
             "requires 3 in sequence 1",
+        ),
+        (
+            lambda: CTCBeamSearch()(LOGITS),
+            ArgumentError,
+            "sum to at most 1 in each step, got a sum of 2.426 in step 0 of sequence 0, and 4 more",
+        ),
+        (
+            lambda: ctc_align(LOGITS, rl.Ragged([[1], [2]])),
+            ArgumentError,
+            "log_probs must be log-probabilities.* Pass logits through torch.log_softmax",
         ),
         (
             lambda: ctc_align(NAN, rl.Ragged([[1]])),

@@ -92,7 +92,7 @@ def test_against_every_path(steps: int, labels: list[int]) -> None:
     """The definition: the sum over all paths that read as the labels once repeats and blanks are
     dropped.
     """
-    probabilities = torch.rand(steps, 3, dtype=torch.float64)
+    probabilities = torch.rand(steps, 3, dtype=torch.float64) / 3
     total = 0.0
     for path in itertools.product(range(3), repeat=steps):
         if [label for label, _ in itertools.groupby(path) if label != 0] == labels:
@@ -203,6 +203,73 @@ def test_nothing_is_padded() -> None:
     assert largest < len(pairs) * 200
 
 
+CTC: dict[str, Callable[[rl.Ragged, rl.Ragged], object]] = {
+    "loss": ctc_loss,
+    "search": lambda log_probs, _: rl.nn.CTCBeamSearch(beam=2)(log_probs),
+    "alignment": rl.nn.ctc_align,
+}
+
+
+def _even(rows: int, classes: int, sums: float = 1.0, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.full((rows, classes), sums / classes, dtype=torch.float64).log().to(dtype)
+
+
+@pytest.mark.parametrize("use", CTC)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("classes", [2, 100, 3000])  # 3,000: some blocks of rows
+def test_elements_whose_probabilities_sum_to_more_than_one(
+    use: str, dtype: torch.dtype, classes: int
+) -> None:
+    """In any element, and in any dtype; rounded log-probabilities and sums below 1 are valid."""
+    call, targets = CTC[use], rl.Ragged([[1], [1]])
+    for sums in (1.0, 1.01, 0.7, 1e-3):
+        valid = _even(200, classes, sums, dtype)
+        call(rl.Ragged.from_flat(valid, lengths=[90, 110]), targets)
+    valid[7] = -INFINITE
+    call(rl.Ragged.from_flat(valid, lengths=[90, 110]), targets)
+    for element in (0, 89, 90, 199):
+        values = _even(200, classes, dtype=dtype)
+        values[element] += 0.25  # a sum of 1.28
+        sequence, step = (0, element) if element < 90 else (1, element - 90)
+        words = rf"got a sum of 1\.[23]\d* in step {step} of sequence {sequence}\. Pass logits"
+        with pytest.raises(ArgumentError, match=words):
+            call(rl.Ragged.from_flat(values, lengths=[90, 110]), targets)
+
+
+@pytest.mark.parametrize("use", CTC)
+@pytest.mark.parametrize(
+    "values",
+    [
+        torch.tensor([[0.3, -2.0, 5.0], [100.0, 0.0, -1.0]]),
+        torch.tensor([[0.1, 0.2, 0.7], [0.0, 0.0, 1.0]]),
+        torch.tensor([[-0.5, -0.5, -0.5], [-1.0, -2.0, -3.0]]),
+        torch.tensor([[0.0, 0.0, 0.0], [0.0, 0.0, 0.0]]),
+    ],
+    ids=["logits", "probabilities", "negative logits", "zeros"],
+)
+def test_logits_are_refused(use: str, values: Tensor) -> None:
+    values.requires_grad_()
+    with pytest.raises(ArgumentError, match=r"log_probs must be log-probabilities.*log_softmax"):
+        CTC[use](rl.Ragged.from_flat(values, lengths=[2]), rl.Ragged([[1]]))
+    with torch.inference_mode(), pytest.raises(ArgumentError, match="log-probabilities"):
+        CTC[use](rl.Ragged.from_flat(values.detach(), lengths=[2]), rl.Ragged([[1]]))
+
+
+def test_logits_of_weight_zero_have_no_effect() -> None:
+    values = torch.cat([torch.randn(4, 3) + 9, _even(5, 3)])
+    batch, targets = rl.Ragged.from_flat(values, lengths=[4, 5]), rl.Ragged([[1], [2]])
+    own = ctc_loss(batch, targets, weights=torch.tensor([0.0, 1.0]), reduction="none")
+    torch.testing.assert_close(own[1:], ctc_loss(batch[1:], targets[1:], reduction="none"))
+    with pytest.raises(ArgumentError, match="in step 0 of sequence 0, and 3 more such"):
+        ctc_loss(batch, targets, weights=torch.tensor([1.0, 1.0]))
+
+
+def test_sums_are_not_read_in_graphs() -> None:
+    logits, targets = rl.Ragged.from_flat(torch.ones(4, 3), lengths=[4]), rl.Ragged([[1]])
+    compiled = torch.compile(ctc_loss, backend="eager", fullgraph=True)
+    assert compiled(logits, targets).item() < 0
+
+
 def test_cannot_be_differentiated_twice() -> None:
     pairs = [(4, 1)]
     values, targets = draw(pairs)
@@ -244,7 +311,7 @@ def test_compiles_without_a_break() -> None:
         assert counter.frame_count == graphs
 
 
-LOG_PROBS = rl.Ragged.from_flat(torch.zeros(5, CLASSES, device="cpu"), lengths=[3, 2])
+LOG_PROBS = rl.Ragged.from_flat(torch.full((5, CLASSES), 0.25, device="cpu").log(), lengths=[3, 2])
 EMPTY = rl.Ragged.from_flat(torch.zeros(0, CLASSES, device="cpu"), lengths=[0])
 TARGETS = rl.Ragged.from_flat(torch.ones(3, dtype=torch.int64, device="cpu"), lengths=[1, 2])
 

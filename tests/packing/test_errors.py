@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils import rnn
 
+import raglane as rl
 from raglane import packing
 from raglane.packing import PackedSequence
 
@@ -195,3 +196,13 @@ def test_quantized_numbers_are_refused(name: str) -> None:
     given = pack(scales[0], 2, 1) if name in ("pad_packed_sequence", "unpack_sequence") else given
     with pytest.raises(TypeError, match=r"a tensor that is quantized\..*\.dequantize\(\)"):
         getattr(packing, name)(given, *[[3, 2, 1, 1]] * ("padded" in name or "unpad" in name))
+
+
+@pytest.mark.parametrize(
+    "name", ["pad_packed_sequence", "unpack_sequence", "pack_padded_sequence", "unpad_sequence"]
+)
+def test_a_ragged_batch_has_methods_of_its_own(name: str) -> None:
+    batch = rl.Ragged([torch.ones(3), torch.ones(2)])
+    lengths = () if "pack" in name and "padded" not in name else ([3, 2],)
+    with pytest.raises(TypeError, match="Call its method to_padded, to_packed or to_list"):
+        getattr(rl.packing, name)(batch, *lengths)

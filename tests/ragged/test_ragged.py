@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.nn.utils import rnn
 
 import raglane as rl
 from batches import random_batch, same
@@ -332,3 +333,33 @@ _from_padded: Any = rl.Ragged.from_padded
 def test_mistakes_in_calls(call: Callable[[], Any], error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=says):
         call()
+
+
+def test_a_pack_is_no_list_of_sequences() -> None:
+    for packed in (
+        rnn.pack_sequence([torch.ones(3), torch.ones(2)]),
+        rnn.pack_sequence([torch.ones(2, 4), torch.ones(3, 4)], enforce_sorted=False),
+    ):
+        with pytest.raises(
+            ArgumentTypeError,
+            match=r"sequences must be a list .*got one PackedSequence\..*Ragged\.from_packed\(packed\)",
+        ):
+            rl.Ragged(packed)  # type: ignore[arg-type]
+        assert len(rl.Ragged.from_packed(packed)) == 2
+
+
+def test_torchs_functions_of_packs_name_the_methods_of_a_batch() -> None:
+    batch = rl.Ragged([torch.ones(3), torch.ones(2)])
+    assert not hasattr(batch, "batch_sizes")
+    assert not hasattr(batch, "nothing")
+    calls: dict[str, Callable[[], object]] = {
+        r"Ragged\.batch_sizes must be .* PackedSequence\. Call r\.to_padded\(\)": lambda: (
+            rnn.pad_packed_sequence(batch)  # type: ignore[arg-type]
+        ),
+        r"Ragged\.batch_sizes must be .*r\.to_list\(\)": lambda: rnn.unpack_sequence(batch),  # type: ignore[arg-type]
+        r"Call r\.to_packed\(\), because": lambda: rnn.pack_padded_sequence(batch, [3, 2]),  # type: ignore[arg-type]
+        r"Call r\.to_list\(\) for its": lambda: rnn.unpad_sequence(batch, torch.tensor([3, 2])),  # type: ignore[arg-type]
+    }
+    for words, call in calls.items():
+        with pytest.raises((AttributeError, ArgumentTypeError), match=words):
+            call()

@@ -271,6 +271,7 @@ def calls_of_batches() -> list[Call]:
 
 def calls_of_nn() -> list[Call]:
     one, four = batch_of(), batch_of(4)
+    log_probs = four.map(lambda values: values.log_softmax(-1))
     tags = Ragged.from_flat(torch.tensor([0, 1, 3]), lengths=LENGTHS)
     labels = Ragged.from_flat(torch.tensor([1, 2]), lengths=[1, 0, 1])
     weighed: dict[str, Any] = {"weights": ONES, "reduction": "element"}
@@ -294,7 +295,12 @@ def calls_of_nn() -> list[Call]:
         partial(losses.huber_loss, **numbers, delta=1.0),
         partial(losses.binary_cross_entropy_with_logits, **shares, pos_weight=torch.ones(1)),
         partial(
-            losses.ctc_loss, log_probs=four, targets=labels, blank=0, zero_infinity=False, **weighed
+            losses.ctc_loss,
+            log_probs=log_probs,
+            targets=labels,
+            blank=0,
+            zero_infinity=False,
+            **weighed,
         ),
         partial(rl.nn.Pooling, name="mean"),
         partial(rl.nn.Pooling("mean"), batch=one),
@@ -309,8 +315,8 @@ def calls_of_nn() -> list[Call]:
         partial(crf.log_partition, emissions=four),
         partial(crf.log_likelihood, emissions=four, tags=tags),
         partial(rl.nn.CTCBeamSearch, **limits, scorer=None, scorer_weight=1.0, token_bonus=0.0),
-        partial(search, log_probs=four, state=search(four)[1]),
-        partial(rl.nn.ctc_align, log_probs=four, targets=fits, blank=0),
+        partial(search, log_probs=log_probs, state=search(log_probs)[1]),
+        partial(rl.nn.ctc_align, log_probs=log_probs, targets=fits, blank=0),
         partial(rl.nn.NGram, sequences=labels, num_tokens=4, order=2),
         partial(rl.nn.NGram([[1]], 4), prefixes=labels, tokens=torch.tensor([1, 2, 3])),
         partial(rl.nn.pairs, a=one, b=four),

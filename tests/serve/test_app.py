@@ -4,6 +4,7 @@ silent clients.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import socket
@@ -14,6 +15,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -25,7 +27,7 @@ from starlette.testclient import TestClient
 from websockets.exceptions import ConnectionClosed
 
 import raglane as rl
-from raglane.errors import ArgumentError, MissingExtraError, shorten
+from raglane.errors import ArgumentError, ArgumentTypeError, MissingExtraError, shorten
 from raglane.serve import Engine, deployment
 from raglane.serve.app import create_app
 from servers import served
@@ -48,6 +50,11 @@ def backwards() -> rl.Run:
     return rl.fit(_walks(), ["up", "down"] * 6, bidirectional=True, **_SMALL)
 
 
+def _app(models: Any, **options: Any) -> Any:
+    """Return an application for Starlette's client, whose requests have the host ``testserver``."""
+    return create_app(models, **{"allow_hosts": ["testserver"], **options})
+
+
 def _layer() -> rl.nn.LSTM:
     torch.manual_seed(0)
     return rl.nn.LSTM(3, 8).eval()
@@ -65,7 +72,7 @@ def client(run: rl.Run, backwards: rl.Run) -> Iterator[TestClient]:
         "layer": _engine(max_queue=64),
     }
     with TestClient(
-        create_app(models, slots=50, max_message=100_000), raise_server_exceptions=False
+        _app(models, slots=50, max_message=100_000), raise_server_exceptions=False
     ) as client:
         yield client
 
@@ -136,7 +143,7 @@ def test_predict_of_an_engine_and_of_a_table(client: TestClient, run: rl.Run) ->
     assert found["predictions"]["outputs"][1] == []
     table = pyarrow.table({"text": ["a b", "b a", "a a"] * 3, "kind": ["x", "y", "x"] * 3})
     words = rl.fit(table, sequence="text", label="kind", **_SMALL)
-    with TestClient(create_app({"words": words}, slots=2)) as other:
+    with TestClient(_app({"words": words}, slots=2)) as other:
         for body in ({"sequences": ["a b a"]}, {"table": {"text": ["a b a"]}}):
             answer = other.post("/predict", json={**body, "probabilities": True})
             assert answer.status_code == 200, answer.text
@@ -148,7 +155,7 @@ def test_predict_of_an_engine_and_of_a_table(client: TestClient, run: rl.Run) ->
 
 def test_transcriptions_are_of_whole_sequences() -> None:
     run = rl.fit(["a b a", "b b a a"] * 6, ["xy", "x"] * 6, task="transcribe", **_SMALL)
-    with TestClient(create_app({"run": run}, slots=2)) as client:
+    with TestClient(_app({"run": run}, slots=2)) as client:
         answer = client.post("/predict", json={"sequences": ["a b b", ""], "beam": 1})
         assert answer.status_code == 200, answer.text
         expected = run.predict(["a b b", ""]).columns
@@ -166,7 +173,7 @@ def test_transcriptions_are_of_whole_sequences() -> None:
 def test_each_client_gets_its_own_results() -> None:
     count, length = 20, 30
     values = torch.randn(count, length, 3)
-    with served(create_app({"layer": _engine()})) as where:
+    with served(_app({"layer": _engine()})) as where:
 
         def talk(at: int) -> torch.Tensor:
             random = np.random.default_rng(at)
@@ -220,7 +227,7 @@ def test_tasks(task: str) -> None:
     run = rl.fit(data, labels, task=task, **_SMALL)
     one: Any = data[1]
     with (
-        TestClient(create_app({"run": run}, slots=2)) as client,
+        TestClient(_app({"run": run}, slots=2)) as client,
         client.websocket_connect("/stream") as stream,
     ):
         stream.send_json({"frames": one if isinstance(one, str) else one.tolist()})
@@ -254,9 +261,7 @@ def test_state_moves_to_another_server(client: TestClient) -> None:
         assert answers[-1]["at"] == 5
     state = answers[-1]["state"]
     expected = _offline(values)[5:]
-    with TestClient(
-        create_app({"layer": _engine(slots=1)})
-    ) as other:  # the stream has the only slot
+    with TestClient(_app({"layer": _engine(slots=1)})) as other:  # the stream has the only slot
         with other.websocket_connect("/stream") as stream:
             stream.send_json({"state": state})
             assert stream.receive_json() == {"restored": True}
@@ -368,7 +373,7 @@ def _open_streams(client: TestClient) -> int:
 
 
 def test_limits_of_streams() -> None:
-    app = create_app({"layer": _engine(slots=3, idle=0.4)}, client_streams=2)
+    app = _app({"layer": _engine(slots=3, idle=0.4)}, client_streams=2)
     with TestClient(app) as client:
         with client.websocket_connect("/stream") as one, client.websocket_connect("/stream") as two:
             with client.websocket_connect("/stream") as more:
@@ -386,7 +391,7 @@ def test_limits_of_streams() -> None:
         assert _infer(client, "layer", [[1, 2, 3]], sequence_id=2)[0] == 404
         assert _infer(client, "layer", [[1, 2, 3]], sequence_id=3, sequence_start=True)[0] == 200
     with (
-        TestClient(create_app({"layer": _engine(slots=1)})) as client,
+        TestClient(_app({"layer": _engine(slots=1)})) as client,
         client.websocket_connect("/stream"),
     ):
         with client.websocket_connect("/stream") as more:
@@ -399,7 +404,7 @@ def test_clients_that_do_not_read_or_are_killed() -> None:
     """Others go on without delay, nothing grows, and the streams of killed clients are closed."""
     engine = _engine(max_queue=32)
     rows = np.zeros((2000, 3), np.float32).tobytes()
-    with served(create_app({"layer": engine})) as where, ExitStack() as stack:
+    with served(_app({"layer": engine})) as where, ExitStack() as stack:
         slow = [
             stack.enter_context(websockets.connect(f"ws://{where}/stream", max_queue=1))
             for _ in range(3)
@@ -485,6 +490,44 @@ def test_a_deployment_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
         MissingExtraError, match=r"ray is not installed. Run pip install 'raglane\[ray\]'"
     ):
         deployment(_layer())
+
+
+@pytest.fixture
+def ray_stub(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Modules with the names that a deployment imports of Ray, which keep what builds a replica.
+    The tests of Ray itself are in test_on_ray.py.
+    """
+    kept: dict[str, Any] = {}
+    own, serve = ModuleType("ray"), ModuleType("ray.serve")
+    own.serve = serve  # type: ignore[attr-defined]
+
+    def ingress(build: Any) -> Any:
+        kept["build"] = build
+        return lambda replica: replica
+
+    serve.ingress = ingress  # type: ignore[attr-defined]
+    serve.deployment = lambda replica, **_: replica  # type: ignore[attr-defined]
+    router = "ray.serve.experimental.consistent_hash_router"
+    modules = {"ray": own, "ray.serve": serve, router: ModuleType(router)}
+    modules["ray.serve.experimental"] = ModuleType("ray.serve.experimental")
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    return kept
+
+
+def test_replicas_of_ray_check_hosts(ray_stub: dict[str, Any]) -> None:
+    deployment({"layer": _layer()}, allow_hosts=["models.example"], slots=2)
+    with TestClient(ray_stub["build"]()) as client:
+        codes = {"models.example:8000": 200, "localhost": 200, "rebound.example": 403}
+        for host, code in codes.items():
+            headers = {"host": host, "origin": f"http://{host}"}
+            assert client.get("/metrics", headers=headers).status_code == code
+        assert _stream_error(client, headers)[1] == 4403
+    deployment(_layer(), slots=2)
+    with TestClient(ray_stub["build"]()) as client:
+        assert client.get("/metrics").status_code == 403  # testserver
+    with pytest.raises(ArgumentError, match="allow_hosts must be a list of names, or None"):
+        deployment(_layer(), allow_hosts=None)
 
 
 def test_a_sequence_at_another_frame_is_refused(client: TestClient) -> None:
@@ -590,7 +633,7 @@ def test_bodies_without_a_length(client: TestClient) -> None:
 
 
 def test_tokens_and_origins(run: rl.Run) -> None:
-    app = create_app({"run": run}, slots=2, token="secret", origins=["https://other.example"])
+    app = _app({"run": run}, slots=2, token="secret", origins=["https://other.example"])
     with TestClient(app) as client:
         own = {"authorization": "Bearer secret"}
         others: list[dict[str, str]] = [
@@ -623,12 +666,184 @@ def test_tokens_and_origins(run: rl.Run) -> None:
         for origin, code in codes.items():
             assert client.get("/metrics", headers={**own, "origin": origin}).status_code == code
         with client.websocket_connect("/stream", headers={**own, "origin": "null"}) as stream:
-            assert "origin must be" in stream.receive_json()["error"]
+            assert "Origin must be" in stream.receive_json()["error"]
             assert stream.receive()["code"] == 4403
     with pytest.raises(
         ArgumentError, match="token must be a token of visible ASCII characters, got 4 characters"
     ):
-        create_app({"run": run}, token="päss")
+        _app({"run": run}, token="päss")
+
+
+@pytest.fixture(scope="module")
+def local() -> Iterator[TestClient]:
+    """A server without a token, reached under names of its own."""
+    hosts = ["Models.Example.", "192.0.2.7", "2001:db8:0::1", "[2001:DB8::2]"]
+    with TestClient(create_app({"layer": _engine()}, allow_hosts=hosts)) as client:
+        yield client
+
+
+_OWN_HOSTS = [
+    "localhost",
+    "LocalHost:8000",
+    "localhost.",
+    "localhost.:8000",
+    "127.0.0.1:1",
+    "127.8.9.1",
+    "[::1]",
+    "[::1]:8000",
+    "[0:0::0001]:8000",
+    "[::ffff:127.0.0.1]",
+    "[::ffff:7f00:1]",
+    "models.example",
+    "MODELS.example:443",
+    "models.example.",
+    "192.0.2.7:80",
+    "[2001:db8::1]",
+    "[2001:0DB8::0002]:",
+]
+_OTHER_HOSTS = [
+    "rebound.example",
+    "rebound.example:8000",
+    "localhost.rebound.example",
+    "models.example.rebound.example",
+    "evil-localhost",
+    "models.example..",
+    "192.0.2.8",
+    "0.0.0.0",
+    "[2001:db8::3]",
+    "[::ffff:192.0.2.8]",
+    "testserver",
+]
+_NO_HOSTS = ["", ":80", "::1", "a b", "localhost/", "x@localhost", "localhost:x", "[localhost]"]
+_NO_HOSTS += ["localhost, localhost", "[127.0.0.1]", "[::1", "[::1%25lo]", "http://localhost", "é"]
+_ROUTES = ["/", "/health", "/v2/health/live", "/v2/health/ready", "/metrics", "/v2", "/docs"]
+_ROUTES += ["/v2/models/layer", "/openapi.json", "/nothing"]
+
+
+def _stream_error(client: TestClient, headers: dict[str, str]) -> tuple[str, int]:
+    """Return the refusal of a stream; raise if it is accepted."""
+    with client.websocket_connect("/stream", headers=headers) as stream:
+        return stream.receive_json()["error"], stream.receive()["code"]
+
+
+@pytest.mark.parametrize("host", _OWN_HOSTS)
+def test_hosts_of_the_server(local: TestClient, host: str) -> None:
+    for headers in ({"host": host}, {"host": host, "origin": f"http://{host}"}):
+        assert [local.get(path, headers=headers).status_code for path in _ROUTES[:-1]] == [200] * 9
+        with local.websocket_connect("/stream?outputs=true", headers=headers) as stream:
+            stream.send_json({"frames": [[1, 2, 3]]})
+            assert stream.receive_json()["at"] == 0
+
+
+@pytest.mark.parametrize("host", _OTHER_HOSTS)
+def test_a_page_that_gives_its_name_the_address_of_the_server(local: TestClient, host: str) -> None:
+    """The browser considers the server part of the page's site, and sends no other origin."""
+    for headers in ({"host": host}, {"host": host, "origin": f"http://{host}"}):
+        answers = [local.get(path, headers=headers) for path in _ROUTES]
+        answers += [
+            local.post(path, headers=headers, json={"sequences": []})
+            for path in ("/predict", "/v2/models/layer/infer")
+        ]
+        assert [answer.status_code for answer in answers] == [403] * len(answers)
+        assert all("Host must be a name of this server, got" in answer.text for answer in answers)
+        error, code = _stream_error(local, headers)
+        assert error.startswith("Host must be a name of this server")
+        assert code == 4403
+
+
+@pytest.mark.parametrize("host", _NO_HOSTS)
+def test_invalid_hosts(local: TestClient, host: str) -> None:
+    headers: Any = {"host": host.encode("latin-1")}
+    answer = local.get("/health", headers=headers)
+    assert (answer.status_code, "Host must be one header" in answer.text) == (400, True)
+    error, code = _stream_error(local, headers)
+    assert (error[:23], code) == ("Host must be one header", 1008)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        [],
+        ["localhost", "localhost"],
+        ["localhost", "rebound.example"],
+        ["rebound.example", "localhost"],
+    ],
+)
+def test_missing_and_repeated_hosts(sent: list[str]) -> None:
+    """From a client that writes its own headers; a server of HTTP may refuse them itself."""
+    app, answers = create_app({"layer": _engine()}), list[Any]()
+    headers = [(b"host", host.encode()) for host in sent]
+    scope: dict[str, Any] = {"type": "http", "method": "GET", "path": "/health", "headers": headers}
+    scope |= {"query_string": b"", "client": ("127.0.0.1", 1)}
+
+    async def receive() -> Any:
+        return {"type": "http.request"}
+
+    async def send(answer: Any) -> None:
+        answers.append(answer)
+
+    asyncio.run(app(scope, receive, send))
+    assert answers[0]["status"] == 400
+    assert b"Host must be one header with the name of the server" in answers[1]["body"]
+
+
+def test_origins_of_the_server(local: TestClient) -> None:
+    """They name the host and the port of the request in any form; that of the scheme may be
+    missing.
+    """
+    pairs = {
+        ("models.example:80", "http://models.example"): 200,
+        ("models.example", "https://models.example:443"): 200,
+        ("models.example", "HTTPS://Models.Example."): 200,
+        ("[::1]:8000", "http://[0::1]:8000"): 200,
+        ("localhost:8000", "http://localhost:3000"): 403,
+        ("localhost:8000", "http://127.0.0.1:8000"): 403,
+        ("localhost:8000", "http://localhost"): 403,
+        ("localhost", "app://localhost"): 403,
+        ("localhost", "localhost"): 403,
+        ("localhost", "null"): 403,
+        ("localhost", ""): 403,
+    }
+    for (host, origin), code in pairs.items():
+        headers = {"host": host, "origin": origin}
+        assert local.get("/metrics", headers=headers).status_code == code, headers
+
+
+def test_a_token_does_not_replace_the_check_of_hosts(run: rl.Run) -> None:
+    own = {"authorization": "Bearer secret", "host": "rebound.example"}
+    for hosts, code in (((), 403), (None, 200)):
+        app = create_app({"run": run}, slots=2, token="secret", allow_hosts=hosts)
+        with TestClient(app) as client:
+            assert client.get("/metrics", headers=own).status_code == code
+            assert client.get("/health", headers={"host": own["host"]}).status_code == code
+            assert client.get("/metrics", headers={"host": "localhost"}).status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"allow_hosts": None}, "allow_hosts must be a list of names, or None for a server with a"),
+        ({"allow_hosts": "example.org"}, "allow_hosts must be a list of texts, got 'example.org'"),
+        ({"allow_hosts": [1]}, "allow_hosts must be a list of texts"),
+        ({"origins": "https://example.org"}, "origins must be a list of texts"),
+        *(
+            ({"allow_hosts": [host]}, "allow_hosts must be names or addresses, without a scheme")
+            for host in (
+                "http://x.org",
+                "x.org:80",
+                "x.org/",
+                "*",
+                "",
+                "[::1]:80",
+                "::1::",
+                "[::1]:",
+            )
+        ),
+    ],
+)
+def test_arguments_of_hosts(options: dict[str, Any], words: str) -> None:
+    with pytest.raises((ArgumentError, ArgumentTypeError), match=words):
+        create_app({"layer": _engine()}, **options)
 
 
 def test_pages(client: TestClient) -> None:
@@ -648,7 +863,7 @@ def test_pages(client: TestClient) -> None:
 
 def test_a_failed_engine_is_unhealthy() -> None:
     engine = _engine()
-    with TestClient(create_app({"layer": engine})) as client:
+    with TestClient(_app({"layer": engine})) as client:
         with client.websocket_connect("/stream") as stream:
             engine._error = RuntimeError("out of memory")
             stream.send_json({"frames": [[1, 2, 3]]})
@@ -661,6 +876,6 @@ def test_a_failed_engine_is_unhealthy() -> None:
 
 def test_arguments() -> None:
     with pytest.raises(ArgumentError, match="models must be at least one model"):
-        create_app({})
+        _app({})
     with pytest.raises(ArgumentError, match="client_streams must be"):
-        create_app({"layer": _engine()}, client_streams=0)
+        _app({"layer": _engine()}, client_streams=0)

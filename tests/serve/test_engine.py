@@ -207,16 +207,95 @@ def test_a_step_that_fails_is_reported_by_every_use(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(engine._runner, "run", fail)
     with pytest.raises(MemoryError):
         engine.step()
-    many = partial(engine.push, [stream], torch.randn(1, 3))
-    for use in (
+    _every_use_raises(engine, stream, "none left")
+    assert not engine.stats()["works"]
+    stream.close()
+    assert stream.closed
+
+
+def _every_use_raises(engine: Engine, stream: Stream, words: str) -> None:
+    model, frame = rl.nn.LSTM(3, 4).eval(), torch.randn(1, 3)
+    uses: list[Callable[[], object]] = [
         stream.pull,
-        lambda: stream.push(torch.randn(1, 3)),
-        many,
+        partial(stream.push, frame),
+        stream.state,
+        stream.reset,
+        partial(engine.push, [stream], frame),
+        partial(engine.pull, [stream]),
         engine.open,
+        engine.stream,
         engine.step,
-    ):
-        with pytest.raises(ClosedError, match="none left"):
+        engine.start,
+        partial(engine.swap, model),
+        partial(engine.swap, model, restart=True),
+    ]
+    for use in uses:
+        with pytest.raises(ClosedError, match=words):
             use()
+
+
+def test_results_without_memory_end_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The states contain the frames of the step, whose results are lost."""
+    engine = engine_of()
+    stream = engine.open()
+    stream.push(torch.randn(1, 3))
+
+    def fail(*_: Any) -> None:
+        raise MemoryError("no room for results")
+
+    monkeypatch.setattr(engine._results, "append", fail)
+    monkeypatch.setattr(engine._results, "extend", fail)
+    with pytest.raises(MemoryError):
+        engine.step()
+    _every_use_raises(engine, stream, "no room for results")
+
+
+def _long(dtype: torch.dtype = torch.float32) -> Any:
+    """More frames than a queue has room for, all of which are refused once their numbers are
+    read.
+    """
+    return torch.full((3,), torch.nan, dtype=dtype).expand(2**16, 3)
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        _long(),
+        _long().numpy(),
+        _long().requires_grad_(),
+        torch.complex(_long(), _long()).conj().imag,
+    ],
+    ids=["tensor", "array", "with gradients", "negated"],
+)
+def test_more_frames_than_a_queue_are_not_read(frames: Any) -> None:
+    engine = engine_of()
+    stream, closed = engine.open(), engine.open()
+    closed.close()
+    for queued in (0, 4):
+        words = rf"at most max_queue = 4 frames.*65536 frames, with {queued} in the queue"
+        with pytest.raises(BusyError, match=words):
+            stream.push(frames)
+        if not queued:
+            stream.push(torch.ones(4, 3))
+    assert engine.stats()["refused"] == 2
+    with pytest.raises(ClosedError):
+        closed.push(frames)
+    with pytest.raises(ShapeError, match="for each of the 1 streams, got 65536 frames"):
+        engine.push([stream], frames)
+    with pytest.raises(ShapeError, match="Reshape or convert"):
+        stream.push(frames[:, :2])
+    assert stream.queued == 4
+
+
+@pytest.mark.parametrize("is_array", [False, True])
+def test_more_frames_than_a_queue_are_not_copied(is_array: bool) -> None:
+    model = [nn.Flatten(), rl.nn.LSTM(6, 4).eval()]
+    stream = engine_of(model=model, features=(3, 2)).open()
+    frames: Any = torch.ones(2, 3).expand(2**40, 2, 3).transpose(1, 2)
+    if is_array:
+        frames = np.broadcast_to(np.ones((3, 2), np.float32), (2**40, 3, 2))
+    with pytest.raises(BusyError, match=f"{2**40} frames"):
+        stream.push(frames)
 
 
 def test_an_interrupt_ends_only_the_streams_of_its_step(monkeypatch: pytest.MonkeyPatch) -> None:

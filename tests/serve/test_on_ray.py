@@ -138,6 +138,14 @@ def test_streams_survive_their_replicas(where: str) -> None:
     assert httpx2.get(f"http://{where}/v2/models/layer").status_code == 401  # without the token
 
 
+def test_a_page_under_a_name_of_its_own_is_refused(where: str) -> None:
+    """Ray's proxy passes the header ``Host`` of the client to the replica."""
+    address, rebound = f"http://{where}/v2/models/layer", {"host": "rebound.example"}
+    assert httpx2.get(address, headers=_OWN).status_code == 200
+    answer = httpx2.get(address, headers=_OWN | rebound)
+    assert (answer.status_code, "Host must be a name" in answer.json()["error"]) == (403, True)
+
+
 def test_an_engine_is_refused() -> None:
     with pytest.raises(ArgumentTypeError, match="models must be runs or modules"):
         deployment(Engine(_layer(), slots=1))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -64,6 +66,13 @@ def serve(
             show_default="none",
         ),
     ] = None,
+    allow_host: Annotated[
+        list[str] | None,
+        option(
+            "Another name of the server, as e.g. example.org, that requests may use; may be repeated.",
+            show_default="none",
+        ),
+    ] = None,
     int8: Annotated[
         bool, option("Use int8 weights for live streams.", options.RUN, "--int8")
     ] = False,
@@ -92,6 +101,8 @@ def serve(
             "drain", quote(drain), "a finite number of seconds, at least 0", "pass e.g. 30"
         )
     secret = _token(token_file)
+    family, where = _address(host, port)
+    allowed = _allowed(host, where[0], allow_host or [], secret)
     names = [
         run.resolve().parent.name if run.resolve().name == "best" else run.resolve().name
         for run in runs
@@ -105,6 +116,7 @@ def serve(
 
     from raglane.runs.run import load
     from raglane.serve.app import create_app
+    from raglane.serve.hosts import is_loopback
 
     models = {name: load(run, cell=cell) for name, run in zip(names, runs, strict=True)}
     app = create_app(
@@ -113,6 +125,7 @@ def serve(
         client_streams=client_streams,
         max_message=max_message,
         origins=origin or (),
+        allow_hosts=allowed,
         slots=slots,
         threads=threads,
         max_queue=max_queue,
@@ -120,13 +133,13 @@ def serve(
         dtype=torch.int8 if int8 else None,
     )
     log = console.logger(quiet)
-    with _listening(host, port) as listener:
+    with _listening(family, where, host) as listener:
         where = listener.getsockname()
         address = f"http://{f'[{where[0]}]' if ':' in where[0] else where[0]}:{where[1]}"
         for name, served in app.state.server.served.items():
             reason = f", whole sequences only: {served.reason}" if served.reason else ""
             log(f"model: {name} ({models[name].task}){reason}")
-        if secret is None and host not in ("127.0.0.1", "::1", "localhost"):
+        if secret is None and not is_loopback(where[0]):
             log(
                 f"note: other machines can connect, and need no token; --token-file or {_TOKEN} sets one"
             )
@@ -155,18 +168,47 @@ def _token(file: Path | None) -> str | None:
     return check_token(name, text)
 
 
-def _listening(host: str, port: int) -> socket.socket:
-    """Return a socket that listens; raise if the address cannot be used."""
+def _allowed(host: str, address: str, allow_host: list[str], token: str | None) -> list[str] | None:
+    """Return the hosts of the requests that the server accepts; None for any."""
+    from raglane.serve.hosts import authority_of, check_hosts, is_unspecified
+
+    check_hosts("allow_host", allow_host)
+    if is_unspecified(address) and not allow_host:
+        if token is None:
+            rule = "an address of one network, or used with a token or with --allow-host"
+            fix = "set --token-file, or name the server with --allow-host"
+            raise ArgumentError("host", quote(host), rule, fix)
+        return None
+    # A browser sends no zone of an address of IPv6.
+    names = [host] if authority_of(host) is not None else []
+    return [*allow_host, *names, address.partition("%")[0]]
+
+
+@contextmanager
+def _address_errors(host: str, port: int) -> Iterator[None]:
+    """Raise ArgumentError for an address that cannot be used."""
     try:
-        family, *_, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        return socket.create_server(address[:2], family=family, backlog=2048)
+        yield
     except (OSError, UnicodeError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         got = f"{host}:{port} ({reason})"
         rule = "a free port of an address of this machine"
         raise ArgumentError("port", got, rule, "pass another --port or --host") from error
+
+
+def _address(host: str, port: int) -> tuple[socket.AddressFamily, tuple[Any, ...]]:
+    """Return an address to listen at, and its family."""
+    with _address_errors(host, port):
+        family, *_, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        return family, address
+
+
+def _listening(family: socket.AddressFamily, address: tuple[Any, ...], host: str) -> socket.socket:
+    """Return a socket that listens."""
+    with _address_errors(host, address[1]):
+        return socket.create_server(address[:2], family=family, backlog=2048)
 
 
 def _run(

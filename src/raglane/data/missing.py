@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from raglane._utils.checks import check_kind
 from raglane._utils.messages import argument, quote
 from raglane.data.records import place_of
 from raglane.errors import DataError, ShapeError
 from raglane.ragged import Ragged
+from raglane.ragged.interop import check_ragged
 
 BLOCKS = {"error": 1, "zero": 2, "forward": 2, "elapsed": 3}
 """The number of input columns per channel for each policy for missing features."""
@@ -141,7 +141,7 @@ def observations(batch: Ragged, gaps: Ragged | None = None) -> Ragged:
         >>> observations(series, gaps).values.tolist()
         [[1.0, 0.0, 0.0], [1.0, 1.0, 2.0], [3.0, 0.0, 2.5]]
     """
-    check_kind("batch", batch, Ragged, "a Ragged", "wrap it with rl.Ragged(sequences)")
+    check_ragged("batch", batch)
     if len(batch.features) != 1 or not batch.values.is_floating_point():
         got = f"{batch.values.dtype} values of shape {tuple(batch.values.shape)}"
         raise ShapeError(
@@ -152,7 +152,7 @@ def observations(batch: Ragged, gaps: Ragged | None = None) -> Ragged:
         )
     times = None
     if gaps is not None:
-        check_kind("gaps", gaps, Ragged, "a Ragged", "wrap it with rl.Ragged(sequences)")
+        check_ragged("gaps", gaps)
         if gaps.values.dim() != 1 or not torch.equal(gaps.host_lengths, batch.host_lengths):
             got = f"{len(gaps)} sequences, elements of shape {tuple(gaps.features)}"
             raise ShapeError(

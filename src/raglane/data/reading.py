@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import fields, replace
@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.nn.utils.rnn import PackedSequence
 
 from raglane._utils.checks import check_kind, check_tensor, check_unmasked
 from raglane._utils.files import as_path
@@ -38,6 +39,7 @@ from raglane.errors import (
     ShapeError,
 )
 from raglane.ragged import Ragged
+from raglane.ragged.interop import conversion_of
 
 # The names of objects in messages.
 _DATA, _LABELS = Path("data"), Path("labels")
@@ -56,9 +58,21 @@ _ORDERED = (
 )
 
 _FORMS = (
-    "a path, a list of sequences, an array (sequences, steps) or (sequences, steps, channels), a Ragged, a Dataset, "
-    "or a table of pandas, polars, Arrow or datasets"
+    "a path, a list or a generator of sequences, an array (sequences, steps) or (sequences, steps, channels), "
+    "a Ragged, a Dataset, or a table of pandas, polars, Arrow or datasets"
 )
+
+
+_CONVERT = "convert it, or pass only texts for tokens"
+_WHOLE = "pass the whole table, as rl.fit(df): rows with the same id are one sequence"
+
+
+def listed(data: Any) -> Any:
+    """Return a generator or another iterator as a list, because data is read more than once.
+
+    A file, or a reader of its parts, is no list of sequences.
+    """
+    return list(data) if isinstance(data, Iterator) and not hasattr(data, "read") else data
 
 
 def read(
@@ -141,7 +155,7 @@ def read(
             raise ArgumentError(name, quote(given), rule, "leave it out, or write a file")
     if isinstance(source, Dataset) and labels is None:
         return source if columns is None else _noted(source, columns)
-    return Dataset(records_from(source, labels, columns))
+    return Dataset(records_from(listed(source), listed(labels), columns))
 
 
 def _noted(dataset: Dataset, columns: Columns) -> Dataset:
@@ -205,7 +219,9 @@ def records_from(data: Any, labels: Any, columns: Columns | None) -> Records:
         records = _with_labels(records, labels, asked.label_split)
     elif columns.wants_labels and not records.has_targets:
         rule = f"a list with one entry per sequence, for the task {columns.task}"
-        raise DataError("labels", "none", rule, f"pass {argument('labels')}")
+        fix = f"pass {argument('labels')}"
+        fix = f"{fix}, or {_WHOLE}" if _is_frame(data) else fix
+        raise DataError("labels", "none", rule, fix)
     if isinstance(data, Dataset):
         return replace(records, notes=_noted(data, asked).notes)
     notes = unused_notes(asked, () if table is None else ROLES, "data in memory", records)
@@ -220,6 +236,10 @@ def records_from(data: Any, labels: Any, columns: Columns | None) -> Records:
 def _read(data: Any, columns: Columns) -> Records:
     if isinstance(data, Dataset):
         return data.records
+    if _is_grouped(data):
+        raise ArgumentTypeError("data", "groups of a table", _FORMS, _WHOLE)
+    if isinstance(data, PackedSequence):
+        raise ArgumentTypeError("data", "a PackedSequence", _FORMS, conversion_of(data))
     if columns.tokens or (columns.tokens is None and columns.task == "language"):
         sequences = _whole_numbers(data)
         if sequences is not None:
@@ -267,6 +287,23 @@ def _whole_numbers(data: Any) -> list[list[int]] | None:
     return sequences if any(sequences) else None
 
 
+def _is_grouped(data: Any) -> bool:
+    """Return True for a table that is grouped, or for its groups as pairs of a key and a table."""
+    if "GroupBy" in type(data).__name__:
+        return True
+    first = data[0] if isinstance(data, list) and data else None
+    return isinstance(first, tuple) and len(first) == 2 and _is_frame([first[1]])
+
+
+def _is_frame(data: Any) -> bool:
+    """Return True for a list of tables of pandas or polars."""
+    return isinstance(data, (list, tuple)) and [*map(_name_of, data[:1])] == ["DataFrame"]
+
+
+def _name_of(value: Any) -> str:
+    return type(value).__name__
+
+
 def _kind(data: Any) -> str:
     return (
         quote(data)
@@ -290,9 +327,7 @@ def _flat(values: Any, offsets: Any) -> Records:
     return Records(rows, np.array(offsets, dtype=np.int64), source=_DATA, channels=channels)
 
 
-def _floats(
-    values: Any, name: str, fix: str = "convert it, or pass only texts for tokens"
-) -> npt.NDArray[np.float32]:
+def _floats(values: Any, name: str, fix: str = _CONVERT) -> npt.NDArray[np.float32]:
     check_unmasked(name, values)
     try:
         if isinstance(values, torch.Tensor):
@@ -331,7 +366,10 @@ def _array(array: Any) -> Records:
 
 
 def _numbers(sequences: Sequence[Any]) -> Records:
-    matrices = [_floats(sequence, f"data[{place}]") for place, sequence in enumerate(sequences)]
+    fix = _WHOLE if _is_frame(sequences) else _CONVERT
+    matrices = [
+        _floats(sequence, f"data[{place}]", fix) for place, sequence in enumerate(sequences)
+    ]
     typical = next((matrix for matrix in matrices if matrix.size), matrices[0])
     width = _width(typical) if typical.size else 1
     for place, matrix in enumerate(matrices):

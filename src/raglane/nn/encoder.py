@@ -14,14 +14,15 @@ from raglane._utils.checks import (
     check_dropout,
     check_dtype,
     check_flag,
-    check_kind,
     check_signature,
 )
+from raglane._utils.messages import nearest, quote
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.nn.pooling import POOLINGS
 from raglane.nn.recurrent import cell_layers, elementwise_layers, torch_layers
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.ragged import Ragged
+from raglane.ragged.interop import check_ragged
 
 LAYERS: dict[str, Callable[..., RecurrentLayer]] = {
     "lstm": torch_layers.LSTM,
@@ -178,7 +179,7 @@ class SequenceEncoder(nn.Module):
         Raises:
             ArgumentTypeError, ShapeError, ArgumentError: as in the call.
         """
-        check_kind("batch", batch, Ragged, "a Ragged", "wrap it with rl.Ragged(sequences)")
+        check_ragged("batch", batch)
         if self.embedding is None:
             return batch
         if not isinstance(self.embedding, nn.Embedding):
@@ -218,7 +219,9 @@ def layer_class(cell: Any, layer_norm: bool) -> Callable[..., RecurrentLayer]:
         else ", or a function that returns a layer, such as a class of rl.nn"
     )
     fix = f"choose one of them{', or leave layer_norm out' if layer_norm else ''}"
-    raise ArgumentError("cell", repr(cell), f"one of {', '.join(classes)}{other}", fix)
+    near = nearest(cell, classes) if isinstance(cell, str) else None
+    fix = f"pass {near!r}" if near else fix
+    raise ArgumentError("cell", quote(cell), f"one of {', '.join(classes)}{other}", fix)
 
 
 def made(make: Callable[..., Any], width: int, hidden_size: int, **options: Any) -> RecurrentLayer:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from raglane import segments
-from raglane._utils.checks import check_choice, check_count, check_dtype, check_fits, check_kind
+from raglane._utils.checks import check_choice, check_count, check_dtype, check_fits
 from raglane._utils.messages import quote
 from raglane._utils.tracing import records_operators
 from raglane.errors import ArgumentError, ShapeError
@@ -20,13 +20,9 @@ from raglane.native.library import missing_kernels
 from raglane.nn.linear import RowLinear
 from raglane.nn.recurrent.any_cell import Recurrent
 from raglane.ragged import Ragged
+from raglane.ragged.interop import check_ragged
 
 _PLAIN = ("last", "first", "mean", "max", "logsumexp")
-
-
-def _check_batch(batch: Any) -> None:
-    fix = "wrap it with rl.Ragged(sequences) or rl.Ragged.from_padded(padded, lengths)"
-    check_kind("batch", batch, Ragged, "a Ragged", fix)
 
 
 class Pooling(nn.Module):
@@ -66,7 +62,7 @@ class Pooling(nn.Module):
             ArgumentTypeError: ``batch`` is not a Ragged, or contains integers for ``mean`` and
                 ``logsumexp``.
         """
-        _check_batch(batch)
+        check_ragged("batch", batch)
         if self.name == "logsumexp" and _answers(self, batch):
             return _run_so_far(running(self.name, batch.values[:1].numel(), batch.dtype), batch)
         pooled: Tensor = getattr(batch, self.name)()
@@ -138,7 +134,7 @@ class AttentionPooling(nn.Module):
             ArgumentTypeError: ``batch`` is not a Ragged.
             ShapeError: elements have the wrong size, dtype or device.
         """
-        _check_batch(batch)
+        check_ragged("batch", batch)
         if tuple(batch.features) != (self.features,):
             rule = f"elements of {self.features} features"
             fix = "build the pooling with the number of features of its input"

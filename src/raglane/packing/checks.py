@@ -26,6 +26,8 @@ from raglane.segments import IntArray
 _UNSIGNED = (torch.uint8, torch.uint16, torch.uint32, torch.uint64)
 _INTEGERS = frozenset((torch.int8, torch.int16, torch.int32, torch.int64, *_UNSIGNED))
 _MAKE_A_PACK = "make one with pack_sequence or pack_padded_sequence"
+# Of a Ragged, whose class is of a higher layer.
+_OF_RAGGED = "call its method to_padded, to_packed or to_list"
 
 
 # -- padded batches and their lengths
@@ -36,6 +38,7 @@ def read_padded(padded: Any, argument: str, batch_first: bool) -> tuple[int, int
     """Return the numbers of sequences and steps of a padded batch."""
     if not isinstance(padded, Tensor):
         fix = "call pack_sequence or pad_sequence on a list of sequences, pad_packed_sequence on a pack"
+        fix = _OF_RAGGED if hasattr(padded, "to_packed") else fix
         raise KindError(argument, f"type {type(padded).__name__}", "one padded tensor", fix)
     check_dense(argument, padded, KindError)
     if padded.dim() < 2:
@@ -121,12 +124,13 @@ def raise_unsorted(lengths: IntArray | Tensor) -> NoReturn:
 # --------------------------------------------------------------------------------------------------
 
 
-def read_packed(packed: PackedSequence, argument: str) -> tuple[IntArray, Tensor | None, int]:
+def read_packed(packed: Any, argument: str) -> tuple[IntArray, Tensor | None, int]:
     """Return the batch sizes, the order and the number of sequences of a pack, without waiting for
     a device.
     """
     if not isinstance(packed, PackedSequence):
-        raise KindError(argument, f"type {type(packed).__name__}", "a PackedSequence", _MAKE_A_PACK)
+        fix = _OF_RAGGED if hasattr(packed, "to_packed") else _MAKE_A_PACK
+        raise KindError(argument, f"type {type(packed).__name__}", "a PackedSequence", fix)
     data, sizes, order, places = packed
     check_dense(f"{argument}.data", data, KindError)
     if sizes.dtype is not torch.int64 or sizes.dim() != 1:

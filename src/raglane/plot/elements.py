@@ -16,6 +16,7 @@ from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.plot import cells
 from raglane.plot.picture import SMALL, TEXT, TITLE, Box, Picture, label, look, place, width_of
 from raglane.ragged import Ragged
+from raglane.ragged.interop import check_ragged
 from raglane.segments import offsets_from_lengths
 
 # Perceptually uniform, in greyscale and for any colour vision too.
@@ -154,7 +155,7 @@ def _named(name: str, given: Any, what: str, bounds: tuple[int, int] | None) -> 
 
 def _read(name: str, given: Any, bounds: tuple[int, int] | None) -> Ragged:
     """Return a checked batch as ``(N, units)`` float64 on the CPU."""
-    check_kind(name, given, Ragged, "a Ragged", "wrap it with rl.Ragged(sequences)")
+    check_ragged(name, given)
     if not given.values.is_floating_point():
         fix = "convert the batch with .to(torch.float32)"
         raise ArgumentTypeError(name, str(given.dtype), "of a floating-point dtype", fix)

@@ -23,6 +23,8 @@ from raglane.ragged.conversions import Conversions
 from raglane.ragged.interop import from_list
 from raglane.ragged.operations import SequenceOperations
 
+# Attributes that torch's functions of packs read first.
+_OF_PACKS = ("batch_sizes", "sorted_indices", "unsorted_indices")
 _SHOWN = 10  # lengths in a repr before an ellipsis
 _ROWS = 24  # rows of a picture
 _WIDTH, _ROW = 240, 8  # pixels
@@ -289,6 +291,11 @@ class Ragged(SequenceOperations, Conversions):
     def __getattr__(self, name: str) -> Any:
         # Called only for missing attributes: methods of torch.Tensor that act on each element, such
         # as exp, and others, for which the message names a replacement.
+        if name in _OF_PACKS:
+            rule = "an attribute that a Ragged has"
+            fix = "call r.to_padded() or r.to_list(); r.to_packed() returns a PackedSequence"
+            got = "an attribute of a PackedSequence"
+            raise AttributeError(message(f"Ragged.{name}", got, rule, fix))
         if name.startswith("__") or not hasattr(Tensor, name):
             raise AttributeError(f"Ragged has no attribute {name!r}")
         method = getattr(Tensor, name)

@@ -75,6 +75,8 @@ _HINTS = {
     "matmul": "call r @ matrix, torch.nn.functional.linear(r, weight), or r.map(lambda values: values @ matrix)",
     "pad": "call r.to_padded(padding_value=...)",
     "numpy": "use r.values.numpy()",
+    "_pack_padded_sequence": "call r.to_packed(), because a Ragged has no padding",
+    "transpose_": "call r.to_list() for its sequences, because a Ragged has no padding",
 }
 _HINTS["concat"] = _HINTS["concatenate"] = _HINTS["cat"]
 _HINTS["mm"] = _HINTS["bmm"] = _HINTS["einsum"] = _HINTS["__matmul__"] = _HINTS["matmul"]

@@ -11,11 +11,39 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
 
 from raglane._utils.checks import as_tensor, check_offsets, check_tensor, check_unmasked
-from raglane._utils.messages import require
+from raglane._utils.messages import quote, require
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
+from raglane.ragged.base import FlatBatch
 from raglane.segments import element_index, offsets_from_lengths
+
+# -- arguments of other kinds
+# --------------------------------------------------------------------------------------------------
+
+
+def conversion_of(given: Any) -> str:
+    """Return how to make a Ragged of an object, for messages."""
+    if isinstance(given, PackedSequence):
+        return "convert it with rl.Ragged.from_packed(packed)"
+    if not isinstance(given, Tensor):
+        return "wrap it with rl.Ragged(sequences)"
+    if given.is_nested:
+        return "convert it with rl.Ragged.from_nested(nested)"
+    if given.dim() > 1:
+        return "convert it with rl.Ragged.from_padded(padded, lengths)"
+    return "convert it with rl.Ragged.from_flat(values, lengths=lengths)"
+
+
+def check_ragged(name: str, given: Any, rule: str = "a Ragged") -> None:
+    """Raise if an argument is not a ragged batch."""
+    if isinstance(given, FlatBatch):
+        return
+    is_shown = not isinstance(given, Tensor | PackedSequence)
+    got = quote(given) if is_shown else f"a {type(given).__name__}"
+    raise ArgumentTypeError(name, got, rule, conversion_of(given))
+
 
 # -- lists
 # --------------------------------------------------------------------------------------------------
@@ -23,18 +51,9 @@ from raglane.segments import element_index, offsets_from_lengths
 
 def from_list(sequences: Iterable[Any]) -> tuple[Tensor, Tensor]:
     """Concatenate sequences; return values and lengths."""
-    if isinstance(sequences, Tensor | np.ndarray | str | bytes | dict) or not isinstance(
-        sequences, Iterable
-    ):
-        shape = ""
-        # A nested tensor has no shape.
-        if isinstance(sequences, np.ndarray) or (
-            isinstance(sequences, Tensor) and not sequences.is_nested
-        ):
-            shape = f" of shape {tuple(sequences.shape)}"
-        rule = "a list with one tensor (L_i, *features) for each sequence"
-        fix = "pass a list, or call Ragged.from_padded for a padded tensor and Ragged.from_flat for flat values"
-        raise ArgumentTypeError("sequences", f"one {type(sequences).__name__}{shape}", rule, fix)
+    is_other = isinstance(sequences, Tensor | np.ndarray | str | bytes | dict | PackedSequence)
+    if is_other or not isinstance(sequences, Iterable):
+        raise _no_list(sequences)
     items = list(sequences)
     tensors = [_read_sequence(item, index) for index, item in enumerate(items)]
     if not tensors:
@@ -52,6 +71,20 @@ def from_list(sequences: Iterable[Any]) -> tuple[Tensor, Tensor]:
     _check_alike(tensors, typical)
     lengths = torch.tensor([tensor.shape[0] for tensor in tensors], dtype=torch.int64, device="cpu")
     return torch.cat(tensors), lengths
+
+
+def _no_list(sequences: Any) -> ArgumentTypeError:
+    """Return the error for an object that is not a list of sequences."""
+    rule = "a list with one tensor (L_i, *features) for each sequence"
+    got = f"one {type(sequences).__name__}"
+    if isinstance(sequences, PackedSequence):
+        return ArgumentTypeError("sequences", got, rule, conversion_of(sequences))
+    # A nested tensor has no shape.
+    is_nested = isinstance(sequences, Tensor) and sequences.is_nested
+    if isinstance(sequences, Tensor | np.ndarray) and not is_nested:
+        got = f"{got} of shape {tuple(sequences.shape)}"
+    fix = "pass a list, or call Ragged.from_padded for a padded tensor and Ragged.from_flat for flat values"
+    return ArgumentTypeError("sequences", got, rule, fix)
 
 
 def _read_sequence(item: Any, index: int) -> Tensor:

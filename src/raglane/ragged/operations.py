@@ -13,6 +13,7 @@ from raglane import segments
 from raglane._utils.checks import check_device, check_flag, check_tensor, check_whole, read_index
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.ragged.base import FlatBatch
+from raglane.ragged.interop import conversion_of
 from raglane.segments.indexing import place_rows, take_rows
 
 
@@ -281,7 +282,7 @@ class SequenceOperations(FlatBatch):
         for other in batches[1:]:
             if not isinstance(other, FlatBatch):
                 raise ArgumentTypeError(
-                    "others", type(other).__name__, "a Ragged", "wrap it with rl.Ragged first"
+                    "others", type(other).__name__, "a Ragged", conversion_of(other)
                 )
             if (other.dtype, other.device) != (self.dtype, self.device):
                 got, rule = (

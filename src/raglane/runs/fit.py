@@ -49,8 +49,8 @@ def fit(
     """Train a model, as ``raglane train`` does.
 
     Args:
-        data: a file or folder, or sequences in memory: a list, an array, a table, a Ragged (see
-            :func:`raglane.data.read`).
+        data: a file or folder, or sequences in memory: a list, a generator, an array, a table, a
+            Ragged (see :func:`raglane.data.read`).
         labels: one entry per sequence, if ``data`` has none.
         validation: the data whose loss selects the best epoch, as ``data`` or ``(data, labels)``;
             None holds a part of the training data out.

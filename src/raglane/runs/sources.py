@@ -172,7 +172,9 @@ class Source:
     def of(self, data: Any, labels: Any = None, name: str = "data") -> Source:
         """Return another source with the same columns: a path, or data in memory."""
         if not isinstance(data, (str, os.PathLike)):
-            return replace(self, path=None, held=(data, labels))
+            from raglane.data.reading import listed
+
+            return replace(self, path=None, held=(listed(data), listed(labels)))
         if labels is not None:
             rule = "None for a file, whose labels are in a column"
             fix = "name the column, as label='kind'"

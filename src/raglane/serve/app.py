@@ -29,6 +29,7 @@ from raglane._utils.checks import check_count
 from raglane._utils.messages import message, quote, quote_all, shorten
 from raglane.errors import ArgumentError, RaglaneError
 from raglane.report.page import render
+from raglane.serve.hosts import Hosts, check_names, is_same_site
 from raglane.serve.live import (
     Clients,
     Conversation,
@@ -104,6 +105,7 @@ def create_app(
     client_streams: int = 256,
     max_message: int = 4 * 2**20,
     origins: Sequence[str] = (),
+    allow_hosts: Sequence[str] | None = (),
     **options: Any,
 ) -> FastAPI:
     """Return an application that serves models; ``raglane serve`` runs it with uvicorn.
@@ -116,11 +118,15 @@ def create_app(
         max_message: the most bytes of a request or of a message.
         origins: the addresses of other sites whose pages may use the server, e.g.
             ``"https://example.org"``.
+        allow_hosts: the names and addresses under which clients reach the server, next to those of
+            this machine (``localhost``, 127.0.0.1), e.g. ``"example.org"``: without scheme and
+            port. Requests with another header ``Host`` are refused, because a page can resolve its
+            own name to the address of the server. None for any, which requires a token.
         **options: of the engines of runs and modules, see :class:`raglane.serve.Engine`; by default
             1,000 ``slots``, and ``idle`` after 300 seconds.
 
     Raises:
-        ArgumentError: an argument is invalid.
+        ArgumentError, ArgumentTypeError: an argument is invalid.
 
     Example:
         >>> from raglane.serve.app import create_app
@@ -132,13 +138,15 @@ def create_app(
         check_token("token", token)
     clients = Clients(check_count("client_streams", client_streams))
     check_count("max_message", max_message)
+    hosts = Hosts(allow_hosts, token)
+    sites = check_names("origins", origins, "https://example.org")
     own = {"slots": 1000, "idle": 300, **options}
     served = {name: Served(name, model, **own) for name, model in models.items()}
     text = (
         "Predictions of recurrent networks: whole sequences, and live streams with the same bits."
     )
     app = FastAPI(title="Raglane", version=version("raglane"), description=text, lifespan=_lifespan)
-    server = app.state.server = Server(served, clients, token, max_message, origins)
+    server = app.state.server = Server(served, clients, token, max_message, sites, hosts)
     app.include_router(_routes)
     for kind in (RequestValidationError, HTTPException, RaglaneError, Exception):
         app.add_exception_handler(kind, _failed)
@@ -170,10 +178,12 @@ class Server:
         token: str | None,
         max_message: int,
         origins: Sequence[str],
+        hosts: Hosts,
     ) -> None:
         self.served, self.clients, self.max_message = served, clients, max_message
         self.token = None if token is None else token.encode()
         self._origins = origins
+        self._hosts = hosts
         self.sequences = Sequences(clients)
         own = self.registry = prometheus_client.CollectorRegistry()
         own.register(_EngineStatistics(self))
@@ -183,17 +193,14 @@ class Server:
         self.times = prometheus_client.Histogram(name, text, ("route",), registry=own)
 
     def admit(self, connection: HTTPConnection) -> None:
-        """Raise for pages of other sites, and for clients without the token."""
+        """Raise for other hosts, for pages of other sites, and for clients without the token."""
         scope, headers = connection.scope, connection.headers
+        # First: under a name of its own, a page of another site has the origin of the server.
+        host = self._hosts.check(headers.getlist("host"))
         origin = headers.get("origin")
-        # Not urlsplit, which raises for some invalid addresses.
-        if (
-            origin is not None
-            and origin.partition("://")[2] != headers.get("host")
-            and origin not in self._origins
-        ):
+        if origin is not None and not is_same_site(origin, host) and origin not in self._origins:
             raise RefusedError(
-                403, "origin", quote(origin), "this server", "set --origin to allow the site"
+                403, "Origin", quote(origin), "this server", "set --origin to allow the site"
             )
         if self.token is None or (scope["type"] == "http" and scope["path"] in _OPEN):
             return
@@ -410,7 +417,7 @@ async def _failed(_: Any, error: Exception) -> Response:
 
 
 class _Guard:
-    """Checks the origin, the token and the size of each request, and counts requests."""
+    """Checks the host, the origin, the token and the size of each request, and counts them."""
 
     def __init__(self, app: Any, server: Server) -> None:
         self._app, self._server = app, server

@@ -18,6 +18,7 @@ from raglane._utils.checks import check_choice, check_count, check_kind, check_r
 from raglane._utils.messages import quote
 from raglane.errors import ArgumentError, ArgumentTypeError, BusyError, ClosedError, ShapeError
 from raglane.ragged import Ragged
+from raglane.ragged.interop import check_ragged
 from raglane.serve.frames import Frames, frames_of
 from raglane.serve.queues import Integers, RowQueues
 from raglane.serve.states import packed, unpacked
@@ -206,6 +207,7 @@ class Engine:
     def _state_of(self, stream: Stream) -> bytes:
         with self._stepping, self._lock:
             slot = stream._open_slot()
+            self._raise_failure()
             rows = (
                 self._prepared.starts
                 if self._is_fresh[slot]
@@ -217,25 +219,19 @@ class Engine:
     # -------------------------------------------------------------------------------------------
 
     def _push(self, stream: Stream, frames: Any) -> None:
-        rows = self.accepts.array(frames)
+        def check_count(count: int) -> None:
+            if count > self.max_queue:  # no step makes room for them
+                with self._lock:
+                    self._queued(stream, count)
+
+        rows = self.accepts.array(frames, check_count)
         count = rows.shape[0]
         with self._lock:
-            slot = stream._open_slot()
-            self._raise_failure()
+            queued = self._queued(stream, count)
+            slot = stream._slot
             now = self._touched[slot] = time.perf_counter()
             if not count:
                 return
-            queued = self._frames.counts.item(slot)
-            if queued + count > self.max_queue:
-                self._counts["refused"] += 1
-                got = f"{count} frames, with {queued} in the queue"
-                rule = f"at most max_queue = {self.max_queue} frames together"
-                raise BusyError(
-                    "frames",
-                    got,
-                    rule,
-                    "push again after a step and a pull, or pass a larger max_queue",
-                )
             self._frames.append(slot, rows)
             if queued:
                 self._counts["late"] += 1
@@ -246,6 +242,21 @@ class Engine:
                 self._ready.append(slot)
         if not self._wake.is_set():
             self._wake.set()
+
+    def _queued(self, stream: Stream, count: int) -> int:
+        """Return the number of frames in the queue of a stream; raise if ``count`` more do not fit.
+        The lock is held.
+        """
+        slot = stream._open_slot()
+        self._raise_failure()
+        queued = self._frames.counts.item(slot)
+        if queued + count > self.max_queue:
+            self._counts["refused"] += 1
+            got = f"{count} frames, with {queued} in the queue"
+            rule = f"at most max_queue = {self.max_queue} frames together"
+            fix = "push again after a step and a pull, or pass a larger max_queue"
+            raise BusyError("frames", got, rule, fix)
+        return queued
 
     def _pull(self, stream: Stream, most: int | None = None, waiter: Any = None) -> Tensor:
         if most is not None:
@@ -278,15 +289,19 @@ class Engine:
             ArgumentError, ArgumentTypeError, ClosedError, ShapeError: a stream or the frames are
                 invalid.
         """
-        rows = self.accepts.rows(frames)
+
+        def check_count(count: int) -> None:
+            if hasattr(streams, "__len__") and count == len(streams):
+                return
+            with self._lock:
+                slots = self._slots_of(streams)
+            rule = f"one frame for each of the {len(slots)} streams"
+            fix = "call push of a stream for several frames"
+            raise ShapeError("frames", f"{count} frames", rule, fix)
+
+        rows = self.accepts.rows(frames, check_count)
         with self._lock:
             slots = self._slots_of(streams)
-            if rows.shape[0] != len(slots):
-                got, rule = (
-                    f"{rows.shape[0]} frames",
-                    f"one frame for each of the {len(slots)} streams",
-                )
-                raise ShapeError("frames", got, rule, "call push of a stream for several frames")
             queued = self._frames.counts[slots]
             if (queued >= self.max_queue).any():
                 self._counts["refused"] += 1
@@ -381,25 +396,30 @@ class Engine:
                 self._running = True
             start = time.perf_counter()
             try:
-                self._runner.run(step.elements, len(step.slots))
+                self._compute(step)
+                with self._lock:
+                    self._scatter(step)
+                    self._step_times.append(time.perf_counter() - start)
             except Exception as error:
                 self._fail(error)
                 raise
-            except BaseException:
-                # An interrupt between two stages, of which only some have written their states.
-                with self._lock:
-                    alive = self._finished(step)
-                    for slot in step.slots[alive].tolist():
-                        self._close(
-                            slot,
-                            "a stream whose step was interrupted, so that its states are incomplete",
-                        )
-                raise
-            with self._lock:
-                self._scatter(step)
-                self._step_times.append(time.perf_counter() - start)
         self.expire()
         return len(step.slots)
+
+    def _compute(self, step: _Step) -> None:
+        """Run the stages; close the streams of the step if it is interrupted."""
+        try:
+            self._runner.run(step.elements, len(step.slots))
+        except Exception:
+            raise
+        except BaseException:
+            # Between two stages, of which only some have written their states.
+            reason = "a stream whose step was interrupted, so that its states are incomplete"
+            with self._lock:
+                alive = self._finished(step)
+                for slot in step.slots[alive].tolist():
+                    self._close(slot, reason)
+            raise
 
     def _gather(self) -> _Step | None:
         """Take the frames of a step; the lock is held."""
@@ -493,7 +513,7 @@ class Engine:
         Returns:
             The outputs, one per element.
         """
-        check_kind("batch", batch, Ragged, "a Ragged", "wrap it with rl.Ragged(sequences)")
+        check_ragged("batch", batch)
         outputs = self._prepared.run_whole(
             self.accepts.rows(batch.values), batch.offsets, self.threads
         )
@@ -518,6 +538,7 @@ class Engine:
     def start(self) -> Engine:
         """Start a thread that steps while streams have frames; return the engine."""
         with self._lock:
+            self._raise_failure()
             if self._thread is not None:
                 raise ArgumentError("start", "a running engine", "called once", "call stop() first")
             self._thread = threading.Thread(target=self._loop, name="raglane engine", daemon=True)
@@ -606,7 +627,9 @@ class Engine:
             ShapeError: frames or results have another shape, dtype or meaning (of a run the task,
                 channels, vocabulary and labels), or the states have another shape or dtype, without
                 ``restart``.
+            ClosedError: a step has raised.
         """
+        self._raise_failure()
         accepts = frames_of(model, *self._options)
         new, old = accepts.prepared, self._prepared
         if new.facts != old.facts:
@@ -623,6 +646,7 @@ class Engine:
             got = f"{len(shapes[0])} states of other shapes"
             raise ShapeError("model", got, "a model with the same states", "pass restart=True")
         with self._stepping, self._lock:
+            self._raise_failure()
             self._accept(accepts)
             if restart:
                 self._is_fresh[:] = True

@@ -5,7 +5,7 @@ preprocessing.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -107,8 +107,8 @@ class Frames:
         self._plain = _PLAIN.get(prepared.dtype) if len(prepared.features) == 1 else None
         self._rule = f"a tensor ({', '.join(map(str, ('n', *prepared.features)))}) of {prepared.dtype} on cpu"
 
-    def array(self, frames: Any) -> npt.NDArray[Any]:
-        """Return frames ``(n, width)``, bfloat16 as int16; raise if they do not fit the model."""
+    def array(self, frames: Any, check_count: Callable[[int], object]) -> npt.NDArray[Any]:
+        """Return frames ``(n, width)``, bfloat16 as int16; raise as :meth:`rows`."""
         # Fast path: most of the time of a push is that of checks.
         own = frames
         if type(own) is Tensor and own.dtype in _PLAIN:
@@ -120,23 +120,29 @@ class Frames:
             and own.ndim == 2
             and own.shape[1] == self.width
         ):
+            check_count(own.shape[0])
             # Only NaN gives NaN, and only large or infinite numbers an infinite sum.
             total = np.vdot(own, own)
             if self._passes_nan or total < np.inf or (total == total and self._passes_infinite):
                 return own
-        return as_array(self.rows(frames))
+        return as_array(self.rows(frames, check_count))
 
-    def rows(self, frames: Any) -> Tensor:
-        """Return frames ``(n, width)``; raise if they do not fit the model."""
+    def rows(self, frames: Any, check_count: Callable[[int], object] | None = None) -> Tensor:
+        """Return frames ``(n, width)``; raise if they do not fit the model. ``check_count`` may
+        refuse their number before their values are read: an expanded tensor may have any number.
+        """
         dtype, features = self.prepared.dtype, self.prepared.features
         if isinstance(frames, list | tuple):
             frames = numbers(frames, dtype)
             frames = frames.reshape(0, *features) if frames.shape == (0,) else frames
         elif not isinstance(frames, Tensor):
             check_unmasked("frames", frames)
+            is_array = isinstance(frames, np.ndarray)
+            if check_count is not None and is_array and frames.shape[1:] == features:
+                check_count(frames.shape[0])
             try:
                 # Torch warns about memory that cannot be written, e.g. of bytes.
-                is_fixed = isinstance(frames, np.ndarray) and not frames.flags.writeable
+                is_fixed = is_array and not frames.flags.writeable
                 frames = torch.as_tensor(frames.copy() if is_fixed else frames)
             except (TypeError, ValueError, RuntimeError) as error:
                 fix = "pass a tensor or an array"
@@ -150,6 +156,8 @@ class Frames:
         ):
             got = f"shape {tuple(frames.shape)} of {frames.dtype} on {frames.device}"
             raise ShapeError("frames", got, self._rule, "reshape or convert them")
+        if check_count is not None:
+            check_count(frames.shape[0])
         rows: Tensor = (
             frames.detach().resolve_neg() if frames.requires_grad or frames.is_neg() else frames
         )
@@ -205,7 +213,7 @@ class _RunFrames(Frames):
         if saved.task == "language":
             self._places.pop(END, None)  # this token in a text is unknown, not the end
 
-    def rows(self, frames: Any) -> Tensor:
+    def rows(self, frames: Any, check_count: Callable[[int], object] | None = None) -> Tensor:
         """See :meth:`Frames.rows`; a text or a list of tokens becomes their places in the
         vocabulary.
         """
@@ -220,7 +228,7 @@ class _RunFrames(Frames):
             frames = torch.tensor(
                 [self._places.get(token, UNKNOWN_TOKEN) for token in frames], dtype=torch.int64
             )
-        return super().rows(frames)
+        return super().rows(frames, check_count)
 
     def columns(
         self, rows: Tensor, *, probabilities: bool = False, top: int = 1

@@ -4,7 +4,7 @@ same one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from raglane._utils.messages import require
@@ -17,7 +17,13 @@ _MOST = (
 )  # requests of a replica at a time; a live stream over WebSocket is one, and the server has own limits
 
 
-def deployment(models: Any, *, token: str | None = None, **options: Any) -> Any:
+def deployment(
+    models: Any,
+    *,
+    token: str | None = None,
+    allow_hosts: Sequence[str] | None = (),
+    **options: Any,
+) -> Any:
     """Return a deployment for Ray Serve whose replicas are servers as that of ``raglane serve``.
 
     Each replica has its own engines. Ray's consistent hashing sends all requests with the same
@@ -28,6 +34,8 @@ def deployment(models: Any, *, token: str | None = None, **options: Any) -> Any:
     Args:
         models: a run, or another model of :class:`Engine`; several ones by name. Ray pickles them.
         token: clients must send it as ``Authorization: Bearer TOKEN``; None for none.
+        allow_hosts: the names and addresses under which clients reach Ray's proxies, next to those
+            of this machine, e.g. ``["example.org"]``; None for any, which requires a token.
         **options: those of the server: ``slots``, ``idle`` etc., as the options of ``raglane
             serve``.
 
@@ -38,6 +46,7 @@ def deployment(models: Any, *, token: str | None = None, **options: Any) -> Any:
     Raises:
         MissingExtraError: Ray Serve is not installed.
         ArgumentTypeError: a model is an engine, which cannot be sent to other processes.
+        ArgumentError: ``allow_hosts`` is invalid.
 
     Example:
         >>> from ray import serve  # doctest: +SKIP
@@ -54,10 +63,14 @@ def deployment(models: Any, *, token: str | None = None, **options: Any) -> Any:
             "models", "an engine", "runs or modules", "pass the model of the engine"
         )
 
+    from raglane.serve.hosts import Hosts
+
+    Hosts(allow_hosts, token)  # raises here, and not in the replicas
+
     def build() -> Any:
         from raglane.serve.app import create_app
 
-        return create_app(named, token=token, **options)
+        return create_app(named, token=token, allow_hosts=allow_hosts, **options)
 
     router = {
         "request_router_class": f"{_ROUTER}.ConsistentHashRouter",

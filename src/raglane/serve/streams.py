@@ -90,7 +90,7 @@ class Stream:
         frames.
 
         Raises:
-            ClosedError: the stream is closed.
+            ClosedError: the stream is closed, or a step of the engine has raised.
         """
         return self._engine._state_of(self)
 
@@ -98,11 +98,12 @@ class Stream:
         """Begin a new sequence; return the number of frames and results that were discarded.
 
         Raises:
-            ClosedError: the stream is closed.
+            ClosedError: the stream is closed, or a step of the engine has raised.
         """
         engine = self._engine
         with engine._lock:
             slot = self._open_slot()
+            engine._raise_failure()
             engine._is_fresh[slot] = True
             engine._epochs[slot] += 1
             engine._is_interrupted = engine._running

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
 
 from raglane import segments
 from raglane._utils.checks import check_device, check_kind
@@ -15,6 +16,7 @@ from raglane._utils.messages import quote
 from raglane._utils.tracing import has_tangent, is_differentiated
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.ragged import Ragged
+from raglane.ragged.interop import check_ragged
 
 Reduction = Literal["element", "sequence", "none"]
 
@@ -207,8 +209,11 @@ def check_reduction(reduction: Any, mean: str = "'element'") -> None:
 
 def check_predictions(name: str, batch: Any) -> None:
     """Raise if predictions are not a Ragged of a floating-point dtype."""
+    rule = "a Ragged of predictions, one per element"
+    if isinstance(batch, PackedSequence):
+        check_ragged(name, batch, rule)
     fix = "wrap it with rl.Ragged, or for one prediction per sequence call the loss of torch.nn.functional"
-    check_kind(name, batch, Ragged, "a Ragged of predictions, one per element", fix)
+    check_kind(name, batch, Ragged, rule, fix)
     if not batch.values.is_floating_point():
         raise ArgumentTypeError(
             name, str(batch.dtype), "of a floating-point dtype", "call .to(torch.float32)"

@@ -22,6 +22,7 @@ from torch import Tensor
 from raglane import segments
 from raglane._utils.checks import check_flag, check_whole
 from raglane._utils.messages import quote
+from raglane._utils.tracing import is_jit_traced, is_transformed, records_operators
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.nn.losses.comparison import (
     Reduction,
@@ -37,6 +38,8 @@ from raglane.ragged import Ragged
 from raglane.segments import conjugate
 
 _NEVER = float("-inf")  # the logarithm of probability 0
+LARGEST_SUM = 1.05  # of the probabilities of an element: in bfloat16, rounding gives up to 1.03
+_BLOCK = 2**18  # numbers whose exponentials are in memory at a time
 
 
 def ctc_loss(
@@ -56,7 +59,8 @@ def ctc_loss(
 
     Args:
         log_probs: ``(N, C)``, floating-point: log-probabilities, e.g. ``torch.log_softmax(logits,
-            dim=-1)``. The gradient is the one with respect to these numbers, normalised or not.
+            dim=-1)``. The probabilities of an element may sum to less than 1. The gradient is the
+            one with respect to these numbers, normalised or not.
         targets: one sequence of L labels per sequence, of an integer dtype, from 0 to C - 1 without
             the blank. Their lengths may be 0.
         blank: the label that means "no label".
@@ -76,7 +80,8 @@ def ctc_loss(
         ArgumentTypeError: an argument is of the wrong kind or dtype.
         ShapeError: shapes, numbers of sequences or devices do not match.
         ArgumentError: the blank does not exist, or the reduction is unknown; on a CPU, a label does
-            not exist, or a weight is negative or not finite.
+            not exist, a weight is negative or not finite, or, outside of graphs, the probabilities
+            of an element sum to more than 1.05.
 
     Example:
         >>> even = Ragged([torch.full((2, 2), 0.5).log(), torch.full((1, 2), 0.5).log()])
@@ -92,6 +97,14 @@ def ctc_loss(
     check_classes(targets, log_probs.values.shape[1], blank)
     check_untransformed("ctc_loss", "log_probs", [log_probs.values])
     values = log_probs.values.to(wide(log_probs.dtype))
+    if values.is_cpu and not (
+        records_operators() or is_jit_traced() or is_transformed(log_probs.values)
+    ):
+        sums = sums_of(values)
+        if weights is not None:
+            ignored = sequence_weights(weights, log_probs) == 0
+            sums = sums.masked_fill(segments.spread(ignored, log_probs.offsets, len(sums)), 0)
+        check_sums(log_probs, sums)
     shares = values.new_ones(len(log_probs))
     if weights is not None:
         shares = sequence_weights(weights, log_probs)
@@ -119,6 +132,38 @@ def check_blank(log_probs: Ragged, blank: int) -> None:
         rule = "one log-probability per label, (N, C), with a blank of the C labels"
         fix = "make the labels the only dimension of an element, and pass a blank from 0 to C - 1"
         raise ArgumentError("log_probs, blank", got, rule, fix)
+
+
+def sums_of(log_probs: Tensor) -> Tensor:
+    """Return the sum of the probabilities of each element, ``(N,)``, of ``(N, C)`` on the CPU."""
+    rows, classes = log_probs.shape
+    count = max(1, _BLOCK // classes)
+    own = log_probs.detach()
+    if rows <= count:
+        return own.exp().sum(1)
+    sums = own.new_empty(rows)
+    block = own.new_empty(count, classes)
+    for start in range(0, rows, count):
+        part = own[start : start + count]
+        torch.sum(torch.exp(part, out=block[: part.shape[0]]), 1, out=sums[start : start + count])
+    return sums
+
+
+def check_sums(log_probs: Ragged, sums: Tensor) -> None:
+    """Raise if the probabilities of an element sum to more than 1; NaN is ignored."""
+    is_wrong = sums > LARGEST_SUM
+    if not bool(is_wrong.any()):
+        return
+    wrong = is_wrong.nonzero()[:, 0].tolist()
+    offsets = log_probs._host_offsets()
+    element = wrong[0]
+    sequence = int(torch.searchsorted(offsets, element, right=True)) - 1
+    step = element - int(offsets[sequence])
+    got = f"a sum of {float(sums[element]):.4g} in step {step} of sequence {sequence}"
+    more = f", and {len(wrong) - 1} more such" if len(wrong) > 1 else ""
+    rule = "log-probabilities, whose exponentials sum to at most 1 in each step"
+    fix = "pass logits through torch.log_softmax(logits, dim=-1)"
+    raise ArgumentError("log_probs", got + more, rule, fix)
 
 
 def check_labels(targets: Any, batch: Ragged, name: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import types
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar, TypeVar
@@ -18,6 +18,7 @@ from raglane._utils.tracing import is_jit_traced, never_traced
 from raglane.cells import SLSTM, CellSpec
 from raglane.cells.slstm import SLSTMWeights
 from raglane.errors import ArgumentTypeError
+from raglane.native import missing_kernels
 from raglane.nn.recurrent.convert import slstm_weights
 from raglane.nn.recurrent.episodes import base_of_model
 from raglane.nn.recurrent.layer import RecurrentLayer
@@ -46,6 +47,8 @@ class _Accelerated(_Converted, RecurrentLayer):
     layers.
     """
 
+    _for_torchs = ", or call rl.unaccelerate(model) first for PyTorch's own"
+
     def forward(self, input: Any, hx: Any = None, **options: Any) -> Any:
         """See :meth:`~raglane.nn.recurrent.layer.RecurrentLayer.forward`."""
         if is_jit_traced() and not options:
@@ -58,24 +61,6 @@ class _Accelerated(_Converted, RecurrentLayer):
         rule = "called with a model of torch's own layers"
         fix = "call rl.unaccelerate(model) before torch.jit.script(model)"
         raise ArgumentTypeError("torch.jit.script", f"a layer {type(self).__name__}", rule, fix)
-
-    @property
-    def qconfig(self) -> Any:
-        """The attribute that :mod:`torch.ao.quantization` sets on every module of a model."""
-        return vars(self).get("_qconfig")
-
-    @qconfig.setter
-    def qconfig(self, value: Any) -> None:
-        vars(self)["_qconfig"] = value
-        warnings.warn(
-            "torch.ao.quantization does not quantise layers that rl.accelerate has converted. For int8 weights call"
-            " rl.freeze(model, dtype=torch.int8), or call rl.unaccelerate(model) first for PyTorch's own.",
-            stacklevel=2,
-        )
-
-    @qconfig.deleter
-    def qconfig(self) -> None:
-        vars(self).pop("_qconfig", None)
 
 
 _forward: Any = never_traced(RecurrentLayer.forward)
@@ -273,12 +258,30 @@ def accelerate(model: M, *, checkpoint_every: int | None = None) -> M:
     for module in model.modules():
         if _resets_states(module):
             module.__class__ = _converted(type(module))
-    if left:
-        names = "; ".join(
-            f"{_listed(names)}: {reason}" for reason, names in _by_reason(left).items()
-        )
-        warnings.warn(f"rl.accelerate did not convert a layer. {names}.", stacklevel=2)
+    for problem in _problems(model, left, reasons):
+        warnings.warn(f"rl.accelerate {problem}.", stacklevel=2)
     return model
+
+
+def _problems(
+    model: torch.nn.Module, left: dict[str, str], reasons: dict[str, str]
+) -> Iterator[str]:
+    """Yield why a model, or a layer of it, runs as before its conversion."""
+    layers = [module for module in model.modules() if isinstance(module, RecurrentLayer)]
+    if left:
+        yield f"did not convert a layer. {_reasons(left)}"
+    elif not layers:
+        more = f". {_reasons(reasons)}" if reasons else ""
+        yield f"replaced no layer: the model has no torch.nn.RNN, LSTM or GRU to convert{more}"
+    weights = [weight for layer in layers for weight in layer.parameters()]
+    missing = missing_kernels() if any(weight.is_cpu for weight in weights) else None
+    if missing is not None:
+        yield f"converted layers that run on PyTorch's kernels on this CPU as before: {missing}"
+
+
+def _reasons(left: dict[str, str]) -> str:
+    """Return the names of layers that are not converted, with the reasons."""
+    return "; ".join(f"{_listed(names)}: {reason}" for reason, names in _by_reason(left).items())
 
 
 def acceleration_of(model: torch.nn.Module) -> Acceleration:

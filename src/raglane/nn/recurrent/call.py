@@ -7,6 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
@@ -187,7 +188,10 @@ def run(
     )
     if plan.is_jit_traced and not keeps_layout:
         rule = "a layer on backend 'torch': a trace records PyTorch's own operators, and only the sizes of this batch"
-        fix = "use torch.export.export or torch.compile, or backend='torch' with a tensor without lengths"
+        fix = (
+            "use torch.export.export or torch.compile, rl.export for a file, "
+            "or backend='torch' with a tensor without lengths"
+        )
         raise DispatchError("torch.jit.trace", f"a layer {type(layer).__name__}", rule, fix)
     pieces: Pieces | Tensor | None = None
     if resets is not None:
@@ -433,11 +437,26 @@ def _parts_of(plan: CallPlan, inputs: Inputs, hx: Any) -> tuple[Tensor, ...]:
 
 def _not_a_state(plan: CallPlan, hx: Any, argument: str) -> ArgumentTypeError:
     names = plan.cell.states
+    if argument == "hx" and _are_lengths(hx):
+        rule = "the initial state" + (f" ({', '.join(names)})" if len(names) > 1 else "")
+        fix = "pass lengths of a padded tensor by name, as lengths=...; a Ragged contains its own"
+        return ArgumentTypeError(argument, f"whole numbers, a {type(hx).__name__}", rule, fix)
     got = "a nested tensor" if isinstance(hx, Tensor) and hx.is_nested else f"a {type(hx).__name__}"
     rule = "a tensor" if len(names) == 1 else f"a tuple ({', '.join(names)}) of tensors"
     return ArgumentTypeError(
         argument, got, rule, "pass the state that the layer returned, or None for zeros"
     )
+
+
+def _are_lengths(hx: Any) -> bool:
+    """Return True for one dimension of whole numbers, which no state is."""
+    if isinstance(hx, list | tuple):
+        return len(hx) > 0 and all(isinstance(number, int | np.integer) for number in hx)
+    if isinstance(hx, np.ndarray):
+        return hx.ndim == 1 and hx.dtype.kind in "iu"
+    if not isinstance(hx, Tensor) or hx.is_nested or hx.dim() != 1:
+        return False
+    return not (hx.is_floating_point() or hx.is_complex() or hx.dtype is torch.bool)
 
 
 def _own_state(layer: Stack, plan: CallPlan, batch: Ragged) -> tuple[Tensor, ...]:
@@ -484,6 +503,7 @@ def _check_state(
         not isinstance(parts, tuple | list)
         or len(parts) != len(names)
         or not all(isinstance(part, Tensor) and not part.is_nested for part in parts)
+        or (argument == "hx" and _are_lengths(hx))
     ):
         raise _not_a_state(plan, hx, argument)
     rows = plan.layers * plan.directions

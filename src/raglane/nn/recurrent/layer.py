@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, overload
 
 import torch
@@ -162,9 +163,29 @@ class RecurrentLayer(Stack):
     def __prepare_scriptable__(self) -> Any:
         rule, fix = (
             "a module that TorchScript can compile",
-            "use torch.compile or torch.export.export",
+            "use torch.compile or torch.export.export, or rl.export for a file",
         )
         raise ArgumentTypeError("torch.jit.script", f"a layer {type(self).__name__}", rule, fix)
+
+    _for_torchs = ""  # how to quantise the layer with PyTorch
+
+    @property
+    def qconfig(self) -> Any:
+        """The attribute that :mod:`torch.ao.quantization` sets on every module of a model."""
+        return vars(self).get("_qconfig")
+
+    @qconfig.setter
+    def qconfig(self, value: Any) -> None:
+        vars(self)["_qconfig"] = value
+        warnings.warn(
+            f"torch.ao.quantization does not quantise {type(self).__name__}, a layer of Raglane. For int8 weights"
+            f" of RNN, LSTM and GRU call rl.freeze(model, dtype=torch.int8){self._for_torchs}.",
+            stacklevel=2,
+        )
+
+    @qconfig.deleter
+    def qconfig(self) -> None:
+        vars(self).pop("_qconfig", None)
 
     def step(self, x_t: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """Run one step, for streams that arrive element by element.

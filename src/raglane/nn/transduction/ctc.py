@@ -19,7 +19,14 @@ from raglane.errors import ArgumentError, ShapeError
 from raglane.kernels.cpu import transduction as kernels
 from raglane.native import missing_kernels
 from raglane.nn.losses.comparison import check_predictions, wide
-from raglane.nn.losses.ctc import check_blank, check_classes, check_labels
+from raglane.nn.losses.ctc import (
+    LARGEST_SUM,
+    check_blank,
+    check_classes,
+    check_labels,
+    check_sums,
+    sums_of,
+)
 from raglane.nn.transduction import prefixes
 from raglane.nn.transduction.hypotheses import Hypotheses
 from raglane.nn.transduction.ngram import NGram
@@ -125,8 +132,9 @@ class CTCBeamSearch(torch.nn.Module):
         Raises:
             ArgumentTypeError: an argument is of the wrong kind or dtype.
             ShapeError: the state is not one of that many sequences.
-            ArgumentError: the blank is not a class, a log-probability is NaN or inf, the scorer has
-                other tokens, or the state is not that of a search.
+            ArgumentError: the blank is not a class, a log-probability is NaN or inf, the
+                probabilities of an element sum to more than 1.05, the scorer has other tokens, or
+                the state is not that of a search.
         """
         check_predictions("log_probs", log_probs)
         check_blank(log_probs, self.blank)
@@ -178,7 +186,7 @@ def ctc_align(log_probs: Ragged, targets: Ragged, blank: int = 0) -> Hypotheses:
         ShapeError: numbers of sequences or devices do not match.
         ArgumentError: the blank or a label does not exist, a target requires more steps than its
             sequence has (one per label, and one between equal labels), or a log-probability is NaN
-            or inf.
+            or inf, or the probabilities of an element sum to more than 1.05.
 
     Example:
         >>> log_probs = Ragged([torch.tensor([[0.1, 0.8, 0.1], [0.8, 0.1, 0.1], [0.1, 0.1, 0.8]]).log()])
@@ -220,12 +228,18 @@ def ctc_align(log_probs: Ragged, targets: Ragged, blank: int = 0) -> Hypotheses:
 
 
 def _on_host(log_probs: Ragged) -> Tensor:
-    """Return log-probabilities ``(N, C)`` on the CPU; raise if one is not below inf."""
+    """Return log-probabilities ``(N, C)`` on the CPU; raise if one is not below inf, or those of an
+    element sum to more than 1.
+    """
     values = log_probs.values.detach().to("cpu", wide(log_probs.dtype))
+    sums = sums_of(values)
+    if bool((sums <= LARGEST_SUM).all()):
+        return values
     below = values < math.inf
     if not bool(below.all()):
         fix = "check the model for NaN, or drop the sequence"
         raise ArgumentError("log_probs", f"{float(values[~below][0])}", "numbers below inf", fix)
+    check_sums(log_probs, sums)
     return values
 
 
