@@ -18,9 +18,9 @@ from raglane._utils.tracing import is_jit_traced, never_traced
 from raglane.cells import SLSTM, CellSpec
 from raglane.cells.slstm import SLSTMWeights
 from raglane.errors import ArgumentTypeError
-from raglane.nn.recurrent.convert import slstm_weights
 from raglane.nn.recurrent.episodes import base_of_model
 from raglane.nn.recurrent.layer import RecurrentLayer
+from raglane.nn.recurrent.porting.xlstm import slstm_weights
 from raglane.nn.recurrent.stack import OPTIONS
 from raglane.nn.recurrent.torch_layers import GRU, LSTM, RNN
 
