@@ -42,6 +42,7 @@ _DTYPES = {
     15: (torch.complex128, 10),
     16: (torch.bfloat16, 5),
 }
+_MOST = 2**31  # a dimension of a weight is smaller
 _STORED_ELSEWHERE = 1  # TensorProto.DataLocation
 
 
@@ -202,11 +203,11 @@ class Graph:
             data = b"".join(message.blocks(9))
         else:
             data = _numbers_of(message, dtype, field)
-        if min(shape, default=0) < 0 or len(data) != size:
+        if not all(0 <= length < _MOST for length in shape) or len(data) != size:
             rule = f"{size} bytes, for the shape {tuple(shape)}"
             raise ArgumentError(name, f"{len(data)} bytes", rule, "check the model")
         if count == 0:
-            return torch.empty([min(size, 1) for size in shape], dtype=dtype, device="cpu")
+            return torch.empty(0, dtype=dtype, device="cpu").reshape(shape)
         return torch.frombuffer(bytearray(data), dtype=dtype).reshape(shape)
 
     def _read_elsewhere(self, message: Message, name: str, size: int) -> bytes:
