@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import raglane as rl
-from foreign_cells import GATES, B, D, T, keras_arrays, output_of, run_keras
+from foreign_cells import GATES, B, D, H, T, keras_arrays, output_of, run_keras
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 
 
@@ -259,6 +259,11 @@ def test_accelerated_slstm_can_be_pickled(monkeypatch: pytest.MonkeyPatch) -> No
     assert torch.equal(again(given)[0], fast(given)[0])
 
 
+FLAX = _flax("lstm", "ifgo", False, False)
+CIRCLE: dict[str, Any] = {}
+CIRCLE["params"] = CIRCLE
+
+
 @pytest.mark.parametrize(
     ("source", "kind", "text"),
     [
@@ -317,11 +322,81 @@ def test_accelerated_slstm_can_be_pickled(monkeypatch: pytest.MonkeyPatch) -> No
         ({"a": {}, "b": {}}, None, "source must be the parameters of an LSTM.*'a', 'b'"),
         (_flax("lstm", "ifgo", False, False), "gru", "kind must be one of lstm"),
         (_cell(function="lstm"), None, "function must be 'slstm', got 'lstm'"),
+        (
+            [*keras_arrays("lstm")[:2], np.ones(20, np.complex64)],
+            "lstm",
+            "source: bias_ih must be real numbers, got torch.complex64",
+        ),
+        (
+            [torch.ones(3, 20, device="meta"), torch.ones(5, 20)],
+            "lstm",
+            "source: weight_ih must be an array of numbers, got a tensor on meta",
+        ),
+        (
+            [torch.ones(3, 20).to(torch.float8_e5m2), torch.ones(5, 20).to(torch.float8_e5m2)],
+            "lstm",
+            "source must be of dtype float16, bfloat16, float32 or float64, got torch.float8_e5m2",
+        ),
+        (FLAX | {"pi": FLAX["ii"]}, None, "source must be the parameters of an LSTM.*'pi'"),
+        (
+            FLAX | _flax("gru", "rzn", False, False),
+            None,
+            "source must be the parameters of an LSTM.*'hn'",
+        ),
+        (FLAX | {"if_": FLAX["if"]}, None, "source must be the parameters of an LSTM.*'if_'"),
+        (
+            FLAX | {"if": FLAX["if"] | {"scale": 1}},
+            None,
+            "source: if must be a kernel, and a bias or none, got a dict with 'kernel', 'scale'",
+        ),
+        (FLAX | {"if": 3}, None, "source: if must be a kernel, .*got a int"),
+        (
+            FLAX | {"if": {"kernel": np.ones((2, H))}},
+            None,
+            r"source must be kernels of one shape, got kernels \(2, 5\), \(3, 5\)",
+        ),
+        (
+            FLAX | {"hf": FLAX["hf"] | {"bias": np.ones((1, H))}},
+            None,
+            r"source: hf.bias must be of shape \(5,\) on cpu.*got shape \(1, 5\)",
+        ),
+        (
+            {"forward_rnn": FLAX, "backward_rnn": FLAX, "other": {}},
+            None,
+            "source must be parameters with 'forward_rnn', 'backward_rnn' only",
+        ),
+        (
+            {"forward_rnn": FLAX, "backward_rnn": _flax("gru", "rzn", False, False)},
+            None,
+            "source must be cells of one kind in both directions, got gru and lstm",
+        ),
+        (CIRCLE, None, "source must be parameters, got a dict that contains itself"),
     ],
 )
 def test_mistakes(source: Any, kind: str | None, text: str) -> None:
     with pytest.raises((ArgumentError, ArgumentTypeError, ShapeError), match=text):
         rl.convert_weights(source, kind)
+
+
+def test_dtypes_that_differ() -> None:
+    kernel, recurrent, bias = keras_arrays("lstm")
+    bias[:] = 1e300
+    layer = rl.convert_weights([kernel, recurrent.astype(np.float32), bias], "lstm")
+    parameters = dict(layer.named_parameters())
+    assert {parameter.dtype for parameter in parameters.values()} == {torch.float64}
+    assert torch.equal(parameters["weight_ih_l0"], torch.as_tensor(kernel.T))
+    assert parameters["bias_ih_l0"].tolist() == [1e300] * 4 * H
+    nnx = {
+        "dense_i": {"kernel": kernel, "bias": bias},
+        "dense_h": {"kernel": recurrent.astype("f")},
+    }
+    assert rl.convert_weights(nnx).get_parameter("bias_ih_l0").tolist() == [1e300] * 4 * H
+    cell = _cell().float()
+    cell._bias_ = torch.nn.Parameter(torch.full((24,), 1e300, dtype=torch.float64))
+    assert rl.convert_weights(cell).get_parameter("bias_ih_l0").tolist() == [1e300] * 24
+    cell._bias_ = torch.nn.Parameter(torch.zeros(24, device="meta"))
+    with pytest.raises(ArgumentError, match=r"bias_ih must be an array of numbers.*meta"):
+        rl.convert_weights(cell)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,8 @@ from raglane.nn.recurrent.porting.arrays import (
     ordered,
 )
 from raglane.nn.recurrent.porting.onnx_file import Graph, Node, read_graph
-from raglane.nn.recurrent.porting.onnx_values import Computed, Constant, Times, Values
+from raglane.nn.recurrent.porting.onnx_rules import Constant
+from raglane.nn.recurrent.porting.onnx_values import Computed, Times, Values
 from raglane.nn.recurrent.torch_layers import GRU, LSTM, RNN
 
 _ACTIVATIONS = {"LSTM": ["sigmoid", "tanh", "tanh"], "GRU": ["sigmoid", "tanh"], "RNN": ["tanh"]}
@@ -177,7 +178,8 @@ class _Converter:
             kind = partial(GRU, reset_after=bool(self._options.get("linear_before_reset", 0)))
             order: tuple[int, ...] = Z_R_N
         elif operator == "RNN":
-            kind = partial(RNN, nonlinearity=activations[0])
+            nonlinearity: Any = activations[0]
+            kind = partial(RNN, nonlinearity=nonlinearity)
             order = (0,)
         else:
             has_peepholes = "P" in self._arrays
