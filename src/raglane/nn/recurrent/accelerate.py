@@ -48,9 +48,10 @@ class _Accelerated(_Converted, RecurrentLayer):
 
     def forward(self, input: Any, hx: Any = None, **options: Any) -> Any:
         """See :meth:`~raglane.nn.recurrent.layer.RecurrentLayer.forward`."""
-        if not isinstance(self, _Accelerated):
+        layer: Any = self
+        if not isinstance(layer, _Accelerated):
             # A closure that replaces forward still calls this method after rl.unaccelerate.
-            return type(self).forward(self, input, hx, **options)
+            return type(layer).forward(layer, input, hx, **options)
         if is_jit_traced() and not options:
             return _base_of(type(self)).forward(self, input, hx)
         # torch.compile skips forward of torch's layers, but would compile each function that it
@@ -170,9 +171,10 @@ class AcceleratedSLSTM(_Accelerated):
         """Run the cell with its own arguments, or as a layer on another batch or with a layer's
         options.
         """
-        if not isinstance(self, AcceleratedSLSTM):
+        cell: Any = self
+        if not isinstance(cell, AcceleratedSLSTM):  # as in _Accelerated.forward
             options |= {} if lengths is None else {"lengths": lengths}
-            return type(self).forward(self, input, state, **options)
+            return type(cell).forward(cell, input, state, **options)
         if not isinstance(input, torch.Tensor) or input.dim() != 3 or options:
             return RecurrentLayer.forward(self, input, state, lengths=lengths, **options)
         hx = state.unsqueeze(1).unbind() if isinstance(state, torch.Tensor) else state

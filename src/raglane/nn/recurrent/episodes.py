@@ -27,10 +27,11 @@ class ResettingPolicy:
         """Return outputs ``(B * T, H)`` of equally long sequences ``(B * T, D)``, and their final
         states.
         """
-        if not isinstance(self, ResettingPolicy):
+        policy: Any = self
+        if not isinstance(policy, ResettingPolicy):
             # A closure that replaces this method still calls it after rl.unaccelerate.
-            method = inspect.getattr_static(type(self), "_process_sequence")
-            return method.__get__(self, type(self))(features, states, starts, lstm)
+            method = inspect.getattr_static(type(policy), "_process_sequence")
+            return method.__get__(policy, type(policy))(features, states, starts, lstm)
         count = states[0].shape[1]
         if starts.numel() == count or lstm.bidirectional or not isinstance(lstm, RecurrentLayer):
             return super()._process_sequence(features, states, starts, lstm)  # type: ignore[misc]
