@@ -291,7 +291,9 @@ CASES: dict[str, tuple[list[bytes], Any]] = {
         [
             node("Concat", "counts one1 units", "sizes2", axis=0),
             node("Expand", "state sizes2", "turned"),
-            node("Transpose", "turned", "h", perm=[1, 0, 2]),
+            node("Transpose", "turned", "first", perm=[1, 0, 2]),
+            node("Concat", "first state2", "both", axis=0),
+            node("Gather", "both axes", "h", axis=0),
         ],
         STORED["state"],
     ),
@@ -374,6 +376,14 @@ def test_an_unknown_rank() -> None:
                 *CHAINS["torch"],
                 node("Cast", "counts", "count1", to=11),
                 node("Mul", "count1 state", "h"),
+            ],
+            "a value that depends on sizes",
+        ),
+        (  # another state for two sequences
+            [
+                *CHAINS["torch"],
+                node("Equal", "counts to", "is_two"),
+                node("Where", "is_two state zero", "h"),
             ],
             "a value that depends on sizes",
         ),

@@ -65,7 +65,8 @@ def dtype_of(groups: Iterable[Arrays]) -> torch.dtype:
                 f"source: {name}", "a tensor on meta", "an array of numbers", "load the weights"
             )
         if array.is_complex():
-            rule, fix = "real numbers", "pass the weights of a recurrent layer"
+            rule = "real numbers"
+            fix = "pass the weights of a recurrent layer"
             raise ArgumentError(f"source: {name}", str(array.dtype), rule, fix)
     dtype = reduce(torch.promote_types, [array.dtype for _, array in arrays])
     if dtype not in _DTYPES:

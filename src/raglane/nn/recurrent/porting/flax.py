@@ -32,7 +32,8 @@ def of_flax(params: Mapping[str, Any], kind: str | None) -> RecurrentLayer:
         cells = [_cell_of(_innermost(params[name])) for name in _DIRECTIONS]
     kinds = sorted({cell_kind for cell_kind, _ in cells})
     if len(kinds) > 1:
-        rule, fix = "cells of one kind in both directions", "convert each by itself"
+        rule = "cells of one kind in both directions"
+        fix = "convert each by itself"
         raise ArgumentError("source", " and ".join(kinds), rule, fix)
     choices = ("rnn_tanh", "rnn_relu") if kinds[0] == "rnn_tanh" else (kinds[0],)
     chosen = kinds[0] if kind is None else check_choice("kind", kind, choices)

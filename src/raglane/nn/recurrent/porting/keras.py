@@ -62,7 +62,8 @@ def of_keras(layer: Any) -> RecurrentLayer:
         directions = [layer.forward_layer, layer.backward_layer]
     kinds = {_kind_of(direction, bool(reverse)) for reverse, direction in enumerate(directions)}
     if len(kinds) > 1:
-        rule, fix = "layers of one kind in both directions", "convert each by itself"
+        rule = "layers of one kind in both directions"
+        fix = "convert each by itself"
         raise ArgumentError("source", " and ".join(sorted(kinds)), rule, fix)
     return of_arrays(layer.get_weights(), kinds.pop())
 

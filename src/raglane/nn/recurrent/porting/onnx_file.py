@@ -223,7 +223,8 @@ class Graph:
         folder = self._folder.resolve()
         path = (folder / location).resolve()
         if not path.is_relative_to(folder) or not path.is_file():
-            rule, fix = f"in a file in {quote(str(folder))}", "put all files of the model there"
+            rule = f"in a file in {quote(str(folder))}"
+            fix = "put all files of the model there"
             raise ArgumentError(name, f"a tensor in {quote(location)}", rule, fix)
         try:
             offset = int(entries.get("offset", 0))
