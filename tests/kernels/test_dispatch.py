@@ -338,6 +338,90 @@ def test_accelerate_a_layer_itself_and_reports_by_reason() -> None:
     assert type(rl.unaccelerate(layer)) is nn.LSTM
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.LSTM(5, 4),
+        lambda: nn.GRU(5, 4),
+        lambda: nn.RNN(5, 4),
+        lambda: FlexibleGRU(5, 4, batch_first=True),
+        lambda: NamedLSTM("a"),
+    ],
+)
+def test_a_closure_over_the_converted_forward_survives_unaccelerate(make: Any) -> None:
+    layer, padded = make(), torch.randn(3, 6, 5)
+    kind = type(layer)
+    expected = pytree.tree_leaves(layer(padded))
+    converted = rl.accelerate(layer).forward
+    layer.forward = lambda *args: converted(*args)
+    torch.testing.assert_close(pytree.tree_leaves(layer(padded)), expected)
+    assert type(rl.unaccelerate(layer)) is kind
+    torch.testing.assert_close(pytree.tree_leaves(layer(padded)), expected, rtol=0, atol=0)
+    del layer.forward
+    torch.testing.assert_close(pytree.tree_leaves(layer(padded)), expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+def test_spectral_norm_in_training_is_torchs(kind: str, is_first: bool) -> None:
+    """Each reading of a weight in training is a power iteration, so the count of readings counts."""
+
+    def normalised(layer: Any) -> Any:
+        for name in ("weight_ih_l0", "weight_hh_l1"):
+            torch.manual_seed(1)
+            parametrizations.spectral_norm(layer, name)
+            vectors = layer.parametrizations[name][0]
+            vectors._u.copy_(torch.eye(len(vectors._u), dtype=torch.float64)[0])
+        return layer
+
+    theirs = getattr(nn, kind)(5, 4, 2, dtype=torch.float64)
+    ours = copy.deepcopy(theirs)
+    ours = rl.accelerate(normalised(ours)) if is_first else normalised(rl.accelerate(ours))
+    normalised(theirs)
+    padded = torch.randn(3, 6, 5, dtype=torch.float64)
+    for is_training in (True, True, False, True):
+        theirs.train(is_training)
+        ours.train(is_training)
+        results = [pytree.tree_leaves(layer(padded)) for layer in (ours, theirs)]
+        torch.testing.assert_close(*results, rtol=0, atol=1e-12)
+        with parametrize.cached():
+            for _ in range(2):
+                results = [pytree.tree_leaves(layer(padded)) for layer in (ours, theirs)]
+                torch.testing.assert_close(*results, rtol=0, atol=1e-12)
+        gradients = []
+        for layer in (ours, theirs):
+            layer.zero_grad()
+            layer(padded)[0].sin().sum().backward()
+            gradients.append([parameter.grad for parameter in layer.parameters()])
+        torch.testing.assert_close(*gradients, rtol=0, atol=1e-12)
+        for (name, vector), (_, other) in zip(
+            ours.named_buffers(), theirs.named_buffers(), strict=True
+        ):
+            torch.testing.assert_close(vector, other, rtol=0, atol=1e-12, msg=name)
+        copy.deepcopy(ours)
+
+
+class Gated(nn.LSTM):
+    """A layer with a module of its own."""
+
+    def __init__(self) -> None:
+        super().__init__(5, 4)
+        self.gate = nn.Linear(4, 7)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN, Gated])
+def test_reset_parameters_is_torchs(kind: Any) -> None:
+    theirs = kind() if kind is Gated else kind(5, 4)
+    ours = rl.accelerate(copy.deepcopy(theirs))
+    for layer in (theirs, ours):
+        torch.manual_seed(3)
+        layer.reset_parameters()
+    for (name, parameter), (_, other) in zip(
+        ours.named_parameters(), theirs.named_parameters(), strict=True
+    ):
+        assert torch.equal(parameter, other), name
+
+
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "SRU"])
 def test_auto_chooses_alike_for_every_batch(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """rl.explain reports what runs, which depends on neither the number of sequences nor their

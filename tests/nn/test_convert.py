@@ -15,50 +15,8 @@ import torch
 from torch import Tensor
 
 import raglane as rl
+from foreign_cells import GATES, B, D, H, T, keras_arrays, output_of, run_keras
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
-
-D, H, B, T = 3, 5, 4, 6
-GATES = {"lstm": 4, "gru": 3, "gru_reset_before": 3, "rnn_tanh": 1, "rnn_relu": 1}
-
-
-def _sigmoid(values: Any) -> Any:
-    return 1 / (1 + np.exp(-values))
-
-
-def _step(kind: str, x: Any, h: Any, c: Any, w: Any, u: Any, b: Any, reset: Any) -> tuple[Any, Any]:
-    """One step of Keras' cells: kernels ``(D, G * H)``, gates i f c o and z r h; ``reset`` is the
-    second bias.
-    """
-    if kind == "lstm":
-        i, f, g, o = np.split(x @ w + h @ u + b + reset, 4, 1)
-        c = _sigmoid(f) * c + _sigmoid(i) * np.tanh(g)
-        return _sigmoid(o) * np.tanh(c), c
-    if kind.startswith("rnn"):
-        argument = x @ w + h @ u + b + reset
-        return (np.tanh(argument) if kind == "rnn_tanh" else np.maximum(argument, 0)), c
-    xz, xr, xh = np.split(x @ w + b, 3, 1)
-    hz, hr, hh = np.split(h @ u + reset, 3, 1)
-    z, r = _sigmoid(xz + hz), _sigmoid(xr + hr)
-    inner = r * hh if kind == "gru" else (r * h) @ u[:, 2 * H :]
-    return z * h + (1 - z) * np.tanh(xh + inner), c
-
-
-def _run(kind: str, values: Any, directions: list[list[Any]]) -> Any:
-    outputs = []
-    for reverse, (w, u, *bias) in enumerate(directions):
-        b, reset = bias[0] if bias and bias[0].ndim == 2 else ([*bias, 0.0][0], 0.0)
-        h, c, found = np.zeros((B, H)), np.zeros((B, H)), []
-        for x in values[::-1] if reverse else values:
-            h, c = _step(kind, x, h, c, w, u, b, reset)
-            found.append(h)
-        outputs.append(np.stack(found[::-1] if reverse else found))
-    return np.concatenate(outputs, 2)
-
-
-def _arrays(kind: str, bias: bool = True) -> list[Any]:
-    random, rows = np.random.default_rng(7), GATES[kind] * H
-    shapes = [(D, rows), (H, rows), *([(2, rows) if kind == "gru" else (rows,)] if bias else [])]
-    return [random.normal(size=shape) for shape in shapes]
 
 
 class KerasLayer:
@@ -71,7 +29,7 @@ class KerasLayer:
             **gru,
             **settings,
         }
-        self.arrays = _arrays(kind)
+        self.arrays = keras_arrays(kind)
 
     def get_config(self) -> dict[str, Any]:
         return self.settings
@@ -94,32 +52,17 @@ def _bidirectional(forward: Any, backward: Any, merge_mode: str = "concat") -> A
     return pair
 
 
-def _output(layer: Any, values: Any, batch_first: bool = True) -> Any:
-    """The outputs of a layer on a batch with sequences of every length, which must not depend on
-    the padding.
-    """
-    ragged, _ = layer(
-        rl.Ragged([torch.as_tensor(values[: max(0, T - 2 * row), row]) for row in range(B)])
-    )
-    output, _ = layer(
-        torch.as_tensor(values).transpose(0, 1) if batch_first else torch.as_tensor(values)
-    )
-    output = output.transpose(0, 1) if batch_first else output
-    if not layer.bidirectional:
-        for row, part in enumerate(ragged.to_list()):
-            torch.testing.assert_close(part, output[: len(part), row], rtol=0, atol=1e-12)
-    return output.detach().numpy()
-
-
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("kind", list(GATES))
 def test_arrays_of_keras(kind: str, bias: bool, count: int) -> None:
-    directions = [[array * scale for array in _arrays(kind, bias)] for scale in (1, 0.5)[:count]]
+    directions = [
+        [array * scale for array in keras_arrays(kind, bias)] for scale in (1, 0.5)[:count]
+    ]
     layer = rl.convert_weights([array for arrays in directions for array in arrays], kind)
     values = np.random.default_rng(1).normal(size=(T, B, D))
     np.testing.assert_allclose(
-        _output(layer, values), _run(kind, values, directions), rtol=0, atol=1e-12
+        output_of(layer, values), run_keras(kind, values, directions), rtol=0, atol=1e-12
     )
 
 
@@ -127,18 +70,18 @@ def test_arrays_of_keras(kind: str, bias: bool, count: int) -> None:
 def test_layers_of_keras(kind: str) -> None:
     values = np.random.default_rng(1).normal(size=(T, B, D))
     layer = _keras(kind)
-    expected = _run(kind, values, [layer.arrays])
+    expected = run_keras(kind, values, [layer.arrays])
     np.testing.assert_allclose(
-        _output(rl.convert_weights(layer), values), expected, rtol=0, atol=1e-12
+        output_of(rl.convert_weights(layer), values), expected, rtol=0, atol=1e-12
     )
     both = rl.convert_weights(_bidirectional(layer, _keras(kind, go_backwards=True)))
-    expected = _run(kind, values, [layer.arrays] * 2)
-    np.testing.assert_allclose(_output(both, values), expected, rtol=0, atol=1e-12)
+    expected = run_keras(kind, values, [layer.arrays] * 2)
+    np.testing.assert_allclose(output_of(both, values), expected, rtol=0, atol=1e-12)
 
 
 def _flax(kind: str, gates: str, fused: bool, nnx: bool) -> dict[str, Any]:
     """Parameters by Flax's names, of kernels with the gates in its order."""
-    w, u, b = _arrays("gru_reset_before" if kind == "gru" else kind)
+    w, u, b = keras_arrays("gru_reset_before" if kind == "gru" else kind)
     if fused:
         return {"dense_i": {"kernel": w, "bias": b}, "dense_h": {"kernel": u}}
     if not gates:
@@ -160,7 +103,7 @@ def _flax(kind: str, gates: str, fused: bool, nnx: bool) -> dict[str, Any]:
 )
 def test_parameters_of_flax(kind: str, gates: str, fused: bool, nnx: bool, nested: bool) -> None:
     params = _flax(kind, gates, fused, nnx)
-    arrays = _arrays("gru_reset_before" if kind == "gru" else kind)
+    arrays = keras_arrays("gru_reset_before" if kind == "gru" else kind)
     if kind == "gru":  # Keras has z first
         arrays = [
             np.concatenate([np.split(part, 3, -1)[place] for place in (1, 0, 2)], -1)
@@ -171,140 +114,8 @@ def test_parameters_of_flax(kind: str, gates: str, fused: bool, nnx: bool, neste
         params = {"params": {"forward_rnn": {"cell": params}, "backward_rnn": {"cell": params}}}
     layer = rl.convert_weights(params, "rnn_relu" if kind == "rnn_relu" else None)
     values = np.random.default_rng(1).normal(size=(T, B, D))
-    expected = _run(kind, values, [arrays] * (2 if nested else 1))
-    np.testing.assert_allclose(_output(layer, values), expected, rtol=0, atol=1e-12)
-
-
-def _onnx(operator: str, arrays: dict[str, Any], computed: bool = False, **attributes: Any) -> Any:
-    onnx = pytest.importorskip("onnx", reason="needs raglane[export]")
-    helper = onnx.helper
-    inputs = [
-        name if name in (*arrays, "X") else "" for name in "X W R B _ initial_h initial_c P".split()
-    ]
-    nodes = [
-        helper.make_node(operator, inputs, ["", "state"], name="node", hidden_size=H, **attributes)
-    ]
-    stored = dict(arrays)
-    if computed:  # as exporters of layers with several tensors write them
-        stored["W1"] = stored.pop("W")[0]
-        stored["axes"] = np.array([0])
-        nodes.insert(0, helper.make_node("Unsqueeze", ["W1", "axes"], ["W"]))
-    ends = [[helper.make_tensor_value_info(part, 11, None)] for part in ("X", "state")]
-    constants = [onnx.numpy_helper.from_array(array, name) for name, array in stored.items()]
-    return helper.make_model(helper.make_graph(nodes, "graph", *ends, constants))
-
-
-def _onnx_arrays(kind: str) -> dict[str, Any]:
-    """The arrays of Keras in ONNX's layout: rows of gates i o f c, or z r h."""
-    w, u, b = _arrays(kind)
-    b, reset = b if kind == "gru" else (b, b * 0)
-    order = (0, 3, 1, 2) if kind == "lstm" else range(GATES[kind])
-    w, u, b, reset = (
-        np.concatenate([np.split(part, GATES[kind], -1)[place] for place in order], -1)
-        for part in (w, u, b, reset)
-    )
-    return {"W": w.T[None], "R": u.T[None], "B": np.concatenate([b, reset])[None]}
-
-
-@pytest.mark.parametrize("computed", [False, True])
-@pytest.mark.parametrize(
-    ("kind", "attributes"),
-    [
-        ("lstm", {}),
-        ("gru", {"linear_before_reset": 1}),
-        ("gru_reset_before", {"activations": ["Sigmoid", "Tanh"]}),
-        ("rnn_tanh", {"layout": 1}),
-        ("rnn_relu", {"activations": ["Relu"]}),
-    ],
-)
-def test_nodes_of_onnx(
-    kind: str, attributes: dict[str, Any], computed: bool, tmp_path: Any
-) -> None:
-    model = _onnx(kind.partition("_")[0].upper(), _onnx_arrays(kind), computed, **attributes)
-    (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
-    values = np.random.default_rng(1).normal(size=(T, B, D))
-    for source, node in ((model, "node"), (tmp_path / "model.onnx", "state")):
-        output = _output(
-            rl.convert_weights(source, node=node), values, batch_first="layout" in attributes
-        )
-        np.testing.assert_allclose(output, _run(kind, values, [_arrays(kind)]), rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("clip", [None, 0.5])
-@pytest.mark.parametrize("coupled", [False, True])
-def test_variants_of_onnx_lstm(coupled: bool, clip: float | None) -> None:
-    arrays, values = _onnx_arrays("lstm"), np.random.default_rng(1).normal(size=(T, B, D))
-    peepholes = np.random.default_rng(2).normal(size=(1, 3 * H))
-    options: dict[str, Any] = ({"clip": clip} if clip else {}) | (
-        {"input_forget": 1} if coupled else {}
-    )
-    arrays |= {} if coupled else {"P": peepholes}
-    layer = rl.convert_weights(_onnx("LSTM", arrays, **options))
-    doubled = {name: np.concatenate([2 * part, part]) for name, part in arrays.items()}
-    both = rl.convert_weights(
-        _onnx("LSTM", doubled, direction="bidirectional", **options)
-    ).state_dict()
-    for name, part in layer.state_dict().items():
-        assert torch.equal(
-            torch.stack([both[name], both[f"{name}_reverse"]]), torch.stack([2 * part, part])
-        )
-    h, c, p = np.zeros((B, H)), np.zeros((B, H)), np.split(peepholes[0] * (not coupled), 3)
-    most = clip or np.inf
-    expected = []
-    for x in values:
-        i, o, f, g = np.split(
-            x @ arrays["W"][0].T + h @ arrays["R"][0].T + arrays["B"][0, : 4 * H], 4, 1
-        )
-        i = _sigmoid(np.clip(i + p[0] * c, -most, most))
-        f = 1 - i if coupled else _sigmoid(np.clip(f + p[2] * c, -most, most))
-        c = f * c + i * np.tanh(np.clip(g, -most, most))
-        h = _sigmoid(np.clip(o + p[1] * c, -most, most)) * np.tanh(c)
-        expected.append(h)
-    np.testing.assert_allclose(
-        _output(layer, values, False), np.stack(expected), rtol=0, atol=1e-7 if clip else 1e-12
-    )
-
-
-@pytest.mark.parametrize(
-    ("arrays", "attributes", "text"),
-    [
-        ({}, {"direction": "reverse"}, "direction must be .*reverse.*batch.reverse"),
-        ({}, {"activations": ["HardSigmoid", "Tanh", "Tanh"]}, "activations must be .*hardsigmoid"),
-        ({"P": np.ones((1, 3 * H))}, {"input_forget": 1}, "P with input_forget must be False"),
-        ({"initial_h": np.ones((1, B, H))}, {}, "initial state must be zeros"),
-        ({"initial_c": np.ones((1, B, H))}, {}, "initial state must be zeros"),
-        ({"B": np.ones((1, 3))}, {}, "a block for each of 4 gates, got an array of 2 rows"),
-        (
-            {},
-            {"direction": "bidirectional"},
-            "W must be an array of 3 dimensions, of which the first is 2",
-        ),
-    ],
-)
-def test_refused_nodes_of_onnx(
-    arrays: dict[str, Any], attributes: dict[str, Any], text: str
-) -> None:
-    model = _onnx("LSTM", _onnx_arrays("lstm") | arrays, **attributes)
-    with pytest.raises((ArgumentError, ShapeError), match=text):
-        rl.convert_weights(model)
-    with pytest.raises(ArgumentError, match=r"node must be .*'node'"):
-        rl.convert_weights(model, node="other")
-
-
-def test_onnx_weights_that_are_no_constants() -> None:
-    model = _onnx(
-        "LSTM", _onnx_arrays("lstm") | {"P": np.ones((1, 3 * H)), "initial_h": np.zeros((1, B, H))}
-    )
-    model.graph.initializer.pop()  # an initial state may be an input
-    assert isinstance(rl.convert_weights(model), rl.nn.PeepholeLSTM)
-    for name in "PBRW":
-        assert model.graph.initializer.pop().name == name
-        with pytest.raises(ArgumentError, match=f"source: {name} must be a constant of the model"):
-            rl.convert_weights(model)
-    with pytest.raises(ArgumentError, match="activations must be"):
-        rl.convert_weights(
-            _onnx("RNN", {}, direction="bidirectional", activations=["Relu", "Tanh"])
-        )
+    expected = run_keras(kind, values, [arrays] * (2 if nested else 1))
+    np.testing.assert_allclose(output_of(layer, values), expected, rtol=0, atol=1e-12)
 
 
 class sLSTMCell_vanilla(torch.nn.Module):  # noqa: N801
@@ -399,8 +210,12 @@ def test_slstm_cells_are_accelerated(
     torch.testing.assert_close(rl.convert_weights(fast)(given)[0], layer(given)[0], rtol=0, atol=0)
     fast.config.input_shape = "SBGNH"
     torch.testing.assert_close(fast(given.transpose(0, 1)), cell(given))
+    converted = fast.forward
+    fast.forward = lambda *args: converted(*args)
     back = rl.unaccelerate(fast)
     assert type(back) is sLSTMCell_vanilla
+    torch.testing.assert_close(back(given, state), cell(given, state), rtol=0, atol=0)
+    del back.forward
     assert vars(back).keys() == vars(cell).keys()
 
 
@@ -449,6 +264,11 @@ def test_accelerated_slstm_can_be_pickled(monkeypatch: pytest.MonkeyPatch) -> No
     assert torch.equal(again(given)[0], fast(given)[0])
 
 
+FLAX = _flax("lstm", "ifgo", False, False)
+CIRCLE: dict[str, Any] = {}
+CIRCLE["params"] = CIRCLE
+
+
 @pytest.mark.parametrize(
     ("source", "kind", "text"),
     [
@@ -458,11 +278,11 @@ def test_accelerated_slstm_can_be_pickled(monkeypatch: pytest.MonkeyPatch) -> No
             "source must be a recurrent layer of Keras.*got a LSTM.*rl.accelerate",
         ),
         (None, None, "source must be"),
-        (_arrays("lstm"), None, "kind must be one of lstm"),
-        (_arrays("lstm"), "lstmm", "kind must be one of.*Pass lstm"),
-        (_arrays("lstm")[:1], "lstm", "source must be 2 arrays per direction.*got 1 arrays"),
+        (keras_arrays("lstm"), None, "kind must be one of lstm"),
+        (keras_arrays("lstm"), "lstmm", "kind must be one of.*Pass lstm"),
+        (keras_arrays("lstm")[:1], "lstm", "source must be 2 arrays per direction.*got 1 arrays"),
         (
-            _arrays("lstm") + _arrays("lstm", False),
+            keras_arrays("lstm") + keras_arrays("lstm", False),
             "lstm",
             "source must be 2 arrays per direction.*got 5 arrays",
         ),
@@ -471,9 +291,13 @@ def test_accelerated_slstm_can_be_pickled(monkeypatch: pytest.MonkeyPatch) -> No
             "lstm",
             r"source\[0\] must be a matrix .* not empty",
         ),
-        (_arrays("lstm"), "rnn_tanh", r"source must be arrays with weight_ih_l0 of shape \(5, 3\)"),
-        (_arrays("gru"), "gru_reset_before", r"source\[2\] must be .*got shape \(2, 15\)"),
-        (_arrays("gru_reset_before"), "gru", r"source\[2\] must be \(2, gates \* units,\)"),
+        (
+            keras_arrays("lstm"),
+            "rnn_tanh",
+            r"source must be arrays with weight_ih_l0 of shape \(5, 3\)",
+        ),
+        (keras_arrays("gru"), "gru_reset_before", r"source\[2\] must be .*got shape \(2, 15\)"),
+        (keras_arrays("gru_reset_before"), "gru", r"source\[2\] must be \(2, gates \* units,\)"),
         ([np.ones((3, 4)), np.ones(4)], "lstm", r"source\[1\] must be a matrix"),
         ([np.ones((3, 4)), "no array"], "lstm", r"source\[1\] must be numbers"),
         ([np.ones((3, 10)), np.ones((5, 10))], "gru", "a block for each of 3 gates"),
@@ -503,11 +327,81 @@ def test_accelerated_slstm_can_be_pickled(monkeypatch: pytest.MonkeyPatch) -> No
         ({"a": {}, "b": {}}, None, "source must be the parameters of an LSTM.*'a', 'b'"),
         (_flax("lstm", "ifgo", False, False), "gru", "kind must be one of lstm"),
         (_cell(function="lstm"), None, "function must be 'slstm', got 'lstm'"),
+        (
+            [*keras_arrays("lstm")[:2], np.ones(20, np.complex64)],
+            "lstm",
+            "source: bias_ih must be real numbers, got torch.complex64",
+        ),
+        (
+            [torch.ones(3, 20, device="meta"), torch.ones(5, 20)],
+            "lstm",
+            "source: weight_ih must be an array of numbers, got a tensor on meta",
+        ),
+        (
+            [torch.ones(3, 20).to(torch.float8_e5m2), torch.ones(5, 20).to(torch.float8_e5m2)],
+            "lstm",
+            "source must be of dtype float16, bfloat16, float32 or float64, got torch.float8_e5m2",
+        ),
+        (FLAX | {"pi": FLAX["ii"]}, None, "source must be the parameters of an LSTM.*'pi'"),
+        (
+            FLAX | _flax("gru", "rzn", False, False),
+            None,
+            "source must be the parameters of an LSTM.*'hn'",
+        ),
+        (FLAX | {"if_": FLAX["if"]}, None, "source must be the parameters of an LSTM.*'if_'"),
+        (
+            FLAX | {"if": FLAX["if"] | {"scale": 1}},
+            None,
+            "source: if must be a kernel, and a bias or none, got a dict with 'kernel', 'scale'",
+        ),
+        (FLAX | {"if": 3}, None, "source: if must be a kernel, .*got a int"),
+        (
+            FLAX | {"if": {"kernel": np.ones((2, H))}},
+            None,
+            r"source must be kernels of one shape, got kernels \(2, 5\), \(3, 5\)",
+        ),
+        (
+            FLAX | {"hf": FLAX["hf"] | {"bias": np.ones((1, H))}},
+            None,
+            r"source: hf.bias must be of shape \(5,\) on cpu.*got shape \(1, 5\)",
+        ),
+        (
+            {"forward_rnn": FLAX, "backward_rnn": FLAX, "other": {}},
+            None,
+            "source must be parameters with 'forward_rnn', 'backward_rnn' only",
+        ),
+        (
+            {"forward_rnn": FLAX, "backward_rnn": _flax("gru", "rzn", False, False)},
+            None,
+            "source must be cells of one kind in both directions, got gru and lstm",
+        ),
+        (CIRCLE, None, "source must be parameters, got a dict that contains itself"),
     ],
 )
 def test_mistakes(source: Any, kind: str | None, text: str) -> None:
     with pytest.raises((ArgumentError, ArgumentTypeError, ShapeError), match=text):
         rl.convert_weights(source, kind)
+
+
+def test_dtypes_that_differ() -> None:
+    kernel, recurrent, bias = keras_arrays("lstm")
+    bias[:] = 1e300
+    layer = rl.convert_weights([kernel, recurrent.astype(np.float32), bias], "lstm")
+    parameters = dict(layer.named_parameters())
+    assert {parameter.dtype for parameter in parameters.values()} == {torch.float64}
+    assert torch.equal(parameters["weight_ih_l0"], torch.as_tensor(kernel.T))
+    assert parameters["bias_ih_l0"].tolist() == [1e300] * 4 * H
+    nnx = {
+        "dense_i": {"kernel": kernel, "bias": bias},
+        "dense_h": {"kernel": recurrent.astype("f")},
+    }
+    assert rl.convert_weights(nnx).get_parameter("bias_ih_l0").tolist() == [1e300] * 4 * H
+    cell = _cell().float()
+    cell._bias_ = torch.nn.Parameter(torch.full((24,), 1e300, dtype=torch.float64))
+    assert rl.convert_weights(cell).get_parameter("bias_ih_l0").tolist() == [1e300] * 24
+    cell._bias_ = torch.nn.Parameter(torch.zeros(24, device="meta"))
+    with pytest.raises(ArgumentError, match=r"bias_ih must be an array of numbers.*meta"):
+        rl.convert_weights(cell)
 
 
 @pytest.mark.parametrize(

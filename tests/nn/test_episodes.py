@@ -164,6 +164,17 @@ def test_one_call_of_the_layer(kind: Any) -> None:
     assert type(rl.unaccelerate(rl.accelerate(model))) is kind
 
 
+def test_a_closure_over_a_converted_method_survives_unaccelerate() -> None:
+    model: Any = Policy()
+    given = torch.randn(3, 8, 3), model.states(3, 8), torch.rand(3, 8) < 0.4
+    expected = model(*given)
+    converted = rl.accelerate(model)._process_sequence
+    model._process_sequence = lambda *args: converted(*args)
+    torch.testing.assert_close(model(*given), expected)
+    rl.unaccelerate(model)
+    torch.testing.assert_close(model(*given), expected, rtol=0, atol=0)
+
+
 def test_models_that_are_left_unchanged() -> None:
     chosen = Module()
     chosen.recurrent_backend = "triton"

@@ -19,9 +19,9 @@ from raglane.cells import SLSTM, CellSpec
 from raglane.cells.slstm import SLSTMWeights
 from raglane.errors import ArgumentTypeError
 from raglane.native import missing_kernels
-from raglane.nn.recurrent.convert import slstm_weights
 from raglane.nn.recurrent.episodes import base_of_model
 from raglane.nn.recurrent.layer import RecurrentLayer
+from raglane.nn.recurrent.porting.xlstm import slstm_weights
 from raglane.nn.recurrent.stack import OPTIONS
 from raglane.nn.recurrent.torch_layers import GRU, LSTM, RNN
 
@@ -51,6 +51,10 @@ class _Accelerated(_Converted, RecurrentLayer):
 
     def forward(self, input: Any, hx: Any = None, **options: Any) -> Any:
         """See :meth:`~raglane.nn.recurrent.layer.RecurrentLayer.forward`."""
+        layer: Any = self
+        if not isinstance(layer, _Accelerated):
+            # A closure that replaces forward still calls this method after rl.unaccelerate.
+            return type(layer).forward(layer, input, hx, **options)
         if is_jit_traced() and not options:
             return _base_of(type(self)).forward(self, input, hx)
         # torch.compile skips forward of torch's layers, but would compile each function that it
@@ -66,15 +70,38 @@ class _Accelerated(_Converted, RecurrentLayer):
 _forward: Any = never_traced(RecurrentLayer.forward)
 
 
-class AcceleratedRNN(_Accelerated, RNN, torch.nn.RNN):
+class _AcceleratedRNNBase(_Accelerated):
+    """The base of the converted layers of torch."""
+
+    _update_flat_weights: Any
+    _flat_weights: Any
+    _flat_weights_names: Any
+    _flat_weight_refs: Any
+
+    def _replaced_weights(self) -> dict[str, Any]:
+        """Return the weights by name, read as often as torch's forward reads them: each reading is
+        a power iteration of spectral_norm.
+        """
+        before = self._flat_weights
+        self._update_flat_weights()
+        weights = [ref and ref() for ref in self._flat_weight_refs]
+        self._flat_weights = before  # a layer that keeps tensors of a graph cannot be copied
+        return dict(zip(self._flat_weights_names, weights, strict=True))
+
+    def reset_parameters(self) -> None:
+        """Initialise all parameters as torch does, with those of modules of a subclass."""
+        torch.nn.RNNBase.reset_parameters(self)  # type: ignore[arg-type]
+
+
+class AcceleratedRNN(_AcceleratedRNNBase, RNN, torch.nn.RNN):
     """A converted ``torch.nn.RNN``: an instance of both that class and Raglane's."""
 
 
-class AcceleratedLSTM(_Accelerated, LSTM, torch.nn.LSTM):
+class AcceleratedLSTM(_AcceleratedRNNBase, LSTM, torch.nn.LSTM):
     """A converted ``torch.nn.LSTM``: an instance of both that class and Raglane's."""
 
 
-class AcceleratedGRU(_Accelerated, GRU, torch.nn.GRU):
+class AcceleratedGRU(_AcceleratedRNNBase, GRU, torch.nn.GRU):
     """A converted ``torch.nn.GRU``: an instance of both that class and Raglane's."""
 
 
@@ -129,6 +156,10 @@ class AcceleratedSLSTM(_Accelerated):
         """Run the cell with its own arguments, or as a layer on another batch or with a layer's
         options.
         """
+        cell: Any = self
+        if not isinstance(cell, AcceleratedSLSTM):  # as in _Accelerated.forward
+            options |= {} if lengths is None else {"lengths": lengths}
+            return type(cell).forward(cell, input, state, **options)
         if not isinstance(input, torch.Tensor) or input.dim() != 3 or options:
             return RecurrentLayer.forward(self, input, state, lengths=lengths, **options)
         hx = state.unsqueeze(1).unbind() if isinstance(state, torch.Tensor) else state

@@ -105,11 +105,13 @@ class _TorchLayer(RecurrentLayer, torch.nn.RNNBase):
         # parameters.
         parameters, weights = self._parameters, []
         projects = self.proj_size > 0
+        replaced: dict[str, Any] = {}
         for names in self._all_weights:
             try:
                 parts: list[Any] = [parameters[name] for name in names]
             except KeyError:
-                parts = [getattr(self, name) for name in names]
+                replaced = replaced or self._replaced_weights()
+                parts = [replaced[name] for name in names]
             if not self.bias:
                 parts[2:2] = (None, None)
             elif len(parts) < 4:
@@ -119,6 +121,10 @@ class _TorchLayer(RecurrentLayer, torch.nn.RNNBase):
                 Weights(parts[0], parts[1], parts[2], parts[3], parts[-1] if projects else None)
             )
         return tuple(weights)
+
+    def _replaced_weights(self) -> dict[str, Any]:
+        """Return the weights by name, of which some are no parameters."""
+        return {name: getattr(self, name) for names in self._all_weights for name in names}
 
 
 def _check_proj_size(proj_size: Any, hidden_size: int, mode: str) -> int:

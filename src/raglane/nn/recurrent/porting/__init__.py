@@ -1,0 +1,1 @@
+"""Weights of other libraries, one file per source: Keras, Flax, ONNX, xlstm."""
