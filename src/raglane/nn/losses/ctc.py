@@ -22,6 +22,7 @@ from torch import Tensor
 from raglane import segments
 from raglane._utils.checks import check_flag, check_whole
 from raglane._utils.messages import quote
+from raglane._utils.tracing import is_jit_traced
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.nn.losses.comparison import (
     Reduction,
@@ -92,13 +93,14 @@ def ctc_loss(
     check_classes(targets, log_probs.values.shape[1], blank)
     check_untransformed("ctc_loss", "log_probs", [log_probs.values])
     values = log_probs.values.to(wide(log_probs.dtype))
-    shares = values.new_ones(len(log_probs))
+    shares = values.new_ones(log_probs._count)
     if weights is not None:
         shares = sequence_weights(weights, log_probs)
         without = segments.spread(shares == 0, log_probs.offsets, values.shape[0])
         values = values.masked_fill(without.unsqueeze(1), 0)
     labelled = targets.values.long(), targets.offsets, targets.host_lengths
-    need_shares = torch.is_grad_enabled() and values.requires_grad
+    # A trace may later run with gradients.
+    need_shares = is_jit_traced() or (torch.is_grad_enabled() and values.requires_grad)
     losses: Tensor
     losses, _ = _align(
         values, log_probs.offsets, log_probs.host_lengths, *labelled, blank, need_shares

@@ -18,6 +18,7 @@ from raglane._utils.tracing import (
     is_exporting,
     is_jit_traced,
     records_operators,
+    refuse_jit_trace,
 )
 from raglane.cells.spec import CellSpec
 from raglane.errors import ArgumentTypeError, DispatchError, RaglaneError, ShapeError
@@ -188,7 +189,7 @@ def run(
     if plan.is_jit_traced and not keeps_layout:
         rule = "a layer on backend 'torch': a trace records PyTorch's own operators, and only the sizes of this batch"
         fix = "use torch.export.export or torch.compile, or backend='torch' with a tensor without lengths"
-        raise DispatchError("torch.jit.trace", f"a layer {type(layer).__name__}", rule, fix)
+        refuse_jit_trace(f"a layer {type(layer).__name__}", rule, fix)
     pieces: Pieces | Tensor | None = None
     if resets is not None:
         check_resets(resets, input)
