@@ -24,6 +24,7 @@ from raglane.errors import (
     ArgumentError,
     ArgumentTypeError,
     DimensionError,
+    MistypedError,
     RaglaneError,
     ShapeError,
 )
@@ -306,8 +307,10 @@ def _fits(kind: Callable[[Any], Any], given: Any) -> bool:
 
 def check_count(name: str, given: Any) -> int:
     """Return a size as an int."""
-    if isinstance(given, bool) or not isinstance(given, Integral) or given < 1:
-        raise ArgumentError(name, quote(given), "a whole number of at least 1", "pass 1 or more")
+    is_whole = isinstance(given, Integral) and not isinstance(given, bool)
+    if not is_whole or given < 1:
+        error = ArgumentError if is_whole else MistypedError
+        raise error(name, quote(given), "a whole number of at least 1", "pass 1 or more")
     if int(given) >= 2**31:
         raise ArgumentError(name, quote(given), "at most 2**31 - 1", "pass a smaller one")
     return int(given)
@@ -336,7 +339,8 @@ def check_dtype(dtype: Any) -> None:
     """Raise if parameters cannot have a dtype."""
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         rule = "a floating-point dtype, or None for torch's default"
-        raise ArgumentError("dtype", quote(dtype), rule, "pass e.g. torch.float32")
+        error = ShapeError if isinstance(dtype, torch.dtype) else MistypedError
+        raise error("dtype", quote(dtype), rule, "pass e.g. torch.float32")
 
 
 def check_model(model: Any) -> None:
