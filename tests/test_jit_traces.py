@@ -17,6 +17,7 @@ import raglane as rl
 from raglane import packing
 from raglane.errors import DispatchError
 from raglane.native import missing_kernels
+from raglane.segments.indexing import place_rows
 
 Call = Callable[[Tensor, Tensor], Any]
 
@@ -288,3 +289,14 @@ def test_a_trace_of_the_packing_functions_of_torch_is_right() -> None:
     trace = torch.jit.trace(call, draw(EXAMPLE), check_trace=False)
     for lengths in OTHERS[:3]:
         torch.testing.assert_close(trace(*draw(lengths)), call(*draw(lengths)))
+
+
+def test_placed_rows_of_a_trace_are_written() -> None:
+    """Also if the example leaves no row free."""
+    trace = torch.jit.trace(
+        lambda rows, index: place_rows(rows, index, 4, 7.0),
+        (torch.ones(4, 2), torch.tensor([2, 0, 3, 1])),
+        check_trace=False,
+    )
+    placed = trace(torch.ones(2, 2), torch.tensor([2, 0]))
+    assert placed.tolist() == [[1, 1], [7, 7], [1, 1], [7, 7]]
