@@ -58,14 +58,15 @@ def test_infinite_elements(name: str, trains: bool) -> None:
     batch = rl.Ragged([torch.tensor(sequence).view(-1, 1).double() for sequence in sequences])
     with torch.no_grad():
         result = Pooling(name).train(trains)(batch)
-    plain = {
+    functions: dict[str, Callable[[Tensor], Tensor]] = {
         "last": lambda x: x[-1],
         "first": lambda x: x[0],
         "mean": lambda x: x.mean(0),
         "max": lambda x: x.amax(0),
         "logsumexp": lambda x: x.logsumexp(0),
-    }[name]
-    torch.testing.assert_close(result, torch.stack([plain(x) for x in batch]), equal_nan=True)
+    }
+    expected = torch.stack([functions[name](sequence) for sequence in batch])
+    torch.testing.assert_close(result, expected, equal_nan=True)
 
 
 @pytest.mark.parametrize("name", NAMES)
