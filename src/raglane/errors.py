@@ -20,7 +20,8 @@ PyTorch raises ``RuntimeError`` if shapes disagree and ``ValueError`` otherwise.
 is both, so code written for PyTorch's errors keeps working. For the same reason a
 :class:`ShapeError` about an index or a dimension is also an ``IndexError``, and an
 :class:`ArgumentTypeError` of :mod:`raglane.packing` is also an ``AttributeError`` and a
-``RuntimeError``.
+``RuntimeError``, and an :class:`ArgumentError` about a size of the wrong type, such as
+``LSTM(3.0, 4)``, is also an :class:`ArgumentTypeError`.
 
 Every message is one line of printable characters: file contents and arguments in it can neither add
 lines to a log nor control a terminal.
@@ -151,6 +152,10 @@ class ArgumentTypeError(RaglaneError, TypeError):
 
 class KindError(ArgumentTypeError, AttributeError, RuntimeError):
     """An argument of a function in :mod:`raglane.packing` has the wrong type (internal)."""
+
+
+class MistypedError(ArgumentError, ArgumentTypeError):
+    """A size or dtype of a layer has the wrong type, for which torch raises TypeError (internal)."""
 
 
 class DivergedError(RaglaneError):

@@ -321,6 +321,8 @@ def test_a_target_is_no_label(tmp_path: Path) -> None:
             ["UTF-8", "got the class 'caf"],
         ),
         (HEADER + "1,٣:2,3:a\n", 11, ["'٣' as channel 0, step 1"]),
+        (HEADER + "1,2:2,1_000:a\n", 11, ["'1_000' as channel 1, step 1"]),
+        (HEADER + "1,2:2,1_0e1_0:a\n", 11, ["'1_0e1_0' as channel 1, step 1"]),
         (HEADER, None, ["no line after @data"]),
         ("@dimensions 2\n", None, ["no line @data"]),
         ("\n \n", None, ["an empty file"]),
@@ -411,6 +413,14 @@ def test_a_damaged_gzip_or_npz_file(tmp_path: Path) -> None:
             ["an array 'y' of shape (4,), with 3 sequences"],
         ),
         ({"x": np.zeros((5, 2)), "offsets": [0, 4, 2]}, ["offsets"]),
+        (
+            {"x": np.zeros((5, 2)), "offsets": [2, 4, 5]},
+            ["begin with 0 and never fall", "[2, 4, 5"],
+        ),
+        ({"x": np.zeros((5, 2)), "offsets": [-1, 4, 5]}, ["begin with 0 and never fall"]),
+        ({"x": np.zeros((5, 2)), "offsets": [0]}, ["begin with 0 and never fall"]),
+        ({"x": np.zeros((5, 2)), "offsets": [0.0, 2.0, 5.0]}, ["begin with 0 and never fall"]),
+        ({"x": np.zeros((5, 2)), "lengths": [[2, 3]]}, ["got lengths"]),
         (
             {"x": np.zeros((5, 2)), "lengths": [3, 3]},
             ["shape (5, 2), with 2 sequences of 6 elements", "the lengths"],

@@ -140,6 +140,23 @@ def test_dropout_acts_only_in_training() -> None:
     assert torch.equal(layer.train()(batch).values, layer.out_proj.bias.expand_as(mean))
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+@pytest.mark.parametrize("trains", [True, False])
+@pytest.mark.parametrize("is_cross", [True, False])
+def test_causal_attention_never_reads_the_future(
+    is_cross: bool, trains: bool, dropout: float
+) -> None:
+    torch.manual_seed(0)
+    layer = rl.nn.Attention(4, 2, causal=True, dropout=dropout).train(trains)
+    values = torch.randn(8, 4, requires_grad=True)
+    query = rl.Ragged.from_flat(torch.randn(8, 4), lengths=[5, 3])
+    memory = query.with_values(values)
+    out = layer(query, memory) if is_cross else layer(memory)
+    for row in (0, 2, 5, 6):
+        (gradient,) = torch.autograd.grad(out.values[row].sum(), values, retain_graph=True)
+        assert torch.count_nonzero(gradient[row + 1 :]) == 0
+
+
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize("is_cross", [True, False])
 def test_compiled(is_cross: bool) -> None:

@@ -298,6 +298,10 @@ CIRCLE["params"] = CIRCLE
         ),
         (keras_arrays("gru"), "gru_reset_before", r"source\[2\] must be .*got shape \(2, 15\)"),
         (keras_arrays("gru_reset_before"), "gru", r"source\[2\] must be \(2, gates \* units,\)"),
+        *(
+            ([*keras_arrays("gru")[:2], np.ones((count, 15))], "gru", rf"got shape \({count}, 15\)")
+            for count in (1, 3)
+        ),
         ([np.ones((3, 4)), np.ones(4)], "lstm", r"source\[1\] must be a matrix"),
         ([np.ones((3, 4)), "no array"], "lstm", r"source\[1\] must be numbers"),
         ([np.ones((3, 10)), np.ones((5, 10))], "gru", "a block for each of 3 gates"),

@@ -15,7 +15,7 @@ from torch import nn
 import raglane as rl
 from every_layer import GATED, KINDS, D, H, Kind, a_batch, assert_same, build, results_of
 from raglane.cells import CELLS
-from raglane.errors import RaglaneError
+from raglane.errors import ArgumentError, RaglaneError
 
 LENGTHS = [2, 0, 3]
 OURS = [kind for kind in KINDS if kind.layer not in ("RNN", "LSTM", "GRU")]
@@ -47,6 +47,41 @@ def test_arguments_have_torchs_order(kind: Kind) -> None:
             D, H, 1, *before, True, False, 0.0, False, "meta", torch.bfloat16, **options
         )
         assert {(p.device.type, p.dtype) for p in placed.parameters()} == {("meta", torch.bfloat16)}
+
+
+MISTYPED: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
+    *(((size, H), {}) for size in (3.0, "3", None, [3], torch.tensor(3))),
+    *(((D, size), {}) for size in (4.0, "10", None, torch.tensor(4))),
+    *(((D, H), {"num_layers": count}) for count in (1.0, "1")),
+    *(((D, H), {"proj_size": size}) for size in (2.0, "2")),
+    ((D, H), {"dtype": "float32"}),
+    ((D, H), {"dtype": torch.int64}),
+    *(((size, H), {}) for size in (0, -1)),
+    *(((D, size), {}) for size in (0, -1)),
+    *(((D, H), options) for options in ({"num_layers": 0}, {"dropout": 2.0}, {"dropout": "a"})),
+    ((D, H), {"proj_size": H}),
+]
+
+
+@pytest.mark.parametrize(("sizes", "options"), MISTYPED)
+def test_a_wrong_argument_raises_the_type_of_torch_and_ours(
+    sizes: tuple[Any, ...], options: dict[str, Any]
+) -> None:
+    for name in ("LSTM",) if "proj_size" in options else ("RNN", "LSTM", "GRU"):
+        with pytest.raises(Exception) as theirs:  # noqa: PT011
+            getattr(nn, name)(*sizes, **options)
+        with pytest.raises(ArgumentError, match=r"^\w+ must be .*, got .*\. \w") as ours:
+            getattr(rl.nn, name)(*sizes, **options)
+        if theirs.type is not AssertionError:
+            assert isinstance(ours.value, theirs.type)
+
+
+@pytest.mark.parametrize("kind", OURS)
+def test_a_size_of_the_wrong_type_is_a_type_error_too(kind: Kind) -> None:
+    for sizes in ((3.0, H), (D, "4")):
+        with pytest.raises(TypeError) as raised:
+            getattr(rl.nn, kind.layer)(*sizes, **kind.options)
+        assert isinstance(raised.value, ArgumentError)
 
 
 @pytest.mark.parametrize(("both", "bias"), [(True, False), (False, True)])

@@ -49,6 +49,26 @@ def build(name: str) -> nn.Module:
 NAMES = [*POOLINGS, "attention, 3 heads"]
 
 
+@pytest.mark.parametrize("trains", [True, False])
+@pytest.mark.parametrize("name", ["last", "first", "mean", "max", "logsumexp"])
+def test_infinite_elements(name: str, trains: bool) -> None:
+    """In evaluation, some poolings are computed element after element."""
+    low, high = -torch.inf, torch.inf
+    sequences = [[low], [low, low], [low, 2.0, low], [high], [1.0, high], [high, low], [2.0, 3.0]]
+    batch = rl.Ragged([torch.tensor(sequence).view(-1, 1).double() for sequence in sequences])
+    with torch.no_grad():
+        result = Pooling(name).train(trains)(batch)
+    functions: dict[str, Callable[[Tensor], Tensor]] = {
+        "last": lambda x: x[-1],
+        "first": lambda x: x[0],
+        "mean": lambda x: x.mean(0),
+        "max": lambda x: x.amax(0),
+        "logsumexp": lambda x: x.logsumexp(0),
+    }
+    expected = torch.stack([functions[name](sequence) for sequence in batch])
+    torch.testing.assert_close(result, expected, equal_nan=True)
+
+
 @pytest.mark.parametrize("name", NAMES)
 @example(lengths=[])
 @example(lengths=[0, 0])

@@ -548,3 +548,30 @@ def test_the_kernel_checks_lengths(frames: list[int], labels: list[int], rows: i
 def test_the_kernel_checks_tensors(emissions: Tensor, frames: Tensor, rule: str) -> None:
     with pytest.raises((ArgumentError, ShapeError), match=rule):
         kernels.align(emissions, frames, torch.tensor([1]), False, True)
+
+
+@pytest.mark.parametrize("is_linear", [True, False])
+def test_a_target_without_an_alignment_has_an_infinite_loss_and_no_gradient(
+    is_linear: bool,
+) -> None:
+    """It visits no pair of a frame and a label."""
+    torch.manual_seed(0)
+    linear = torch.nn.Linear(5, 4)
+    with torch.no_grad():
+        linear.bias[2] = -torch.inf
+    encoder, predictor = torch.randn(6, 5), torch.randn(5, 5)
+    inputs = [encoder.requires_grad_(), predictor.requires_grad_(), linear.weight]
+    loss = rl.nn.rnnt_loss(
+        rl.Ragged.from_flat(encoder, lengths=[4, 2]),
+        rl.Ragged.from_flat(predictor, lengths=[3, 2]),
+        rl.Ragged([[1, 2], [3]]),
+        linear if is_linear else lambda frames, states: linear(torch.tanh(frames + states)),
+        reduction="none",
+    )
+    assert loss[0] == torch.inf
+    assert loss[1].isfinite()
+    for gradient in torch.autograd.grad(loss[0], inputs, retain_graph=True):
+        assert torch.count_nonzero(gradient) == 0
+    for gradient in torch.autograd.grad(loss[1], inputs):
+        assert torch.count_nonzero(gradient)
+        assert gradient.isfinite().all()

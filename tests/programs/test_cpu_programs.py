@@ -477,3 +477,28 @@ def test_products_of_rows_by_themselves() -> None:
         times(torch.zeros(2, 2), torch.zeros(3, 2))
     with pytest.raises(RaglaneError, match=r"elements\[0\] must be .*got shape"):
         times(torch.zeros(2, 3), torch.zeros(1, 3, 2))
+
+
+def test_blocks_out_of_order_are_refused() -> None:
+    """Inputs would be exchanged."""
+    operators, kernels = library.operators(), library.library()
+    if operators is None:
+        pytest.skip("the operators are missing")
+    blocks = (Block("element", 3, 0), Block("element", 3, 1), Block("local", 3))
+    operands = (Operand(0), Operand(1))
+    step = Instruction("sub", (Operand(2),), operands, 3)
+    code = programs.encode(Program(blocks, (), (step,), ((Operand(2), 3),), ())).code
+    settings = kernels.numbers[kernels.isa], kernels.flags, 1, True
+    tensors = [torch.ones(4, 3), torch.zeros(4, 3)]
+
+    def call(*indices: int) -> list[Tensor]:
+        changed = code.clone()
+        changed[[8, 11]] = torch.tensor(indices)
+        found: list[Tensor] = operators[2](
+            changed, torch.tensor([0, 4]), tensors, [None], *settings
+        )
+        return found
+
+    assert torch.equal(call(0, 1)[0], tensors[0])
+    for indices in ((1, 0), (0, 0), (1, 1), (0, 2)):
+        assert call(*indices) == []

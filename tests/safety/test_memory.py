@@ -122,7 +122,7 @@ def test_changed_attributes() -> None:
             return layer(batch())
 
         new, used = (same_refusals(partial(run, calls=calls)) for calls in (0, 1))
-        assert new[0] in (ShapeError, ArgumentError)
+        assert issubclass(new[0], ArgumentError)
         assert used == new, name
     without = lstm("cpu", bias=False)
     without.bias = True

@@ -562,6 +562,11 @@ def test_predictions_of_the_protocol(client: TestClient, run: rl.Run) -> None:
     outputs = {one["name"]: one for one in answer["outputs"]}
     assert outputs["prediction"]["datatype"] == "BYTES"
     assert outputs["prediction"]["data"][-1] == run.predict([walk])["prediction"][0]
+    tensor = {"name": "frames", "shape": [20, 2], "datatype": "FP32", "data": [0.5] * 40}
+    for names in (["prediction"], ["p_up", "prediction"], ["other"], []):
+        body = {"inputs": [tensor], "outputs": [{"name": name} for name in names]}
+        chosen = client.post("/v2/models/run/infer", json=body).json()["outputs"]
+        assert {one["name"] for one in chosen} == {*names} & {*outputs}
     described = client.get("/v2/models/run").json()
     assert described["inputs"] == [{"name": "frames", "datatype": "FP32", "shape": [-1, 2]}]
     assert client.get("/v2").json()["extensions"] == ["sequence"]
@@ -640,6 +645,8 @@ def test_tokens_and_origins(run: rl.Run) -> None:
             {},
             {"authorization": "Bearer secre"},
             {"authorization": "x"},
+            {"authorization": "Basic secret"},
+            {"authorization": "secret"},
         ]
         for headers, code in (*((other, 401) for other in others), (own, 200)):
             for path in ("/metrics", "/v2/models/run", "/openapi.json"):
@@ -862,9 +869,10 @@ def test_pages(client: TestClient) -> None:
 
 
 def test_a_failed_engine_is_unhealthy() -> None:
+    """Also if another one works."""
     engine = _engine()
-    with TestClient(_app({"layer": engine})) as client:
-        with client.websocket_connect("/stream") as stream:
+    with TestClient(_app({"layer": engine, "other": _engine()})) as client:
+        with client.websocket_connect("/stream?model=layer") as stream:
             engine._error = RuntimeError("out of memory")
             stream.send_json({"frames": [[1, 2, 3]]})
             assert "out of memory" in str(stream.receive())

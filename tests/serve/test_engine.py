@@ -540,6 +540,17 @@ def test_statistics() -> None:
     assert 0 < stats["step_ms"]["p50"] <= stats["step_ms"]["p99"] <= stats["step_ms"]["most"]
 
 
+def test_frames_that_are_left_wait_from_the_step_before() -> None:
+    engine = engine_of(chunk=1, max_queue=9)
+    engine.open().push(torch.randn(9, 3))
+    time.sleep(0.3)
+    for _ in range(9):
+        engine.step()
+    waits = engine.stats()["queue_ms"]
+    assert waits["most"] >= 300
+    assert waits["p50"] < 150
+
+
 class Doubled(nn.LSTM):
     """A subclass that changes the output of torch's layer."""
 

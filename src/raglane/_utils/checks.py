@@ -24,6 +24,7 @@ from raglane.errors import (
     ArgumentError,
     ArgumentTypeError,
     DimensionError,
+    MistypedError,
     RaglaneError,
     ShapeError,
 )
@@ -318,8 +319,10 @@ def _converts(kind: Callable[[Any], Any], value: Any) -> bool:
 
 def check_count(name: str, value: Any) -> int:
     """Return a size as an int."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
-        raise ArgumentError(name, quote(value), "a whole number of at least 1", "pass 1 or more")
+    is_whole = isinstance(value, Integral) and not isinstance(value, bool)
+    if not is_whole or value < 1:
+        error = ArgumentError if is_whole else MistypedError
+        raise error(name, quote(value), "a whole number of at least 1", "pass 1 or more")
     if int(value) >= 2**31:
         raise ArgumentError(name, quote(value), "at most 2**31 - 1", "pass a smaller one")
     return int(value)
@@ -348,7 +351,8 @@ def check_dtype(dtype: Any) -> None:
     """Raise if parameters cannot have a dtype."""
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         rule = "a floating-point dtype, or None for torch's default"
-        raise ArgumentError("dtype", quote(dtype), rule, "pass e.g. torch.float32")
+        error = ShapeError if isinstance(dtype, torch.dtype) else MistypedError
+        raise error("dtype", quote(dtype), rule, "pass e.g. torch.float32")
 
 
 def check_model(model: Any) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from raglane.errors import ArgumentError
+from raglane.errors import ArgumentError, DispatchError
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -42,6 +42,31 @@ def never_traced(function: Callable[P, R]) -> Callable[P, R]:
             outside: Callable[P, R] = torch.compiler.disable(function)
             return outside(*args, **kwargs)
         return function(*args, **kwargs)
+
+    return call
+
+
+_OF_TENSORS = (
+    "called with a function of tensors and their sizes: a trace repeats the numbers that Python or"
+    " C reads, such as the lengths of this batch"
+)
+_OUTSIDE = "call it outside of the trace, or use torch.compile"
+
+
+def refuse_jit_trace(got: str, rule: str = _OF_TENSORS, fix: str = _OUTSIDE) -> None:
+    """Raise within :func:`torch.jit.trace`, which records only torch's operators."""
+    if is_jit_traced():
+        raise DispatchError("torch.jit.trace", got, rule, fix)
+
+
+def never_recorded(function: Callable[P, R], fix: str = _OUTSIDE) -> Callable[P, R]:
+    """Make ``torch.compile`` break the graph at a function, and ``torch.jit.trace`` refuse it."""
+    outside = never_traced(function)
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        refuse_jit_trace(f"a call of {function.__qualname__}", fix=fix)
+        return outside(*args, **kwargs)
 
     return call
 

@@ -15,6 +15,7 @@ from raglane._utils.checks import as_tensor, check_tensor, check_unmasked
 from raglane._utils.messages import quote
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.ragged import Ragged
+from raglane.segments import lengths_of
 
 # The kind of a sample is the first class that it is an instance of. The order matters: NumPy's
 # strings are str, some of its numbers are float or complex but keep their dtype, and bool is an
@@ -218,9 +219,7 @@ def _tensors(samples: Sequence[Tensor], field: str) -> Ragged | Tensor:
     )
     if not shapes[0]:
         return torch.stack(tuple(samples))
-    return Ragged.from_flat(
-        torch.cat(tuple(samples)), lengths=torch.tensor([shape[0] for shape in shapes])
-    )
+    return Ragged.from_flat(torch.cat(tuple(samples)), lengths=lengths_of(samples))
 
 
 def _arrays(given: Sequence[Any], field: str) -> Ragged | Tensor:

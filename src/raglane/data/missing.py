@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 from raglane._utils.messages import argument, quote
+from raglane._utils.tracing import refuse_jit_trace
 from raglane.data.records import place_of
 from raglane.errors import DataError, ShapeError
 from raglane.ragged import Ragged
@@ -142,6 +143,7 @@ def observations(batch: Ragged, gaps: Ragged | None = None) -> Ragged:
         [[1.0, 0.0, 0.0], [1.0, 1.0, 2.0], [3.0, 0.0, 2.5]]
     """
     check_ragged("batch", batch)
+    refuse_jit_trace("a call of observations")
     if len(batch.features) != 1 or not batch.values.is_floating_point():
         got = f"{batch.values.dtype} values of shape {tuple(batch.values.shape)}"
         raise ShapeError(

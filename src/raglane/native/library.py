@@ -26,7 +26,7 @@ from torch import Tensor
 
 from raglane._utils import forks
 from raglane._utils.messages import warn_caller
-from raglane._utils.tracing import constant_when_traced
+from raglane._utils.tracing import constant_when_traced, refuse_jit_trace
 from raglane.errors import ArgumentError, MissingExtraError
 
 ABI = 19
@@ -380,6 +380,7 @@ _messages = _Messages()
 
 def call(name: str, *args: Any) -> None:
     """Call a function of the library, e.g. with the fields of its struct; raise if it fails."""
+    refuse_jit_trace("a call of raglane's cpu kernels")
     buffer = _messages.buffer
     status = getattr(library().handle, name)(*args, buffer, _MESSAGE)
     if status != 0:

@@ -24,7 +24,7 @@ from raglane._utils.checks import (
 )
 from raglane._utils.memory import check_pairs
 from raglane._utils.messages import quote
-from raglane._utils.tracing import is_exporting, never_traced
+from raglane._utils.tracing import is_exporting, never_traced, refuse_jit_trace
 from raglane.errors import ArgumentError, ShapeError
 from raglane.nn.linear import RowLinear, row_linear
 from raglane.ragged import Ragged
@@ -206,6 +206,7 @@ def _attend(
     """Return sums of values, as ``queries`` (N, heads, D), weighted by keys; ``pairs`` (M, 2,
     heads, D) has both.
     """
+    refuse_jit_trace("a layer Attention")
     if is_exporting():
         rule, fix = (
             "called outside of torch.export, whose graph would have fixed lengths",

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from raglane._utils.checks import check_storage
-from raglane._utils.tracing import has_tangent, never_traced, records_operators
+from raglane._utils.tracing import has_tangent, never_traced, records_operators, refuse_jit_trace
 from raglane.packing import rows
 from raglane.packing.checks import read_padded, read_padding_side
 from raglane.packing.layouts import inverse, packed_layout
@@ -29,6 +29,7 @@ def pack_flat(values: Tensor, offsets: Tensor, lengths: Tensor) -> PackedSequenc
     """Return flat values as a pack with ``sorted_indices``; does not wait, because ``lengths`` are
     on the CPU.
     """
+    refuse_jit_trace("a conversion to a PackedSequence")
     index, batch_sizes, sorted_indices = packed_layout(lengths, offsets)
     return PackedSequence(
         take_rows(values, index), batch_sizes, sorted_indices, inverse(sorted_indices)
@@ -52,6 +53,7 @@ class Flattened(NamedTuple):
 
 def flatten_packed(packed: PackedSequence, argument: str = "packed") -> Flattened:
     """Convert a PackedSequence; errors call it ``argument``."""
+    refuse_jit_trace("a conversion of a PackedSequence")
     if isinstance(packed, PackedSequence) and (moved := rows.flatten_packed(packed)) is not None:
         values, layout = moved
         return Flattened(values, layout.offsets, None, layout.from_flat)
@@ -75,6 +77,7 @@ def flatten_padded(
     argument: str = "padded",
 ) -> Flattened:
     """Convert a padded batch; errors call it ``argument``."""
+    refuse_jit_trace("a conversion of a padded batch")
     left = read_padding_side(padding_side)
     if not left:
         if records_operators() and not has_tangent([padded]):

@@ -5,14 +5,15 @@ differences.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import ParamSpec, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from raglane._utils.tracing import never_traced
+from raglane._utils.tracing import never_recorded, refuse_jit_trace
 from raglane.packing.checks import (
     check_range,
     raise_unfit,
@@ -44,6 +45,15 @@ from raglane.segments.indexing import place_joined_rows, place_rows, take_rows
 # sequences and padding.
 _WIDE = 8
 _MANY = 65536
+
+_IN_A_TRACE = "trace the function of torch.nn.utils.rnn in its place, or use torch.compile"
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _never_recorded(function: Callable[P, R]) -> Callable[P, R]:
+    """:func:`never_recorded`, with the function that a trace can record."""
+    return never_recorded(function, _IN_A_TRACE)
 
 
 # -- the order of a pack
@@ -135,6 +145,7 @@ def invert_permutation(permutation: Tensor | None) -> Tensor | None:
         >>> invert_permutation(torch.tensor([2, 0, 1]))
         tensor([1, 2, 0])
     """
+    refuse_jit_trace("a call of invert_permutation", fix=_IN_A_TRACE)
     return None if permutation is None else inverse(read_permutation(permutation))
 
 
@@ -142,7 +153,7 @@ def invert_permutation(permutation: Tensor | None) -> Tensor | None:
 # -------------------------------------------------------------------------------------------------
 
 
-@never_traced
+@_never_recorded
 def pack_padded_sequence(
     input: Tensor,
     lengths: Tensor | Iterable[int],
@@ -196,7 +207,7 @@ def pack_padded_sequence(
     )
 
 
-@never_traced
+@_never_recorded
 def pad_packed_sequence(
     sequence: PackedSequence,
     batch_first: bool = False,
@@ -247,7 +258,7 @@ def pad_packed_sequence(
 # ------------------------------------------------------------------------------------------------
 
 
-@never_traced
+@_never_recorded
 def pad_sequence(
     sequences: Tensor | Iterable[Tensor],
     batch_first: bool = False,
@@ -326,7 +337,7 @@ def _split(values: Tensor, lengths: Tensor) -> list[Tensor]:
     return list(values.unsafe_split_with_sizes(lengths.tolist())) if lengths.shape[0] else []
 
 
-@never_traced
+@_never_recorded
 def unpad_sequence(
     padded_sequences: Tensor, lengths: Tensor | Iterable[int], batch_first: bool = False
 ) -> list[Tensor]:
@@ -357,7 +368,7 @@ def unpad_sequence(
     return _split(flat.values, flat.host_lengths())
 
 
-@never_traced
+@_never_recorded
 def pack_sequence(
     sequences: Tensor | Iterable[Tensor], enforce_sorted: bool = True
 ) -> PackedSequence:
@@ -396,7 +407,7 @@ def pack_sequence(
     return _pack(flat, starts, (0, 1), batch_sizes, sorted_indices)
 
 
-@never_traced
+@_never_recorded
 def unpack_sequence(packed_sequences: PackedSequence) -> list[Tensor]:
     """Split a pack into its sequences; waits once for a device, like :func:`pad_packed_sequence`.
 

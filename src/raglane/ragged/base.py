@@ -9,7 +9,7 @@ from torch import Tensor
 
 from raglane import segments
 from raglane._utils.checks import check_device, check_tensor, check_unchanged, check_value
-from raglane._utils.tracing import is_jit_traced, records_operators
+from raglane._utils.tracing import is_jit_traced, records_operators, refuse_jit_trace
 from raglane.errors import ShapeError
 
 
@@ -159,6 +159,7 @@ class FlatBatch:
         """The longest length; 0 for an empty batch. Waits for a GPU if the lengths are only
         there.
         """
+        refuse_jit_trace("the longest length of a Ragged")
         lengths = self.host_lengths
         return int(lengths.max()) if lengths.numel() else 0
 
@@ -203,6 +204,7 @@ class FlatBatch:
         return torch.arange(self.max_length, device=self.device) < self.lengths.unsqueeze(1)
 
     def _host_offsets(self) -> Tensor:
+        refuse_jit_trace("an index of sequences")
         return (
             self._offsets
             if self._offsets.is_cpu

@@ -19,7 +19,7 @@ from raglane._utils.checks import (
     read_integers,
     read_values,
 )
-from raglane._utils.tracing import index_arithmetic, records_operators
+from raglane._utils.tracing import index_arithmetic, records_operators, refuse_jit_trace
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.packing.convert import flatten_packed, flatten_padded, pack_flat
 from raglane.packing.rows import flat_to_padded
@@ -204,6 +204,7 @@ class Conversions(FlatBatch):
             >>> Ragged([torch.tensor([1, 2]), torch.tensor([3])]).to_list()
             [tensor([1, 2]), tensor([3])]
         """
+        refuse_jit_trace("a list of the sequences of a Ragged")
         return list(torch.split(self._values, self.host_lengths.tolist())) if len(self) else []
 
     def to_padded(
@@ -309,6 +310,7 @@ class Conversions(FlatBatch):
             >>> values.tolist(), offsets.tolist()
             ([1, 2, 3], [0, 2, 3])
         """
+        refuse_jit_trace("a conversion to NumPy")
         return self._values.numpy(force=True), self.offsets.numpy(force=True)
 
     def to_arrow(self) -> Any:
@@ -323,6 +325,7 @@ class Conversions(FlatBatch):
             >>> Ragged([[1, 2], [3]]).to_arrow().to_pylist()
             [[1, 2], [3]]
         """
+        refuse_jit_trace("a conversion to Arrow")
         return to_arrow(self._values, self.offsets)
 
 

@@ -17,7 +17,7 @@ from raglane._utils.checks import as_tensor, check_offsets, check_tensor, check_
 from raglane._utils.messages import quote, require
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.ragged.base import FlatBatch
-from raglane.segments import element_index, offsets_from_lengths
+from raglane.segments import element_index, lengths_of, offsets_from_lengths
 
 # -- arguments of other kinds
 # --------------------------------------------------------------------------------------------------
@@ -69,8 +69,7 @@ def from_list(sequences: Iterable[Any]) -> tuple[Tensor, Tensor]:
             nothing if is_bare else tensor for tensor, is_bare in zip(tensors, bare, strict=True)
         ]
     _check_alike(tensors, typical)
-    lengths = torch.tensor([tensor.shape[0] for tensor in tensors], dtype=torch.int64, device="cpu")
-    return torch.cat(tensors), lengths
+    return torch.cat(tensors), lengths_of(tensors)
 
 
 def _no_list(sequences: Any) -> ArgumentTypeError:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from raglane import segments
 from raglane._utils.checks import check_device, check_flag, check_tensor, check_whole, read_index
+from raglane._utils.tracing import refuse_jit_trace
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.ragged.base import FlatBatch
 from raglane.ragged.interop import conversion_of
@@ -342,6 +343,7 @@ class SequenceOperations(FlatBatch):
 
     def _slices(self, starts: Tensor, host_lengths: Tensor, repeats: bool = False) -> Self:
         """Return a batch of slices of the flat values; ``repeats`` if slices may overlap."""
+        refuse_jit_trace("a choice of elements by their lengths")
         total = int(host_lengths.sum())
         index = segments.element_index(
             starts, host_lengths.to(starts.device, non_blocking=True), total

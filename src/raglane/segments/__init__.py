@@ -13,6 +13,7 @@ values. Callers compute the offsets, or check them (:func:`raglane._utils.checks
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -51,6 +52,14 @@ def offsets_from_lengths(lengths: Tensor) -> Tensor:
 def lengths_from_offsets(offsets: Tensor) -> Tensor:
     """Return the length of each sequence, ``(B,)``."""
     return offsets.diff()
+
+
+def lengths_of(sequences: Sequence[Tensor]) -> Tensor:
+    """Return the lengths of sequences, ``(B,)`` int64 on the CPU."""
+    lengths = [sequence.shape[0] for sequence in sequences]
+    if is_jit_traced():  # sizes are tensors, which a trace records
+        return torch.stack([torch.as_tensor(length) for length in lengths])
+    return torch.tensor(lengths, dtype=torch.int64, device="cpu")
 
 
 def segment_ids(offsets: Tensor, total: int) -> Tensor:

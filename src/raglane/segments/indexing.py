@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from raglane._utils.tracing import index_arithmetic, is_exporting, is_transformed
+from raglane._utils.tracing import index_arithmetic, is_exporting, is_jit_traced, is_transformed
 
 # Up to this many numbers, the overhead of a call dominates, which is smaller for torch's backward
 # pass than for one in Python. Not compared in an export, whose graph would be refused for sizes on
@@ -99,13 +99,15 @@ def _needs_function(values: Tensor) -> bool:
 
 def _place(values: Tensor, index: Tensor, size: int, fill: float) -> Tensor:
     shape = (size, *values.shape[1:])
-    if values.is_cpu and not torch.compiler.is_compiling() and values.numel() > _FEW:
+    is_recorded = torch.compiler.is_compiling() or is_jit_traced()
+    if values.is_cpu and not is_recorded and values.numel() > _FEW:
         values = values.resolve_neg().resolve_conj().contiguous()
         wide = _widest(values)
         if wide is not values.dtype and not _is_differentiated(values):
             return _place_wide(values, index, size, fill, wide).view(shape)
-    # Not compared in a graph, where a product of sizes that is 0 confuses torch's solver.
-    if not torch.compiler.is_compiling() and size == index.shape[0]:
+    # Not compared in a graph, where a product of sizes that is 0 confuses torch's solver, nor in a
+    # trace, which runs with indexes that leave other rows free.
+    if not is_recorded and size == index.shape[0]:
         placed = values.new_empty(shape)
     elif fill == 0:
         placed = values.new_zeros(shape)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from raglane._utils.checks import check_unchanged
 from raglane._utils.messages import quote
+from raglane._utils.tracing import is_jit_traced
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.native import library
 from raglane.native.library import DTYPES, call, program_preamble
@@ -113,7 +114,8 @@ def _run_by_operator(
         return None
     reused = [over.get(index) for index in range(len(encoded.program.outputs))]
     new = len(reused) - len(over) + len(encoded.shapes[2])
-    if operators is None or not new:  # no results are those of a failure
+    # torch's tracer cannot record such a call, and ends the process.
+    if is_jit_traced() or operators is None or not new:  # no results are those of a failure
         return None
     settings = kernels.numbers[kernels.isa], kernels.flags, kernels.threads(), ascending
     try:

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from raglane import segments
 from raglane._utils.checks import check_unchanged
 from raglane._utils.messages import warn_caller
-from raglane._utils.tracing import are_transformed, has_tangent, records_operators
+from raglane._utils.tracing import are_transformed, has_tangent, is_jit_traced, records_operators
 from raglane.cells.module import ModuleCell
 from raglane.cells.regularised import Marked
 from raglane.cells.spec import CellSpec
@@ -120,6 +120,8 @@ class ProgramBackend:
 
 def _unsupported(traits: Traits, device: str) -> str | None:
     """Return why no program runs here, whatever the step is."""
+    if is_jit_traced():
+        return "a trace of torch.jit records PyTorch's own operators"
     if traits.device.type != device:
         return (
             f"programs do not run on {traits.device}"

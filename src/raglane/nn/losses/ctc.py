@@ -105,13 +105,14 @@ def ctc_loss(
             ignored = sequence_weights(weights, log_probs) == 0
             sums = sums.masked_fill(segments.spread(ignored, log_probs.offsets, len(sums)), 0)
         check_sums(log_probs, sums)
-    shares = values.new_ones(len(log_probs))
+    shares = values.new_ones(log_probs._count)
     if weights is not None:
         shares = sequence_weights(weights, log_probs)
         without = segments.spread(shares == 0, log_probs.offsets, values.shape[0])
         values = values.masked_fill(without.unsqueeze(1), 0)
     labelled = targets.values.long(), targets.offsets, targets.host_lengths
-    need_shares = torch.is_grad_enabled() and values.requires_grad
+    # A trace may later run with gradients.
+    need_shares = is_jit_traced() or (torch.is_grad_enabled() and values.requires_grad)
     losses: Tensor
     losses, _ = _align(
         values, log_probs.offsets, log_probs.host_lengths, *labelled, blank, need_shares

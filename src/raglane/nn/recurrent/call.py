@@ -19,6 +19,7 @@ from raglane._utils.tracing import (
     is_exporting,
     is_jit_traced,
     records_operators,
+    refuse_jit_trace,
 )
 from raglane.cells.spec import CellSpec
 from raglane.errors import ArgumentTypeError, DispatchError, RaglaneError, ShapeError
@@ -192,7 +193,7 @@ def run(
             "use torch.export.export or torch.compile, rl.export for a file, "
             "or backend='torch' with a tensor without lengths"
         )
-        raise DispatchError("torch.jit.trace", f"a layer {type(layer).__name__}", rule, fix)
+        refuse_jit_trace(f"a layer {type(layer).__name__}", rule, fix)
     pieces: Pieces | Tensor | None = None
     if resets is not None:
         check_resets(resets, input)

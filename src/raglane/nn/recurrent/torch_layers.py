@@ -21,7 +21,7 @@ from raglane._utils.checks import (
 )
 from raglane.cells import CELLS, CellSpec
 from raglane.cells.spec import Weights
-from raglane.errors import ArgumentError
+from raglane.errors import ArgumentError, MistypedError
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.nn.recurrent.stack import Options, settings_of
 
@@ -133,13 +133,10 @@ def _check_proj_size(proj_size: Any, hidden_size: int, mode: str) -> int:
         raise ArgumentError(
             "proj_size", repr(proj_size), "0 for all layers but LSTM", "leave it out"
         )
-    if (
-        isinstance(proj_size, bool)
-        or not isinstance(proj_size, int)
-        or not 0 <= proj_size < hidden_size
-    ):
+    is_whole = isinstance(proj_size, int) and not isinstance(proj_size, bool)
+    if not is_whole or not 0 <= proj_size < hidden_size:
         rule = f"a whole number below hidden_size, {hidden_size}, or 0 for no projection"
-        raise ArgumentError(
+        raise (ArgumentError if is_whole else MistypedError)(
             "proj_size", repr(proj_size), rule, "pass a smaller number, or leave it out"
         )
     return proj_size

@@ -14,7 +14,7 @@ from torch import Tensor
 from raglane import segments
 from raglane._utils.checks import check_count, check_kind, check_number, check_whole
 from raglane._utils.messages import quote
-from raglane._utils.tracing import never_traced
+from raglane._utils.tracing import never_recorded
 from raglane.errors import ArgumentError, ShapeError
 from raglane.kernels.cpu import transduction as kernels
 from raglane.native import missing_kernels
@@ -113,7 +113,7 @@ class CTCBeamSearch(torch.nn.Module):
         """Return the settings for ``print``."""
         return f"beam={self.beam}, blank={self.blank}, n_best={self.n_best}"
 
-    @never_traced
+    @never_recorded
     def forward(self, log_probs: Ragged, state: Ragged | None = None) -> tuple[Hypotheses, Ragged]:
         """Return the best hypotheses, and the state after the last step.
 
@@ -160,7 +160,7 @@ class CTCBeamSearch(torch.nn.Module):
         return prefixes.hypotheses(state, self.n_best, values.dtype, log_probs.device), state
 
 
-@never_traced
+@never_recorded
 def ctc_align(log_probs: Ragged, targets: Ragged, blank: int = 0) -> Hypotheses:
     """Return the best alignment of each target with its sequence, by Viterbi's algorithm (forced
     alignment).

@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from raglane._utils import checks
 from raglane._utils.memory import check_pairs
-from raglane._utils.tracing import never_traced
+from raglane._utils.tracing import never_recorded
 from raglane.nn.losses.ctc import check_classes, check_labels
 from raglane.nn.losses.elements import cross_entropy
 from raglane.nn.recurrent.layer import RecurrentLayer
@@ -143,7 +143,7 @@ class AttentionDecoder(TokenReader):
         self.head = nn.Linear(hidden_size, num_tokens, **placed)
 
     # Traced, the loops over items and steps would be unrolled and compiled again for every batch.
-    @never_traced
+    @never_recorded
     def forward(self, memory: Ragged, targets: Ragged, hx: Any = None) -> Ragged:
         """Return the logits of each token, given the tokens before it: teacher forcing.
 
@@ -164,7 +164,7 @@ class AttentionDecoder(TokenReader):
         """
         return self._decoded(memory, targets, hx).map(self._logits)
 
-    @never_traced
+    @never_recorded
     def loss(self, memory: Ragged, targets: Ragged, hx: Any = None, **options: Any) -> Any:
         """Return the cross-entropy of the targets and their ends.
 

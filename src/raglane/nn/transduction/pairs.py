@@ -13,7 +13,7 @@ from torch import Tensor
 from raglane import segments
 from raglane._utils.checks import check_device, check_kind, check_number
 from raglane._utils.memory import check_pairs
-from raglane._utils.tracing import never_traced
+from raglane._utils.tracing import never_recorded, refuse_jit_trace
 from raglane.errors import ArgumentTypeError, ShapeError
 from raglane.kernels.cpu import transduction as kernels
 from raglane.native import missing_kernels
@@ -48,6 +48,7 @@ def pairs(a: Ragged, b: Ragged) -> Ragged:
         [11.0, 21.0, 12.0, 22.0, 33.0]
     """
     _check_both(a, b)
+    refuse_jit_trace("a call of pairs")
     if a.values.is_cpu and not torch.compiler.is_compiling():
         check_pairs(a.host_lengths, b.host_lengths, 16)
     lengths = a.host_lengths * b.host_lengths
@@ -75,7 +76,7 @@ def _check_both(a: Any, b: Any, names: tuple[str, str] = ("a", "b")) -> None:
 # -----------------------------------------------------------------------------------------
 
 
-@never_traced
+@never_recorded
 def soft_dtw(a: Ragged, b: Ragged, gamma: float = 1.0) -> Tensor:
     """Return the soft dynamic time warping discrepancy of two sequences per item, a differentiable
     loss.
@@ -257,6 +258,7 @@ def edit_distance(hypotheses: Ragged, references: Ragged) -> Edits:
         >>> edits.deletions.tolist(), edits.substitutions.tolist(), edits.rate
         ([1, 0], [0, 1], 0.4)
     """
+    refuse_jit_trace("a call of edit_distance")
     left, right = as_tokens("hypotheses", hypotheses), as_tokens("references", references)
     _check_both(left, right, ("hypotheses", "references"))
     if missing_kernels() is None:

@@ -23,7 +23,7 @@ from raglane import segments
 from raglane._utils.checks import check_device, check_flag, check_kind, check_number, check_whole
 from raglane._utils.memory import check_pairs
 from raglane._utils.messages import quote
-from raglane._utils.tracing import has_tangent, never_traced
+from raglane._utils.tracing import has_tangent, never_recorded
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.nn.losses.comparison import (
     Reduction,
@@ -45,7 +45,7 @@ from raglane.ragged import Ragged
 _TILE = 2048
 
 
-@never_traced
+@never_recorded
 def rnnt_loss(
     encoder: Ragged,
     predictor: Ragged | None,

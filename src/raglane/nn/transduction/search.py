@@ -17,7 +17,7 @@ from raglane._utils.checks import (
     read_integers,
 )
 from raglane._utils.messages import quote
-from raglane._utils.tracing import never_traced
+from raglane._utils.tracing import never_recorded
 from raglane.errors import ArgumentError, ShapeError
 from raglane.nn.recurrent.stack import State, one_or_tuple
 from raglane.nn.transduction.hypotheses import Hypotheses
@@ -25,7 +25,7 @@ from raglane.nn.transduction.lanes import Lanes, Rules, check_rows
 from raglane.ragged import Ragged
 
 
-@never_traced
+@never_recorded
 def beam_search(
     step: Callable[[Tensor, Any], tuple[Tensor, Any]],
     starts: Tensor,
