@@ -161,14 +161,21 @@ def _is_whole(given: Any, shape: tuple[int, ...], like: Tensor) -> bool:
             return False
         # Devices take longer to compare.
         is_here = (given.is_cpu and like.is_cpu) or given.device == like.device
-        if not (is_here and given.is_contiguous()):
+        if not is_here:
             return False
-        return bool(
-            given.untyped_storage().nbytes()
-            >= given.storage_offset() * given.element_size() + given.nbytes
-        )
+        return is_stored(given)
     except (AttributeError, TypeError, RuntimeError, NotImplementedError):
         return False
+
+
+def is_stored(given: Tensor) -> bool:
+    """Return True for a contiguous tensor within its storage; False requires
+    :func:`check_storage`.
+    """
+    if not given.is_contiguous():
+        return False
+    size = given.storage_offset() * given.element_size() + given.nbytes
+    return bool(given.untyped_storage().nbytes() >= size)
 
 
 def check_storage(name: str, given: Tensor) -> None:
@@ -176,14 +183,11 @@ def check_storage(name: str, given: Tensor) -> None:
     if records_operators() or given.numel() == 0:
         return
     try:
+        if is_stored(given):
+            return
         there = given.untyped_storage().nbytes()
     except (NotImplementedError, RuntimeError):
         return  # a wrapper without memory
-    if (
-        given.is_contiguous()
-        and there >= given.storage_offset() * given.element_size() + given.nbytes
-    ):
-        return
     last = sum(
         [(size - 1) * stride for size, stride in zip(given.shape, given.stride(), strict=True)]
     )
@@ -401,6 +405,7 @@ def _given_integers(data: Any, name: str) -> Tensor:
         raise ArgumentTypeError(
             name, f"{tensor.dtype}", "integers", "convert with .to(torch.int64)"
         )
+    check_storage(name, tensor)
     # NumPy sums uint64 to floats.
     return (
         tensor.detach()
