@@ -310,15 +310,15 @@ def test_a_strided_batch_without_steps(kind: Kind) -> None:
     """Torch makes no contiguous copy of a tensor without numbers, whatever its strides are."""
     layer = getattr(rl.nn, kind.layer)(3, 4, **kind.options)
     lengths = torch.zeros(5, dtype=torch.int64)
-    calls: list[Callable[[Tensor], Any]] = [layer, partial(layer, lengths=lengths)]
+    runs: list[Callable[[Tensor], Any]] = [layer, partial(layer, lengths=lengths)]
     if hasattr(nn, kind.layer):
-        calls.append(rl.accelerate(getattr(nn, kind.layer)(3, 4)))
+        runs.append(rl.accelerate(getattr(nn, kind.layer)(3, 4)))
     for given in (torch.randn(0, 5, 6)[..., ::2], torch.randn(0, 6, 5).mT[..., :3]):
-        for call in calls:
+        for run in runs:
             with torch.no_grad():
-                assert call(given)[0].shape == (0, 5, 4)
+                assert run(given)[0].shape == (0, 5, 4)
             leaf = given.detach().requires_grad_()
-            call(leaf)[0].backward(torch.randn(0, 5, 8)[..., ::2])
+            run(leaf)[0].backward(torch.randn(0, 5, 8)[..., ::2])
             assert leaf.grad is not None
             assert leaf.grad.shape == given.shape
 

@@ -145,7 +145,7 @@ class _Recorded(TorchDispatchMode):
     """Records the calls of Raglane's operators that are made within the block."""
 
     def __init__(self, calls: list[Call]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._calls = calls
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

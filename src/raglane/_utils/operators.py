@@ -58,8 +58,8 @@ def without_memory(shapes: Callable[..., Any]) -> Callable[..., Any]:
         results = shapes(*args)
         is_real = not records_operators() and any(not part.is_meta for part in _tensors(results))
         if is_real:
-            rule, fix = "all on meta, or none", "move them with .to()"
-            raise ShapeError("tensors", "some on meta", rule, fix)
+            rule = "all on meta, or none"
+            raise ShapeError("tensors", "some on meta", rule, "move them with .to()")
         return results
 
     return checked
