@@ -85,7 +85,7 @@ class Held {
   // A new tensor, and its address.
   void* write(std::vector<Tensor>& results, const Shape& shape) {
     void* address = results.emplace_back(empty(shape, dtype)).data_ptr();
-    if (poisons) std::memset(address, 0xff, shape.count() * width_of(dtype));
+    if (poisons && address) std::memset(address, 0xff, shape.count() * width_of(dtype));
     return address;
   }
 
