@@ -108,7 +108,7 @@ faults: $(READY)
 
 # A driver makes random calls under each sanitizer, on every instruction set of this machine and the emulated ones.
 # AddressSanitizer also checks three fuzzers, which call the kernels and torch's operators of them; there it ignores
-# leaks, which are Python's.
+# leaks, which are Python's, and absurd sizes fail as without it.
 SANITIZED := build/sanitize-address,undefined
 sanitize: $(READY)
 	$(INSTALL) cmake ninja
@@ -122,7 +122,7 @@ sanitize: $(READY)
 	$(BIN)/cmake --install $(SANITIZED) --prefix $(SANITIZED)/installed
 	cd tools && for name in memory operators programs; do \
 		LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
-		ASAN_OPTIONS=detect_leaks=0:verify_asan_link_order=0 OMP_NUM_THREADS=2 \
+		ASAN_OPTIONS=detect_leaks=0:verify_asan_link_order=0:allocator_may_return_null=1 OMP_NUM_THREADS=2 \
 		$(CURDIR)/$(BIN)/python -m fuzz $$name --rounds $(ROUNDS) --seed $(SEED) \
 		--kernels $(CURDIR)/$(SANITIZED)/installed/raglane/native || exit 1; \
 	done
