@@ -9,7 +9,8 @@ RUN := runs/demo
 CONSTRAINTS ?= constraints.txt
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check $(addprefix --constraint ,$(CONSTRAINTS))
 # Builds the layers also as operators of the installed torch.
-WITH_TORCH = SKBUILD_CMAKE_DEFINE="RAGLANE_TORCH=$$($(CURDIR)/$(BIN)/python -c 'from importlib.util import find_spec; print(*find_spec("torch").submodule_search_locations)')"
+TORCH = $$($(CURDIR)/$(BIN)/python -c 'from importlib.util import find_spec; print(*find_spec("torch").submodule_search_locations)')
+WITH_TORCH = SKBUILD_CMAKE_DEFINE="RAGLANE_TORCH=$(TORCH)"
 # The tests that make test runs; empty for all.
 TESTS ?=
 # The number of processes that run the tests in parallel. Their networks are small, so each uses one thread.
@@ -35,7 +36,7 @@ help:
 	@echo "make contact the answers of the commands to a newcomer's mistakes and questions"
 	@echo "make attack  the same for an hour, from a random seed"
 	@echo "make faults  check that tests notice mistakes in the source; KERNELS=1 also builds those in C++"
-	@echo "make sanitize  the CPU kernels under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer"
+	@echo "make sanitize  the CPU kernels and their operators under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer"
 	@echo "make emulate   the CPU kernels for AMX and AVX512-BF16, on any processor with AVX-512"
 	@echo "make ulps    the kernels' exp, tanh, log etc. for every float, on every instruction set of this machine"
 	@echo "make rates   the speed of the micro-kernels: share of the peak, by shape and instruction set"
@@ -106,7 +107,8 @@ faults: $(READY)
 	cd tools && $(CURDIR)/$(BIN)/python -m faults $(if $(KERNELS),--kernels) $(NAMES)
 
 # A driver makes random calls under each sanitizer, on every instruction set of this machine and the emulated ones.
-# AddressSanitizer also checks two fuzzers; there it ignores leaks, which are Python's.
+# AddressSanitizer also checks three fuzzers, which call the kernels and torch's operators of them; there it ignores
+# leaks, which are Python's, and absurd sizes fail as without it.
 SANITIZED := build/sanitize-address,undefined
 sanitize: $(READY)
 	$(INSTALL) cmake ninja
@@ -115,11 +117,12 @@ sanitize: $(READY)
 		$(BIN)/cmake --build build/sanitize-$$kind --target drive && \
 		build/sanitize-$$kind/drive $(ROUNDS) $(SEED) || exit 1; \
 	done
-	$(BIN)/cmake --build $(SANITIZED) --target raglane
+	$(CMAKE) -B $(SANITIZED) -DRAGLANE_TORCH=$(TORCH)
+	$(BIN)/cmake --build $(SANITIZED) --target raglane raglane_torch
 	$(BIN)/cmake --install $(SANITIZED) --prefix $(SANITIZED)/installed
-	cd tools && for name in memory programs; do \
+	cd tools && for name in memory operators programs; do \
 		LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
-		ASAN_OPTIONS=detect_leaks=0:verify_asan_link_order=0 OMP_NUM_THREADS=2 \
+		ASAN_OPTIONS=detect_leaks=0:verify_asan_link_order=0:allocator_may_return_null=1 OMP_NUM_THREADS=2 \
 		$(CURDIR)/$(BIN)/python -m fuzz $$name --rounds $(ROUNDS) --seed $(SEED) \
 		--kernels $(CURDIR)/$(SANITIZED)/installed/raglane/native || exit 1; \
 	done

@@ -78,14 +78,14 @@ class Held {
     const Tensor& view = held_.emplace_back(handle);
     void* address = view.data_ptr();
     if (shape.count() == 0) return nullptr;
-    fits = address && has_all_numbers(view);
-    return address;
+    fits &= address && has_all_numbers(view);
+    return fits ? address : nullptr;
   }
 
   // A new tensor, and its address.
   void* write(std::vector<Tensor>& results, const Shape& shape) {
     void* address = results.emplace_back(empty(shape, dtype)).data_ptr();
-    if (poisons) std::memset(address, 0xff, shape.count() * width_of(dtype));
+    if (poisons && address) std::memset(address, 0xff, shape.count() * width_of(dtype));
     return address;
   }
 
@@ -96,6 +96,7 @@ class Held {
   static bool has_all_numbers(const Tensor& tensor) {
     int64_t bytes, last = tensor.storage_offset();
     TORCH_ERROR_CODE_CHECK(aoti_torch_get_storage_size(tensor.get(), &bytes));
+    if (tensor.numel() == 0) return true;
     for (int64_t place = 0; place < tensor.dim(); place++) last += (tensor.size(place) - 1) * tensor.stride(place);
     return bytes >= (last + 1) * (int64_t)tensor.element_size();
   }

@@ -22,7 +22,7 @@ constexpr int64_t head_size = offsetof(raglane_layer, offsets) / sizeof(int64_t)
 class Layer : public Held {
  public:
   raglane_layer call;
-  raglane_cell_facts facts;
+  raglane_cell_facts facts{};
   std::optional<Tensor> flat;  // for the flat values of a table, unless the kernels read its rows
 
   // With `rows`, `values` are their table, which the kernels read in place if no backward pass needs flat values.
@@ -30,7 +30,8 @@ class Layer : public Held {
         Rows* rows = nullptr, bool saves = true) {
     std::memset(&call, 0, sizeof call);
     const void* fields = read(head, {head_size}, ScalarType::Long);
-    if (fields) std::memcpy(&call, fields, sizeof(int64_t) * head_size);
+    if (!fields) return;
+    std::memcpy(&call, fields, sizeof(int64_t) * head_size);
     // The struct's layout is that of the header that this file was compiled with.
     if (call.abi != RAGLANE_ABI || raglane_abi() != RAGLANE_ABI)
       refuse("the kernels are of another version; reinstall raglane");
@@ -39,8 +40,9 @@ class Layer : public Held {
     dtype = dtype_of(call.dtype), poisons = call.flags & RAGLANE_POISON;
     call.sequences = offsets.numel() - 1;
     is_step_ = values.dim() == 1;
-    call.elements = rows ? rows->elements() : is_step_ ? 1 : values.sizes()[0];
-    fits = call.directions >= 1 && call.directions <= 2 && call.sequences >= 0 && (!is_step_ || call.sequences == 1);
+    if (values.dim() > 0) call.elements = rows ? rows->elements() : is_step_ ? 1 : values.sizes()[0];
+    const bool has_sequences = is_step_ ? call.sequences == 1 : values.dim() > 0 && call.sequences >= 0;
+    fits &= has_sequences && call.directions >= 1 && call.directions <= 2;
     if (!fits) return;
     held_.reserve(24);
     call.offsets = static_cast<int64_t*>(read(offsets, {call.sequences + 1}, ScalarType::Long));
@@ -107,10 +109,27 @@ class Layer : public Held {
   void* read(const Tensor& tensor, const Shape& shape, ScalarType type) {
     if (!is_like(tensor, shape, type)) return nullptr;
     if (!tensor.is_contiguous()) {
-      fits = has_all_numbers(tensor);
+      fits &= has_all_numbers(tensor);
       return fits ? read(torch::stable::contiguous(tensor), shape, type) : nullptr;
     }
     return hold(tensor, shape, Strides(shape).of);
+  }
+  // The bytes of the packed weights of this layer, counted again only when a thread calls another one.
+  int64_t packed_bytes() {
+    thread_local std::vector<int64_t> counted_for;
+    thread_local int64_t bytes = 0;
+    raglane_layer empty = call;
+    empty.sequences = empty.elements = 0;
+    const auto* head = reinterpret_cast<const int64_t*>(&empty);
+    std::vector<int64_t> key(head, head + head_size);
+    for (int64_t k = 0; k < call.directions; k++)
+      for (size_t place = 0; place < each_; place++) key.push_back(call.weights[k].*weights_[place].field != nullptr);
+    if (key == counted_for) return bytes;
+    char message[256] = "";
+    counted_for.clear();
+    require_ok(raglane_pack(&empty, nullptr, &bytes, message, sizeof message), message);
+    counted_for = key;
+    return bytes;
   }
   void* scratch(const Shape& shape) { return write(held_, shape); }
 
@@ -124,7 +143,7 @@ class Layer : public Held {
  private:
   Weight weights_[5];
   size_t each_ = 0, begin_ = 0;
-  bool is_step_;
+  bool is_step_ = false;
   Rows* rows_ = nullptr;  // of values and output, if the kernels read and write these
 
   static ScalarType dtype_of(int64_t number) {

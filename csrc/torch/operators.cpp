@@ -30,8 +30,8 @@ std::vector<Tensor> run_forward(const Tensor& head, const Tensor& offsets, const
   if (packed.has_value()) {
     // The kernels compare its header with the call.
     const int64_t bytes = packed->numel();
-    layer.fits &= packed->element_size() == 1 && bytes >= 64;
     call.packed = layer.read(*packed, {bytes}, packed->scalar_type());
+    layer.fits = layer.fits && packed->element_size() == 1 && bytes == layer.packed_bytes();
   }
   if (!layer.fits || (save && (layer.is_large(layer.of_gates()) || layer.is_large(layer.of_c_states())))) return results;
   if (rows) {
@@ -67,11 +67,14 @@ std::vector<Tensor> run_backward(const Tensor& head, const Tensor& offsets, cons
   std::vector<Tensor> results;
   const bool is_matrix = !layer.facts.is_elementwise;
   if (!layer.fits || saved.size() != 7 || needed.size() != 1 + parts.size() || values.dim() != 2) return results;
+  // The rows are gathered and scattered by the places, and the other tensors have the shapes of the values.
+  if (rows && rows->elements() != call.elements) return results;
   const Shape of_output = layer.of_output(), of_gates = layer.of_gates(), of_c = layer.of_c_states();
   call.output = layer.read(saved[0], of_output);
   call.gates = layer.read(saved[1], of_gates);
   call.c_states = layer.read(saved[2], of_c);
   std::optional<Tensor> grad_output = saved[3];
+  if (!layer.fits) return results;
   if (rows) rows->threads = call.threads;
   if (rows && grad_output) {
     grad_output = rows->gather(*saved[3], of_output, layer.dtype);

@@ -50,9 +50,11 @@ class Rows : public Held {
     fits &= numbers && size > header;
     if (!fits) return;
     layout_ = numbers[0], call_.steps = numbers[1];
+    fits = layout_ > FLAT && layout_ <= PACK && call_.steps >= 0 && (layout_ != PACK || call_.steps < size);
+    if (!fits) return;
     const int64_t rest = size - header - 1 - (layout_ == PACK ? call_.steps : 0);
     call_.sequences = layout_ == PACK ? rest / 2 : rest;
-    fits = layout_ > FLAT && layout_ <= PACK && call_.steps >= 0 && rest >= 0 && (layout_ != PACK || rest % 2 == 0);
+    fits = rest >= 0 && (layout_ != PACK || rest % 2 == 0);
     if (!fits) return;
     call_.plan = numbers + header;
     call_.elements = call_.plan[call_.sequences];
@@ -94,7 +96,8 @@ class Rows : public Held {
   // The flat values of another tensor of this layout, such as a gradient; none if C cannot read it.
   std::optional<Tensor> gather(const Tensor& table, const Shape& shape, ScalarType type) {
     dtype = type;
-    if (!locate(table, shape)) return {};
+    fits &= shape.sizes[0] == call_.elements;
+    if (!fits || !locate(table, shape)) return {};
     Tensor flat = empty(shape, type);
     move(raglane_gather, flat.data_ptr());
     return flat;
@@ -136,16 +139,18 @@ class Rows : public Held {
   bool locate(const Tensor& table, const Shape& flat) {
     const Shape own = shape_of(flat.sizes[1]);
     if (!is_like(table, own, dtype)) return false;
-    const auto strides = table.strides();
     const int64_t width = width_of(dtype), last = own.dims - 1;
+    const Strides dense(own);
+    // No number of an empty table is read, and torch makes no copy with other strides of it.
+    const int64_t* strides = table.numel() == 0 ? dense.of : table.strides().data();
     if ((own.sizes[last] > 1 && strides[last] != 1) || (layout_ == PACK && !table.is_contiguous())) {
-      fits = has_all_numbers(table);
+      fits &= has_all_numbers(table);
       return fits && locate(torch::stable::contiguous(table), flat);
     }
     call_.row_bytes = own.sizes[last] * width;
     call_.step_stride = strides[layout_ == BATCH_FIRST ? 1 : 0] * width;
     call_.sequence_stride = layout_ == PACK ? 0 : strides[layout_ == BATCH_FIRST ? 0 : 1] * width;
-    call_.table = hold(table, own, strides.data());
+    call_.table = hold(table, own, strides);
     return fits;
   }
 

@@ -6,6 +6,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,10 +15,11 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 import raglane as rl
-from raglane.errors import RaglaneError
-from raglane.kernels.cpu import programs
+from raglane.errors import RaglaneError, ShapeError
+from raglane.kernels.cpu import programs, transduction
 from raglane.native import library, missing_kernels
 from raglane.programs.program import Block, Instruction, Operand, Program
+from raglane.serve import Engine
 
 pytestmark = pytest.mark.skipif(missing_kernels() is not None, reason=str(missing_kernels()))
 
@@ -194,3 +196,59 @@ def test_so_does_what_a_program_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     assert outputs[0].flatten().tolist() == [1.0, 2.0, 3.0]
     assert lived == [True]
     assert watched() is None
+
+
+def shrunk(tensor: Tensor, size: int) -> Tensor:
+    """Return a copy whose storage has fewer bytes than its shape."""
+    copy = tensor.clone()
+    copy.untyped_storage().resize_(size)
+    return copy
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("size", [0, 3])
+def test_frames_without_memory(dtype: torch.dtype, size: int) -> None:
+    engine = Engine(rl.nn.LSTM(3, 4, dtype=dtype).eval(), slots=4)
+    streams = [engine.open(), engine.open()]
+    values, offsets = torch.randn(7, 3, dtype=dtype), torch.tensor([0, 4, 7])
+    frames = torch.randn(2, 3, dtype=dtype)
+    for run in (
+        lambda: streams[0].push(shrunk(frames, size)),
+        lambda: engine.push(streams, shrunk(frames, size)),
+        lambda: engine.run(rl.Ragged._make(shrunk(values, size), offsets, None)),
+    ):
+        with pytest.raises(ShapeError, match=f"frames must be .* got a storage of {size} bytes"):
+            run()
+    with pytest.raises(ShapeError, match=f"offsets must be .* got a storage of {size} bytes"):
+        engine.run(rl.Ragged._make(values, shrunk(offsets, size), None))
+    streams[0].push(frames)
+    assert streams[0].queued == 2
+
+
+def test_packs_and_lengths_without_memory() -> None:
+    packing = rl.packing
+    padded, lengths = torch.randn(4, 3, 2), torch.tensor([1, 4, 2])
+    packed = packing.pack_padded_sequence(padded, lengths, enforce_sorted=False)
+    calls: list[Callable[[], Any]] = [
+        lambda: packing.pack_padded_sequence(shrunk(padded, 0), lengths, enforce_sorted=False),
+        lambda: packing.pack_padded_sequence(padded, shrunk(lengths, 0), enforce_sorted=False),
+        lambda: packing.unpad_sequence(padded, shrunk(lengths, 0)),
+        lambda: packing.invert_permutation(shrunk(torch.tensor([0, 2, 1]), 0)),
+        lambda: rl.Ragged.from_padded(padded, shrunk(lengths, 0), batch_first=False),
+        lambda: rl.Ragged.from_padded(shrunk(padded, 0), lengths, batch_first=False),
+        lambda: rl.Ragged.from_flat(torch.randn(7, 2), lengths=shrunk(lengths, 0)),
+        lambda: rl.Ragged.from_flat(torch.randn(7, 2), offsets=shrunk(torch.tensor([0, 7]), 0)),
+    ]
+    for name in ("data", "batch_sizes", "sorted_indices"):
+        other = packed._replace(**{name: shrunk(getattr(packed, name), 0)})
+        functions = packing.pad_packed_sequence, packing.unpack_sequence, rl.Ragged.from_packed
+        calls += [partial(function, other) for function in functions]
+    for call in calls:
+        with pytest.raises(ShapeError, match="got a storage of 0 bytes"):
+            call()
+
+
+def test_soft_dtw_of_offsets_without_memory() -> None:
+    costs, offsets = torch.zeros(6, dtype=torch.float64), torch.tensor([0, 2])
+    with pytest.raises(ShapeError, match=r"offsets must be .* got a storage of 0 bytes"):
+        transduction.soft_dtw(costs, shrunk(offsets, 0), torch.tensor([0, 3]), 1.0)

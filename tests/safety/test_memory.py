@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import raglane as rl
+from every_layer import KINDS, Kind
 from fuzz.memory import WRONG
 from raglane.errors import ArgumentError, ArgumentTypeError, RaglaneError, ShapeError
 from raglane.kernels.cpu import operators
@@ -272,6 +273,54 @@ def test_hooks_on_saved_tensors() -> None:
     ):
         with pytest.raises(RaglaneError, match="got"):
             grads(lambda t: t, unpack)
+
+
+@pytest.mark.parametrize("kind", ["padded", "packed", "ragged"])
+def test_hooks_that_unpack_fewer_rows(kind: str) -> None:
+    """The rows of a gradient are those that forward saved, and so many that they reach beyond the
+    memory of fewer.
+    """
+    given = rl.Ragged.from_flat(torch.randn(7000, 5), lengths=[4000, 0, 3000])
+    padded, lengths = given.to_padded(batch_first=False)
+    inputs: dict[str, Any] = {"padded": padded, "packed": given.to_packed(), "ragged": given}
+    options = {"lengths": lengths} if kind == "padded" else {}
+    for layer in (rl.nn.GRU(5, 7), rl.nn.LSTM(5, 7), rl.nn.SRU(5, 7)):
+        for place in range(20):
+            saved: list[Tensor] = []
+
+            def pack(tensor: Tensor, saved: list[Tensor] = saved) -> int:
+                saved.append(tensor)
+                return len(saved) - 1
+
+            def unpack(index: int, saved: list[Tensor] = saved, place: int = place) -> Tensor:
+                return saved[index][: len(saved[index]) // 2] if index == place else saved[index]
+
+            with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+                out = layer(inputs[kind], **options)[0]
+            if place == len(saved):
+                break
+            loss = {"padded": out, "packed": out[0], "ragged": getattr(out, "values", out)}[kind]
+            with pytest.raises(RaglaneError, match="got"):
+                loss.sum().backward()
+        assert place > 5
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_a_strided_batch_without_steps(kind: Kind) -> None:
+    """Torch makes no contiguous copy of a tensor without numbers, whatever its strides are."""
+    layer = getattr(rl.nn, kind.layer)(3, 4, **kind.options)
+    lengths = torch.zeros(5, dtype=torch.int64)
+    runs: list[Callable[[Tensor], Any]] = [layer, partial(layer, lengths=lengths)]
+    if hasattr(nn, kind.layer):
+        runs.append(rl.accelerate(getattr(nn, kind.layer)(3, 4)))
+    for given in (torch.randn(0, 5, 6)[..., ::2], torch.randn(0, 6, 5).mT[..., :3]):
+        for run in runs:
+            with torch.no_grad():
+                assert run(given)[0].shape == (0, 5, 4)
+            leaf = given.detach().requires_grad_()
+            run(leaf)[0].backward(torch.randn(0, 5, 8)[..., ::2])
+            assert leaf.grad is not None
+            assert leaf.grad.shape == given.shape
 
 
 def test_backward_does_not_write_to_what_hooks_unpack() -> None:

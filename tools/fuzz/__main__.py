@@ -28,6 +28,7 @@ COMMAND = [sys.executable, "-W", "ignore", "-m", "fuzz"]
 ROUNDS = {
     "numbers": 60,
     "memory": 250,
+    "operators": 3000,
     "programs": 600,
     "malformed_files": 1000,
     "kill_points": 6,

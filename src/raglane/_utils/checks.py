@@ -161,14 +161,21 @@ def _is_whole(value: Any, shape: tuple[int, ...], like: Tensor) -> bool:
             return False
         # Devices take longer to compare.
         is_here = (value.is_cpu and like.is_cpu) or value.device == like.device
-        if not (is_here and value.is_contiguous()):
+        if not is_here:
             return False
-        return bool(
-            value.untyped_storage().nbytes()
-            >= value.storage_offset() * value.element_size() + value.nbytes
-        )
+        return is_stored(value)
     except (AttributeError, TypeError, RuntimeError, NotImplementedError):
         return False
+
+
+def is_stored(value: Tensor) -> bool:
+    """Return True for a contiguous tensor within its storage; False requires
+    :func:`check_storage`.
+    """
+    if not value.is_contiguous():
+        return False
+    size = value.storage_offset() * value.element_size() + value.nbytes
+    return bool(value.untyped_storage().nbytes() >= size)
 
 
 def check_storage(name: str, value: Tensor) -> None:
@@ -176,14 +183,11 @@ def check_storage(name: str, value: Tensor) -> None:
     if records_operators() or value.numel() == 0:
         return
     try:
+        if is_stored(value):
+            return
         there = value.untyped_storage().nbytes()
     except (NotImplementedError, RuntimeError):
         return  # a wrapper without memory
-    if (
-        value.is_contiguous()
-        and there >= value.storage_offset() * value.element_size() + value.nbytes
-    ):
-        return
     last = sum(
         [(size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True)]
     )
@@ -415,6 +419,7 @@ def _given_integers(data: Any, name: str) -> Tensor:
         raise ArgumentTypeError(
             name, f"{tensor.dtype}", "integers", "convert with .to(torch.int64)"
         )
+    check_storage(name, tensor)
     # NumPy sums uint64 to floats.
     return (
         tensor.detach()

@@ -284,7 +284,10 @@ def load_operators(path: Path) -> None:
 
 @cache
 def _register_shapes() -> None:
-    torch.library.register_fake("raglane::layer")(_shapes)
+    # Imported here, because it is slow.
+    from raglane._utils.operators import without_memory
+
+    torch.library.register_fake("raglane::layer")(without_memory(_shapes))
 
 
 def _shapes(

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from raglane._utils.checks import as_tensor, check_dense, check_flag
+from raglane._utils.checks import as_tensor, check_dense, check_flag, check_storage
 from raglane._utils.messages import quote
 from raglane._utils.tracing import index_arithmetic
 from raglane.errors import DimensionError, KindError, ShapeError
@@ -45,6 +45,7 @@ def read_padded(padded: Any, argument: str, batch_first: bool) -> tuple[int, int
         rule = "a tensor with one dimension of sequences and one of steps"
         fix = f"add the missing one, e.g. {argument}.unsqueeze(0) for one sequence with batch_first=True"
         raise DimensionError(argument, f"shape {tuple(padded.shape)}", rule, fix)
+    check_storage(argument, padded)
     first, second = padded.shape[:2]
     return (first, second) if batch_first else (second, first)
 
@@ -70,6 +71,7 @@ def read_padded_lengths(lengths: Any, count: int, batch_first: bool) -> IntArray
         raise DimensionError("lengths", f"{tensor.shape[0]} lengths", rule, fix)
     if not tensor.is_cpu:
         return tensor.long()
+    check_storage("lengths", tensor)
     return tensor.resolve_neg().numpy().astype(np.int64, copy=False)
 
 
@@ -136,7 +138,12 @@ def read_packed(packed: Any, argument: str) -> tuple[IntArray, Tensor | None, in
     if sizes.dtype is not torch.int64 or sizes.dim() != 1:
         got = f"{sizes.dtype} of shape {tuple(sizes.shape)}"
         raise ShapeError(f"{argument}.batch_sizes", got, "int64 of shape (T,)", _MAKE_A_PACK)
-    if order is None and places is not None:
+    check_storage(f"{argument}.data", data)
+    check_storage(f"{argument}.batch_sizes", sizes)
+    if order is not None:
+        check_storage(f"{argument}.sorted_indices", order)
+    elif places is not None:
+        check_storage(f"{argument}.unsorted_indices", places)
         order = inverse(places)
     order, array = _read_numbers(order, sizes)
     running = int(array[0]) if array.shape[0] else 0
@@ -173,6 +180,7 @@ def read_permutation(permutation: Any) -> Tensor:
         )
     if permutation.dtype not in _INTEGERS:
         raise ShapeError(name, f"dtype {permutation.dtype}", "integers", fix)
+    check_storage(name, permutation)
     resolved: Tensor = permutation.resolve_neg()
     if resolved.is_cpu:
         check_permutation(resolved.numpy().astype(np.int64, copy=False), name, fix)

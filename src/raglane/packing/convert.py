@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from raglane._utils.checks import check_storage
 from raglane._utils.tracing import has_tangent, never_traced, records_operators, refuse_jit_trace
 from raglane.packing import rows
 from raglane.packing.checks import read_padded, read_padding_side
@@ -58,7 +57,6 @@ def flatten_packed(packed: PackedSequence, argument: str = "packed") -> Flattene
         values, layout = moved
         return Flattened(values, layout.offsets, None, layout.from_flat)
     elements = find_packed(packed, argument)
-    check_storage(f"{argument}.data", packed.data)
     count = elements.rows.shape[0]
     values = take_rows(elements.rows, elements.index)
     return Flattened(

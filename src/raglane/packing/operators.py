@@ -12,11 +12,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from raglane._utils.operators import operator
 from raglane.packing.rows import find_padded, flat_to_padded, flatten_padded, layout_of_padded
 from raglane.segments.indexing import take_rows
 
 
-@torch.library.custom_op("raglane::padded_to_flat", mutates_args=())
+def _shapes_of_flat(padded: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:  # noqa: ARG001
+    total = torch.library.get_ctx().new_dynamic_size(min=0)
+    offsets = lengths.new_empty(lengths.shape[0] + 1, dtype=torch.int64, device=padded.device)
+    return padded.new_empty(total, *padded.shape[2:]), offsets
+
+
+@operator("raglane::padded_to_flat", _shapes_of_flat)
 def padded_to_flat(padded: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
     """Return the elements of a padded tensor, ``(N, *features)``, and offsets ``(B + 1,)``; checks
     the lengths.
@@ -28,14 +35,13 @@ def padded_to_flat(padded: Tensor, lengths: Tensor, batch_first: bool) -> tuple[
     return take_rows(elements.rows, elements.index), elements.offsets
 
 
-@padded_to_flat.register_fake
-def _(padded: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:  # noqa: ARG001
-    total = torch.library.get_ctx().new_dynamic_size(min=0)
-    offsets = lengths.new_empty(lengths.shape[0] + 1, dtype=torch.int64, device=padded.device)
-    return padded.new_empty(total, *padded.shape[2:]), offsets
+def _shape_of_padded(flat: Tensor, offsets: Tensor, batch_first: bool, steps: int) -> Tensor:
+    count = offsets.shape[0] - 1
+    shape = (count, steps) if batch_first else (steps, count)
+    return flat.new_empty(*shape, *flat.shape[1:])
 
 
-@torch.library.custom_op("raglane::padded_from_flat", mutates_args=())
+@operator("raglane::padded_from_flat", _shape_of_padded)
 def padded_from_flat(flat: Tensor, offsets: Tensor, batch_first: bool, steps: int) -> Tensor:
     """Return a padded tensor of ``steps`` steps with elements ``(N, *features)``, padded with
     zeros.
@@ -45,14 +51,11 @@ def padded_from_flat(flat: Tensor, offsets: Tensor, batch_first: bool, steps: in
     return layout_of_padded(offsets, steps, batch_first).from_flat(flat)
 
 
-@padded_from_flat.register_fake
-def _(flat: Tensor, offsets: Tensor, batch_first: bool, steps: int) -> Tensor:
-    count = offsets.shape[0] - 1
-    shape = (count, steps) if batch_first else (steps, count)
-    return flat.new_empty(*shape, *flat.shape[1:])
+def _shape_of_elements(padded: Tensor, offsets: Tensor, batch_first: bool, total: int) -> Tensor:  # noqa: ARG001
+    return padded.new_empty(total, *padded.shape[2:])
 
 
-@torch.library.custom_op("raglane::padded_elements", mutates_args=())
+@operator("raglane::padded_elements", _shape_of_elements)
 def _elements(padded: Tensor, offsets: Tensor, batch_first: bool, total: int) -> Tensor:
     """Return the elements ``(total, *features)`` of a padded tensor with known offsets; for the
     backward pass.
@@ -63,11 +66,6 @@ def _elements(padded: Tensor, offsets: Tensor, batch_first: bool, total: int) ->
     return layout_of_padded(offsets, padded.shape[1 if batch_first else 0], batch_first).to_flat(
         padded, total
     )
-
-
-@_elements.register_fake
-def _(padded: Tensor, offsets: Tensor, batch_first: bool, total: int) -> Tensor:  # noqa: ARG001
-    return padded.new_empty(total, *padded.shape[2:])
 
 
 def _save_to_flat(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

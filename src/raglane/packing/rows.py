@@ -85,9 +85,17 @@ class Layout:
 
     @classmethod
     def of_places(cls, places: Tensor) -> Layout:
-        """Return the layout that a call of C++ with a :class:`Table` found."""
-        number, steps, *plan = places.tolist()
-        count = len(plan) - 1 if number < 3 else (len(plan) - 1 - steps) // 2
+        """Return the layout that a call of C++ with a :class:`Table` found; raise if a hook changed
+        it.
+        """
+        numbers = places.tolist() if _is_list(places, None) else []
+        number, steps, *plan = numbers if len(numbers) > 2 else (0, 0, 0)
+        rest = len(plan) - 1 - (steps if number == 3 else 0)
+        if number not in (1, 2, 3) or steps < 0 or rest < 0 or (number == 3 and rest % 2):
+            got = f"shape {tuple(places.shape)} of {places.dtype} on {places.device}"
+            fix = "return from hooks on saved tensors what they received"
+            raise ShapeError("saved places", got, "those that forward saved", fix)
+        count = rest // 2 if number == 3 else rest
         shape = (plan[count],) if number == 3 else (count, steps) if number == 1 else (steps, count)
         offsets = torch.tensor(plan[: count + 1], dtype=torch.int64, device="cpu")
         return cls(

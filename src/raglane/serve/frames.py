@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from raglane._utils.checks import check_tensor, check_unmasked
+from raglane._utils.checks import check_storage, check_tensor, check_unmasked, is_stored
 from raglane._utils.messages import quote, quote_all
 from raglane.data.encoders import END
 from raglane.data.missing import since_observed
@@ -113,7 +113,8 @@ class Frames:
         own = frames
         if type(own) is Tensor and own.dtype in _PLAIN:
             with suppress(RuntimeError, TypeError):  # no memory that NumPy can read
-                own = own.numpy()
+                if is_stored(own):
+                    own = own.numpy()
         if (
             type(own) is np.ndarray
             and own.dtype is self._plain
@@ -148,6 +149,7 @@ class Frames:
                 fix = "pass a tensor or an array"
                 raise ArgumentTypeError("frames", quote(frames), self._rule, fix) from error
         check_tensor("frames", frames)
+        check_storage("frames", frames)
         if (
             frames.shape[1:] != features
             or not frames.dim()

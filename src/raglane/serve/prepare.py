@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from raglane._utils.checks import check_count
+from raglane._utils.checks import check_count, check_unchanged
 from raglane._utils.messages import quote
 from raglane.errors import ArgumentError, ArgumentTypeError, DispatchError, RaglaneError
 from raglane.kernels.cpu.prepared import Runner
@@ -74,6 +74,7 @@ class Prepared:
 
     def run_whole(self, rows: Tensor, offsets: Tensor, threads: int | None = None) -> Tensor:
         """Return the output of each row of whole sequences."""
+        check_unchanged(offsets, rows.shape[0], rows.device)
         elements, sequences = rows.shape[0], len(offsets) - 1
         pools = self.pools(sequences)
         self.begin(pools)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from raglane._utils.operators import operator
 from raglane.cells import CELLS
 from raglane.errors import ArgumentError, ShapeError
 from raglane.kernels.contract import Request
@@ -70,27 +70,7 @@ def _layer_of(
     return layer, tensors
 
 
-@torch.library.custom_op(
-    "raglane::recurrence",
-    mutates_args=(),
-    schema=f"(str cell, Tensor values, Tensor offsets, {_TENSORS}, bool need_output, bool save, bool need_c,"
-    " int checkpoint_every) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
-)
-def recurrence(cell: str, values: Tensor, offsets: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    """Return output, final h, final c, saved gates, c after each element; empty tensors for missing
-    ones.
-    """
-    *padded, need_output, save, need_c, every = rest
-    layer, tensors = _layer_of(cell, values, offsets, tuple(padded), every)
-    options = {"need_output": need_output, "save": save, "need_c": need_c}
-    result = layer.try_forward(offsets, tensors, **options)
-    result = result or layer.forward(layer.admit(offsets, tensors), **options)
-    parts = (result.output, *(*result.final, None)[:2], result.gates, result.c_states)
-    return tuple([values.new_empty(0) if part is None else part for part in parts])
-
-
-@recurrence.register_fake
-def _(cell: str, values: Tensor, offsets: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+def _shapes(cell: str, values: Tensor, offsets: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     *padded, need_output, save, need_c, every = rest
     h, c = padded[:2]
     layer, _ = _layer_of(cell, values, offsets, tuple(padded), every)
@@ -106,10 +86,37 @@ def _(cell: str, values: Tensor, offsets: Tensor, *rest: Any) -> tuple[Tensor, .
     )
 
 
-@torch.library.custom_op(
+@operator(
+    "raglane::recurrence",
+    _shapes,
+    f"(str cell, Tensor values, Tensor offsets, {_TENSORS}, bool need_output, bool save, bool need_c,"
+    " int checkpoint_every) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
+def recurrence(cell: str, values: Tensor, offsets: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    """Return output, final h, final c, saved gates, c after each element; empty tensors for missing
+    ones.
+    """
+    *padded, need_output, save, need_c, every = rest
+    layer, tensors = _layer_of(cell, values, offsets, tuple(padded), every)
+    options = {"need_output": need_output, "save": save, "need_c": need_c}
+    result = layer.try_forward(offsets, tensors, **options)
+    result = result or layer.forward(layer.admit(offsets, tensors), **options)
+    parts = (result.output, *(*result.final, None)[:2], result.gates, result.c_states)
+    return tuple([values.new_empty(0) if part is None else part for part in parts])
+
+
+def _shapes_of_gradients(cell: str, values: Tensor, offsets: Tensor, *rest: Any) -> list[Tensor]:  # noqa: ARG001
+    pairs = zip((values, *rest[:_PADDED]), rest[-2], strict=True)
+    return [
+        values.new_empty(part.shape if is_needed and part is not None else 0)
+        for part, is_needed in pairs
+    ]
+
+
+@operator(
     "raglane::recurrence_backward",
-    mutates_args=(),
-    schema=f"(str cell, Tensor values, Tensor offsets, {_TENSORS}, Tensor output, Tensor gates, Tensor c_states,"
+    _shapes_of_gradients,
+    f"(str cell, Tensor values, Tensor offsets, {_TENSORS}, Tensor output, Tensor gates, Tensor c_states,"
     " Tensor? grad_output, Tensor? grad_c_states, Tensor? grad_h, Tensor? grad_c, bool[] needed, int checkpoint_every)"
     " -> Tensor[]",
 )
@@ -140,15 +147,6 @@ def _backward_op(cell: str, values: Tensor, offsets: Tensor, *rest: Any) -> list
     pairs = zip(all_grads, needed, strict=True)
     return [
         values.new_empty(0) if grad is None or not is_needed else grad for grad, is_needed in pairs
-    ]
-
-
-@_backward_op.register_fake
-def _(cell: str, values: Tensor, offsets: Tensor, *rest: Any) -> list[Tensor]:  # noqa: ARG001
-    pairs = zip((values, *rest[:_PADDED]), rest[-2], strict=True)
-    return [
-        values.new_empty(part.shape if is_needed and part is not None else 0)
-        for part, is_needed in pairs
     ]
 
 

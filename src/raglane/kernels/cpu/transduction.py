@@ -161,12 +161,12 @@ def soft_dtw(
     """Return the soft minimum over paths to each pair, ``(P,)`` float64; with it, the derivatives
     of the last ones.
     """
-    sizes = int(left[-1]), int(right[-1])
     given = [] if reach is None else [("reach", reach, tuple(costs.shape), torch.float64)]
     bounds = [("offsets", part, (left.shape[0],), torch.int64) for part in (left, right)]
     addresses, _owners = _readable(
         *bounds, ("costs", costs, (costs.shape[0],), torch.float64), *given
     )
+    sizes = int(left[-1]), int(right[-1])
     result = torch.empty(costs.shape[0], dtype=torch.float64, device="cpu")
     out = (result.data_ptr(), 0) if reach is None else (addresses[3], result.data_ptr())
     head = ABI, library().threads(), left.shape[0] - 1, *sizes, costs.shape[0], gamma

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from raglane._utils.operators import operator
 from raglane.cells import CELLS, CellSpec
 from raglane.kernels.checks import check
 from raglane.kernels.contract import DirectionResult, Request
@@ -26,7 +27,18 @@ _ARGUMENTS = (
 )
 
 
-@torch.library.custom_op("raglane::program", mutates_args=(), schema=f"({_ARGUMENTS}) -> Tensor[]")
+def _shapes(*given: Any) -> list[Tensor]:
+    cell, _, values, _, states, _, _, need_output, need_states = given
+    count, size = (
+        values.shape[0],
+        states[0].shape[1] if cell in CELLS else cell_of(cell).output_size,
+    )
+    found = [values.new_empty(count, size)] if need_output else []
+    found += [part.new_empty(part.shape) for part in states]
+    return found + [values.new_empty(count, part.shape[1]) for part in states if need_states]
+
+
+@operator("raglane::program", _shapes, f"({_ARGUMENTS}) -> Tensor[]")
 def program(*given: Any) -> list[Tensor]:
     """Return the output if needed, the final states, and the states after each element if
     needed.
@@ -67,22 +79,16 @@ def _equations(
         return own, weights_of(cell, weights, values.shape[1], sizes, values.dtype)
 
 
-@program.register_fake
-def _(*given: Any) -> list[Tensor]:
-    cell, _, values, _, states, _, _, need_output, need_states = given
-    count, size = (
-        values.shape[0],
-        states[0].shape[1] if cell in CELLS else cell_of(cell).output_size,
-    )
-    found = [values.new_empty(count, size)] if need_output else []
-    found += [part.new_empty(part.shape) for part in states]
-    return found + [values.new_empty(count, part.shape[1]) for part in states if need_states]
+def _shapes_of_gradients(*given: Any) -> list[Tensor]:
+    values, _, states, weights = given[2:6]
+    pairs = zip((values, *states, *weights), given[-1], strict=True)
+    return [torch.empty_like(part) if wish else values.new_empty(0) for part, wish in pairs]
 
 
-@torch.library.custom_op(
+@operator(
     "raglane::program_backward",
-    mutates_args=(),
-    schema=f"({_ARGUMENTS}, Tensor?[] grads, bool[] wanted) -> Tensor[]",
+    _shapes_of_gradients,
+    f"({_ARGUMENTS}, Tensor?[] grads, bool[] wanted) -> Tensor[]",
 )
 def _backward(*inputs: Any) -> list[Tensor]:
     """Run the loop again; return the gradients of (values, states, weights), empty if not
@@ -119,13 +125,6 @@ def _recorded() -> Any:
     for key in (torch._C.DispatchKey.AutogradFunctionality, torch._C.DispatchKey.ADInplaceOrView):
         excluded = excluded.remove(key)
     return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded)
-
-
-@_backward.register_fake
-def _(*given: Any) -> list[Tensor]:
-    values, _, states, weights = given[2:6]
-    pairs = zip((values, *states, *weights), given[-1], strict=True)
-    return [torch.empty_like(part) if wish else values.new_empty(0) for part, wish in pairs]
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:  # noqa: ARG001

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from raglane import segments
+from raglane._utils.operators import operator
 from raglane._utils.tracing import are_transformed, has_tangent
 from raglane.packing.layouts import inverse, packed_layout
 from raglane.segments.indexing import take_rows
@@ -135,15 +136,24 @@ def _posterior(
     return Scores(emissions, tags.sum(0), pairs.t().contiguous(), ending.sum(0))
 
 
-# torch.compile does not look into an operator; it would unroll the loops and compile them again for
-# every batch. Gradients are registered below, so the operators' bodies run without autograd.
 _INPUTS = (
     "Tensor emissions, Tensor start, Tensor transitions, Tensor end, Tensor lengths, Tensor offsets"
 )
 
 
-@torch.library.custom_op(
-    "raglane::chain_partition", mutates_args=(), schema=f"({_INPUTS}) -> (Tensor, Tensor, Tensor)"
+def _shapes_of_partition(emissions: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    total, count = emissions.shape
+    return (
+        emissions.new_empty(rest[-1].shape[0] - 1, dtype=SUMS),
+        emissions.new_empty(total, count),
+        emissions.new_empty(total),
+    )
+
+
+# torch.compile does not look into an operator; it would unroll the loops and compile them again for
+# every batch. Gradients are registered below, so the operators' bodies run without autograd.
+@operator(
+    "raglane::chain_partition", _shapes_of_partition, f"({_INPUTS}) -> (Tensor, Tensor, Tensor)"
 )
 @torch.no_grad()
 def _partition_op(*inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -160,30 +170,19 @@ def _partition(*inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return taken.index_add(0, steps.sequence, _log_sum_exp(final).to(SUMS)), reaches, levels
 
 
-@_partition_op.register_fake
-def _(emissions: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    total, count = emissions.shape
-    return (
-        emissions.new_empty(rest[-1].shape[0] - 1, dtype=SUMS),
-        emissions.new_empty(total, count),
-        emissions.new_empty(total),
-    )
+def _shapes_of_posterior(*inputs: Tensor) -> tuple[Tensor, ...]:
+    return tuple(part.new_empty(part.shape) for part in inputs[:4])
 
 
-@torch.library.custom_op(
+@operator(
     "raglane::chain_posterior",
-    mutates_args=(),
-    schema=f"({_INPUTS}, Tensor reaches, Tensor levels, Tensor upstream) -> (Tensor, Tensor, Tensor, Tensor)",
+    _shapes_of_posterior,
+    f"({_INPUTS}, Tensor reaches, Tensor levels, Tensor upstream) -> (Tensor, Tensor, Tensor, Tensor)",
 )
 @torch.no_grad()
 def _posterior_op(*inputs: Tensor) -> tuple[Tensor, ...]:
     """Call :func:`_posterior`."""
     return tuple(_posterior(*_packed(*inputs[:6]), *inputs[6:]))
-
-
-@_posterior_op.register_fake
-def _(*inputs: Tensor) -> tuple[Tensor, ...]:
-    return tuple(part.new_empty(part.shape) for part in inputs[:4])
 
 
 def _save_partition(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
@@ -265,9 +264,11 @@ def path_score(scores: Scores, tags: Tensor, offsets: Tensor) -> Tensor:
     return segments.sum((emitted + arriving).to(SUMS), offsets) + leaving
 
 
-@torch.library.custom_op(
-    "raglane::chain_best_tags", mutates_args=(), schema=f"({_INPUTS}) -> Tensor"
-)
+def _shape_of_tags(emissions: Tensor, *_: Tensor) -> Tensor:
+    return emissions.new_empty(emissions.shape[0], dtype=torch.int64)
+
+
+@operator("raglane::chain_best_tags", _shape_of_tags, f"({_INPUTS}) -> Tensor")
 @torch.no_grad()
 def _best_tags_op(*inputs: Tensor) -> Tensor:
     """See :func:`best_tags`."""
@@ -285,11 +286,6 @@ def _best_tags_op(*inputs: Tensor) -> Tensor:
         tags = torch.cat((previous, ending[longer:rows]))
         tags_of_steps.append(tags)
     return take_rows(torch.cat(tags_of_steps[::-1]), steps.place)
-
-
-@_best_tags_op.register_fake
-def _(emissions: Tensor, *_: Tensor) -> Tensor:
-    return emissions.new_empty(emissions.shape[0], dtype=torch.int64)
 
 
 def best_tags(scores: Scores, lengths: Tensor, offsets: Tensor) -> Tensor:

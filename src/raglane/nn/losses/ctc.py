@@ -22,6 +22,7 @@ from torch import Tensor
 from raglane import segments
 from raglane._utils.checks import check_flag, check_whole
 from raglane._utils.messages import quote
+from raglane._utils.operators import operator
 from raglane._utils.tracing import is_jit_traced, is_transformed, records_operators
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.nn.losses.comparison import (
@@ -261,10 +262,15 @@ def _joined(stay: Tensor, step: Tensor, skip: Tensor, no_step: Tensor, no_skip: 
     )
 
 
+def _shapes(log_probs: Tensor, offsets: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    losses = log_probs.new_empty(offsets.shape[0] - 1)
+    return losses, log_probs.new_empty(log_probs.shape if rest[-1] else 0)
+
+
 # torch.compile does not look into an operator; it would unroll the loops. The gradient (the shares)
 # is computed in the same call, while the forward variables exist; autograd through the loops would
 # save several tensors per step.
-@torch.library.custom_op("raglane::ctc_align", mutates_args=())
+@operator("raglane::ctc_align", _shapes)
 def _align(
     log_probs: Tensor,
     offsets: Tensor,
@@ -287,12 +293,6 @@ def _align(
     return losses, _backward(
         log_probs, lattice, saved, losses, emission
     ) if need_shares else log_probs.new_empty(0)
-
-
-@_align.register_fake
-def _(log_probs: Tensor, offsets: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    losses = log_probs.new_empty(offsets.shape[0] - 1)
-    return losses, log_probs.new_empty(log_probs.shape if rest[-1] else 0)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from raglane import segments
+from raglane._utils.operators import operator
 from raglane.kernels.cpu import transduction as kernels
 from raglane.native.library import missing_kernels
 from raglane.nn.losses.comparison import once
@@ -43,8 +44,14 @@ class Alignments:
         return self.frames, self.labels, self.one_per_frame, self.fastemit
 
 
+def _shapes(emissions: Tensor, frames: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    return emissions.new_empty(frames.shape[0]), emissions.new_empty(
+        emissions.shape if rest[-1] else 0
+    )
+
+
 # torch.compile does not look into an operator; it would unroll the loops.
-@torch.library.custom_op("raglane::transducer_align", mutates_args=())
+@operator("raglane::transducer_align", _shapes)
 def align(
     emissions: Tensor,
     frames: Tensor,
@@ -77,13 +84,6 @@ def align_now(
     if need_shares and fastemit:
         shares[:, 1] *= 1 + fastemit
     return losses, shares
-
-
-@align.register_fake
-def _(emissions: Tensor, frames: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    return emissions.new_empty(frames.shape[0]), emissions.new_empty(
-        emissions.shape if rest[-1] else 0
-    )
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
