@@ -41,7 +41,8 @@ class Items(Sequence[Any]):
     """
 
     def __init__(self, dataset: Any, rows: Tensor) -> None:
-        self._dataset, self._rows = dataset, rows
+        self._dataset = dataset
+        self._rows = rows
 
     def __len__(self) -> int:
         return self._rows.shape[0]
@@ -117,7 +118,8 @@ Give every sample the same trailing dimensions.
     if isinstance(samples, Mapping):
         return _columns(samples)
     if isinstance(samples, (str, bytes, Tensor)) or not isinstance(samples, Sequence):
-        got, rule = type(samples).__name__, "a list of samples, or a dict of lists"
+        got = type(samples).__name__
+        rule = "a list of samples, or a dict of lists"
         raise ArgumentTypeError("samples", got, rule, "pass a list")
     if not samples:
         raise ArgumentError(
@@ -135,7 +137,8 @@ def _collate(samples: Sequence[Any], field: str) -> Any:
     for number, sample in enumerate(samples):
         # Skips the slower comparison of kinds for samples of exactly the first type.
         if type(sample) is not type(first) and _kind(sample, field, number) is not kind:
-            got, rule = _name(sample), f"{_name(first)}, like samples[0]{field}"
+            got = _name(sample)
+            rule = f"{_name(first)}, like samples[0]{field}"
             raise ArgumentTypeError(
                 _place(number, field), got, rule, "give every sample the same kind"
             )
@@ -189,7 +192,8 @@ def _check_same(values: Sequence[Any], field: str, what: str, fix: str) -> None:
     """Raise a ShapeError for the first sample that differs from sample 0."""
     for number, value in enumerate(values):
         if value != values[0]:
-            got, rule = f"{what} {value}", f"{what} {values[0]}, as in {_place(0, field)}"
+            got = f"{what} {value}"
+            rule = f"{what} {values[0]}, as in {_place(0, field)}"
             raise ShapeError(_place(number, field), got, rule, fix)
 
 
@@ -231,7 +235,8 @@ def _arrays(given: Sequence[Any], field: str) -> Ragged | Tensor:
     for number, sample in enumerate(samples):
         check_unmasked(_place(number, field), given[number])
         if sample.dtype.kind not in "biufc":
-            got, rule = f"dtype {sample.dtype}", "of booleans, integers, floats or complex numbers"
+            got = f"dtype {sample.dtype}"
+            rule = "of booleans, integers, floats or complex numbers"
             raise ArgumentTypeError(_place(number, field), got, rule, "convert the array")
     _check_alike(samples, shapes, field)
     native = samples[0].dtype.newbyteorder("=")
@@ -246,10 +251,8 @@ def _tuples(samples: Sequence[tuple[Any, ...]], field: str) -> tuple[Any, ...]:
     first = samples[0]
     for number, sample in enumerate(samples):
         if len(sample) != len(first):
-            got, rule = (
-                f"a tuple of {len(sample)}",
-                f"a tuple of {len(first)}, as in {_place(0, field)}",
-            )
+            got = f"a tuple of {len(sample)}"
+            rule = f"a tuple of {len(first)}, as in {_place(0, field)}"
             raise ArgumentError(
                 _place(number, field), got, rule, "give every sample the same entries"
             )
@@ -274,10 +277,8 @@ def _mappings(samples: Sequence[Mapping[Any, Any]], field: str) -> dict[Any, Any
     for number, sample in enumerate(samples):
         if sample.keys() != first.keys():
             odd = ", ".join(sorted(map(repr, sample.keys() ^ first.keys())))
-            got, rule = (
-                f"a dict that differs in {odd}",
-                f"a dict with the keys of {_place(0, field)}",
-            )
+            got = f"a dict that differs in {odd}"
+            rule = f"a dict with the keys of {_place(0, field)}"
             raise ArgumentError(_place(number, field), got, rule, "give every sample the same keys")
     return {
         key: _collate([sample[key] for sample in samples], f"{field}[{key!r}]") for key in first
@@ -286,10 +287,8 @@ def _mappings(samples: Sequence[Mapping[Any, Any]], field: str) -> dict[Any, Any
 
 def _columns(columns: Mapping[Any, Any]) -> dict[Any, Any]:
     """Return the batch of a dict of lists, with one entry per sample in each list."""
-    rule, fix = (
-        "a list with one entry per sample under each key",
-        "pass a list of samples, or a dict of such lists",
-    )
+    rule = "a list with one entry per sample under each key"
+    fix = "pass a list of samples, or a dict of such lists"
     lists: dict[Any, list[Any]] = {}
     for key, column in columns.items():
         if (
@@ -336,20 +335,16 @@ def _lists(samples: Sequence[list[Any]], field: str) -> Ragged:
 
 def _odd_element(samples: Sequence[list[Any]], first: Any, has_bool: bool, field: str) -> Exception:
     """Return the error for the first element that differs from the others."""
-    rule, fix = (
-        "a number, or a list of numbers, since a list is a sequence",
-        "pass a tuple for a record",
-    )
+    rule = "a number, or a list of numbers, since a list is a sequence"
+    fix = "pass a tuple for a record"
     for number, sample in enumerate(samples):
         for step, element in enumerate(sample):
             place = f"{_place(number, field)}[{step}]"
             if isinstance(element, list) != isinstance(first, list):
                 return ArgumentTypeError(place, _name(element), rule, fix)
             if isinstance(element, list) and len(element) != len(first):
-                got, same = (
-                    f"a list of {len(element)}",
-                    f"a list of {len(first)}, like the first element",
-                )
+                got = f"a list of {len(element)}"
+                same = f"a list of {len(first)}, like the first element"
                 return ShapeError(place, got, same, "give every element the same channels")
             for entry in element if isinstance(element, list) else [element]:
                 if isinstance(entry, str):

@@ -125,7 +125,9 @@ def convert(
         (['dataset.json', 'lengths.npy', 'part-00000.arrow', 'statistics.json'], 2)
     """
     require("pyarrow", "data")
-    folder, columns, progress = as_path(output), columns or Columns(), progress or Progress()
+    folder = as_path(output)
+    columns = columns or Columns()
+    progress = progress or Progress()
     check_choice("on_bad_row", on_bad_row, ON_BAD_ROW)
     check_flag("overwrite", overwrite)
     locations = expand(inputs)
@@ -175,7 +177,8 @@ def _check_places(folder: Path, locations: Sequence[str]) -> None:
         raise ArgumentError(
             "output", quote(str(folder)), "the name of a folder, not of a file", fix
         )
-    place, sources = folder.resolve(), set[Path | str]()
+    place = folder.resolve()
+    sources = set[Path | str]()
     for location in locations:
         source = Path(location).resolve() if Path(location).exists() else location
         if source in sources:
@@ -192,7 +195,10 @@ class _Writer:
     """Reads the inputs and writes shards."""
 
     def __init__(self, work: Path, job: Job, state: State, progress: Progress) -> None:
-        self._work, self._job, self._state, self._progress = work, job, state, progress
+        self._work = work
+        self._job = job
+        self._state = state
+        self._progress = progress
         self._held: list[Records] = []
         self._held_bytes = 0
         self._skipped: list[dict[str, str]] = []
@@ -201,7 +207,8 @@ class _Writer:
 
     def run(self) -> None:
         """Convert the remaining inputs."""
-        job, state = self._job, self._state
+        job = self._job
+        state = self._state
         for number in range(state.source, len(job.locations)):
             location = job.locations[number]
             self._progress.stage(f"converting {Path(location).name}")
@@ -219,12 +226,15 @@ class _Writer:
 
     def _convert(self, number: int, path: Path, start: tuple[int, ...]) -> None:
         """Convert one input from a position."""
-        job, location = self._job, self._job.locations[number]
+        job = self._job
+        location = self._job.locations[number]
         columns = self._state.columns or job.columns
-        done, size = 0, max(size_of(location), 1)
+        done = 0
+        size = max(size_of(location), 1)
         for piece in pick(path, job.format).pieces(path, columns, start):
             bad: list[Skipped] | None = [] if job.on_bad_row == "skip" else None
-            read, kinds = 0, set[str]()
+            read = 0
+            kinds = set[str]()
             for records in sift(piece, bad, self._state.checked, location):
                 read += 1
                 kinds.update(Layout.of(records).label_kinds)
@@ -287,7 +297,9 @@ class _Writer:
         }
         write_file(progress_file(self._work, len(state.shards)), json.dumps(entry).encode())
         state.add(entry)
-        self._held, self._held_bytes, self._skipped = [], 0, []
+        self._held = []
+        self._held_bytes = 0
+        self._skipped = []
         self._is_loose = position is None
 
 
@@ -297,10 +309,8 @@ def _finish(folder: Path, job: Job, state: State) -> None:
     _write_json(folder / STATISTICS, state.statistics.to_config())
     if job.on_bad_row == "skip":
         write_file(folder / SKIPPED, skipped_lines(state.skipped))
-    read, names = (
-        state.columns or job.columns,
-        (*LISTS, "split", "label_split", "tokens", "time_gaps", "wide"),
-    )
+    read = state.columns or job.columns
+    names = (*LISTS, "split", "label_split", "tokens", "time_gaps", "wide")
     description = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
@@ -427,7 +437,8 @@ class State(Alike):
             clear(work)
             write_file(path, json.dumps({"key": job.key()}).encode())
             return cls(first=job.locations[0])
-        state, sound = cls(first=job.locations[0]), cls(first=job.locations[0])
+        state = cls(first=job.locations[0])
+        sound = cls(first=job.locations[0])
         while entry := _read_json(progress_file(work, len(state.shards))):
             if not (work / "data" / entry["shard"]["file"]).is_file():
                 break

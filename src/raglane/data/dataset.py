@@ -322,7 +322,8 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
         """
         if self._held is not None:
             return self.statistics.labels
-        classes, names = self.classes(), self.preprocessor.labels or ()
+        classes = self.classes()
+        names = self.preprocessor.labels or ()
         return Counter() if classes is None else Counter(names[place] for place in classes.tolist())
 
     def refuse_missing(self) -> None:
@@ -390,7 +391,9 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
         """
         self._refuse_pieces()
         other = copy.copy(self)
-        other._preprocessor, other._tables, other._tensors = preprocessor, {}, None
+        other._preprocessor = preprocessor
+        other._tables = {}
+        other._tensors = None
         other._needs_labels = require_targets and (self._held is not None or self._needs_labels)
         if self._held is not None:
             held = for_task(self._held, preprocessor.task if require_targets else "forecast")
@@ -459,7 +462,8 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
         other = copy.copy(self)
         # int32 takes half the memory.
         other._rows = chosen.astype(np.int32) if len(self._fragments) < 2**31 else chosen
-        other._tensors, other._records = tensors, None
+        other._tensors = tensors
+        other._records = None
         if self._held is not None:
             other._statistics = None
         return other
@@ -516,7 +520,8 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
             self._learns_labels or gathered.features or has_words
         ):
             # Nothing is learned, so that the source need not be counted.
-            values, offsets = as_tensor(gathered.values), torch.from_numpy(gathered.offsets)
+            values = as_tensor(gathered.values)
+            offsets = torch.from_numpy(gathered.offsets)
             if self._task == "language":
                 values, offsets = between_ends(values, offsets, with_last=self.forecast)
             return Tensors(values, offsets, forecast=self.forecast)

@@ -149,10 +149,8 @@ def fit_encoders(counted: Mapping[str, FeatureCounts], missing: str) -> tuple[Fe
             continue
         words = fit_vocabulary({word: count for word, count in counts.words.items() if word})
         if len(words) > _MOST:
-            got, rule = (
-                f"{len(words) - 1:,} categories of {quote(name)}",
-                "limited to 2**24 categories",
-            )
+            got = f"{len(words) - 1:,} categories of {quote(name)}"
+            rule = "limited to 2**24 categories"
             raise DataError("data", got, rule, "merge rare categories")
         encoders.append(FeatureEncoder(name, counts.per_sequence, vocabulary=words))
     return tuple(encoders)
@@ -178,7 +176,8 @@ def encode(
             got = "no such feature" if feature is None else feature.kind
             if feature is None and by_name:
                 got += f" among {quote_all(by_name)}"
-            name, rule = f"{source}: {quote(encoder.name)}", f"{encoder.kind}, as in training"
+            name = f"{source}: {quote(encoder.name)}"
+            rule = f"{encoder.kind}, as in training"
             raise DataError(name, got, rule, "pass data with this feature")
         if missing == "error":
             _refuse_missing(feature, source)
@@ -321,10 +320,8 @@ def unknown_words(
     )
     for encoder in encoders:
         if encoder.vocabulary is not None and encoder.name in found.features:
-            name, words = (
-                f"categories of {quote(encoder.name)} unseen in training",
-                found.features[encoder.name].words,
-            )
+            name = f"categories of {quote(encoder.name)} unseen in training"
+            words = found.features[encoder.name].words
             known.append((name, places_of_categories(encoder.vocabulary), words))
     lines = []
     for name, places, words in known:
@@ -360,10 +357,8 @@ def fit_targets(statistics: Statistics, task: str, source: str) -> dict[str, Any
         if not all(
             abs(number) <= _LARGEST and (name == "mean" or number > 0) for number in numbers
         ):
-            got, rule = (
-                f"targets of {name} {list(numbers)}",
-                "data with targets whose mean and deviation fit float32",
-            )
+            got = f"targets of {name} {list(numbers)}"
+            rule = "data with targets whose mean and deviation fit float32"
             raise DataError(source, got, rule, "convert them to another unit")
     return {
         "per_element": statistics.per_element,
@@ -419,6 +414,7 @@ def read_config(config: Mapping[str, Any], names: Sequence[str]) -> dict[str, An
             isinstance(entry, kind) and not isinstance(entry, bool) for entry in value
         )
         if not fits and (value is not None or name not in OPTIONAL):
-            got, rule = f"{name} = {quote(value)}", "a list of numbers or strings"
+            got = f"{name} = {quote(value)}"
+            rule = "a list of numbers or strings"
             raise CheckpointError("preprocessing", got, rule, "train again")
     return values

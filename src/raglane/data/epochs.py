@@ -66,7 +66,8 @@ class Epochs(Generic[Item]):
         """Yield all items of the epoch, or after :meth:`load_state_dict` the remaining ones."""
         if self._is_finished():
             self.set_epoch(self.epoch + 1)
-        self._done, self._start = self._start, 0
+        self._done = self._start
+        self._start = 0
         for item in self._items(self._done):
             self._done += 1
             yield item

@@ -51,7 +51,8 @@ class Layout:
         ids = "none"
         if records.ids is not None:
             ids = "numbers" if all(isinstance(name, int) for name in records.ids) else "texts"
-        has_tags, targets = records.tags is not None, records.targets
+        has_tags = records.tags is not None
+        targets = records.targets
         return cls(
             records.is_tokens,
             records.channels,
@@ -200,7 +201,8 @@ class Fragment:
     def of(cls, records: Records) -> Fragment:
         """Return records as a fragment."""
         values, words = _encoded(records.values) if records.is_tokens else (records.values, None)
-        labels, label_words = None, tuple[str, ...]()
+        labels = None
+        label_words = tuple[str, ...]()
         if (classes := records.labels if records.tags is None else records.tags) is not None:
             labels, label_words = _encoded(classes)
         targets = None if records.targets is None else records.targets.values.__getitem__
@@ -227,10 +229,8 @@ class Fragment:
         if self.targets is None:
             return None
         per_element = self.layout.targets_per_element
-        values, is_ordered = (
-            self.targets(elements if per_element else rows),
-            self.layout.targets == "sequences",
-        )
+        values = self.targets(elements if per_element else rows)
+        is_ordered = self.layout.targets == "sequences"
         return Targets(values, per_element, self.layout.target_names, is_ordered)
 
     def features_of(self, rows: Integers, elements: Index) -> tuple[Feature, ...]:
@@ -264,20 +264,24 @@ def fragment_in(batch: Any, layout: Layout, names: dict[str, Any]) -> Fragment:
     """Return a batch of a shard as a fragment without a copy; ``names`` are those of its
     columns.
     """
-    sequences, words = batch.column(names["sequence"]), None
+    sequences = batch.column(names["sequence"])
+    words = None
     if layout.is_tokens:
         words = tuple(sequences.values.dictionary.to_pylist())
-    labels, label_words = None, tuple[str, ...]()
+    labels = None
+    label_words = tuple[str, ...]()
     if layout.has_labels or layout.has_tags:
         column = batch.column(names["label"])
         column = column.values if layout.has_tags else column
-        labels, label_words = column.indices.to_numpy(), tuple(column.dictionary.to_pylist())
+        labels = column.indices.to_numpy()
+        label_words = tuple(column.dictionary.to_pylist())
     ids = batch.column(names["id"]) if "id" in names else None
     targets = (
         None if layout.targets == "none" else _targets_in(batch.column(names["label"]), layout)
     )
     features = tuple(_feature_in(batch.column(name), *kind) for name, *kind in layout.features)
-    offsets, values = sequences.offsets.to_numpy(), values_in(sequences, layout)
+    offsets = sequences.offsets.to_numpy()
+    values = values_in(sequences, layout)
     return Fragment(layout, offsets, values, words, labels, label_words, ids, targets, features)
 
 
@@ -302,7 +306,8 @@ def _targets_in(column: Any, layout: Layout) -> Rows:
 
 def _sets_at(starts: npt.NDArray[Any], words: Any, index: Index) -> npt.NDArray[np.object_]:
     """Return the sets of labels at some indices, ``(M,)`` object."""
-    ends, begins = starts[1:][index], starts[:-1][index]
+    ends = starts[1:][index]
+    begins = starts[:-1][index]
     pairs = zip(begins.tolist(), ends.tolist(), strict=True)
     return as_objects([tuple(words.slice(start, end - start).to_pylist()) for start, end in pairs])
 

@@ -126,7 +126,8 @@ class Fragments:
 
     def records(self, rows: _Integers, columns: Columns, source: Path) -> Records:
         """Return some sequences as records."""
-        tokens, labels = dict[str, int](), dict[str, int]()
+        tokens = dict[str, int]()
+        labels = dict[str, int]()
 
         def places(number: int) -> Places:
             fragment = self.get(number)
@@ -174,9 +175,11 @@ class Fragments:
         if first is None or len(fragment.values) == 0:
             return
         for name in ("kind", "learned"):
-            here, before = getattr(fragment.layout, name), getattr(first.layout, name)
+            here = getattr(fragment.layout, name)
+            before = getattr(first.layout, name)
             if here != before:
-                got, rule = f"{here}, after {before}", "data with one schema for all files and rows"
+                got = f"{here}, after {before}"
+                rule = "data with one schema for all files and rows"
                 raise DataError(self.name(number), got, rule, "open them separately")
 
     def _drop_some(self) -> None:
@@ -206,7 +209,8 @@ class Gathered:
     def __init__(
         self, fragments: Fragments, rows: _Integers, places: Callable[[int], Places]
     ) -> None:
-        self._fragments, self._rows = fragments, rows
+        self._fragments = fragments
+        self._rows = rows
         numbers = fragments.find(rows)
         # In the order of the fragments, so that each is read once; restored to the order of the
         # rows at the end.
@@ -216,7 +220,8 @@ class Gathered:
             (int(numbers[order[low]]), low, high) for low, high in pairwise(edges) if low < high
         ]
         local = rows[order]
-        starts, ends = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
+        starts = np.empty(len(rows), np.int64)
+        ends = np.empty(len(rows), np.int64)
         for number, low, high in groups:
             local[low:high] -= fragments.start(number)
             offsets = fragments.get(number).offsets
@@ -252,10 +257,8 @@ class Gathered:
             except DataError:
                 raise
             except (IndexError, ValueError) as error:
-                rule, fix = (
-                    "the file that raglane convert wrote",
-                    "delete the folder, and convert the data again",
-                )
+                rule = "the file that raglane convert wrote"
+                fix = "delete the folder, and convert the data again"
                 raise DataError(fragments.name(number), "a damaged file", rule, fix) from error
         if groups:
             typical = fragments.typical([number for number, _, _ in groups])
@@ -296,7 +299,8 @@ class Gathered:
     def class_word(self, row: int, step: int | None) -> str:
         """Return the label of a row, or of one of its steps."""
         fragment, _, place = self._fragments.of(int(self._rows[row]))
-        labels, at = fragment.labels, place if step is None else int(fragment.offsets[place]) + step
+        labels = fragment.labels
+        at = place if step is None else int(fragment.offsets[place]) + step
         return "" if labels is None else fragment.label_words[int(labels[at])]
 
 

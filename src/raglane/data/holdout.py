@@ -75,7 +75,8 @@ def held_out(
 ) -> npt.NDArray[np.bool_]:
     """Return the mask of the sequences that :func:`split` holds out."""
     check_flag("stratify", stratify)
-    rule, fix = "above 0 and below 1", "pass 0.1, for a tenth"
+    rule = "above 0 and below 1"
+    fix = "pass 0.1, for a tenth"
     fraction = check_real("fraction", fraction, rule, lambda share: 0 < share < 1, fix)
     seed = check_whole("seed", seed, 0, most=2**63 - 1)
     count = len(data)

@@ -67,7 +67,8 @@ def summary(lengths: Distribution) -> Summary:
     count = lengths.count
     empty = int(lengths.counts[0]) if lengths.values[0] == 0 else 0
     low, q1, median, q3, p95, p99, high = map(lengths.quantile, (0, 0.25, 0.5, 0.75, 0.95, 0.99, 1))
-    mean, fill = elements / count, elements / (count * high)
+    mean = elements / count
+    fill = elements / (count * high)
     return Summary(count, empty, elements, low, q1, median, q3, p95, p99, high, mean, fill)
 
 
@@ -89,7 +90,8 @@ def bins(lengths: Distribution, most: int = _BINS) -> tuple[Bin, ...]:
     """Return a histogram with bars of equal width, or of growing width if the lengths have a long
     tail.
     """
-    first, last = int(lengths.values[0]), int(lengths.values[-1])
+    first = int(lengths.values[0])
+    last = int(lengths.values[-1])
     if last >= _LONG * max(1, lengths.quantile(0.95)):
         edges = np.unique(
             np.round(np.geomspace(max(first, 1), last + 1, most + 1)).astype(np.int64)
@@ -144,7 +146,8 @@ def buckets(lengths: Distribution, most: int = _BUCKETS) -> tuple[Bucket, ...]:
     stops = np.searchsorted(lengths.values, ends, side="right").tolist()
     groups = []
     for start, stop in zip([0, *stops], stops, strict=False):
-        values, counts = lengths.values[start:stop], lengths.counts[start:stop]
+        values = lengths.values[start:stop]
+        counts = lengths.counts[start:stop]
         groups.append(
             Bucket(int(values[0]), int(values[-1]), int(counts.sum()), int(values @ counts))
         )
@@ -159,7 +162,8 @@ def longest_and_elements(
     """
     if len(rows) == 0:
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
-    ordered, starts = lengths[rows], bounds[:-1]
+    ordered = lengths[rows]
+    starts = bounds[:-1]
     return np.maximum.reduceat(ordered, starts), np.add.reduceat(ordered, starts)
 
 

@@ -109,7 +109,8 @@ def since_observed(
     if begin is not None:
         is_full = np.diff(offsets) > 0
         times.reshape(absent.shape)[offsets[:-1][is_full]] = begin[is_full]
-    order, bounds = np.argsort(counts, kind="stable"), np.bincount(counts).cumsum()
+    order = np.argsort(counts, kind="stable")
+    bounds = np.bincount(counts).cumsum()
     for first, end in pairwise(bounds.tolist()):
         rows = order[first:end]
         times[rows] = times[rows - channels] + gaps[rows // channels]

@@ -99,12 +99,11 @@ class Preprocessor:
             kinds = (tuple, type(None)) if name in OPTIONAL else tuple
             check_kind(name, getattr(self, name), kinds, "a tuple", "convert it with tuple(...)")
         for name, names in (("mean", "channels"), ("std", "channels"), *_SCALES_OF_TARGETS):
-            scale, count = getattr(self, name), len(getattr(self, names))
+            scale = getattr(self, name)
+            count = len(getattr(self, names))
             if scale is not None and len(scale) != count:
-                got, rule = (
-                    f"{len(scale)} numbers",
-                    f"one number for each of the {count} names in {names}",
-                )
+                got = f"{len(scale)} numbers"
+                rule = f"one number for each of the {count} names in {names}"
                 raise ArgumentError(name, got, rule, "pass one each")
             encoders.check_scale(name, scale or ())
 
@@ -149,13 +148,13 @@ class Preprocessor:
         minimum_count = check_whole("minimum_count", minimum_count, 0)
         if max_vocabulary is not None:
             max_vocabulary = check_whole("max_vocabulary", max_vocabulary, 2)
-        known, split, source = data, None, "data"
+        known = data
+        split = None
+        source = "data"
         if not isinstance(known, Statistics):
-            split, source, known = (
-                known.columns.split,
-                str(known.source),
-                known.statistics_for(task),
-            )
+            split = known.columns.split
+            source = str(known.source)
+            known = known.statistics_for(task)
         if known.elements == 0:
             got = f"{known.sequences} sequences without an element"
             raise DataError(
@@ -278,7 +277,8 @@ class Preprocessor:
             values = torch.cat(
                 [values, more] if values.dim() == 2 else [more, values[:, None].float()], dim=1
             )
-        targets, target_offsets = None, None
+        targets = None
+        target_offsets = None
         if with_targets and TASKS[self.task].label == "sequence":
             targets, target_offsets = self._target_sequences(found)
         elif with_targets and not follows:
@@ -375,7 +375,8 @@ class Preprocessor:
         """
         if not (places < 0).any():
             return
-        row, step = int(rows[int((places < 0).argmax())]), None
+        row = int(rows[int((places < 0).argmax())])
+        step = None
         if self.per_element:
             row, step = place_of(found.offsets, row)
         source, sequence = found.where(row)
@@ -391,7 +392,8 @@ class Preprocessor:
         if targets is None or targets.kind != TASKS[self.task].label:
             raise encoders.nothing_to_learn(found.source, self.task)
         if targets.per_element and not self.per_element:
-            got, rule = "targets per element", "data with one target per sequence, as in training"
+            got = "targets per element"
+            rule = "data with one target per sequence, as in training"
             raise DataError(found.source, got, rule, "pass data of the same form")
         if len(targets.names) != len(self.target_names):
             rule = f"data with the {len(self.target_names)} of training: {quote_all(self.target_names)}"
@@ -506,7 +508,8 @@ class Preprocessor:
 
 def check_fitted(fitted: Preprocessor) -> None:
     """Raise if attributes contradict each other."""
-    wanted, whole = TASKS[fitted.task].label, fitted.whole_labels
+    wanted = TASKS[fitted.task].label
+    whole = fitted.whole_labels
     has_ends = fitted.task != "language" or (fitted.vocabulary or ())[:2] == (UNKNOWN, END)
     is_whole = whole is False or (whole is True and encoders.are_whole(fitted.labels or ()))
     known = "labels for classes, names for numbers to learn, and None for a forecast"

@@ -143,10 +143,8 @@ def read(
     check_kind("columns", columns, (Columns, type(None)), "an object of Columns, or None", fix)
     if isinstance(source, (str, os.PathLike)):
         if labels is not None:
-            rule, fix = (
-                "None, because a file has its labels in a column",
-                "name the column with Columns(label=...)",
-            )
+            rule = "None, because a file has its labels in a column"
+            fix = "name the column with Columns(label=...)"
             raise ArgumentTypeError("labels", quote(labels), rule, fix)
         return Dataset(formats.read(as_path(source), columns, format, on_bad_row=on_bad_row))
     for name, given, default in (("format", format, None), ("on_bad_row", on_bad_row, "fail")):
@@ -249,10 +247,8 @@ def _read(data: Any, columns: Columns) -> Records:
     if isinstance(data, torch.Tensor) or (isinstance(data, np.ndarray) and data.dtype.kind != "O"):
         return _array(check_tensor("data", data) if isinstance(data, torch.Tensor) else data)
     if is_panel(data):
-        records, names = (
-            _panel(data),
-            list((data if _is_pandas(data, "DataFrame") else data[0]).columns),
-        )
+        records = _panel(data)
+        names = list((data if _is_pandas(data, "DataFrame") else data[0]).columns)
         # Named channels are found by their names in any order.
         is_named = all(isinstance(name, str) for name in names) and len(set(names)) == len(
             records.channels
@@ -458,10 +454,8 @@ def _with_labels(records: Records, labels: Any, label_split: str | None) -> Reco
     column = _arrow(
         list(labels), "labels", "labels of one kind: texts, whole numbers, booleans, or lists"
     )
-    columns, reader = (
-        replace(records.columns, label_split=label_split),
-        Reader(_LABELS, records.ids, None),
-    )
+    columns = replace(records.columns, label_split=label_split)
+    reader = Reader(_LABELS, records.ids, None)
     words, tags, targets = read_labels(reader, column, "labels", records.offsets, columns)
     columns = replace(columns, label_split=label_split_of(column, columns))
     kinds = label_kinds(column.type, columns.task)
@@ -475,10 +469,8 @@ def check_order(name: str, labels: Any, ids: Sequence[str | int] | None) -> None
     another order.
     """
     has_index = _is_pandas(labels, "Series") or _is_pandas(labels, "DataFrame")
-    index, names = (
-        list(map(str, labels.index.tolist() if has_index else ())),
-        list(map(str, ids or ())),
-    )
+    index = list(map(str, labels.index.tolist() if has_index else ()))
+    names = list(map(str, ids or ()))
     # pandas numbers the rows of labels without an index.
     if index not in (names, [str(row) for row in range(len(names))]) and set(index) == set(names):
         rule = f"in the order of the sequences, {quote_all(names)}"
@@ -584,10 +576,8 @@ def _stacked(row: list[npt.NDArray[Any]], place: int) -> npt.NDArray[Any]:
     """Return the channels of one sequence as columns, ``(L, C)``."""
     lengths = list(map(len, row))
     if len(set(lengths)) > 1:
-        got, rule = (
-            f"channels of {', '.join(map(str, lengths))} steps",
-            "a sequence whose channels have one length",
-        )
+        got = f"channels of {', '.join(map(str, lengths))} steps"
+        rule = "a sequence whose channels have one length"
         raise ShapeError(
             f"data, row {place}", got, rule, "cut them to one length, or fill with NaN"
         )

@@ -320,7 +320,8 @@ class Records:
         elements each.
         """
         rows = read_index(index, len(self)).numpy()
-        starts, lengths = self.offsets[rows], self.lengths[rows]
+        starts = self.offsets[rows]
+        lengths = self.lengths[rows]
         lengths = lengths if most is None else np.minimum(lengths, most)
         total = int(lengths.sum())
         elements = segments.element_index(
@@ -363,7 +364,8 @@ def note_single(lengths: npt.NDArray[Any], is_tokens: bool) -> str | None:
         return None
     fix = f"to split texts into characters, pass {argument('split', 'characters', of='Columns')}"
     if not is_tokens:
-        wide, name = argument("wide", value=True, of="Columns"), argument("id", of="Columns")
+        wide = argument("wide", value=True, of="Columns")
+        name = argument("id", of="Columns")
         fix = f"if the columns are steps, pass {wide}; if several rows are a sequence, name the ids with {name}"
     return f"{count:,} of {len(lengths):,} sequences have at most one element: {fix}"
 

@@ -84,7 +84,8 @@ def write_shard(
     path: Path, parts: Sequence[Records], layout: Layout, names: dict[str, str]
 ) -> None:
     """Write records as one Arrow file, atomically."""
-    arrow, ipc = require("pyarrow", "data"), require("pyarrow.ipc", "data")
+    arrow = require("pyarrow", "data")
+    ipc = require("pyarrow.ipc", "data")
     table = _table(parts, layout, names)
     with (
         whole_file(path) as file,
@@ -199,7 +200,8 @@ class Shards(Store):
         description = described(folder)
         try:
             layout = Layout.from_config(description)
-            shards, names = description["shards"], description["columns"]
+            shards = description["shards"]
+            names = description["columns"]
             return cls(folder, shards, names, layout, description["checksums"]), description["task"]
         except (KeyError, TypeError, ValueError) as error:
             raise damaged(folder / DESCRIPTION) from error
@@ -229,7 +231,9 @@ class Shards(Store):
         batch = _batch_in(path, mapped)
         with readable(path, "Arrow"):
             found = fragment_in(batch, self.layout, self.names)
-        offsets, values, labels = found.offsets, found.values, found.labels
+        offsets = found.offsets
+        values = found.values
+        labels = found.labels
         if sum(self.sizes) * 8 <= _COPIED:
             # Then a row only maps the pages of its values, a third of all.
             offsets = np.array(offsets)
@@ -309,7 +313,8 @@ class _MappedFragment(Fragment):
     def cut(self, starts: Integers, lengths: Integers, elements: Index) -> npt.NDArray[Any]:
         """Return the values of some sequences, concatenated."""
         size = self.values.itemsize * _width(self.values)
-        begins, counts = starts * size + self._place, lengths * size
+        begins = starts * size + self._place
+        counts = lengths * size
         self._blocks.verify(begins, begins + counts)
         if self._file is None or isinstance(elements, slice):
             return super().cut(starts, lengths, elements)

@@ -39,17 +39,16 @@ class Channel:
         squares = (np.where(present, known - mean, 0) ** 2).sum()
         if not count:
             return cls(missing=len(values))
-        low, high = (
-            np.where(present, values, np.inf).min(),
-            np.where(present, values, -np.inf).max(),
-        )
+        low = np.where(present, values, np.inf).min()
+        high = np.where(present, values, -np.inf).max()
         return cls(count, float(mean), float(squares), float(low), float(high), len(values) - count)
 
     def __add__(self, other: Channel) -> Channel:
         # The parallel form of Welford's update (Chan, Golub and LeVeque 1979): sums of squares
         # would cancel.
         count = self.count + other.count
-        step, share = other.mean - self.mean, other.count / max(count, 1)
+        step = other.mean - self.mean
+        share = other.count / max(count, 1)
         return Channel(
             count,
             self.mean + step * share,
@@ -174,7 +173,8 @@ class Statistics:
             records.labels or () if records.tags is None else records.tags.tolist()
         )
         counts = {feature.name: FeatureCounts.of(feature) for feature in records.features}
-        targets, numbers = records.targets, {}
+        targets = records.targets
+        numbers = {}
         if targets is not None and targets.is_numbers:
             # Without a row the number of targets is unknown.
             names = targets.names if len(targets.values) else ()

@@ -119,7 +119,8 @@ class Tables(Store):
 
 def list_lengths(column: Any) -> npt.NDArray[Any] | None:
     """Return the length of each list of a column; None if it holds no lists, or a null."""
-    arrow, compute = require("pyarrow", "data"), require("pyarrow.compute", "data")
+    arrow = require("pyarrow", "data")
+    compute = require("pyarrow.compute", "data")
     if column.null_count:
         return None
     with suppress(arrow.ArrowNotImplementedError):
@@ -139,7 +140,8 @@ class Groups(Store):
     def _open(self) -> tuple[Any, Chosen]:
         """Return the file, which stays open in this process, and its columns."""
         if "file" not in self._file:
-            path, stack = Path(self.location), ExitStack()
+            path = Path(self.location)
+            stack = ExitStack()
             if not is_url(self.location):
                 check_readable(path)
             with readable(path, "Parquet"):
@@ -226,11 +228,13 @@ def stores_of(
 
 def _check_labels(stores: Sequence[Store], locations: Sequence[str]) -> None:
     """Raise if a file has labels of other kinds than the files before it."""
-    first, known = "", set[str]()
+    first = ""
+    known = set[str]()
     for store, location in zip(stores, locations, strict=True):
         kinds = store.label_kinds
         check_labels(kinds, location, tuple(sorted(known)), first)
-        first, known = first or (location if kinds else ""), known | set(kinds)
+        first = first or (location if kinds else "")
+        known = known | set(kinds)
 
 
 def _names_files(source: Any) -> bool:
@@ -343,7 +347,8 @@ def expand(locations: Any) -> list[str]:
     many = isinstance(locations, Sequence) and not isinstance(locations, (str, bytes))
     found: list[str] = []
     for given in locations if many else [locations]:
-        rule, fix = "a path, a pattern or a URL, or a list of these", "pass a str or a pathlib.Path"
+        rule = "a path, a pattern or a URL, or a list of these"
+        fix = "pass a str or a pathlib.Path"
         check_kind("location", given, (str, os.PathLike), rule, fix)
         found += _expand(os.fspath(given))
     if not found:
@@ -491,7 +496,8 @@ def _remove_old(newest: Path) -> None:
     """Remove the copies that were made long ago, and the oldest of those that are too large
     together.
     """
-    now, total = time.time(), 0
+    now = time.time()
+    total = 0
     ages = {}
     for place in newest.parent.iterdir():
         with suppress(OSError):

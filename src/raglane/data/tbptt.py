@@ -152,7 +152,8 @@ class TBPTTSampler(Epochs[Chunk]):
         # and its number there.
         counts = self._counts[order]
         pieces = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
-        chunks, owners = np.repeat(begin, counts) + pieces, np.repeat(np.arange(len(order)), counts)
+        chunks = np.repeat(begin, counts) + pieces
+        owners = np.repeat(np.arange(len(order)), counts)
         mine = self.streams
         by_chunk = np.argsort(chunks, kind="stable")
         by_chunk = by_chunk[streams[owners[by_chunk]] % mine.step == mine.start]
@@ -172,7 +173,8 @@ class TBPTTSampler(Epochs[Chunk]):
         order, _, streams = self._distribute(order)
         within = random.random(len(order)) if self.shuffle else np.arange(len(order))
         by_stream = np.lexsort((within, streams))
-        order, streams = order[by_stream], streams[by_stream]
+        order = order[by_stream]
+        streams = streams[by_stream]
         before = np.cumsum(self._counts[order]) - self._counts[order]
         return order, before - before[np.searchsorted(streams, streams)], streams
 
@@ -246,10 +248,8 @@ def _check_targets(targets: Any, inputs: Ragged) -> Ragged | Tensor | None:
         return None
     if isinstance(targets, Ragged):
         if not torch.equal(targets.host_lengths, inputs.host_lengths):
-            got, rule = (
-                "a Ragged of other lengths",
-                "one target per element, with the lengths of the inputs",
-            )
+            got = "a Ragged of other lengths"
+            rule = "one target per element, with the lengths of the inputs"
             fix = "pass a tensor with one target per sequence, or a target for each element"
             raise ShapeError("targets", got, rule, fix)
         return targets

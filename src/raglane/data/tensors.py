@@ -91,13 +91,17 @@ class Tensors:
         """Return the batch of some sequences, or of all: without a copy, unless it is a
         forecast.
         """
-        values, offsets, targets, lengths = self.values, self.offsets, self.targets, self.lengths
+        values = self.values
+        offsets = self.offsets
+        targets = self.targets
+        lengths = self.lengths
         target_offsets = self.target_offsets
         if rows is not None or self.forecast:
             rows = torch.arange(len(self)) if rows is None else rows
             lengths = lengths[rows]
             elements = segments.element_index(offsets[rows], lengths, int(lengths.sum()))
-            values, offsets = values[elements], segments.offsets_from_lengths(lengths)
+            values = values[elements]
+            offsets = segments.offsets_from_lengths(lengths)
             if self.forecast:
                 targets = self.values[elements + 1]
                 if self.context:
@@ -150,7 +154,8 @@ class Tensors:
         owners, lengths = map(
             torch.from_numpy, pieces_of(self.offsets.diff().numpy(), longest + self.forecast)
         )
-        targets, target_offsets = self.targets, self.target_offsets
+        targets = self.targets
+        target_offsets = self.target_offsets
         if not self.per_element:
             targets, target_offsets = self._targets_of(owners, owners)
         offsets = segments.offsets_from_lengths(lengths)

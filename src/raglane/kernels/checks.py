@@ -75,7 +75,8 @@ def check_stack(
 ) -> None:
     """Check the weights of a stack of layers, whose first one has index ``depth``."""
     if isinstance(cell, Marked):
-        cell, weights = cell.inner, tuple(part.inner for part in weights)
+        cell = cell.inner
+        weights = tuple(part.inner for part in weights)
     state_sizes = state_sizes[: len(cell.states)]
     for index, of_direction in enumerate(weights):
         layer, direction = divmod(index, directions)
@@ -102,7 +103,8 @@ def check(request: Request, *, numbers: bool = True) -> Request:
     """Check the tensors of a request, and return it with a copy of the offsets; ``numbers``: those
     of offsets too.
     """
-    values, offsets = request.values, request.offsets
+    values = request.values
+    offsets = request.offsets
     if not isinstance(values, Tensor) or values.dim() != 2:
         got = (
             f"shape {tuple(values.shape)}"
@@ -154,13 +156,11 @@ class Gate:
         spec = CELLS[cell]
         if dtype not in DTYPES or len(sizes) != len(spec.states) or directions not in (1, 2):
             raise ValueError
-        self.cell, self.input_size, self.sizes, self.directions, self.dtype = (
-            cell,
-            input_size,
-            sizes,
-            directions,
-            dtype,
-        )
+        self.cell = cell
+        self.input_size = input_size
+        self.sizes = sizes
+        self.directions = directions
+        self.dtype = dtype
         # Of each weight the shape, None if it must be None; and True if it may be None.
         rules = [
             (shape, is_optional or shape is None)
@@ -182,7 +182,8 @@ class Gate:
             return None
         states = [((self.directions, count - 1, size), False) for size in self.sizes[: begin - 1]]
         rules = ((count,), False), (values, False), *states, *self._weights
-        addresses, storages = [], []
+        addresses = []
+        storages = []
         for part, (shape, is_optional) in zip((offsets, *tensors), rules, strict=True):
             if part is None and is_optional:
                 addresses.append(0)
@@ -223,7 +224,8 @@ class Gate:
             copies = [None if part is None else contiguous(name, part) for name, part in pairs]
         admitted = self.try_validate(contiguous("offsets", offsets), tuple(copies))
         if admitted is None:
-            rule, fix = "unchanged during a call", "do not change them in another thread"
+            rule = "unchanged during a call"
+            fix = "do not change them in another thread"
             raise ShapeError("input, hx, weights", "tensors that changed", rule, fix)
         return admitted
 
@@ -242,8 +244,11 @@ def check_layer(
     """
     if cell not in CELLS:
         raise ArgumentError("cell", repr(cell), f"one of {', '.join(CELLS)}", "choose one of them")
-    spec, values, begin = CELLS[cell], tensors[0], len(tensors) - weights
-    each, initial = len(spec.weights_type._fields), tuple(tensors[1:begin])
+    spec = CELLS[cell]
+    values = tensors[0]
+    begin = len(tensors) - weights
+    each = len(spec.weights_type._fields)
+    initial = tuple(tensors[1:begin])
     if (
         isinstance(values, Tensor)
         and values.dim() == 2
@@ -283,7 +288,9 @@ def admit(
     None.
     """
     tensors: list[Tensor | None] = []
-    addresses, storages, dtype = [], [], like.dtype
+    addresses = []
+    storages = []
+    dtype = like.dtype
     for name, part, shape in zip(names, parts, shapes, strict=False):
         if part is None:
             tensors.append(None)

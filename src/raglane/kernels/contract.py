@@ -253,7 +253,8 @@ def run_layers(request: Request, run_layer: Callable[[Request], Result]) -> Resu
     drops_inputs = request.training and request.input_dropout > 0
     if request.layers == 1 and not drops_inputs:
         return run_layer(request)
-    values, results = request.values, []
+    values = request.values
+    results = []
     for index in range(request.layers):
         if index and request.dropout > 0:
             values = F.dropout(values, request.dropout, request.training)

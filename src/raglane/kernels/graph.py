@@ -128,9 +128,11 @@ class Loops:
         """Return the final states and the collected tensors ``(T, B, size)``; see
         :func:`run_steps`.
         """
-        rows, is_real = table.padded(prepared), table.is_real
+        rows = table.padded(prepared)
+        is_real = table.is_real
         if reverse:
-            rows, is_real = rows.flip(0), is_real.flip(0)
+            rows = rows.flip(0)
+            is_real = is_real.flip(0)
         results = self.scan(
             step, [part.clone() for part in state], [rows, is_real], tuple(step.weights)
         )
@@ -157,7 +159,8 @@ class Step(nn.Module):
 
     def __init__(self, cell: Any, weights: Any, need_states: bool = False) -> None:
         super().__init__()
-        self.cell, self.need_states = cell, need_states
+        self.cell = cell
+        self.need_states = need_states
         self.states = len(cell.states)
         # In a tuple, so that a user's module does not become a submodule: its parameters are
         # arguments.

@@ -92,10 +92,8 @@ def _call(
     weights = [tensor for layer in request.weights for tensor in layer if tensor is not None]
     has_bias = request.weights[0].input_bias is not None
     # cuDNN requires contiguous states, and saves what its backward pass needs only in training.
-    state, is_recorded = (
-        tuple([part.contiguous() for part in state]),
-        data[0].is_cuda and torch.is_grad_enabled(),
-    )
+    state = tuple([part.contiguous() for part in state])
+    is_recorded = data[0].is_cuda and torch.is_grad_enabled()
     output, *final = _FUNCTIONS[request.cell.name](
         *data,
         state if len(state) > 1 else state[0],
@@ -112,7 +110,8 @@ def _call(
 
 def _run_in_layout(request: Request, layout: Packed | Dense) -> Result:
     """Run a pack without empty sequences, or a tensor without padding, without converting it."""
-    values, cell = request.values, request.cell
+    values = request.values
+    cell = request.cell
     check_stack(
         cell, request.weights, values.shape[-1], request.state_sizes, request.directions, values
     )
@@ -169,7 +168,9 @@ def _run_padded_direction(
     feature, which is 1 in the padding, closes the input gate and opens the forget gate, so that c
     stays unchanged to the end of the row.
     """
-    values, offsets, lengths = layer.values, layer.offsets, layer.host_lengths
+    values = layer.values
+    offsets = layer.offsets
+    lengths = layer.host_lengths
     if reverse:
         values = segments.reverse(values, offsets)
     longest = int(lengths.max())

@@ -59,7 +59,8 @@ class _Host:
     """A table on the host, with facts about each of its ``E`` elements."""
 
     def __init__(self, table: Table, lengths: Tensor) -> None:
-        self.table, self.lengths = table, lengths
+        self.table = table
+        self.lengths = lengths
         self.offsets, self.total = offsets_from_lengths(lengths), int(lengths.sum())
         # The time of no rows that an empty batch still runs; see Walk.moments.
         self.time_offsets = (
@@ -116,7 +117,8 @@ def _orders(host: _Host, directions: int, device: torch.device) -> list[RowOrder
     """Return the order of each direction; the reverse one counts the elements of a sequence from
     its end.
     """
-    table, total = host.table, host.total
+    table = host.table
+    total = host.total
     element = torch.where(host.real, host.offsets[table.sequence] + table.step, total)
     place = host.place()
     mirror = reverse_index(host.offsets, total)
@@ -133,7 +135,8 @@ def _orders(host: _Host, directions: int, device: torch.device) -> list[RowOrder
 def _moments(host: _Host, device: torch.device) -> list[Moment]:
     """Return all times of the run."""
     rows = host.time_offsets.diff()
-    begin, ending = host.per_time(host.begins), host.per_time(host.ends)
+    begin = host.per_time(host.begins)
+    ending = host.per_time(host.ends)
     newcomer = host.begins.cumsum(0) - 1 - (begin.cumsum(0) - begin)[host.time]
     rows_before = F.pad(rows, (1, 0))[:-1]
     source = torch.where(host.begins, rows_before[host.time] + newcomer, host.previous)

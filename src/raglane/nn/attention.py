@@ -157,7 +157,8 @@ class Attention(nn.Module):
         self._check("query", query, self.features)
         self._check("memory", memory, self.memory_features)
         if len(query) != len(memory):
-            got, rule = f"{len(memory)} sequences", f"a batch of {len(query)} sequences, like query"
+            got = f"{len(memory)} sequences"
+            rule = f"a batch of {len(query)} sequences, like query"
             raise ShapeError(
                 "memory", got, rule, "pass one memory per sequence, empty if it has none"
             )
@@ -191,10 +192,8 @@ class Attention(nn.Module):
     def _check(self, name: str, batch: Any, features: int) -> None:
         check_kind(name, batch, Ragged, "a Ragged", "wrap a list of sequences with rl.Ragged")
         if tuple(batch.features) != (features,):
-            got, rule = (
-                f"elements of shape {tuple(batch.features)}",
-                f"elements of {features} features",
-            )
+            got = f"elements of shape {tuple(batch.features)}"
+            rule = f"elements of {features} features"
             raise ShapeError(name, got, rule, "build the layer with the sizes of its inputs")
         check_fits(name, batch.values, self.out_proj.weight)
 
@@ -208,10 +207,8 @@ def _attend(
     """
     refuse_jit_trace("a layer Attention")
     if is_exporting():
-        rule, fix = (
-            "called outside of torch.export, whose graph would have fixed lengths",
-            "export the other layers",
-        )
+        rule = "called outside of torch.export, whose graph would have fixed lengths"
+        fix = "export the other layers"
         raise ArgumentError("Attention", "a call within it", rule, fix)
     if not len(query):
         return queries
@@ -219,7 +216,8 @@ def _attend(
         from torch.nn.attention.varlen import varlen_attn
 
         keys, values = pairs.unbind(1)
-        ends, longest = (query.cu_seqlens, memory.cu_seqlens), (query.max_length, memory.max_length)
+        ends = (query.cu_seqlens, memory.cu_seqlens)
+        longest = (query.max_length, memory.max_length)
         return cast(
             Tensor,
             varlen_attn(

@@ -22,7 +22,8 @@ class _Convolution(nn.Module):
     ) -> None:
         super().__init__()
         self.input_size, self.output_size, self.kernel_size = sizes
-        self.dilation, self.groups = dilation, groups
+        self.dilation = dilation
+        self.groups = groups
         # A kernel of one element reads no others, but states have at least one column.
         self.hidden_size = max(1, (self.kernel_size - 1) * dilation * self.input_size)
         self.weight = nn.Parameter(

@@ -186,10 +186,8 @@ class SequenceEncoder(nn.Module):
             # A user-defined module checks its own input.
             return batch.map(self.embedding)
         if batch.dtype not in (torch.int64, torch.int32):
-            rule, fix = (
-                "a batch of tokens of int64 or int32",
-                "leave embedding out for elements of floats",
-            )
+            rule = "a batch of tokens of int64 or int32"
+            fix = "leave embedding out for elements of floats"
             raise ArgumentTypeError("batch", f"values of {batch.dtype}", rule, fix)
         if batch.features:
             rule = "a batch of one token per element"

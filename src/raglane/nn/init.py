@@ -147,10 +147,8 @@ def _check_gain(gain: Any) -> None:
 
 def _cell_of(layer: nn.Module) -> CellSpec:
     if isinstance(layer, Recurrent):
-        got, rule = (
-            f"a Recurrent of {type(layer.cells[0]).__name__}",
-            "a layer with its own parameters",
-        )
+        got = f"a Recurrent of {type(layer.cells[0]).__name__}"
+        rule = "a layer with its own parameters"
         raise ArgumentTypeError(
             "layer", got, rule, "initialise the parameters of the cell's module"
         )

@@ -179,10 +179,9 @@ class _Running(nn.Module):
     ) -> None:
         super().__init__()
         self.input_size = self.hidden_size = width
-        self.dtype, self.starts = (
-            dtype,
-            starts,
-        )  # of each state its size and its numbers before the first element
+        # of each state its size and its numbers before the first element
+        self.dtype = dtype
+        self.starts = starts
 
     def initial_state(self, count: int) -> tuple[Tensor, ...]:
         """Return the states before the first element."""
@@ -205,8 +204,10 @@ class _Mean(_Running):
     def step(self, x: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
         # In the blocks of segments.sum.
         total, block, count = state
-        block, count = block + x, count + 1
-        reached, is_full = total + block, count % segments.BLOCK == 0
+        block = block + x
+        count = count + 1
+        reached = total + block
+        is_full = count % segments.BLOCK == 0
         state = torch.where(is_full, reached, total), torch.where(is_full, 0.0, block), count
         return reached / count, state
 
@@ -233,15 +234,18 @@ class _Attention(_Running):
     """
 
     def __init__(self, pooling: AttentionPooling, dtype: torch.dtype) -> None:
-        heads, features = pooling.heads, pooling.features
+        heads = pooling.heads
+        features = pooling.features
         super().__init__(features, dtype, ((heads, -torch.inf), (heads, 0.0), (features, 0.0)))
-        self.hidden, self.query = pooling.hidden, pooling.query
+        self.hidden = pooling.hidden
+        self.query = pooling.query
 
     def step(self, x: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
         before, total, summed = state
         scores = self.query(torch.tanh(self.hidden(x)))
         largest = torch.maximum(before, scores)
-        kept, new = torch.exp(before - largest), torch.exp(scores - largest)
+        kept = torch.exp(before - largest)
+        new = torch.exp(scores - largest)
         total = total * kept + new
         blocks = x.unflatten(1, (scores.shape[1], -1)) * new.unsqueeze(2)
         summed = (summed.unflatten(1, (scores.shape[1], -1)) * kept.unsqueeze(2) + blocks).flatten(

@@ -169,7 +169,8 @@ def read_permutation(permutation: Any) -> Tensor:
     """Return a permutation; its values are checked only on a CPU, because a check on a device would
     wait.
     """
-    name, fix = "permutation", "pass the indices that torch.argsort returns"
+    name = "permutation"
+    fix = "pass the indices that torch.argsort returns"
     if not isinstance(permutation, Tensor):
         raise KindError(name, f"type {type(permutation).__name__}", "a tensor or None", fix)
     if permutation.is_nested or permutation.layout is not torch.strided:
@@ -267,10 +268,8 @@ def raise_unfit(sequences: tuple[Any, ...]) -> None:
             )
         check_dense(argument, sequence, KindError)
         if sequence.dim() == 0:
-            rule, fix = (
-                "a tensor whose first dimension counts steps",
-                "pass sequences of shape (L, *features)",
-            )
+            rule = "a tensor whose first dimension counts steps"
+            fix = "pass sequences of shape (L, *features)"
             raise DimensionError(argument, "a tensor without dimensions", rule, fix)
         for fact, own, expected in (
             ("trailing shape", tuple(sequence.shape[1:]), tuple(first.shape[1:])),

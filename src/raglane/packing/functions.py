@@ -73,12 +73,14 @@ def _rank_on_host(
     if enforce_sorted:
         if np.count_nonzero(lengths[1:] > lengths[:-1]):
             raise_unsorted(lengths)
-        low, high = int(lengths[-1]), int(lengths[0])
+        low = int(lengths[-1])
+        high = int(lengths[0])
         if low <= 0:
             order = np.arange(count, dtype=np.int64)
     else:
         order = (-lengths).argsort(kind="stable")
-        low, high = int(lengths[order[-1]]), int(lengths[order[0]])
+        low = int(lengths[order[-1]])
+        high = int(lengths[order[0]])
     check_range(low, high, steps)
     return conjugate(lengths, high), order
 
@@ -188,10 +190,8 @@ def pack_padded_sequence(
         >>> packed.data, packed.batch_sizes
         (tensor([1, 3, 2, 4, 3]), tensor([2, 2, 1]))
     """
-    batch_first, enforce_sorted = (
-        read_flag("batch_first", batch_first),
-        read_flag("enforce_sorted", enforce_sorted),
-    )
+    batch_first = read_flag("batch_first", batch_first)
+    enforce_sorted = read_flag("enforce_sorted", enforce_sorted)
     count, steps = read_padded(input, "input", batch_first)
     checked = read_padded_lengths(lengths, count, batch_first)
     rows, strides = rows_of(input, batch_first)
@@ -243,7 +243,8 @@ def pad_packed_sequence(
     batch_sizes, sorted_indices, count = read_packed(sequence, "sequence")
     batch_first = read_flag("batch_first", batch_first)
     steps = read_total_length(total_length, batch_sizes.shape[0], count)
-    data, fill = sequence.data, read_padding_value(padding_value)
+    data = sequence.data
+    fill = read_padding_value(padding_value)
     shape, strides = shape_and_strides(count, steps, batch_first)
     lengths, order = lengths_of_packed(batch_sizes, sorted_indices, count, "sequence")
     starts: IntArray | Tensor | None = order if data.is_cpu else sorted_indices
@@ -289,7 +290,8 @@ def pad_sequence(
     """
     parts, lengths = read_sequences(sequences)
     batch_first = read_flag("batch_first", batch_first)
-    left, fill = read_padding_side(padding_side), read_padding_value(padding_value)
+    left = read_padding_side(padding_side)
+    fill = read_padding_value(padding_value)
     # As a float: torch raises if it is outside the range of an integer dtype, but wraps an integer
     # around.
     fill = fill if isinstance(fill, complex) else float(fill)
@@ -300,7 +302,8 @@ def _stack(
     sequences: tuple[Tensor, ...], lengths: IntArray, fill: float, batch_first: bool, left: bool
 ) -> Tensor:
     """Stack sequences, padded to the longest."""
-    count, steps = len(sequences), int(lengths[lengths.argmax()])
+    count = len(sequences)
+    steps = int(lengths[lengths.argmax()])
     features = sequences[0].shape[1:]
     try:
         width = math.prod(features)

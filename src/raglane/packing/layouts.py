@@ -195,7 +195,9 @@ def rows_of(padded: Tensor, batch_first: bool) -> tuple[Tensor, tuple[int, int]]
     outer, inner = padded.shape[:2]
     if not padded.is_contiguous() and padded.stride(1) == outer * padded.stride(0):
         # The transpose of a contiguous batch: no copy is needed.
-        padded, batch_first, inner = padded.transpose(0, 1), not batch_first, outer
+        padded = padded.transpose(0, 1)
+        batch_first = not batch_first
+        inner = outer
     return padded.flatten(0, 1), (inner, 1) if batch_first else (1, inner)
 
 

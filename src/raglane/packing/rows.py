@@ -130,7 +130,8 @@ class Layout:
     @index_arithmetic
     def _index(self) -> Tensor:
         """Return the row of each element ``(N,)``, for tensors that C cannot read."""
-        count, plan = self.count, torch.tensor(self.plan, dtype=torch.int64, device="cpu")
+        count = self.count
+        plan = torch.tensor(self.plan, dtype=torch.int64, device="cpu")
         offsets = plan[: count + 1]
         lengths = lengths_from_offsets(offsets).numpy()
         if self.batch_dim is not None:
@@ -139,7 +140,8 @@ class Layout:
                 int(offsets[-1]),
                 shape_and_strides(count, self.steps, not self.batch_dim)[1],
             )
-        order, sizes = plan[count + 1 : 2 * count + 1], plan[2 * count + 1 :]
+        order = plan[count + 1 : 2 * count + 1]
+        sizes = plan[2 * count + 1 :]
         return unpacked_rows(
             inverse(order).numpy(), lengths, sizes.numpy(), int(offsets[-1]), torch.device("cpu")
         )
@@ -171,13 +173,16 @@ class Layout:
         """Call a function of C that copies rows; one of the two tensors is new, the other one
         validated.
         """
-        size, strides = table.element_size(), (0, 0)
+        size = table.element_size()
+        strides = (0, 0)
         if self.batch_dim is not None:
-            stride, batch_dim = table.stride(), self.batch_dim
+            stride = table.stride()
+            batch_dim = self.batch_dim
             strides = stride[batch_dim] * size, stride[1 - batch_dim] * size
         head = ABI, library().threads(), self.batch_dim is None, math.prod(flat.shape[1:]) * size
         sizes, order = (*sources, None, None)[:2]
-        offsets, plan = self.offsets.data_ptr() if sources else 0, self.plan.buffer_info()[0]
+        offsets = self.offsets.data_ptr() if sources else 0
+        plan = self.plan.buffer_info()[0]
         pointers = address(sizes), address(order), offsets, plan, flat.data_ptr(), table.data_ptr()
         call(function, _pack(*head, self.count, self.steps, flat.shape[0], *strides, *pointers))
 
@@ -210,7 +215,8 @@ class _FromFlat(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, flat: Tensor, layout: Layout) -> Tensor:
-        ctx.layout, ctx.total = layout, flat.shape[0]
+        ctx.layout = layout
+        ctx.total = flat.shape[0]
         return layout._scatter(flat)
 
     @staticmethod
@@ -231,7 +237,8 @@ def flatten_padded(padded: Tensor, lengths: Any, batch_first: bool) -> tuple[Ten
     lengths on the CPU. Return None also for wrong lengths, for which :func:`find_padded` raises.
     """
     batch_dim = 0 if batch_first else 1
-    count, steps = padded.shape[batch_dim], padded.shape[1 - batch_dim]
+    count = padded.shape[batch_dim]
+    steps = padded.shape[1 - batch_dim]
     if not (_is_ours(padded) and _is_list(lengths, count)):
         return None
     total = sum(lengths.tolist()) if count < _FEW else int(lengths.sum())

@@ -156,7 +156,8 @@ def create_app(
 
 def check_token(name: str, token: Any) -> str:
     """Return a token that a header can contain."""
-    rule, size = "a token of visible ASCII characters", len(token) if isinstance(token, str) else -1
+    rule = "a token of visible ASCII characters"
+    size = len(token) if isinstance(token, str) else -1
     if not (
         0 < size <= _LONGEST_TOKEN and token.isascii() and token.isprintable() and " " not in token
     ):
@@ -180,21 +181,26 @@ class Server:
         origins: Sequence[str],
         hosts: Hosts,
     ) -> None:
-        self.served, self.clients, self.max_message = served, clients, max_message
+        self.served = served
+        self.clients = clients
+        self.max_message = max_message
         self.token = None if token is None else token.encode()
         self._origins = origins
         self._hosts = hosts
         self.sequences = Sequences(clients)
         own = self.registry = prometheus_client.CollectorRegistry()
         own.register(_EngineStatistics(self))
-        name, labels = "raglane_requests", ("route", "status")
+        name = "raglane_requests"
+        labels = ("route", "status")
         self.requests = prometheus_client.Counter(name, "Requests over HTTP", labels, registry=own)
-        name, text = "raglane_request_seconds", "Times of requests over HTTP"
+        name = "raglane_request_seconds"
+        text = "Times of requests over HTTP"
         self.times = prometheus_client.Histogram(name, text, ("route",), registry=own)
 
     def admit(self, connection: HTTPConnection) -> None:
         """Raise for other hosts, for pages of other sites, and for clients without the token."""
-        scope, headers = connection.scope, connection.headers
+        scope = connection.scope
+        headers = connection.headers
         # First: under a name of its own, a page of another site has the origin of the server.
         host = self._hosts.check(headers.getlist("host"))
         origin = headers.get("origin")
@@ -224,7 +230,8 @@ class Server:
         if name is None and len(self.served) == 1:
             return next(iter(self.served.values()))
         if name is None or name not in self.served:
-            got, rule = "none" if name is None else quote(name), f"one of {quote_all(self.served)}"
+            got = "none" if name is None else quote(name)
+            rule = f"one of {quote_all(self.served)}"
             raise RefusedError(404, "model", got, rule, "choose one of them")
         return self.served[name]
 
@@ -291,7 +298,8 @@ async def stream(socket: WebSocket, server: _Server) -> None:
     except Exception as error:
         if not isinstance(error, RaglaneError):
             log.exception("a stream failed")
-        code, reason = code_of(error), _text(error)
+        code = code_of(error)
+        reason = _text(error)
         with suppress(WebSocketDisconnect, RuntimeError):
             await socket.send_text(to_json({"error": reason}))
     short = shorten(reason, _LONGEST_REASON).encode()[:_LONGEST_REASON].decode(errors="ignore")
@@ -307,7 +315,8 @@ async def _converse(socket: WebSocket, server: Server) -> tuple[int, str]:
     own = served.streams.accepts.prepared
     # Raises if an option does not apply to the model.
     served.answer(torch.empty(0, *own.output_features, dtype=own.output_dtype), **options)
-    client, clients = _client(socket), server.clients
+    client = _client(socket)
+    clients = server.clients
     clients.enter(client)
     try:
         conversation = Conversation(socket, served, options, is_binary, server.max_message)
@@ -327,7 +336,9 @@ async def infer(
     """Run frames of a sequence, or of a whole one without ``sequence_id`` (Open Inference
     Protocol).
     """
-    served, tensor, parameters = live(server.named(name)), body.inputs[0], body.parameters
+    served = live(server.named(name))
+    tensor = body.inputs[0]
+    parameters = body.parameters
     frames = served.tensor(tensor.shape, tensor.datatype, tensor.data)
     rows, state = await server.sequences.infer(
         served, _client(connection), frames, parameters.model_dump()
@@ -420,13 +431,17 @@ class _Guard:
     """Checks the host, the origin, the token and the size of each request, and counts them."""
 
     def __init__(self, app: Any, server: Server) -> None:
-        self._app, self._server = app, server
+        self._app = app
+        self._server = server
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        server, start, status, size = self._server, time.perf_counter(), 500, 0
+        server = self._server
+        start = time.perf_counter()
+        status = 500
+        size = 0
 
         async def noted(sent: Any) -> None:
             nonlocal status
@@ -438,10 +453,8 @@ class _Guard:
             part = await receive()
             size += len(part.get("body", b""))
             if size > server.max_message:
-                got, rule = (
-                    f"more than {server.max_message:,} bytes",
-                    "within the limit of the server",
-                )
+                got = f"more than {server.max_message:,} bytes"
+                rule = "within the limit of the server"
                 raise HTTPException(
                     413, message("body", got, rule, "send less, or set --max-message")
                 )

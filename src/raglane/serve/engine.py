@@ -115,7 +115,8 @@ class Engine:
         self._epochs = np.zeros(
             slots, np.int64
         )  # counts resets and closes, which discard results of a running step
-        self._since, self._touched = np.zeros(slots), np.zeros(slots)
+        self._since = np.zeros(slots)
+        self._touched = np.zeros(slots)
         self._ready: list[
             int
         ] = []  # slots that have frames, and ``_listed``; some lost theirs since
@@ -134,15 +135,18 @@ class Engine:
         self._counts = dict.fromkeys(("steps", "frames", "opened", "late", "refused", "evicted"), 0)
         self._sizes, self._step_times, self._waits = (deque[float](maxlen=_KEPT) for _ in range(3))
         # The first step is not slower than others.
-        self._runner.arrays[0][0], self._runner.offsets[1] = 0, 1
+        self._runner.arrays[0][0] = 0
+        self._runner.offsets[1] = 1
         self._runner.run(1, 1)
 
     def __repr__(self) -> str:
         return f"Engine({self._open} of {self.slots} streams, {len(self._prepared.stages)} stages)"
 
     def _accept(self, accepts: Frames) -> None:
-        self.accepts, self._prepared = accepts, accepts.prepared
-        self.features, self.digest = self._prepared.features, self._prepared.digest
+        self.accepts = accepts
+        self._prepared = accepts.prepared
+        self.features = self._prepared.features
+        self.digest = self._prepared.digest
 
     def _new_pools(self) -> None:
         # A slot that is closed during its step is free after it, so there are more slots than
@@ -172,7 +176,8 @@ class Engine:
             self._raise_failure()
             if self._open >= self.slots:
                 self._counts["refused"] += 1
-                got, fix = f"{self.slots} open streams", "close a stream, or pass more slots"
+                got = f"{self.slots} open streams"
+                fix = "close a stream, or pass more slots"
                 raise BusyError("slots", got, "more than the number of open streams", fix)
             rows = None if state is None else unpacked(state, self._prepared)
             slot = self._free.pop() if self._free else self._used
@@ -305,10 +310,8 @@ class Engine:
             queued = self._frames.counts[slots]
             if (queued >= self.max_queue).any():
                 self._counts["refused"] += 1
-                got, rule = (
-                    f"{self.max_queue} frames in the queue of a stream",
-                    f"below max_queue = {self.max_queue}",
-                )
+                got = f"{self.max_queue} frames in the queue of a stream"
+                rule = f"below max_queue = {self.max_queue}"
                 raise BusyError("frames", got, rule, "push again after a step and a pull")
             now = time.perf_counter()
             self._frames.extend(slots, 1, rows)
@@ -367,7 +370,8 @@ class Engine:
             if isinstance(stream, Stream) and stream._engine is self
         ]
         if len(slots) < len(streams):
-            got, rule = f"{len(streams) - len(slots)} others", "streams of this engine"
+            got = f"{len(streams) - len(slots)} others"
+            rule = "streams of this engine"
             raise ArgumentTypeError("streams", got, rule, "pass what Engine.open returned")
         if len({*slots}) < len(slots) or -1 in slots:
             for stream in streams:
@@ -423,7 +427,10 @@ class Engine:
 
     def _gather(self) -> _Step | None:
         """Take the frames of a step; the lock is held."""
-        ready, frames, runner, now = self._ready, self._frames, self._runner, time.perf_counter()
+        ready = self._ready
+        frames = self._frames
+        runner = self._runner
+        now = time.perf_counter()
         if (
             len(ready) == 1
             and frames.counts[ready[0]] == 1
@@ -433,7 +440,9 @@ class Engine:
             runner.reserve(1, 1)
             slot = ready.pop()
             self._listed[slot] = False
-            runner.arrays[0][0], runner.slots[0], runner.offsets[1] = frames.pop(slot), slot, 1
+            runner.arrays[0][0] = frames.pop(slot)
+            runner.slots[0] = slot
+            runner.offsets[1] = 1
             step = _Step(runner.slots[:1], 1, 1)
             self._waits.append(now - self._since.item(slot))
             if self._is_fresh[slot]:
@@ -453,7 +462,8 @@ class Engine:
             ready += left.tolist()
             runs = lengths > 0
             if not runs.all():
-                slots, lengths = slots[runs], lengths[runs]
+                slots = slots[runs]
+                lengths = lengths[runs]
             if not len(slots):
                 return None
             self._waits.extend((now - self._since[slots]).tolist())
@@ -466,7 +476,8 @@ class Engine:
             frames.take(slots, step.lengths, runner.rows[0][:elements])
         else:
             return None
-        self._in_step, self._epochs_before = step.slots, self._epochs[step.slots]
+        self._in_step = step.slots
+        self._epochs_before = self._epochs[step.slots]
         self._counts["steps"] += 1
         self._counts["frames"] += step.elements
         self._sizes.append(len(step.slots))
@@ -480,25 +491,28 @@ class Engine:
         """End a step; return which of its streams were neither closed nor reset. The lock is
         held.
         """
-        was_interrupted, self._running, self._is_interrupted = self._is_interrupted, False, False
+        was_interrupted = self._is_interrupted
+        self._running = False
+        self._is_interrupted = False
         self._free += self._closed_late
         self._closed_late.clear()
         return self._epochs[step.slots] == self._epochs_before if was_interrupted else slice(None)
 
     def _scatter(self, step: _Step) -> None:
         """Queue the results of a step; the lock is held."""
-        slots, lengths, alive = step.slots, step.lengths, self._finished(step)
-        runner, output = self._runner, self._prepared.output
+        slots = step.slots
+        lengths = step.lengths
+        alive = self._finished(step)
+        runner = self._runner
+        output = self._prepared.output
         if step.elements == 1 and isinstance(alive, slice):
             self._results.append(slots.item(), runner.arrays[output][:1])
         else:
             outputs = runner.rows[output][: step.elements]
             if not isinstance(alive, slice):
                 outputs = outputs[torch.from_numpy(np.repeat(alive, lengths))]
-                slots, lengths = (
-                    slots[alive],
-                    lengths if isinstance(lengths, int) else lengths[alive],
-                )
+                slots = slots[alive]
+                lengths = lengths if isinstance(lengths, int) else lengths[alive]
             if len(slots):
                 self._results.extend(slots, lengths, outputs)
         if self._waiters:
@@ -547,7 +561,8 @@ class Engine:
 
     def stop(self) -> None:
         """Stop the thread after its step; streams stay open."""
-        thread, self._thread = self._thread, None
+        thread = self._thread
+        self._thread = None
         if thread is not None:
             self._wake.set()
             if thread is not threading.current_thread():  # on_idle may call stop
@@ -631,12 +646,11 @@ class Engine:
         """
         self._raise_failure()
         accepts = frames_of(model, *self._options)
-        new, old = accepts.prepared, self._prepared
+        new = accepts.prepared
+        old = self._prepared
         if new.facts != old.facts:
-            got, rule = (
-                f"frames and results {new.facts}",
-                f"a model with frames and results {old.facts}",
-            )
+            got = f"frames and results {new.facts}"
+            rule = f"a model with frames and results {old.facts}"
             raise ShapeError("model", got, rule, "make a new engine")
         if accepts.names != self.accepts.names:
             rule = "a run with the same task, channels, tokens and labels"

@@ -56,7 +56,9 @@ class _Scaling(Kernel):
 
     def run(self, rows: Rows) -> None:
         """See :class:`raglane.kernels.cpu.prepared.Kernel`."""
-        given, bounds, output = rows.inputs[0].numpy(), rows.offsets.numpy(), rows.output.numpy()
+        given = rows.inputs[0].numpy()
+        bounds = rows.offsets.numpy()
+        output = rows.output.numpy()
         if not self.sizes:
             output[:] = self._preprocessor.scaled(given, bounds)
             return
@@ -71,11 +73,9 @@ class _Scaling(Kernel):
         filled = self._preprocessor.scaled(longer, own)
         absent = ~np.isfinite(longer)
         last = np.maximum.accumulate(np.where(absent, -1, np.arange(len(longer))[:, None]), axis=0)
-        ends, starts, slots = (
-            (own[1:] - 1)[is_full],
-            own[:-1][is_full],
-            rows.slots[torch.from_numpy(is_full)],
-        )
+        ends = (own[1:] - 1)[is_full]
+        starts = own[:-1][is_full]
+        slots = rows.slots[torch.from_numpy(is_full)]
         if self._has_times:
             gaps = self._preprocessor.gaps(longer)
             gaps = np.ones(len(longer)) if gaps is None else gaps
@@ -100,7 +100,8 @@ class Frames:
     """The stages of a model, the frames that it accepts, and its results as columns."""
 
     def __init__(self, prepared: Prepared, passes_nan: bool, passes_infinite: bool = True) -> None:
-        self.prepared, self._passes_nan = prepared, passes_nan
+        self.prepared = prepared
+        self._passes_nan = passes_nan
         self._passes_infinite = passes_infinite or passes_nan
         self.width = math.prod(prepared.features)
         self.names: tuple[Any, ...] = ()  # of a run, the meaning of frames and results
@@ -132,7 +133,8 @@ class Frames:
         """Return frames ``(n, width)``; raise if they do not fit the model. ``check_count`` may
         refuse their number before their values are read: an expanded tensor may have any number.
         """
-        dtype, features = self.prepared.dtype, self.prepared.features
+        dtype = self.prepared.dtype
+        features = self.prepared.features
         if isinstance(frames, list | tuple):
             frames = numbers(frames, dtype)
             frames = frames.reshape(0, *features) if frames.shape == (0,) else frames
@@ -170,10 +172,8 @@ class Frames:
         least = rows.min() if dtype is torch.bfloat16 else rows.numpy().min()
         if dtype is torch.int64:
             if least < 0 or rows.max() >= self.prepared.tokens:
-                got, rule = (
-                    f"tokens from {least} to {int(rows.max())}",
-                    f"tokens from 0 to {self.prepared.tokens - 1}",
-                )
+                got = f"tokens from {least} to {int(rows.max())}"
+                rule = f"tokens from 0 to {self.prepared.tokens - 1}"
                 raise ArgumentError("frames", got, rule, "replace unknown tokens")
         elif least != least and not self._passes_nan:
             got = f"NaN in frame {int(rows.isnan().any(1).nonzero()[0])}"
@@ -201,7 +201,8 @@ class _RunFrames(Frames):
     """The frames of a run, in the units of its data or as tokens."""
 
     def __init__(self, prepared: Prepared, saved: SavedModel, passes_nan: bool) -> None:
-        self._model, self._preprocessor = saved.model, saved.preprocessor
+        self._model = saved.model
+        self._preprocessor = saved.preprocessor
         # run.predict raises for infinite numbers too. They would make the rest of the stream NaN.
         super().__init__(
             prepared, passes_nan or self._preprocessor.missing != "error", passes_infinite=False
@@ -318,7 +319,8 @@ def _after_end(found: Prepared) -> Prepared:
     found.begin(pools)
     runner = found.runner(pools)
     runner.reserve(1, 1)
-    runner.rows[0][:], runner.offsets[1] = END_TOKEN, 1
+    runner.rows[0][:] = END_TOKEN
+    runner.offsets[1] = 1
     runner.run(1, 1)
     for stage, own in zip(found.stages, pools, strict=True):
         stage.starts = tuple([part[0] for part in own])

@@ -76,10 +76,8 @@ class Clients:
         """Count a stream of a client; raise if it has too many."""
         self.check_open()
         if self._counts[client] >= self._most:
-            got, fix = (
-                f"{self._most} streams of this client",
-                "close a stream, or set --client-streams",
-            )
+            got = f"{self._most} streams of this client"
+            fix = "close a stream, or set --client-streams"
             raise RefusedError(429, "stream", got, "within the limit of a client", fix)
         self._counts[client] += 1
 
@@ -138,12 +136,10 @@ class Conversation:
         is_binary: bool,
         most: int,
     ) -> None:
-        self._socket, self._served, self._options, self._is_binary = (
-            socket,
-            served,
-            options,
-            is_binary,
-        )
+        self._socket = socket
+        self._served = served
+        self._options = options
+        self._is_binary = is_binary
         self._most = most  # bytes of a message
         self._engine = served.streams
         self._own = self._engine.stream()
@@ -201,7 +197,8 @@ class Conversation:
             data = received.get("bytes")
             content = received["text"] if data is None else data
             if len(content) > self._most:
-                got, rule = f"{len(content):,} bytes", f"at most {self._most:,} bytes"
+                got = f"{len(content):,} bytes"
+                rule = f"at most {self._most:,} bytes"
                 raise RefusedError(413, "message", got, rule, "send less, or set --max-message")
             if data is not None:
                 await self._push(data)
@@ -312,7 +309,8 @@ class Sequences:
         self, served: Served, client: str, frames: Tensor, parameters: Mapping[str, Any]
     ) -> tuple[Tensor, str | None]:
         """Return the results of frames, and the state after them in base64 if it is requested."""
-        number, starts = parameters["sequence_id"], parameters["sequence_start"]
+        number = parameters["sequence_id"]
+        starts = parameters["sequence_start"]
         key = served.name, object() if number is None else number
         if parameters["state"] is not None and number is not None and not starts:
             rule = "sent with sequence_start, for which it is the first state"
@@ -335,10 +333,8 @@ class Sequences:
             raise gone
         async with sequence.lock:
             if parameters["at"] not in (None, sequence.at):
-                got, rule = (
-                    str(parameters["at"]),
-                    f"{sequence.at}, the number of frames of the sequence",
-                )
+                got = str(parameters["at"])
+                rule = f"{sequence.at}, the number of frames of the sequence"
                 raise RefusedError(
                     409, "at", got, rule, "set sequence_start, and state to continue from it"
                 )

@@ -75,16 +75,15 @@ class Prepared:
     def run_whole(self, rows: Tensor, offsets: Tensor, threads: int | None = None) -> Tensor:
         """Return the output of each row of whole sequences."""
         check_unchanged(offsets, rows.shape[0], rows.device)
-        elements, sequences = rows.shape[0], len(offsets) - 1
+        elements = rows.shape[0]
+        sequences = len(offsets) - 1
         pools = self.pools(sequences)
         self.begin(pools)
         runner = self.runner(pools, threads)
         runner.reserve(elements, sequences)
         runner.rows[0][:elements] = rows
-        runner.offsets[: sequences + 1], runner.slots[:sequences] = (
-            offsets.numpy(),
-            np.arange(sequences),
-        )
+        runner.offsets[: sequences + 1] = offsets.numpy()
+        runner.slots[:sequences] = np.arange(sequences)
         runner.run(elements, sequences)
         return runner.rows[self.output][:elements]
 
@@ -187,7 +186,8 @@ def _guessed(model: nn.Module) -> tuple[int, ...] | None:
 
 def _so_far(pooling: str | AttentionPooling, batch: _Stream) -> Tensor:
     """Return the pooling of the elements so far."""
-    tracing, values = _active.get(), batch._values
+    tracing = _active.get()
+    values = batch._values
     rows = values.reshape(values.shape[0], -1)
     return tracing.layer(running(pooling, rows.shape[1], tracing.dtype), rows)[-1].reshape(
         values.shape
@@ -308,7 +308,8 @@ class _Tracing:
     """Traces one model."""
 
     def __init__(self, model: nn.Module, features: tuple[int, ...] | None, int8: bool) -> None:
-        self.model, self.int8 = model, int8
+        self.model = model
+        self.int8 = int8
         self.features = _guessed(model) if features is None else features
         self.is_guess = features is None
         floats = [
@@ -332,7 +333,8 @@ class _Tracing:
             for size in part.shape
         ]
         self.tracer = Tracer(self.dtype, rows_for([*sizes, width, *(self.features or ())]), RULES)
-        self.rows, self.graph = self.tracer.rows, self.tracer.graph
+        self.rows = self.tracer.rows
+        self.graph = self.tracer.graph
         copy = self._copied()
         self._read_node = -1
         if self.features is None:
@@ -439,7 +441,9 @@ class _Tracing:
         ):
             return error
         names = {id(part): name for name, part in copy.named_modules()}
-        name, where, trace = "", "", error.__traceback__
+        name = ""
+        where = ""
+        trace = error.__traceback__
         kind = type(self.model).__name__
         while trace is not None:
             own = trace.tb_frame.f_locals.get("self")

@@ -27,10 +27,12 @@ class RowQueues:
 
     def __init__(self, slots: int, width: int, dtype: torch.dtype) -> None:
         self.counts = np.zeros(slots, np.int64)
-        self._first, self._last = np.zeros(slots, np.int64), np.zeros(slots, np.int64)
+        self._first = np.zeros(slots, np.int64)
+        self._last = np.zeros(slots, np.int64)
         self._free = np.empty(0, np.int64)
         self._left = 0  # the number of free rows, the first of ``_free``
-        self._width, self._dtype = width, dtype
+        self._width = width
+        self._dtype = dtype
         self._rows = torch.empty(0, width, dtype=dtype, device="cpu")
         self._next = self._runs = np.empty(0, np.int64)
         self._grow(0)
@@ -53,7 +55,8 @@ class RowQueues:
             places = self._taken(count)
             self._memory[places] = rows
             self._link(places, np.zeros(1, np.int64))
-            first, last = places[0], places[-1]
+            first = places[0]
+            last = places[-1]
         if self.counts[slot]:
             self._next[self._last[slot]] = first
         else:
@@ -72,7 +75,8 @@ class RowQueues:
             stops = lengths.cumsum()
             starts = stops - lengths
             self._link(places, starts)
-            begins, ends = places[starts], places[stops - 1]
+            begins = places[starts]
+            ends = places[stops - 1]
         held = self.counts[slots] > 0
         self._next[self._last[slots[held]]] = begins[held]
         self._first[slots[~held]] = begins[~held]
@@ -180,9 +184,11 @@ class RowQueues:
         """
         stops = lengths.cumsum()
         found = np.empty(int(stops[-1]), np.int64)
-        at, active = stops - lengths, np.arange(len(slots))
+        at = stops - lengths
+        active = np.arange(len(slots))
         while len(active):
-            first, begin = current[active], at[active]
+            first = current[active]
+            begin = at[active]
             whole = self._runs[first]
             steps = np.minimum(whole, stops[active] - begin)
             within = np.arange(int(steps.sum())) - np.repeat(steps.cumsum() - steps, steps)

@@ -58,7 +58,8 @@ class Served:
     """
 
     def __init__(self, name: str, model: Any, **options: Any) -> None:
-        self.name, self.reason = name, ""
+        self.name = name
+        self.reason = ""
         self.run = None if isinstance(model, Engine | nn.Module | list | tuple) else model
         self.engine = model if isinstance(model, Engine) else None
         if self.engine is None:
@@ -102,10 +103,8 @@ class Served:
             size = math.prod(own.features) * own.dtype.itemsize
             if len(given) % size:
                 kind = DATATYPES[own.dtype]
-                got, rule = (
-                    f"{len(given)} bytes",
-                    f"whole frames of {size} bytes, {kind} in little endian",
-                )
+                got = f"{len(given)} bytes"
+                rule = f"whole frames of {size} bytes, {kind} in little endian"
                 raise ShapeError("frames", got, rule, "send whole frames")
             flat = (
                 torch.frombuffer(bytearray(given), dtype=own.dtype)
@@ -145,7 +144,8 @@ class Served:
         """Return results as tensors of the Open Inference Protocol; for a run, its predictions
         too.
         """
-        shape, datatype = list(rows.shape), DATATYPES[rows.dtype]
+        shape = list(rows.shape)
+        datatype = DATATYPES[rows.dtype]
         found = [
             {
                 "name": "outputs",
@@ -239,10 +239,8 @@ class Served:
         if found.dim() == 1 and (count == 1 or not found.numel()):
             found = found.reshape(-1, count)
         if found.dim() != 2 or found.shape[1] != count:
-            got, rule = (
-                f"shape {tuple(found.shape)}",
-                f"sequences of shape (n, {count}), one number per channel",
-            )
+            got = f"shape {tuple(found.shape)}"
+            rule = f"sequences of shape (n, {count}), one number per channel"
             raise ShapeError("sequences", got, rule, "pass one list per element")
         return found.numpy()
 

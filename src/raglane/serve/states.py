@@ -29,7 +29,8 @@ def unpacked(state: bytes, prepared: Prepared) -> list[Tensor]:
     starts = prepared.starts
     ends = np.cumsum([_HEAD.size, *(start.nbytes for start in starts)]).tolist()
     if len(state) != ends[-1] or state[:8] != _MAGIC:
-        got, rule = f"{len(state)} bytes", f"{ends[-1]} bytes that Stream.state() returned"
+        got = f"{len(state)} bytes"
+        rule = f"{ends[-1]} bytes that Stream.state() returned"
         raise CheckpointError("state", got, rule, "pass the state of a stream of this model")
     _, digest, check = _HEAD.unpack_from(state)
     if digest != prepared.digest:
@@ -38,7 +39,8 @@ def unpacked(state: bytes, prepared: Prepared) -> list[Tensor]:
             "state", "the state of another model", rule, "open a stream without state"
         )
     if zlib.crc32(state[_HEAD.size :]) != check:
-        got, rule = "a damaged state", "the bytes that Stream.state() returned"
+        got = "a damaged state"
+        rule = "the bytes that Stream.state() returned"
         raise CheckpointError(
             "state", got, rule, "pass them unchanged, or open a stream without state"
         )

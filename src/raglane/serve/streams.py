@@ -22,7 +22,8 @@ class Stream:
     __slots__ = ("_closed_as", "_engine", "_slot")
 
     def __init__(self, engine: Any, slot: int) -> None:
-        self._engine, self._slot = engine, slot
+        self._engine = engine
+        self._slot = slot
         self._closed_as = ""
 
     def __repr__(self) -> str:
@@ -40,7 +41,8 @@ class Stream:
         return self._slot
 
     def _end(self, reason: str) -> None:
-        self._slot, self._closed_as = -1, reason
+        self._slot = -1
+        self._closed_as = reason
 
     @property
     def closed(self) -> bool:
@@ -165,7 +167,8 @@ class AsyncStream:
     """
 
     def __init__(self, stream: Stream) -> None:
-        self.stream, self._engine = stream, stream._engine
+        self.stream = stream
+        self._engine = stream._engine
 
     async def __aenter__(self) -> AsyncStream:
         return self

@@ -41,7 +41,8 @@ def read(
     on_bad_row: str = "fail",
 ) -> Records:
     """Read a file or a folder as records."""
-    path, columns = as_path(path), Columns() if columns is None else columns
+    path = as_path(path)
+    columns = Columns() if columns is None else columns
     check_choice("on_bad_row", on_bad_row, ON_BAD_ROW)
     chosen = pick(path, format)
     records = (

@@ -268,7 +268,8 @@ def explode(column: Any) -> tuple[_Integers, Any]:
     """Return the length of each list, ``(B,)``, and the elements of all lists as a chunked
     array.
     """
-    arrow, compute = require("pyarrow", "data"), require("pyarrow.compute", "data")
+    arrow = require("pyarrow", "data")
+    compute = require("pyarrow.compute", "data")
     lengths = compute.list_value_length(column).to_numpy().astype(np.int64)
     return lengths, arrow.chunked_array(
         [chunk.flatten() for chunk in column.chunks], type=column.type.value_type
@@ -326,8 +327,10 @@ def sequences_of(
         return np.zeros((0, 0), dtype=np.float32), offsets
     if (widths != widths[0]).any():
         odd = int((widths != widths[0]).argmax())
-        got, after = count_of(widths[odd], "channel"), f", after {count_of(widths[0], 'channel')}"
-        rule, fix = "the same number of channels in all steps", "correct the row, or remove it"
+        got = count_of(widths[odd], "channel")
+        after = f", after {count_of(widths[0], 'channel')}"
+        rule = "the same number of channels in all steps"
+        fix = "correct the row, or remove it"
         raise reader.entry_error(got, odd, name, rule, fix, offsets, after)
     if widths[0] == 0:
         fix = "write the empty sequence as an empty list"
@@ -375,10 +378,8 @@ def _multi_hot(
     widths, entries = explode(elements)
     odd = _not_in_set(elements)
     if odd is not None:
-        rule, fix = (
-            f"sets of different whole numbers from 0 to {SET_SIZE - 1}",
-            "correct the row, or remove it",
-        )
+        rule = f"sets of different whole numbers from 0 to {SET_SIZE - 1}"
+        fix = "correct the row, or remove it"
         raise reader.entry_error(quote(elements[odd].as_py()), odd, name, rule, fix, offsets)
     block = np.zeros((len(widths), SET_SIZE), dtype=np.float32)
     block[np.repeat(np.arange(len(widths)), widths), entries.cast("int64").to_numpy()] = 1
@@ -389,7 +390,8 @@ def _split_texts(
     reader: Reader, column: Any, name: str, split: str | None
 ) -> tuple[npt.NDArray[np.object_], _Integers]:
     """Split texts into tokens, by default at white space."""
-    arrow, compute = require("pyarrow", "data"), require("pyarrow.compute", "data")
+    arrow = require("pyarrow", "data")
+    compute = require("pyarrow.compute", "data")
     texts = as_texts(column)
     if split not in (None, "words"):
         tokens, counts = split_texts(words_of(reader, column, name).tolist(), split)
@@ -441,7 +443,8 @@ def _classes(
     """Convert labels as :func:`words_of` does; raise a DataError for the first empty one."""
     words = words_of(reader, column, name, offsets)
     if (blank := words == "").any():
-        row, rule = int(blank.argmax()), "a label in each place"
+        row = int(blank.argmax())
+        rule = "a label in each place"
         raise reader.entry_error("an empty label", row, name, rule, "fill it", offsets)
     return words
 
@@ -464,16 +467,15 @@ def _numbers(reader: Reader, column: Any, name: str, offsets: _Integers) -> Targ
         _check_lengths(reader, lengths, offsets, name, "lists of numbers")
         reader.check_inner_nulls(entries, offsets, name)
         lengths, entries = explode(entries)
-        rows, per_element = np.repeat(rows, np.diff(offsets)), True
+        rows = np.repeat(rows, np.diff(offsets))
+        per_element = True
     elif per_element:
         return _matrix(reader, entries, name, 1, np.repeat(rows, lengths), True)
     odd = lengths != (lengths[0] if len(lengths) else 0)
     if odd.any() or (len(lengths) and lengths[0] == 0):
         row = int(odd.argmax())
-        rule, fix = (
-            "one number per element, or the same number of them in each row",
-            "correct the row, or remove it",
-        )
+        rule = "one number per element, or the same number of them in each row"
+        fix = "correct the row, or remove it"
         raise reader.entry_error(
             count_of(int(lengths[row]), "number"), int(rows[row]), name, rule, fix
         )
@@ -496,10 +498,8 @@ def _matrix(
     wrong = ~np.isfinite(values)
     if wrong.any():
         first = int(wrong.argmax())
-        got, fix = (
-            "a null" if entries.null_count else f"{values[first]}",
-            "fill it, or remove the row",
-        )
+        got = "a null" if entries.null_count else f"{values[first]}"
+        fix = "fill it, or remove the row"
         raise reader.entry_error(got, int(rows[first]), name, "a finite number", fix)
     names = (name,) if width == 1 else tuple(f"{name}_{place}" for place in range(width))
     return Targets(values.reshape(-1, width), per_element=per_element, names=names)

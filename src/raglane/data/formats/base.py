@@ -196,7 +196,8 @@ def unused_notes(
     some roles.
     """
     if roles and records.columns.sequence is not None:
-        roles, source = ("sequence", "label", "id", *LISTS), "a table of this kind"
+        roles = ("sequence", "label", "id", *LISTS)
+        source = "a table of this kind"
     unused = [
         role for role in ROLES if getattr(columns, role) not in (None, False) and role not in roles
     ]
@@ -258,10 +259,8 @@ def check_named(path: Path, role: str, name: str, present: Iterable[str], count:
     """
     names = list(present)
     if name not in names:
-        rule, fix = (
-            f"a file with this column, but its columns are {quote_all(names)}",
-            "pass one of them as",
-        )
+        rule = f"a file with this column, but its columns are {quote_all(names)}"
+        fix = "pass one of them as"
         if role == "label":
             fix = "add it, use data without labels only to predict, or name another with"
         elif count > 1:
@@ -283,10 +282,8 @@ def choose_column(
         return usual[0], f"{role} column: {quote(usual[0])} (by its name)"
     if candidates:
         got = f"{len(candidates)} candidates for the {role} column: {quote_all(candidates)}"
-        rule, fix = (
-            f"a file with one candidate for the {role} column",
-            f"name one with {columns_argument(role)}",
-        )
+        rule = f"a file with one candidate for the {role} column"
+        fix = f"name one with {columns_argument(role)}"
         error = UnfitColumnError(f"{path}", got, rule, fix)
         error.candidates = tuple(candidates)
         raise error

@@ -116,7 +116,8 @@ def _parsed(path: Path, content: IO[bytes], size: int | None) -> Iterator[Entrie
     options["skipinitialspace"] = (
         True  # as in "id, time, label"; spaces in quotes are part of an entry
     )
-    commas, short = CommaColumns(), ShortRows(path, mark, skipped=int(bool(named)))
+    commas = CommaColumns()
+    short = ShortRows(path, mark, skipped=int(bool(named)))
     try:
         with pandas.read_csv(content, sep=mark, chunksize=size or sys.maxsize, **options) as reader:
             for frame in reader:
@@ -142,7 +143,8 @@ def _header_of(path: Path, rows: Entries, columns: Columns) -> list[str]:
     counts = Counter(header)
     twice = next((name for name in header if name and counts[name] > 1), None)
     if twice is not None:
-        rule, fix = "a file with columns of different names", "rename one, or add a header"
+        rule = "a file with columns of different names"
+        fix = "rename one, or add a header"
         raise data_error(path, f"two columns {quote(twice)}", rule, fix)
     return header
 
@@ -206,7 +208,8 @@ def pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[Piece]:
 def entry_pieces(path: Path, entries: dict[str, Entries], columns: Columns) -> Iterator[Piece]:
     """Yield the sequences of columns of texts as one piece."""
     names = list(entries)
-    text, steps = text_column(path, columns, names), step_columns(path, columns, entries)
+    text = text_column(path, columns, names)
+    steps = step_columns(path, columns, entries)
     if text is not None or steps or columns.wide:
         yield row_piece(path, entries, replace(columns, sequence=text), steps)
         return
@@ -283,7 +286,8 @@ def _whole_sequences(
     """Yield data rows from ``start`` on, in runs of whole sequences, each with the number of its
     first row.
     """
-    number, first = 0, start
+    number = 0
+    first = start
     held: Entries | None = None
     for count, chunk in enumerate(chunks):
         if held is not None:
@@ -291,7 +295,8 @@ def _whole_sequences(
             cut = int(_run_starts(held[:, place])[-1])
             if cut:
                 yield first, held[:cut]
-                first, held = first + cut, held[cut:]
+                first = first + cut
+                held = held[cut:]
         # The header is a row of the first chunk.
         rows = chunk[1:] if count == 0 else chunk
         number, before = number + len(rows), number
@@ -313,7 +318,9 @@ def _survey_ids(chunks: Iterator[Entries], place: int) -> tuple[bool, bool]:
     numbers.
     """
     pandas = require("pandas", "data")
-    hashes, has_numbers, last = [], True, None
+    hashes = []
+    has_numbers = True
+    last = None
     for count, chunk in enumerate(chunks):
         ids = chunk[int(count == 0) :, place]
         if len(ids):
@@ -331,7 +338,8 @@ def _survey_ids(chunks: Iterator[Entries], place: int) -> tuple[bool, bool]:
 def _check_bytes(path: Path) -> None:
     """Raise a DataError with the line of the first byte that is not UTF-8 text."""
     check_readable(path)
-    line, rest = 1, b""
+    line = 1
+    rest = b""
     with opened(path) as file:
         while chunk := file.read(BYTES):
             # Chunks may split characters, so whole lines are decoded.

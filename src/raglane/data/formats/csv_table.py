@@ -200,7 +200,8 @@ def _grouped(
     names: tuple[str | int, ...] = (
         tuple(map(int, words)) if all(map(is_plain, words)) else tuple(words)
     )
-    sorted_entries, times = {name: entry[order] for name, entry in entries.items()}, times[order]
+    sorted_entries = {name: entry[order] for name, entry in entries.items()}
+    times = times[order]
     table = _Table(path, sorted_entries, rows[order], offsets, names, time, times)
     if time is not None:
         same = np.diff(codes[order]) == 0
@@ -277,7 +278,8 @@ def _choose_label(
         raise UnfitColumnError(
             f"{path}", f"no label column named among {quote_all(table.entries)}", rule, fix
         )
-    kind, candidates = "column of words, or of integers", free
+    kind = "column of words, or of integers"
+    candidates = free
     if columns.task == "classify":
         kind += ", the same in all rows of a sequence"
         candidates = [name for name in free if table.constant(name).all()]
@@ -327,7 +329,8 @@ def _check_one_label(table: _Table, name: str) -> None:
         row = int(differs.argmax())
         first = table.entries[name][table.offsets[place_of(table.offsets, row)[0]]]
         fix = f"correct it, or pass {columns_argument('task', 'tag')} for a label per row"
-        rule, after = "one label in all rows of a sequence", f", after {quote(first)}"
+        rule = "one label in all rows of a sequence"
+        after = f", after {quote(first)}"
         table.check(differs, name, rule, fix, "the label {}", after)
 
 
@@ -377,7 +380,8 @@ def _features(
             numbers[name] = _as_features(table, name, column, odd)
     if not numbers:
         first, *others = words
-        values, channels = table.words(first), tuple[str, ...]()
+        values = table.words(first)
+        channels = tuple[str, ...]()
         table.check(
             values == "",
             first,
@@ -387,7 +391,9 @@ def _features(
         )
         notes = [f"the entries of {quote(first)} are taken as tokens"]
     else:
-        values, channels, others = np.stack(list(numbers.values()), axis=1), tuple(numbers), words
+        values = np.stack(list(numbers.values()), axis=1)
+        channels = tuple(numbers)
+        others = words
         notes = [f"features: {', '.join(numbers)}"]
     if others:
         notes.append(f"features that are categories: {', '.join(others)}")
@@ -502,7 +508,8 @@ def _choose_time(
         return check_named(
             path, "time", columns.time, entries
         ), f"time column: {quote(columns.time)}"
-    why, usual = "", _time_candidates(columns, free)
+    why = ""
+    usual = _time_candidates(columns, free)
     others = [name for name in free if name not in (*usual, *taken(columns))]
     periods = [name for name in others if name.lower() in PERIOD_NAMES]
     dates = [name for name in others if all(map(is_date, entries[name]))]

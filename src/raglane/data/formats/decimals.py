@@ -39,7 +39,9 @@ class CommaColumns:
 
     def mark(self, rows: Entries) -> Entries:
         """Mark the decimal numbers of these columns."""
-        marked, begin, self._begin = rows.copy(), self._begin, 0
+        marked = rows.copy()
+        begin = self._begin
+        self._begin = 0
         for place in range(rows.shape[1]):
             words: list[str] = [] if place in self._found else rows[begin:, place].tolist()
             first = next(

@@ -75,7 +75,8 @@ def read_table(
 def read_entries(path: Path, entries: dict[str, Entries], columns: Columns) -> Records:
     """Read columns of texts in long form, from a file or a table."""
     present = list(entries)
-    text, steps = text_column(path, columns, present), step_columns(path, columns, entries)
+    text = text_column(path, columns, present)
+    steps = step_columns(path, columns, entries)
     if text is not None:
         return _whole_rows(path, entries, replace(columns, sequence=text))
     if steps or columns.wide:
@@ -83,7 +84,8 @@ def read_entries(path: Path, entries: dict[str, Entries], columns: Columns) -> R
     name, id_notes = id_column(path, columns, present, present, _ID_NAMES)
     if name is None and columns.task == "forecast":
         # A forecast needs no label, so the rows of a file without ids are one series.
-        name, id_notes = "series", ("no id column: all rows are one series",)
+        name = "series"
+        id_notes = ("no id column: all rows are one series",)
         entries = {name: np.full(len(next(iter(entries.values()))), "0", dtype=object), **entries}
     name, id_notes = (name, id_notes) if name in entries else id_column_of(path, columns, present)
     records = records_of_rows(path, entries, columns, name)

@@ -61,10 +61,8 @@ def described(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise damaged(path / DESCRIPTION) from error
     if version != FORMAT_VERSION:
-        got, rule = (
-            f"format {version} of a converted folder",
-            f"of format {FORMAT_VERSION}, which this Raglane reads",
-        )
+        got = f"format {version} of a converted folder"
+        rule = f"of format {FORMAT_VERSION}, which this Raglane reads"
         raise data_error(path, got, rule, "convert the data again")
     if not is_whole:
         raise damaged(path / DESCRIPTION, "its checksum differs")
@@ -337,7 +335,8 @@ class Blocks:
     """The blocks of a mapped file, each compared with its checksum before the first use."""
 
     def __init__(self, path: Path, content: memoryview, expected: str) -> None:
-        self._path, self._content = path, content
+        self._path = path
+        self._content = content
         count = -(-len(content) // _BLOCK)
         if len(expected) != 8 * count:
             raise damaged(path, f"{len(content):,} bytes")
@@ -353,7 +352,8 @@ class Blocks:
         if not self._left:
             return
         filled = ends > starts
-        firsts, lasts = starts[filled] // _BLOCK, (ends[filled] - 1) // _BLOCK
+        firsts = starts[filled] // _BLOCK
+        lasts = (ends[filled] - 1) // _BLOCK
         counts = lasts - firsts + 1
         # The blocks of all ranges, range after range.
         blocks = np.repeat(firsts - np.cumsum(counts) + counts, counts) + np.arange(

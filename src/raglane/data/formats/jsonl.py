@@ -104,7 +104,9 @@ def _begins_with_elements(path: Path, columns: Columns) -> bool:
 
 def _array(path: Path, text: str) -> Iterator[tuple[int, str]]:
     """Yield the text of each entry of an array in JSON, with the number of its line."""
-    end, line, counted = text.index("["), 1, 0
+    end = text.index("[")
+    line = 1
+    counted = 0
     try:
         while text[end] != "]":
             start = _blank(text, end + 1)
@@ -112,7 +114,8 @@ def _array(path: Path, text: str) -> Iterator[tuple[int, str]]:
                 raise data_error(
                     path, "an empty array", "an array with at least one object", "check the file"
                 )
-            line, counted = line + text.count("\n", counted, start), start
+            line = line + text.count("\n", counted, start)
+            counted = start
             _, stop = _SCANNER.raw_decode(text, start)
             yield line, text[start:stop]
             end = _blank(text, stop)
@@ -210,7 +213,8 @@ def _row(path: Path, decoder: json.JSONDecoder, line: str, number: int) -> dict[
         got = "half a surrogate pair, which is not a character"
         raise data_error(path, got, "a text of Unicode characters", "correct the line", number)
     if not isinstance(row, dict):
-        rule, fix = "one JSON object per line", 'write {"values": [...], ...}'
+        rule = "one JSON object per line"
+        fix = 'write {"values": [...], ...}'
         raise data_error(path, f"a JSON {_kind(row)}", rule, fix, number)
     return row
 

@@ -58,10 +58,8 @@ def _table(path: Path) -> Any:
             or offsets[0] != 0
             or (offsets[1:] < offsets[:-1]).any()
         ):
-            got, rule = (
-                f"{name} {quote(given)}",
-                "a file whose offsets begin with 0 and never fall, or with lengths",
-            )
+            got = f"{name} {quote(given)}"
+            rule = "a file whose offsets begin with 0 and never fall, or with lengths"
             raise data_error(
                 path,
                 got,

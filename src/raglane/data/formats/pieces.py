@@ -134,7 +134,8 @@ def line_pieces(
         size += len(line.content)
         if size >= BYTES or len(held) >= ROWS:
             yield piece_of(held)
-            held, size = [], 0
+            held = []
+            size = 0
     if held:
         yield piece_of(held)
 
@@ -168,7 +169,8 @@ class Alike:
             not self.layout.channels and not self.layout.is_tokens and len(records.values)
         ):
             # Sequences without elements determine neither tokens nor channels.
-            before, self.layout = self.layout, Layout.of(records)
+            before = self.layout
+            self.layout = Layout.of(records)
             if before is not None:
                 kept = replace(
                     before, is_tokens=self.layout.is_tokens, channels=self.layout.channels
@@ -202,7 +204,9 @@ def read_kept(format: Format, path: Path, columns: Columns) -> Records:
         return format.read(path, columns)
     except DataError as error:
         first = error
-    alike, skipped, count = Alike(), list[Skipped](), 0
+    alike = Alike()
+    skipped = list[Skipped]()
+    count = 0
     kept: list[Records] = []
     for piece in format.pieces(path, columns, ()):
         bad: list[Skipped] = []

@@ -41,7 +41,8 @@ class ShortRows:
 
     def mark(self, rows: Entries) -> Entries:
         """Mark the missing entries of these rows."""
-        first, self._count = self._count, self._count + len(rows)
+        first = self._count
+        self._count = self._count + len(rows)
         # The last entry of a short row is empty, so that other files are not read twice.
         blank = np.flatnonzero(rows[:, -1] == "")
         marked = rows.copy() if len(blank) else rows
@@ -63,7 +64,8 @@ class _Lines:
     """The lines of a text; ``last`` is the one that was read last."""
 
     def __init__(self, lines: Iterable[str]) -> None:
-        self._lines, self.last = lines, ""
+        self._lines = lines
+        self.last = ""
 
     def __iter__(self) -> Iterator[str]:
         for line in self._lines:
@@ -81,7 +83,8 @@ def _row_sizes(path: Path, mark: str, skipped: int) -> Iterator[tuple[int, int]]
         # An entry of more than 131,072 characters is an error, after which no row counts as short.
         with suppress(csv.Error):
             for row in reader:
-                begin, end = end + 1, reader.line_num
+                begin = end + 1
+                end = reader.line_num
                 # pandas skips blank lines.
                 if len(row) > 1 or not lines.last.isspace():
                     yield begin + skipped, len(row)

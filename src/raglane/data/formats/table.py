@@ -122,10 +122,8 @@ def choose(path: Path, schema: Any, columns: Columns) -> Chosen:
     elif features:
         sequence = features[0]
     else:
-        free, numbers = (
-            [name for name in present if name not in (id_name, columns.label, *static)],
-            [],
-        )
+        free = [name for name in present if name not in (id_name, columns.label, *static)]
+        numbers = []
         candidates = [name for name in free if is_sequence(kinds[name])]
         if columns.wants_labels and TASKS[columns.task].label == "sequence":
             # Both columns may be lists or texts, but only sequences are numbers.
@@ -200,7 +198,8 @@ def records_of(
         if chosen.id is None
         else _ids(Reader(path, None, lines, first), table.column(chosen.id), chosen.id)
     )
-    reader, notes = Reader(path, ids, lines, first), chosen.notes
+    reader = Reader(path, ids, lines, first)
+    notes = chosen.notes
     if are_sets(table.column(chosen.sequence)):
         notes = (
             *notes,
@@ -212,7 +211,10 @@ def records_of(
         )
     values, offsets = sequences_of(reader, table.column(chosen.sequence), chosen.sequence, columns)
     split = (columns.split or "words") if is_text(table.column(chosen.sequence).type) else None
-    labels, tags, targets, kinds = None, None, None, None
+    labels = None
+    tags = None
+    targets = None
+    kinds = None
     if chosen.label is not None:
         kinds = label_kinds(table.column(chosen.label).type, columns.task)
         labels, tags, targets = read_labels(
@@ -290,7 +292,8 @@ def _with_features(
     features.
     """
     features: list[Feature] = []
-    blocks, channels = [values], _channels(chosen.sequence, values)
+    blocks = [values]
+    channels = _channels(chosen.sequence, values)
     for name in chosen.features:
         # ``tokens`` and the task apply only to the sequence column.
         own = replace(columns, tokens=name in (columns.categorical or ()), task="tag")

@@ -330,10 +330,8 @@ def _fields(header: _Header, line: str, number: int) -> list[str]:
         channels = (
             "some channels" if header.dimensions is None else count_of(header.dimensions, "channel")
         )
-        got, fix = (
-            f"{len(fields)} fields separated by ':'",
-            "restore the line, or correct the header",
-        )
+        got = f"{len(fields)} fields separated by ':'"
+        fix = "restore the line, or correct the header"
         raise header.error(got, f"{channels}{label}, according to the header", fix, number)
     return fields
 
@@ -359,7 +357,8 @@ def _matrix(header: _Header, fields: list[str], number: int) -> npt.NDArray[np.f
     """Parse the features of a line, ``(L, C)`` float64, NaN where missing."""
     if len({channel.count(",") for channel in fields}) > 1:
         counts = quote_all(channel.count(",") + 1 for channel in fields)
-        rule, fix = "a line of equally long channels", "restore or remove the line"
+        rule = "a line of equally long channels"
+        fix = "restore or remove the line"
         raise header.error(f"channels of {counts} values", rule, fix, number)
     if not any(map(str.strip, fields)):
         matrix = np.empty((0, len(fields)))

@@ -130,17 +130,16 @@ class BatchSampler(Epochs[list[int]], Sampler[list[int]]):
         check_kind(
             "order", order, EpochOrder, "an EpochOrder", "pass e.g. rl.data.EpochOrder.grouped()"
         )
-        self.limit, self.order = limit, order
+        self.limit = limit
+        self.order = order
         self.seed = check_whole("seed", seed, 0, most=2**63 - 1)
         self.ranks = check_whole("ranks", ranks, 1)
         self.rank = check_whole("rank", rank, 0, most=self.ranks - 1)
         self.largest_first = check_flag("largest_first", largest_first)
         self._settled = settled = settle(lengths, limit)
-        self._lengths, self._dropped, self.too_long = (
-            settled.lengths,
-            settled.dropped,
-            settled.too_long,
-        )
+        self._lengths = settled.lengths
+        self._dropped = settled.dropped
+        self.too_long = settled.too_long
         self._usual = limit.usual(
             settled.elements / max(len(settled.lengths) - len(settled.dropped), 1)
         )
@@ -166,10 +165,8 @@ class BatchSampler(Epochs[list[int]], Sampler[list[int]]):
             (array([2, 4, 0, 3, 1, 5]), array([0, 3, 6]))
         """
         epoch = self._epoch()
-        rows, ends = (
-            [epoch.largest],
-            [np.array([0, len(epoch.largest)][: 1 + bool(len(epoch.largest))])],
-        )
+        rows = [epoch.largest]
+        ends = [np.array([0, len(epoch.largest)][: 1 + bool(len(epoch.largest))])]
         for number in range(len(epoch.pools)):
             pool, bounds = epoch.pools.pool(number)
             rows.append(pool)
@@ -206,7 +203,8 @@ class BatchSampler(Epochs[list[int]], Sampler[list[int]]):
 
     def _begin(self, epoch: int) -> _Epoch:
         largest = self._largest if self.largest_first and epoch == 0 else _NONE
-        key, without = key_of(self.seed, epoch), np.union1d(self._dropped, largest)
+        key = key_of(self.seed, epoch)
+        without = np.union1d(self._dropped, largest)
         pools = EpochPools(
             self._lengths, self.limit, self.order, key=key, usual=self._usual, without=without
         )
@@ -249,23 +247,25 @@ class BatchSampler(Epochs[list[int]], Sampler[list[int]]):
 
     def _restore(self, state: Mapping[str, int]) -> None:
         epoch = self._begin(state["epoch"])
-        pool, before, done = state["pool"], state["before"], state["done"]
+        pool = state["pool"]
+        before = state["before"]
+        done = state["done"]
         counted = epoch.firsts[pool] if pool < len(epoch.firsts) else before
         fits = pool <= len(epoch.pools) and counted == before and (done >= before or pool == 0)
         if fits and len(epoch.firsts) == 1:
-            epoch.begin, epoch.firsts = pool, [before]
+            epoch.begin = pool
+            epoch.firsts = [before]
             if before < done and pool < len(epoch.pools):
                 epoch.count(pool, len(epoch.pools.pool(pool)[1]) - 1)
         if not fits or done > epoch.firsts[-1]:
-            got, rule = (
-                f"done = {done}, pool = {pool}, before = {before}",
-                f"a place in epoch {state['epoch']}",
-            )
+            got = f"done = {done}, pool = {pool}, before = {before}"
+            rule = f"a place in epoch {state['epoch']}"
             raise ArgumentError("state", got, rule, "pass the result of state_dict()")
         self._current = epoch
 
     def _identity(self) -> dict[str, int]:
-        limit, order = self.limit, self.order
+        limit = self.limit
+        order = self.order
         return {
             "sequences": len(self._lengths),
             "elements": self._settled.elements,
@@ -336,7 +336,8 @@ def balance(sizes: _Integers, bins: int) -> tuple[_Integers, _Integers]:
 
 def _by_heap(sizes: _Integers, bins: int) -> tuple[_Integers, _Integers]:
     sums = [(0, number) for number in range(bins)]
-    chosen, before = [], []
+    chosen = []
+    before = []
     for size in sizes.tolist():
         total, number = sums[0]
         heapq.heapreplace(sums, (total + size, number))
@@ -350,7 +351,8 @@ def _by_rounds(sizes: _Integers, bins: int) -> tuple[_Integers, _Integers]:
     would be reused.
     """
     sums = np.zeros(bins, np.int64)
-    chosen, before = np.empty_like(sizes), np.empty_like(sizes)
+    chosen = np.empty_like(sizes)
+    before = np.empty_like(sizes)
     done = 0
     while done < len(sizes):
         batch = sizes[done : done + bins]
@@ -359,7 +361,8 @@ def _by_rounds(sizes: _Integers, bins: int) -> tuple[_Integers, _Integers]:
         has = had + batch
         again = had[1:] >= np.minimum.accumulate(has)[:-1]
         count = int(again.argmax()) + 1 if again.any() else len(batch)
-        chosen[done : done + count], before[done : done + count] = in_order[:count], had[:count]
+        chosen[done : done + count] = in_order[:count]
+        before[done : done + count] = had[:count]
         sums[in_order[:count]] = has[:count]
         done += count
     return chosen, before

@@ -120,7 +120,8 @@ class BatchLimit:
         """
         if len(starts) < 2:
             return starts
-        start, end = int(starts[-2]), int(starts[-1])
+        start = int(starts[-2])
+        end = int(starts[-1])
         # Candidates for the start of the last batch.
         borders = np.arange(start + 1, end + 1)
         tail = lengths[start:]
@@ -215,7 +216,8 @@ def _survey(lengths: _Lengths, tensor: torch.Tensor) -> tuple[int, int]:
     """
     elements = least = longest = 0
     for _, block in _blocks(lengths):
-        least, longest = min(least, int(block.min())), max(longest, int(block.max()))
+        least = min(least, int(block.min()))
+        longest = max(longest, int(block.max()))
         elements += int(block.sum(dtype=np.int64))
     if least < 0 or longest * len(lengths) >= _MAX_SUM:
         check_lengths(tensor)

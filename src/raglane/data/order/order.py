@@ -154,7 +154,10 @@ class EpochPools:
         usual: int,
         without: _Integers,
     ) -> None:
-        self._lengths, self._limit, self._order, self._key = lengths, limit, order, key
+        self._lengths = lengths
+        self._limit = limit
+        self._order = order
+        self._key = key
         # The row at a place is the place plus the number of omitted rows before it.
         self._gaps = without - np.arange(len(without))
         self.count = len(lengths) - len(without)
@@ -191,7 +194,8 @@ class EpochPools:
             in_order = np.argsort(
                 self._sort_keys(rows, lengths), kind=None if self._order.noise else "stable"
             )
-            rows, lengths = rows[in_order], lengths[in_order]
+            rows = rows[in_order]
+            lengths = lengths[in_order]
         starts = self._limit.cut(
             lengths.astype(np.int64), descending=by_length and not self._order.noise
         )
@@ -204,7 +208,8 @@ class EpochPools:
 
     def _rows(self, number: int) -> _Integers:
         """Return the rows of a pool before they are sorted by length."""
-        first, last = int(self._bounds[number]), int(self._bounds[number + 1])
+        first = int(self._bounds[number])
+        last = int(self._bounds[number + 1])
         if self._order.kind == "sorted":
             return self._sorted
         if self._order.kind == "windows":
@@ -342,7 +347,8 @@ class Permutation:
             moved >>= _HALF
             moved += high
             np.subtract(moved, size, out=moved, where=moved >= size)
-            high, low = low, moved
+            high = low
+            low = moved
         high *= self._sizes[1]
         high += low
         return high

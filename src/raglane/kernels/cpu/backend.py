@@ -83,17 +83,16 @@ def _run_layer(request: Request) -> Result:
     )
     tensors = (request.values, *request.state, *weights)
     output: Tensor | None
-    sizes, need_output = (
-        request.state_sizes or request.sizes,
-        request.need_output or request.need_states,
-    )
+    sizes = request.state_sizes or request.sizes
+    need_output = request.need_output or request.need_states
     need_c = request.need_states and len(sizes) > 1
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
         output, final, c_states = _record(
             request, weights, tensors, need_output=need_output, need_c=need_c
         )
     else:
-        offsets, depth = request.offsets, request.depth
+        offsets = request.offsets
+        depth = request.depth
         # Without a backward pass no gates are saved, so there is nothing to recompute.
         every = request.checkpoint_every if torch.is_grad_enabled() else 0
         layer = layer_of(
@@ -204,8 +203,11 @@ class _Recurrence(torch.autograd.Function):
             admitted = layer.admit(offsets, tensors, depth)
             offsets = admitted[0]
             result = layer.forward(admitted, need_output=True, save=True, need_c=need_c)
-        output, c_states = cast(Tensor, result.output), cast(Tensor, result.c_states)
-        ctx.layer, ctx.need_c, ctx.depth = layer, need_c, depth
+        output = cast(Tensor, result.output)
+        c_states = cast(Tensor, result.c_states)
+        ctx.layer = layer
+        ctx.need_c = need_c
+        ctx.depth = depth
         ctx.in_layout, ctx.is_hooked = result.flat is not None, are_hooked()
         ctx.set_materialize_grads(False)
         if result.flat is None:
@@ -225,11 +227,14 @@ class _Recurrence(torch.autograd.Function):
     def backward(ctx: Any, grad_output: Tensor | None, *grads: Tensor | None) -> tuple[Any, ...]:
         offsets, output, gates, c_states, *rest = ctx.saved_tensors
         layer: Layer = ctx.layer
-        states, table, layout = len(layer.sizes), rest.pop() if ctx.in_layout else None, None
+        states = len(layer.sizes)
+        table = rest.pop() if ctx.in_layout else None
+        layout = None
         # With create_graph the gradients must be differentiable; gradients wrapped by torch.func
         # have no storage.
         by_reference = torch.is_grad_enabled() or are_transformed((grad_output, *grads))
-        saved, needed = Saved(output, gates, c_states, ctx.need_c), ctx.needs_input_grad[5:]
+        saved = Saved(output, gates, c_states, ctx.need_c)
+        needed = ctx.needs_input_grad[5:]
         overwrite = is_last_use() and not ctx.is_hooked
         leave_lost_threads()
         if ctx.in_layout:
@@ -240,7 +245,8 @@ class _Recurrence(torch.autograd.Function):
                 )
                 if found is not None:
                     return None, None, None, None, None, *found
-            layout, elements = Layout.of_places(offsets), rest[0].shape[0]
+            layout = Layout.of_places(offsets)
+            elements = rest[0].shape[0]
             offsets = layout.offsets
             if table is not None and torch.is_grad_enabled():
                 rest[0] = layout.to_flat(table, elements)
@@ -309,7 +315,8 @@ def _gradients_by_reference(
         if c_states is not None and len(layer.saved_shapes(inputs[0].shape[0])[1]) == 3:
             c_states = torch.stack(c_states.chunk(layer.directions, 1))  # the layout of the kernels
     results = result.output, c_states, *result.state
-    outputs, output_grads = [], []
+    outputs = []
+    output_grads = []
     for tensor, grad in zip(results, (grads.output, grads.c_states, *grads.final), strict=True):
         if tensor is not None and grad is not None and tensor.requires_grad:
             outputs.append(tensor)

@@ -51,8 +51,12 @@ class ElementwiseLayer(Layer):
         return (output,) if c_states is None else (output, c_states)
 
     def _backward(self, call: BackwardCall) -> Grads:
-        tensors, needed, saved_gates = call.tensors, call.needed, call.saved.gates
-        values, count, size = tensors[0], self.directions, self.sizes[0]
+        tensors = call.tensors
+        needed = call.needed
+        saved_gates = call.saved.gates
+        values = tensors[0]
+        count = self.directions
+        size = self.sizes[0]
         first = ElementwiseWeights(*self.weights_of(tensors, 0))
         width = first.input.shape[0] + (0 if first.skip is None else size)
         reuse_gates = call.overwrite and saved_gates.numel() > 0
@@ -93,12 +97,15 @@ class ElementwiseLayer(Layer):
         ``gates`` are gradients of the input products, ``(K, N, S * H)``; ``skipped``, of an SRU
         without ``skip``, is the gradient that reaches the values without a product, ``(K, N, H)``.
         """
-        values, needed = call.tensors[0], call.needed[len(call.tensors) - self.weights :]
+        values = call.tensors[0]
+        needed = call.needed[len(call.tensors) - self.weights :]
         grad_values: Tensor | None = None
         for direction in range(self.directions):
             weights = ElementwiseWeights(*self.weights_of(call.tensors, direction))
-            rows, begin = weights.input.shape[0], direction * self.each
-            of_input, of_skip = gates[direction, :, :rows], gates[direction, :, rows:]
+            rows = weights.input.shape[0]
+            begin = direction * self.each
+            of_input = gates[direction, :, :rows]
+            of_skip = gates[direction, :, rows:]
             if call.needed[0]:
                 grad_values = add_product(grad_values, of_input, weights.input)
                 if weights.skip is not None:

@@ -237,7 +237,8 @@ class Layer(ABC):
         if not parts:
             return None
         flat = (parts.pop(-3), parts.pop(-2), parts.pop()) if table and save else None
-        begin, keeps_c = int(need_output or save), save or need_c
+        begin = int(need_output or save)
+        keeps_c = save or need_c
         final = tuple(parts[begin : begin + len(self.sizes)])
         return LayerResult(
             parts[0] if begin else None,
@@ -262,8 +263,10 @@ class Layer(ABC):
         the result of :meth:`packed` for the current numbers of these weights.
         """
         offsets, tensors, addresses, _ = admitted
-        values, count = tensors[0], self.directions
-        elements, sequences = values.shape[0], offsets.shape[0] - 1
+        values = tensors[0]
+        count = self.directions
+        elements = values.shape[0]
+        sequences = offsets.shape[0] - 1
         output = values.new_empty(elements, count * self.sizes[0]) if need_output or save else None
         final = tuple([values.new_empty(count, sequences, size) for size in self.sizes])
         gates = c_states = None
@@ -319,7 +322,8 @@ class Layer(ABC):
         if packed is not torch.int8:
             return self.dtype
         if self.dtype is not torch.float32:
-            rule, fix = "torch.float32 with int8 weights", "convert the tensors"
+            rule = "torch.float32 with int8 weights"
+            fix = "convert the tensors"
             raise ArgumentError("dtype", str(self.dtype), rule, fix)
         return packed
 
@@ -353,7 +357,9 @@ class Layer(ABC):
         if found is not None:
             return found
         offsets, tensors, addresses, _storages = self.admit(offsets, tensors, depth)
-        values, count, sequences = tensors[0], self.directions, offsets.shape[0] - 1
+        values = tensors[0]
+        count = self.directions
+        sequences = offsets.shape[0] - 1
         output = (values.shape[0], count * self.sizes[0])
         gates, c_states = self.saved_shapes(values.shape[0])
         states = [(count, sequences, size) for size in self.sizes]
@@ -386,7 +392,8 @@ class Layer(ABC):
         over_c = overwrite and not saved.is_shared and self.overwrites_c
         parts = (*saved[:3], grads.output, grads.c_states, *grads.final, None)[:7]
         try:
-            head, read = self._head(self.dtype)[1], (tensors[0], tensors[1:], parts)
+            head = self._head(self.dtype)[1]
+            read = (tensors[0], tensors[1:], parts)
             found = run[1](head, offsets, *read, needed, overwrite, over_c, in_layout)
         except NO_MEMORY:
             return None
@@ -543,5 +550,6 @@ def add_product(total: Tensor | None, gates: Tensor, weight: Tensor) -> Tensor:
         and (rest := -gates.shape[1] % 32)
         and "amx" in library.library().isas
     ):
-        gates, weight = functional.pad(gates, (0, rest)), functional.pad(weight, (0, 0, 0, rest))
+        gates = functional.pad(gates, (0, rest))
+        weight = functional.pad(weight, (0, 0, 0, rest))
     return torch.mm(gates, weight) if total is None else total.addmm_(gates, weight)

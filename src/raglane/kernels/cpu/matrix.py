@@ -38,7 +38,8 @@ class MatrixLayer(Layer):
 
     def __init__(self, spec: LayerSpec) -> None:
         facts = cell_facts()[spec.cell]
-        self.slots, self.hidden_size = facts.slots, spec.sizes[-1]
+        self.slots = facts.slots
+        self.hidden_size = spec.sizes[-1]
         self.stride = library.row_length(facts.slots * (-(-self.hidden_size // 16) * 16))
         projection = 0 if spec.sizes[0] == self.hidden_size else spec.sizes[0]
         super().__init__(
@@ -51,7 +52,8 @@ class MatrixLayer(Layer):
             checkpoint_every=spec.checkpoint_every,
         )
         self.saves = facts.saved > 0 and not self.checkpoint_every
-        self.gates_width, self.c_rows = self.stride if self.saves else 0, (self.directions,)
+        self.gates_width = self.stride if self.saves else 0
+        self.c_rows = (self.directions,)
         self.c_width = self.sizes[1] if len(self.sizes) > 1 else 0
         self.overwrites_c = len(self.sizes) > 1 and not projection and not self.checkpoint_every
 
@@ -63,8 +65,11 @@ class MatrixLayer(Layer):
         return output, c_states[0] if c_states.shape[0] == 1 else torch.cat(c_states.unbind(), 1)
 
     def _backward(self, call: BackwardCall) -> Grads:
-        tensors, saved = call.tensors, call.saved
-        values, count, width = tensors[0], self.directions, self.sizes[0]
+        tensors = call.tensors
+        saved = call.saved
+        values = tensors[0]
+        count = self.directions
+        width = self.sizes[0]
         begin = len(tensors) - self.weights
         # With recomputed gates these gradients are in the kernels' scratch.
         total = 0 if self.checkpoint_every else values.shape[0]
@@ -97,7 +102,8 @@ class MatrixLayer(Layer):
         self, call: BackwardCall, steps: _StepGrads
     ) -> tuple[Tensor | None, list[Tensor | None]]:
         """Compute the gradients of the values and of all weights by torch's products."""
-        tensors, begin = call.tensors, len(call.tensors) - self.weights
+        tensors = call.tensors
+        begin = len(call.tensors) - self.weights
         grad_values: Tensor | None = None
         grad_weights: list[Tensor | None] = []
         for direction in range(self.directions):
@@ -118,7 +124,8 @@ class MatrixLayer(Layer):
         needed: tuple[bool, ...],
     ) -> list[Tensor | None]:
         """Compute the gradients of the five weights of one direction."""
-        rows, hidden_size = weights.input.shape[0], self.hidden_size
+        rows = weights.input.shape[0]
+        hidden_size = self.hidden_size
         gates = steps.gates[direction, :, : self.slots * hidden_size]
         h_before = steps.h_before[direction]
         result: list[Tensor | None] = [None] * 5
@@ -170,7 +177,8 @@ def lanes_of(lengths: Tensor, threads: int) -> int:
     """Return the lanes of all threads together for lengths on the CPU, at least 1; for predictions
     of run times.
     """
-    count, total = int(lengths.count_nonzero()), int(lengths.sum())
+    count = int(lengths.count_nonzero())
+    total = int(lengths.sum())
     if count == 0:
         return 1
     needed = int(_SURPLUS * total / (threads * int(lengths.max()))) + 1

@@ -46,13 +46,13 @@ def _layer_of(
     if checkpoint_every < 0:
         rule = "0, or the number of steps that backward recomputes at a time"
         raise ArgumentError("checkpoint_every", repr(checkpoint_every), rule, "pass 0 or more")
-    directions, each = states[0].shape[0], len(CELLS[cell].weights_type._fields)
-    weights, rest = padded[2:][: each * directions], padded[2:][each * directions :]
+    directions = states[0].shape[0]
+    each = len(CELLS[cell].weights_type._fields)
+    weights = padded[2:][: each * directions]
+    rest = padded[2:][each * directions :]
     if any(part is not None for part in rest):
-        got, rule = (
-            f"{directions} directions, and weights for more",
-            f"{each} for each direction of h",
-        )
+        got = f"{directions} directions, and weights for more"
+        rule = f"{each} for each direction of h"
         raise ArgumentError("weights", got, rule, "pass a state for both directions")
     tensors = (values, *states, *weights)
     sizes = tuple(
@@ -130,7 +130,8 @@ def _backward_op(cell: str, values: Tensor, offsets: Tensor, *rest: Any) -> list
     )
     needed, every = rest[-2:]
     layer, tensors = _layer_of(cell, values, offsets, padded, every)
-    states, weights = len(layer.initial(tensors)), layer.weights
+    states = len(layer.initial(tensors))
+    weights = layer.weights
     if len(needed) != 1 + _PADDED:
         rule = f"{1 + _PADDED} bools: of the values, two states and {_WEIGHTS} weights"
         raise ArgumentError("needed", f"{len(needed)} bools", rule, "pass one for each")

@@ -59,8 +59,12 @@ class Kernel:
         sizes: Sequence[int] = (),
         state_dtype: torch.dtype = torch.float32,
     ) -> None:
-        self.width, self.dtype = width, dtype  # of the new rows
-        self.sizes, self.state_dtype = tuple(sizes), state_dtype  # of the states
+        # of the new rows
+        self.width = width
+        self.dtype = dtype
+        # of the states
+        self.sizes = tuple(sizes)
+        self.state_dtype = state_dtype
 
     def pools(self, slots: int) -> list[Tensor]:
         """Return a pool ``(slots, size)`` for each state, without numbers."""
@@ -75,10 +79,8 @@ class Kernel:
             [part.shape[1] for part in rows.pools],
         )
         if [width for width, _ in got[0]] != list(widths) or got[1] != list(self.sizes):
-            rule, fix = (
-                f"widths {list(widths)} and states {list(self.sizes)}",
-                "pass the rows of the stage",
-            )
+            rule = f"widths {list(widths)} and states {list(self.sizes)}"
+            fix = "pass the rows of the stage"
             raise ShapeError("rows", repr(got), rule, fix)
         if any(dtype not in dtypes for _, dtype in got[0]):
             raise ShapeError(
@@ -117,7 +119,9 @@ class Runner:
         pools: list[list[Tensor]],
         threads: int | None = None,
     ) -> None:
-        self._stages, self._pools, self._threads = stages, pools, threads
+        self._stages = stages
+        self._pools = pools
+        self._threads = threads
         self._sizes = [(width, dtype), *[(kernel.width, kernel.dtype) for kernel, _ in stages]]
         self._elements = self._sequences = 0
 
@@ -126,16 +130,15 @@ class Runner:
         if elements <= self._elements and sequences <= self._sequences:
             return
         # Twice as much as before, so that growing streams rarely need new memory.
-        elements, sequences = (
-            max(elements, 2 * self._elements, 1),
-            max(sequences, 2 * self._sequences),
-        )
+        elements = max(elements, 2 * self._elements, 1)
+        sequences = max(sequences, 2 * self._sequences)
         self._elements = self._sequences = 0  # until there is memory for all of it
         self.rows = [
             torch.empty(elements, width, dtype=dtype, device=_CPU) for width, dtype in self._sizes
         ]
         self.arrays = [as_array(rows) for rows in self.rows]
-        self.offsets, self.slots = np.zeros(sequences + 1, np.int64), np.zeros(sequences, np.int64)
+        self.offsets = np.zeros(sequences + 1, np.int64)
+        self.slots = np.zeros(sequences, np.int64)
         self._places = torch.from_numpy(self.offsets), torch.from_numpy(self.slots)
         self._calls: list[_Calls | int] = []
         for index, (kernel, _) in enumerate(self._stages):
@@ -147,15 +150,14 @@ class Runner:
                 last = _Calls(array("q"), [])
                 self._calls.append(last)
             last.add(kernel, self._rows_of(index, elements, sequences))
-        self._elements, self._sequences = elements, sequences
+        self._elements = elements
+        self._sequences = sequences
 
     def run(self, elements: int, sequences: int) -> None:
         """Run all stages on the first ``elements`` rows, as ``sequences`` sequences."""
         if elements > self._elements or sequences > self._sequences:
-            got, rule = (
-                f"{elements} elements of {sequences} sequences",
-                "those of the last call of reserve, at most",
-            )
+            got = f"{elements} elements of {sequences} sequences"
+            rule = "those of the last call of reserve, at most"
             raise ArgumentError("elements", got, rule, "call reserve first")
         threads = library.library().threads(self._threads)
         for part in self._calls:
@@ -202,14 +204,13 @@ class PreparedLayer(Kernel):
         sizes: tuple[int, ...],
         dtype: torch.dtype | None = None,
     ) -> None:
-        weights, offsets = tuple(weights), torch.zeros(1, dtype=torch.int64, device=_CPU)
+        weights = tuple(weights)
+        offsets = torch.zeros(1, dtype=torch.int64, device=_CPU)
         values = weights[0].new_empty(0, weights[0].shape[1])
         self._layer = layer_of(cell_name, offsets, (values, *weights), len(weights), sizes, 1)
         self._packed = self._layer.packed(weights, dtype=dtype)
-        self._weights_dtype, self.is_int8 = (
-            self._layer.dtype if dtype is None else dtype,
-            dtype is torch.int8,
-        )
+        self._weights_dtype = self._layer.dtype if dtype is None else dtype
+        self.is_int8 = dtype is torch.int8
         # C reads only which weights there are.
         self._weights = tuple([int(part is not None) for part in weights])
         fields = [f"weights[0].{name}" for name in self._layer.weight_fields]
@@ -273,7 +274,8 @@ class PreparedProgram(Kernel):
             rule = "one of inputs per element alone, and one output"
             raise ArgumentError("program", got, rule, "run it without preparing it")
         self._dtypes = (dtype, torch.bfloat16) if dtype is torch.float32 else (dtype,)
-        self._widths, sizes = [width for (width,) in elements], [width for (width,) in states]
+        self._widths = [width for (width,) in elements]
+        sizes = [width for (width,) in states]
         output_dtype = dtype if output_dtype is None else output_dtype
         super().__init__(program.outputs[0][1], output_dtype, sizes, dtype)
         own_vectors, own_weights = [
@@ -310,9 +312,11 @@ class PreparedProgram(Kernel):
     def fields(self, rows: Rows) -> tuple[bytes, Any]:
         """Return the struct of a call with all rows, and what else C reads."""
         self.check(rows, self._widths, self._dtypes)
-        table, parts = self._table[:], (*rows.inputs, *rows.pools)
+        table = self._table[:]
+        parts = (*rows.inputs, *rows.pools)
         for index, part in enumerate(parts):
-            table[5 * index], table[5 * index + 1] = part.data_ptr(), DTYPES[part.dtype]
+            table[5 * index] = part.data_ptr()
+            table[5 * index + 1] = DTYPES[part.dtype]
         table[self._output_at] = rows.output.data_ptr()
         sizes = (
             rows.slots.shape[0],

@@ -59,7 +59,8 @@ def run(
         return made
     for name, own, shapes in zip(_INPUTS, inputs, encoded.shapes, strict=True):
         if len(own) != len(shapes):
-            got, rule = f"{len(own)} tensors", f"the {len(shapes)} tensors of the program"
+            got = f"{len(own)} tensors"
+            rule = f"the {len(shapes)} tensors of the program"
             raise ShapeError(name, got, rule, f"pass {len(shapes)}")
     count, batch = _sizes(offsets, elements)
     dtype = _computed_in(inputs)
@@ -109,7 +110,8 @@ def _run_by_operator(
     over: Mapping[int, Tensor],
 ) -> tuple[list[Tensor], list[Tensor]] | None:
     """As :func:`run`, by one call of C++; None if that cannot read a tensor, or is missing."""
-    operators, kernels = library.operators(), library.library()
+    operators = library.operators()
+    kernels = library.library()
     if [*map(len, inputs)] != [*map(len, encoded.shapes)]:
         return None
     reused = [over.get(index) for index in range(len(encoded.program.outputs))]
@@ -250,7 +252,8 @@ def _sizes(offsets: Tensor, elements: Sequence[Tensor]) -> tuple[int, int]:
         )
         count = int(elements[0].shape[0] if elements else offsets[-1])
     except NO_MEMORY:
-        is_right, count = False, 0
+        is_right = False
+        count = 0
     if not is_right:
         check_unchanged(offsets, count, torch.device("cpu"))
     return count, offsets.shape[0] - 1

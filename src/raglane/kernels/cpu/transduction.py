@@ -57,7 +57,8 @@ def _readable(
     """Return the addresses of tensors that C can read, each a name, a tensor, its shape and dtype;
     and their owners.
     """
-    addresses, owners = [], []
+    addresses = []
+    owners = []
     for name, part, shape, dtype in parts:
         placed = place(part, shape, dtype)
         if placed is None:
@@ -65,7 +66,8 @@ def _readable(
             part = contiguous(name, part)
             placed = place(part, shape, dtype)
             if placed is None:
-                rule, fix = "unchanged during a call", "do not change it in another thread"
+                rule = "unchanged during a call"
+                fix = "do not change it in another thread"
                 raise ShapeError(name, "a tensor that changed", rule, fix)
         addresses.append(placed[0])
         owners.append((part, placed[1]))
@@ -78,7 +80,8 @@ def align(
     """Return losses ``(B,)`` and shares ``(M, 2)``, or an empty tensor, of emissions ``(M, 2)`` of
     a transducer.
     """
-    count, rows = frames.shape[0], emissions.shape[0]
+    count = frames.shape[0]
+    rows = emissions.shape[0]
     lengths = [
         (name, part, (count,), torch.int64)
         for name, part in (("frames", frames), ("labels", labels))
@@ -107,7 +110,8 @@ def find_prefixes(
         ("offsets", offsets, (count + 1,), torch.int64),
         ("log_probs", log_probs, (total, classes), log_probs.dtype),
     )
-    kept, model = [0, 0, 0], [0] * 10
+    kept = [0, 0, 0]
+    model = [0] * 10
     if state is not None:
         sizes = state[0].shape[0], count + 1
         given, _state = _readable(
@@ -119,7 +123,8 @@ def find_prefixes(
         # A pointer to no integers may be null, which means a new search.
         kept = [given[0] or given[1], given[1], sizes[0]]
     if grams is not None:
-        contexts, size = grams.shorter.shape[0], grams.tokens.shape[0]
+        contexts = grams.shorter.shape[0]
+        size = grams.tokens.shape[0]
         shapes = (contexts + 1,), (contexts,), (contexts,), (size,), (size,), (size,)
         dtypes = [torch.int64, torch.int64, torch.float64] * 2
         given, _model = _readable(*zip(["scorer"] * 6, grams[2:], shapes, dtypes, strict=True))

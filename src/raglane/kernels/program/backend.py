@@ -144,7 +144,8 @@ def _first_step(traits: Traits) -> CompiledStep | None:
     """Return the programs of the first layer; None without its weights."""
     if not traits.weights:
         return None
-    cell, weights = traits.cell, traits.weights[0]
+    cell = traits.cell
+    weights = traits.weights[0]
     if isinstance(cell, Marked):
         cell = (
             cell.inner
@@ -201,7 +202,8 @@ def _compiled(step: Step, device: torch.device, key: Any) -> CompiledStep:
     """Return verified programs: of a valid trace on the disk, or of a new one, which is then
     saved.
     """
-    disk_key, not_kept = "", ""
+    disk_key = ""
+    not_kept = ""
     check = partial(_difference, device)
     if device.type != "cpu":
         step = step.on_host()
@@ -228,7 +230,8 @@ def _compiled(step: Step, device: torch.device, key: Any) -> CompiledStep:
 
 def _difference(device: torch.device, step: Step, compiled: CompiledStep) -> str:
     """Return how programs on a device differ from torch on the CPU; empty if they agree."""
-    run, machine = partial(_run_on, device), MACHINES[device.type]
+    run = partial(_run_on, device)
+    machine = MACHINES[device.type]
     if device.type == "cpu":
         return verify(step, compiled, run, machine)
     slack = 100.0 if launch.precision() == "tf32" else 1.0
@@ -257,7 +260,8 @@ def _run_on(device: torch.device, call: StepCall, tensors: tuple[Tensor, ...]) -
 
 def _discard(call: StepCall, reason: str) -> None:
     """Stop using programs that differ from their module."""
-    step, compiled = call.step, call.compiled
+    step = call.step
+    compiled = call.compiled
     _remember(compiled.key, Refused(reason))
     if compiled.disk_key:
         stored.remove(compiled.disk_key)
@@ -297,8 +301,10 @@ def run_direction(
     """See :class:`~raglane.kernels.contract.RunDirection`; ``places`` are those of the machine, if
     they are made.
     """
-    cell, values = layer.cell, layer.values
-    reason, is_forward_mode = "", False
+    cell = layer.cell
+    values = layer.values
+    reason = ""
+    is_forward_mode = False
     try:
         step = step_of(
             cell, weights, values.shape[1], tuple([part.shape[1] for part in state]), values.dtype
@@ -317,10 +323,8 @@ def run_direction(
     tensors: tuple[Tensor, ...] = (rows, *step.elements, *state, *step.leaves)
     if any(part.dtype in NARROW for part in tensors):
         tensors = tuple([step.converted(part) for part in tensors])
-    machine, lengths = (
-        MACHINES[values.device.type],
-        None if layer.offsets.is_cpu else layer.host_lengths,
-    )
+    machine = MACHINES[values.device.type]
+    lengths = None if layer.offsets.is_cpu else layer.host_lengths
     wishes = layer.need_output, layer.need_states
     call = StepCall(compiled, step, layer.offsets, not reverse, *wishes, machine, lengths)
     call.places = places
@@ -350,7 +354,9 @@ def run_in_graph(
     """Add a launch of a verified kernel to the graph of an export; raises Refused with the reason
     if there is none.
     """
-    values, cell, sizes = layer.values, layer.cell, tuple([part.shape[1] for part in state])
+    values = layer.values
+    cell = layer.cell
+    sizes = tuple([part.shape[1] for part in state])
     with _disable_current_modes():  # numbers do not affect a program
         like = [
             None if part is None else nn.Parameter(torch.empty(part.shape, device=part.device))
@@ -359,7 +365,8 @@ def run_in_graph(
         step = step_of(cell, cell.weights_type(*like), values.shape[1], sizes, values.dtype)
         compiled = ready(step, values.device)
     rows = values if compiled.trace.prepares else cell.prepare(weights, values, layer.offsets)
-    machine, wishes = MACHINES[values.device.type], (layer.need_output, layer.need_states)
+    machine = MACHINES[values.device.type]
+    wishes = (layer.need_output, layer.need_states)
     call = StepCall(compiled, step, layer.offsets, not reverse, *wishes, machine)
     leaves = [part.contiguous() for part in weights if part is not None]
     output, finals, states = run_loop(call, (rows, *state, *leaves))
@@ -391,7 +398,8 @@ def _forward(
     wanted: Wanted | None,
 ) -> tuple[list[Tensor], dict[int, Tensor]]:
     """Return output, final states and states of every step; and the saved tensors by node."""
-    compiled, count = call.compiled, len(call.compiled.elements)
+    compiled = call.compiled
+    count = len(call.compiled.elements)
     program = compiled.forward(call.need_output, call.need_states, wanted)
     unchanged = [tensors[count + place] for place in compiled.unchanged_places]
     changing = [tensors[count + place] for place in compiled.changing_places]
@@ -440,15 +448,20 @@ class _Loop(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, call: StepCall, *tensors: Tensor) -> tuple[Tensor, ...]:
-        compiled, count = call.compiled, len(call.compiled.elements)
-        end, wishes = count + len(compiled.order), tuple(map(bool, ctx.needs_input_grad[1:]))
+        compiled = call.compiled
+        count = len(call.compiled.elements)
+        end = count + len(compiled.order)
+        wishes = tuple(map(bool, ctx.needs_input_grad[1:]))
         values = ParameterValues(compiled.trace.parameters, tensors[end:], wishes[end:])
         unchanged = tuple([wishes[count + place] for place in compiled.unchanged_places])
         wanted = Wanted(
             call.need_output, call.need_states, wishes[:count], unchanged, *values.wanted
         )
         results, saved = _forward(call, tensors, values.vectors, values.weights, wanted)
-        ctx.call, ctx.wanted, ctx.values, ctx.nodes = call, wanted, values, list(saved)
+        ctx.call = call
+        ctx.wanted = wanted
+        ctx.values = values
+        ctx.nodes = list(saved)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors, *saved.values())
         # An output must not be an input.
@@ -462,9 +475,11 @@ class _Loop(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-        count, wishes = len(ctx.needs_input_grad) - 1, ctx.needs_input_grad[1:]
+        count = len(ctx.needs_input_grad) - 1
+        wishes = ctx.needs_input_grad[1:]
         kept = ctx.saved_tensors  # read once: a checkpoint does not return them a second time
-        tensors, saved = kept[:count], dict(zip(ctx.nodes, kept[count:], strict=True))
+        tensors = kept[:count]
+        saved = dict(zip(ctx.nodes, kept[count:], strict=True))
         if torch.is_grad_enabled() or are_transformed(grads):
             return None, *reference_gradients(ctx.call, tensors, grads, wishes)
         try:
@@ -483,6 +498,7 @@ def _recorded(call: StepCall, wanted: Wanted, changing: list[bool]) -> list[bool
         lengths = call.offsets.diff() if call.lengths is None else call.lengths
         has_empty = not bool(lengths.all())
         finals = [now or (before and has_empty) for before, now in zip(changing, new, strict=True)]
-    has, unchanged = [output] if call.need_output else [], list(wanted.unchanged)
+    has = [output] if call.need_output else []
+    unchanged = list(wanted.unchanged)
     has += _in_order(call.compiled, finals, unchanged)
     return has + _in_order(call.compiled, list(new), unchanged) if call.need_states else has

@@ -64,7 +64,10 @@ class Gradients:
         tensors: tuple[Tensor, ...],
         saved: dict[int, Tensor],
     ) -> None:
-        self.call, self.wanted, self.values, self.saved = call, wanted, values, saved
+        self.call = call
+        self.wanted = wanted
+        self.values = values
+        self.saved = saved
         self.compiled = call.compiled
         self.elements = tensors[: len(self.compiled.elements)]
         self.states = tensors[len(self.elements) :][: len(self.compiled.order)]
@@ -73,9 +76,11 @@ class Gradients:
 
     def run(self, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Compute the gradients of the run's tensors from those of its results."""
-        call, compiled = self.call, self.compiled
+        call = self.call
+        compiled = self.compiled
         program = compiled.backward(self.wanted)
-        like, count = self.elements[0], len(compiled.order)
+        like = self.elements[0]
+        count = len(compiled.order)
         grad_output = grads[0] if call.need_output else None
         rest = grads[int(call.need_output) :]
         finals = [rest[place] for place in compiled.changing_places]
@@ -95,10 +100,8 @@ class Gradients:
         ):
             given[node] = _filled(part, like, self.count, self.states[place].shape[1])
         # Sums over the elements of a sequence begin at zero.
-        nodes, widths = (
-            program.lowered.given.get("state", ()),
-            program.lowered.program.given("state"),
-        )
+        nodes = program.lowered.given.get("state", ())
+        widths = program.lowered.program.given("state")
         finals += [None] * (len(nodes) - len(finals))
         for node, width, part in zip(nodes, widths, finals, strict=True):
             given[node] = _filled(part, like, call.offsets.shape[0] - 1, width)
@@ -172,19 +175,19 @@ class Gradients:
         """
         made: dict[int, Tensor] = {}
         sums: dict[Fetch | int, Tensor] = {}
-        due, vectors = set(program.vectors.values()), len(self.values.vectors)
+        due = set(program.vectors.values())
+        vectors = len(self.values.vectors)
         for weight, result, operand in program.weights:
             # A bias that was added to a product has the sums of the same rows.
-            is_due, groups = (
-                result in due and result not in sums,
-                self.values.weights[weight].shape[0],
-            )
+            is_due = result in due and result not in sums
+            groups = self.values.weights[weight].shape[0]
             share, total = self.call.machine.outer_products(
                 self._take(result), self._take(operand), groups=groups, sums=is_due
             )
             if total is not None:
                 sums[result] = total
-            share, place = cast(Tensor, share), vectors + weight
+            share = cast(Tensor, share)
+            place = vectors + weight
             made[place] = made[place] + share if place in made else share
         for place, source in program.vectors.items():
             if source not in sums:
@@ -211,7 +214,8 @@ def reference_gradients(
     """Compute all gradients with the reference kernel, for second derivatives and within
     torch.func.
     """
-    keep, count = torch.is_grad_enabled(), len(call.compiled.elements)
+    keep = torch.is_grad_enabled()
+    count = len(call.compiled.elements)
     end = count + len(call.compiled.order)
     # Views, so that a gradient stops here if one of them was computed from another.
     inputs = [
@@ -233,7 +237,8 @@ def reference_gradients(
     results = [*([ran.output] if call.need_output else []), *ran.state, *(ran.states or ())]
     pairs: list[Any] = [pair for pair in zip(results, grads, strict=True) if pair[1] is not None]
     pairs = [(part, grad) for part, grad in pairs if part is not None and part.requires_grad]
-    ends, seeds = [part for part, _ in pairs], [grad for _, grad in pairs]
+    ends = [part for part, _ in pairs]
+    seeds = [grad for _, grad in pairs]
     wanted = [part for part, wish in zip(inputs, wishes, strict=True) if wish]
     computed = iter(torch.autograd.grad(ends, wanted, seeds, create_graph=keep, allow_unused=True))
     return [next(computed) if wish else None for wish in wishes]

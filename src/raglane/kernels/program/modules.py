@@ -150,10 +150,8 @@ def weights_of(
 
 def _find(name: str) -> _Registered:
     if name not in _registered:
-        rule, fix = (
-            "a layer that is alive, in the process that compiled it",
-            "keep it, or compile it in this process",
-        )
+        rule = "a layer that is alive, in the process that compiled it"
+        fix = "keep it, or compile it in this process"
         raise DispatchError("cell", repr(name), rule, fix)
     return _registered[name]
 

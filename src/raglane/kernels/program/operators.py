@@ -29,10 +29,8 @@ _ARGUMENTS = (
 
 def _shapes(*given: Any) -> list[Tensor]:
     cell, _, values, _, states, _, _, need_output, need_states = given
-    count, size = (
-        values.shape[0],
-        states[0].shape[1] if cell in CELLS else cell_of(cell).output_size,
-    )
+    count = values.shape[0]
+    size = states[0].shape[1] if cell in CELLS else cell_of(cell).output_size
     found = [values.new_empty(count, size)] if need_output else []
     found += [part.new_empty(part.shape) for part in states]
     return found + [values.new_empty(count, part.shape[1]) for part in states if need_states]
@@ -129,12 +127,10 @@ def _recorded() -> Any:
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:  # noqa: ARG001
     cell, present, values, offsets, states, weights, *wishes = inputs
-    ctx.cell, ctx.present, ctx.wishes, ctx.counts = (
-        cell,
-        present,
-        wishes,
-        (len(states), len(weights)),
-    )
+    ctx.cell = cell
+    ctx.present = present
+    ctx.wishes = wishes
+    ctx.counts = (len(states), len(weights))
     ctx.wanted = [part.requires_grad for part in (values, *states, *weights)]
     ctx.save_for_backward(values, offsets, *states, *weights)
 
@@ -165,10 +161,8 @@ def run_direction(
 ) -> DirectionResult:
     """See :class:`~raglane.kernels.contract.RunDirection`."""
     name, given = weights if isinstance(weights, Named) else (layer.cell.name, list(weights))
-    present, there = (
-        [part is not None for part in given],
-        [part for part in given if part is not None],
-    )
+    present = [part is not None for part in given]
+    there = [part for part in given if part is not None]
     wishes = reverse, layer.need_output, layer.need_states
     found = list(program(name, present, layer.values, layer.offsets, list(state), there, *wishes))
     output = found.pop(0) if layer.need_output else None

@@ -105,8 +105,10 @@ def verify_loop(
                     )
                     request = Request(whole, elements[0], offsets, None, (), (weights,))
                     ran = reference.run_direction(request, weights, tuple(states), not ascending)
-                    right, last_states = ran.output, list(ran.state)
-                got, want = [cast(Tensor, output), *finals], [cast(Tensor, right), *last_states]
+                    right = ran.output
+                    last_states = list(ran.state)
+                got = [cast(Tensor, output), *finals]
+                want = [cast(Tensor, right), *last_states]
                 seeds = [torch.randn(part.shape, generator=generator) for part in want]
                 wished = [part for part in tensors if part.requires_grad]
                 for results in (got, want):
@@ -136,7 +138,8 @@ def verify_call(
     count = len(call.compiled.elements)
     end = count + len(call.compiled.order)
     with default_modes(grad=True):
-        starts, ends = call.offsets[:-1], call.offsets[1:]
+        starts = call.offsets[:-1]
+        ends = call.offsets[1:]
         rows = torch.arange(len(starts), device="cpu")[ends > starts]
         first = starts[rows] if call.ascending else ends[rows] - 1
         given = [part.detach().index_select(0, first) for part in tensors[:count]]
@@ -221,7 +224,8 @@ class _Case(NamedTuple):
 
     def _step(self) -> list[Tensor]:
         elements, states, leaves = self.parts
-        step, prepares = self.call.step, self.call.compiled.trace.prepares
+        step = self.call.step
+        prepares = self.call.compiled.trace.prepares
         output, new, _ = step.run(
             None if self.is_own else leaves, elements, states, self.call.offsets, prepares
         )
@@ -301,7 +305,8 @@ def _agree(
     """Return True if two results agree, or differ no more than results ``near`` of slightly
     different numbers.
     """
-    one, other = one.detach(), other.detach()
+    one = one.detach()
+    other = other.detach()
     finite = other[other.isfinite()]
     scale = 1 + float(finite.abs().max()) if finite.numel() else 1.0
     tolerance = slack * _TOLERANCES[dtype]

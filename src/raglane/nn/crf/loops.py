@@ -34,7 +34,8 @@ class _Reach:
     def step(
         self, weights: _Chain, prepared: Tensor, state: tuple[Tensor, ...]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        emission, begins = prepared[:, :-1], prepared[:, -1:] > 0
+        emission = prepared[:, :-1]
+        begins = prepared[:, -1:] > 0
         ways = state[0].unsqueeze(1) + weights.arriving
         reach = torch.where(
             begins, weights.edge, ways.amax(-1) if self.best else _log_sum_exp(ways)
@@ -53,7 +54,8 @@ class _Back:
     def step(
         self, weights: _Chain, prepared: Tensor, state: tuple[Tensor, ...]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        weight, begins = prepared[:, :-1], prepared[:, -1:] > 0
+        weight = prepared[:, :-1]
+        begins = prepared[:, -1:] > 0
         leaving = weights.arriving.index_select(0, state[0].squeeze(1).to(torch.int64))
         tag = (
             (weight + torch.where(begins, weights.edge, leaving))

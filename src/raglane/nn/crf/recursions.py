@@ -47,7 +47,8 @@ def _packed(*inputs: Tensor) -> tuple[Scores, _Steps]:
     """Return the packed scores and the packed order of an operator's inputs."""
     *parts, lengths, offsets = inputs
     element, batch_sizes, order = packed_layout(lengths, offsets)
-    place, rows = inverse(element), batch_sizes.tolist() or [0]
+    place = inverse(element)
+    rows = batch_sizes.tolist() or [0]
     sequence = order[: rows[0]]
     last = place.index_select(0, offsets[1:].index_select(0, sequence) - 1)
     parts[0] = take_rows(parts[0], element)
@@ -118,8 +119,10 @@ def _posterior(
     final = take_rows(levelled, steps.last) + scores.end
     share = upstream.index_select(0, steps.sequence).unsqueeze(1)
     ending = (final - finite(_log_sum_exp(final)).unsqueeze(1)).exp() * share
-    weights, floors = torch.split(levelled, steps.rows), torch.split(finite(reaches), steps.rows)
-    tags, pairs = ending[:0], torch.zeros_like(arriving)
+    weights = torch.split(levelled, steps.rows)
+    floors = torch.split(finite(reaches), steps.rows)
+    tags = ending[:0]
+    pairs = torch.zeros_like(arriving)
     marginals_of_steps = []
     for step in reversed(range(len(steps.rows))):
         rows = steps.rows[step]

@@ -45,7 +45,8 @@ class Comparison:
         summed = losses.to(wide(losses.dtype))
         counts = torch.ones_like(summed) if counts is None else counts.to(summed.dtype)
         if self.row_weights is not None:
-            summed, counts = summed * self.row_weights, counts * self.row_weights
+            summed = summed * self.row_weights
+            counts = counts * self.row_weights
         if self.reduction == "element":
             return ratio(summed.sum(), counts.sum()).to(losses.dtype)
         offsets = self.batch.offsets
@@ -191,10 +192,8 @@ class _Once(torch.autograd.Function):
 def check_untransformed(function: str, argument: str, values: Sequence[Tensor]) -> None:
     """Raise for derivatives of torch.func and forward_ad: an operator would drop tangents."""
     if has_tangent(values) or any(map(is_differentiated, values)):
-        got, rule = (
-            "a tensor of torch.func or forward_ad",
-            f"a plain tensor, since {function} has only gradients",
-        )
+        got = "a tensor of torch.func or forward_ad"
+        rule = f"a plain tensor, since {function} has only gradients"
         raise ArgumentError(argument, got, rule, "use torch.autograd.grad or backward()")
 
 

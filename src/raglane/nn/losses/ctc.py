@@ -314,14 +314,18 @@ def _forward(log_probs: Tensor, lattice: Lattice, saved: Tensor) -> tuple[Tensor
     Return the losses, and each state's index into the log-probabilities after its last step, where
     backward begins.
     """
-    classes, flat = log_probs.shape[1], log_probs.reshape(-1)
+    classes = log_probs.shape[1]
+    flat = log_probs.reshape(-1)
     # With two more numbers in front, for the predecessors of the first state.
     padded = flat.new_full((lattice.owner.shape[0] + 2,), _NEVER)
-    two_before, before, alpha = padded[:-2], padded[1:-1], padded[2:]
+    two_before = padded[:-2]
+    before = padded[1:-1]
+    alpha = padded[2:]
     # All paths begin in the first state, so that the first step leads to both states in which a
     # path may start.
     alpha.index_fill_(0, lattice.offsets[:-1], 0)
-    emission, end = lattice.emission.clone(), 0
+    emission = lattice.emission.clone()
+    end = 0
     for alive in lattice.alive:
         arriving = _joined(
             alpha[:alive],
@@ -343,15 +347,20 @@ def _backward(
     log_probs: Tensor, lattice: Lattice, saved: Tensor, losses: Tensor, emission: Tensor
 ) -> Tensor:
     """Run the backward pass and return the shares, from the saved forward variables."""
-    classes, flat = log_probs.shape[1], log_probs.reshape(-1)
-    is_last, bars_skips = lattice.is_first.roll(-1), lattice.bars_skips.roll(-2)
+    classes = log_probs.shape[1]
+    flat = log_probs.reshape(-1)
+    is_last = lattice.is_first.roll(-1)
+    bars_skips = lattice.bars_skips.roll(-2)
     padded = flat.new_full((lattice.owner.shape[0] + 2,), _NEVER)
-    onward, after, two_after = padded[:-2], padded[1:-1], padded[2:]
+    onward = padded[:-2]
+    after = padded[1:-1]
+    two_after = padded[2:]
     beta = torch.zeros_like(onward).masked_fill_(~lattice.final, _NEVER)
     # Impossible targets have no shares: alpha + beta is -inf, and 0 instead of an infinite loss is
     # subtracted.
     whole = losses.masked_fill(losses == -_NEVER, 0).index_select(0, lattice.owner)
-    shares, end = torch.zeros_like(flat), saved.shape[0]
+    shares = torch.zeros_like(flat)
+    end = saved.shape[0]
     for alive in reversed(lattice.alive):
         emission[:alive] -= classes
         here = emission[:alive]

@@ -71,7 +71,8 @@ def cross_entropy(
     """
     check_number("label_smoothing", label_smoothing, "from 0 to 1", lambda share: 0 <= share <= 1)
     pair = compare(input, target, weights, reduction)
-    logits, targets = pair.predictions, pair.targets
+    logits = pair.predictions
+    targets = pair.targets
     _check_scores(logits)
     scale = _class_weights(weight, pair)
     function = partial(F.cross_entropy, label_smoothing=label_smoothing)

@@ -122,7 +122,9 @@ class AcceleratedSLSTM(_Accelerated):
     _bias_: torch.Tensor
     config: Any
     _permute_output: Any
-    num_layers, bidirectional, dropout = 1, False, 0.0
+    num_layers = 1
+    bidirectional = False
+    dropout = 0.0
     backend = property(lambda _: "auto")  # TiRex has an attribute of this name
 
     @property
@@ -381,7 +383,8 @@ def _resets_states(module: torch.nn.Module) -> bool:
 
 def _is_slstm(module: torch.nn.Module) -> bool:
     """Return True for an sLSTM cell of xlstm or TiRex that is not converted."""
-    package, name = type(module).__module__.partition(".")[0], type(module).__name__
+    package = type(module).__module__.partition(".")[0]
+    name = type(module).__name__
     is_cell = (
         package in ("xlstm", "tirex")
         and name.startswith("sLSTMCell")
@@ -405,7 +408,8 @@ def _converted(kind: type[torch.nn.Module]) -> Any:
         if vars(made).get("_theirs") is kind:
             return made
     body = {"_theirs": kind, "__module__": kind.__module__, "__doc__": kind.__doc__}
-    base, model = _base_of(kind), base_of_model(kind)
+    base = _base_of(kind)
+    model = base_of_model(kind)
     bases: tuple[Any, ...] = (kind, _OURS[base]) if base is not None else (AcceleratedSLSTM, kind)
     if model is not None:
         bases = (_Converted, model, kind)
@@ -437,7 +441,8 @@ def _reason_to_leave(module: torch.nn.Module) -> str:
 
 def _reason_of_layer(module: torch.nn.Module) -> str:
     """Return why a layer of torch, or of a subclass, cannot be converted, or "" if it can."""
-    kind, base = type(module), _base_of(type(module))
+    kind = type(module)
+    base = _base_of(type(module))
     if base is None:
         return f"{kind.__name__}, a subclass of torch.nn.RNNBase, has a computation of its own"
     if "forward" in vars(module):

@@ -87,7 +87,8 @@ class Recurrent(RecurrentLayer):
         modules = list(self._modules_of(cell, input_size, hidden_size))
         self.cells = nn.ModuleList(modules)
         announce(modules)
-        self.input_size, self.hidden_size = modules[0].input_size, modules[0].hidden_size
+        self.input_size = modules[0].input_size
+        self.hidden_size = modules[0].hidden_size
         self._spec = _spec_of(modules[0])
         for name in ("zoneout", "state_dropout", "weight_dropout"):
             if options.get(name) and isinstance(self._spec, ModuleCell):
@@ -124,7 +125,8 @@ class Recurrent(RecurrentLayer):
             raise ArgumentTypeError(
                 "cell", f"a {type(cell).__name__}", rule, "pass a module or its class"
             )
-        width, size = check_count("input_size", input_size), check_count("hidden_size", hidden_size)
+        width = check_count("input_size", input_size)
+        size = check_count("hidden_size", hidden_size)
         check_signature("cell", cell, "a function (input_size, hidden_size) -> module", width, size)
         modules: list[Any] = []
         for _ in range(self.num_layers):
@@ -268,14 +270,13 @@ def _spec_of(module: Any) -> CellSpec:
     sizes: tuple[int, ...] = (module.hidden_size,)
     is_tuple = False
     if isinstance(module, nn.LSTMCell):
-        sizes, is_tuple = (module.hidden_size,) * 2, True
+        sizes = (module.hidden_size,) * 2
+        is_tuple = True
     elif hasattr(module, "initial_state"):
         with torch.no_grad():
             own = module.initial_state(1)
-        sizes, is_tuple = (
-            tuple(part.shape[1] for part in _state_of(module, 1)),
-            not isinstance(own, Tensor),
-        )
+        sizes = tuple(part.shape[1] for part in _state_of(module, 1))
+        is_tuple = not isinstance(own, Tensor)
     return ModuleCell(
         module, output_size=_output_size(module), state_sizes=sizes, is_tuple=is_tuple
     )
@@ -299,10 +300,8 @@ def _state_of(module: Any, count: int) -> tuple[Tensor, ...]:
             else []
         )
         got = " and ".join(shapes) or f"a {type(own).__name__}"
-        name, rule = (
-            f"{type(module).__name__}.initial_state({count})",
-            f"a tensor ({count}, size), or a tuple of them",
-        )
+        name = f"{type(module).__name__}.initial_state({count})"
+        rule = f"a tensor ({count}, size), or a tuple of them"
         raise ArgumentTypeError(name, got, rule, "return one row per sequence")
     return tuple(parts)
 
@@ -321,7 +320,8 @@ def _made(factory: Callable[[int, int], Any], input_size: int, hidden_size: int)
 def _checked(module: Any) -> Any:
     """Return the module if it is a valid cell."""
     if isinstance(module, RecurrentLayer | nn.RNNBase):
-        got, fix = f"a {type(module).__name__}", "call the layer, without Recurrent"
+        got = f"a {type(module).__name__}"
+        fix = "call the layer, without Recurrent"
         raise ArgumentTypeError(
             "cell", got, "a cell, which runs one step; a layer runs whole sequences", fix
         )

@@ -114,7 +114,8 @@ def _make_plan(
     kind: InputKind,
 ) -> CallPlan:
     layer._check_sizes(len(weights))
-    cell, rule = layer.cell, layer.regularisation
+    cell = layer.cell
+    rule = layer.regularisation
     run_cell = rule.cell(cell, layer.training)
     sizes = layer.input_size, layer.hidden_size
     checkpoints = layer.checkpoint_every is not None and torch.is_grad_enabled()
@@ -122,10 +123,8 @@ def _make_plan(
     backend, schedule = dispatch.pick(traits, layer.schedule, layer.backend, kind=kind)
     if backend == "reference":
         _warn(layer, traits)
-    is_cpu, regularises = (
-        backend == "cpu" and not torch.compiler.is_compiling(),
-        rule.acts(layer.training),
-    )
+    is_cpu = backend == "cpu" and not torch.compiler.is_compiling()
+    regularises = rule.acts(layer.training)
     frozen = frozen_weights(layer) if is_cpu else None
     checks_late = is_cpu and layer.num_layers == 1 and not regularises
     is_whole = checks_late and not (
@@ -197,7 +196,8 @@ def run(
     pieces: Pieces | Tensor | None = None
     if resets is not None:
         check_resets(resets, input)
-        batch, starts = inputs.flattened()[0], flatten_resets(resets, lengths, layer.batch_first)
+        batch = inputs.flattened()[0]
+        starts = flatten_resets(resets, lengths, layer.batch_first)
         check_lengths(batch, starts)
         pieces = (
             starts.values
@@ -254,10 +254,8 @@ def step(layer: Stack, x_t: Tensor, state: Any) -> tuple[Tensor, State] | None:
     plan = plan_of(layer, weights, x_t, kind="dense")
     if plan.kernel is None or plan.frozen is None or forward_ad._current_level >= 0:
         return None
-    parts, packed = (
-        (state,) if len(plan.state_sizes) == 1 else state,
-        plan.frozen.packed_for(weights),
-    )
+    parts = (state,) if len(plan.state_sizes) == 1 else state
+    packed = plan.frozen.packed_for(weights)
     if not packed or not isinstance(parts, tuple | list) or len(parts) != len(plan.state_sizes):
         return None
     leave_lost_threads()
@@ -368,7 +366,9 @@ def prepare(
     """
     state: tuple[Tensor, ...] = ()
     if keeps_layout:
-        values, offsets, lengths = inputs.data, _NO_OFFSETS, None
+        values = inputs.data
+        offsets = _NO_OFFSETS
+        lengths = None
         if hx is not None:
             _check_state(plan, hx, inputs.count if inputs.is_batched else None, values)
             state = _parts_of(plan, inputs, hx)
@@ -377,7 +377,8 @@ def prepare(
         batch = whole if pieces is None else pieces.batch
         if pieces is not None or not plan.checks_late:
             check_arguments(layer, plan, inputs, weights, hx)
-        values, offsets = batch._values, batch._offsets
+        values = batch._values
+        offsets = batch._offsets
         lengths = None if offsets.is_cpu else batch.host_lengths
         if hx is not None:
             state = _parts_of(plan, inputs, hx)
@@ -419,7 +420,8 @@ def _keeps_layout(
         if not inputs.count or (there is not None and there.shape[0] != inputs.count):
             return False  # sequences of length 0, which torch's kernels do not support
         check_storage("packed.data", inputs.data)
-    data, like = inputs.data, layer._like(weights)
+    data = inputs.data
+    like = layer._like(weights)
     if like is None or data.shape[-1] != layer.input_size or data.layout is not torch.strided:
         return False
     return data.dtype == like.dtype and data.device == like.device  # otherwise autocast casts

@@ -70,7 +70,8 @@ def carry(layer: RecurrentLayer, input: Ragged, hx: State | None, begins: Tensor
 
 def _check(layer: Any, input: Any, begins: Any) -> None:
     if not isinstance(layer, RecurrentLayer):
-        got, rule = f"a {type(layer).__name__}", "a recurrent layer of rl.nn"
+        got = f"a {type(layer).__name__}"
+        rule = "a recurrent layer of rl.nn"
         raise ArgumentTypeError(
             "layer", got, rule, "pass the layer, or convert torch's with rl.accelerate"
         )

@@ -81,14 +81,16 @@ def explain(
         raise ArgumentTypeError("layer", type(layer).__name__, "a recurrent layer of rl.nn", fix)
     inputs = read(batch, lengths, layer.batch_first)
     cell = layer.regularisation.cell(layer.cell, layer.training)
-    sizes, weights = (layer.input_size, layer.hidden_size), layer._weights()
+    sizes = (layer.input_size, layer.hidden_size)
+    weights = layer._weights()
     every = layer.checkpoint_every if torch.is_grad_enabled() else None
     like = inputs.data.dtype, inputs.data.device
     traits = Traits(cell, *sizes, *like, return_states, weights, every is not None)
     choice = choose(traits, layer.schedule, layer.backend, kind=inputs.kind)
     if choice.backend == "reference" and isinstance(layer.cell, ModuleCell):
         _run_one_step(layer, inputs.flattened()[0])
-    reasons, listing = [choice.reason], ""
+    reasons = [choice.reason]
+    listing = ""
     if choice.backend in ("cpu", "program") and (plain := plain_code()):
         reasons.append(plain)
     if every is not None:

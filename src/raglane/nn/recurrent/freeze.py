@@ -156,10 +156,8 @@ def _packed(
     directions = 2 if layer.bidirectional else 1
     own = tuple(part for each in weights[depth * directions :][:directions] for part in each)
     width = layer.input_size if depth == 0 else directions * layer.state_sizes[0]
-    offsets, tensors = (
-        torch.zeros(1, dtype=torch.int64, device="cpu"),
-        (own[0].new_empty(0, width), *own),
-    )
+    offsets = torch.zeros(1, dtype=torch.int64, device="cpu")
+    tensors = (own[0].new_empty(0, width), *own)
     kind = layer_of(
         layer.cell.name, offsets, tensors, len(own), layer.state_sizes, directions, depth
     )
@@ -192,7 +190,9 @@ class FrozenWeights:
         changed.
         """
         # Copied first, because another thread may discard them.
-        place, originals, packed = 0, self._originals, self._packed
+        place = 0
+        originals = self._originals
+        packed = self._packed
         for own in weights:
             for part in own:
                 if part is None:
@@ -219,7 +219,8 @@ class FrozenWeights:
             self._discard()
 
     def _discard(self) -> None:
-        self._packed, self._originals = (), []
+        self._packed = ()
+        self._originals = []
 
 
 # Not an attribute of the layers, so that copies and pickles are not frozen.

@@ -101,7 +101,8 @@ def flatten_resets(resets: Any, lengths: Any, batch_first: bool) -> Ragged:
 
 def _read_one(sequence: Tensor, batch_first: bool) -> Inputs:
     """Read one sequence without a batch dimension."""
-    steps, batch_dim = sequence.shape[0], 0 if batch_first else 1
+    steps = sequence.shape[0]
+    batch_dim = 0 if batch_first else 1
     layout = Dense(batch_first) if sequence.numel() else None
     return Inputs(
         sequence if layout is None else sequence.unsqueeze(batch_dim),
@@ -153,7 +154,8 @@ def _read_packed(packed: PackedSequence) -> Inputs:
         if data.dim() == 2 and data.numel()
         else None
     )
-    flatten, find_table = partial(_flatten_packed, packed), partial(table_of_packed, packed)
+    flatten = partial(_flatten_packed, packed)
+    find_table = partial(table_of_packed, packed)
     return Inputs(
         data, flatten, layout, lambda output: packed._replace(data=output), find_table, "packed"
     )

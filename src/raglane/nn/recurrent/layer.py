@@ -149,10 +149,8 @@ class RecurrentLayer(Stack):
             isinstance(input, PackedSequence) or are_transforms_active()
         ):
             if is_exporting() and isinstance(input, PackedSequence):
-                rule, fix = (
-                    "a kind that a graph can contain",
-                    "pass a Ragged, or a padded tensor with lengths",
-                )
+                rule = "a kind that a graph can contain"
+                fix = "pass a Ragged, or a padded tensor with lengths"
                 raise DispatchError("input", "a PackedSequence", rule, fix)
             # torch.compile returns an empty PackedSequence if it was created within a graph, and
             # cannot resume a graph within a transformation of torch.func.
@@ -161,10 +159,8 @@ class RecurrentLayer(Stack):
         return run(self, input, hx, lengths, resets, return_output, return_states)
 
     def __prepare_scriptable__(self) -> Any:
-        rule, fix = (
-            "a module that TorchScript can compile",
-            "use torch.compile or torch.export.export, or rl.export for a file",
-        )
+        rule = "a module that TorchScript can compile"
+        fix = "use torch.compile or torch.export.export, or rl.export for a file"
         raise ArgumentTypeError("torch.jit.script", f"a layer {type(self).__name__}", rule, fix)
 
     _for_torchs = ""  # how to quantise the layer with PyTorch
@@ -305,7 +301,8 @@ class RecurrentLayer(Stack):
         """
         h = state[0] if isinstance(state, tuple | list) and state else state
         if not isinstance(h, Tensor):
-            got, fix = f"a {type(state).__name__}", "pass the second result of the layer's call"
+            got = f"a {type(state).__name__}"
+            fix = "pass the second result of the layer's call"
             raise ArgumentTypeError("state", got, "the final state of this layer", fix)
         rows = self.num_layers * (2 if self.bidirectional else 1)
         size = self.state_sizes[0]

@@ -38,10 +38,8 @@ class Regularisation:
             raise ArgumentError("zoneout", repr(self.zoneout), rule, f"pass {len(states)} numbers")
         for name in ("state_dropout", "weight_dropout"):
             if getattr(self, name) and not reads_state:
-                got, rule = (
-                    repr(getattr(self, name)),
-                    "0 for this cell, whose weights do not read the state",
-                )
+                got = repr(getattr(self, name))
+                rule = "0 for this cell, whose weights do not read the state"
                 raise ArgumentError(name, got, rule, "use input_dropout or zoneout")
 
     def held(self, states: int) -> tuple[float, ...] | None:
@@ -56,7 +54,8 @@ class Regularisation:
 
     def cell(self, inner: CellSpec, training: bool) -> CellSpec:
         """Return a cell with state dropout and zoneout, or the cell itself without either."""
-        drops_state, zoneout = training and self.state_dropout > 0, self.held(len(inner.states))
+        drops_state = training and self.state_dropout > 0
+        zoneout = self.held(len(inner.states))
         if not drops_state and zoneout is None:
             return inner
         return Regularised(inner, drops_state=drops_state, zoneout=zoneout)
@@ -64,7 +63,8 @@ class Regularisation:
 
 def regularised(rule: Regularisation, cell: CellSpec, request: Request) -> Request:
     """Return a request with the masks of a layer's regularisation drawn."""
-    states, initial = len(request.cell.states), request.initial()
+    states = len(request.cell.states)
+    initial = request.initial()
     zoneout = rule.held(states)
     drops = request.training and (rule.input_dropout > 0 or request.dropout > 0)
     request = replace(

@@ -40,7 +40,8 @@ class Pieces:
         """
         # Under autocast a module's fresh states may have another dtype than hx.
         dtype = torch.promote_types(hx.dtype, fresh.dtype)
-        hx, fresh = hx.to(dtype), fresh.to(dtype)
+        hx = hx.to(dtype)
+        fresh = fresh.to(dtype)
         # The reverse direction enters a sequence at its end, where no reset is possible.
         entering = torch.where(self.is_reset_at_start, fresh.index_select(1, self.first), hx)
         forward = fresh.index_copy(1, self.first, entering)
@@ -68,10 +69,8 @@ def check_resets(resets: Any, inputs: Any) -> None:
     if not is_flat and (
         not (isinstance(resets, Tensor) and isinstance(inputs, Tensor)) or resets.is_nested
     ):
-        got, fix = (
-            f"a {type(resets).__name__}",
-            "wrap a list of sequences with rl.Ragged(sequences)",
-        )
+        got = f"a {type(resets).__name__}"
+        fix = "wrap a list of sequences with rl.Ragged(sequences)"
         raise ArgumentTypeError(
             "resets", got, f"a {type(inputs).__name__} of bools, like the input", fix
         )

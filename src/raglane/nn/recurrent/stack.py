@@ -134,12 +134,14 @@ class Stack(torch.nn.Module):
                 rule = f"one of torch's arguments, or one of {', '.join(OPTIONS)}"
                 raise ArgumentTypeError(name, repr(value), rule, "leave it out")
         check_names(schedule, backend)
-        self.schedule, self.backend = schedule, backend
+        self.schedule = schedule
+        self.backend = backend
         self.checkpoint_every = check_every(checkpoint_every)
         self.regularisation = Regularisation(**regularisation)
         self.regularisation.check_fits(self.cell.states, self.cell.reads_state)
         if isinstance(initial_state, torch.nn.Module):
-            self.initial_state, self.initial_module = "module", initial_state
+            self.initial_state = "module"
+            self.initial_module = initial_state
             return
         if initial_state not in ("zeros", "learned", "lengths"):
             rule = "'zeros', 'learned', 'lengths', or a module from a Ragged batch to its initial state"
@@ -150,7 +152,8 @@ class Stack(torch.nn.Module):
             return
         weight = self._like(self._weights())
         like = torch.empty(0) if weight is None else weight
-        rows, sizes = self.num_layers * (2 if self.bidirectional else 1), self.state_sizes
+        rows = self.num_layers * (2 if self.bidirectional else 1)
+        sizes = self.state_sizes
         if initial_state == "learned":
             for name, size in zip(self.cell.states, sizes, strict=True):
                 self.register_parameter(

@@ -103,7 +103,8 @@ class _TorchLayer(RecurrentLayer, torch.nn.RNNBase):
         """
         # A lookup in _parameters is faster than getattr, which is needed only for replaced
         # parameters.
-        parameters, weights = self._parameters, []
+        parameters = self._parameters
+        weights = []
         projects = self.proj_size > 0
         replaced: dict[str, Any] = {}
         for names in self._all_weights:

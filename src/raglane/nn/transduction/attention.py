@@ -36,10 +36,14 @@ def blocks_of(memory: Ragged, items: Sequence[int], counts: Sequence[int]) -> li
     """Return the blocks, without empty ones, of rows in the order of their items, ``counts`` per
     item.
     """
-    starts, lengths = memory._host_offsets().tolist(), memory.host_lengths.tolist()
-    blocks, row, pair = [], 0, 0
+    starts = memory._host_offsets().tolist()
+    lengths = memory.host_lengths.tolist()
+    blocks = []
+    row = 0
+    pair = 0
     for item, count in zip(items, counts, strict=True):
-        start, length = starts[item], lengths[item]
+        start = starts[item]
+        length = lengths[item]
         if count * length:
             pairs = slice(pair, pair + count * length)
             blocks.append(
@@ -117,7 +121,8 @@ class _Attend(torch.autograd.Function):
         contexts = memory.new_zeros(queries.shape[0], memory.shape[1])
         weights = memory.new_empty(blocks[-1].pairs.stop if blocks else 0)
         for block in blocks:
-            rows, own = queries[block.rows], keys[block.elements]
+            rows = queries[block.rows]
+            own = keys[block.elements]
             if vector is None:
                 scores = rows @ own.t()
             else:
@@ -147,7 +152,9 @@ class _Attend(torch.autograd.Function):
         grads: list[Any] = [None if part is None else torch.zeros_like(part) for part in saved[:6]]
         of_queries, of_keys, of_memory, of_vector, of_kernel, of_previous = grads
         for block in ctx.blocks:
-            rows, own, values = queries[block.rows], keys[block.elements], memory[block.elements]
+            rows = queries[block.rows]
+            own = keys[block.elements]
+            values = memory[block.elements]
             shares = weights[block.pairs].view(block.shape)
             of_shares = (
                 shares.new_zeros(())

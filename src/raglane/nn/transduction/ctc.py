@@ -138,17 +138,17 @@ class CTCBeamSearch(torch.nn.Module):
         """
         check_predictions("log_probs", log_probs)
         check_blank(log_probs, self.blank)
-        values, bounds = _on_host(log_probs), log_probs._host_offsets()
+        values = _on_host(log_probs)
+        bounds = log_probs._host_offsets()
         kept = None if state is None else _check_state(state, len(log_probs))
         limit = self.tokens_per_step or values.shape[1]
         settings = kernels.Beam(self.blank, self.beam, limit, self.scorer_weight, self.token_bonus)
-        scorer, grams = self.scorer, None
+        scorer = self.scorer
+        grams = None
         if isinstance(scorer, NGram):
             if scorer.num_tokens != values.shape[1]:
-                rule, fix = (
-                    f"an NGram of {values.shape[1]} tokens, the classes of log_probs",
-                    "count the blank too",
-                )
+                rule = f"an NGram of {values.shape[1]} tokens, the classes of log_probs"
+                fix = "count the blank too"
                 raise ArgumentError("scorer", f"one of {scorer.num_tokens}", rule, fix)
             grams = scorer._grams
         with torch.no_grad():
@@ -202,7 +202,9 @@ def ctc_align(log_probs: Ragged, targets: Ragged, blank: int = 0) -> Hypotheses:
     on_host = labels.to("cpu")
     check_classes(on_host, log_probs.values.shape[1], blank)
     _check_fits(log_probs.host_lengths, on_host)
-    values, bounds, owner = _on_host(log_probs), log_probs._host_offsets(), on_host._host_offsets()
+    values = _on_host(log_probs)
+    bounds = log_probs._host_offsets()
+    owner = on_host._host_offsets()
     if missing_kernels() is None:
         times, confidences, scores = kernels.best_alignment(
             values, bounds, on_host.values, owner, blank
@@ -218,12 +220,11 @@ def ctc_align(log_probs: Ragged, targets: Ragged, blank: int = 0) -> Hypotheses:
             values.new_zeros(0).double(),
         )
         times, confidences, scores = (torch.cat(parts) for parts in zip(none, *each, strict=True))
-    device, dtype = log_probs.device, values.dtype
+    device = log_probs.device
+    dtype = values.dtype
     offsets = torch.arange(len(targets) + 1, device=device)
-    spans, means = (
-        labels.with_values(times.to(device)),
-        labels.with_values(confidences.to(device, dtype)),
-    )
+    spans = labels.with_values(times.to(device))
+    means = labels.with_values(confidences.to(device, dtype))
     return Hypotheses(labels, scores.to(device, dtype), offsets, spans, means)
 
 
@@ -255,7 +256,8 @@ def _check_state(state: Any, count: int) -> tuple[Tensor, Tensor]:
         raise ShapeError(
             "state", got, rule, "pass log_probs of the same items, empty for those that ended"
         )
-    numbers, bounds = state.values.detach().cpu().contiguous(), state._host_offsets()
+    numbers = state.values.detach().cpu().contiguous()
+    bounds = state._host_offsets()
     return numbers, bounds
 
 
@@ -283,7 +285,8 @@ def _best_path(rows: Tensor, labels: Tensor, blank: int) -> tuple[Tensor, Tensor
     bars_skips[3::2] = labels[1:] == labels[:-1]
     # With two more numbers in front, for the predecessors of the first state, in which all paths
     # begin.
-    alpha, moves = rows.new_full((size + 2,), -math.inf), []
+    alpha = rows.new_full((size + 2,), -math.inf)
+    moves = []
     alpha[2] = 0
     for row in rows:
         # Of equal ones, max returns the first.
@@ -293,7 +296,8 @@ def _best_path(rows: Tensor, labels: Tensor, blank: int) -> tuple[Tensor, Tensor
         alpha[2:] = best + row[tokens]
         moves.append(move.tolist())
     state = size - 1 - int(alpha[-2] > alpha[-1])
-    score, path = alpha[state + 2 :][:1], []
+    score = alpha[state + 2 :][:1]
+    path = []
     for move in reversed(moves):
         path.append(state)
         state -= move[state]

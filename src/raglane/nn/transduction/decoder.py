@@ -229,7 +229,8 @@ class AttentionDecoder(TokenReader):
             options["penalty"] = penalty
         with torch.no_grad():
             starts = torch.full((len(memory),), self.end, device=memory.device)
-            step, state = self._search_step(memory), self._start(memory, hx, coverage > 0)
+            step = self._search_step(memory)
+            state = self._start(memory, hx, coverage > 0)
             return beam_search(
                 step, starts, state, beam=beam, max_length=max_length, end=self.end, **options
             )
@@ -256,7 +257,8 @@ class AttentionDecoder(TokenReader):
 
     def _start(self, memory: Ragged, hx: Any, is_covered: bool = False) -> dict[str, Any]:
         """Return the state before the first step, tensors with one row per item."""
-        count, values = len(memory), memory.values
+        count = len(memory)
+        values = memory.values
         # A layer checks the state and returns it for sequences without elements.
         none = Ragged._build(
             values.new_zeros(0, self.recurrent.input_size), torch.zeros(count, dtype=torch.int64)
@@ -281,7 +283,9 @@ class AttentionDecoder(TokenReader):
         blocks: list[Block],
     ) -> dict[str, Any]:
         """Return the state after one more token per row; rows of one item are adjacent."""
-        embedded, mask, previous = self._embedded(tokens), state.get("mask"), None
+        embedded = self._embedded(tokens)
+        mask = state.get("mask")
+        previous = None
         if self.input_feeding:
             embedded = torch.cat([embedded, state["attended"]], 1)
         outputs, cell = self.recurrent.step(embedded, layers_first(state["cell"]))
@@ -338,14 +342,16 @@ class AttentionDecoder(TokenReader):
         are the first.
         """
         places = torch.arange(inputs.values.shape[0], device=memory.device)
-        packed, keys = inputs._like(places).to_packed(), self.attention.keys(memory.values)
+        packed = inputs._like(places).to_packed()
+        keys = self.attention.keys(memory.values)
         order: Any = packed.sorted_indices
         state = pytree.tree_map(lambda part: part[order], state)
         # The order again, because the host would wait for the one on a device.
         items = inputs.host_lengths.argsort(descending=True, stable=True).tolist()
         attended = [memory.values.new_zeros(0, self.hidden_size)]
         for now in packed.data.split(packed.batch_sizes.tolist()):
-            tokens, size = inputs.values[now], now.shape[0]
+            tokens = inputs.values[now]
+            size = now.shape[0]
             state = pytree.tree_map(lambda part: part[:size], state)  # noqa: B023
             if draws and len(attended) > 1:
                 chances = self._logits(state["attended"]).detach().float().softmax(1)

@@ -82,10 +82,9 @@ class _Losses(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        inputs, gradients = (
-            (saved := ctx.saved_tensors)[:4],
-            saved[4:],
-        )  # read once, as in kernels/program/backend.py
+        saved = ctx.saved_tensors  # Read once, as in kernels/program/backend.py.
+        inputs = saved[:4]
+        gradients = saved[4:]
         with torch.no_grad():
             if ctx.is_scaled:  # all numbers of upstream are equal
                 gradients = (
@@ -114,7 +113,8 @@ class _Joint(NamedTuple):
 
     def hidden(self, frames: slice, states: slice, out: Tensor) -> Tensor:
         """Return ``tanh(frame + state)`` of all pairs, ``(rows, H)``."""
-        first, second = self.frames[frames].unsqueeze(1), self.states[states].unsqueeze(0)
+        first = self.frames[frames].unsqueeze(1)
+        second = self.states[states].unsqueeze(0)
         rows = out[: first.shape[0] * second.shape[1]]
         torch.add(first, second, out=rows.view(first.shape[0], *second.shape[1:])).tanh_()
         return rows
@@ -195,11 +195,13 @@ def _groups(sizes: list[int], room: int) -> Iterator[tuple[int, int, int]]:
     """Yield begin, end and total of adjacent sizes whose total is at most ``room``, or of a single
     larger one.
     """
-    begin, total = 0, 0
+    begin = 0
+    total = 0
     for place, size in enumerate(sizes):
         if total + size > room and place > begin:
             yield begin, place, total
-            begin, total = place, 0
+            begin = place
+            total = 0
         total += size
     if sizes:
         yield begin, len(sizes), total
@@ -214,10 +216,8 @@ def _most_rows(classes: int) -> int:
 
 def _tiles(joint: _Joint) -> Iterator[slice]:
     """Yield the frames of each tile of a sequence."""
-    count, step = (
-        joint.frames.shape[0],
-        max(_most_rows(joint.bias.shape[0]) // joint.states.shape[0], 1),
-    )
+    count = joint.frames.shape[0]
+    step = max(_most_rows(joint.bias.shape[0]) // joint.states.shape[0], 1)
     for begin in range(0, count, step):
         yield slice(begin, min(begin + step, count))
 
@@ -233,7 +233,8 @@ def _emit(
     """Write the emissions ``(T * (U + 1), 2)`` of a sequence, and its log-probabilities to
     ``store``.
     """
-    states, classes = joint.states.shape[0], joint.bias.shape[0]
+    states = joint.states.shape[0]
+    classes = joint.bias.shape[0]
     for frames in _tiles(joint):
         rows = slice(frames.start * states, frames.stop * states)
         hidden = joint.hidden(frames, slice(None), scratch.hidden[0])
@@ -258,7 +259,8 @@ def _add_gradients(
     """Add the gradients of a sequence, from its shares ``(T * (U + 1), 2)`` and log-probabilities;
     see NOTE [band].
     """
-    count, classes = joint.states.shape[0], joint.bias.shape[0]
+    count = joint.states.shape[0]
+    classes = joint.bias.shape[0]
     shares = shares.view(-1, count, 2)
     # A NaN counts as visited.
     visited = (shares.sum(2) <= _NEGLIGIBLE[shares.dtype]).logical_not_()
@@ -268,7 +270,8 @@ def _add_gradients(
             continue
         states = slice(int(columns[0]), int(columns[-1]) + 1)
         hidden = joint.hidden(frames, states, scratch.hidden[0])
-        rows, band = hidden.shape[0], (frames.stop - frames.start, states.stop - states.start)
+        rows = hidden.shape[0]
+        band = (frames.stop - frames.start, states.stop - states.start)
         grad = scratch.logits[0][:rows]
         if store is None:
             torch.exp(joint.scores(hidden, *scratch.logits), out=grad)

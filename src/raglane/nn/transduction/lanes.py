@@ -50,7 +50,10 @@ class Lanes:
     """
 
     def __init__(self, rules: Rules, starts: Tensor, initial: Any, slots: int) -> None:
-        self.rules, self.starts, self.initial, self.slots = rules, starts, initial, slots
+        self.rules = rules
+        self.starts = starts
+        self.initial = initial
+        self.slots = slots
         none = starts[:0]
         # Of the R running hypotheses: the last tokens, which the next step reads; the
         # log-probabilities; and ``(R, 6)``: the place, which is the item's slot times ``beam`` plus
@@ -102,7 +105,8 @@ class Lanes:
 
     def advance(self) -> None:
         """Extend all hypotheses by one token."""
-        rules, places = self.rules, self.facts[:, 0]
+        rules = self.rules
+        places = self.facts[:, 0]
         log_probs = self._log_probs()
         grid = places.new_full((self.items.shape[0] * rules.beam,), -1)
         origins = torch.arange(places.shape[0], device=places.device)
@@ -121,7 +125,8 @@ class Lanes:
         totals, order = totals.view(grid.shape[0], -1).sort(dim=1, descending=True, stable=True)
         # At most one extension of a row is by the end or silent token, so these include ``beam``
         # others.
-        totals, order = totals[:, : 2 * rules.beam], order[:, : 2 * rules.beam]
+        totals = totals[:, : 2 * rules.beam]
+        order = order[:, : 2 * rules.beam]
         parents = grid.gather(1, order // width).clamp_(min=0)
         self._replace(totals, parents, tokens[parents, order % width], origins)
 
@@ -136,7 +141,8 @@ class Lanes:
         ``origins`` are the rows whose outputs in the tree the extensions by the silent token
         continue.
         """
-        rules, items = self.rules, self.items
+        rules = self.rules
+        items = self.items
         _, before, lengths, frames, labels, prints = self.facts[parents].unbind(2)
         fresh = torch.arange(self.nodes, self.nodes + totals.numel(), device=totals.device).view_as(
             totals
@@ -144,11 +150,13 @@ class Lanes:
         self.nodes += totals.numel()
         is_label = tokens != rules.end
         origin = torch.where(is_label, parents, origins[parents])
-        labels, prints = torch.where(is_label, tokens, labels), hashed(prints, tokens, is_label)
+        labels = torch.where(is_label, tokens, labels)
+        prints = hashed(prints, tokens, is_label)
         _, ends, _, times, _, _ = self.facts[origin].flatten(0, 1).unbind(1)
         self.tree.append((labels.flatten(), ends, times))
         nodes = torch.where(is_label | (origin != parents), fresh, before)
-        lengths, frames = lengths + is_label, frames + ~is_label
+        lengths = lengths + is_label
+        frames = frames + ~is_label
         if rules.frames is None:
             is_done = ~is_label | (lengths == rules.most[items].unsqueeze(1))
         else:
@@ -163,20 +171,20 @@ class Lanes:
         remains = continues.any(1)
         places = (remains.cumsum(0) - 1).unsqueeze(1) * rules.beam + continues.cumsum(1) - 1
         facts = torch.stack((places, nodes, lengths, frames, labels, prints), 2)
-        self.tokens, self.scores, self.facts = (
-            tokens[continues],
-            totals[continues],
-            facts[continues],
-        )
+        self.tokens = tokens[continues]
+        self.scores = totals[continues]
+        self.facts = facts[continues]
         self.state = _select(self.state, parents[continues])
         self.items = items[remains]
 
     def _log_probs(self) -> Tensor:
         """Run the step, and return the log-probabilities ``(R, V)`` after the constraint."""
-        rules, count = self.rules, self.tokens.shape[0]
+        rules = self.rules
+        count = self.tokens.shape[0]
         given: Any = rules.step(self.tokens, self.state)
         if not isinstance(given, tuple) or len(given) != 2:
-            got, rule = f"a {type(given).__name__}", "a function that returns (log_probs, state)"
+            got = f"a {type(given).__name__}"
+            rule = "a function that returns (log_probs, state)"
             raise ArgumentTypeError("step", got, rule, "return both")
         log_probs, self.state = given
         check_rows("step: state", self.state, count, "one row per token")
@@ -217,10 +225,8 @@ class Lanes:
         is_wrong = ~(given < float("inf"))
         if bool(is_wrong.any()):
             item = int(self._items_of(is_wrong.view(shape[0], -1).any(1))[0])
-            rule, fix = (
-                "a function that returns finite numbers or -inf",
-                "check the data and the weights of the model",
-            )
+            rule = "a function that returns finite numbers or -inf"
+            fix = "check the data and the weights of the model"
             raise ArgumentError(name, f"NaN or infinity for item {item}", rule, fix)
         return given
 
@@ -305,7 +311,9 @@ class Lanes:
         path = nodes.new_empty(total)
         for back in range(int(lengths.max()) if total else 0):
             is_longer = lengths > back
-            ends, lengths, nodes = ends[is_longer], lengths[is_longer], nodes[is_longer]
+            ends = ends[is_longer]
+            lengths = lengths[is_longer]
+            nodes = nodes[is_longer]
             path[ends - 1 - back] = nodes
             nodes = self.tree[0][1][nodes]
         if not total:

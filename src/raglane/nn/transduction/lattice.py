@@ -110,7 +110,8 @@ def align_in_torch(
     symbols, so that all predecessors of a node are in the stage before. Stages have one column per
     u, up to the largest U.
     """
-    device, count = emissions.device, frames.shape[0]
+    device = emissions.device
+    count = frames.shape[0]
     stages = frames if one_per_frame else frames + labels
     steps, columns = (int(lengths.max()) if count else 0 for lengths in (stages, labels))
     starts = segments.offsets_from_lengths(frames * (labels + 1))[:-1]

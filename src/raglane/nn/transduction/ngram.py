@@ -92,7 +92,8 @@ class NGram:
         if len(before) != len(following):
             rule = f"one token for each of the {len(before)} prefixes"
             raise ShapeError("tokens", f"{len(following)} tokens", rule, "pass a tensor (M,)")
-        ends, lengths = before.offsets[1:], before.lengths
+        ends = before.offsets[1:]
+        lengths = before.lengths
         contexts = torch.full_like(lengths, self._grams.begin)
         for back in range(self.order - 1, 0, -1):
             has = lengths >= back
@@ -101,7 +102,9 @@ class NGram:
 
     def _take(self, contexts: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Return the log-probability of a token after each context, and the next contexts."""
-        grams, keys, size = self._grams, self._keys, self.num_tokens + 1
+        grams = self._grams
+        keys = self._keys
+        size = self.num_tokens + 1
         log_probs = torch.zeros(len(tokens), dtype=torch.float64, device="cpu")
         while True:
             place = torch.searchsorted(keys, contexts * size + tokens).clamp(max=len(keys) - 1)
@@ -116,7 +119,8 @@ def _count(sequences: list[list[int]], count: int, order: int) -> Grams:
     """Count and smooth the n-grams of sequences; contexts of length l are numbered after the
     shorter ones.
     """
-    end, begin = count, count + 1
+    end = count
+    begin = count + 1
     counts: list[Counter[Tokens]] = [Counter()]  # of n-grams of each length
     for sequence in sequences:
         padded = [*[begin] * (order - 1), *sequence, end]

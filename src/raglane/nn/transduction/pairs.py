@@ -142,7 +142,8 @@ def soft_dtw(a: Ragged, b: Ragged, gamma: float = 1.0) -> Tensor:
         found: Tensor = _SoftMinimum.apply(costs, a.offsets, b.offsets, gamma)  # type: ignore[no-untyped-call]
     else:
         found = _by_diagonals(costs, a.host_lengths, b.host_lengths, gamma)
-    a_empty, b_empty = a.lengths == 0, b.lengths == 0
+    a_empty = a.lengths == 0
+    b_empty = b.lengths == 0
     return (
         found.masked_fill(a_empty | b_empty, math.inf).masked_fill(a_empty & b_empty, 0).to(a.dtype)
     )
@@ -173,12 +174,17 @@ class _SoftMinimum(torch.autograd.Function):
 def _by_diagonals(costs: Tensor, left: Tensor, right: Tensor, gamma: float) -> Tensor:
     """Compute :class:`_SoftMinimum` in torch, a diagonal of the tables of all items at a time."""
     sizes = left * right
-    total, offsets = costs.shape[0], segments.offsets_from_lengths(sizes)
-    columns, place = segments.spread(right, offsets, total), segments.positions(offsets, total)
-    row, column = place // columns, place % columns
-    diagonal, at = row + column, torch.arange(total, device="cpu")
+    total = costs.shape[0]
+    offsets = segments.offsets_from_lengths(sizes)
+    columns = segments.spread(right, offsets, total)
+    place = segments.positions(offsets, total)
+    row = place // columns
+    column = place % columns
+    diagonal = row + column
+    at = torch.arange(total, device="cpu")
     order = diagonal.argsort(stable=True)
-    rank, ordered = order.argsort(), costs[order.to(costs.device, non_blocking=True)]
+    rank = order.argsort()
+    ordered = costs[order.to(costs.device, non_blocking=True)]
     # The ranks of the three neighbours; -1 for one that does not exist, and -2 for the start of a
     # path.
     exists = torch.stack([row > 0, column > 0, (row > 0) & (column > 0)])
@@ -186,7 +192,8 @@ def _by_diagonals(costs: Tensor, left: Tensor, right: Tensor, gamma: float) -> T
         (at - torch.stack([columns, torch.ones_like(at), columns + 1])).clamp(min=0)
     ].masked_fill(~exists, -1)
     near[2, place == 0] = -2
-    edge, end = torch.cat([costs.new_full((1,), part) for part in (0.0, math.inf)]), 0
+    edge = torch.cat([costs.new_full((1,), part) for part in (0.0, math.inf)])
+    end = 0
     reach = [costs[:0], costs[:0]]
     for count in diagonal.bincount().tolist():
         known = torch.cat([edge, *reach[-2:]])
@@ -226,7 +233,8 @@ class Edits(NamedTuple):
 
         Without tokens in the references it is 0 for no edits, and else ``inf``.
         """
-        edits, length = int(self.total.sum()), int(self.lengths.sum())
+        edits = int(self.total.sum())
+        length = int(self.lengths.sum())
         return edits / length if length else math.inf if edits else 0.0
 
 
@@ -259,7 +267,8 @@ def edit_distance(hypotheses: Ragged, references: Ragged) -> Edits:
         ([1, 0], [0, 1], 0.4)
     """
     refuse_jit_trace("a call of edit_distance")
-    left, right = as_tokens("hypotheses", hypotheses), as_tokens("references", references)
+    left = as_tokens("hypotheses", hypotheses)
+    right = as_tokens("references", references)
     _check_both(left, right, ("hypotheses", "references"))
     if missing_kernels() is None:
         counts = kernels.edits(left.values, left.offsets, right.values, right.offsets)
@@ -276,7 +285,8 @@ def _count(left: list[int], right: list[int]) -> tuple[int, int, int]:
     """Return the insertions, deletions and substitutions of one item."""
     line = [(0, column, 0) for column in range(len(right) + 1)]
     for token in left:
-        before, line = line, [(line[0][0] + 1, 0, 0)]
+        before = line
+        line = [(line[0][0] + 1, 0, 0)]
         for column, wanted in enumerate(right):
             (i, d, s), (i2, d2, s2), (i3, d3, s3) = before[column], line[-1], before[column + 1]
             ways = ((i, d, s + (token != wanted)), (i2, d2 + 1, s2), (i3 + 1, d3, s3))

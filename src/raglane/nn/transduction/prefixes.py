@@ -34,7 +34,8 @@ _NEVER = -math.inf  # the logarithm of probability 0
 
 
 def _log_add(a: float, b: float) -> float:
-    most, least = max(a, b), min(a, b)
+    most = max(a, b)
+    least = min(a, b)
     return most if least == _NEVER else most + math.log1p(math.exp(least - most))
 
 
@@ -72,21 +73,24 @@ class _Prefix:
         ) + log_prob
         if best > self.best_label:
             piece = (step, step + 1, math.exp(log_prob))
-            self.best_label, self.run = best, (*(parent.path if repeats else parent.ended), piece)
+            self.best_label = best
+            self.run = (*(parent.path if repeats else parent.ended), piece)
 
 
 class _Search:
     """The beam of one sequence."""
 
     def __init__(self, beam: Beam, record: IntArray | None, classes: int) -> None:
-        self.settings, self.steps = beam, 0
+        self.settings = beam
+        self.steps = 0
         self.prefixes = [_Prefix(blank=0.0, best_blank=0.0)]
         if record is not None:
             self.steps, self.prefixes = _read(record, classes)
 
     def pairs(self, row: Sequence[float]) -> list[tuple[int, int]]:
         """Return the new prefixes of a step: the place in the beam, and the token."""
-        settings, known = self.settings, {prefix.tokens for prefix in self.prefixes}
+        settings = self.settings
+        known = {prefix.tokens for prefix in self.prefixes}
         allowed = [
             token for token, value in enumerate(row) if token != settings.blank and value > _NEVER
         ]
@@ -170,7 +174,8 @@ def search(
     if state is not None:
         records = list(np.split(state[0].numpy(), state[1].numpy()[1:-1])) if len(records) else []
     searches = [_Search(beam, record, log_probs.shape[1]) for record in records]
-    rows, lengths = log_probs.double(), offsets.diff().tolist()
+    rows = log_probs.double()
+    lengths = offsets.diff().tolist()
     for step in range(max(lengths, default=0)):
         running = [place for place, length in enumerate(lengths) if step < length]
         taken = [rows[bounds[place] + step].tolist() for place in running]
@@ -256,7 +261,8 @@ class _Record:
         if size != 6 * count + 7 * int(lengths.sum()):
             raise _no_state()
         rest = record[2 + count :]
-        numbers, body = rest[: 5 * count].view(np.float64).reshape(5, count), rest[5 * count :]
+        numbers = rest[: 5 * count].view(np.float64).reshape(5, count)
+        body = rest[5 * count :]
         total = len(body) // 7
         return cls(
             int(record[0]), lengths, numbers, body[:total], body[total:].reshape(2, 3, total)
@@ -272,7 +278,8 @@ def _read(record: IntArray, classes: int) -> tuple[int, list[_Prefix]]:
         or not (fields.numbers < np.inf).all()
     ):
         raise _no_state()
-    prefixes, ends = [], np.cumsum(fields.lengths)
+    prefixes = []
+    ends = np.cumsum(fields.lengths)
     for number, end in enumerate(ends):
         part = slice(end - fields.lengths[number], end)
         path, run = (
@@ -294,8 +301,14 @@ def _read(record: IntArray, classes: int) -> tuple[int, list[_Prefix]]:
 
 def hypotheses(state: Ragged, n_best: int, dtype: torch.dtype, device: torch.device) -> Hypotheses:
     """Return the best hypotheses of a state."""
-    counts, lengths, tokens, scores, times, confidences = [], [], [], [], [], []
-    numbers, bounds = state.values.numpy(), state.offsets.tolist()
+    counts = []
+    lengths = []
+    tokens = []
+    scores = []
+    times = []
+    confidences = []
+    numbers = state.values.numpy()
+    bounds = state.offsets.tolist()
     for begin, end in pairwise(bounds):
         fields = _Record.of(numbers[begin:end])
         few = fields.lengths[:n_best]

@@ -172,13 +172,16 @@ def _check(encoder: Any, predictor: Any, targets: Any, joint: Any, blank: int) -
             raise ShapeError(
                 name, f"elements of shape {tuple(batch.features)}", "values (N, H)", fix
             )
-    rows, states = encoder.host_lengths, targets.host_lengths + 1
+    rows = encoder.host_lengths
+    states = targets.host_lengths + 1
     if (predictor is None) != (joint is None):
         got = f"predictor {'None' if predictor is None else 'a Ragged'}, joint {quote(joint)}"
         fix = "pass both, or neither and the logits as encoder"
         raise ArgumentTypeError("predictor, joint", got, "both None or both given", fix)
     if predictor is None:
-        wrong, name, got_rows = rows % states != 0, "encoder", rows
+        wrong = rows % states != 0
+        name = "encoder"
+        got_rows = rows
         rule = "logits with a multiple of U + 1 = {} rows for sequence {}, one per frame and number of labels before it"
     else:
         check_kind(
@@ -194,7 +197,8 @@ def _check(encoder: Any, predictor: Any, targets: Any, joint: Any, blank: int) -
                 "predictor", f"{len(predictor)} sequences", rule, "pass U + 1 states for each"
             )
         got_rows = predictor.host_lengths
-        wrong, name = got_rows != states, "predictor"
+        wrong = got_rows != states
+        name = "predictor"
         rule = "states before the first and after each label, U + 1 = {} for sequence {}"
     if bool(wrong.any()):
         place = int(wrong.nonzero()[0])
@@ -238,11 +242,14 @@ def _emissions(parts: list[Tensor], joint: Any, alignments: Alignments, targets:
     """Return the log-probabilities of the blank and the next label of each frame and state, ``(M,
     2)``.
     """
-    frames, states = alignments.frames, alignments.labels + 1
-    device, dtype = parts[0].device, wide(parts[0].dtype)
+    frames = alignments.frames
+    states = alignments.labels + 1
+    device = parts[0].device
+    dtype = wide(parts[0].dtype)
     rows = torch.repeat_interleave(states, frames)  # of each frame
     first = torch.repeat_interleave(segments.offsets_from_lengths(states)[:-1], frames)
-    starts, bounds = [0, *rows.cumsum(0).tolist()], [0]
+    starts = [0, *rows.cumsum(0).tolist()]
+    bounds = [0]
     while bounds[-1] < len(rows):
         bounds.append(max(bisect_right(starts, starts[bounds[-1]] + _TILE) - 1, bounds[-1] + 1))
     rows, first = (part.to(device, non_blocking=True) for part in (rows, first))

@@ -112,22 +112,16 @@ def beam_search(
     if check_count("n_best", n_best) > beam:
         raise ArgumentError("n_best", quote(n_best), f"at most beam, {beam}", "pass a larger beam")
     if rows is not None and check_count("rows", rows) < beam:
-        rule, fix = (
-            f"at least beam, {beam}, the rows of one item",
-            "pass more, or None for no limit",
-        )
+        rule = f"at least beam, {beam}, the rows of one item"
+        fix = "pass more, or None for no limit"
         raise ArgumentError("rows", quote(rows), rule, fix)
     if end is not None and silent is not None:
-        rule, fix = (
-            "None with silent, because frames end the hypotheses then",
-            "leave out one of both",
-        )
+        rule = "None with silent, because frames end the hypotheses then"
+        fix = "leave out one of both"
         raise ArgumentError("end", quote(end), rule, fix)
     if (frames is None) != (silent is None):
-        got, rule = (
-            "None" if frames is None else "a tensor",
-            "a tensor with silent, and None without it",
-        )
+        got = "None" if frames is None else "a tensor"
+        rule = "a tensor with silent, and None without it"
         raise ArgumentError("frames", got, rule, "pass both or none")
     rule = "a finite number"
     alpha = check_real(
@@ -167,7 +161,8 @@ def _integers(name: str, given: Any, count: int, device: torch.device) -> Tensor
     """Return one integer of at least 0 per item as int64."""
     integers: Tensor = read_integers(check_tensor(name, given), name)
     if integers.shape != (count,):
-        rule, fix = f"one number per item, ({count},)", "pass a tensor of this shape"
+        rule = f"one number per item, ({count},)"
+        fix = "pass a tensor of this shape"
         raise ShapeError(name, f"shape {tuple(given.shape)}", rule, fix)
     check_device(name, integers, device)
     if integers.is_cpu and count and int(integers.min()) < 0:

@@ -37,10 +37,8 @@ def as_tokens(name: str, given: Any, count: int | None = None) -> Ragged:
             if batch is None
             else f"{batch.dtype}, elements of shape {tuple(batch.features)}"
         )
-        rule, fix = (
-            "a Ragged of tokens, (N,) of an integer dtype",
-            "wrap them with rl.Ragged(list_of_tokens)",
-        )
+        rule = "a Ragged of tokens, (N,) of an integer dtype"
+        fix = "wrap them with rl.Ragged(list_of_tokens)"
         raise ArgumentTypeError(name, got, rule, fix)
     values = batch.values.detach().to("cpu", torch.int64).contiguous()
     if count is not None:
@@ -89,10 +87,8 @@ class TokenReader(nn.Module):
             layer_class(cell, layer_norm=False), width + more, hidden_size, **options
         )
         if self.recurrent.bidirectional:
-            rule, fix = (
-                "a layer of one direction, because later tokens are unknown",
-                "leave bidirectional out",
-            )
+            rule = "a layer of one direction, because later tokens are unknown"
+            fix = "leave bidirectional out"
             raise ArgumentTypeError("cell", "a bidirectional layer", rule, fix)
 
     def _embedded(self, tokens: Tensor) -> Tensor:
@@ -104,9 +100,7 @@ class TokenReader(nn.Module):
         """
         check_kind(name, given, Ragged, "a Ragged", "wrap a list of sequences with rl.Ragged")
         if given.values.dim() != 2 or given.values.shape[1] != getattr(self, size):
-            got, rule = (
-                f"elements of shape {tuple(given.features)}",
-                f"{size} = {getattr(self, size)} features",
-            )
+            got = f"elements of shape {tuple(given.features)}"
+            rule = f"{size} = {getattr(self, size)} features"
             raise ShapeError(name, got, rule, "pass an encoder's output of this size")
         check_fits(name, given.values, self.embedding.weight)

@@ -146,7 +146,9 @@ class Transducer(TokenReader):
         """
         self._check_elements("frames", frames, "encoder_size")
         with torch.no_grad():
-            rows, offsets, count = self.frame(frames.values), frames.offsets, len(frames)
+            rows = self.frame(frames.values)
+            offsets = frames.offsets
+            count = len(frames)
 
             def step(tokens: Tensor, state: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
                 is_label = tokens != self.blank
@@ -195,16 +197,21 @@ class Transducer(TokenReader):
         """
         self._check_elements("frames", frames, "encoder_size")
         check_count("max_symbols", max_symbols)
-        count, device = len(frames), frames.device
+        count = len(frames)
+        device = frames.device
         with torch.no_grad():
             if state is None:
                 starts = torch.full((count,), self.blank, device=device)
-                done, predicted = starts * 0, self._predicted(starts)
+                done = starts * 0
+                predicted = self._predicted(starts)
             else:
                 done, *parts = self._checked_state(state, count)
                 predicted = tuple(parts)
-            rows, offsets, lengths = self.frame(frames.values), frames.offsets[:-1], frames.lengths
-            frame, symbols = torch.zeros_like(lengths), torch.zeros_like(lengths)
+            rows = self.frame(frames.values)
+            offsets = frames.offsets[:-1]
+            lengths = frames.lengths
+            frame = torch.zeros_like(lengths)
+            symbols = torch.zeros_like(lengths)
             scores = rows.new_zeros(count)
             emitted: list[tuple[Tensor, ...]] = []
             running = (lengths > 0).nonzero().squeeze(1)

@@ -41,7 +41,8 @@ def layer_of(
     units)``.
     """
     hidden = directions[0]["weight_hh"]
-    input_size, hidden_size = directions[0]["weight_ih"].shape[1], hidden.shape[1]
+    input_size = directions[0]["weight_ih"].shape[1]
+    hidden_size = hidden.shape[1]
     states = states or {}
     layer = kind(
         input_size,

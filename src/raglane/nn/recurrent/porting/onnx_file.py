@@ -215,10 +215,8 @@ class Graph:
         entries = {entry.text(1): entry.text(2) for entry in message.messages(13)}
         location = entries.get("location", "")
         if self._folder is None:
-            rule, fix = (
-                "a part of the model",
-                "pass the path of the file, or load its external data",
-            )
+            rule = "a part of the model"
+            fix = "pass the path of the file, or load its external data"
             raise ArgumentError(name, f"a tensor in {quote(location)}", rule, fix)
         folder = self._folder.resolve()
         path = (folder / location).resolve()
