@@ -180,7 +180,8 @@ class _Update(NamedTuple):
         """
         if depth == len(self.steps):
             return self.function(value)
-        step, opened = self.steps[depth], _open(value)
+        step = self.steps[depth]
+        opened = _open(value)
         if step is not _Mark.EACH:
             opened, key = self._find(value, opened, where, depth)
             keys: Sequence[Any] = (key,)
@@ -202,7 +203,8 @@ class _Update(NamedTuple):
         self, value: Any, opened: _Opened | None, where: tuple[Any, ...], depth: int
     ) -> tuple[_Opened, Any]:
         """Return the opened value with the key of a step; raises an error that lists the keys."""
-        step, path = self.steps[depth], _written(self.root, self.steps[: depth + 1])
+        step = self.steps[depth]
+        path = _written(self.root, self.steps[: depth + 1])
         got = f"{type(value).__name__} at {''.join(map(_step, where)) or 'the start'}"
         if opened is None:
             rule = (

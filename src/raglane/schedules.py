@@ -114,7 +114,8 @@ class _Each(Schedule):
     name = "each"
 
     def table(self, lengths: Tensor, lanes: int | None = None) -> Table:  # noqa: ARG002
-        offsets, total = offsets_from_lengths(lengths), int(lengths.sum())
+        offsets = offsets_from_lengths(lengths)
+        total = int(lengths.sum())
         return Table(
             torch.arange(total + 1, device="cpu"),
             segment_ids(offsets, total),
@@ -140,18 +141,21 @@ class _Padded(Schedule):
     name = "padded"
 
     def table(self, lengths: Tensor, lanes: int | None = None) -> Table:  # noqa: ARG002
-        rows, steps = lengths.shape[0], longest(lengths)
+        rows = lengths.shape[0]
+        steps = longest(lengths)
         row = torch.arange(rows, device="cpu").repeat(steps)
         step = torch.arange(steps, device="cpu").repeat_interleave(rows)
         return Table(torch.arange(steps + 1, device="cpu") * rows, row, step, row)
 
     def count(self, lengths: Tensor, lanes: int | None = None) -> Count:  # noqa: ARG002
-        rows, steps = lengths.shape[0], longest(lengths)
+        rows = lengths.shape[0]
+        steps = longest(lengths)
         elements = rows * steps
         return Count(steps, elements, elements - int(lengths.sum()), rows if steps else 0)
 
     def phases(self, lengths: Tensor, lanes: int | None = None) -> tuple[Tensor, Tensor]:  # noqa: ARG002
-        rows, steps = lengths.shape[0], longest(lengths)
+        rows = lengths.shape[0]
+        steps = longest(lengths)
         return torch.tensor([rows], device="cpu"), torch.tensor([steps], device="cpu")
 
 
@@ -176,7 +180,8 @@ class _Packed(Schedule):
     name = "packed"
 
     def table(self, lengths: Tensor, lanes: int | None = None) -> Table:  # noqa: ARG002
-        steps, total = longest(lengths), int(lengths.sum())
+        steps = longest(lengths)
+        total = int(lengths.sum())
         time_offsets = offsets_from_lengths(torch.from_numpy(conjugate(lengths.numpy(), steps)))
         row = positions(time_offsets, total)
         return Table(
@@ -241,7 +246,8 @@ class _Lanes(Schedule):
         times, place = np.unique(np.concatenate((begins, begins + waiting)), return_inverse=True)
         changes = np.bincount(place[: len(waiting)], minlength=len(times))
         changes -= np.bincount(place[len(waiting) :], minlength=len(times))
-        alive, kept = changes.cumsum()[:-1], changes[:-1] != 0
+        alive = changes.cumsum()[:-1]
+        kept = changes[:-1] != 0
         starts = np.flatnonzero(kept)
         lasting = np.diff(np.append(times[:-1][starts], times[-1:]))
         return torch.from_numpy(alive[starts]), torch.from_numpy(lasting)

@@ -104,6 +104,8 @@ class CfC(CellSpec):
         f, g, a, b = F.linear(backbone, weights.heads, weights.head_bias).chunk(4, 1)
         if prepared.shape[1] > units:
             a = a * prepared[:, units:]
-        f, g, s = f.tanh(), g.tanh(), torch.sigmoid(a + b)
+        f = f.tanh()
+        g = g.tanh()
+        s = torch.sigmoid(a + b)
         h = f + s * (g - f)
         return h, (h,)

@@ -44,10 +44,8 @@ class ModuleCell(CellSpec):
             return values
         # Copied, because a module may overwrite its arguments.
         prepared = weights.prepare(values.clone(), offsets)
-        where, fix = (
-            f"{type(weights).__name__}.prepare",
-            "return a tensor with a row for each row of values",
-        )
+        where = f"{type(weights).__name__}.prepare"
+        fix = "return a tensor with a row for each row of values"
         if (
             not isinstance(prepared, Tensor)
             or prepared.dim() != 2

@@ -151,10 +151,8 @@ def _compile(program: Any, made: Path) -> None:
             torch._inductor.aoti_compile_and_package(program, package_path=str(made))
     except Exception as error:
         got = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        rule, fix = (
-            "a graph that AOTInductor compiles",
-            "check that a C++ compiler is installed, or use rl.export.onnx",
-        )
+        rule = "a graph that AOTInductor compiles"
+        fix = "check that a C++ compiler is installed, or use rl.export.onnx"
         raise ExportError("model", got, rule, fix) from error
 
 
@@ -249,15 +247,14 @@ def build_operators(folder: str | Path) -> Path:
     kernels = location()
     if kernels is None:
         raise MissingExtraError(missing_kernels() or "")
-    target, built = Path(folder), kernels.with_name(LIBRARY)
+    target = Path(folder)
+    built = kernels.with_name(LIBRARY)
     if target.exists() and not target.is_dir():
         rule = "a folder, or the name of a new one"
         raise ArgumentError("folder", quote(str(folder)), rule, "pass the path of a folder")
     if not built.is_file():
-        got, rule = (
-            "an installation without them",
-            "those of a wheel for Linux, or of a build with RAGLANE_TORCH",
-        )
+        got = "an installation without them"
+        rule = "those of a wheel for Linux, or of a build with RAGLANE_TORCH"
         fix = "install a wheel; without operators, rl.export.package uses those of torch, which are slower"
         raise ExportError("operators", got, rule, fix)
     target.mkdir(parents=True, exist_ok=True)
@@ -268,10 +265,8 @@ def build_operators(folder: str | Path) -> Path:
 
 def load_operators(path: Path) -> None:
     """Register the operator ``raglane::layer`` and its shapes with torch, once."""
-    rule, fix = (
-        f"the file {LIBRARY}, next to the kernels",
-        "pass the result of rl.export.build_operators(folder)",
-    )
+    rule = f"the file {LIBRARY}, next to the kernels"
+    fix = "pass the result of rl.export.build_operators(folder)"
     if not path.is_file():
         raise ExportError("operators", quote(str(path)), rule, fix)
     try:

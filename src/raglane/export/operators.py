@@ -78,7 +78,8 @@ def _with_a_row(table: Table, state: tuple[Tensor, ...]) -> tuple[Table, tuple[T
     """
     count: Any = torch.ones_like(table.lengths).sum().clamp(min=1).item()
     torch._check(count >= 1)
-    row, total = torch.arange(count, device=table.lengths.device), table.place.shape[0]
+    row = torch.arange(count, device=table.lengths.device)
+    total = table.place.shape[0]
     element = F.pad(table.element - total, (0, 1)).index_select(1, row) + total
     lengths = F.pad(table.lengths, (0, 1)).index_select(0, row)
     return (
@@ -131,7 +132,8 @@ _OPERATORS: dict[type, Callable[[Any], _Operator | None]] = {
 
 def _run_operator(operator: _Operator, layer: Request, table: Table) -> Result:
     """Run a layer, in all its directions, as one node."""
-    directions, size = layer.directions, layer.sizes[0]
+    directions = layer.directions
+    size = layer.sizes[0]
     table, initial = _with_a_row(table, layer.initial())
     attributes: dict[str, Any] = {
         "hidden_size": size,
@@ -211,7 +213,8 @@ def place_scans(model: Any, steps: list[Step]) -> None:
     traced: dict[Any, Any] = {}
     for number, node in enumerate(placeholders):
         step = steps[node.attributes["step"].as_int()]
-        loop, collected = step.states + 2, len(node.outputs) - step.states
+        loop = step.states + 2
+        collected = len(node.outputs) - step.states
         direction = int(bool(node.attributes["reverse"].as_int()))
         key = _key(step, node)
         if key not in traced:
@@ -228,7 +231,9 @@ def place_scans(model: Any, steps: list[Step]) -> None:
             num_outputs=len(node.outputs),
         )
         for old, new in zip(node.outputs, scan.outputs, strict=True):
-            new.name, new.shape, new.type = old.name, old.shape, old.type
+            new.name = old.name
+            new.shape = old.shape
+            new.type = old.type
         ir.convenience.replace_nodes_and_values(
             model.graph, node, [node], [scan], node.outputs, scan.outputs
         )
@@ -287,10 +292,8 @@ def _traced(step: Step, node: Any) -> Any:
     program = torch.export.export(step, arguments, dynamic_shapes=(dims,), strict=False)
     translations = None
     if kind is torch.float64:
-        program, translations = (
-            program.run_decompositions(exact_decompositions()),
-            exact_translations(),
-        )
+        program = program.run_decompositions(exact_decompositions())
+        translations = exact_translations()
     found: Any = torch.onnx.export(
         program,
         opset_version=OPSET,

@@ -100,7 +100,8 @@ class Signature:
     @property
     def inputs(self) -> dict[str, dict[int, str]]:
         """The names of the exported model's inputs, and of their dynamic dimensions."""
-        leaves, is_padded = list(self.leaves()), self.layout == "padded"
+        leaves = list(self.leaves())
+        is_padded = self.layout == "padded"
         batches = {
             place: group
             for place, group in enumerate(self.groups)
@@ -212,7 +213,8 @@ class Surface(nn.Module):
                 leaves.append(values)
                 continue
             if place == group:
-                is_padded, second = self._signature.layout == "padded", next(given)
+                is_padded = self._signature.layout == "padded"
+                second = next(given)
                 held[group] = (
                     places_in_padded(values, second)
                     if is_padded

@@ -129,7 +129,8 @@ def made(
 
 def _converted(model: nn.Module, signature: Signature) -> Any:
     """Return the model as an ``onnx`` program of torch with Scans."""
-    loops, is_wide = Loops(), any(part.dtype is torch.float64 for part in model.parameters())
+    loops = Loops()
+    is_wide = any(part.dtype is torch.float64 for part in model.parameters())
     with Place(model) as place:
         place.program = program = traced(model, signature, loops)
         program = _decomposed(program, is_wide)
@@ -166,6 +167,7 @@ def _bytes_of(program: Any) -> bytes:
         del proto.graph.value_info[:]
         content: bytes = proto.SerializeToString()
     except ValueError as error:
-        rule, fix = "at most 2 GB, the limit of one file", "export a smaller model"
+        rule = "at most 2 GB, the limit of one file"
+        fix = "export a smaller model"
         raise ExportError("model", str(error).splitlines()[0], rule, fix) from error
     return content

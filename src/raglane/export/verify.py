@@ -25,9 +25,12 @@ _TOLERANCE = {
 }  # relative to the largest number of an output
 # If a difference is larger, the model is compared this often with itself, with other rounding of
 # its weights; and the difference of a file may be larger than that by this factor.
-_NUDGES, _SAFE = 3, 8
+_NUDGES = 3
+_SAFE = 8
 _REPORT = "report it, with the model, or pass verify=False"
-_BATCHES, _LONGEST, _MOST = 4, 300, 64
+_BATCHES = 4
+_LONGEST = 300
+_MOST = 64
 
 
 @dataclass(frozen=True)
@@ -74,9 +77,12 @@ def check_agrees(run: Run, model: nn.Module, signature: Signature) -> Verified:
         model = copy.deepcopy(
             model
         )  # not frozen, because the file has the weights in float32 and not in int8
-    source, generator = random.Random(), torch.Generator()
+    source = random.Random()
+    generator = torch.Generator()
     generator.seed()
-    worst, sequences, elements = 0.0, 0, 0
+    worst = 0.0
+    sequences = 0
+    elements = 0
     for lengths in _batches(source):
         leaves = signature.fresh(lengths, generator)
         given = dict(zip(signature.inputs, signature.tensors(leaves), strict=True))
@@ -88,7 +94,8 @@ def check_agrees(run: Run, model: nn.Module, signature: Signature) -> Verified:
         shares = [_difference(*pair, lengths) for pair in zip(names, found, wanted, strict=True)]
         _check_small(names, shares, wanted, model, signature, leaves)
         worst = max([worst, *shares])
-        sequences, elements = sequences + len(lengths), elements + sum(lengths)
+        sequences = sequences + len(lengths)
+        elements = elements + sum(lengths)
     return Verified(_BATCHES, sequences, elements, worst)
 
 
@@ -179,7 +186,8 @@ def _check_small(
 
 def _nudged(model: nn.Module, seed: int) -> nn.Module:
     """Return a copy of a model with each number moved by one rounding up, down or not."""
-    model, generator = copy.deepcopy(model), torch.Generator().manual_seed(seed)
+    model = copy.deepcopy(model)
+    generator = torch.Generator().manual_seed(seed)
     for part in (*model.parameters(), *model.buffers()):
         if part.is_floating_point():
             change = torch.randint(-1, 2, part.shape, generator=generator).to(part.device)

@@ -24,7 +24,8 @@ from raglane.planner.model import Floats, Profile, Way, at, cast, features, fit
 from raglane.planner.probe import MODES, PROBES, peak_bytes
 
 # The folder in the user's cache folder, and the version of its files.
-_KIND, _FORMAT = "plans", 5
+_KIND = "plans"
+_FORMAT = 5
 # A way that takes this many times as long as the fastest, in most probes of every size, is measured
 # on short calls.
 _BEHIND = 2.0
@@ -103,7 +104,8 @@ def calibrate(
         for way in ways
         if way.backend == "reference" and any(way.backend != other.backend for other in ways)
     }
-    able, ahead = measured, list[_Measured]()
+    able = measured
+    ahead = list[_Measured]()
     for done, look in enumerate(_LOOKS):
         for place, one in enumerate(able):
             progress((done + place / len(able)) / len(_LOOKS))
@@ -128,7 +130,8 @@ def calibrate(
         pair = one.way, one.mode
         seen = np.array([found.features(one.way, profile) for profile in one.profiles.values()])
         seconds = usual[one.way.threads] * np.array([one.time(lengths) for lengths in one.profiles])
-        found.seconds[pair], found.spread[pair] = fit(seen, seconds), one.spread(seen, seconds)
+        found.seconds[pair] = fit(seen, seconds)
+        found.spread[pair] = one.spread(seen, seconds)
         found.longest[pair] = float(seconds.max())
     return found
 
@@ -248,7 +251,8 @@ def _measure(
 
 def _weigh(way: Way, layer: RecurrentLayer) -> Floats:
     """Fit the linear model of memory to a few batches."""
-    sizes, held = [], []
+    sizes = []
+    held = []
     with at(way):
         for lengths in map(torch.tensor, _WEIGHED):
             call = probe.step_of(layer, probe.make_batch(layer, lengths), "train")

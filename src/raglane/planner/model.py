@@ -175,7 +175,8 @@ def _phases(schedule: str, threads: int, lengths: Tensor) -> tuple[Integers, Int
 
 def features(way: Way, profile: Profile, held: float) -> Floats:
     """Return the features of one call, of which the coefficients are fitted."""
-    steps, rows = profile.length, profile.computed
+    steps = profile.length
+    rows = profile.computed
     capped = [int(np.minimum(profile.rows, knot) @ profile.steps) for knot in _KNOTS]
     beyond = [max(0.0, held / 1e6 - much) for much in _MUCH]
     found: list[float] = [1, steps, *capped, rows, profile.count, *beyond]

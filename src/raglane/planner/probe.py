@@ -35,12 +35,17 @@ Call = Callable[[], object]
 
 # The seconds for which a group of calls is repeated, and the least number of rounds after the
 # first; one round if the first takes three times as long.
-_SECONDS, _FEWEST = 0.06, 3
+_SECONDS = 0.06
+_FEWEST = 3
 # Bytes of the copies of a batch: twice the 32 MB of cache that cores of AMD Zen 3 to 5 share.
 _CACHES = 64e6
 # The yardstick's batch: most and fewest sequences, mean length, and about the product of elements
 # and weights; and its number of calls per measurement.
-_MOST_YARD, _LEAST_YARD, _MEAN, _YARD_WORK, _LOOKS = 64, 4, 16, 1e8, 7
+_MOST_YARD = 64
+_LEAST_YARD = 4
+_MEAN = 16
+_YARD_WORK = 1e8
+_LOOKS = 7
 
 
 def lognormal(count: int, mean: float, seed: int) -> list[int]:
@@ -157,7 +162,8 @@ def time_in_turns(
     round warms up.
     """
     wait = _wait_of(device)
-    spent, warm = 0.0, 0
+    spent = 0.0
+    warm = 0
     while warm < len(calls) and spent < within:
         spent += _clock(calls[warm], wait)
         warm += 1
@@ -173,7 +179,8 @@ class Yardstick:
     """The current speed of the machine: the time of a small training step of the layer."""
 
     def __init__(self, layer: RecurrentLayer, way: Way) -> None:
-        self._way, self._wait = way, _wait_of(device_of(layer))
+        self._way = way
+        self._wait = _wait_of(device_of(layer))
         weights = sum(weight.numel() for weight in layer.parameters())
         count = min(max(int(_YARD_WORK / (_MEAN * max(weights, 1))), _LEAST_YARD), _MOST_YARD)
         self._step = step_of(layer, make_batch(layer, lognormal(count, _MEAN, 3)), "train")
@@ -242,7 +249,8 @@ COLUMNS = ("cell", "size", "mode", "elements", "ours_ms", "packed_ms", "padded_m
 """The columns of the table of ``raglane bench``."""
 
 # The most rounds of a case, and the seconds after which no further round begins.
-_BENCH_ROUNDS, _BENCH_SECONDS = 7, 5.0
+_BENCH_ROUNDS = 7
+_BENCH_SECONDS = 5.0
 # The largest error relative to torch in float64, whose outputs are at most 1.
 _TOLERANCE = 1e-4
 
@@ -267,7 +275,8 @@ def time_layer(cell: str, size: Size, lengths: Sequence[int], mode: str) -> tupl
     ours, torchs = (kind(size.input, size.hidden) for kind in CELLS[cell])
     torchs.load_state_dict(ours.state_dict())
     batch = make_batch(ours, draw(lengths, size.batch))
-    packed, padded = batch.to_packed(), batch.to_padded(batch_first=False)[0]
+    packed = batch.to_packed()
+    padded = batch.to_padded(batch_first=False)[0]
     with torch.no_grad():
         truth = Ragged.from_packed(torchs.double()(packed.double())[0]).values
         torchs.float()
@@ -282,7 +291,8 @@ def time_layer(cell: str, size: Size, lengths: Sequence[int], mode: str) -> tupl
         step_of(torchs, packed, mode),
         step_of(torchs, padded, mode),
     ]
-    begun, rounds = time.perf_counter(), [time_in_turns(steps, batch.values.device)]
+    begun = time.perf_counter()
+    rounds = [time_in_turns(steps, batch.values.device)]
     while len(rounds) < _BENCH_ROUNDS and time.perf_counter() - begun < _BENCH_SECONDS:
         rounds.append(time_in_turns(steps, batch.values.device))
     taken = [1000 * statistics.median(times) for times in zip(*rounds, strict=True)]

@@ -30,9 +30,11 @@ _INSIDE = 0.9
 # The least time of a call in seconds: on a busy machine a line through measured times can reach 0.
 LEAST = 1e-7
 # The most sequences and batches that are evaluated; longer lists are sampled.
-_SEQUENCES, _BATCHES = 1 << 16, 64
+_SEQUENCES = 1 << 16
+_BATCHES = 64
 # A run is skipped if it would take more seconds, or a larger share of the free memory.
-_LONGEST, _SHARE = 30.0, 0.5
+_LONGEST = 30.0
+_SHARE = 0.5
 # Cells that are compared with the layer, and the most elements of the batch on which they are
 # timed.
 _CELLS: tuple[Any, ...] = (
@@ -162,7 +164,9 @@ def epoch_of(lengths: Tensor, limit: BatchLimit, *, grouped: bool, seed: int = 0
     known = lengths.numpy()
     order = EpochOrder.grouped() if grouped else EpochOrder.random()
     rows, bounds = BatchSampler(known, limit, order, seed=seed).whole()
-    ordered, starts, ends = known[rows], bounds[:-1], bounds[1:]
+    ordered = known[rows]
+    starts = bounds[:-1]
+    ends = bounds[1:]
     longest, real = longest_and_elements(known, rows, bounds)
     chosen, weights = _choose(longest, real, seed)
     return Epoch(

@@ -36,10 +36,12 @@ ROUGH = "~: its calls are much longer than any that was measured in this way, so
 
 # Quantiles at which a long tail may begin, and the least ratio of the longest length to that
 # quantile.
-_TAILS, _LONG = (0.999, 0.99, 0.95), 2.0
+_TAILS = (0.999, 0.99, 0.95)
+_LONG = 2.0
 
 
-_SIZE, _BOX = (8.4, 4.2), Box(0.95, 0.6, 5.0, 3.1)
+_SIZE = (8.4, 4.2)
+_BOX = Box(0.95, 0.6, 5.0, 3.1)
 # A colour and a marker for each pair, which are distinct in greyscale too.
 _STYLES = {
     ("cpu", "lanes"): (BLUE, "o"),
@@ -100,7 +102,8 @@ def fields(row: Row) -> tuple[str, ...]:
         seconds_in_words(row.step_p90),
     ]
     times = [about + taken for taken in times]
-    size, memory = f"{row.elements:,}", bytes_in_words(row.peak_bytes)
+    size = f"{row.elements:,}"
+    memory = bytes_in_words(row.peak_bytes)
     return (
         row.backend,
         row.schedule,

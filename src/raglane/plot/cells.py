@@ -93,10 +93,8 @@ def read_labels(labels: Any, lengths: Tensor, index: Tensor) -> list[list[str]]:
     """Return the labels of the drawn sequences as texts of printable characters."""
     if isinstance(labels, Ragged) and labels.features == ():
         labels = labels.to_list()
-    rule, fix = (
-        "lists with one label for each element",
-        "pass for each sequence a list of its labels",
-    )
+    rule = "lists with one label for each element"
+    fix = "pass for each sequence a list of its labels"
     if not isinstance(labels, Sequence) or isinstance(labels, str | bytes):
         raise ArgumentTypeError("labels", quote(labels), rule, fix)
     if len(labels) != lengths.shape[0]:
@@ -118,13 +116,18 @@ def read_labels(labels: Any, lengths: Tensor, index: Tensor) -> list[list[str]]:
     return read
 
 
-CELL, ABOVE, BELOW = 0.26, 0.36, 0.5
+CELL = 0.26
+ABOVE = 0.36
+BELOW = 0.5
 """Inches: a cell with a short text; the margin above rows, for a title; the margin below, for
 steps."""
 
 # Inches: the widest text in a cell, the largest width and height of a drawing, and the smallest
 # width.
-_WIDEST_TEXT, _WIDTH, _HEIGHT, _NARROWEST = 0.8, 9.0, 8.0, 1.2
+_WIDEST_TEXT = 0.8
+_WIDTH = 9.0
+_HEIGHT = 8.0
+_NARROWEST = 1.2
 
 
 def grid_size(columns: int, rows: int, widest: float) -> tuple[float, float, float]:
@@ -157,7 +160,8 @@ def grid(
     """Return axes for rows of cells, with their limits and titles."""
     width, height, shown = grid_size(columns, rows, widest)
     height *= (max(rows, 1) + above + below) / max(rows, 1)
-    left, bottom = room_for_names(names), BELOW + 0.12 * (lines - 1)
+    left = room_for_names(names)
+    bottom = BELOW + 0.12 * (lines - 1)
     whole = left + max(
         width + right, width_of(titles[0], TITLE) + 0.2, width_of(titles[1], TEXT) + 0.2
     )
@@ -196,7 +200,8 @@ def _clean(axes: Axes) -> None:
 
 
 # Inches: the smallest cell that is drawn separately, and the height of a line of the smallest text.
-_CELL, LINE = 0.11, 0.15
+_CELL = 0.11
+LINE = 0.15
 _MOST_CELLS = 1_000
 
 
@@ -226,7 +231,8 @@ def color_of(sequence: int) -> str:
     """Return the colour of a sequence: one of seven hues, then the same lighter, then darker."""
     from matplotlib.colors import to_hex, to_rgb
 
-    hue, shade = PALETTE[sequence % len(PALETTE)], sequence // len(PALETTE) % 3
+    hue = PALETTE[sequence % len(PALETTE)]
+    shade = sequence // len(PALETTE) % 3
     if shade == 0:
         return hue
     red, green, blue = (
@@ -251,8 +257,10 @@ def ink_on(color: str | tuple[float, float, float, float]) -> str:
 
 def pitch(axes: Axes) -> tuple[float, float]:
     """Return the inches per unit of both axes."""
-    box, dpi = axes.bbox, axes.figure.dpi
-    (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
+    box = axes.bbox
+    dpi = axes.figure.dpi
+    (left, right) = axes.get_xlim()
+    (bottom, top) = axes.get_ylim()
     return box.width / dpi / abs(right - left), box.height / dpi / abs(top - bottom)
 
 
@@ -288,7 +296,8 @@ def draw_runs(
     wide, high = pitch(axes)
     are_cells = wide >= _CELL and high >= _CELL and sum(run.computed for run in runs) <= _MOST_CELLS
     for run in runs:
-        top, color = top_of(run.row), color_of(run.sequence)
+        top = top_of(run.row)
+        color = color_of(run.sequence)
         if are_cells:
             for step in range(run.computed):
                 if step < run.real:
@@ -306,7 +315,8 @@ def draw_runs(
             text = text if high >= LINE and width_of(text) + 0.04 <= run.real * wide else ""
             draw_bar(axes, run.start, top, run.real, color, f"elements {run.sequence}", text)
         if run.computed > run.real:
-            left, width = run.start + run.real, run.computed - run.real
+            left = run.start + run.real
+            width = run.computed - run.real
             if not are_cells:
                 draw_bar(axes, left, top, width, None, f"padding {run.sequence}")
             _draw_hatching(axes, left, top, width, hatch)
@@ -318,7 +328,8 @@ def draw_bar(
     """Draw a rectangle of the height of a row, with a text in the middle."""
     from matplotlib.patches import Rectangle
 
-    now, (wide, high) = look(), pitch(axes)
+    now = look()
+    (wide, high) = pitch(axes)
     edge = min(0.8, 72 * 0.12 * min(high, wide * width))
     # add_patch would update the limits of the data for each of many bars; they are already set.
     bar = Rectangle(

@@ -20,9 +20,12 @@ from raglane.errors import ArgumentError, ArgumentTypeError
 from raglane.plot.picture import SMALL, TEXT, TITLE, Box, Picture, label, look, place, width_of
 from raglane.schedules import lengths_of
 
-_WIDTH, _HEIGHT, _BOX = 7.4, 3.95, Box(0.85, 0.6, 5.4, 2.95)
+_WIDTH = 7.4
+_HEIGHT = 3.95
+_BOX = Box(0.85, 0.6, 5.4, 2.95)
 # The most bars, and the most borders that are lines over the whole height.
-_MOST_BINS, _MOST_BORDERS = 50, 12
+_MOST_BINS = 50
+_MOST_BORDERS = 12
 _QUANTILES = (50, 90, 99)
 
 
@@ -57,7 +60,8 @@ def histogram(lengths: Any, batch_size: int | None = None, *, axes: Any = None) 
         borders = _borders(
             known, check_whole("batch_size", batch_size, 1, "pass the sequences of a batch")
         )
-    count, most = len(known), int(known[-1]) if len(known) else 0
+    count = len(known)
+    most = int(known[-1]) if len(known) else 0
     at = (
         {quantile: int(known[-(-quantile * count // 100) - 1]) for quantile in _QUANTILES}
         if count
@@ -240,7 +244,8 @@ _STYLES = ((VERMILION, "o", "-"), (ORANGE, "s", "--"), (GREEN, "^", ":"))
 
 
 def _read_sizes(given: Any) -> list[int]:
-    rule, fix = "a list of at least one batch size", "pass e.g. [16, 32, 64]"
+    rule = "a list of at least one batch size"
+    fix = "pass e.g. [16, 32, 64]"
     if isinstance(given, np.ndarray):
         given = given.tolist()
     if not isinstance(given, Sequence) or isinstance(given, str | bytes):
@@ -252,7 +257,8 @@ def _read_sizes(given: Any) -> list[int]:
     )
 
 
-_MARKERS, _LINES = "os^DvP*X<>hp", ("-", "--", ":", "-.")
+_MARKERS = "os^DvP*X<>hp"
+_LINES = ("-", "--", ":", "-.")
 _MOST_NAMES = 40
 _PLOT = (5.4, 2.95)
 
@@ -390,7 +396,8 @@ def _read(
 ) -> list[tuple[str, tuple[float, ...]]]:
     """Return the checked name and numbers of each row."""
     keys = ", ".join((key, *numbers))
-    rule, fix = f"a list of mappings with {keys}", "pass a list of dicts"
+    rule = f"a list of mappings with {keys}"
+    fix = "pass a list of dicts"
     if not isinstance(rows, Sequence) or isinstance(rows, str | bytes):
         raise ArgumentTypeError(name, quote(rows), rule, fix)
     if not rows:
@@ -462,7 +469,8 @@ def _mark_decades(axes: Any) -> None:
         (axes.xaxis, axes.get_xlim(), 8),
         (axes.yaxis, axes.get_ylim(), 8),
     ):
-        first, last = math.ceil(math.log10(low)), math.floor(math.log10(high))
+        first = math.ceil(math.log10(low))
+        last = math.floor(math.log10(high))
         step = -(-(last - first + 1) // most)
         axis.set_major_locator(
             FixedLocator([10.0**power for power in range(first, last + 1, max(step, 1))])

@@ -21,7 +21,8 @@ from raglane.segments import offsets_from_lengths
 # Perceptually uniform, in greyscale and for any colour vision too.
 _COLORS = "viridis"
 _ROUNDING = 1e-3  # a share in few bits may exceed 1 by this
-_MOST_TEXTS, _MOST_SHAPES = 600, 10_000
+_MOST_TEXTS = 600
+_MOST_SHAPES = 10_000
 
 
 def attention(weights: Ragged, *, labels: Any = None, axes: Any = None) -> Picture:
@@ -167,7 +168,8 @@ def _read(name: str, given: Any, bounds: tuple[int, int] | None) -> Ragged:
     if bounds is not None:
         outside = ~((values >= bounds[0]) & (values <= bounds[1] + _ROUNDING))
         if bool(outside.any()):
-            got, rule = quote(float(values[outside][0])), f"numbers from {bounds[0]} to {bounds[1]}"
+            got = quote(float(values[outside][0]))
+            rule = f"numbers from {bounds[0]} to {bounds[1]}"
             raise ArgumentError(name, got, rule, "apply softmax or sigmoid first")
     return Ragged.from_flat(
         values if given.features else values.unsqueeze(1), lengths=given.host_lengths
@@ -190,7 +192,8 @@ def _draw(
     sample = cells.Sample.read(first, labels)
     tables = {name: _table(part, sample) for name, part in parts.items()}
     texts = sample.labels
-    rows, columns = len(sample.lengths), sample.steps
+    rows = len(sample.lengths)
+    columns = sample.steps
     has_texts = rows * columns <= _MOST_TEXTS
     few = [text for line in texts or () for text in line] if has_texts else []
     widest = max(map(width_of, [*sorted(few, key=len)[-20:], "0.00"]))
@@ -291,7 +294,8 @@ def _draw_scale(axes: Any, norm: Any) -> None:
     """Draw the colour bar on the right."""
     from matplotlib.cm import ScalarMappable
 
-    height, inch = axes.bbox.height / axes.figure.dpi, axes.figure.dpi / axes.bbox.width
+    height = axes.bbox.height / axes.figure.dpi
+    inch = axes.figure.dpi / axes.bbox.width
     scale = axes.inset_axes((1 + 0.1 * inch, 0, 0.12 * inch, 1))
     bar = axes.figure.colorbar(ScalarMappable(norm, _COLORS), cax=scale)
     ticks = [0, norm.vmax] if height < 0.6 else [0, norm.vmax / 2, norm.vmax]

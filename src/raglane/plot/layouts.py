@@ -49,8 +49,10 @@ def padded(lengths: Any, *, labels: Any = None, axes: Any = None) -> Picture:
         packed: 32 multiplications, 26 additions
         saved: 22 and 22
     """
-    sample, costs = cells.Sample.read(lengths, labels), cost(lengths)
-    whole, least = costs["padded"], costs["packed"]
+    sample = cells.Sample.read(lengths, labels)
+    costs = cost(lengths)
+    whole = costs["padded"]
+    least = costs["packed"]
     side = _product(whole, least)
     titles = (
         _title(
@@ -111,7 +113,8 @@ def packed(lengths: Any, *, labels: Any = None, axes: Any = None) -> Picture:
         >>> [tick.get_text().split()[0] for tick in axes.get_xticklabels()]
         ['6', '6', '5', '4', '3', '3', '2', '2', '1']
     """
-    sample, count = cells.Sample.read(lengths, labels), cost(lengths)["packed"]
+    sample = cells.Sample.read(lengths, labels)
+    count = cost(lengths)["packed"]
     table = SCHEDULES["packed"].table(sample.lengths)
     runs = cells.runs_of(table, sample.lengths)
     names = sample.names()
@@ -174,7 +177,8 @@ def lanes(lengths: Any, lanes: int | None = None, *, threads: int = 1, axes: Any
         >>> rl.plot.lanes([4, 6, 8, 5, 4, 3, 7, 8], lanes=4, threads=2).axes[0].get_title(loc="left")
         '8 sequences, in 4 lanes: 45 elements, 12 steps'
     """
-    sample, count = cells.Sample.read(lengths), cost(lengths, lanes=lanes)["lanes"]
+    sample = cells.Sample.read(lengths)
+    count = cost(lengths, lanes=lanes)["lanes"]
     check_whole("threads", threads, 1, "pass the number of threads")
     table = SCHEDULES["lanes"].table(sample.lengths, lanes)
     rows = int(table.row.max()) + 1 if table.elements else 0
@@ -229,7 +233,8 @@ def schedules(lengths: Any, lanes: int | None = None, *, axes: Any = None) -> Pi
         packed: 45 elements, 8 steps
         lanes: 45 elements, 12 steps
     """
-    sample, costs = cells.Sample.read(lengths), cost(lengths, lanes=lanes)
+    sample = cells.Sample.read(lengths)
+    costs = cost(lengths, lanes=lanes)
     tables = {name: schedule.table(sample.lengths, lanes) for name, schedule in SCHEDULES.items()}
     rows = {
         name: int(table.row.max()) + 1 if table.elements else 1 for name, table in tables.items()
@@ -270,7 +275,8 @@ def _places(rows: Mapping[str, int], left: float) -> tuple[tuple[float, float], 
     """Return the size of the figure of all schedules, and the box of each: one on top, then rows of
     two.
     """
-    width, between = 4.6, left + 0.3
+    width = 4.6
+    between = left + 0.3
     highest = max(rows.values())
     height = min(max(highest, 2) * cells.CELL, 4.0)
     room = cells.ABOVE + height + cells.BELOW

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-SMALL, TEXT, TITLE = 8.0, 9.0, 10.0
+SMALL = 8.0
+TEXT = 9.0
+TITLE = 10.0
 """Sizes of text in points; the first is the smallest."""
 
 _LOOKS = {"light": LIGHT, "dark": DARK}

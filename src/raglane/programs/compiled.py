@@ -99,8 +99,10 @@ class CompiledStep:
     )  # of each column of the graph, the one that forward saves in its place
 
     def __post_init__(self) -> None:
-        result, graph = self.trace.result, self.trace.result.graph
-        self.elements, self.vectors = result.elements, result.vectors
+        result = self.trace.result
+        graph = self.trace.result.graph
+        self.elements = result.elements
+        self.vectors = result.vectors
         changes = [
             not np.array_equal(columns, graph.columns(node))
             for node, columns in zip(result.states, result.new, strict=True)
@@ -125,7 +127,8 @@ class CompiledStep:
 
     def _forward(self, need_output: bool, need_states: bool, wanted: Wanted | None) -> Forward:
         """Make the program of a forward pass."""
-        result, graph = self.trace.result, self.trace.result.graph
+        result = self.trace.result
+        graph = self.trace.result.graph
         outputs: list[Columns] = []
 
         def place(columns: Columns) -> int:
@@ -170,7 +173,8 @@ class CompiledStep:
         self, wanted: Wanted, states: tuple[bool, ...]
     ) -> tuple[bool, tuple[bool, ...]]:
         """Return which of the output and the new states of one step have a gradient."""
-        result, graph = self.trace.result, self.trace.result.graph
+        result = self.trace.result
+        graph = self.trace.result.graph
         has = np.zeros(len(graph.nodes), bool)
         has[self.with_gradient(wanted)] = True
         has[[node for node, flag in zip(self.states, states, strict=True) if flag]] = True
@@ -185,10 +189,8 @@ class CompiledStep:
 
     def with_gradient(self, wanted: Wanted) -> list[int]:
         """Return the nodes, other than states, whose gradients are computed."""
-        nodes, flags = (
-            [*self.elements, *self.unchanged, *self.vectors],
-            wanted.elements + wanted.unchanged,
-        )
+        nodes = [*self.elements, *self.unchanged, *self.vectors]
+        flags = wanted.elements + wanted.unchanged
         return [node for node, flag in zip(nodes, flags + wanted.vectors, strict=True) if flag]
 
 
@@ -197,11 +199,9 @@ def _activated(graph: Graph) -> Columns:
     reads.
     """
     columns = np.arange(graph.starts[-1] + graph.nodes[-1].width)
-    found, readers, is_product = (
-        columns.copy(),
-        np.zeros(len(columns), np.int64),
-        np.zeros(len(columns), bool),
-    )
+    found = columns.copy()
+    readers = np.zeros(len(columns), np.int64)
+    is_product = np.zeros(len(columns), bool)
     for index, node in enumerate(graph.nodes):
         is_product[graph.columns(index)] = node.operation == "product"
         for part in node.operands:
@@ -213,7 +213,8 @@ def _activated(graph: Graph) -> Columns:
 
 class _Backward:
     def __init__(self, compiled: CompiledStep, wanted: Wanted) -> None:
-        self.compiled, self.wanted = compiled, wanted
+        self.compiled = compiled
+        self.wanted = wanted
         self.graph = compiled.trace.result.graph.copy()
         self.outputs: list[Columns] = []
         self.fetched: set[int] = set()
@@ -222,7 +223,8 @@ class _Backward:
         self._states: list[int] = []
 
     def make(self) -> Backward:
-        compiled, wanted = self.compiled, self.wanted
+        compiled = self.compiled
+        wanted = self.wanted
         grad_output, grad_states, seeds = self._seeds()
         reverse = self._reverse(seeds)
         products = self._read_kept(reverse)
@@ -282,9 +284,12 @@ class _Backward:
         """Add nodes for the incoming gradients; return them with the columns that they belong
         to.
         """
-        compiled, wanted, graph = self.compiled, self.wanted, self.graph
+        compiled = self.compiled
+        wanted = self.wanted
+        graph = self.graph
         result = compiled.trace.result
-        grad_output, seeds = -1, []
+        grad_output = -1
+        seeds = []
         if wanted.given_output:
             columns = graph.add(Node("element", (), len(result.output)))
             grad_output = len(graph.nodes) - 1
@@ -299,7 +304,8 @@ class _Backward:
         return grad_output, grad_states, seeds
 
     def _reverse(self, seeds: Sequence[tuple[Columns, Columns]]) -> Reverse:
-        compiled, wanted = self.compiled, self.wanted
+        compiled = self.compiled
+        wanted = self.wanted
         weights = {index for index, is_wanted in enumerate(wanted.weights) if is_wanted}
         nodes = {*compiled.with_gradient(wanted), *compiled.states}
         reverse = Reverse(self.graph, nodes, weights, set(compiled.elements))
@@ -310,7 +316,8 @@ class _Backward:
         """Read saved columns from where they are kept; return the products with a gradient of their
         weight.
         """
-        graph, columns = self.graph, np.arange(self.graph.starts[-1] + self.graph.nodes[-1].width)
+        graph = self.graph
+        columns = np.arange(self.graph.starts[-1] + self.graph.nodes[-1].width)
         moved = np.flatnonzero(self.compiled.kept != columns[: len(self.compiled.kept)])
         columns[self.compiled.kept[moved]] = moved
         graph.nodes = [

@@ -150,7 +150,8 @@ def _softplus(g: Graph, a: Columns, beta: float = 1, threshold: float = 20) -> C
 def log_sigmoid(g: Graph, a: Columns) -> Columns:
     """Return the logarithm of the sigmoid without overflow; its derivative at 0 is a half."""
     is_below = g.each("lt", a, 0.0)
-    below, near = g.each("where", is_below, a, 0.0), g.each("where", is_below, a, g.each("neg", a))
+    below = g.each("where", is_below, a, 0.0)
+    near = g.each("where", is_below, a, g.each("neg", a))
     return g.each("sub", below, g.each("log1p", g.each("exp", near)))
 
 

@@ -56,7 +56,8 @@ class Reverse:
 
     def run(self, seeds: Iterable[tuple[Columns, Columns]]) -> None:
         """Add the nodes that compute the gradients, from the gradients of some columns."""
-        graph, count = self.graph, len(self.graph.nodes)
+        graph = self.graph
+        count = len(self.graph.nodes)
         self._zero = graph.number(0.0)
         needs = np.zeros(len(graph.nodes), bool)
         needs[list(self.wanted)] = True
@@ -96,7 +97,8 @@ class Reverse:
             if not (local[1:] > local[:-1]).all():
                 unique, counts = np.unique(local, return_counts=True)
                 if len(unique) < len(local):
-                    given, local = self._summed(local, given, counts), unique
+                    given = self._summed(local, given, counts)
+                    local = unique
             share[local] = given
             before = self._totals.get(index)
             self._totals[index] = share if before is None else self._sum(before, share)
@@ -169,7 +171,8 @@ class Reverse:
         )
 
     def _row(self, node: Node, columns: Columns, gradient: Columns) -> None:
-        graph, (a,) = self.graph, node.operands
+        graph = self.graph
+        (a,) = node.operands
         each = len(a) // node.segments
         if node.operation == "row_sum":
             self._give(a, np.repeat(gradient, each))
@@ -181,7 +184,8 @@ class Reverse:
             share = graph.each("div", gradient, graph.sums(is_top, node.segments))
             self._give(a, graph.each("mul", is_top, np.repeat(share, each)))
         else:
-            found, scale = columns[: len(a)], columns[len(a) :]
+            found = columns[: len(a)]
+            scale = columns[len(a) :]
             operands = (gradient[: len(a)], found, scale)
             self._give(a, graph.add(Node("norm_backward", operands, len(a), node.segments)))
 

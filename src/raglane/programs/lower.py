@@ -178,7 +178,8 @@ class Lowering:
         return self._cut[key]
 
     def _found_runs(self, columns: Columns) -> list[_Run]:
-        places, steps = self.graph.places(columns), columns[1:] - columns[:-1]
+        places = self.graph.places(columns)
+        steps = columns[1:] - columns[:-1]
         kinds = np.where((steps == 1) & (places[1:] == places[:-1]), 1, np.where(steps == 0, 0, -1))
         turns = [*((kinds[1:] != kinds[:-1]).nonzero()[0] + 1).tolist(), len(kinds)]
         runs: list[_Run] = []
@@ -245,7 +246,8 @@ class Lowering:
         return block
 
     def _joined(self, indexes: list[int], columns: Columns) -> int:
-        block, start = self._local(len(columns)), 0
+        block = self._local(len(columns))
+        start = 0
         self._together[columns.tobytes()] = block
         for index in indexes:
             width = self.graph.nodes[index].width

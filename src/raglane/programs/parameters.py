@@ -120,7 +120,8 @@ def slices_of(calls: Sequence[Call], values: Sequence[Tensor], leaves: int) -> l
 
 def _piece(values: Sequence[Tensor], roots: dict[int, int], index: int) -> Slices | None:
     """Return a parameter, or adjacent numbers of one, as a slice."""
-    value, root = values[index], values[roots.get(index, index)]
+    value = values[index]
+    root = values[roots.get(index, index)]
     begin = (
         value.data_ptr() - root.data_ptr()
     ) // value.element_size()  # outside, if a reshape has copied
@@ -151,7 +152,8 @@ class ParameterOps(NamedTuple):
         """Compute the vectors and weights of a program from parameters."""
         known = list(leaves)
         if self.moved is not None:
-            made, count = [part.of(known) for part in self.moved], len(self.vectors)
+            made = [part.of(known) for part in self.moved]
+            count = len(self.vectors)
             return [part if part.dim() == 1 else part.view(-1) for part in made[:count]], made[
                 count:
             ]
@@ -181,10 +183,8 @@ class ParameterValues:
                 ]
                 vectors, weights = ops.of(self._leaves)
             self._ends = [*vectors, *weights]
-            self.vectors, self.weights = (
-                [part.detach() for part in vectors],
-                [part.detach() for part in weights],
-            )
+            self.vectors = [part.detach() for part in vectors]
+            self.weights = [part.detach() for part in weights]
             wanted = [part.requires_grad for part in self._ends]
         count = len(self.vectors)
         self.wanted = tuple(wanted[:count]), tuple(wanted[count:])

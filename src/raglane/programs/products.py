@@ -165,7 +165,8 @@ def _rows_with_rows(tracer: Tracer, start: Tensor, a: Tensor, b: Tensor) -> Tens
     if m * n * k * max(1, groups // tracer.rows) > _LARGEST:
         raise Refused("each row has a product of its own that is too large")
     shape = (groups, m, n, k)
-    left, right = a.unsqueeze(2).expand(shape), b.transpose(1, 2).unsqueeze(1).expand(shape)
+    left = a.unsqueeze(2).expand(shape)
+    right = b.transpose(1, 2).unsqueeze(1).expand(shape)
     count = groups * m * n
     aligned = align(
         [left.reshape(count, k), right.reshape(count, k), start.reshape(count, 1)], tracer.rows
@@ -225,7 +226,8 @@ def _convolution(
     """Trace a convolution inside each row as products of its windows with one weight."""
     if transposed or not tracer.is_known(weight) or tracer.is_known(source):
         raise Refused("no program has this form of the convolution")
-    marks, kernel = tracer.marks(source), weight.shape[2:]
+    marks = tracer.marks(source)
+    kernel = weight.shape[2:]
     zero = int(free(np.asarray([tracer.graph.number(0.0)]))[0])
     marks = torch.constant_pad_nd(
         marks, [amount for part in reversed(padding) for amount in (part, part)], zero
@@ -233,7 +235,8 @@ def _convolution(
     for place, (size, stride, step) in enumerate(zip(kernel, strides, dilation, strict=True)):
         marks = marks.unfold(2 + place, (size - 1) * step + 1, stride)[..., ::step]
     rows, channels, *spatial = marks.shape[: 2 + len(kernel)]
-    depth, width = channels // groups * math.prod(kernel), weight.shape[0] // groups
+    depth = channels // groups * math.prod(kernel)
+    width = weight.shape[0] // groups
     # The windows (group, row and place, offset and channel), whose adjacent columns are results of
     # one product.
     windows = marks.reshape(rows, groups, channels // groups, math.prod(spatial), math.prod(kernel))

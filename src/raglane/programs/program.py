@@ -243,7 +243,9 @@ def _place(program: Program, names: list[str], place: Operand, width: int) -> st
 
 
 def _line(program: Program, names: list[str], instruction: Instruction) -> str:
-    name, width, parts = instruction.operation, instruction.width, instruction.segments
+    name = instruction.operation
+    width = instruction.width
+    parts = instruction.segments
     reduces = name in ("row_sum", "row_max")
     target = _place(program, names, instruction.results[0], parts if reduces else width)
     widths = [width] * len(instruction.operands)

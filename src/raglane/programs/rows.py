@@ -60,7 +60,9 @@ class Aligned:
             self._which = np.argsort(order)[self._which.reshape(-1)]
         self.chosen = np.concatenate([places[0], kept]) if places else kept
         self.columns = [part[self.chosen] & _MASK for part in operands]
-        self._places, self._free, self._count = places, free_places, count
+        self._places = places
+        self._free = free_places
+        self._count = count
 
     def marks(self, results: Columns) -> Tensor:
         """Return the marks ``(count, n)`` of results ``(K, n)`` computed from the operands."""
@@ -155,7 +157,8 @@ class Reading(TorchFunctionMode):
 
     def __init__(self, rows: int, is_nothing: Callable[[Tensor], bool]) -> None:
         super().__init__()
-        self._rows, self._is_nothing = rows, is_nothing
+        self._rows = rows
+        self._is_nothing = is_nothing
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not all(issubclass(kind, Tensor) for kind in types):

@@ -186,10 +186,8 @@ def _pointwise(formula: Callable[..., Columns], is_truth: bool = False) -> Rule:
         given |= {
             name: columns[order, 0] for name, columns in zip(tensors, aligned.columns, strict=True)
         }
-        operands, named = (
-            [given[place] for place in range(len(args))],
-            {name: given[name] for name in kwargs},
-        )
+        operands = [given[place] for place in range(len(args))]
+        named = {name: given[name] for name in kwargs}
         found = (
             formula(tracer.graph, *operands, **named) if math.prod(shape) else np.empty(0, np.int64)
         )
@@ -251,13 +249,12 @@ def _reduction(formula: RowFormula) -> Rule:
 
 
 def _var(tracer: Tracer, function: Any, source: Any, dim: Any = None, **kwargs: Any) -> Any:
-    name, correction = function._schema.name, kwargs.get("correction")
+    name = function._schema.name
+    correction = kwargs.get("correction")
     if isinstance(dim, bool):
         raise Refused("no program has this form of the variance")
-    formula, dims = (
-        formulas.variance(1.0 if correction is None else float(correction)),
-        _dims(dim, source.dim()),
-    )
+    formula = formulas.variance(1.0 if correction is None else float(correction))
+    dims = _dims(dim, source.dim())
     found = _along(tracer, source, dims, formula, bool(kwargs.get("keepdim")))
     if name == "aten::std":
         return _pointwise(formulas.root)(tracer, None, found)
@@ -370,8 +367,11 @@ def _batch_norm(
         function._schema.name == "aten::native_batch_norm" and rest[2] is False
     ):
         raise Refused(f"batch normalisation mixes the rows of the batch, {DEPENDS}")
-    mean, variance, epsilon = rest[0], rest[1], rest[-1]
-    add, shape = torch.ops.aten.add.Scalar, (-1, *(1,) * (source.dim() - 2))
+    mean = rest[0]
+    variance = rest[1]
+    epsilon = rest[-1]
+    add = torch.ops.aten.add.Scalar
+    shape = (-1, *(1,) * (source.dim() - 2))
     scale = tracer.note(torch.ops.aten.rsqrt.default, tracer.note(add, variance, epsilon))
     found = source
     for part, name in ((mean, "sub"), (scale, "mul"), (gain, "mul"), (bias, "add")):

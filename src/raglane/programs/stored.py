@@ -25,7 +25,9 @@ from raglane.programs.trace import Trace
 
 # The folder in the user's cache.
 _KIND = "programs"
-_MOST_COLUMNS, _MOST_NUMBERS, _MOST_MADE = 1 << 22, 1 << 26, 1 << 28
+_MOST_COLUMNS = 1 << 22
+_MOST_NUMBERS = 1 << 26
+_MOST_MADE = 1 << 28
 # Operations on parameters, which neither read files nor write to tensors.
 _OPERATIONS = frozenset((*RULES, "_weight_norm_interface"))
 _NAMED: dict[str, Any] = {
@@ -71,7 +73,8 @@ def written(key: str, trace: Trace) -> str:
     """Return a trace as text."""
     if trace.reads_itself:
         raise Unkept("it reaches a parameter by another way than its module")
-    result, ops = trace.result, trace.parameters
+    result = trace.result
+    ops = trace.parameters
     content = {
         "key": key,
         "prepares": trace.prepares,
@@ -132,7 +135,8 @@ def _tuples(part: Any) -> Any:
 def _runs(columns: Columns) -> list[list[int]]:
     """Return columns as runs of first, step and count."""
     found: list[list[int]] = []
-    place, count = 0, len(columns)
+    place = 0
+    count = len(columns)
     steps = np.diff(columns)
     turns = np.append(np.flatnonzero(np.diff(steps)) + 1, len(steps))  # where steps change
     while place < count - 1:
@@ -144,11 +148,13 @@ def _runs(columns: Columns) -> list[list[int]]:
 
 class _Reader:
     def __init__(self, content: dict[str, Any]) -> None:
-        self._content, self._graph = content, Graph()
+        self._content = content
+        self._graph = Graph()
         self._left = _MOST_NUMBERS  # so that a short text cannot allocate much memory
 
     def result(self, step: Step) -> Result:
-        content, graph = self._content, self._graph
+        content = self._content
+        graph = self._graph
         graph.weights = [_tuples(shape) for shape in content["shapes"]]
         count = 0
         for operation, operands, width, segments, *rest in content["nodes"]:
@@ -167,10 +173,8 @@ class _Reader:
                 == [index for index, node in enumerate(graph.nodes) if node.operation == kind]
             )
         output, *new = (self._columns(part, count) for part in (content["output"], *content["new"]))
-        found, wanted = (
-            [*given[:2], output, *new],
-            [len(step.widths), len(step.sizes), step.output, *step.sizes],
-        )
+        found = [*given[:2], output, *new]
+        wanted = [len(step.widths), len(step.sizes), step.output, *step.sizes]
         _check([*map(len, found)] == wanted)
         elements, states, vectors = given
         return Result(graph, elements, states, vectors, output, new)

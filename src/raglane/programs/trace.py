@@ -119,7 +119,8 @@ class Tracer:
         """Return the record of a tensor."""
         part = self._parts.get(id(tensor))
         if part is None and id(tensor) in self._originals:
-            self.reads_itself, part = True, self._originals[id(tensor)]
+            self.reads_itself = True
+            part = self._originals[id(tensor)]
         if part is None:
             raise Refused(
                 "it reads a tensor that is no parameter, buffer or attribute of its modules"

@@ -34,11 +34,16 @@ if TYPE_CHECKING:
 # The most bars of a histogram, the most characters of a run's name, the most drawn runs, the most
 # runs with a colour, and the ratio of the largest to the smallest value above which an axis is
 # logarithmic.
-_BARS, _LONGEST, _MOST, _COLORED, _WIDE = 40, 24, 40, 6, 20
+_BARS = 40
+_LONGEST = 24
+_MOST = 40
+_COLORED = 6
+_WIDE = 20
 _SCORES = ("recall", "precision", "F1")
 # The width of a picture of a page in inches, which is that of a phone, and its size of text in
 # points.
-_WIDTH, _TEXT = 4.4, 10.5
+_WIDTH = 4.4
+_TEXT = 10.5
 
 
 def curves(
@@ -132,7 +137,8 @@ def class_rows(matrix: Sequence[Sequence[int]], labels: Sequence[str]) -> list[d
     predicted = [sum(column) for column in zip(*matrix, strict=True)]
     rows = []
     for place, label in enumerate(labels):
-        right, true = matrix[place][place], sum(matrix[place])
+        right = matrix[place][place]
+        true = sum(matrix[place])
         wholes = (right, true), (right, predicted[place]), (2 * right, true + predicted[place])
         scores = [part / whole if whole else math.nan for part, whole in wholes]
         rows.append({"label": label, **dict(zip(_SCORES, scores, strict=True)), "count": true})
@@ -360,7 +366,8 @@ def losses_svg(group: Compared) -> bytes:
 def setting_svg(group: Compared, name: str) -> bytes:
     """Draw the metric of each run against a setting; the best run has another colour."""
     figure, axes = _panel(2.6)
-    values, metric = group.column(name), group.column(group.drawn)
+    values = group.column(name)
+    metric = group.column(group.drawn)
     try:
         values = [float(value) for value in values]
     except (TypeError, ValueError):  # words, or lists

@@ -165,10 +165,8 @@ def _levels(offsets: Tensor, total: int) -> list[tuple[Tensor, int]]:
     if is_exporting() or is_short:
         return [(segment_ids(offsets, total), count)]
     # As many blocks as a sequence has at any offset, of which the last may be empty.
-    blocks, room = (
-        offsets // BLOCK + torch.arange(count + 1, device=offsets.device),
-        total // BLOCK + count,
-    )
+    blocks = offsets // BLOCK + torch.arange(count + 1, device=offsets.device)
+    room = total // BLOCK + count
     block = element_index(blocks[:-1] * BLOCK, offsets.diff(), total) // BLOCK
     return [(block, room), (segment_ids(blocks, room), count)]
 
@@ -349,7 +347,8 @@ def _moved(values: Tensor, steps: int) -> Tensor:
     if not is_exporting():
         return values.roll(steps, 0)
     # The graph of roll divides by the number of rows, and depends on whether it is 0.
-    total, more = values.shape[0], values.new_zeros(abs(steps), *values.shape[1:])
+    total = values.shape[0]
+    more = values.new_zeros(abs(steps), *values.shape[1:])
     if steps >= 0:
         return torch.cat((more, values)).narrow(0, 0, total)
     return torch.cat((values, more)).narrow(0, -steps, total)

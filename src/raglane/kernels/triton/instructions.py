@@ -12,7 +12,10 @@ from raglane.kernels.triton.spans import Columns, Span, Step
 _DEPTH = 16
 # Within a step: the sums that are made together, the numbers of a tile of a weight, its fewest
 # columns, and the tiles that are loaded at a time, whose numbers take registers.
-_SUMS, _TILE, _LEAST_DEEP, _TILES = 8, 1024, 8, 8
+_SUMS = 8
+_TILE = 1024
+_LEAST_DEEP = 8
+_TILES = 8
 _LEAST = 'float("-inf")'
 CHANNELS = 32
 """The channels of an instance of an element-wise loop."""
@@ -83,12 +86,10 @@ class Instructions:
     def __init__(self, columns: Columns, rows: int, scratch: int) -> None:
         # The columns of the widest variable of an instance that runs some channels.
         self.widest = min(padded(columns.channels), CHANNELS) if columns.channels else 1 << 30
-        self.columns, self.definitions, self.rows, self.scratch = (
-            columns,
-            columns.definitions,
-            rows,
-            scratch,
-        )
+        self.columns = columns
+        self.definitions = columns.definitions
+        self.rows = rows
+        self.scratch = scratch
         self.lines: list[str] = []
         # Of an element-wise loop, the lines that load a step's inputs; elsewhere they are among the
         # others.
@@ -117,8 +118,10 @@ class Instructions:
             return variable(index, low)
         key = index, low, high
         if key not in self._given:
-            name, size = f"x{index}_{low}_{high}", padded(high - low)
-            self._given[key], self.sizes[name] = name, min(size, self.widest)
+            name = f"x{index}_{low}_{high}"
+            size = padded(high - low)
+            self._given[key] = name
+            self.sizes[name] = min(size, self.widest)
             if definition.kind == "vector":
                 # Registers are scarce where instances run all channels of a row.
                 lines = self.head if self.columns.channels else self.lines
@@ -235,11 +238,14 @@ class Instructions:
         )
 
     def _reduce(self, step: Step) -> None:
-        (spans,), (result,), instruction = step.operands, step.results, step.instruction
+        (spans,) = step.operands
+        (result,) = step.results
+        instruction = step.instruction
         is_sum = instruction.operation == "row_sum"
         if self.columns.is_narrow(instruction, spans):
             self._fence(spans)
-            size, span = instruction.width // instruction.segments, spans[0]
+            size = instruction.width // instruction.segments
+            span = spans[0]
             source = f"local + {self.definitions[span.definition].column + span.low}"
             for low, high in self.definitions[result].parts():
                 # Columns of the padding read the last segment.
@@ -282,7 +288,8 @@ class Instructions:
         return name
 
     def _norm(self, step: Step) -> None:
-        (spans,), (normed, factor) = step.operands, step.results
+        (spans,) = step.operands
+        (normed, factor) = step.results
         for segment, low, high in self._segments(step):
             parts = self._within(spans, low, high)
             mean = self._mean(f"mean{normed}_{segment}", parts, step)
@@ -296,7 +303,8 @@ class Instructions:
                 self._set(normed, begin, end, text)
 
     def _norm_backward(self, step: Step) -> None:
-        (gradient, normed, factor), (result,) = step.operands, step.results
+        (gradient, normed, factor) = step.operands
+        (result,) = step.results
         for segment, low, high in self._segments(step):
             bounds = self.definitions[result].parts(low, high)
             pairs = [(self.whole(gradient, *part), self.whole(normed, *part)) for part in bounds]
@@ -329,7 +337,8 @@ class Instructions:
             self._set(step.results[0], low, high, f"tl.load(local + {index})")
 
     def _product(self, step: Step) -> None:
-        (start, operand), (result,) = step.operands, step.results
+        (start, operand) = step.operands
+        (result,) = step.results
         self._fence(operand)
         parts = self.definitions[result].parts()
         for low, high in parts:
@@ -351,7 +360,8 @@ class Instructions:
         part, first = divmod(low, weight.rows)  # of the result's segments and groups
         place = -part * weight.depth  # of the span, in the columns that this part reads
         for span in step.operands[1]:
-            begin, end = max(place, 0), min(place + span.width, weight.depth)
+            begin = max(place, 0)
+            end = min(place + span.width, weight.depth)
             if begin < end:
                 row = part % weight.groups * weight.depth + begin
                 own = f"weight{step.instruction.weight} + {row * weight.rows + first}"
@@ -366,7 +376,8 @@ class Instructions:
         """Add a product within a step: tiles of the weight times columns of scratch, which are
         summed at the end.
         """
-        (result,), factors = step.results, [list(self._factors(step, low)) for low, _ in parts]
+        (result,) = step.results
+        factors = [list(self._factors(step, low)) for low, _ in parts]
         deepest = max(padded(read.width) for each in factors for read, *_ in each)
         deep = min(max(_LEAST_DEEP, _TILE // size), deepest)
         passed = _TILES // len(parts) * deep  # columns of a pass
@@ -375,7 +386,8 @@ class Instructions:
         self.lines += [f"{name} = tl.full(({deep}, {size}), 0.0, tl.float32)" for name in names]
         for (low, high), own, each in zip(parts, rows, factors, strict=True):
             for read, weight, stride in each:
-                source, width = self.definitions[read.definition].column + read.low, read.width
+                source = self.definitions[read.definition].column + read.low
+                width = read.width
                 indent, k = ("    ", "k + ") if width > passed else ("", "")
                 self.lines += [f"for k in range(0, {width}, {passed}):"] if indent else []
                 for begin in range(0, min(width, passed), deep):
@@ -414,7 +426,9 @@ class Instructions:
 
     def _add_product(self, total: str, span: Span, weight: str, rows: int, width: int) -> None:
         """Add the product of columns and rows of a weight to a result."""
-        definition, size, depth = self.definitions[span.definition], padded(width), span.width
+        definition = self.definitions[span.definition]
+        size = padded(width)
+        depth = span.width
         is_thin = (
             depth < _DEPTH
         )  # outer products, because the columns of a padded tile would take registers

@@ -114,7 +114,9 @@ def function_of(text: str) -> Any:
 
 def _products(program: Program, chosen: tuple[int, ...]) -> Program:
     """Return a program without states whose outputs are the results of some products."""
-    blocks, instructions, outputs = list(program.blocks), [], []
+    blocks = list(program.blocks)
+    instructions = []
+    outputs = []
     for index in chosen:
         instruction = program.instructions[index]
         blocks.append(Block("local", instruction.width))
@@ -164,7 +166,8 @@ def _launch_chunks(
     """Run chunks as if they were sequences, after computing the states before them; see
     :func:`_launch`.
     """
-    ascending, roles = made.ascending, made.kernel.roles
+    ascending = made.ascending
+    roles = made.kernel.roles
 
     def of_sequences(state: Tensor, *elements: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         program = carry(state.shape[1])
@@ -198,12 +201,16 @@ def _launch(
     made: Compiled, places: Places | None, inputs: Inputs
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Launch a kernel; return its outputs and final states."""
-    kernel, like, count = made.kernel, inputs.elements[0], inputs.elements[0].shape[0]
+    kernel = made.kernel
+    like = inputs.elements[0]
+    count = inputs.elements[0].shape[0]
     is_traced = is_exporting()  # the graph launches the kernel; sizes are symbols
     outputs = [like.new_empty(count, width) for width in kernel.outputs]
-    rows, order = count, list[Any]()
+    rows = count
+    order = list[Any]()
     if places is not None and kernel.has_steps:
-        rows, order = places.order.shape[0], [count, places.order, _rows(places.offsets)]
+        rows = places.order.shape[0]
+        order = [count, places.order, _rows(places.offsets)]
     finals = [like.new_empty(rows, width) for width in kernel.finals]
     blocks = -(-rows // kernel.rows)
     if not is_traced and not blocks:

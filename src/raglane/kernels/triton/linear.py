@@ -90,21 +90,24 @@ class Tangents:
     """
 
     def __init__(self, made: Instructions, carried: Sequence[int]) -> None:
-        self.made, self.carried = made, carried
+        self.made = made
+        self.carried = carried
         self.head: list[str] = []  # before the loop
         # For each variable that depends on a state, the variable of the state; empty if it is not
         # linear in it.
         self._origins: dict[str, str] = {}
         for place in carried:
             for low, high in made.definitions[place].parts():
-                state, own = variable(place, low), variable(place, low, "t")
+                state = variable(place, low)
+                own = variable(place, low, "t")
                 self._origins[state] = state
                 made.sizes[own] = size = min(padded(high - low), made.widest)
                 self.head.append(f"{own} = tl.full(({made.rows}, {size}), 1.0, tl.float32)")
 
     def emit(self, step: Placed) -> None:
         """Append the lines of an instruction whose own lines were appended before."""
-        made, formulas = self.made, TANGENTS.get(step.instruction.operation, ())
+        made = self.made
+        formulas = TANGENTS.get(step.instruction.operation, ())
         for result in step.results:
             for low, high in made.definitions[result].parts():
                 name = variable(result, low)
@@ -112,7 +115,8 @@ class Tangents:
                 depends = [place for place, text in enumerate(texts) if text in self._origins]
                 if not depends:
                     continue
-                origins, terms = {self._origins[texts[place]] for place in depends}, []
+                origins = {self._origins[texts[place]] for place in depends}
+                terms = []
                 for place in depends:
                     formula = formulas[place] if formulas else ""
                     factors = {texts[int(other)] for other in re.findall(r"{(\d)}", formula)}
@@ -154,7 +158,9 @@ def carry(width: int) -> Program:
 
     Its final state is the one after all chunks; for an a of 1 it is the sum of b.
     """
-    state, b, a = 0, 1, 2
+    state = 0
+    b = 1
+    a = 2
     blocks = [Block("state", width), Block("element", width), Block("element", width, 1)]
     instructions = []
     # A factor may be infinite or NaN where the state is zero.

@@ -46,7 +46,8 @@ class Places:
         ):
             return None
         # Offsets that were changed on the device lead to no chunk that does not exist.
-        lengths, size = self.offsets.diff().clamp_(0, self.count), max(1, self.long // 4)
+        lengths = self.offsets.diff().clamp_(0, self.count)
+        size = max(1, self.long // 4)
         slots = (
             len(lengths) + self.count // size
         )  # at least as many as there are chunks, whose number is on the device

@@ -27,13 +27,17 @@ from raglane.programs.program import Program
 # spills no register: up to 128 units with at most 168 registers, up to 256 with 255, because 168
 # would spill.
 _ROWS = {8: 1440, 4: 2000, 2: 10400}
-_MOST_LIVE, _FEW_REGISTERS, _REGISTERS = 5500, 168, 255
+_MOST_LIVE = 5500
+_FEW_REGISTERS = 168
+_REGISTERS = 255
 # Without a loop, and with few numbers, an instance has more rows; with few numbers altogether, half
 # of the warps.
-_FEW_LIVE, _MANY_ROWS = 640, 32
+_FEW_LIVE = 640
+_MANY_ROWS = 32
 # Numbers and steps that a thread of an element-wise loop loads at a time, because a step takes less
 # time than a load.
-_LOADED, _MOST_STEPS = 8, 4
+_LOADED = 8
+_MOST_STEPS = 4
 
 
 class Kernel(NamedTuple):
@@ -83,25 +87,27 @@ def kernel_of(program: Program, ascending: bool, *, of_chunks: bool = False) -> 
     elif columns.channels:
         rows = min(rows, 2)
     elif columns.has_steps and rows == max(_ROWS):
-        rows, columns.is_tiled = 4, True
+        rows = 4
+        columns.is_tiled = True
     scratch = 0
     for definition in columns.definitions:
         if definition.is_scratch:
-            definition.column, scratch = scratch, scratch + definition.width
+            definition.column = scratch
+            scratch = scratch + definition.width
     printer = _Printer(columns, ascending, rows, scratch, of_chunks)
     text = printer.text()
     warps = 4 if rows * live <= 4 * _FEW_LIVE else 8
     blocks = 1
     if columns.channels:  # a thread for each sequence and channel
-        blocks, warps = -(-columns.channels // CHANNELS), rows
+        blocks = -(-columns.channels // CHANNELS)
+        warps = rows
     registers = _FEW_REGISTERS if live <= _MOST_LIVE and not columns.is_cut else _REGISTERS
-    tables, scratch = tuple(printer.instructions.tables), (1 + columns.has_steps) * rows * scratch
+    tables = tuple(printer.instructions.tables)
+    scratch = (1 + columns.has_steps) * rows * scratch
     outputs = () if of_chunks else tuple([width for _, width in program.outputs])
     finals = tuple([columns.definitions[place].width for place, _ in printer.finals])
-    before, sizes = (
-        tuple(columns.before),
-        (rows, blocks, warps, registers, bool(columns.channels), printer.steps),
-    )
+    before = tuple(columns.before)
+    sizes = (rows, blocks, warps, registers, bool(columns.channels), printer.steps)
     return Kernel(
         text, before, columns.has_steps, scratch, tables, *sizes, printer.roles, outputs, finals
     )
@@ -138,8 +144,11 @@ class _Printer:
     def __init__(
         self, columns: Columns, ascending: bool, rows: int, scratch: int, of_chunks: bool
     ) -> None:
-        self.columns, self.program, self.ascending = columns, columns.program, ascending
-        self.rows, self.scratch = rows, scratch
+        self.columns = columns
+        self.program = columns.program
+        self.ascending = ascending
+        self.rows = rows
+        self.scratch = scratch
         self.instructions = Instructions(columns, rows, scratch)
         self.steps = 1  # of a pass of the loop
         self.roles = roles_of(columns)
@@ -148,7 +157,8 @@ class _Printer:
             (columns.inputs["state", index], spans) for index, spans in enumerate(columns.following)
         ]
         # The definition of each final state, and the first letter of its variables.
-        self.finals, self.tangents = [(place, "v") for place, _ in self.following], None
+        self.finals = [(place, "v") for place, _ in self.following]
+        self.tangents = None
         if of_chunks:
             carried = [
                 place
@@ -207,10 +217,8 @@ class _Printer:
         return f"c{size} = {first}tl.arange(0, {min(size, widest)})[None, :]"
 
     def _arguments(self) -> list[str]:
-        program, names = (
-            self.program,
-            ["rows", *(["count", "order", "offsets"] if self.columns.has_steps else [])],
-        )
+        program = self.program
+        names = ["rows", *(["count", "order", "offsets"] if self.columns.has_steps else [])]
         counts = {
             kind: len(program.given(kind)) for kind in ("element", "sequence", "state", "vector")
         }
@@ -259,7 +267,8 @@ class _Printer:
         return [*lines, *(self.tangents.head if self.tangents else ())]
 
     def _body(self) -> list[str]:
-        made, definitions = self.instructions, self.columns.definitions
+        made = self.instructions
+        definitions = self.columns.definitions
         if self.columns.has_steps:
             made.lines += [
                 "live = t < length",
@@ -268,7 +277,8 @@ class _Printer:
         else:
             made.lines += ["live = valid", "at = row"]
         if self.scratch:
-            size, half = self.rows * self.scratch, "0"
+            size = self.rows * self.scratch
+            half = "0"
             if self.columns.has_steps:
                 size, half = 2 * size, f"t % 2 * {size}"
             made.head.append(f"own = scratch + tl.program_id(0).to(tl.int64) * {size}")

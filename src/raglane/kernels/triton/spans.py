@@ -16,7 +16,8 @@ from raglane.programs.graph import Refused
 from raglane.programs.program import Instruction, Operand, Program
 
 # The widest variable, and the most variables of a step.
-_WIDEST, _MOST_PARTS = 128, 192
+_WIDEST = 128
+_MOST_PARTS = 192
 # A reduction of more segments reads them from scratch.
 _FEW = 8
 REDUCTIONS = ("row_sum", "row_max")
@@ -133,7 +134,8 @@ class Columns:
         ]
 
     def _define(self, block: int, start: int, definition: Definition) -> None:
-        end, kept = start + definition.width, []
+        end = start + definition.width
+        kept = []
         for low, high, index, first in self.written[block]:
             kept += [(low, min(high, start), index, first)] if low < start else []
             kept += (
@@ -145,7 +147,8 @@ class Columns:
     def _read(self, place: Operand, width: int) -> tuple[Span, ...]:
         if place.block < 0:
             return (Span(-1, 0, 0, width, place.number),)
-        begin, end = place.start, place.start + (1 if place.spread else width)
+        begin = place.start
+        end = place.start + (1 if place.spread else width)
         found = [
             Span(
                 index,
@@ -241,12 +244,14 @@ class Columns:
             pass
 
     def _align(self, result: Definition, spans: Sequence[Span]) -> bool:
-        begin, changes = 0, False
+        begin = 0
+        changes = False
         for span in spans:
             end = begin + span.width
             cuts = {cut for cut in (begin, end) if 0 < cut < result.width}
             if span.definition >= 0:
-                other, back = self.definitions[span.definition], {span.low, span.high}
+                other = self.definitions[span.definition]
+                back = {span.low, span.high}
                 if not span.repeats:
                     shift = begin - span.low
                     cuts |= {cut + shift for cut in other.cuts if span.low < cut < span.high}
@@ -263,7 +268,8 @@ class Columns:
         self, instruction: Instruction, operands: Sequence[Sequence[Span]], results: Sequence[int]
     ) -> None:
         """Cut at the bounds of segments and groups."""
-        name, segments = instruction.operation, instruction.segments
+        name = instruction.operation
+        segments = instruction.segments
         result = self.definitions[results[0]]
         if name == "product":
             weight = self.program.weights[instruction.weight]
