@@ -32,7 +32,7 @@ class Marked(CellSpec):
 
     def __init__(self, inner: CellSpec, effect: str) -> None:
         self.name = f"{inner.name} with {effect}"
-        self.gates = inner.gates
+        self.gates = inner.gates  # type: ignore[misc]
         self.states = inner.states  # type: ignore[misc]
         self.follows_autocast = inner.follows_autocast  # type: ignore[misc]
         self.inner = inner

@@ -33,18 +33,19 @@ MODES = ("train", "infer")
 
 Call = Callable[[], object]
 
-# The seconds for which a group of calls is repeated, and the least number of rounds after the
-# first; one round if the first takes three times as long.
+# The seconds for which a group of calls is repeated.
 _SECONDS = 0.06
+# The least number of rounds after the first; one round if the first takes three times as long.
 _FEWEST = 3
 # Bytes of the copies of a batch: twice the 32 MB of cache that cores of AMD Zen 3 to 5 share.
 _CACHES = 64e6
-# The yardstick's batch: most and fewest sequences, mean length, and about the product of elements
-# and weights; and its number of calls per measurement.
+# The most and fewest sequences of the yardstick's batch, and their mean length.
 _MOST_YARD = 64
 _LEAST_YARD = 4
 _MEAN = 16
+# About the product of its elements and weights.
 _YARD_WORK = 1e8
+# The calls of the yardstick per measurement.
 _LOOKS = 7
 
 
@@ -99,9 +100,9 @@ def device_of(layer: RecurrentLayer) -> torch.device:
 def make_batch(layer: RecurrentLayer, lengths: Sequence[int] | Tensor) -> Ragged:
     """Return a batch of random values in the layer's dtype and on its device."""
     like = next(layer.parameters(), torch.empty(0))
-    known = torch.as_tensor(lengths, dtype=torch.int64)
-    values = torch.randn(int(known.sum()), layer.input_size, dtype=torch.float32)
-    return Ragged.from_flat(values.to(like), lengths=known)
+    counts = torch.as_tensor(lengths, dtype=torch.int64)
+    values = torch.randn(int(counts.sum()), layer.input_size, dtype=torch.float32)
+    return Ragged.from_flat(values.to(like), lengths=counts)
 
 
 def step_of(
@@ -119,7 +120,7 @@ def step_of(
     count = min(calls, 1 + int(_CACHES / max(values.nbytes, 1)))
     copies = [values, *(values.clone() for _ in range(count - 1))]
     turns = itertools.cycle(
-        [_with_values(batch, part.requires_grad_(mode == "train")) for part in copies]
+        [_with_values(batch, copy.requires_grad_(mode == "train")) for copy in copies]
     )
     if mode == "infer":
 
@@ -133,10 +134,10 @@ def step_of(
     slope = values.new_ones(*values.shape[:-1], width)
 
     def train() -> None:
-        wanted = next(turns)
-        output, _ = layer(wanted)
+        inputs = next(turns)
+        output, _ = layer(inputs)
         torch.autograd.backward(_values_of(output), slope)
-        _values_of(wanted).grad = None
+        _values_of(inputs).grad = None
         for weight in weights:
             weight.grad = None
 
@@ -167,12 +168,12 @@ def time_in_turns(
     while warm < len(calls) and spent < within:
         spent += _clock(calls[warm], wait)
         warm += 1
-    kept: list[list[float]] = []
+    timings: list[list[float]] = []
     fewest = min(_FEWEST, rounds) if spent < 3 * _SECONDS else 1
-    while len(kept) < fewest or (spent < _SECONDS and len(kept) < rounds):
-        kept.append([_clock(call, wait) for call in calls[:warm]])
-        spent += sum(kept[-1])
-    return [statistics.median_low(times) for times in zip(*kept, strict=True)]
+    while len(timings) < fewest or (spent < _SECONDS and len(timings) < rounds):
+        timings.append([_clock(call, wait) for call in calls[:warm]])
+        spent += sum(timings[-1])
+    return [statistics.median_low(times) for times in zip(*timings, strict=True)]
 
 
 class Yardstick:
@@ -231,10 +232,10 @@ def peak_bytes(call: Callable[[], object], device: torch.device) -> int:
     finally:
         if level is None:
             del os.environ["KINETO_LOG_LEVEL"]
-    held = peak = 0
+    memory = peak = 0
     for event in sorted(events, key=lambda event: event.start_ns()):
-        held += event.nbytes()
-        peak = max(peak, held)
+        memory += event.nbytes()
+        peak = max(peak, memory)
     return peak
 
 
@@ -248,8 +249,9 @@ CELLS = {
 COLUMNS = ("cell", "size", "mode", "elements", "ours_ms", "packed_ms", "padded_ms", "times_faster")
 """The columns of the table of ``raglane bench``."""
 
-# The most rounds of a case, and the seconds after which no further round begins.
+# The most rounds of a case.
 _BENCH_ROUNDS = 7
+# The seconds after which no further round of a case begins.
 _BENCH_SECONDS = 5.0
 # The largest error relative to torch in float64, whose outputs are at most 1.
 _TOLERANCE = 1e-4
@@ -296,7 +298,9 @@ def time_layer(cell: str, size: Size, lengths: Sequence[int], mode: str) -> tupl
     while len(rounds) < _BENCH_ROUNDS and time.perf_counter() - begun < _BENCH_SECONDS:
         rounds.append(time_in_turns(steps, batch.values.device))
     taken = [1000 * statistics.median(times) for times in zip(*rounds, strict=True)]
-    faster = statistics.median(min(others) / own for own, *others in rounds)
+    faster = statistics.median(
+        min(in_packs, in_padding) / layer_seconds for layer_seconds, in_packs, in_padding in rounds
+    )
     return cell, str(size), mode, len(batch.values), *taken, faster
 
 
@@ -311,7 +315,7 @@ def lengths_of_file(path: Path) -> list[int]:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         got = f"{str(path)!r}, which cannot be read ({why})"
         raise DataError("lengths", got, "a readable text file", fix) from error
-    found: list[int] = []
+    lengths: list[int] = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -319,12 +323,11 @@ def lengths_of_file(path: Path) -> list[int]:
         if not (text.isascii() and text.isdigit() and len(text) <= 7 and 1 <= int(text) <= 10**6):
             rule = "a file with one integer from 1 to 1,000,000 per line"
             raise DataError("lengths", f"{quote(text)} in line {number} of {path}", rule, fix)
-        found.append(int(text))
-    if not found:
-        raise DataError(
-            "lengths", f"no length in {path}", "a file with one integer of at least 1 per line", fix
-        )
-    return found
+        lengths.append(int(text))
+    if not lengths:
+        rule = "a file with one integer of at least 1 per line"
+        raise DataError("lengths", f"no length in {path}", rule, fix)
+    return lengths
 
 
 def draw(lengths: Sequence[int], count: int) -> list[int]:
@@ -333,7 +336,6 @@ def draw(lengths: Sequence[int], count: int) -> list[int]:
     """
     if count == len(lengths):
         return list(lengths)
-    places = torch.randint(
-        len(lengths), (count,), generator=torch.Generator("cpu").manual_seed(1), device="cpu"
-    )
-    return [lengths[place] for place in places.tolist()]
+    generator = torch.Generator("cpu").manual_seed(1)
+    drawn = torch.randint(len(lengths), (count,), generator=generator, device="cpu")
+    return [lengths[index] for index in drawn.tolist()]

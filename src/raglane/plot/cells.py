@@ -15,7 +15,7 @@ from raglane._utils.drawing import PALETTE
 from raglane._utils.messages import printable, quote
 from raglane.data.lengths import round_up
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
-from raglane.plot.picture import SMALL, TEXT, TITLE, Box, Picture, label, look, place, width_of
+from raglane.plot.picture import SMALL, TEXT, TITLE, Box, Picture, label, look, picture_in, width_of
 from raglane.ragged import Ragged
 from raglane.schedules import Table, lengths_of, longest
 from raglane.segments import offsets_from_lengths, segment_ids
@@ -165,7 +165,7 @@ def grid(
     whole = left + max(
         width + right, width_of(titles[0], TITLE) + 0.2, width_of(titles[1], TEXT) + 0.2
     )
-    picture = place(axes, (whole, bottom + height + ABOVE), [Box(left, bottom, width, height)])
+    picture = picture_in(axes, (whole, bottom + height + ABOVE), [Box(left, bottom, width, height)])
     picture.axes[0].set_xlim(0, max(columns, 1) if picture.is_given else shown)
     picture.axes[0].set_ylim(max(rows, 1) + below, -above)
     label(picture.axes[0], *titles)

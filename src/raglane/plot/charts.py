@@ -17,7 +17,7 @@ from raglane._utils.messages import count_of, printable, quote, quote_all, short
 from raglane.data.lengths import batch_fill, round_up
 from raglane.data.order import BatchLimit, BatchSampler, EpochOrder
 from raglane.errors import ArgumentError, ArgumentTypeError
-from raglane.plot.picture import SMALL, TEXT, TITLE, Box, Picture, label, look, place, width_of
+from raglane.plot.picture import SMALL, TEXT, TITLE, Box, Picture, label, look, picture_in, width_of
 from raglane.schedules import lengths_of
 
 _WIDTH = 7.4
@@ -126,7 +126,9 @@ def histogram(lengths: Any, batch_size: int | None = None, *, axes: Any = None) 
 
 def _place(axes: Any, title: str) -> Picture:
     """Return axes of one size, in a figure that is wide enough for the title."""
-    return place(axes, (max(_WIDTH, _BOX.left + width_of(title, TITLE) + 0.2), _HEIGHT), [_BOX])
+    return picture_in(
+        axes, (max(_WIDTH, _BOX.left + width_of(title, TITLE) + 0.2), _HEIGHT), [_BOX]
+    )
 
 
 def _limit(counts: Any, shares: Any, end: float, highest: int) -> None:
@@ -437,7 +439,7 @@ def _with_legend(axes: Any, names: Any) -> tuple[Picture, Any]:
     height = max(height, 0.17 * len(names) + 0.3)
     right = max(map(width_of, names), default=0.0) + 0.8
     whole = max(0.95 + width + right, 0.95 + width_of("0" * 60, TITLE))
-    picture = place(axes, (whole, height + 1.0), [Box(0.95, 0.6, width, height)])
+    picture = picture_in(axes, (whole, height + 1.0), [Box(0.95, 0.6, width, height)])
     one = picture.axes[0]
     frame(one, look())
     return picture, one

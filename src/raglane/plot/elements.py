@@ -14,7 +14,7 @@ from raglane._utils.drawing import VERMILION
 from raglane._utils.messages import count_of, printable, quote, require
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.plot import cells
-from raglane.plot.picture import SMALL, TEXT, TITLE, Box, Picture, label, look, place, width_of
+from raglane.plot.picture import SMALL, TEXT, TITLE, Box, Picture, label, look, picture_in, width_of
 from raglane.ragged import Ragged
 from raglane.segments import offsets_from_lengths
 
@@ -210,7 +210,7 @@ def _draw(
     whole = left + max(
         width + 0.4 + max(map(width_of, (_number(most / 2), _number(most)))), max(texts_wide) + 0.2
     )
-    picture = place(axes, (whole, room * len(tables)), boxes)
+    picture = picture_in(axes, (whole, room * len(tables)), boxes)
     for one, title, table in zip(picture.axes, titles, tables.values(), strict=True):
         one.set_xlim(0, max(columns, 1) if picture.is_given else shown)
         one.set_ylim(max(rows, 1), 0)

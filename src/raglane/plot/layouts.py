@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from raglane._utils.checks import check_whole
 from raglane._utils.messages import count_of
 from raglane.plot import cells
-from raglane.plot.picture import TEXT, Box, Picture, label, look, place, width_of
+from raglane.plot.picture import TEXT, Box, Picture, label, look, picture_in, width_of
 from raglane.schedules import DEFAULT_LANES, SCHEDULES, Cost, cost
 
 if TYPE_CHECKING:
@@ -241,7 +241,7 @@ def schedules(lengths: Any, lanes: int | None = None, *, axes: Any = None) -> Pi
     }
     numbers = sample.names()
     steps = max([1, *(table.steps for name, table in tables.items() if name != "each")])
-    picture = place(axes, *_places(rows, cells.room_for_names(numbers)))
+    picture = picture_in(axes, *_places(rows, cells.room_for_names(numbers)))
     for (name, table), one in zip(tables.items(), picture.axes, strict=True):
         one.set_xlim(0, max(table.steps, 1) if name == "each" else steps)
         one.set_ylim(rows[name], 0)

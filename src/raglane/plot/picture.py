@@ -121,7 +121,7 @@ class Box(NamedTuple):
     height: float
 
 
-def place(axes: Any, size: tuple[float, float], boxes: Sequence[Box]) -> Picture:
+def picture_in(axes: Any, size: tuple[float, float], boxes: Sequence[Box]) -> Picture:
     """Return a picture with the caller's axes, or with new ones in a new figure, in the colours of
     the theme.
     """

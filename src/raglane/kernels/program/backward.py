@@ -96,8 +96,8 @@ class Gradients:
             given[node] = _filled(part, like, self.count, self.states[place].shape[1])
         # Sums over the elements of a sequence begin at zero.
         nodes, widths = (
-            program.lowered.given.get("state", ()),
-            program.lowered.program.given("state"),
+            program.lowered.inputs.get("state", ()),
+            program.lowered.program.widths("state"),
         )
         finals += [None] * (len(nodes) - len(finals))
         for node, width, part in zip(nodes, widths, finals, strict=True):
@@ -122,7 +122,9 @@ class Gradients:
         """
         if not self.elements[0].is_cpu or self.call.is_hooked or not is_last_use():
             return {}
-        own = self.compiled.forward(self.call.need_output, self.call.need_states, self.wanted).own
+        own = self.compiled.forward(
+            self.call.need_output, self.call.need_states, self.wanted
+        ).only_saved
         return {output: self.saved[node] for output, node in program.over.items() if node in own}
 
     def _take(self, fetch: Fetch) -> Tensor:

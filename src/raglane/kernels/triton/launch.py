@@ -286,7 +286,7 @@ def run_lowered(
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Run the program of a lowered graph, whose inputs are ``given`` by node; see :func:`run`."""
     parts: Any = {
-        f"{kind}s": [given[node] for node in lowered.given.get(kind, ())] for kind in _KINDS
+        f"{kind}s": [given[node] for node in lowered.inputs.get(kind, ())] for kind in _KINDS
     }
     turned = [
         (weights[index] if turned else weights[index].mT).contiguous()

@@ -220,7 +220,7 @@ class _Printer:
         program = self.program
         names = ["rows", *(["count", "order", "offsets"] if self.columns.has_steps else [])]
         counts = {
-            kind: len(program.given(kind)) for kind in ("element", "sequence", "state", "vector")
+            kind: len(program.widths(kind)) for kind in ("element", "sequence", "state", "vector")
         }
         strided = [f"element{index}" for index in range(counts["element"])]
         strided += [f"product{index}" for index in range(len(self.columns.before))]

@@ -84,7 +84,7 @@ class Columns:
         self.is_tiled = (
             False  # products within a step are sums of tiles, with few values in registers
         )
-        self.has_steps = bool(program.next_states or program.given("sequence"))
+        self.has_steps = bool(program.next_states or program.widths("sequence"))
         self._resolve()
         self._cut()
 
@@ -127,7 +127,7 @@ class Columns:
             else:
                 self.steps.append(Step(instruction, operands, tuple(results)))
         self.outputs = [self._read(place, width) for place, width in program.outputs]
-        widths = program.given("state")
+        widths = program.widths("state")
         self.following = [
             self._read(place, width)
             for place, width in zip(program.next_states, widths, strict=True)
