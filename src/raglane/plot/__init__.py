@@ -20,7 +20,7 @@ The pictures require matplotlib: ``pip install 'raglane[plot]'``.
 
 from __future__ import annotations
 
-from raglane.plot.charts import histogram, roofline, times, waste
+from raglane.plot.charts import histogram, waste
 from raglane.plot.elements import attention, gates, norms
 from raglane.plot.layouts import lanes, packed, padded, schedules
 from raglane.plot.picture import Picture, theme
@@ -34,9 +34,7 @@ __all__ = [
     "norms",
     "packed",
     "padded",
-    "roofline",
     "schedules",
     "theme",
-    "times",
     "waste",
 ]

@@ -43,27 +43,22 @@ class Sample:
     @classmethod
     def read(cls, lengths: Any, labels: Any = None) -> Sample:
         """Choose sequences from lengths of any kind, and check the labels."""
-        known = lengths_of(lengths)
-        count = known.shape[0]
+        counts = lengths_of(lengths)
+        count = counts.shape[0]
         most = min(count, MOST_SEQUENCES)
         index = (torch.arange(most, device="cpu") * (count - 1)).div(
             max(most - 1, 1), rounding_mode="floor"
         )
-        drawn = known[index]
+        drawn = counts[index]
         elements = most * longest(drawn)
         if elements > _MOST_ELEMENTS:
             rule = f"at most {_MOST_ELEMENTS:,} elements when padded"
             raise ArgumentError(
                 "lengths", f"{elements:,}", rule, "draw fewer sequences, or their first steps"
             )
-        starts = offsets_from_lengths(known)[index].tolist()
-        return cls(
-            known,
-            index,
-            drawn,
-            starts,
-            None if labels is None else read_labels(labels, known, index),
-        )
+        starts = offsets_from_lengths(counts)[index].tolist()
+        texts = None if labels is None else read_labels(labels, counts, index)
+        return cls(counts, index, drawn, starts, texts)
 
     @property
     def steps(self) -> int:
@@ -78,11 +73,9 @@ class Sample:
 
     def text(self, sequence: int, step: int) -> str:
         """Return the text of an element of a drawn sequence."""
-        return (
-            str(self.starts[sequence] + step)
-            if self.labels is None
-            else self.labels[sequence][step]
-        )
+        if self.labels is not None:
+            return self.labels[sequence][step]
+        return str(self.starts[sequence] + step)
 
     def names(self) -> list[str]:
         """Return the number of each drawn sequence in the caller's order."""
@@ -103,28 +96,32 @@ def read_labels(labels: Any, lengths: Tensor, index: Tensor) -> list[list[str]]:
         )
     read = []
     for sequence in index.tolist():
-        given = labels[sequence]
-        one = given.tolist() if isinstance(given, Tensor) else given
-        if not isinstance(one, Sequence) or isinstance(one, bytes):
-            raise ArgumentTypeError("labels", f"{quote(one)} for sequence {sequence}", rule, fix)
-        if len(one) != int(lengths[sequence]):
-            got = f"{len(one)} for sequence {sequence}"
+        texts = labels[sequence]
+        if isinstance(texts, Tensor):
+            texts = texts.tolist()
+        if not isinstance(texts, Sequence) or isinstance(texts, bytes):
+            raise ArgumentTypeError("labels", f"{quote(texts)} for sequence {sequence}", rule, fix)
+        if len(texts) != int(lengths[sequence]):
+            got = f"{len(texts)} for sequence {sequence}"
             raise ShapeError("labels", got, f"{rule}, here {int(lengths[sequence])}", fix)
-        read.append(
-            [printable(f"{text:g}" if isinstance(text, float) else str(text)) for text in one]
-        )
+        read.append([_as_text(text) for text in texts])
     return read
 
 
-CELL = 0.26
-ABOVE = 0.36
-BELOW = 0.5
-"""Inches: a cell with a short text; the margin above rows, for a title; the margin below, for
-steps."""
+def _as_text(label: Any) -> str:
+    return printable(f"{label:g}" if isinstance(label, float) else str(label))
 
-# Inches: the widest text in a cell, the largest width and height of a drawing, and the smallest
-# width.
+
+CELL = 0.26
+"""The size of a cell with a short text, in inches."""
+ABOVE = 0.36
+"""The margin above rows, for a title, in inches."""
+BELOW = 0.5
+"""The margin below rows, for steps, in inches."""
+
+# The widest text in a cell, in inches.
 _WIDEST_TEXT = 0.8
+# The largest width and height of a drawing, and its smallest width, in inches.
 _WIDTH = 9.0
 _HEIGHT = 8.0
 _NARROWEST = 1.2
@@ -199,10 +196,11 @@ def _clean(axes: Axes) -> None:
     axes.minorticks_off()
 
 
-# Inches: the smallest cell that is drawn separately, and the height of a line of the smallest text.
+# The smallest cell that is drawn separately, in inches, and the most of these cells.
 _CELL = 0.11
-LINE = 0.15
 _MOST_CELLS = 1_000
+LINE = 0.15
+"""The height of a line of the smallest text, in inches."""
 
 
 class Run(NamedTuple):
@@ -236,7 +234,7 @@ def color_of(sequence: int) -> str:
     if shade == 0:
         return hue
     red, green, blue = (
-        part + (1 - part) * 0.6 if shade == 1 else part * 0.65 for part in to_rgb(hue)
+        level + (1 - level) * 0.6 if shade == 1 else level * 0.65 for level in to_rgb(hue)
     )
     return to_hex((red, green, blue))
 
@@ -246,11 +244,11 @@ def ink_on(color: str | tuple[float, float, float, float]) -> str:
     from matplotlib.colors import to_rgb
 
     linear = [
-        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4
-        for part in to_rgb(color)
+        level / 12.92 if level <= 0.04045 else ((level + 0.055) / 1.055) ** 2.4
+        for level in to_rgb(color)
     ]
     luminance = sum(
-        weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True)
+        weight * level for weight, level in zip((0.2126, 0.7152, 0.0722), linear, strict=True)
     )
     return "#000000" if (luminance + 0.05) ** 2 > 1.05 * 0.05 else "#FFFFFF"
 
@@ -259,13 +257,13 @@ def pitch(axes: Axes) -> tuple[float, float]:
     """Return the inches per unit of both axes."""
     box = axes.bbox
     dpi = axes.figure.dpi
-    (left, right) = axes.get_xlim()
-    (bottom, top) = axes.get_ylim()
+    left, right = axes.get_xlim()
+    bottom, top = axes.get_ylim()
     return box.width / dpi / abs(right - left), box.height / dpi / abs(top - bottom)
 
 
 def spaced(count: int, inches: float, needed: float) -> range:
-    """Return every n-th of ``count`` places so that a text fits at each; n is 1, 2, 5, 10, 20
+    """Return every n-th of ``count`` indexes so that a text fits at each; n is 1, 2, 5, 10, 20
     ...
     """
     return range(0, count, round_up(min(needed / inches, count)))
@@ -275,10 +273,10 @@ def fitting(text: str, inches: float) -> str:
     """Return a text unchanged if it fits, else its beginning with an ellipsis, or an empty text."""
     if width_of(text) <= inches:
         return text
-    kept = len(text)
-    while kept and width_of(f"{text[:kept]}…") > inches:
-        kept -= 1
-    return f"{text[:kept]}…" if kept else ""
+    length = len(text)
+    while length and width_of(f"{text[:length]}…") > inches:
+        length -= 1
+    return f"{text[:length]}…" if length else ""
 
 
 def draw_runs(
@@ -297,22 +295,13 @@ def draw_runs(
     are_cells = wide >= _CELL and high >= _CELL and sum(run.computed for run in runs) <= _MOST_CELLS
     for run in runs:
         top = top_of(run.row)
-        color = color_of(run.sequence)
         if are_cells:
-            for step in range(run.computed):
-                if step < run.real:
-                    name = f"element {run.sequence} {step}"
-                    text = (
-                        fitting(cell(run.sequence, step), wide - 0.03)
-                        if high >= LINE - 0.02
-                        else ""
-                    )
-                    draw_bar(axes, run.start + step, top, 1, color, name, text)
-                else:
-                    draw_bar(axes, run.start + step, top, 1, None, f"padding {run.sequence} {step}")
+            _draw_cells(axes, run, top, cell if high >= LINE - 0.02 else None)
         elif run.real:
             text = whole(run.sequence)
-            text = text if high >= LINE and width_of(text) + 0.04 <= run.real * wide else ""
+            if high < LINE or width_of(text) + 0.04 > run.real * wide:
+                text = ""
+            color = color_of(run.sequence)
             draw_bar(axes, run.start, top, run.real, color, f"elements {run.sequence}", text)
         if run.computed > run.real:
             left = run.start + run.real
@@ -322,33 +311,46 @@ def draw_runs(
             _draw_hatching(axes, left, top, width, hatch)
 
 
+def _draw_cells(axes: Axes, run: Run, top: float, cell: Callable[[int, int], str] | None) -> None:
+    """Draw each element of a run separately, with its text if ``cell`` gives one."""
+    color = color_of(run.sequence)
+    widest = pitch(axes)[0] - 0.03
+    for step in range(run.computed):
+        if step < run.real:
+            text = "" if cell is None else fitting(cell(run.sequence, step), widest)
+            name = f"element {run.sequence} {step}"
+            draw_bar(axes, run.start + step, top, 1, color, name, text)
+        else:
+            draw_bar(axes, run.start + step, top, 1, None, f"padding {run.sequence} {step}")
+
+
 def draw_bar(
     axes: Axes, left: float, top: float, width: float, color: str | None, name: str, text: str = ""
 ) -> None:
     """Draw a rectangle of the height of a row, with a text in the middle."""
     from matplotlib.patches import Rectangle
 
-    now = look()
-    (wide, high) = pitch(axes)
+    colors = look()
+    wide, high = pitch(axes)
     edge = min(0.8, 72 * 0.12 * min(high, wide * width))
     # add_patch would update the limits of the data for each of many bars; they are already set.
     bar = Rectangle(
         (left, top),
         width,
         1,
-        facecolor=color or now.padding,
-        edgecolor=now.paper,
+        facecolor=color or colors.padding,
+        edgecolor=colors.paper,
         linewidth=edge,
         zorder=2,
     )
     bar.set_label(f"_{name}")
     axes.add_artist(bar)
     if text:
-        write_on(axes, left + width / 2, top + 0.5, text, color or now.padding)
+        write_on(axes, left + width / 2, top + 0.5, text, color or colors.padding)
 
 
 def write_on(axes: Axes, x: float, y: float, text: str, color: Any) -> None:
-    """Write a text centred at a place of this colour."""
+    """Write a text centred at a point with a background of this colour."""
     middle: dict[str, Any] = {"ha": "center", "va": "center_baseline"}
     axes.text(x, y, text, fontsize=SMALL, color=ink_on(color), parse_math=False, zorder=4, **middle)
 
