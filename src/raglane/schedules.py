@@ -243,12 +243,14 @@ class _Lanes(Schedule):
         begins = slots // rows
         # A row that takes the next sequence without a pause does not change the number of active
         # rows.
-        times, place = np.unique(np.concatenate((begins, begins + waiting)), return_inverse=True)
-        changes = np.bincount(place[: len(waiting)], minlength=len(times))
-        changes -= np.bincount(place[len(waiting) :], minlength=len(times))
+        times, time_index = np.unique(
+            np.concatenate((begins, begins + waiting)), return_inverse=True
+        )
+        changes = np.bincount(time_index[: len(waiting)], minlength=len(times))
+        changes -= np.bincount(time_index[len(waiting) :], minlength=len(times))
         alive = changes.cumsum()[:-1]
-        kept = changes[:-1] != 0
-        starts = np.flatnonzero(kept)
+        is_change = changes[:-1] != 0
+        starts = np.flatnonzero(is_change)
         lasting = np.diff(np.append(times[:-1][starts], times[-1:]))
         return torch.from_numpy(alive[starts]), torch.from_numpy(lasting)
 
@@ -293,19 +295,19 @@ def _earliest(free: IntArray, width: int, count: int) -> IntArray:
 
     A row with the free slot ``s`` can start them at ``s``, ``s + width``, ``s + 2 * width`` ...
     Divide the slots into windows of ``width`` from the smallest slot. From the window of its free
-    slot on, a row has one slot in each window, always at the same place in it. So one sort of the
-    rows by that place sorts all slots.
+    slot on, a row has one slot in each window, always at the same offset in it. So one sort of the
+    rows by that offset sorts all slots.
     """
-    first_window, place = np.divmod(free - free.min(), width)
-    by_place = np.argsort(place)
-    first_window = first_window[by_place]
+    first_window, offset = np.divmod(free - free.min(), width)
+    by_offset = np.argsort(offset)
+    first_window = first_window[by_offset]
     # In w windows, the r rows with the smallest first windows have w * r - sum(first windows)
     # slots, or fewer if one of these begins later; the maximum over r is exact. So the smallest w
     # that suffices for any r suffices.
     before = np.sort(first_window).cumsum()
     windows = int((-(-(count + before) // np.arange(1, free.shape[0] + 1))).min())
     window = np.arange(windows)[:, None]
-    slots: IntArray = (free.min() + window * width + place[by_place])[window >= first_window]
+    slots: IntArray = (free.min() + window * width + offset[by_offset])[window >= first_window]
     return slots[:count]
 
 
@@ -382,9 +384,14 @@ def cost(lengths: Any, *, lanes: int | None = None) -> dict[str, Cost]:
     counts = {name: schedule.count(host, lanes) for name, schedule in SCHEDULES.items()}
     return {
         name: Cost(
-            name, one.steps, one.elements, one.waste, one.elements, one.elements - one.sequences
+            schedule=name,
+            steps=count.steps,
+            elements=count.elements,
+            waste=count.waste,
+            multiplications=count.elements,
+            additions=count.elements - count.sequences,
         )
-        for name, one in counts.items()
+        for name, count in counts.items()
     }
 
 

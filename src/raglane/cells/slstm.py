@@ -103,10 +103,10 @@ class SLSTM(CellSpec):
         """See :meth:`CellSpec.step`."""
         h, c, n, m = state
         i, f, z, o = (prepared + self._recurrent(weights.hidden, masked(h, mask))).chunk(4, 1)
-        kept = F.logsigmoid(f) + m
-        m = torch.where(n == 0, i, torch.maximum(kept, i))
+        decayed = F.logsigmoid(f) + m
+        m = torch.where(n == 0, i, torch.maximum(decayed, i))
         # At the beginning of a sequence m may be much smaller.
-        keep = torch.exp((kept - m).clamp(max=0.0))
+        keep = torch.exp((decayed - m).clamp(max=0.0))
         take = torch.exp(i - m)
         c = keep * c + take * z.tanh()
         n = keep * n + take

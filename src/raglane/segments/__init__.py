@@ -310,8 +310,8 @@ def _running_sum(values: Tensor, position: Tensor, longest: int, backwards: bool
     # Dynamo refuses functions with a rule for the forward mode, so torch derives that of the
     # operations.
     run: Any = _Cumsum.forward if has_tangent([values]) else _Cumsum.apply
-    found: Tensor = run(values, position, longest, backwards)
-    return found
+    summed: Tensor = run(values, position, longest, backwards)
+    return summed
 
 
 def cumsum(values: Tensor, offsets: Tensor, longest: int) -> Tensor:
@@ -338,8 +338,8 @@ def shift(values: Tensor, offsets: Tensor, steps: int, fill: float = 0.0) -> Ten
     total = values.shape[0]
     position = positions(offsets, total)
     remaining = position if steps >= 0 else spread(offsets.diff(), offsets, total) - 1 - position
-    kept = _like_rows(remaining >= abs(steps), values)
-    return torch.where(kept, _moved(values, steps), values.new_full((), fill))
+    is_filled = _like_rows(remaining >= abs(steps), values)
+    return torch.where(is_filled, _moved(values, steps), values.new_full((), fill))
 
 
 def _moved(values: Tensor, steps: int) -> Tensor:

@@ -146,29 +146,31 @@ def run(
     with those of the cpu kernels, and contiguous. ``places`` are required if the program has
     states.
     """
-    kernel = compiled(program, ascending)
+    compiled_kernel = compiled(program, ascending)
     inputs = [_rows(tensor) for tensor in elements]
-    if kernel.before is not None:
-        products, _ = run(kernel.before, elements=elements, vectors=vectors, weights=weights)
+    if compiled_kernel.before is not None:
+        products, _ = run(
+            compiled_kernel.before, elements=elements, vectors=vectors, weights=weights
+        )
         inputs += [_rows(tensor) for tensor in products]
     rows = [
         [_rows(tensor) for tensor in tensors]
         for tensors in (sequences, states, (*vectors, *weights))
     ]
-    chunks = places.chunks if kernel.of_chunks and places is not None else None
+    chunks = places.chunks if compiled_kernel.of_chunks and places is not None else None
     if chunks is None:
-        return _launch(kernel, places, Inputs(inputs, *rows))
-    return _launch_chunks(kernel, chunks, Inputs(inputs, *rows))
+        return _launch(compiled_kernel, places, Inputs(inputs, *rows))
+    return _launch_chunks(compiled_kernel, chunks, Inputs(inputs, *rows))
 
 
 def _launch_chunks(
-    kernel: Compiled, chunks: Chunks, inputs: Inputs
+    compiled_kernel: Compiled, chunks: Chunks, inputs: Inputs
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Run chunks as if they were sequences, after computing the states before them; see
     :func:`_launch`.
     """
-    ascending = kernel.ascending
-    roles = kernel.kernel.roles
+    ascending = compiled_kernel.ascending
+    roles = compiled_kernel.kernel.roles
 
     def of_sequences(state: Tensor, *elements: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         program = carry(state.shape[1])
@@ -182,13 +184,15 @@ def _launch_chunks(
     for index in carried:
         begin[index].zero_()
     _, changes = _launch(
-        cast(Compiled, kernel.of_chunks),
+        cast(Compiled, compiled_kernel.of_chunks),
         chunks.places,
         inputs._replace(sequences=rows, states=begin),
     )
     for index, b, a in zip(carried, changes[::2], changes[1::2], strict=True):
         (begin[index],), _ = of_sequences(inputs.states[index], b, a)
-    outputs, finals = _launch(kernel, chunks.places, inputs._replace(sequences=rows, states=begin))
+    outputs, finals = _launch(
+        compiled_kernel, chunks.places, inputs._replace(sequences=rows, states=begin)
+    )
     for index, (role, tensor) in enumerate(zip(roles, finals, strict=True)):
         if role == "summed":
             nothing = torch.full_like(
