@@ -18,6 +18,9 @@ if there are more sequences than colours, numbers distinguish them, in print too
 The pictures require matplotlib: ``pip install 'raglane[plot]'``.
 """
 
+# The files: layouts.py (batches and schedules, drawn by cells.py), charts.py (datasets),
+# elements.py (activity of a network), picture.py (the class of all pictures, and their themes).
+
 from __future__ import annotations
 
 from raglane.plot.charts import histogram, waste

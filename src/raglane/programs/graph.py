@@ -69,9 +69,8 @@ class Graph:
 
     nodes: list[Node] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)  # the number of the first column of each node
-    weights: list[tuple[int, int, int]] = field(
-        default_factory=list
-    )  # (groups, rows, depth) of each
+    # (groups, rows, depth) of each.
+    weights: list[tuple[int, int, int]] = field(default_factory=list)
     _numbers: dict[float | str, int] = field(default_factory=dict)
 
     def copy(self) -> Graph:
@@ -88,9 +87,8 @@ class Graph:
     def number(self, value: float) -> int:
         """Return the column of a number."""
         value = float(value)
-        key = (
-            value if value == value and value != 0 else repr(value)
-        )  # -0.0 equals 0.0, a NaN equals nothing
+        # -0.0 equals 0.0, a NaN equals nothing.
+        key = value if value == value and value != 0 else repr(value)
         if key not in self._numbers:
             self._numbers[key] = int(self.add(Node("number", (), 1, number=value))[0])
         return self._numbers[key]

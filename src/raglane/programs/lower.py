@@ -134,10 +134,8 @@ class Lowering:
             if index not in self.kinds and graph.nodes[index].operation != "number"
         }
         readers = np.zeros(len(graph.nodes), np.int64)
-        for operand in [
-            *results,
-            *(operand for node in nodes.values() for operand in node.operands),
-        ]:
+        operands = (operand for node in nodes.values() for operand in node.operands)
+        for operand in (*results, *operands):
             readers[list(set(graph.nodes_of(operand).tolist()))] += 1
         for index, node in list(nodes.items()):
             if node.operation != "add":
@@ -148,11 +146,8 @@ class Lowering:
                 if inner is None or inner.operation != "mul" or readers[factor] != 1:
                     continue
                 if np.array_equal(node.operands[position], graph.columns(factor)):
-                    nodes[index] = replace(
-                        node,
-                        operation="fma",
-                        operands=(*inner.operands, node.operands[1 - position]),
-                    )
+                    fused = (*inner.operands, node.operands[1 - position])
+                    nodes[index] = replace(node, operation="fma", operands=fused)
                     del nodes[factor]
                     break
         return nodes
@@ -246,20 +241,14 @@ class Lowering:
         graph = self.graph
         indexes = np.unique(graph.nodes_of(columns)).tolist()
         source = np.concatenate([graph.columns(index) for index in indexes])
-        if np.array_equal(
-            source, columns
-        ):  # whole results in the order in which they were computed
+        # Whole results in the order in which they were computed.
+        if np.array_equal(source, columns):
             return self._joined(indexes, columns)
-        source_block = self._at_once(source)
+        operand = self._at_once(source)
         picked: Columns = np.searchsorted(source, columns)
         block = self._together[key] = self._local(len(columns))
-        self._add(
-            "gather",
-            (Operand(block),),
-            (source_block,),
-            len(columns),
-            columns=tuple(picked.tolist()),
-        )
+        indexes = tuple(picked.tolist())
+        self._add("gather", (Operand(block),), (operand,), len(columns), columns=indexes)
         return block
 
     def _joined(self, indexes: list[int], columns: Columns) -> int:
@@ -268,12 +257,8 @@ class Lowering:
         self._together[columns.tobytes()] = block
         for index in indexes:
             width = self.graph.nodes[index].width
-            self._add(
-                "copy",
-                (Operand(block, start),),
-                (self._read(self.graph.columns(index), False),),
-                width,
-            )
+            source = self._read(self.graph.columns(index), False)
+            self._add("copy", (Operand(block, start),), (source,), width)
             start += width
         return block
 
@@ -309,7 +294,7 @@ class Lowering:
         pieces = [self._pieces(operand) for operand in operands]
         bounds = sorted({run.high for _, runs in pieces for run in runs})
         if len(bounds) > _PIECES:
-            wholes = tuple(self._whole_or_one(columns, runs) for columns, runs in pieces)
+            wholes = tuple(self._joined_or_repeated(columns, runs) for columns, runs in pieces)
             self._add(name, (Operand(block, start),), wholes, node.width)
             return
         begins: list[int] = []
@@ -344,7 +329,7 @@ class Lowering:
         self._moved[columns.tobytes()] = joined
         return columns, [_Run(0, len(columns), False)]
 
-    def _whole_or_one(self, columns: Columns, runs: list[_Run]) -> Operand:
+    def _joined_or_repeated(self, columns: Columns, runs: list[_Run]) -> Operand:
         if len(runs) == 1 and columns.tobytes() not in self._moved:
             return self._read(columns, runs[0].is_spread)
         return self._moved.get(columns.tobytes()) or self._at_once(columns)

@@ -225,20 +225,18 @@ class Tracer:
         result = function(*args, **kwargs)
         if result is None:
             return None  # an assertion that holds
-        if not isinstance(result, Tensor) and not all(
-            isinstance(argument, Tensor) for argument in result
-        ):
+        results = (result,) if isinstance(result, Tensor) else result
+        if not all(isinstance(item, Tensor) for item in results):
             raise Refused(f"{function._schema.name} does not return a tensor")
         arguments = [
             Known(self.record(argument).index) if isinstance(argument, Tensor) else argument
             for argument in _on_host(flat)
         ]
         args, kwargs = tree_unflatten(arguments, spec)
-        count = 1 if isinstance(result, Tensor) else len(result)
-        self._calls.append(Call(function, tuple(args), kwargs, count))
+        self._calls.append(Call(function, tuple(args), kwargs, len(results)))
         if isinstance(result, Tensor):
             return self._add_known(result, False)
-        return [self._add_known(argument, False) for argument in result]
+        return [self._add_known(item, False) for item in results]
 
     def note(self, function: Any, *args: Any) -> Tensor:
         """Compute from known tensors, here and before each run."""
@@ -258,9 +256,8 @@ class Tracer:
         if result.dtype is not args[0].dtype:
             raise Refused("it writes numbers of one dtype over those of another")
         if not torch.is_grad_enabled() and result.dtype.is_floating_point:
-            result = self.rules["through"](
-                self, None, result, args[0]
-            )  # autograd does not record it
+            # Autograd does not record it.
+            result = self.rules["through"](self, None, result, args[0])
         # The marks of all views of the target share memory.
         target.marks.copy_(self.marks(result).expand(target.marks.shape))
         return args[0]
@@ -290,13 +287,10 @@ class Tracer:
         place.
         """
         marks = self.marks(source)
-        if not bool(
-            (marks >> SHIFT == FREE).all()
-        ):  # autograd itself detaches values that all rows share
-            self._detached |= {
-                tensor_marks.untyped_storage().data_ptr()
-                for tensor_marks in (marks, self.marks(copy))
-            }
+        # Autograd itself detaches values that all rows share.
+        if not bool((marks >> SHIFT == FREE).all()):
+            self._detached.add(marks.untyped_storage().data_ptr())
+            self._detached.add(self.marks(copy).untyped_storage().data_ptr())
         return copy
 
     def constant(self, tensor: Tensor) -> Tensor:
@@ -377,8 +371,8 @@ def _on_host(arguments: list[Any]) -> list[Any]:
 
 def rows_for(sizes: Iterable[int]) -> int:
     """Return a number of rows that divides none of these sizes."""
-    wide = list(sizes)
-    return next((prime for prime in _PRIMES if all(size % prime for size in wide)), 59)
+    all_sizes = list(sizes)
+    return next((prime for prime in _PRIMES if all(size % prime for size in all_sizes)), 59)
 
 
 def draws_random_numbers(run: Callable[[], Any]) -> tuple[Any, bool]:

@@ -195,9 +195,8 @@ def _launch_chunks(
     )
     for index, (role, tensor) in enumerate(zip(roles, finals, strict=True)):
         if role == "summed":
-            nothing = torch.full_like(
-                inputs.states[index], -0.0
-            )  # the number that changes no other one
+            # The number that changes no other one.
+            nothing = torch.full_like(inputs.states[index], -0.0)
             _, (finals[index],) = of_sequences(nothing, tensor, torch.ones_like(tensor))
         else:
             finals[index] = chunks.end(tensor, ascending)
