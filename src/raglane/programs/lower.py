@@ -247,8 +247,8 @@ class Lowering:
         operand = self._at_once(source)
         picked: Columns = np.searchsorted(source, columns)
         block = self._together[key] = self._local(len(columns))
-        indexes = tuple(picked.tolist())
-        self._add("gather", (Operand(block),), (operand,), len(columns), columns=indexes)
+        order = tuple(picked.tolist())
+        self._add("gather", (Operand(block),), (operand,), len(order), columns=order)
         return block
 
     def _joined(self, indexes: list[int], columns: Columns) -> int:
