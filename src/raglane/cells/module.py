@@ -44,8 +44,10 @@ class ModuleCell(CellSpec):
             return values
         # Copied, because a module may overwrite its arguments.
         prepared = weights.prepare(values.clone(), offsets)
-        where = f"{type(weights).__name__}.prepare"
-        fix = "return a tensor with a row for each row of values"
+        where, fix = (
+            f"{type(weights).__name__}.prepare",
+            "return a tensor with a row for each row of values",
+        )
         if (
             not isinstance(prepared, Tensor)
             or prepared.dim() != 2
@@ -67,57 +69,58 @@ class ModuleCell(CellSpec):
         run = weights.step if hasattr(weights, "step") else weights
         # Copied, because a step may overwrite its arguments, such as the output of the previous
         # step.
-        copies = tuple([tensor.clone() for tensor in state])
+        own = tuple([part.clone() for part in state])
         try:
-            result = run(prepared.clone(), copies if self.is_tuple else copies[0])
+            given = run(prepared.clone(), own if self.is_tuple else own[0])
         except Exception as error:
             if run is not weights and not hasattr(weights, "initial_state"):
                 error.add_note(
                     "The state is one tensor; a cell with several returns them from initial_state"
                 )
             raise
-        if run is weights:
-            # One of torch's cells, which returns its state; the first one is the output.
-            result = (result[0] if self.is_tuple else result, result)
+        if (
+            run is weights
+        ):  # one of torch's cells, which returns its state; the first one is the output
+            given = (given[0] if self.is_tuple else given, given)
         where = f"{type(weights).__name__}.step"
-        if not isinstance(result, tuple | list) or len(result) != 2:
+        if not isinstance(given, tuple | list) or len(given) != 2:
             fix = "return output, state"
             raise ArgumentTypeError(
-                where, f"a {type(result).__name__}", "a pair (output, state)", fix
+                where, f"a {type(given).__name__}", "a pair (output, state)", fix
             )
-        output, new = result
+        output, new = given
         new = tuple(new) if self.is_tuple and isinstance(new, tuple | list) else (new,)
         rows = prepared.shape[0]
-        fix = "set output_size if it is not hidden_size"
-        _check(f"{where}: output", output, (rows, self.output_size), fix)
+        _check(
+            f"{where}: output",
+            output,
+            (rows, self.output_size),
+            "set output_size if it is not hidden_size",
+        )
         if len(new) != len(state):
             rule = f"{len(state)} tensors, like the initial state"
             raise ShapeError(f"{where}: state", f"{len(new)} tensors", rule, "return all of them")
-        for tensor, before in zip(new, state, strict=True):
-            _check(
-                f"{where}: state", tensor, tuple(before.shape), "return a state of the same shape"
-            )
+        for part, before in zip(new, state, strict=True):
+            _check(f"{where}: state", part, tuple(before.shape), "return a state of the same shape")
         # States keep their first dtype. Under autocast a step may return another one, and the dtype
         # of a result must not depend on whether the batch has empty sequences.
-        return output, tuple(
-            tensor.to(before.dtype) for tensor, before in zip(new, state, strict=True)
+        return output, tuple(part.to(before.dtype) for part, before in zip(new, state, strict=True))
+
+
+def _check(name: str, part: Any, shape: tuple[int, ...], fix: str) -> None:
+    if not isinstance(part, Tensor) or tuple(part.shape) != shape:
+        raise ShapeError(
+            name, _shape(part), f"a tensor of shape {shape}, one row per sequence", fix
+        )
+    _check_dtype(name, part)
+
+
+def _check_dtype(name: str, part: Tensor) -> None:
+    if not part.is_floating_point():
+        raise ArgumentTypeError(
+            name, str(part.dtype), "of a floating-point dtype", "convert it before it is returned"
         )
 
 
-def _check(name: str, tensor: Any, shape: tuple[int, ...], fix: str) -> None:
-    if not isinstance(tensor, Tensor) or tuple(tensor.shape) != shape:
-        rule = f"a tensor of shape {shape}, one row per sequence"
-        raise ShapeError(name, _shape(tensor), rule, fix)
-    _check_dtype(name, tensor)
-
-
-def _check_dtype(name: str, tensor: Tensor) -> None:
-    if not tensor.is_floating_point():
-        fix = "convert it before it is returned"
-        raise ArgumentTypeError(name, str(tensor.dtype), "of a floating-point dtype", fix)
-
-
-def _shape(value: Any) -> str:
-    return (
-        f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
-    )
+def _shape(part: Any) -> str:
+    return f"shape {tuple(part.shape)}" if isinstance(part, Tensor) else f"a {type(part).__name__}"
