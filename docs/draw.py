@@ -5,7 +5,6 @@ A test draws them again and compares.
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from pathlib import Path
@@ -26,13 +25,6 @@ CODE = {
     "waste": "rl.plot.waste([number % 97 + 3 for number in range(3000)])",
 }
 """The code of each picture by name, as shown in the pages."""
-
-OF_MEASUREMENTS = {
-    "times": 'rl.plot.times(measured["times"])',
-    "roofline": 'rl.plot.roofline(**measured["roofline"])',
-}
-"""Pictures of results of ``benchmarks/measured.py``, which the pages show without the code."""
-
 
 MODES = {"train": ("training", BLUE), "infer": ("inference", ORANGE)}
 KINDS = {
@@ -107,14 +99,10 @@ def speed(look: Look) -> bytes:
 def draw(folder: Path) -> None:
     """Write every picture to a folder, in both themes."""
     folder.mkdir(parents=True, exist_ok=True)
-    names = {
-        "rl": rl,
-        "measured": json.loads((RESULTS / "measured.json").read_text(encoding="utf-8")),
-    }
-    for name, code in (CODE | OF_MEASUREMENTS).items():
+    for name, code in CODE.items():
         for theme, ending in (("light", ""), ("dark", "-dark")):
             with rl.plot.theme(theme):
-                eval(code, names).save(folder / f"{name}{ending}.svg")
+                eval(code, {"rl": rl}).save(folder / f"{name}{ending}.svg")
     for look, ending in ((LIGHT, ""), (DARK, "-dark")):
         (folder / f"speed{ending}.svg").write_bytes(speed(look))
 

@@ -38,7 +38,7 @@ import raglane as rl
         ),
         (
             rl.plot,
-            "Picture attention gates histogram lanes norms packed padded roofline schedules theme times waste",
+            "Picture attention gates histogram lanes norms packed padded schedules theme waste",
         ),
         (rl.export, "build_operators onnx package"),
         (rl.serve, "Engine Stream deployment"),

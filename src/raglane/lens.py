@@ -180,7 +180,8 @@ class _Update(NamedTuple):
         """
         if depth == len(self.steps):
             return self.function(value)
-        step, opened = self.steps[depth], _open(value)
+        step = self.steps[depth]
+        opened = _open(value)
         if step is not _Mark.EACH:
             opened, key = self._find(value, opened, where, depth)
             keys: Sequence[Any] = (key,)
@@ -192,9 +193,9 @@ class _Update(NamedTuple):
             keys = opened.keys
         changed = {}
         for key in keys:
-            part = opened.get(key)
-            new = self.of(part, (*where, key), depth + 1)
-            if new is not part:
+            old = opened.get(key)
+            new = self.of(old, (*where, key), depth + 1)
+            if new is not old:
                 changed[key] = new
         return opened.replaced(changed) if changed else value
 
@@ -202,30 +203,27 @@ class _Update(NamedTuple):
         self, value: Any, opened: _Opened | None, where: tuple[Any, ...], depth: int
     ) -> tuple[_Opened, Any]:
         """Return the opened value with the key of a step; raises an error that lists the keys."""
-        step, path = self.steps[depth], _written(self.root, self.steps[: depth + 1])
+        step = self.steps[depth]
+        path = _written(self.root, self.steps[: depth + 1])
         got = f"{type(value).__name__} at {''.join(map(_step, where)) or 'the start'}"
         if opened is None:
             rule = (
                 "a path through dataclasses, named tuples, dicts, lists, tuples and Ragged batches"
             )
-            fix = (
-                "write .each before it if it may be None"
-                if value is None
-                else "end the path before it"
-            )
+            fix = "end the path before it"
+            if value is None:
+                fix = "write .each before it if it may be None"
             raise ArgumentTypeError(path, got, rule, fix)
         key = opened.find(step)
         if key is _Mark.NOWHERE:
             names = [name for name in opened.names if isinstance(name, str)]
             close = nearest(step, names) if isinstance(step, str) else None
-            others = (
-                "choose one of them"
-                if opened.keys is None
-                else "choose one, or write .each for all of them"
-            )
-            raise ArgumentError(
-                path, got, opened.rule(), f"write {_step(close)}" if close else others
-            )
+            fix = "choose one, or write .each for all of them"
+            if close:
+                fix = f"write {_step(close)}"
+            elif opened.keys is None:
+                fix = "choose one of them"
+            raise ArgumentError(path, got, opened.rule(), fix)
         return opened, key
 
 
@@ -234,11 +232,9 @@ def _step(step: Any) -> str:
     if step is _Mark.EACH:
         return ".each"
     is_name = isinstance(step, str) and step.isidentifier() and not keyword.iskeyword(step)
-    return (
-        f".{step}"
-        if is_name and step not in ("each", "apply") and not step.startswith("__")
-        else f"[{step!r}]"
-    )
+    if is_name and step not in ("each", "apply") and not step.startswith("__"):
+        return f".{step}"
+    return f"[{step!r}]"
 
 
 def _written(root: Any, steps: tuple[Any, ...]) -> str:
@@ -271,9 +267,8 @@ class _Fields:
 
     def rule(self) -> str:
         derived = [field.name for field in dataclasses.fields(self.value) if not field.init]
-        return f"one of the fields {_few(self.names)}" + (
-            f", not {_few(derived)} with init=False" if derived else ""
-        )
+        rule = f"one of the fields {_few(self.names)}"
+        return f"{rule}, not {_few(derived)} with init=False" if derived else rule
 
 
 class _Entries:
@@ -297,16 +292,14 @@ class _Entries:
         if not isinstance(self.value, MutableMapping):
             return type(self.value)({**self.value, **changed})
         new = copy.copy(self.value)
-        for key, part in changed.items():
-            new[key] = part
+        for key, new_value in changed.items():
+            new[key] = new_value
         return new
 
     def rule(self) -> str:
-        return (
-            f"one of the keys {_few(self.names)}"
-            if self.names
-            else "a path into a mapping with keys"
-        )
+        if not self.names:
+            return "a path into a mapping with keys"
+        return f"one of the keys {_few(self.names)}"
 
 
 class _Items:
@@ -331,7 +324,7 @@ class _Items:
         return self.value[key]
 
     def replaced(self, changed: dict[Any, Any]) -> Any:
-        items = [changed.get(index, part) for index, part in enumerate(self.value)]
+        items = [changed.get(index, item) for index, item in enumerate(self.value)]
         if isinstance(self.value, list):
             new = copy.copy(self.value)
             new[:] = items
@@ -342,11 +335,9 @@ class _Items:
 
     def rule(self) -> str:
         count = len(self.keys)
-        rule = (
-            f"an index of its {count} {self.noun}, from {-count} to {count - 1}"
-            if count
-            else f"a path into a sequence with {self.noun}"
-        )
+        rule = f"a path into a sequence with {self.noun}"
+        if count:
+            rule = f"an index of its {count} {self.noun}, from {-count} to {count - 1}"
         return f"{rule}, or one of the names {_few(self.names)}" if self.names else rule
 
 
@@ -369,9 +360,9 @@ class _Sequences(_Items):
         return self.sequences[key]
 
     def replaced(self, changed: dict[Any, Any]) -> Any:
-        for key, part in changed.items():
-            if not isinstance(part, Tensor):
-                got = f"a result of type {type(part).__name__} for {_step(key)} of a Ragged"
+        for key, result in changed.items():
+            if not isinstance(result, Tensor):
+                got = f"a result of type {type(result).__name__} for {_step(key)} of a Ragged"
                 rule = "a tensor for a sequence or the values"
                 raise ArgumentTypeError("function", got, rule, "return torch.as_tensor(...)")
         if "values" in changed:

@@ -114,7 +114,8 @@ class _Each(Schedule):
     name = "each"
 
     def table(self, lengths: Tensor, lanes: int | None = None) -> Table:  # noqa: ARG002
-        offsets, total = offsets_from_lengths(lengths), int(lengths.sum())
+        offsets = offsets_from_lengths(lengths)
+        total = int(lengths.sum())
         return Table(
             torch.arange(total + 1, device="cpu"),
             segment_ids(offsets, total),
@@ -140,18 +141,21 @@ class _Padded(Schedule):
     name = "padded"
 
     def table(self, lengths: Tensor, lanes: int | None = None) -> Table:  # noqa: ARG002
-        rows, steps = lengths.shape[0], longest(lengths)
+        rows = lengths.shape[0]
+        steps = longest(lengths)
         row = torch.arange(rows, device="cpu").repeat(steps)
         step = torch.arange(steps, device="cpu").repeat_interleave(rows)
         return Table(torch.arange(steps + 1, device="cpu") * rows, row, step, row)
 
     def count(self, lengths: Tensor, lanes: int | None = None) -> Count:  # noqa: ARG002
-        rows, steps = lengths.shape[0], longest(lengths)
+        rows = lengths.shape[0]
+        steps = longest(lengths)
         elements = rows * steps
         return Count(steps, elements, elements - int(lengths.sum()), rows if steps else 0)
 
     def phases(self, lengths: Tensor, lanes: int | None = None) -> tuple[Tensor, Tensor]:  # noqa: ARG002
-        rows, steps = lengths.shape[0], longest(lengths)
+        rows = lengths.shape[0]
+        steps = longest(lengths)
         return torch.tensor([rows], device="cpu"), torch.tensor([steps], device="cpu")
 
 
@@ -176,7 +180,8 @@ class _Packed(Schedule):
     name = "packed"
 
     def table(self, lengths: Tensor, lanes: int | None = None) -> Table:  # noqa: ARG002
-        steps, total = longest(lengths), int(lengths.sum())
+        steps = longest(lengths)
+        total = int(lengths.sum())
         time_offsets = offsets_from_lengths(torch.from_numpy(conjugate(lengths.numpy(), steps)))
         row = positions(time_offsets, total)
         return Table(
@@ -238,11 +243,14 @@ class _Lanes(Schedule):
         begins = slots // rows
         # A row that takes the next sequence without a pause does not change the number of active
         # rows.
-        times, place = np.unique(np.concatenate((begins, begins + waiting)), return_inverse=True)
-        changes = np.bincount(place[: len(waiting)], minlength=len(times))
-        changes -= np.bincount(place[len(waiting) :], minlength=len(times))
-        alive, kept = changes.cumsum()[:-1], changes[:-1] != 0
-        starts = np.flatnonzero(kept)
+        times, time_index = np.unique(
+            np.concatenate((begins, begins + waiting)), return_inverse=True
+        )
+        changes = np.bincount(time_index[: len(waiting)], minlength=len(times))
+        changes -= np.bincount(time_index[len(waiting) :], minlength=len(times))
+        alive = changes.cumsum()[:-1]
+        is_change = changes[:-1] != 0
+        starts = np.flatnonzero(is_change)
         lasting = np.diff(np.append(times[:-1][starts], times[-1:]))
         return torch.from_numpy(alive[starts]), torch.from_numpy(lasting)
 
@@ -287,19 +295,19 @@ def _earliest(free: IntArray, width: int, count: int) -> IntArray:
 
     A row with the free slot ``s`` can start them at ``s``, ``s + width``, ``s + 2 * width`` ...
     Divide the slots into windows of ``width`` from the smallest slot. From the window of its free
-    slot on, a row has one slot in each window, always at the same place in it. So one sort of the
-    rows by that place sorts all slots.
+    slot on, a row has one slot in each window, always at the same offset in it. So one sort of the
+    rows by that offset sorts all slots.
     """
-    first_window, place = np.divmod(free - free.min(), width)
-    by_place = np.argsort(place)
-    first_window = first_window[by_place]
+    first_window, offset = np.divmod(free - free.min(), width)
+    by_offset = np.argsort(offset)
+    first_window = first_window[by_offset]
     # In w windows, the r rows with the smallest first windows have w * r - sum(first windows)
     # slots, or fewer if one of these begins later; the maximum over r is exact. So the smallest w
     # that suffices for any r suffices.
     before = np.sort(first_window).cumsum()
     windows = int((-(-(count + before) // np.arange(1, free.shape[0] + 1))).min())
     window = np.arange(windows)[:, None]
-    slots: IntArray = (free.min() + window * width + place[by_place])[window >= first_window]
+    slots: IntArray = (free.min() + window * width + offset[by_offset])[window >= first_window]
     return slots[:count]
 
 
@@ -376,9 +384,14 @@ def cost(lengths: Any, *, lanes: int | None = None) -> dict[str, Cost]:
     counts = {name: schedule.count(host, lanes) for name, schedule in SCHEDULES.items()}
     return {
         name: Cost(
-            name, one.steps, one.elements, one.waste, one.elements, one.elements - one.sequences
+            schedule=name,
+            steps=count.steps,
+            elements=count.elements,
+            waste=count.waste,
+            multiplications=count.elements,
+            additions=count.elements - count.sequences,
         )
-        for name, one in counts.items()
+        for name, count in counts.items()
     }
 
 

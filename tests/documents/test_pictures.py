@@ -45,9 +45,6 @@ def test_documents_show_each_picture_and_its_code() -> None:
         assert shown is not None, name
         assert (shown[1], shown[3]) == (f"pictures/{name}-dark.svg", f"pictures/{name}.svg")
         assert before
-    shown_at_all = {(dark, light) for dark, _, light in picture.findall(text)}
-    for name in script.OF_MEASUREMENTS:
-        assert (f"pictures/{name}-dark.svg", f"pictures/{name}.svg") in shown_at_all, name
 
 
 def test_the_table_of_speedups_has_the_means_of_the_results() -> None:

@@ -201,7 +201,7 @@ def test_later_changes_of_weights_have_no_effect() -> None:
 def drawn_programs() -> list[Program]:
     """Programs that can be prepared."""
     drawn = (draw(Random(seed)) for seed in range(200))
-    fitting = [program for program in drawn if program.outputs and not program.given("sequence")]
+    fitting = [program for program in drawn if program.outputs and not program.widths("sequence")]
     return [replace(program, outputs=program.outputs[:1]) for program in fitting][:12]
 
 
@@ -298,7 +298,7 @@ def test_a_batch_without_room(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_programs_that_cannot_be_prepared() -> None:
     program = next(
-        own for own in (draw(Random(seed)) for seed in range(200)) if own.given("sequence")
+        own for own in (draw(Random(seed)) for seed in range(200)) if own.widths("sequence")
     )
     case = tensors_for(program, LENGTHS)
     with pytest.raises(ArgumentError, match="one output"):

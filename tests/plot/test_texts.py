@@ -5,9 +5,7 @@ outside.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -51,23 +49,6 @@ def test_of_lengths(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("most", [999_999, 98_765_432, 10**12])
 def test_of_very_long_lengths(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     assert faults_of_texts(plot.histogram([1, most]).figure, monkeypatch) == []
-
-
-@pytest.mark.parametrize("count", [1, 8, 40])
-@pytest.mark.parametrize(("least", "most"), [(1e-9, 2e-9), (1e-12, 1e4)])
-def test_of_measurements(
-    count: int, least: float, most: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    times: list[dict[str, Any]] = []
-    kernels: list[dict[str, Any]] = []
-    for place, span in enumerate(np.geomspace(least, most, count).tolist()):
-        name = f"{'a long name of a method ' * 2}{place}"
-        times.append({"method": name, "fill": 0.5, "seconds": span})
-        kernels.append({"name": name, "intensity": 1 / span, "rate": 1e3 / span})
-    assert faults_of_texts(plot.times(times).figure, monkeypatch) == []
-    assert (
-        faults_of_texts(plot.roofline(kernels, peak=1e12, bandwidth=1e10).figure, monkeypatch) == []
-    )
 
 
 def test_the_check_sees_faults(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -327,8 +327,6 @@ def calls_of_nn() -> list[Call]:
 
 def calls_of_plot() -> list[Call]:
     half, labels = Ragged.from_flat(ONES / 2, lengths=LENGTHS), ["ab", "", "c"]
-    kernel = {"name": "a", "intensity": 1.0, "rate": 1e9}
-    row: dict[str, Any] = {"method": "a", "fill": 0.5, "seconds": 1e-6}
     return [
         partial(plot.padded, lengths=LENGTHS, labels=labels, axes=None),
         partial(plot.packed, lengths=LENGTHS, labels=labels, axes=None),
@@ -336,9 +334,6 @@ def calls_of_plot() -> list[Call]:
         partial(plot.schedules, lengths=LENGTHS, lanes=2, axes=None),
         partial(plot.histogram, lengths=LENGTHS, batch_size=1, axes=None),
         partial(plot.waste, lengths=LENGTHS, batch_sizes=[1], seed=0, axes=None),
-        partial(plot.times, rows=[row], axes=None),
-        partial(lambda **given: plot.times([given]), **row),
-        partial(plot.roofline, kernels=[kernel], peak=1e11, bandwidth=1e10, axes=None),
         partial(plot.attention, weights=half, labels=labels, axes=None),
         partial(plot.gates, activity={"forget": half}, labels=labels, axes=None),
         partial(plot.norms, states={"h": half}, labels=labels, axes=None),

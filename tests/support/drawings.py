@@ -47,26 +47,6 @@ def _dark(draw: Callable[[], Picture]) -> Callable[[], Picture]:
     return drawn
 
 
-def _times(slowest: float = 4e-7) -> Picture:
-    rows = [
-        ("padded", 0.25, slowest),
-        ("padded", 1.0, 1e-7),
-        ("lanes", 0.25, 1e-7),
-        ("lanes", 1.0, 1e-7),
-    ]
-    return plot.times(
-        [{"method": method, "fill": fill, "seconds": seconds} for method, fill, seconds in rows]
-    )
-
-
-def _roofline(rate: float = 60e9) -> Picture:
-    kernels = [
-        {"name": "lstm", "intensity": 8, "rate": rate},
-        {"name": "sru", "intensity": 0.5, "rate": 9e9},
-    ]
-    return plot.roofline(kernels, peak=1e11, bandwidth=2e10)
-
-
 PICTURES: dict[str, tuple[Callable[[], Picture], Callable[[], Picture]]] = {
     "padded": (lambda: plot.padded(SIX), lambda: plot.padded([9, 8, 6, 4, 2, 3])),
     "padded-empty": (lambda: plot.padded([3, 0, 2]), lambda: plot.padded([3, 1, 1])),
@@ -81,8 +61,6 @@ PICTURES: dict[str, tuple[Callable[[], Picture], Callable[[], Picture]]] = {
     "schedules": (lambda: plot.schedules(EIGHT, 4), lambda: plot.schedules(EIGHT[::-1], 4)),
     "histogram": (lambda: plot.histogram(_lengths(), 64), lambda: plot.histogram(_lengths(), 65)),
     "waste": (lambda: plot.waste(_lengths()), lambda: plot.waste(_lengths(80))),
-    "times": (_times, lambda: _times(3.5e-7)),
-    "roofline": (_roofline, lambda: _roofline(30e9)),
     "attention": (
         lambda: plot.attention(_ragged(2), labels=_WORDS),
         lambda: plot.attention(_ragged(2, 0.11), labels=_WORDS),

@@ -77,7 +77,7 @@ def tensors_for(program: Program, lengths: list[int], *, ascending: bool = True)
     count, batch = int(offsets[-1]), len(lengths)
 
     def rows(kind: Kind, *size: int) -> list[Tensor]:
-        return [torch.randn(*size, width, dtype=torch.float64) for width in program.given(kind)]
+        return [torch.randn(*size, width, dtype=torch.float64) for width in program.widths(kind)]
 
     weights = [
         torch.randn(each.groups, each.rows, each.depth, dtype=torch.float64) * 0.5 / each.depth**0.5

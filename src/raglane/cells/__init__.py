@@ -1,4 +1,9 @@
-"""The cells: each has one file and one line in :data:`CELLS`."""
+"""The cells: each has one file and one line in :data:`CELLS`.
+
+- ``spec``: what all cells have; ``elementwise``: the cells whose state meets no matrix
+- ``module``: a user's module as a cell
+- ``regularised``: a cell with dropout on its state, zoneout, or resets
+"""
 
 from __future__ import annotations
 

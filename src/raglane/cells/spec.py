@@ -53,11 +53,11 @@ class Weights(NamedTuple):
     projection: Tensor | None = None
 
 
-def summed_bias(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+def summed_bias(first: Tensor | None, second: Tensor | None) -> Tensor | None:
     """Return the sum of both biases, ``(G * H,)``; None without biases."""
-    if one is None or other is None:
-        return other if one is None else one
-    return one + other
+    if first is None or second is None:
+        return second if first is None else first
+    return first + second
 
 
 def masked(h: Tensor, mask: Tensor | None) -> Tensor:

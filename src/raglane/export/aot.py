@@ -26,7 +26,7 @@ from raglane.cells.module import ModuleCell
 from raglane.cells.regularised import Marked
 from raglane.errors import ArgumentError, DispatchError, ExportError, MissingExtraError
 from raglane.export.signature import Layout, Signature
-from raglane.export.tracing import Place, check_dtype, evaluating, quiet, traced
+from raglane.export.tracing import ModuleTracker, check_dtype, evaluating, quiet, traced
 from raglane.export.verify import Verified, check_agrees
 from raglane.kernels.contract import Request, Result, run_directions
 from raglane.kernels.dispatch import use_backend
@@ -114,15 +114,15 @@ def package(
     loops = _Loops(has_kernels=operators is not None)
     with evaluating(model), quiet(), tempfile.TemporaryDirectory() as folder:
         _prepare(model)
-        with Place(model):
+        with ModuleTracker(model):
             program = traced(model, signature, loops)
-        made = Path(folder, "model.pt2")
-        _compile(program, made)
-        run: Any = torch._inductor.aoti_load_package(str(made))
-        verified = (
-            check_agrees(lambda inputs: run(*inputs.values()), model, signature) if verify else None
-        )
-        content = made.read_bytes()
+        compiled = Path(folder, "model.pt2")
+        _compile(program, compiled)
+        run: Any = torch._inductor.aoti_load_package(str(compiled))
+        verified = None
+        if verify:
+            verified = check_agrees(lambda inputs: run(*inputs.values()), model, signature)
+        content = compiled.read_bytes()
     write_file(target, content)
     return Packaged(
         target,
@@ -138,23 +138,23 @@ def _prepare(model: nn.Module) -> None:
     """Compare the Triton kernels of a model on a GPU with torch, which cannot be done while it is
     traced.
     """
-    for part in model.modules():
-        if isinstance(part, RecurrentLayer) and any(weight.is_cuda for weight in part.parameters()):
+    for layer in model.modules():
+        if isinstance(layer, RecurrentLayer) and any(
+            weight.is_cuda for weight in layer.parameters()
+        ):
             with suppress(DispatchError), use_backend(backend="triton"):
-                part.prepare()
+                layer.prepare()
 
 
-def _compile(program: Any, made: Path) -> None:
+def _compile(program: Any, target: Path) -> None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            torch._inductor.aoti_compile_and_package(program, package_path=str(made))
+            torch._inductor.aoti_compile_and_package(program, package_path=str(target))
     except Exception as error:
         got = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        rule, fix = (
-            "a graph that AOTInductor compiles",
-            "check that a C++ compiler is installed, or use rl.export.onnx",
-        )
+        rule = "a graph that AOTInductor compiles"
+        fix = "check that a C++ compiler is installed, or use rl.export.onnx"
         raise ExportError("model", got, rule, fix) from error
 
 
@@ -164,7 +164,8 @@ class _Loops(Loops):
     """
 
     def __init__(self, has_kernels: bool) -> None:
-        self.layers = self.loops = 0
+        self.layers = 0
+        self.loops = 0
         self._has_kernels = has_kernels
 
     def run_layer(self, layer: Request, table: Callable[[], Table]) -> Result | None:  # noqa: ARG002
@@ -174,15 +175,13 @@ class _Loops(Loops):
         if not self._has_kernels or layer.need_states or not has_cell(layer.cell.name):
             return None
         self.layers += 1
-        weights = [part for direction in layer.weights for part in direction]
-        initial = [part.contiguous() for part in layer.initial()]
+        weights = [tensor for direction in layer.weights for tensor in direction]
+        initial = [tensor.contiguous() for tensor in layer.initial()]
         c = initial[1] if len(initial) > 1 else None
-        found = torch.ops.raglane.layer(
+        output, *final = torch.ops.raglane.layer(
             layer.cell.name, layer.values, layer.offsets, initial[0], c, weights
         )
-        return Result(
-            found[0] if layer.need_output else None, tuple(found[1 : 1 + len(initial)]), None
-        )
+        return Result(output if layer.need_output else None, tuple(final[: len(initial)]), None)
 
     def launch(self, layer: Request) -> Result | None:
         """Add launches of Triton's kernels to the graph; return None if they do not run this
@@ -249,15 +248,14 @@ def build_operators(folder: str | Path) -> Path:
     kernels = location()
     if kernels is None:
         raise MissingExtraError(missing_kernels() or "")
-    target, built = Path(folder), kernels.with_name(LIBRARY)
+    target = Path(folder)
+    built = kernels.with_name(LIBRARY)
     if target.exists() and not target.is_dir():
         rule = "a folder, or the name of a new one"
         raise ArgumentError("folder", quote(str(folder)), rule, "pass the path of a folder")
     if not built.is_file():
-        got, rule = (
-            "an installation without them",
-            "those of a wheel for Linux, or of a build with RAGLANE_TORCH",
-        )
+        got = "an installation without them"
+        rule = "those of a wheel for Linux, or of a build with RAGLANE_TORCH"
         fix = "install a wheel; without operators, rl.export.package uses those of torch, which are slower"
         raise ExportError("operators", got, rule, fix)
     target.mkdir(parents=True, exist_ok=True)
@@ -268,10 +266,8 @@ def build_operators(folder: str | Path) -> Path:
 
 def load_operators(path: Path) -> None:
     """Register the operator ``raglane::layer`` and its shapes with torch, once."""
-    rule, fix = (
-        f"the file {LIBRARY}, next to the kernels",
-        "pass the result of rl.export.build_operators(folder)",
-    )
+    rule = f"the file {LIBRARY}, next to the kernels"
+    fix = "pass the result of rl.export.build_operators(folder)"
     if not path.is_file():
         raise ExportError("operators", quote(str(path)), rule, fix)
     try:

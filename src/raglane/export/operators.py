@@ -57,19 +57,19 @@ class Loops(graph.Loops):
         """See :class:`raglane.kernels.graph.Loops`."""
         self.steps.append(step)
         whole, padded = _with_a_row(table, state)
-        found = torch.onnx.ops.symbolic_multi_out(
+        results = torch.onnx.ops.symbolic_multi_out(
             SCAN,
             [*padded, whole.padded(prepared), whole.is_real, *step.weights],
             {"step": len(self.steps) - 1, "reverse": reverse},
             dtypes=[prepared.dtype] * (step.states + len(sizes)),
             shapes=[
-                *[part.shape for part in padded],
+                *[value.shape for value in padded],
                 *[(*whole.element.shape, size) for size in sizes],
             ],
             version=1,
         )
-        final = [_of_sequences(*pair) for pair in zip(found[: step.states], state, strict=True)]
-        return [*final, *found[step.states :]]
+        final = [_of_sequences(*pair) for pair in zip(results[: step.states], state, strict=True)]
+        return [*final, *results[step.states :]]
 
 
 def _with_a_row(table: Table, state: tuple[Tensor, ...]) -> tuple[Table, tuple[Tensor, ...]]:
@@ -78,13 +78,12 @@ def _with_a_row(table: Table, state: tuple[Tensor, ...]) -> tuple[Table, tuple[T
     """
     count: Any = torch.ones_like(table.lengths).sum().clamp(min=1).item()
     torch._check(count >= 1)
-    row, total = torch.arange(count, device=table.lengths.device), table.place.shape[0]
+    row = torch.arange(count, device=table.lengths.device)
+    total = table.place.shape[0]
     element = F.pad(table.element - total, (0, 1)).index_select(1, row) + total
     lengths = F.pad(table.lengths, (0, 1)).index_select(0, row)
-    return (
-        Table(element, element < total, table.place, lengths),
-        tuple([F.pad(part, (0, 0, 0, 1)).index_select(-2, row) for part in state]),
-    )
+    states = [F.pad(value, (0, 0, 0, 1)).index_select(-2, row) for value in state]
+    return Table(element, element < total, table.place, lengths), tuple(states)
 
 
 def _of_sequences(state: Tensor, before: Tensor) -> Tensor:
@@ -96,7 +95,7 @@ class _Operator(NamedTuple):
     """A recurrent operator of ONNX with the equations of a cell."""
 
     name: str
-    gates: tuple[int, ...]  # the place of each of ONNX's gates among the cell's
+    gates: tuple[int, ...]  # the index of each of ONNX's gates among the cell's
     signs: tuple[int, ...]  # the factor of each; 0 for a gate that is not used
     attributes: dict[str, Any]
 
@@ -131,7 +130,8 @@ _OPERATORS: dict[type, Callable[[Any], _Operator | None]] = {
 
 def _run_operator(operator: _Operator, layer: Request, table: Table) -> Result:
     """Run a layer, in all its directions, as one node."""
-    directions, size = layer.directions, layer.sizes[0]
+    directions = layer.directions
+    size = layer.sizes[0]
     table, initial = _with_a_row(table, layer.initial())
     attributes: dict[str, Any] = {
         "hidden_size": size,
@@ -142,34 +142,33 @@ def _run_operator(operator: _Operator, layer: Request, table: Table) -> Result:
     weights = layer.weights
     inputs: list[Tensor | None] = [
         table.padded(layer.values),
-        torch.stack([_reorder(operator, part.input) for part in weights]),
-        torch.stack([_reorder(operator, part.hidden) for part in weights]),
-        torch.stack([_biases(operator, part) for part in weights]),
+        torch.stack([_reorder(operator, value.input) for value in weights]),
+        torch.stack([_reorder(operator, value.hidden) for value in weights]),
+        torch.stack([_biases(operator, value) for value in weights]),
         table.lengths.clamp(min=1).to(torch.int32),
-        *[part.contiguous() for part in initial],
+        *[value.contiguous() for value in initial],
     ]
     if hasattr(weights[0], "peephole"):
         # ONNX's order of peepholes is i, o, f.
         inputs.append(
-            torch.stack([_chosen(part.peephole, 3, (0, 2, 1), (1, 1, 1)) for part in weights])
+            torch.stack([_in_order(value.peephole, 3, (0, 2, 1), (1, 1, 1)) for value in weights])
         )
     steps, count = table.element.shape
-    found = torch.onnx.ops.symbolic_multi_out(
+    results = torch.onnx.ops.symbolic_multi_out(
         operator.name,
         inputs,
         attributes,
         dtypes=[layer.values.dtype] * (1 + len(initial)),
-        shapes=[(steps, directions, count, size), *[part.shape for part in initial]],
+        shapes=[(steps, directions, count, size), *[value.shape for value in initial]],
         version=OPSET,
     )
     # (T, K, B, H) to (T, B, K * H).
-    outputs = found[0].transpose(1, 2).flatten(2)
+    outputs = results[0].transpose(1, 2).flatten(2)
     is_empty = (table.lengths == 0).view(1, -1, 1)
-    both = zip(layer.initial(), initial, found[1:], strict=True)
     final = tuple(
         [
-            _of_sequences(torch.where(is_empty, before, after), given)
-            for given, before, after in both
+            _of_sequences(torch.where(is_empty, before, after), state)
+            for state, before, after in zip(layer.initial(), initial, results[1:], strict=True)
         ]
     )
     return Result(table.flat(outputs) if layer.need_output else None, final, None)
@@ -177,10 +176,10 @@ def _run_operator(operator: _Operator, layer: Request, table: Table) -> Result:
 
 def _reorder(operator: _Operator, weight: Tensor) -> Tensor:
     """Return the rows of the cell's gates in the operator's order."""
-    return _chosen(weight, max(operator.gates) + 1, operator.gates, operator.signs)
+    return _in_order(weight, max(operator.gates) + 1, operator.gates, operator.signs)
 
 
-def _chosen(weight: Tensor, count: int, gates: tuple[int, ...], signs: tuple[int, ...]) -> Tensor:
+def _in_order(weight: Tensor, count: int, gates: tuple[int, ...], signs: tuple[int, ...]) -> Tensor:
     rows = weight.shape[0] // count
     # Not chunk, because constants are not folded through operators with several outputs.
     blocks = [weight[gate * rows : (gate + 1) * rows] for gate in range(count)]
@@ -211,7 +210,8 @@ def place_scans(model: Any, steps: list[Step]) -> None:
     traced: dict[Any, Any] = {}
     for number, node in enumerate(placeholders):
         step = steps[node.attributes["step"].as_int()]
-        loop, collected = step.states + 2, len(node.outputs) - step.states
+        loop = step.states + 2
+        collected = len(node.outputs) - step.states
         direction = int(bool(node.attributes["reverse"].as_int()))
         key = _key(step, node)
         if key not in traced:
@@ -228,7 +228,9 @@ def place_scans(model: Any, steps: list[Step]) -> None:
             num_outputs=len(node.outputs),
         )
         for old, new in zip(node.outputs, scan.outputs, strict=True):
-            new.name, new.shape, new.type = old.name, old.shape, old.type
+            new.name = old.name
+            new.shape = old.shape
+            new.type = old.type
         ir.convenience.replace_nodes_and_values(
             model.graph, node, [node], [scan], node.outputs, scan.outputs
         )
@@ -261,7 +263,7 @@ def _body(graph: Any, weights: Any, loop: int, prefix: str) -> Any:
     for value in [
         *graph.inputs,
         *graph.initializers.values(),
-        *[out for part in graph for out in part.outputs],
+        *[out for inner_node in graph for out in inner_node.outputs],
     ]:
         value.name = f"{prefix}_{value.name}"
     graph.name = prefix
@@ -272,9 +274,8 @@ def _body(graph: Any, weights: Any, loop: int, prefix: str) -> Any:
 def _traced(step: Step, node: Any) -> Any:
     """Return the graph of one step for any number of rows."""
     ir: Any = require("onnx_ir", "export")
-    kind = {ir.DataType.FLOAT: torch.float32, ir.DataType.DOUBLE: torch.float64}[
-        node.inputs[0].dtype
-    ]
+    kinds = {ir.DataType.FLOAT: torch.float32, ir.DataType.DOUBLE: torch.float64}
+    kind = kinds[node.inputs[0].dtype]
     rows = 3  # not 1, which a trace would treat as a constant
     *states, row = [
         torch.zeros(rows, int(value.shape[-1]), dtype=kind)
@@ -287,11 +288,9 @@ def _traced(step: Step, node: Any) -> Any:
     program = torch.export.export(step, arguments, dynamic_shapes=(dims,), strict=False)
     translations = None
     if kind is torch.float64:
-        program, translations = (
-            program.run_decompositions(exact_decompositions()),
-            exact_translations(),
-        )
-    found: Any = torch.onnx.export(
+        program = program.run_decompositions(exact_decompositions())
+        translations = exact_translations()
+    exported: Any = torch.onnx.export(
         program,
         opset_version=OPSET,
         dynamo=True,
@@ -299,8 +298,8 @@ def _traced(step: Step, node: Any) -> Any:
         optimize=False,
         custom_translation_table=translations,
     )
-    simplify(found.model)
-    return found.model.graph
+    simplify(exported.model)
+    return exported.model.graph
 
 
 def simplify(model: Any) -> None:
@@ -312,7 +311,7 @@ def simplify(model: Any) -> None:
     for _ in range(2):
         optimizer.fold_constants(model, input_size_limit=_MOST, output_size_limit=_MOST)
         passes.RemoveUnusedNodesPass()(model)
-    for one in (
+    for graph_pass in (
         passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
         passes.DeduplicateInitializersPass(),
         passes.CommonSubexpressionEliminationPass(),
@@ -322,7 +321,7 @@ def simplify(model: Any) -> None:
         passes.ClearMetadataAndDocStringPass(),
         passes.NameFixPass(),
     ):
-        one(model)
+        graph_pass(model)
 
 
 # -- replacements of operators that torch's exporter does not translate
@@ -356,11 +355,9 @@ def exact_translations() -> dict[Any, Callable[..., Any]]:
     # Without annotations by name, which the exporter evaluates in another namespace.
     def scalar_tensor(s, dtype=-1, layout="", device="", pin_memory=False):  # type: ignore[no-untyped-def]  # noqa: ARG001
         kind = ir.DataType(dtype if dtype > 0 else ir.DataType.FLOAT)
-        return (
-            op.Constant(value=ir.tensor(s, dtype=kind))
-            if isinstance(s, int | float)
-            else op.Cast(s, to=kind)
-        )
+        if isinstance(s, int | float):
+            return op.Constant(value=ir.tensor(s, dtype=kind))
+        return op.Cast(s, to=kind)
 
     scalar_tensor.__annotations__ = {
         "s": float,
@@ -398,10 +395,11 @@ def _repeat_interleave(repeats: Tensor, *, output_size: Any = None) -> Tensor:
 def _repeat_rows(
     self: Tensor, repeats: Tensor, dim: int | None = None, *, output_size: Any = None
 ) -> Tensor:
-    rows, along = (self.flatten(), 0) if dim is None else (self, dim)
+    if dim is None:
+        return _repeat_rows(self.flatten(), repeats, 0, output_size=output_size)
     if repeats.dim() == 0 or repeats.shape[0] == 1:
-        repeats = repeats.expand(rows.shape[along])
-    return rows.index_select(along, _repeat_interleave(repeats, output_size=output_size))
+        repeats = repeats.expand(self.shape[dim])
+    return self.index_select(dim, _repeat_interleave(repeats, output_size=output_size))
 
 
 def _padded_to_flat(padded: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:

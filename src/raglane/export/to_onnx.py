@@ -20,7 +20,7 @@ from raglane.errors import ExportError
 from raglane.export import operators
 from raglane.export.operators import OPSET, Loops
 from raglane.export.signature import Layout, Signature
-from raglane.export.tracing import Place, check_dtype, evaluating, quiet, traced
+from raglane.export.tracing import ModuleTracker, check_dtype, evaluating, quiet, traced
 from raglane.export.verify import Verified, check_agrees, in_runtime
 
 
@@ -87,12 +87,12 @@ def onnx(
         ...     exported.inputs, exported.outputs
         ({'values': ['sequences', 'steps', 3], 'lengths': ['sequences']}, ['output_0', 'output_1'])
     """
-    content, exported = made(model, path, example, layout, verify, metadata)
+    content, exported = content_of(model, path, example, layout, verify, metadata)
     write_file(exported.path, content)
     return exported
 
 
-def made(
+def content_of(
     model: nn.Module,
     path: str | Path,
     example: Any,
@@ -115,25 +115,30 @@ def made(
         content = _bytes_of(program)
         verified = check_agrees(in_runtime(content), model, signature) if verify else None
     graph = program.model.graph
-    return content, Exported(
-        target,
-        {
-            part.name: [one if isinstance(one, int) else str(one.value) for one in part.shape]
-            for part in graph.inputs
-        },
-        [value.name for value in graph.outputs],
-        dict(sorted(Counter(node.op_type for node in graph.all_nodes()).items())),
-        verified,
+    operator_counts = Counter(node.op_type for node in graph.all_nodes())
+    exported = Exported(
+        path=target,
+        inputs={value.name: _sizes(value.shape) for value in graph.inputs},
+        outputs=[value.name for value in graph.outputs],
+        operators=dict(sorted(operator_counts.items())),
+        verified=verified,
     )
+    return content, exported
+
+
+def _sizes(shape: Any) -> list[str | int]:
+    """Return the sizes of a shape, with the names of dynamic ones."""
+    return [size if isinstance(size, int) else str(size.value) for size in shape]
 
 
 def _converted(model: nn.Module, signature: Signature) -> Any:
     """Return the model as an ``onnx`` program of torch with Scans."""
-    loops, is_wide = Loops(), any(part.dtype is torch.float64 for part in model.parameters())
-    with Place(model) as place:
-        place.program = program = traced(model, signature, loops)
+    loops = Loops()
+    is_wide = any(parameter.dtype is torch.float64 for parameter in model.parameters())
+    with ModuleTracker(model) as tracker:
+        tracker.program = program = traced(model, signature, loops)
         program = _decomposed(program, is_wide)
-        found: Any = torch.onnx.export(
+        exported: Any = torch.onnx.export(
             program,
             dynamo=True,
             opset_version=OPSET,
@@ -143,12 +148,12 @@ def _converted(model: nn.Module, signature: Signature) -> Any:
             output_names=signature.output_names,
             custom_translation_table=operators.exact_translations() if is_wide else None,
         )
-        operators.place_scans(found.model, loops.steps)
-    operators.simplify(found.model)
-    for value, names in zip(found.model.graph.inputs, signature.inputs.values(), strict=True):
+        operators.place_scans(exported.model, loops.steps)
+    operators.simplify(exported.model)
+    for value, names in zip(exported.model.graph.inputs, signature.inputs.values(), strict=True):
         for dimension, name in names.items():
             value.shape[dimension] = name
-    return found
+    return exported
 
 
 def _decomposed(program: Any, is_wide: bool) -> Any:
@@ -166,6 +171,7 @@ def _bytes_of(program: Any) -> bytes:
         del proto.graph.value_info[:]
         content: bytes = proto.SerializeToString()
     except ValueError as error:
-        rule, fix = "at most 2 GB, the limit of one file", "export a smaller model"
+        rule = "at most 2 GB, the limit of one file"
+        fix = "export a smaller model"
         raise ExportError("model", str(error).splitlines()[0], rule, fix) from error
     return content

@@ -48,10 +48,10 @@ def traced(model: nn.Module, signature: Signature, loops: Loops) -> Any:
 
 def check_dtype(model: nn.Module) -> None:
     """Raise ExportError for parameters that are neither float32 nor float64."""
-    for name, part in model.named_parameters():
-        if part.is_floating_point() and part.dtype not in _DTYPES:
+    for name, parameter in model.named_parameters():
+        if parameter.is_floating_point() and parameter.dtype not in _DTYPES:
             fix = "export model.float(); an ONNX file can be made float16 afterwards, see docs/deploy.md"
-            raise ExportError(name, str(part.dtype), "of float32 or float64", fix)
+            raise ExportError(name, str(parameter.dtype), "of float32 or float64", fix)
 
 
 @contextmanager
@@ -84,14 +84,14 @@ def quiet() -> Iterator[None]:
             logger.setLevel(level)
 
 
-class Place:
+class ModuleTracker:
     """Tracks the module of a model that is being traced; errors in the block become ExportErrors
     with its name.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._names = {id(part): name for name, part in model.named_modules()}
-        self._parts = {name: type(part).__name__ for name, part in model.named_modules()}
+        self._names = {id(module): name for name, module in model.named_modules()}
+        self._kinds = {name: type(module).__name__ for name, module in model.named_modules()}
         self._stack: list[str] = []
         self.program: Any = None
 
@@ -110,26 +110,22 @@ class Place:
     ) -> None:
         for handle in self._handles:
             handle.remove()
-        if (
-            error is None
-            or not isinstance(error, Exception)
-            or isinstance(error, ExportError | MissingExtraError)
-        ):
+        if not isinstance(error, Exception) or isinstance(error, ExportError | MissingExtraError):
             return
         chain = list(_chain(error))
-        name = (
-            self._of_operator(chain)
-            if self.program is not None
-            else self._stack[-1]
-            if self._stack
-            else ""
-        )
+        name = self._current(chain)
         where = f"model.{name}" if name else "model"
-        known = next((link for link in chain if isinstance(link, RaglaneError)), None)
-        if known is not None:
-            raise ExportError(f"{where}: {known}") from error
-        got = f"a {self._parts.get(name, 'module')} that cannot be exported"
+        ours = next((link for link in chain if isinstance(link, RaglaneError)), None)
+        if ours is not None:
+            raise ExportError(f"{where}: {ours}") from error
+        got = f"a {self._kinds.get(name, 'module')} that cannot be exported"
         raise ExportError(where, got, *_reason(chain)) from error
+
+    def _current(self, chain: list[BaseException]) -> str:
+        """Return the name of the module in which the export failed, empty for the model."""
+        if self.program is not None:
+            return self._of_operator(chain)
+        return self._stack[-1] if self._stack else ""
 
     def _enter(self, module: nn.Module, inputs: Any) -> None:  # noqa: ARG002
         if id(module) in self._names:
@@ -144,23 +140,23 @@ class Place:
         text = " ".join(str(error) for error in chain)
         # The name of the node, or of the operator, which may be a later form of the traced one.
         named = re.findall(r"translating node %(\w+) ", text) + [
-            part.split("::")[-1] for part in _missing(text)
+            operator.split("::")[-1] for operator in _missing(text)
         ]
         for node in self.program.graph.nodes:
             stack = node.meta.get("nn_module_stack")
             if stack and any(node.name.startswith(name) for name in named):
                 inner = str(list(stack.values())[-1][0]).removeprefix("model").removeprefix(".")
-                if inner in self._parts:
+                if inner in self._kinds:
                     return inner
         return ""
 
 
 def _missing(text: str) -> list[str]:
     """Return the operators that the exporter cannot translate."""
-    found = re.findall(
+    names = re.findall(
         r"No (?:ONNX function|decompositions?)[^<]*<OpOverload\(op='([\w.:]+)'", text
     )
-    return [name.replace("aten.", "aten::") for name in found]
+    return [name.replace("aten.", "aten::") for name in names]
 
 
 def _chain(error: BaseException | None) -> Any:
@@ -174,23 +170,16 @@ def _reason(chain: list[BaseException]) -> tuple[str, str]:
     text = " ".join(str(error) for error in chain)
     if "data-dependent" in text or "DataDependent" in text:
         rule = "code that does not depend on numbers of a batch (if, int, float, item, tolist)"
-        return (
-            rule,
-            "compute with tensors, e.g. torch.where in place of if; layout='flat' supports e.g. BatchNorm1d",
-        )
+        fix = "compute with tensors, e.g. torch.where in place of if; layout='flat' supports e.g. BatchNorm1d"
+        return rule, fix
     if "Constraints violated" in text or "specialized it to be a constant" in text:
         rule = "code for batches of any size, without constants made of sizes"
-        return (
-            rule,
-            "take sizes from shapes, e.g. batch.offsets.shape[0] - 1 in place of len(batch)",
-        )
+        fix = "take sizes from shapes, e.g. batch.offsets.shape[0] - 1 in place of len(batch)"
+        return rule, fix
     missing = _missing(text)
     if missing:
         return f"made of operators that ONNX has, unlike {missing[0]}", "compute it in another way"
-    first = next(
-        (line for line in str(chain[-1]).splitlines() if line.strip()), type(chain[-1]).__name__
-    )
-    return (
-        f"one that torch.export and torch.onnx can translate ({first})",
-        "compute it in another way",
-    )
+    lines = (line for line in str(chain[-1]).splitlines() if line.strip())
+    first = next(lines, type(chain[-1]).__name__)
+    rule = f"one that torch.export and torch.onnx can translate ({first})"
+    return rule, "compute it in another way"

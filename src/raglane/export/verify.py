@@ -19,15 +19,18 @@ from raglane.export.signature import Signature
 from raglane.nn.recurrent.freeze import frozen_weights
 from raglane.ragged import Ragged
 
-_TOLERANCE = {
-    torch.float32: 1e-5,
-    torch.float64: 1e-9,
-}  # relative to the largest number of an output
+# Relative to the largest number of an output.
+_TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-9}
 # If a difference is larger, the model is compared this often with itself, with other rounding of
-# its weights; and the difference of a file may be larger than that by this factor.
-_NUDGES, _SAFE = 3, 8
+# its weights.
+_NUDGES = 3
+# The difference of a file may be larger than those by this factor.
+_SAFE = 8
 _REPORT = "report it, with the model, or pass verify=False"
-_BATCHES, _LONGEST, _MOST = 4, 300, 64
+# The batches of a comparison, their longest sequence, and the most sequences of one.
+_BATCHES = 4
+_LONGEST = 300
+_MOST = 64
 
 
 @dataclass(frozen=True)
@@ -55,11 +58,11 @@ def in_runtime(content: bytes) -> Run:
         session = engine.InferenceSession(content, options, providers=["CPUExecutionProvider"])
     except Exception as error:
         raise _refusal(error) from error
-    known = {part.name for part in session.get_inputs()}
+    names = {value.name for value in session.get_inputs()}
 
     def run(inputs: dict[str, Tensor]) -> Sequence[Any]:
         return session.run(
-            None, {name: _array(part) for name, part in inputs.items() if name in known}
+            None, {name: _array(value) for name, value in inputs.items() if name in names}
         )
 
     return run
@@ -68,84 +71,91 @@ def in_runtime(content: bytes) -> Run:
 def check_agrees(run: Run, model: nn.Module, signature: Signature) -> Verified:
     """Compare a file with its model on random batches."""
     names = signature.output_names
-    if any(
-        weights is not None and weights.is_int8 for weights in map(frozen_weights, model.modules())
-    ):
-        model = copy.deepcopy(
-            model
-        )  # not frozen, because the file has the weights in float32 and not in int8
-    source, generator = random.Random(), torch.Generator()
+    frozen = map(frozen_weights, model.modules())
+    if any(weights is not None and weights.is_int8 for weights in frozen):
+        # Not frozen, because the file has the weights in float32 and not in int8.
+        model = copy.deepcopy(model)
+    source = random.Random()
+    generator = torch.Generator()
     generator.seed()
-    worst, sequences, elements = 0.0, 0, 0
+    worst = 0.0
+    sequences = 0
+    elements = 0
     for lengths in _batches(source):
         leaves = signature.fresh(lengths, generator)
-        given = dict(zip(signature.inputs, signature.tensors(leaves), strict=True))
+        inputs = dict(zip(signature.inputs, signature.tensors(leaves), strict=True))
         try:
-            found = [_array(part) if isinstance(part, Tensor) else part for part in run(given)]
+            outputs = [
+                _array(output) if isinstance(output, Tensor) else output for output in run(inputs)
+            ]
         except Exception as error:
             raise _refusal(error) from error
-        wanted = _expected(model(*signature.rebuilt(leaves)), signature, leaves)
-        shares = [_difference(*pair, lengths) for pair in zip(names, found, wanted, strict=True)]
-        _check_small(names, shares, wanted, model, signature, leaves)
+        expected = _expected(model(*signature.rebuilt(leaves)), signature, leaves)
+        shares = [
+            _difference(*pair, lengths) for pair in zip(names, outputs, expected, strict=True)
+        ]
+        _check_small(names, shares, expected, model, signature, leaves)
         worst = max([worst, *shares])
-        sequences, elements = sequences + len(lengths), elements + sum(lengths)
+        sequences += len(lengths)
+        elements += sum(lengths)
     return Verified(_BATCHES, sequences, elements, worst)
 
 
 def _batches(source: random.Random) -> list[list[int]]:
     """Return lengths of batches: one sequence, several, many, and only empty ones."""
     counts = [1, source.randint(2, 9), source.randint(10, _MOST)]
-    found = [
-        [
-            source.randint(0, _LONGEST) if source.random() < 0.2 else source.randint(0, 20)
-            for _ in range(count)
-        ]
-        for count in counts
-    ]
-    found[0] = [source.randint(1, _LONGEST)]
-    return [*found, [0, 0]]
+    batches = [[_length(source) for _ in range(count)] for count in counts]
+    batches[0] = [source.randint(1, _LONGEST)]
+    return [*batches, [0, 0]]
 
 
-def _array(part: Tensor) -> Any:
-    return part.detach().cpu().contiguous().numpy()
+def _length(source: random.Random) -> int:
+    """Return a length that is mostly short."""
+    return source.randint(0, _LONGEST) if source.random() < 0.2 else source.randint(0, 20)
+
+
+def _array(tensor: Tensor) -> Any:
+    return tensor.detach().cpu().contiguous().numpy()
 
 
 def _expected(output: Any, signature: Signature, leaves: list[Ragged | Tensor]) -> list[Tensor]:
     """Return the model's outputs in the form of the file's."""
-    starts = [part for part in leaves if isinstance(part, Ragged)]
-    found: list[Tensor] = []
-    for part in pytree.tree_leaves(output, is_leaf=lambda part: isinstance(part, Ragged)):
-        if isinstance(part, Tensor):
-            found.append(part)
-        elif isinstance(part, Ragged):
-            given = any(start.offsets is part.offsets for start in starts)
-            pair = (part.values, part.offsets) if signature.layout == "flat" else part.to_padded()
-            found += pair[:1] if given else pair
-    return found
+    starts = [value for value in leaves if isinstance(value, Ragged)]
+    tensors: list[Tensor] = []
+    for value in pytree.tree_leaves(output, is_leaf=lambda value: isinstance(value, Ragged)):
+        if isinstance(value, Tensor):
+            tensors.append(value)
+        elif isinstance(value, Ragged):
+            is_input = any(start.offsets is value.offsets for start in starts)
+            pair = (
+                (value.values, value.offsets) if signature.layout == "flat" else value.to_padded()
+            )
+            tensors += pair[:1] if is_input else pair
+    return tensors
 
 
 def _difference(name: str, array: Any, expected: Tensor, lengths: list[int]) -> float:
     """Return the largest difference relative to the largest number; infinity if non-finite numbers
     differ.
     """
-    wanted = _array(expected)
-    if array.shape != wanted.shape:
+    target = _array(expected)
+    if array.shape != target.shape:
         got = f"shape {array.shape} for lengths {lengths[:9]}"
-        raise ExportError(name, got, f"of the model's shape {wanted.shape}", _REPORT)
-    if not np.issubdtype(wanted.dtype, np.floating):
-        return 0.0 if bool((array == wanted).all()) else float("inf")
-    finite = np.isfinite(wanted)
-    if not np.array_equal(array[~finite], wanted[~finite], equal_nan=True):
+        raise ExportError(name, got, f"of the model's shape {target.shape}", _REPORT)
+    if not np.issubdtype(target.dtype, np.floating):
+        return 0.0 if bool((array == target).all()) else float("inf")
+    finite = np.isfinite(target)
+    if not np.array_equal(array[~finite], target[~finite], equal_nan=True):
         return float("inf")
-    largest = float(np.abs(wanted[finite]).max(initial=0.0))
-    gap = float(np.abs(array[finite] - wanted[finite]).max(initial=0.0))
+    largest = float(np.abs(target[finite]).max(initial=0.0))
+    gap = float(np.abs(array[finite] - target[finite]).max(initial=0.0))
     return gap / largest if largest else gap
 
 
 def _check_small(
     names: list[str],
     shares: list[float],
-    wanted: list[Tensor],
+    expected: list[Tensor],
     model: nn.Module,
     signature: Signature,
     leaves: list[Ragged | Tensor],
@@ -155,35 +165,32 @@ def _check_small(
     Some networks amplify differences from step to step. Then the model with slightly changed
     weights differs as much, and the file may, too.
     """
-    limits = [_TOLERANCE.get(part.dtype, 1e-5) for part in wanted]
+    limits = [_TOLERANCE.get(output.dtype, 1e-5) for output in expected]
     if all(share <= limit for share, limit in zip(shares, limits, strict=True)):
         return
     for seed in range(_NUDGES):
         others = _expected(_nudged(model, seed)(*signature.rebuilt(leaves)), signature, leaves)
-        for place, (name, part, other) in enumerate(zip(names, wanted, others, strict=True)):
-            if part.is_floating_point():
-                limits[place] = max(
-                    limits[place], _SAFE * _difference(name, _array(other), part, [])
-                )
+        for index, (name, output, other) in enumerate(zip(names, expected, others, strict=True)):
+            if output.is_floating_point():
+                change = _difference(name, _array(other), output, [])
+                limits[index] = max(limits[index], _SAFE * change)
     for name, share, limit in zip(names, shares, limits, strict=True):
         if not share <= limit:
-            got = (
-                f"a difference of {share:.1e} of its largest number"
-                if share < torch.inf
-                else "other numbers"
-            )
-            raise ExportError(
-                name, got, f"the result of the model, to rounding, {limit:.0e}", _REPORT
-            )
+            got = "other numbers"
+            if share < torch.inf:
+                got = f"a difference of {share:.1e} of its largest number"
+            rule = f"the result of the model, to rounding, {limit:.0e}"
+            raise ExportError(name, got, rule, _REPORT)
 
 
 def _nudged(model: nn.Module, seed: int) -> nn.Module:
     """Return a copy of a model with each number moved by one rounding up, down or not."""
-    model, generator = copy.deepcopy(model), torch.Generator().manual_seed(seed)
-    for part in (*model.parameters(), *model.buffers()):
-        if part.is_floating_point():
-            change = torch.randint(-1, 2, part.shape, generator=generator).to(part.device)
-            part.mul_(1 + change.to(part.dtype) * torch.finfo(part.dtype).eps)
+    model = copy.deepcopy(model)
+    generator = torch.Generator().manual_seed(seed)
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.is_floating_point():
+            change = torch.randint(-1, 2, tensor.shape, generator=generator).to(tensor.device)
+            tensor.mul_(1 + change.to(tensor.dtype) * torch.finfo(tensor.dtype).eps)
     return model
 
 

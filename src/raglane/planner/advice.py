@@ -112,12 +112,10 @@ class Plan:
         if self.others:
             ratios = ", ".join(f"{name} {ratio:.2f}" for name, ratio in self.others.items())
             notes.append(f"other cells of this width, time of training in proportion: {ratios}")
-        run = (
-            ""
-            if self.most_bytes is None
-            else f" (one was run: {words.bytes_in_words(self.most_bytes)})"
-        )
-        notes.append(f"a training step fits into memory up to {self.most_elements:,} elements{run}")
+        fits = f"a training step fits into memory up to {self.most_elements:,} elements"
+        if self.most_bytes is not None:
+            fits += f" (one was run: {words.bytes_in_words(self.most_bytes)})"
+        notes.append(fits)
         notes += [self.tail] if self.tail else []
         notes += [words.ROUGH] if any(row.is_rough for row in seen) else []
         if self.busy:
@@ -183,9 +181,9 @@ def plan(
         >>> advice.best.batch_size, advice.best in advice.rows
         (32, True)
     """
-    known = lengths_of(lengths)
-    if not bool(known.any()):
-        got = f"{known.shape[0]} sequences, all of length 0"
+    counts = lengths_of(lengths)
+    if not bool(counts.any()):
+        got = f"{counts.shape[0]} sequences, all of length 0"
         raise ArgumentError(
             "lengths", got, "lengths with at least one above 0", "check the lengths"
         )
@@ -199,23 +197,23 @@ def plan(
         "a function of the finished share",
         "leave it out",
     )
-    sizes = _sizes(batch_sizes, max(known.shape[0] // ranks, 1))
-    own = next(twin.parameters(), torch.empty(0)).dtype
+    sizes = _sizes(batch_sizes, max(counts.shape[0] // ranks, 1))
+    dtype = next(twin.parameters(), torch.empty(0)).dtype
     most = None if memory is None else check_whole("memory", memory, 1, "pass a number of bytes")
-    ways = ways_of(twin, list(dict.fromkeys((own, *_dtypes(dtypes)))), _threads(threads))
+    ways = ways_of(twin, list(dict.fromkeys((dtype, *_dtypes(dtypes)))), _threads(threads))
     ways = _of_backends(ways, backends)
     with torch.random.fork_rng():
         calibration, busy = _calibration(twin, ways, fresh, progress or _show_progress)
     weights = sum(weight.numel() * weight.element_size() for weight in twin.parameters())
     limit = available_memory() / ranks if most is None else most
-    rows = _rows(known, sizes, ways, calibration, ranks, weights)
-    offered = [row for row in rows if row.dtype == str(own).removeprefix("torch.")]
+    rows = _rows(counts, sizes, ways, calibration, ranks, weights)
+    offered = [row for row in rows if row.dtype == str(dtype).removeprefix("torch.")]
     best = _best([row for row in offered if row.batch_size is not None], limit)
     by_elements = _best([row for row in offered if row.batch_size is None], limit)
     with torch.random.fork_rng():
-        others = compare_cells(twin, known, best)
-        elements, held = largest_batch(
-            twin, known, best, calibration, limit, weights, runs=memory is not None
+        others = compare_cells(twin, counts, best)
+        elements, peak = largest_batch(
+            twin, counts, best, calibration, limit, weights, runs=memory is not None
         )
     return Plan(
         tuple(rows),
@@ -224,62 +222,61 @@ def plan(
         words.why(best, rows, ranks),
         others,
         elements,
-        held,
-        words.tail(known, best, rows, calibration),
+        peak,
+        words.tail(counts, best, rows, calibration),
         " ".join(repr(twin).split()),
-        known.shape[0],
+        counts.shape[0],
         ranks,
         busy,
     )
 
 
-def _listed(name: str, given: Any, rule: str, example: str) -> list[Any]:
-    found = [] if isinstance(given, str) or not isinstance(given, Iterable) else list(given)
-    if not found:
-        raise ArgumentError(name, quote(given), rule, f"pass e.g. {example}, or leave it out")
-    return found
+def _listed(name: str, value: Any, rule: str, example: str) -> list[Any]:
+    items = [] if isinstance(value, str) or not isinstance(value, Iterable) else list(value)
+    if not items:
+        raise ArgumentError(name, quote(value), rule, f"pass e.g. {example}, or leave it out")
+    return items
 
 
-def _sizes(given: Sequence[int] | None, count: int) -> list[int]:
-    if given is None:
-        return [size for size in _BATCH_SIZES if size * _FEWEST_BATCHES <= count] or [
-            min(_BATCH_SIZES[0], count)
-        ]
-    sizes = _listed("batch_sizes", given, "a list of numbers of sequences", "[32]")
+def _sizes(batch_sizes: Sequence[int] | None, count: int) -> list[int]:
+    if batch_sizes is None:
+        usual = [size for size in _BATCH_SIZES if size * _FEWEST_BATCHES <= count]
+        return usual or [min(_BATCH_SIZES[0], count)]
+    sizes = _listed("batch_sizes", batch_sizes, "a list of numbers of sequences", "[32]")
     return [check_whole("batch_sizes", size, 1, "pass numbers of sequences") for size in sizes]
 
 
-def _threads(given: Sequence[int] | None) -> list[int]:
-    if given is None:
+def _threads(threads: Sequence[int] | None) -> list[int]:
+    if threads is None:
         return thread_counts(min(processors(), max(torch.get_num_threads(), 1)))
-    counts = _listed("threads", given, "a list of numbers of threads", "[1]")
+    counts = _listed("threads", threads, "a list of numbers of threads", "[1]")
     return [
         check_whole("threads", count, 1, most=max(processors(), torch.get_num_threads()))
         for count in counts
     ]
 
 
-def _dtypes(given: Sequence[torch.dtype] | None) -> list[torch.dtype]:
+def _dtypes(dtypes: Sequence[torch.dtype] | None) -> list[torch.dtype]:
     rule = "floating-point dtypes of torch"
-    if given is None or (isinstance(given, Sequence) and not given):
+    if dtypes is None or (isinstance(dtypes, Sequence) and not dtypes):
         return []
-    dtypes = _listed("dtypes", given, rule, "[torch.bfloat16]")
-    for dtype in dtypes:
+    listed = _listed("dtypes", dtypes, rule, "[torch.bfloat16]")
+    for dtype in listed:
         if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
             raise ArgumentTypeError("dtypes", quote(dtype), rule, "pass e.g. [torch.bfloat16]")
-    return dtypes
+    return listed
 
 
-def _of_backends(ways: list[Way], wanted: Sequence[str] | None) -> list[Way]:
-    if wanted is None:
+def _of_backends(ways: list[Way], backends: Sequence[str] | None) -> list[Way]:
+    if backends is None:
         return ways
-    names = _listed("backends", wanted, "a list of names", '["cpu"]')
-    found = [way for way in ways if way.backend in names]
-    if not found or any(name not in list(BACKENDS) for name in names):
+    names = _listed("backends", backends, "a list of names", '["cpu"]')
+    chosen = [way for way in ways if way.backend in names]
+    if not chosen or any(name not in list(BACKENDS) for name in names):
         able = ", ".join(dict.fromkeys(way.backend for way in ways))
         rule = f"backends that can run this layer, {able}"
         raise DispatchError("backends", quote(names), rule, "pass one of these, or leave it out")
-    return found
+    return chosen
 
 
 def _calibration(
@@ -289,14 +286,14 @@ def _calibration(
     cached.
     """
     key = calibrations.key_of(layer, ways)
-    kept = None if fresh else calibrations.load(key, ways)
-    if kept is not None:
-        return kept, False
+    cached = None if fresh else calibrations.load(key, ways)
+    if cached is not None:
+        return cached, False
     busy = is_busy(load())
-    found = calibrations.calibrate(layer, ways, progress)
+    measured = calibrations.calibrate(layer, ways, progress)
     if not busy:
-        calibrations.save(key, found)
-    return found, busy
+        calibrations.save(key, measured)
+    return measured, busy
 
 
 def _rows(
@@ -307,16 +304,16 @@ def _rows(
     ranks: int,
     weights: int,
 ) -> list[Row]:
-    part, factor = thin_out(lengths)
+    sample, factor = thin_out(lengths)
     mean = float(lengths.float().mean())
     limits = [BatchLimit(sequences=size) for size in sizes]
     limits += [BatchLimit(elements=max(1, round(size * mean)), too_long="alone") for size in sizes]
     rows: list[Row] = []
-    given: dict[str, Any] = {"factor": factor, "ranks": ranks, "weights": weights}
+    options: dict[str, Any] = {"factor": factor, "ranks": ranks, "weights": weights}
     for limit in limits:
         for grouped in (False, True):
-            epoch = epoch_of(part, limit, grouped=grouped)
-            rows += [row_of(way, limit, grouped, epoch, calibration, **given) for way in ways]
+            epoch = epoch_of(sample, limit, grouped=grouped)
+            rows += [row_of(way, limit, grouped, epoch, calibration, **options) for way in ways]
     return sorted(rows, key=lambda row: row.rank_seconds)
 
 

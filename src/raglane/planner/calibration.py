@@ -23,8 +23,10 @@ from raglane.planner.machine import facts
 from raglane.planner.model import Floats, Profile, Way, at, cast, features, fit
 from raglane.planner.probe import MODES, PROBES, peak_bytes
 
-# The folder in the user's cache folder, and the version of its files.
-_KIND, _FORMAT = "plans", 5
+# The folder in the user's cache folder.
+_KIND = "plans"
+# The version of its files.
+_FORMAT = 5
 # A way that takes this many times as long as the fastest, in most probes of every size, is measured
 # on short calls.
 _BEHIND = 2.0
@@ -86,51 +88,51 @@ def calibrate(
     fastest.
     """
     layers = {way.dtype: cast(layer, way.dtype) for way in ways}
-    known: dict[tuple[str, str, str], Floats] = {}
-    for way in ways:
-        # Memory does not depend on the number of threads.
-        key = way.backend, way.schedule, way.dtype
-        if key not in known:
-            known[key] = _weigh(way, layers[way.dtype])
-    memory = {way: known[way.backend, way.schedule, way.dtype] for way in ways}
-    measured = [_Measured(way, mode) for way in ways for mode in MODES]
+    memory = _weigh_all(ways, layers)
+    measurements = [_Measured(way, mode) for way in ways for mode in MODES]
     yardstick = probe.Yardstick(layers[ways[0].dtype], ways[0])
     looks: dict[int, list[float]] = {way.threads: [] for way in ways}
-    # The reference kernel is never the fastest if another backend supports the layer: it is
-    # measured briefly.
-    slow = {
-        way
-        for way in ways
-        if way.backend == "reference" and any(way.backend != other.backend for other in ways)
-    }
-    able, ahead = measured, list[_Measured]()
+    slow = _slow(ways)
+    able = measurements
+    ahead = list[_Measured]()
     for done, look in enumerate(_LOOKS):
-        for place, one in enumerate(able):
-            progress((done + place / len(able)) / len(_LOOKS))
-            is_slow = one.way in slow
-            probes = (
-                PROBES[:3]
-                if is_slow
-                else (*PROBES, probe.large_probes(_LARGE / max(memory[one.way][1], 1e-9)))
-            )
-            groups = _take_turns(one.way, probes)
-            with at(one.way):
-                own = look if one in ahead else _LOOKS[0]
-                looks[one.way.threads] += _measure(
-                    one, layers[one.way.dtype], groups, own, yardstick
+        for number, measurement in enumerate(able):
+            progress((done + number / len(able)) / len(_LOOKS))
+            way = measurement.way
+            probes = PROBES[:3]
+            if way not in slow:
+                probes = (*PROBES, probe.large_probes(_LARGE / max(memory[way][1], 1e-9)))
+            effort = look if measurement in ahead else _LOOKS[0]
+            with at(way):
+                looks[way.threads] += _measure(
+                    measurement, layers[way.dtype], _take_turns(way, probes), effort, yardstick
                 )
         progress((done + 1) / len(_LOOKS))
-        able = [one for one in able if one.way not in slow]
+        able = [measurement for measurement in able if measurement.way not in slow]
         ahead = _ahead(able)
-    usual = {threads: statistics.median(found) for threads, found in looks.items()}
-    found = Calibration({}, {}, memory, {}, usual[max(usual)])
-    for one in measured:
-        pair = one.way, one.mode
-        seen = np.array([found.features(one.way, profile) for profile in one.profiles.values()])
-        seconds = usual[one.way.threads] * np.array([one.time(lengths) for lengths in one.profiles])
-        found.seconds[pair], found.spread[pair] = fit(seen, seconds), one.spread(seen, seconds)
-        found.longest[pair] = float(seconds.max())
-    return found
+    usual = {threads: statistics.median(times) for threads, times in looks.items()}
+    calibration = Calibration({}, {}, memory, {}, usual[max(usual)])
+    for measurement in measurements:
+        measurement.fit_to(calibration, usual[measurement.way.threads])
+    return calibration
+
+
+def _weigh_all(ways: Sequence[Way], layers: dict[str, RecurrentLayer]) -> dict[Way, Floats]:
+    """Measure the memory of all ways; it does not depend on the number of threads."""
+    memory: dict[Way, Floats] = {}
+    for way in ways:
+        same = way._replace(threads=0)
+        if same not in memory:
+            memory[same] = _weigh(way, layers[way.dtype])
+    return {way: memory[way._replace(threads=0)] for way in ways}
+
+
+def _slow(ways: Sequence[Way]) -> set[Way]:
+    """Return the ways that are measured briefly: the reference kernel is never the fastest if
+    another backend supports the layer.
+    """
+    backends = {way.backend for way in ways}
+    return {way for way in ways if way.backend == "reference" and len(backends) > 1}
 
 
 @dataclass(eq=False)
@@ -156,8 +158,8 @@ class _Measured:
         return min(
             (
                 self.time(lengths)
-                * max(profile.length / known.length, profile.computed / known.computed)
-                for lengths, known in self.profiles.items()
+                * max(profile.length / measured.length, profile.computed / measured.computed)
+                for lengths, measured in self.profiles.items()
             ),
             default=0.0,
         )
@@ -174,12 +176,21 @@ class _Measured:
         """Return the median time of a probe in yardsticks."""
         return statistics.median(taken for _, taken in self.timed[lengths])
 
+    def fit_to(self, calibration: Calibration, yardstick: float) -> None:
+        """Add the coefficients that fit the times of all probes."""
+        pair = self.way, self.mode
+        seen = [calibration.features(self.way, profile) for profile in self.profiles.values()]
+        seconds = yardstick * np.array([self.time(lengths) for lengths in self.profiles])
+        calibration.seconds[pair] = fit(np.array(seen), seconds)
+        calibration.spread[pair] = self.spread(np.array(seen), seconds)
+        calibration.longest[pair] = float(seconds.max())
+
     def spread(self, seen: Floats, seconds: Floats) -> Floats:
         """Return the coefficients of ``Calibration.spread``, ``(timings, features)``."""
         rows = []
-        for place, timed in enumerate(self.timed.values()):
-            without = fit(np.delete(seen, place, 0), np.delete(seconds, place))
-            predicted = seen[place] @ without
+        for index, timed in enumerate(self.timed.values()):
+            without = fit(np.delete(seen, index, 0), np.delete(seconds, index))
+            predicted = seen[index] @ without
             rows += [without * (taken / predicted) for taken, _ in timed if predicted > 0]
         return np.array(rows).reshape(-1, seen.shape[1])
 
@@ -189,20 +200,25 @@ def _ahead(measured: Sequence[_Measured]) -> list[_Measured]:
     size.
     """
     fastest: dict[tuple[object, ...], float] = {}
-    for one in measured:
-        for lengths in one.timed:
-            key = one.mode, one.way.dtype, lengths
-            fastest[key] = min(fastest.get(key, math.inf), one.time(lengths))
+    for measurement in measured:
+        for lengths in measurement.timed:
+            key = measurement.mode, measurement.way.dtype, lengths
+            fastest[key] = min(fastest.get(key, math.inf), measurement.time(lengths))
 
-    def is_near(one: _Measured, group: Sequence[list[int]]) -> bool:
-        known = [lengths for lengths in map(tuple, group) if lengths in one.timed]
+    def is_near(measurement: _Measured, group: Sequence[list[int]]) -> bool:
+        timed = [lengths for lengths in map(tuple, group) if lengths in measurement.timed]
         ratios = [
-            one.time(lengths) / fastest[one.mode, one.way.dtype, lengths] for lengths in known
+            measurement.time(lengths) / fastest[measurement.mode, measurement.way.dtype, lengths]
+            for lengths in timed
         ]
         return bool(ratios) and statistics.median_low(ratios) < _BEHIND
 
-    near = {one.kind for one in measured if any(is_near(one, group) for group in PROBES)}
-    return [one for one in measured if one.kind in near]
+    near = {
+        measurement.kind
+        for measurement in measured
+        if any(is_near(measurement, group) for group in PROBES)
+    }
+    return [measurement for measurement in measured if measurement.kind in near]
 
 
 def _take_turns(way: Way, probes: Sequence[Sequence[list[int]]]) -> list[Sequence[list[int]]]:
@@ -215,7 +231,7 @@ def _take_turns(way: Way, probes: Sequence[Sequence[list[int]]]) -> list[Sequenc
 
 
 def _measure(
-    one: _Measured,
+    measurement: _Measured,
     layer: RecurrentLayer,
     groups: Sequence[Sequence[list[int]]],
     look: tuple[float, int],
@@ -226,21 +242,21 @@ def _measure(
     """
     looks = [yardstick.look()]
     for group in groups:
-        profiles = [Profile.of(one.way, torch.tensor(lengths)) for lengths in group]
+        profiles = [Profile.of(measurement.way, torch.tensor(lengths)) for lengths in group]
         # The shortest first, because the time of a group is limited.
-        order = sorted(range(len(group)), key=lambda place: one.expects(profiles[place]))
+        order = sorted(range(len(group)), key=lambda index: measurement.expects(profiles[index]))
         calls = [
-            probe.step_of(layer, probe.make_batch(layer, group[place]), one.mode, look[1])
-            for place in order
+            probe.step_of(layer, probe.make_batch(layer, group[index]), measurement.mode, look[1])
+            for index in order
         ]
         # The smallest are all measured, even on a slow machine: an unmeasured kind of batch would
         # seem free.
         longest = math.inf if group is groups[0] else look[0]
         times = probe.time_in_turns(calls, probe.device_of(layer), look[1], longest)
         looks.append(yardstick.look())
-        for place, seconds in zip(order, times, strict=False):
+        for index, seconds in zip(order, times, strict=False):
             # Other programs can only make a yardstick too long, so the shorter one is used.
-            one.add(group[place], profiles[place], seconds, min(looks[-2:]))
+            measurement.add(group[index], profiles[index], seconds, min(looks[-2:]))
         if len(times) < len(group):
             break
     return looks
@@ -248,24 +264,25 @@ def _measure(
 
 def _weigh(way: Way, layer: RecurrentLayer) -> Floats:
     """Fit the linear model of memory to a few batches."""
-    sizes, held = [], []
+    sizes = []
+    peaks = []
     with at(way):
         for lengths in map(torch.tensor, _WEIGHED):
             call = probe.step_of(layer, probe.make_batch(layer, lengths), "train")
             call()
             sizes.append(_size(Profile.of(way, lengths)))
-            held.append(peak_bytes(call, probe.device_of(layer)))
-    return fit(np.array(sizes), np.array(held, np.float64))
+            peaks.append(peak_bytes(call, probe.device_of(layer)))
+    return fit(np.array(sizes), np.array(peaks, np.float64))
 
 
 def key_of(layer: RecurrentLayer, ways: Sequence[Way]) -> str:
     """Return the cache key of a calibration: machine, versions, kernels, the layer without weights,
     and the ways.
     """
-    modules = {type(part) for part in layer.modules()}
-    own = [kind for kind in modules if kind.__module__.split(".")[0] not in ("torch", "raglane")]
+    modules = {type(module) for module in layer.modules()}
+    custom = [kind for kind in modules if kind.__module__.split(".")[0] not in ("torch", "raglane")]
     kernels = location()
-    parts = [
+    identity = [
         _FORMAT,
         PROBES,
         facts(["numpy"]),
@@ -276,39 +293,29 @@ def key_of(layer: RecurrentLayer, ways: Sequence[Way]) -> str:
             name: [*weight.shape, str(weight.dtype), str(weight.device)]
             for name, weight in layer.named_parameters()
         },
-        sorted(_source(kind) for kind in own),
+        sorted(_source(kind) for kind in custom),
         [tuple(way) for way in ways],
         os.environ.get("RAGLANE_ISA"),
         os.environ.get("RAGLANE_THREADS"),
     ]
-    return hashlib.sha256(repr(parts).encode()).hexdigest()[:24]
+    return hashlib.sha256(repr(identity).encode()).hexdigest()[:24]
 
 
 def load(key: str, ways: Sequence[Way]) -> Calibration | None:
     """Return the cached calibration of a key, or None if it is missing or damaged."""
     try:
         content = json.loads(caches.load(_KIND, key) or "")
-        seconds = {
-            (way, mode): _floats(content["seconds"][f"{way}; {mode}"])
-            for way in ways
-            for mode in MODES
-        }
+        names = {(way, mode): f"{way}; {mode}" for way in ways for mode in MODES}
+        seconds = {pair: _floats(content["seconds"][name]) for pair, name in names.items()}
         spread = {
-            (way, mode): _floats(content["spread"][f"{way}; {mode}"]).reshape(
-                -1, len(seconds[way, mode])
-            )
-            for way, mode in seconds
+            pair: _floats(content["spread"][name]).reshape(-1, len(seconds[pair]))
+            for pair, name in names.items()
         }
         memory = {way: _floats(content["memory"][str(way)]) for way in ways}
-        longest = {
-            (way, mode): float(content["longest"][f"{way}; {mode}"])
-            for way in ways
-            for mode in MODES
-        }
+        longest = {pair: float(content["longest"][name]) for pair, name in names.items()}
         _floats(list(longest.values()))
-        return Calibration(
-            seconds, spread, memory, longest, float(_floats([content["yardstick"]])[0])
-        )
+        yardstick = float(_floats([content["yardstick"]])[0])
+        return Calibration(seconds, spread, memory, longest, yardstick)
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
 
@@ -317,24 +324,26 @@ def save(key: str, calibration: Calibration) -> None:
     """Cache a calibration; a folder that cannot be written is ignored."""
     content = {
         "seconds": {
-            f"{way}; {mode}": list(found) for (way, mode), found in calibration.seconds.items()
+            f"{way}; {mode}": list(numbers) for (way, mode), numbers in calibration.seconds.items()
         },
         "spread": {
-            f"{way}; {mode}": found.ravel().tolist()
-            for (way, mode), found in calibration.spread.items()
+            f"{way}; {mode}": numbers.ravel().tolist()
+            for (way, mode), numbers in calibration.spread.items()
         },
-        "longest": {f"{way}; {mode}": found for (way, mode), found in calibration.longest.items()},
+        "longest": {
+            f"{way}; {mode}": numbers for (way, mode), numbers in calibration.longest.items()
+        },
         "yardstick": calibration.yardstick,
-        "memory": {str(way): list(found) for way, found in calibration.memory.items()},
+        "memory": {str(way): list(numbers) for way, numbers in calibration.memory.items()},
     }
     caches.save(_KIND, key, json.dumps(content))
 
 
 def _floats(numbers: Sequence[float]) -> Floats:
-    found = np.array(numbers, np.float64)
-    if found.ndim != 1 or not found.size or not np.isfinite(found).all():
+    array = np.array(numbers, np.float64)
+    if array.ndim != 1 or not array.size or not np.isfinite(array).all():
         raise ValueError("not a list of numbers")
-    return found
+    return array
 
 
 def _source(kind: type[torch.nn.Module]) -> str:

@@ -41,7 +41,7 @@ def facts(packages: Iterable[str] = ()) -> dict[str, str]:
     """Return the facts of the machine by name, with the versions of raglane, torch and
     ``packages``.
     """
-    found = {
+    hardware = {
         "processor": cpu_name(),
         "processors": f"{processors()} for this process, {os.cpu_count()} in all",
         "caches": _caches() or "unknown",
@@ -49,7 +49,7 @@ def facts(packages: Iterable[str] = ()) -> dict[str, str]:
         "system": f"{platform.system()} {platform.release()}, {platform.machine()}",
         "Python": platform.python_version(),
     }
-    return found | {name: _version(name) for name in ("raglane", "torch", *packages)}
+    return hardware | {name: _version(name) for name in ("raglane", "torch", *packages)}
 
 
 def cpu_name() -> str:
@@ -60,15 +60,13 @@ def cpu_name() -> str:
                 return line.partition(":")[2].strip()
     if platform.system() == "Darwin":
         command = ["sysctl", "-n", "machdep.cpu.brand_string"]
-        return (
-            subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
-            or platform.machine()
-        )
+        answer = subprocess.run(command, capture_output=True, text=True, check=False)
+        return answer.stdout.strip() or platform.machine()
     return platform.processor() or platform.machine()
 
 
 def _caches() -> str:
-    found = []
+    caches = []
     for folder in sorted(_CPU.glob("cpu0/cache/index*")):
         try:
             level, kind, size = (
@@ -77,8 +75,8 @@ def _caches() -> str:
         except OSError:
             continue
         if kind != "Instruction":
-            found.append(f"L{level} {size}")
-    return ", ".join(found)
+            caches.append(f"L{level} {size}")
+    return ", ".join(caches)
 
 
 def _isas() -> str:

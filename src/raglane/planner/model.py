@@ -84,13 +84,13 @@ def ways_of(
 ) -> list[Way]:
     """Return every way that supports the layer, without programs if a cpu kernel exists."""
     like = next(layer.parameters(), torch.empty(0))
-    found: list[Way] = []
+    ways: list[Way] = []
     for dtype in dtypes:
         batch = Ragged.from_flat(
             torch.zeros(1, layer.input_size, dtype=dtype, device=like.device), lengths=[1]
         )
         for name, backend in BACKENDS.items():
-            if name == "program" and any(way.backend == "cpu" for way in found):
+            if name == "program" and any(way.backend == "cpu" for way in ways):
                 continue  # a program of the same cell is not faster
             counts = (max(threads),) if name == "reference" else threads
             for schedule in backend.schedules:
@@ -99,11 +99,11 @@ def ways_of(
                         explain(layer, batch)
                 except DispatchError:
                     continue
-                found += [
+                ways += [
                     Way(name, schedule, str(dtype).removeprefix("torch."), count)
                     for count in counts
                 ]
-    return found
+    return ways
 
 
 def thread_counts(most: int) -> list[int]:
@@ -113,10 +113,10 @@ def thread_counts(most: int) -> list[int]:
 
 def cast(layer: RecurrentLayer, dtype: str) -> RecurrentLayer:
     """Return a copy of a layer in a dtype, or the layer itself if it has that dtype."""
-    wanted: torch.dtype = getattr(torch, dtype)
-    if all(weight.dtype is wanted for weight in layer.parameters()):
+    target: torch.dtype = getattr(torch, dtype)
+    if all(weight.dtype is target for weight in layer.parameters()):
         return layer
-    return copy.deepcopy(layer).to(wanted)
+    return copy.deepcopy(layer).to(target)
 
 
 @contextmanager
@@ -144,9 +144,8 @@ class Profile(NamedTuple):
     @classmethod
     def of(cls, way: Way, lengths: Tensor) -> Profile:
         """Return the profile of a call."""
-        rows, steps = _phases(
-            way.schedule, way.threads if way.backend in ("cpu", "program") else 0, lengths
-        )
+        threads = way.threads if way.backend in ("cpu", "program") else 0
+        rows, steps = _phases(way.schedule, threads, lengths)
         return cls(rows, steps, lengths.shape[0], int(lengths.sum()))
 
     @property
@@ -167,41 +166,40 @@ class Profile(NamedTuple):
 
 @lru_cache(maxsize=1024)  # by the identity of the lengths, which the ways of one schedule share
 def _phases(schedule: str, threads: int, lengths: Tensor) -> tuple[Integers, Integers]:
-    rows, steps = SCHEDULES[schedule].phases(
-        lengths, lanes_of(lengths, threads) if threads else None
-    )
+    lanes = lanes_of(lengths, threads) if threads else None
+    rows, steps = SCHEDULES[schedule].phases(lengths, lanes)
     return rows.numpy(), steps.numpy()
 
 
-def features(way: Way, profile: Profile, held: float) -> Floats:
+def features(way: Way, profile: Profile, memory: float) -> Floats:
     """Return the features of one call, of which the coefficients are fitted."""
-    steps, rows = profile.length, profile.computed
+    steps = profile.length
+    rows = profile.computed
     capped = [int(np.minimum(profile.rows, knot) @ profile.steps) for knot in _KNOTS]
-    beyond = [max(0.0, held / 1e6 - much) for much in _MUCH]
-    found: list[float] = [1, steps, *capped, rows, profile.count, *beyond]
+    beyond = [max(0.0, memory / 1e6 - much) for much in _MUCH]
+    columns: list[float] = [1, steps, *capped, rows, profile.count, *beyond]
     if (way.backend, way.schedule) == ("torch", "padded"):
         padding = rows > profile.real
-        found += [padding, padding * rows, padding * beyond[0]]
+        columns += [padding, padding * rows, padding * beyond[0]]
     if (way.backend, way.schedule) == ("torch", "packed"):
-        none = [0] * len(found)
-        found = (
-            [*found, *none, 0, 0]
-            if profile.is_even
-            else [*none, *found, steps * rows, steps * beyond[0]]
-        )
-    return np.array(found, np.float64)
+        none = [0] * len(columns)
+        if not profile.is_even:
+            columns = [*none, *columns, steps * rows, steps * beyond[0]]
+            return np.array(columns, np.float64)
+        columns = [*columns, *none, 0, 0]
+    return np.array(columns, np.float64)
 
 
 def fit(measured: Floats, seconds: Floats) -> Floats:
     """Fit coefficients of at least 0 that minimise relative errors; outliers have less weight."""
     scaled = measured / seconds[:, None]
     weights = np.ones(len(seconds))
-    found = _least_squares(scaled, weights)
+    coefficients = _least_squares(scaled, weights)
     for _ in range(5):
-        missed = np.abs(scaled @ found - 1)
+        missed = np.abs(scaled @ coefficients - 1)
         weights = _TRUSTED / np.maximum(missed, _TRUSTED)
-        found = _least_squares(scaled, weights)
-    return found
+        coefficients = _least_squares(scaled, weights)
+    return coefficients
 
 
 def _least_squares(scaled: Floats, weights: Floats) -> Floats:
@@ -213,12 +211,12 @@ def _least_squares(scaled: Floats, weights: Floats) -> Floats:
     unit = scaled / size
     gram = unit.T @ (weights[:, None] * unit) + 1e-6 * np.eye(unit.shape[1])
     aim = unit.T @ weights
-    found = np.zeros(len(size))
+    solution = np.zeros(len(size))
     free = np.zeros(len(size), bool)
     # Each round frees one coefficient that reduces the error. Few are bound again, so the limit is
     # never reached.
     for _ in range(10 * len(size)):
-        slope = np.where(free, -np.inf, aim - gram @ found)
+        slope = np.where(free, -np.inf, aim - gram @ solution)
         if slope.max() <= 1e-9:
             break
         free[slope.argmax()] = True
@@ -227,12 +225,12 @@ def _least_squares(scaled: Floats, weights: Floats) -> Floats:
             best[free] = np.linalg.solve(gram[np.ix_(free, free)], aim[free])
             below = free & (best <= 0)
             if not below.any():
-                found = best
+                solution = best
                 break
             # Go towards it until a coefficient reaches 0; that one is bound again.
             ratios = np.full(len(size), np.inf)
-            ratios[below] = found[below] / np.maximum(found[below] - best[below], 1e-300)
-            found = found + ratios.min() * (best - found)
+            ratios[below] = solution[below] / np.maximum(solution[below] - best[below], 1e-300)
+            solution = solution + ratios.min() * (best - solution)
             free &= ratios > ratios.min()
-            found[~free] = 0
-    return found / size
+            solution[~free] = 0
+    return solution / size

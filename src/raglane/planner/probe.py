@@ -33,14 +33,20 @@ MODES = ("train", "infer")
 
 Call = Callable[[], object]
 
-# The seconds for which a group of calls is repeated, and the least number of rounds after the
-# first; one round if the first takes three times as long.
-_SECONDS, _FEWEST = 0.06, 3
+# The seconds for which a group of calls is repeated.
+_SECONDS = 0.06
+# The least number of rounds after the first; one round if the first takes three times as long.
+_FEWEST = 3
 # Bytes of the copies of a batch: twice the 32 MB of cache that cores of AMD Zen 3 to 5 share.
 _CACHES = 64e6
-# The yardstick's batch: most and fewest sequences, mean length, and about the product of elements
-# and weights; and its number of calls per measurement.
-_MOST_YARD, _LEAST_YARD, _MEAN, _YARD_WORK, _LOOKS = 64, 4, 16, 1e8, 7
+# The most and fewest sequences of the yardstick's batch, and their mean length.
+_MOST_YARD = 64
+_LEAST_YARD = 4
+_MEAN = 16
+# About the product of its elements and weights.
+_YARD_WORK = 1e8
+# The calls of the yardstick per measurement.
+_LOOKS = 7
 
 
 def lognormal(count: int, mean: float, seed: int) -> list[int]:
@@ -94,9 +100,9 @@ def device_of(layer: RecurrentLayer) -> torch.device:
 def make_batch(layer: RecurrentLayer, lengths: Sequence[int] | Tensor) -> Ragged:
     """Return a batch of random values in the layer's dtype and on its device."""
     like = next(layer.parameters(), torch.empty(0))
-    known = torch.as_tensor(lengths, dtype=torch.int64)
-    values = torch.randn(int(known.sum()), layer.input_size, dtype=torch.float32)
-    return Ragged.from_flat(values.to(like), lengths=known)
+    counts = torch.as_tensor(lengths, dtype=torch.int64)
+    values = torch.randn(int(counts.sum()), layer.input_size, dtype=torch.float32)
+    return Ragged.from_flat(values.to(like), lengths=counts)
 
 
 def step_of(
@@ -114,7 +120,7 @@ def step_of(
     count = min(calls, 1 + int(_CACHES / max(values.nbytes, 1)))
     copies = [values, *(values.clone() for _ in range(count - 1))]
     turns = itertools.cycle(
-        [_with_values(batch, part.requires_grad_(mode == "train")) for part in copies]
+        [_with_values(batch, copy.requires_grad_(mode == "train")) for copy in copies]
     )
     if mode == "infer":
 
@@ -128,10 +134,10 @@ def step_of(
     slope = values.new_ones(*values.shape[:-1], width)
 
     def train() -> None:
-        wanted = next(turns)
-        output, _ = layer(wanted)
+        inputs = next(turns)
+        output, _ = layer(inputs)
         torch.autograd.backward(_values_of(output), slope)
-        _values_of(wanted).grad = None
+        _values_of(inputs).grad = None
         for weight in weights:
             weight.grad = None
 
@@ -157,23 +163,25 @@ def time_in_turns(
     round warms up.
     """
     wait = _wait_of(device)
-    spent, warm = 0.0, 0
+    spent = 0.0
+    warm = 0
     while warm < len(calls) and spent < within:
         spent += _clock(calls[warm], wait)
         warm += 1
-    kept: list[list[float]] = []
+    timings: list[list[float]] = []
     fewest = min(_FEWEST, rounds) if spent < 3 * _SECONDS else 1
-    while len(kept) < fewest or (spent < _SECONDS and len(kept) < rounds):
-        kept.append([_clock(call, wait) for call in calls[:warm]])
-        spent += sum(kept[-1])
-    return [statistics.median_low(times) for times in zip(*kept, strict=True)]
+    while len(timings) < fewest or (spent < _SECONDS and len(timings) < rounds):
+        timings.append([_clock(call, wait) for call in calls[:warm]])
+        spent += sum(timings[-1])
+    return [statistics.median_low(times) for times in zip(*timings, strict=True)]
 
 
 class Yardstick:
     """The current speed of the machine: the time of a small training step of the layer."""
 
     def __init__(self, layer: RecurrentLayer, way: Way) -> None:
-        self._way, self._wait = way, _wait_of(device_of(layer))
+        self._way = way
+        self._wait = _wait_of(device_of(layer))
         weights = sum(weight.numel() for weight in layer.parameters())
         count = min(max(int(_YARD_WORK / (_MEAN * max(weights, 1))), _LEAST_YARD), _MOST_YARD)
         self._step = step_of(layer, make_batch(layer, lognormal(count, _MEAN, 3)), "train")
@@ -224,10 +232,10 @@ def peak_bytes(call: Callable[[], object], device: torch.device) -> int:
     finally:
         if level is None:
             del os.environ["KINETO_LOG_LEVEL"]
-    held = peak = 0
+    memory = peak = 0
     for event in sorted(events, key=lambda event: event.start_ns()):
-        held += event.nbytes()
-        peak = max(peak, held)
+        memory += event.nbytes()
+        peak = max(peak, memory)
     return peak
 
 
@@ -241,8 +249,10 @@ CELLS = {
 COLUMNS = ("cell", "size", "mode", "elements", "ours_ms", "packed_ms", "padded_ms", "times_faster")
 """The columns of the table of ``raglane bench``."""
 
-# The most rounds of a case, and the seconds after which no further round begins.
-_BENCH_ROUNDS, _BENCH_SECONDS = 7, 5.0
+# The most rounds of a case.
+_BENCH_ROUNDS = 7
+# The seconds after which no further round of a case begins.
+_BENCH_SECONDS = 5.0
 # The largest error relative to torch in float64, whose outputs are at most 1.
 _TOLERANCE = 1e-4
 
@@ -267,7 +277,8 @@ def time_layer(cell: str, size: Size, lengths: Sequence[int], mode: str) -> tupl
     ours, torchs = (kind(size.input, size.hidden) for kind in CELLS[cell])
     torchs.load_state_dict(ours.state_dict())
     batch = make_batch(ours, draw(lengths, size.batch))
-    packed, padded = batch.to_packed(), batch.to_padded(batch_first=False)[0]
+    packed = batch.to_packed()
+    padded = batch.to_padded(batch_first=False)[0]
     with torch.no_grad():
         truth = Ragged.from_packed(torchs.double()(packed.double())[0]).values
         torchs.float()
@@ -282,11 +293,14 @@ def time_layer(cell: str, size: Size, lengths: Sequence[int], mode: str) -> tupl
         step_of(torchs, packed, mode),
         step_of(torchs, padded, mode),
     ]
-    begun, rounds = time.perf_counter(), [time_in_turns(steps, batch.values.device)]
+    begun = time.perf_counter()
+    rounds = [time_in_turns(steps, batch.values.device)]
     while len(rounds) < _BENCH_ROUNDS and time.perf_counter() - begun < _BENCH_SECONDS:
         rounds.append(time_in_turns(steps, batch.values.device))
     taken = [1000 * statistics.median(times) for times in zip(*rounds, strict=True)]
-    faster = statistics.median(min(others) / own for own, *others in rounds)
+    faster = statistics.median(
+        min(in_packs, in_padding) / layer_seconds for layer_seconds, in_packs, in_padding in rounds
+    )
     return cell, str(size), mode, len(batch.values), *taken, faster
 
 
@@ -301,7 +315,7 @@ def lengths_of_file(path: Path) -> list[int]:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         got = f"{str(path)!r}, which cannot be read ({why})"
         raise DataError("lengths", got, "a readable text file", fix) from error
-    found: list[int] = []
+    lengths: list[int] = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -309,12 +323,11 @@ def lengths_of_file(path: Path) -> list[int]:
         if not (text.isascii() and text.isdigit() and len(text) <= 7 and 1 <= int(text) <= 10**6):
             rule = "a file with one integer from 1 to 1,000,000 per line"
             raise DataError("lengths", f"{quote(text)} in line {number} of {path}", rule, fix)
-        found.append(int(text))
-    if not found:
-        raise DataError(
-            "lengths", f"no length in {path}", "a file with one integer of at least 1 per line", fix
-        )
-    return found
+        lengths.append(int(text))
+    if not lengths:
+        rule = "a file with one integer of at least 1 per line"
+        raise DataError("lengths", f"no length in {path}", rule, fix)
+    return lengths
 
 
 def draw(lengths: Sequence[int], count: int) -> list[int]:
@@ -323,7 +336,6 @@ def draw(lengths: Sequence[int], count: int) -> list[int]:
     """
     if count == len(lengths):
         return list(lengths)
-    places = torch.randint(
-        len(lengths), (count,), generator=torch.Generator("cpu").manual_seed(1), device="cpu"
-    )
-    return [lengths[place] for place in places.tolist()]
+    generator = torch.Generator("cpu").manual_seed(1)
+    drawn = torch.randint(len(lengths), (count,), generator=generator, device="cpu")
+    return [lengths[index] for index in drawn.tolist()]

@@ -29,12 +29,15 @@ _DRAWN = 512
 _INSIDE = 0.9
 # The least time of a call in seconds: on a busy machine a line through measured times can reach 0.
 LEAST = 1e-7
-# The most sequences and batches that are evaluated; longer lists are sampled.
-_SEQUENCES, _BATCHES = 1 << 16, 64
-# A run is skipped if it would take more seconds, or a larger share of the free memory.
-_LONGEST, _SHARE = 30.0, 0.5
-# Cells that are compared with the layer, and the most elements of the batch on which they are
-# timed.
+# The most sequences that are evaluated; longer lists are sampled.
+_SEQUENCES = 1 << 16
+# The most batches that are evaluated.
+_BATCHES = 64
+# A run is skipped if it would take more seconds.
+_LONGEST = 30.0
+# A run is skipped if it would take a larger share of the free memory.
+_SHARE = 0.5
+# Cells that are compared with the layer.
 _CELLS: tuple[Any, ...] = (
     nn.LSTM,
     nn.GRU,
@@ -45,6 +48,7 @@ _CELLS: tuple[Any, ...] = (
     nn.MinGRU,
     nn.MinLSTM,
 )
+# The most elements of the batch on which they are timed.
 _ELEMENTS = 4096
 
 
@@ -159,14 +163,16 @@ def thin_out(lengths: Tensor) -> tuple[Tensor, float]:
 
 def epoch_of(lengths: Tensor, limit: BatchLimit, *, grouped: bool, seed: int = 0) -> Epoch:
     """Return the batches of an epoch."""
-    known = lengths.numpy()
+    counts = lengths.numpy()
     order = EpochOrder.grouped() if grouped else EpochOrder.random()
-    rows, bounds = BatchSampler(known, limit, order, seed=seed).whole()
-    ordered, starts, ends = known[rows], bounds[:-1], bounds[1:]
-    longest, real = longest_and_elements(known, rows, bounds)
+    rows, bounds = BatchSampler(counts, limit, order, seed=seed).whole()
+    ordered = counts[rows]
+    starts = bounds[:-1]
+    ends = bounds[1:]
+    longest, real = longest_and_elements(counts, rows, bounds)
     chosen, weights = _choose(longest, real, seed)
     return Epoch(
-        tuple(torch.from_numpy(ordered[starts[place] : ends[place]]) for place in chosen),
+        tuple(torch.from_numpy(ordered[starts[index] : ends[index]]) for index in chosen),
         weights,
         int(real.sum()),
         int((longest * (ends - starts)).sum()),
@@ -187,8 +193,8 @@ def _choose(longest: Integers, real: Integers, seed: int) -> tuple[Integers, NDA
     drawn = np.random.default_rng(seed).choice(
         others, _BATCHES - len(extreme), replace=False, shuffle=False
     )
-    known = int(real[drawn].sum())
-    each = int(real[others].sum()) / known if known else len(others) / len(drawn)
+    drawn_elements = int(real[drawn].sum())
+    each = int(real[others].sum()) / drawn_elements if drawn_elements else len(others) / len(drawn)
     return np.concatenate((extreme, drawn)), np.repeat([1.0, each], [len(extreme), len(drawn)])
 
 
@@ -204,8 +210,8 @@ def row_of(
     weights: int,
 ) -> Row:
     """Predict the cost of an epoch."""
-    found = [Profile.of(way, lengths) for lengths in epoch.batches]
-    seen = np.array([calibration.features(way, profile) for profile in found])
+    profiles = [Profile.of(way, lengths) for lengths in epoch.batches]
+    seen = np.array([calibration.features(way, profile) for profile in profiles])
     train, infer = (np.maximum(seen @ calibration.seconds[way, mode], LEAST) for mode in MODES)
     total = epoch.weights @ seen * factor
     train_range, infer_range = (_range(calibration.spread[way, mode] @ total) for mode in MODES)
@@ -228,7 +234,7 @@ def row_of(
         step_p50=_quantile(train, epoch.weights, 0.5),
         step_p90=_quantile(train, epoch.weights, 0.9),
         step_max=float(train.max()),
-        peak_bytes=weights + max(calibration.bytes_of(way, profile) for profile in found),
+        peak_bytes=weights + max(calibration.bytes_of(way, profile) for profile in profiles),
         rank_spread=_spread(train, epoch.weights, ranks),
         is_rough=not all(
             calibration.reaches(way, mode, seconds, epoch.weights)
@@ -276,9 +282,9 @@ def compare_cells(layer: RecurrentLayer, lengths: Tensor, best: Row) -> dict[str
         ways = ways_of(other, [batch.values.dtype], [best.threads])
         calls[kind.__name__] = _step(other.train(layer.training), batch, ways[0])
     times = dict(zip(calls, time_in_turns(list(calls.values()), device), strict=True))
-    own = times.pop("")
-    found = {name: taken / own for name, taken in times.items()}
-    return dict(sorted(found.items(), key=lambda item: item[1]))
+    layer_seconds = times.pop("")
+    ratios = {name: taken / layer_seconds for name, taken in times.items()}
+    return dict(sorted(ratios.items(), key=lambda item: item[1]))
 
 
 def _step(layer: RecurrentLayer, batch: Ragged, way: Way) -> Callable[[], object]:
@@ -295,11 +301,11 @@ def _sample(lengths: Tensor, best: Row) -> Tensor:
     """Return the lengths of the batch whose number of elements is the median, shortened to
     ``_ELEMENTS``.
     """
-    part, _ = thin_out(lengths)
-    batches = epoch_of(part, best.limit, grouped=best.grouped).batches
+    sample, _ = thin_out(lengths)
+    batches = epoch_of(sample, best.limit, grouped=best.grouped).batches
     typical = sorted(batches, key=lambda batch: int(batch.sum()))[len(batches) // 2]
-    kept = int((typical.cumsum(0) <= _ELEMENTS).sum())
-    return typical[: max(kept, 1)].clamp(max=_ELEMENTS)
+    count = int((typical.cumsum(0) <= _ELEMENTS).sum())
+    return typical[: max(count, 1)].clamp(max=_ELEMENTS)
 
 
 def largest_batch(
@@ -315,9 +321,9 @@ def largest_batch(
     """Return the most elements of a training step that fits into ``memory``, and its measured
     bytes, or None.
     """
-    part, _ = thin_out(lengths)
-    order = np.random.default_rng(0).permutation(len(part))
-    drawn = part[torch.from_numpy(order)]
+    sample, _ = thin_out(lengths)
+    order = np.random.default_rng(0).permutation(len(sample))
+    drawn = sample[torch.from_numpy(order)]
     call_bytes, element_bytes, sequence_bytes = calibration.memory[best.way]
     # Includes padding in the proportion of the recommended batches.
     element_bytes *= best.elements / (best.elements - best.waste)
@@ -339,6 +345,6 @@ def _batch(drawn: Tensor, elements: int) -> Tensor:
     total = int(drawn.sum())
     whole = drawn.repeat(elements // total + 1)
     ends = whole.cumsum(0)
-    kept = int((ends <= elements).sum())
-    rest = elements - (int(ends[kept - 1]) if kept else 0)
-    return torch.cat((whole[:kept], torch.tensor([rest]))) if rest else whole[:kept]
+    count = int((ends <= elements).sum())
+    rest = elements - (int(ends[count - 1]) if count else 0)
+    return torch.cat((whole[:count], torch.tensor([rest]))) if rest else whole[:count]

@@ -14,7 +14,7 @@ from raglane._utils.drawing import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION, 
 from raglane.planner.calibration import Calibration
 from raglane.planner.model import Profile
 from raglane.planner.rows import LEAST, Row, epoch_of, thin_out
-from raglane.plot.picture import SMALL, Box, Picture, label, look, place
+from raglane.plot.picture import SMALL, Box, Picture, label, look, picture_in
 
 COLUMNS = (
     "backend",
@@ -34,12 +34,14 @@ COLUMNS = (
 ROUGH = "~: its calls are much longer than any that was measured in this way, so the time may be off by a factor"
 """The note on the sign before a time."""
 
-# Quantiles at which a long tail may begin, and the least ratio of the longest length to that
-# quantile.
-_TAILS, _LONG = (0.999, 0.99, 0.95), 2.0
+# Quantiles at which a long tail may begin.
+_TAILS = (0.999, 0.99, 0.95)
+# The least ratio of the longest length to that quantile.
+_LONG = 2.0
 
-
-_SIZE, _BOX = (8.4, 4.2), Box(0.95, 0.6, 5.0, 3.1)
+# The size of the picture, and the box of its axes, in inches.
+_SIZE = (8.4, 4.2)
+_BOX = Box(0.95, 0.6, 5.0, 3.1)
 # A colour and a marker for each pair, which are distinct in greyscale too.
 _STYLES = {
     ("cpu", "lanes"): (BLUE, "o"),
@@ -69,9 +71,8 @@ def range_in_words(ends: tuple[float, float]) -> str:
     """Return an interval of times, rounded outwards to two significant digits, in the unit of its
     longer one.
     """
-    unit, size = next(
-        (one for one in (("h", 3600), ("min", 60), ("s", 1)) if ends[1] >= one[1]), ("ms", 1e-3)
-    )
+    units = (("h", 3600), ("min", 60), ("s", 1), ("ms", 1e-3))
+    unit, size = next((pair for pair in units if ends[1] >= pair[1]), units[-1])
     texts = []
     for end, rounded in zip(ends, (math.floor, math.ceil), strict=True):
         number = max(end, LEAST) / size
@@ -100,7 +101,8 @@ def fields(row: Row) -> tuple[str, ...]:
         seconds_in_words(row.step_p90),
     ]
     times = [about + taken for taken in times]
-    size, memory = f"{row.elements:,}", bytes_in_words(row.peak_bytes)
+    size = f"{row.elements:,}"
+    memory = bytes_in_words(row.peak_bytes)
     return (
         row.backend,
         row.schedule,
@@ -122,48 +124,51 @@ def shown(rows: Sequence[Row], best: Row) -> list[Row]:
     for row in rows:
         first.setdefault(row.way, row)
     same = [row for row in rows if row.way == best.way and row.batch_size is not None]
-    kept = {id(row): row for row in (*same, *first.values())}
-    return sorted(kept.values(), key=lambda row: row.rank_seconds)
+    chosen = {id(row): row for row in (*same, *first.values())}
+    return sorted(chosen.values(), key=lambda row: row.rank_seconds)
 
 
 def why(best: Row, rows: Sequence[Row], ranks: int) -> str:
     """Return the reason for a recommendation, as a sentence."""
-    parts = [f"An epoch of training takes {range_in_words(best.train_range)}"]
+    reasons = [f"An epoch of training takes {range_in_words(best.train_range)}"]
     # Among all rows of the table, whichever way their batches are limited, so that sentence and
     # table agree.
     rivals = [row for row in rows if row.backend == "torch"]
     if best.backend != "torch" and rivals:
-        other = min(rivals, key=lambda row: row.rank_seconds)
-        ratio = other.rank_seconds / best.rank_seconds
-        order = "grouped" if other.grouped else "random"
-        which = f"{other.schedule}, {order}, {other.limit}" + (
-            f", {other.dtype}" if other.dtype != best.dtype else ""
-        )
-        parts.append(f"{ratio:.1f} times as fast as the fastest of torch ({which})")
+        reasons.append(_gain(best, min(rivals, key=lambda row: row.rank_seconds)))
     rows = [row for row in rows if (row.batch_size is None) == (best.batch_size is None)]
-    same = [row for row in rows if (row.way, row.size) == (best.way, best.size) and row is not best]
-    for row in same:
-        change = "grouping by length" if row.grouped else "random batches"
-        parts.append(f"{change} would take {row.rank_seconds / best.rank_seconds:.2f} of that")
-    larger = [row for row in rows if row.way == best.way and row.size > best.size]
+    for row in rows:
+        if (row.way, row.size) == (best.way, best.size) and row is not best:
+            change = "grouping by length" if row.grouped else "random batches"
+            ratio = row.rank_seconds / best.rank_seconds
+            reasons.append(f"{change} would take {ratio:.2f} of that")
+    larger = [row.rank_seconds for row in rows if row.way == best.way and row.size > best.size]
     if larger:
-        least = min(row.rank_seconds for row in larger) / best.rank_seconds
-        parts.append(f"larger batches {least:.2f}")
+        reasons.append(f"larger batches {min(larger) / best.rank_seconds:.2f}")
     if ranks > 1:
-        parts.append(
+        reasons.append(
             f"the slowest of {ranks} processes takes {best.rank_spread:.2f} times the mean"
         )
-    return ", ".join(parts) + "."
+    return ", ".join(reasons) + "."
+
+
+def _gain(best: Row, other: Row) -> str:
+    """Return how many times as fast as another row the best one is."""
+    ratio = other.rank_seconds / best.rank_seconds
+    facts = [other.schedule, "grouped" if other.grouped else "random", str(other.limit)]
+    if other.dtype != best.dtype:
+        facts.append(other.dtype)
+    return f"{ratio:.1f} times as fast as the fastest of torch ({', '.join(facts)})"
 
 
 def tail(lengths: Tensor, best: Row, rows: Sequence[Row], calibration: Calibration) -> str | None:
     """Return the cost of the longest sequences, padded and as recommended, or None without a long
     tail.
     """
-    part, factor = thin_out(lengths)
-    longest = int(part.max())
+    sample, factor = thin_out(lengths)
+    longest = int(sample.max())
     for share in _TAILS:
-        border = int(torch.quantile(part.float(), share)) + 1
+        border = int(torch.quantile(sample.float(), share)) + 1
         if longest >= _LONG * border:
             break
     else:
@@ -174,11 +179,10 @@ def tail(lengths: Tensor, best: Row, rows: Sequence[Row], calibration: Calibrati
     ]
     costs = []
     for row in (min(alike or padded, key=lambda row: row.train_seconds), best):
-        with_them, without = (
-            _seconds(some, row, calibration) for some in (part, part[part <= border])
-        )
-        costs.append(max(0.0, 1 - without / with_them))
-    count = round(int((part > border).sum()) * factor)
+        whole = _seconds(sample, row, calibration)
+        without = _seconds(sample[sample <= border], row, calibration)
+        costs.append(max(0.0, 1 - without / whole))
+    count = round(int((sample > border).sum()) * factor)
     head = f"{count:,} of {lengths.shape[0]:,} sequences are longer than {border} steps"
     return f"{head}: padded they cost {costs[0]:.1%} of the time, as recommended {costs[1]:.1%}."
 
@@ -197,38 +201,38 @@ def draw(rows: Sequence[Row], best: Row, title: str, axes: Any = None) -> Pictur
     """Draw the seconds of an epoch of training against the batch size, a line per backend and
     schedule.
     """
-    picture = place(axes, _SIZE, [_BOX])
-    one = picture.axes[0]
-    frame(one, look())
+    picture = picture_in(axes, _SIZE, [_BOX])
+    (plot,) = picture.axes
+    ink = look().ink
+    frame(plot, look())
     shown = [row for row in rows if row.batch_size is not None and row.dtype == best.dtype]
-    pairs = [pair for pair in _STYLES if any((row.backend, row.schedule) == pair for row in shown)]
-    for pair in pairs:
-        _lines(one, pair, [row for row in shown if (row.backend, row.schedule) == pair])
-    ring: dict[str, Any] = {
-        "s": 150,
-        "facecolors": "none",
-        "edgecolors": look().ink,
-        "linewidths": 1.5,
-        "zorder": 5,
-    }
-    one.scatter([best.batch_size or 0], [best.rank_seconds], label="recommended", **ring)
-    sizes = sorted({row.batch_size or 0 for row in shown})
-    one.set_xscale("log", base=2)
-    one.set_yscale("log")
-    one.set_xlim(sizes[0] / 1.3, sizes[-1] * 1.3)
-    one.set_xticks(sizes, [f"{size:,}" for size in sizes], fontsize=SMALL)
-    low, high = (limit(row.rank_seconds for row in shown) for limit in (min, max))
-    ticks = [tick for tick in _TICKS if low / 2 <= tick <= high * 2]
-    one.set_yticks(ticks, [seconds_in_words(tick) for tick in ticks], fontsize=SMALL)
-    one.minorticks_off()
-    one.legend(
-        frameon=False,
-        fontsize=SMALL,
-        labelcolor=look().ink,
-        loc="upper left",
-        bbox_to_anchor=(1, 1),
+    for pair in _STYLES:
+        of_pair = [row for row in shown if (row.backend, row.schedule) == pair]
+        if of_pair:
+            _lines(plot, pair, of_pair)
+    plot.scatter(
+        [best.batch_size or 0],
+        [best.rank_seconds],
+        label="recommended",
+        s=150,
+        facecolors="none",
+        edgecolors=ink,
+        linewidths=1.5,
+        zorder=5,
     )
-    label(one, title, "sequences in a batch", "an epoch of training")
+    sizes = sorted({row.batch_size or 0 for row in shown})
+    plot.set_xscale("log", base=2)
+    plot.set_yscale("log")
+    plot.set_xlim(sizes[0] / 1.3, sizes[-1] * 1.3)
+    plot.set_xticks(sizes, [f"{size:,}" for size in sizes], fontsize=SMALL)
+    seconds = [row.rank_seconds for row in shown]
+    ticks = [tick for tick in _TICKS if min(seconds) / 2 <= tick <= max(seconds) * 2]
+    plot.set_yticks(ticks, [seconds_in_words(tick) for tick in ticks], fontsize=SMALL)
+    plot.minorticks_off()
+    plot.legend(
+        frameon=False, fontsize=SMALL, labelcolor=ink, loc="upper left", bbox_to_anchor=(1, 1)
+    )
+    label(plot, title, "sequences in a batch", "an epoch of training")
     return picture
 
 
@@ -239,16 +243,20 @@ def _lines(axes: Any, pair: tuple[str, str], rows: Sequence[Row]) -> None:
     color, marker = _STYLES[pair]
     threads = min(rows, key=lambda row: row.rank_seconds).threads
     for grouped in (False, True):
-        kept = [row for row in rows if (row.threads, row.grouped) == (threads, grouped)]
-        sizes, seconds = np.transpose(
-            sorted((row.batch_size or 0, row.rank_seconds) for row in kept)
+        points = sorted(
+            (row.batch_size or 0, row.rank_seconds)
+            for row in rows
+            if (row.threads, row.grouped) == (threads, grouped)
         )
-        fill, line, suffix = ("none", "--", ", grouped") if grouped else (color, "-", "")
-        style = {
-            "marker": marker,
-            "markersize": 5,
-            "markerfacecolor": fill,
-            "linestyle": line,
-            "linewidth": 1.5,
-        }
-        axes.plot(sizes, seconds, color=color, label=" ".join(pair) + suffix, **style)
+        sizes, seconds = np.transpose(points)
+        axes.plot(
+            sizes,
+            seconds,
+            color=color,
+            label=" ".join(pair) + (", grouped" if grouped else ""),
+            marker=marker,
+            markersize=5,
+            markerfacecolor="none" if grouped else color,
+            linestyle="--" if grouped else "-",
+            linewidth=1.5,
+        )

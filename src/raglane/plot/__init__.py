@@ -18,9 +18,12 @@ if there are more sequences than colours, numbers distinguish them, in print too
 The pictures require matplotlib: ``pip install 'raglane[plot]'``.
 """
 
+# The files: layouts.py (batches and schedules, drawn by cells.py), charts.py (datasets),
+# elements.py (activity of a network), picture.py (the class of all pictures, and their themes).
+
 from __future__ import annotations
 
-from raglane.plot.charts import histogram, roofline, times, waste
+from raglane.plot.charts import histogram, waste
 from raglane.plot.elements import attention, gates, norms
 from raglane.plot.layouts import lanes, packed, padded, schedules
 from raglane.plot.picture import Picture, theme
@@ -34,9 +37,7 @@ __all__ = [
     "norms",
     "packed",
     "padded",
-    "roofline",
     "schedules",
     "theme",
-    "times",
     "waste",
 ]

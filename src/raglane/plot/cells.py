@@ -15,7 +15,7 @@ from raglane._utils.drawing import PALETTE
 from raglane._utils.messages import printable, quote
 from raglane.data.lengths import round_up
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
-from raglane.plot.picture import SMALL, TEXT, TITLE, Box, Picture, label, look, place, width_of
+from raglane.plot.picture import SMALL, TEXT, TITLE, Box, Picture, label, look, picture_in, width_of
 from raglane.ragged import Ragged
 from raglane.schedules import Table, lengths_of, longest
 from raglane.segments import offsets_from_lengths, segment_ids
@@ -43,27 +43,22 @@ class Sample:
     @classmethod
     def read(cls, lengths: Any, labels: Any = None) -> Sample:
         """Choose sequences from lengths of any kind, and check the labels."""
-        known = lengths_of(lengths)
-        count = known.shape[0]
+        counts = lengths_of(lengths)
+        count = counts.shape[0]
         most = min(count, MOST_SEQUENCES)
         index = (torch.arange(most, device="cpu") * (count - 1)).div(
             max(most - 1, 1), rounding_mode="floor"
         )
-        drawn = known[index]
+        drawn = counts[index]
         elements = most * longest(drawn)
         if elements > _MOST_ELEMENTS:
             rule = f"at most {_MOST_ELEMENTS:,} elements when padded"
             raise ArgumentError(
                 "lengths", f"{elements:,}", rule, "draw fewer sequences, or their first steps"
             )
-        starts = offsets_from_lengths(known)[index].tolist()
-        return cls(
-            known,
-            index,
-            drawn,
-            starts,
-            None if labels is None else read_labels(labels, known, index),
-        )
+        starts = offsets_from_lengths(counts)[index].tolist()
+        texts = None if labels is None else read_labels(labels, counts, index)
+        return cls(counts, index, drawn, starts, texts)
 
     @property
     def steps(self) -> int:
@@ -78,11 +73,9 @@ class Sample:
 
     def text(self, sequence: int, step: int) -> str:
         """Return the text of an element of a drawn sequence."""
-        return (
-            str(self.starts[sequence] + step)
-            if self.labels is None
-            else self.labels[sequence][step]
-        )
+        if self.labels is not None:
+            return self.labels[sequence][step]
+        return str(self.starts[sequence] + step)
 
     def names(self) -> list[str]:
         """Return the number of each drawn sequence in the caller's order."""
@@ -93,10 +86,8 @@ def read_labels(labels: Any, lengths: Tensor, index: Tensor) -> list[list[str]]:
     """Return the labels of the drawn sequences as texts of printable characters."""
     if isinstance(labels, Ragged) and labels.features == ():
         labels = labels.to_list()
-    rule, fix = (
-        "lists with one label for each element",
-        "pass for each sequence a list of its labels",
-    )
+    rule = "lists with one label for each element"
+    fix = "pass for each sequence a list of its labels"
     if not isinstance(labels, Sequence) or isinstance(labels, str | bytes):
         raise ArgumentTypeError("labels", quote(labels), rule, fix)
     if len(labels) != lengths.shape[0]:
@@ -105,26 +96,35 @@ def read_labels(labels: Any, lengths: Tensor, index: Tensor) -> list[list[str]]:
         )
     read = []
     for sequence in index.tolist():
-        given = labels[sequence]
-        one = given.tolist() if isinstance(given, Tensor) else given
-        if not isinstance(one, Sequence) or isinstance(one, bytes):
-            raise ArgumentTypeError("labels", f"{quote(one)} for sequence {sequence}", rule, fix)
-        if len(one) != int(lengths[sequence]):
-            got = f"{len(one)} for sequence {sequence}"
+        texts = labels[sequence]
+        if isinstance(texts, Tensor):
+            texts = texts.tolist()
+        if not isinstance(texts, Sequence) or isinstance(texts, bytes):
+            raise ArgumentTypeError("labels", f"{quote(texts)} for sequence {sequence}", rule, fix)
+        if len(texts) != int(lengths[sequence]):
+            got = f"{len(texts)} for sequence {sequence}"
             raise ShapeError("labels", got, f"{rule}, here {int(lengths[sequence])}", fix)
-        read.append(
-            [printable(f"{text:g}" if isinstance(text, float) else str(text)) for text in one]
-        )
+        read.append([_as_text(text) for text in texts])
     return read
 
 
-CELL, ABOVE, BELOW = 0.26, 0.36, 0.5
-"""Inches: a cell with a short text; the margin above rows, for a title; the margin below, for
-steps."""
+def _as_text(label: Any) -> str:
+    return printable(f"{label:g}" if isinstance(label, float) else str(label))
 
-# Inches: the widest text in a cell, the largest width and height of a drawing, and the smallest
-# width.
-_WIDEST_TEXT, _WIDTH, _HEIGHT, _NARROWEST = 0.8, 9.0, 8.0, 1.2
+
+CELL = 0.26
+"""The size of a cell with a short text, in inches."""
+ABOVE = 0.36
+"""The margin above rows, for a title, in inches."""
+BELOW = 0.5
+"""The margin below rows, for steps, in inches."""
+
+# The widest text in a cell, in inches.
+_WIDEST_TEXT = 0.8
+# The largest width and height of a drawing, and its smallest width, in inches.
+_WIDTH = 9.0
+_HEIGHT = 8.0
+_NARROWEST = 1.2
 
 
 def grid_size(columns: int, rows: int, widest: float) -> tuple[float, float, float]:
@@ -157,11 +157,12 @@ def grid(
     """Return axes for rows of cells, with their limits and titles."""
     width, height, shown = grid_size(columns, rows, widest)
     height *= (max(rows, 1) + above + below) / max(rows, 1)
-    left, bottom = room_for_names(names), BELOW + 0.12 * (lines - 1)
+    left = room_for_names(names)
+    bottom = BELOW + 0.12 * (lines - 1)
     whole = left + max(
         width + right, width_of(titles[0], TITLE) + 0.2, width_of(titles[1], TEXT) + 0.2
     )
-    picture = place(axes, (whole, bottom + height + ABOVE), [Box(left, bottom, width, height)])
+    picture = picture_in(axes, (whole, bottom + height + ABOVE), [Box(left, bottom, width, height)])
     picture.axes[0].set_xlim(0, max(columns, 1) if picture.is_given else shown)
     picture.axes[0].set_ylim(max(rows, 1) + below, -above)
     label(picture.axes[0], *titles)
@@ -195,9 +196,11 @@ def _clean(axes: Axes) -> None:
     axes.minorticks_off()
 
 
-# Inches: the smallest cell that is drawn separately, and the height of a line of the smallest text.
-_CELL, LINE = 0.11, 0.15
+# The smallest cell that is drawn separately, in inches, and the most of these cells.
+_CELL = 0.11
 _MOST_CELLS = 1_000
+LINE = 0.15
+"""The height of a line of the smallest text, in inches."""
 
 
 class Run(NamedTuple):
@@ -226,11 +229,12 @@ def color_of(sequence: int) -> str:
     """Return the colour of a sequence: one of seven hues, then the same lighter, then darker."""
     from matplotlib.colors import to_hex, to_rgb
 
-    hue, shade = PALETTE[sequence % len(PALETTE)], sequence // len(PALETTE) % 3
+    hue = PALETTE[sequence % len(PALETTE)]
+    shade = sequence // len(PALETTE) % 3
     if shade == 0:
         return hue
     red, green, blue = (
-        part + (1 - part) * 0.6 if shade == 1 else part * 0.65 for part in to_rgb(hue)
+        level + (1 - level) * 0.6 if shade == 1 else level * 0.65 for level in to_rgb(hue)
     )
     return to_hex((red, green, blue))
 
@@ -240,24 +244,26 @@ def ink_on(color: str | tuple[float, float, float, float]) -> str:
     from matplotlib.colors import to_rgb
 
     linear = [
-        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4
-        for part in to_rgb(color)
+        level / 12.92 if level <= 0.04045 else ((level + 0.055) / 1.055) ** 2.4
+        for level in to_rgb(color)
     ]
     luminance = sum(
-        weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True)
+        weight * level for weight, level in zip((0.2126, 0.7152, 0.0722), linear, strict=True)
     )
     return "#000000" if (luminance + 0.05) ** 2 > 1.05 * 0.05 else "#FFFFFF"
 
 
 def pitch(axes: Axes) -> tuple[float, float]:
     """Return the inches per unit of both axes."""
-    box, dpi = axes.bbox, axes.figure.dpi
-    (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
+    box = axes.bbox
+    dpi = axes.figure.dpi
+    left, right = axes.get_xlim()
+    bottom, top = axes.get_ylim()
     return box.width / dpi / abs(right - left), box.height / dpi / abs(top - bottom)
 
 
 def spaced(count: int, inches: float, needed: float) -> range:
-    """Return every n-th of ``count`` places so that a text fits at each; n is 1, 2, 5, 10, 20
+    """Return every n-th of ``count`` indexes so that a text fits at each; n is 1, 2, 5, 10, 20
     ...
     """
     return range(0, count, round_up(min(needed / inches, count)))
@@ -267,10 +273,10 @@ def fitting(text: str, inches: float) -> str:
     """Return a text unchanged if it fits, else its beginning with an ellipsis, or an empty text."""
     if width_of(text) <= inches:
         return text
-    kept = len(text)
-    while kept and width_of(f"{text[:kept]}…") > inches:
-        kept -= 1
-    return f"{text[:kept]}…" if kept else ""
+    length = len(text)
+    while length and width_of(f"{text[:length]}…") > inches:
+        length -= 1
+    return f"{text[:length]}…" if length else ""
 
 
 def draw_runs(
@@ -288,28 +294,34 @@ def draw_runs(
     wide, high = pitch(axes)
     are_cells = wide >= _CELL and high >= _CELL and sum(run.computed for run in runs) <= _MOST_CELLS
     for run in runs:
-        top, color = top_of(run.row), color_of(run.sequence)
+        top = top_of(run.row)
         if are_cells:
-            for step in range(run.computed):
-                if step < run.real:
-                    name = f"element {run.sequence} {step}"
-                    text = (
-                        fitting(cell(run.sequence, step), wide - 0.03)
-                        if high >= LINE - 0.02
-                        else ""
-                    )
-                    draw_bar(axes, run.start + step, top, 1, color, name, text)
-                else:
-                    draw_bar(axes, run.start + step, top, 1, None, f"padding {run.sequence} {step}")
+            _draw_cells(axes, run, top, cell if high >= LINE - 0.02 else None)
         elif run.real:
             text = whole(run.sequence)
-            text = text if high >= LINE and width_of(text) + 0.04 <= run.real * wide else ""
+            if high < LINE or width_of(text) + 0.04 > run.real * wide:
+                text = ""
+            color = color_of(run.sequence)
             draw_bar(axes, run.start, top, run.real, color, f"elements {run.sequence}", text)
         if run.computed > run.real:
-            left, width = run.start + run.real, run.computed - run.real
+            left = run.start + run.real
+            width = run.computed - run.real
             if not are_cells:
                 draw_bar(axes, left, top, width, None, f"padding {run.sequence}")
             _draw_hatching(axes, left, top, width, hatch)
+
+
+def _draw_cells(axes: Axes, run: Run, top: float, cell: Callable[[int, int], str] | None) -> None:
+    """Draw each element of a run separately, with its text if ``cell`` gives one."""
+    color = color_of(run.sequence)
+    widest = pitch(axes)[0] - 0.03
+    for step in range(run.computed):
+        if step < run.real:
+            text = "" if cell is None else fitting(cell(run.sequence, step), widest)
+            name = f"element {run.sequence} {step}"
+            draw_bar(axes, run.start + step, top, 1, color, name, text)
+        else:
+            draw_bar(axes, run.start + step, top, 1, None, f"padding {run.sequence} {step}")
 
 
 def draw_bar(
@@ -318,26 +330,27 @@ def draw_bar(
     """Draw a rectangle of the height of a row, with a text in the middle."""
     from matplotlib.patches import Rectangle
 
-    now, (wide, high) = look(), pitch(axes)
+    colors = look()
+    wide, high = pitch(axes)
     edge = min(0.8, 72 * 0.12 * min(high, wide * width))
     # add_patch would update the limits of the data for each of many bars; they are already set.
     bar = Rectangle(
         (left, top),
         width,
         1,
-        facecolor=color or now.padding,
-        edgecolor=now.paper,
+        facecolor=color or colors.padding,
+        edgecolor=colors.paper,
         linewidth=edge,
         zorder=2,
     )
     bar.set_label(f"_{name}")
     axes.add_artist(bar)
     if text:
-        write_on(axes, left + width / 2, top + 0.5, text, color or now.padding)
+        write_on(axes, left + width / 2, top + 0.5, text, color or colors.padding)
 
 
 def write_on(axes: Axes, x: float, y: float, text: str, color: Any) -> None:
-    """Write a text centred at a place of this colour."""
+    """Write a text centred at a point with a background of this colour."""
     middle: dict[str, Any] = {"ha": "center", "va": "center_baseline"}
     axes.text(x, y, text, fontsize=SMALL, color=ink_on(color), parse_math=False, zorder=4, **middle)
 

@@ -14,7 +14,7 @@ from raglane._utils.drawing import VERMILION
 from raglane._utils.messages import count_of, printable, quote, require
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.plot import cells
-from raglane.plot.picture import SMALL, TEXT, TITLE, Box, Picture, label, look, place, width_of
+from raglane.plot.picture import SMALL, TEXT, TITLE, Box, Picture, label, look, picture_in, width_of
 from raglane.ragged import Ragged
 from raglane.ragged.interop import check_ragged
 from raglane.segments import offsets_from_lengths
@@ -22,7 +22,8 @@ from raglane.segments import offsets_from_lengths
 # Perceptually uniform, in greyscale and for any colour vision too.
 _COLORS = "viridis"
 _ROUNDING = 1e-3  # a share in few bits may exceed 1 by this
-_MOST_TEXTS, _MOST_SHAPES = 600, 10_000
+_MOST_TEXTS = 600  # of a part
+_MOST_SHAPES = 10_000  # of a part; more are an image
 
 
 def attention(weights: Ragged, *, labels: Any = None, axes: Any = None) -> Picture:
@@ -51,16 +52,13 @@ def attention(weights: Ragged, *, labels: Any = None, axes: Any = None) -> Pictu
         ['good', 'movie', 'bad']
     """
     read = _read("weights", weights, (0, 1))
-    names = (
-        [f"attention, head {head}" for head in range(read.features[0])]
-        if weights.features
-        else ["attention"]
-    )
-    parts = {
-        name: read.with_values(values)
-        for name, values in zip(names, read.values.unbind(1), strict=True)
+    heads = {
+        f"attention, head {head}": read.with_values(values)
+        for head, values in enumerate(read.values.unbind(1))
     }
-    return _draw(parts, _largest(parts), labels, axes, gamma=0.5)
+    if not weights.features:
+        heads = {"attention": read.with_values(read.values[:, 0])}
+    return _draw(heads, _largest(heads), labels, axes, gamma=0.5)
 
 
 def gates(
@@ -90,13 +88,9 @@ def gates(
         >>> [text.get_text() for text in rl.plot.gates({"forget": forget}).axes[0].texts]
         ['0.5', '0.75']
     """
-    parts = _named("activity", activity, "gate", (0, 1))
-    return _draw(
-        {name: one.map(lambda values: values.mean(1)) for name, one in parts.items()},
-        1.0,
-        labels,
-        axes,
-    )
+    batches = _named("activity", activity, "gate", (0, 1))
+    means = {name: batch.map(lambda values: values.mean(1)) for name, batch in batches.items()}
+    return _draw(means, 1.0, labels, axes)
 
 
 def norms(
@@ -126,57 +120,60 @@ def norms(
         >>> [text.get_text() for text in rl.plot.norms({"h": states}).axes[0].texts]
         ['5', '1']
     """
-    parts = _named("states", states, "norm of", None)
-    found = {name: one.map(lambda values: values.norm(dim=1)) for name, one in parts.items()}
-    return _draw(found, _largest(found), labels, axes)
+    batches = _named("states", states, "norm of", None)
+    lengths = {
+        name: batch.map(lambda values: values.norm(dim=1)) for name, batch in batches.items()
+    }
+    return _draw(lengths, _largest(lengths), labels, axes)
 
 
-def _largest(parts: Mapping[str, Ragged]) -> float:
+def _largest(batches: Mapping[str, Ragged]) -> float:
     """Return the largest finite number, or 1 if none is above 0."""
-    finite = [part.values[torch.isfinite(part.values)] for part in parts.values()]
+    finite = [batch.values[torch.isfinite(batch.values)] for batch in batches.values()]
     return max((float(values.max()) for values in finite if values.numel()), default=0.0) or 1.0
 
 
-def _named(name: str, given: Any, what: str, bounds: tuple[int, int] | None) -> dict[str, Ragged]:
+def _named(name: str, value: Any, what: str, bounds: tuple[int, int] | None) -> dict[str, Ragged]:
     """Return checked batches by the titles of their parts."""
-    if isinstance(given, Ragged):
-        return {f"{what} {name}" if what.endswith("of") else name: _read(name, given, bounds)}
+    if isinstance(value, Ragged):
+        return {f"{what} {name}" if what.endswith("of") else name: _read(name, value, bounds)}
     fix = "pass a Ragged, or a dict of them"
-    check_kind(name, given, Mapping, "a Ragged, or a mapping from names to Ragged", fix)
-    if not given:
+    check_kind(name, value, Mapping, "a Ragged, or a mapping from names to Ragged", fix)
+    if not value:
         raise ArgumentError(name, "none", "at least one Ragged", fix)
-    for key in given:
+    for key in value:
         check_kind(f"a name in {name}", key, str, "a text", fix)
     return {
-        f"{what} {printable(key)}": _read(f"{name}[{key!r}]", one, bounds)
-        for key, one in given.items()
+        f"{what} {printable(key)}": _read(f"{name}[{key!r}]", batch, bounds)
+        for key, batch in value.items()
     }
 
 
-def _read(name: str, given: Any, bounds: tuple[int, int] | None) -> Ragged:
+def _read(name: str, batch: Any, bounds: tuple[int, int] | None) -> Ragged:
     """Return a checked batch as ``(N, units)`` float64 on the CPU."""
-    check_ragged(name, given)
-    if not given.values.is_floating_point():
+    check_ragged(name, batch)
+    if not batch.values.is_floating_point():
         fix = "convert the batch with .to(torch.float32)"
-        raise ArgumentTypeError(name, str(given.dtype), "of a floating-point dtype", fix)
-    if len(given.features) > 1 or 0 in given.features:
+        raise ArgumentTypeError(name, str(batch.dtype), "of a floating-point dtype", fix)
+    if len(batch.features) > 1 or 0 in batch.features:
         rule = "one number or one vector per element"
         raise ShapeError(
-            name, f"elements of shape {tuple(given.features)}", rule, "choose or flatten features"
+            name, f"elements of shape {tuple(batch.features)}", rule, "choose or flatten features"
         )
-    values = given.values.detach().to("cpu", torch.float64)
+    values = batch.values.detach().to("cpu", torch.float64)
     if bounds is not None:
         outside = ~((values >= bounds[0]) & (values <= bounds[1] + _ROUNDING))
         if bool(outside.any()):
-            got, rule = quote(float(values[outside][0])), f"numbers from {bounds[0]} to {bounds[1]}"
+            got = quote(float(values[outside][0]))
+            rule = f"numbers from {bounds[0]} to {bounds[1]}"
             raise ArgumentError(name, got, rule, "apply softmax or sigmoid first")
     return Ragged.from_flat(
-        values if given.features else values.unsqueeze(1), lengths=given.host_lengths
+        values if batch.features else values.unsqueeze(1), lengths=batch.host_lengths
     )
 
 
 def _draw(
-    parts: Mapping[str, Ragged], most: float, labels: Any, axes: Any, gamma: float = 1.0
+    batches: Mapping[str, Ragged], most: float, labels: Any, axes: Any, gamma: float = 1.0
 ) -> Picture:
     """Draw parts below each other with the same rows, columns and colours; ``gamma`` is the
     exponent of colours.
@@ -185,13 +182,14 @@ def _draw(
     from matplotlib.colors import PowerNorm
 
     norm = PowerNorm(gamma, 0, most)
-    first_name, first = next(iter(parts.items()))
-    for name, part in parts.items():
-        part._needs_lengths_of(name, first, first_name)
+    first_name, first = next(iter(batches.items()))
+    for name, batch in batches.items():
+        batch._needs_lengths_of(name, first, first_name)
     sample = cells.Sample.read(first, labels)
-    tables = {name: _table(part, sample) for name, part in parts.items()}
+    tables = {name: _table(batch, sample) for name, batch in batches.items()}
     texts = sample.labels
-    rows, columns = len(sample.lengths), sample.steps
+    rows = len(sample.lengths)
+    columns = sample.steps
     has_texts = rows * columns <= _MOST_TEXTS
     few = [text for line in texts or () for text in line] if has_texts else []
     widest = max(map(width_of, [*sorted(few, key=len)[-20:], "0.00"]))
@@ -202,39 +200,38 @@ def _draw(
         Box(left, (len(tables) - 1 - at) * room + cells.BELOW, width, height)
         for at in range(len(tables))
     ]
-    titles = [_title(name, part, sample) for name, part in parts.items()]
+    titles = [_title(name, batch, sample) for name, batch in batches.items()]
     below = f"step{sample.remark}"
     texts_wide = [*(width_of(title, TITLE) for title in titles), width_of(below, TEXT)]
-    whole = left + max(
-        width + 0.4 + max(map(width_of, (_number(most / 2), _number(most)))), max(texts_wide) + 0.2
-    )
-    picture = place(axes, (whole, room * len(tables)), boxes)
-    for one, title, table in zip(picture.axes, titles, tables.values(), strict=True):
-        one.set_xlim(0, max(columns, 1) if picture.is_given else shown)
-        one.set_ylim(max(rows, 1), 0)
-        _draw_table(one, table, norm)
+    scale = 0.4 + max(width_of(_number(most / 2)), width_of(_number(most)))
+    whole = left + max(width + scale, max(texts_wide) + 0.2)
+    picture = picture_in(axes, (whole, room * len(tables)), boxes)
+    for plot, title, table in zip(picture.axes, titles, tables.values(), strict=True):
+        plot.set_xlim(0, max(columns, 1) if picture.is_given else shown)
+        plot.set_ylim(max(rows, 1), 0)
+        _draw_table(plot, table, norm)
         if has_texts:
-            _write(one, table, norm, texts)
-        _draw_scale(one, norm)
-        cells.mark_rows(one, sample.names())
-        cells.mark_steps(one, columns)
-        label(one, title, below, "sequence")
+            _write(plot, table, norm, texts)
+        _draw_scale(plot, norm)
+        cells.mark_rows(plot, sample.names())
+        cells.mark_steps(plot, columns)
+        label(plot, title, below, "sequence")
     return picture
 
 
-def _title(name: str, part: Ragged, sample: cells.Sample) -> str:
+def _title(name: str, batch: Ragged, sample: cells.Sample) -> str:
     title = f"{name}: {count_of(len(sample.all), 'sequence')}"
-    wrong = int((~torch.isfinite(part.values)).sum())
+    wrong = int((~torch.isfinite(batch.values)).sum())
     return title + (f", not finite at {count_of(wrong, 'element')} (red)" if wrong else "")
 
 
-def _table(part: Ragged, sample: cells.Sample) -> npt.NDArray[np.float64]:
+def _table(batch: Ragged, sample: cells.Sample) -> npt.NDArray[np.float64]:
     """Return one number per drawn sequence and step, masked past the end of a sequence."""
     starts = offsets_from_lengths(sample.all)[sample.index]
     step = torch.arange(sample.steps, device="cpu")
     exists = step < sample.lengths.unsqueeze(1)
     table = torch.zeros(exists.shape, dtype=torch.float64, device="cpu")
-    table[exists] = part.values[(starts.unsqueeze(1) + step)[exists]]
+    table[exists] = batch.values[(starts.unsqueeze(1) + step)[exists]]
     return np.ma.array(table.numpy(), mask=~exists.numpy())
 
 
@@ -277,12 +274,11 @@ def _write(axes: Any, table: Any, norm: Any, texts: list[list[str]] | None) -> N
         return
     for row, column in np.argwhere(~np.ma.getmaskarray(table)).tolist():
         number = float(table[row, column])
-        text = texts[row][column] if texts is not None else _number(number)
-        text = (
-            cells.fitting(text, wide - 0.03)
-            if texts is not None or width_of(text) <= wide - 0.03
-            else ""
-        )
+        text = _number(number)
+        if texts is not None:
+            text = cells.fitting(texts[row][column], wide - 0.03)
+        elif width_of(text) > wide - 0.03:
+            text = ""
         color = colormaps[_COLORS](float(norm(number))) if np.isfinite(number) else VERMILION
         if text:
             cells.write_on(axes, column + 0.5, row + 0.5, text, color)
@@ -292,7 +288,8 @@ def _draw_scale(axes: Any, norm: Any) -> None:
     """Draw the colour bar on the right."""
     from matplotlib.cm import ScalarMappable
 
-    height, inch = axes.bbox.height / axes.figure.dpi, axes.figure.dpi / axes.bbox.width
+    height = axes.bbox.height / axes.figure.dpi
+    inch = axes.figure.dpi / axes.bbox.width
     scale = axes.inset_axes((1 + 0.1 * inch, 0, 0.12 * inch, 1))
     bar = axes.figure.colorbar(ScalarMappable(norm, _COLORS), cax=scale)
     ticks = [0, norm.vmax] if height < 0.6 else [0, norm.vmax / 2, norm.vmax]

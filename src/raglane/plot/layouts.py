@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from raglane._utils.checks import check_whole
 from raglane._utils.messages import count_of
 from raglane.plot import cells
-from raglane.plot.picture import TEXT, Box, Picture, label, look, place, width_of
+from raglane.plot.picture import TEXT, Box, Picture, label, look, picture_in, width_of
 from raglane.schedules import DEFAULT_LANES, SCHEDULES, Cost, cost
 
 if TYPE_CHECKING:
@@ -49,31 +49,26 @@ def padded(lengths: Any, *, labels: Any = None, axes: Any = None) -> Picture:
         packed: 32 multiplications, 26 additions
         saved: 22 and 22
     """
-    sample, costs = cells.Sample.read(lengths, labels), cost(lengths)
-    whole, least = costs["padded"], costs["packed"]
+    sample = cells.Sample.read(lengths, labels)
+    costs = cost(lengths)
+    whole = costs["padded"]
+    least = costs["packed"]
     side = _product(whole, least)
-    titles = (
-        _title(
-            sample,
-            "padded",
-            f"{count_of(whole.elements, 'element')}, {whole.waste:,} of them padding",
-        ),
-        f"step{sample.remark}",
-        "sequence",
-    )
+    counts = f"{count_of(whole.elements, 'element')}, {whole.waste:,} of them padding"
+    titles = _title(sample, "padded", counts), f"step{sample.remark}", "sequence"
     rows = len(sample.lengths)
     right = max(width_of(line, TEXT) for line in side.split("\n")) + 0.3
     picture = cells.grid(
         axes, titles, sample.steps, rows, _widest(sample), sample.names(), right=right
     )
-    one = picture.axes[0]
+    plot = picture.axes[0]
     cells.draw_runs(
-        one, cells.runs_of(SCHEDULES["padded"].table(sample.lengths), sample.lengths), sample.text
+        plot, cells.runs_of(SCHEDULES["padded"].table(sample.lengths), sample.lengths), sample.text
     )
-    cells.mark_rows(one, sample.names())
-    cells.mark_steps(one, sample.steps)
+    cells.mark_rows(plot, sample.names())
+    cells.mark_steps(plot, sample.steps)
     units: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points"}
-    one.annotate(
+    plot.annotate(
         side, (1, 1), (12, 0), va="top", fontsize=TEXT, color=look().ink, linespacing=1.4, **units
     )
     return picture
@@ -82,8 +77,8 @@ def padded(lengths: Any, *, labels: Any = None, axes: Any = None) -> Picture:
 def _product(whole: Cost, least: Cost) -> str:
     """Return the costs of the product with one column of weights as text."""
     lines = [
-        f"{one.schedule}: {one.multiplications:,} multiplications, {one.additions:,} additions"
-        for one in (whole, least)
+        f"{layout.schedule}: {layout.multiplications:,} multiplications, {layout.additions:,} additions"
+        for layout in (whole, least)
     ]
     saved = f"{whole.multiplications - least.multiplications:,} and {whole.additions - least.additions:,}"
     return "\n".join(("One column of weights:", *lines, f"saved: {saved}"))
@@ -111,7 +106,8 @@ def packed(lengths: Any, *, labels: Any = None, axes: Any = None) -> Picture:
         >>> [tick.get_text().split()[0] for tick in axes.get_xticklabels()]
         ['6', '6', '5', '4', '3', '3', '2', '2', '1']
     """
-    sample, count = cells.Sample.read(lengths, labels), cost(lengths)["packed"]
+    sample = cells.Sample.read(lengths, labels)
+    count = cost(lengths)["packed"]
     table = SCHEDULES["packed"].table(sample.lengths)
     runs = cells.runs_of(table, sample.lengths)
     names = sample.names()
@@ -120,9 +116,9 @@ def packed(lengths: Any, *, labels: Any = None, axes: Any = None) -> Picture:
     title = _title(sample, "packed", f"{_summary(count)}, no padding")
     titles = title, f"batch size (upper) and step (lower){sample.remark}", "sequence"
     above = 1.5 if has_strip else 0.0
-    widest = (
-        max(_widest(sample), 0.24 * table.elements / table.steps) if has_strip else _widest(sample)
-    )
+    widest = _widest(sample)
+    if has_strip:
+        widest = max(widest, 0.24 * table.elements / table.steps)
     left = ["data"] if has_strip else []
     picture = cells.grid(
         axes,
@@ -135,17 +131,18 @@ def packed(lengths: Any, *, labels: Any = None, axes: Any = None) -> Picture:
         below=0.15,
         lines=2,
     )
-    one = picture.axes[0]
-    cells.draw_runs(one, runs, sample.text)
-    cells.mark_rows(one, ordered)
+    plot = picture.axes[0]
+    cells.draw_runs(plot, runs, sample.text)
+    cells.mark_rows(plot, ordered)
     if has_strip:
         order = list(zip(table.sequence.tolist(), table.step.tolist(), strict=True))
-        _draw_strip(one, order, table.time_offsets.tolist(), table.steps, sample)
-        one.set_yticks(
-            [-1, *one.get_yticks()], ["data", *(tick.get_text() for tick in one.get_yticklabels())]
+        _draw_strip(plot, order, table.time_offsets.tolist(), table.steps, sample)
+        plot.set_yticks(
+            [-1, *plot.get_yticks()],
+            ["data", *(tick.get_text() for tick in plot.get_yticklabels())],
         )
     sizes = [f"{size:,}\n{step:,}" for step, size in enumerate(table.rows_per_step.tolist())]
-    cells.mark_steps(one, table.steps, sizes)
+    cells.mark_steps(plot, table.steps, sizes)
     return picture
 
 
@@ -174,7 +171,8 @@ def lanes(lengths: Any, lanes: int | None = None, *, threads: int = 1, axes: Any
         >>> rl.plot.lanes([4, 6, 8, 5, 4, 3, 7, 8], lanes=4, threads=2).axes[0].get_title(loc="left")
         '8 sequences, in 4 lanes: 45 elements, 12 steps'
     """
-    sample, count = cells.Sample.read(lengths), cost(lengths, lanes=lanes)["lanes"]
+    sample = cells.Sample.read(lengths)
+    count = cost(lengths, lanes=lanes)["lanes"]
     check_whole("threads", threads, 1, "pass the number of threads")
     table = SCHEDULES["lanes"].table(sample.lengths, lanes)
     rows = int(table.row.max()) + 1 if table.elements else 0
@@ -192,10 +190,10 @@ def lanes(lengths: Any, lanes: int | None = None, *, threads: int = 1, axes: Any
     numbers = sample.names()
     widest = max(map(width_of, numbers), default=0)
     picture = cells.grid(axes, titles, table.steps, rows, widest, names, below=extra)
-    one = picture.axes[0]
-    _draw_lanes(one, cells.runs_of(table, sample.lengths), table.steps, rows, numbers, top_of)
-    cells.mark_rows(one, names, top_of)
-    cells.mark_steps(one, table.steps)
+    plot = picture.axes[0]
+    _draw_lanes(plot, cells.runs_of(table, sample.lengths), table.steps, rows, numbers, top_of)
+    cells.mark_rows(plot, names, top_of)
+    cells.mark_steps(plot, table.steps)
     return picture
 
 
@@ -229,31 +227,32 @@ def schedules(lengths: Any, lanes: int | None = None, *, axes: Any = None) -> Pi
         packed: 45 elements, 8 steps
         lanes: 45 elements, 12 steps
     """
-    sample, costs = cells.Sample.read(lengths), cost(lengths, lanes=lanes)
+    sample = cells.Sample.read(lengths)
+    costs = cost(lengths, lanes=lanes)
     tables = {name: schedule.table(sample.lengths, lanes) for name, schedule in SCHEDULES.items()}
     rows = {
         name: int(table.row.max()) + 1 if table.elements else 1 for name, table in tables.items()
     }
     numbers = sample.names()
     steps = max([1, *(table.steps for name, table in tables.items() if name != "each")])
-    picture = place(axes, *_places(rows, cells.room_for_names(numbers)))
-    for (name, table), one in zip(tables.items(), picture.axes, strict=True):
-        one.set_xlim(0, max(table.steps, 1) if name == "each" else steps)
-        one.set_ylim(rows[name], 0)
+    picture = picture_in(axes, *_boxes(rows, cells.room_for_names(numbers)))
+    for (name, table), plot in zip(tables.items(), picture.axes, strict=True):
+        plot.set_xlim(0, max(table.steps, 1) if name == "each" else steps)
+        plot.set_ylim(rows[name], 0)
         runs = cells.runs_of(table, sample.lengths)
         what, side = _MEANINGS.get(name, ("", "sequence"))
         names = [numbers[run.sequence] for run in sorted(runs, key=lambda run: run.row)]
         if name == "lanes":
-            _draw_lanes(one, runs, table.steps, rows[name], numbers)
+            _draw_lanes(plot, runs, table.steps, rows[name], numbers)
             names = [str(row) for row in range(rows[name] if runs else 0)]
         else:
             hatch = "---" if SCHEDULES[name].holds_state else "////"
             cells.draw_runs(
-                one, runs, lambda sequence, _: numbers[sequence], numbers.__getitem__, hatch=hatch
+                plot, runs, lambda sequence, _: numbers[sequence], numbers.__getitem__, hatch=hatch
             )
-        cells.mark_rows(one, names if side else [])
-        cells.mark_steps(one, table.steps)
-        label(one, f"{name}: {_summary(costs[name])}", f"step{what}{sample.remark}", side)
+        cells.mark_rows(plot, names if side else [])
+        cells.mark_steps(plot, table.steps)
+        label(plot, f"{name}: {_summary(costs[name])}", f"step{what}{sample.remark}", side)
     return picture
 
 
@@ -266,20 +265,21 @@ _MEANINGS = {
 }
 
 
-def _places(rows: Mapping[str, int], left: float) -> tuple[tuple[float, float], list[Box]]:
+def _boxes(rows: Mapping[str, int], left: float) -> tuple[tuple[float, float], list[Box]]:
     """Return the size of the figure of all schedules, and the box of each: one on top, then rows of
     two.
     """
-    width, between = 4.6, left + 0.3
+    width = 4.6
+    between = left + 0.3
     highest = max(rows.values())
     height = min(max(highest, 2) * cells.CELL, 4.0)
     room = cells.ABOVE + height + cells.BELOW
     total = cells.ABOVE + cells.CELL + cells.BELOW + 2 * room
     boxes = [Box(left, total - cells.ABOVE - cells.CELL, 2 * width + between, cells.CELL)]
-    for place_of, name in enumerate(list(rows)[1:]):
+    for index, name in enumerate(list(rows)[1:]):
         high = height * rows[name] / max(highest, 2)
-        top = total - cells.ABOVE - cells.CELL - cells.BELOW - (place_of // 2) * room - cells.ABOVE
-        boxes.append(Box(left + (width + between) * (place_of % 2), top - high, width, high))
+        top = total - cells.ABOVE - cells.CELL - cells.BELOW - (index // 2) * room - cells.ABOVE
+        boxes.append(Box(left + (width + between) * (index % 2), top - high, width, high))
     return (left + 2 * width + between + 0.25, total), boxes
 
 
@@ -335,12 +335,10 @@ def _draw_strip(
     """
     scale = steps / len(order)
     wide = cells.pitch(axes)[0] * scale
-    for place_in_data, (sequence, step) in enumerate(order):
+    for index, (sequence, step) in enumerate(order):
         text = cells.fitting(sample.text(sequence, step), wide - 0.02)
         name = f"data {sequence} {step}"
-        cells.draw_bar(
-            axes, place_in_data * scale, -1.5, scale, cells.color_of(sequence), name, text
-        )
+        cells.draw_bar(axes, index * scale, -1.5, scale, cells.color_of(sequence), name, text)
     for bound in bounds:
         axes.plot(
             [bound * scale] * 2,

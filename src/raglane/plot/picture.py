@@ -26,8 +26,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-SMALL, TEXT, TITLE = 8.0, 9.0, 10.0
-"""Sizes of text in points; the first is the smallest."""
+SMALL = 8.0
+"""The smallest size of text in points: of ticks and of texts in cells."""
+TEXT = 9.0
+"""The size of the names of axes."""
+TITLE = 10.0
+"""The size of titles."""
 
 _LOOKS = {"light": LIGHT, "dark": DARK}
 _look: ContextVar[Look] = ContextVar("look", default=LIGHT)
@@ -101,9 +105,8 @@ class Picture:
         check_suffix(
             "path", file, (".svg", ".png"), "call picture.figure.savefig for other formats"
         )
-        file.write_bytes(
-            drawing.svg(self.figure) if file.suffix.lower() == ".svg" else drawing.png(self.figure)
-        )
+        encode = drawing.svg if file.suffix.lower() == ".svg" else drawing.png
+        file.write_bytes(encode(self.figure))
 
     def _repr_svg_(self) -> str | None:
         """Return the SVG that a notebook shows."""
@@ -111,7 +114,7 @@ class Picture:
 
 
 class Box(NamedTuple):
-    """The place of axes in a figure, in inches from its left and bottom edge."""
+    """The rectangle of axes in a figure, in inches from its left and bottom edge."""
 
     left: float
     bottom: float
@@ -119,40 +122,38 @@ class Box(NamedTuple):
     height: float
 
 
-def place(axes: Any, size: tuple[float, float], boxes: Sequence[Box]) -> Picture:
+def picture_in(axes: Any, size: tuple[float, float], boxes: Sequence[Box]) -> Picture:
     """Return a picture with the caller's axes, or with new ones in a new figure, in the colours of
     the theme.
     """
     if axes is None:
-        figure = new_figure(*size, "plot", look(), layout=None)
-        scale = np.array([*size, *size])
-        made = tuple(figure.add_axes(tuple((np.array(box) / scale).tolist())) for box in boxes)
-        for one in made:
-            one.set_facecolor(look().paper)
-        return Picture(figure, made)
+        return _new_picture(size, boxes)
     require("matplotlib.axes", "plot")
     from matplotlib.axes import Axes
 
-    given = (
-        list(axes.flat)
-        if isinstance(axes, np.ndarray)
-        else list(axes)
-        if isinstance(axes, list | tuple)
-        else [axes]
-    )
+    plots = [axes]
+    if isinstance(axes, np.ndarray):
+        plots = list(axes.flat)
+    elif isinstance(axes, list | tuple):
+        plots = list(axes)
     fix = "pass the result of figure.subplots(), or None for a new figure"
-    for one in given:
-        check_kind("axes", one, Axes, "axes of matplotlib", fix)
-    if len(given) != len(boxes):
-        raise ShapeError(
-            "axes",
-            f"{len(given)} axes",
-            f"{len(boxes)} axes, one for each part of the picture",
-            fix,
-        )
-    for one in given:
-        drawing.frame(one, look(), grid="")
-    return Picture(given[0].figure, tuple(given), is_given=True)
+    for plot in plots:
+        check_kind("axes", plot, Axes, "axes of matplotlib", fix)
+    if len(plots) != len(boxes):
+        rule = f"{len(boxes)} axes, one for each part of the picture"
+        raise ShapeError("axes", f"{len(plots)} axes", rule, fix)
+    for plot in plots:
+        drawing.frame(plot, look(), grid="")
+    return Picture(plots[0].figure, tuple(plots), is_given=True)
+
+
+def _new_picture(size: tuple[float, float], boxes: Sequence[Box]) -> Picture:
+    figure = new_figure(*size, "plot", look(), layout=None)
+    scale = np.array([*size, *size])
+    plots = tuple(figure.add_axes(tuple((np.array(box) / scale).tolist())) for box in boxes)
+    for plot in plots:
+        plot.set_facecolor(look().paper)
+    return Picture(figure, plots)
 
 
 def width_of(text: str, size: float = SMALL) -> float:
@@ -170,10 +171,8 @@ def _measure(text: str, size: float) -> float:
         return 0.0
     # Dollar signs must not begin a formula. Control points bound the curves; the extents of the
     # curves take a hundred times as long.
-    return (
-        float(TextPath((0, 0), text.replace("$", r"\$"), size=size).vertices[:, 0].max(initial=0.0))
-        / 72
-    )
+    path = TextPath((0, 0), text.replace("$", r"\$"), size=size)
+    return float(path.vertices[:, 0].max(initial=0.0)) / 72
 
 
 def label(axes: Axes, title: str = "", x: str = "", y: str = "") -> None:

@@ -69,9 +69,8 @@ class Graph:
 
     nodes: list[Node] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)  # the number of the first column of each node
-    weights: list[tuple[int, int, int]] = field(
-        default_factory=list
-    )  # (groups, rows, depth) of each
+    # (groups, rows, depth) of each.
+    weights: list[tuple[int, int, int]] = field(default_factory=list)
     _numbers: dict[float | str, int] = field(default_factory=dict)
 
     def copy(self) -> Graph:
@@ -88,9 +87,8 @@ class Graph:
     def number(self, value: float) -> int:
         """Return the column of a number."""
         value = float(value)
-        key = (
-            value if value == value and value != 0 else repr(value)
-        )  # -0.0 equals 0.0, a NaN equals nothing
+        # -0.0 equals 0.0, a NaN equals nothing.
+        key = value if value == value and value != 0 else repr(value)
         if key not in self._numbers:
             self._numbers[key] = int(self.add(Node("number", (), 1, number=value))[0])
         return self._numbers[key]
@@ -101,32 +99,33 @@ class Graph:
 
     def each(self, operation: str, *operands: Columns | float) -> Columns:
         """Add a pointwise operation; an operand that is a number is repeated."""
-        width = next(len(part) for part in operands if not isinstance(part, float | int))
+        width = next(len(operand) for operand in operands if not isinstance(operand, float | int))
         columns = [
-            self.full(part, width) if isinstance(part, float | int) else part for part in operands
+            self.full(operand, width) if isinstance(operand, float | int) else operand
+            for operand in operands
         ]
-        if operation == "mul":
-            for one, other in (columns, columns[::-1]):
-                if self.holds(one, 1.0):
-                    return other
+        if operation == "mul" and self.holds(columns[0], 1.0):
+            return columns[1]
+        if operation == "mul" and self.holds(columns[1], 1.0):
+            return columns[0]
         if operation in ("add", "sub") and self.holds(columns[1], 0.0):
             return columns[0]
         return self.add(Node(operation, tuple(columns), width))
 
     def sums(self, columns: Columns, segments: int = 1) -> Columns:
-        """Add the sum of each part of a row."""
+        """Add the sum of each segment of a row."""
         return columns if len(columns) == segments else self.reduce("row_sum", columns, segments)
 
     def reduce(self, operation: str, columns: Columns, segments: int = 1) -> Columns:
-        """Add a reduction of each part of a row to one number."""
+        """Add a reduction of each segment of a row to one number."""
         return self.add(Node(operation, (columns,), segments, segments))
 
     def cumsum(self, columns: Columns, segments: int = 1) -> Columns:
-        """Add the cumulative sums of each part of a row."""
+        """Add the cumulative sums of each segment of a row."""
         return self.add(Node("row_cumsum", (columns,), len(columns), segments))
 
     def norm(self, columns: Columns, segments: int, epsilon: float) -> tuple[Columns, Columns]:
-        """Add a normalisation; return the normalised columns and the factor of each part."""
+        """Add a normalisation; return the normalised columns and the factor of each segment."""
         both = self.add(Node("norm", (columns,), len(columns) + segments, segments, epsilon))
         return both[: len(columns)], both[len(columns) :]
 
@@ -138,7 +137,7 @@ class Graph:
         segments: int = 1,
         is_transposed: bool = False,
     ) -> Columns:
-        """Add the product of each part of a row and a weight to ``start``."""
+        """Add the product of each segment of a row and a weight to ``start``."""
         node = Node(
             "product",
             (start, columns),
@@ -149,11 +148,11 @@ class Graph:
         )
         return self.add(node)
 
-    def places(self, columns: Columns) -> Columns:
+    def nodes_of(self, columns: Columns) -> Columns:
         """Return the node of each column."""
         return np.array(self.starts).searchsorted(columns, "right") - 1
 
-    def place(self, column: int) -> int:
+    def node_of(self, column: int) -> int:
         """Return the node of one column."""
         return bisect_right(self.starts, column) - 1
 
@@ -166,18 +165,16 @@ class Graph:
         column = self._numbers.get(value if value else repr(value))
         return column is not None and len(columns) > 0 and bool((columns == column).all())
 
-    def needed(self, results: Sequence[Columns], given: Sequence[int] = ()) -> list[int]:
-        """Return the nodes that results depend on, in order, without those behind ``given``
-        nodes.
-        """
+    def needed(self, results: Sequence[Columns], inputs: Sequence[int] = ()) -> list[int]:
+        """Return the nodes that results depend on, in order, without those behind ``inputs``."""
         marked = np.zeros(len(self.nodes), bool)
-        known = set(given)
-        for part in results:
-            marked[self.places(part)] = True
+        is_input = set(inputs)
+        for columns in results:
+            marked[self.nodes_of(columns)] = True
         for index in range(len(self.nodes) - 1, -1, -1):
-            if marked[index] and index not in known:
-                for part in self.nodes[index].operands:
-                    marked[self.places(part)] = True
+            if marked[index] and index not in is_input:
+                for columns in self.nodes[index].operands:
+                    marked[self.nodes_of(columns)] = True
         return np.flatnonzero(marked).tolist()
 
 

@@ -1,15 +1,14 @@
 """From a graph to a program: instructions on blocks, with few copies.
 
-Pointwise operations read an operand with columns in several places piece by piece. For other
+Pointwise operations read an operand with columns of several blocks piece by piece. For other
 operations the pieces are joined in one block, into which their results are written directly.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -29,7 +28,7 @@ class Lowered(NamedTuple):
     """
 
     program: Program
-    given: dict[Kind, tuple[int, ...]]
+    inputs: dict[Kind, tuple[int, ...]]
     weights: tuple[tuple[int, bool], ...]
 
 
@@ -41,13 +40,19 @@ class _Run(NamedTuple):
     is_spread: bool
 
 
-def _continues(one: Operand, other: Operand, width: int) -> bool:
-    """Return True if ``other`` follows the ``width`` columns of ``one``, or is the same number or
-    repeated column.
+def _continues(first: Operand, second: Operand, width: int) -> bool:
+    """Return True if the second operand follows the ``width`` columns of the first, or is the same
+    number or repeated column.
     """
-    if one.block < 0 or one.spread or other.spread:
-        return one == other and (one.block < 0 or one.spread)
-    return other.block == one.block and other.start == one.start + width
+    if first.block < 0 or first.spread or second.spread:
+        return first == second and (first.block < 0 or first.spread)
+    return second.block == first.block and second.start == first.start + width
+
+
+def _all_continue(first: tuple[Operand, ...], second: tuple[Operand, ...], width: int) -> bool:
+    return all(
+        _continues(before, after, width) for before, after in zip(first, second, strict=True)
+    )
 
 
 @dataclass
@@ -60,7 +65,7 @@ class Lowering:
     blocks: list[Block] = field(default_factory=list)
     instructions: list[Instruction] = field(default_factory=list)
     homes: dict[int, tuple[int, int]] = field(default_factory=dict)
-    given: dict[Kind, list[int]] = field(default_factory=dict)
+    inputs: dict[Kind, list[int]] = field(default_factory=dict)
     weights: dict[tuple[int, bool], int] = field(default_factory=dict)
     _together: dict[bytes, int] = field(default_factory=dict)
     _done: set[bytes] = field(default_factory=set)
@@ -76,40 +81,43 @@ class Lowering:
         for index in needed:
             if index in self.kinds and index not in self.homes:
                 self._give(index)
-        wholes = [
-            part for node in nodes.values() if node.operation in _WHOLE for part in node.operands
+        operands = [operand for node in nodes.values() for operand in node.operands]
+        in_one = [
+            operand
+            for node in nodes.values()
+            if node.operation in _WHOLE
+            for operand in node.operands
         ]
-        operands = [part for node in nodes.values() for part in node.operands]
-        # Longest first, because others may be parts of it. Other operands are in one place only by
+        # Longest first, because others may be parts of it. Other operands are in one block only by
         # chance.
-        for columns in (*sorted([*wholes, *outputs, *new], key=len, reverse=True), *operands):
+        for columns in (*sorted([*in_one, *outputs, *new], key=len, reverse=True), *operands):
             self._plan(columns, nodes)
         for index, node in nodes.items():
             self._emit(index, node)
         written = [(self._at_once(columns), len(columns)) for columns in outputs]
-        following = [self._next(columns, place) for place, columns in enumerate(new)]
-        shapes = tuple(
-            Weight(shape[0], shape[2], shape[1]) if turned else Weight(*shape)
-            for shape, turned in (
-                (self.graph.weights[index], turned) for index, turned in self.weights
-            )
+        following = [self._next(columns, index) for index, columns in enumerate(new)]
+        program = Program(
+            tuple(self.blocks),
+            tuple([self._shape(*weight) for weight in self.weights]),
+            tuple(self.instructions),
+            tuple(written),
+            tuple(following),
         )
-        raw = Program(
-            tuple(self.blocks), shapes, tuple(self.instructions), tuple(written), tuple(following)
-        )
-        kinds: dict[Kind, tuple[int, ...]] = {
-            kind: tuple(found) for kind, found in self.given.items()
-        }
-        return Lowered(allocate(raw), kinds, tuple(self.weights))
+        inputs = {kind: tuple(nodes) for kind, nodes in self.inputs.items()}
+        return Lowered(allocate(program), inputs, tuple(self.weights))
 
-    # Places of columns.
+    def _shape(self, index: int, is_transposed: bool) -> Weight:
+        groups, rows, depth = self.graph.weights[index]
+        return Weight(groups, depth, rows) if is_transposed else Weight(groups, rows, depth)
+
+    # Blocks of columns.
 
     def _give(self, index: int) -> None:
         kind = self.kinds[index]
-        known = self.given.setdefault(kind, [])
-        self.blocks.append(Block(kind, self.graph.nodes[index].width, len(known)))
+        inputs = self.inputs.setdefault(kind, [])
+        self.blocks.append(Block(kind, self.graph.nodes[index].width, len(inputs)))
         self.homes[index] = (len(self.blocks) - 1, 0)
-        known.append(index)
+        inputs.append(index)
 
     def _local(self, width: int) -> int:
         self.blocks.append(Block("local", width))
@@ -126,20 +134,20 @@ class Lowering:
             if index not in self.kinds and graph.nodes[index].operation != "number"
         }
         readers = np.zeros(len(graph.nodes), np.int64)
-        for part in [*results, *(part for node in nodes.values() for part in node.operands)]:
-            readers[list(set(graph.places(part).tolist()))] += 1
+        operands = (operand for node in nodes.values() for operand in node.operands)
+        for operand in (*results, *operands):
+            readers[list(set(graph.nodes_of(operand).tolist()))] += 1
         for index, node in list(nodes.items()):
             if node.operation != "add":
                 continue
-            for place in (0, 1):
-                factor = graph.place(node.operands[place][0])
+            for position in (0, 1):
+                factor = graph.node_of(node.operands[position][0])
                 inner = nodes.get(factor)
                 if inner is None or inner.operation != "mul" or readers[factor] != 1:
                     continue
-                if np.array_equal(node.operands[place], graph.columns(factor)):
-                    nodes[index] = replace(
-                        node, operation="fma", operands=(*inner.operands, node.operands[1 - place])
-                    )
+                if np.array_equal(node.operands[position], graph.columns(factor)):
+                    fused = (*inner.operands, node.operands[1 - position])
+                    nodes[index] = replace(node, operation="fma", operands=fused)
                     del nodes[factor]
                     break
         return nodes
@@ -154,7 +162,7 @@ class Lowering:
             return
         block = self._together[key] = self._local(len(columns))
         for run in runs:
-            index = self.graph.place(columns[run.low])
+            index = self.graph.node_of(columns[run.low])
             node = nodes.get(index)
             is_all = not run.is_spread and node is not None and run.high - run.low == node.width
             if node is not None and is_all and index not in self.homes and node.operation != "norm":
@@ -162,10 +170,10 @@ class Lowering:
 
     def _is_adjacent(self, columns: Columns, runs: list[_Run]) -> bool:
         """Return True if the pieces of an operand follow each other."""
-        places = [self._read(columns[run.low : run.high], run.is_spread) for run in runs]
+        sources = [self._read(columns[run.low : run.high], run.is_spread) for run in runs]
         return all(
-            _continues(one, other, run.high - run.low)
-            for run, one, other in zip(runs, places, places[1:], strict=False)
+            _continues(first, second, run.high - run.low)
+            for run, first, second in zip(runs, sources, sources[1:], strict=False)
         )
 
     def _runs(self, columns: Columns) -> list[_Run]:
@@ -174,12 +182,13 @@ class Lowering:
             return [_Run(0, 1, False)]
         key = columns.tobytes()
         if key not in self._cut:
-            self._cut[key] = self._found_runs(columns)
+            self._cut[key] = self._runs_of(columns)
         return self._cut[key]
 
-    def _found_runs(self, columns: Columns) -> list[_Run]:
-        places, steps = self.graph.places(columns), columns[1:] - columns[:-1]
-        kinds = np.where((steps == 1) & (places[1:] == places[:-1]), 1, np.where(steps == 0, 0, -1))
+    def _runs_of(self, columns: Columns) -> list[_Run]:
+        nodes = self.graph.nodes_of(columns)
+        steps = columns[1:] - columns[:-1]
+        kinds = np.where((steps == 1) & (nodes[1:] == nodes[:-1]), 1, np.where(steps == 0, 0, -1))
         turns = [*((kinds[1:] != kinds[:-1]).nonzero()[0] + 1).tolist(), len(kinds)]
         runs: list[_Run] = []
         low = 0
@@ -191,8 +200,8 @@ class Lowering:
         return runs
 
     def _read(self, columns: Columns, is_spread: bool) -> Operand:
-        """Return the place of a piece of an operand."""
-        index = self.graph.place(columns[0])
+        """Return a piece of an operand."""
+        index = self.graph.node_of(columns[0])
         node = self.graph.nodes[index]
         if node.operation == "number":
             return Operand(-1, number=node.number)
@@ -200,9 +209,9 @@ class Lowering:
         return Operand(block, start + int(columns[0]) - self.graph.starts[index], is_spread)
 
     def _at_once(self, columns: Columns) -> Operand:
-        """Return an operand in one place, joined if necessary."""
+        """Return an operand in one block, joined if necessary."""
         runs = self._runs(columns)
-        first = self.graph.nodes[self.graph.place(columns[0])]
+        first = self.graph.nodes[self.graph.node_of(columns[0])]
         if len(runs) == 1 and not runs[0].is_spread and first.operation != "number":
             return self._read(columns, False)
         key = columns.tobytes()
@@ -230,31 +239,26 @@ class Lowering:
     def _gathered(self, columns: Columns, key: bytes) -> int:
         """Return an operand of many pieces, gathered from one block that contains them all."""
         graph = self.graph
-        indexes = np.unique(graph.places(columns)).tolist()
+        indexes = np.unique(graph.nodes_of(columns)).tolist()
         source = np.concatenate([graph.columns(index) for index in indexes])
-        if np.array_equal(
-            source, columns
-        ):  # whole results in the order in which they were computed
+        # Whole results in the order in which they were computed.
+        if np.array_equal(source, columns):
             return self._joined(indexes, columns)
-        place = self._at_once(source)
+        operand = self._at_once(source)
         picked: Columns = np.searchsorted(source, columns)
         block = self._together[key] = self._local(len(columns))
-        self._add(
-            "gather", (Operand(block),), (place,), len(columns), columns=tuple(picked.tolist())
-        )
+        order = tuple(picked.tolist())
+        self._add("gather", (Operand(block),), (operand,), len(order), columns=order)
         return block
 
     def _joined(self, indexes: list[int], columns: Columns) -> int:
-        block, start = self._local(len(columns)), 0
+        block = self._local(len(columns))
+        start = 0
         self._together[columns.tobytes()] = block
         for index in indexes:
             width = self.graph.nodes[index].width
-            self._add(
-                "copy",
-                (Operand(block, start),),
-                (self._read(self.graph.columns(index), False),),
-                width,
-            )
+            source = self._read(self.graph.columns(index), False)
+            self._add("copy", (Operand(block, start),), (source,), width)
             start += width
         return block
 
@@ -272,7 +276,8 @@ class Lowering:
         weight = -1
         if node is not None and node.operation == "product":
             weight = self.weights.setdefault((node.weight, node.is_transposed), len(self.weights))
-        segments, epsilon = (1, 0.0) if node is None else (node.segments, node.epsilon)
+        segments = 1 if node is None else node.segments
+        epsilon = 0.0 if node is None else node.epsilon
         self.instructions.append(
             Instruction(operation, results, operands, width, segments, epsilon, weight, columns)
         )
@@ -282,49 +287,49 @@ class Lowering:
             self.homes[index] = (self._local(node.width), 0)
         block, start = self.homes[index]
         if node.operation in _WHOLE:
-            is_product = node.operation == "product"
-            operands = tuple(
-                self._begin(part) if is_product and not place else self._at_once(part)
-                for place, part in enumerate(node.operands)
-            )
-            results = [Operand(block, start)]
-            if node.operation == "norm":
-                results.append(Operand(block, start + node.span))
-            self._add(node.operation, tuple(results), operands, node.span, node)
+            self._emit_whole(node, block, start)
             return
         name = _SAME.get(node.operation, node.operation)
-        read = node.operands[:1] if node.operation == "through" else node.operands
-        parts = [self._pieces(part) for part in read]
-        bounds = sorted({run.high for _, runs in parts for run in runs})
+        operands = node.operands[:1] if node.operation == "through" else node.operands
+        pieces = [self._pieces(operand) for operand in operands]
+        bounds = sorted({run.high for _, runs in pieces for run in runs})
         if len(bounds) > _PIECES:
-            whole = tuple(self._whole_or_one(columns, runs) for columns, runs in parts)
-            self._add(name, (Operand(block, start),), whole, node.width)
+            wholes = tuple(self._joined_or_repeated(columns, runs) for columns, runs in pieces)
+            self._add(name, (Operand(block, start),), wholes, node.width)
             return
-        pieces: list[tuple[int, tuple[Operand, ...]]] = []
+        begins: list[int] = []
+        sources: list[tuple[Operand, ...]] = []
         low = 0
         for high in bounds:
-            operands = tuple(self._piece(columns, runs, low, high) for columns, runs in parts)
+            source = tuple(self._piece(columns, runs, low, high) for columns, runs in pieces)
             # A piece that continues the previous one is merged with it.
-            begin = pieces[-1][0] if pieces else 0
-            if not pieces or not all(
-                map(partial(_continues, width=low - begin), pieces[-1][1], operands)
-            ):
-                pieces.append((low, operands))
+            if not begins or not _all_continue(sources[-1], source, low - begins[-1]):
+                begins.append(low)
+                sources.append(source)
             low = high
-        ends = [begin for begin, _ in pieces[1:]] + [node.width]
-        for (begin, operands), end in zip(pieces, ends, strict=True):
-            self._add(name, (Operand(block, start + begin),), operands, end - begin)
+        for begin, end, source in zip(begins, [*begins[1:], node.width], sources, strict=True):
+            self._add(name, (Operand(block, start + begin),), source, end - begin)
+
+    def _emit_whole(self, node: Node, block: int, start: int) -> None:
+        """Add an operation on rows, which reads operands in one block."""
+        first, *others = node.operands
+        read = self._begin if node.operation == "product" else self._at_once
+        operands = (read(first), *map(self._at_once, others))
+        results = [Operand(block, start)]
+        if node.operation == "norm":
+            results.append(Operand(block, start + node.span))
+        self._add(node.operation, tuple(results), operands, node.span, node)
 
     def _pieces(self, columns: Columns) -> tuple[Columns, list[_Run]]:
         """Return an operand in few pieces; many are joined first."""
         runs = self._runs(columns)
         if len(runs) <= _PIECES:
             return columns, runs
-        place = self._at_once(columns)
-        self._moved[columns.tobytes()] = place
+        joined = self._at_once(columns)
+        self._moved[columns.tobytes()] = joined
         return columns, [_Run(0, len(columns), False)]
 
-    def _whole_or_one(self, columns: Columns, runs: list[_Run]) -> Operand:
+    def _joined_or_repeated(self, columns: Columns, runs: list[_Run]) -> Operand:
         if len(runs) == 1 and columns.tobytes() not in self._moved:
             return self._read(columns, runs[0].is_spread)
         return self._moved.get(columns.tobytes()) or self._at_once(columns)
@@ -336,17 +341,17 @@ class Lowering:
             return moved._replace(start=moved.start + low)
         return self._read(columns[low:high], run.is_spread and high - low > 1)
 
-    def _next(self, columns: Columns, place: int) -> Operand:
-        """Return the place of a state's next value; another state is copied, because it is replaced
+    def _next(self, columns: Columns, index: int) -> Operand:
+        """Return a state's next value; that of another state is copied, because it is replaced
         too.
         """
-        found = self._at_once(columns)
-        block = self.blocks[found.block]
-        if block.kind == "state" and (block.index, found.start) != (place, 0):
+        source = self._at_once(columns)
+        block = self.blocks[source.block]
+        if block.kind == "state" and (block.index, source.start) != (index, 0):
             local = self._local(len(columns))
-            self._add("copy", (Operand(local),), (found,), len(columns))
+            self._add("copy", (Operand(local),), (source,), len(columns))
             return Operand(local)
-        return found
+        return source
 
 
 _ROWS = ("row_sum", "row_max", "row_cumsum", "norm", "norm_backward", "gather", "product")
@@ -357,75 +362,88 @@ def allocate(program: Program) -> Program:
     """Return the program with locals shared by values that are not alive together; results keep
     their own.
     """
+    last = _last_uses(program)
+    end = len(program.instructions)
+    blocks = [block for block in program.blocks if block.kind != "local"]
+    inputs = [index for index, block in enumerate(program.blocks) if block.kind != "local"]
+    home = {old: new for new, old in enumerate(inputs)}
+    free: list[int] = []
+    for index, instruction in enumerate(program.instructions):
+        for result in instruction.results:
+            if result.block in home:
+                continue
+            width = program.blocks[result.block].width
+            stays = last[result.block] == end
+            replaced = None if stays else _replaced(program, instruction, last, index)
+            if replaced is not None:
+                home[result.block] = home[replaced]
+                last[replaced] = -1
+                continue
+            fitting = [] if stays else [block for block in free if blocks[block].width >= width]
+            if fitting:
+                home[result.block] = min(fitting, key=lambda block: blocks[block].width)
+                free.remove(home[result.block])
+            else:
+                blocks.append(Block("local", width))
+                home[result.block] = len(blocks) - 1
+        free += _freed(program, instruction, last, index, home)
+    return _moved(program, tuple(blocks), home)
+
+
+def _last_uses(program: Program) -> dict[int, int]:
+    """Return the last instruction that uses each block."""
     end = len(program.instructions)
     # Results of a step have their own blocks, so that they can be computed in place. So have
     # products of elements: the kernels compute them before the loop if nothing else writes there.
-    last = {
-        place.block: end
-        for place in (*program.next_states, *(place for place, _ in program.outputs))
-    }
-    last |= {
-        one.results[0].block: end
-        for one in program.instructions
-        if _reads_only_elements(program, one)
-    }
-    left = frozenset(last)
+    last = {operand.block: end for operand in program.next_states}
+    last |= {operand.block: end for operand, _ in program.outputs}
+    for instruction in program.instructions:
+        if _reads_only_elements(program, instruction):
+            last[instruction.results[0].block] = end
     for index in range(end - 1, -1, -1):
         instruction = program.instructions[index]
-        for place in (*instruction.operands, *instruction.results):
-            last.setdefault(place.block, index)
-    blocks = [block for block in program.blocks if block.kind != "local"]
-    kept = [index for index, block in enumerate(program.blocks) if block.kind != "local"]
-    home = {old: new for new, old in enumerate(kept)}
-    free: list[int] = []
-    for index, instruction in enumerate(program.instructions):
-        for place in instruction.results:
-            if place.block in home:
-                continue
-            width = program.blocks[place.block].width
-            is_left = place.block in left
-            replaced = None if is_left else _replaced(program, instruction, last, index)
-            if replaced is not None:
-                home[place.block] = home[replaced]
-                last[replaced] = -1
-                continue
-            fitting = [] if is_left else [block for block in free if blocks[block].width >= width]
-            if fitting:
-                found = min(fitting, key=lambda block: blocks[block].width)
-                free.remove(found)
-            else:
-                blocks.append(Block("local", width))
-                found = len(blocks) - 1
-            home[place.block] = found
-        ended = {
-            place.block
-            for place in (*instruction.operands, *instruction.results)
-            if last[place.block] == index
-        }
-        free += [
-            home[block] for block in ended if block >= 0 and program.blocks[block].kind == "local"
-        ]
+        for operand in (*instruction.operands, *instruction.results):
+            last.setdefault(operand.block, index)
+    return last
 
-    def moved(places: Iterable[Operand]) -> tuple[Operand, ...]:
-        return tuple(
-            [it if it.block < 0 else Operand(home[it.block], it.start, it.spread) for it in places]
-        )
+
+def _freed(
+    program: Program,
+    instruction: Instruction,
+    last: dict[int, int],
+    index: int,
+    home: dict[int, int],
+) -> list[int]:
+    """Return the memory of locals that no later instruction uses."""
+    operands = (*instruction.operands, *instruction.results)
+    ended = {operand.block for operand in operands if last[operand.block] == index}
+    return [home[block] for block in ended if block >= 0 and program.blocks[block].kind == "local"]
+
+
+def _moved(program: Program, blocks: tuple[Block, ...], home: dict[int, int]) -> Program:
+    """Return the program with each block at its new index."""
+
+    def moved(operand: Operand) -> Operand:
+        return operand if operand.block < 0 else operand._replace(block=home[operand.block])
 
     instructions = [
         replace(
-            instruction, results=moved(instruction.results), operands=moved(instruction.operands)
+            instruction,
+            results=tuple(map(moved, instruction.results)),
+            operands=tuple(map(moved, instruction.operands)),
         )
         for instruction in program.instructions
     ]
-    written = tuple([(moved([place])[0], width) for place, width in program.outputs])
-    return Program(
-        tuple(blocks), program.weights, tuple(instructions), written, moved(program.next_states)
-    )
+    outputs = tuple((moved(operand), width) for operand, width in program.outputs)
+    states = tuple(map(moved, program.next_states))
+    return Program(blocks, program.weights, tuple(instructions), outputs, states)
 
 
 def _reads_only_elements(program: Program, instruction: Instruction) -> bool:
     """Return True for a product that does not depend on the step before."""
-    kinds = {program.blocks[place.block].kind for place in instruction.operands if place.block >= 0}
+    kinds = {
+        program.blocks[operand.block].kind for operand in instruction.operands if operand.block >= 0
+    }
     return instruction.operation == "product" and kinds <= {"element", "vector"}
 
 
@@ -437,18 +455,18 @@ def _replaced(
     width = program.blocks[result.block].width
     if others or instruction.operation not in _EACH or result.start or instruction.width != width:
         return None
-    for place in instruction.operands:
-        if place.block < 0 or place.block == result.block or place.start or place.spread:
+    for operand in instruction.operands:
+        if operand.block < 0 or operand.block == result.block or operand.start or operand.spread:
             continue
-        block = program.blocks[place.block]
+        block = program.blocks[operand.block]
         spread = any(
-            other.block == place.block and other != place for other in instruction.operands
+            other.block == operand.block and other != operand for other in instruction.operands
         )
         if (
             block.kind == "local"
             and block.width == width
-            and last[place.block] == index
+            and last[operand.block] == index
             and not spread
         ):
-            return place.block
+            return operand.block
     return None

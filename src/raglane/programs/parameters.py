@@ -34,17 +34,17 @@ class Call:
     kwargs: dict[str, Any]
     count: int = 1  # of results
 
-    def run(self, known: list[Tensor]) -> None:
+    def run(self, tensors: list[Tensor]) -> None:
         """Append the results to the known tensors."""
         if self.function is None:
-            is_here = not known or known[0].is_cpu
-            known.append(self.args[0] if is_here else _placed(self.args[0], known[0].device))
+            is_here = not tensors or tensors[0].is_cpu
+            tensors.append(self.args[0] if is_here else _placed(self.args[0], tensors[0].device))
             return
-        args = [filled(part, known) for part in self.args]
-        found = self.function(
-            *args, **{name: filled(part, known) for name, part in self.kwargs.items()}
+        args = [filled(argument, tensors) for argument in self.args]
+        result = self.function(
+            *args, **{name: filled(argument, tensors) for name, argument in self.kwargs.items()}
         )
-        known.extend((found,) if isinstance(found, Tensor) else found)
+        tensors.extend((result,) if isinstance(result, Tensor) else result)
 
 
 @lru_cache(maxsize=256)
@@ -53,35 +53,33 @@ def _placed(constant: Tensor, device: torch.device) -> Tensor:
     return constant.to(device)
 
 
-def filled(part: Any, known: list[Tensor]) -> Any:
+def filled(argument: Any, tensors: list[Tensor]) -> Any:
     """Return an argument with known values in place of their numbers."""
-    if type(part) is Known:
-        return known[part.index]
-    if type(part) is torch.device and known:
-        return known[0].device
-    if isinstance(part, list | tuple):
-        return type(part)([filled(item, known) for item in part])
-    return part
+    if type(argument) is Known:
+        return tensors[argument.index]
+    if type(argument) is torch.device and tensors:
+        return tensors[0].device
+    if isinstance(argument, list | tuple):
+        return type(argument)([filled(item, tensors) for item in argument])
+    return argument
 
 
 class Slices(NamedTuple):
     """A known tensor that is a sum of slices of parameters."""
 
-    pieces: tuple[
-        tuple[int, int, int], ...
-    ]  # of each summand the parameter, and the bounds of the slice
+    # Of each summand the parameter, and the bounds of the slice.
+    pieces: tuple[tuple[int, int, int], ...]
     shape: tuple[int, ...]
 
     def of(self, leaves: Sequence[Tensor]) -> Tensor:
         """Compute the tensor from parameters."""
         total: Tensor | None = None
         for leaf, begin, end in self.pieces:
-            part = leaves[leaf]
-            if part.shape != self.shape:
-                part = (part if part.numel() == end - begin else part.view(-1)[begin:end]).view(
-                    self.shape
-                )
-            total = part if total is None else total + part
+            piece = leaves[leaf]
+            if piece.shape != self.shape:
+                numbers = piece if piece.numel() == end - begin else piece.view(-1)[begin:end]
+                piece = numbers.view(self.shape)
+            total = piece if total is None else total + piece
         return total  # type: ignore[return-value]
 
     def give(self, gradient: Tensor, leaves: Sequence[Tensor], grads: list[Tensor | None]) -> None:
@@ -91,12 +89,12 @@ class Slices(NamedTuple):
             # Parameters keep their gradients, which the caller may change in-place.
             gradient = gradient.clone() if index else gradient
             if end - begin == like.numel():
-                own = gradient if gradient.shape == like.shape else gradient.reshape(like.shape)
+                share = gradient if gradient.shape == like.shape else gradient.reshape(like.shape)
             else:
-                own = torch.zeros_like(like, memory_format=torch.contiguous_format)
-                own.view(-1)[begin:end] = gradient.reshape(-1)
+                share = torch.zeros_like(like, memory_format=torch.contiguous_format)
+                share.view(-1)[begin:end] = gradient.reshape(-1)
             before = grads[leaf]
-            grads[leaf] = own if before is None else before + own
+            grads[leaf] = share if before is None else before + share
 
 
 def slices_of(calls: Sequence[Call], values: Sequence[Tensor], leaves: int) -> list[Slices | None]:
@@ -104,39 +102,39 @@ def slices_of(calls: Sequence[Call], values: Sequence[Tensor], leaves: int) -> l
     way.
     """
     roots = {index: index for index in range(leaves) if values[index].is_contiguous()}
-    found = [_piece(values, roots, index) for index in range(leaves)]
+    slices = [_piece(values, roots, index) for index in range(leaves)]
     for call in calls:
         first = call.args[0]
         is_view = call.function is not None and call.function.is_view and type(first) is Known
-        is_view = (
-            is_view and call.function is not torch.ops.aten.detach.default
-        )  # which has no gradient
-        for index in range(len(found), len(found) + call.count):
+        is_view &= call.function is not torch.ops.aten.detach.default  # which has no gradient
+        for index in range(len(slices), len(slices) + call.count):
             if is_view and first.index in roots:
                 roots[index] = roots[first.index]
-            found.append(_piece(values, roots, index) or _sum(call, found))
-    return found
+            slices.append(_piece(values, roots, index) or _sum(call, slices))
+    return slices
 
 
 def _piece(values: Sequence[Tensor], roots: dict[int, int], index: int) -> Slices | None:
     """Return a parameter, or adjacent numbers of one, as a slice."""
-    value, root = values[index], values[roots.get(index, index)]
-    begin = (
-        value.data_ptr() - root.data_ptr()
-    ) // value.element_size()  # outside, if a reshape has copied
+    value = values[index]
+    root = values[roots.get(index, index)]
+    # Outside, if a reshape has copied.
+    begin = (value.data_ptr() - root.data_ptr()) // value.element_size()
     if index not in roots or not value.is_contiguous() or not 0 <= begin < root.numel():
         return None
     return Slices(((roots[index], begin, begin + value.numel()),), tuple(value.shape))
 
 
-def _sum(call: Call, found: Sequence[Slices | None]) -> Slices | None:
+def _sum(call: Call, slices: Sequence[Slices | None]) -> Slices | None:
     if call.function is not torch.ops.aten.add.Tensor or call.kwargs or len(call.args) != 2:
         return None
-    parts = [found[part.index] if type(part) is Known else None for part in call.args]
-    one, other = parts
-    if one is None or other is None or one.shape != other.shape:
+    summands = [
+        slices[argument.index] if type(argument) is Known else None for argument in call.args
+    ]
+    first, other = summands
+    if first is None or other is None or first.shape != other.shape:
         return None
-    return Slices((*one.pieces, *other.pieces), one.shape)
+    return Slices((*first.pieces, *other.pieces), first.shape)
 
 
 class ParameterOps(NamedTuple):
@@ -149,17 +147,16 @@ class ParameterOps(NamedTuple):
 
     def of(self, leaves: Iterable[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         """Compute the vectors and weights of a program from parameters."""
-        known = list(leaves)
+        tensors = list(leaves)
+        count = len(self.vectors)
         if self.moved is not None:
-            made, count = [part.of(known) for part in self.moved], len(self.vectors)
-            return [part if part.dim() == 1 else part.view(-1) for part in made[:count]], made[
-                count:
-            ]
+            values = [slices.of(tensors) for slices in self.moved]
+            vectors = [value if value.dim() == 1 else value.view(-1) for value in values[:count]]
+            return vectors, values[count:]
         for call in self.calls:
-            call.run(known)
-        return [known[index].reshape(-1) for index in self.vectors], [
-            known[index] for index in self.weights
-        ]
+            call.run(tensors)
+        vectors = [tensors[index].reshape(-1) for index in self.vectors]
+        return vectors, [tensors[index] for index in self.weights]
 
 
 class ParameterValues:
@@ -170,49 +167,47 @@ class ParameterValues:
     ) -> None:
         self._moved = ops.moved
         if ops.moved is not None:
-            self._leaves: list[Tensor] = [part.detach() for part in leaves]
+            self._leaves: list[Tensor] = [tensor.detach() for tensor in leaves]
             self.vectors, self.weights = ops.of(self._leaves)
-            wanted = [any(wishes[leaf] for leaf, _, _ in part.pieces) for part in ops.moved]
+            needs = [any(wishes[leaf] for leaf, _, _ in slices.pieces) for slices in ops.moved]
         else:  # a separate graph of autograd, the last part of the backward pass
             with torch.enable_grad():
                 self._leaves = [
-                    part.detach().requires_grad_(bool(wish))
-                    for part, wish in zip(leaves, wishes, strict=True)
+                    tensor.detach().requires_grad_(bool(wish))
+                    for tensor, wish in zip(leaves, wishes, strict=True)
                 ]
                 vectors, weights = ops.of(self._leaves)
             self._ends = [*vectors, *weights]
-            self.vectors, self.weights = (
-                [part.detach() for part in vectors],
-                [part.detach() for part in weights],
-            )
-            wanted = [part.requires_grad for part in self._ends]
+            self.vectors = [tensor.detach() for tensor in vectors]
+            self.weights = [tensor.detach() for tensor in weights]
+            needs = [tensor.requires_grad for tensor in self._ends]
         count = len(self.vectors)
-        self.wanted = tuple(wanted[:count]), tuple(wanted[count:])
+        self.wanted = tuple(needs[:count]), tuple(needs[count:])
 
-    def gradients(self, made: Mapping[int, Tensor]) -> list[Tensor | None]:
+    def gradients(self, computed: Mapping[int, Tensor]) -> list[Tensor | None]:
         """Return the gradients of the parameters, from those of the vectors, then the weights, by
-        place.
+        their index.
         """
-        found: list[Tensor | None] = [None] * len(self._leaves)
+        grads: list[Tensor | None] = [None] * len(self._leaves)
         if self._moved is not None:
-            for place, gradient in made.items():
-                self._moved[place].give(gradient, self._leaves, found)
-            return found
-        wished = [part for part in self._leaves if part.requires_grad]
-        if not made or not wished:
-            return found
-        pairs = [(self._ends[place], gradient) for place, gradient in made.items()]
+            for index, gradient in computed.items():
+                self._moved[index].give(gradient, self._leaves, grads)
+            return grads
+        wished = [leaf for leaf in self._leaves if leaf.requires_grad]
+        if not computed or not wished:
+            return grads
+        pairs = [(self._ends[index], gradient) for index, gradient in computed.items()]
         rest = iter(gradients(pairs, wished, keep=True))
-        return [next(rest) if part.requires_grad else None for part in self._leaves]
+        return [next(rest) if leaf.requires_grad else None for leaf in self._leaves]
 
 
 class _Seed(torch.autograd.Function):
     """A zero whose gradients of its inputs are given."""
 
     @staticmethod
-    def forward(ctx: Any, grads: list[Tensor], *parts: Tensor) -> Tensor:
+    def forward(ctx: Any, grads: list[Tensor], *results: Tensor) -> Tensor:
         ctx.grads = grads
-        return parts[0].new_zeros(())
+        return results[0].new_zeros(())
 
     @staticmethod
     def backward(ctx: Any, *_: Tensor) -> tuple[Any, ...]:
@@ -226,5 +221,5 @@ def gradients(
     if not pairs:
         return [None] * len(wished)
     with torch.enable_grad():
-        seed = _Seed.apply([grad for _, grad in pairs], *[part for part, _ in pairs])  # type: ignore[no-untyped-call]
+        seed = _Seed.apply([grad for _, grad in pairs], *[result for result, _ in pairs])  # type: ignore[no-untyped-call]
     return list(torch.autograd.grad(seed, wished, retain_graph=keep, allow_unused=True))

@@ -14,14 +14,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from raglane.programs.expressions import Expression
 from raglane.programs.graph import Columns, Graph, Refused
 from raglane.programs.rows import FREE, SHIFT, align, free
 from raglane.programs.trace import Tracer
 
 # The most numbers that a product of rows with rows has before they are summed.
 _LARGEST = 1 << 16
-# An operand with columns in fewer places is read piece by piece, others are joined first.
-_PLACES = 4
+# An operand with columns of fewer nodes is read piece by piece, others are joined first.
+_PIECES = 4
 
 
 def _batched(tracer: Tracer, start: Tensor | None, a: Any, b: Any) -> Tensor:
@@ -39,34 +40,35 @@ def _batched(tracer: Tracer, start: Tensor | None, a: Any, b: Any) -> Tensor:
     if start is None:
         start = torch.full((groups, m, n), (FREE << SHIFT) | tracer.graph.number(0.0))
     which = np.repeat(np.arange(groups), m)
-    held = None if tracer.is_known(b) else tracer.marks(b)
-    if held is not None and not bool((held >> SHIFT == FREE).all()):
-        return _rows_with_rows(tracer, start, marks, held)
+    matrices = None if tracer.is_known(b) else tracer.marks(b)
+    if matrices is not None and not bool((matrices >> SHIFT == FREE).all()):
+        return _rows_with_rows(tracer, start, marks, matrices)
     aligned = align([marks.reshape(-1, k), start.reshape(-1, n)], tracer.rows)
     columns, begin = aligned.columns
     chosen = which[aligned.chosen]
-    order, own = _shared(chosen if held is None else _first_equal(held)[chosen])
-    weight = (
-        _copied_weight(tracer, held[own]) if held is not None else _known_weight(tracer, b, own)
-    )
+    order, which_matrix = _shared(chosen if matrices is None else _first_equal(matrices)[chosen])
+    if matrices is None:
+        weight = _known_weight(tracer, b, which_matrix)
+    else:
+        weight = _copied_weight(tracer, matrices[which_matrix])
     product = _product(
         tracer,
         begin[order].reshape(-1),
         columns[order].reshape(-1),
         weight,
-        len(order) // len(own),
-        len(own),
+        len(order) // len(which_matrix),
+        len(which_matrix),
     )
-    found = np.empty_like(begin)
-    found[order] = product.reshape(-1, n)
-    return tracer.wrap(aligned.marks(found.reshape(-1, n)).reshape(groups, m, n), tracer.dtype)
+    results = np.empty_like(begin)
+    results[order] = product.reshape(-1, n)
+    return tracer.wrap(aligned.marks(results.reshape(-1, n)).reshape(groups, m, n), tracer.dtype)
 
 
 def _first_equal(matrices: Tensor) -> Any:
     """Return for each matrix the index of the first one with the same marks."""
     first: dict[bytes, int] = {}
     return np.asarray(
-        [first.setdefault(part.numpy().tobytes(), index) for index, part in enumerate(matrices)]
+        [first.setdefault(matrix.numpy().tobytes(), index) for index, matrix in enumerate(matrices)]
     )
 
 
@@ -82,15 +84,15 @@ def _shared(chosen: Any) -> tuple[Any, Any]:
     return np.argsort(chosen, kind="stable").reshape(len(matrices), -1).T.reshape(-1), matrices
 
 
-def _viewed(tracer: Tracer, part: Any, function: Any, *args: int) -> Tensor:
+def _viewed(tracer: Tracer, tensor: Any, function: Any, *args: int) -> Tensor:
     """Return a view of a tensor by an operation of torch."""
-    if tracer.is_known(part):
-        return tracer.note(function, part, *args)
-    return tracer.wrap(function(tracer.marks(part), *args), part.dtype)
+    if tracer.is_known(tensor):
+        return tracer.note(function, tensor, *args)
+    return tracer.wrap(function(tracer.marks(tensor), *args), tensor.dtype)
 
 
-def _turn(tracer: Tracer, part: Any) -> Tensor:
-    return _viewed(tracer, part, torch.ops.aten.transpose.int, 1, 2)
+def _turn(tracer: Tracer, tensor: Any) -> Tensor:
+    return _viewed(tracer, tensor, torch.ops.aten.transpose.int, 1, 2)
 
 
 def _known_weight(tracer: Tracer, b: Any, which: Any) -> int:
@@ -105,57 +107,57 @@ def _known_weight(tracer: Tracer, b: Any, which: Any) -> int:
             torch.ops.aten.index_select.default, turned, 0, tracer.fixed(torch.from_numpy(which))
         )
 
-    return tracer.weight((tracer.part(b).known, order), make)
+    return tracer.weight((tracer.record(b).index, order), make)
 
 
-def _copied_weight(tracer: Tracer, held: Tensor) -> int:
-    """Return a weight from parameters that was copied for each row; ``held`` are marks ``(groups,
+def _copied_weight(tracer: Tracer, matrices: Tensor) -> int:
+    """Return a weight from parameters that was copied for each row; ``matrices`` are marks ``(groups,
     k, n)``.
     """
-    columns = (held & ((1 << SHIFT) - 1)).numpy()
+    columns = (matrices & ((1 << SHIFT) - 1)).numpy()
     graph = tracer.graph
-    places = np.unique(graph.places(columns.reshape(-1)))
-    if len(places) != 1 or graph.nodes[places[0]].operation != "vector":
+    nodes = np.unique(graph.nodes_of(columns.reshape(-1)))
+    if len(nodes) != 1 or graph.nodes[nodes[0]].operation != "vector":
         raise Refused("it multiplies by a matrix that it computes")
-    start = graph.starts[places[0]]
-    known = tracer.vector_known(start)
+    start = graph.starts[nodes[0]]
+    vector = tracer.vector_tensor(start)
     index = torch.from_numpy(columns - start).transpose(1, 2)
 
     def make() -> Tensor:
-        whole = tracer.note(torch.ops.aten.reshape.default, known, [-1])
+        whole = tracer.note(torch.ops.aten.reshape.default, vector, [-1])
         taken = tracer.note(
             torch.ops.aten.index_select.default, whole, 0, tracer.fixed(index.reshape(-1))
         )
         return tracer.note(torch.ops.aten.reshape.default, taken, list(index.shape))
 
-    return tracer.weight((tracer.part(known).known, columns.tobytes(), columns.shape), make)
+    return tracer.weight((tracer.record(vector).index, columns.tobytes(), columns.shape), make)
 
 
 def _product(
     tracer: Tracer, start: Columns, columns: Columns, weight: int, segments: int, groups: int
 ) -> Columns:
-    """Add a product, or one for each piece of an operand in few places."""
+    """Add a product, or one for each of the few pieces of an operand."""
     graph = tracer.graph
     cuts = _cuts(graph, columns) if segments * groups == 1 else []
-    if not 1 <= len(cuts) < _PLACES:
+    if not 1 <= len(cuts) < _PIECES:
         return graph.product(start, columns, weight, segments)
-    whole = tracer.weight_known(weight)
+    whole = tracer.weight_tensor(weight)
     for low, high in zip([0, *cuts], [*cuts, len(columns)], strict=True):
-        part = tracer.weight(
-            (tracer.part(whole).known, "columns", low, high),
+        piece = tracer.weight(
+            (tracer.record(whole).index, "columns", low, high),
             lambda low=low, high=high: tracer.note(  # type: ignore[misc]
                 torch.ops.aten.slice.Tensor, whole, 2, low, high
             ),
         )
-        start = graph.product(start, columns[low:high], part)
+        start = graph.product(start, columns[low:high], piece)
     return start
 
 
 def _cuts(graph: Graph, columns: Columns) -> list[int]:
-    """Return where an operand continues in another place."""
-    places = graph.places(columns)
-    continues = (np.diff(columns) == 1) & (np.diff(places) == 0)
-    return [int(place) + 1 for place in np.flatnonzero(~continues)]
+    """Return where an operand continues with other columns."""
+    nodes = graph.nodes_of(columns)
+    continues = (np.diff(columns) == 1) & (np.diff(nodes) == 0)
+    return [int(index) + 1 for index in np.flatnonzero(~continues)]
 
 
 def _rows_with_rows(tracer: Tracer, start: Tensor, a: Tensor, b: Tensor) -> Tensor:
@@ -165,48 +167,53 @@ def _rows_with_rows(tracer: Tracer, start: Tensor, a: Tensor, b: Tensor) -> Tens
     if m * n * k * max(1, groups // tracer.rows) > _LARGEST:
         raise Refused("each row has a product of its own that is too large")
     shape = (groups, m, n, k)
-    left, right = a.unsqueeze(2).expand(shape), b.transpose(1, 2).unsqueeze(1).expand(shape)
+    left = a.unsqueeze(2).expand(shape)
+    right = b.transpose(1, 2).unsqueeze(1).expand(shape)
     count = groups * m * n
     aligned = align(
         [left.reshape(count, k), right.reshape(count, k), start.reshape(count, 1)], tracer.rows
     )
-    one, other, begin = aligned.columns
-    sums = tracer.graph.sums(tracer.graph.each("mul", one.reshape(-1), other.reshape(-1)), len(one))
-    found = tracer.graph.each("add", sums, begin.reshape(-1))
-    return tracer.wrap(aligned.marks(found.reshape(-1, 1)).reshape(groups, m, n), tracer.dtype)
+    first, second, starts = (
+        Expression(tracer.graph, columns.reshape(-1)) for columns in aligned.columns
+    )
+    totals = ((first * second).sums(len(starts)) + starts).columns
+    return tracer.wrap(aligned.marks(totals.reshape(-1, 1)).reshape(groups, m, n), tracer.dtype)
 
 
-def _one(part: Any, tracer: Tracer) -> Any:
+def _as_batch(matrix: Any, tracer: Tracer) -> Any:
     """Return ``(m, k)`` as ``(1, m, k)``."""
-    return _viewed(tracer, part, torch.ops.aten.unsqueeze.default, 0)
+    return _viewed(tracer, matrix, torch.ops.aten.unsqueeze.default, 0)
 
 
 def _matrices(is_batched: bool) -> Callable[..., Tensor]:
     """A rule for ``a @ b``, or ``start + a @ b``."""
 
     def rule(
-        tracer: Tracer, function: Any, *parts: Any, beta: float = 1, alpha: float = 1
+        tracer: Tracer, function: Any, *operands: Any, beta: float = 1, alpha: float = 1
     ) -> Tensor:
         if beta != 1 or alpha != 1:
             raise Refused(
                 "no program has a product with alpha or beta: multiply the operands by them"
             )
-        *begin, a, b = parts
+        *begin, a, b = operands
         start = tracer.marks(begin[0]).expand(*a.shape[:-1], b.shape[-1]) if begin else None
         if is_batched:
             return _batched(tracer, start, a, b)
-        found = _batched(
-            tracer, None if start is None else start.unsqueeze(0), _one(a, tracer), _one(b, tracer)
+        product = _batched(
+            tracer,
+            None if start is None else start.unsqueeze(0),
+            _as_batch(a, tracer),
+            _as_batch(b, tracer),
         )
-        return tracer.wrap(tracer.marks(found)[0], tracer.dtype)
+        return tracer.wrap(tracer.marks(product)[0], tracer.dtype)
 
     return rule
 
 
 def _mv(tracer: Tracer, function: Any, a: Any, b: Any) -> Tensor:
     column = _viewed(tracer, b, torch.ops.aten.unsqueeze.default, 1)
-    found = _batched(tracer, None, _one(a, tracer), _one(column, tracer))
-    return tracer.wrap(tracer.marks(found)[0, :, 0], tracer.dtype)
+    product = _batched(tracer, None, _as_batch(a, tracer), _as_batch(column, tracer))
+    return tracer.wrap(tracer.marks(product)[0, :, 0], tracer.dtype)
 
 
 def _convolution(
@@ -225,15 +232,17 @@ def _convolution(
     """Trace a convolution inside each row as products of its windows with one weight."""
     if transposed or not tracer.is_known(weight) or tracer.is_known(source):
         raise Refused("no program has this form of the convolution")
-    marks, kernel = tracer.marks(source), weight.shape[2:]
+    marks = tracer.marks(source)
+    kernel = weight.shape[2:]
     zero = int(free(np.asarray([tracer.graph.number(0.0)]))[0])
     marks = torch.constant_pad_nd(
-        marks, [amount for part in reversed(padding) for amount in (part, part)], zero
+        marks, [amount for pad in reversed(padding) for amount in (pad, pad)], zero
     )
-    for place, (size, stride, step) in enumerate(zip(kernel, strides, dilation, strict=True)):
-        marks = marks.unfold(2 + place, (size - 1) * step + 1, stride)[..., ::step]
+    for axis, (size, stride, step) in enumerate(zip(kernel, strides, dilation, strict=True)):
+        marks = marks.unfold(2 + axis, (size - 1) * step + 1, stride)[..., ::step]
     rows, channels, *spatial = marks.shape[: 2 + len(kernel)]
-    depth, width = channels // groups * math.prod(kernel), weight.shape[0] // groups
+    depth = channels // groups * math.prod(kernel)
+    width = weight.shape[0] // groups
     # The windows (group, row and place, offset and channel), whose adjacent columns are results of
     # one product.
     windows = marks.reshape(rows, groups, channels // groups, math.prod(spatial), math.prod(kernel))
@@ -243,8 +252,10 @@ def _convolution(
     start = None
     if bias is not None:
         start = tracer.marks(bias).reshape(groups, 1, width).expand(groups, windows.shape[1], width)
-    found = _batched(tracer, start, tracer.wrap(windows, tracer.dtype), _turn(tracer, matrices))
-    whole = tracer.marks(found).reshape(groups, rows, math.prod(spatial), width).permute(1, 0, 3, 2)
+    product = _batched(tracer, start, tracer.wrap(windows, tracer.dtype), _turn(tracer, matrices))
+    whole = (
+        tracer.marks(product).reshape(groups, rows, math.prod(spatial), width).permute(1, 0, 3, 2)
+    )
     return tracer.wrap(whole.reshape(rows, groups * width, *spatial), tracer.dtype)
 
 

@@ -36,34 +36,16 @@ from typing import Literal, NamedTuple, get_args
 Kind = Literal["element", "sequence", "state", "vector", "local"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
+_UNARY = """
+    copy neg abs sign not relu exp expm1 log log1p sqrt rsqrt reciprocal sigmoid tanh erf sin cos
+    floor round
+"""
+_BINARY = "add sub mul div max min lt le gt ge eq ne and or pow"
+
 OPERATIONS: dict[str, int] = {
     # Pointwise operations.
-    **dict.fromkeys(
-        ("copy", "neg", "abs", "sign", "not", "relu", "exp", "expm1", "log", "log1p", "sqrt"), 1
-    ),
-    **dict.fromkeys(
-        ("rsqrt", "reciprocal", "sigmoid", "tanh", "erf", "sin", "cos", "floor", "round"), 1
-    ),
-    **dict.fromkeys(
-        (
-            "add",
-            "sub",
-            "mul",
-            "div",
-            "max",
-            "min",
-            "lt",
-            "le",
-            "gt",
-            "ge",
-            "eq",
-            "ne",
-            "and",
-            "or",
-            "pow",
-        ),
-        2,
-    ),
+    **dict.fromkeys(_UNARY.split(), 1),
+    **dict.fromkeys(_BINARY.split(), 2),
     "sigmoid_backward": 2,
     "tanh_backward": 2,
     "fma": 3,
@@ -162,7 +144,7 @@ class Program:
     next_states: tuple[Operand, ...]  # in the order of the states' index
 
     @lru_cache(maxsize=1024)  # noqa: B019 (calls of layers need it, and programs are few)
-    def given(self, kind: Kind) -> tuple[int, ...]:
+    def widths(self, kind: Kind) -> tuple[int, ...]:
         """Return the widths of the arguments of a kind, in their order."""
         blocks = sorted(
             (block for block in self.blocks if block.kind == kind), key=lambda block: block.index
@@ -193,9 +175,11 @@ _SIGNS = {
     "gt": ">",
     "ge": ">=",
     "eq": "==",
+    "ne": "!=",
+    "and": "and",
+    "or": "or",
 }
-_SIGNS |= {"ne": "!=", "and": "and", "or": "or"}
-_GIVEN = {"element": "x", "sequence": "mask", "state": "state", "vector": "vector"}
+_INPUTS = {"element": "x", "sequence": "mask", "state": "state", "vector": "vector"}
 
 
 def printed(program: Program) -> str:
@@ -210,18 +194,20 @@ def printed(program: Program) -> str:
         groups = f"{weight.groups} times " if weight.groups > 1 else ""
         lines.append(f"given W{index}: weight, {groups}{weight.rows} x {weight.depth}")
     lines += [_line(program, names, instruction) for instruction in program.instructions]
-    lines += [f"output {_place(program, names, place, width)}" for place, width in program.outputs]
-    for index, (place, width) in enumerate(
-        zip(program.next_states, program.given("state"), strict=True)
+    lines += [
+        f"output {_operand(program, names, operand, width)}" for operand, width in program.outputs
+    ]
+    for index, (operand, width) in enumerate(
+        zip(program.next_states, program.widths("state"), strict=True)
     ):
-        lines.append(f"next state{index} {_place(program, names, place, width)}")
+        lines.append(f"next state{index} {_operand(program, names, operand, width)}")
     return "\n".join(lines)
 
 
 def _names(program: Program) -> list[str]:
     letters = map(_letter, itertools.count())
     return [
-        next(letters) if block.kind == "local" else f"{_GIVEN[block.kind]}{block.index}"
+        next(letters) if block.kind == "local" else f"{_INPUTS[block.kind]}{block.index}"
         for block in program.blocks
     ]
 
@@ -232,39 +218,39 @@ def _letter(number: int) -> str:
     return (_letter(more - 1) if more else "") + chr(ord("a") + last)
 
 
-def _place(program: Program, names: list[str], place: Operand, width: int) -> str:
-    if place.block < 0:
-        return f"{place.number:g}"
-    name = names[place.block]
-    if place.spread:
-        return f"{name}[{place.start}]"
-    is_all = place.start == 0 and program.blocks[place.block].width == width
-    return name if is_all else f"{name}[{place.start}:{place.start + width}]"
+def _operand(program: Program, names: list[str], operand: Operand, width: int) -> str:
+    if operand.block < 0:
+        return f"{operand.number:g}"
+    name = names[operand.block]
+    if operand.spread:
+        return f"{name}[{operand.start}]"
+    is_all = operand.start == 0 and program.blocks[operand.block].width == width
+    return name if is_all else f"{name}[{operand.start}:{operand.start + width}]"
 
 
 def _line(program: Program, names: list[str], instruction: Instruction) -> str:
-    name, width, parts = instruction.operation, instruction.width, instruction.segments
+    name = instruction.operation
+    width = instruction.width
+    segments = instruction.segments
     reduces = name in ("row_sum", "row_max")
-    target = _place(program, names, instruction.results[0], parts if reduces else width)
+    target = _operand(program, names, instruction.results[0], segments if reduces else width)
     widths = [width] * len(instruction.operands)
     if name == "product":
         weight = program.weights[instruction.weight]
-        widths[1] = parts * weight.groups * weight.depth
-        start, operand = (
-            _place(program, names, place, size)
-            for place, size in zip(instruction.operands, widths, strict=True)
-        )
+        widths[1] = segments * weight.groups * weight.depth
+        start = _operand(program, names, instruction.operands[0], widths[0])
+        operand = _operand(program, names, instruction.operands[1], widths[1])
         begins = "" if start == "0" else f"{start} + "
-        each = f", parts={parts}" if parts > 1 else ""
+        each = f", parts={segments}" if segments > 1 else ""
         return f"{target} = {begins}{operand} @ W{instruction.weight}.T{each}"
     if name == "norm_backward":
-        widths[2] = parts
+        widths[2] = segments
     if name == "gather":
         source = names[instruction.operands[0].block]
         return f"{target} = {len(instruction.columns)} columns of {source}, starting {list(instruction.columns[:4])}"
     shown = [
-        _place(program, names, place, size)
-        for place, size in zip(instruction.operands, widths, strict=True)
+        _operand(program, names, operand, size)
+        for operand, size in zip(instruction.operands, widths, strict=True)
     ]
     if name in _SIGNS:
         return f"{target} = {shown[0]} {_SIGNS[name]} {shown[1]}"
@@ -273,6 +259,6 @@ def _line(program: Program, names: list[str], instruction: Instruction) -> str:
     if name == "copy":
         return f"{target} = {shown[0]}"
     if name == "norm":
-        target += f", {_place(program, names, instruction.results[1], parts)}"
-    more = f", parts={parts}" if parts > 1 else ""
+        target += f", {_operand(program, names, instruction.results[1], segments)}"
+    more = f", parts={segments}" if segments > 1 else ""
     return f"{target} = {name}({', '.join(shown)}{more})"

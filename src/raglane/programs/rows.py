@@ -46,53 +46,55 @@ class Aligned:
     """The columns of operands that one row reads."""
 
     def __init__(
-        self, operands: Sequence[Columns], places: list[Columns], free_places: Columns, count: int
+        self, operands: Sequence[Columns], rows: list[Columns], shared: Columns, count: int
     ) -> None:
-        kept = free_places
-        if len(free_places):
+        distinct = shared
+        if len(shared):
             # Values that all rows share are computed once.
-            shared = np.concatenate([part[free_places] for part in operands], 1)
-            _, first, self._which = np.unique(
-                shared, axis=0, return_index=True, return_inverse=True
-            )
+            marks = np.concatenate([operand[shared] for operand in operands], 1)
+            _, first, self._which = np.unique(marks, axis=0, return_index=True, return_inverse=True)
             order = np.argsort(first)
-            kept = free_places[first[order]]
+            distinct = shared[first[order]]
             self._which = np.argsort(order)[self._which.reshape(-1)]
-        self.chosen = np.concatenate([places[0], kept]) if places else kept
-        self.columns = [part[self.chosen] & _MASK for part in operands]
-        self._places, self._free, self._count = places, free_places, count
+        self.chosen = np.concatenate([rows[0], distinct]) if rows else distinct
+        self.columns = [operand[self.chosen] & _MASK for operand in operands]
+        self._rows = rows
+        self._shared = shared
+        self._count = count
 
     def marks(self, results: Columns) -> Tensor:
         """Return the marks ``(count, n)`` of results ``(K, n)`` computed from the operands."""
         marks = np.empty((self._count, results.shape[1]), np.int64)
-        own = len(self._places[0]) if self._places else 0
-        for row, places in enumerate(self._places):
-            marks[places] = (row << SHIFT) | results[:own]
-        if len(self._free):
-            marks[self._free] = (FREE << SHIFT) | results[own:][self._which]
+        per_row = len(self._rows[0]) if self._rows else 0
+        for row, indexes in enumerate(self._rows):
+            marks[indexes] = (row << SHIFT) | results[:per_row]
+        if len(self._shared):
+            marks[self._shared] = (FREE << SHIFT) | results[per_row:][self._which]
         return torch.from_numpy(marks)
 
 
 def align(operands: Sequence[Tensor], rows: int) -> Aligned:
     """Return the columns of operands that one row reads; raises Refused if rows differ."""
-    arrays = [part.numpy() for part in operands]
+    arrays = [operand.numpy() for operand in operands]
     count = arrays[0].shape[0]
-    owners = [part >> SHIFT for part in arrays]
+    owners = [operand >> SHIFT for operand in arrays]
     row = np.minimum.reduce(
-        [part.min(1) if part.shape[1] else np.full(count, FREE) for part in owners]
+        [operand.min(1) if operand.shape[1] else np.full(count, FREE) for operand in owners]
     )
-    if any(((part != row[:, None]) & (part != FREE)).any() for part in owners):
+    if any(((operand != row[:, None]) & (operand != FREE)).any() for operand in owners):
         raise RowsMeet("rows of the batch meet")
     free_places = np.flatnonzero(row == FREE)
     if len(free_places) == count:
         return Aligned(arrays, [], free_places, count)
-    places = [np.flatnonzero(row == index) for index in range(rows)]
-    for part in arrays:
-        first = part[places[0]] & _MASK
-        for others in places[1:]:
-            if len(others) != len(places[0]) or not np.array_equal(part[others] & _MASK, first):
+    row_indexes = [np.flatnonzero(row == index) for index in range(rows)]
+    for operand in arrays:
+        first = operand[row_indexes[0]] & _MASK
+        for others in row_indexes[1:]:
+            if len(others) != len(row_indexes[0]) or not np.array_equal(
+                operand[others] & _MASK, first
+            ):
                 raise Refused(f"it does not treat all rows of the batch alike, {DEPENDS}")
-    return Aligned(arrays, places, free_places, count)
+    return Aligned(arrays, row_indexes, free_places, count)
 
 
 # Attributes that differ between a stand-in and its tensor, or that a trace does not have.
@@ -118,12 +120,12 @@ class _Shape(tuple[int, ...]):
         return math.prod(self)
 
 
-def _kept(name: str) -> Callable[..., Any]:
+def _counted(name: str) -> Callable[..., Any]:
     plain = getattr(int, name)
 
     def method(self: Rows, other: Any) -> Any:
-        found = plain(self, other)
-        return found if found is NotImplemented else Rows(found)
+        result = plain(self, other)
+        return result if result is NotImplemented else Rows(result)
 
     return method
 
@@ -142,7 +144,7 @@ def _refused(name: str) -> Callable[..., Any]:
 
 
 for _name in ("__add__", "__radd__", "__sub__", "__rsub__", "__mul__", "__rmul__"):
-    setattr(Rows, _name, _kept(_name))
+    setattr(Rows, _name, _counted(_name))
 _OTHERS = "eq ne lt le gt ge bool int float index truediv rtruediv floordiv rfloordiv mod rmod divmod rdivmod pow rpow"
 _BITS = "and rand or ror xor rxor lshift rlshift rshift rrshift invert neg pos abs round trunc floor ceil"
 _TEXT = "hash str repr format"
@@ -155,7 +157,8 @@ class Reading(TorchFunctionMode):
 
     def __init__(self, rows: int, is_nothing: Callable[[Tensor], bool]) -> None:
         super().__init__()
-        self._rows, self._is_nothing = rows, is_nothing
+        self._rows = rows
+        self._is_nothing = is_nothing
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not all(issubclass(kind, Tensor) for kind in types):
@@ -165,50 +168,56 @@ class Reading(TorchFunctionMode):
             name = func.__self__.__name__
         if name in _HIDDEN and not _is_ours(_caller()):
             raise Refused(f"it reads {name} of a tensor, which a program does not have")
-        if name.strip("_") in _ARITHMETIC and any(type(part) is Rows for part in args):
+        if name.strip("_") in _ARITHMETIC and any(type(argument) is Rows for argument in args):
             raise Refused(_ROWS)
         if name in ("__getitem__", "__setitem__"):
-            index = tuple(map(_places, args[1])) if isinstance(args[1], tuple) else _places(args[1])
-            args = (args[0], index, *args[2:])
+            args = (args[0], _index(args[1]), *args[2:])
         # Functions of torch are traced operation by operation.
         with torch._C.DisableTorchFunction():
-            found = func(*args, **(kwargs or {}))
+            result = func(*args, **(kwargs or {}))
         if name in _HOST:
             return _HOST[name]
-        if type(found) in (int, tuple, torch.Size):
-            found = self._marked(found, args)
-        is_each = (
-            name in ("__len__", "__iter__", "unbind")
-            and isinstance(args[0], Tensor)
-            and len(args[0].shape) > 0
-        )
-        is_each = is_each and (*args[1:], *(kwargs or {}).values(), 0)[0] % len(args[0].shape) == 0
-        if is_each and args[0].shape[0] % self._rows == 0 and not _is_ours(_caller()):
+        if type(result) in (int, tuple, torch.Size):
+            result = self._marked(result, args)
+        if name in ("__len__", "__iter__", "unbind"):
+            self._check_dim(name, *args, **(kwargs or {}))
+        return result
+
+    def _check_dim(self, name: str, tensor: Any, dim: int = 0) -> None:
+        """Raise Refused if the step iterates over rows."""
+        if not isinstance(tensor, Tensor) or not tensor.dim() or dim % tensor.dim():
+            return
+        if tensor.shape[0] % self._rows == 0 and not _is_ours(_caller()):
             raise Refused(
                 f"it takes {name.strip('_')}() of rows; a program can follow shape[0], and rows side by side"
             )
-        return found
 
-    def _marked(self, found: Any, args: Any) -> Any:
+    def _marked(self, result: Any, args: Any) -> Any:
         """Return numbers as :class:`Rows` if they come from the number of rows."""
-        if type(found) is int:
-            is_count = found % self._rows == 0 or (
+        if type(result) is int:
+            is_count = result % self._rows == 0 or (
                 isinstance(args[0], Tensor) and self._is_nothing(args[0])
             )
-            return Rows(found) if found and is_count else found
-        if all(type(part) is int for part in found):
-            return _Shape([self._marked(part, args) for part in found])
-        return found
+            return Rows(result) if result and is_count else result
+        if all(type(item) is int for item in result):
+            return _Shape([self._marked(item, args) for item in result])
+        return result
 
 
-def _places(index: Any) -> Any:
-    """Return a list of places as a tensor: torch would make one on the device of the operand, which
-    has no numbers.
+def _index(index: Any) -> Any:
+    """Return an index with its lists as tensors: torch would make them on the device of the
+    operand, which has no numbers.
     """
+    if isinstance(index, tuple):
+        return tuple(map(_as_tensor, index))
+    return _as_tensor(index)
+
+
+def _as_tensor(index: Any) -> Any:
     is_list = (
-        isinstance(index, (list, tuple, range))
+        isinstance(index, list | tuple | range)
         and len(index)
-        and all(type(place) in (int, bool) for place in index)
+        and all(type(item) in (int, bool) for item in index)
     )
     return torch.tensor(index, device="cpu") if is_list else index
 

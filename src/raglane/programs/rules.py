@@ -6,6 +6,7 @@ a step by them.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -16,89 +17,55 @@ from torch import Tensor
 
 from raglane.cells.module import ModuleCell
 from raglane.programs import formulas
+from raglane.programs.expressions import Expression, sigmoid, stop
 from raglane.programs.formulas import FORMULAS, TRUTHS
-from raglane.programs.graph import DEPENDS, Columns, Graph, Refused, Result
+from raglane.programs.graph import DEPENDS, Refused, Result
 from raglane.programs.products import PRODUCTS
 from raglane.programs.rows import align, free
 from raglane.programs.step import Step, default_modes
 from raglane.programs.trace import Trace, Tracer, draws_random_numbers, rows_for
 
 Rule = Callable[..., Any]
-RowFormula = Callable[[Graph, Columns, int], Columns]
+RowFormula = Callable[[Expression, int], Expression]
 _BATCH_NORMS = (
-    *("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training"),
-    *("cudnn_batch_norm", "_batch_norm_with_update", "_batch_norm_no_update"),
+    "native_batch_norm",
+    "_native_batch_norm_legit",
+    "_native_batch_norm_legit_no_training",
+    "cudnn_batch_norm",
+    "_batch_norm_with_update",
+    "_batch_norm_no_update",
 )
-_MOVES = (
-    *(
-        "view",
-        "_unsafe_view",
-        "reshape",
-        "t",
-        "transpose",
-        "permute",
-        "expand",
-        "unsqueeze",
-        "squeeze",
-        "select",
-    ),
-    *(
-        "slice",
-        "split",
-        "split_with_sizes",
-        "unsafe_split",
-        "unsafe_split_with_sizes",
-        "unsafe_chunk",
-        "chunk",
-    ),
-    *(
-        "unbind",
-        "clone",
-        "contiguous",
-        "alias",
-        "repeat",
-        "roll",
-        "flip",
-        "narrow",
-        "diagonal",
-        "unfold",
-    ),
-    *(
-        "movedim",
-        "expand_as",
-        "view_as",
-        "tile",
-        "flatten",
-        "rot90",
-        "swapaxes",
-        "lift_fresh",
-        "as_strided",
-    ),
+_MOVES = tuple(
+    """
+    view _unsafe_view reshape t transpose permute expand unsqueeze squeeze select slice split
+    split_with_sizes unsafe_split unsafe_split_with_sizes unsafe_chunk chunk unbind clone contiguous
+    alias repeat roll flip narrow diagonal unfold movedim expand_as view_as tile flatten rot90
+    swapaxes lift_fresh as_strided
+    """.split()
 )
 
 
 def _move(tracer: Tracer, function: Any, *args: Any, **kwargs: Any) -> Any:
     """Move the marks of a tensor as torch moves its numbers."""
     like = args[0]
-    found = function(tracer.marks(like), *args[1:], **kwargs)
-    if isinstance(found, Tensor):
-        return tracer.wrap(found, like.dtype)
-    return type(found)(tracer.wrap(part, like.dtype) for part in found)
+    moved = function(tracer.marks(like), *args[1:], **kwargs)
+    if isinstance(moved, Tensor):
+        return tracer.wrap(moved, like.dtype)
+    return type(moved)(tracer.wrap(piece, like.dtype) for piece in moved)
 
 
-def _join(tracer: Tracer, function: Any, parts: Any, *args: Any) -> Tensor:
-    return tracer.wrap(
-        function([tracer.marks(part) for part in parts], *args), _common(tracer, parts)
-    )
+def _join(tracer: Tracer, function: Any, tensors: Any, *args: Any) -> Tensor:
+    marks = function([tracer.marks(tensor) for tensor in tensors], *args)
+    return tracer.wrap(marks, _common(tracer, tensors))
 
 
 def _pick(tracer: Tracer, function: Any, source: Any, *args: Any, **kwargs: Any) -> Tensor:
     """Index columns by numbers that are constants."""
 
-    def plain(part: Any) -> Any:
-        if isinstance(part, list | tuple):
-            return [plain(item) for item in part]
-        return tracer.constant(part) if isinstance(part, Tensor) else part
+    def plain(argument: Any) -> Any:
+        if isinstance(argument, list | tuple):
+            return [plain(item) for item in argument]
+        return tracer.constant(argument) if isinstance(argument, Tensor) else argument
 
     return tracer.wrap(function(tracer.marks(source), *map(plain, args), **kwargs), source.dtype)
 
@@ -112,9 +79,9 @@ def _pad(
 
 def _filled(value: float | None) -> Rule:
     def rule(tracer: Tracer, function: Any, like: Any, *args: Any, **kwargs: Any) -> Tensor:
-        name = function._schema.name
-        shape = args[0] if "new_" in name else like.shape
-        number = value if value is not None else args[1] if "new_" in name else args[0]
+        arguments = list(args)
+        shape = arguments.pop(0) if "new_" in function._schema.name else like.shape
+        number = arguments[0] if value is None else value
         dtype = kwargs.get("dtype") or like.dtype
         if isinstance(number, Tensor):
             raise Refused("it fills a tensor with a number that it computes")
@@ -125,112 +92,109 @@ def _filled(value: float | None) -> Rule:
 
 
 def _detach(tracer: Tracer, function: Any, source: Any) -> Tensor:
-    found = _pointwise(lambda g, a: g.each("stop", a), source.dtype is torch.bool)(
-        tracer, None, source
-    )
-    return tracer.detach(source, found)
+    rule = _pointwise(stop, source.dtype is torch.bool)
+    return tracer.detach(source, rule(tracer, None, source))
 
 
 def _convert(tracer: Tracer, function: Any, source: Any, **kwargs: Any) -> Tensor:
     dtype = kwargs.get("dtype") or source.dtype
-    if dtype in (source.dtype, tracer.dtype) or (
-        source.dtype is torch.bool and not dtype.is_floating_point
-    ):
+    is_count = source.dtype is torch.bool and not dtype.is_floating_point
+    if is_count or dtype in (source.dtype, tracer.dtype):
         return tracer.wrap(tracer.marks(source).clone(), dtype)
     if dtype is torch.bool:
-        return _pointwise(lambda g, a: g.each("ne", a, 0.0), True)(tracer, None, source)
+        return _pointwise(lambda a: a.differs(0.0), True)(tracer, None, source)
     raise Refused(f"it changes {source.dtype} to {dtype}")
 
 
-def _common(tracer: Tracer, parts: Any) -> torch.dtype:
-    tensors = [part for part in parts if isinstance(part, Tensor)]
-    dtype = tensors[0].dtype
-    for part in tensors[1:]:
-        dtype = torch.promote_types(dtype, part.dtype)
-    if len({part.dtype for part in tensors}) > 1:
-        shaped = [part for part in tensors if part.dim()]
-        if shaped and all(
-            part.dtype is shaped[0].dtype and part.dtype.is_floating_point for part in shaped
-        ):
-            dtype = shaped[0].dtype
-    if not dtype.is_floating_point and any(type(part) is float for part in parts):
+def _common(tracer: Tracer, operands: Any) -> torch.dtype:
+    """Return the dtype of a result by torch's promotion of its operands."""
+    tensors = [operand for operand in operands if isinstance(operand, Tensor)]
+    dtype = functools.reduce(torch.promote_types, [tensor.dtype for tensor in tensors])
+    # Numbers without dimensions do not widen tensors of one floating dtype.
+    shaped = {tensor.dtype for tensor in tensors if tensor.dim()}
+    if len(shaped) == 1 and next(iter(shaped)).is_floating_point:
+        (dtype,) = shaped
+    if not dtype.is_floating_point and any(type(operand) is float for operand in operands):
         dtype = tracer.dtype
     if dtype.is_floating_point and dtype is not tracer.dtype:
         raise Refused(f"it computes in {dtype}")
     return dtype
 
 
-def _pointwise(formula: Callable[..., Columns], is_truth: bool = False) -> Rule:
+def _pointwise(formula: Callable[..., Expression], is_truth: bool = False) -> Rule:
     """Return the rule of a pointwise operation."""
 
     def rule(tracer: Tracer, function: Any, *args: Any, **kwargs: Any) -> Tensor:
-        given = dict(enumerate(args)) | kwargs
-        tensors = [name for name, part in given.items() if isinstance(part, Tensor)]
-        dtype = torch.bool if is_truth else _common(tracer, given.values())
-        if function is not None and not dtype.is_floating_point and not is_truth:
-            if function._schema.name == "aten::div":
-                dtype = tracer.dtype
-            elif dtype is torch.bool:
-                raise Refused("it computes with booleans as with numbers")
-        marks = [tracer.marks(given[name]) for name in tensors]
-        shape = np.broadcast_shapes(*(part.shape for part in marks))
-        aligned = align([part.expand(shape).reshape(-1, 1) for part in marks], tracer.rows)
+        arguments = dict(enumerate(args)) | kwargs
+        names = [name for name, argument in arguments.items() if isinstance(argument, Tensor)]
+        dtype = torch.bool if is_truth else _number_dtype(tracer, function, arguments.values())
+        marks = [tracer.marks(arguments[name]) for name in names]
+        shape = np.broadcast_shapes(*(mark.shape for mark in marks))
+        if not math.prod(shape):
+            return tracer.wrap(free(np.empty(0, np.int64)).reshape(shape), dtype)
+        aligned = align([mark.expand(shape).reshape(-1, 1) for mark in marks], tracer.rows)
         # In the order of the first operand: results of permuted numbers need no copy. Repeated
         # numbers stay apart.
         first = aligned.columns[0][:, 0]
-        order = (
-            np.argsort(first, kind="stable")
-            if len(set(first.tolist())) == len(first)
-            else np.arange(len(first))
-        )
-        given |= {
-            name: columns[order, 0] for name, columns in zip(tensors, aligned.columns, strict=True)
-        }
-        operands, named = (
-            [given[place] for place in range(len(args))],
-            {name: given[name] for name in kwargs},
-        )
-        found = (
-            formula(tracer.graph, *operands, **named) if math.prod(shape) else np.empty(0, np.int64)
-        )
-        back = found[np.argsort(order)]
+        order = np.arange(len(first))
+        if len(np.unique(first)) == len(first):
+            order = np.argsort(first, kind="stable")
+        for name, columns in zip(names, aligned.columns, strict=True):
+            arguments[name] = Expression(tracer.graph, columns[order, 0])
+        operands = [arguments[index] for index in range(len(args))]
+        result = formula(*operands, **{name: arguments[name] for name in kwargs})
+        back = result.columns[np.argsort(order)]
         return tracer.wrap(aligned.marks(back.reshape(-1, 1)).reshape(shape), dtype)
 
     return rule
+
+
+def _number_dtype(tracer: Tracer, function: Any, operands: Any) -> torch.dtype:
+    """Return the dtype of a pointwise operation whose results are no truths."""
+    dtype = _common(tracer, operands)
+    if function is None or dtype.is_floating_point:
+        return dtype
+    if function._schema.name == "aten::div":
+        return tracer.dtype
+    if dtype is torch.bool:
+        raise Refused("it computes with booleans as with numbers")
+    return dtype
 
 
 # Operations on rows.
 
 
 def _dims(dim: Any, count: int) -> list[int]:
-    if dim is None or (isinstance(dim, list | tuple) and not dim):
+    if dim is None or dim in ([], ()):
         return list(range(count))
-    return [part % count for part in (dim if isinstance(dim, list | tuple) else [dim])]
+    return [index % count for index in (dim if isinstance(dim, list | tuple) else [dim])]
 
 
 def _along(
     tracer: Tracer, source: Tensor, dims: list[int], formula: RowFormula, keeps: bool | None
 ) -> Tensor:
-    """Apply a formula to the parts of rows along some dimensions."""
+    """Apply a formula to the segments of rows along some dimensions; ``keeps`` is None for a
+    formula that reduces none.
+    """
     marks = tracer.marks(source)
-    kept = [dim for dim in range(marks.dim()) if dim not in dims]
-    order = [*kept, *dims]
+    others = [dim for dim in range(marks.dim()) if dim not in dims]
+    order = [*others, *dims]
     moved = marks.permute(order)
-    count = math.prod(marks.shape[dim] for dim in kept)
+    shape = [marks.shape[dim] for dim in others]
+    count = math.prod(shape)
     if not marks.numel():
         raise Refused("it reduces nothing")
     aligned = align([moved.reshape(count, -1)], tracer.rows)
     columns = aligned.columns[0]
-    found = formula(tracer.graph, columns.reshape(-1), len(columns))
-    if keeps is not None:
-        reduced = aligned.marks(found.reshape(-1, 1)).reshape([marks.shape[dim] for dim in kept])
-        for dim in sorted(dims) if keeps else ():
-            reduced = reduced.unsqueeze(dim)
-        return tracer.wrap(reduced, source.dtype)
-    back = sorted(range(len(order)), key=order.__getitem__)
-    return tracer.wrap(
-        aligned.marks(found.reshape(columns.shape)).reshape(moved.shape).permute(back), source.dtype
-    )
+    result = formula(Expression(tracer.graph, columns.reshape(-1)), len(columns)).columns
+    if keeps is None:
+        back = sorted(range(len(order)), key=order.__getitem__)
+        mapped = aligned.marks(result.reshape(columns.shape)).reshape(moved.shape)
+        return tracer.wrap(mapped.permute(back), source.dtype)
+    reduced = aligned.marks(result.reshape(-1, 1)).reshape(shape)
+    for dim in sorted(dims) if keeps else ():
+        reduced = reduced.unsqueeze(dim)
+    return tracer.wrap(reduced, source.dtype)
 
 
 def _reduction(formula: RowFormula) -> Rule:
@@ -251,19 +215,19 @@ def _reduction(formula: RowFormula) -> Rule:
 
 
 def _var(tracer: Tracer, function: Any, source: Any, dim: Any = None, **kwargs: Any) -> Any:
-    name, correction = function._schema.name, kwargs.get("correction")
+    name = function._schema.name
+    correction = kwargs.get("correction")
     if isinstance(dim, bool):
         raise Refused("no program has this form of the variance")
-    formula, dims = (
-        formulas.variance(1.0 if correction is None else float(correction)),
-        _dims(dim, source.dim()),
-    )
-    found = _along(tracer, source, dims, formula, bool(kwargs.get("keepdim")))
+    formula = formulas.variance(1.0 if correction is None else float(correction))
+    dims = _dims(dim, source.dim())
+    keeps = bool(kwargs.get("keepdim"))
+    variance = _along(tracer, source, dims, formula, keeps)
     if name == "aten::std":
-        return _pointwise(formulas.root)(tracer, None, found)
+        return _pointwise(formulas.root)(tracer, None, variance)
     if name == "aten::var_mean":
-        return found, _along(tracer, source, dims, formulas.mean, bool(kwargs.get("keepdim")))
-    return found
+        return variance, _along(tracer, source, dims, formulas.mean, keeps)
+    return variance
 
 
 def _extreme(formula: RowFormula) -> Rule:
@@ -273,13 +237,12 @@ def _extreme(formula: RowFormula) -> Rule:
         tracer: Tracer, function: Any, source: Any, dim: Any = None, keepdim: bool = False
     ) -> Any:
         if isinstance(dim, Tensor):
-            return RULES["maximum" if function._schema.name == "aten::max" else "minimum"](
-                tracer, None, source, dim
-            )
+            name = "maximum" if function._schema.name == "aten::max" else "minimum"
+            return RULES[name](tracer, None, source, dim)
         if dim is None:
             return _along(tracer, source, _dims(dim, source.dim()), formula, keepdim)
-        found = _along(tracer, source, [dim % source.dim()], formulas.first_of(formula), keepdim)
-        return found, tracer.nothing(*found.shape)
+        first = _along(tracer, source, [dim % source.dim()], formulas.first_of(formula), keepdim)
+        return first, tracer.nothing(*first.shape)
 
     return rule
 
@@ -303,12 +266,12 @@ def _length(
     dim: Any = None,
     keepdim: bool = False,
 ) -> Any:
-    def formula(g: Graph, a: Columns, parts: int) -> Columns:
+    def formula(a: Expression, segments: int) -> Expression:
         if ord == 1:
-            return g.sums(g.each("abs", a), parts)
+            return abs(a).sums(segments)
         if ord != 2:
             raise Refused(f"no program has the norm of order {ord}")
-        return formulas.root(g, g.sums(g.each("mul", a, a), parts))
+        return formulas.root((a * a).sums(segments))
 
     return _along(tracer, source, _dims(dim, source.dim()), formula, keepdim)
 
@@ -316,70 +279,99 @@ def _length(
 def _normalised(
     tracer: Tracer,
     source: Tensor,
-    parts: tuple[int, ...],
+    segments: tuple[int, ...],
     epsilon: float,
     gain: Any,
     bias: Any,
     shape: tuple[int, ...],
 ) -> Any:
-    """Normalise ``source``, viewed as ``parts``, along the last dimension; gain and bias have
+    """Normalise ``source``, viewed as ``segments``, along the last dimension; gain and bias have
     ``shape``.
     """
-    wide = tracer.wrap(tracer.marks(source).reshape(parts), source.dtype)
-    found = _along(
-        tracer, wide, [len(parts) - 1], lambda g, a, count: g.norm(a, count, epsilon)[0], None
-    )
-    found = tracer.wrap(tracer.marks(found).reshape(source.shape), tracer.dtype)
-    for part, name in ((gain, "mul"), (bias, "add")):
-        if part is not None:
-            found = RULES[name](
-                tracer, None, found, tracer.wrap(tracer.marks(part).reshape(shape), part.dtype)
-            )
-    return found, tracer.nothing(1), tracer.nothing(1)
+
+    def formula(a: Expression, count: int) -> Expression:
+        return Expression(a.graph, a.graph.norm(a.columns, count, epsilon)[0])
+
+    wide = tracer.wrap(tracer.marks(source).reshape(segments), source.dtype)
+    wide = _along(tracer, wide, [len(segments) - 1], formula, None)
+    normal = tracer.wrap(tracer.marks(wide).reshape(source.shape), tracer.dtype)
+    scaled = _applied(tracer, normal, (("mul", gain), ("add", bias)), shape)
+    return scaled, tracer.nothing(1), tracer.nothing(1)
+
+
+def _applied(
+    tracer: Tracer, source: Any, operations: tuple[tuple[str, Any], ...], shape: tuple[int, ...]
+) -> Any:
+    """Apply operations in turn, with operands of a shape; those with None are left out."""
+    for name, operand in operations:
+        if operand is not None:
+            shaped = tracer.wrap(tracer.marks(operand).reshape(shape), operand.dtype)
+            source = RULES[name](tracer, None, source, shaped)
+    return source
 
 
 def _layer_norm(
     tracer: Tracer, function: Any, source: Any, shape: Any, gain: Any, bias: Any, epsilon: float
 ) -> Any:
-    kept = source.shape[: source.dim() - len(shape)]
-    return _normalised(tracer, source, (*kept, math.prod(shape)), epsilon, gain, bias, tuple(shape))
+    leading = source.shape[: source.dim() - len(shape)]
+    segments = (*leading, math.prod(shape))
+    return _normalised(tracer, source, segments, epsilon, gain, bias, tuple(shape))
 
 
 def _group_norm(
-    tracer: Tracer, function: Any, source: Any, gain: Any, bias: Any, *sizes: Any
+    tracer: Tracer,
+    function: Any,
+    source: Any,
+    gain: Any,
+    bias: Any,
+    count: int,
+    channels: int,
+    positions: int,
+    groups: int,
+    epsilon: float,
 ) -> Any:
-    count, channels, rest, groups, epsilon = sizes
     shape = (channels, *(1,) * (source.dim() - 2))
-    return _normalised(
-        tracer, source, (count, groups, channels // groups * rest), epsilon, gain, bias, shape
-    )
+    segments = (count, groups, channels // groups * positions)
+    return _normalised(tracer, source, segments, epsilon, gain, bias, shape)
 
 
 def _gated(tracer: Tracer, function: Any, source: Any, dim: int = -1) -> Tensor:
-    one, gate = (tracer.wrap(part, source.dtype) for part in tracer.marks(source).chunk(2, dim))
-    found: Tensor = _pointwise(lambda g, a, b: g.each("mul", a, g.each("sigmoid", b)))(
-        tracer, None, one, gate
-    )
-    return found
+    value, gate = (tracer.wrap(half, source.dtype) for half in tracer.marks(source).chunk(2, dim))
+    gated: Tensor = _pointwise(lambda a, b: a * sigmoid(b))(tracer, None, value, gate)
+    return gated
 
 
 def _batch_norm(
-    tracer: Tracer, function: Any, source: Any, gain: Any, bias: Any, *rest: Any
+    tracer: Tracer,
+    function: Any,
+    source: Any,
+    gain: Any,
+    bias: Any,
+    mean: Any,
+    variance: Any,
+    *options: Any,
 ) -> Any:
-    if function._schema.name != "aten::_native_batch_norm_legit_no_training" and not (
-        function._schema.name == "aten::native_batch_norm" and rest[2] is False
-    ):
+    name = function._schema.name
+    in_inference = name == "aten::_native_batch_norm_legit_no_training" or (
+        name == "aten::native_batch_norm" and options[0] is False
+    )
+    if not in_inference:
         raise Refused(f"batch normalisation mixes the rows of the batch, {DEPENDS}")
-    mean, variance, epsilon = rest[0], rest[1], rest[-1]
-    add, shape = torch.ops.aten.add.Scalar, (-1, *(1,) * (source.dim() - 2))
-    scale = tracer.note(torch.ops.aten.rsqrt.default, tracer.note(add, variance, epsilon))
-    found = source
-    for part, name in ((mean, "sub"), (scale, "mul"), (gain, "mul"), (bias, "add")):
-        if part is not None:
-            found = RULES[name](
-                tracer, None, found, tracer.wrap(tracer.marks(part).reshape(shape), tracer.dtype)
-            )
-    return found, tracer.nothing(1), tracer.nothing(1)
+    epsilon = options[-1]
+    biased = tracer.note(torch.ops.aten.add.Scalar, variance, epsilon)
+    scale = tracer.note(torch.ops.aten.rsqrt.default, biased)
+    operations = (("sub", mean), ("mul", scale), ("mul", gain), ("add", bias))
+    shape = (-1, *(1,) * (source.dim() - 2))
+    scaled = _applied(tracer, source, operations, shape)
+    return scaled, tracer.nothing(1), tracer.nothing(1)
+
+
+def _log_sigmoid(tracer: Tracer, function: Any, source: Any) -> Any:
+    return _pointwise(formulas.log_sigmoid)(tracer, None, source), tracer.nothing(1)
+
+
+def _copy(tracer: Tracer, function: Any, target: Any, source: Any, *_: Any) -> Tensor:
+    return tracer.wrap(tracer.marks(source).expand(target.shape).clone(), target.dtype)
 
 
 RULES: dict[str, Rule] = {
@@ -394,17 +386,12 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("empty_like", "new_empty"), _filled(math.nan)),
     "detach": _detach,
     "glu": _gated,
-    "log_sigmoid_forward": lambda t, _, source: (
-        _pointwise(formulas.log_sigmoid)(t, None, source),
-        t.nothing(1),
-    ),
+    "log_sigmoid_forward": _log_sigmoid,
     "_to_copy": _convert,
-    "copy": lambda t, _, to, source, *__: t.wrap(
-        t.marks(source).expand(to.shape).clone(), to.dtype
-    ),
+    "copy": _copy,
     **{name: _pointwise(formula) for name, formula in FORMULAS.items()},
     **{name: _pointwise(formula, True) for name, formula in TRUTHS.items()},
-    "sum": _reduction(Graph.sums),
+    "sum": _reduction(Expression.sums),
     "mean": _reduction(formulas.mean),
     "amax": _reduction(formulas.largest),
     "amin": _reduction(formulas.smallest),
@@ -413,7 +400,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("var", "std", "var_mean"), _var),
     "max": _extreme(formulas.largest),
     "min": _extreme(formulas.smallest),
-    "cumsum": _mapping(Graph.cumsum),
+    "cumsum": _mapping(Expression.cumsum),
     **dict.fromkeys(("_softmax", "_safe_softmax"), _mapping(formulas.softmax)),
     "_log_softmax": _mapping(formulas.log_softmax),
     "linalg_vector_norm": _length,
@@ -441,41 +428,49 @@ def trace(step: Step) -> Trace:
 def _trace(step: Step, prepares: bool) -> Trace:
     with default_modes(grad=False):
         widths = step.widths if prepares else [_prepared_width(step), *step.widths[1:]]
-        dims = [size for part in step.leaves for size in part.shape]
-        tracer = Tracer(
-            step.dtype,
-            rows_for([*widths, *step.sizes, step.output, *dims, math.prod(step.sizes)]),
-            RULES,
-        )
-        leaves = [tracer.leaf(step.converted(part.detach()), part) for part in step.leaves]
+        dims = [size for leaf in step.leaves for size in leaf.shape]
+        sizes = [*widths, *step.sizes, step.output, *dims, math.prod(step.sizes)]
+        tracer = Tracer(step.dtype, rows_for(sizes), RULES)
+        leaves = [tracer.leaf(step.converted(leaf.detach()), leaf) for leaf in step.leaves]
         offsets = tracer.nothing(tracer.rows + 1, dtype=torch.int64)
         elements = [tracer.source("element", width) for width in widths]
         states = [tracer.source("state", size) for size in step.sizes]
-        rows = [part for part, _ in elements], [part for part, _ in states]
-        try:
-            (output, new, changed), drew = draws_random_numbers(
-                lambda: tracer.run(lambda: step.run(leaves, *rows, offsets, prepares))
-            )
-        except Refused:
-            raise
-        except Exception as error:
-            raise Refused(
-                f"tracing it raised {type(error).__name__}: {str(error).rstrip('.')}"
-            ) from error
-        if drew:
-            raise Refused(f"it draws random numbers inside the step, {DEPENDS}")
-        if changed:
-            raise Refused(f"it changes its own attributes, {DEPENDS}")
-        if len(new) != len(step.sizes):
-            raise Refused("it returns another number of states than it receives")
-        columns = tracer.columns(output, step.output)
-        after = [tracer.columns(part, size) for part, size in zip(new, step.sizes, strict=True)]
-        nodes = [index for _, index in elements], [index for _, index in states]
-        return tracer.finish(Result(tracer.graph, *nodes, [], columns, after), prepares)
+        rows = [element.values for element in elements]
+        before = [state.values for state in states]
+        output, new = _recorded(
+            tracer, lambda: step.run(leaves, rows, before, offsets, prepares), len(states)
+        )
+        result = Result(
+            tracer.graph,
+            elements=[element.node for element in elements],
+            states=[state.node for state in states],
+            vectors=[],
+            output=tracer.columns(output, step.output),
+            new=[tracer.columns(state, size) for state, size in zip(new, step.sizes, strict=True)],
+        )
+        return tracer.finish(result, prepares)
+
+
+def _recorded(tracer: Tracer, run: Callable[[], Any], states: int) -> tuple[Any, Any]:
+    """Run a step while its operations are recorded; return its output and new states."""
+    try:
+        (output, new, changed), drew = draws_random_numbers(lambda: tracer.run(run))
+    except Refused:
+        raise
+    except Exception as error:
+        reason = f"tracing it raised {type(error).__name__}: {str(error).rstrip('.')}"
+        raise Refused(reason) from error
+    if drew:
+        raise Refused(f"it draws random numbers inside the step, {DEPENDS}")
+    if changed:
+        raise Refused(f"it changes its own attributes, {DEPENDS}")
+    if len(new) != states:
+        raise Refused("it returns another number of states than it receives")
+    return output, new
 
 
 def _prepared_width(step: Step) -> int:
-    dtype = next((part.dtype for part in step.leaves if part.dtype.is_floating_point), step.dtype)
+    dtype = next((leaf.dtype for leaf in step.leaves if leaf.dtype.is_floating_point), step.dtype)
     try:
         rows = torch.zeros(1, step.width, dtype=dtype, device="cpu")
         prepared = step.cell.prepare(step.weights, rows, torch.tensor([0, 1], device="cpu"))

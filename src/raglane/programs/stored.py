@@ -25,22 +25,24 @@ from raglane.programs.trace import Trace
 
 # The folder in the user's cache.
 _KIND = "programs"
-_MOST_COLUMNS, _MOST_NUMBERS, _MOST_MADE = 1 << 22, 1 << 26, 1 << 28
+_MOST_COLUMNS = 1 << 22  # of a graph
+_MOST_NUMBERS = 1 << 26  # of all operands of a graph
+_MOST_MADE = 1 << 28  # numbers of a tensor computed from parameters
 # Operations on parameters, which neither read files nor write to tensors.
 _OPERATIONS = frozenset((*RULES, "_weight_norm_interface"))
 _NAMED: dict[str, Any] = {
-    str(part): part
-    for part in (
-        *(
-            torch.float16,
-            torch.bfloat16,
-            torch.float32,
-            torch.float64,
-            torch.int32,
-            torch.int64,
-            torch.bool,
-        ),
-        *(torch.contiguous_format, torch.preserve_format, torch.device("cpu")),
+    str(value): value
+    for value in (
+        torch.float16,
+        torch.bfloat16,
+        torch.float32,
+        torch.float64,
+        torch.int32,
+        torch.int64,
+        torch.bool,
+        torch.contiguous_format,
+        torch.preserve_format,
+        torch.device("cpu"),
     )
 }
 
@@ -71,7 +73,8 @@ def written(key: str, trace: Trace) -> str:
     """Return a trace as text."""
     if trace.reads_itself:
         raise Unkept("it reaches a parameter by another way than its module")
-    result, ops = trace.result, trace.parameters
+    result = trace.result
+    ops = trace.parameters
     content = {
         "key": key,
         "prepares": trace.prepares,
@@ -82,7 +85,9 @@ def written(key: str, trace: Trace) -> str:
         "new": result.new,
         "calls": [_call_written(call) for call in ops.calls],
         "known": [ops.vectors, ops.weights],
-        "moved": None if ops.moved is None else [[part.pieces, part.shape] for part in ops.moved],
+        "moved": None
+        if ops.moved is None
+        else [[slices.pieces, slices.shape] for slices in ops.moved],
     }
     body = json.dumps(content, separators=(",", ":"), default=_tagged)
     return f"{hashlib.sha256(body.encode()).hexdigest()}\n{body}\n"
@@ -100,9 +105,11 @@ def read(text: str, key: str, step: Step) -> Trace:
                 Call(_function(name, overload) if name else None, tuple(args), dict(kwargs), count)
                 for name, overload, args, kwargs, count in content["calls"]
             ]
-            moved = content["moved"] and [Slices(*map(_tuples, part)) for part in content["moved"]]
+            moved = content["moved"] and [
+                Slices(*map(_tuples, pieces)) for pieces in content["moved"]
+            ]
             if calls:
-                _check_sizes(calls, [step.converted(part.detach()) for part in step.leaves])
+                _check_sizes(calls, [step.converted(pieces.detach()) for pieces in step.leaves])
             vectors, weights = content["known"]
             ops = ParameterOps(calls, vectors, weights, moved)
             return Trace(_Reader(content).result(step), ops, False, content["prepares"])
@@ -122,8 +129,8 @@ def _whole(number: Any, least: int, most: int) -> int:
     return int(number)
 
 
-def _tuples(part: Any) -> Any:
-    return tuple(map(_tuples, part)) if isinstance(part, list) else part
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 # ---- the graph -----------------------------------------------------------------------------------
@@ -131,57 +138,56 @@ def _tuples(part: Any) -> Any:
 
 def _runs(columns: Columns) -> list[list[int]]:
     """Return columns as runs of first, step and count."""
-    found: list[list[int]] = []
-    place, count = 0, len(columns)
+    runs: list[list[int]] = []
+    first = 0
+    count = len(columns)
     steps = np.diff(columns)
     turns = np.append(np.flatnonzero(np.diff(steps)) + 1, len(steps))  # where steps change
-    while place < count - 1:
-        end = int(turns[np.searchsorted(turns, place, side="right")])
-        found.append([int(columns[place]), int(steps[place]), end - place + 1])
-        place = end + 1
-    return found if place >= count else [*found, [int(columns[place]), 0, 1]]
+    while first < count - 1:
+        end = int(turns[np.searchsorted(turns, first, side="right")])
+        runs.append([int(columns[first]), int(steps[first]), end - first + 1])
+        first = end + 1
+    return runs if first >= count else [*runs, [int(columns[first]), 0, 1]]
 
 
 class _Reader:
     def __init__(self, content: dict[str, Any]) -> None:
-        self._content, self._graph = content, Graph()
+        self._content = content
+        self._graph = Graph()
         self._left = _MOST_NUMBERS  # so that a short text cannot allocate much memory
 
     def result(self, step: Step) -> Result:
-        content, graph = self._content, self._graph
+        content = self._content
+        graph = self._graph
         graph.weights = [_tuples(shape) for shape in content["shapes"]]
         count = 0
         for operation, operands, width, segments, *rest in content["nodes"]:
             width = _whole(width, 1, _MOST_COLUMNS - count)
-            columns = tuple([self._columns(part, count) for part in operands])
+            columns = tuple([self._columns(operand, count) for operand in operands])
             node = Node(operation, columns, width, _whole(segments, 1, width), *rest)
             if operation == "number":
                 _check(graph.number(node.number) == count)  # each number must occur once
             else:
                 graph.add(node)
             count += width
-        given = content["given"]
-        for nodes, kind in zip(given, ("element", "state", "vector"), strict=True):
-            _check(
-                sorted(nodes)
-                == [index for index, node in enumerate(graph.nodes) if node.operation == kind]
-            )
-        output, *new = (self._columns(part, count) for part in (content["output"], *content["new"]))
-        found, wanted = (
-            [*given[:2], output, *new],
-            [len(step.widths), len(step.sizes), step.output, *step.sizes],
-        )
-        _check([*map(len, found)] == wanted)
-        elements, states, vectors = given
+        inputs = content["given"]
+        for nodes, kind in zip(inputs, ("element", "state", "vector"), strict=True):
+            of_kind = [index for index, node in enumerate(graph.nodes) if node.operation == kind]
+            _check(sorted(nodes) == of_kind)
+        elements, states, vectors = inputs
+        output = self._columns(content["output"], count)
+        new = [self._columns(state, count) for state in content["new"]]
+        sizes = [len(step.widths), len(step.sizes), step.output, *step.sizes]
+        _check([*map(len, (elements, states, output, *new))] == sizes)
         return Result(graph, elements, states, vectors, output, new)
 
     def _columns(self, runs: Any, before: int) -> Columns:
         """Return the columns of runs, all below ``before``."""
         self._left -= sum(_whole(count, 1, self._left) for _, _, count in runs)
-        parts = [first + step * np.arange(count) for first, step, count in runs]
-        found = np.concatenate(parts) if parts else np.empty(0, np.int64)
-        _check(found.dtype == np.int64 and bool(((found >= 0) & (found < before)).all()))
-        return found
+        pieces = [first + step * np.arange(count) for first, step, count in runs]
+        columns = np.concatenate(pieces) if pieces else np.empty(0, np.int64)
+        _check(columns.dtype == np.int64 and bool(((columns >= 0) & (columns < before)).all()))
+        return columns
 
 
 # ---- operations on parameters --------------------------------------------------------------------
@@ -206,53 +212,57 @@ def _function(name: str, overload: str) -> Any:
     return function
 
 
-def _tagged(part: Any) -> Any:
+def _tagged(value: Any) -> Any:
     """Return a value that JSON does not have, with a tag."""
-    if isinstance(part, np.ndarray):
-        return _runs(part)
-    if type(part) is Known:
-        return {"$known": part.index}
-    if isinstance(part, Tensor):
-        return {"$tensor": [part.dtype, part.shape, part.reshape(-1).tolist()]}
-    if str(part) in _NAMED:
-        return {"$named": str(part)}
-    raise Unkept(f"it passes a {type(part).__name__} to torch")
+    if isinstance(value, np.ndarray):
+        return _runs(value)
+    if type(value) is Known:
+        return {"$known": value.index}
+    if isinstance(value, Tensor):
+        return {"$tensor": [value.dtype, value.shape, value.reshape(-1).tolist()]}
+    if str(value) in _NAMED:
+        return {"$named": str(value)}
+    raise Unkept(f"it passes a {type(value).__name__} to torch")
+
+
+def _tensor(dtype: torch.dtype, shape: list[int], numbers: list[Any]) -> Tensor:
+    return torch.tensor(numbers, dtype=dtype, device="cpu").reshape(shape)
 
 
 _TAGS: dict[str, Callable[[Any], Any]] = {
     "$known": lambda index: Known(_whole(index, 0, 1 << 20)),
-    "$tensor": lambda given: torch.tensor(given[2], dtype=given[0], device="cpu").reshape(given[1]),
+    "$tensor": lambda content: _tensor(*content),
     "$named": _NAMED.__getitem__,
 }
 
 
-def _untagged(part: dict[str, Any]) -> Any:
-    ((tag, given),) = part.items() if len(part) == 1 else (("", None),)
-    return _TAGS[tag](given) if tag in _TAGS else part
+def _untagged(value: dict[str, Any]) -> Any:
+    ((tag, content),) = value.items() if len(value) == 1 else (("", None),)
+    return _TAGS[tag](content) if tag in _TAGS else value
 
 
 def _check_sizes(calls: Sequence[Call], leaves: Sequence[Tensor]) -> None:
     """Raise Unkept if calls would allocate much memory, by running them without numbers."""
     meta = torch.device("meta")
-    known = [part.to(meta) for part in leaves]
+    tensors = [argument.to(meta) for argument in leaves]
     for call in calls:
-        before = len(known)
-        args = tuple([part.to(meta) if isinstance(part, Tensor) else part for part in call.args])
+        before = len(tensors)
+        args = tuple([item.to(meta) if isinstance(item, Tensor) else item for item in call.args])
         kwargs = {
-            name: meta if isinstance(part, torch.device) else part
-            for name, part in call.kwargs.items()
+            name: meta if isinstance(argument, torch.device) else argument
+            for name, argument in call.kwargs.items()
         }
-        given = [
-            filled(part, known)
-            for part in (*args, *kwargs.values())
-            if isinstance(part, Known | Tensor)
+        operands = [
+            filled(argument, tensors)
+            for argument in (*args, *kwargs.values())
+            if isinstance(argument, Known | Tensor)
         ]
-        if call.function and given and torch.Tag.pointwise in call.function.tags:
+        if call.function and operands and torch.Tag.pointwise in call.function.tags:
             # torch needs 0.8 s to import what runs it.
-            known.append(given[-1].new_empty(torch.broadcast_tensors(*given)[-1].shape))
+            tensors.append(operands[-1].new_empty(torch.broadcast_tensors(*operands)[-1].shape))
         else:
-            Call(call.function, args, kwargs).run(known)
+            Call(call.function, args, kwargs).run(tensors)
         _check(
-            len(known) - before == call.count
-            and all(part.numel() <= _MOST_MADE for part in known[before:])
+            len(tensors) - before == call.count
+            and all(argument.numel() <= _MOST_MADE for argument in tensors[before:])
         )

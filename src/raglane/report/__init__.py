@@ -1,3 +1,5 @@
-"""Results from plain numbers: :mod:`~raglane.report.figures` draws, :mod:`~raglane.report.page`
-makes pages.
+"""Results from plain numbers.
+
+- ``figures``: pictures and tables of runs
+- ``page``: pages made of blocks, by the template ``page.html``, or as Markdown
 """

@@ -31,14 +31,21 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-# The most bars of a histogram, the most characters of a run's name, the most drawn runs, the most
-# runs with a colour, and the ratio of the largest to the smallest value above which an axis is
-# logarithmic.
-_BARS, _LONGEST, _MOST, _COLORED, _WIDE = 40, 24, 40, 6, 20
+# The most bars of a histogram.
+_BARS = 40
+# The most characters of a run's name.
+_LONGEST = 24
+# The most drawn runs.
+_MOST = 40
+# The most runs with a colour.
+_COLORED = 6
+# The ratio of the largest to the smallest value above which an axis is logarithmic.
+_WIDE = 20
 _SCORES = ("recall", "precision", "F1")
-# The width of a picture of a page in inches, which is that of a phone, and its size of text in
-# points.
-_WIDTH, _TEXT = 4.4, 10.5
+# The width of a picture of a page in inches, which is that of a phone.
+_WIDTH = 4.4
+# Its size of text in points.
+_TEXT = 10.5
 
 
 def curves(
@@ -46,8 +53,8 @@ def curves(
 ) -> bytes:
     """Draw loss and metric over the epochs, side by side, as PNG."""
     figure = _figure(9.0, 3.6, title)
-    for place, name in enumerate(("loss", metric)):
-        axes = figure.add_subplot(1, 2, place + 1)
+    for index, name in enumerate(("loss", metric)):
+        axes = figure.add_subplot(1, 2, index + 1)
         _draw_curve(axes, history, name, best_epoch)
         axes.set_title(name.replace("_", " "), fontsize=11)
     return png(figure)
@@ -68,19 +75,16 @@ def _draw_curve(
 
     frame(axes, look)
     epochs = [row["epoch"] for row in history]
-    for part, color in (("train", BLUE), ("validation", VERMILION)):
-        if f"{part}_{name}" in history[0]:
-            values = [row[f"{part}_{name}"] for row in history]
-            label = "training" if part == "train" else part
+    for split, color in (("train", BLUE), ("validation", VERMILION)):
+        if f"{split}_{name}" in history[0]:
+            values = [row[f"{split}_{name}"] for row in history]
+            label = "training" if split == "train" else split
             axes.plot(
                 epochs, values, color=color, label=label, linewidth=1.8, marker="o", markersize=3
             )
-    others = (
-        key
-        for key in history[0]
-        if key.endswith(f"_{name}") and not key.startswith(("train_", "validation_"))
-    )
-    baseline = next(others, None)
+    drawn = ("train_", "validation_")
+    metrics = [key for key in history[0] if key.endswith(f"_{name}")]
+    baseline = next((key for key in metrics if not key.startswith(drawn)), None)
     if baseline is not None:
         axes.axhline(
             history[-1][baseline], color=look.faint, linestyle="--", label=baseline.split("_")[0]
@@ -131,10 +135,11 @@ def class_rows(matrix: Sequence[Sequence[int]], labels: Sequence[str]) -> list[d
     """Return the recall, precision, F1 score and count of each class."""
     predicted = [sum(column) for column in zip(*matrix, strict=True)]
     rows = []
-    for place, label in enumerate(labels):
-        right, true = matrix[place][place], sum(matrix[place])
-        wholes = (right, true), (right, predicted[place]), (2 * right, true + predicted[place])
-        scores = [part / whole if whole else math.nan for part, whole in wholes]
+    for index, label in enumerate(labels):
+        right = matrix[index][index]
+        true = sum(matrix[index])
+        wholes = (right, true), (right, predicted[index]), (2 * right, true + predicted[index])
+        scores = [count / whole if whole else math.nan for count, whole in wholes]
         rows.append({"label": label, **dict(zip(_SCORES, scores, strict=True)), "count": true})
     return rows
 
@@ -158,7 +163,7 @@ def confusion_png(matrix: Sequence[Sequence[int]], labels: Sequence[str], title:
         edge.set_visible(False)
     # White lines between the cells.
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_ticks([place - 0.5 for place in range(1, classes)], minor=True)
+        axis.set_ticks([border - 0.5 for border in range(1, classes)], minor=True)
     axes.grid(which="minor", color="white", linewidth=1)
     axes.tick_params(which="minor", length=0)
     if classes <= 50:
@@ -191,15 +196,15 @@ def points(pairs: Sequence[tuple[float, float]], title: str | None = None) -> by
     return svg(figure) if title is None else png(figure)
 
 
-def lengths_svg(parts: Mapping[str, Sequence[int]]) -> bytes:
-    """Draw a histogram of the lengths of each part."""
+def lengths_svg(lengths_of: Mapping[str, Sequence[int]]) -> bytes:
+    """Draw a histogram of the lengths of each split, by its name."""
     figure, axes = _panel(2.9)
-    longest = max(max(lengths, default=0) for lengths in parts.values())
-    least = min(min(lengths, default=longest) for lengths in parts.values())
+    longest = max(max(lengths, default=0) for lengths in lengths_of.values())
+    least = min(min(lengths, default=longest) for lengths in lengths_of.values())
     width = -(-(longest - least + 1) // _BARS)
-    edges = [least - 0.5 + width * place for place in range((longest - least) // width + 2)]
+    edges = [least - 0.5 + width * index for index in range((longest - least) // width + 2)]
     # Superimposed outlines: bars side by side would be too thin.
-    for (name, lengths), color in zip(parts.items(), (BLUE, VERMILION, GREEN), strict=False):
+    for (name, lengths), color in zip(lengths_of.items(), (BLUE, VERMILION, GREEN), strict=False):
         axes.hist(
             lengths,
             bins=edges,
@@ -234,8 +239,8 @@ def _draw_rows(
     are_dots: bool = False,
 ) -> None:
     finite = {
-        place: value
-        for place, value in enumerate(values)
+        index: value
+        for index, value in enumerate(values)
         if value is not None and math.isfinite(value)
     }
     if are_dots:
@@ -243,9 +248,9 @@ def _draw_rows(
     else:
         axes.barh([*finite], [*finite.values()], color=BLUE, height=0.7)
         axes.grid(visible=False, axis="y")
-    for place, value in finite.items():
+    for index, value in finite.items():
         offset: dict[str, Any] = {"xytext": (5, 0), "textcoords": "offset points", "va": "center"}
-        axes.annotate(_short(value), (value, place), fontsize=9, color=look.ink, **offset)
+        axes.annotate(_short(value), (value, index), fontsize=9, color=look.ink, **offset)
     axes.set_yticks(range(len(names)), names, parse_math=False)
     axes.set_ylim(len(names) - 0.4, -0.6)
     # The numbers follow the marks.
@@ -295,10 +300,9 @@ class Compared(Table):
         """The short names of the drawn runs."""
         paths = self.column("run")
         names = [Path(path).name for path in paths]
-        return [
-            shorten(printable(name), _LONGEST)
-            for name in (names if len(set(names)) == len(names) else paths)
-        ]
+        if len(set(names)) < len(names):
+            names = paths
+        return [shorten(printable(name), _LONGEST) for name in names]
 
 
 MEASURES = {"seconds": "seconds of training", "weights": "weights"}
@@ -312,12 +316,12 @@ def compared_picture(groups: Sequence[Compared], is_svg: bool) -> bytes:
     grid = figure.add_gridspec(len(groups), 3, height_ratios=heights)
     for line, group in enumerate(groups):
         labels = {group.drawn: group.drawn.replace("_", " "), **MEASURES}
-        for place, (column, label) in enumerate(labels.items()):
-            axes = figure.add_subplot(grid[line, place])
+        for number, (column, label) in enumerate(labels.items()):
+            axes = figure.add_subplot(grid[line, number])
             frame(axes)
-            names = group.names if place == 0 else [""] * len(group.names)
+            names = group.names if number == 0 else [""] * len(group.names)
             _draw_rows(axes, names, group.column(column), label, are_dots=column == group.drawn)
-            if place == 0:
+            if number == 0:
                 axes.set_title(
                     printable(group.caption),
                     fontsize=10,
@@ -331,10 +335,10 @@ def compared_picture(groups: Sequence[Compared], is_svg: bool) -> bytes:
 def losses_svg(group: Compared) -> bytes:
     """Draw the loss of each run over the epochs, the best in colours."""
     figure, axes = _panel(3.4)
-    for place, losses in reversed(list(enumerate(group.losses))):
-        is_colored = place < _COLORED
-        color = PALETTE[place] if is_colored else DARK.faint
-        label = group.names[place] if is_colored else None
+    for rank, losses in reversed(list(enumerate(group.losses))):
+        is_colored = rank < _COLORED
+        color = PALETTE[rank] if is_colored else DARK.faint
+        label = group.names[rank] if is_colored else None
         axes.plot(
             range(1, len(losses) + 1),
             losses,
@@ -360,7 +364,8 @@ def losses_svg(group: Compared) -> bytes:
 def setting_svg(group: Compared, name: str) -> bytes:
     """Draw the metric of each run against a setting; the best run has another colour."""
     figure, axes = _panel(2.6)
-    values, metric = group.column(name), group.column(group.drawn)
+    values = group.column(name)
+    metric = group.column(group.drawn)
     try:
         values = [float(value) for value in values]
     except (TypeError, ValueError):  # words, or lists

@@ -34,7 +34,7 @@ _DARK = {
 
 
 class Heading(NamedTuple):
-    """A heading within a part."""
+    """A heading within a section."""
 
     text: str
 
@@ -99,9 +99,8 @@ class Chart(NamedTuple):
 class Picker(NamedTuple):
     """Pictures, one shown at a time, selected by groups of radio buttons."""
 
-    groups: Mapping[
-        str, tuple[str, Mapping[str, str]]
-    ]  # by name: the legend, and the labels by value
+    # By name: the legend, and the labels by value.
+    groups: Mapping[str, tuple[str, Mapping[str, str]]]
     pictures: Sequence[Picture]
 
 
@@ -136,15 +135,15 @@ class Page(NamedTuple):
 
     def markdown(self) -> str:
         """Return the page without its facts and the blocks that have no form in Markdown."""
-        parts = [f"# {escaped(self.name)}", *map(escaped, (self.sentence, *self.notes))]
-        for part in self.parts:
+        blocks = [f"# {escaped(self.name)}", *map(escaped, (self.sentence, *self.notes))]
+        for section in self.parts:
             written = (
                 block.markdown()
-                for block in part.blocks
+                for block in section.blocks
                 if isinstance(block, Command | Table | Picture)
             )
-            parts += [f"## {part.title}", *filter(None, written)]
-        return "\n\n".join([*parts, escaped(self.footer)]) + "\n"
+            blocks += [f"## {section.title}", *filter(None, written)]
+        return "\n\n".join([*blocks, escaped(self.footer)]) + "\n"
 
 
 def render(template: str, **values: Any) -> bytes:
@@ -200,13 +199,12 @@ def _minify(svg: str) -> str:
 def _rename_ids(svg: str, prefix: str) -> str:
     """Replace IDs that are referred to by short ones, unique in the page, and remove the others."""
     used = dict.fromkeys(re.findall(r'(?:href="|url\()#([^")]+)', svg))
-    short = {name: f"{prefix}{place}" for place, name in enumerate(used)}
+    short = {name: f"{prefix}{number}" for number, name in enumerate(used)}
 
     def name(match: re.Match[str]) -> str:
         return f' id="{short[match[1]]}"' if match[1] in short else ""
 
     svg = re.sub(r' id="([^"]*)"', name, svg)
     svg = re.sub(r'href="#([^"]+)"', lambda match: f'href="#{short[match[1]]}"', svg)
-    return re.sub(r"url\(#([^)]+)\)", lambda match: f"url(#{short[match[1]]})", svg).replace(
-        "xlink:href", "href"
-    )
+    svg = re.sub(r"url\(#([^)]+)\)", lambda match: f"url(#{short[match[1]]})", svg)
+    return svg.replace("xlink:href", "href")

@@ -17,7 +17,7 @@ from raglane.data.preprocess import Preprocessor
 from raglane.data.records import TIME_GAP
 from raglane.errors import ExportError
 from raglane.export.signature import Layout
-from raglane.export.to_onnx import Exported, made
+from raglane.export.to_onnx import Exported, content_of
 from raglane.ragged import Ragged
 from raglane.training.model import SequenceModel
 
@@ -178,7 +178,7 @@ def export_run(
         check_new_file("path", file)
     module = RunModule(model, preprocessor)
     text = json.dumps(_description(model, preprocessor, layout), ensure_ascii=False, indent=1)
-    content, exported = made(
+    content, exported = content_of(
         module, path, _example(preprocessor), layout, verify, {"raglane": text}
     )
     write_files({exported.path: content, metadata_path: f"{text}\n".encode()})

@@ -174,10 +174,8 @@ def _levels(offsets: Tensor, total: int) -> list[tuple[Tensor, int]]:
     if is_exporting() or is_short:
         return [(segment_ids(offsets, total), count)]
     # As many blocks as a sequence has at any offset, of which the last may be empty.
-    blocks, room = (
-        offsets // BLOCK + torch.arange(count + 1, device=offsets.device),
-        total // BLOCK + count,
-    )
+    blocks = offsets // BLOCK + torch.arange(count + 1, device=offsets.device)
+    room = total // BLOCK + count
     block = element_index(blocks[:-1] * BLOCK, offsets.diff(), total) // BLOCK
     return [(block, room), (segment_ids(blocks, room), count)]
 
@@ -321,8 +319,8 @@ def _running_sum(values: Tensor, position: Tensor, longest: int, backwards: bool
     # Dynamo refuses functions with a rule for the forward mode, so torch derives that of the
     # operations.
     run: Any = _Cumsum.forward if has_tangent([values]) else _Cumsum.apply
-    found: Tensor = run(values, position, longest, backwards)
-    return found
+    summed: Tensor = run(values, position, longest, backwards)
+    return summed
 
 
 def cumsum(values: Tensor, offsets: Tensor, longest: int) -> Tensor:
@@ -349,8 +347,8 @@ def shift(values: Tensor, offsets: Tensor, steps: int, fill: float = 0.0) -> Ten
     total = values.shape[0]
     position = positions(offsets, total)
     remaining = position if steps >= 0 else spread(offsets.diff(), offsets, total) - 1 - position
-    kept = _like_rows(remaining >= abs(steps), values)
-    return torch.where(kept, _moved(values, steps), values.new_full((), fill))
+    is_filled = _like_rows(remaining >= abs(steps), values)
+    return torch.where(is_filled, _moved(values, steps), values.new_full((), fill))
 
 
 def _moved(values: Tensor, steps: int) -> Tensor:
@@ -358,7 +356,8 @@ def _moved(values: Tensor, steps: int) -> Tensor:
     if not is_exporting():
         return values.roll(steps, 0)
     # The graph of roll divides by the number of rows, and depends on whether it is 0.
-    total, more = values.shape[0], values.new_zeros(abs(steps), *values.shape[1:])
+    total = values.shape[0]
+    more = values.new_zeros(abs(steps), *values.shape[1:])
     if steps >= 0:
         return torch.cat((more, values)).narrow(0, 0, total)
     return torch.cat((values, more)).narrow(0, -steps, total)

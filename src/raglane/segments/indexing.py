@@ -54,14 +54,12 @@ class _TakeRows(torch.autograd.Function):
 
 class _PlaceRows(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, index: Tensor, size: int, fill: float, *parts: Tensor) -> Tensor:
+    def forward(ctx: Any, index: Tensor, size: int, fill: float, *tensors: Tensor) -> Tensor:
         ctx.save_for_backward(index)
-        ctx.counts = [part.shape[0] for part in parts]
-        return (
-            _place(parts[0], index, size, fill)
-            if len(parts) == 1
-            else _place_joined(parts, index, size, fill)
-        )
+        ctx.counts = [tensor.shape[0] for tensor in tensors]
+        if len(tensors) == 1:
+            return _place(tensors[0], index, size, fill)
+        return _place_joined(tensors, index, size, fill)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -69,9 +67,9 @@ class _PlaceRows(torch.autograd.Function):
         return None, None, None, *take_rows(grad, index).split_with_sizes(ctx.counts)
 
 
-def _place_joined(parts: tuple[Tensor, ...], index: Tensor, size: int, fill: float) -> Tensor:
+def _place_joined(tensors: tuple[Tensor, ...], index: Tensor, size: int, fill: float) -> Tensor:
     # With the fill as an additional row, one pass writes every row of the result.
-    joined = torch.cat((*parts, parts[0].new_full((1, *parts[0].shape[1:]), fill)))
+    joined = torch.cat((*tensors, tensors[0].new_full((1, *tensors[0].shape[1:]), fill)))
     return joined.index_select(0, _source(index, size))
 
 
@@ -183,18 +181,17 @@ def place_rows(values: Tensor, index: Tensor, size: int, fill: float = 0.0) -> T
 
 
 def place_joined_rows(
-    parts: tuple[Tensor, ...], index: Tensor, size: int, fill: float = 0.0
+    tensors: tuple[Tensor, ...], index: Tensor, size: int, fill: float = 0.0
 ) -> Tensor:
-    """Return ``place_rows(torch.cat(parts), index, size, fill)``, with fewer passes over memory."""
-    features = math.prod(parts[0].shape[1:])
+    """Return ``place_rows(torch.cat(tensors), index, size, fill)``, with fewer passes over memory."""
+    features = math.prod(tensors[0].shape[1:])
     # On a GPU sizes are not compared, which would be a guard of torch.compile.
-    is_joined = parts[0].is_cpu and (is_exporting() or features < _WIDE or features * size <= _FEW)
-    if parts[0].dtype in _MOVED_AS or is_joined:
-        return place_rows(torch.cat(parts), index, size, fill)
-    if (
-        torch.is_grad_enabled()
-        and any(part.requires_grad for part in parts)
-        and not is_transformed(parts[0])
-    ):
-        return _PlaceRows.apply(index, size, fill, *parts)  # type: ignore[no-untyped-call]
-    return _place_joined(parts, index, size, fill)
+    is_joined = tensors[0].is_cpu and (
+        is_exporting() or features < _WIDE or features * size <= _FEW
+    )
+    if tensors[0].dtype in _MOVED_AS or is_joined:
+        return place_rows(torch.cat(tensors), index, size, fill)
+    has_gradient = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    if has_gradient and not is_transformed(tensors[0]):
+        return _PlaceRows.apply(index, size, fill, *tensors)  # type: ignore[no-untyped-call]
+    return _place_joined(tensors, index, size, fill)

@@ -525,12 +525,12 @@ class _Tracing:
                 given, "vector"
             )
             lowered = Lowering(self.graph, kinds, []).run([wanted], [])
-            reads = [available[node] for node in lowered.given.get("element", ())]
-            own = [given[node] for node in lowered.given.get("vector", ())]
+            reads = [available[node] for node in lowered.inputs.get("element", ())]
+            own = [given[node] for node in lowered.inputs.get("vector", ())]
             if not reads:
                 raise _refused("a model whose result does not depend on its input")
             stages.append(program_stage(reads, lowered, own, weights, self.narrow))
-            node = int(self.graph.places(wanted[:1])[0])
+            node = int(self.graph.nodes_of(wanted[:1])[0])
             if np.array_equal(wanted, self.graph.columns(node)):
                 available[node] = len(stages)
             return len(stages)

@@ -189,5 +189,5 @@ def _cell_stage(
             [step.converted(part.detach()) for part in step.leaves]
         )
     by_node = dict(zip(result.vectors, vectors, strict=True))
-    own = [by_node[node] for node in lowered.given.get("vector", ())]
+    own = [by_node[node] for node in lowered.inputs.get("vector", ())]
     return program_stage(reads, lowered, own, products, dtype, starts)

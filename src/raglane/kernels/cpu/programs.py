@@ -140,7 +140,7 @@ def run_lowered(
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Run the program of a lowered graph, whose inputs are ``given`` by node; see :func:`run`."""
     inputs: Any = {
-        name: [given[node] for node in lowered.given.get(kind, ())]
+        name: [given[node] for node in lowered.inputs.get(kind, ())]
         for name, kind in zip(_INPUTS, KINDS, strict=False)
     }
     turned = [
@@ -221,7 +221,7 @@ def encode(program: Program) -> Encoded:
             raise ArgumentError(
                 f"instructions[{number}]", got, f"of {right[0]} and {right[1]}", "build it again"
             )
-    shapes = tuple([tuple([(width,) for width in program.given(kind)]) for kind in KINDS[:-1]])
+    shapes = tuple([tuple([(width,) for width in program.widths(kind)]) for kind in KINDS[:-1]])
     weights = tuple([(weight.groups, weight.rows, weight.depth) for weight in program.weights])
     return Encoded(torch.frombuffer(code, dtype=torch.int64), (*shapes, weights), program)
 

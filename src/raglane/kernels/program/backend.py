@@ -431,7 +431,7 @@ def _saved_memory(program: Forward, like: Tensor) -> dict[int, Tensor]:
     widths = {
         place: program.lowered.program.outputs[place][1]
         for node, place in program.saved.items()
-        if node in program.own
+        if node in program.only_saved
     }
     if not widths:
         return {}

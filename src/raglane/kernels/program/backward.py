@@ -100,8 +100,8 @@ class Gradients:
         ):
             given[node] = _filled(part, like, self.count, self.states[place].shape[1])
         # Sums over the elements of a sequence begin at zero.
-        nodes = program.lowered.given.get("state", ())
-        widths = program.lowered.program.given("state")
+        nodes = program.lowered.inputs.get("state", ())
+        widths = program.lowered.program.widths("state")
         finals += [None] * (len(nodes) - len(finals))
         for node, width, part in zip(nodes, widths, finals, strict=True):
             given[node] = _filled(part, like, call.offsets.shape[0] - 1, width)
@@ -125,7 +125,9 @@ class Gradients:
         """
         if not self.elements[0].is_cpu or self.call.is_hooked or not is_last_use():
             return {}
-        own = self.compiled.forward(self.call.need_output, self.call.need_states, self.wanted).own
+        own = self.compiled.forward(
+            self.call.need_output, self.call.need_states, self.wanted
+        ).only_saved
         return {output: self.saved[node] for output, node in program.over.items() if node in own}
 
     def _take(self, fetch: Fetch) -> Tensor:

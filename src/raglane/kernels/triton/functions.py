@@ -83,8 +83,8 @@ def tanh(x):
     n, tail = _split(tl.where(y < -20.0, -20.0, y))
     power = _power_of_two(n)
     t = power * tail + (power - 1.0)
-    found = tl.div_rn(t, t + 2.0)
-    return tl.where(x < 0.0, found, -found)
+    size = tl.div_rn(t, t + 2.0)
+    return tl.where(x < 0.0, size, -size)
 
 
 @triton.jit
@@ -133,8 +133,8 @@ def log1p(x):
     is added.
     """
     total = x + 1.0
-    one = total - x
-    lost = (x - (total - one)) + (1.0 - one)
+    added = total - x
+    lost = (x - (total - added)) + (1.0 - added)
     n, m = _scaled(total)
     is_near = n == 0.0
     f = tl.where(is_near, x, m - 1.0)
@@ -150,8 +150,8 @@ def pow(a, b):
     whole = tl.floor(b) == b
     is_odd = whole & (tl.floor(b * 0.5) * 2.0 != b)
     size = exp(b * log(tl.abs(a)))
-    found = tl.where(a < 0.0, tl.where(whole, tl.where(is_odd, -size, size), float("nan")), size)
-    return tl.where(b == 0.0, 1.0, found)
+    power = tl.where(a < 0.0, tl.where(whole, tl.where(is_odd, -size, size), float("nan")), size)
+    return tl.where(b == 0.0, 1.0, power)
 
 
 @triton.jit

@@ -50,11 +50,9 @@ def why_not_now() -> str:
         return "its kernel has not been compared with torch, which cannot be done in a graph"
     if torch.cuda.is_current_stream_capturing():
         return "its kernel has not been compared with torch, which cannot wait while a graph is captured"
-    return (
-        "its kernel has not been compared with torch, which waits"
-        if torch.cuda.get_sync_debug_mode()
-        else ""
-    )
+    if torch.cuda.get_sync_debug_mode():
+        return "its kernel has not been compared with torch, which waits"
+    return ""
 
 
 class Compiled(NamedTuple):
@@ -86,8 +84,8 @@ def compiled(program: Program, ascending: bool) -> Compiled:
     of_chunks = None
     if "carried" in kernel.roles:
         with suppress(Refused):
-            own = kernel_of(program, ascending, of_chunks=True)
-            of_chunks = Compiled(own, function_of(own.text), ascending, {}, {})
+            chunk_kernel = kernel_of(program, ascending, of_chunks=True)
+            of_chunks = Compiled(chunk_kernel, function_of(chunk_kernel.text), ascending, {}, {})
     return Compiled(kernel, function_of(kernel.text), ascending, {}, {}, before, of_chunks)
 
 
@@ -114,13 +112,15 @@ def function_of(text: str) -> Any:
 
 def _products(program: Program, chosen: tuple[int, ...]) -> Program:
     """Return a program without states whose outputs are the results of some products."""
-    blocks, instructions, outputs = list(program.blocks), [], []
+    blocks = list(program.blocks)
+    instructions = []
+    outputs = []
     for index in chosen:
         instruction = program.instructions[index]
         blocks.append(Block("local", instruction.width))
-        place = Operand(len(blocks) - 1)
-        instructions.append(replace(instruction, results=(place,)))
-        outputs.append((place, instruction.width))
+        result = Operand(len(blocks) - 1)
+        instructions.append(replace(instruction, results=(result,)))
+        outputs.append((result, instruction.width))
     blocks = [
         replace(block, kind="local", index=0) if block.kind in ("state", "sequence") else block
         for block in blocks
@@ -146,25 +146,31 @@ def run(
     with those of the cpu kernels, and contiguous. ``places`` are required if the program has
     states.
     """
-    made = compiled(program, ascending)
-    given = [_rows(part) for part in elements]
-    if made.before is not None:
-        products, _ = run(made.before, elements=elements, vectors=vectors, weights=weights)
-        given += [_rows(part) for part in products]
-    rows = [[_rows(part) for part in parts] for parts in (sequences, states, (*vectors, *weights))]
-    chunks = places.chunks if made.of_chunks and places is not None else None
+    compiled_kernel = compiled(program, ascending)
+    inputs = [_rows(tensor) for tensor in elements]
+    if compiled_kernel.before is not None:
+        products, _ = run(
+            compiled_kernel.before, elements=elements, vectors=vectors, weights=weights
+        )
+        inputs += [_rows(tensor) for tensor in products]
+    rows = [
+        [_rows(tensor) for tensor in tensors]
+        for tensors in (sequences, states, (*vectors, *weights))
+    ]
+    chunks = places.chunks if compiled_kernel.of_chunks and places is not None else None
     if chunks is None:
-        return _launch(made, places, Inputs(given, *rows))
-    return _launch_chunks(made, chunks, Inputs(given, *rows))
+        return _launch(compiled_kernel, places, Inputs(inputs, *rows))
+    return _launch_chunks(compiled_kernel, chunks, Inputs(inputs, *rows))
 
 
 def _launch_chunks(
-    made: Compiled, chunks: Chunks, inputs: Inputs
+    compiled_kernel: Compiled, chunks: Chunks, inputs: Inputs
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Run chunks as if they were sequences, after computing the states before them; see
     :func:`_launch`.
     """
-    ascending, roles = made.ascending, made.kernel.roles
+    ascending = compiled_kernel.ascending
+    roles = compiled_kernel.kernel.roles
 
     def of_sequences(state: Tensor, *elements: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         program = carry(state.shape[1])
@@ -172,46 +178,53 @@ def _launch_chunks(
             program, places=chunks.sequences, ascending=ascending, elements=elements, states=[state]
         )
 
-    rows = [part.index_select(0, chunks.owner) for part in inputs.sequences]
-    begin = [chunks.begin(part, ascending) for part in inputs.states]
+    rows = [tensor.index_select(0, chunks.owner) for tensor in inputs.sequences]
+    begin = [chunks.begin(tensor, ascending) for tensor in inputs.states]
     carried = [index for index, role in enumerate(roles) if role == "carried"]
     for index in carried:
         begin[index].zero_()
     _, changes = _launch(
-        cast(Compiled, made.of_chunks), chunks.places, inputs._replace(sequences=rows, states=begin)
+        cast(Compiled, compiled_kernel.of_chunks),
+        chunks.places,
+        inputs._replace(sequences=rows, states=begin),
     )
     for index, b, a in zip(carried, changes[::2], changes[1::2], strict=True):
         (begin[index],), _ = of_sequences(inputs.states[index], b, a)
-    outputs, finals = _launch(made, chunks.places, inputs._replace(sequences=rows, states=begin))
-    for index, (role, part) in enumerate(zip(roles, finals, strict=True)):
+    outputs, finals = _launch(
+        compiled_kernel, chunks.places, inputs._replace(sequences=rows, states=begin)
+    )
+    for index, (role, tensor) in enumerate(zip(roles, finals, strict=True)):
         if role == "summed":
-            nothing = torch.full_like(
-                inputs.states[index], -0.0
-            )  # the number that changes no other one
-            _, (finals[index],) = of_sequences(nothing, part, torch.ones_like(part))
+            # The number that changes no other one.
+            nothing = torch.full_like(inputs.states[index], -0.0)
+            _, (finals[index],) = of_sequences(nothing, tensor, torch.ones_like(tensor))
         else:
-            finals[index] = chunks.end(part, ascending)
+            finals[index] = chunks.end(tensor, ascending)
     return outputs, finals
 
 
 def _launch(
-    made: Compiled, places: Places | None, inputs: Inputs
+    compiled_kernel: Compiled, places: Places | None, inputs: Inputs
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Launch a kernel; return its outputs and final states."""
-    kernel, like, count = made.kernel, inputs.elements[0], inputs.elements[0].shape[0]
+    kernel = compiled_kernel.kernel
+    like = inputs.elements[0]
+    count = inputs.elements[0].shape[0]
     is_traced = is_exporting()  # the graph launches the kernel; sizes are symbols
     outputs = [like.new_empty(count, width) for width in kernel.outputs]
-    rows, order = count, list[Any]()
+    rows = count
+    order = list[Any]()
     if places is not None and kernel.has_steps:
-        rows, order = places.order.shape[0], [count, places.order, _rows(places.offsets)]
+        rows = places.order.shape[0]
+        order = [count, places.order, _rows(places.offsets)]
     finals = [like.new_empty(rows, width) for width in kernel.finals]
     blocks = -(-rows // kernel.rows)
     if not is_traced and not blocks:
         return outputs, finals
     strided = [
         item
-        for part in (*inputs.elements, *inputs.sequences, *inputs.states)
-        for item in (part, part.stride(0))
+        for tensor in (*inputs.elements, *inputs.sequences, *inputs.states)
+        for item in (tensor, tensor.stride(0))
     ]
     scratch = like.new_empty(blocks * kernel.scratch) if kernel.scratch else like
     arguments = [
@@ -219,7 +232,7 @@ def _launch(
         *order,
         *strided,
         *inputs.shared,
-        *_tables(made, like.device),
+        *_tables(compiled_kernel, like.device),
         *outputs,
         *finals,
         scratch,
@@ -227,43 +240,46 @@ def _launch(
     grid = blocks, kernel.blocks, 1
     arguments.append(used := precision())
     if is_traced:
-        torch.library.wrap_triton(made.function)[grid](*arguments, num_warps=kernel.warps)
+        torch.library.wrap_triton(compiled_kernel.function)[grid](
+            *arguments, num_warps=kernel.warps
+        )
         return outputs, finals
     with torch.cuda.device_of(like):
         # Triton's own lookup takes longer than the launch. Its key has more than this one: dtypes,
         # which are always the same here, addresses that are multiples of 16, which all are, and
         # integers that need 64 bits.
         is_narrow = max(rows, count, *strided[1::2]) < _MOST_NARROW
-        launcher = made.launchers.get((like.device, used)) if is_narrow else None
+        launcher = compiled_kernel.launchers.get((like.device, used)) if is_narrow else None
         if launcher is not None:
             launcher[grid](*arguments)
         else:
-            launcher = made.function[grid](
+            launcher = compiled_kernel.function[grid](
                 *arguments, num_warps=kernel.warps, maxnreg=kernel.registers
             )
             if is_narrow:
-                made.launchers[like.device, used] = launcher
+                compiled_kernel.launchers[like.device, used] = launcher
     return outputs, finals
 
 
-def _rows(part: Tensor) -> Tensor:
+def _rows(tensor: Tensor) -> Tensor:
     """Return a tensor whose rows are contiguous, at an address that is a multiple of 16, for which
     kernels compile.
     """
-    is_whole = part.stride(-1) == 1 or part.shape[-1] == 1
-    is_placed = part.storage_offset() == 0 if is_exporting() else part.data_ptr() % 16 == 0
-    return part if is_whole and is_placed else part.clone(memory_format=torch.contiguous_format)
+    is_whole = tensor.stride(-1) == 1 or tensor.shape[-1] == 1
+    is_placed = tensor.storage_offset() == 0 if is_exporting() else tensor.data_ptr() % 16 == 0
+    return tensor if is_whole and is_placed else tensor.clone(memory_format=torch.contiguous_format)
 
 
-def _tables(made: Compiled, device: torch.device) -> list[Tensor]:
-    if device not in made.tables:
-        found = [
-            torch.tensor(table, dtype=torch.int32, device=device) for table in made.kernel.tables
+def _tables(compiled_kernel: Compiled, device: torch.device) -> list[Tensor]:
+    if device not in compiled_kernel.tables:
+        tables = [
+            torch.tensor(table, dtype=torch.int32, device=device)
+            for table in compiled_kernel.kernel.tables
         ]
         if is_exporting():
-            return found
-        made.tables[device] = found
-    return made.tables[device]
+            return tables
+        compiled_kernel.tables[device] = tables
+    return compiled_kernel.tables[device]
 
 
 # ---- the operations of the program backend -------------------------------------------------------
@@ -273,19 +289,19 @@ def run_lowered(
     lowered: Lowered,
     places: Places,
     ascending: bool,
-    given: Mapping[int, Tensor],
+    tensors: Mapping[int, Tensor],
     weights: Sequence[Tensor],
     over: Mapping[int, Tensor] = {},  # noqa: ARG001 (another thread may still read the row that an output overwrites)
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Run the program of a lowered graph, whose inputs are ``given`` by node; see :func:`run`."""
-    parts: Any = {
-        f"{kind}s": [given[node] for node in lowered.given.get(kind, ())] for kind in _KINDS
+    arguments: Any = {
+        f"{kind}s": [tensors[node] for node in lowered.inputs.get(kind, ())] for kind in _KINDS
     }
     turned = [
         (weights[index] if turned else weights[index].mT).contiguous()
         for index, turned in lowered.weights
     ]
-    return run(lowered.program, places=places, ascending=ascending, **parts, weights=turned)
+    return run(lowered.program, places=places, ascending=ascending, **arguments, weights=turned)
 
 
 def times(rows: Tensor, weight: Tensor) -> Tensor:
@@ -310,5 +326,7 @@ def outer_products(
         return None, total
     if groups == 1:
         return (left.mT @ right).unsqueeze(0), total
-    one, other = (part.unflatten(1, (groups, -1)).transpose(0, 1) for part in (left, right))
-    return one.mT @ other, total
+    left_groups, right_groups = (
+        tensor.unflatten(1, (groups, -1)).transpose(0, 1) for tensor in (left, right)
+    )
+    return left_groups.mT @ right_groups, total

@@ -16,7 +16,7 @@ from functools import lru_cache
 
 from raglane.kernels.triton.instructions import Instructions, padded, variable
 from raglane.kernels.triton.spans import Columns, Span
-from raglane.kernels.triton.spans import Step as Placed
+from raglane.kernels.triton.spans import Step as SpanStep
 from raglane.programs.graph import Refused
 from raglane.programs.program import Block, Instruction, Operand, Program
 
@@ -50,37 +50,37 @@ def roles_of(columns: Columns) -> tuple[str, ...]:
     reads.update(
         span.definition for spans in (*columns.outputs, *columns.following) for span in spans
     )
-    made = {step.results[0]: step for step in columns.steps}
+    steps = {step.results[0]: step for step in columns.steps}
     roles = []
     for index, spans in enumerate(columns.following):
-        own = columns.inputs["state", index]
-        if reads[own] == len(spans) and all(
-            reads[span.definition] == 1 and _adds(made.get(span.definition), own, begin, span)
-            for begin, span in zip(
-                itertools.accumulate((part.width for part in spans), initial=0), spans, strict=False
-            )
-        ):
+        state = columns.inputs["state", index]
+        begins = itertools.accumulate((span.width for span in spans), initial=0)
+        is_summed = reads[state] == len(spans) and all(
+            reads[span.definition] == 1 and _adds(steps.get(span.definition), state, begin, span)
+            for begin, span in zip(begins, spans, strict=False)
+        )
+        if is_summed:
             roles.append("summed")
-        elif not reads[own] or all(_is_zero(span, made) for span in spans):
+        elif not reads[state] or all(_is_zero(span, steps) for span in spans):
             roles.append("plain")
         else:
             roles.append("carried")
     return tuple(roles)
 
 
-def _adds(step: Placed | None, own: int, begin: int, result: Span) -> bool:
-    """Return True if a step adds to columns of a state ``own``, from ``begin`` on."""
+def _adds(step: SpanStep | None, state: int, begin: int, result: Span) -> bool:
+    """Return True if a step adds to columns of a state, from ``begin`` on."""
     if step is None or step.instruction.operation not in ("add", "fma"):
         return False
     addends = step.operands if step.instruction.operation == "add" else step.operands[2:]
-    whole = (Span(own, begin, begin + result.width),)
+    whole = (Span(state, begin, begin + result.width),)
     return whole in addends and result[1:3] == (0, step.instruction.width)
 
 
-def _is_zero(span: Span, made: Mapping[int, Placed]) -> bool:
-    step = made.get(span.definition)
+def _is_zero(span: Span, steps: Mapping[int, SpanStep]) -> bool:
+    step = steps.get(span.definition)
     if step is not None and step.instruction.operation == "copy":
-        return all(_is_zero(part, {}) for part in step.operands[0])
+        return all(_is_zero(source, {}) for source in step.operands[0])
     return span.definition < 0 and span.number == 0
 
 
@@ -89,57 +89,66 @@ class Tangents:
     a chunk.
     """
 
-    def __init__(self, made: Instructions, carried: Sequence[int]) -> None:
-        self.made, self.carried = made, carried
+    def __init__(self, instructions: Instructions, carried: Sequence[int]) -> None:
+        self.instructions = instructions
+        self.carried = carried
         self.head: list[str] = []  # before the loop
         # For each variable that depends on a state, the variable of the state; empty if it is not
         # linear in it.
         self._origins: dict[str, str] = {}
-        for place in carried:
-            for low, high in made.definitions[place].parts():
-                state, own = variable(place, low), variable(place, low, "t")
+        for index in carried:
+            for low, high in instructions.definitions[index].bounds():
+                state = variable(index, low)
+                tangent = variable(index, low, "t")
+                size = min(padded(high - low), instructions.widest)
                 self._origins[state] = state
-                made.sizes[own] = size = min(padded(high - low), made.widest)
-                self.head.append(f"{own} = tl.full(({made.rows}, {size}), 1.0, tl.float32)")
+                instructions.sizes[tangent] = size
+                self.head.append(
+                    f"{tangent} = tl.full(({instructions.rows}, {size}), 1.0, tl.float32)"
+                )
 
-    def emit(self, step: Placed) -> None:
+    def emit(self, step: SpanStep) -> None:
         """Append the lines of an instruction whose own lines were appended before."""
-        made, formulas = self.made, TANGENTS.get(step.instruction.operation, ())
+        instructions = self.instructions
+        formulas = TANGENTS.get(step.instruction.operation, ())
         for result in step.results:
-            for low, high in made.definitions[result].parts():
+            for low, high in instructions.definitions[result].bounds():
                 name = variable(result, low)
-                texts = [made.one(spans, low, high)[0] for spans in step.operands]
-                depends = [place for place, text in enumerate(texts) if text in self._origins]
+                texts = [instructions.operand(spans, low, high)[0] for spans in step.operands]
+                depends = [index for index, text in enumerate(texts) if text in self._origins]
                 if not depends:
                     continue
-                origins, terms = {self._origins[texts[place]] for place in depends}, []
-                for place in depends:
-                    formula = formulas[place] if formulas else ""
-                    factors = {texts[int(other)] for other in re.findall(r"{(\d)}", formula)}
-                    terms.append(
-                        ""
-                        if factors & self._origins.keys()
-                        else formula.format(*texts, d=_own(texts[place]))
-                    )
+                origins = {self._origins[texts[index]] for index in depends}
+                terms = [
+                    self._term(formulas[index], texts, index) if formulas else ""
+                    for index in depends
+                ]
                 is_linear = len(origins) == 1 and "" not in {*origins, *terms}
                 self._origins[name] = origins.pop() if is_linear else ""
                 if is_linear:
-                    made.sizes[_own(name)] = made.sizes[name]
-                    made.lines.append(f"{_own(name)} = {' + '.join(terms)}")
+                    instructions.sizes[_tangent(name)] = instructions.sizes[name]
+                    instructions.lines.append(f"{_tangent(name)} = {' + '.join(terms)}")
 
-    def following(self, place: int, low: int, value: str) -> dict[str, str]:
+    def _term(self, formula: str, texts: Sequence[str], index: int) -> str:
+        """Return the term of one operand in a tangent; empty if a factor depends on a state."""
+        factors = {texts[int(other)] for other in re.findall(r"{(\d)}", formula)}
+        if factors & self._origins.keys():
+            return ""
+        return formula.format(*texts, d=_tangent(texts[index]))
+
+    def following(self, state: int, low: int, value: str) -> dict[str, str]:
         """Return the next tangent of a part of a state by its variable; raises Refused if the loop
         is not linear.
         """
-        if place not in self.carried:
+        if state not in self.carried:
             return {}
         origin = self._origins.get(value)
-        if origin not in (None, variable(place, low)):
+        if origin not in (None, variable(state, low)):
             raise Refused("it is not linear in its states")
-        return {variable(place, low, "t"): "0.0" if origin is None else _own(value)}
+        return {variable(state, low, "t"): "0.0" if origin is None else _tangent(value)}
 
 
-def _own(name: str) -> str:
+def _tangent(name: str) -> str:
     """Return the variable of the tangent of a variable."""
     return f"t{name[1:]}"
 
@@ -154,14 +163,15 @@ def carry(width: int) -> Program:
 
     Its final state is the one after all chunks; for an a of 1 it is the sum of b.
     """
-    state, b, a = 0, 1, 2
+    state = 0
+    b = 1
+    a = 2
     blocks = [Block("state", width), Block("element", width), Block("element", width, 1)]
     instructions = []
     # A factor may be infinite or NaN where the state is zero.
-    for operands in (("fma", a, state, b), ("eq", state, -1), ("where", 4, b, 3)):
+    for name, *operands in (("fma", a, state, b), ("eq", state, -1), ("where", 4, b, 3)):
         blocks.append(Block("local", width))
-        places = tuple([Operand(place) for place in operands[1:]])
-        instructions.append(Instruction(operands[0], (Operand(len(blocks) - 1),), places, width))
-    return Program(
-        tuple(blocks), (), tuple(instructions), ((Operand(state), width),), (Operand(5),)
-    )
+        read = tuple([Operand(block) for block in operands])
+        instructions.append(Instruction(name, (Operand(len(blocks) - 1),), read, width))
+    outputs = ((Operand(state), width),)
+    return Program(tuple(blocks), (), tuple(instructions), outputs, (Operand(5),))

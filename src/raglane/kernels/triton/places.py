@@ -24,9 +24,8 @@ class Places:
 
     offsets: Tensor
     count: int
-    lengths: Tensor | None = (
-        None  # on the CPU, for offsets on a device; without them no sequence is cut
-    )
+    # On the CPU, for offsets on a device; without them no sequence is cut.
+    lengths: Tensor | None = None
     long: int = LONG
 
     @cached_property
@@ -37,25 +36,21 @@ class Places:
     @cached_property
     def chunks(self) -> Chunks | None:
         """The chunks of the sequences; None if no sequence is long."""
-        known = self.offsets.diff() if self.lengths is None else self.lengths
-        if (
-            not known.is_cpu
-            or self.count <= self.long
-            or not len(known)
-            or int(known.max()) <= self.long
-        ):
+        on_host = self.offsets.diff() if self.lengths is None else self.lengths
+        if not on_host.is_cpu or self.count <= self.long:
+            return None
+        if not len(on_host) or int(on_host.max()) <= self.long:
             return None
         # Offsets that were changed on the device lead to no chunk that does not exist.
-        lengths, size = self.offsets.diff().clamp_(0, self.count), max(1, self.long // 4)
-        slots = (
-            len(lengths) + self.count // size
-        )  # at least as many as there are chunks, whose number is on the device
+        lengths = self.offsets.diff().clamp_(0, self.count)
+        size = max(1, self.long // 4)
+        # At least as many as there are chunks, whose number is on the device.
+        slots = len(lengths) + self.count // size
         counts = torch.where(lengths > self.long, (lengths + size - 1) // size, 1)
         bounds = segments.offsets_from_lengths(counts).clamp_(max=slots)
         slot = torch.arange(slots, device=lengths.device)
-        owner = torch.searchsorted(
-            bounds[1:], slot, right=True
-        )  # of chunks beyond the last, the end of the offsets
+        # Of chunks beyond the last, the end of the offsets.
+        owner = torch.searchsorted(bounds[1:], slot, right=True)
         starts = self.offsets[owner] + (slot - bounds[owner]) * size
         offsets = torch.cat([starts.minimum(self.offsets[-1]), self.offsets[-1:]])
         sequences = Places(bounds, slots, long=slots)  # which are not cut again
@@ -63,8 +58,8 @@ class Places:
 
 
 class Chunks(NamedTuple):
-    """The chunks of a batch ``(M,)``, sequence after sequence; the last ones may belong to none,
-    and are empty.
+    """The chunks of a batch ``(M,)``, sequence after sequence; the last ones may be unused, and are
+    then empty.
     """
 
     places: Places

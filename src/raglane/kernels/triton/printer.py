@@ -27,13 +27,17 @@ from raglane.programs.program import Program
 # spills no register: up to 128 units with at most 168 registers, up to 256 with 255, because 168
 # would spill.
 _ROWS = {8: 1440, 4: 2000, 2: 10400}
-_MOST_LIVE, _FEW_REGISTERS, _REGISTERS = 5500, 168, 255
-# Without a loop, and with few numbers, an instance has more rows; with few numbers altogether, half
-# of the warps.
-_FEW_LIVE, _MANY_ROWS = 640, 32
-# Numbers and steps that a thread of an element-wise loop loads at a time, because a step takes less
-# time than a load.
-_LOADED, _MOST_STEPS = 8, 4
+# The most numbers of a row that need only few registers of each thread.
+_MOST_LIVE = 5500
+_FEW_REGISTERS = 168
+_REGISTERS = 255
+# With fewer numbers an instance has half of the warps, and without a loop more rows.
+_FEW_LIVE = 640
+_MANY_ROWS = 32
+# Numbers that a thread of an element-wise loop loads at a time, because a step takes less time than
+# a load, and the most steps of which it does.
+_LOADED = 8
+_MOST_STEPS = 4
 
 
 class Kernel(NamedTuple):
@@ -73,38 +77,60 @@ def kernel_of(program: Program, ascending: bool, *, of_chunks: bool = False) -> 
     if of_chunks and not columns.channels:
         raise Refused("it has no element-wise loop")
     live = _live(columns, ascending, of_chunks)
+    rows = _choose_rows(columns, live)
+    width = _give_scratch(columns)
+    printer = _Printer(columns, ascending, rows, width, of_chunks)
+    text = printer.text()
+    warps = 4 if rows * live <= 4 * _FEW_LIVE else 8
+    blocks = 1
+    if columns.channels:  # a thread for each sequence and channel
+        blocks = -(-columns.channels // CHANNELS)
+        warps = rows
+    return Kernel(
+        text,
+        before=tuple(columns.before),
+        has_steps=columns.has_steps,
+        scratch=(1 + columns.has_steps) * rows * width,
+        tables=tuple(printer.instructions.tables),
+        rows=rows,
+        blocks=blocks,
+        warps=warps,
+        registers=_FEW_REGISTERS if live <= _MOST_LIVE and not columns.is_cut else _REGISTERS,
+        is_elementwise=bool(columns.channels),
+        steps=printer.steps,
+        roles=printer.roles,
+        outputs=() if of_chunks else tuple([size for _, size in program.outputs]),
+        finals=tuple([columns.definitions[state].width for state, _ in printer.finals]),
+    )
+
+
+def _choose_rows(columns: Columns, live: int) -> int:
+    """Return the number of rows of an instance, by the most columns that are alive together; few
+    ones are summed in tiles.
+    """
     rows = next((rows for rows, most in _ROWS.items() if live <= most), 0)
     if not rows:
         raise Refused(
             f"its step holds {live} numbers at a time, and registers at most {max(_ROWS.values())}"
         )
     if not columns.has_steps and live <= _FEW_LIVE:
-        rows = _MANY_ROWS
-    elif columns.channels:
-        rows = min(rows, 2)
-    elif columns.has_steps and rows == max(_ROWS):
-        rows, columns.is_tiled = 4, True
-    scratch = 0
+        return _MANY_ROWS
+    if columns.channels:
+        return min(rows, 2)
+    if columns.has_steps and rows == max(_ROWS):
+        columns.is_tiled = True
+        return 4
+    return rows
+
+
+def _give_scratch(columns: Columns) -> int:
+    """Give each definition that is read in scratch its columns there; return their number."""
+    width = 0
     for definition in columns.definitions:
         if definition.is_scratch:
-            definition.column, scratch = scratch, scratch + definition.width
-    printer = _Printer(columns, ascending, rows, scratch, of_chunks)
-    text = printer.text()
-    warps = 4 if rows * live <= 4 * _FEW_LIVE else 8
-    blocks = 1
-    if columns.channels:  # a thread for each sequence and channel
-        blocks, warps = -(-columns.channels // CHANNELS), rows
-    registers = _FEW_REGISTERS if live <= _MOST_LIVE and not columns.is_cut else _REGISTERS
-    tables, scratch = tuple(printer.instructions.tables), (1 + columns.has_steps) * rows * scratch
-    outputs = () if of_chunks else tuple([width for _, width in program.outputs])
-    finals = tuple([columns.definitions[place].width for place, _ in printer.finals])
-    before, sizes = (
-        tuple(columns.before),
-        (rows, blocks, warps, registers, bool(columns.channels), printer.steps),
-    )
-    return Kernel(
-        text, before, columns.has_steps, scratch, tables, *sizes, printer.roles, outputs, finals
-    )
+            definition.column = width
+            width += definition.width
+    return width
 
 
 def _live(columns: Columns, ascending: bool, of_chunks: bool) -> int:
@@ -127,9 +153,10 @@ def _live(columns: Columns, ascending: bool, of_chunks: bool) -> int:
 
 def _adder(number: int) -> str:
     """Return the text of a function that adds some numbers to as many others."""
-    one, other = ([f"{letter}{index}" for index in range(number)] for letter in "ab")
-    sums = ", ".join(map(" + ".join, zip(one, other, strict=True)))
-    return f"@triton.jit\ndef add{number}({', '.join([*one, *other])}):\n    return {sums}\n\n\n"
+    first = [f"a{index}" for index in range(number)]
+    second = [f"b{index}" for index in range(number)]
+    sums = ", ".join(map(" + ".join, zip(first, second, strict=True)))
+    return f"@triton.jit\ndef add{number}({', '.join([*first, *second])}):\n    return {sums}\n\n\n"
 
 
 class _Printer:
@@ -138,8 +165,11 @@ class _Printer:
     def __init__(
         self, columns: Columns, ascending: bool, rows: int, scratch: int, of_chunks: bool
     ) -> None:
-        self.columns, self.program, self.ascending = columns, columns.program, ascending
-        self.rows, self.scratch = rows, scratch
+        self.columns = columns
+        self.program = columns.program
+        self.ascending = ascending
+        self.rows = rows
+        self.scratch = scratch
         self.instructions = Instructions(columns, rows, scratch)
         self.steps = 1  # of a pass of the loop
         self.roles = roles_of(columns)
@@ -148,14 +178,15 @@ class _Printer:
             (columns.inputs["state", index], spans) for index, spans in enumerate(columns.following)
         ]
         # The definition of each final state, and the first letter of its variables.
-        self.finals, self.tangents = [(place, "v") for place, _ in self.following], None
+        self.finals = [(state, "v") for state, _ in self.following]
+        self.tangents = None
         if of_chunks:
             carried = [
-                place
-                for (place, _), role in zip(self.following, self.roles, strict=True)
+                state
+                for (state, _), role in zip(self.following, self.roles, strict=True)
                 if role == "carried"
             ]
-            self.finals = [(place, letter) for place in carried for letter in "vt"]
+            self.finals = [(state, letter) for state in carried for letter in "vt"]
             self.tangents = Tangents(self.instructions, carried)
 
     def text(self) -> str:
@@ -170,10 +201,10 @@ class _Printer:
         ranges = {name for line in lines for name in re.findall(r"\b[cd]\d+\b", line)}
         lines = [self._range(name[0], int(name[1:])) for name in sorted(ranges)] + lines
         lines = [f"of_row = tl.arange(0, {self.rows})[:, None]", *lines]
-        own = f"def kernel({', '.join(self._arguments())}):\n" + "".join(
+        kernel = f"def kernel({', '.join(self._arguments())}):\n" + "".join(
             f"    {line}\n" for line in lines
         )
-        return "".join(_adder(number) for number in sorted(self.instructions.together)) + own
+        return "".join(_adder(number) for number in sorted(self.instructions.together)) + kernel
 
     def _loop(self, body: list[str]) -> list[str]:
         """Return the lines of a pass of the loop: of an element-wise one some steps, whose inputs
@@ -207,19 +238,17 @@ class _Printer:
         return f"c{size} = {first}tl.arange(0, {min(size, widest)})[None, :]"
 
     def _arguments(self) -> list[str]:
-        program, names = (
-            self.program,
-            ["rows", *(["count", "order", "offsets"] if self.columns.has_steps else [])],
-        )
+        program = self.program
+        names = ["rows", *(["count", "order", "offsets"] if self.columns.has_steps else [])]
         counts = {
-            kind: len(program.given(kind)) for kind in ("element", "sequence", "state", "vector")
+            kind: len(program.widths(kind)) for kind in ("element", "sequence", "state", "vector")
         }
         strided = [f"element{index}" for index in range(counts["element"])]
         strided += [f"product{index}" for index in range(len(self.columns.before))]
         strided += [
             f"{kind}{index}" for kind in ("sequence", "state") for index in range(counts[kind])
         ]
-        names += [part for name in strided for part in (name, f"{name}_s")]
+        names += [argument for name in strided for argument in (name, f"{name}_s")]
         rest = (
             ("vector", counts["vector"]),
             ("weight", len(program.weights)),
@@ -251,68 +280,87 @@ class _Printer:
             f"{name} = tl.full((1, 1), {value}, tl.float32)"
             for value, name in self.instructions.numbers.items()
         ]
-        for place, _ in self.following:
-            for low, high in self.columns.definitions[place].parts():
-                lines.append(
-                    f"{variable(place, low)} = {self.instructions.loaded(place, low, high, 'row', 'valid')}"
-                )
+        for state, _ in self.following:
+            for low, high in self.columns.definitions[state].bounds():
+                value = self.instructions.loaded(state, low, high, "row", "valid")
+                lines.append(f"{variable(state, low)} = {value}")
         return [*lines, *(self.tangents.head if self.tangents else ())]
 
     def _body(self) -> list[str]:
-        made, definitions = self.instructions, self.columns.definitions
+        instructions = self.instructions
+        definitions = self.columns.definitions
         if self.columns.has_steps:
-            made.lines += [
-                "live = t < length",
-                "at = begin + t" if self.ascending else "at = end - 1 - t",
-            ]
+            begin = "at = begin + t" if self.ascending else "at = end - 1 - t"
+            instructions.lines += ["live = t < length", begin]
         else:
-            made.lines += ["live = valid", "at = row"]
-        if self.scratch:
-            size, half = self.rows * self.scratch, "0"
-            if self.columns.has_steps:
-                size, half = 2 * size, f"t % 2 * {size}"
-            made.head.append(f"own = scratch + tl.program_id(0).to(tl.int64) * {size}")
-            made.lines.append(f"base = own + {half}")
-            made.lines.append(f"local = base + of_row * {self.scratch}")
-        for place, _ in self.following:
-            for low, high in definitions[place].parts():
-                made.sizes[variable(place, low)] = min(padded(high - low), made.widest)
+            instructions.lines += ["live = valid", "at = row"]
+        self._add_scratch()
+        for state, _ in self.following:
+            for low, high in definitions[state].bounds():
+                size = min(padded(high - low), instructions.widest)
+                instructions.sizes[variable(state, low)] = size
         for index, definition in enumerate(definitions):
             if definition.kind:
-                made.store(index)
+                instructions.store(index)
         for step in self.columns.steps:
-            made.emit(step)
+            instructions.emit(step)
             if self.tangents:
                 self.tangents.emit(step)
             for result in step.results:
-                made.store(result)
-        outputs = (
-            () if self.tangents else zip(self.columns.outputs, self.program.outputs, strict=True)
-        )
-        for index, (output, (_, width)) in enumerate(outputs):
-            for low, high in made.placed(output):
-                to = f"output{index} + at[:, None] * {width} + {low} + c{padded(high - low)}"
+                instructions.store(result)
+        if not self.tangents:
+            self._store_outputs()
+        states = self._add_next_states()
+        return [*instructions.lines, *(f"{state} = next_{state}" for state in states)]
+
+    def _add_scratch(self) -> None:
+        """Append the lines with the addresses of the scratch of this instance and step."""
+        if not self.scratch:
+            return
+        size = self.rows * self.scratch
+        half = "0"
+        if self.columns.has_steps:
+            half = f"t % 2 * {size}"
+            size = 2 * size
+        instructions = self.instructions
+        instructions.head.append(f"own = scratch + tl.program_id(0).to(tl.int64) * {size}")
+        instructions.lines.append(f"base = own + {half}")
+        instructions.lines.append(f"local = base + of_row * {self.scratch}")
+
+    def _store_outputs(self) -> None:
+        instructions = self.instructions
+        for index, (output, (_, width)) in enumerate(
+            zip(self.columns.outputs, self.program.outputs, strict=True)
+        ):
+            for low, high in instructions.bounds_of(output):
+                address = f"output{index} + at[:, None] * {width} + {low} + c{padded(high - low)}"
+                value = instructions.whole(output, low, high)
                 mask = mask_of("live", high - low)
-                made.lines.append(f"tl.store({to}, {made.whole(output, low, high)}, mask={mask})")
+                instructions.lines.append(f"tl.store({address}, {value}, mask={mask})")
+
+    def _add_next_states(self) -> list[str]:
+        """Append the lines of the next states; return the variables of the states."""
+        instructions = self.instructions
         names: list[str] = []
-        for place, spans in self.following:
-            for low, high in definitions[place].parts():
-                following = {variable(place, low): made.one(spans, low, high)[0]}
+        for index, spans in self.following:
+            for low, high in self.columns.definitions[index].bounds():
+                state = variable(index, low)
+                following = {state: instructions.operand(spans, low, high)[0]}
                 if self.tangents:
-                    following |= self.tangents.following(
-                        place, low, following[variable(place, low)]
-                    )
-                for state, value in following.items():
-                    made.lines.append(f"next_{state} = tl.where(live[:, None], {value}, {state})")
+                    following |= self.tangents.following(index, low, following[state])
+                for name, value in following.items():
+                    line = f"next_{name} = tl.where(live[:, None], {value}, {name})"
+                    instructions.lines.append(line)
                 names += following
-        return [*made.lines, *(f"{state} = next_{state}" for state in names)]
+        return names
 
     def _final(self) -> list[str]:
         lines = []
-        for index, (place, letter) in enumerate(self.finals):
-            definition = self.columns.definitions[place]
-            for low, high in definition.parts():
-                to = f"final{index} + row[:, None] * {definition.width} + {low} + c{padded(high - low)}"
-                state = variable(place, low, letter)
-                lines.append(f"tl.store({to}, {state}, mask={mask_of('valid', high - low)})")
+        for number, (index, letter) in enumerate(self.finals):
+            definition = self.columns.definitions[index]
+            for low, high in definition.bounds():
+                first = f"final{number} + row[:, None] * {definition.width} + {low}"
+                address = f"{first} + c{padded(high - low)}"
+                state = variable(index, low, letter)
+                lines.append(f"tl.store({address}, {state}, mask={mask_of('valid', high - low)})")
         return lines

@@ -15,8 +15,10 @@ from typing import NamedTuple
 from raglane.programs.graph import Refused
 from raglane.programs.program import Instruction, Operand, Program
 
-# The widest variable, and the most variables of a step.
-_WIDEST, _MOST_PARTS = 128, 192
+# The columns of the widest variable.
+_WIDEST = 128
+# The most variables of a step.
+_MOST_VARIABLES = 192
 # A reduction of more segments reads them from scratch.
 _FEW = 8
 REDUCTIONS = ("row_sum", "row_max")
@@ -51,12 +53,20 @@ class Definition:
     is_scratch: bool = False  # a product reads it
     column: int = 0  # in scratch
 
-    def parts(self, low: int = 0, high: int = -1) -> list[tuple[int, int]]:
-        """Return the bounds of the parts between two cuts."""
+    def bounds(self, low: int = 0, high: int = -1) -> list[tuple[int, int]]:
+        """Return the bounds of the columns between two cuts."""
         high = self.width if high < 0 else high
-        return list(
-            itertools.pairwise(sorted({low, high, *(cut for cut in self.cuts if low < cut < high)}))
-        )
+        cuts = {low, high, *(cut for cut in self.cuts if low < cut < high)}
+        return list(itertools.pairwise(sorted(cuts)))
+
+
+class _Written(NamedTuple):
+    """Columns ``low`` to ``high - 1`` of a block, and the definition that was written there."""
+
+    low: int
+    high: int
+    definition: int
+    first: int  # column of the definition
 
 
 class Step(NamedTuple):
@@ -80,108 +90,102 @@ class Columns:
         self.steps: list[Step] = []
         self.before: list[int] = []  # instructions
         self.is_cut = False  # values wider than a variable
-        self.is_tiled = (
-            False  # products within a step are sums of tiles, with few values in registers
-        )
-        self.has_steps = bool(program.next_states or program.given("sequence"))
+        # Products within a step are sums of tiles, with few values in registers.
+        self.is_tiled = False
+        self.has_steps = bool(program.next_states or program.widths("sequence"))
         self._resolve()
         self._cut()
 
     def _resolve(self) -> None:
         """Make the definitions, and find those that each operand reads."""
         program = self.program
-        # Of each block, the columns that have been written: first, end, definition and its first
-        # column.
-        self.written: list[list[tuple[int, int, int, int]]] = [[] for _ in program.blocks]
+        self.written: list[list[_Written]] = [[] for _ in program.blocks]
         self.inputs: dict[tuple[str, int], int] = {}
-        for place, block in enumerate(program.blocks):
+        for number, block in enumerate(program.blocks):
             if block.kind != "local":
                 self.inputs[block.kind, block.index] = len(self.definitions)
-                self._define(
-                    place, 0, Definition(block.width, f"{block.kind}{block.index}", block.kind)
-                )
+                source = f"{block.kind}{block.index}"
+                self._define(number, 0, Definition(block.width, source, block.kind))
         for index, instruction in enumerate(program.instructions):
-            operands = tuple(
-                self._read(operand, width)
-                for operand, width in zip(
-                    instruction.operands, _widths(program, instruction), strict=True
-                )
-            )
-            if instruction.operation in ("product", "gather"):
-                operands = (*operands[:-1], self._copied(operands[-1]))
-            is_before = (
-                self.has_steps and instruction.operation == "product" and self._is_given(operands)
-            )
-            results = []
-            for result, width in zip(instruction.results, _result_widths(instruction), strict=True):
-                results.append(len(self.definitions))
-                source = f"product{len(self.before)}" if is_before else ""
-                self._define(
-                    result.block,
-                    result.start,
-                    Definition(width, source, "element" if is_before else ""),
-                )
-            if is_before:
-                self.before.append(index)
-            else:
-                self.steps.append(Step(instruction, operands, tuple(results)))
-        self.outputs = [self._read(place, width) for place, width in program.outputs]
-        widths = program.given("state")
+            self._add_step(index, instruction)
+        self.outputs = [self._read(operand, width) for operand, width in program.outputs]
         self.following = [
-            self._read(place, width)
-            for place, width in zip(program.next_states, widths, strict=True)
+            self._read(operand, width)
+            for operand, width in zip(program.next_states, program.widths("state"), strict=True)
         ]
+
+    def _add_step(self, index: int, instruction: Instruction) -> None:
+        """Make the definitions of an instruction's results, and its step, if the loop runs it."""
+        widths = _widths(self.program, instruction)
+        operands = tuple(map(self._read, instruction.operands, widths))
+        if instruction.operation in ("product", "gather"):
+            operands = (*operands[:-1], self._copied(operands[-1]))
+        is_product = instruction.operation == "product"
+        is_before = self.has_steps and is_product and self._is_before_loop(operands)
+        source = f"product{len(self.before)}" if is_before else ""
+        results = []
+        for result, width in zip(instruction.results, _result_widths(instruction), strict=True):
+            results.append(len(self.definitions))
+            definition = Definition(width, source, "element" if is_before else "")
+            self._define(result.block, result.start, definition)
+        if is_before:
+            self.before.append(index)
+        else:
+            self.steps.append(Step(instruction, operands, tuple(results)))
 
     def _define(self, block: int, start: int, definition: Definition) -> None:
-        end, kept = start + definition.width, []
-        for low, high, index, first in self.written[block]:
-            kept += [(low, min(high, start), index, first)] if low < start else []
-            kept += (
-                [(max(low, end), high, index, first + max(low, end) - low)] if high > end else []
-            )
-        self.written[block] = sorted([*kept, (start, end, len(self.definitions), 0)])
+        end = start + definition.width
+        pieces = [_Written(start, end, len(self.definitions), 0)]
+        for piece in self.written[block]:
+            if piece.low < start:
+                pieces.append(piece._replace(high=min(piece.high, start)))
+            if piece.high > end:
+                low = max(piece.low, end)
+                pieces.append(piece._replace(low=low, first=piece.first + low - piece.low))
+        self.written[block] = sorted(pieces)
         self.definitions.append(definition)
 
-    def _read(self, place: Operand, width: int) -> tuple[Span, ...]:
-        if place.block < 0:
-            return (Span(-1, 0, 0, width, place.number),)
-        begin, end = place.start, place.start + (1 if place.spread else width)
-        found = [
+    def _read(self, operand: Operand, width: int) -> tuple[Span, ...]:
+        if operand.block < 0:
+            return (Span(-1, 0, 0, width, operand.number),)
+        begin = operand.start
+        end = operand.start + (1 if operand.spread else width)
+        repeats = width if operand.spread else 0
+        spans = [
             Span(
-                index,
-                first + max(low, begin) - low,
-                first + min(high, end) - low,
-                width if place.spread else 0,
+                piece.definition,
+                piece.first + max(piece.low, begin) - piece.low,
+                piece.first + min(piece.high, end) - piece.low,
+                repeats,
             )
-            for low, high, index, first in self.written[place.block]
-            if low < end and high > begin
+            for piece in self.written[operand.block]
+            if piece.low < end and piece.high > begin
         ]
-        if sum(part.high - part.low for part in found) != end - begin:
+        if sum(span.high - span.low for span in spans) != end - begin:
             raise Refused("it reads a value that no instruction has written")
-        return tuple(found)
+        return tuple(spans)
 
     def _copied(self, spans: tuple[Span, ...]) -> tuple[Span, ...]:
         """Return an operand that is read in memory: a copy if it repeats a column or a number."""
-        if all(part.definition >= 0 and not part.repeats for part in spans):
+        if all(span.definition >= 0 and not span.repeats for span in spans):
             return spans
-        width = sum(part.width for part in spans)
+        width = sum(span.width for span in spans)
+        result = len(self.definitions)
         self.definitions.append(Definition(width))
-        made = len(self.definitions) - 1
-        self.steps.append(
-            Step(Instruction("copy", (Operand(-1),), (Operand(-1),), width), (spans,), (made,))
-        )
-        return (Span(made, 0, width),)
+        copy = Instruction("copy", (Operand(-1),), (Operand(-1),), width)
+        self.steps.append(Step(copy, (spans,), (result,)))
+        return (Span(result, 0, width),)
 
-    def _is_given(self, operands: Sequence[tuple[Span, ...]]) -> bool:
-        """Return True if a product depends on elements and parameters only; its operand is one part
-        of an element.
+    def _is_before_loop(self, operands: Sequence[tuple[Span, ...]]) -> bool:
+        """Return True if a product depends on elements and parameters only, and its operand is
+        adjacent columns of an element.
         """
         start, operand = operands
-        read = [
-            self.definitions[part.definition] for part in (*start, *operand) if part.definition >= 0
-        ]
-        is_given = all(part.source.startswith(("element", "vector")) for part in read)
-        return is_given and len(operand) == 1 and read[-1].kind == "element"
+        read = [span for span in (*start, *operand) if span.definition >= 0]
+        sources = [self.definitions[span.definition] for span in read]
+        if not all(source.source.startswith(("element", "vector")) for source in sources):
+            return False
+        return len(operand) == 1 and sources[-1].kind == "element"
 
     def _cut(self) -> None:
         """Cut the definitions until operands and results of each instruction agree."""
@@ -202,21 +206,24 @@ class Columns:
         self.channels = self._width_of_channels(states)
         if not self.channels:
             for definition in self.definitions:
-                for low, high in definition.parts() if not definition.kind else []:
-                    definition.cuts |= set(range(low, high, _width_of_parts(high - low))) - {0}
-                    self.is_cut |= high - low > _WIDEST
+                if not definition.kind:
+                    self._cut_wide(definition)
             self._align_all(pairs)
-        if (
-            sum(len(part.parts()) for part in self.definitions if part.kind in ("", "state"))
-            > _MOST_PARTS
-        ):
+        in_registers = [other for other in self.definitions if other.kind in ("", "state")]
+        if sum(len(definition.bounds()) for definition in in_registers) > _MOST_VARIABLES:
             raise Refused(
-                f"it has more than {_MOST_PARTS} values of {_WIDEST} columns, too many for registers"
+                f"it has more than {_MOST_VARIABLES} values of {_WIDEST} columns, too many for registers"
             )
 
+    def _cut_wide(self, definition: Definition) -> None:
+        """Cut columns that are wider than a variable."""
+        for low, high in definition.bounds():
+            definition.cuts |= set(range(low, high, _width_of_pieces(high - low))) - {0}
+            self.is_cut |= high - low > _WIDEST
+
     def _width_of_channels(self, states: Sequence[int]) -> int:
-        """Return the columns of all values of an element-wise loop, of which an instance may run a
-        part; 0 without.
+        """Return the number of columns of an element-wise loop, which instances can divide among
+        themselves; 0 if there is no such loop.
         """
         if not self.has_steps or any(step.instruction.operation in _BY_ROW for step in self.steps):
             return 0
@@ -227,12 +234,12 @@ class Columns:
             for span in out
         ]
         widths = {
-            high - low for definition, *bounds in stored for low, high in definition.parts(*bounds)
+            high - low for definition, *bounds in stored for low, high in definition.bounds(*bounds)
         }
         inner = {
             high - low
             for step in self.steps
-            for low, high in self.definitions[step.results[0]].parts()
+            for low, high in self.definitions[step.results[0]].bounds()
         }
         return max(widths) if len(widths) == 1 and inner <= {1, *widths} else 0
 
@@ -241,12 +248,14 @@ class Columns:
             pass
 
     def _align(self, result: Definition, spans: Sequence[Span]) -> bool:
-        begin, changes = 0, False
+        begin = 0
+        changes = False
         for span in spans:
             end = begin + span.width
             cuts = {cut for cut in (begin, end) if 0 < cut < result.width}
             if span.definition >= 0:
-                other, back = self.definitions[span.definition], {span.low, span.high}
+                other = self.definitions[span.definition]
+                back = {span.low, span.high}
                 if not span.repeats:
                     shift = begin - span.low
                     cuts |= {cut + shift for cut in other.cuts if span.low < cut < span.high}
@@ -263,7 +272,8 @@ class Columns:
         self, instruction: Instruction, operands: Sequence[Sequence[Span]], results: Sequence[int]
     ) -> None:
         """Cut at the bounds of segments and groups."""
-        name, segments = instruction.operation, instruction.segments
+        name = instruction.operation
+        segments = instruction.segments
         result = self.definitions[results[0]]
         if name == "product":
             weight = self.program.weights[instruction.weight]
@@ -298,7 +308,7 @@ class Columns:
         )
 
     def _cut_spans(self, spans: Sequence[Span], every: int) -> None:
-        """Cut what is read at its ends and at every so many columns of the operand."""
+        """Add cuts at both ends of each value that is read, and at every n-th column."""
         begin = 0
         for span in spans:
             if span.definition >= 0:
@@ -311,8 +321,8 @@ class Columns:
             begin += span.width
 
 
-def _width_of_parts(width: int) -> int:
-    """Return the columns of the parts of a wide value: equal parts, which have the same layout in
+def _width_of_pieces(width: int) -> int:
+    """Return the columns of the pieces of a wide value: equal ones, which have the same layout in
     registers.
     """
     count = -(-width // _WIDEST)
