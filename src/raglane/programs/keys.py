@@ -79,11 +79,13 @@ def _versions() -> tuple[Any, ...]:
     """Return the versions of everything that makes programs, and a hash of Raglane's code for
     cells.
     """
-    place = Path(__file__).parents[1]
-    files = sorted([*(place / "cells").glob("*.py"), *(place / "programs").glob("*.py")])
+    root = Path(__file__).parents[1]
+    files = sorted([*(root / "cells").glob("*.py"), *(root / "programs").glob("*.py")])
     if any(file.stat().st_mtime > _IMPORTED for file in files):
         raise Unkept("Raglane's own source was changed since it was imported")
-    content = b"\0".join(part for file in files for part in (file.name.encode(), file.read_bytes()))
+    content = b"\0".join(
+        content_of for file in files for content_of in (file.name.encode(), file.read_bytes())
+    )
     sources = hashlib.sha256(content).hexdigest()
     return sources, torch.__version__, torch.version.git_version, np.__version__, sys.version
 
@@ -100,40 +102,45 @@ class _Walk:
         self._holders: list[tuple[int, Any, tuple[type, ...]]] = []
         self._done: set[tuple[int, str]] = set()
 
-    def value(self, part: Any) -> Any:
+    def value(self, value: Any) -> Any:
         """Return the part of the key of any value."""
-        kind = type(part)
+        kind = type(value)
         if kind in _PLAIN or kind in _TORCH:
-            return kind.__name__, repr(part)
+            return kind.__name__, repr(value)
         if kind in (tuple, list, torch.Size):
-            return kind.__name__, tuple([self.value(item) for item in part])
+            return kind.__name__, tuple([self.value(item) for item in value])
         if kind is slice:  # from Python 3.14 on, a constant of functions
-            return "slice", self.value((part.start, part.stop, part.step))
+            return "slice", self.value((value.start, value.stop, value.step))
         if kind in (set, frozenset) and all(
-            type(item) in (int, bool) for item in part
+            type(item) in (int, bool) for item in value
         ):  # others have no order
-            return kind.__name__, tuple(sorted(map(repr, part)))
+            return kind.__name__, tuple(sorted(map(repr, value)))
         if kind is dict:
             return "dict", tuple(
-                [(self.value(name), self.value(item)) for name, item in part.items()]
+                [(self.value(name), self.value(item)) for name, item in value.items()]
             )
+        return self._reference(value)
+
+    def _reference(self, value: Any) -> Any:
+        """Return the part of the key of a class, module, function or another object."""
+        kind = type(value)
         if kind is types.CodeType:
             return "code"  # of a function that is visited
         if kind is Held:
-            return self._around(part.part)
-        if isinstance(part, type):
-            return self._class(part)
+            return self._around(value.part)
+        if isinstance(value, type):
+            return self._class(value)
         if kind is types.ModuleType:
-            return self._module(part)
+            return self._module(value)
         if kind is types.FunctionType:
-            return self._function(part)
+            return self._function(value)
         if kind in (staticmethod, classmethod):
-            return kind.__name__, self.value(part.__func__)
+            return kind.__name__, self.value(value.__func__)
         if kind is property:
-            return "property", self.value((part.fget, part.fset, part.fdel))
-        if kind is types.BuiltinFunctionType and _computes(part):
-            return "builtin", part.__module__, part.__qualname__
-        named = "tensor" if isinstance(part, Tensor) else kind.__name__
+            return "property", self.value((value.fget, value.fset, value.fdel))
+        if kind is types.BuiltinFunctionType and _computes(value):
+            return "builtin", value.__module__, value.__qualname__
+        named = "tensor" if isinstance(value, Tensor) else kind.__name__
         raise Unkept(f"it reads a {named}, whose value in another process is unknown")
 
     def finish(self) -> None:
@@ -146,75 +153,74 @@ class _Walk:
             for number, holder, bases in list(self._holders):
                 attributes = vars(holder)
                 for name in sorted(attributes if bases else self._names.intersection(attributes)):
-                    part = attributes[name]
+                    value = attributes[name]
                     if (number, name) not in self._done and (
-                        name in self._names or _is_called(name, part, bases)
+                        name in self._names or _is_called(name, value, bases)
                     ):
                         self._done.add((number, name))
-                        self.found.append((number, name, self._around(part)))
+                        self.found.append((number, name, self._around(value)))
 
-    def _number(self, part: Any) -> tuple[int, bool]:
-        known = self._numbers.get(id(part))
-        if known is not None:
-            return known, False
-        if len(self._numbers) == _MOST:
-            raise Unkept(f"it reaches more than {_MOST} functions and classes")
-        self._numbers[id(part)] = number = len(self._numbers)
-        return number, True
-
-    def _class(self, part: type) -> Any:
-        if _is_known(part):
-            return "class", part.__module__, part.__qualname__
-        number, is_new = self._number(part)
+    def _number(self, value: Any) -> tuple[int, bool]:
+        is_new = id(value) not in self._numbers
         if is_new:
-            above = tuple([self._class(other) for other in (type(part), *part.__mro__[1:])])
-            self.found.append((number, "class", part.__qualname__, above))
-            self._holders.append((number, part, tuple(filter(_is_known, part.__mro__))))
+            if len(self._numbers) == _MOST:
+                raise Unkept(f"it reaches more than {_MOST} functions and classes")
+            self._numbers[id(value)] = len(self._numbers)
+        return self._numbers[id(value)], is_new
+
+    def _class(self, cls: type) -> Any:
+        if _is_known(cls):
+            return "class", cls.__module__, cls.__qualname__
+        number, is_new = self._number(cls)
+        if is_new:
+            above = tuple([self._class(other) for other in (type(cls), *cls.__mro__[1:])])
+            self.found.append((number, "class", cls.__qualname__, above))
+            self._holders.append((number, cls, tuple(filter(_is_known, cls.__mro__))))
         return "class", number
 
-    def _module(self, part: types.ModuleType) -> Any:
-        root = part.__name__.partition(".")[0]
-        if part.__name__ not in _MODULES | _PURE and (
+    def _module(self, module: types.ModuleType) -> Any:
+        root = module.__name__.partition(".")[0]
+        if module.__name__ not in _MODULES | _PURE and (
             root in (*sys.stdlib_module_names, "torch", "numpy")
         ):
             raise Unkept(
-                f"it reads the module {part.__name__}, which may read more than its arguments"
+                f"it reads the module {module.__name__}, which may read more than its arguments"
             )
-        number, is_new = self._number(part)
+        number, is_new = self._number(module)
         if is_new:
-            self.found.append((number, "module", part.__name__))
-            self._holders.append((number, part, ()))
+            self.found.append((number, "module", module.__name__))
+            self._holders.append((number, module, ()))
         return "module", number
 
-    def _around(self, part: Any) -> Any:
+    def _around(self, value: Any) -> Any:
         """Return the part of the key of a closure's or module's variable; a class there may be
         called.
         """
-        if isinstance(part, type) and not (_is_known(part) and issubclass(part, _MAKEABLE)):
-            raise Unkept(f"it reads the class {part.__name__}, whose instances are not in the key")
-        return self.value(part)
+        if isinstance(value, type) and not (_is_known(value) and issubclass(value, _MAKEABLE)):
+            raise Unkept(f"it reads the class {value.__name__}, whose instances are not in the key")
+        return self.value(value)
 
-    def _function(self, part: types.FunctionType) -> Any:
-        number, is_new = self._number(part)
+    def _function(self, function: types.FunctionType) -> Any:
+        number, is_new = self._number(function)
         if not is_new:
             return "function", number
-        home = str(part.__globals__.get("__name__"))
+        home = str(function.__globals__.get("__name__"))
         if home.startswith(("torch.", "raglane.cells.")) or home == "torch":
             if not home.startswith((*_FUNCTIONS, "raglane.cells.")):
                 raise Unkept(
-                    f"it calls {home}.{part.__qualname__}, which may read values that are not in the key"
+                    f"it calls {home}.{function.__qualname__}, which may read values that are not in the key"
                 )
-            code: Any = home, part.__qualname__, part.__code__.co_firstlineno
+            code: Any = home, function.__qualname__, function.__code__.co_firstlineno
         else:
-            code = self._code(part.__code__, part.__globals__)
-            if vars(part):
-                raise Unkept(f"it reads the function {part.__name__}, which has attributes")
+            code = self._code(function.__code__, function.__globals__)
+            if vars(function):
+                raise Unkept(f"it reads the function {function.__name__}, which has attributes")
         # super() reads ``__class__``.
-        cells = zip(part.__code__.co_freevars, part.__closure__ or (), strict=True)
+        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
         read = [(self.value if name == "__class__" else self._around, cell) for name, cell in cells]
-        held = tuple([of(cell.cell_contents) for of, cell in read])
+        contents = tuple([of(cell.cell_contents) for of, cell in read])
         self.found.append(
-            (number, code, held, self.value((part.__defaults__, part.__kwdefaults__)))
+            (number, code, contents, self.value((function.__defaults__, function.__kwdefaults__)))
         )
         return "function", number
 
@@ -227,8 +233,10 @@ class _Walk:
             elif hasattr(builtins, name) and name not in _BUILTINS:
                 raise Unkept(f"it calls {name}, which may read values that are not in the key")
         consts = [
-            self._code(part, space) if isinstance(part, types.CodeType) else self.value(part)
-            for part in code.co_consts
+            self._code(constant, space)
+            if isinstance(constant, types.CodeType)
+            else self.value(constant)
+            for constant in code.co_consts
         ]
         named = code.co_name, code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars
         counts = code.co_flags, code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount
@@ -237,7 +245,7 @@ class _Walk:
 
 def _names_around(code: types.CodeType) -> set[str]:
     """Return the names of globals and builtins that a function reads."""
-    found = set()
+    names = set()
     for instruction in dis.get_instructions(code):
         name = instruction.argval
         if instruction.opname == "IMPORT_NAME":
@@ -247,47 +255,42 @@ def _names_around(code: types.CodeType) -> set[str]:
         if instruction.opname in ("BUILD_SET", "SET_ADD"):
             raise Unkept("it makes a set, whose order differs between processes")
         if "GLOBAL" in instruction.opname or instruction.opname == "LOAD_NAME":
-            found.add(name)
+            names.add(name)
         elif name in code.co_names and name.startswith("__"):
             raise Unkept(f"it reads {name}, whose value may not be in the key")
-    return found
+    return names
 
 
-def _is_known(part: type) -> bool:
+def _is_known(cls: type) -> bool:
     """Return True for an unmodified class of torch, Python or Raglane's cells, whose version is in
     the key.
     """
-    root = part.__module__.partition(".")[0]
-    is_theirs = root in (
-        "torch",
-        "builtins",
-        "abc",
-        "enum",
-        "typing",
-    ) or part.__module__.startswith("raglane.cells.")
-    found: Any = sys.modules.get(part.__module__)
-    for name in part.__qualname__.split("."):
-        found = getattr(found, name, None)
-    return is_theirs and found is part
+    root = cls.__module__.partition(".")[0]
+    is_theirs = root in ("torch", "builtins", "abc", "enum", "typing")
+    is_theirs = is_theirs or cls.__module__.startswith("raglane.cells.")
+    value: Any = sys.modules.get(cls.__module__)
+    for name in cls.__qualname__.split("."):
+        value = getattr(value, name, None)
+    return is_theirs and value is cls
 
 
-def _computes(part: Any) -> bool:
+def _computes(value: Any) -> bool:
     """Return True if a function in C depends only on its arguments."""
-    owner = part.__self__
+    owner = value.__self__
     home = owner.__name__ if isinstance(owner, types.ModuleType) else owner
     if home in _PURE:
-        return home != "builtins" or part.__name__ in _BUILTINS
+        return home != "builtins" or value.__name__ in _BUILTINS
     # Torch's functions of tensors have no module.
-    is_of_torch = home is None and part.__qualname__ == f"_VariableFunctionsClass.{part.__name__}"
+    is_of_torch = home is None and value.__qualname__ == f"_VariableFunctionsClass.{value.__name__}"
     return is_of_torch or (type(home) is str and home in _COMPUTING)
 
 
-def _is_called(name: str, part: Any, bases: tuple[type, ...]) -> bool:
+def _is_called(name: str, value: Any, bases: tuple[type, ...]) -> bool:
     """Return True if Python or torch may call an attribute of a class whose name no function
     reads.
     """
     if name in _MAKING:
         return False
     if name.startswith("__") and name.endswith("__"):
-        return isinstance(part, types.FunctionType | property | staticmethod | classmethod)
+        return isinstance(value, types.FunctionType | property | staticmethod | classmethod)
     return any(hasattr(base, name) for base in bases)

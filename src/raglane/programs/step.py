@@ -70,23 +70,28 @@ class Step:
         output: int,
         dtype: torch.dtype,
     ) -> None:
-        self.cell, self.weights = cell, weights
-        self.width, self.sizes, self.output, self.dtype = width, sizes, output, dtype
+        self.cell = cell
+        self.weights = weights
+        self.width = width
+        self.sizes = sizes
+        self.output = output
+        self.dtype = dtype
         survey = Survey.of(weights)
-        self.leaves, self.elements = survey.leaves, survey.elements
+        self.leaves = survey.leaves
+        self.elements = survey.elements
         # Everything that affects the result; and what may change during the process: the attributes
         # of classes, the contents of closures and the dtype of tensors that a step creates.
         self.facts = _cell_key(cell), survey.key, width, sizes, output, dtype
         self.key = (self.facts, torch.get_default_dtype(), *survey.classes)
 
-    def converted(self, part: Tensor) -> Tensor:
+    def converted(self, tensor: Tensor) -> Tensor:
         """Return a tensor in the dtype of the computation: narrow ones are widened."""
-        return part.to(self.dtype) if part.dtype in NARROW else part
+        return tensor.to(self.dtype) if tensor.dtype in NARROW else tensor
 
     @property
     def widths(self) -> list[int]:
         """The columns of the input, and of each tensor that has a row for each element."""
-        return [self.width, *(part.shape[1] for part in self.elements)]
+        return [self.width, *(tensor.shape[1] for tensor in self.elements)]
 
     def whole(self, prepares: bool) -> CellSpec:
         """Return a cell that takes this step, with or without the cell's own ``prepare``."""
@@ -94,9 +99,11 @@ class Step:
 
     def on_host(self) -> Step:
         """Return this step with copies of its tensors on the CPU."""
-        leaves = [part.detach().cpu().requires_grad_(part.requires_grad) for part in self.leaves]
+        leaves = [
+            tensor.detach().cpu().requires_grad_(tensor.requires_grad) for tensor in self.leaves
+        ]
         elements = [self.elements[0], *self.elements] if self.elements else []
-        weights = self.with_tensors(leaves, [part.detach().cpu() for part in elements])
+        weights = self.with_tensors(leaves, [tensor.detach().cpu() for tensor in elements])
         return Step(self.cell, weights, self.width, self.sizes, self.output, self.dtype)
 
     def with_tensors(self, leaves: list[Tensor], elements: list[Tensor]) -> Any:
@@ -104,10 +111,10 @@ class Step:
         # In a backward pass after torch.func.functional_call, a module has its own tensors again,
         # in the same places. They are found outside of a trace, which records what reads them.
         with default_modes(torch.is_grad_enabled()):
-            own = Survey.of(self.weights).leaves
-        swapped = {id(part): leaf for part, leaf in zip(own, leaves, strict=True)}
-        swapped |= {id(part): elements[index + 1] for index, part in enumerate(self.elements)}
-        return replaced(self.weights, lambda part: swapped[id(part)])
+            own_leaves = Survey.of(self.weights).leaves
+        swapped = {id(tensor): leaf for tensor, leaf in zip(own_leaves, leaves, strict=True)}
+        swapped |= {id(tensor): elements[index + 1] for index, tensor in enumerate(self.elements)}
+        return replaced(self.weights, lambda tensor: swapped[id(tensor)])
 
     def run(
         self,
@@ -127,6 +134,19 @@ class Step:
         return output, new, before != _contents(weights)
 
 
+def _is_fixed(value: Any) -> bool:
+    """Return True for objects that never change, such as dtypes and functions in C."""
+    if type(value) is types.BuiltinFunctionType:
+        return isinstance(value.__self__, _NO_OWNER)
+    return type(value) in _FIXED
+
+
+def _is_array_of_numbers(value: Any) -> bool:
+    """Return True for NumPy's arrays and scalars of numbers, except those of subclasses."""
+    is_array = isinstance(value, np.ndarray | np.generic) and type(value).__module__ == "numpy"
+    return is_array and value.dtype.kind in "biufc"
+
+
 @contextmanager
 def default_modes(grad: bool) -> Iterator[None]:
     """Run a block in torch's default modes, whatever the modes of the caller; ``grad`` enables
@@ -135,11 +155,11 @@ def default_modes(grad: bool) -> Iterator[None]:
     # Leaving the inference mode also makes autograd record what an operator of a compiled graph
     # computes. A mode of torch's functions is e.g. the one that computes row by row, and one of its
     # operators has tensors without numbers.
-    no_modes, no_operators = torch._C.DisableTorchFunction(), _disable_current_modes()
+    no_modes = torch._C.DisableTorchFunction()
+    no_operators = _disable_current_modes()
     no_autocast = torch.autocast("cpu", enabled=False)
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(
-        True
-    )  # e.g. of a checkpoint, which counts the tensors
+    # Hooks are e.g. those of a checkpoint, which counts the tensors.
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
     no_hooks = (
         torch.autograd.graph.saved_tensors_hooks(Tensor.detach, Tensor.detach)
         if hooks
@@ -160,7 +180,8 @@ class _Unprepared(CellSpec):
     """A cell whose input has already been prepared."""
 
     def __init__(self, inner: CellSpec) -> None:
-        self.name, self.step = inner.name, inner.step  # type: ignore[method-assign]
+        self.name = inner.name
+        self.step = inner.step  # type: ignore[method-assign]
 
     def prepare(self, weights: Any, values: Tensor, offsets: Tensor) -> Tensor:  # noqa: ARG002
         return values
@@ -184,19 +205,14 @@ def _cell_key(cell: CellSpec) -> tuple[Any, ...]:
     """Return everything in a cell that affects its result, apart from its weights."""
     if isinstance(cell, ModuleCell):
         return cell.facts
-    held: list[Any] = [type(cell)]
-    for name, part in vars(cell).items():
-        held.append(
-            (
-                name,
-                "itself"
-                if part is cell
-                else _cell_key(part)
-                if isinstance(part, CellSpec)
-                else part,
-            )
-        )
-    key = tuple(held)
+    key: tuple[Any, ...] = (type(cell),)
+    for name, value in vars(cell).items():
+        if value is cell:
+            key += ((name, "itself"),)
+        elif isinstance(value, CellSpec):
+            key += ((name, _cell_key(value)),)
+        else:
+            key += ((name, value),)
     try:
         hash(key)
     except TypeError:
@@ -239,109 +255,111 @@ class Survey:
 
     def _tuple(self, weights: tuple[Any, ...]) -> tuple[Any, ...]:
         key: list[Any] = [type(weights)]
-        for part in weights:
-            if isinstance(part, tuple):
-                key.append(self._tuple(part))
-            elif isinstance(part, nn.Module):
-                key.append(self._own(part))
-            elif isinstance(weights, MarkedWeights) and part is not None:
-                self.elements.append(part)
-                key.append(("marks", part.shape[1]))
+        for item in weights:
+            if isinstance(item, tuple):
+                key.append(self._tuple(item))
+            elif isinstance(item, nn.Module):
+                key.append(self._own(item))
+            elif isinstance(weights, MarkedWeights) and item is not None:
+                self.elements.append(item)
+                key.append(("marks", item.shape[1]))
             else:
-                key.append(None if part is None else self.tensor(part))
+                key.append(None if item is None else self.tensor(item))
         return tuple(key)
 
-    def tensor(self, part: Tensor) -> tuple[Any, ...]:
+    def tensor(self, tensor: Tensor) -> tuple[Any, ...]:
         """Return the key of a tensor, which becomes a leaf unless only a closure contains it."""
-        index = self._seen.get(id(part))
+        index = self._seen.get(id(tensor))
         if index is not None:
             return ("leaf", index)
         if self.by_identity or self._is_in_closure:
-            self._seen[id(part)] = len(self._seen)
-            return Held(part), tuple(part.shape), part.dtype, self._attributes(part)
-        kind = type(part)
+            self._seen[id(tensor)] = len(self._seen)
+            return Held(tensor), tuple(tensor.shape), tensor.dtype, self._attributes(tensor)
+        kind = type(tensor)
         if kind is not Tensor and kind is not nn.Parameter and kind is not nn.Buffer:
             raise Refused(f"it has a {kind.__name__} among its tensors")
-        if part.device.type not in ("cpu", "cuda") or part.layout is not torch.strided:
-            raise Refused(f"it has a tensor of {part.layout} on {part.device}")
-        index = self._seen[id(part)] = len(self.leaves)
-        self.leaves.append(part)
+        if tensor.device.type not in ("cpu", "cuda") or tensor.layout is not torch.strided:
+            raise Refused(f"it has a tensor of {tensor.layout} on {tensor.device}")
+        index = self._seen[id(tensor)] = len(self.leaves)
+        self.leaves.append(tensor)
         content = None
-        if not part.dtype.is_floating_point:
-            if part.numel() > _LARGEST or part.dtype.is_complex or not part.is_cpu:
-                raise Refused(f"it has {part.numel()} numbers of {part.dtype} on {part.device}")
-            content = part.numpy().tobytes()
+        if not tensor.dtype.is_floating_point:
+            if tensor.numel() > _LARGEST or tensor.dtype.is_complex or not tensor.is_cpu:
+                raise Refused(
+                    f"it has {tensor.numel()} numbers of {tensor.dtype} on {tensor.device}"
+                )
+            content = tensor.numpy().tobytes()
         # With strides, because a step may read memory in its order, e.g. by a view.
-        is_parameter = kind is nn.Parameter or isinstance(part, nn.Parameter)
-        memory = tuple(part.shape), part.stride(), part.dtype, content
-        return ("leaf", index, is_parameter, *memory, self._attributes(part) if vars(part) else ())
+        is_parameter = kind is nn.Parameter or isinstance(tensor, nn.Parameter)
+        memory = tuple(tensor.shape), tensor.stride(), tensor.dtype, content
+        return (
+            "leaf",
+            index,
+            is_parameter,
+            *memory,
+            self._attributes(tensor) if vars(tensor) else (),
+        )
 
-    def _attributes(self, part: Tensor) -> tuple[Any, ...]:
+    def _attributes(self, tensor: Tensor) -> tuple[Any, ...]:
         """Return the key of the attributes that were set on a tensor."""
-        attributes = [(name, item) for name, item in vars(part).items() if name not in _MARKS]
+        attributes = [(name, item) for name, item in vars(tensor).items() if name not in _MARKS]
         return tuple([(name, self.value(item)) for name, item in attributes])
 
-    def value(self, part: Any) -> Any:
+    def value(self, value: Any) -> Any:
         """Return the key of anything in a module: two keys are equal if and only if nothing in it
         has changed.
         """
-        kind = type(part)
+        kind = type(value)
         if kind in _CONSTANT:
-            return kind, part
+            return kind, value
         if kind in _COMPARED_AS_TEXT:
-            return kind, repr(part)
-        if isinstance(part, Tensor):
-            return self.tensor(part)
-        if isinstance(part, nn.Module):
-            return self.module(part)
-        if kind in _FIXED or (
-            kind is types.BuiltinFunctionType and isinstance(part.__self__, _NO_OWNER)
-        ):
-            return part
-        if (
-            isinstance(part, np.ndarray | np.generic)
-            and kind.__module__ == "numpy"
-            and part.dtype.kind in "biufc"
-        ):
-            return kind, part.shape, part.strides, part.dtype.str, part.tobytes()
+            return kind, repr(value)
+        if isinstance(value, Tensor):
+            return self.tensor(value)
+        if isinstance(value, nn.Module):
+            return self.module(value)
+        if _is_fixed(value):
+            return value
+        if _is_array_of_numbers(value):
+            return kind, value.shape, value.strides, value.dtype.str, value.tobytes()
         if kind in _SEQUENCES:
-            return kind, tuple([self.value(item) for item in part])
+            return kind, tuple([self.value(item) for item in value])
         if kind in _MAPPINGS:
             return kind, tuple(
-                [(self.value(name), self.value(item)) for name, item in part.items()]
+                [(self.value(name), self.value(item)) for name, item in value.items()]
             )
-        if isinstance(part, type):
-            self._class(part)
-            return Held(part)
-        place = self._seen.get(id(part))
-        if place is not None:
-            return "again", place
-        self._seen[id(part)] = len(self._seen)
-        return self._object(part)
+        if isinstance(value, type):
+            self._class(value)
+            return Held(value)
+        number = self._seen.get(id(value))
+        if number is not None:
+            return "again", number
+        self._seen[id(value)] = len(self._seen)
+        return self._object(value)
 
-    def _object(self, part: Any) -> Any:
+    def _object(self, value: Any) -> Any:
         """Return the key of a function or another callable, or of a plain object."""
-        kind = type(part)
+        kind = type(value)
         if kind is types.FunctionType:
-            own = part.__defaults__, part.__kwdefaults__, vars(part)
-            self._closures += part.__closure__ or ()
-            return part, part.__code__, tuple([self.value(item) for item in own])
+            attributes = value.__defaults__, value.__kwdefaults__, vars(value)
+            self._closures += value.__closure__ or ()
+            return value, value.__code__, tuple([self.value(item) for item in attributes])
         if kind is types.MethodType:
-            return kind, self.value(part.__func__), self.value(part.__self__)
+            return kind, self.value(value.__func__), self.value(value.__self__)
         if kind is types.BuiltinFunctionType:
-            return kind, part.__name__, self.value(part.__self__)
+            return kind, value.__name__, self.value(value.__self__)
         if kind is functools.partial:
-            return kind, self.value((part.func, part.args, part.keywords, vars(part)))
+            return kind, self.value((value.func, value.args, value.keywords, vars(value)))
         if kind is property:
-            return kind, self.value((part.fget, part.fset, part.fdel))
+            return kind, self.value((value.fget, value.fset, value.fdel))
         if kind in (staticmethod, classmethod):
-            return kind, self.value(part.__func__)
-        if kind is types.SimpleNamespace or isinstance(part, enum.Enum) or _is_plain(kind):
+            return kind, self.value(value.__func__)
+        if kind is types.SimpleNamespace or isinstance(value, enum.Enum) or _is_plain(kind):
             self._class(kind)
-            return Held(kind), self.value(vars(part))
-        if isinstance(part, tuple) and not hasattr(part, "__dict__"):  # a named tuple
+            return Held(kind), self.value(vars(value))
+        if isinstance(value, tuple) and not hasattr(value, "__dict__"):  # a named tuple
             self._class(kind)
-            return Held(kind), tuple([self.value(item) for item in part])
+            return Held(kind), tuple([self.value(item) for item in value])
         raise Refused(f"it holds a {kind.__name__}, which may change where no program can see it")
 
     def add_closures(self) -> None:
@@ -359,36 +377,36 @@ class Survey:
     def _cell(self, cell: types.CellType) -> Any:
         """Return the key of a closure's variable; a Python module there is read as a global is."""
         try:
-            part = cell.cell_contents
+            content = cell.cell_contents
         except ValueError:
             return None
-        return Held(part) if isinstance(part, types.ModuleType) else self.value(part)
+        return Held(content) if isinstance(content, types.ModuleType) else self.value(content)
 
-    def module(self, part: nn.Module, is_called: bool = True) -> Any:
+    def module(self, module: nn.Module, is_called: bool = True) -> Any:
         """Return the key of a module."""
-        place = self._seen.get(id(part))
-        if place is not None:
-            return ("module", place)
-        self._seen[id(part)] = len(self._seen)
-        own = vars(part)
-        if isinstance(part, torch.jit.ScriptModule):
+        number = self._seen.get(id(module))
+        if number is not None:
+            return ("module", number)
+        self._seen[id(module)] = len(self._seen)
+        attributes = vars(module)
+        if isinstance(module, torch.jit.ScriptModule):
             raise Refused("it has a scripted module")
-        has_hooks = _has_any_global_hook() or any(own.get(name) for name in _HOOKS)
+        has_hooks = _has_any_global_hook() or any(attributes.get(name) for name in _HOOKS)
         if is_called and not self.by_identity and has_hooks:
-            raise Refused(f"a {type(part).__name__} inside of it has hooks")
-        held = [(name, self.value(item)) for name, item in own.items() if name not in _OWN]
+            raise Refused(f"a {type(module).__name__} inside of it has hooks")
+        items = [(name, self.value(item)) for name, item in attributes.items() if name not in _OWN]
         tensors = [
             (name, self.value(item))
             for kind in ("_parameters", "_buffers")
-            for name, item in own[kind].items()
+            for name, item in attributes[kind].items()
         ]
-        inner = [(name, self.value(item)) for name, item in own["_modules"].items()]
-        cls = type(part)
+        inner = [(name, self.value(item)) for name, item in attributes["_modules"].items()]
+        cls = type(module)
         self._class(cls)
         return (
             cls,
             tuple([getattr(cls, name, None) for name in _METHODS]),
-            tuple(held),
+            tuple(items),
             tuple(tensors),
             tuple(inner),
         )
@@ -408,8 +426,8 @@ class Survey:
             and cls.__module__.partition(".")[0] not in _OURS
             and cls not in _BASES
         ):
-            held = [(name, item) for name, item in vars(cls).items() if name not in _UNREAD]
-            self.classes += [(name, self.value(item)) for name, item in held]
+            items = [(name, item) for name, item in vars(cls).items() if name not in _UNREAD]
+            self.classes += [(name, self.value(item)) for name, item in items]
 
 
 class Held:
@@ -417,8 +435,8 @@ class Held:
 
     __slots__ = ("part",)
 
-    def __init__(self, part: Any) -> None:
-        self.part = part
+    def __init__(self, value: Any) -> None:
+        self.part = value
 
     def __hash__(self) -> int:
         return id(self.part)
@@ -444,45 +462,45 @@ def _is_plain(kind: type) -> bool:
 # ---- weights with other tensors ------------------------------------------------------------------
 
 
-def stand_in(made: Tensor, original: Tensor) -> Tensor:
+def stand_in(tensor: Tensor, original: Tensor) -> Tensor:
     """Mark a tensor as an instance of the class of the parameter or buffer that it replaces, and
     copy the attributes that were set on that.
     """
-    if made is not original:
-        vars(made).update(vars(original))
+    if tensor is not original:
+        vars(tensor).update(vars(original))
         for kind, name in ((nn.Parameter, "_is_param"), (nn.Buffer, "_is_buffer")):
-            if isinstance(original, kind) and not isinstance(made, kind):
-                setattr(made, name, True)
-    return made
+            if isinstance(original, kind) and not isinstance(tensor, kind):
+                setattr(tensor, name, True)
+    return tensor
 
 
 def replaced(
-    part: Any, swap: Callable[[Tensor], Tensor], copies: dict[int, Any] | None = None
+    original: Any, swap: Callable[[Tensor], Tensor], copies: dict[int, Any] | None = None
 ) -> Any:
     """Return weights with other tensors; a module becomes a new one, which shares all else with the
     original.
     """
     copies = {} if copies is None else copies
-    if isinstance(part, Tensor):
-        return stand_in(swap(part), part)
-    if id(part) in copies:
-        return copies[id(part)]
-    if isinstance(part, nn.Module):
-        made = copies[id(part)] = type(part).__new__(type(part))
-        object.__setattr__(made, "__dict__", {})
-        for name, item in vars(part).items():
+    if isinstance(original, Tensor):
+        return stand_in(swap(original), original)
+    if id(original) in copies:
+        return copies[id(original)]
+    if isinstance(original, nn.Module):
+        copied = copies[id(original)] = type(original).__new__(type(original))
+        object.__setattr__(copied, "__dict__", {})
+        for name, item in vars(original).items():
             if name in ("_parameters", "_buffers", "_modules"):
-                vars(made)[name] = {
+                vars(copied)[name] = {
                     key: replaced(value, swap, copies) for key, value in item.items()
                 }
             else:
-                vars(made)[name] = item if name in _OWN else replaced(item, swap, copies)
-        return made
-    if isinstance(part, tuple):
-        items = [replaced(item, swap, copies) for item in part]
-        return type(part)(*items) if hasattr(part, "_fields") else tuple(items)
-    if type(part) is list:
-        return [replaced(item, swap, copies) for item in part]
-    if type(part) is dict:
-        return {name: replaced(item, swap, copies) for name, item in part.items()}
-    return part
+                vars(copied)[name] = item if name in _OWN else replaced(item, swap, copies)
+        return copied
+    if isinstance(original, tuple):
+        items = [replaced(item, swap, copies) for item in original]
+        return type(original)(*items) if hasattr(original, "_fields") else tuple(items)
+    if type(original) is list:
+        return [replaced(item, swap, copies) for item in original]
+    if type(original) is dict:
+        return {name: replaced(item, swap, copies) for name, item in original.items()}
+    return original
