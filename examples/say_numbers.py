@@ -61,8 +61,8 @@ class Writer(nn.Module):
         """
         pairs = memory[owner]
         scores = (self.key(pairs.values) * hidden[pairs.segment_ids]).sum(1, keepdim=True)
-        shares = pairs.with_values(scores).softmax()
-        read = pairs.map(lambda values: values * shares.values).sum()
+        shares = pairs.with_values(scores).softmax(1)
+        read = pairs.map(lambda values: values * shares.values).sum(1)
         return torch.as_tensor(self.out(torch.cat([hidden, read], 1)))
 
     def forward(self, words: rl.Ragged, written: rl.Ragged) -> Tensor:
