@@ -293,11 +293,15 @@ class FlatBatch:
         if self._offsets is other._offsets:
             return
         fix = "build both from the same lengths, or cut the longer sequences with r[:, :k]"
+        if torch.compiler.is_compiling():
+            torch._check(self._values.shape[0] == other._values.shape[0])
+            torch._check(self._count == other._count)
+            return
         if self._count != other._count:
             got, rule = f"{len(self)} sequences", f"a batch of {len(other)} sequences, like {whose}"
             raise ShapeError(name, got, rule, fix)
         mine, theirs = self._known_lengths(), other._known_lengths()
-        is_compared = mine is not None and theirs is not None and not torch.compiler.is_compiling()
+        is_compared = mine is not None and theirs is not None
         if not is_compared:
             if self._values.shape[0] != other._values.shape[0]:
                 got = f"{self._values.shape[0]} elements"
@@ -331,14 +335,14 @@ class FlatBatch:
 
     def _needs_true(self, name: str, holds: Tensor, rule: str, got: str = "others") -> None:
         """Raise, or assert on the device, that all of ``holds`` is True."""
-        fix = (
-            "leave those sequences out, e.g. r[r.lengths > 0], or pass empty= if the method has it"
-        )
-        error = DimensionError(name, got, rule, fix)
-        if not holds.is_cpu or records_operators() or is_transformed(holds):
-            torch._assert_async(holds.all(), str(error))
+        if is_transformed(holds):
+            fix = "pass an index that is the same for all samples"
+            raise ArgumentTypeError(name, "other numbers for each sample of torch.vmap", rule, fix)
+        if not holds.is_cpu or records_operators():
+            torch._assert_async(holds.all(), f"{name} must be {rule}, got {got}.")
         elif not bool(holds.all()):
-            raise error
+            fix = "leave those out, e.g. r[r.lengths > 0], or pass empty= if the method has it"
+            raise DimensionError(name, got, rule, fix)
 
     def _value(self, name: str, value: Any) -> Any:
         """Return a number in the dtype of the values; raise if it does not fit."""

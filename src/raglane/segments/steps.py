@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from raglane import segments
+from raglane._utils.tracing import has_tangent
+from raglane.errors import ArgumentError
 from raglane.segments import like_rows, summable
 
 
@@ -32,6 +34,9 @@ def logsumexp(values: Tensor, offsets: Tensor) -> Tensor:
 
 def prod(values: Tensor, offsets: Tensor) -> Tensor:
     """Return the product of each sequence, 1 if it is empty."""
+    if has_tangent([values]):  # of which torch's scatter_reduce computes a wrong one
+        rule = "values without a tangent of forward_ad"
+        raise ArgumentError("prod", "values with a tangent", rule, "call r.log().sum(1).exp()")
     wide = summable(values)
     owners = like_rows(segments.segment_ids(offsets, values.shape[0]), values).expand_as(values)
     start = wide.new_ones((offsets.shape[0] - 1, *values.shape[1:]))

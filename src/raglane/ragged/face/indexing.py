@@ -80,7 +80,9 @@ def _is_all(entry: Any) -> bool:
 def _is_integer(entry: Any) -> bool:
     if isinstance(entry, Tensor | np.ndarray):
         return entry.ndim == 0 and entry.dtype not in (torch.bool, np.bool_)
-    return not isinstance(entry, bool) and hasattr(entry, "__index__")
+    if isinstance(entry, bool | slice | list | tuple):
+        return False
+    return hasattr(entry, "__index__")
 
 
 def _is_numbers(entry: Any) -> bool:

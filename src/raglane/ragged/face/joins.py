@@ -154,7 +154,8 @@ def shape_of_features(entry: Entry, args: Arguments, kwargs: Options) -> Any:
         if name in bound:
             bound[name] = _features(entry, bound[name], batch, adds)
     bound["input"] = batch._values
-    return batch._like(entry.function(*bound.values()))
+    # Not a method of a tensor, which torch.compile does not trace.
+    return batch._like(getattr(torch, entry.name)(*bound.values()))
 
 
 def _features(entry: Entry, dims: Any, batch: FlatBatch, adds: int) -> Any:
@@ -186,6 +187,15 @@ def matmul(entry: Entry, args: Arguments, kwargs: Options) -> Any:
     """Multiply features by a vector or matrix, or by one matrix ``(B, F, G)`` per sequence."""
     bound = entry.bind(args, kwargs)
     one, other = (bound[name] for name in entry.signature[:2])
+    if (
+        torch.compiler.is_compiling()
+        and isinstance(one, Tensor)
+        and entry.function is Tensor.matmul
+    ):
+        # torch.compile swaps the operands of r @ matrix.
+        fix = "call torch.matmul(r, matrix) or torch.nn.functional.linear(r, weight)"
+        rule = "called by its name within torch.compile"
+        raise ArgumentTypeError("matmul", "the operator @ of a Ragged", rule, fix)
     if isinstance(one, FlatBatch) and isinstance(other, Tensor):
         if len(one.features) == 1 and other.dim() == 3:
             matrices = _of_sequences(entry, other, one)
@@ -354,7 +364,7 @@ ROWS: dict[str, Row] = {
     "mm": Row("features", matmul, "input mat2"),
     "mv": Row("features", matmul, "input vec"),
     "einsum": Row("features", einsum),
-    "pad": Row("join", pad, "input pad mode value"),
+    "pad": Row("join", pad, "input pad mode value", refused="export"),
     "scaled_dot_product_attention": Row(
         "join",
         attention,

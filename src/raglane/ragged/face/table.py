@@ -56,47 +56,66 @@ def _table() -> dict[Callable[..., Any], Entry]:
 
 
 TABLE = _table()
+OPERATORS = {
+    name: TABLE[getattr(Tensor, name)]
+    for name in ROWS
+    if name[:2] == "__" and hasattr(Tensor, name)
+}
 
 
 def call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call a torch function with a Ragged among its arguments."""
-    entry = TABLE.get(function)
+    name = ""
+    if torch.compiler.is_compiling():
+        # Not by the function: torch.compile builds those of operators anew.
+        name = getattr(function, "__name__", "")
+    entry = OPERATORS[name] if name in OPERATORS else TABLE.get(function)
     if entry is None:
         raise refusal(getattr(function, "__name__", str(function)))
     return entry.run(entry, args, kwargs)
 
 
-def methods() -> dict[str, Callable[..., Any]]:
-    """Return the methods of torch.Tensor in the table."""
+def _of_methods() -> dict[str, Entry]:
+    """Return the entries of the methods of torch.Tensor."""
     names = [name for name in ROWS if not name.startswith("__")]
     found = {name: TABLE.get(getattr(Tensor, name, None)) for name in names}
-    of_table = {name: _method(entry) for name, entry in found.items() if entry is not None}
-    return of_table | {name: _converter(name, dtype) for name, dtype in _DTYPES.items()}
+    return {name: entry for name, entry in found.items() if entry is not None}
 
 
-def _converter(name: str, dtype: torch.dtype) -> Callable[..., Any]:
+METHODS = _of_methods()
+
+
+def methods() -> dict[str, Callable[..., Any]]:
+    """Return the methods of torch.Tensor in the table, and those of dtypes."""
+    of_table = {name: _method(name) for name in METHODS}
+    return of_table | {name: _converter(name) for name in _DTYPES}
+
+
+def _converter(name: str) -> Callable[..., Any]:
     """Return the method of a dtype, such as ``float``."""
 
     def method(self: Any) -> Any:
-        return self.to(dtype)
+        return self.to(_DTYPES[name])
 
     method.__name__ = name
-    method.__doc__ = f"Return the batch with values of {dtype}."
+    method.__doc__ = f"Return the batch with values of {_DTYPES[name]}."
     return method
 
 
-def _method(entry: Entry) -> Callable[..., Any]:
-    run: Any = entry.run
-    if entry.has("empty"):
+def _method(name: str) -> Callable[..., Any]:
+    # The table is read in the call, because torch.compile does not trace closures of entries.
+    if METHODS[name].has("empty"):
 
         def method(self: Any, *args: Any, empty: float | None = None, **kwargs: Any) -> Any:
-            return run(entry, (self, *args), kwargs, empty)
+            entry: Any = METHODS[name]
+            return entry.run(entry, (self, *args), kwargs, empty)
 
     else:
 
         def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-            return run(entry, (self, *args), kwargs)
+            entry = METHODS[name]
+            return entry.run(entry, (self, *args), kwargs)
 
-    method.__name__ = entry.name
-    method.__doc__ = f"See :meth:`torch.Tensor.{entry.name}`; dim 1 are the steps."
+    method.__name__ = name
+    method.__doc__ = f"See :meth:`torch.Tensor.{name}`; dim 1 are the steps."
     return method
