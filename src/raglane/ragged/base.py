@@ -204,17 +204,21 @@ class FlatBatch:
             raise ArgumentTypeError("dim of size", f"{dim}, the steps", rule, fix)
         return self.shape[dim]
 
-    def numel(self) -> int:
-        """Return the number of real values."""
-        return self._values.numel()
-
-    nelement = numel
-
     def _shape_text(self) -> str:
         return f"({', '.join(map(str, (self._count, '*', *self._values.shape[1:])))})"
 
     layout = torch.strided
     is_nested = is_sparse = is_quantized = False
+
+    @property
+    def real(self) -> Self:
+        """The real parts of the values."""
+        return self._like(self._values.real)
+
+    @property
+    def imag(self) -> Self:
+        """The imaginary parts of the values."""
+        return self._like(self._values.imag)
 
     @property
     def is_cuda(self) -> bool:
@@ -225,26 +229,6 @@ class FlatBatch:
     def is_cpu(self) -> bool:
         """True if the values are on the CPU."""
         return self._values.is_cpu
-
-    def is_pinned(self) -> bool:
-        """Return True if the values are in page-locked memory."""
-        return self._values.is_pinned()
-
-    def is_floating_point(self) -> bool:
-        """Return True for values of a floating-point dtype."""
-        return self._values.is_floating_point()
-
-    def is_complex(self) -> bool:
-        """Return True for values of a complex dtype."""
-        return self._values.is_complex()
-
-    def is_contiguous(self) -> bool:
-        """Return True if the values are contiguous in memory."""
-        return self._values.is_contiguous()
-
-    def element_size(self) -> int:
-        """Return the number of bytes of one value."""
-        return self._values.element_size()
 
     def tolist(self) -> list[Any]:
         """Return nested lists of numbers, one per sequence."""

@@ -33,6 +33,11 @@ mvlgamma multigammaln nan_to_num ndtr ndtri ne neg negative nextafter not_equal 
 pow prelu rad2deg rand_like randint_like randn_like real reciprocal relu relu6 remainder resolve_conj resolve_neg
 round rrelu rsqrt rsub selu sgn sigmoid sign signbit silu sin sinc sinh softplus softshrink softsign sqrt square sub
 subtract tan tanh tanhshrink threshold true_divide trunc where xlog1py xlogy zeros_like zeta entr psi
+gcd lcm complex polar airy_ai gammainc gammaincc chebyshev_polynomial_t chebyshev_polynomial_u
+chebyshev_polynomial_v chebyshev_polynomial_w hermite_polynomial_h hermite_polynomial_he laguerre_polynomial_l
+legendre_polynomial_p modified_bessel_i0 modified_bessel_i1 modified_bessel_k0 modified_bessel_k1
+scaled_modified_bessel_k0 scaled_modified_bessel_k1 shifted_chebyshev_polynomial_t shifted_chebyshev_polynomial_u
+shifted_chebyshev_polynomial_v shifted_chebyshev_polynomial_w spherical_bessel_j0
 bessel_j0 bessel_j1 bessel_y0 bessel_y1
 __add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __div__ __rdiv__ __floordiv__
 __rfloordiv__ __mod__ __rmod__ __pow__ __rpow__ __eq__ __ne__ __lt__ __le__ __gt__ __ge__ __and__ __rand__ __or__
@@ -58,6 +63,13 @@ def each(entry: Entry, args: Arguments, kwargs: Options) -> Any:
     rows = [rows_of(entry.name, value, batch) for value in args]
     named = {name: rows_of(entry.name, value, batch) for name, value in kwargs.items()}
     return batch._like(entry.function(*rows, **named))
+
+
+def read(entry: Entry, args: Arguments, kwargs: Options) -> Any:
+    """Return a property of the flat values, such as the number of bytes of each."""
+    return entry.function(
+        *[value._values if isinstance(value, FlatBatch) else value for value in args], **kwargs
+    )
 
 
 def expand_as(entry: Entry, args: Arguments, kwargs: Options) -> Any:
@@ -109,6 +121,11 @@ def pairs(entry: Entry, args: Arguments, kwargs: Options) -> Any:
 
 ROWS: dict[str, Row] = {
     **{name: Row("each element", each) for name in _NAMES.split()},
+    **dict.fromkeys(
+        """numel nelement is_floating_point is_complex is_signed is_conj is_neg is_inference is_contiguous is_pinned
+        element_size get_device""".split(),
+        Row("property", read),
+    ),
     "expand_as": Row("each element", expand_as),
     "linear": Row("features", rows_of_features, "input weight bias", default=1),
     "layer_norm": Row(

@@ -10,7 +10,7 @@ from raglane.errors import ArgumentTypeError
 _EACH = "call it on each sequence of r.to_list(), or r.map(f) with an f that treats each row alone"
 
 # Patterns of names, the reason and the replacement. The first that matches the whole name counts.
-_REFUSALS: tuple[tuple[str, str, str], ...] = (
+REFUSALS: tuple[tuple[str, str, str], ...] = (
     (
         r"(?!__).*[^_]_|__i\w+__|__setitem__|set_|.*_\.out",
         "because a Ragged is immutable",
@@ -74,7 +74,7 @@ _REFUSALS: tuple[tuple[str, str, str], ...] = (
 
 def _reason(name: str) -> tuple[str, str, str]:
     """Return what is given, the rule and the replacement."""
-    for pattern, reason, fix in _REFUSALS:
+    for pattern, reason, fix in REFUSALS:
         if re.fullmatch(pattern, name):
             return "a Ragged", f"a tensor, {reason}", fix
     return "a Ragged", "a tensor, because it may mix elements of different sequences", _EACH
