@@ -23,8 +23,8 @@ _KINDS = {
     "each element": (
         "Functions of each element",
         "They include the operators of Python, and return a Ragged of the same lengths. Further arguments are numbers, "
-        "batches of the same lengths, tensors with at most the dimensions of an element, and tensors `(B, 1, *features)`, "
-        "which are repeated over the steps: `r - r.mean(1, keepdim=True)`.",
+        "batches of the same lengths, tensors with at most the dimensions of an element, and tensors "
+        "`(B, 1, *features)`, which are repeated over the steps: `r - r.mean(1, keepdim=True)`.",
     ),
     "reduction": (
         "Reductions",

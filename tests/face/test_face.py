@@ -56,7 +56,7 @@ def others_of(kind: str) -> dict[str, Any]:
     lengths, features = BATCHES[kind]
     generator = torch.Generator().manual_seed(8)
     count, last = len(lengths), features[-1] if features else 1
-    draw = {
+    return {
         "h": torch.rand((count, 1, *features), generator=generator, dtype=torch.float64) + 0.5,
         "g": torch.rand((count, last, 2), generator=generator, dtype=torch.float64),
         "v": torch.rand(last, generator=generator, dtype=torch.float64),
@@ -64,7 +64,6 @@ def others_of(kind: str) -> dict[str, Any]:
         "c": torch.rand(last, generator=generator, dtype=torch.float64),
         "lens": torch.tensor(lengths, dtype=torch.int64),
     }
-    return draw
 
 
 def evaluate(expression: str, **names: Any) -> Any:
@@ -149,7 +148,8 @@ def check(expression: str, kind: str) -> None:
     ]
     assert len(found) == len(parts_of(singles[0]))
     if type(singles[0]) is not type(result):
-        assert isinstance(singles[0], Tensor) and isinstance(result, rl.Ragged), type(result)
+        assert isinstance(singles[0], Tensor), type(singles[0])
+        assert isinstance(result, rl.Ragged), type(result)
     compare(found, expected, ours, theirs)
 
 

@@ -205,7 +205,7 @@ def test_numpy_shares_memory() -> None:
     [(1, 0, 1), (1, 1, 25), (200, 1, 10**9), (200, 1, -(2**63)), (200, -1, 19)],
 )
 def test_offsets_changed_in_place(count: int, place: int, number: int) -> None:
-    batch = rl.Ragged([torch.ones(5), torch.ones(15), *[torch.ones(0)] * count])
+    batch: Any = rl.Ragged([torch.ones(5), torch.ones(15), *[torch.ones(0)] * count])
     batch.offsets[place] = number
     names = "first last reverse to_list to_padded to_packed to_numpy mask tolist"
     along = (

@@ -75,8 +75,8 @@ class Pooling(nn.Module):
         if self.name in ("last", "first"):
             pooled: Tensor = getattr(batch, self.name)()
             return pooled
-        pooled = getattr(batch, "amax" if self.name == "max" else self.name)(1, empty=0.0)
-        return pooled
+        method: Callable[..., Tensor] = getattr(batch, "amax" if self.name == "max" else self.name)
+        return method(1, empty=0.0)
 
     def extra_repr(self) -> str:
         """Return the name of the pooling."""

@@ -129,7 +129,7 @@ class SequenceOperations(FlatBatch):
             [1, 2, 5]
         """
         length = check_whole("length", length, 0, "pass how many elements to keep")
-        return self[:, :length]  # type: ignore[index,no-any-return]
+        return self[:, :length]  # type: ignore[index]
 
     def windows(self, size: int, step: int | None = None) -> Self:
         """Split every sequence into windows, each a sequence of the result, in order.

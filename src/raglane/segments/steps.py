@@ -75,7 +75,7 @@ def std(
 
 def norm(values: Tensor, offsets: Tensor, p: float | str | None = 2) -> Tensor:
     """Return the p-norm of each sequence."""
-    exponent = 2.0 if p in ("fro", None) else float(p)  # type: ignore[arg-type]
+    exponent = 2.0 if p in ("fro", None) else float(p)
     sizes = values.abs()
     if exponent == torch.inf:
         return segments.max(sizes, offsets)

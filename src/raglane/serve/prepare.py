@@ -211,13 +211,13 @@ class _Stream(Ragged):
         return _so_far("first", self)
 
     def mean(self, dim: Any = None, **options: Any) -> Any:
-        return _so_far("mean", self) if dim == 1 else super().mean(dim, **options)
+        return _so_far("mean", self) if dim == 1 else super().mean(dim, **options)  # type: ignore[misc]
 
     def amax(self, dim: Any = None, **options: Any) -> Any:
-        return _so_far("max", self) if dim == 1 else super().amax(dim, **options)
+        return _so_far("max", self) if dim == 1 else super().amax(dim, **options)  # type: ignore[misc]
 
     def logsumexp(self, dim: Any, **options: Any) -> Any:
-        return _so_far("logsumexp", self) if dim == 1 else super().logsumexp(dim, **options)
+        return _so_far("logsumexp", self) if dim == 1 else super().logsumexp(dim, **options)  # type: ignore[misc]
 
 
 _active: ContextVar[_Tracing] = ContextVar("_active")

@@ -117,13 +117,13 @@ def _cumsum(batch: FlatBatch, entry: Entry, bound: Options) -> FlatBatch:
     return batch._like(segments.cumsum(values, batch.offsets, longest))
 
 
-def _sort(batch: FlatBatch, entry: Entry, bound: Options) -> Any:
+def _sort(batch: FlatBatch, entry: Entry, bound: Options) -> Any:  # noqa: ARG001
     order, sorted_steps = _order(batch, bool(bound.get("descending")))
-    pair = batch._like(batch._values.gather(0, order)), batch._like(sorted_steps)
+    pair: Any = batch._like(batch._values.gather(0, order)), batch._like(sorted_steps)
     return torch.return_types.sort(pair)
 
 
-def _argsort(batch: FlatBatch, entry: Entry, bound: Options) -> FlatBatch:
+def _argsort(batch: FlatBatch, entry: Entry, bound: Options) -> FlatBatch:  # noqa: ARG001
     return batch._like(_order(batch, bool(bound.get("descending")))[1])
 
 
@@ -144,7 +144,7 @@ def _topk(batch: FlatBatch, entry: Entry, bound: Options) -> Any:
     return torch.return_types.topk((batch._values.gather(0, order)[first], sorted_steps[first]))
 
 
-def _diff(batch: Any, entry: Entry, bound: Options) -> Any:
+def _diff(batch: Any, entry: Entry, bound: Options) -> Any:  # noqa: ARG001
     ends = [bound.get("prepend"), bound.get("append")]
     if any(end is not None and not isinstance(end, FlatBatch) for end in ends):
         fix = "pass a Ragged, or call torch.cat([x, r], 1) first"
@@ -191,7 +191,7 @@ def gather(entry: Entry, args: Arguments, kwargs: Options) -> Any:
     """Take values at steps or features: ``gather``, ``take_along_dim`` and ``index_select``."""
     bound = entry.bind(args, kwargs)
     batch = ragged_input(entry, bound["input"])
-    index = bound["index"] if "index" in bound else bound.get("indices")
+    index: Any = bound["index"] if "index" in bound else bound.get("indices")
     dim = dimension(entry, bound["dim"], batch)
     if entry.name == "index_select":
         whole: list[Any] = [slice(None)] * dim

@@ -21,25 +21,41 @@ Options = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Entry:
-    """One torch function that accepts a Ragged.
+class Row:
+    """A function of torch that accepts a Ragged.
 
-    ``signature`` names its parameters in torch's order, those after ``*`` by keyword only.
-    ``steps`` computes it over the steps of each sequence, from flat values and offsets.
-    ``refused`` lists transformations that raise an error with the function's name:
-    ``"compile"``, ``"export"`` or ``"vmap"``.
+    ``run`` calls it. ``signature`` names its parameters in torch's order, those after ``*`` by
+    keyword only. ``steps`` computes it over the steps of each sequence, ``default`` is a value that
+    depends on the kind, and ``flags`` are properties. ``refused`` lists transformations in which it
+    raises an error with its name: ``"compile"``, ``"export"`` or ``"vmap"``.
     """
 
-    name: str
     kind: str
-    function: Callable[..., Any]
     run: Callable[[Entry, Arguments, Options], Any]
-    signature: tuple[str, ...] = ()
-    by_position: int = 0
+    signature: str = ""
     steps: Callable[..., Any] | None = None
     default: Any = None
-    flags: frozenset[str] = frozenset()
-    refused: frozenset[str] = frozenset()
+    flags: str = ""
+    refused: str = ""
+
+
+class Entry:
+    """A row for one function in a module of torch."""
+
+    def __init__(self, name: str, row: Row, function: Callable[..., Any]) -> None:
+        parameters = row.signature
+        if row.kind == "loss":  # written in Python; the order differs from loss to loss
+            parameters = " ".join(signature(function).parameters)
+        by_position, _, by_keyword = parameters.partition("*")
+        self.name = name
+        self.function = function
+        self.run = row.run
+        self.steps = row.steps
+        self.default = row.default
+        self.flags = frozenset(row.flags.split())
+        self.refused = frozenset(row.refused.split())
+        self.signature = (*by_position.split(), *by_keyword.split())
+        self.by_position = len(by_position.split())
 
     def has(self, flag: str) -> bool:
         """Return True for a property of the function, such as ``"one dim"``."""
@@ -76,39 +92,6 @@ class Entry:
 
 
 _ALIASES = {"axis": "dim", "self": "input"}
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A function before it is looked up in the modules of torch; see :class:`Entry`."""
-
-    kind: str
-    run: Callable[[Entry, Arguments, Options], Any]
-    signature: str = ""
-    steps: Callable[..., Any] | None = None
-    default: Any = None
-    flags: str = ""
-    refused: str = ""
-
-    def entry(self, name: str, function: Callable[..., Any]) -> Entry:
-        """Return the entry of a function."""
-        parameters = self.signature
-        if self.kind == "loss":  # written in Python; the order differs from loss to loss
-            parameters = " ".join(signature(function).parameters)
-        by_position, _, by_keyword = parameters.partition("*")
-        names = by_position.split()
-        return Entry(
-            name,
-            self.kind,
-            function,
-            self.run,
-            (*names, *by_keyword.split()),
-            len(names),
-            self.steps,
-            self.default,
-            frozenset(self.flags.split()),
-            frozenset(self.refused.split()),
-        )
 
 
 def refuse_out(options: Options) -> None:
@@ -184,7 +167,8 @@ def dimension(entry: Entry, dim: Any, batch: FlatBatch, more: int = 0) -> int:
     if not -count <= dim < count:
         rule = f"from {-count} to {count - 1}, for {batch._shape_text()}"
         raise DimensionError(f"dim of {entry.name}", quote(dim), rule, "pass a dimension of it")
-    return dim % count
+    counted: Any = dim % count
+    return int(counted) if isinstance(counted, int) else counted
 
 
 def refuse_dimension(entry: Entry, dim: Any, batch: FlatBatch, fix: str) -> ArgumentTypeError:

@@ -97,10 +97,10 @@ def split(entry: Entry, args: Arguments, kwargs: Options) -> Any:
         return like(batch, entry.function(batch._values, sizes, dim=dim - 1))
     if dim == 0:
         pieces = entry.function(torch.arange(len(batch), device="cpu"), sizes)
-        ends = [0]
-        for piece in pieces:
-            ends.append(ends[-1] + len(piece))
-        return tuple(batch[start:end] for start, end in zip(ends, ends[1:], strict=False))
+        return tuple(
+            batch[int(piece[0]) : int(piece[-1]) + 1] if len(piece) else batch[:0]
+            for piece in pieces
+        )
     if entry.name != "split" or not isinstance(sizes, int):
         fix = "call torch.split(r, k, 1) for steps 0 to k, k to 2 k, ..., or r[:, a:b]"
         raise refuse_dimension(entry, 1, batch, fix)
@@ -175,7 +175,7 @@ def _features(entry: Entry, dims: Any, batch: FlatBatch, adds: int) -> Any:
 def permute(entry: Entry, args: Arguments, kwargs: Options) -> Any:
     """Permute the features: ``r.permute(0, 1, 3, 2)``."""
     batch = ragged_input(entry, args[0] if args else kwargs["input"])
-    given = kwargs.get("dims", args[1] if len(args) == 2 else args[1:])
+    given: Any = kwargs.get("dims", args[1] if len(args) == 2 else args[1:])
     dims = [dimension(entry, dim, batch) for dim in given]
     if dims[:2] != [0, 1]:
         fix = "begin with 0, 1: sequences and steps stay the first two dimensions"
@@ -224,7 +224,7 @@ def _of_sequences(entry: Entry, tensor: Tensor, batch: FlatBatch) -> Tensor:
     return segments.spread(tensor, batch.offsets, batch._values.shape[0])
 
 
-def einsum(entry: Entry, args: Arguments, kwargs: Options) -> Any:
+def einsum(entry: Entry, args: Arguments, kwargs: Options) -> Any:  # noqa: ARG001
     """Sum products over features, steps or both: the rows of flat values take the letter of the
     sequences.
     """
@@ -234,41 +234,48 @@ def einsum(entry: Entry, args: Arguments, kwargs: Options) -> Any:
     batch, *others = batches_of(operands)
     for other in others:
         other._needs_lengths_of(entry.name, batch, "the other batch")
-    inputs, arrow, output = str(equation).replace(" ", "").partition("->")
+    inputs, _, output = str(equation).replace(" ", "").partition("->")
     terms = inputs.split(",")
-    ragged = [
-        term
-        for term, operand in zip(terms, operands, strict=False)
-        if isinstance(operand, FlatBatch)
+    rows = _letters(entry, equation, terms, operands, output)
+    flat = [
+        _of_sequences(entry, operand, batch)
+        if isinstance(operand, Tensor) and term.startswith(rows[0])
+        else operand
+        for term, operand in zip(terms, operands, strict=True)
     ]
-    rows = ragged[0][:2]
-    steps = rows[1:]
-    is_rows = rows.isalpha() and len(set(rows)) == 2 and all(term[:2] == rows for term in ragged)
-    ends = output[:2] == rows or rows[0] not in output[1:]
-    is_told = arrow and "." not in equation and steps not in output.removeprefix(rows) and ends
-    if not is_rows or not is_told or (steps in output and output[:2] != rows):
-        got = f"the equation {quote(equation)}"
-        rule = "one in which each Ragged begins with the letters of sequences and steps, as does its result"
-        raise ArgumentTypeError(entry.name, got, rule, "write e.g. 'btf,fg->btg' or 'btf,bf->bt'")
-    flat, letters = [], []
-    for term, operand in zip(terms, operands, strict=True):
-        if isinstance(operand, FlatBatch):
-            flat.append(operand._values)
-            letters.append(rows[0] + term[2:])
-            continue
-        if steps in term or rows[0] in term[1:]:
-            got = f"a tensor with the letters {quote(term)}"
-            rule = f"one without steps, {quote(steps)}, and with sequences first, {quote(rows[0])}"
-            raise ArgumentTypeError(
-                entry.name, got, rule, "pass a Ragged for one value per element"
-            )
-        of_sequences = term.startswith(rows[0])
-        flat.append(_of_sequences(entry, operand, batch) if of_sequences else operand)
-        letters.append(term)
-    result = torch.einsum(f"{','.join(letters)}->{output.replace(steps, '')}", *flat)
-    if steps in output:
+    flat = [operand._values if isinstance(operand, FlatBatch) else operand for operand in flat]
+    result = torch.einsum(f"{inputs}->{output}".replace(rows[1], ""), *flat)
+    if rows[1] in output:
         return batch._like(result)
     return segments.sum(result, batch.offsets) if output.startswith(rows[0]) else result
+
+
+def _letters(
+    entry: Entry, equation: Any, terms: list[str], operands: list[Any], output: str
+) -> str:
+    """Return the letters of sequences and steps of an equation, or raise."""
+    pairs = list(zip(terms, operands, strict=False))
+    ragged = [term for term, operand in pairs if isinstance(operand, FlatBatch)]
+    dense = [term for term, operand in pairs if not isinstance(operand, FlatBatch)]
+    rows = ragged[0][:2]
+    is_valid = (
+        rows.isalpha()
+        and len(set(rows)) == 2
+        and len(terms) == len(operands)
+        and "->" in str(equation)
+        and all(term[:2] == rows and not set(rows) & set(term[2:]) for term in ragged)
+        and not any(rows[1] in term or rows[0] in term[1:] for term in dense)
+        and (output[:2] == rows or rows[1] not in output)
+        and rows[0] not in output[1:]
+    )
+    if not is_valid:
+        rule = (
+            "one in which each Ragged begins with the letters of sequences and steps, as does its "
+            "result, and a tensor has no steps, and its sequences first"
+        )
+        fix = "write e.g. 'btf,fg->btg' or 'btf,bf->bt'"
+        raise ArgumentTypeError(entry.name, f"the equation {quote(equation)}", rule, fix)
+    return rows
 
 
 def pad(entry: Entry, args: Arguments, kwargs: Options) -> Any:

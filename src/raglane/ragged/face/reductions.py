@@ -116,7 +116,7 @@ def _steps(
     if (empty is None and entry.has("nonempty")) or is_infinite:
         batch._needs_elements(entry.name)
     results = entry.steps(values, offsets, **options)
-    several = results if isinstance(results, tuple) else (results,)
+    several = list(results) if isinstance(results, tuple) else [results]
     if empty is not None:
         several = [
             segments.where_empty(each, offsets, batch._value("empty", empty)) for each in several

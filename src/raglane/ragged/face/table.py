@@ -51,7 +51,7 @@ def _table() -> dict[Callable[..., Any], Entry]:
         for home in homes:
             function = getattr(home, name, None)
             if callable(function):
-                table[function] = row.entry(name, function)
+                table[function] = Entry(name, row, function)
     return table
 
 
@@ -78,8 +78,8 @@ def call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
 def _of_methods() -> dict[str, Entry]:
     """Return the entries of the methods of torch.Tensor."""
     names = [name for name in ROWS if not name.startswith("__")]
-    found = {name: TABLE.get(getattr(Tensor, name, None)) for name in names}
-    return {name: entry for name, entry in found.items() if entry is not None}
+    functions = {name: getattr(Tensor, name) for name in names if hasattr(Tensor, name)}
+    return {name: TABLE[function] for name, function in functions.items() if function in TABLE}
 
 
 METHODS = _of_methods()
@@ -103,19 +103,16 @@ def _converter(name: str) -> Callable[..., Any]:
 
 
 def _method(name: str) -> Callable[..., Any]:
-    # The table is read in the call, because torch.compile does not trace closures of entries.
-    if METHODS[name].has("empty"):
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        # The table is read in the call, because torch.compile does not trace closures of entries.
+        entry = METHODS[name]
+        return entry.run(entry, (self, *args), kwargs)
 
-        def method(self: Any, *args: Any, empty: float | None = None, **kwargs: Any) -> Any:
-            entry: Any = METHODS[name]
-            return entry.run(entry, (self, *args), kwargs, empty)
+    def with_empty(self: Any, *args: Any, empty: float | None = None, **kwargs: Any) -> Any:
+        entry: Any = METHODS[name]
+        return entry.run(entry, (self, *args), kwargs, empty)
 
-    else:
-
-        def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-            entry = METHODS[name]
-            return entry.run(entry, (self, *args), kwargs)
-
-    method.__name__ = name
-    method.__doc__ = f"See :meth:`torch.Tensor.{name}`; dim 1 are the steps."
-    return method
+    chosen = with_empty if METHODS[name].has("empty") else method
+    chosen.__name__ = name
+    chosen.__doc__ = f"See :meth:`torch.Tensor.{name}`; dim 1 are the steps."
+    return chosen
