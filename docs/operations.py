@@ -22,25 +22,31 @@ PAGE = Path(__file__).with_suffix(".md")
 _KINDS = {
     "each element": (
         "Functions of each element",
-        "They include the operators of Python, and return a Ragged of the same lengths. Further arguments are numbers, "
+        "They include the operators of Python, and return a Ragged of the same lengths. Further "
+        "arguments are numbers, "
         "batches of the same lengths, tensors with at most the dimensions of an element, and tensors "
         "`(B, 1, *features)`, which are repeated over the steps: `r - r.mean(1, keepdim=True)`.",
     ),
     "reduction": (
         "Reductions",
-        "`dim=1` reduces the steps of each sequence to a tensor `(B, *features)`, a dimension of the features returns a "
-        "Ragged, `dim=(0, 1)` and no `dim` reduce all real elements. `keepdim`, result types, the gradients of ties and the "
-        "results of empty sequences are torch's. The methods `mean`, `nanmean`, `amax`, `amin`, `std`, `var` and "
+        "`dim=1` reduces the steps of each sequence to a tensor `(B, *features)`, a dimension of the "
+        "features returns a "
+        "Ragged, `dim=(0, 1)` and no `dim` reduce all real elements. `keepdim`, result types, the "
+        "gradients of ties and the "
+        "results of empty sequences are torch's. The methods `mean`, `nanmean`, `amax`, `amin`, `std`, "
+        "`var` and "
         "`logsumexp` take `empty=`, the result of empty sequences.",
     ),
     "along a dim": (
         "Functions along a dimension",
-        "`dim=1` are the steps of each sequence, `dim=-1` is the last dimension of an element, or the steps if there is "
+        "`dim=1` are the steps of each sequence, `dim=-1` is the last dimension of an element, or the "
+        "steps if there is "
         "none.",
     ),
     "features": (
         "Functions of the features",
-        "They read or change the dimensions of an element. Sequences and steps stay the first two dimensions.",
+        "They read or change the dimensions of an element. Sequences and steps stay the first two "
+        "dimensions.",
     ),
     "join": (
         "Joins",
@@ -50,14 +56,18 @@ _KINDS = {
     "index": (
         "Indices",
         "`r[:, :5]`, `r[:, 1:]` and `r[:, ::2]` are batches of the steps that a sequence has. `r[:, -1]` and "
-        "`r[torch.arange(B), r.lengths - 1]` are tensors, and raise if a sequence has no such step. `r[..., 0]` is a "
-        "feature, `r[1:3]` some sequences, and `r[mask]` with a Ragged of bools the elements where it is True.",
+        "`r[torch.arange(B), r.lengths - 1]` are tensors, and raise if a sequence has no such step. "
+        "`r[..., 0]` is a "
+        "feature, `r[1:3]` some sequences, and `r[mask]` with a Ragged of bools the elements where it is "
+        "True.",
     ),
     "property": ("Properties", "They describe the values of a batch."),
     "loss": (
         "Losses",
-        "Functions and modules mean what they mean for the flat rows `(N, C, ...)`: each real element counts once. All "
-        'batches must have the same lengths. `reduction="none"` returns a Ragged, and `"batchmean"` divides by the number '
+        "Functions and modules mean what they mean for the flat rows `(N, C, ...)`: each real element "
+        "counts once. All "
+        'batches must have the same lengths. `reduction="none"` returns a Ragged, and `"batchmean"` '
+        "divides by the number "
         "of sequences.",
     ),
 }

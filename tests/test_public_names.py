@@ -57,6 +57,6 @@ def test_ragged() -> None:
         """concat contiguous cpu cu_seqlens cuda device dim dtype features fill first from_arrow from_flat from_nested
         from_packed from_padded host_lengths imag is_cpu is_cuda is_nested is_quantized is_sparse last layout lengths
         map mask max_length ndim offsets order_by_length padding_free pin_memory positions real requires_grad
-        requires_grad_ reverse segment_ids select shape shift size spread to to_arrow to_list to_nested to_numpy to_packed to_padded
-        tolist truncate type_as values windows with_values""".split()
+        requires_grad_ reverse segment_ids select shape shift size spread to to_arrow to_list to_nested to_numpy
+        to_packed to_padded tolist truncate type_as values windows with_values""".split()
     )

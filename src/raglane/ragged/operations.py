@@ -257,9 +257,13 @@ class SequenceOperations(FlatBatch):
     ) -> Self:
         """Return a batch of slices of the flat values; ``repeats`` if slices may overlap."""
         total: Any = host_lengths.sum().item()  # symbolic in an export
-        lengths = host_lengths.to(starts.device, non_blocking=True)
-        index = segments.element_index(starts, lengths, total, stride)
+        device = starts.device
+        lengths = (
+            host_lengths if device.type == "cpu" else host_lengths.to(device, non_blocking=True)
+        )
+        offsets = segments.offsets_from_lengths(lengths)
+        index = segments.strided_index(starts, offsets, lengths, total, stride)
         # NOTE: take_rows requires rows without repetition; index_select sums the gradients of
         # repeated rows.
         values = self.values.index_select(0, index) if repeats else take_rows(self.values, index)
-        return self._build(values, host_lengths)
+        return self._make(values, offsets, host_lengths)

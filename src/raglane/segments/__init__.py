@@ -69,15 +69,21 @@ def positions(offsets: Tensor, total: int) -> Tensor:
     )
 
 
-def element_index(starts: Tensor, lengths: Tensor, total: int, stride: int = 1) -> Tensor:
-    """Return the indexes ``start, start + stride, ...`` of the elements of slices, slice after
-    slice, ``(total,)``.
+def element_index(starts: Tensor, lengths: Tensor, total: int) -> Tensor:
+    """Return the indexes of the elements of slices ``[start, start + length)``, slice after slice,
+    ``(total,)``.
     """
+    return strided_index(starts, offsets_from_lengths(lengths), lengths, total)
+
+
+def strided_index(
+    starts: Tensor, offsets: Tensor, lengths: Tensor, total: int, stride: int = 1
+) -> Tensor:
+    """Return ``start, start + stride, ...`` of slices with the given offsets in the result."""
     places = torch.arange(total, device=starts.device)
     if stride > 1:
-        places = places * stride
-    shifts = starts - offsets_from_lengths(lengths)[:-1] * stride
-    return places + repeated(shifts, lengths, total)
+        places, offsets = places * stride, offsets * stride
+    return places + repeated(starts - offsets[:-1], lengths, total)
 
 
 def owners(ends: Tensor, total: int) -> Tensor:
@@ -160,19 +166,20 @@ def _levels(offsets: Tensor, total: int) -> list[tuple[Tensor, int]]:
     sequences of these.
     """
     count = offsets.shape[0] - 1
+    lengths = offsets.diff()
     can_read = not (records_operators() or is_jit_traced() or is_transformed(offsets))
     # Lengths on another device are not read, which would wait.
-    is_short = can_read and (
-        total <= BLOCK or (offsets.is_cpu and int(offsets.diff().max()) <= BLOCK)
-    )
-    if is_exporting() or is_short:
+    is_short = can_read and (total <= BLOCK or (offsets.is_cpu and int(lengths.max()) <= BLOCK))
+    if is_exporting():
         return [(segment_ids(offsets, total), count)]
+    if is_short:
+        return [(torch.repeat_interleave(lengths, output_size=total), count)]
     # As many blocks as a sequence has at any offset, of which the last may be empty.
     blocks, room = (
         offsets // BLOCK + torch.arange(count + 1, device=offsets.device),
         total // BLOCK + count,
     )
-    block = element_index(blocks[:-1] * BLOCK, offsets.diff(), total) // BLOCK
+    block = element_index(blocks[:-1] * BLOCK, lengths, total) // BLOCK
     return [(block, room), (segment_ids(blocks, room), count)]
 
 

@@ -22,7 +22,8 @@ def _spread(per_sequence: Tensor, values: Tensor, offsets: Tensor) -> Tensor:
 
 def mean(values: Tensor, offsets: Tensor) -> Tensor:
     """Return the mean of each sequence, NaN if it is empty."""
-    return segments.mean(values, offsets, torch.nan)
+    wide = summable(values)
+    return (segments.sum(wide, offsets) / like_rows(offsets.diff(), wide)).to(values.dtype)
 
 
 def logsumexp(values: Tensor, offsets: Tensor) -> Tensor:

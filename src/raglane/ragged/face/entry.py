@@ -56,6 +56,7 @@ class Entry:
         self.refused = frozenset(row.refused.split())
         self.signature = (*by_position.split(), *by_keyword.split())
         self.by_position = len(by_position.split())
+        self.accepted = {*self.signature, *_ALIASES, "out"}
 
     def has(self, flag: str) -> bool:
         """Return True for a property of the function, such as ``"one dim"``."""
@@ -63,15 +64,17 @@ class Entry:
 
     def bind(self, args: Arguments, kwargs: Options) -> Options:
         """Return the arguments by their names."""
-        if len(args) > self.by_position or not kwargs.keys() <= {*self.signature, *_ALIASES, "out"}:
+        if len(args) > self.by_position or not kwargs.keys() <= self.accepted:
             got = f"{len(args)} by position, and {', '.join(kwargs) or 'none'} by keyword"
             rule = f"those of torch: {', '.join(self.signature)}"
             fix = f"pass at most {self.by_position} by position, and the others by keyword"
             raise ArgumentTypeError(f"arguments of {self.name}", got, rule, fix)
-        bound = dict(zip(self.signature, args, strict=False))
-        for name, value in kwargs.items():
-            bound[_ALIASES.get(name, name)] = value
-        refuse_out(bound)
+        bound = dict(zip(self.signature, args, strict=False)) | kwargs
+        for name, alias in _ALIASES.items():
+            if name in kwargs:
+                bound[alias] = bound.pop(name)
+        if "out" in kwargs:
+            refuse_out(bound)
         return bound
 
     def refuse_transformations(self, batch: FlatBatch) -> None:

@@ -143,11 +143,14 @@ def _slice(batch: Any, steps: slice) -> Any:
         fix = "call r.flip(1) to reverse the steps"
         raise ArgumentError("index of the steps", quote(steps), "a slice with a step above 0", fix)
     lengths = batch.host_lengths
-    first = _bound(start or 0, lengths)
-    counts = ((lengths if stop is None else _bound(stop, lengths)) - first).clamp(min=0)
+    counts = lengths if stop is None else _bound(stop, lengths)
+    starts = batch._offsets[:-1]
+    if start:
+        first = _bound(start, lengths)
+        counts = (counts - first).clamp(min=0)
+        starts = starts + first.to(batch.device, non_blocking=True)
     if stride is not None and stride > 1:
         counts = (counts + stride - 1) // stride
-    starts = batch.offsets[:-1] + first.to(batch.device, non_blocking=True)
     return batch._slices(starts, counts, stride=stride or 1)
 
 

@@ -19,16 +19,19 @@ def loss(entry: Entry, args: Arguments, kwargs: Options) -> Any:
     for name in rows:
         _check_ragged(entry, name, bound[name], batch)
     entry.refuse_transformations(batch)
-    _check_features(entry, rows, bound)
-    flat = dict(bound)
-    for name in (*rows, *optional):
-        flat[name] = rows_of(entry.name, bound.get(name), batch)
-        if isinstance(bound.get(name), FlatBatch) and name not in rows:
-            bound[name]._needs_lengths_of(name, batch, rows[0])
-    flat = {name: value for name, value in flat.items() if name in bound}
+    features = batch._values.dim() - 1
+    for name in rows:
+        _check_features(entry, name, bound[name], rows[0], features)
+        bound[name] = bound[name]._values
+    for name in optional:
+        value = bound.get(name)
+        if isinstance(value, FlatBatch):
+            value._needs_lengths_of(name, batch, rows[0])
+        if value is not None:
+            bound[name] = rows_of(entry.name, value, batch)
     if bound.get("reduction") == "batchmean":
-        return entry.function(**(flat | {"reduction": "sum"})) / batch._count
-    result = entry.function(**flat)
+        return entry.function(**(bound | {"reduction": "sum"})) / batch._count
+    result = entry.function(**bound)
     is_each = bound.get("reduction") == "none" or bound.get("reduce") is False
     return batch._like(result) if is_each else result
 
@@ -46,23 +49,16 @@ def _check_ragged(entry: Entry, name: str, value: Any, batch: Any) -> None:
         value._needs_lengths_of(name, batch, "the input")
 
 
-def _check_features(entry: Entry, rows: tuple[str, ...], bound: Options) -> None:
+def _check_features(entry: Entry, name: str, batch: FlatBatch, first: str, features: int) -> None:
     """Raise for shapes that torch would broadcast over rows."""
-    batch = bound[rows[0]]
-    features = len(batch.features)
-    needed = 1 if entry.has("classes") else 0
-    if features < needed:
+    has_classes = entry.has("classes")
+    if has_classes and features < 1:
         rule = "of elements with a feature dimension, the classes"
-        raise ShapeError(
-            rows[0], batch._shape_text(), rule, "give the elements one, r.unsqueeze(-1)"
-        )
-    for name in rows[1:]:
-        other = bound[name]
-        least = features - 1 if entry.has("classes") else features
-        if not least <= len(other.features) <= features:
-            rule = f"of elements with {features} feature dimension(s), like {rows[0]}"
-            fix = "reshape one with r.squeeze(-1) or r.unsqueeze(-1)"
-            raise ShapeError(name, other._shape_text(), rule, fix)
+        raise ShapeError(name, batch._shape_text(), rule, "give the elements one, r.unsqueeze(-1)")
+    if not features - has_classes <= batch._values.dim() - 1 <= features:
+        rule = f"of elements with {features} feature dimension(s), like {first}"
+        fix = "reshape one with r.squeeze(-1) or r.unsqueeze(-1)"
+        raise ShapeError(name, batch._shape_text(), rule, fix)
 
 
 def _row(rows: str = "input target", flags: str = "", optional: str = "") -> Row:
