@@ -60,9 +60,8 @@ class Writer(nn.Module):
         ``owner[m]``.
         """
         pairs = memory[owner]
-        scores = (self.key(pairs.values) * hidden[pairs.segment_ids]).sum(1, keepdim=True)
-        shares = pairs.with_values(scores).softmax()
-        read = pairs.map(lambda values: values * shares.values).sum()
+        scores = (self.key(pairs) * hidden[:, None]).sum(-1, keepdim=True)
+        read = (pairs * scores.softmax(1)).sum(1)
         return torch.as_tensor(self.out(torch.cat([hidden, read], 1)))
 
     def forward(self, words: rl.Ragged, written: rl.Ragged) -> Tensor:

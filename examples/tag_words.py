@@ -91,8 +91,8 @@ def accuracy(part: Part, model: Tagger) -> float:
     """Return the accuracy per word."""
     model.eval()
     with torch.no_grad():
-        guesses = model(part).values.argmax(-1)
-    return float((guesses == part["tags"].values).float().mean())
+        guesses = model(part).argmax(-1)
+    return float((guesses == part["tags"]).float().mean())
 
 
 def main(arguments: Sequence[str] | None = None) -> float:
@@ -137,7 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> float:
             batch = {name: ragged[rows] for name, ragged in train.items()}
             optimizer.zero_grad()
             # The mean over the values counts each word once; there is no padding to mask.
-            loss = cross_entropy(model(batch).values, batch["tags"].values)
+            loss = cross_entropy(model(batch), batch["tags"])
             loss.backward()
             optimizer.step()
         print(f"epoch {epoch + 1}/{options.epochs}: dev accuracy {accuracy(dev, model):.4f}")

@@ -178,7 +178,7 @@ def train(model: Detector, speech: Sequence[Tensor], steps: int, count: int = 16
     for step in range(1, steps + 1):
         frames, voiced = zip(*[example(speech) for _ in range(count)], strict=True)
         out = model(rl.Ragged(list(frames)))
-        loss = nn.functional.binary_cross_entropy_with_logits(out.values[:, 0], torch.cat(voiced))
+        loss = nn.functional.binary_cross_entropy_with_logits(out[..., 0], rl.Ragged(voiced))
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)

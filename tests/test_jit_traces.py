@@ -95,14 +95,33 @@ RIGHT: dict[str, Call] = {
     "Ragged": lambda v, _: rl.Ragged(split(v)),
     **{
         f"Ragged.{name}": method(name)
-        for name in (
-            "first last sum mean max min logsumexp softmax reverse order_by_length detach".split()
-        )
+        for name in ("first last sum mean reverse order_by_length detach exp".split())
     },
     **{
         f"Ragged.{name}": attribute(name)
         for name in "values offsets lengths host_lengths cu_seqlens segment_ids positions".split()
     },
+    **{
+        f"Ragged.{name}, steps": method(name, 1)
+        for name in "sum mean logsumexp amax softmax log_softmax cumsum prod argmax".split()
+    },
+    **{
+        f"Ragged.{name}, features": method(name, -1)
+        for name in "sum mean std logsumexp softmax cumsum argmax".split()
+    },
+    "Ragged.max": lambda v, n: ragged(v, n).max(1).values,
+    "Ragged.min": lambda v, n: ragged(v, n).min(-1).values,
+    "Ragged.std": method("std", 1),
+    "Ragged, broadcast": lambda v, n: ragged(v, n) - ragged(v, n).mean(1, keepdim=True),
+    "Ragged, features": lambda v, n: ragged(v, n)[..., 0],
+    "torch.cat, features": lambda v, n: torch.cat([ragged(v, n), ragged(v, n)], -1),
+    "torch.cat, sequences": lambda v, n: torch.cat([ragged(v, n), ragged(v, n)]),
+    "torch.nn.functional.mse_loss": lambda v, n: nn.functional.mse_loss(
+        ragged(v, n), ragged(v * 2, n)
+    ),
+    "Ragged, last steps": lambda v, n: ragged(v, n)[:, -1],
+    "Ragged, steps": lambda v, n: ragged(v, n)[:, 1:],
+    "Ragged.flip": method("flip", 1),
     "Ragged.shift": method("shift", 1),
     "Ragged.shift, back": method("shift", -1),
     "Ragged.spread": lambda v, n: ragged(v, n).spread(n.double()),
@@ -153,7 +172,7 @@ REFUSED: dict[str, Call] = {
     "invert_permutation": lambda _, n: packing.invert_permutation(n.argsort()),
     **{
         f"Ragged.{name}": method(name)
-        for name in "cumsum mask to_list to_padded to_packed to_nested padding_free to_numpy".split()
+        for name in "mask to_list to_padded to_packed to_nested padding_free to_numpy".split()
     },
     "Ragged.to_arrow": method("to_arrow"),
     "Ragged.max_length": attribute("max_length"),
@@ -225,7 +244,8 @@ ELSEWHERE = {
 
 def test_every_public_function_is_tried() -> None:
     tried = {part for name in (*RIGHT, *REFUSED) for part in re.split(r"[., ]+", name)}
-    public = {name for name in dir(rl.Ragged) if not name.startswith("_")}
+    # The functions of torch are in tests/face; some of each kind are tried here too.
+    public = {name for name in dir(rl.Ragged) if not name.startswith("_")} - {*dir(Tensor)}
     public |= {*rl.nn.__all__, *rl.nn.losses.__all__, *packing.__all__}
     assert public - tried == WITHOUT_TENSORS | ELSEWHERE
 

@@ -112,10 +112,10 @@ def _log_softmax(values: Tensor) -> Tensor:
 
 OPERATIONS: dict[str, Callable[[Given], Any]] = {
     "first, last": lambda g: (g.batch.first(), g.batch.last()),
-    "sum, mean": lambda g: (g.batch.sum(), g.batch.mean()),
-    "max, min": lambda g: (g.batch.max(), g.batch.min()),
-    "logsumexp, softmax": lambda g: (g.batch.logsumexp(), g.batch.softmax()),
-    "cumsum": lambda g: g.batch.cumsum(),
+    "sum, mean": lambda g: (g.batch.sum(1), g.batch.mean(1)),
+    "amax, amin": lambda g: (g.batch.amax(1), g.batch.amin(1)),
+    "logsumexp, softmax": lambda g: (g.batch.logsumexp(1), g.batch.softmax(1)),
+    "cumsum": lambda g: g.batch.cumsum(1),
     "reverse": lambda g: g.batch.reverse(),
     "shift": lambda g: (g.batch.shift(1), g.batch.shift(-2)),
     "spread": lambda g: g.batch.spread(g.per_sequence),

@@ -49,7 +49,7 @@ class Tagger(nn.Module):
 
     def forward(self, batch: rl.Ragged) -> tuple[Tensor, Tensor, Tensor]:
         out, state = self.third(self.second(self.first(batch)[0])[0])
-        return out.values, out.mean(), state[0]
+        return out.values, out.mean(1, empty=0.0), state[0]
 
 
 def stored(folder: Path, model: nn.Module, lists: list[list[int]], layout: str = "flat") -> None:

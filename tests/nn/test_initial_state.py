@@ -43,7 +43,9 @@ class OfSequence(nn.Module):
 
     def forward(self, batch: rl.Ragged) -> Any:
         made = self.layers(
-            torch.cat([batch.lengths.to(batch.dtype).log1p().unsqueeze(1), batch.mean()], 1)
+            torch.cat(
+                [batch.lengths.to(batch.dtype).log1p().unsqueeze(1), batch.mean(1, empty=0.0)], 1
+            )
         )
         states = torch.split(
             made.view(len(made), self.rows, sum(self.sizes)).transpose(0, 1), list(self.sizes), 2
@@ -176,7 +178,7 @@ def test_names_of_parameters() -> None:
     [
         (lambda _: None, ArgumentTypeError, "initial_state must be a tensor.*, got a NoneType"),
         (
-            lambda batch: (batch.mean(),) * 2,
+            lambda batch: (batch.mean(1, empty=0.0),) * 2,
             ArgumentTypeError,
             "initial_state must be .*got a tuple",
         ),

@@ -143,7 +143,7 @@ def calls_of_ragged() -> list[Call]:
     batch, whole = batch_of(), Ragged.from_flat(torch.tensor([1, 2, 3]), lengths=LENGTHS)
     nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(1)], layout=torch.jagged)
     padded, mask = torch.zeros(3, 2), torch.ones(3, 2, dtype=torch.bool)
-    names = ("first", "last", "mean", "max", "min", "logsumexp")
+    names = ("mean", "amax", "amin", "logsumexp", "std")
     return [
         partial(Ragged, sequences=[VALUES]),
         partial(Ragged.from_flat, values=VALUES, offsets=OFFSETS),
@@ -174,7 +174,9 @@ def calls_of_ragged() -> list[Call]:
         partial(batch.to_padded, batch_first=True, padding_value=0.0, total_length=3),
         partial(whole.to_padded, padding_value=0),
         partial(whole.first, empty=0),
-        *(partial(getattr(batch, name), empty=0.0) for name in names),
+        partial(batch.first, empty=0.0),
+        partial(batch.last, empty=0.0),
+        *(partial(getattr(batch, name), 1, empty=0.0) for name in names),
     ]
 
 
@@ -429,31 +431,31 @@ def test_numbers_that_a_dtype_cannot_hold() -> None:
     numbers: list[Any] = [0.5, 128, -129, math.nan, math.inf, 2**70, 1j]
     for wrong in numbers:
         for function in (
-            whole.first,
-            whole.max,
+            lambda empty: whole.first(empty=empty),
+            lambda empty: whole.amax(1, empty=empty),
             partial(whole.shift, 1),
             partial(whole.to_padded, True),
         ):
             with pytest.raises(ArgumentTypeError, match=r"must be a value of torch\.int8, got"):
                 function(wrong)
     with pytest.raises(ArgumentTypeError, match=r"empty must be a value of torch\.bool.*, got 2"):
-        yes.last(2)
+        yes.last(empty=2)
     with pytest.raises(
         ArgumentTypeError, match=r"empty must be a value of torch\.float32.*, got 1j"
     ):
-        batch_of().first(1j)  # type: ignore[arg-type]
-    assert whole.first(-128).tolist() == [1, -128]
-    assert yes.last(True).tolist() == [True, True]
+        batch_of().first(empty=1j)  # type: ignore[arg-type]
+    assert whole.first(empty=-128).tolist() == [1, -128]
+    assert yes.last(empty=True).tolist() == [True, True]
 
 
 def test_dtypes_in_which_an_operation_means_nothing() -> None:
     whole, many = torch.tensor([1, 2, 3]), torch.ones(3, dtype=torch.complex64)
     for name, values in (
-        *((name, whole) for name in ("mean", "softmax", "logsumexp")),
-        *((name, many) for name in ("max", "min", "softmax", "logsumexp")),
+        *((name, whole) for name in ("mean", "softmax", "std")),
+        *((name, many) for name in ("max", "amin", "softmax", "argmax")),
     ):
         with pytest.raises(ArgumentTypeError, match=f"{name} must be .*, got {values.dtype}"):
-            getattr(Ragged.from_flat(values, offsets=OFFSETS), name)()
+            getattr(Ragged.from_flat(values, offsets=OFFSETS), name)(1)
 
 
 def test_an_index_chooses_among_the_sequences() -> None:
@@ -531,7 +533,7 @@ def test_nothing_on_a_device_is_read_to_check_it() -> None:
     assert segments.last(values, offsets).shape == (3,)
     assert segments.cumsum(values, offsets, 2).shape == (3,)
     assert segments.spread(torch.ones(3, device="meta"), offsets, 3).shape == (3,)
-    assert Ragged.from_flat(values, offsets=offsets).sum().shape == (3,)
+    assert Ragged.from_flat(values, offsets=offsets).sum(1).shape == (3,)
     batch = Ragged.from_flat(torch.ones(3, 4, device="meta"), offsets=offsets)
     classes = Ragged.from_flat(torch.ones(3, dtype=torch.int64, device="meta"), offsets=offsets)
     assert losses.cross_entropy(batch, classes).shape == ()

@@ -41,16 +41,16 @@ def shifted(x: Tensor, steps: int) -> Tensor:
 PER_SEQUENCE: dict[str, tuple[Batch, Single]] = {
     "first": (lambda r: r.first(empty=7.0), or_empty(lambda x: x[0])),
     "last": (lambda r: r.last(empty=7.0), or_empty(lambda x: x[-1])),
-    "sum": (lambda r: r.sum(), lambda x: x.sum(0)),
-    "mean": (lambda r: r.mean(empty=7.0), or_empty(lambda x: x.mean(0))),
-    "max": (lambda r: r.max(empty=7.0), or_empty(lambda x: x.amax(0))),
-    "min": (lambda r: r.min(empty=7.0), or_empty(lambda x: x.amin(0))),
-    "logsumexp": (lambda r: r.logsumexp(empty=7.0), or_empty(lambda x: x.logsumexp(0))),
+    "sum": (lambda r: r.sum(1), lambda x: x.sum(0)),
+    "mean": (lambda r: r.mean(1, empty=7.0), or_empty(lambda x: x.mean(0))),
+    "amax": (lambda r: r.amax(1, empty=7.0), or_empty(lambda x: x.amax(0))),
+    "amin": (lambda r: r.amin(1, empty=7.0), or_empty(lambda x: x.amin(0))),
+    "logsumexp": (lambda r: r.logsumexp(1, empty=7.0), or_empty(lambda x: x.logsumexp(0))),
 }
 
 PER_ELEMENT: dict[str, tuple[Batch, Single]] = {
-    "softmax": (lambda r: r.softmax(), lambda x: x.softmax(0)),
-    "cumsum": (lambda r: r.cumsum(), lambda x: x.cumsum(0)),
+    "softmax": (lambda r: r.softmax(1), lambda x: x.softmax(0)),
+    "cumsum": (lambda r: r.cumsum(1), lambda x: x.cumsum(0)),
     "reverse": (lambda r: r.reverse(), lambda x: x.flip(0)),
     "shift 1": (lambda r: r.shift(1, -2.0), lambda x: shifted(x, 1)),
     "shift -2": (lambda r: r.shift(-2, -2.0), lambda x: shifted(x, -2)),
@@ -58,7 +58,7 @@ PER_ELEMENT: dict[str, tuple[Batch, Single]] = {
     "truncate": (lambda r: r.truncate(3), lambda x: x[:3]),
     "truncate to nothing": (lambda r: r.truncate(0), lambda x: x[:0]),
     "concat": (lambda r: r.concat(r * 2, r), lambda x: torch.cat([x, x * 2, x])),
-    "spread": (lambda r: r.spread(r.sum()), lambda x: x.sum(0).expand_as(x)),
+    "spread": (lambda r: r.spread(r.sum(1)), lambda x: x.sum(0).expand_as(x)),
 }
 
 
@@ -130,12 +130,12 @@ def test_a_nan_stays_in_its_sequence(name: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.int16, torch.int64, torch.bool])
 @pytest.mark.parametrize(
-    "name", ["first", "last", "sum", "max", "min", "cumsum", "reverse", "truncate"]
+    "name", ["first", "last", "sum", "amax", "amin", "cumsum", "reverse", "truncate"]
 )
 def test_integers(name: str, dtype: torch.dtype) -> None:
     sequences = [torch.randint(0, 2, (length, 2)).to(dtype) for length in (3, 1, 4)]
     batch = rl.Ragged(sequences)
-    arguments = [2] if name == "truncate" else []
+    arguments = {"truncate": [2], "first": [], "last": [], "reverse": []}.get(name, [1])
     result = getattr(batch, name)(*arguments)
     alone = [getattr(rl.Ragged([sequence]), name)(*arguments) for sequence in sequences]
     if isinstance(result, rl.Ragged):
@@ -197,16 +197,16 @@ def test_elements_of_a_large_batch_that_are_in_several_slices(
 def test_cumsum_does_not_round_like_the_batch() -> None:
     """A small sequence after a huge one keeps all its digits."""
     batch = rl.Ragged([torch.full((1000,), 1e6), torch.tensor([1e-3, 1e-3])])
-    torch.testing.assert_close(batch.cumsum()[1], torch.tensor([1e-3, 2e-3]), rtol=1e-6, atol=0)
+    torch.testing.assert_close(batch.cumsum(1)[1], torch.tensor([1e-3, 2e-3]), rtol=1e-6, atol=0)
 
 
 def test_sums_of_long_sequences_keep_their_digits() -> None:
     """A float32 to which 0.1 is added 100,000 times is wrong by 1e-4."""
     batch = rl.Ragged.from_flat(torch.full((100_515,), 0.1), lengths=[2, 513, 0, 100_000])
     for result in (
-        batch.sum(),
-        batch.mean() * batch.lengths,
-        batch.logsumexp().exp() * math.exp(-0.1) * 0.1,
+        batch.sum(1),
+        batch.mean(1) * batch.lengths,
+        batch.logsumexp(1).exp() * math.exp(-0.1) * 0.1,
     ):
         torch.testing.assert_close(
             result[[0, 1, 3]], batch.lengths[[0, 1, 3]] * 0.1, rtol=1e-5, atol=0
@@ -217,17 +217,17 @@ def test_sums_of_long_sequences_keep_their_digits() -> None:
 
 
 def test_softmax_and_logsumexp_of_large_and_infinite_numbers() -> None:
-    assert rl.Ragged([[1e4, 1e4, -1e4]]).softmax().values.tolist() == [0.5, 0.5, 0.0]
+    assert rl.Ragged([[1e4, 1e4, -1e4]]).softmax(1).values.tolist() == [0.5, 0.5, 0.0]
     infinite = float("inf")
     values: Any = torch.tensor([1e4, 1e4, -infinite, -infinite, -infinite, 2.0], requires_grad=True)
     batch = rl.Ragged.from_flat(values, lengths=[2, 2, 0, 2])
-    assert batch.logsumexp(empty=-infinite).tolist() == [
+    assert batch.logsumexp(1).tolist() == [
         pytest.approx(1e4 + math.log(2)),
         -infinite,
         -infinite,
         2.0,
     ]
-    batch.logsumexp()[[0, 1, 3]].sum().backward()
+    batch.logsumexp(1)[[0, 1, 3]].sum().backward()
     assert values.grad.tolist() == pytest.approx([0.5, 0.5, 0, 0, 0, 1])
 
 
@@ -281,15 +281,15 @@ def test_half_precision_is_added_up_in_float32(dtype: torch.dtype) -> None:
     """A sum of ones in bfloat16 stops growing at 256, and float16 ends at 65504."""
     batch = rl.Ragged.from_flat(torch.ones(1000, dtype=dtype, requires_grad=True), lengths=[1000])
     for result, expected in (
-        (batch.sum(), 1000),
-        ((batch * 100).mean(), 100),
-        (batch.logsumexp(), 1 + math.log(1000)),
+        (batch.sum(1), 1000),
+        ((batch * 100).mean(1), 100),
+        (batch.logsumexp(1), 1 + math.log(1000)),
     ):
         assert result.dtype is dtype
         assert result.item() == pytest.approx(expected, rel=4e-3)
-    assert batch.softmax().values[0].item() == pytest.approx(1e-3, rel=4e-3)
+    assert batch.softmax(1).values[0].item() == pytest.approx(1e-3, rel=4e-3)
     assert (
-        rl.Ragged([torch.tensor([6e4, 6e4, -6e4, -6e4], dtype=dtype)]).cumsum().values[-1].item()
+        rl.Ragged([torch.tensor([6e4, 6e4, -6e4, -6e4], dtype=dtype)]).cumsum(1).values[-1].item()
         == 0
     )
     one: Any = torch.ones(1, dtype=dtype, requires_grad=True)
@@ -300,7 +300,7 @@ def test_half_precision_is_added_up_in_float32(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(
     ("call", "error", "says"),
     [
-        (lambda r: r.mean(), ArgumentTypeError, r"r\.to\(torch\.float32\)\.mean\(\)"),
+        (lambda r: r.mean(1), ArgumentTypeError, r"r\.float\(\)"),
         (lambda r: r.truncate(-1), ArgumentError, "at least 0"),
         (lambda r: r.windows(0), ArgumentError, "size, step must be at least 1"),
         (lambda r: r.windows(2, 3), ArgumentError, "at most size"),

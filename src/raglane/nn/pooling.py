@@ -26,8 +26,7 @@ _PLAIN = ("last", "first", "mean", "max", "logsumexp")
 
 
 class Pooling(nn.Module):
-    """A pooling without parameters: the method of :class:`~raglane.Ragged` of that name, as a
-    module.
+    """A pooling without parameters: a reduction over the steps of each sequence, as a module.
 
     ``last`` and ``first`` take one element; the others are computed per feature. ``logsumexp``, a
     smooth maximum, grows with the length: for L equal elements it is the element plus ``log(L)``.
@@ -65,8 +64,15 @@ class Pooling(nn.Module):
         check_ragged("batch", batch)
         if self.name == "logsumexp" and _answers(self, batch):
             return _run_so_far(running(self.name, batch.values[:1].numel(), batch.dtype), batch)
-        pooled: Tensor = getattr(batch, self.name)()
-        return pooled
+        return self.pool(batch)
+
+    def pool(self, batch: Ragged) -> Tensor:
+        """Call the method of a batch."""
+        if self.name in ("last", "first"):
+            pooled: Tensor = getattr(batch, self.name)()
+            return pooled
+        method: Callable[..., Tensor] = getattr(batch, "amax" if self.name == "max" else self.name)
+        return method(1, empty=0.0)
 
     def extra_repr(self) -> str:
         """Return the name of the pooling."""
@@ -140,7 +146,7 @@ class AttentionPooling(nn.Module):
             fix = "build the pooling with the number of features of its input"
             raise ShapeError("batch", f"elements of shape {tuple(batch.features)}", rule, fix)
         check_fits("batch", batch.values, self.hidden.weight)
-        return batch.map(lambda values: self.query(torch.tanh(self.hidden(values)))).softmax()
+        return batch.map(lambda values: self.query(torch.tanh(self.hidden(values)))).softmax(1)
 
     def forward(self, batch: Ragged) -> Tensor:
         """Pool each sequence.

@@ -9,8 +9,14 @@ from torch import Tensor
 
 from raglane import segments
 from raglane._utils.checks import check_device, check_tensor, check_unchanged, check_value
-from raglane._utils.tracing import is_jit_traced, records_operators, refuse_jit_trace
-from raglane.errors import ShapeError
+from raglane._utils.messages import quote
+from raglane._utils.tracing import (
+    is_jit_traced,
+    is_transformed,
+    records_operators,
+    refuse_jit_trace,
+)
+from raglane.errors import ArgumentTypeError, DimensionError, ShapeError
 
 
 class FlatBatch:
@@ -178,6 +184,64 @@ class FlatBatch:
         return self._values.shape[1:]
 
     @property
+    def shape(self) -> tuple[int | None, ...]:
+        """``(B, None, *features)``: None for the steps, whose number differs."""
+        return (self._count, None, *self._values.shape[1:])
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions: 2, for sequences and steps, and those of the features."""
+        return self._values.dim() + 1
+
+    def dim(self) -> int:
+        """Return :attr:`ndim`."""
+        return self._values.dim() + 1
+
+    def size(self, dim: int | None = None) -> Any:
+        """Return :attr:`shape`, or one size of it; the number of steps has none."""
+        if dim is None:
+            return self.shape
+        if not isinstance(dim, int) or not -self.ndim <= dim < self.ndim:
+            rule = f"from {-self.ndim} to {self.ndim - 1}, for {self._shape_text()}"
+            raise DimensionError("dim of size", quote(dim), rule, "pass a dimension of it")
+        if dim % self.ndim == 1:
+            rule = "a dimension with one size, and sequences have different numbers of steps"
+            fix = "use r.lengths; in place of torch's recurrent layers call those of rl.nn"
+            raise ArgumentTypeError("dim of size", f"{dim}, the steps", rule, fix)
+        return self.shape[dim]
+
+    def _shape_text(self) -> str:
+        return f"({', '.join(map(str, (self._count, '*', *self._values.shape[1:])))})"
+
+    layout = torch.strided
+    is_nested = is_sparse = is_quantized = False
+
+    @property
+    def real(self) -> Self:
+        """The real parts of the values."""
+        return self._like(self._values.real)
+
+    @property
+    def imag(self) -> Self:
+        """The imaginary parts of the values."""
+        return self._like(self._values.imag)
+
+    @property
+    def is_cuda(self) -> bool:
+        """True if the values are on a GPU."""
+        return self._values.is_cuda
+
+    @property
+    def is_cpu(self) -> bool:
+        """True if the values are on the CPU."""
+        return self._values.is_cpu
+
+    def tolist(self) -> list[Any]:
+        """Return nested lists of numbers, one per sequence."""
+        pieces = torch.split(self._values, self.host_lengths.tolist()) if len(self) else ()
+        return [piece.tolist() for piece in pieces]
+
+    @property
     def dtype(self) -> torch.dtype:
         """The dtype of the values."""
         return self._values.dtype
@@ -219,23 +283,57 @@ class FlatBatch:
         """
         if self._offsets is other._offsets:
             return
+        fix = "build both from the same lengths, or cut the longer sequences with r[:, :k]"
+        if torch.compiler.is_compiling():
+            torch._check(self._values.shape[0] == other._values.shape[0])
+            torch._check(self._count == other._count)
+            return
         if self._count != other._count:
             got, rule = f"{len(self)} sequences", f"a batch of {len(other)} sequences, like {whose}"
-        elif self._values.shape[0] != other._values.shape[0]:
-            got = f"{self._values.shape[0]} elements"
-            rule = f"a batch of {other._values.shape[0]} elements, like {whose}"
-        else:
-            if torch.compiler.is_compiling():
-                return
-            mine, theirs = self._known_lengths(), other._known_lengths()
-            if mine is None or theirs is None or torch.equal(mine, theirs):
-                return
-            place = int((mine != theirs).nonzero()[0])
-            got = f"length {int(mine[place])} for sequence {place}"
-            rule = f"a batch with the lengths of {whose}, here {int(theirs[place])}"
-        raise ShapeError(
-            name, got, rule, "build both from the same lengths, or truncate the longer one"
+            raise ShapeError(name, got, rule, fix)
+        mine, theirs = self._known_lengths(), other._known_lengths()
+        is_compared = mine is not None and theirs is not None
+        if not is_compared:
+            if self._values.shape[0] != other._values.shape[0]:
+                got = f"{self._values.shape[0]} elements"
+                rule = f"a batch of {other._values.shape[0]} elements, like {whose}"
+                raise ShapeError(name, got, rule, fix)
+            return
+        if torch.equal(mine, theirs):  # type: ignore[arg-type]
+            return
+        index = int((mine != theirs).nonzero()[0])  # type: ignore[attr-defined]
+        got = f"length {int(mine[index])} for sequence {index}"  # type: ignore[index]
+        rule = f"a batch with the lengths of {whose}, here {int(theirs[index])}"  # type: ignore[index]
+        raise ShapeError(name, got, rule, fix)
+
+    def _needs_elements(self, name: str, least: int = 1) -> None:
+        """Raise if a sequence has fewer elements.
+
+        NOTE (asserts): numbers that only a device or a graph has are asserted there, without
+        waiting.
+        """
+        lengths = self._known_lengths()
+        if lengths is None or torch.compiler.is_compiling() or is_transformed(lengths):
+            lengths = self._offsets.diff()
+        rule = f"called with at least {least} element(s) in each sequence"
+        self._needs_true(name, lengths >= least, rule, "a sequence with fewer")
+
+    def _needs_steps(self, name: str, exists: Tensor) -> None:
+        """Raise if an index of steps does not exist."""
+        self._needs_true(
+            name, exists, "steps that each sequence has", "a step that one does not have"
         )
+
+    def _needs_true(self, name: str, holds: Tensor, rule: str, got: str = "others") -> None:
+        """Raise, or assert on the device, that all of ``holds`` is True."""
+        if is_transformed(holds):
+            fix = "pass an index that is the same for all samples"
+            raise ArgumentTypeError(name, "other numbers for each sample of torch.vmap", rule, fix)
+        if not holds.is_cpu or records_operators():
+            torch._assert_async(holds.all(), f"{name} must be {rule}, got {got}.")
+        elif not bool(holds.all()):
+            fix = "leave those out, e.g. r[r.lengths > 0], or pass empty= if the method has it"
+            raise DimensionError(name, got, rule, fix)
 
     def _value(self, name: str, value: Any) -> Any:
         """Return a number in the dtype of the values; raise if it does not fit."""

@@ -18,8 +18,10 @@ from raglane._utils.checks import as_tensor, check_kind, check_unchanged
 from raglane._utils.drawing import LIGHT, PALETTE
 from raglane._utils.messages import message, quote
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
-from raglane.ragged import functions
+from raglane.ragged.base import FlatBatch
 from raglane.ragged.conversions import Conversions
+from raglane.ragged.face import indexing, table
+from raglane.ragged.face.refusals import attribute_error, refusal
 from raglane.ragged.interop import from_list
 from raglane.ragged.operations import SequenceOperations
 
@@ -90,6 +92,7 @@ class Ragged(SequenceOperations, Conversions):
     """
 
     __slots__ = ()
+    locals().update(table.methods())
 
     def __init__(
         self, sequences: Iterable[Tensor] | Iterable[NDArray[Any]] | Iterable[Sequence[Any]]
@@ -126,11 +129,13 @@ class Ragged(SequenceOperations, Conversions):
             return self._slice(index)
         if isinstance(index, list) or (isinstance(index, Tensor | np.ndarray) and index.ndim > 0):
             return self.select(index)
+        if isinstance(index, tuple | FlatBatch) or index is Ellipsis or index is None:
+            return indexing.index(self, index)
         try:
             position = operator.index(index)
         except (TypeError, RuntimeError):
-            rule = "an integer, a slice, a list, an index tensor or a mask, which choose sequences"
-            fix = "call r.map(lambda values: values[..., k]) to choose features"
+            rule = "an integer, a slice, a list, an index tensor, a mask or a tuple of them"
+            fix = "pass e.g. r[0], r[:, :5], r[:, -1] or r[..., 0]"
             raise ArgumentTypeError("index", quote(index), rule, fix) from None
         if not -len(self) <= position < len(self):
             rule = f"from {-len(self)} to {len(self) - 1}, for {len(self)} sequences"
@@ -225,6 +230,28 @@ class Ragged(SequenceOperations, Conversions):
         offsets = self._like(values)._offsets.to(values.device, non_blocking=bool(non_blocking))
         return self._make(values, offsets, self._known_lengths())
 
+    def cuda(self, device: Any = None, non_blocking: bool = False) -> Self:
+        """Return the batch on a GPU, by default the current one."""
+        target = torch.device("cuda") if device is None else torch.device(device)
+        return self.to(target, non_blocking=non_blocking)
+
+    def cpu(self) -> Self:
+        """Return the batch on the CPU."""
+        return self.to("cpu")
+
+    def type_as(self, other: Any) -> Self:
+        """Return the batch with the dtype and device of a tensor or batch."""
+        return self.to(other.device, other.dtype)
+
+    def contiguous(self) -> Self:
+        """Return the batch with contiguous values."""
+        return self._like(self._values.contiguous())
+
+    def requires_grad_(self, requires_grad: bool = True) -> Self:
+        """Set whether the values require gradients, and return this batch."""
+        self._values.requires_grad_(requires_grad)
+        return self
+
     def pin_memory(self) -> Self:
         """Return a copy in page-locked memory, for asynchronous copies to a GPU.
 
@@ -247,7 +274,7 @@ class Ragged(SequenceOperations, Conversions):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        return functions.apply(cls, function, args, dict(kwargs or {}))
+        return table.call(function, args, dict(kwargs) if kwargs else {})
 
     __add__ = _operator(torch.add)
     __radd__ = _operator(torch.add, swapped=True)
@@ -271,6 +298,9 @@ class Ragged(SequenceOperations, Conversions):
     __eq__ = _operator(torch.eq)  # type: ignore[assignment]
     __ne__ = _operator(torch.ne)  # type: ignore[assignment]
     __matmul__ = _operator(torch.matmul)
+    __rmatmul__ = _operator(torch.matmul, swapped=True)
+    __rmod__ = _operator(torch.remainder, swapped=True)
+    __rfloordiv__ = _operator(torch.floor_divide, swapped=True)
     __hash__ = object.__hash__
     # NumPy leaves `array + batch` to the batch, and `x in batch` has no meaning.
     __array_ufunc__ = None
@@ -279,7 +309,7 @@ class Ragged(SequenceOperations, Conversions):
     def __bool__(self) -> bool:
         # By its length as a container, `if a == b` would be true for any values.
         rule = "compared or counted before it is used as a bool"
-        fix = "write len(r) > 0, or (a == b).values.all()"
+        fix = "write len(r) > 0, torch.equal(a, b) or (a == b).all()"
         raise ArgumentTypeError(
             "a Ragged", "a batch of values, which is neither true nor false", rule, fix
         )
@@ -289,8 +319,7 @@ class Ragged(SequenceOperations, Conversions):
     __invert__ = _unary(torch.bitwise_not)
 
     def __getattr__(self, name: str) -> Any:
-        # Called only for missing attributes: methods of torch.Tensor that act on each element, such
-        # as exp, and others, for which the message names a replacement.
+        # Called only for missing attributes, to name a replacement of those of torch.Tensor.
         if name in _OF_PACKS:
             rule = "an attribute that a Ragged has"
             fix = "call r.to_padded() or r.to_list(); r.to_packed() returns a PackedSequence"
@@ -298,14 +327,10 @@ class Ragged(SequenceOperations, Conversions):
             raise AttributeError(message(f"Ragged.{name}", got, rule, fix))
         if name.startswith("__") or not hasattr(Tensor, name):
             raise AttributeError(f"Ragged has no attribute {name!r}")
-        method = getattr(Tensor, name)
-        if functions.is_elementwise(method):
-            return lambda *args, **kwargs: functions.apply(
-                type(self), method, (self, *args), kwargs
-            )
-        fix = f"{functions.hint(name)}; for torch's recurrent layers use those of rl.nn"
-        rule = "an attribute that a Ragged has"
-        raise AttributeError(message(f"Ragged.{name}", "an attribute of torch.Tensor", rule, fix))
+        raise attribute_error(name)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        raise refusal("__setitem__")
 
     # -- pickling and display
     # ------------------------------------------------------------------------------------------
@@ -315,7 +340,7 @@ class Ragged(SequenceOperations, Conversions):
 
     def __repr__(self) -> str:
         lengths = self._known_lengths()
-        shape = f"({', '.join(map(str, (len(self), '*', *self.features)))})"
+        shape = self._shape_text()
         of_lengths = "lengths=on the device"
         # NOTE: a repr never waits for a device, so a debugger does not change the timing.
         if lengths is not None:

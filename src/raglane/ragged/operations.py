@@ -28,7 +28,7 @@ class SequenceOperations(FlatBatch):
     # -- one value per sequence
     # ---------------------------------------------------------------------------------
 
-    def first(self, empty: float = 0.0) -> Tensor:
+    def first(self, *, empty: float = 0.0) -> Tensor:
         """Return the first element of each sequence, ``(B, *features)``, or ``empty`` for an empty
         one.
 
@@ -38,7 +38,7 @@ class SequenceOperations(FlatBatch):
         """
         return segments.first(self.values, self.offsets, self._value("empty", empty))
 
-    def last(self, empty: float = 0.0) -> Tensor:
+    def last(self, *, empty: float = 0.0) -> Tensor:
         """Return the last element of each sequence, ``(B, *features)``, or ``empty`` for an empty
         one.
 
@@ -50,70 +50,6 @@ class SequenceOperations(FlatBatch):
             [5.0, 6.0]
         """
         return segments.last(self.values, self.offsets, self._value("empty", empty))
-
-    def sum(self) -> Tensor:
-        """Return the sum of each sequence, ``(B, *features)``: 0 for an empty one, int64 for
-        integers and bools.
-
-        Example:
-            >>> Ragged([torch.tensor([4., 5.]), torch.empty(0)]).sum().tolist()
-            [9.0, 0.0]
-        """
-        return segments.sum(self.values, self.offsets)
-
-    def mean(self, empty: float = 0.0) -> Tensor:
-        """Return the mean of each sequence, ``(B, *features)``, or ``empty`` for an empty one.
-
-        Raises:
-            ArgumentTypeError: integer or boolean values, as in :func:`torch.mean`.
-
-        Example:
-            >>> Ragged([torch.tensor([4., 5.]), torch.empty(0)]).mean().tolist()
-            [4.5, 0.0]
-        """
-        self._needs_floating("mean")
-        return segments.mean(self.values, self.offsets, self._value("empty", empty))
-
-    def max(self, empty: float = 0.0) -> Tensor:
-        """Return the maximum of each sequence per feature, ``(B, *features)``.
-
-        An empty sequence gives ``empty``. Equal maxima share the gradient evenly.
-
-        Example:
-            >>> Ragged([torch.tensor([[4., 1.], [3., 2.]])]).max().tolist()
-            [[4.0, 2.0]]
-        """
-        self._needs_real("max")
-        return segments.max(self.values, self.offsets, self._value("empty", empty))
-
-    def min(self, empty: float = 0.0) -> Tensor:
-        """Return the minimum of each sequence per feature, ``(B, *features)``.
-
-        An empty sequence gives ``empty``. Equal minima share the gradient evenly.
-
-        Example:
-            >>> Ragged([torch.tensor([[4., 1.], [3., 2.]])]).min().tolist()
-            [[3.0, 1.0]]
-        """
-        self._needs_real("min")
-        return segments.min(self.values, self.offsets, self._value("empty", empty))
-
-    def logsumexp(self, empty: float = 0.0) -> Tensor:
-        """Return the log-sum-exp of each sequence per feature, ``(B, *features)``.
-
-        A smooth maximum, at most ``log(length)`` above the largest element. An empty sequence gives
-        ``empty``.
-
-        Raises:
-            ArgumentTypeError: integer or boolean values.
-
-        Example:
-            >>> Ragged([torch.zeros(3), torch.empty(0)]).logsumexp(empty=-1).exp().tolist()
-            [3.0, 0.367...]
-        """
-        self._needs_floating("logsumexp")
-        self._needs_real("logsumexp")
-        return segments.logsumexp(self.values, self.offsets, self._value("empty", empty))
 
     def order_by_length(self, descending: bool = False) -> Tensor:
         """Return the index that sorts the sequences by length, ``(B,)`` int64 on the CPU; the sort
@@ -130,29 +66,6 @@ class SequenceOperations(FlatBatch):
 
     # -- one value per element
     # -----------------------------------------------------------------------------------
-
-    def softmax(self) -> Self:
-        """Return the softmax over the steps of each sequence, per feature.
-
-        Raises:
-            ArgumentTypeError: integer or boolean values.
-
-        Example:
-            >>> Ragged([torch.zeros(2), torch.ones(1)]).softmax().values.tolist()
-            [0.5, 0.5, 1.0]
-        """
-        self._needs_floating("softmax")
-        self._needs_real("softmax")
-        return self._like(segments.softmax(self.values, self.offsets))
-
-    def cumsum(self) -> Self:
-        """Return the cumulative sum over the steps of each sequence; int64 for integers and bools.
-
-        Example:
-            >>> Ragged([torch.tensor([1, 2]), torch.tensor([5])]).cumsum().values.tolist()
-            [1, 3, 5]
-        """
-        return self._like(segments.cumsum(self.values, self.offsets, self.max_length))
 
     def reverse(self) -> Self:
         """Reverse each sequence.
@@ -189,7 +102,7 @@ class SequenceOperations(FlatBatch):
 
         Example:
             >>> r = Ragged([torch.tensor([1., 3.]), torch.tensor([5.])])
-            >>> (r - r.spread(r.mean())).values.tolist()
+            >>> (r - r.spread(r.mean(1))).values.tolist()
             [-1.0, 1.0, 0.0]
         """
         count = self.offsets.shape[0] - 1
@@ -218,7 +131,7 @@ class SequenceOperations(FlatBatch):
             [1, 2, 5]
         """
         length = check_whole("length", length, 0, "pass how many elements to keep")
-        return self._slices(self.offsets[:-1], self.host_lengths.clamp(max=length))
+        return self[:, :length]  # type: ignore[index]
 
     def windows(self, size: int, step: int | None = None) -> Self:
         """Split every sequence into windows, each a sequence of the result, in order.
@@ -341,26 +254,19 @@ class SequenceOperations(FlatBatch):
         # A mask has no repetitions.
         return self._slices(starts, self.host_lengths[chosen], repeats=not is_mask)
 
-    def _slices(self, starts: Tensor, host_lengths: Tensor, repeats: bool = False) -> Self:
+    def _slices(
+        self, starts: Tensor, host_lengths: Tensor, repeats: bool = False, stride: int = 1
+    ) -> Self:
         """Return a batch of slices of the flat values; ``repeats`` if slices may overlap."""
         refuse_jit_trace("a choice of elements by their lengths")
-        total = int(host_lengths.sum())
-        index = segments.element_index(
-            starts, host_lengths.to(starts.device, non_blocking=True), total
+        total: Any = host_lengths.sum().item()  # symbolic in an export
+        device = starts.device
+        lengths = (
+            host_lengths if device.type == "cpu" else host_lengths.to(device, non_blocking=True)
         )
+        offsets = segments.offsets_from_lengths(lengths)
+        index = segments.strided_index(starts, offsets, lengths, total, stride)
         # NOTE: take_rows requires rows without repetition; index_select sums the gradients of
         # repeated rows.
         values = self.values.index_select(0, index) if repeats else take_rows(self.values, index)
-        return self._build(values, host_lengths)
-
-    def _needs_real(self, name: str) -> None:
-        if self.values.is_complex():
-            fix = f"call r.map(torch.abs).{name}()"
-            raise ArgumentTypeError(
-                name, str(self.values.dtype), "of real numbers, which can be compared", fix
-            )
-
-    def _needs_floating(self, name: str) -> None:
-        if not (self.values.is_floating_point() or self.values.is_complex()):
-            fix = f"call r.to(torch.float32).{name}()"
-            raise ArgumentTypeError(name, str(self.values.dtype), "of a floating-point dtype", fix)
+        return self._make(values, offsets, host_lengths)

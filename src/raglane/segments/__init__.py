@@ -82,8 +82,17 @@ def element_index(starts: Tensor, lengths: Tensor, total: int) -> Tensor:
     """Return the indexes of the elements of slices ``[start, start + length)``, slice after slice,
     ``(total,)``.
     """
-    shifts = starts - offsets_from_lengths(lengths)[:-1]
-    return torch.arange(total, device=starts.device) + repeated(shifts, lengths, total)
+    return strided_index(starts, offsets_from_lengths(lengths), lengths, total)
+
+
+def strided_index(
+    starts: Tensor, offsets: Tensor, lengths: Tensor, total: int, stride: int = 1
+) -> Tensor:
+    """Return ``start, start + stride, ...`` of slices with the given offsets in the result."""
+    places = torch.arange(total, device=starts.device)
+    if stride > 1:
+        places, offsets = places * stride, offsets * stride
+    return places + repeated(starts - offsets[:-1], lengths, total)
 
 
 def owners(ends: Tensor, total: int) -> Tensor:
@@ -115,14 +124,14 @@ def conjugate(counts: IntArray, size: int) -> IntArray:
 # ---------------------------------------------------------------------------------
 
 
-def _like_rows(per_row: Tensor, rows: Tensor) -> Tensor:
+def like_rows(per_row: Tensor, rows: Tensor) -> Tensor:
     """Return one value per row with the dimensions of rows ``(M, *features)``."""
     return per_row.view((-1,) + (1,) * (rows.dim() - 1))
 
 
-def _where_empty(per_sequence: Tensor, offsets: Tensor, empty: float) -> Tensor:
+def where_empty(per_sequence: Tensor, offsets: Tensor, empty: float) -> Tensor:
     """Replace the rows of empty sequences by ``empty``."""
-    is_empty = _like_rows(offsets.diff() == 0, per_sequence)
+    is_empty = like_rows(offsets.diff() == 0, per_sequence)
     return torch.where(is_empty, per_sequence.new_full((), empty), per_sequence)
 
 
@@ -137,11 +146,11 @@ def _pick(values: Tensor, offsets: Tensor, index: Tensor, empty: float) -> Tenso
         return rows.index_select(0, torch.where(offsets.diff() == 0, values.shape[0], index))
     if values.shape[0] == 0:
         # The sums are zeros that depend on values, so that a backward pass works.
-        return _where_empty(sum(values, offsets).to(values.dtype), offsets, empty)
+        return where_empty(sum(values, offsets).to(values.dtype), offsets, empty)
     # The index of an empty sequence is that of a neighbour's element or out of bounds, so its row
     # is replaced. index_select, because take_rows does not support repeated indexes.
     rows = values.index_select(0, index.clamp(0, values.shape[0] - 1))
-    return _where_empty(rows, offsets, empty)
+    return where_empty(rows, offsets, empty)
 
 
 def first(values: Tensor, offsets: Tensor, empty: float = 0.0) -> Tensor:
@@ -154,7 +163,7 @@ def last(values: Tensor, offsets: Tensor, empty: float = 0.0) -> Tensor:
     return _pick(values, offsets, offsets[1:] - 1, empty)
 
 
-def _summable(values: Tensor) -> Tensor:
+def summable(values: Tensor) -> Tensor:
     """Convert integers to int64, and half precision to float32, for sums."""
     if not (values.is_floating_point() or values.is_complex()):
         return values.long()
@@ -166,17 +175,18 @@ def _levels(offsets: Tensor, total: int) -> list[tuple[Tensor, int]]:
     sequences of these.
     """
     count = offsets.shape[0] - 1
+    lengths = offsets.diff()
     can_read = not (records_operators() or is_jit_traced() or is_transformed(offsets))
     # Lengths on another device are not read, which would wait.
-    is_short = can_read and (
-        total <= BLOCK or (offsets.is_cpu and int(offsets.diff().max()) <= BLOCK)
-    )
-    if is_exporting() or is_short:
+    is_short = can_read and (total <= BLOCK or (offsets.is_cpu and int(lengths.max()) <= BLOCK))
+    if is_exporting():
         return [(segment_ids(offsets, total), count)]
+    if is_short:
+        return [(torch.repeat_interleave(lengths, output_size=total), count)]
     # As many blocks as a sequence has at any offset, of which the last may be empty.
     blocks = offsets // BLOCK + torch.arange(count + 1, device=offsets.device)
     room = total // BLOCK + count
-    block = element_index(blocks[:-1] * BLOCK, offsets.diff(), total) // BLOCK
+    block = element_index(blocks[:-1] * BLOCK, lengths, total) // BLOCK
     return [(block, room), (segment_ids(blocks, room), count)]
 
 
@@ -184,7 +194,7 @@ def sum(values: Tensor, offsets: Tensor) -> Tensor:
     """Return the sum of each sequence, ``(B, *features)``; 0 if it is empty, int64 for integers and
     booleans.
     """
-    summed = _summable(values)
+    summed = summable(values)
     for owner, count in _levels(offsets, values.shape[0]):
         summed = summed.new_zeros((count, *values.shape[1:])).index_add(0, owner, summed)
     return summed.to(values.dtype) if values.is_floating_point() else summed
@@ -194,9 +204,9 @@ def mean(values: Tensor, offsets: Tensor, empty: float = 0.0) -> Tensor:
     """Return the mean of each sequence, ``(B, *features)``, of a floating-point or complex
     dtype.
     """
-    wide = _summable(values)
-    counts = _like_rows(offsets.diff().clamp(min=1), values)
-    return _where_empty(
+    wide = summable(values)
+    counts = like_rows(offsets.diff().clamp(min=1), values)
+    return where_empty(
         (sum(wide, offsets) / counts.to(wide.dtype)).to(values.dtype), offsets, empty
     )
 
@@ -211,9 +221,9 @@ def _extreme(values: Tensor, offsets: Tensor, empty: float, reduce: str) -> Tens
     # never does.
     start = torch.nan if values.is_floating_point() else 0
     result = values.new_full((offsets.shape[0] - 1, *values.shape[1:]), start)
-    index = _like_rows(segment_ids(offsets, values.shape[0]), values).expand_as(values)
+    index = like_rows(segment_ids(offsets, values.shape[0]), values).expand_as(values)
     result = result.scatter_reduce(0, index, values, reduce=reduce, include_self=False)
-    return _where_empty(result, offsets, empty)
+    return where_empty(result, offsets, empty)
 
 
 def max(values: Tensor, offsets: Tensor, empty: float = 0.0) -> Tensor:
@@ -226,11 +236,11 @@ def min(values: Tensor, offsets: Tensor, empty: float = 0.0) -> Tensor:
     return _extreme(values, offsets, empty, "amin")
 
 
-def _exponentials(values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def exponentials(values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return ``exp(value - maximum of its sequence)``, the sums of these and the maxima, as
-    :func:`_summable`.
+    :func:`summable`.
     """
-    wide = _summable(values)
+    wide = summable(values)
     # The maximum cancels out, so it needs no gradient. An infinite one is not subtracted, which
     # would give NaN.
     largest = max(wide.detach(), offsets)
@@ -243,10 +253,10 @@ def logsumexp(values: Tensor, offsets: Tensor, empty: float = 0.0) -> Tensor:
     """Return the log-sum-exp of each sequence, ``(B, *features)``; ``-inf`` without gradient if all
     are ``-inf``.
     """
-    _, total, largest = _exponentials(values, offsets)
+    _, total, largest = exponentials(values, offsets)
     is_zero = total == 0
     result = total.masked_fill(is_zero, 1).log().masked_fill(is_zero, float("-inf")) + largest
-    return _where_empty(result.to(values.dtype), offsets, empty)
+    return where_empty(result.to(values.dtype), offsets, empty)
 
 
 # -- one row per element
@@ -260,7 +270,7 @@ def spread(per_sequence: Tensor, offsets: Tensor, total: int) -> Tensor:
     if not per_sequence.requires_grad:
         return per_sequence.index_select(0, segment_ids(offsets, total))
     # The backward pass is a sum.
-    source = _summable(per_sequence)
+    source = summable(per_sequence)
     for owner, _ in reversed(_levels(offsets, total)):
         source = source.index_select(0, owner)
     return source.to(per_sequence.dtype)
@@ -271,7 +281,7 @@ def softmax(values: Tensor, offsets: Tensor) -> Tensor:
     dtype.
     """
     # A sequence of only -inf gives NaN, as in torch.softmax.
-    raised, total, _ = _exponentials(values, offsets)
+    raised, total, _ = exponentials(values, offsets)
     return (raised / spread(total, offsets, values.shape[0])).to(values.dtype)
 
 
@@ -292,7 +302,7 @@ class _Cumsum(torch.autograd.Function):
         while step < longest:
             # Row i adds row i - step if both are in one sequence, i.e. if position >= step. The sum
             # from the other end is the transpose: row i - step adds row i.
-            mask = _like_rows(position[step:] >= step, values)
+            mask = like_rows(position[step:] >= step, values)
             if backwards:
                 result[:-step] += torch.where(mask, result[step:], 0)
             else:
@@ -327,7 +337,7 @@ def cumsum(values: Tensor, offsets: Tensor, longest: int) -> Tensor:
     """Return the running sum over the steps of each sequence, ``(N, *features)``; int64 for
     integers and booleans.
     """
-    summed = _running_sum(_summable(values), positions(offsets, values.shape[0]), longest)
+    summed = _running_sum(summable(values), positions(offsets, values.shape[0]), longest)
     return summed.to(values.dtype) if values.is_floating_point() else summed
 
 
@@ -347,7 +357,7 @@ def shift(values: Tensor, offsets: Tensor, steps: int, fill: float = 0.0) -> Ten
     total = values.shape[0]
     position = positions(offsets, total)
     remaining = position if steps >= 0 else spread(offsets.diff(), offsets, total) - 1 - position
-    is_filled = _like_rows(remaining >= abs(steps), values)
+    is_filled = like_rows(remaining >= abs(steps), values)
     return torch.where(is_filled, _moved(values, steps), values.new_full((), fill))
 
 

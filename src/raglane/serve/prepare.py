@@ -201,13 +201,24 @@ class _Stream(Ragged):
 
     __slots__ = ()
 
-    def last(self, empty: float = 0.0) -> Tensor:  # noqa: ARG002
+    def __getitem__(self, index: Any) -> Any:
+        is_last = isinstance(index, tuple) and index == (slice(None), -1)
+        return self._values if is_last else super().__getitem__(index)
+
+    def last(self, *, empty: float = 0.0) -> Tensor:  # noqa: ARG002
         return self._values
 
-    first, mean, max, logsumexp = (
-        lambda self, empty=0.0, name=name: _so_far(name, self)  # noqa: ARG005
-        for name in ("first", "mean", "max", "logsumexp")
-    )
+    def first(self, *, empty: float = 0.0) -> Tensor:  # noqa: ARG002
+        return _so_far("first", self)
+
+    def mean(self, dim: Any = None, **options: Any) -> Any:
+        return _so_far("mean", self) if dim == 1 else super().mean(dim, **options)  # type: ignore[misc]
+
+    def amax(self, dim: Any = None, **options: Any) -> Any:
+        return _so_far("max", self) if dim == 1 else super().amax(dim, **options)  # type: ignore[misc]
+
+    def logsumexp(self, dim: Any, **options: Any) -> Any:
+        return _so_far("logsumexp", self) if dim == 1 else super().logsumexp(dim, **options)  # type: ignore[misc]
 
 
 _active: ContextVar[_Tracing] = ContextVar("_active")
@@ -277,9 +288,7 @@ class _PoolingCut(_Cut):
         if not isinstance(batch, _Stream):
             raise Refused("it is called with a tensor, not with a Ragged")
         module: Any = self._whole[0]
-        return (
-            getattr(batch, module.name)() if isinstance(module, Pooling) else _so_far(module, batch)
-        )
+        return module.pool(batch) if isinstance(module, Pooling) else _so_far(module, batch)
 
 
 class _LookupCut(_Cut):

@@ -50,7 +50,7 @@ class Language(Task):
         targets = torch.cat([inputs.values[1:], inputs.values.new_ones(1)])[: len(inputs.values)]
         targets[inputs.offsets[1:] - 1] = 1
         nats = -logits.log_softmax(-1).gather(1, targets.unsqueeze(1))
-        bits = inputs.map(lambda _: nats).sum() / math.log(2)
+        bits = inputs.map(lambda _: nats).sum(1) / math.log(2)
         return torch.cat(
             [bits, model.generate(inputs, horizon, lambda scores: scores.argmax(-1)).double()],
             dim=1,

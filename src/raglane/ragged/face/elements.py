@@ -1,0 +1,142 @@
+"""Functions of each element, and functions of the features of each element."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from raglane.errors import ArgumentTypeError, ShapeError
+from raglane.ragged.base import FlatBatch
+from raglane.ragged.face.entry import (
+    Arguments,
+    Entry,
+    Options,
+    Row,
+    batches_of,
+    check_together,
+    ragged_input,
+    refuse_out,
+    rows_of,
+)
+
+_NAMES = """
+abs absolute acos acosh add addcdiv addcmul alpha_dropout angle arccos arccosh arcsin arcsinh arctan arctan2
+arctanh asin asinh atan atan2 atanh bitwise_and bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift
+bitwise_xor bernoulli ceil celu clamp clamp_max clamp_min clip clone conj conj_physical copysign cos cosh deg2rad
+detach digamma div divide dropout elu empty_like eq erf erfc erfcx erfinv exp exp2 expit expm1 feature_alpha_dropout
+fix float_power floor floor_divide fmax fmin fmod frac full_like gammaln ge gelu greater greater_equal gt hardshrink
+hardsigmoid hardswish hardtanh heaviside hypot i0 i0e i1 i1e igamma igammac imag isclose isfinite isinf isnan isneginf
+isposinf isreal ldexp le leaky_relu lerp less less_equal lgamma log log10 log1p log2 log_ndtr logaddexp logaddexp2
+logical_and logical_not logical_or logical_xor logit logsigmoid lt masked_fill maximum minimum mish mul multiply
+mvlgamma multigammaln nan_to_num ndtr ndtri ne neg negative nextafter not_equal ones_like poisson polygamma positive
+pow prelu rad2deg rand_like randint_like randn_like real reciprocal relu relu6 remainder resolve_conj resolve_neg
+round rrelu rsqrt rsub selu sgn sigmoid sign signbit silu sin sinc sinh softplus softshrink softsign sqrt square sub
+subtract tan tanh tanhshrink threshold true_divide trunc where xlog1py xlogy zeros_like zeta entr psi
+gcd lcm complex polar airy_ai gammainc gammaincc chebyshev_polynomial_t chebyshev_polynomial_u
+chebyshev_polynomial_v chebyshev_polynomial_w hermite_polynomial_h hermite_polynomial_he laguerre_polynomial_l
+legendre_polynomial_p modified_bessel_i0 modified_bessel_i1 modified_bessel_k0 modified_bessel_k1
+scaled_modified_bessel_k0 scaled_modified_bessel_k1 shifted_chebyshev_polynomial_t shifted_chebyshev_polynomial_u
+shifted_chebyshev_polynomial_v shifted_chebyshev_polynomial_w spherical_bessel_j0
+bessel_j0 bessel_j1 bessel_y0 bessel_y1
+__add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __div__ __rdiv__ __floordiv__
+__rfloordiv__ __mod__ __rmod__ __pow__ __rpow__ __eq__ __ne__ __lt__ __le__ __gt__ __ge__ __and__ __rand__ __or__
+__ror__ __xor__ __rxor__
+"""
+
+
+def each(entry: Entry, args: Arguments, kwargs: Options) -> Any:
+    """Call a function of each element on the flat values."""
+    if len(args) == 1 and not kwargs and isinstance(args[0], FlatBatch):
+        values = entry.function(args[0]._values)
+        if isinstance(values, Tensor):
+            return args[0]._like(values)
+        rule = "called with the arguments of a function of each element"
+        fix = "pass a condition, and the values for True and for False"
+        raise ArgumentTypeError(entry.name, "only a Ragged", rule, fix)
+    refuse_out(kwargs)
+    batch, *others = batches_of((*args, *kwargs.values()))
+    for other in others:
+        check_together(entry.name, batch, other)
+    if "inplace" in kwargs:
+        kwargs["inplace"] = False
+    rows = [rows_of(entry.name, value, batch) for value in args]
+    named = {name: rows_of(entry.name, value, batch) for name, value in kwargs.items()}
+    return batch._like(entry.function(*rows, **named))
+
+
+def read(entry: Entry, args: Arguments, kwargs: Options) -> Any:
+    """Return a property of the flat values, such as the number of bytes of each."""
+    return entry.function(
+        *[value._values if isinstance(value, FlatBatch) else value for value in args], **kwargs
+    )
+
+
+def expand_as(entry: Entry, args: Arguments, kwargs: Options) -> Any:
+    """Repeat a tensor or Ragged in the shape of another: ``x[:, None].expand_as(r)``."""
+    other = ragged_input(entry, kwargs["other"] if kwargs else args[1])
+    if isinstance(args[0], FlatBatch):
+        check_together(entry.name, other, args[0])
+    rows = rows_of(entry.name, args[0], other)
+    return other._like(rows.expand_as(other._values))
+
+
+def rows_of_features(entry: Entry, args: Arguments, kwargs: Options) -> Any:
+    """Call a function of the last dimensions on the flat values."""
+    bound = entry.bind(args, kwargs)
+    batch = ragged_input(entry, bound[entry.signature[0]])
+    if len(batches_of(bound.values())) > 1:
+        fix = "call it on r.values and the values of the other, if they have the same rows"
+        raise ArgumentTypeError(
+            entry.name, "a second Ragged", "called with a Ragged only as its input", fix
+        )
+    needed = entry.default or 0
+    if "normalized_shape" in bound:
+        needed = len(bound["normalized_shape"])
+    if batch._values.dim() - 1 < needed:
+        count = batch._values.dim() - 1
+        rule = f"called with elements that have the last {needed} feature dimension(s)"
+        fix = "give the elements one, r.unsqueeze(-1)"
+        raise ShapeError(entry.name, f"elements of {count} feature dimension(s)", rule, fix)
+    bound[entry.signature[0]] = batch._values
+    return batch._like(entry.function(**bound))
+
+
+def pairs(entry: Entry, args: Arguments, kwargs: Options) -> Any:
+    """Call a function of the rows of two batches, such as ``pairwise_distance``."""
+    bound = entry.bind(args, kwargs)
+    batch, *others = batches_of(bound.values())
+    for other in others:
+        check_together(entry.name, batch, other)
+    if not batch.features or len(others) != 1:
+        rule = "called with two batches of elements with features"
+        fix = "wrap the other with rl.Ragged, or repeat it with r.spread(x)"
+        raise ArgumentTypeError(entry.name, "other arguments", rule, fix)
+    rows = {
+        name: value._values if isinstance(value, FlatBatch) else value
+        for name, value in bound.items()
+    }
+    return batch._like(entry.function(**rows))
+
+
+ROWS: dict[str, Row] = {
+    **{name: Row("each element", each) for name in _NAMES.split()},
+    **dict.fromkeys(
+        """numel nelement is_floating_point is_complex is_signed is_conj is_neg is_inference is_contiguous is_pinned
+        element_size get_device""".split(),
+        Row("property", read),
+    ),
+    "expand_as": Row("each element", expand_as),
+    "linear": Row("features", rows_of_features, "input weight bias", default=1),
+    "layer_norm": Row(
+        "features", rows_of_features, "input normalized_shape weight bias eps cudnn_enable"
+    ),
+    "rms_norm": Row("features", rows_of_features, "input normalized_shape weight eps"),
+    "embedding": Row(
+        "features",
+        rows_of_features,
+        "input weight padding_idx max_norm norm_type scale_grad_by_freq sparse",
+    ),
+    "one_hot": Row("features", rows_of_features, "input num_classes"),
+    "pairwise_distance": Row("features", pairs, "x1 x2 p eps keepdim"),
+}

@@ -1,0 +1,199 @@
+"""Indexing of sequences, steps and features: ``r[:, 1:]``, ``r[:, -1]``, ``r[..., 0]``."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from raglane import segments
+from raglane._utils.checks import as_tensor
+from raglane._utils.messages import quote
+from raglane.errors import ArgumentError, ArgumentTypeError, DimensionError, ShapeError
+from raglane.ragged.base import FlatBatch
+from raglane.ragged.face.entry import (
+    Arguments,
+    Entry,
+    Options,
+    Row,
+    check_together,
+    ragged_input,
+    rows_of,
+)
+from raglane.segments.indexing import take_rows
+
+_ALL = slice(None)
+
+
+def index(batch: Any, key: Any) -> Any:
+    """Return ``batch[key]`` for a tuple, an ellipsis, None or a ragged mask."""
+    if isinstance(key, FlatBatch):
+        return _masked(batch, key)
+    sequences, steps, *features = _expanded(batch, key if isinstance(key, tuple) else (key,))
+    if isinstance(sequences, FlatBatch):
+        batch, sequences = _masked(batch, sequences), _ALL
+    if _is_integer(sequences):
+        return batch[operator.index(sequences)][(steps, *features)]
+    _check_features(features)
+    if not isinstance(steps, slice) and _is_numbers(sequences):
+        return _pairs(batch, sequences, steps)[(..., *features)]
+    if not _is_all(sequences):
+        batch = batch[sequences]
+    if isinstance(steps, slice):
+        result = batch if _is_all(steps) else _slice(batch, steps)
+        return result._like(result._values[(_ALL, *features)]) if features else result
+    within = _numbers(steps)
+    if within.dim() == 0:
+        return _step(batch, int(within))[(_ALL, *features)]
+    every = torch.arange(batch._count, device=batch.device).view(-1, *[1] * within.dim())
+    return _pairs(batch, every, within)[(_ALL,) * (1 + within.dim()) + tuple(features)]
+
+
+def _expanded(batch: FlatBatch, key: tuple[Any, ...]) -> list[Any]:
+    """Return an index with one entry per dimension, and the new dimensions of None."""
+    axes = sum(entry is not None and entry is not Ellipsis for entry in key)
+    axes += sum(isinstance(entry, FlatBatch) for entry in key)
+    missing = batch._values.dim() + 1 - axes
+    dots = [place for place, entry in enumerate(key) if entry is Ellipsis]
+    if missing < 0 or len(dots) > 1:
+        rule = f"at most one entry for each dimension of {batch._shape_text()}"
+        raise DimensionError("index", quote(key), rule, "leave out the others")
+    place = dots[0] if dots else len(key)
+    entries = [*key[:place], *[_ALL] * (missing if dots else max(missing, 0)), *key[place + 1 :]]
+    if isinstance(entries[0], FlatBatch):
+        entries.insert(1, _ALL)
+    if entries[0] is None or entries[1] is None:
+        rule = "an index that keeps sequences and steps the first two dimensions"
+        raise ArgumentTypeError("index", quote(key), rule, "pass e.g. r[..., None]")
+    while len(entries) > 2 and _is_all(entries[-1]):
+        entries.pop()
+    return entries
+
+
+def _is_all(entry: Any) -> bool:
+    return isinstance(entry, slice) and entry == _ALL
+
+
+def _is_integer(entry: Any) -> bool:
+    if isinstance(entry, Tensor | np.ndarray):
+        return entry.ndim == 0 and entry.dtype not in (torch.bool, np.bool_)
+    if isinstance(entry, bool | slice | list | tuple):
+        return False
+    return hasattr(entry, "__index__")
+
+
+def _is_numbers(entry: Any) -> bool:
+    """Return True for a list or tensor of integers, not of bools."""
+    return not isinstance(entry, slice) and as_tensor(entry).dtype is not torch.bool
+
+
+def _numbers(entry: Any) -> Tensor:
+    """Return an index of steps, integers."""
+    try:
+        numbers = as_tensor(entry)
+    except (TypeError, ValueError, RuntimeError):
+        numbers = torch.empty(0)
+    if numbers.dtype.is_floating_point or numbers.dtype.is_complex or numbers.dtype is torch.bool:
+        rule = "an integer, a slice, or integers in a list or tensor"
+        fix = "pass r[mask] with a Ragged of bools to choose elements"
+        raise ArgumentTypeError("index of the steps", quote(entry), rule, fix)
+    return numbers
+
+
+def _check_features(entries: list[Any]) -> None:
+    if sum(isinstance(entry, Tensor | np.ndarray | list) for entry in entries) > 1:
+        rule = "integers and slices for the features, and at most one list or tensor"
+        raise ArgumentTypeError("index", quote(entries), rule, "index in two steps")
+    if any(isinstance(entry, FlatBatch) for entry in entries):
+        rule, fix = "integers, slices or tensors", "call torch.gather(r, dim, index)"
+        raise ArgumentTypeError("index of the features", "a Ragged", rule, fix)
+
+
+def _masked(batch: Any, mask: FlatBatch) -> Any:
+    """Return the elements where a Ragged of bools is True, sequence by sequence."""
+    if mask.dtype is not torch.bool or mask.features:
+        got = f"a Ragged of {mask.dtype} with elements of shape {tuple(mask.features)}"
+        rule, fix = (
+            "a Ragged of one bool per element",
+            "call torch.take_along_dim for indices of steps",
+        )
+        raise ArgumentTypeError("index", got, rule, fix)
+    mask._needs_lengths_of("index", batch, "the batch")
+    rows = mask._values.nonzero().view(-1)
+    lengths = segments.sum(mask._values, batch.offsets)
+    return batch._build(take_rows(batch._values, rows), lengths.cpu())
+
+
+def _slice(batch: Any, steps: slice) -> Any:
+    """Return the same steps of each sequence, those that it has."""
+    try:
+        start, stop, stride = (
+            None if part is None else operator.index(part)
+            for part in (steps.start, steps.stop, steps.step)
+        )
+    except TypeError as error:
+        rule = "a slice of integers"
+        raise ArgumentTypeError(
+            "index of the steps", quote(steps), rule, "pass r[:, 2:5]"
+        ) from error
+    if stride is not None and stride < 1:
+        fix = "call r.flip(1) to reverse the steps"
+        raise ArgumentError("index of the steps", quote(steps), "a slice with a step above 0", fix)
+    lengths = batch.host_lengths
+    counts = lengths if stop is None else _bound(stop, lengths)
+    starts = batch._offsets[:-1]
+    if start:
+        first = _bound(start, lengths)
+        counts = (counts - first).clamp(min=0)
+        starts = starts + first.to(batch.device, non_blocking=True)
+    if stride is not None and stride > 1:
+        counts = (counts + stride - 1) // stride
+    return batch._slices(starts, counts, stride=stride or 1)
+
+
+def _bound(place: int, lengths: Tensor) -> Tensor:
+    """Return an end of a slice in each sequence."""
+    return lengths.clamp(max=place) if place >= 0 else (lengths + place).clamp(min=0)
+
+
+def _step(batch: Any, step: int) -> Tensor:
+    """Return one step of each sequence, ``(B, *features)``."""
+    batch._needs_elements("index of the steps", step + 1 if step >= 0 else -step)
+    offsets = batch.offsets
+    rows = offsets[:-1] + step if step >= 0 else offsets[1:] + step
+    return batch._values.index_select(0, rows)
+
+
+def _pairs(batch: Any, sequences: Any, steps: Any) -> Tensor:
+    """Return the elements at pairs of a sequence and a step."""
+    chosen, within = (_numbers(entry).to(batch.device) for entry in (sequences, steps))
+    try:
+        chosen, within = torch.broadcast_tensors(chosen, within)
+    except RuntimeError as error:
+        got = f"shapes {tuple(chosen.shape)} and {tuple(within.shape)}"
+        rule = "sequences and steps of one shape"
+        raise ShapeError("index", got, rule, "pass one step per sequence") from error
+    batch._needs_true(
+        "index", (chosen >= -batch._count) & (chosen < batch._count), "sequences of the batch"
+    )
+    offsets = batch.offsets
+    lengths = offsets.diff()[chosen]
+    batch._needs_steps("index", (within >= -lengths) & (within < lengths))
+    rows = offsets[:-1][chosen] + torch.where(within < 0, within + lengths, within)
+    return batch._values[rows]
+
+
+def masked_select(entry: Entry, args: Arguments, kwargs: Options) -> Tensor:
+    """Return the values at which a mask is True, in one dimension."""
+    bound = entry.bind(args, kwargs)
+    batch = ragged_input(entry, bound["input"])
+    mask = bound["mask"]
+    if isinstance(mask, FlatBatch):
+        check_together(entry.name, batch, mask)
+    return torch.masked_select(batch._values, rows_of(entry.name, mask, batch))
+
+
+ROWS: dict[str, Row] = {"masked_select": Row("index", masked_select, "input mask")}

@@ -1,0 +1,95 @@
+"""Messages for torch functions that a Ragged does not accept."""
+
+from __future__ import annotations
+
+import re
+
+from raglane._utils.messages import message
+from raglane.errors import ArgumentTypeError
+
+_EACH = "call it on each sequence of r.to_list(), or r.map(f) with an f that treats each row alone"
+
+# Patterns of names, the reason and the replacement. The first that matches the whole name counts.
+REFUSALS: tuple[tuple[str, str, str], ...] = (
+    ("_pack_padded_sequence", "because a Ragged has no padding", "call r.to_packed()"),
+    ("transpose_", "because a Ragged has no padding", "call r.to_list() for its sequences"),
+    (
+        r"(?!__).*[^_]_|__i\w+__|__setitem__|set_|.*_\.out",
+        "because a Ragged is immutable",
+        "use the function of the same name without an underscore, which returns a new batch",
+    ),
+    (
+        r".*(conv|pool|fold|interpolate|upsample|grid_sample|pixel|lrn|local_response).*",
+        "because it would read across the ends of sequences",
+        "use rl.nn.CausalConv1d or rl.nn.Pooling, or call it on each sequence of r.to_list()",
+    ),
+    (
+        r".*(batch_norm|group_norm).*",
+        "because its channels are dimension 1, the steps of a Ragged",
+        "call r.map(f), which gives the module the flat rows (N, C)",
+    ),
+    (
+        r".*instance_norm.*",
+        "because its channels are dimension 1, the steps of a Ragged",
+        "write (r - r.mean(1, keepdim=True)) / r.std(1, unbiased=False, keepdim=True)",
+    ),
+    (
+        r"(quantized_)?(lstm|gru|rnn)(_\w+)?",
+        "because the layers of torch read padded or packed sequences",
+        "use the layer of the same name of rl.nn, which has the same weights",
+    ),
+    (
+        r".*multi_head_attention.*|_transformer_encoder.*|_native_multi.*",
+        "because it would attend across sequences",
+        "use rl.nn.Attention, which has the same weights",
+    ),
+    (r"ctc_loss", "because it reads padded targets", "call rl.nn.losses.ctc_loss"),
+    (
+        r".*_loss|kl_div|binary_cross_entropy.*",
+        "because only the functions of torch.nn.functional count each real element once",
+        "call the loss of torch.nn.functional or torch.nn",
+    ),
+    (
+        r"view.*|reshape.*|resize.*|ravel|T|H|mT|mH|t|adjoint|as_strided",
+        "because sequences and steps stay the first two dimensions",
+        "call r.flatten(2), r.unflatten(-1, sizes), r.unsqueeze(-1) or r.transpose(-1, -2)",
+    ),
+    (r"numpy|__array.*|__dlpack.*", "because it has other lengths", "call r.to_numpy()"),
+    (
+        r"repeat|tile|expand|broadcast_\w+|repeat_interleave",
+        "because lengths differ",
+        "call x[:, None].expand_as(r) or r.spread(x) for one row per sequence",
+    ),
+    (r"narrow|select\w*", "because lengths differ", "index the steps, e.g. r[:, :5] or r[:, -1]"),
+    (
+        r"scatter.*|index_(add|copy|fill|put|reduce).*|masked_scatter|put",
+        "because a Ragged is immutable",
+        "call torch.where(mask, r, other) with a mask of the same lengths",
+    ),
+    (
+        r"unique.*|bincount|histc?|histogram.*",
+        "because it mixes sequences",
+        "call it on r.values, all real elements",
+    ),
+)
+
+
+def _reason(name: str) -> tuple[str, str, str]:
+    """Return what is given, the rule and the replacement."""
+    for pattern, reason, fix in REFUSALS:
+        if re.fullmatch(pattern, name):
+            return "a Ragged", f"a tensor, {reason}", fix
+    return "a Ragged", "a tensor, because it may mix elements of different sequences", _EACH
+
+
+def refusal(name: str) -> ArgumentTypeError:
+    """Return the error of a function that does not accept a Ragged."""
+    return ArgumentTypeError(f"the input of {name}", *_reason(name))
+
+
+def attribute_error(name: str) -> AttributeError:
+    """Return the error of an attribute of torch.Tensor that a Ragged does not have."""
+    _, rule, fix = _reason(name)
+    return AttributeError(
+        message(f"Ragged.{name}", "an attribute of torch.Tensor", f"called on {rule}", fix)
+    )
