@@ -188,8 +188,12 @@ def sum(values: Tensor, offsets: Tensor) -> Tensor:
     booleans.
     """
     summed = summable(values)
+    can_write = not (torch.compiler.is_compiling() or is_transformed(values))
     for owner, count in _levels(offsets, values.shape[0]):
-        summed = summed.new_zeros((count, *values.shape[1:])).index_add(0, owner, summed)
+        zeros = summed.new_zeros((count, *values.shape[1:]))
+        # In place only where torch supports it, without a copy of the zeros.
+        add = zeros.index_add_ if can_write else zeros.index_add
+        summed = add(0, owner, summed)
     return summed.to(values.dtype) if values.is_floating_point() else summed
 
 

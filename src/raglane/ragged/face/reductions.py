@@ -55,6 +55,8 @@ def _dimensions(entry: Entry, dim: Any, batch: FlatBatch) -> tuple[int, ...]:
     """Return dimensions counted from the front, sorted; none for all."""
     if dim is None or dim == ():
         return ()
+    if type(dim) is int:
+        return (dimension(entry, dim, batch),)
     several = dim if isinstance(dim, tuple | list) else (dim,)
     dims = tuple(sorted(dimension(entry, each, batch) for each in several))
     if len(set(dims)) < len(dims) or (len(dims) > 1 and entry.has("single")):
