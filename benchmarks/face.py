@@ -40,7 +40,8 @@ def as_ragged(result: Any) -> Any:
     if isinstance(result, tuple | list):
         return [as_ragged(part) for part in result]
     if isinstance(result, Tensor) and result.is_nested:
-        return rl.Ragged.from_flat(result.values(), offsets=result.offsets())
+        jagged: Any = result
+        return rl.Ragged.from_flat(jagged.values(), offsets=jagged.offsets())
     return result
 
 

@@ -197,17 +197,6 @@ def sum(values: Tensor, offsets: Tensor) -> Tensor:
     return summed.to(values.dtype) if values.is_floating_point() else summed
 
 
-def mean(values: Tensor, offsets: Tensor, empty: float = 0.0) -> Tensor:
-    """Return the mean of each sequence, ``(B, *features)``, of a floating-point or complex
-    dtype.
-    """
-    wide = summable(values)
-    counts = like_rows(offsets.diff().clamp(min=1), values)
-    return where_empty(
-        (sum(wide, offsets) / counts.to(wide.dtype)).to(values.dtype), offsets, empty
-    )
-
-
 def _extreme(values: Tensor, offsets: Tensor, empty: float, reduce: str) -> Tensor:
     """Return the largest (``amax``) or smallest (``amin``) element of each sequence; ties share the
     gradient evenly.
