@@ -22,7 +22,7 @@ import raglane as rl
 TESTS = Path(__file__).parents[1] / "tests"
 sys.path[:0] = [str(TESTS / "support"), str(TESTS / "face")]
 
-import test_face as face  # noqa: E402
+import test_face as face  # type: ignore[import-not-found]  # noqa: E402
 
 import face_cases as cases  # noqa: E402
 
