@@ -140,7 +140,7 @@ def test_modules_that_read_other_dimensions_are_refused_in_one_line(call: Any) -
     assert isinstance(raised.value, RaglaneError | AttributeError), raised.value
 
 
-HINTS = {
+HINTS: dict[str, tuple[Any, Any]] = {
     "normalised by hand": (
         lambda r: nn.InstanceNorm1d(3)(r.to_padded()[0][:1].mT).mT[0],
         lambda r: (
@@ -174,10 +174,11 @@ HINTS = {
 
 @pytest.mark.parametrize("name", HINTS)
 def test_replacements_that_errors_name_are_right(name: str) -> None:
+    expected: Any
+    replacement: Any
     expected, replacement = HINTS[name]
     batch: Any = rl.Ragged([torch.randn(4, 3), torch.randn(2, 3)])
-    answer: Any = replacement
-    torch.testing.assert_close(answer(batch), expected(batch))
+    torch.testing.assert_close(replacement(batch), expected(batch))
 
 
 def test_shape_and_its_kin() -> None:
@@ -254,7 +255,7 @@ GRAPHS: list[Any] = [
     lambda x, _y: x.mean(1),
     lambda x, _y: (x - x.mean(1, keepdim=True)).std(1),
     lambda x, y: torch.cat([torch.relu(x) * 2 + y, y], -1)[:, 1:].sum(1),
-    lambda x, y: F.mse_loss(x, y) + F.l1_loss(x, y, reduction="none").amax(1, empty=0.0).sum(),  # type: ignore[call-arg]
+    lambda x, y: F.mse_loss(x, y) + F.l1_loss(x, y, reduction="none").amax(1).sum(),
     lambda x, _y: x.logsumexp(1) + x.max(-1).values.sum(1)[:, None],
     lambda x, y: (x[:, 1:] - y[:, :-1]).softmax(1).sum(1),
 ]

@@ -357,20 +357,20 @@ def test_a_pack_is_no_list_of_sequences() -> None:
 
 
 def test_torchs_functions_of_packs_name_the_methods_of_a_batch() -> None:
-    batch = rl.Ragged([torch.ones(3), torch.ones(2)])
+    batch: Any = rl.Ragged([torch.ones(3), torch.ones(2)])
     assert not hasattr(batch, "batch_sizes")
     assert not hasattr(batch, "nothing")
     calls: dict[str, Callable[[], object]] = {
         r"Ragged\.batch_sizes must be .* PackedSequence\. Call r\.to_padded\(\)": lambda: (
-            rnn.pad_packed_sequence(batch)  # type: ignore[arg-type]
+            rnn.pad_packed_sequence(batch)
         ),
-        r"Ragged\.batch_sizes must be .*r\.to_list\(\)": lambda: rnn.unpack_sequence(batch),  # type: ignore[arg-type]
+        r"Ragged\.batch_sizes must be .*r\.to_list\(\)": lambda: rnn.unpack_sequence(batch),
         r"because a Ragged has no padding.*Call r\.to_packed\(\)": lambda: rnn.pack_padded_sequence(
             batch, [3, 2]
-        ),  # type: ignore[arg-type]
+        ),
         r"because a Ragged has no padding.*Call r\.to_list\(\) for its": lambda: rnn.unpad_sequence(
             batch, torch.tensor([3, 2])
-        ),  # type: ignore[arg-type]
+        ),
     }
     for words, call in calls.items():
         with pytest.raises((AttributeError, ArgumentTypeError), match=words):

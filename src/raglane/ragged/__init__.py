@@ -1,7 +1,7 @@
 """The class ``Ragged``.
 
 :mod:`~raglane.ragged.batch` contains the class, :mod:`~raglane.ragged.operations` its operations
-per sequence, and :mod:`~raglane.ragged.functions` the torch functions that accept it.
+per sequence, and :mod:`~raglane.ragged.face` the torch functions that accept it.
 """
 
 from __future__ import annotations

@@ -106,11 +106,7 @@ class FlatBatch:
         the values.
         """
         # The caller can change them in place, and torch and C would read and write out of bounds.
-        if (
-            type(self._offsets) is Tensor
-            and self._offsets.is_cpu
-            and not (records_operators() or is_jit_traced())
-        ):
+        if self._is_on_host():
             check_unchanged(self._offsets, self._values.shape[0], self._offsets.device)
         return self._offsets
 
@@ -122,6 +118,14 @@ class FlatBatch:
         if self._host_lengths is None or not self._host_lengths.is_cpu:
             self._host_lengths = segments.lengths_from_offsets(self._offsets).cpu()
         return self._host_lengths
+
+    def _is_on_host(self) -> bool:
+        """Return True if NumPy can read the offsets."""
+        return (
+            type(self._offsets) is Tensor
+            and self._offsets.is_cpu
+            and not (records_operators() or is_jit_traced())
+        )
 
     def _known_lengths(self) -> Tensor | None:
         """Return the lengths on the host, or None if that would wait for a device."""
@@ -312,6 +316,7 @@ class FlatBatch:
         NOTE (asserts): numbers that only a device or a graph has are asserted there, without
         waiting.
         """
+        refuse_jit_trace(f"a call of {name}, which reads the lengths")
         lengths = self._known_lengths()
         if lengths is None or torch.compiler.is_compiling() or is_transformed(lengths):
             lengths = self._offsets.diff()

@@ -71,9 +71,12 @@ class Ragged(SequenceOperations, Conversions):
     ``max_length``, ``fill``, indexing, ``truncate``, ``to_padded`` and the other conversions then
     wait for the device.
 
-    Element-wise torch functions, and functions of the feature dimensions (``torch.relu``,
-    ``r.exp()``, ``r * 2``, ``torch.nn.Linear``, ``Embedding``, ``Dropout``, ``LayerNorm``,
-    ``torch.softmax(r, dim=-1)``), accept a Ragged and return one.
+    It means what a tensor ``(B, *, *features)`` would mean in which only real elements exist:
+    dimension 0 are the sequences, dimension 1 the steps, the others the features, and without
+    ``dim`` a function reads all real values. Functions and methods of torch (``torch.relu(r)``,
+    ``r.mean(1)``, ``r[:, 1:]``, ``torch.cat([a, b])``, ``torch.nn.Linear``) have torch's arguments,
+    results and gradients for each sequence; losses (``F.cross_entropy(r, tags)``) count each real
+    element once. Anything else raises an error that names a replacement.
 
     Args:
         sequences: tensors or NumPy arrays ``(L_i, *features)``, ``L_i`` at least 0, of one dtype

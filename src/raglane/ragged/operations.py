@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Self
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -255,18 +256,25 @@ class SequenceOperations(FlatBatch):
         return self._slices(starts, self.host_lengths[chosen], repeats=not is_mask)
 
     def _slices(
-        self, starts: Tensor, host_lengths: Tensor, repeats: bool = False, stride: int = 1
+        self, starts: Any, host_lengths: Any, repeats: bool = False, stride: int = 1
     ) -> Self:
-        """Return a batch of slices of the flat values; ``repeats`` if slices may overlap."""
+        """Return a batch of slices of the flat values; ``repeats`` if slices may overlap.
+
+        Starts and lengths are tensors, or arrays for offsets on the host.
+        """
         refuse_jit_trace("a choice of elements by their lengths")
-        total: Any = host_lengths.sum().item()  # symbolic in an export
-        device = starts.device
-        lengths = (
-            host_lengths if device.type == "cpu" else host_lengths.to(device, non_blocking=True)
-        )
-        offsets = segments.offsets_from_lengths(lengths)
-        index = segments.strided_index(starts, offsets, lengths, total, stride)
+        if isinstance(starts, np.ndarray):
+            ends = np.zeros(starts.shape[0] + 1, np.int64)
+            np.cumsum(host_lengths, out=ends[1:])
+            shifts = np.repeat(starts - ends[:-1] * stride, host_lengths)
+            index = torch.from_numpy(np.arange(0, ends[-1] * stride, stride) + shifts)
+            offsets = torch.from_numpy(ends)
+        else:
+            total: Any = host_lengths.sum().item()  # symbolic in an export
+            lengths = host_lengths.to(starts.device, non_blocking=True)
+            offsets = segments.offsets_from_lengths(lengths)
+            index = segments.strided_index(starts, offsets, lengths, total, stride)
         # NOTE: take_rows requires rows without repetition; index_select sums the gradients of
         # repeated rows.
         values = self.values.index_select(0, index) if repeats else take_rows(self.values, index)
-        return self._make(values, offsets, host_lengths)
+        return self._make(values, offsets, None if self.is_cpu else host_lengths)

@@ -195,20 +195,13 @@ def sum(values: Tensor, offsets: Tensor) -> Tensor:
     booleans.
     """
     summed = summable(values)
+    can_write = not (torch.compiler.is_compiling() or is_transformed(values))
     for owner, count in _levels(offsets, values.shape[0]):
-        summed = summed.new_zeros((count, *values.shape[1:])).index_add(0, owner, summed)
+        zeros = summed.new_zeros((count, *values.shape[1:]))
+        # In place only where torch supports it, without a copy of the zeros.
+        add = zeros.index_add_ if can_write else zeros.index_add
+        summed = add(0, owner, summed)
     return summed.to(values.dtype) if values.is_floating_point() else summed
-
-
-def mean(values: Tensor, offsets: Tensor, empty: float = 0.0) -> Tensor:
-    """Return the mean of each sequence, ``(B, *features)``, of a floating-point or complex
-    dtype.
-    """
-    wide = summable(values)
-    counts = like_rows(offsets.diff().clamp(min=1), values)
-    return where_empty(
-        (sum(wide, offsets) / counts.to(wide.dtype)).to(values.dtype), offsets, empty
-    )
 
 
 def _extreme(values: Tensor, offsets: Tensor, empty: float, reduce: str) -> Tensor:

@@ -64,12 +64,11 @@ def _more_sequences(entry: Entry, batches: list[FlatBatch]) -> FlatBatch:
     for batch in batches[:-1]:
         starts.append(starts[-1] + batch._values.shape[0])
     offsets = [batch.offsets[1:] + start for batch, start in zip(batches, starts, strict=True)]
-    known = [batch._known_lengths() for batch in batches]
-    lengths = None if None in [None if each is None else 0 for each in known] else known
+    lengths = [each for each in (batch._known_lengths() for batch in batches) if each is not None]
     return batches[0]._make(
         torch.cat([batch._values for batch in batches]),
         torch.cat([batches[0].offsets[:1], *offsets]),
-        None if lengths is None else torch.cat(lengths),  # type: ignore[arg-type]
+        torch.cat(lengths) if len(lengths) == len(batches) else None,
     )
 
 
@@ -258,17 +257,16 @@ def _letters(
     ragged = [term for term, operand in pairs if isinstance(operand, FlatBatch)]
     dense = [term for term, operand in pairs if not isinstance(operand, FlatBatch)]
     rows = ragged[0][:2]
-    is_valid = (
-        rows.isalpha()
-        and len(set(rows)) == 2
-        and len(terms) == len(operands)
-        and "->" in str(equation)
-        and all(term[:2] == rows and not set(rows) & set(term[2:]) for term in ragged)
-        and not any(rows[1] in term or rows[0] in term[1:] for term in dense)
-        and (output[:2] == rows or rows[1] not in output)
-        and rows[0] not in output[1:]
-    )
-    if not is_valid:
+    is_valid = [
+        rows.isalpha() and len(set(rows)) == 2,
+        len(terms) == len(operands),
+        "->" in str(equation),
+        all(term[:2] == rows and not set(rows) & set(term[2:]) for term in ragged),
+        not any(rows[1] in term or rows[0] in term[1:] for term in dense),
+        output[:2] == rows or rows[1] not in output,
+        rows[0] not in output[1:],
+    ]
+    if not all(is_valid):
         rule = (
             "one in which each Ragged begins with the letters of sequences and steps, as does its "
             "result, and a tensor has no steps, and its sequences first"

@@ -55,6 +55,8 @@ def _dimensions(entry: Entry, dim: Any, batch: FlatBatch) -> tuple[int, ...]:
     """Return dimensions counted from the front, sorted; none for all."""
     if dim is None or dim == ():
         return ()
+    if type(dim) is int:
+        return (dimension(entry, dim, batch),)
     several = dim if isinstance(dim, tuple | list) else (dim,)
     dims = tuple(sorted(dimension(entry, each, batch) for each in several))
     if len(set(dims)) < len(dims) or (len(dims) > 1 and entry.has("single")):
@@ -97,14 +99,9 @@ def _steps(
     if entry.steps is None:
         fix = "pass a feature dimension, or call it on each sequence of r.to_list()"
         raise refuse_dimension(entry, 1, batch, fix)
-    dtype = options.pop("dtype", None)
-    values = batch._values if dtype is None else batch._values.to(dtype)
-    if entry.has("floating"):
-        check_floating(entry.name, values)
-    if entry.has("real"):
-        check_real(entry.name, values)
     if "ord" in options:
         options["p"] = options.pop("ord")
+    values = _checked(entry, batch._values, options.pop("dtype", None))
     offsets = batch.offsets
     if len(dims) > 1:
         features = [dim - 1 for dim in dims[1:]]
@@ -112,8 +109,8 @@ def _steps(
         repeats = values.shape[1 : len(dims)].numel()
         values = values.reshape(values.shape[0] * repeats, *values.shape[len(dims) :])
         offsets = offsets * repeats
-    is_infinite = "p" in options and options["p"] in (torch.inf, -torch.inf)
-    if (empty is None and entry.has("nonempty")) or is_infinite:
+    has_identity = not entry.has("nonempty") and options.get("p") not in (torch.inf, -torch.inf)
+    if empty is None and not has_identity:
         batch._needs_elements(entry.name)
     results = entry.steps(values, offsets, **options)
     several = list(results) if isinstance(results, tuple) else [results]
@@ -125,6 +122,17 @@ def _steps(
         for dim in dims:
             several = [each.unsqueeze(dim) for each in several]
     return type(results)(several) if isinstance(results, tuple) else several[0]
+
+
+def _checked(entry: Entry, values: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """Return values in a dtype, or raise if the reduction has no meaning for theirs."""
+    if dtype is not None:
+        values = values.to(dtype)
+    if entry.has("floating"):
+        check_floating(entry.name, values)
+    if entry.has("real"):
+        check_real(entry.name, values)
+    return values
 
 
 def _and_mean(over_steps: Any) -> Any:
