@@ -47,7 +47,7 @@ class Rules(NamedTuple):
 class Outputs(NamedTuple):
     """The outputs of hypotheses: the columns of an int64 matrix, which rows are selected from."""
 
-    position: Tensor  # in the grid of slots and ranks: the item's slot times ``beam`` plus the rank in the item
+    position: Tensor  # the item's slot times ``beam`` plus the rank in the item
     node: Tensor  # the end of the output in the tree, -1 for an empty one
     length: Tensor
     frame: Tensor  # the number of silent tokens

@@ -113,10 +113,12 @@ def align_in_torch(
     device = emissions.device
     count = frames.shape[0]
     stages = frames if one_per_frame else frames + labels
-    steps, columns = (int(lengths.max()) if count else 0 for lengths in (stages, labels))
+    steps = int(stages.max()) if count else 0
+    columns = int(labels.max()) if count else 0
     starts = segments.offsets_from_lengths(frames * (labels + 1))[:-1]
     end, frames, labels, starts = (
-        part.to(device, non_blocking=True)[:, None] for part in (stages, frames, labels, starts)
+        numbers.to(device, non_blocking=True)[:, None]
+        for numbers in (stages, frames, labels, starts)
     )
     column = torch.arange(columns + 1, device=device)
     frame = torch.arange(steps, device=device)[:, None, None] - (0 if one_per_frame else column)
@@ -154,8 +156,8 @@ def align_in_torch(
     total = whole.masked_fill(whole == _NEVER, 0)[:, None]
     shares = emissions.new_zeros(emissions.shape[0] + 1, 2)
     if steps:
-        found = (reached[:-1, None] + torch.stack(betas[::-1]) - total).exp().to(emissions.dtype)
-        shares[row] = found.movedim(1, -1)
+        visits = (reached[:-1, None] + torch.stack(betas[::-1]) - total).exp()
+        shares[row] = visits.to(emissions.dtype).movedim(1, -1)
     return losses, shares[:-1]
 
 
