@@ -126,8 +126,8 @@ class CellLayer(RecurrentLayer):
             for name, value in defaults.items()
             if getattr(self, name) != value
         ]
-        parts = [str(self.input_size), str(self.hidden_size), *chosen, super().extra_repr()]
-        return ", ".join(part for part in parts if part)
+        sizes = (str(self.input_size), str(self.hidden_size))
+        return ", ".join(filter(None, (*sizes, *chosen, super().extra_repr())))
 
     def _weights(self) -> tuple[Any, ...]:
         """Return the weights, read by name, because parametrizations and functional_call replace

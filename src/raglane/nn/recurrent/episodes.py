@@ -88,14 +88,11 @@ def _run_episodes(
         ]
     )
     output, final = layer(batch, one_or_tuple(hx))
-    parts = final if len(states) > 1 else (final,)
-    placed = [
-        part.new_zeros(count * steps, part.shape[0], part.shape[2]).index_copy(
-            0, last, part.transpose(0, 1)
-        )
-        for part in parts
-    ]
-    return tuple([part.unflatten(0, (count, steps)) for part in (output.values, *placed)])
+    results = [output.values]
+    for state in final if len(states) > 1 else (final,):
+        zeros = state.new_zeros(count * steps, state.shape[0], state.shape[2])
+        results.append(zeros.index_copy(0, last, state.transpose(0, 1)))
+    return tuple([values.unflatten(0, (count, steps)) for values in results])
 
 
 _METHODS = {
@@ -110,7 +107,7 @@ def base_of_model(kind: type[Any]) -> Any:
     overrides them.
     """
     for method, (package, base) in _METHODS.items():
-        owner = next((part for part in kind.__mro__ if method in vars(part)), None)
+        owner = next((parent for parent in kind.__mro__ if method in vars(parent)), None)
         if owner is not None and owner.__module__.partition(".")[0] == package:
             return base
     return None

@@ -6,7 +6,8 @@ import warnings
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from functools import cache
-from typing import Any, TypeVar
+from itertools import chain
+from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -84,9 +85,7 @@ def freeze(model: M, *, dtype: torch.dtype | None = None) -> M:
     if dtype is not None and dtype is not torch.int8:
         rule = "torch.int8, or None for the dtype of the weights"
         raise ArgumentError("dtype", quote(dtype), rule, "pass torch.int8, or leave it out")
-    layers = {
-        name: module for name, module in model.named_modules() if isinstance(module, Stack)
-    }
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, Stack)}
     if dtype is not None and any(layer.training for layer in layers.values()):
         rule = "in evaluation mode, since int8 weights are for inference"
         raise ArgumentError("model", "a model in training mode", rule, "call model.eval() first")

@@ -133,6 +133,10 @@ def split(batch: Ragged, resets: Ragged) -> Pieces:
     # The element at the start of an empty sequence belongs to another sequence.
     at_start = torch.isin(starts, marked) & (lengths > 0)
     host_lengths = torch.cat([bounds, offsets[-1:]]).diff()
-    parts = (first, last[: batch._count], at_start)
-    first, last, at_start = (part.to(batch.device, non_blocking=True) for part in parts)
-    return Pieces(Ragged._build(batch.values, host_lengths), first, last, at_start.unsqueeze(1))
+    device = batch.device
+    return Pieces(
+        Ragged._build(batch.values, host_lengths),
+        first.to(device, non_blocking=True),
+        last[: batch._count].to(device, non_blocking=True),
+        at_start.to(device, non_blocking=True).unsqueeze(1),
+    )

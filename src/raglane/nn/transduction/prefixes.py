@@ -87,7 +87,7 @@ class _Candidate(NamedTuple):
     """A prefix of the next beam, if its cost is low enough; of equal ones, the lower numbers."""
 
     cost: float
-    index: int  # of the prefix that it extends
+    parent: int  # the index of the prefix that it extends
     token: int  # -1 for none
     prefix: _Prefix
 
