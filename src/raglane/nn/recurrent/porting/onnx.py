@@ -57,15 +57,15 @@ def of_onnx(source: Any, name: str | None) -> RecurrentLayer:
                 f"source: the attribute {option}", quote(value), rule, "check the model"
             )
     values = Values(graph)
-    inputs = dict(zip(_INPUTS, node.inputs, strict=False))
-    names = {key: name for key, name in inputs.items() if name}
+    names = {key: name for key, name in zip(_INPUTS, node.inputs, strict=False) if name}
     arrays = {key: _weights_of(values, names[key]) for key in _DIMENSIONS if key in names}
     passed = {key: values.of(names[key]) for key in _PASSED if key in names}
     if "sequence_lens" in passed:
-        _check_lengths(graph, node, passed.pop("sequence_lens"))
-    layer = _Converter(node, arrays).layer(passed)
-    for key in _PASSED.keys() & names.keys():
-        value = values.of(names[key])
+        _check_lengths(graph, node, passed["sequence_lens"])
+    layer = _Converter(node, arrays).layer(
+        {key: value for key, value in passed.items() if key != "sequence_lens"}
+    )
+    for key, value in passed.items():
         if isinstance(value, Computed) and value.from_input and not value.is_input:
             title = quote(node.name or node.outputs[0])
             warnings.warn(
