@@ -244,13 +244,12 @@ class _Attention(_Running):
         before, total, summed = state
         scores = self.query(torch.tanh(self.hidden(x)))
         largest = torch.maximum(before, scores)
-        kept = torch.exp(before - largest)
+        factor = torch.exp(before - largest)
         new = torch.exp(scores - largest)
-        total = total * kept + new
+        total = total * factor + new
         blocks = x.unflatten(1, (scores.shape[1], -1)) * new.unsqueeze(2)
-        summed = (summed.unflatten(1, (scores.shape[1], -1)) * kept.unsqueeze(2) + blocks).flatten(
-            1
-        )
+        summed = summed.unflatten(1, (scores.shape[1], -1)) * factor.unsqueeze(2) + blocks
+        summed = summed.flatten(1)
         value = summed.unflatten(1, (scores.shape[1], -1)) / total.unsqueeze(2)
         return value.flatten(1), (largest, total, summed)
 

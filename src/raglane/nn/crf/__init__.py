@@ -204,7 +204,7 @@ class CRF(torch.nn.Module):
         check_device("emissions", values, self.transitions.device)
         dtype = wide(torch.promote_types(values.dtype, self.transitions.dtype))
         return recursions.Scores(
-            *(part.to(dtype) for part in (values, self.start, self.transitions, self.end))
+            *(scores.to(dtype) for scores in (values, self.start, self.transitions, self.end))
         )
 
     def _path(self, emissions: Ragged, tags: Ragged) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from raglane._utils.checks import check_count, check_dropout, check_dtype, check_fits, check_kind
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
-from raglane.nn.encoder import layer_class, made
+from raglane.nn.encoder import layer_class, recurrent_layer
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.ragged import Ragged
 
@@ -76,7 +76,7 @@ class TokenReader(nn.Module):
             options["dtype"] = dtype
         options["num_layers"] = check_count("num_layers", num_layers)
         options["dropout"] = dropout if num_layers != 1 else 0.0
-        self.recurrent = made(
+        self.recurrent = recurrent_layer(
             layer_class(cell, layer_norm=False), width + more, hidden_size, **options
         )
         if self.recurrent.bidirectional:

@@ -50,12 +50,7 @@ def of_onnx(source: Any, name: str | None) -> RecurrentLayer:
     """Return the layer of a node of an ONNX model."""
     graph = read_graph(source)
     node = _node_of(graph, name)
-    for option, value in node.attributes.items():
-        if not isinstance(value, _ATTRIBUTES.get(option, ())):
-            rule = f"one of {', '.join(_ATTRIBUTES)}, and of its type"
-            raise ArgumentError(
-                f"source: the attribute {option}", quote(value), rule, "check the model"
-            )
+    _check_attributes(node)
     values = Values(graph)
     names = {key: name for key, name in zip(_INPUTS, node.inputs, strict=False) if name}
     arrays = {key: _weights_of(values, names[key]) for key in _DIMENSIONS if key in names}
@@ -88,6 +83,14 @@ def _node_of(graph: Graph, name: str | None) -> Node:
     if not nodes:
         fix = "export the layer as one node, e.g. with torch.onnx.export(..., dynamo=False)"
     raise ArgumentError("node", quote(name), rule, fix)
+
+
+def _check_attributes(node: Node) -> None:
+    for option, value in node.attributes.items():
+        if not isinstance(value, _ATTRIBUTES.get(option, ())):
+            name = f"source: the attribute {option}"
+            rule = f"one of {', '.join(_ATTRIBUTES)}, and of its type"
+            raise ArgumentError(name, quote(value), rule, "check the model")
 
 
 def _weights_of(values: Values, name: str) -> Tensor:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -118,10 +118,6 @@ class Message:
         if len(data) % 4:
             raise _damaged("a float of fewer than 4 bytes")
         return list(struct.unpack(f"<{len(data) // 4}f", data))
-
-    def real(self, number: int) -> float:
-        """Return the last value of a field of 32-bit floats, or 0."""
-        return [0.0, *self.floats(number)][-1]
 
 
 def _varint(data: memoryview, start: int) -> tuple[int, int]:
@@ -256,24 +252,24 @@ def _node_of(message: Message) -> Node:
     )
 
 
-# AttributeProto.AttributeType: the method that reads the value, and its field.
-_ATTRIBUTES: dict[int, tuple[Callable[[Message, int], Any], int]] = {
-    1: (Message.real, 2),
-    2: (Message.integer, 3),
-    3: (Message.text, 4),
-    4: (Message.message, 5),
-    6: (Message.floats, 7),
-    7: (Message.integers, 8),
-    8: (Message.texts, 9),
-}
-
-
 def _attribute_of(message: Message) -> Any:
     """Return the value of an ``AttributeProto``, of which a tensor is a message; None for graphs
     and references.
     """
-    read, field = _ATTRIBUTES.get(message.integer(20), (None, 0))
-    return read and read(message, field)
+    kind = message.integer(20)
+    if kind == 1:
+        return [0.0, *message.floats(2)][-1]
+    if kind == 2:
+        return message.integer(3)
+    if kind == 3:
+        return message.text(4)
+    if kind == 4:
+        return message.message(5)
+    if kind == 6:
+        return message.floats(7)
+    if kind == 7:
+        return message.integers(8)
+    return message.texts(9) if kind == 8 else None
 
 
 def _shape_of(message: Message) -> list[int | None] | None:
