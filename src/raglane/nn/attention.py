@@ -185,11 +185,13 @@ class Attention(nn.Module):
 
     def extra_repr(self) -> str:
         """Return the sizes and options."""
-        parts = [str(self.features), f"heads={self.heads}"]
-        parts += [f"memory_features={self.memory_features}"] * (
-            self.memory_features != self.features
+        memory = ""
+        if self.memory_features != self.features:
+            memory = f"memory_features={self.memory_features}, "
+        return (
+            f"{self.features}, heads={self.heads}, {memory}"
+            f"causal={self.causal}, dropout={self.dropout}"
         )
-        return ", ".join([*parts, f"causal={self.causal}", f"dropout={self.dropout}"])
 
     def _check(self, name: str, batch: Any, features: int) -> None:
         check_kind(name, batch, Ragged, "a Ragged", "wrap a list of sequences with rl.Ragged")

@@ -51,9 +51,7 @@ def row_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Ten
 
 
 def _has_kernel(input: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    """Return True if the cpu kernels support a product; torch raises an error for an invalid
-    one.
-    """
+    """Return True if the cpu kernels support a product; torch raises for an invalid one."""
     tensors = (input, weight) if bias is None else (input, weight, bias)
     return (
         not records_operators()  # first, because the number of rows may be symbolic

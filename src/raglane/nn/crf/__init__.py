@@ -135,8 +135,7 @@ class CRF(torch.nn.Module):
         return (path - log_z).to(scores.end.dtype)
 
     def log_partition(self, emissions: Ragged) -> Tensor:
-        """Return log Z of each sequence, ``(B,)``, the log-sum over all its paths; 0 for an empty
-        sequence.
+        """Return log Z, ``(B,)``, the log-sum over all paths; 0 for an empty sequence.
 
         Example:
             >>> CRF(4).log_partition(Ragged([torch.zeros(2, 4), torch.zeros(0, 4)])).exp().tolist()

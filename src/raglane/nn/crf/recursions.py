@@ -70,9 +70,7 @@ def _log_sum_exp(weights: Tensor) -> Tensor:
 
 
 def finite(weights: Tensor) -> Tensor:
-    """Return weights with ``-inf`` replaced by the smallest finite number, since -inf - -inf would
-    be NaN.
-    """
+    """Return weights with ``-inf`` replaced by the lowest number: -inf - -inf would be NaN."""
     return weights.clamp(min=torch.finfo(weights.dtype).min)
 
 
@@ -225,9 +223,7 @@ _posterior_op.register_autograd(_posterior_backward, setup_context=_save_posteri
 
 
 def log_partition(scores: Scores, lengths: Tensor, offsets: Tensor) -> Tensor:
-    """Return the log-sum of ``exp(score)`` over all paths of each sequence, ``(B,)``; 0 for an
-    empty one.
-    """
+    """Return the log-sum of ``exp(score)`` over all paths, ``(B,)``; 0 for an empty sequence."""
     run = _partition if _needs_loops(scores) else _partition_op
     return run(*scores, lengths, offsets)[0]
 

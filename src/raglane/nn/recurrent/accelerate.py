@@ -400,9 +400,7 @@ def _base_of(kind: type[torch.nn.Module]) -> Any:
 
 
 def _converted(kind: type[torch.nn.Module]) -> Any:
-    """Return the class of a converted layer; that of a subclass inherits from it first, so it keeps
-    its methods.
-    """
+    """Return the class of a converted layer; a subclass is its first base, for its methods."""
     if kind in _OURS:
         return _OURS[kind]
     for subclass in kind.__subclasses__():

@@ -145,9 +145,7 @@ class Recurrent(RecurrentLayer):
         return modules
 
     def reset_parameters(self) -> None:
-        """Initialise learned initial states with zeros; the modules of the cells initialise their
-        own parameters.
-        """
+        """Set learned initial states to zeros; modules of cells initialise their own parameters."""
         for parameter in self.parameters(recurse=False):
             nn.init.zeros_(parameter)
 
@@ -168,8 +166,7 @@ class Recurrent(RecurrentLayer):
         return super().output_size
 
     def summary(self, out: Any, state: State) -> Tensor:
-        """Return one vector per sequence: the output of the last element, and in reverse direction
-        of the first.
+        """Return one vector per sequence: the last element's output, and in reverse the first's.
 
         Args:
             out: the layer's output: a Ragged, a PackedSequence, or one sequence.
@@ -216,9 +213,7 @@ class Recurrent(RecurrentLayer):
         return self._spec.state_sizes(self.hidden_size)
 
     def _weights(self) -> tuple[Any, ...]:
-        """Return the modules themselves if they are user-defined, or the weights of torch's
-        cells.
-        """
+        """Return the modules if they are user-defined, or the weights of torch's cells."""
         for module in self.cells:
             for hook in module._forward_pre_hooks.values():
                 # A weight that torch's pruning or weight_norm computes before a call, which a cell

@@ -1,6 +1,4 @@
-"""A layer's call: from its arguments to a request, through a backend, and back to the kind of the
-input.
-"""
+"""A layer's call: from its arguments to a request, to a backend, and back to the input's kind."""
 
 from __future__ import annotations
 
@@ -233,9 +231,7 @@ def run(
 def _resets_in_steps(
     plan: CallPlan, weights: tuple[Any, ...], batch: Ragged, resets: Ragged
 ) -> bool:
-    """Return True if the steps of a cell read resets: on a GPU, for which splitting would wait, and
-    in a graph.
-    """
+    """Return True if steps read resets: on a GPU, where splitting would wait, and in a graph."""
     needs_pieces = plan.has_own_initial or plan.regularises or hasattr(weights[0], "prepare")
     if is_exporting() and needs_pieces:
         rule = "None in an exported graph, for a layer with an initial_state, regularisation or a prepare of its own"
@@ -516,9 +512,7 @@ def check_arguments(
 def _check_state(
     plan: CallPlan, hx: Any, count: int | None, values: Tensor, argument: str = "hx"
 ) -> None:
-    """Raise if an initial state does not fit the layer; ``count`` is None for an input without a
-    batch.
-    """
+    """Raise if an initial state does not fit the layer; ``count`` is None without a batch."""
     names = plan.cell.states
     states = (hx,) if len(names) == 1 else hx
     if (

@@ -92,9 +92,7 @@ def _check(layer: Any, input: Any, begins: Any) -> None:
 
 
 def _check_all_begin(input: Ragged, begins: Tensor) -> None:
-    """Raise if a sequence continues without a state. It waits for a device, but only in the first
-    chunk.
-    """
+    """Raise if a sequence continues without a state; only the first chunk waits for a device."""
     if torch.compiler.is_compiling():
         return  # reading values would break the graph
     continues = ~begins.cpu() & (input.host_lengths > 0)

@@ -179,9 +179,7 @@ class _Original(NamedTuple):
 
 
 class FrozenWeights:
-    """The packed weights of all layers and directions, valid until one of the original tensors
-    changes.
-    """
+    """The packed weights of a layer, valid until one of the original tensors changes."""
 
     __slots__ = ("_originals", "_packed", "is_int8")
 
@@ -204,9 +202,7 @@ class FrozenWeights:
         self._packed = tuple(packed)
 
     def packed_for(self, weights: Sequence[Any]) -> tuple[Tensor, ...]:
-        """Return the packed form of these weights, or () if they are others; discard it if one has
-        changed.
-        """
+        """Return the packed form of these weights, () for others; discard it if one has changed."""
         # Copied first, because another thread may discard them.
         originals = self._originals
         packed = self._packed
@@ -255,9 +251,7 @@ def _watch_optimizers() -> None:
 
 
 def _after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    """Discard packed weights that a fused optimizer has changed, because their versions do not
-    change.
-    """
+    """Discard packed weights that a fused optimizer has changed, which versions do not show."""
     if any(group.get("fused") for group in optimizer.param_groups):
         weights = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
         for frozen in list(_frozen.values()):

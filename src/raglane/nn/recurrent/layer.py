@@ -279,8 +279,7 @@ class RecurrentLayer(Stack):
                         torch.autograd.grad(output.values.sum(), parameters, allow_unused=True)
 
     def summary(self, out: Any, state: State) -> Tensor:  # noqa: ARG002
-        """Return one vector per sequence: the last layer's final state, both directions
-        concatenated.
+        """Return one vector per sequence: the last layer's final state, of both directions.
 
         For a bidirectional layer this differs from ``out.last()``, whose second half is the reverse
         direction's state at the last element, after reading only that one.

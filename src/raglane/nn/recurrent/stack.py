@@ -53,9 +53,7 @@ _SETTINGS = (
 
 
 def settings_of(*names: str) -> Callable[[Any], tuple[Any, ...]]:
-    """Return a function that reads the attributes that a call plan depends on: those of every
-    stack, and ``names``.
-    """
+    """Return a function that reads a stack's settings, which a call plan depends on, and ``names``."""
     return attrgetter(*_SETTINGS, *names)
 
 
@@ -100,9 +98,7 @@ class Stack(torch.nn.Module):
 
     @abstractmethod
     def _weights(self) -> tuple[Any, ...]:
-        """Return the current weights: one ``weights_type`` of the cell per layer and direction, in
-        torch's order.
-        """
+        """Return the weights: one ``weights_type`` per layer and direction, in torch's order."""
 
     def _like(self, weights: tuple[Any, ...]) -> Tensor | None:
         """Return one of the weights, for its dtype and device; None for a layer without weights."""

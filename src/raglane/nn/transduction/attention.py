@@ -33,9 +33,7 @@ class Block(NamedTuple):
 
 
 def blocks_of(memory: Ragged, items: Sequence[int], counts: Sequence[int]) -> list[Block]:
-    """Return the blocks, without empty ones, of rows in the order of their items, ``counts`` per
-    item.
-    """
+    """Return the blocks of rows in the order of their items, ``counts`` each; no empty blocks."""
     starts = memory._host_offsets().tolist()
     lengths = memory.host_lengths.tolist()
     blocks = []
@@ -55,9 +53,7 @@ def blocks_of(memory: Ragged, items: Sequence[int], counts: Sequence[int]) -> li
 
 
 class DecoderAttention(nn.Module):
-    """Weights of the elements of a memory for rows of queries, and the weighted sums of the
-    elements.
-    """
+    """Weights of a memory's elements for rows of queries, and weighted sums of the elements."""
 
     def __init__(
         self, kind: str, query_size: int, memory_size: int, size: int, width: int, placed: Any
@@ -92,9 +88,7 @@ class DecoderAttention(nn.Module):
         blocks: list[Block],
         previous: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        """Return the contexts ``(N, memory_size)`` of outputs ``(N, query_size)``, and the weights
-        ``(pairs,)``.
-        """
+        """Return contexts ``(N, memory_size)`` of outputs ``(N, query_size)``, and flat weights."""
         tensors = (self.query(outputs), keys, memory, self.vector, self.kernel, previous)
         # Products of autocast in a Function would have no counterpart in backward.
         with torch.autocast(memory.device.type, enabled=False):
@@ -200,9 +194,7 @@ def _windows(previous: Tensor | None, kernel: Tensor | None, block: Block) -> Te
 
 
 def _folded(windows: Tensor) -> Tensor:
-    """Return the sum of the entries of windows for each element, the transpose of
-    :func:`_windows`.
-    """
+    """Return the sum of each element's entries in windows, the transpose of :func:`_windows`."""
     rows, length, width = windows.shape
     padded = windows.new_zeros(rows, length + width - 1)
     for column in range(width):

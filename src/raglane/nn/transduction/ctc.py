@@ -1,6 +1,4 @@
-"""Decoding of connectionist temporal classification (CTC): beam search over prefixes, and the best
-alignment.
-"""
+"""Decoding of connectionist temporal classification (CTC): beam search, and alignment."""
 
 from __future__ import annotations
 
@@ -226,9 +224,7 @@ def ctc_align(log_probs: Ragged, targets: Ragged, blank: int = 0) -> Hypotheses:
 
 
 def _on_host(log_probs: Ragged) -> Tensor:
-    """Return log-probabilities ``(N, C)`` on the CPU; raise if one is not below inf, or those of an
-    element sum to more than 1.
-    """
+    """Return log-probabilities on the CPU; raise for NaN, inf, and sums of an element above 1."""
     values = log_probs.values.detach().to("cpu", wide(log_probs.dtype))
     sums = sums_of(values)
     if bool((sums <= LARGEST_SUM).all()):
@@ -272,9 +268,7 @@ def _check_fits(steps: Tensor, targets: Ragged) -> None:
 
 
 def _best_path(rows: Tensor, labels: Tensor, blank: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return times ``(L, 2)``, confidences ``(L,)`` and the score ``(1,)`` of one sequence, in
-    torch.
-    """
+    """Return times ``(L, 2)``, confidences ``(L,)`` and score ``(1,)`` of a sequence, in torch."""
     size = 2 * len(labels) + 1  # a blank before and after each label
     states = torch.arange(1, size, 2, device="cpu")  # of the labels
     tokens = labels.new_full((size,), blank).index_copy(0, states, labels)

@@ -246,9 +246,7 @@ class AttentionDecoder(TokenReader):
         blocks: list[Block],
         previous: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Return the vectors ``a`` of the outputs of the recurrent layer, and the attention
-        weights, flat.
-        """
+        """Return the vectors ``a`` of the recurrent layer's outputs, and the weights, flat."""
         contexts, weights = self.attention(outputs, keys, memory.values, blocks, previous)
         return torch.tanh(self.combine(torch.cat([contexts, outputs], 1))), weights
 
@@ -337,9 +335,7 @@ class AttentionDecoder(TokenReader):
     def _stepped(
         self, memory: Ragged, inputs: Ragged, state: dict[str, Any], draws: float
     ) -> Tensor:
-        """Return the vectors ``a`` of all steps in a loop, in which the items with the most tokens
-        are the first.
-        """
+        """Return the vectors ``a`` of all steps in a loop; items with the most tokens are first."""
         indices = torch.arange(inputs.values.shape[0], device=memory.device)
         packed = inputs._like(indices).to_packed()
         keys = self.attention.keys(memory.values)

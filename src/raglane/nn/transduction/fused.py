@@ -1,5 +1,4 @@
-"""The loss of a transducer with a linear joint on a CPU, and its gradients, one sequence after
-another.
+"""A transducer's loss with a linear joint on a CPU, and its gradients, sequence by sequence.
 
 The logits of a tile of frames are a product of ``tanh(frame + state)`` with the weights of the
 joint. Sequences are processed in groups: their log-probabilities, then the recursions, then the
@@ -124,8 +123,7 @@ class _Joint(NamedTuple):
 def _compute(
     joint: _Joint, alignments: Alignments, scales: Tensor | None, need_gradients: bool
 ) -> tuple[Tensor, Sequence[Tensor]]:
-    """Return the losses, ``(B,)``, and the gradients of the sum of the losses times ``scales``;
-    none without need.
+    """Return the losses ``(B,)``, and the gradients of their sum times ``scales`` if needed.
 
     With ``scales``, sequences of scale 0 are omitted, and have the loss 0.
     """
@@ -187,9 +185,7 @@ class _Scratch(NamedTuple):
 
 
 def _groups(sizes: list[int], room: int) -> Iterator[tuple[int, int, int]]:
-    """Yield begin, end and total of adjacent sizes whose total is at most ``room``, or of a single
-    larger one.
-    """
+    """Yield begin, end and total of adjacent sizes of at most ``room``, or of a larger one."""
     begin = 0
     total = 0
     for index, size in enumerate(sizes):
@@ -203,9 +199,7 @@ def _groups(sizes: list[int], room: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _most_rows(classes: int) -> int:
-    """Return the most rows of a tile with several frames; it depends on nothing else, as the bits
-    of a loss.
-    """
+    """Return the most rows of a tile; nothing else counts, so that a loss has the same bits."""
     return min(_ROWS, max(_NUMBERS // classes, 256))
 
 
@@ -225,9 +219,7 @@ def _emit(
     store: Tensor | None,
     emissions: Tensor,
 ) -> None:
-    """Write the emissions ``(T * (U + 1), 2)`` of a sequence, and its log-probabilities to
-    ``store``.
-    """
+    """Write a sequence's emissions ``(T * (U + 1), 2)``, and log-probabilities to ``store``."""
     states = joint.states.shape[0]
     classes = joint.bias.shape[0]
     for frames in _tiles(joint):
@@ -251,9 +243,7 @@ def _add_gradients(
     shares: Tensor,
     scale: Tensor,
 ) -> None:
-    """Add the gradients of a sequence, from its shares ``(T * (U + 1), 2)`` and log-probabilities;
-    see NOTE [band].
-    """
+    """Add a sequence's gradients from shares ``(T * (U + 1), 2)`` and scores; see NOTE [band]."""
     count = joint.states.shape[0]
     classes = joint.bias.shape[0]
     shares = shares.view(-1, count, 2)

@@ -45,9 +45,7 @@ class Hypotheses:
         return self.offsets.shape[0] - 1
 
     def best(self) -> Ragged:
-        """Return the tokens of the best hypothesis of each item; an item without one has an empty
-        sequence.
-        """
+        """Return the best tokens of each item; an item without hypotheses has an empty sequence."""
         counts = self.offsets.diff()
         best = self.tokens.select(self.offsets[:-1][counts > 0])
         lengths = counts.new_zeros(len(self)).masked_scatter(counts > 0, best.lengths)

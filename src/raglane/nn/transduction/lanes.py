@@ -60,9 +60,7 @@ class Outputs(NamedTuple):
 
 
 class Lanes:
-    """The state of a search: running rows, waiting items, the tree of outputs and the finished
-    hypotheses.
-    """
+    """A search: running rows, waiting items, the tree of outputs and the finished hypotheses."""
 
     def __init__(self, rules: Rules, starts: Tensor, initial: Any, slots: int) -> None:
         self.rules = rules
@@ -155,8 +153,7 @@ class Lanes:
         return self.items[self.outputs.position[chosen] // self.rules.beam]
 
     def _replace(self, totals: Tensor, parents: Tensor, tokens: Tensor, origins: Tensor) -> None:
-        """Replace the rows by their best extensions, ``(slots, 2 * beam)`` in order, and keep the
-        finished ones.
+        """Replace rows by their best extensions, ``(slots, 2 * beam)``, and keep the finished ones.
 
         ``origins`` are the rows whose outputs in the tree the extensions by the silent token
         continue.
@@ -224,9 +221,7 @@ class Lanes:
         return log_probs
 
     def _checked(self, name: str, result: Any, shape: tuple[int, ...]) -> Tensor:
-        """Return the result of a function; raise unless it has a shape, with -1 for any size, and
-        only numbers.
-        """
+        """Return a function's result; raise unless it has the shape (-1: any) and only numbers."""
         is_tensor = (
             isinstance(result, Tensor) and result.is_floating_point() and result.dim() == len(shape)
         )
@@ -300,9 +295,7 @@ class Lanes:
             best[self.items] = values.gather(1, order)
 
     def _bound(self, totals: Tensor, lengths: Tensor, continues: Tensor) -> Tensor:
-        """Return the best score that each continuing extension can reach, or all of an item
-        together.
-        """
+        """Return the best score that continuing extensions can reach, each or all of an item."""
         rules = self.rules
         if rules.frames is not None:
             # Merged hypotheses reach at most the sum of all.
@@ -347,8 +340,7 @@ class Lanes:
 
 
 def likeliest(log_probs: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return the ``count`` likeliest tokens of each row, and their log-probabilities; of equal
-    ones, the lowest first.
+    """Return the likeliest tokens of each row and their scores; of equal ones, the lowest first.
 
     ``torch.topk`` chooses among equal numbers arbitrarily.
     """

@@ -1,5 +1,4 @@
-"""The recursions of a transducer over its alignments, by the kernels on a CPU and in plain torch
-elsewhere.
+"""The recursions of a transducer over its alignments, by kernels on a CPU or in plain torch.
 
 The nodes of a sequence with T frames and U labels are (t, u): before frame t and after u labels. A
 path leads from (0, 0) to (T, U). From (t, u) a blank leads to (t + 1, u), and label u to (t, u +
@@ -60,8 +59,7 @@ def align(
     fastemit: float,
     need_shares: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Return minus the log-probability of all paths, ``(B,)``, and the shares, ``(M, 2)`` or empty
-    if not needed.
+    """Return minus the log-probability of all paths, ``(B,)``, and shares ``(M, 2)`` if needed.
 
     ``frames`` and ``labels`` are the lengths T and U on the CPU. A share is minus the derivative of
     the loss, the probability that a path has the emission; those of labels are multiplied by 1 +
@@ -162,9 +160,7 @@ def align_in_torch(
 
 
 def _shifted(rows: Tensor, columns: int) -> Tensor:
-    """Shift rows ``(B, C)`` to the right, or to the left if negative, and fill free places with
-    -inf.
-    """
+    """Shift rows ``(B, C)`` to the right, or to the left if negative, and fill with -inf."""
     if columns > 0:
         return torch.nn.functional.pad(rows[:, :-columns], (columns, 0), value=_NEVER)
     return torch.nn.functional.pad(rows[:, -columns:], (0, -columns), value=_NEVER)

@@ -126,14 +126,6 @@ def _counted(sequences: list[list[int]], begin: int, end: int, order: int) -> li
     return counts
 
 
-def _shares(
-    counts: Counter[Tokens], totals: Counter[Tokens], discount: float
-) -> dict[Tokens, float]:
-    """Return the probability that each context gives to the lower order."""
-    kinds = Counter(gram[:-1] for gram in counts)
-    return {context: discount * kinds[context] / totals[context] for context in sorted(totals)}
-
-
 def _discount(counts: Counter[Tokens]) -> float:
     frequencies = Counter(counts.values())
     once = frequencies[1]
@@ -142,9 +134,7 @@ def _discount(counts: Counter[Tokens]) -> float:
 
 
 def _estimated(sequences: list[list[int]], count: int, order: int) -> Grams:
-    """Count and smooth the n-grams of sequences; contexts of length l are numbered after the
-    shorter ones.
-    """
+    """Count and smooth n-grams; contexts of length l are numbered after the shorter ones."""
     begin = count + 1
     counts = _counted(sequences, begin, count, order)
     contexts = [context for grams in counts for context in sorted({gram[:-1] for gram in grams})]
@@ -160,7 +150,11 @@ def _estimated(sequences: list[list[int]], count: int, order: int) -> Grams:
         for gram, times in counted.items():
             totals[gram[:-1]] += times
         discount = _discount(counted)
-        shares = _shares(counted, totals, discount)
+        kinds = Counter(gram[:-1] for gram in counted)
+        # The probability that each context gives to the lower order.
+        shares = {
+            context: discount * kinds[context] / totals[context] for context in sorted(totals)
+        }
         backoff += shares.values()
         for gram in sorted(counted) if length else grams:
             reduced = max(counted[gram] - discount, 0) / totals[gram[:-1]]

@@ -1,6 +1,4 @@
-"""All pairs of elements of two sequences per item: indices, soft dynamic time warping, edit
-distances.
-"""
+"""All pairs of elements of two sequences: indices, soft dynamic time warping, edit distances."""
 
 from __future__ import annotations
 
@@ -23,8 +21,7 @@ from raglane.ragged import Ragged
 
 
 def pairs(a: Ragged, b: Ragged) -> Ragged:
-    """Return the indices of all pairs of an element of ``a`` and an element of ``b`` of the same
-    item.
+    """Return the indices of all pairs of elements of ``a`` and ``b`` of the same item.
 
     An item with T and U elements has T U pairs in lexicographic order, and none if T or U is 0.
     Nothing is padded. Nothing waits for a device if the lengths are on the host.
@@ -78,8 +75,7 @@ def _check_both(a: Any, b: Any, names: tuple[str, str] = ("a", "b")) -> None:
 
 @never_recorded
 def soft_dtw(a: Ragged, b: Ragged, gamma: float = 1.0) -> Tensor:
-    """Return the soft dynamic time warping discrepancy of two sequences per item, a differentiable
-    loss.
+    """Return the soft dynamic time warping discrepancy of each item, a differentiable loss.
 
     It is the soft minimum ``-gamma log sum exp(-c / gamma)`` over all monotonic paths of pairs from
     both first to both last elements, where ``c`` is the sum of a path's squared distances (Cuturi
@@ -146,9 +142,7 @@ def soft_dtw(a: Ragged, b: Ragged, gamma: float = 1.0) -> Tensor:
 
 
 class _SoftMinimum(torch.autograd.Function):
-    """The soft minimum of each item ``(B,)``, any number without pairs, from the costs ``(P,)``, by
-    the kernels.
-    """
+    """The soft minimum of each item from the costs ``(P,)``, by the kernels; any without pairs."""
 
     @staticmethod
     def forward(ctx: Any, costs: Tensor, left: Tensor, right: Tensor, gamma: float) -> Tensor:
@@ -224,8 +218,7 @@ class Edits(NamedTuple):
 
     @property
     def rate(self) -> float:
-        """The sum of all edits divided by the sum of the lengths: the error rate, e.g. of words or
-        characters.
+        """All edits divided by all lengths: the error rate, e.g. of words or characters.
 
         Without tokens in the references it is 0 for no edits, and else ``inf``.
         """
@@ -237,8 +230,7 @@ class Edits(NamedTuple):
 
 
 def edit_distance(hypotheses: Ragged, references: Ragged) -> Edits:
-    """Return the edit distance of sequences of tokens, as counts of insertions, deletions and
-    substitutions.
+    """Return the edit distance of sequences of tokens: insertions, deletions, substitutions.
 
     The distance is that of Levenshtein, "Binary codes capable of correcting deletions, insertions
     and reversals", 1966. If several sets of edits have this size, the last edit is a substitution

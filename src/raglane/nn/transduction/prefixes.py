@@ -41,9 +41,7 @@ def _log_add(a: float, b: float) -> float:
 
 @dataclass(slots=True)
 class _Prefix:
-    """Log-probabilities of all alignments of a prefix, and of the best one, by their end: a blank
-    or the last token.
-    """
+    """Log-probabilities of a prefix's alignments, all and the best, by end: blank or last token."""
 
     tokens: tuple[int, ...] = ()
     blank: float = _NEVER
@@ -67,9 +65,7 @@ class _Prefix:
         return -(self.total + self.scorer)
 
     def start(self, parent: _Prefix, log_prob: float, step: int) -> None:
-        """Add the alignments in which the last token begins: only after a blank if it repeats the
-        one before.
-        """
+        """Add the alignments in which the last token begins; a repeated one follows a blank."""
         repeats = parent.tokens[-1:] == self.tokens[-1:]
         before = parent.blank if repeats else parent.total
         self.label = _log_add(self.label, before + log_prob)

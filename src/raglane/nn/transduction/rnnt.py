@@ -157,9 +157,7 @@ def _without_ignored(batch: Ragged, is_ignored: Tensor) -> Tensor:
 
 
 def _check(encoder: Any, predictor: Any, targets: Any, joint: Any, blank: int) -> Tensor:
-    """Raise if arguments do not match; return the number of frames of each sequence, ``(B,)`` on
-    the host.
-    """
+    """Raise if arguments do not match; return the numbers of frames, ``(B,)`` on the host."""
     check_predictions("encoder", encoder)
     check_labels(targets, encoder, "encoder")
     batches = {"encoder": encoder}
@@ -229,9 +227,7 @@ def _following(targets: Ragged, blank: int) -> Tensor:
 
 
 def _emissions(values: list[Tensor], joint: Any, alignments: Alignments, targets: Ragged) -> Tensor:
-    """Return the log-probabilities of the blank and the next label of each frame and state, ``(M,
-    2)``.
-    """
+    """Return log-probabilities ``(M, 2)``: the blank and the next label of each frame and state."""
     frames = alignments.frames
     states = alignments.labels + 1
     device = values[0].device

@@ -46,9 +46,7 @@ def as_tokens(name: str, sequences: Any, count: int | None = None) -> Ragged:
 
 
 class TokenReader(nn.Module):
-    """The base of decoders: an embedding of tokens, and a recurrent layer that also reads ``more``
-    numbers.
-    """
+    """The base of decoders: an embedding, and a recurrent layer that reads ``more`` numbers too."""
 
     def __init__(
         self,

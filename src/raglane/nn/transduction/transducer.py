@@ -127,8 +127,7 @@ class Transducer(TokenReader):
     def search(
         self, frames: Ragged, *, beam: int = 4, max_length: int | Tensor, **options: Any
     ) -> Hypotheses:
-        """Search the best token sequences of each item, over their alignments. Call ``eval()``
-        first.
+        """Search the best token sequences of each item, over alignments. Call ``eval()`` first.
 
         Args:
             frames: as for the call.
@@ -168,8 +167,7 @@ class Transducer(TokenReader):
     def greedy(
         self, frames: Ragged, state: tuple[Tensor, ...] | None = None, *, max_symbols: int = 10
     ) -> tuple[Hypotheses, tuple[Tensor, ...]]:
-        """Return the tokens of the likeliest emission at each point, for whole sequences or
-        streams.
+        """Return the tokens of the likeliest emissions, for whole sequences or streams.
 
         A stream in pieces has the tokens of the whole sequence. Call ``eval()`` first.
 
@@ -277,9 +275,7 @@ class Transducer(TokenReader):
 
 
 def _hypotheses(emitted: list[tuple[Tensor, ...]], scores: Tensor, rows: Tensor) -> Hypotheses:
-    """Return hypotheses from the items, tokens, frames and probabilities that were emitted at
-    once.
-    """
+    """Return hypotheses from items, tokens, frames and probabilities, as they were emitted."""
     count = scores.shape[0]
     none = torch.empty(0, dtype=torch.int64, device=scores.device)
     empty = none, none, none, rows.new_empty(0)

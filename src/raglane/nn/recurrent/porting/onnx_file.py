@@ -253,9 +253,7 @@ def _node_of(message: Message) -> Node:
 
 
 def _attribute_of(message: Message) -> Any:
-    """Return the value of an ``AttributeProto``, of which a tensor is a message; None for graphs
-    and references.
-    """
+    """Return the value of an ``AttributeProto``: a tensor as a message, None for graphs."""
     kind = message.integer(20)
     if kind == 1:
         return [0.0, *message.floats(2)][-1]

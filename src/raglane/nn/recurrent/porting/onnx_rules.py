@@ -73,9 +73,7 @@ class Call:
         return value.tensor
 
     def integers(self, name: str, index: int) -> list[int | None] | None:
-        """Return integers, which were an attribute before they became an input; None for unknown
-        ones.
-        """
+        """Return integers, of an attribute in older models; None for unknown ones."""
         if index >= len(self.inputs) or self.inputs[index] is None:
             numbers: Any = self.attributes.get(name)
             return numbers
