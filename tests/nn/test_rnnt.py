@@ -233,7 +233,7 @@ def test_tiles_and_bands_change_only_rounding(
     monkeypatch.setattr(rl.nn.transduction.rnnt, "_TILE", 20)
     for rows, kept in ((1, 0), (50, 0), (50, 2**30), (2048, 20_000)):
         monkeypatch.setattr(fused, "_ROWS", rows)
-        monkeypatch.setattr(fused, "_KEPT", kept)
+        monkeypatch.setattr(fused, "_STORED", kept)
         compare(case.loss(way), expected, case, 1e-10)
 
 
@@ -304,7 +304,7 @@ def test_a_sequence_has_the_same_bits_in_any_batch() -> None:
 def test_memory_does_not_grow_with_frames_labels_and_classes(
     way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fused, "_KEPT", 0)
+    monkeypatch.setattr(fused, "_STORED", 0)
     case = Case([(300, 40)] * 3, classes=64)
     for part in case.inputs:
         part.grad = torch.zeros_like(part)

@@ -103,11 +103,13 @@ class Attention(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.features, self.heads = check_count("features", features), check_count("heads", heads)
+        self.features = check_count("features", features)
+        self.heads = check_count("heads", heads)
         self.memory_features = (
             features if memory_features is None else check_count("memory_features", memory_features)
         )
-        self.causal, self.dropout = check_flag("causal", causal), check_dropout(dropout)
+        self.causal = check_flag("causal", causal)
+        self.dropout = check_dropout(dropout)
         check_dtype(dtype)
         if features % heads != 0:
             rule = f"a divisor of features, {features}"
@@ -183,11 +185,13 @@ class Attention(nn.Module):
 
     def extra_repr(self) -> str:
         """Return the sizes and options."""
-        parts = [str(self.features), f"heads={self.heads}"]
-        parts += [f"memory_features={self.memory_features}"] * (
-            self.memory_features != self.features
+        memory = ""
+        if self.memory_features != self.features:
+            memory = f"memory_features={self.memory_features}, "
+        return (
+            f"{self.features}, heads={self.heads}, {memory}"
+            f"causal={self.causal}, dropout={self.dropout}"
         )
-        return ", ".join([*parts, f"causal={self.causal}", f"dropout={self.dropout}"])
 
     def _check(self, name: str, batch: Any, features: int) -> None:
         check_kind(name, batch, Ragged, "a Ragged", "wrap a list of sequences with rl.Ragged")
@@ -218,31 +222,27 @@ def _attend(
         keys, values = pairs.unbind(1)
         ends = (query.cu_seqlens, memory.cu_seqlens)
         longest = (query.max_length, memory.max_length)
-        return cast(
-            Tensor,
-            varlen_attn(
-                queries, keys, values, *ends, *longest, window_size=(-1, 0 if causal else -1)
-            ),
-        )
+        window = (-1, 0 if causal else -1)
+        output = varlen_attn(queries, keys, values, *ends, *longest, window_size=window)
+        return cast(Tensor, output)
     if dropout and queries.is_cpu:
-        check_pairs(
-            query.host_lengths, memory.host_lengths, 2 * queries.shape[1] * queries.itemsize
-        )
-    parts = []
+        itemsize = 2 * queries.shape[1] * queries.itemsize
+        check_pairs(query.host_lengths, memory.host_lengths, itemsize)
+    outputs = []
     # One row of heads before steps, as torch's kernel takes them.
-    owns = queries.transpose(0, 1).unsqueeze(0).split(query.host_lengths.tolist(), 2)
-    theirs = pairs.permute(1, 2, 0, 3).unsqueeze(1).split(memory.host_lengths.tolist(), 3)
-    for own, both in zip(owns, theirs, strict=True):
-        own = own.clone(memory_format=torch.contiguous_format)
-        keys, values = both.clone(memory_format=torch.contiguous_format).unbind(0)
-        if own.numel() and keys.numel():
-            part = F.scaled_dot_product_attention(
-                own, keys, values, dropout_p=dropout, is_causal=causal
+    queries_of = queries.transpose(0, 1).unsqueeze(0).split(query.host_lengths.tolist(), 2)
+    pairs_of = pairs.permute(1, 2, 0, 3).unsqueeze(1).split(memory.host_lengths.tolist(), 3)
+    for rows, elements in zip(queries_of, pairs_of, strict=True):
+        rows = rows.clone(memory_format=torch.contiguous_format)
+        keys, values = elements.clone(memory_format=torch.contiguous_format).unbind(0)
+        if rows.numel() and keys.numel():
+            output = F.scaled_dot_product_attention(
+                rows, keys, values, dropout_p=dropout, is_causal=causal
             )
         else:
-            part = own @ keys.transpose(2, 3) @ values  # zeros
-        parts.append(part[0].transpose(0, 1))
-    return torch.cat(parts)
+            output = rows @ keys.transpose(2, 3) @ values  # zeros
+        outputs.append(output[0].transpose(0, 1))
+    return torch.cat(outputs)
 
 
 def _has_varlen(queries: Tensor, query: Ragged, memory: Ragged, dropout: float) -> bool:

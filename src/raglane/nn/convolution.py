@@ -35,8 +35,8 @@ class _Convolution(nn.Module):
     def reset_parameters(self) -> None:
         """Initialise the parameters as torch's convolution does."""
         bound = (self.input_size // self.groups * self.kernel_size) ** -0.5
-        for part in self.parameters():
-            nn.init.uniform_(part, -bound, bound)
+        for parameter in self.parameters():
+            nn.init.uniform_(parameter, -bound, bound)
 
     def initial_state(self, count: int) -> Tensor:
         """Return zeros, which are the padding."""
@@ -44,8 +44,8 @@ class _Convolution(nn.Module):
 
     def step(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """Return the products of the weight with every ``dilation``-th element."""
-        held = x if self.kernel_size == 1 else torch.cat([state, x], 1)
-        windows = held.unflatten(1, (-1, self.input_size))[:, :: self.dilation]
+        elements = x if self.kernel_size == 1 else torch.cat([state, x], 1)
+        windows = elements.unflatten(1, (-1, self.input_size))[:, :: self.dilation]
         matrix = self.weight.permute(0, 2, 1)
         if self.groups == 1:
             matrix = matrix.reshape(self.output_size, -1)
@@ -58,7 +58,7 @@ class _Convolution(nn.Module):
             )
             output = torch.bmm(windows.flatten(2), matrix).permute(1, 0, 2).flatten(1)
             output = output if self.bias is None else output + self.bias
-        return output, state if held is x else held[:, self.input_size :]
+        return output, state if elements is x else elements[:, self.input_size :]
 
 
 class CausalConv1d(Recurrent):

@@ -116,7 +116,7 @@ class SequenceEncoder(nn.Module):
         if embedding is not None:
             self.embedding = nn.Embedding(width, check_count("embedding", embedding), **placed)
             width = embedding
-        self.recurrent = made(
+        self.recurrent = recurrent_layer(
             layer_class(cell, check_flag("layer_norm", layer_norm)),
             width,
             check_count("hidden_size", hidden_size),
@@ -222,7 +222,9 @@ def layer_class(cell: Any, layer_norm: bool) -> Callable[..., RecurrentLayer]:
     raise ArgumentError("cell", quote(cell), f"one of {', '.join(classes)}{other}", fix)
 
 
-def made(make: Callable[..., Any], width: int, hidden_size: int, **options: Any) -> RecurrentLayer:
+def recurrent_layer(
+    make: Callable[..., Any], width: int, hidden_size: int, **options: Any
+) -> RecurrentLayer:
     """Create the recurrent layer."""
     rule = "a function (input_size, hidden_size, **options) that returns a layer of rl.nn"
     check_signature("cell", make, rule, width, hidden_size, **options)

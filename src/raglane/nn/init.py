@@ -187,9 +187,7 @@ def _blocks(layer: Any, name: str, dimensions: int) -> Iterator[Tensor]:
 
 
 def _bias_of(layer: Any, gate: str) -> Iterator[Tensor]:
-    """Yield a gate's bias in every layer and direction, and set the second bias, if there are two,
-    to zero.
-    """
+    """Yield a gate's bias in every layer and direction, and set a second bias to zero."""
     cell = _cell_of(layer)
     if gate not in cell.gates or not layer.bias:
         got = f"cell {cell.name!r} with gates {', '.join(cell.gates)}, bias={layer.bias}"

@@ -51,19 +51,14 @@ def row_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Ten
 
 
 def _has_kernel(input: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    """Return True if the cpu kernels support a product; torch raises an error for an invalid
-    one.
-    """
+    """Return True if the cpu kernels support a product; torch raises for an invalid one."""
+    tensors = (input, weight) if bias is None else (input, weight, bias)
     return (
         not records_operators()  # first, because the number of rows may be symbolic
         and isinstance(input, Tensor)  # not a Ragged
         and input.dtype in (torch.float32, torch.float64)
-        and all(part.dtype is input.dtype for part in (weight, bias) if part is not None)
-        and all(
-            part.is_cpu and part.layout is torch.strided
-            for part in (input, weight, bias)
-            if part is not None
-        )
+        and all(tensor.dtype is input.dtype for tensor in tensors)
+        and all(tensor.is_cpu and tensor.layout is torch.strided for tensor in tensors)
         and 0 not in (*input.shape, *weight.shape)
         and input.shape[-1:] == weight.shape[1:]
         and not torch.is_autocast_enabled("cpu")

@@ -235,9 +235,7 @@ class _LogSumExp(_Running):
 
 
 class _Attention(_Running):
-    """The weighted sum of :class:`AttentionPooling`; sums are scaled when the largest score
-    changes.
-    """
+    """The weighted sum of :class:`AttentionPooling`, scaled when the largest score changes."""
 
     def __init__(self, pooling: AttentionPooling, dtype: torch.dtype) -> None:
         heads = pooling.heads
@@ -250,13 +248,12 @@ class _Attention(_Running):
         before, total, summed = state
         scores = self.query(torch.tanh(self.hidden(x)))
         largest = torch.maximum(before, scores)
-        kept = torch.exp(before - largest)
+        factor = torch.exp(before - largest)
         new = torch.exp(scores - largest)
-        total = total * kept + new
+        total = total * factor + new
         blocks = x.unflatten(1, (scores.shape[1], -1)) * new.unsqueeze(2)
-        summed = (summed.unflatten(1, (scores.shape[1], -1)) * kept.unsqueeze(2) + blocks).flatten(
-            1
-        )
+        summed = summed.unflatten(1, (scores.shape[1], -1)) * factor.unsqueeze(2) + blocks
+        summed = summed.flatten(1)
         value = summed.unflatten(1, (scores.shape[1], -1)) / total.unsqueeze(2)
         return value.flatten(1), (largest, total, summed)
 
@@ -273,9 +270,7 @@ def _plain_running(name: str, width: int, dtype: torch.dtype) -> Recurrent:
 
 
 def running(pooling: str | AttentionPooling, width: int, dtype: torch.dtype) -> Recurrent:
-    """Return a layer whose outputs are the poolings of the elements so far; ``pooling`` is a name
-    or a module.
-    """
+    """Return a layer of the poolings so far; ``pooling`` is a name or a module."""
     return (
         _plain_running(pooling, width, dtype)
         if isinstance(pooling, str)
@@ -284,9 +279,7 @@ def running(pooling: str | AttentionPooling, width: int, dtype: torch.dtype) -> 
 
 
 def _answers(pooling: nn.Module, batch: Ragged) -> bool:
-    """Return True if a pooling is computed element after element, with the same bits as for a
-    stream.
-    """
+    """Return True if a pooling is computed per element, with the same bits as for a stream."""
     return (
         not records_operators()  # first, because the number of elements may be symbolic
         and not pooling.training

@@ -135,8 +135,7 @@ class CRF(torch.nn.Module):
         return (path - log_z).to(scores.end.dtype)
 
     def log_partition(self, emissions: Ragged) -> Tensor:
-        """Return log Z of each sequence, ``(B,)``, the log-sum over all its paths; 0 for an empty
-        sequence.
+        """Return log Z, ``(B,)``, the log-sum over all paths; 0 for an empty sequence.
 
         Example:
             >>> CRF(4).log_partition(Ragged([torch.zeros(2, 4), torch.zeros(0, 4)])).exp().tolist()
@@ -204,7 +203,7 @@ class CRF(torch.nn.Module):
         check_device("emissions", values, self.transitions.device)
         dtype = wide(torch.promote_types(values.dtype, self.transitions.dtype))
         return recursions.Scores(
-            *(part.to(dtype) for part in (values, self.start, self.transitions, self.end))
+            *(scores.to(dtype) for scores in (values, self.start, self.transitions, self.end))
         )
 
     def _path(self, emissions: Ragged, tags: Ragged) -> Tensor:

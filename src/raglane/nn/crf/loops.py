@@ -1,6 +1,4 @@
-"""The functions of :mod:`raglane.nn.crf.recursions` as loops within an exported graph, with the
-same order of sums.
-"""
+""":mod:`raglane.nn.crf.recursions` as loops in an exported graph, with the same order of sums."""
 
 from __future__ import annotations
 

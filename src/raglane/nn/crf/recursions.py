@@ -37,7 +37,7 @@ class Scores(NamedTuple):
 class _Steps:
     """The packed order: step after step, and within a step the longest sequence first."""
 
-    place: Tensor  # ``(N,)``: the packed row of each element
+    row_of: Tensor  # ``(N,)``: the packed row of each element
     rows: list[int]  # the number of sequences with each step; [0] for a batch without elements
     sequence: Tensor  # ``(M,)``: the sequences with an element, longest first
     last: Tensor  # ``(M,)``: the packed row of their last element
@@ -45,14 +45,13 @@ class _Steps:
 
 def _packed(*inputs: Tensor) -> tuple[Scores, _Steps]:
     """Return the packed scores and the packed order of an operator's inputs."""
-    *parts, lengths, offsets = inputs
+    values, *chain, lengths, offsets = inputs
     element, batch_sizes, order = packed_layout(lengths, offsets)
-    place = inverse(element)
+    row_of = inverse(element)
     rows = batch_sizes.tolist() or [0]
     sequence = order[: rows[0]]
-    last = place.index_select(0, offsets[1:].index_select(0, sequence) - 1)
-    parts[0] = take_rows(parts[0], element)
-    return Scores(*parts), _Steps(place, rows, sequence, last)
+    last = row_of.index_select(0, offsets[1:].index_select(0, sequence) - 1)
+    return Scores(take_rows(values, element), *chain), _Steps(row_of, rows, sequence, last)
 
 
 # -- over all paths
@@ -71,9 +70,7 @@ def _log_sum_exp(weights: Tensor) -> Tensor:
 
 
 def finite(weights: Tensor) -> Tensor:
-    """Return weights with ``-inf`` replaced by the smallest finite number, since -inf - -inf would
-    be NaN.
-    """
+    """Return weights with ``-inf`` replaced by the lowest number: -inf - -inf would be NaN."""
     return weights.clamp(min=torch.finfo(weights.dtype).min)
 
 
@@ -135,7 +132,7 @@ def _posterior(
             both = previous * tags.unsqueeze(2)
             pairs = pairs + both.sum(0)
             tags = both.sum(1)
-    emissions = take_rows(torch.cat(marginals_of_steps[::-1]), steps.place)
+    emissions = take_rows(torch.cat(marginals_of_steps[::-1]), steps.row_of)
     return Scores(emissions, tags.sum(0), pairs.t().contiguous(), ending.sum(0))
 
 
@@ -169,12 +166,12 @@ def _partition(*inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     scores, steps = _packed(*inputs)
     reaches, levels = _reach(scores, steps)
     final = take_rows(weights_of(scores, reaches, levels), steps.last) + scores.end
-    taken = segments.sum(levels.index_select(0, steps.place).to(SUMS), inputs[5])
+    taken = segments.sum(levels.index_select(0, steps.row_of).to(SUMS), inputs[5])
     return taken.index_add(0, steps.sequence, _log_sum_exp(final).to(SUMS)), reaches, levels
 
 
 def _shapes_of_posterior(*inputs: Tensor) -> tuple[Tensor, ...]:
-    return tuple(part.new_empty(part.shape) for part in inputs[:4])
+    return tuple(scores.new_empty(scores.shape) for scores in inputs[:4])
 
 
 @operator(
@@ -204,20 +201,20 @@ def _save_posterior(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, 
 
 def _posterior_backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
     """Compute second derivatives by autograd through the loops."""
-    *parts, lengths, offsets, upstream = ctx.saved_tensors
+    *scores, lengths, offsets, upstream = ctx.saved_tensors
     again = torch.is_grad_enabled()
     with torch.enable_grad():
         # Views, so that a gradient ends here even if one input was computed from another.
-        inputs = [part.view_as(part) for part in (*parts, upstream)]
-        scores, steps = _packed(*inputs[:4], lengths, offsets)
-        result = _posterior(scores, steps, *_reach(scores, steps), inputs[4])
-    differentiated = [part for part in inputs if part.requires_grad]
-    pairs = [(part, grad) for part, grad in zip(result, grads, strict=True) if part.requires_grad]
+        inputs = [tensor.view_as(tensor) for tensor in (*scores, upstream)]
+        packed, steps = _packed(*inputs[:4], lengths, offsets)
+        result = _posterior(packed, steps, *_reach(packed, steps), inputs[4])
+    differentiated = [tensor for tensor in inputs if tensor.requires_grad]
+    pairs = [pair for pair in zip(result, grads, strict=True) if pair[0].requires_grad]
     results, weights = zip(*pairs, strict=True)
-    found = iter(
+    computed = iter(
         torch.autograd.grad(results, differentiated, weights, create_graph=again, allow_unused=True)
     )
-    gradients = [next(found) if part.requires_grad else None for part in inputs]
+    gradients = [next(computed) if tensor.requires_grad else None for tensor in inputs]
     return *gradients[:4], None, None, None, None, gradients[4]
 
 
@@ -226,9 +223,7 @@ _posterior_op.register_autograd(_posterior_backward, setup_context=_save_posteri
 
 
 def log_partition(scores: Scores, lengths: Tensor, offsets: Tensor) -> Tensor:
-    """Return the log-sum of ``exp(score)`` over all paths of each sequence, ``(B,)``; 0 for an
-    empty one.
-    """
+    """Return the log-sum of ``exp(score)`` over all paths, ``(B,)``; 0 for an empty sequence."""
     run = _partition if _needs_loops(scores) else _partition_op
     return run(*scores, lengths, offsets)[0]
 
@@ -288,9 +283,9 @@ def _best_tags_op(*inputs: Tensor) -> Tensor:
         previous = (weight[:longer] + arriving.index_select(0, tags)).argmax(1)
         tags = torch.cat((previous, ending[longer:rows]))
         tags_of_steps.append(tags)
-    return take_rows(torch.cat(tags_of_steps[::-1]), steps.place)
+    return take_rows(torch.cat(tags_of_steps[::-1]), steps.row_of)
 
 
 def best_tags(scores: Scores, lengths: Tensor, offsets: Tensor) -> Tensor:
     """Return the tags of the best path of each sequence, ``(N,)``, by Viterbi's algorithm."""
-    return _best_tags_op(*(part.detach() for part in scores), lengths, offsets)
+    return _best_tags_op(*map(Tensor.detach, scores), lengths, offsets)

@@ -157,7 +157,8 @@ def once(
         return list(gradients)
     apply: Any = _Once.apply
     return [
-        part if part is None else apply(part, function, argument, *values) for part in gradients
+        None if gradient is None else apply(gradient, function, argument, *values)
+        for gradient in gradients
     ]
 
 
@@ -236,24 +237,24 @@ def _rows(name: str, target: Any, batch: Ragged) -> Tensor:
     return segments.spread(target, batch.offsets, batch.values.shape[0])
 
 
-def check_tensor(name: str, given: Any, batch: Ragged, fix: str) -> Tensor:
+def check_tensor(name: str, tensor: Any, batch: Ragged, fix: str) -> Tensor:
     """Return a dense tensor of real numbers on the device of the batch, or raise."""
-    if not isinstance(given, Tensor):
-        raise ArgumentTypeError(name, f"a {type(given).__name__}", "a tensor", fix)
+    if not isinstance(tensor, Tensor):
+        raise ArgumentTypeError(name, f"a {type(tensor).__name__}", "a tensor", fix)
     if (
-        given.is_nested
-        or given.layout is not torch.strided
-        or given.is_complex()
-        or given.is_quantized
+        tensor.is_nested
+        or tensor.layout is not torch.strided
+        or tensor.is_complex()
+        or tensor.is_quantized
     ):
         got = (
             "a nested tensor"
-            if given.is_nested
-            else f"a tensor of {given.layout} and {given.dtype}"
+            if tensor.is_nested
+            else f"a tensor of {tensor.layout} and {tensor.dtype}"
         )
         raise ArgumentTypeError(name, got, "a dense tensor of real numbers", fix)
-    check_device(name, given, batch.device)
-    return given
+    check_device(name, tensor, batch.device)
+    return tensor
 
 
 def check_numbers(name: str, numbers: Tensor) -> None:

@@ -140,14 +140,15 @@ def sums_of(log_probs: Tensor) -> Tensor:
     """Return the sum of the probabilities of each element, ``(N,)``, of ``(N, C)`` on the CPU."""
     rows, classes = log_probs.shape
     count = max(1, _BLOCK // classes)
-    own = log_probs.detach()
+    log_probs = log_probs.detach()
     if rows <= count:
-        return own.exp().sum(1)
-    sums = own.new_empty(rows)
-    block = own.new_empty(count, classes)
+        return log_probs.exp().sum(1)
+    sums = log_probs.new_empty(rows)
+    scratch = log_probs.new_empty(count, classes)
     for start in range(0, rows, count):
-        part = own[start : start + count]
-        torch.sum(torch.exp(part, out=block[: part.shape[0]]), 1, out=sums[start : start + count])
+        block = log_probs[start : start + count]
+        chances = torch.exp(block, out=scratch[: block.shape[0]])
+        torch.sum(chances, 1, out=sums[start : start + count])
     return sums
 
 
@@ -237,9 +238,9 @@ def lattice_of(
     position = segments.positions(offsets, total)
     is_label = position % 2 == 1
     # The blank is appended to the labels, for all states that are blanks.
-    place = target_offsets.index_select(0, owner) + position // 2
-    place = place.masked_fill(~is_label, targets.shape[0])
-    label = torch.cat([targets, targets.new_full((1,), blank)]).index_select(0, place)
+    index = target_offsets.index_select(0, owner) + position // 2
+    index = index.masked_fill(~is_label, targets.shape[0])
+    label = torch.cat([targets, targets.new_full((1,), blank)]).index_select(0, index)
     # The condition on the position excludes labels that roll brings from another sequence.
     skips = is_label & (position > 2) & (label != label.roll(2))
     return Lattice(

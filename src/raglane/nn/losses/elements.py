@@ -148,12 +148,12 @@ def _class_weights(weight: Any, pair: Comparison) -> Tensor | None:
     if weight is None:
         return None
     scores = pair.predictions
-    given = check_tensor("weight", weight, pair.batch, _ONE_PER_CLASS)
-    if given.shape != scores.shape[1:]:
+    factors = check_tensor("weight", weight, pair.batch, _ONE_PER_CLASS)
+    if factors.shape != scores.shape[1:]:
         rule = f"one number for each of the {scores.shape[1]} classes"
-        raise ShapeError("weight", f"shape {tuple(given.shape)}", rule, _ONE_PER_CLASS)
-    check_numbers("weight", given)
-    return given.to(scores.dtype)
+        raise ShapeError("weight", f"shape {tuple(factors.shape)}", rule, _ONE_PER_CLASS)
+    check_numbers("weight", factors)
+    return factors.to(scores.dtype)
 
 
 def _classes(targets: Tensor, count: int, ignore_index: int) -> Tensor:
@@ -311,19 +311,17 @@ def _check_labels(targets: Tensor) -> None:
 
 def _label_weights(pos_weight: Any, logits: Tensor, batch: Ragged) -> Tensor:
     """Return ``pos_weight`` as a scalar, or in the shape of a row."""
-    given = check_tensor(
-        "pos_weight", pos_weight, batch, "pass a tensor: one number, or one per label"
-    )
-    check_numbers("pos_weight", given)
-    given = given.to(logits.dtype)
-    if given.numel() == 1:
-        return given.reshape(())
-    if given.shape != logits.shape[1:]:
+    fix = "pass a tensor: one number, or one per label"
+    factors = check_tensor("pos_weight", pos_weight, batch, fix)
+    check_numbers("pos_weight", factors)
+    factors = factors.to(logits.dtype)
+    if factors.numel() == 1:
+        return factors.reshape(())
+    if factors.shape != logits.shape[1:]:
+        got = f"shape {tuple(factors.shape)}"
         rule = f"one number, or of the shape of an element, {tuple(logits.shape[1:])}"
-        raise ShapeError(
-            "pos_weight", f"shape {tuple(given.shape)}", rule, "pass one weight per label"
-        )
-    return given
+        raise ShapeError("pos_weight", got, rule, "pass one weight per label")
+    return factors
 
 
 def _elementwise(

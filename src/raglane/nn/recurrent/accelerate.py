@@ -350,19 +350,20 @@ def unaccelerate(model: M) -> M:
         True
     """
     check_model(model)
-    for place, module in model.named_modules():
+    for name, module in model.named_modules():
         if isinstance(module, _Converted):
             if "_theirs" not in vars(type(module)):
                 rule = "a layer without parametrizations"
                 fix = "call torch.nn.utils.parametrize.remove_parametrizations first"
-                raise ArgumentTypeError(
-                    place or "model", "a layer with a parametrization", rule, fix
-                )
-            for name in (
-                ("__module__", "_qconfig", *OPTIONS) if isinstance(module, _Accelerated) else ()
-            ):
-                if name != "backend" or not isinstance(module, AcceleratedSLSTM):
-                    vars(module).pop(name, None)
+                got = "a layer with a parametrization"
+                raise ArgumentTypeError(name or "model", got, rule, fix)
+            added = (
+                {"__module__", "_qconfig", *OPTIONS} if isinstance(module, _Accelerated) else set()
+            )
+            if isinstance(module, AcceleratedSLSTM):
+                added.discard("backend")
+            for attribute in added:
+                vars(module).pop(attribute, None)
             module.__class__ = module._theirs
     return model
 
@@ -377,7 +378,7 @@ def _resets_states(module: torch.nn.Module) -> bool:
     if isinstance(module, _Converted) or getattr(module, "recurrent_backend", "pad") != "pad":
         return False
     return base_of_model(type(module)) is not None and any(
-        isinstance(part, _Accelerated) for part in module.children()
+        isinstance(child, _Accelerated) for child in module.children()
     )
 
 
@@ -399,14 +400,12 @@ def _base_of(kind: type[torch.nn.Module]) -> Any:
 
 
 def _converted(kind: type[torch.nn.Module]) -> Any:
-    """Return the class of a converted layer; that of a subclass inherits from it first, so it keeps
-    its methods.
-    """
+    """Return the class of a converted layer; a subclass is its first base, for its methods."""
     if kind in _OURS:
         return _OURS[kind]
-    for made in kind.__subclasses__():
-        if vars(made).get("_theirs") is kind:
-            return made
+    for subclass in kind.__subclasses__():
+        if vars(subclass).get("_theirs") is kind:
+            return subclass
     body = {"_theirs": kind, "__module__": kind.__module__, "__doc__": kind.__doc__}
     base = _base_of(kind)
     model = base_of_model(kind)
@@ -420,8 +419,8 @@ def _converted(kind: type[torch.nn.Module]) -> Any:
 
 def _new(kind: type[torch.nn.Module]) -> Any:
     """Return an empty converted layer, for unpickling."""
-    made = _converted(kind)
-    return made.__new__(made)
+    converted = _converted(kind)
+    return converted.__new__(converted)
 
 
 def _reason_to_leave(module: torch.nn.Module) -> str:
@@ -447,16 +446,16 @@ def _reason_of_layer(module: torch.nn.Module) -> str:
         return f"{kind.__name__}, a subclass of torch.nn.RNNBase, has a computation of its own"
     if "forward" in vars(module):
         return "its forward was replaced on the instance"
-    own = [vars(part) for part in kind.__mro__ if part not in base.__mro__]
+    overrides = [vars(parent) for parent in kind.__mro__ if parent not in base.__mro__]
     on_instance = {**vars(module), **module._parameters, **module._buffers, **module._modules}
-    for names in (*own, on_instance):
+    for names in (*overrides, on_instance):
         changed = next((name for name in _CALLED if name in names), None)
         if changed is not None:
             return f"{kind.__name__} overrides {changed}"
         taken = next((name for name in names if name in _ADDED), None)
         if taken is not None:
             return f"{kind.__name__} has an attribute {taken}, as Raglane's layers do"
-    if not all(_calls_inherited(names["forward"]) for names in own if "forward" in names):
+    if not all(_calls_inherited(names["forward"]) for names in overrides if "forward" in names):
         return f"the forward of {kind.__name__} does not call super().forward"
     return ""
 
@@ -466,11 +465,9 @@ def _reason_of_slstm(cell: Any) -> str:
     if getattr(cell.config, "function", "slstm") != "slstm":
         return f"its function is {cell.config.function}"
     backend = getattr(cell, "backend", None) or cell.config.backend
-    return (
-        "it has CUDA kernels; backend='vanilla', or 'torch' in TiRex, has none"
-        if backend == "cuda"
-        else ""
-    )
+    if backend == "cuda":
+        return "it has CUDA kernels; backend='vanilla', or 'torch' in TiRex, has none"
+    return ""
 
 
 def _calls_inherited(forward: Any) -> bool:

@@ -103,14 +103,11 @@ class Recurrent(RecurrentLayer):
     def _modules_of(self, cell: Any, input_size: int | None, hidden_size: int | None) -> list[Any]:
         """Return the validated modules, one per layer and direction in torch's order."""
         if isinstance(cell, nn.Module):
-            for name, value, own in (
-                ("input_size", input_size, getattr(cell, "input_size", None)),
-                ("hidden_size", hidden_size, getattr(cell, "hidden_size", None)),
-            ):
-                if value not in (None, own):
-                    raise ArgumentError(
-                        name, repr(value), f"the cell's {name}, {own}", "leave it out"
-                    )
+            for name, value in (("input_size", input_size), ("hidden_size", hidden_size)):
+                size = getattr(cell, name, None)
+                if value not in (None, size):
+                    rule = f"the cell's {name}, {size}"
+                    raise ArgumentError(name, repr(value), rule, "leave it out")
             if self.num_layers > 1 or self.bidirectional:
                 got = f"a module, with num_layers={self.num_layers} and bidirectional={self.bidirectional}"
                 rule = "a class or function for more than one layer or direction"
@@ -130,12 +127,16 @@ class Recurrent(RecurrentLayer):
         check_signature("cell", cell, "a function (input_size, hidden_size) -> module", width, size)
         modules: list[Any] = []
         for _ in range(self.num_layers):
-            layer = [_made(cell, width, size) for _ in range(2 if self.bidirectional else 1)]
+            layer = [_module_of(cell, width, size) for _ in range(2 if self.bidirectional else 1)]
             modules += layer
             width = len(layer) * _output_size(layer[0])
         kinds = {
-            (type(one).__name__, _output_size(one), _spec_of(one).state_sizes(one.hidden_size))
-            for one in modules
+            (
+                type(module).__name__,
+                _output_size(module),
+                _spec_of(module).state_sizes(module.hidden_size),
+            )
+            for module in modules
         }
         if len(kinds) > 1:
             got = "modules with " + " and ".join(sorted(map(repr, kinds)))
@@ -144,9 +145,7 @@ class Recurrent(RecurrentLayer):
         return modules
 
     def reset_parameters(self) -> None:
-        """Initialise learned initial states with zeros; the modules of the cells initialise their
-        own parameters.
-        """
+        """Set learned initial states to zeros; modules of cells initialise their own parameters."""
         for parameter in self.parameters(recurse=False):
             nn.init.zeros_(parameter)
 
@@ -167,8 +166,7 @@ class Recurrent(RecurrentLayer):
         return super().output_size
 
     def summary(self, out: Any, state: State) -> Tensor:
-        """Return one vector per sequence: the output of the last element, and in reverse direction
-        of the first.
+        """Return one vector per sequence: the last element's output, and in reverse the first's.
 
         Args:
             out: the layer's output: a Ragged, a PackedSequence, or one sequence.
@@ -207,7 +205,7 @@ class Recurrent(RecurrentLayer):
             for name, value in defaults.items()
             if getattr(self, name) != value
         ]
-        return ", ".join(part for part in (*chosen, super().extra_repr()) if part)
+        return ", ".join(filter(None, (*chosen, super().extra_repr())))
 
     @property
     def state_sizes(self) -> tuple[int, ...]:
@@ -215,9 +213,7 @@ class Recurrent(RecurrentLayer):
         return self._spec.state_sizes(self.hidden_size)
 
     def _weights(self) -> tuple[Any, ...]:
-        """Return the modules themselves if they are user-defined, or the weights of torch's
-        cells.
-        """
+        """Return the modules if they are user-defined, or the weights of torch's cells."""
         for module in self.cells:
             for hook in module._forward_pre_hooks.values():
                 # A weight that torch's pruning or weight_norm computes before a call, which a cell
@@ -242,8 +238,8 @@ class Recurrent(RecurrentLayer):
     def _own_initial(self, batch: Ragged) -> Any:
         if self.initial_state != "zeros":
             return super()._own_initial(batch)
-        states = [_state_of(module, batch._count) for module in self.cells]
-        return one_or_tuple(tuple(torch.stack(parts) for parts in zip(*states, strict=True)))
+        states = [_states_of(module, batch._count) for module in self.cells]
+        return one_or_tuple(tuple(map(torch.stack, zip(*states, strict=True))))
 
 
 _settings_of = settings_of("_spec")
@@ -274,9 +270,9 @@ def _spec_of(module: Any) -> CellSpec:
         is_tuple = True
     elif hasattr(module, "initial_state"):
         with torch.no_grad():
-            own = module.initial_state(1)
-        sizes = tuple(part.shape[1] for part in _state_of(module, 1))
-        is_tuple = not isinstance(own, Tensor)
+            initial = module.initial_state(1)
+        sizes = tuple(state.shape[1] for state in _states_of(module, 1))
+        is_tuple = not isinstance(initial, Tensor)
     return ModuleCell(
         module, output_size=_output_size(module), state_sizes=sizes, is_tuple=is_tuple
     )
@@ -286,27 +282,23 @@ def _output_size(module: Any) -> int:
     return getattr(module, "output_size", module.hidden_size)
 
 
-def _state_of(module: Any, count: int) -> tuple[Tensor, ...]:
+def _states_of(module: Any, count: int) -> tuple[Tensor, ...]:
     """Return a module's initial states for ``count`` sequences as a tuple."""
-    own = module.initial_state(count)
-    parts = (own,) if isinstance(own, Tensor) else own
-    is_tuple = isinstance(parts, tuple | list) and len(parts) > 0
-    if not is_tuple or not all(
-        isinstance(part, Tensor) and part.shape[:-1] == (count,) for part in parts
-    ):
-        shapes = (
-            [f"shape {tuple(part.shape)}" for part in parts if isinstance(part, Tensor)]
-            if is_tuple
-            else []
-        )
-        got = " and ".join(shapes) or f"a {type(own).__name__}"
+    initial = module.initial_state(count)
+    states = (initial,) if isinstance(initial, Tensor) else initial
+    if not isinstance(states, tuple | list):
+        states = ()
+    has_rows = all(isinstance(state, Tensor) and state.shape[:-1] == (count,) for state in states)
+    if not states or not has_rows:
+        shapes = [f"shape {tuple(state.shape)}" for state in states if isinstance(state, Tensor)]
+        got = " and ".join(shapes) or f"a {type(initial).__name__}"
         name = f"{type(module).__name__}.initial_state({count})"
         rule = f"a tensor ({count}, size), or a tuple of them"
         raise ArgumentTypeError(name, got, rule, "return one row per sequence")
-    return tuple(parts)
+    return tuple(states)
 
 
-def _made(factory: Callable[[int, int], Any], input_size: int, hidden_size: int) -> Any:
+def _module_of(factory: Callable[[int, int], Any], input_size: int, hidden_size: int) -> Any:
     """Return the factory's module, with the sizes checked."""
     module = _checked(factory(input_size, hidden_size))
     for name, size in (("input_size", input_size), ("hidden_size", hidden_size)):

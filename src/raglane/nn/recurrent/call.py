@@ -1,6 +1,4 @@
-"""A layer's call: from its arguments to a request, through a backend, and back to the kind of the
-input.
-"""
+"""A layer's call: from its arguments to a request, to a backend, and back to the input's kind."""
 
 from __future__ import annotations
 
@@ -33,7 +31,7 @@ from raglane.nn.recurrent.freeze import FrozenWeights, frozen_weights
 from raglane.nn.recurrent.inputs import Inputs, flatten_resets, read
 from raglane.nn.recurrent.regularisation import regularised
 from raglane.nn.recurrent.resets import Pieces, check_lengths, check_resets, resetting, split
-from raglane.nn.recurrent.stack import Stack, State, one_or_tuple, plans
+from raglane.nn.recurrent.stack import Stack, State, are_sizes, one_or_tuple, plans
 from raglane.ragged import Ragged
 
 # The offsets of a request whose values have another layout than the flat one.
@@ -91,13 +89,7 @@ def plan_of(
         torch._C._get_tracing_state() is None,
     )
     plan = plans.get(layer)
-    # The first settings are input_size, hidden_size and num_layers: 7.0 equals 7 but is not a valid
-    # size.
-    if (
-        plan is None
-        or plan.facts != facts
-        or not type(settings[0]) is type(settings[1]) is type(settings[2]) is int
-    ):
+    if plan is None or plan.facts != facts or not are_sizes(settings):
         plan = _make_plan(layer, facts, weights, data, need_states, kind)
         # Otherwise a kernel that cannot be compared now would be refused for good.
         if not (data.is_cuda and launch.why_not_now()):
@@ -117,40 +109,57 @@ def _make_plan(
     cell = layer.cell
     rule = layer.regularisation
     run_cell = rule.cell(cell, layer.training)
-    sizes = layer.input_size, layer.hidden_size
     checkpoints = layer.checkpoint_every is not None and torch.is_grad_enabled()
-    traits = Traits(run_cell, *sizes, data.dtype, data.device, need_states, weights, checkpoints)
+    traits = Traits(
+        run_cell,
+        layer.input_size,
+        layer.hidden_size,
+        data.dtype,
+        data.device,
+        need_states,
+        weights,
+        checkpoints,
+    )
     backend, schedule = dispatch.pick(traits, layer.schedule, layer.backend, kind=kind)
     if backend == "reference":
         _warn(layer, traits)
     is_cpu = backend == "cpu" and not torch.compiler.is_compiling()
     regularises = rule.acts(layer.training)
-    frozen = frozen_weights(layer) if is_cpu else None
-    checks_late = is_cpu and layer.num_layers == 1 and not regularises
-    is_whole = checks_late and not (
-        checkpoints or layer._has_own_initial() or torch.is_autocast_enabled("cpu")
-    )
+    has_own_initial = layer._has_own_initial()
     directions = 2 if layer.bidirectional else 1
-    key = cell.name, layer.input_size, layer.state_sizes, directions, data.dtype, 0
+    # With several layers no backend call validates all of hx, and masks are drawn in the input's
+    # shape.
+    checks_late = is_cpu and layer.num_layers == 1 and not regularises
+    has_more_parts = checkpoints or has_own_initial or torch.is_autocast_enabled("cpu")
+    kernel = None
+    if checks_late and not has_more_parts and not is_jit_traced():
+        sizes = layer.state_sizes
+        kernel = find_layer(cell.name, layer.input_size, sizes, directions, data.dtype, 0)
     return CallPlan(
-        facts,
-        cell,
-        run_cell,
-        layer.state_sizes,
-        layer.num_layers,
-        directions,
-        layer.dropout if layer.training else 0.0,
-        regularises,
-        layer._has_own_initial(),
-        dispatch.BACKENDS[backend],
-        schedule,
-        None if frozen is not None and frozen.is_int8 and layer.training else frozen,
-        # With several layers no backend call validates all of hx, and masks are drawn in the
-        # input's shape.
-        checks_late,
-        is_jit_traced(),
-        find_layer(*key) if is_whole and not is_jit_traced() else None,
+        facts=facts,
+        cell=cell,
+        run_cell=run_cell,
+        state_sizes=layer.state_sizes,
+        layers=layer.num_layers,
+        directions=directions,
+        dropout=layer.dropout if layer.training else 0.0,
+        regularises=regularises,
+        has_own_initial=has_own_initial,
+        backend=dispatch.BACKENDS[backend],
+        schedule=schedule,
+        frozen=_usable_weights(layer) if is_cpu else None,
+        checks_late=checks_late,
+        is_jit_traced=is_jit_traced(),
+        kernel=kernel,
     )
+
+
+def _usable_weights(layer: Stack) -> FrozenWeights | None:
+    """Return the frozen weights of a layer, except int8 ones in training."""
+    frozen = frozen_weights(layer)
+    if frozen is not None and frozen.is_int8 and layer.training:
+        return None
+    return frozen
 
 
 def _warn(layer: Stack, traits: Traits) -> None:
@@ -222,9 +231,7 @@ def run(
 def _resets_in_steps(
     plan: CallPlan, weights: tuple[Any, ...], batch: Ragged, resets: Ragged
 ) -> bool:
-    """Return True if the steps of a cell read resets: on a GPU, for which splitting would wait, and
-    in a graph.
-    """
+    """Return True if steps read resets: on a GPU, where splitting would wait, and in a graph."""
     needs_pieces = plan.has_own_initial or plan.regularises or hasattr(weights[0], "prepare")
     if is_exporting() and needs_pieces:
         rule = "None in an exported graph, for a layer with an initial_state, regularisation or a prepare of its own"
@@ -237,13 +244,14 @@ def _resets_in_steps(
 
 def _has_hooks(layer: Stack) -> bool:
     """Return True if a call of a module runs more than the method of its class."""
-    own = (
+    return bool(
         layer._forward_hooks
         or layer._forward_pre_hooks
         or layer._compiled_call_impl
         or "forward" in vars(layer)
+        or _module._global_forward_hooks
+        or _module._global_forward_pre_hooks
     )
-    return bool(own or _module._global_forward_hooks or _module._global_forward_pre_hooks)
 
 
 def step(layer: Stack, x_t: Tensor, state: Any) -> tuple[Tensor, State] | None:
@@ -254,15 +262,16 @@ def step(layer: Stack, x_t: Tensor, state: Any) -> tuple[Tensor, State] | None:
     plan = plan_of(layer, weights, x_t, kind="dense")
     if plan.kernel is None or plan.frozen is None or forward_ad._current_level >= 0:
         return None
-    parts = (state,) if len(plan.state_sizes) == 1 else state
+    count = len(plan.state_sizes)
+    states = (state,) if count == 1 else state
     packed = plan.frozen.packed_for(weights)
-    if not packed or not isinstance(parts, tuple | list) or len(parts) != len(plan.state_sizes):
+    if not packed or not isinstance(states, tuple | list) or len(states) != count:
         return None
     leave_lost_threads()
     offsets = offsets_of_steps(x_t.shape[0] if x_t.dim() == 2 else 1)
     try:
         output, final, _ = run_layer(
-            plan.kernel, offsets, (x_t, *parts, *weights[0]), packed=packed[0]
+            plan.kernel, offsets, (x_t, *states, *weights[0]), packed=packed[0]
         )
     except RaglaneError:
         return None  # the whole call names the layer's arguments
@@ -277,27 +286,27 @@ def _run_kernel(
     hx: Any,
     need_output: bool,
 ) -> tuple[Any, Any]:
-    """As :func:`_run`, of a call that is one layer of the cpu kernels."""
-    state = () if hx is None else _parts_of(plan, inputs, hx)
-    own = weights[0] if plan.directions == 1 else (*weights[0], *weights[1])
+    """Run a call that is one layer of the cpu kernels, like :func:`_run`."""
+    operands = weights[0] if plan.directions == 1 else (*weights[0], *weights[1])
+    if hx is not None:
+        operands = (*_states_of(plan, inputs, hx), *operands)
     frozen = plan.frozen.packed_for(weights) if plan.frozen is not None else ()
     packed = frozen[0] if frozen else None
     leave_lost_threads()
+    result = None
     table = None if inputs.find_table is None else inputs.find_table()
-    found = (
-        None
-        if table is None
-        else run_table(kernel, table, (inputs.data, *state, *own), need_output, packed)
-    )
-    if found is None:
+    if table is not None:
+        result = run_table(kernel, table, (inputs.data, *operands), need_output, packed)
+    if result is not None:
+        output, final = result
+        restore = inputs.restore_layout
+    else:
         batch, restore = inputs.flat or inputs.flattened()
         output, final, _ = run_layer(
-            kernel, batch._offsets, (batch._values, *state, *own), need_output, packed=packed
+            kernel, batch._offsets, (batch._values, *operands), need_output, packed=packed
         )
-    else:
-        (output, final), restore = found, inputs.restore_layout
     if not inputs.is_batched:
-        final = tuple([part.squeeze(1) for part in final])
+        final = tuple([state.squeeze(1) for state in final])
     return None if output is None else restore(output), final if len(final) > 1 else final[0]
 
 
@@ -316,36 +325,42 @@ def _run(
     request = prepare(
         layer, plan, inputs, weights, hx, pieces, need_output, need_states, keeps_layout
     )
+    backend = plan.backend
     if isinstance(resets, Tensor):
         request = resetting(request, resets)
+        if is_exporting() and backend is not program.GPU:
+            backend = reference.BACKEND  # which is a loop in the graph
     if plan.regularises:
         request = regularised(layer.regularisation, plan.run_cell, request)
     elif plan.frozen is not None:
         request.packed = plan.frozen.packed_for(weights)
-    backend = plan.backend
-    if isinstance(resets, Tensor) and is_exporting() and backend is not program.GPU:
-        backend = reference.BACKEND  # which is a loop in the graph
     result = backend.run(request, plan.schedule)
-    batch, restore = (
-        (None, inputs.restore_layout) if keeps_layout else inputs.flat or inputs.flattened()
-    )
-    # State dropout appends its mask to the states; the result does not contain it.
-    own = len(plan.state_sizes)
+    batch = None
+    restore = inputs.restore_layout
+    if not keeps_layout:
+        batch, restore = inputs.flat or inputs.flattened()
     output = None if result.output is None else restore(result.output)
-    final = result.state[:own]
-    if pieces is not None:
-        final = tuple([pieces.leave(part, plan.directions) for part in final])
-    if not inputs.is_batched:
-        final = tuple([part.squeeze(1) for part in final])
-    state = final if own > 1 else final[0]
+    # State dropout appends its mask to the states; the result does not contain it.
+    count = len(plan.state_sizes)
+    state = _final_state(plan, inputs, pieces, result.state[:count])
     if batch is None or not need_states:
         return output, state
-    histories = result.states or ()
-    return (
-        output,
-        state,
-        [one_or_tuple(tuple([batch._like(part) for part in states[:own]])) for states in histories],
-    )
+    histories = [
+        one_or_tuple(tuple([batch._like(values) for values in states[:count]]))
+        for states in result.states or ()
+    ]
+    return output, state, histories
+
+
+def _final_state(
+    plan: CallPlan, inputs: Inputs, pieces: Pieces | None, states: tuple[Tensor, ...]
+) -> State:
+    """Return the final states of the sequences, in the form in which the layer returns them."""
+    if pieces is not None:
+        states = tuple([pieces.leave(state, plan.directions) for state in states])
+    if not inputs.is_batched:
+        states = tuple([state.squeeze(1) for state in states])
+    return states if len(states) > 1 else states[0]
 
 
 def prepare(
@@ -371,7 +386,7 @@ def prepare(
         lengths = None
         if hx is not None:
             _check_state(plan, hx, inputs.count if inputs.is_batched else None, values)
-            state = _parts_of(plan, inputs, hx)
+            state = _states_of(plan, inputs, hx)
     else:
         whole, _ = inputs.flat or inputs.flattened()
         batch = whole if pieces is None else pieces.batch
@@ -381,12 +396,12 @@ def prepare(
         offsets = batch._offsets
         lengths = None if offsets.is_cpu else batch.host_lengths
         if hx is not None:
-            state = _parts_of(plan, inputs, hx)
+            state = _states_of(plan, inputs, hx)
             if pieces is not None:
-                pairs = zip(state, _own_state(layer, plan, batch), strict=True)
+                pairs = zip(state, _initial_states(layer, plan, batch), strict=True)
                 state = tuple([pieces.enter(*pair, plan.directions) for pair in pairs])
         elif plan.has_own_initial:
-            state = _own_state(layer, plan, batch)
+            state = _initial_states(layer, plan, batch)
     return Request(
         plan.cell,
         values,
@@ -415,9 +430,9 @@ def _keeps_layout(
     if plan.regularises or (plan.has_own_initial and hx is None) or forward_ad._current_level >= 0:
         return False
     if isinstance(inputs.layout, Packed):
-        sizes, there, _ = inputs.layout
+        sizes, order, _ = inputs.layout
         inputs.count = int(sizes[0]) if sizes.shape[0] else 0
-        if not inputs.count or (there is not None and there.shape[0] != inputs.count):
+        if not inputs.count or (order is not None and order.shape[0] != inputs.count):
             return False  # sequences of length 0, which torch's kernels do not support
         check_storage("packed.data", inputs.data)
     data = inputs.data
@@ -430,12 +445,13 @@ def _keeps_layout(
 # ---- states --------------------------------------------------------------------------------------
 
 
-def _parts_of(plan: CallPlan, inputs: Inputs, hx: Any) -> tuple[Tensor, ...]:
-    """Return a state as a tuple, each tensor with a batch dimension."""
-    parts = (hx,) if len(plan.state_sizes) == 1 else hx
-    if not isinstance(parts, tuple | list) or len(parts) != len(plan.state_sizes):
+def _states_of(plan: CallPlan, inputs: Inputs, hx: Any) -> tuple[Tensor, ...]:
+    """Return ``hx`` as a tuple, each tensor with a batch dimension."""
+    count = len(plan.state_sizes)
+    states = (hx,) if count == 1 else hx
+    if not isinstance(states, tuple | list) or len(states) != count:
         raise _not_a_state(plan, hx, "hx")
-    return tuple(parts) if inputs.is_batched else tuple([part.unsqueeze(1) for part in parts])
+    return tuple(states) if inputs.is_batched else tuple([state.unsqueeze(1) for state in states])
 
 
 def _not_a_state(plan: CallPlan, hx: Any, argument: str) -> ArgumentTypeError:
@@ -462,15 +478,14 @@ def _are_lengths(hx: Any) -> bool:
     return not (hx.is_floating_point() or hx.is_complex() or hx.dtype is torch.bool)
 
 
-def _own_state(layer: Stack, plan: CallPlan, batch: Ragged) -> tuple[Tensor, ...]:
+def _initial_states(layer: Stack, plan: CallPlan, batch: Ragged) -> tuple[Tensor, ...]:
     """Return the layer's own initial states for a batch, ``(L * K, B, size)`` each."""
     if not plan.has_own_initial:
-        return zero_state(
-            batch.values, plan.layers * plan.directions, batch._count, plan.state_sizes
-        )
-    own = layer._own_initial(batch)
-    _check_state(plan, own, batch._count, batch.values, "initial_state")
-    return (own,) if len(plan.state_sizes) == 1 else tuple(own)
+        rows = plan.layers * plan.directions
+        return zero_state(batch.values, rows, batch._count, plan.state_sizes)
+    initial = layer._own_initial(batch)
+    _check_state(plan, initial, batch._count, batch.values, "initial_state")
+    return (initial,) if len(plan.state_sizes) == 1 else tuple(initial)
 
 
 def check_arguments(
@@ -497,24 +512,22 @@ def check_arguments(
 def _check_state(
     plan: CallPlan, hx: Any, count: int | None, values: Tensor, argument: str = "hx"
 ) -> None:
-    """Raise if an initial state does not fit the layer; ``count`` is None for an input without a
-    batch.
-    """
+    """Raise if an initial state does not fit the layer; ``count`` is None without a batch."""
     names = plan.cell.states
-    parts = (hx,) if len(names) == 1 else hx
+    states = (hx,) if len(names) == 1 else hx
     if (
-        not isinstance(parts, tuple | list)
-        or len(parts) != len(names)
-        or not all(isinstance(part, Tensor) and not part.is_nested for part in parts)
+        not isinstance(states, tuple | list)
+        or len(states) != len(names)
+        or not all(isinstance(state, Tensor) and not state.is_nested for state in states)
         or (argument == "hx" and _are_lengths(hx))
     ):
         raise _not_a_state(plan, hx, argument)
     rows = plan.layers * plan.directions
-    for name, size, part in zip(names, plan.state_sizes, parts, strict=True):
+    for name, size, state in zip(names, plan.state_sizes, states, strict=True):
         shape = (rows, size) if count is None else (rows, count, size)
-        if part.shape != shape:
+        if state.shape != shape:
             rule = f"of shape {shape}: layers times directions, {'' if count is None else 'sequences, '}size"
             fix = "pass one state per sequence, in the order of the batch"
-            raise ShapeError(f"{argument} ({name})", f"shape {tuple(part.shape)}", rule, fix)
-        check_fits(f"{argument} ({name})", part, values)
-        check_storage(f"{argument} ({name})", part)
+            raise ShapeError(f"{argument} ({name})", f"shape {tuple(state.shape)}", rule, fix)
+        check_fits(f"{argument} ({name})", state, values)
+        check_storage(f"{argument} ({name})", state)

@@ -57,9 +57,8 @@ def carry(layer: RecurrentLayer, input: Ragged, hx: State | None, begins: Tensor
     fresh = prepare(layer, plan, inputs, weights, None).initial()
     if hx is None:
         _check_all_begin(input, begins)
-        return one_or_tuple(
-            tuple([part.clone() for part in fresh])
-        )  # a learned one is a view of its parameter
+        # A learned one is a view of its parameter.
+        return one_or_tuple(tuple(map(torch.clone, fresh)))
     is_fresh = begins.to(input.device, non_blocking=True).unsqueeze(1)
     previous = prepare(layer, plan, inputs, weights, hx).initial()
     states = (
@@ -93,9 +92,7 @@ def _check(layer: Any, input: Any, begins: Any) -> None:
 
 
 def _check_all_begin(input: Ragged, begins: Tensor) -> None:
-    """Raise if a sequence continues without a state. It waits for a device, but only in the first
-    chunk.
-    """
+    """Raise if a sequence continues without a state; only the first chunk waits for a device."""
     if torch.compiler.is_compiling():
         return  # reading values would break the graph
     continues = ~begins.cpu() & (input.host_lengths > 0)

@@ -1,6 +1,4 @@
-"""``CellLayer``, the base of layers whose cells torch does not have, and those with a matrix
-product per step.
-"""
+"""``CellLayer``, the base of layers of our cells, and those with a matrix product per step."""
 
 from __future__ import annotations
 
@@ -47,9 +45,7 @@ class CellOptions(Options, total=False):
 
 
 class CellLayer(RecurrentLayer):
-    """The base of layers with the parameters that a cell's ``shapes`` name: ``weight_ih_l0`` and so
-    on.
-    """
+    """The base of layers with the parameters of a cell's ``shapes``, e.g. ``weight_ih_l0``."""
 
     _cell_name: ClassVar[str]  # a key of ``CELLS``, for layers without arguments of their own
     _own: ClassVar[dict[str, Any]] = {}  # a layer's own keyword arguments, with their defaults
@@ -107,9 +103,7 @@ class CellLayer(RecurrentLayer):
         return self._cell
 
     def reset_parameters(self) -> None:
-        """Initialise all parameters as the cell defines it, and learned initial states with
-        zeros.
-        """
+        """Initialise parameters as the cell defines it, and learned initial states with zeros."""
         # A module for initial states initialises its own.
         for name, parameter in self.named_parameters(recurse=False):
             kind, _, _ = name.rpartition("_l")
@@ -126,13 +120,11 @@ class CellLayer(RecurrentLayer):
             for name, value in defaults.items()
             if getattr(self, name) != value
         ]
-        parts = [str(self.input_size), str(self.hidden_size), *chosen, super().extra_repr()]
-        return ", ".join(part for part in parts if part)
+        sizes = (str(self.input_size), str(self.hidden_size))
+        return ", ".join(filter(None, (*sizes, *chosen, super().extra_repr())))
 
     def _weights(self) -> tuple[Any, ...]:
-        """Return the weights, read by name, because parametrizations and functional_call replace
-        them.
-        """
+        """Return the weights by name, because parametrizations and functional_call replace them."""
         kind = self._cell.weights_type
         return tuple(
             [kind(*[getattr(self, name) for name in names]) for names in self._all_weights]

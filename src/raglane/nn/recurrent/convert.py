@@ -65,9 +65,9 @@ def convert_weights(
     """
     is_onnx = isinstance(source, str | Path) or hasattr(source, "SerializeToString")
     has_kind = isinstance(source, Mapping | list | tuple)
-    for name, given, is_used in (("kind", kind, has_kind), ("node", node, is_onnx)):
-        if given is not None and not is_used:
-            raise ArgumentError(name, quote(given), "None for this source", "leave it out")
+    for name, value, is_used in (("kind", kind, has_kind), ("node", node, is_onnx)):
+        if value is not None and not is_used:
+            raise ArgumentError(name, quote(value), "None for this source", "leave it out")
     if is_onnx:
         return of_onnx(source, node)
     if isinstance(source, Mapping):

@@ -1,5 +1,4 @@
-"""Base classes of converted models of reinforcement learning: one call per rollout, in which
-episodes reset states.
+"""Bases of converted models of reinforcement learning: rollouts in one call, with resets.
 
 sb3-contrib runs a layer step by step if an episode starts within a sequence, and torchrl splits the
 sequences at these steps and pads the parts.
@@ -24,9 +23,7 @@ class ResettingPolicy:
     def _process_sequence(
         self, features: Tensor, states: Any, starts: Tensor, lstm: Any
     ) -> tuple[Tensor, Any]:
-        """Return outputs ``(B * T, H)`` of equally long sequences ``(B * T, D)``, and their final
-        states.
-        """
+        """Return outputs ``(B * T, H)`` of ``B`` equally long sequences, and their final states."""
         policy: Any = self
         if not isinstance(policy, ResettingPolicy):
             # A closure that replaces this method still calls it after rl.unaccelerate.
@@ -42,15 +39,11 @@ class ResettingPolicy:
 
 
 class ResettingModule:
-    """The base of a converted LSTMModule or GRUModule of torchrl, in place of its backend
-    "scan".
-    """
+    """The base of a converted LSTMModule or GRUModule of torchrl, instead of backend "scan"."""
 
     @property
     def recurrent_backend(self) -> str:
-        """The backend that torchrl calls without splitting sequences, unless the layer was
-        replaced.
-        """
+        """The backend that torchrl runs without splits, unless the layer was replaced."""
         layers: Any = self
         return (
             "scan"
@@ -70,8 +63,7 @@ class ResettingModule:
 def _run_episodes(
     layer: Any, input: Tensor, states: tuple[Tensor, ...], starts: Tensor
 ) -> tuple[Tensor, ...]:
-    """Return outputs ``(B, T, H)``, and each state ``(B, T, L, H)``, which is 0 except where an
-    episode ends.
+    """Return outputs ``(B, T, H)``, and states ``(B, T, L, H)``, 0 except where episodes end.
 
     An episode begins with the state of its first step in ``states``, which are ``(B, T, L, H)``.
     """
@@ -88,14 +80,11 @@ def _run_episodes(
         ]
     )
     output, final = layer(batch, one_or_tuple(hx))
-    parts = final if len(states) > 1 else (final,)
-    placed = [
-        part.new_zeros(count * steps, part.shape[0], part.shape[2]).index_copy(
-            0, last, part.transpose(0, 1)
-        )
-        for part in parts
-    ]
-    return tuple([part.unflatten(0, (count, steps)) for part in (output.values, *placed)])
+    results = [output.values]
+    for state in final if len(states) > 1 else (final,):
+        zeros = state.new_zeros(count * steps, state.shape[0], state.shape[2])
+        results.append(zeros.index_copy(0, last, state.transpose(0, 1)))
+    return tuple([values.unflatten(0, (count, steps)) for values in results])
 
 
 _METHODS = {
@@ -106,11 +95,9 @@ _METHODS = {
 
 
 def base_of_model(kind: type[Any]) -> Any:
-    """Return the base of the converted class, or None for a class that is not of these packages or
-    overrides them.
-    """
+    """Return the base of the converted class, or None for other packages and own methods."""
     for method, (package, base) in _METHODS.items():
-        owner = next((part for part in kind.__mro__ if method in vars(part)), None)
+        owner = next((parent for parent in kind.__mro__ if method in vars(parent)), None)
         if owner is not None and owner.__module__.partition(".")[0] == package:
             return base
     return None

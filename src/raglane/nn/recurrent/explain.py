@@ -117,7 +117,7 @@ def _run_one_step(layer: RecurrentLayer, batch: Ragged) -> None:
 
     A copy of the layer runs, and no random numbers are used up.
     """
-    copy = replaced(layer, lambda part: part.detach().clone())
+    copy = replaced(layer, lambda tensor: tensor.detach().clone())
     starts = batch.offsets[:-1][batch.lengths > 0]
     first = Ragged.from_flat(batch.values[starts], lengths=torch.ones_like(starts))
     with use_backend(backend="reference"):

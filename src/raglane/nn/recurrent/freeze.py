@@ -6,7 +6,8 @@ import warnings
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from functools import cache
-from typing import Any, TypeVar
+from itertools import chain
+from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -84,7 +85,7 @@ def freeze(model: M, *, dtype: torch.dtype | None = None) -> M:
     if dtype is not None and dtype is not torch.int8:
         rule = "torch.int8, or None for the dtype of the weights"
         raise ArgumentError("dtype", quote(dtype), rule, "pass torch.int8, or leave it out")
-    layers = {name: part for name, part in model.named_modules() if isinstance(part, Stack)}
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, Stack)}
     if dtype is not None and any(layer.training for layer in layers.values()):
         rule = "in evaluation mode, since int8 weights are for inference"
         raise ArgumentError("model", "a model in training mode", rule, "call model.eval() first")
@@ -118,16 +119,17 @@ def _freeze(layer: Stack, dtype: torch.dtype | None) -> str | None:
         return str(refused)
     if backend != "cpu":
         return f"the backend {backend} runs it"
-    parts = _parts(weights)
-    if any(part is not again for part, again in zip(parts, _parts(layer._weights()), strict=True)):
+    tensors = _tensors(weights)
+    again = _tensors(layer._weights())
+    if any(first is not second for first, second in zip(tensors, again, strict=True)):
         return "its weights are computed in each call"
-    if any(part.is_inference() for part in parts):
+    if any(tensor.is_inference() for tensor in tensors):
         return "its weights were created in torch.inference_mode(), so PyTorch does not record their changes"
     if dtype is not None and (reason := _reason_against_int8(layer, like)):
         return reason
     packed = [_packed(layer, weights, depth, dtype) for depth in range(layer.num_layers)]
     _watch_optimizers()
-    _frozen[layer] = FrozenWeights(parts, packed)
+    _frozen[layer] = FrozenWeights(tensors, packed)
     plans.pop(layer, None)
     return None
 
@@ -145,8 +147,8 @@ def _reason_against_int8(layer: Stack, like: Tensor) -> str | None:
     return None
 
 
-def _parts(weights: tuple[Any, ...]) -> list[Tensor]:
-    return [part for own in weights for part in own if part is not None]
+def _tensors(weights: tuple[Any, ...]) -> list[Tensor]:
+    return [tensor for tensor in chain(*weights) if tensor is not None]
 
 
 def _packed(
@@ -154,23 +156,30 @@ def _packed(
 ) -> Tensor:
     """Return the packed weights of one layer of a stack."""
     directions = 2 if layer.bidirectional else 1
-    own = tuple(part for each in weights[depth * directions :][:directions] for part in each)
+    tensors = tuple(chain(*weights[depth * directions :][:directions]))
     width = layer.input_size if depth == 0 else directions * layer.state_sizes[0]
     offsets = torch.zeros(1, dtype=torch.int64, device="cpu")
-    tensors = (own[0].new_empty(0, width), *own)
+    operands = (tensors[0].new_empty(0, width), *tensors)
     kind = layer_of(
-        layer.cell.name, offsets, tensors, len(own), layer.state_sizes, directions, depth
+        layer.cell.name, offsets, operands, len(tensors), layer.state_sizes, directions, depth
     )
-    return kind.packed(own, depth, dtype)
+    return kind.packed(tensors, depth, dtype)
 
 
 # ---- packed weights and their validity -----------------------------------------------------------
 
 
+class _Original(NamedTuple):
+    weight: Tensor
+    version: int
+    address: int
+    strides: tuple[int, ...]
+    is_neg: bool
+    alias: Tensor
+
+
 class FrozenWeights:
-    """The packed weights of all layers and directions, valid until one of the original tensors
-    changes.
-    """
+    """The packed weights of a layer, valid until one of the original tensors changes."""
 
     __slots__ = ("_originals", "_packed", "is_int8")
 
@@ -180,42 +189,46 @@ class FrozenWeights:
         # the negative bit are compared because they change the values that are read from the same
         # memory.
         self._originals = [
-            (part, part._version, part.data_ptr(), part.stride(), part.is_neg(), part.detach())
-            for part in weights
+            _Original(
+                weight,
+                weight._version,
+                weight.data_ptr(),
+                weight.stride(),
+                weight.is_neg(),
+                weight.detach(),
+            )
+            for weight in weights
         ]
         self._packed = tuple(packed)
 
     def packed_for(self, weights: Sequence[Any]) -> tuple[Tensor, ...]:
-        """Return the packed form of these weights, or () if they are others; discard it if one has
-        changed.
-        """
+        """Return the packed form of these weights, () for others; discard it if one has changed."""
         # Copied first, because another thread may discard them.
-        place = 0
         originals = self._originals
         packed = self._packed
-        for own in weights:
-            for part in own:
-                if part is None:
-                    continue
-                if place == len(originals):
-                    return ()
-                original, version, address, strides, is_neg, _ = originals[place]
-                if part is not original:
-                    return ()  # replaced for one call, e.g. by torch.func.functional_call
-                if (
-                    part._version != version
-                    or part.data_ptr() != address
-                    or part.stride() != strides
-                    or part.is_neg() is not is_neg
-                ):
-                    self._discard()
-                    return ()
-                place += 1
-        return packed if place == len(originals) else ()
+        count = 0
+        for weight in chain(*weights):
+            if weight is None:
+                continue
+            if count == len(originals):
+                return ()
+            original, version, address, strides, is_neg, _ = originals[count]
+            if weight is not original:
+                return ()  # replaced for one call, e.g. by torch.func.functional_call
+            if (
+                weight._version != version
+                or weight.data_ptr() != address
+                or weight.stride() != strides
+                or weight.is_neg() is not is_neg
+            ):
+                self._discard()
+                return ()
+            count += 1
+        return packed if count == len(originals) else ()
 
     def discard_if_any(self, weights: AbstractSet[int]) -> None:
         """Discard the packed weights if the set has the id of one of the originals."""
-        if any(id(original) in weights for original, *_ in self._originals):
+        if any(id(original.weight) in weights for original in self._originals):
             self._discard()
 
     def _discard(self) -> None:
@@ -238,10 +251,8 @@ def _watch_optimizers() -> None:
 
 
 def _after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    """Discard packed weights that a fused optimizer has changed, because their versions do not
-    change.
-    """
+    """Discard packed weights that a fused optimizer has changed, which versions do not show."""
     if any(group.get("fused") for group in optimizer.param_groups):
-        weights = {id(part) for group in optimizer.param_groups for part in group["params"]}
+        weights = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
         for frozen in list(_frozen.values()):
             frozen.discard_if_any(weights)

@@ -273,12 +273,13 @@ class RecurrentLayer(Stack):
                 with torch.set_grad_enabled(records):
                     output, *_ = self.forward(batch, resets=starts, return_states=return_states)
                     if output.values.requires_grad:
-                        parameters = [part for part in self.parameters() if part.requires_grad]
+                        parameters = [
+                            parameter for parameter in self.parameters() if parameter.requires_grad
+                        ]
                         torch.autograd.grad(output.values.sum(), parameters, allow_unused=True)
 
     def summary(self, out: Any, state: State) -> Tensor:  # noqa: ARG002
-        """Return one vector per sequence: the last layer's final state, both directions
-        concatenated.
+        """Return one vector per sequence: the last layer's final state, of both directions.
 
         For a bidirectional layer this differs from ``out.last()``, whose second half is the reverse
         direction's state at the last element, after reading only that one.
@@ -322,8 +323,8 @@ class RecurrentLayer(Stack):
             if getattr(self, name) != getattr(Stack, name)
         }
         chosen |= {name: value for name, value in vars(self.regularisation).items() if value}
-        parts = [super().extra_repr(), *(f"{name}={value!r}" for name, value in chosen.items())]
-        return ", ".join(part for part in parts if part)
+        shown = (f"{name}={value!r}" for name, value in chosen.items())
+        return ", ".join(filter(None, (super().extra_repr(), *shown)))
 
 
 @never_traced

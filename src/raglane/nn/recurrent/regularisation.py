@@ -42,7 +42,7 @@ class Regularisation:
                 rule = "0 for this cell, whose weights do not read the state"
                 raise ArgumentError(name, got, rule, "use input_dropout or zoneout")
 
-    def held(self, states: int) -> tuple[float, ...] | None:
+    def shares(self, states: int) -> tuple[float, ...] | None:
         """Return the probability of zoneout of each state, or None if all are 0."""
         shares = self.zoneout if isinstance(self.zoneout, tuple) else (self.zoneout,) * states
         return shares if any(shares) else None
@@ -50,12 +50,12 @@ class Regularisation:
     def acts(self, training: bool) -> bool:
         """Return True if a layer differs from its plain cell; in evaluation only zoneout does."""
         drops = training and (self.input_dropout or self.state_dropout or self.weight_dropout)
-        return bool(drops) or (bool(self.zoneout) and self.held(1) is not None)
+        return bool(drops) or (bool(self.zoneout) and self.shares(1) is not None)
 
     def cell(self, inner: CellSpec, training: bool) -> CellSpec:
         """Return a cell with state dropout and zoneout, or the cell itself without either."""
         drops_state = training and self.state_dropout > 0
-        zoneout = self.held(len(inner.states))
+        zoneout = self.shares(len(inner.states))
         if not drops_state and zoneout is None:
             return inner
         return Regularised(inner, drops_state=drops_state, zoneout=zoneout)
@@ -65,26 +65,28 @@ def regularised(rule: Regularisation, cell: CellSpec, request: Request) -> Reque
     """Return a request with the masks of a layer's regularisation drawn."""
     states = len(request.cell.states)
     initial = request.initial()
-    zoneout = rule.held(states)
+    zoneout = rule.shares(states)
     drops = request.training and (rule.input_dropout > 0 or request.dropout > 0)
     request = replace(
         request, state=initial, input_dropout=rule.input_dropout, layer_by_layer=drops
     )
     if request.training and rule.weight_dropout:
-        request = replace(
-            request,
-            weights=tuple(_drop_weights(part, rule.weight_dropout) for part in request.weights),
-        )
+        share = rule.weight_dropout
+        dropped = tuple(_drop_weights(weights, share) for weights in request.weights)
+        request = replace(request, weights=dropped)
     if cell is request.cell:
         return request
     drops_state = len(cell.states) > states
-    held = [
-        _held(request, zoneout) if zoneout and request.training else None for _ in request.weights
-    ]
+    weights = tuple(
+        MarkedWeights(
+            weights, _zoneout_masks(request, zoneout) if zoneout and request.training else None
+        )
+        for weights in request.weights
+    )
     return replace(
         request,
         cell=cell,
-        weights=tuple(MarkedWeights(*pair) for pair in zip(request.weights, held, strict=True)),
+        weights=weights,
         state=(*initial, _mask(initial[0], rule.state_dropout)) if drops_state else initial,
     )
 
@@ -101,14 +103,11 @@ def _drop_weights(weights: object, share: float) -> object:
     return weights._replace(**{name: F.dropout(getattr(weights, name), share)})  # type: ignore[attr-defined]
 
 
-def _held(request: Request, shares: tuple[float, ...]) -> Tensor:
+def _zoneout_masks(request: Request, shares: tuple[float, ...]) -> Tensor:
     """Draw the zoneout masks of one layer and direction, ``(N, sum of the state sizes)``."""
-    return torch.cat(
-        [
-            torch.bernoulli(
-                request.values.new_full((request.values.shape[0], part.shape[2]), share)
-            )
-            for part, share in zip(request.initial(), shares, strict=True)
-        ],
-        1,
-    )
+    values = request.values
+    masks = [
+        torch.bernoulli(values.new_full((values.shape[0], state.shape[2]), share))
+        for state, share in zip(request.initial(), shares, strict=True)
+    ]
+    return torch.cat(masks, 1)

@@ -1,6 +1,4 @@
-"""Resets within sequences: each episode runs as a sequence of its own, or the steps of a cell reset
-its states.
-"""
+"""Resets within sequences: episodes run as sequences, or steps of a cell reset its states."""
 
 from __future__ import annotations
 
@@ -21,9 +19,7 @@ from raglane.ragged import Ragged
 
 @dataclass(slots=True, eq=False)
 class Pieces:
-    """A batch of ``B`` sequences split at its resets into ``M`` pieces; an empty sequence is one
-    empty piece.
-    """
+    """``B`` sequences split at resets into ``M`` pieces; an empty sequence is one empty piece."""
 
     batch: Ragged  # the pieces, with the same values
     first: Tensor  # ``(B,)``, the first piece of each sequence
@@ -52,9 +48,7 @@ class Pieces:
         )
 
     def leave(self, final: Tensor, directions: int) -> Tensor:
-        """Return the final states of the sequences, ``(L * K, B, size)``, from those of their
-        pieces.
-        """
+        """Return the final states of the sequences, ``(L * K, B, size)``, from those of pieces."""
         if directions == 1:
             return final.index_select(1, self.last)
         both = [final[0::2].index_select(1, self.last), final[1::2].index_select(1, self.first)]
@@ -62,9 +56,7 @@ class Pieces:
 
 
 def check_resets(resets: Any, inputs: Any) -> None:
-    """Raise if the kind, dtype or shape of resets does not fit the input; :func:`check_lengths`
-    checks the rest.
-    """
+    """Raise if the kind, dtype or shape of resets is wrong; :func:`check_lengths` does the rest."""
     is_flat = isinstance(resets, Ragged | PackedSequence)
     if not is_flat and (
         not (isinstance(resets, Tensor) and isinstance(inputs, Tensor)) or resets.is_nested
@@ -86,9 +78,7 @@ def check_resets(resets: Any, inputs: Any) -> None:
 
 
 def check_lengths(batch: Ragged, resets: Ragged) -> None:
-    """Raise if resets are not one bool per element of a batch; an exported graph cannot compare
-    lengths.
-    """
+    """Raise if resets are not one bool per element; an exported graph cannot compare lengths."""
     if resets.features or not (
         is_exporting() or torch.equal(resets.host_lengths, batch.host_lengths)
     ):
@@ -133,6 +123,10 @@ def split(batch: Ragged, resets: Ragged) -> Pieces:
     # The element at the start of an empty sequence belongs to another sequence.
     at_start = torch.isin(starts, marked) & (lengths > 0)
     host_lengths = torch.cat([bounds, offsets[-1:]]).diff()
-    parts = (first, last[: batch._count], at_start)
-    first, last, at_start = (part.to(batch.device, non_blocking=True) for part in parts)
-    return Pieces(Ragged._build(batch.values, host_lengths), first, last, at_start.unsqueeze(1))
+    device = batch.device
+    return Pieces(
+        Ragged._build(batch.values, host_lengths),
+        first.to(device, non_blocking=True),
+        last[: batch._count].to(device, non_blocking=True),
+        at_start.to(device, non_blocking=True).unsqueeze(1),
+    )

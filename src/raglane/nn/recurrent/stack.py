@@ -38,26 +38,29 @@ class Options(TypedDict, total=False):
 
 OPTIONS = tuple(Options.__annotations__)
 
+_SIZES = ("input_size", "hidden_size", "num_layers")
 _SETTINGS = (
-    *(
-        "input_size",
-        "hidden_size",
-        "num_layers",
-        "bidirectional",
-        "dropout",
-        "training",
-        "schedule",
-        "backend",
-    ),
-    *("regularisation", "checkpoint_every", "initial_state"),
+    *_SIZES,
+    "bidirectional",
+    "dropout",
+    "training",
+    "schedule",
+    "backend",
+    "regularisation",
+    "checkpoint_every",
+    "initial_state",
 )
 
 
 def settings_of(*names: str) -> Callable[[Any], tuple[Any, ...]]:
-    """Return a function that reads the attributes that a call plan depends on: those of every
-    stack, and ``names``.
-    """
+    """Return a function that reads a stack's settings, which a call plan depends on, and ``names``."""
     return attrgetter(*_SETTINGS, *names)
+
+
+def are_sizes(settings: tuple[Any, ...]) -> bool:
+    """Return True if the sizes in settings are ints: 7.0 equals 7 but is not a valid size."""
+    input_size, hidden_size, num_layers = settings[: len(_SIZES)]
+    return type(input_size) is type(hidden_size) is type(num_layers) is int
 
 
 class Stack(torch.nn.Module):
@@ -95,9 +98,7 @@ class Stack(torch.nn.Module):
 
     @abstractmethod
     def _weights(self) -> tuple[Any, ...]:
-        """Return the current weights: one ``weights_type`` of the cell per layer and direction, in
-        torch's order.
-        """
+        """Return the weights: one ``weights_type`` per layer and direction, in torch's order."""
 
     def _like(self, weights: tuple[Any, ...]) -> Tensor | None:
         """Return one of the weights, for its dtype and device; None for a layer without weights."""
@@ -105,7 +106,7 @@ class Stack(torch.nn.Module):
 
     def _check_sizes(self, count: int) -> None:
         """Raise if an attribute was changed to an invalid value."""
-        for name in ("input_size", "hidden_size", "num_layers"):
+        for name in _SIZES:
             check_count(name, getattr(self, name))
         if count != self.num_layers * (2 if self.bidirectional else 1):
             got = f"{self.num_layers!r}, {self.bidirectional!r}"
@@ -166,8 +167,10 @@ class Stack(torch.nn.Module):
         """Return the layer's own initial state for a batch."""
         if self.initial_state != "learned":
             return self.initial_module(batch)
-        parts = [getattr(self, f"initial_{name}") for name in self.cell.states]
-        return one_or_tuple(tuple(part.unsqueeze(1).expand(-1, batch._count, -1) for part in parts))
+        states = [getattr(self, f"initial_{name}") for name in self.cell.states]
+        return one_or_tuple(
+            tuple(state.unsqueeze(1).expand(-1, batch._count, -1) for state in states)
+        )
 
 
 class _LengthState(torch.nn.Module):
@@ -197,11 +200,9 @@ class _LengthState(torch.nn.Module):
         return one_or_tuple((self.intercept + self.slope * scale).split(list(self.sizes), 2))
 
 
-def one_or_tuple(parts: tuple[Any, ...]) -> Any:
-    """Return the only state of a cell by itself, as torch's GRU and RNN do, or several as a
-    tuple.
-    """
-    return parts if len(parts) > 1 else parts[0]
+def one_or_tuple(states: tuple[Any, ...]) -> Any:
+    """Return several states as a tuple, and a single one by itself, as torch's GRU and RNN do."""
+    return states if len(states) > 1 else states[0]
 
 
 # The call plans of layers; not attributes of the layers, so that copies and pickles have none.

@@ -98,9 +98,7 @@ class _TorchLayer(RecurrentLayer, torch.nn.RNNBase):
         return f"{super().extra_repr()}, cell={self._variant.name!r}"
 
     def _weights(self) -> tuple[Weights, ...]:
-        """Return the weights, read by name, because parametrizations and functional_call replace
-        them.
-        """
+        """Return the weights by name, because parametrizations and functional_call replace them."""
         # A lookup in _parameters is faster than getattr, which is needed only for replaced
         # parameters.
         parameters = self._parameters
@@ -109,18 +107,17 @@ class _TorchLayer(RecurrentLayer, torch.nn.RNNBase):
         replaced: dict[str, Any] = {}
         for names in self._all_weights:
             try:
-                parts: list[Any] = [parameters[name] for name in names]
+                tensors: list[Any] = [parameters[name] for name in names]
             except KeyError:
                 replaced = replaced or self._replaced_weights()
-                parts = [replaced[name] for name in names]
+                tensors = [replaced[name] for name in names]
             if not self.bias:
-                parts[2:2] = (None, None)
-            elif len(parts) < 4:
+                tensors[2:2] = (None, None)
+            elif len(tensors) < 4:
                 rule = "False, since the layer was built without biases"
                 raise ArgumentError("bias", repr(self.bias), rule, "build a layer with biases")
-            weights.append(
-                Weights(parts[0], parts[1], parts[2], parts[3], parts[-1] if projects else None)
-            )
+            projection = tensors[-1] if projects else None
+            weights.append(Weights(tensors[0], tensors[1], tensors[2], tensors[3], projection))
         return tuple(weights)
 
     def _replaced_weights(self) -> dict[str, Any]:

@@ -33,9 +33,7 @@ class Block(NamedTuple):
 
 
 def blocks_of(memory: Ragged, items: Sequence[int], counts: Sequence[int]) -> list[Block]:
-    """Return the blocks, without empty ones, of rows in the order of their items, ``counts`` per
-    item.
-    """
+    """Return the blocks of rows in the order of their items, ``counts`` each; no empty blocks."""
     starts = memory._host_offsets().tolist()
     lengths = memory.host_lengths.tolist()
     blocks = []
@@ -55,9 +53,7 @@ def blocks_of(memory: Ragged, items: Sequence[int], counts: Sequence[int]) -> li
 
 
 class DecoderAttention(nn.Module):
-    """Weights of the elements of a memory for rows of queries, and the weighted sums of the
-    elements.
-    """
+    """Weights of a memory's elements for rows of queries, and weighted sums of the elements."""
 
     def __init__(
         self, kind: str, query_size: int, memory_size: int, size: int, width: int, placed: Any
@@ -92,16 +88,13 @@ class DecoderAttention(nn.Module):
         blocks: list[Block],
         previous: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        """Return the contexts ``(N, memory_size)`` of outputs ``(N, query_size)``, and the weights
-        ``(pairs,)``.
-        """
-        parts = (self.query(outputs), keys, memory, self.vector, self.kernel, previous)
+        """Return contexts ``(N, memory_size)`` of outputs ``(N, query_size)``, and flat weights."""
+        tensors = (self.query(outputs), keys, memory, self.vector, self.kernel, previous)
         # Products of autocast in a Function would have no counterpart in backward.
         with torch.autocast(memory.device.type, enabled=False):
-            cast = [part if part is None else part.to(memory.dtype) for part in parts]
-            check_untransformed(
-                "AttentionDecoder", "memory", [part for part in cast if part is not None]
-            )
+            cast = [None if tensor is None else tensor.to(memory.dtype) for tensor in tensors]
+            present = [tensor for tensor in cast if tensor is not None]
+            check_untransformed("AttentionDecoder", "memory", present)
             contexts, weights = _Attend.apply(*cast, blocks)  # type: ignore[no-untyped-call]
         return contexts, weights
 
@@ -122,11 +115,11 @@ class _Attend(torch.autograd.Function):
         weights = memory.new_empty(blocks[-1].pairs.stop if blocks else 0)
         for block in blocks:
             rows = queries[block.rows]
-            own = keys[block.elements]
+            elements = keys[block.elements]
             if vector is None:
-                scores = rows @ own.t()
+                scores = rows @ elements.t()
             else:
-                tiles = _tiles(rows, own, _windows(previous, kernel, block), kernel)
+                tiles = _tiles(rows, elements, _windows(previous, kernel, block), kernel)
                 scores = torch.cat([hidden @ vector for _, hidden in tiles])
             shares = scores.softmax(1)
             weights[block.pairs] = shares.view(-1)
@@ -149,11 +142,13 @@ class _Attend(torch.autograd.Function):
         ctx: Any, saved: Any, of_contexts: Tensor | None, of_weights: Tensor | None
     ) -> list[Any]:
         queries, keys, memory, vector, kernel, previous, weights = saved
-        grads: list[Any] = [None if part is None else torch.zeros_like(part) for part in saved[:6]]
+        grads: list[Any] = [
+            None if tensor is None else torch.zeros_like(tensor) for tensor in saved[:6]
+        ]
         of_queries, of_keys, of_memory, of_vector, of_kernel, of_previous = grads
         for block in ctx.blocks:
             rows = queries[block.rows]
-            own = keys[block.elements]
+            elements = keys[block.elements]
             values = memory[block.elements]
             shares = weights[block.pairs].view(block.shape)
             of_shares = (
@@ -167,16 +162,16 @@ class _Attend(torch.autograd.Function):
             of_scores = shares * of_shares
             of_scores -= shares * of_scores.sum(1, keepdim=True)
             if vector is None:
-                of_queries[block.rows] = of_scores @ own
+                of_queries[block.rows] = of_scores @ elements
                 of_keys[block.elements].addmm_(of_scores.t(), rows)
                 continue
             windows = _windows(previous, kernel, block)
             of_windows = None if windows is None else torch.empty_like(windows)
-            for tile, hidden in _tiles(rows, own, windows, kernel):
-                part = of_scores[tile]
-                of_vector += part.flatten() @ hidden.flatten(0, 1)
+            for tile, hidden in _tiles(rows, elements, windows, kernel):
+                of_tile = of_scores[tile]
+                of_vector += of_tile.flatten() @ hidden.flatten(0, 1)
                 # In place: the gradient before tanh.
-                slope = hidden.square_().neg_().add_(1).mul_(part.unsqueeze(2)).mul_(vector)
+                slope = hidden.square_().neg_().add_(1).mul_(of_tile.unsqueeze(2)).mul_(vector)
                 of_queries[block.rows][tile] = slope.sum(1)
                 of_keys[block.elements] += slope.sum(0)
                 if windows is not None and of_windows is not None:
@@ -199,13 +194,11 @@ def _windows(previous: Tensor | None, kernel: Tensor | None, block: Block) -> Te
 
 
 def _folded(windows: Tensor) -> Tensor:
-    """Return the sum of the entries of windows for each element, the transpose of
-    :func:`_windows`.
-    """
+    """Return the sum of each element's entries in windows, the transpose of :func:`_windows`."""
     rows, length, width = windows.shape
     padded = windows.new_zeros(rows, length + width - 1)
-    for place in range(width):
-        padded[:, place : place + length] += windows[:, :, place]
+    for column in range(width):
+        padded[:, column : column + length] += windows[:, :, column]
     return padded[:, width // 2 : width // 2 + length]
 
 

@@ -1,6 +1,4 @@
-"""Decoding of connectionist temporal classification (CTC): beam search over prefixes, and the best
-alignment.
-"""
+"""Decoding of connectionist temporal classification (CTC): beam search, and alignment."""
 
 from __future__ import annotations
 
@@ -70,11 +68,11 @@ class CTCBeamSearch(torch.nn.Module):
     Example:
         >>> search = CTCBeamSearch(beam=4, n_best=2)
         >>> log_probs = Ragged([torch.tensor([[0.6, 0.4], [0.6, 0.4]]).log()])
-        >>> found, state = search(log_probs)
-        >>> [tokens.tolist() for tokens in found.tokens], found.scores.exp().tolist()  # 0.4 + 0.6 * 0.4, and 0.6 * 0.6
+        >>> best, state = search(log_probs)
+        >>> [tokens.tolist() for tokens in best.tokens], best.scores.exp().tolist()  # 0.4 + 0.6 * 0.4, and 0.6 * 0.6
         ([[1], []], [0.6..., 0.36...])
-        >>> found, state = search(log_probs, state)  # the next two steps
-        >>> [tokens.tolist() for tokens in found.tokens]
+        >>> best, state = search(log_probs, state)  # the next two steps
+        >>> [tokens.tolist() for tokens in best.tokens]
         [[1], [1, 1]]
     """
 
@@ -90,7 +88,8 @@ class CTCBeamSearch(torch.nn.Module):
         token_bonus: float = 0.0,
     ) -> None:
         super().__init__()
-        self.beam, self.n_best = check_count("beam", beam), check_count("n_best", n_best)
+        self.beam = check_count("beam", beam)
+        self.n_best = check_count("n_best", n_best)
         if self.n_best > self.beam:
             raise ArgumentError(
                 "n_best", quote(n_best), f"at most beam={beam}", "pass a larger beam"
@@ -140,7 +139,7 @@ class CTCBeamSearch(torch.nn.Module):
         check_blank(log_probs, self.blank)
         values = _on_host(log_probs)
         bounds = log_probs._host_offsets()
-        kept = None if state is None else _check_state(state, len(log_probs))
+        before = None if state is None else _check_state(state, len(log_probs))
         limit = self.tokens_per_step or values.shape[1]
         settings = kernels.Beam(self.blank, self.beam, limit, self.scorer_weight, self.token_bonus)
         scorer = self.scorer
@@ -153,10 +152,10 @@ class CTCBeamSearch(torch.nn.Module):
             grams = scorer._grams
         with torch.no_grad():
             if missing_kernels() is None and (scorer is None or grams is not None):
-                found = kernels.find_prefixes(values, bounds, kept, settings, grams)
+                records = kernels.find_prefixes(values, bounds, before, settings, grams)
             else:
-                found = prefixes.search(values, bounds, kept, settings, scorer)
-        state = Ragged._make(*found, None)
+                records = prefixes.search(values, bounds, before, settings, scorer)
+        state = Ragged._make(*records, None)
         return prefixes.hypotheses(state, self.n_best, values.dtype, log_probs.device), state
 
 
@@ -190,8 +189,8 @@ def ctc_align(log_probs: Ragged, targets: Ragged, blank: int = 0) -> Hypotheses:
 
     Example:
         >>> log_probs = Ragged([torch.tensor([[0.1, 0.8, 0.1], [0.8, 0.1, 0.1], [0.1, 0.1, 0.8]]).log()])
-        >>> found = ctc_align(log_probs, Ragged([[1, 2]]))
-        >>> found.times[0].tolist(), found.confidences[0].tolist()
+        >>> best = ctc_align(log_probs, Ragged([[1, 2]]))
+        >>> best.times[0].tolist(), best.confidences[0].tolist()
         ([[0, 1], [2, 3]], [0.8..., 0.8...])
     """
     check_predictions("log_probs", log_probs)
@@ -210,16 +209,12 @@ def ctc_align(log_probs: Ragged, targets: Ragged, blank: int = 0) -> Hypotheses:
             values, bounds, on_host.values, owner, blank
         )
     else:
-        items = zip(
-            values.double().split(log_probs.host_lengths.tolist()), on_host.to_list(), strict=True
-        )
-        each = [_best_path(rows, own, blank) for rows, own in items]
-        none = (
-            on_host.values.new_zeros(0, 2),
-            values.new_zeros(0).double(),
-            values.new_zeros(0).double(),
-        )
-        times, confidences, scores = (torch.cat(parts) for parts in zip(none, *each, strict=True))
+        rows_of = values.double().split(log_probs.host_lengths.tolist())
+        items = zip(rows_of, on_host.to_list(), strict=True)
+        paths = [_best_path(rows, item_labels, blank) for rows, item_labels in items]
+        none = values.new_zeros(0).double()
+        empty = (on_host.values.new_zeros(0, 2), none, none)
+        times, confidences, scores = map(torch.cat, zip(empty, *paths, strict=True))
     device = log_probs.device
     dtype = values.dtype
     offsets = torch.arange(len(targets) + 1, device=device)
@@ -229,9 +224,7 @@ def ctc_align(log_probs: Ragged, targets: Ragged, blank: int = 0) -> Hypotheses:
 
 
 def _on_host(log_probs: Ragged) -> Tensor:
-    """Return log-probabilities ``(N, C)`` on the CPU; raise if one is not below inf, or those of an
-    element sum to more than 1.
-    """
+    """Return log-probabilities on the CPU; raise for NaN, inf, and sums of an element above 1."""
     values = log_probs.values.detach().to("cpu", wide(log_probs.dtype))
     sums = sums_of(values)
     if bool((sums <= LARGEST_SUM).all()):
@@ -275,12 +268,10 @@ def _check_fits(steps: Tensor, targets: Ragged) -> None:
 
 
 def _best_path(rows: Tensor, labels: Tensor, blank: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return times ``(L, 2)``, confidences ``(L,)`` and the score ``(1,)`` of one sequence, in
-    torch.
-    """
+    """Return times ``(L, 2)``, confidences ``(L,)`` and score ``(1,)`` of a sequence, in torch."""
     size = 2 * len(labels) + 1  # a blank before and after each label
-    places = torch.arange(1, size, 2, device="cpu")
-    tokens = labels.new_full((size,), blank).index_copy(0, places, labels)
+    states = torch.arange(1, size, 2, device="cpu")  # of the labels
+    tokens = labels.new_full((size,), blank).index_copy(0, states, labels)
     bars_skips = torch.ones(size, dtype=torch.bool, device="cpu")
     bars_skips[3::2] = labels[1:] == labels[:-1]
     # With two more numbers in front, for the predecessors of the first state, in which all paths
@@ -301,7 +292,7 @@ def _best_path(rows: Tensor, labels: Tensor, blank: int) -> tuple[Tensor, Tensor
     for move in reversed(moves):
         path.append(state)
         state -= move[state]
-    visits = labels.new_tensor(path[::-1]).unsqueeze(1) == places
+    visits = labels.new_tensor(path[::-1]).unsqueeze(1) == states
     visits &= score.isfinite()
     counts = visits.sum(0)
     first = (visits.cumsum(0) == 0).sum(0).masked_fill(counts == 0, 0)

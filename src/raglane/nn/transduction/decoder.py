@@ -219,12 +219,12 @@ class AttentionDecoder(TokenReader):
         rule = "a finite number of at least 0"
         checks.check_number("coverage", coverage, rule, lambda factor: 0 <= factor < float("inf"))
         if coverage:
-            own = options.pop("penalty", None)
+            further = options.pop("penalty", None)
 
             def penalty(state: dict[str, Any]) -> Tensor:
                 # Weights may underflow to 0.
                 logs = state["covered"].clamp(1e-30, 1).log().masked_fill(~state["mask"], 0)
-                return coverage * logs.sum(1) + (own(state) if own else 0)
+                return coverage * logs.sum(1) + (further(state) if further else 0)
 
             options["penalty"] = penalty
         with torch.no_grad():
@@ -246,9 +246,7 @@ class AttentionDecoder(TokenReader):
         blocks: list[Block],
         previous: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Return the vectors ``a`` of the outputs of the recurrent layer, and the attention
-        weights, flat.
-        """
+        """Return the vectors ``a`` of the recurrent layer's outputs, and the weights, flat."""
         contexts, weights = self.attention(outputs, keys, memory.values, blocks, previous)
         return torch.tanh(self.combine(torch.cat([contexts, outputs], 1))), weights
 
@@ -291,9 +289,8 @@ class AttentionDecoder(TokenReader):
         outputs, cell = self.recurrent.step(embedded, layers_first(state["cell"]))
         if mask is not None:
             # A mask as an index would wait for a device, which counts its elements.
-            index = torch.nonzero_static(
-                mask.flatten(), size=blocks[-1].pairs.stop if blocks else 0
-            ).view(-1)
+            pairs = blocks[-1].pairs.stop if blocks else 0
+            index = torch.nonzero_static(mask.flatten(), size=pairs).view(-1)
             previous = state["weights"].flatten().index_select(0, index)
         attended, flat = self._attended(outputs, keys, memory, blocks, previous)
         state = {**state, "cell": rows_first(cell), "attended": attended}
@@ -338,21 +335,19 @@ class AttentionDecoder(TokenReader):
     def _stepped(
         self, memory: Ragged, inputs: Ragged, state: dict[str, Any], draws: float
     ) -> Tensor:
-        """Return the vectors ``a`` of all steps in a loop, in which the items with the most tokens
-        are the first.
-        """
-        places = torch.arange(inputs.values.shape[0], device=memory.device)
-        packed = inputs._like(places).to_packed()
+        """Return the vectors ``a`` of all steps in a loop; items with the most tokens are first."""
+        indices = torch.arange(inputs.values.shape[0], device=memory.device)
+        packed = inputs._like(indices).to_packed()
         keys = self.attention.keys(memory.values)
         order: Any = packed.sorted_indices
-        state = pytree.tree_map(lambda part: part[order], state)
+        state = pytree.tree_map(lambda leaf: leaf[order], state)
         # The order again, because the host would wait for the one on a device.
         items = inputs.host_lengths.argsort(descending=True, stable=True).tolist()
         attended = [memory.values.new_zeros(0, self.hidden_size)]
         for now in packed.data.split(packed.batch_sizes.tolist()):
             tokens = inputs.values[now]
             size = now.shape[0]
-            state = pytree.tree_map(lambda part: part[:size], state)  # noqa: B023
+            state = pytree.tree_map(lambda leaf: leaf[:size], state)  # noqa: B023
             if draws and len(attended) > 1:
                 chances = self._logits(state["attended"]).detach().float().softmax(1)
                 is_drawn = torch.rand(size, device=tokens.device) < draws

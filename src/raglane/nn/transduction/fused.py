@@ -1,9 +1,8 @@
-"""The loss of a transducer with a linear joint on a CPU, and its gradients, one sequence after
-another.
+"""A transducer's loss with a linear joint on a CPU, and its gradients, sequence by sequence.
 
 The logits of a tile of frames are a product of ``tanh(frame + state)`` with the weights of the
 joint. Sequences are processed in groups: their log-probabilities, then the recursions, then the
-gradients. Log-probabilities of a group that fits in ``_KEPT`` bytes are kept for the gradients, and
+gradients. Log-probabilities of a group that fits in ``_STORED`` bytes are stored for the gradients, and
 those of a longer sequence are computed twice.
 
 NOTE [band]: a row, i.e. a frame and a state, contributes to gradients by its share, the probability
@@ -25,23 +24,23 @@ from raglane.native.library import missing_kernels
 from raglane.nn.losses.comparison import once
 from raglane.nn.transduction.lattice import Alignments, align_now
 
-_KEPT = 128 * 2**20
-# The most rows of a tile, enough for products at full speed, and the most numbers of a tile of more
-# than 256 rows. A tile has at least the rows of one frame.
-_ROWS, _NUMBERS = 2048, 2**22
+_STORED = 128 * 2**20
+# The most rows of a tile, enough for products at full speed; at least those of one frame.
+_ROWS = 2048
+# The most numbers of a tile of more than 256 rows.
+_NUMBERS = 2**22
 _NEGLIGIBLE = {torch.float32: 2.0**-40, torch.float64: 2.0**-80}
 
 
-def supports(parts: list[Tensor], joint: torch.nn.Linear) -> bool:
-    """Return True if the joint is a plain linear layer of the dtype of frames and states, on a
-    CPU.
-    """
+def supports(values: list[Tensor], joint: torch.nn.Linear) -> bool:
+    """Return True for a plain linear layer of the dtype of frames and states, on a CPU."""
     if type(joint) is not torch.nn.Linear or joint._forward_hooks or joint._forward_pre_hooks:
         return False
-    tensors = [*parts, *joint.parameters()]
+    tensors = [*values, *joint.parameters()]
+    dtype = values[0].dtype
     return (
-        all(part.is_cpu and part.dtype is parts[0].dtype for part in tensors)
-        and parts[0].dtype in _NEGLIGIBLE
+        all(tensor.is_cpu and tensor.dtype is dtype for tensor in tensors)
+        and dtype in _NEGLIGIBLE
         and not records_operators()
         and not has_tangent(tensors)
         and not are_transformed(tensors)
@@ -50,7 +49,7 @@ def supports(parts: list[Tensor], joint: torch.nn.Linear) -> bool:
 
 
 def losses(
-    parts: list[Tensor],
+    values: list[Tensor],
     joint: torch.nn.Linear,
     alignments: Alignments,
     scales: Tensor | None = None,
@@ -61,8 +60,8 @@ def losses(
     losses. Only the sum of the result may then be differentiated.
     """
     bias = joint.weight.new_zeros(joint.out_features) if joint.bias is None else joint.bias
-    inputs = *parts, joint.weight, bias
-    needed = torch.is_grad_enabled() and any(part.requires_grad for part in inputs)
+    inputs = *values, joint.weight, bias
+    needed = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
     return _Losses.apply(*inputs, alignments, scales, needed)  # type: ignore[no-untyped-call]
 
 
@@ -73,12 +72,12 @@ class _Losses(torch.autograd.Function):
     def forward(ctx: Any, *args: Any) -> Tensor:
         *inputs, ctx.alignments, scales, needed = args
         ctx.is_scaled = scales is not None
-        found, gradients = _compute(
+        results, gradients = _compute(
             _Joint(*inputs), ctx.alignments, scales, needed and ctx.is_scaled
         )
         ctx.save_for_backward(*inputs, *gradients)
         # Infinity times 0 would be NaN.
-        return found if scales is None else found.masked_fill(scales == 0, 0) * scales
+        return results if scales is None else results.masked_fill(scales == 0, 0) * scales
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
@@ -86,14 +85,10 @@ class _Losses(torch.autograd.Function):
         inputs = saved[:4]
         gradients = saved[4:]
         with torch.no_grad():
-            if ctx.is_scaled:  # all numbers of upstream are equal
-                gradients = (
-                    [upstream.amax() * part for part in gradients]
-                    if upstream.shape[0]
-                    else gradients
-                )
-            else:
+            if not ctx.is_scaled:
                 _, gradients = _compute(_Joint(*inputs), ctx.alignments, upstream, True)
+            elif upstream.shape[0]:  # all its numbers are equal
+                gradients = [upstream.amax() * gradient for gradient in gradients]
         return *once(gradients, "rnnt_loss", "encoder", *inputs), None, None, None
 
 
@@ -128,44 +123,42 @@ class _Joint(NamedTuple):
 def _compute(
     joint: _Joint, alignments: Alignments, scales: Tensor | None, need_gradients: bool
 ) -> tuple[Tensor, Sequence[Tensor]]:
-    """Return the losses, ``(B,)``, and the gradients of the sum of the losses times ``scales``;
-    none without need.
+    """Return the losses ``(B,)``, and the gradients of their sum times ``scales`` if needed.
 
     With ``scales``, sequences of scale 0 are omitted, and have the loss 0.
     """
     states = alignments.labels + 1
     rows = alignments.frames * states
     classes, size = joint.weight.shape
-    gradients = _Joint(*(torch.zeros_like(part) for part in joint)) if need_gradients else None
-    found = joint.weight.new_zeros(rows.shape[0])
+    gradients = _Joint(*map(torch.zeros_like, joint)) if need_gradients else None
+    results = joint.weight.new_zeros(rows.shape[0])
     # The rows of a tile of each sequence.
     tiles = torch.minimum((_most_rows(classes) // states).clamp(min=1), alignments.frames) * states
     most = int(tiles.max()) if rows.shape[0] else 0
     scratch = _Scratch(
         joint.weight.new_empty(2, most, size), joint.weight.new_empty(2, most, classes)
     )
-    room = _KEPT // (classes * joint.weight.itemsize)
-    used = (
-        torch.arange(rows.shape[0], device="cpu") if scales is None else scales.nonzero().view(-1)
-    )
+    room = _STORED // (classes * joint.weight.itemsize)
+    used = torch.arange(rows.shape[0], device="cpu")
+    if scales is not None:
+        used = scales.nonzero().view(-1)
     groups = list(_groups(rows[used].tolist(), room))
-    kept = joint.weight.new_empty(
-        max((total for *_, total in groups if total <= room), default=0), classes
-    )
+    largest = max((total for *_, total in groups if total <= room), default=0)
+    log_probs = joint.weight.new_empty(largest, classes)
     sequences = joint.sequences(alignments)
-    parts = gradients.sequences(alignments) if gradients is not None else []
+    gradients_of = gradients.sequences(alignments) if gradients is not None else []
     following = alignments.following.split(states.tolist())
     for begin, end, total in groups:
         group = used[begin:end]
         emissions = joint.weight.new_empty(total, 2)
         sizes = rows[group].tolist()
-        stores = (
-            kept[:total].split(sizes) if need_gradients and total <= room else [None] * len(sizes)
-        )
+        stores: Sequence[Tensor | None] = [None] * len(sizes)
+        if need_gradients and total <= room:
+            stores = log_probs[:total].split(sizes)
         for index, store, pairs in zip(group.tolist(), stores, emissions.split(sizes), strict=True):
             _emit(sequences[index], following[index], alignments.blank, scratch, store, pairs)
         lengths = alignments.frames[group], alignments.labels[group]
-        found[group], shares = align_now(
+        results[group], shares = align_now(
             emissions, *lengths, alignments.one_per_frame, alignments.fastemit, need_gradients
         )
         if scales is None or not need_gradients:
@@ -173,7 +166,7 @@ def _compute(
         for index, store, pairs in zip(group.tolist(), stores, shares.split(sizes), strict=True):
             _add_gradients(
                 sequences[index],
-                parts[index],
+                gradients_of[index],
                 following[index],
                 alignments.blank,
                 scratch,
@@ -181,7 +174,7 @@ def _compute(
                 pairs,
                 scales[index],
             )
-    return found, gradients or ()
+    return results, gradients or ()
 
 
 class _Scratch(NamedTuple):
@@ -192,15 +185,13 @@ class _Scratch(NamedTuple):
 
 
 def _groups(sizes: list[int], room: int) -> Iterator[tuple[int, int, int]]:
-    """Yield begin, end and total of adjacent sizes whose total is at most ``room``, or of a single
-    larger one.
-    """
+    """Yield begin, end and total of adjacent sizes of at most ``room``, or of a larger one."""
     begin = 0
     total = 0
-    for place, size in enumerate(sizes):
-        if total + size > room and place > begin:
-            yield begin, place, total
-            begin = place
+    for index, size in enumerate(sizes):
+        if total + size > room and index > begin:
+            yield begin, index, total
+            begin = index
             total = 0
         total += size
     if sizes:
@@ -208,9 +199,7 @@ def _groups(sizes: list[int], room: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _most_rows(classes: int) -> int:
-    """Return the most rows of a tile with several frames; it depends on nothing else, as the bits
-    of a loss.
-    """
+    """Return the most rows of a tile; nothing else counts, so that a loss has the same bits."""
     return min(_ROWS, max(_NUMBERS // classes, 256))
 
 
@@ -230,9 +219,7 @@ def _emit(
     store: Tensor | None,
     emissions: Tensor,
 ) -> None:
-    """Write the emissions ``(T * (U + 1), 2)`` of a sequence, and its log-probabilities to
-    ``store``.
-    """
+    """Write a sequence's emissions ``(T * (U + 1), 2)``, and log-probabilities to ``store``."""
     states = joint.states.shape[0]
     classes = joint.bias.shape[0]
     for frames in _tiles(joint):
@@ -256,9 +243,7 @@ def _add_gradients(
     shares: Tensor,
     scale: Tensor,
 ) -> None:
-    """Add the gradients of a sequence, from its shares ``(T * (U + 1), 2)`` and log-probabilities;
-    see NOTE [band].
-    """
+    """Add a sequence's gradients from shares ``(T * (U + 1), 2)`` and scores; see NOTE [band]."""
     count = joint.states.shape[0]
     classes = joint.bias.shape[0]
     shares = shares.view(-1, count, 2)

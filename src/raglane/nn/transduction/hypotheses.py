@@ -29,8 +29,8 @@ class Hypotheses:
 
     Example:
         >>> import torch
-        >>> found = Hypotheses(Ragged([[1, 2], [1], [3]]), torch.tensor([-0.5, -2.0, -0.1]), torch.tensor([0, 2, 3]))
-        >>> found.best().to_list()
+        >>> best = Hypotheses(Ragged([[1, 2], [1], [3]]), torch.tensor([-0.5, -2.0, -0.1]), torch.tensor([0, 2, 3]))
+        >>> best.best().to_list()
         [tensor([1, 2]), tensor([3])]
     """
 
@@ -45,10 +45,8 @@ class Hypotheses:
         return self.offsets.shape[0] - 1
 
     def best(self) -> Ragged:
-        """Return the tokens of the best hypothesis of each item; an item without one has an empty
-        sequence.
-        """
+        """Return the best tokens of each item; an item without hypotheses has an empty sequence."""
         counts = self.offsets.diff()
-        found = self.tokens.select(self.offsets[:-1][counts > 0])
-        lengths = counts.new_zeros(len(self)).masked_scatter(counts > 0, found.lengths)
-        return Ragged.from_flat(found.values, offsets=segments.offsets_from_lengths(lengths))
+        best = self.tokens.select(self.offsets[:-1][counts > 0])
+        lengths = counts.new_zeros(len(self)).masked_scatter(counts > 0, best.lengths)
+        return Ragged.from_flat(best.values, offsets=segments.offsets_from_lengths(lengths))

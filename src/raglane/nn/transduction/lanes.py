@@ -44,10 +44,23 @@ class Rules(NamedTuple):
         return totals if self.alpha == 0 else totals / ((5 + lengths.double()) / 6) ** self.alpha
 
 
+class Outputs(NamedTuple):
+    """The outputs of hypotheses: the columns of an int64 matrix, which rows are selected from."""
+
+    position: Tensor  # the item's slot times ``beam`` plus the rank in the item
+    node: Tensor  # the end of the output in the tree, -1 for an empty one
+    length: Tensor
+    frame: Tensor  # the number of silent tokens
+    label: Tensor  # the last token of the output, -1 for an empty one
+    hash: Tensor
+
+    def stack(self) -> Tensor:
+        """Return the matrix."""
+        return torch.stack(self, -1)
+
+
 class Lanes:
-    """The state of a search: running rows, waiting items, the tree of outputs and the finished
-    hypotheses.
-    """
+    """A search: running rows, waiting items, the tree of outputs and the finished hypotheses."""
 
     def __init__(self, rules: Rules, starts: Tensor, initial: Any, slots: int) -> None:
         self.rules = rules
@@ -56,11 +69,10 @@ class Lanes:
         self.slots = slots
         none = starts[:0]
         # Of the R running hypotheses: the last tokens, which the next step reads; the
-        # log-probabilities; and ``(R, 6)``: the place, which is the item's slot times ``beam`` plus
-        # the rank in the item; the end of the output in the tree, -1 for an empty one; the length
-        # of the output; the number of silent tokens; the last token of the output, -1 for an empty
-        # one; a hash of the output.
-        self.tokens, self.scores, self.facts = none, none.double(), none.new_zeros(0, 6)
+        # log-probabilities; and the matrix of outputs, ``(R, 6)``.
+        self.tokens = none
+        self.scores = none.double()
+        self.matrix = none.new_zeros(0, 6)
         self.state: Any = None
         self.items = none  # of the slots in use
         self.tree: list[tuple[Tensor, ...]] = []
@@ -77,23 +89,24 @@ class Lanes:
         bound = rules.most if rules.frames is None else rules.frames
         self.best[0][:, 0].masked_fill_(bound == 0, 0.0)
         # Longest first, as in lanes of sequences.
-        order = (bound + (0 if rules.frames is None else rules.most)).argsort(
-            descending=True, stable=True
-        )
+        longest = bound if rules.frames is None else bound + rules.most
+        order = longest.argsort(descending=True, stable=True)
         self.waiting = order[bound[order] > 0]
 
     def admit(self) -> bool:
         """Move waiting items to free slots; return False if no item runs."""
         used = self.items.shape[0]
         new = self.waiting[: self.slots - used]
-        if new.shape[0]:
-            self.waiting = self.waiting[new.shape[0] :]
-            facts = new.new_zeros(new.shape[0], 6)
-            facts[:, 0] = (used + torch.arange(new.shape[0], device=new.device)) * self.rules.beam
-            facts[:, [1, 4]] = -1
+        count = new.shape[0]
+        if count:
+            self.waiting = self.waiting[count:]
+            zeros = new.new_zeros(count)
+            none = zeros - 1
+            slots = used + torch.arange(count, device=new.device)
+            empty = Outputs(slots * self.rules.beam, none, zeros, zeros, none, zeros)
             self.tokens = torch.cat([self.tokens, self.starts[new]])
-            self.scores = torch.cat([self.scores, self.scores.new_zeros(new.shape[0])])
-            self.facts = torch.cat([self.facts, facts])
+            self.scores = torch.cat([self.scores, self.scores.new_zeros(count)])
+            self.matrix = torch.cat([self.matrix, empty.stack()])
             entering = _select(self.initial, new)
             if used:
                 entering = pytree.tree_map(
@@ -103,14 +116,19 @@ class Lanes:
             self.items = torch.cat([self.items, new])
         return self.items.shape[0] > 0
 
+    @property
+    def outputs(self) -> Outputs:
+        """The outputs of the running hypotheses."""
+        return Outputs(*self.matrix.unbind(1))
+
     def advance(self) -> None:
         """Extend all hypotheses by one token."""
         rules = self.rules
-        places = self.facts[:, 0]
+        positions = self.outputs.position
         log_probs = self._log_probs()
-        grid = places.new_full((self.items.shape[0] * rules.beam,), -1)
-        origins = torch.arange(places.shape[0], device=places.device)
-        grid[places] = origins
+        grid = positions.new_full((self.items.shape[0] * rules.beam,), -1)
+        origins = torch.arange(positions.shape[0], device=positions.device)
+        grid[positions] = origins
         grid = grid.view(-1, rules.beam)
         silences = None
         if rules.frames is not None:
@@ -121,7 +139,7 @@ class Lanes:
             tokens = torch.cat([torch.full_like(tokens[:, :1], rules.end), tokens], 1)
             scores = torch.cat([silences.unsqueeze(1), scores], 1)
         width = tokens.shape[1]
-        totals = scores.new_full((grid.numel(), width), _NEVER).index_copy(0, places, scores)
+        totals = scores.new_full((grid.numel(), width), _NEVER).index_copy(0, positions, scores)
         totals, order = totals.view(grid.shape[0], -1).sort(dim=1, descending=True, stable=True)
         # At most one extension of a row is by the end or silent token, so these include ``beam``
         # others.
@@ -132,31 +150,30 @@ class Lanes:
 
     def _items_of(self, chosen: Tensor | slice = slice(None)) -> Tensor:
         """Return the items of chosen rows."""
-        return self.items[self.facts[chosen, 0] // self.rules.beam]
+        return self.items[self.outputs.position[chosen] // self.rules.beam]
 
     def _replace(self, totals: Tensor, parents: Tensor, tokens: Tensor, origins: Tensor) -> None:
-        """Replace the rows by their best extensions, ``(slots, 2 * beam)`` in order, and keep the
-        finished ones.
+        """Replace rows by their best extensions, ``(slots, 2 * beam)``, and keep the finished ones.
 
         ``origins`` are the rows whose outputs in the tree the extensions by the silent token
         continue.
         """
         rules = self.rules
         items = self.items
-        _, before, lengths, frames, labels, prints = self.facts[parents].unbind(2)
+        before = Outputs(*self.matrix[parents].unbind(2))
         fresh = torch.arange(self.nodes, self.nodes + totals.numel(), device=totals.device).view_as(
             totals
         )
         self.nodes += totals.numel()
         is_label = tokens != rules.end
         origin = torch.where(is_label, parents, origins[parents])
-        labels = torch.where(is_label, tokens, labels)
-        prints = hashed(prints, tokens, is_label)
-        _, ends, _, times, _, _ = self.facts[origin].flatten(0, 1).unbind(1)
-        self.tree.append((labels.flatten(), ends, times))
-        nodes = torch.where(is_label | (origin != parents), fresh, before)
-        lengths = lengths + is_label
-        frames = frames + ~is_label
+        labels = torch.where(is_label, tokens, before.label)
+        hashes = hashed(before.hash, tokens, is_label)
+        continued = Outputs(*self.matrix[origin].flatten(0, 1).unbind(1))
+        self.tree.append((labels.flatten(), continued.node, continued.frame))
+        nodes = torch.where(is_label | (origin != parents), fresh, before.node)
+        lengths = before.length + is_label
+        frames = before.frame + ~is_label
         if rules.frames is None:
             is_done = ~is_label | (lengths == rules.most[items].unsqueeze(1))
         else:
@@ -169,11 +186,12 @@ class Lanes:
             self._keep(totals, parents, nodes, lengths, is_done)
         continues &= self._bound(totals, lengths, continues) > self.best[0][items, -1:]
         remains = continues.any(1)
-        places = (remains.cumsum(0) - 1).unsqueeze(1) * rules.beam + continues.cumsum(1) - 1
-        facts = torch.stack((places, nodes, lengths, frames, labels, prints), 2)
+        slots = (remains.cumsum(0) - 1).unsqueeze(1)
+        positions = slots * rules.beam + continues.cumsum(1) - 1
+        matrix = Outputs(positions, nodes, lengths, frames, labels, hashes).stack()
         self.tokens = tokens[continues]
         self.scores = totals[continues]
-        self.facts = facts[continues]
+        self.matrix = matrix[continues]
         self.state = _select(self.state, parents[continues])
         self.items = items[remains]
 
@@ -181,12 +199,12 @@ class Lanes:
         """Run the step, and return the log-probabilities ``(R, V)`` after the constraint."""
         rules = self.rules
         count = self.tokens.shape[0]
-        given: Any = rules.step(self.tokens, self.state)
-        if not isinstance(given, tuple) or len(given) != 2:
-            got = f"a {type(given).__name__}"
+        result: Any = rules.step(self.tokens, self.state)
+        if not isinstance(result, tuple) or len(result) != 2:
+            got = f"a {type(result).__name__}"
             rule = "a function that returns (log_probs, state)"
             raise ArgumentTypeError("step", got, rule, "return both")
-        log_probs, self.state = given
+        log_probs, self.state = result
         check_rows("step: state", self.state, count, "one row per token")
         log_probs = self._checked("step", log_probs, (count, -1))
         self.dtype = log_probs.dtype
@@ -195,26 +213,25 @@ class Lanes:
             name = "end" if rules.frames is None else "silent"
             raise ArgumentError(name, f"{rules.end}", rule, "pass one of the tokens")
         if rules.constraint is not None:
-            lengths = self.facts[:, 2]
-            prefixes = Ragged._build(self._outputs(self.facts[:, 1], lengths)[0], lengths.cpu())
+            outputs = self.outputs
+            tokens, _ = self._read(outputs.node, outputs.length)
+            prefixes = Ragged._build(tokens, outputs.length.cpu())
             constrained = rules.constraint(prefixes, self._items_of(), log_probs)
             log_probs = self._checked("constraint", constrained, tuple(log_probs.shape))
         return log_probs
 
-    def _checked(self, name: str, given: Any, shape: tuple[int, ...]) -> Tensor:
-        """Return the result of a function; raise unless it has a shape, with -1 for any size, and
-        only numbers.
-        """
+    def _checked(self, name: str, result: Any, shape: tuple[int, ...]) -> Tensor:
+        """Return a function's result; raise unless it has the shape (-1: any) and only numbers."""
         is_tensor = (
-            isinstance(given, Tensor) and given.is_floating_point() and given.dim() == len(shape)
+            isinstance(result, Tensor) and result.is_floating_point() and result.dim() == len(shape)
         )
         if not is_tensor or any(
-            want not in (-1, size) for want, size in zip(shape, given.shape, strict=True)
+            expected not in (-1, size) for expected, size in zip(shape, result.shape, strict=True)
         ):
             got = (
-                f"{given.dtype} of shape {tuple(given.shape)}"
-                if isinstance(given, Tensor)
-                else type(given).__name__
+                f"{result.dtype} of shape {tuple(result.shape)}"
+                if isinstance(result, Tensor)
+                else type(result).__name__
             )
             rule = f"a function that returns floating-point numbers of shape {shape}".replace(
                 "-1", "V"
@@ -222,13 +239,13 @@ class Lanes:
             raise ShapeError(
                 name, got, rule, "return a row per token or row that it was called with"
             )
-        is_wrong = ~(given < float("inf"))
+        is_wrong = ~(result < float("inf"))
         if bool(is_wrong.any()):
             item = int(self._items_of(is_wrong.view(shape[0], -1).any(1))[0])
             rule = "a function that returns finite numbers or -inf"
             fix = "check the data and the weights of the model"
             raise ArgumentError(name, f"NaN or infinity for item {item}", rule, fix)
-        return given
+        return result
 
     def _merged(self, log_probs: Tensor, grid: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return log-probabilities of labels, scores after the silent token, and the rows whose
@@ -236,23 +253,25 @@ class Lanes:
 
         Row i after the silent token and row j after the last token of i have the same output, if
         that of i is that of j and this token. Their sum replaces both. The third result is j if it
-        is the more probable one, else i. ``grid`` has the row of each place, -1 if it is free.
+        is the more probable one, else i. ``grid`` has the row of each position, -1 if it is free.
         """
-        place, _, lengths, _, labels, prints = self.facts.unbind(1)
-        peers = grid[place // self.rules.beam]  # ``(R, beam)``, the rows of the same item
+        position, _, lengths, _, labels, hashes = self.outputs
+        peers = grid[position // self.rules.beam]  # ``(R, beam)``, the rows of the same item
         last = labels.unsqueeze(1)
         is_prefix = (peers >= 0) & (lengths[peers] + 1 == lengths.unsqueeze(1))
-        is_prefix &= hashed(prints[peers], last, last >= 0) == prints.unsqueeze(1)
-        has = is_prefix.any(1)
+        is_prefix &= hashed(hashes[peers], last, last >= 0) == hashes.unsqueeze(1)
+        has_prefix = is_prefix.any(1)
         prefix = peers.gather(1, is_prefix.int().argmax(1, keepdim=True)).squeeze(1)
-        by_label = (log_probs[prefix, labels] + self.scores[prefix]).masked_fill(~has, _NEVER)
+        by_label = (log_probs[prefix, labels] + self.scores[prefix]).masked_fill(
+            ~has_prefix, _NEVER
+        )
         by_silence = log_probs[:, self.rules.end] + self.scores
-        origins = torch.where(by_label > by_silence, prefix, grid.flatten()[place])
+        origins = torch.where(by_label > by_silence, prefix, grid.flatten()[position])
         log_probs = log_probs.masked_fill(
             (lengths >= self.rules.most[self._items_of()]).unsqueeze(1), _NEVER
         )
         log_probs[:, self.rules.end] = _NEVER
-        log_probs[prefix[has], labels[has]] = _NEVER
+        log_probs[prefix[has_prefix], labels[has_prefix]] = _NEVER
         return log_probs, torch.logaddexp(by_label, by_silence), origins
 
     def _keep(
@@ -267,17 +286,16 @@ class Lanes:
             )
             finals = finals + extra[parents[:, :beam]]
         new = (finals, nodes[:, :beam], lengths[:, :beam])
-        both = [
-            torch.cat([old[self.items], part], 1) for old, part in zip(self.best, new, strict=True)
+        joined = [
+            torch.cat([best[self.items], values], 1)
+            for best, values in zip(self.best, new, strict=True)
         ]
-        order = both[0].argsort(dim=1, descending=True, stable=True)[:, : self.rules.n_best]
-        for old, part in zip(self.best, both, strict=True):
-            old[self.items] = part.gather(1, order)
+        order = joined[0].argsort(dim=1, descending=True, stable=True)[:, : self.rules.n_best]
+        for best, values in zip(self.best, joined, strict=True):
+            best[self.items] = values.gather(1, order)
 
     def _bound(self, totals: Tensor, lengths: Tensor, continues: Tensor) -> Tensor:
-        """Return the best score that each continuing extension can reach, or all of an item
-        together.
-        """
+        """Return the best score that continuing extensions can reach, each or all of an item."""
         rules = self.rules
         if rules.frames is not None:
             # Merged hypotheses reach at most the sum of all.
@@ -287,13 +305,13 @@ class Lanes:
             lengths = rules.most[self.items].unsqueeze(1)
         return rules.scaled(totals, lengths)
 
-    def found(self) -> Hypotheses:
+    def hypotheses(self) -> Hypotheses:
         """Return the finished hypotheses."""
         scores, nodes, lengths = self.best
         is_there = scores > _NEVER
-        kept = lengths[is_there]
-        values, frames = self._outputs(nodes[is_there], kept)
-        tokens = Ragged._build(values, kept.cpu())
+        lengths = lengths[is_there]
+        values, frames = self._read(nodes[is_there], lengths)
+        tokens = Ragged._build(values, lengths.cpu())
         times = (
             None
             if self.rules.frames is None
@@ -302,7 +320,7 @@ class Lanes:
         offsets = segments.offsets_from_lengths(is_there.sum(1))
         return Hypotheses(tokens, scores[is_there].to(self.dtype), offsets, times)
 
-    def _outputs(self, nodes: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    def _read(self, nodes: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Return the tokens and frames of the paths to nodes, flat."""
         if len(self.tree) > 1:
             self.tree = [tuple(map(torch.cat, zip(*self.tree, strict=True)))]
@@ -322,8 +340,7 @@ class Lanes:
 
 
 def likeliest(log_probs: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return the ``count`` likeliest tokens of each row, and their log-probabilities; of equal
-    ones, the lowest first.
+    """Return the likeliest tokens of each row and their scores; of equal ones, the lowest first.
 
     ``torch.topk`` chooses among equal numbers arbitrarily.
     """
@@ -342,21 +359,21 @@ def likeliest(log_probs: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return tokens[:, :count], values[:, :count]
 
 
-def hashed(prints: Tensor, tokens: Tensor, is_label: Tensor) -> Tensor:
+def hashed(hashes: Tensor, tokens: Tensor, is_label: Tensor) -> Tensor:
     """Return hashes, 64 bits, of outputs after one more token, or unchanged."""
     return torch.where(
-        is_label, (prints ^ (prints >> 29)) * 0x3F58476D1CE4E5B9 + tokens + 1, prints
+        is_label, (hashes ^ (hashes >> 29)) * 0x3F58476D1CE4E5B9 + tokens + 1, hashes
     )
 
 
 def check_rows(name: str, state: Any, count: int, rule: str) -> None:
     """Raise unless a state consists of tensors with ``count`` rows."""
-    for part in pytree.tree_leaves(state):
-        if not isinstance(part, Tensor) or part.dim() == 0 or part.shape[0] != count:
+    for leaf in pytree.tree_leaves(state):
+        if not isinstance(leaf, Tensor) or leaf.dim() == 0 or leaf.shape[0] != count:
             got = (
-                f"a tensor of shape {tuple(part.shape)}"
-                if isinstance(part, Tensor)
-                else f"a {type(part).__name__}"
+                f"a tensor of shape {tuple(leaf.shape)}"
+                if isinstance(leaf, Tensor)
+                else f"a {type(leaf).__name__}"
             )
             fix = "put item numbers into the state, and keep other data out of it"
             raise ShapeError(name, got, f"tensors with {rule}, ({count}, ...)", fix)
@@ -364,4 +381,4 @@ def check_rows(name: str, state: Any, count: int, rule: str) -> None:
 
 def _select(state: Any, index: Tensor) -> Any:
     """Return rows of all tensors of a state."""
-    return pytree.tree_map(lambda part: part.index_select(0, index), state)
+    return pytree.tree_map(lambda leaf: leaf.index_select(0, index), state)

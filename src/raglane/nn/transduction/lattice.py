@@ -1,5 +1,4 @@
-"""The recursions of a transducer over its alignments, by the kernels on a CPU and in plain torch
-elsewhere.
+"""The recursions of a transducer over its alignments, by kernels on a CPU or in plain torch.
 
 The nodes of a sequence with T frames and U labels are (t, u): before frame t and after u labels. A
 path leads from (0, 0) to (T, U). From (t, u) a blank leads to (t + 1, u), and label u to (t, u +
@@ -60,8 +59,7 @@ def align(
     fastemit: float,
     need_shares: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Return minus the log-probability of all paths, ``(B,)``, and the shares, ``(M, 2)`` or empty
-    if not needed.
+    """Return minus the log-probability of all paths, ``(B,)``, and shares ``(M, 2)`` if needed.
 
     ``frames`` and ``labels`` are the lengths T and U on the CPU. A share is minus the derivative of
     the loss, the probability that a path has the emission; those of labels are multiplied by 1 +
@@ -113,10 +111,12 @@ def align_in_torch(
     device = emissions.device
     count = frames.shape[0]
     stages = frames if one_per_frame else frames + labels
-    steps, columns = (int(lengths.max()) if count else 0 for lengths in (stages, labels))
+    steps = int(stages.max()) if count else 0
+    columns = int(labels.max()) if count else 0
     starts = segments.offsets_from_lengths(frames * (labels + 1))[:-1]
     end, frames, labels, starts = (
-        part.to(device, non_blocking=True)[:, None] for part in (stages, frames, labels, starts)
+        numbers.to(device, non_blocking=True)[:, None]
+        for numbers in (stages, frames, labels, starts)
     )
     column = torch.arange(columns + 1, device=device)
     frame = torch.arange(steps, device=device)[:, None, None] - (0 if one_per_frame else column)
@@ -154,15 +154,13 @@ def align_in_torch(
     total = whole.masked_fill(whole == _NEVER, 0)[:, None]
     shares = emissions.new_zeros(emissions.shape[0] + 1, 2)
     if steps:
-        found = (reached[:-1, None] + torch.stack(betas[::-1]) - total).exp().to(emissions.dtype)
-        shares[row] = found.movedim(1, -1)
+        visits = (reached[:-1, None] + torch.stack(betas[::-1]) - total).exp()
+        shares[row] = visits.to(emissions.dtype).movedim(1, -1)
     return losses, shares[:-1]
 
 
 def _shifted(rows: Tensor, columns: int) -> Tensor:
-    """Shift rows ``(B, C)`` to the right, or to the left if negative, and fill free places with
-    -inf.
-    """
+    """Shift rows ``(B, C)`` to the right, or to the left if negative, and fill with -inf."""
     if columns > 0:
         return torch.nn.functional.pad(rows[:, :-columns], (columns, 0), value=_NEVER)
     return torch.nn.functional.pad(rows[:, -columns:], (0, -columns), value=_NEVER)

@@ -51,16 +51,15 @@ class NGram:
     def __init__(
         self, sequences: Ragged | Sequence[Sequence[int]], num_tokens: int, order: int = 3
     ) -> None:
-        self.num_tokens, self.order = (
-            check_count("num_tokens", num_tokens),
-            check_whole("order", order, 1, most=32),
-        )
+        self.num_tokens = check_count("num_tokens", num_tokens)
+        self.order = check_whole("order", order, 1, most=32)
         tokens = as_tokens("sequences", sequences, self.num_tokens)
         if len(tokens) == 0:
             raise ArgumentError(
                 "sequences", "none", "at least one sequence", "pass the training data"
             )
-        self._grams = grams = _count([one.tolist() for one in tokens], self.num_tokens, self.order)
+        lists = [sequence.tolist() for sequence in tokens]
+        self._grams = grams = _estimated(lists, self.num_tokens, self.order)
         contexts = torch.arange(len(grams.shorter), device="cpu").repeat_interleave(
             grams.first.diff()
         )
@@ -85,10 +84,9 @@ class NGram:
             ShapeError: there is not one token per prefix.
         """
         before = as_tokens("prefixes", prefixes, self.num_tokens)
-        given = read_integers(tokens, "tokens")
-        following = as_tokens(
-            "tokens", Ragged.from_flat(given, lengths=given.shape), self.num_tokens + 1
-        ).values
+        integers = read_integers(tokens, "tokens")
+        sequence = Ragged.from_flat(integers, lengths=integers.shape)
+        following = as_tokens("tokens", sequence, self.num_tokens + 1).values
         if len(before) != len(following):
             rule = f"one token for each of the {len(before)} prefixes"
             raise ShapeError("tokens", f"{len(following)} tokens", rule, "pass a tensor (M,)")
@@ -96,8 +94,9 @@ class NGram:
         lengths = before.lengths
         contexts = torch.full_like(lengths, self._grams.begin)
         for back in range(self.order - 1, 0, -1):
-            has = lengths >= back
-            contexts[has] = self._take(contexts[has], before.values[ends[has] - back])[1]
+            reaches = lengths >= back
+            last = before.values[ends[reaches] - back]
+            _, contexts[reaches] = self._take(contexts[reaches], last)
         return self._take(contexts, following)[0]
 
     def _take(self, contexts: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
@@ -107,57 +106,70 @@ class NGram:
         size = self.num_tokens + 1
         log_probs = torch.zeros(len(tokens), dtype=torch.float64, device="cpu")
         while True:
-            place = torch.searchsorted(keys, contexts * size + tokens).clamp(max=len(keys) - 1)
-            missing = keys[place] != contexts * size + tokens
+            sought = contexts * size + tokens
+            index = torch.searchsorted(keys, sought).clamp(max=len(keys) - 1)
+            missing = keys[index] != sought
             if not bool(missing.any()):
-                return log_probs + grams.log_probs[place], grams.next[place]
+                return log_probs + grams.log_probs[index], grams.next[index]
             log_probs[missing] += grams.backoff[contexts[missing]]
             contexts = torch.where(missing, grams.shorter[contexts], contexts)
 
 
-def _count(sequences: list[list[int]], count: int, order: int) -> Grams:
-    """Count and smooth the n-grams of sequences; contexts of length l are numbered after the
-    shorter ones.
-    """
-    end = count
-    begin = count + 1
-    counts: list[Counter[Tokens]] = [Counter()]  # of n-grams of each length
+def _counted(sequences: list[list[int]], begin: int, end: int, order: int) -> list[Counter[Tokens]]:
+    """Count the n-grams of each length from 1 to ``order``."""
+    counts: list[Counter[Tokens]] = [Counter()]
     for sequence in sequences:
         padded = [*[begin] * (order - 1), *sequence, end]
         counts[0].update(zip(*(padded[skipped:] for skipped in range(order)), strict=False))
     for _ in range(order - 1):
         counts.insert(0, Counter(gram[1:] for gram in counts[0]))
-    contexts = [context for found in counts for context in sorted({gram[:-1] for gram in found})]
-    number = {context: place for place, context in enumerate(contexts)}
+    return counts
+
+
+def _discount(counts: Counter[Tokens]) -> float:
+    frequencies = Counter(counts.values())
+    once = frequencies[1]
+    twice = frequencies[2]
+    return once / (once + 2 * twice) if once else 0.5
+
+
+def _estimated(sequences: list[list[int]], count: int, order: int) -> Grams:
+    """Count and smooth n-grams; contexts of length l are numbered after the shorter ones."""
+    begin = count + 1
+    counts = _counted(sequences, begin, count, order)
+    contexts = [context for grams in counts for context in sorted({gram[:-1] for gram in grams})]
+    numbers = {context: number for number, context in enumerate(contexts)}
 
     chances: dict[Tokens, float] = {(): 1 / (count + 1)}
     following: dict[Tokens, int] = {(): 0}  # the longest context that ends an n-gram
     backoff: list[float] = []
-    for found in counts:
-        once, twice = (sum(times == wanted for times in found.values()) for wanted in (1, 2))
-        discount = once / (once + 2 * twice) if once else 0.5
+    # All single tokens, those without a count too.
+    grams: list[Tokens] = [(token,) for token in range(count + 1)]
+    for length, counted in enumerate(counts):
         totals: Counter[Tokens] = Counter()
-        for gram, times in found.items():
+        for gram, times in counted.items():
             totals[gram[:-1]] += times
-        kinds = Counter(gram[:-1] for gram in found)
+        discount = _discount(counted)
+        kinds = Counter(gram[:-1] for gram in counted)
+        # The probability that each context gives to the lower order.
         shares = {
             context: discount * kinds[context] / totals[context] for context in sorted(totals)
         }
         backoff += shares.values()
-        # All single tokens, those without a count too.
-        for gram in sorted(found) if () not in totals else [(token,) for token in range(count + 1)]:
-            reduced = max(found[gram] - discount, 0) / totals[gram[:-1]]
+        for gram in sorted(counted) if length else grams:
+            reduced = max(counted[gram] - discount, 0) / totals[gram[:-1]]
             chances[gram] = reduced + shares[gram[:-1]] * chances[gram[1:]]
-            following[gram] = number.get(gram, following[gram[1:]])
-    grams = list(chances)[1:]
-    sizes = np.bincount([number[gram[:-1]] for gram in grams])
+            following[gram] = numbers.get(gram, following[gram[1:]])
+    del chances[()]
+    sizes = np.bincount([numbers[gram[:-1]] for gram in chances])
+    log_probs = torch.tensor(list(chances.values()), dtype=torch.float64, device="cpu").log()
     return Grams(
-        order,
-        number[(begin,) * (order - 1)],
-        segments.offsets_from_lengths(torch.from_numpy(sizes)),
-        torch.tensor([number[context[1:]] for context in contexts], device="cpu"),
-        torch.tensor(backoff, dtype=torch.float64, device="cpu").log(),
-        torch.tensor([gram[-1] for gram in grams], device="cpu"),
-        torch.tensor([following[gram] for gram in grams], device="cpu"),
-        torch.tensor([chances[gram] for gram in grams], dtype=torch.float64, device="cpu").log(),
+        order=order,
+        begin=numbers[(begin,) * (order - 1)],
+        first=segments.offsets_from_lengths(torch.from_numpy(sizes)),
+        shorter=torch.tensor([numbers[context[1:]] for context in contexts], device="cpu"),
+        backoff=torch.tensor(backoff, dtype=torch.float64, device="cpu").log(),
+        tokens=torch.tensor([gram[-1] for gram in chances], device="cpu"),
+        next=torch.tensor([following[gram] for gram in chances], device="cpu"),
+        log_probs=log_probs,
     )

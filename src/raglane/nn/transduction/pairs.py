@@ -1,6 +1,4 @@
-"""All pairs of elements of two sequences per item: indices, soft dynamic time warping, edit
-distances.
-"""
+"""All pairs of elements of two sequences: indices, soft dynamic time warping, edit distances."""
 
 from __future__ import annotations
 
@@ -23,8 +21,7 @@ from raglane.ragged import Ragged
 
 
 def pairs(a: Ragged, b: Ragged) -> Ragged:
-    """Return the indices of all pairs of an element of ``a`` and an element of ``b`` of the same
-    item.
+    """Return the indices of all pairs of elements of ``a`` and ``b`` of the same item.
 
     An item with T and U elements has T U pairs in lexicographic order, and none if T or U is 0.
     Nothing is padded. Nothing waits for a device if the lengths are on the host.
@@ -54,16 +51,16 @@ def pairs(a: Ragged, b: Ragged) -> Ragged:
     lengths = a.host_lengths * b.host_lengths
     total = int(lengths.sum())
     offsets = segments.offsets_from_lengths(lengths).to(a.device, non_blocking=True)
-    place = segments.positions(offsets, total)
+    position = segments.positions(offsets, total)
     columns = segments.spread(b.lengths, offsets, total)
-    first = segments.spread(a.offsets[:-1], offsets, total) + place // columns
-    second = segments.spread(b.offsets[:-1], offsets, total) + place % columns
+    first = segments.spread(a.offsets[:-1], offsets, total) + position // columns
+    second = segments.spread(b.offsets[:-1], offsets, total) + position % columns
     return Ragged._make(torch.stack([first, second], 1), offsets, lengths)
 
 
 def _check_both(a: Any, b: Any, names: tuple[str, str] = ("a", "b")) -> None:
-    for name, part in zip(names, (a, b), strict=True):
-        check_kind(name, part, Ragged, "a Ragged", "wrap a list of sequences with rl.Ragged")
+    for name, batch in zip(names, (a, b), strict=True):
+        check_kind(name, batch, Ragged, "a Ragged", "wrap a list of sequences with rl.Ragged")
     if len(a) != len(b):
         rule = f"a batch of {len(a)} sequences, like {names[0]}"
         raise ShapeError(
@@ -78,8 +75,7 @@ def _check_both(a: Any, b: Any, names: tuple[str, str] = ("a", "b")) -> None:
 
 @never_recorded
 def soft_dtw(a: Ragged, b: Ragged, gamma: float = 1.0) -> Tensor:
-    """Return the soft dynamic time warping discrepancy of two sequences per item, a differentiable
-    loss.
+    """Return the soft dynamic time warping discrepancy of each item, a differentiable loss.
 
     It is the soft minimum ``-gamma log sum exp(-c / gamma)`` over all monotonic paths of pairs from
     both first to both last elements, where ``c`` is the sum of a path's squared distances (Cuturi
@@ -108,13 +104,10 @@ def soft_dtw(a: Ragged, b: Ragged, gamma: float = 1.0) -> Tensor:
         0.0
     """
     _check_both(a, b)
-    for name, part in (("a", a), ("b", b)):
-        if (
-            not part.values.is_floating_point()
-            or part.dtype is not a.dtype
-            or part.values.dim() > 2
-        ):
-            got = f"{part.dtype}, elements of shape {tuple(part.features)}"
+    for name, batch in (("a", a), ("b", b)):
+        is_real = batch.values.is_floating_point()
+        if not is_real or batch.dtype is not a.dtype or batch.values.dim() > 2:
+            got = f"{batch.dtype}, elements of shape {tuple(batch.features)}"
             rule = "(N, D) or (N,) of a floating-point dtype, the same for both"
             raise ArgumentTypeError(name, got, rule, "convert it with .to()")
     if a.features != b.features:
@@ -122,15 +115,15 @@ def soft_dtw(a: Ragged, b: Ragged, gamma: float = 1.0) -> Tensor:
         raise ShapeError(
             "b", got, f"of shape {tuple(a.features)}, like a", "pass elements of one size"
         )
-    gamma = check_number("gamma", gamma, "finite and above 0", lambda given: 0 < given < math.inf)
+    gamma = check_number("gamma", gamma, "finite and above 0", lambda number: 0 < number < math.inf)
     if a.values.is_cpu:
         check_untransformed("soft_dtw", "a", [a.values, b.values])
         check_pairs(a.host_lengths, b.host_lengths, 16)
     size = math.prod(a.features)
     # torch has no cdist of half precision.
     rows = [
-        part.map(lambda values: values.reshape(len(values), size).to(wide(a.dtype))).to_list()
-        for part in (a, b)
+        batch.map(lambda values: values.reshape(len(values), size).to(wide(a.dtype))).to_list()
+        for batch in (a, b)
     ]
     # Through products the difference of close elements would be lost.
     each = [
@@ -139,20 +132,17 @@ def soft_dtw(a: Ragged, b: Ragged, gamma: float = 1.0) -> Tensor:
     ]
     costs = torch.cat([*each, a.values[:0].reshape(-1)]).double()
     if costs.is_cpu and missing_kernels() is None:
-        found: Tensor = _SoftMinimum.apply(costs, a.offsets, b.offsets, gamma)  # type: ignore[no-untyped-call]
+        minima: Tensor = _SoftMinimum.apply(costs, a.offsets, b.offsets, gamma)  # type: ignore[no-untyped-call]
     else:
-        found = _by_diagonals(costs, a.host_lengths, b.host_lengths, gamma)
+        minima = _by_diagonals(costs, a.host_lengths, b.host_lengths, gamma)
     a_empty = a.lengths == 0
     b_empty = b.lengths == 0
-    return (
-        found.masked_fill(a_empty | b_empty, math.inf).masked_fill(a_empty & b_empty, 0).to(a.dtype)
-    )
+    minima = minima.masked_fill(a_empty | b_empty, math.inf).masked_fill(a_empty & b_empty, 0)
+    return minima.to(a.dtype)
 
 
 class _SoftMinimum(torch.autograd.Function):
-    """The soft minimum of each item ``(B,)``, any number without pairs, from the costs ``(P,)``, by
-    the kernels.
-    """
+    """The soft minimum of each item from the costs ``(P,)``, by the kernels; any without pairs."""
 
     @staticmethod
     def forward(ctx: Any, costs: Tensor, left: Tensor, right: Tensor, gamma: float) -> Tensor:
@@ -177,9 +167,9 @@ def _by_diagonals(costs: Tensor, left: Tensor, right: Tensor, gamma: float) -> T
     total = costs.shape[0]
     offsets = segments.offsets_from_lengths(sizes)
     columns = segments.spread(right, offsets, total)
-    place = segments.positions(offsets, total)
-    row = place // columns
-    column = place % columns
+    position = segments.positions(offsets, total)
+    row = position // columns
+    column = position % columns
     diagonal = row + column
     at = torch.arange(total, device="cpu")
     order = diagonal.argsort(stable=True)
@@ -188,20 +178,20 @@ def _by_diagonals(costs: Tensor, left: Tensor, right: Tensor, gamma: float) -> T
     # The ranks of the three neighbours; -1 for one that does not exist, and -2 for the start of a
     # path.
     exists = torch.stack([row > 0, column > 0, (row > 0) & (column > 0)])
-    near = rank[
-        (at - torch.stack([columns, torch.ones_like(at), columns + 1])).clamp(min=0)
-    ].masked_fill(~exists, -1)
-    near[2, place == 0] = -2
-    edge = torch.cat([costs.new_full((1,), part) for part in (0.0, math.inf)])
+    neighbours = at - torch.stack([columns, torch.ones_like(at), columns + 1])
+    near = rank[neighbours.clamp(min=0)].masked_fill(~exists, -1)
+    near[2, position == 0] = -2
+    edge = torch.cat([costs.new_full((1,), number) for number in (0.0, math.inf)])
     end = 0
     reach = [costs[:0], costs[:0]]
     for count in diagonal.bincount().tolist():
-        known = torch.cat([edge, *reach[-2:]])
+        previous = torch.cat([edge, *reach[-2:]])
         here = near[:, order[end : end + count]]
-        index = torch.where(here < 0, here + 2, here - end + len(known)).to(
+        index = torch.where(here < 0, here + 2, here - end + len(previous)).to(
             costs.device, non_blocking=True
         )
-        reach.append(ordered[end : end + count] - gamma * torch.logsumexp(-known[index] / gamma, 0))
+        exponents = -previous[index] / gamma
+        reach.append(ordered[end : end + count] - gamma * torch.logsumexp(exponents, 0))
         end += count
     ends = torch.cat([rank, torch.tensor([total], device="cpu")])[sizes.cumsum(0) - 1]
     return torch.cat([*reach, edge[:1]])[ends.to(costs.device, non_blocking=True)]
@@ -228,19 +218,19 @@ class Edits(NamedTuple):
 
     @property
     def rate(self) -> float:
-        """The sum of all edits divided by the sum of the lengths: the error rate, e.g. of words or
-        characters.
+        """All edits divided by all lengths: the error rate, e.g. of words or characters.
 
         Without tokens in the references it is 0 for no edits, and else ``inf``.
         """
         edits = int(self.total.sum())
         length = int(self.lengths.sum())
-        return edits / length if length else math.inf if edits else 0.0
+        if length:
+            return edits / length
+        return math.inf if edits else 0.0
 
 
 def edit_distance(hypotheses: Ragged, references: Ragged) -> Edits:
-    """Return the edit distance of sequences of tokens, as counts of insertions, deletions and
-    substitutions.
+    """Return the edit distance of sequences of tokens: insertions, deletions, substitutions.
 
     The distance is that of Levenshtein, "Binary codes capable of correcting deletions, insertions
     and reversals", 1966. If several sets of edits have this size, the last edit is a substitution
@@ -274,9 +264,8 @@ def edit_distance(hypotheses: Ragged, references: Ragged) -> Edits:
         counts = kernels.edits(left.values, left.offsets, right.values, right.offsets)
     else:
         items = zip(left.to_list(), right.to_list(), strict=True)
-        counts = torch.tensor(
-            [_count(x.tolist(), y.tolist()) for x, y in items], dtype=torch.int64
-        ).view(-1, 3)
+        each = [_count(x.tolist(), y.tolist()) for x, y in items]
+        counts = torch.tensor(each, dtype=torch.int64).view(-1, 3)
     insertions, deletions, substitutions = counts.unbind(1)
     return Edits(insertions, deletions, substitutions, right.lengths)
 
@@ -284,11 +273,15 @@ def edit_distance(hypotheses: Ragged, references: Ragged) -> Edits:
 def _count(left: list[int], right: list[int]) -> tuple[int, int, int]:
     """Return the insertions, deletions and substitutions of one item."""
     line = [(0, column, 0) for column in range(len(right) + 1)]
-    for token in left:
+    for row, token in enumerate(left):
         before = line
-        line = [(line[0][0] + 1, 0, 0)]
-        for column, wanted in enumerate(right):
-            (i, d, s), (i2, d2, s2), (i3, d3, s3) = before[column], line[-1], before[column + 1]
-            ways = ((i, d, s + (token != wanted)), (i2, d2 + 1, s2), (i3 + 1, d3, s3))
-            line.append(min(ways, key=sum))
+        line = [(row + 1, 0, 0)]
+        for column, reference in enumerate(right):
+            i, d, s = before[column]
+            substituted = (i, d, s + (token != reference))
+            i, d, s = line[-1]
+            deleted = (i, d + 1, s)
+            i, d, s = before[column + 1]
+            inserted = (i + 1, d, s)
+            line.append(min(substituted, deleted, inserted, key=sum))
     return line[-1]

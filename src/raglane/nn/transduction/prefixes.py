@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
-from typing import Any
+from itertools import accumulate, chain, islice, pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -41,9 +41,7 @@ def _log_add(a: float, b: float) -> float:
 
 @dataclass(slots=True)
 class _Prefix:
-    """Log-probabilities of all alignments of a prefix, and of the best one, by their end: a blank
-    or the last token.
-    """
+    """Log-probabilities of a prefix's alignments, all and the best, by end: blank or last token."""
 
     tokens: tuple[int, ...] = ()
     blank: float = _NEVER
@@ -62,19 +60,32 @@ class _Prefix:
     def ended(self) -> tuple[Piece, ...]:
         return self.path if self.best_blank >= self.best_label else self.run
 
+    @property
+    def cost(self) -> float:
+        return -(self.total + self.scorer)
+
     def start(self, parent: _Prefix, log_prob: float, step: int) -> None:
-        """Add the alignments in which the last token begins: only after a blank if it repeats the
-        one before.
-        """
+        """Add the alignments in which the last token begins; a repeated one follows a blank."""
         repeats = parent.tokens[-1:] == self.tokens[-1:]
-        self.label = _log_add(self.label, (parent.blank if repeats else parent.total) + log_prob)
-        best = (
-            parent.best_blank if repeats else max(parent.best_blank, parent.best_label)
-        ) + log_prob
+        before = parent.blank if repeats else parent.total
+        self.label = _log_add(self.label, before + log_prob)
+        best_before = parent.best_blank
+        if not repeats:
+            best_before = max(best_before, parent.best_label)
+        best = best_before + log_prob
         if best > self.best_label:
-            piece = (step, step + 1, math.exp(log_prob))
             self.best_label = best
-            self.run = (*(parent.path if repeats else parent.ended), piece)
+            pieces = parent.path if repeats else parent.ended
+            self.run = (*pieces, (step, step + 1, math.exp(log_prob)))
+
+
+class _Candidate(NamedTuple):
+    """A prefix of the next beam, if its cost is low enough; of equal ones, the lower numbers."""
+
+    cost: float
+    parent: int  # the index of the prefix that it extends
+    token: int  # -1 for none
+    prefix: _Prefix
 
 
 class _Search:
@@ -88,77 +99,81 @@ class _Search:
             self.steps, self.prefixes = _read(record, classes)
 
     def pairs(self, row: Sequence[float]) -> list[tuple[int, int]]:
-        """Return the new prefixes of a step: the place in the beam, and the token."""
+        """Return the new prefixes of a step: the index of their parent, and the token."""
         settings = self.settings
-        known = {prefix.tokens for prefix in self.prefixes}
+        in_beam = {prefix.tokens for prefix in self.prefixes}
         allowed = [
             token for token, value in enumerate(row) if token != settings.blank and value > _NEVER
         ]
         chosen = sorted(allowed, key=lambda token: -row[token])[: settings.tokens_per_step]
-        places = enumerate(self.prefixes)
         return [
-            (place, token)
-            for place, one in places
+            (index, token)
+            for index, prefix in enumerate(self.prefixes)
             for token in chosen
-            if (*one.tokens, token) not in known
+            if (*prefix.tokens, token) not in in_beam
         ]
 
     def advance(
         self, row: Sequence[float], pairs: list[tuple[int, int]], scores: Sequence[float]
     ) -> None:
         """Compute one step, with the scores of its pairs."""
-        found: list[tuple[float, int, int, _Prefix]] = []
-        known = {prefix.tokens: prefix for prefix in self.prefixes}
-        for place, one in enumerate(self.prefixes):
-            blank = row[self.settings.blank]
-            best = max(one.best_blank, one.best_label) + blank
-            kept = replace(one, blank=one.total + blank, best_blank=best, path=one.ended)
-            if one.tokens:
-                log_prob = row[one.tokens[-1]]
-                kept.label += log_prob
-                kept.best_label += log_prob
-                if kept.run:
-                    first, _, mass = kept.run[-1]
-                    kept.run = (*kept.run[:-1], (first, self.steps + 1, mass + math.exp(log_prob)))
-                if one.tokens[:-1] in known:
-                    kept.start(known[one.tokens[:-1]], log_prob, self.steps)
-            found.append((-(kept.total + kept.scorer), place, -1, kept))
-        for (place, token), score in zip(pairs, scores, strict=True):
-            parent = self.prefixes[place]
+        parents = {prefix.tokens: prefix for prefix in self.prefixes}
+        candidates = []
+        for index, prefix in enumerate(self.prefixes):
+            parent = parents.get(prefix.tokens[:-1]) if prefix.tokens else None
+            unchanged = self._unchanged(prefix, parent, row)
+            candidates.append(_Candidate(unchanged.cost, index, -1, unchanged))
+        for (index, token), score in zip(pairs, scores, strict=True):
+            parent = self.prefixes[index]
             added = parent.scorer + self.settings.bonus + self.settings.weight * score
-            new = _Prefix((*parent.tokens, token), scorer=added)
-            new.start(parent, row[token], self.steps)
-            found.append((-(new.total + new.scorer), place, token, new))
-        possible = sorted((one for one in found if one[0] < math.inf), key=lambda one: one[:3])
-        self.prefixes = [one[3] for one in possible[: self.settings.beam]]
+            longer = _Prefix((*parent.tokens, token), scorer=added)
+            longer.start(parent, row[token], self.steps)
+            candidates.append(_Candidate(longer.cost, index, token, longer))
+        possible = [candidate for candidate in candidates if candidate.cost < math.inf]
+        possible.sort(key=lambda candidate: candidate[:3])
+        self.prefixes = [candidate.prefix for candidate in possible[: self.settings.beam]]
         self.steps += 1
+
+    def _unchanged(self, prefix: _Prefix, parent: _Prefix | None, row: Sequence[float]) -> _Prefix:
+        """Return a prefix after a step that adds no token, or its last one from its parent."""
+        blank = row[self.settings.blank]
+        best = max(prefix.best_blank, prefix.best_label) + blank
+        after = replace(prefix, blank=prefix.total + blank, best_blank=best, path=prefix.ended)
+        if not prefix.tokens:
+            return after
+        log_prob = row[prefix.tokens[-1]]
+        after.label += log_prob
+        after.best_label += log_prob
+        if after.run:
+            first, _, mass = after.run[-1]
+            after.run = (*after.run[:-1], (first, self.steps + 1, mass + math.exp(log_prob)))
+        if parent is not None:
+            after.start(parent, log_prob, self.steps)
+        return after
 
     def record(self) -> IntArray:
         """Return the record of the sequence in a state."""
         prefixes = self.prefixes
-        tokens = [token for one in prefixes for token in one.tokens]
         fields = ("blank", "label", "best_blank", "best_label", "scorer")
         numbers = np.array(
-            [[getattr(one, field) for one in prefixes] for field in fields], dtype=np.float64
+            [[getattr(prefix, field) for prefix in prefixes] for field in fields], dtype=np.float64
         )
-        parts = [
+        columns = [
             [self.steps, len(prefixes)],
-            [len(one.tokens) for one in prefixes],
+            [len(prefix.tokens) for prefix in prefixes],
             numbers.view(np.int64).ravel(),
+            [token for prefix in prefixes for token in prefix.tokens],
         ]
-        parts.append(tokens)
-        for kind in ("path", "run"):
-            best = "best_blank" if kind == "path" else "best_label"
-            pieces = [
-                getattr(one, kind)
-                if getattr(one, best) > _NEVER
-                else [(0, 0, 0.0)] * len(one.tokens)
-                for one in prefixes
-            ]
-            flat = [piece for listed in pieces for piece in listed]
-            parts += [[piece[0] for piece in flat], [piece[1] for piece in flat]]
-            parts.append(np.array([piece[2] for piece in flat], dtype=np.float64).view(np.int64))
-        return np.concatenate([np.asarray(part, dtype=np.int64) for part in parts])
+        for field, best in (("path", "best_blank"), ("run", "best_label")):
+            pieces: list[Piece] = []
+            for prefix in prefixes:
+                is_possible = getattr(prefix, best) > _NEVER
+                none = [(0, 0, 0.0)] * len(prefix.tokens)
+                pieces += getattr(prefix, field) if is_possible else none
+            columns += [[first for first, _, _ in pieces], [after for _, after, _ in pieces]]
+            masses = [mass for _, _, mass in pieces]
+            columns.append(np.array(masses, dtype=np.float64).view(np.int64))
+        return np.concatenate([np.asarray(column, dtype=np.int64) for column in columns])
 
 
 def search(
@@ -170,40 +185,42 @@ def search(
 ) -> tuple[Tensor, Tensor]:
     """Run or continue a search on ``(N, C)``; return the state and the offsets of its records."""
     bounds = offsets.tolist()
-    records: list[IntArray | None] = [None] * (len(bounds) - 1)
-    if state is not None:
-        records = list(np.split(state[0].numpy(), state[1].numpy()[1:-1])) if len(records) else []
+    lengths = offsets.diff().tolist()
+    records: list[IntArray | None] = [None] * len(lengths)
+    if state is not None and lengths:
+        records = list(np.split(state[0].numpy(), state[1].numpy()[1:-1]))
     searches = [_Search(beam, record, log_probs.shape[1]) for record in records]
     rows = log_probs.double()
-    lengths = offsets.diff().tolist()
     for step in range(max(lengths, default=0)):
-        running = [place for place, length in enumerate(lengths) if step < length]
-        taken = [rows[bounds[place] + step].tolist() for place in running]
-        pairs = [searches[place].pairs(row) for place, row in zip(running, taken, strict=True)]
-        scores = [0.0] * sum(map(len, pairs))
-        if scorer is not None and scores:
-            prefixes = [
-                searches[place].prefixes[at].tokens
-                for place, of_item in zip(running, pairs, strict=True)
-                for at, _ in of_item
-            ]
-            flat = torch.tensor(
-                [token for prefix in prefixes for token in prefix], dtype=torch.int64, device="cpu"
-            )
-            tokens = torch.tensor(
-                [token for of_item in pairs for _, token in of_item], device="cpu"
-            )
-            scores = _scored(
-                scorer, Ragged.from_flat(flat, lengths=[len(prefix) for prefix in prefixes]), tokens
-            )
-        ends = list(accumulate(map(len, pairs)))
-        for place, row, of_item, end in zip(running, taken, pairs, ends, strict=True):
-            searches[place].advance(row, of_item, scores[end - len(of_item) : end])
-    found = [one.record() for one in searches]
-    numbers = np.concatenate(found) if found else np.zeros(0, dtype=np.int64)
-    return torch.from_numpy(numbers), torch.from_numpy(
-        np.cumsum([0, *map(len, found)], dtype=np.int64)
-    )
+        running = [index for index, length in enumerate(lengths) if step < length]
+        _advance(
+            [searches[index] for index in running],
+            [rows[bounds[index] + step].tolist() for index in running],
+            scorer,
+        )
+    results = [search.record() for search in searches]
+    numbers = np.concatenate(results) if results else np.zeros(0, dtype=np.int64)
+    ends = np.cumsum([0, *map(len, results)], dtype=np.int64)
+    return torch.from_numpy(numbers), torch.from_numpy(ends)
+
+
+def _advance(searches: list[_Search], rows: list[list[float]], scorer: Scorer | None) -> None:
+    """Compute one step of all sequences, with one call of the scorer."""
+    pairs = [search.pairs(row) for search, row in zip(searches, rows, strict=True)]
+    prefixes = [
+        search.prefixes[index].tokens
+        for search, extensions in zip(searches, pairs, strict=True)
+        for index, _ in extensions
+    ]
+    scores = [0.0] * len(prefixes)
+    if scorer is not None and scores:
+        flat = torch.tensor(list(chain(*prefixes)), dtype=torch.int64, device="cpu")
+        tokens = torch.tensor([token for _, token in chain(*pairs)], device="cpu")
+        sequences = Ragged.from_flat(flat, lengths=list(map(len, prefixes)))
+        scores = _scored(scorer, sequences, tokens)
+    rest = iter(scores)
+    for search, row, extensions in zip(searches, rows, pairs, strict=True):
+        search.advance(row, extensions, list(islice(rest, len(extensions))))
 
 
 def _scored(scorer: Scorer, sequences: Ragged, tokens: Tensor) -> list[float]:
@@ -217,14 +234,14 @@ def _scored(scorer: Scorer, sequences: Ragged, tokens: Tensor) -> list[float]:
         )
         rule = f"a function that returns one real score for each of the {len(tokens)} pairs"
         raise ShapeError("scorer", got, rule, "return a tensor (M,)")
-    found: list[float] = scores.double().tolist()
-    wrong = [score for score in found if not score < math.inf]
+    numbers: list[float] = scores.double().tolist()
+    wrong = [score for score in numbers if not score < math.inf]
     if wrong:
         fix = "return -inf to forbid a token"
         raise ArgumentError(
             "scorer", f"{wrong[0]}", "a function that returns numbers below inf", fix
         )
-    return found
+    return numbers
 
 
 # -- states
@@ -250,13 +267,14 @@ class _Record:
 
     @classmethod
     def of(cls, record: IntArray) -> _Record:
-        count, size = (int(record[1]), len(record) - 2) if len(record) > 1 else (-1, 0)
-        lengths = record[2 : 2 + max(count, 0)]
-        if (
-            not 0 <= count <= size // 6
-            or lengths.min(initial=0) < 0
-            or lengths.max(initial=0) > size
-        ):
+        if len(record) < 2:
+            raise _no_state()
+        count = int(record[1])
+        size = len(record) - 2
+        if not 0 <= count <= size // 6:
+            raise _no_state()
+        lengths = record[2 : 2 + count]
+        if lengths.min(initial=0) < 0 or lengths.max(initial=0) > size:
             raise _no_state()
         if size != 6 * count + 7 * int(lengths.sum()):
             raise _no_state()
@@ -281,22 +299,17 @@ def _read(record: IntArray, classes: int) -> tuple[int, list[_Prefix]]:
     prefixes = []
     ends = np.cumsum(fields.lengths)
     for number, end in enumerate(ends):
-        part = slice(end - fields.lengths[number], end)
-        path, run = (
-            tuple(
-                zip(
-                    first[part].tolist(),
-                    after[part].tolist(),
-                    mass[part].view(np.float64).tolist(),
-                    strict=True,
-                )
-            )
-            for first, after, mass in fields.spans
-        )
+        span = slice(end - fields.lengths[number], end)
+        path, run = (_pieces(*columns) for columns in fields.spans[:, :, span])
         blank, label, best_blank, best_label, scorer = fields.numbers[:, number].tolist()
-        tokens = tuple(fields.tokens[part].tolist())
+        tokens = tuple(fields.tokens[span].tolist())
         prefixes.append(_Prefix(tokens, blank, label, best_blank, best_label, scorer, path, run))
     return fields.steps, prefixes
+
+
+def _pieces(first: IntArray, after: IntArray, mass: IntArray) -> tuple[Piece, ...]:
+    masses = mass.view(np.float64)
+    return tuple(zip(first.tolist(), after.tolist(), masses.tolist(), strict=True))
 
 
 def hypotheses(state: Ragged, n_best: int, dtype: torch.dtype, device: torch.device) -> Hypotheses:
@@ -325,15 +338,14 @@ def hypotheses(state: Ragged, n_best: int, dtype: torch.dtype, device: torch.dev
         # 0.
         confidences.append(mass.copy().view(np.float64) / np.maximum(after - first, 1))
 
-    def tensor(parts: list[Any], dtype: torch.dtype, *shape: int) -> Tensor:
-        return torch.from_numpy(np.concatenate(parts) if parts else np.zeros(shape)).to(
-            device, dtype
-        )
+    def tensor(arrays: list[Any], dtype: torch.dtype, *shape: int) -> Tensor:
+        array = np.concatenate(arrays) if arrays else np.zeros(shape)
+        return torch.from_numpy(array).to(device, dtype)
 
     sequences = Ragged.from_flat(
         tensor(tokens, torch.int64, 0), lengths=tensor(lengths, torch.int64, 0).cpu()
     )
     offsets = torch.tensor([0, *accumulate(counts)], device=device)
-    found = sequences.with_values(tensor(times, torch.int64, 0, 2))
+    spans_of_tokens = sequences.with_values(tensor(times, torch.int64, 0, 2))
     means = sequences.with_values(tensor(confidences, dtype, 0))
-    return Hypotheses(sequences, tensor(scores, dtype, 0), offsets, found, means)
+    return Hypotheses(sequences, tensor(scores, dtype, 0), offsets, spans_of_tokens, means)

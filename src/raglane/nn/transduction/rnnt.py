@@ -129,96 +129,84 @@ def rnnt_loss(
     )
     dtype = wide(encoder.dtype)
     batches = [encoder] if predictor is None else [encoder, predictor]
-    parts = [batch.values for batch in batches]
-    check_untransformed("rnnt_loss", "encoder", parts)
-    shares = parts[0].new_ones(len(targets), dtype=dtype)
+    values = [batch.values for batch in batches]
+    check_untransformed("rnnt_loss", "encoder", values)
+    shares = values[0].new_ones(len(targets), dtype=dtype)
     if weights is not None:
         shares = sequence_weights(weights, targets).to(dtype)
-        parts = [
-            part.masked_fill(
-                segments.spread(shares == 0, batch.offsets, part.shape[0]).unsqueeze(1), 0
-            )
-            for part, batch in zip(parts, batches, strict=True)
-        ]
+        values = [_without_ignored(batch, shares == 0) for batch in batches]
     lengths = targets.lengths, frames.to(targets.device, non_blocking=True)
-    if not isinstance(joint, torch.nn.Linear) or not fused.supports(parts, joint):
-        emissions = _emissions(parts, joint, alignments, targets)
+    if not isinstance(joint, torch.nn.Linear) or not fused.supports(values, joint):
+        emissions = _emissions(values, joint, alignments, targets)
         check_untransformed("rnnt_loss", "encoder", [emissions])
         need_shares = torch.is_grad_enabled() and emissions.requires_grad
         losses, _ = align(emissions, *alignments.arguments(), need_shares)
         return reduce_per_label(losses, shares, *lengths, reduction).to(encoder.dtype)
     if reduction == "none" or shares.requires_grad or has_tangent([shares]):
-        losses = fused.losses(parts, joint, alignments)
+        losses = fused.losses(values, joint, alignments)
         return reduce_per_label(losses, shares, *lengths, reduction).to(encoder.dtype)
-    return (
-        fused.losses(parts, joint, alignments, label_scales(shares, *lengths, reduction))
-        .sum()
-        .to(encoder.dtype)
-    )
+    scales = label_scales(shares, *lengths, reduction)
+    return fused.losses(values, joint, alignments, scales).sum().to(encoder.dtype)
+
+
+def _without_ignored(batch: Ragged, is_ignored: Tensor) -> Tensor:
+    """Return values that are 0 in ignored sequences."""
+    values = batch.values
+    rows = segments.spread(is_ignored, batch.offsets, values.shape[0])
+    return values.masked_fill(rows.unsqueeze(1), 0)
 
 
 def _check(encoder: Any, predictor: Any, targets: Any, joint: Any, blank: int) -> Tensor:
-    """Raise if arguments do not match; return the number of frames of each sequence, ``(B,)`` on
-    the host.
-    """
+    """Raise if arguments do not match; return the numbers of frames, ``(B,)`` on the host."""
     check_predictions("encoder", encoder)
     check_labels(targets, encoder, "encoder")
-    for name, batch in (("encoder", encoder), ("predictor", predictor)):
-        if batch is not None:
-            check_predictions(name, batch)
-            check_device(name, batch.values, encoder.device)
-        if batch is not None and batch.values.dim() != 2:
+    batches = {"encoder": encoder}
+    if predictor is not None:
+        batches["predictor"] = predictor
+    for name, batch in batches.items():
+        check_predictions(name, batch)
+        check_device(name, batch.values, encoder.device)
+        if batch.values.dim() != 2:
+            got = f"elements of shape {tuple(batch.features)}"
             fix = "make the features the only dimension of an element"
-            raise ShapeError(
-                name, f"elements of shape {tuple(batch.features)}", "values (N, H)", fix
-            )
-    rows = encoder.host_lengths
-    states = targets.host_lengths + 1
+            raise ShapeError(name, got, "values (N, H)", fix)
     if (predictor is None) != (joint is None):
         got = f"predictor {'None' if predictor is None else 'a Ragged'}, joint {quote(joint)}"
         fix = "pass both, or neither and the logits as encoder"
         raise ArgumentTypeError("predictor, joint", got, "both None or both given", fix)
+    frames = encoder.host_lengths
+    states = targets.host_lengths + 1
     if predictor is None:
-        wrong = rows % states != 0
-        name = "encoder"
-        got_rows = rows
         rule = "logits with a multiple of U + 1 = {} rows for sequence {}, one per frame and number of labels before it"
-    else:
-        check_kind(
-            "joint",
-            joint,
-            Callable,
-            "a torch.nn.Linear, or a function of two tensors",
-            "pass a module",
-        )
-        if len(predictor) != len(encoder):
-            rule = f"one sequence for each of the {len(encoder)} sequences of encoder"
-            raise ShapeError(
-                "predictor", f"{len(predictor)} sequences", rule, "pass U + 1 states for each"
-            )
-        got_rows = predictor.host_lengths
-        wrong = got_rows != states
-        name = "predictor"
-        rule = "states before the first and after each label, U + 1 = {} for sequence {}"
-    if bool(wrong.any()):
-        place = int(wrong.nonzero()[0])
-        fix = "compute the predictor on a start symbol followed by the labels"
-        raise ShapeError(
-            name, f"{int(got_rows[place])} rows", rule.format(int(states[place]), place), fix
-        )
-    if predictor is None or isinstance(joint, torch.nn.Linear):
-        _check_classes(
-            targets, encoder.values.shape[1] if predictor is None else joint.out_features, blank
-        )
+        _check_rows("encoder", frames, states, frames % states != 0, rule)
+        _check_classes(targets, encoder.values.shape[1], blank)
+        return frames // states
+    rule = "a torch.nn.Linear, or a function of two tensors"
+    check_kind("joint", joint, Callable, rule, "pass a module")
+    if len(predictor) != len(encoder):
+        got = f"{len(predictor)} sequences"
+        rule = f"one sequence for each of the {len(encoder)} sequences of encoder"
+        raise ShapeError("predictor", got, rule, "pass U + 1 states for each")
+    rows = predictor.host_lengths
+    rule = "states before the first and after each label, U + 1 = {} for sequence {}"
+    _check_rows("predictor", rows, states, rows != states, rule)
     if isinstance(joint, torch.nn.Linear):
+        _check_classes(targets, joint.out_features, blank)
         check_device("joint", joint.weight, encoder.device)
-        for name, batch in (("encoder", encoder), ("predictor", predictor)):
-            if batch.values.shape[1] != joint.in_features:
+        for name, batch in batches.items():
+            features = batch.values.shape[1]
+            if features != joint.in_features:
                 rule = f"of {joint.in_features} features, the in_features of joint"
-                raise ShapeError(
-                    name, f"{batch.values.shape[1]} features", rule, "project it to that size"
-                )
-    return rows // states if predictor is None else rows
+                raise ShapeError(name, f"{features} features", rule, "project it to that size")
+    return frames
+
+
+def _check_rows(name: str, rows: Tensor, states: Tensor, is_wrong: Tensor, rule: str) -> None:
+    if bool(is_wrong.any()):
+        item = int(is_wrong.nonzero()[0])
+        rule = rule.format(int(states[item]), item)
+        fix = "compute the predictor on a start symbol followed by the labels"
+        raise ShapeError(name, f"{int(rows[item])} rows", rule, fix)
 
 
 def _check_classes(targets: Ragged, classes: int, blank: int) -> None:
@@ -238,25 +226,23 @@ def _following(targets: Ragged, blank: int) -> Tensor:
     return following.index_copy(0, index, targets.values.long())
 
 
-def _emissions(parts: list[Tensor], joint: Any, alignments: Alignments, targets: Ragged) -> Tensor:
-    """Return the log-probabilities of the blank and the next label of each frame and state, ``(M,
-    2)``.
-    """
+def _emissions(values: list[Tensor], joint: Any, alignments: Alignments, targets: Ragged) -> Tensor:
+    """Return log-probabilities ``(M, 2)``: the blank and the next label of each frame and state."""
     frames = alignments.frames
     states = alignments.labels + 1
-    device = parts[0].device
-    dtype = wide(parts[0].dtype)
+    device = values[0].device
+    dtype = wide(values[0].dtype)
     rows = torch.repeat_interleave(states, frames)  # of each frame
     first = torch.repeat_interleave(segments.offsets_from_lengths(states)[:-1], frames)
     starts = [0, *rows.cumsum(0).tolist()]
     bounds = [0]
     while bounds[-1] < len(rows):
         bounds.append(max(bisect_right(starts, starts[bounds[-1]] + _TILE) - 1, bounds[-1] + 1))
-    rows, first = (part.to(device, non_blocking=True) for part in (rows, first))
+    rows = rows.to(device, non_blocking=True)
+    first = first.to(device, non_blocking=True)
     totals = [starts[end] - starts[begin] for begin, end in pairwise(bounds)]
-    pieces = parts[0].split(
-        totals if joint is None else [end - begin for begin, end in pairwise(bounds)]
-    )
+    sizes = totals if joint is None else [end - begin for begin, end in pairwise(bounds)]
+    pieces = values[0].split(sizes)
 
     def pick(piece: Tensor, begin: int, end: int, total: int, *_: Tensor) -> Tensor:
         state = segments.element_index(first[begin:end], rows[begin:end], total)
@@ -265,24 +251,21 @@ def _emissions(parts: list[Tensor], joint: Any, alignments: Alignments, targets:
             frame = segments.repeated(
                 torch.arange(end - begin, device=device), rows[begin:end], total
             )
-            logits = _joined(joint, piece.index_select(0, frame), parts[1].index_select(0, state))
+            logits = _joined(joint, piece.index_select(0, frame), values[1].index_select(0, state))
             _check_classes(targets, logits.shape[1], alignments.blank)
         scores = logits.log_softmax(-1, dtype=dtype)
-        label = scores.gather(1, alignments.following.index_select(0, state).unsqueeze(1)).squeeze(
-            1
-        )
+        following = alignments.following.index_select(0, state).unsqueeze(1)
+        label = scores.gather(1, following).squeeze(1)
         return torch.stack([scores[:, alignments.blank], label], 1)
 
     tiles = zip(pieces, bounds, bounds[1:], totals, strict=False)
     # The sum of nothing keeps batches without frames differentiable.
-    empty = parts[0][:0].sum() * parts[0].new_empty(0, 2, dtype=dtype)
+    empty = values[0][:0].sum() * values[0].new_empty(0, 2, dtype=dtype)
     # A checkpoint raises if an argument was changed in place before it runs again; the first call
     # fills lazy ones.
     owner = getattr(joint, "__self__", joint)
-    read = [
-        *parts[1:],
-        *filterfalse(is_lazy, owner.parameters() if isinstance(owner, torch.nn.Module) else ()),
-    ]
+    parameters = owner.parameters() if isinstance(owner, torch.nn.Module) else ()
+    read = [*values[1:], *filterfalse(is_lazy, parameters)]
     run: Any = checkpoint if torch.is_grad_enabled() else lambda _, *tile, **__: pick(*tile)
     return torch.cat([empty, *(run(pick, *tile, *read, use_reentrant=False) for tile in tiles)])
 

@@ -100,8 +100,8 @@ def beam_search(
         >>> chances = torch.tensor([[0.0, 0.6, 0.4], [0.7, 0.1, 0.2], [0.2, 0.8, 0.0]]).log()
         >>> def step(tokens, state):
         ...     return chances[tokens], state
-        >>> found = beam_search(step, torch.tensor([0]), (), beam=3, max_length=5, end=0, n_best=2)
-        >>> [tokens.tolist() for tokens in found.tokens], found.scores.exp()
+        >>> best = beam_search(step, torch.tensor([0]), (), beam=3, max_length=5, end=0, n_best=2)
+        >>> [tokens.tolist() for tokens in best.tokens], best.scores.exp()
         ([[1], [2, 1]], tensor([0.4200, 0.2240]))
     """
     check_tensor("starts", starts, 1)
@@ -136,34 +136,34 @@ def beam_search(
     else:
         most = torch.full((count,), check_whole("max_length", max_length, 0), device=starts.device)
     token = -1
-    for name, given in (("end", end), ("silent", silent)):
-        token = token if given is None else check_whole(name, given, 0)
+    for name, number in (("end", end), ("silent", silent)):
+        token = token if number is None else check_whole(name, number, 0)
     bounds = None if frames is None else _integers("frames", frames, count, starts.device)
     rules = Rules(step, penalty, constraint, beam, int(n_best), alpha, most, token, bounds)
     lanes = Lanes(rules, tokens, state, count if rows is None else int(rows) // beam)
     with torch.no_grad():
         while lanes.admit():
             lanes.advance()
-        return lanes.found()
+        return lanes.hypotheses()
 
 
 def rows_first(hx: State) -> tuple[Tensor, ...]:
     """Return a recurrent layer's state as the state of a search, ``(rows, layers, size)`` each."""
-    return tuple([part.transpose(0, 1) for part in (hx if isinstance(hx, tuple) else (hx,))])
+    return tuple([state.transpose(0, 1) for state in (hx if isinstance(hx, tuple) else (hx,))])
 
 
-def layers_first(parts: tuple[Tensor, ...]) -> Any:
+def layers_first(states: tuple[Tensor, ...]) -> Any:
     """Return the state of a recurrent layer, the inverse of :func:`rows_first`."""
-    return one_or_tuple(tuple([part.transpose(0, 1).contiguous() for part in parts]))
+    return one_or_tuple(tuple([state.transpose(0, 1).contiguous() for state in states]))
 
 
-def _integers(name: str, given: Any, count: int, device: torch.device) -> Tensor:
+def _integers(name: str, tensor: Any, count: int, device: torch.device) -> Tensor:
     """Return one integer of at least 0 per item as int64."""
-    integers: Tensor = read_integers(check_tensor(name, given), name)
+    integers: Tensor = read_integers(check_tensor(name, tensor), name)
     if integers.shape != (count,):
         rule = f"one number per item, ({count},)"
         fix = "pass a tensor of this shape"
-        raise ShapeError(name, f"shape {tuple(given.shape)}", rule, fix)
+        raise ShapeError(name, f"shape {tuple(tensor.shape)}", rule, fix)
     check_device(name, integers, device)
     if integers.is_cpu and count and int(integers.min()) < 0:
         raise ArgumentError(name, f"{int(integers.min())}", "at least 0", "check the numbers")

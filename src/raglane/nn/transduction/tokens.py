@@ -10,22 +10,16 @@ from torch import Tensor, nn
 
 from raglane._utils.checks import check_count, check_dropout, check_dtype, check_fits, check_kind
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
-from raglane.nn.encoder import layer_class, made
+from raglane.nn.encoder import layer_class, recurrent_layer
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.ragged import Ragged
 
 
-def as_tokens(name: str, given: Any, count: int | None = None) -> Ragged:
-    """Return sequences of integers, from 0 to ``count - 1`` if given, as a Ragged of int64 on the
-    CPU.
-    """
-    batch = (
-        given
-        if isinstance(given, Ragged)
-        else Ragged(list(given))
-        if isinstance(given, (list, tuple))
-        else None
-    )
+def as_tokens(name: str, sequences: Any, count: int | None = None) -> Ragged:
+    """Return sequences of integers, from 0 to ``count - 1`` with a count, as int64 on the CPU."""
+    batch = sequences if isinstance(sequences, Ragged) else None
+    if isinstance(sequences, (list, tuple)):
+        batch = Ragged(list(sequences))
     if batch is not None and batch.values.numel() == 0:
         return Ragged.from_flat(
             torch.zeros(0, dtype=torch.int64, device="cpu"), lengths=batch.host_lengths
@@ -33,7 +27,7 @@ def as_tokens(name: str, given: Any, count: int | None = None) -> Ragged:
     is_real = batch is not None and (batch.dtype.is_floating_point or batch.dtype.is_complex)
     if batch is None or is_real or batch.dtype is torch.bool or batch.values.dim() != 1:
         got = (
-            type(given).__name__
+            type(sequences).__name__
             if batch is None
             else f"{batch.dtype}, elements of shape {tuple(batch.features)}"
         )
@@ -52,9 +46,7 @@ def as_tokens(name: str, given: Any, count: int | None = None) -> Ragged:
 
 
 class TokenReader(nn.Module):
-    """The base of decoders: an embedding of tokens, and a recurrent layer that also reads ``more``
-    numbers.
-    """
+    """The base of decoders: an embedding, and a recurrent layer that reads ``more`` numbers too."""
 
     def __init__(
         self,
@@ -76,14 +68,13 @@ class TokenReader(nn.Module):
         width = hidden_size if embedding is None else check_count("embedding", embedding)
         self.dropout = nn.Dropout(check_dropout(dropout))
         self.embedding = nn.Embedding(num_tokens, width, device=device, dtype=dtype)
-        options |= {
-            name: one for name, one in (("device", device), ("dtype", dtype)) if one is not None
-        }
-        options |= {
-            "num_layers": check_count("num_layers", num_layers),
-            "dropout": dropout if num_layers != 1 else 0.0,
-        }
-        self.recurrent = made(
+        if device is not None:
+            options["device"] = device
+        if dtype is not None:
+            options["dtype"] = dtype
+        options["num_layers"] = check_count("num_layers", num_layers)
+        options["dropout"] = dropout if num_layers != 1 else 0.0
+        self.recurrent = recurrent_layer(
             layer_class(cell, layer_norm=False), width + more, hidden_size, **options
         )
         if self.recurrent.bidirectional:
@@ -94,13 +85,11 @@ class TokenReader(nn.Module):
     def _embedded(self, tokens: Tensor) -> Tensor:
         return self.dropout(self.embedding(tokens))
 
-    def _check_elements(self, name: str, given: Any, size: str) -> None:
-        """Raise unless an argument is a Ragged whose elements have as many features as an
-        attribute.
-        """
-        check_kind(name, given, Ragged, "a Ragged", "wrap a list of sequences with rl.Ragged")
-        if given.values.dim() != 2 or given.values.shape[1] != getattr(self, size):
-            got = f"elements of shape {tuple(given.features)}"
+    def _check_elements(self, name: str, batch: Any, size: str) -> None:
+        """Raise unless elements of a Ragged have the number of features of the attribute ``size``."""
+        check_kind(name, batch, Ragged, "a Ragged", "wrap a list of sequences with rl.Ragged")
+        if batch.values.dim() != 2 or batch.values.shape[1] != getattr(self, size):
+            got = f"elements of shape {tuple(batch.features)}"
             rule = f"{size} = {getattr(self, size)} features"
             raise ShapeError(name, got, rule, "pass an encoder's output of this size")
-        check_fits(name, given.values, self.embedding.weight)
+        check_fits(name, batch.values, self.embedding.weight)

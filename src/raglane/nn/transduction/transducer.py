@@ -14,10 +14,9 @@ from raglane._utils.messages import quote
 from raglane.errors import ShapeError
 from raglane.nn.losses.ctc import check_classes, check_labels
 from raglane.nn.recurrent.layer import RecurrentLayer
-from raglane.nn.recurrent.stack import one_or_tuple
 from raglane.nn.transduction.hypotheses import Hypotheses
 from raglane.nn.transduction.rnnt import rnnt_loss
-from raglane.nn.transduction.search import beam_search
+from raglane.nn.transduction.search import beam_search, layers_first, rows_first
 from raglane.nn.transduction.tokens import TokenReader
 from raglane.ragged import Ragged
 
@@ -62,9 +61,9 @@ class Transducer(TokenReader):
         >>> model = Transducer(30, encoder_size=16, hidden_size=32, cell="gru")
         >>> frames, targets = Ragged([torch.randn(7, 16), torch.randn(4, 16)]), Ragged([[4, 9, 2], [5]])
         >>> model(frames, targets).backward()
-        >>> found = model.eval().search(frames, beam=3, max_length=5)
+        >>> best = model.eval().search(frames, beam=3, max_length=5)
         >>> first, state = model.greedy(frames.truncate(3))  # a stream: the next frames continue the outputs
-        >>> len(found), len(first)
+        >>> len(best), len(first)
         (2, 2)
     """
 
@@ -128,8 +127,7 @@ class Transducer(TokenReader):
     def search(
         self, frames: Ragged, *, beam: int = 4, max_length: int | Tensor, **options: Any
     ) -> Hypotheses:
-        """Search the best token sequences of each item, over their alignments. Call ``eval()``
-        first.
+        """Search the best token sequences of each item, over alignments. Call ``eval()`` first.
 
         Args:
             frames: as for the call.
@@ -169,8 +167,7 @@ class Transducer(TokenReader):
     def greedy(
         self, frames: Ragged, state: tuple[Tensor, ...] | None = None, *, max_symbols: int = 10
     ) -> tuple[Hypotheses, tuple[Tensor, ...]]:
-        """Return the tokens of the likeliest emission at each point, for whole sequences or
-        streams.
+        """Return the tokens of the likeliest emissions, for whole sequences or streams.
 
         A stream in pieces has the tokens of the whole sequence. Call ``eval()`` first.
 
@@ -193,7 +190,7 @@ class Transducer(TokenReader):
             >>> model = Transducer(30, encoder_size=16, hidden_size=32).eval()
             >>> state = None
             >>> for _ in range(3):
-            ...     found, state = model.greedy(Ragged([torch.randn(4, 16)]), state)
+            ...     best, state = model.greedy(Ragged([torch.randn(4, 16)]), state)
         """
         self._check_elements("frames", frames, "encoder_size")
         check_count("max_symbols", max_symbols)
@@ -205,8 +202,8 @@ class Transducer(TokenReader):
                 done = starts * 0
                 predicted = self._predicted(starts)
             else:
-                done, *parts = self._checked_state(state, count)
-                predicted = tuple(parts)
+                done, *rest = self._checked_state(state, count)
+                predicted = tuple(rest)
             rows = self.frame(frames.values)
             offsets = frames.offsets[:-1]
             lengths = frames.lengths
@@ -233,7 +230,7 @@ class Transducer(TokenReader):
                 frame[running[moves]] += 1
                 symbols[running[moves]] = 0
                 running = running[frame[running] < lengths[running]]
-            return _found(emitted, scores, rows), (done + lengths, *predicted)
+            return _hypotheses(emitted, scores, rows), (done + lengths, *predicted)
 
     # -- the prediction network
     # ---------------------------------------------------------------------------------------
@@ -241,20 +238,17 @@ class Transducer(TokenReader):
     def _predicted(self, tokens: Tensor, before: Any = None) -> Predicted:
         """Return the state of the prediction network after the next tokens ``(R,)``."""
         outputs, after = self.recurrent.step(self._embedded(tokens), before)
-        parts = after if isinstance(after, tuple) else (after,)
-        return self.state(outputs), *(part.transpose(0, 1) for part in parts)
+        return self.state(outputs), *rows_first(after)
 
     def _advanced(self, predicted: Predicted, tokens: Tensor, is_label: Tensor) -> Predicted:
         """Return the state after the tokens that are labels."""
-        place = is_label.nonzero().squeeze(1)
-        if not place.shape[0]:
+        rows = is_label.nonzero().squeeze(1)
+        if not rows.shape[0]:
             return predicted
-        before = one_or_tuple(
-            tuple(part[place].transpose(0, 1).contiguous() for part in predicted[1:])
-        )
-        after = self._predicted(tokens[place], before)
+        before = layers_first(tuple(state[rows] for state in predicted[1:]))
+        after = self._predicted(tokens[rows], before)
         return tuple(
-            old.index_copy(0, place, new) for old, new in zip(predicted, after, strict=True)
+            old.index_copy(0, rows, new) for old, new in zip(predicted, after, strict=True)
         )
 
     def _logits(self, frames: Tensor, states: Tensor) -> Tensor:
@@ -266,37 +260,29 @@ class Transducer(TokenReader):
     def _checked_state(self, state: Any, count: int) -> Predicted:
         fix = "pass the second result of the call for the frames before, or None at the beginning"
         check_kind("state", state, tuple, "the state that greedy returned", fix)
-        wrong = [
-            part
-            for part in state
-            if not isinstance(part, Tensor) or part.dim() == 0 or part.shape[0] != count
-        ]
-        if wrong or len(state) != 2 + len(self.recurrent.state_sizes):
-            got = quote(
-                [
-                    tuple(part.shape) if isinstance(part, Tensor) else type(part).__name__
-                    for part in state
-                ]
-            )
-            raise ShapeError(
-                "state", got, f"tensors with one row for each of the {count} items", fix
-            )
+        has_rows = all(
+            isinstance(tensor, Tensor) and tensor.dim() > 0 and tensor.shape[0] == count
+            for tensor in state
+        )
+        if not has_rows or len(state) != 2 + len(self.recurrent.state_sizes):
+            shapes = [
+                tuple(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
+                for tensor in state
+            ]
+            rule = f"tensors with one row for each of the {count} items"
+            raise ShapeError("state", quote(shapes), rule, fix)
         return state
 
 
-def _found(emitted: list[tuple[Tensor, ...]], scores: Tensor, rows: Tensor) -> Hypotheses:
-    """Return hypotheses from the items, tokens, frames and probabilities that were emitted at
-    once.
-    """
+def _hypotheses(emitted: list[tuple[Tensor, ...]], scores: Tensor, rows: Tensor) -> Hypotheses:
+    """Return hypotheses from items, tokens, frames and probabilities, as they were emitted."""
     count = scores.shape[0]
     none = torch.empty(0, dtype=torch.int64, device=scores.device)
     empty = none, none, none, rows.new_empty(0)
     items, tokens, times, chances = map(torch.cat, zip(empty, *emitted, strict=True))
     order = items.argsort(stable=True)
     lengths = torch.bincount(items, minlength=count)
-    found = Ragged.from_flat(tokens[order], offsets=segments.offsets_from_lengths(lengths))
-    spans = torch.stack([times, times + 1], 1)[order]
-    one = torch.arange(count + 1, device=scores.device)
-    return Hypotheses(
-        found, scores, one, found.with_values(spans), found.with_values(chances[order])
-    )
+    outputs = Ragged.from_flat(tokens[order], offsets=segments.offsets_from_lengths(lengths))
+    spans = outputs.with_values(torch.stack([times, times + 1], 1)[order])
+    offsets = torch.arange(count + 1, device=scores.device)
+    return Hypotheses(outputs, scores, offsets, spans, outputs.with_values(chances[order]))

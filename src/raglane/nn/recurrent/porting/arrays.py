@@ -37,9 +37,7 @@ def layer_of(
     states: Arrays | None = None,
     **options: Any,
 ) -> RecurrentLayer:
-    """Return a layer with copies of arrays; ``states`` are learned initial states ``(directions,
-    units)``.
-    """
+    """Return a layer with copies of arrays, also of learned ``states`` ``(directions, units)``."""
     hidden = directions[0]["weight_hh"]
     input_size = directions[0]["weight_ih"].shape[1]
     hidden_size = hidden.shape[1]

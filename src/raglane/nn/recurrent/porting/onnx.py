@@ -50,22 +50,17 @@ def of_onnx(source: Any, name: str | None) -> RecurrentLayer:
     """Return the layer of a node of an ONNX model."""
     graph = read_graph(source)
     node = _node_of(graph, name)
-    for option, value in node.attributes.items():
-        if not isinstance(value, _ATTRIBUTES.get(option, ())):
-            rule = f"one of {', '.join(_ATTRIBUTES)}, and of its type"
-            raise ArgumentError(
-                f"source: the attribute {option}", quote(value), rule, "check the model"
-            )
+    _check_attributes(node)
     values = Values(graph)
-    inputs = dict(zip(_INPUTS, node.inputs, strict=False))
-    names = {key: name for key, name in inputs.items() if name}
+    names = {key: name for key, name in zip(_INPUTS, node.inputs, strict=False) if name}
     arrays = {key: _weights_of(values, names[key]) for key in _DIMENSIONS if key in names}
     passed = {key: values.of(names[key]) for key in _PASSED if key in names}
     if "sequence_lens" in passed:
-        _check_lengths(graph, node, passed.pop("sequence_lens"))
-    layer = _Converter(node, arrays).layer(passed)
-    for key in _PASSED.keys() & names.keys():
-        value = values.of(names[key])
+        _check_lengths(graph, node, passed["sequence_lens"])
+    layer = _Converter(node, arrays).layer(
+        {key: value for key, value in passed.items() if key != "sequence_lens"}
+    )
+    for key, value in passed.items():
         if isinstance(value, Computed) and value.from_input and not value.is_input:
             title = quote(node.name or node.outputs[0])
             warnings.warn(
@@ -88,6 +83,14 @@ def _node_of(graph: Graph, name: str | None) -> Node:
     if not nodes:
         fix = "export the layer as one node, e.g. with torch.onnx.export(..., dynamo=False)"
     raise ArgumentError("node", quote(name), rule, fix)
+
+
+def _check_attributes(node: Node) -> None:
+    for option, value in node.attributes.items():
+        if not isinstance(value, _ATTRIBUTES.get(option, ())):
+            name = f"source: the attribute {option}"
+            rule = f"one of {', '.join(_ATTRIBUTES)}, and of its type"
+            raise ArgumentError(name, quote(value), rule, "check the model")
 
 
 def _weights_of(values: Values, name: str) -> Tensor:

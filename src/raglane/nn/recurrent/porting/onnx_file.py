@@ -18,9 +18,6 @@ from torch import Tensor
 from raglane._utils.messages import quote
 from raglane.errors import ArgumentError
 
-Size = int | str | None
-"""A dimension of a value: a number, a name, or None."""
-
 # The sizes in bytes of the fields of protobuf with a fixed size, by wire type.
 _FIXED = {1: 8, 5: 4}
 _BYTES = 2  # the wire type of fields that begin with their size
@@ -64,9 +61,9 @@ class Message:
             if wire == 0:
                 value, position = _varint(data, position)
             else:
-                size, position = (
-                    _varint(data, position) if wire == _BYTES else (_FIXED.get(wire), position)
-                )
+                size = _FIXED.get(wire)
+                if wire == _BYTES:
+                    size, position = _varint(data, position)
                 if size is None or size > len(data) - position:
                     raise _damaged("a message that ends too early")
                 value = data[position : position + size]
@@ -172,16 +169,13 @@ class Graph:
         self.inputs = {message.text(1) for message in graph.messages(11)}
         described = [message for number in (13, 12, 11) for message in graph.messages(number)]
         shapes = {message.text(1): _shape_of(message) for message in described}
-        self.shapes: dict[str, list[Size]] = {
-            name: shape for name, shape in shapes.items() if shape is not None
-        }
+        self.shapes = {name: shape for name, shape in shapes.items() if shape is not None}
         self.producers: dict[str, Node] = {}
         for node in self.nodes:
             for name in filter(None, node.outputs):
                 if name in self.producers or name in self.stored:
-                    raise ArgumentError(
-                        f"source: {name}", "several", "computed once", "check the model"
-                    )
+                    name = f"source: {name}"
+                    raise ArgumentError(name, "several", "computed once", "check the model")
                 self.producers[name] = node
         for name in sparse:
             self.producers[name] = Node("a sparse initializer", name, [], [name], {})
@@ -259,9 +253,7 @@ def _node_of(message: Message) -> Node:
 
 
 def _attribute_of(message: Message) -> Any:
-    """Return the value of an ``AttributeProto``, of which a tensor is a message; None for graphs
-    and references.
-    """
+    """Return the value of an ``AttributeProto``: a tensor as a message, None for graphs."""
     kind = message.integer(20)
     if kind == 1:
         return [0.0, *message.floats(2)][-1]
@@ -275,18 +267,16 @@ def _attribute_of(message: Message) -> Any:
         return message.floats(7)
     if kind == 7:
         return message.integers(8)
-    if kind == 8:
-        return message.texts(9)
-    return None
+    return message.texts(9) if kind == 8 else None
 
 
-def _shape_of(message: Message) -> list[Size] | None:
-    """Return the sizes of a ``ValueInfoProto``, or None if it has no shape."""
+def _shape_of(message: Message) -> list[int | None] | None:
+    """Return the sizes of a ``ValueInfoProto``, None for unknown ones, or None without a shape."""
     tensor = message.message(2).message(1)
     if 2 not in tensor:
         return None
     dimensions = tensor.message(2).messages(1)
-    return [size.integer(1) if 1 in size else size.text(2) or None for size in dimensions]
+    return [size.integer(1) if 1 in size else None for size in dimensions]
 
 
 def read_graph(source: Any) -> Graph:
@@ -296,9 +286,8 @@ def read_graph(source: Any) -> Graph:
             data = source.SerializeToString()
         except Exception as error:  # of protobuf, which is not imported
             rule = "a model of less than 2 GB"
-            raise ArgumentError(
-                "source", quote(error), rule, "pass the path of the file"
-            ) from error
+            fix = "pass the path of the file"
+            raise ArgumentError("source", quote(error), rule, fix) from error
         return Graph(data, None)
     path = Path(source)
     return Graph(path.read_bytes(), path.parent)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +29,7 @@ class Constant:
     """
 
     tensor: Tensor
-    spread: frozenset[int] = frozenset()
+    spread: AbstractSet[int] = frozenset()
 
 
 class UnsupportedError(Exception):
@@ -60,19 +61,25 @@ class Call:
             raise UnsupportedError
         return value
 
-    def integers(self, name: str, index: int) -> list[int | None] | None:
-        """Return integers, which were an attribute before they became an input; None for unknown
-        ones.
-        """
-        value = self.inputs[index] if index < len(self.inputs) else None
-        if value is None:
-            numbers: Any = self.attributes.get(name)
-            return numbers
+    def values(self) -> list[Constant]:
+        """Return all inputs, which must be there."""
+        return [self.value(index) for index in range(len(self.inputs))]
+
+    def tensor(self, index: int) -> Tensor:
+        """Return the numbers of an input without spread axes."""
+        value = self.value(index)
         if value.spread:
             raise UnsupportedError
+        return value.tensor
+
+    def integers(self, name: str, index: int) -> list[int | None] | None:
+        """Return integers, of an attribute in older models; None for unknown ones."""
+        if index >= len(self.inputs) or self.inputs[index] is None:
+            numbers: Any = self.attributes.get(name)
+            return numbers
         return [
-            None if isinstance(number, float) and math.isnan(number) else int(number)
-            for number in value.tensor.flatten().tolist()
+            None if math.isnan(number) else int(number)
+            for number in self.tensor(index).flatten().tolist()
         ]
 
     def exact(self, name: str, index: int) -> list[int] | None:
@@ -80,10 +87,9 @@ class Call:
         numbers = self.integers(name, index)
         if numbers is None:
             return None
-        exact = [number for number in numbers if number is not None]
-        if len(exact) != len(numbers):
+        if None in numbers:
             raise UnsupportedError
-        return exact
+        return [number for number in numbers if number is not None]
 
     def axes(self, rank: int, index: int = 1) -> list[int] | None:
         """Return the axes of a node as numbers from 0."""
@@ -117,20 +123,25 @@ def _check_size(shape: Sequence[int]) -> None:
 
 def _repeated(number: Tensor, sizes: Sequence[int | None]) -> Constant:
     """Return a number repeated in all axes, of which some have an unknown size."""
-    spread = {axis for axis, size in enumerate(sizes) if size is None}
     shape = [1 if size is None else size for size in sizes]
     _check_size(shape)
-    return Constant(number.expand(shape), frozenset(spread))
+    spread = {axis for axis, size in enumerate(sizes) if size is None}
+    return Constant(number.expand(shape), spread)
+
+
+_VALUES = {
+    "value_float": torch.float32,
+    "value_floats": torch.float32,
+    "value_int": torch.int64,
+    "value_ints": torch.int64,
+}
 
 
 def _constant(call: Call) -> Constant:
-    (name,) = call.attributes
-    value = call.attributes[name]
-    dtypes = {"value_float": torch.float32, "value_floats": torch.float32}
-    dtypes |= {"value_int": torch.int64, "value_ints": torch.int64}
+    ((name, value),) = call.attributes.items()
     if name == "value":
         return Constant(value)
-    return Constant(torch.tensor(value, dtype=dtypes[name], device="cpu"))
+    return Constant(torch.tensor(value, dtype=_VALUES[name], device="cpu"))
 
 
 def _constant_of_shape(call: Call) -> Constant:
@@ -143,9 +154,8 @@ def _shape(call: Call) -> Constant:
     sizes = [
         math.nan if axis in value.spread else size for axis, size in enumerate(value.tensor.shape)
     ]
-    return Constant(
-        integers_of(sizes[call.attributes.get("start", 0) : call.attributes.get("end")])
-    )
+    start = call.attributes.get("start", 0)
+    return Constant(integers_of(sizes[start : call.attributes.get("end")]))
 
 
 def _size(call: Call) -> Constant:
@@ -156,10 +166,11 @@ def _size(call: Call) -> Constant:
 def _expand(call: Call) -> Constant:
     value = call.value(0)
     target = call.integers("", 1) or []
-    rank = max(len(target), value.tensor.dim())
-    tensor = value.tensor.reshape([1] * (rank - value.tensor.dim()) + [*value.tensor.shape])
+    dimensions = value.tensor.dim()
+    rank = max(len(target), dimensions)
+    tensor = value.tensor.reshape([1] * (rank - dimensions) + [*value.tensor.shape])
     sizes: list[int | None] = [*[1] * (rank - len(target)), *target]
-    before = {axis + rank - value.tensor.dim() for axis in value.spread}
+    before = {axis + rank - dimensions for axis in value.spread}
     # A size of 1 repeats to an unknown size, and an unknown size to 1 stays unknown.
     spread = {
         axis
@@ -168,7 +179,7 @@ def _expand(call: Call) -> Constant:
     }
     shape = [tensor.shape[axis] if size in (None, 1) else size for axis, size in enumerate(sizes)]
     _check_size(shape)
-    return Constant(tensor.expand(shape), frozenset(spread))
+    return Constant(tensor.expand(shape), spread)
 
 
 def _tile(call: Call) -> Constant:
@@ -198,36 +209,29 @@ def _reshape(call: Call) -> Constant:
 
 
 def _flatten(call: Call) -> Constant:
-    tensor = _without_spread(call.value(0))
+    tensor = call.tensor(0)
     axis = call.attributes.get("axis", 1)
     return Constant(tensor.reshape(math.prod(tensor.shape[:axis]), -1))
-
-
-def _without_spread(value: Constant) -> Tensor:
-    if value.spread:
-        raise UnsupportedError
-    return value.tensor
 
 
 def _transpose(call: Call) -> Constant:
     value = call.value(0)
     order = call.attributes.get("perm", [*range(value.tensor.dim())][::-1])
     spread = {axis for axis, before in enumerate(order) if before in value.spread}
-    return Constant(value.tensor.permute(order), frozenset(spread))
+    return Constant(value.tensor.permute(order), spread)
 
 
 def _squeeze(call: Call) -> Constant:
     value = call.value(0)
     axes = call.axes(value.tensor.dim())
     if axes is None:
-        return Constant(_without_spread(value).squeeze())
+        return Constant(call.tensor(0).squeeze())
     if any(value.tensor.shape[axis] != 1 for axis in axes):
         raise UnsupportedError
     rest = [axis for axis in range(value.tensor.dim()) if axis not in axes]
     spread = {index for index, axis in enumerate(rest) if axis in value.spread}
-    return Constant(
-        value.tensor.reshape([value.tensor.shape[axis] for axis in rest]), frozenset(spread)
-    )
+    shape = [value.tensor.shape[axis] for axis in rest]
+    return Constant(value.tensor.reshape(shape), spread)
 
 
 def _unsqueeze(call: Call) -> Constant:
@@ -239,11 +243,11 @@ def _unsqueeze(call: Call) -> Constant:
     shape = [1] * rank
     for axis, size in zip(rest, value.tensor.shape, strict=True):
         shape[axis] = size
-    return Constant(value.tensor.reshape(shape), frozenset(rest[axis] for axis in value.spread))
+    return Constant(value.tensor.reshape(shape), {rest[axis] for axis in value.spread})
 
 
 def _concat(call: Call) -> Constant:
-    values = [call.value(index) for index in range(len(call.inputs))]
+    values = call.values()
     rank = values[0].tensor.dim()
     joined = call.axis(0, rank)
     if any(joined in value.spread or value.tensor.dim() != rank for value in values):
@@ -259,7 +263,7 @@ def _concat(call: Call) -> Constant:
         ):
             raise UnsupportedError
         tensors.append(value.tensor.expand(sizes))
-    return Constant(torch.cat(tensors, joined), frozenset(spread))
+    return Constant(torch.cat(tensors, joined), spread)
 
 
 def _slice(call: Call) -> Constant:
@@ -287,16 +291,16 @@ def _sliced(value: Constant, axis: int, start: int, end: int, step: int) -> Cons
 
 def _gather(call: Call) -> Constant:
     value = call.value(0)
-    indices = _without_spread(call.value(1)).long()
+    indices = call.tensor(1).long()
     axis = call.axis(0, value.tensor.dim())
     size = value.tensor.shape[axis]
     flat = torch.zeros_like(indices) if axis in value.spread else indices + size * (indices < 0)
-    rest = value.tensor.shape
-    shape = [*rest[:axis], *indices.shape, *rest[axis + 1 :]]
+    sizes = value.tensor.shape
+    shape = [*sizes[:axis], *indices.shape, *sizes[axis + 1 :]]
     tensor = value.tensor.index_select(axis, flat.flatten()).reshape(shape)
-    moved = indices.dim() - 1
-    spread = {other + moved * (other > axis) for other in value.spread - {axis}}
-    return Constant(tensor, frozenset(spread))
+    added = indices.dim() - 1
+    spread = {other + added * (other > axis) for other in value.spread - {axis}}
+    return Constant(tensor, spread)
 
 
 def _split(call: Call) -> list[Constant]:
@@ -336,11 +340,11 @@ def _elementwise(function: Callable[..., Tensor]) -> Callable[[Call], Constant]:
     """Return the rule of an operator on elements of tensors that broadcast."""
 
     def rule(call: Call) -> Constant:
-        values = [call.value(index) for index in range(len(call.inputs))]
+        values = call.values()
         rank = max(value.tensor.dim() for value in values)
         spread = {rank - value.tensor.dim() + axis for value in values for axis in value.spread}
         tensor = function(*(value.tensor for value in values))
-        return Constant(tensor, frozenset(axis for axis in spread if tensor.shape[axis] == 1))
+        return Constant(tensor, {axis for axis in spread if tensor.shape[axis] == 1})
 
     return rule
 
@@ -371,7 +375,7 @@ def _reduced(function: Callable[..., Tensor]) -> Callable[[Call], Constant]:
     """Return the rule of an operator that reduces axes."""
 
     def rule(call: Call) -> Constant:
-        tensor = _without_spread(call.value(0))
+        tensor = call.tensor(0)
         axes = call.axes(tensor.dim())
         keeps = bool(call.attributes.get("keepdims", 1))
         if not axes:
@@ -390,9 +394,9 @@ def _product(tensor: Tensor, dim: list[int], keepdim: bool) -> Tensor:
 
 
 def _dequantized(call: Call) -> Constant:
-    tensor = _without_spread(call.value(0))
-    scale = _without_spread(call.value(1))
-    zero = _without_spread(call.value(2)) if len(call.inputs) > 2 else torch.zeros_like(scale)
+    tensor = call.tensor(0)
+    scale = call.tensor(1)
+    zero = call.tensor(2) if len(call.inputs) > 2 else torch.zeros_like(scale)
     if scale.dim() > 1 or call.attributes.get("block_size", 0):
         raise UnsupportedError
     shape = [1] * tensor.dim()

@@ -143,7 +143,7 @@ class Values:
             return Constant(integers_of(sizes[start:end]))
         if end is not None and 0 <= start < end:
             return Constant(integers_of([math.nan] * (end - start)))
-        return Constant(integers_of([math.nan]), frozenset({0}))
+        return Constant(integers_of([math.nan]), {0})
 
 
 _ERRORS = (RuntimeError, IndexError, ValueError, TypeError, KeyError, AttributeError, OverflowError)
