@@ -149,7 +149,7 @@ def _is_of(hint: Any, kind: Any, value: Any) -> bool:
 def _fits_64_bits(hint: Any, value: Any) -> bool:
     """Return True unless a number is beyond the range of float64 or int64."""
     if hint is float:
-        return abs(value) <= _LARGEST
+        return not abs(value) > _LARGEST  # NaN has rules of its own
     return hint is not int or -(2**63) <= value < 2**63
 
 
