@@ -292,7 +292,7 @@ def test_random_places_are_refused_or_inside() -> None:
     *_, gates, c_states, values, output, places = forward(
         head, SIZES, TABLE, weights, None, True, True, False, None, 2
     )
-    layout = Layout.of_places(places)
+    layout = Layout.of_saved_plan(places)
     assert (layout.shape, layout.batch_dim, layout.count, layout.steps) == ((6, 5), 1, 5, 6)
     draw, refused = random.Random(3), 0
     for _ in range(300):

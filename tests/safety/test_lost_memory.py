@@ -140,7 +140,7 @@ def test_so_does_what_an_operator_reads(
         return real(*arguments)
 
     operators[operator] = announced
-    monkeypatch.setattr(library, "operators", lambda: operators)
+    monkeypatch.setattr(library, "operators", lambda: library.Operators(*operators))
     reader = threading.Thread(
         target=lambda: finite.append(bool(layer(given)[0].values.isfinite().all()))
     )

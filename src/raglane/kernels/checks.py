@@ -29,7 +29,7 @@ from raglane.cells.spec import CellSpec
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.kernels.contract import Request
 from raglane.native.library import DTYPES
-from raglane.native.memory import NO_MEMORY, contiguous, place
+from raglane.native.memory import NO_MEMORY, address, contiguous
 
 Shape = tuple[int, ...]
 Shapes = tuple[tuple[str, Shape | None, bool], ...]
@@ -191,7 +191,7 @@ class Gate:
             placed = (
                 None
                 if shape is None
-                else place(part, shape, torch.int64 if part is offsets else self.dtype)
+                else address(part, shape, torch.int64 if part is offsets else self.dtype)
             )
             if placed is None:
                 return None
@@ -296,11 +296,11 @@ def admit(
             tensors.append(None)
             addresses.append(0)
             continue
-        placed = place(part, shape, dtype)
+        placed = address(part, shape, dtype)
         if placed is None:
             check_like(name, part, shape, like)
             part = contiguous(name, part)
-            placed = place(part, shape, dtype)
+            placed = address(part, shape, dtype)
             if placed is None:
                 fix = "do not change it in another thread"
                 raise ShapeError(name, "a tensor that changed", "unchanged during a call", fix)

@@ -195,7 +195,7 @@ def _mapped(path: Path) -> ctypes.CDLL | str:
     except OSError as error:
         reason = f"the cpu kernels cannot be loaded: {error}"
         warn_caller(f"{reason}. Layers run on PyTorch's kernels, slower", RuntimeWarning)
-        fixes = (fix for part, fix in _FIXES.items() if part in reason)
+        fixes = (fix for message, fix in _FIXES.items() if message in reason)
         return f"{reason}. {next(fixes, 'Reinstall raglane on this system')}"
 
 
@@ -297,11 +297,17 @@ def library() -> Library:
     return loaded if not isa else loaded.with_isa(isa)
 
 
+class Operators(NamedTuple):
+    """The operators of ``csrc/torch``, as functions without torch's dispatch in Python."""
+
+    forward: Any
+    backward: Any
+    run_program: Any
+
+
 @cache
-def operators() -> Any:
-    """Return the operators forward, backward and run_program of ``csrc/torch``; None if they are
-    missing or refused.
-    """
+def operators() -> Operators | None:
+    """Return the operators of ``csrc/torch``; None if they are missing or refused."""
     path = location()
     path = path and path.with_name(f"libraglane_torch{path.suffix}")
     try:
@@ -309,12 +315,11 @@ def operators() -> Any:
             return None
         if not hasattr(torch.ops.raglane, "forward"):  # a program may have loaded a copy
             torch.ops.load_library(str(path))
-        operators = torch.ops.raglane
-        return tuple(
-            [
-                operator.default._op
-                for operator in (operators.forward, operators.backward, operators.run_program)
-            ]
+        raglane = torch.ops.raglane
+        return Operators(
+            raglane.forward.default._op,
+            raglane.backward.default._op,
+            raglane.run_program.default._op,
         )
     except (OSError, RuntimeError, AttributeError):
         return None
@@ -326,12 +331,16 @@ def _structs(handle: ctypes.CDLL) -> dict[str, Struct]:
     structs: dict[str, Struct] = {}
     while text := handle.raglane_fields(len(structs)):
         (name, size), *fields = [line.split() for line in text.decode().splitlines()]
-        formats = {
-            field: f"{kind[5:-1]}s" if kind.startswith("char") else "d" if kind == "double" else "q"
-            for field, kind, _ in fields
-        }
+        formats = {field: _format(kind) for field, kind, _ in fields}
         structs[name] = Struct(int(size), formats)
     return structs
+
+
+def _format(kind: str) -> str:
+    """Return the format of the module ``struct`` for a type of C."""
+    if kind.startswith("char"):
+        return f"{kind[5:-1]}s"
+    return "d" if kind == "double" else "q"
 
 
 def _numbers(handle: ctypes.CDLL) -> dict[str, int]:

@@ -1,6 +1,4 @@
-"""The functions of :mod:`torch.nn.utils.rnn`; the docstring of the package lists the
-differences.
-"""
+"""The functions of :mod:`torch.nn.utils.rnn`; the package's docstring lists the differences."""
 
 from __future__ import annotations
 

@@ -245,7 +245,7 @@ class _Recurrence(torch.autograd.Function):
                 )
                 if found is not None:
                     return None, None, None, None, None, *found
-            layout = Layout.of_places(offsets)
+            layout = Layout.of_saved_plan(offsets)
             elements = rest[0].shape[0]
             offsets = layout.offsets
             if table is not None and torch.is_grad_enabled():

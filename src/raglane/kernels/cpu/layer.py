@@ -217,7 +217,7 @@ class Layer(ABC):
         try:
             if records:
                 torch._C._set_grad_enabled(False)
-            parts = run[0](
+            parts = run.forward(
                 head,
                 sizes,
                 tensors[0],
@@ -394,7 +394,7 @@ class Layer(ABC):
         try:
             head = self._head(self.dtype)[1]
             read = (tensors[0], tensors[1:], parts)
-            found = run[1](head, offsets, *read, needed, overwrite, over_c, in_layout)
+            found = run.backward(head, offsets, *read, needed, overwrite, over_c, in_layout)
         except NO_MEMORY:
             return None
         if not found and any(needed):

@@ -24,7 +24,7 @@ from raglane.kernels.cpu.layer import layer_of
 from raglane.kernels.cpu.programs import encode
 from raglane.native import library
 from raglane.native.library import DTYPES, program_preamble
-from raglane.native.memory import checked_rows, place
+from raglane.native.memory import address, checked_rows
 from raglane.programs.program import Program
 
 _CPU = torch.device("cpu")
@@ -89,7 +89,7 @@ class Kernel:
         shapes = [(rows.pools[0].shape[0], size) for size in self.sizes]
         filled = [pool for pool in rows.pools if pool.numel()]
         placed = [
-            place(pool, shape, self.state_dtype)
+            address(pool, shape, self.state_dtype)
             for pool, shape in zip(rows.pools, shapes, strict=True)
         ]
         if None in placed or len({pool.data_ptr() for pool in filled}) < len(filled):
@@ -164,10 +164,8 @@ class Runner:
             if isinstance(part, int):
                 self._stages[part][0].run(self._rows_of(part, elements, sequences))
             else:
-                address, count = part.table.buffer_info()
-                library.call(
-                    "raglane_run_stages", address, count // 2, threads, sequences, elements
-                )
+                table, count = part.table.buffer_info()
+                library.call("raglane_run_stages", table, count // 2, threads, sequences, elements)
 
     def _rows_of(self, index: int, elements: int, sequences: int) -> Rows:
         inputs = [self.rows[read][:elements] for read in self._stages[index][1]]

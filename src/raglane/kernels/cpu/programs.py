@@ -20,7 +20,7 @@ from raglane._utils.tracing import is_jit_traced
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.native import library
 from raglane.native.library import DTYPES, call, program_preamble
-from raglane.native.memory import NO_MEMORY, address, checked_rows, contiguous
+from raglane.native.memory import NO_MEMORY, checked_rows, contiguous, pointer
 from raglane.programs.lower import Lowered
 from raglane.programs.program import KINDS, OPERATIONS, Operand, Program, product_program
 
@@ -121,7 +121,7 @@ def _run_by_operator(
         return None
     settings = kernels.numbers[kernels.isa], kernels.flags, kernels.threads(), ascending
     try:
-        made = operators[2](encoded.code, offsets, [*chain(*inputs)], reused, *settings)
+        made = operators.run_program(encoded.code, offsets, [*chain(*inputs)], reused, *settings)
     except NO_MEMORY:
         return None
     if len(made) != new:
@@ -345,7 +345,7 @@ def outer_products(
     total = torch.empty(columns, dtype=left.dtype, device="cpu") if sums else None
     abi, isa, dtype, flags, threads = program_preamble(left.dtype)
     strides = left.stride(0), 0 if right is None else right.stride(0)
-    addresses = [address(part) for part in (left, right, to, total)]
+    addresses = [pointer(part) for part in (left, right, to, total)]
     head = abi, isa, dtype, flags & 1, threads, count
     call("raglane_outer_products", _pack_outer(*head, *shape, *strides, *addresses))
     return to, total

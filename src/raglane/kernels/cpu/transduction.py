@@ -16,7 +16,7 @@ from torch import Tensor
 from raglane._utils.checks import check_like
 from raglane.errors import ShapeError
 from raglane.native.library import ABI, DTYPES, call, found_state, library
-from raglane.native.memory import contiguous, place
+from raglane.native.memory import address, contiguous
 
 
 class Grams(NamedTuple):
@@ -60,11 +60,11 @@ def _readable(
     addresses = []
     owners = []
     for name, part, shape, dtype in parts:
-        placed = place(part, shape, dtype)
+        placed = address(part, shape, dtype)
         if placed is None:
             check_like(name, part, shape, torch.empty(0, dtype=dtype, device="cpu"))
             part = contiguous(name, part)
-            placed = place(part, shape, dtype)
+            placed = address(part, shape, dtype)
             if placed is None:
                 rule = "unchanged during a call"
                 fix = "do not change it in another thread"
