@@ -43,9 +43,7 @@ storages."""
 
 
 def weight_shapes(cell: CellSpec, input_size: int, state_sizes: Shape) -> Shapes | None:
-    """Return the weights that a cell must have in one layer and direction; None for a user's
-    module.
-    """
+    """Return the weights of a cell in one layer and direction; None for a user's module."""
     # int, because it may be symbolic while tracing, and a symbol is no key of a cache.
     return (
         None if isinstance(cell, ModuleCell) else _weight_shapes(cell, int(input_size), state_sizes)
@@ -165,9 +163,7 @@ class Gate:
         self._weights = tuple(rules) * directions
 
     def try_validate(self, offsets: Any, tensors: tuple[Any, ...]) -> Admitted | None:
-        """Return the tensors with their addresses and storages; None if C cannot read one of
-        them.
-        """
+        """Return the tensors, their addresses and storages; None if C cannot read one of them."""
         begin = len(tensors) - len(self._weights)
         try:
             (count,) = offsets.shape

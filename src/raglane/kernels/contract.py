@@ -220,9 +220,7 @@ class Backend(Protocol):
         """
 
     def refuses(self, traits: Traits, schedule: str) -> str | None:
-        """Return the reason, a clause, why these traits are not supported on a schedule; None if
-        they are.
-        """
+        """Return why these traits are not supported on a schedule, a clause; None if they are."""
 
     def run(self, request: Request, schedule: str) -> Result:
         """Run a request for whose traits :meth:`refuses` returns None."""

@@ -40,8 +40,7 @@ from raglane.segments.indexing import take_rows
 
 
 class ReferenceBackend:
-    """Executes every cell on every schedule, on any device and in any floating-point dtype of
-    PyTorch.
+    """Executes every cell on every schedule and device, in any floating-point dtype of PyTorch.
 
     Under :func:`torch.autocast` values, states and weights are cast once, before the first step, as
     in PyTorch's recurrent layers, so all results have autocast's dtype. float64 is not cast.

@@ -187,9 +187,7 @@ _FIXES = {
 
 @cache
 def _mapped(path: Path) -> ctypes.CDLL | str:
-    """Return the library; or, after a warning, the reason why the system cannot load it, and a
-    fix.
-    """
+    """Return the library; or, after a warning, why the system cannot load it, and a fix."""
     try:
         return ctypes.CDLL(str(path))
     except OSError as error:
@@ -376,9 +374,7 @@ def missing_kernels() -> str | None:
 
 
 class _Messages(threading.local):
-    """The buffer for the message of a failed call; thread-local, because ctypes releases the
-    GIL.
-    """
+    """The message of a failed call; thread-local, because ctypes releases the GIL."""
 
     def __init__(self) -> None:
         self.buffer = ctypes.create_string_buffer(_MESSAGE)
@@ -412,9 +408,7 @@ def packed(name: str, fields: bytes, dtype: torch.dtype = torch.uint8) -> Tensor
 
 
 def found_state(fields: bytes, sequences: int) -> tuple[Tensor, Tensor]:
-    """Run a beam search, and return its state ``(S,)`` and the offsets of its records, ``(sequences
-    + 1,)``, int64.
-    """
+    """Run a beam search; return its state and the offsets of its records, both int64."""
     address = ctypes.c_void_p()
     size = ctypes.c_int64()
     call("raglane_find_prefixes", fields, ctypes.byref(address), ctypes.byref(size))
@@ -437,9 +431,7 @@ def preamble(cell: int, dtype: torch.dtype, threads: int | None = None) -> tuple
 
 
 def program_preamble(dtype: torch.dtype, threads: int | None = None) -> tuple[int, ...]:
-    """Return the first fields of a program's struct: ABI, instruction set, dtype, flags,
-    threads.
-    """
+    """Return a program's first fields: ABI, instruction set, dtype, flags, threads."""
     kernels = library()
     return (
         ABI,
@@ -511,9 +503,7 @@ _uses_torch = False
 
 
 def row_length(columns: int) -> int:
-    """Return a length for rows of saved numbers: whole pages would map to the same few sets of a
-    cache.
-    """
+    """Return a length for rows of saved numbers: whole pages would map to few sets of a cache."""
     return columns + 16 if columns % 256 == 0 else columns
 
 

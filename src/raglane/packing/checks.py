@@ -127,9 +127,7 @@ def raise_unsorted(lengths: IntArray | Tensor) -> NoReturn:
 
 
 def read_packed(packed: Any, argument: str) -> tuple[IntArray, Tensor | None, int]:
-    """Return the batch sizes, the order and the number of sequences of a pack, without waiting for
-    a device.
-    """
+    """Return batch sizes, order and number of sequences of a pack, without waiting."""
     if not isinstance(packed, PackedSequence):
         fix = _OF_RAGGED if hasattr(packed, "to_packed") else _MAKE_A_PACK
         raise KindError(argument, f"type {type(packed).__name__}", "a PackedSequence", fix)
@@ -158,17 +156,13 @@ def read_packed(packed: Any, argument: str) -> tuple[IntArray, Tensor | None, in
 
 @index_arithmetic
 def _read_numbers(order: Tensor | None, sizes: Tensor) -> tuple[Tensor | None, IntArray]:
-    """Return a pack's order, and a copy of its batch sizes, which another thread may change after
-    the check.
-    """
+    """Return a pack's order, and a copy of its batch sizes, which another thread may change."""
     return None if order is None else order.resolve_neg(), sizes.resolve_neg().numpy().copy()
 
 
 @index_arithmetic
 def read_permutation(permutation: Any) -> Tensor:
-    """Return a permutation; its values are checked only on a CPU, because a check on a device would
-    wait.
-    """
+    """Return a permutation; its values are checked on a CPU, but not on a device: that waits."""
     name = "permutation"
     fix = "pass the indices that torch.argsort returns"
     if not isinstance(permutation, Tensor):

@@ -83,9 +83,7 @@ class Layout:
 
     @classmethod
     def of_saved_plan(cls, saved: Tensor) -> Layout:
-        """Return the layout that a call of C++ with a :class:`Table` saved; raise if a hook changed
-        it.
-        """
+        """Return the layout that a call with a :class:`Table` saved; raise if a hook changed it."""
         numbers = saved.tolist() if _is_list(saved, None) else []
         number, steps, *plan = numbers if len(numbers) > 2 else (0, 0, 0)
         is_pack = number == 3
@@ -238,7 +236,7 @@ def flatten_padded(padded: Tensor, lengths: Any, batch_first: bool) -> tuple[Ten
     batch_dim = 0 if batch_first else 1
     count = padded.shape[batch_dim]
     steps = padded.shape[1 - batch_dim]
-    if not (_is_ours(padded) and _is_list(lengths, count)):
+    if not (_is_readable(padded) and _is_list(lengths, count)):
         return None
     total = sum(lengths.tolist()) if count < _FEW else int(lengths.sum())
     if not 0 <= total <= count * steps:
@@ -252,7 +250,8 @@ def table_of_padded(padded: Tensor, lengths: Any, batch_first: bool) -> Table | 
     No mode may record operators. C++ validates the rest.
     """
     is_plain = type(padded) in _PLAIN and type(lengths) is Tensor and not is_transformed(padded)
-    return Table(0 if batch_first else 1, lengths) if is_plain else None
+    batch_dim = 0 if batch_first else 1
+    return Table(batch_dim, lengths) if is_plain else None
 
 
 def table_of_packed(packed: PackedSequence) -> Table | None:
@@ -279,7 +278,7 @@ def flatten_packed(packed: PackedSequence) -> tuple[Tensor, Layout] | None:
     :func:`flatten_padded`.
     """
     data, sizes, order, ranks = packed
-    if data.dim() == 0 or data.is_quantized or not (_is_ours(data) and _is_list(sizes, None)):
+    if data.dim() == 0 or data.is_quantized or not (_is_readable(data) and _is_list(sizes, None)):
         return None
     total = data.shape[0]
     if order is None:
@@ -311,10 +310,8 @@ def _flatten(
         return None
 
 
-def _is_ours(table: Tensor) -> bool:
-    """Return True if C can read the memory of a tensor, and nothing but autograd records its
-    operations.
-    """
+def _is_readable(table: Tensor) -> bool:
+    """Return True if C can read a tensor, and nothing but autograd records its operations."""
     return (
         not records_operators()
         and table.is_cpu
@@ -354,9 +351,7 @@ def find_padded(
     left: bool = False,
     argument: str = "padded",
 ) -> Elements:
-    """Return the elements of a padded batch in a table of all its rows, which is a view if
-    possible.
-    """
+    """Return the elements of a padded batch in a table of all its rows, a view if possible."""
     count, steps = read_padded(padded, argument, batch_first)
     host = read_padded_lengths_on_host(lengths, count, steps, batch_first)
     table, strides = rows_of(padded, batch_first)
@@ -367,9 +362,7 @@ def find_padded(
 
 @never_traced
 def find_packed(packed: PackedSequence, argument: str) -> Elements:
-    """Return the elements of a pack, with its data as the table; waits for ``sorted_indices`` on a
-    device.
-    """
+    """Return the elements of a pack, whose data is the table; waits for a device's order."""
     batch_sizes, sorted_indices, count = read_packed(packed, argument)
     data = packed.data
     lengths, order = lengths_of_packed(batch_sizes, sorted_indices, count, argument)
@@ -412,10 +405,8 @@ def flat_to_padded(
     padding_value: float = 0.0,
     left: bool = False,
 ) -> Tensor:
-    """Return flat values as a contiguous padded batch of ``longest`` steps, the maximum length,
-    without waiting.
-    """
-    if not left and padding_value == 0 and _is_ours(values) and _is_list(offsets, None):
+    """Return flat values as a padded batch of ``longest`` steps, the maximum, without waiting."""
+    if not left and padding_value == 0 and _is_readable(values) and _is_list(offsets, None):
         return layout_of_padded(offsets, longest, batch_first).from_flat(values)
     count = offsets.shape[0] - 1
     shape, strides = shape_and_strides(count, longest, batch_first)

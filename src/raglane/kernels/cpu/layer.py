@@ -431,8 +431,7 @@ class Layer(ABC):
             raise
 
     def _computes_all_gradients(self, tensors: Tensors) -> bool:
-        """Return True if the kernels compute the gradients of values and weights, False if torch
-        does.
+        """Return True if the kernels, not torch, compute the gradients of values and weights.
 
         For many elements of bfloat16, torch's products are faster on processors with bfloat16
         instructions, because the kernels widen the numbers first. For few elements the overhead of

@@ -102,8 +102,7 @@ class Kernel:
 
 
 class Runner:
-    """Runs stages on batches in memory of its own: the caller writes a batch, and reads the rows of
-    a stage.
+    """Runs stages in memory of its own: a caller writes a batch, and reads a stage's rows.
 
     ``stages`` are pairs of a kernel and the indexes of the rows that it reads: 0 is the input,
     ``(n, width)``, and i the output of stage i - 1. ``pools`` are those of each kernel. All other

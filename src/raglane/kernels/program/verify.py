@@ -147,7 +147,7 @@ class _Case(NamedTuple):
     slack: float = 1.0
 
     @property
-    def parts(self) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    def by_kind(self) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
         """Elements, states and leaves."""
         count = len(self.call.compiled.elements)
         end = count + len(self.call.compiled.order)
@@ -159,7 +159,7 @@ class _Case(NamedTuple):
         # Programs do not compute in bfloat16.
         if any(leaf.dtype is torch.bfloat16 or leaf.is_inference() for leaf in step.leaves):
             return self
-        elements, states, _ = self.parts
+        elements, states, _ = self.by_kind
         return self._replace(
             tensors=(*elements, *states, *step.leaves), is_own=isinstance(step.weights, nn.Module)
         )
@@ -195,7 +195,7 @@ class _Case(NamedTuple):
 
     def loop(self, last: int, long: int, ascending: bool, generator: torch.Generator) -> _Case:
         """Return a run over sequences of up to 3 elements, and a last one of ``last``."""
-        elements, states, leaves = self.parts
+        elements, states, leaves = self.by_kind
         lengths = torch.arange(len(states[0]), device="cpu") % 4
         lengths[-1] = last
         offsets = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
@@ -210,7 +210,7 @@ class _Case(NamedTuple):
         """Return the output and the final states of the loop by the reference kernel."""
         call = self.call
         step = call.step
-        elements, states, leaves = self.parts
+        elements, states, leaves = self.by_kind
         whole = step.whole(call.compiled.trace.prepares)
         weights = step.weights
         if not call.compiled.trace.reads_itself:
@@ -223,7 +223,7 @@ class _Case(NamedTuple):
         return self._with_gradients(self._replace(tensors=tensors)._step(), tensors)
 
     def _step(self) -> list[Tensor]:
-        elements, states, leaves = self.parts
+        elements, states, leaves = self.by_kind
         step = self.call.step
         prepares = self.call.compiled.trace.prepares
         output, new, _ = step.run(
@@ -233,7 +233,7 @@ class _Case(NamedTuple):
 
     def nudged(self, generator: torch.Generator) -> tuple[Tensor, ...]:
         """Return the tensors, with input and states, not masks, moved by a few roundings."""
-        elements, states, leaves = self.parts
+        elements, states, leaves = self.by_kind
 
         def near(tensor: Tensor) -> Tensor:
             noise = torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype)
