@@ -233,6 +233,7 @@ def calls() -> list[Call]:
     """Return different calls of all operators, recorded from ordinary programs."""
     made: list[Call] = []
     operators = library.operators()
+    assert operators is not None
 
     def recorded(name: str, operator: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any) -> Any:
