@@ -43,7 +43,7 @@ def _pack(
 
 def by_arithmetic() -> Any:
     """Have rows moved by an index, as on a device, and not by the kernels."""
-    return mock.patch.object(rows, "_is_ours", return_value=False)
+    return mock.patch.object(rows, "_is_readable", return_value=False)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

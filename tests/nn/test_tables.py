@@ -280,19 +280,24 @@ def a_kernel() -> tuple[Any, tuple[Any, ...]]:
 def test_wrong_rows_are_refused(change: str) -> None:
     kernel, weights = a_kernel()
     table, sizes, order, layout = WRONG[change]
-    forward, head = library.operators()[0], kernel._head(torch.float32)[1]
-    assert forward(head, sizes, table, weights, None, True, True, False, order, layout) == []
+    operators = library.operators()
+    assert operators is not None
+    head = kernel._head(torch.float32)[1]
+    assert (
+        operators.forward(head, sizes, table, weights, None, True, True, False, order, layout) == []
+    )
 
 
 def test_random_places_are_refused_or_inside() -> None:
     """The places of a backward pass are numbers in memory, which another thread may change."""
     kernel, weights = a_kernel()
-    forward, backward = library.operators()[:2]
+    operators = library.operators()
+    assert operators is not None
     head = kernel._head(torch.float32)[1]
-    *_, gates, c_states, values, output, places = forward(
+    *_, gates, c_states, values, output, places = operators.forward(
         head, SIZES, TABLE, weights, None, True, True, False, None, 2
     )
-    layout = Layout.of_places(places)
+    layout = Layout.of_saved_plan(places)
     assert (layout.shape, layout.batch_dim, layout.count, layout.steps) == ((6, 5), 1, 5, 6)
     draw, refused = random.Random(3), 0
     for _ in range(300):
@@ -301,7 +306,7 @@ def test_random_places_are_refused_or_inside() -> None:
         changed[draw.randrange(len(places))] = number
         changed = changed[: draw.choice([len(places), draw.randrange(len(places))])]
         saved = output, gates, c_states, torch.ones(6, 5, 4), None, None, None
-        found = backward(
+        found = operators.backward(
             head, changed, values, weights, saved, [True] * (1 + len(weights)), False, False, True
         )
         refused += not found

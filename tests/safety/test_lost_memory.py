@@ -132,7 +132,9 @@ def test_so_does_what_an_operator_reads(
     )
     layer(given[:1].truncate(2))  # a program is compared with torch before its first use
     watched, finite, begun = watched_weights(layer), [], threading.Event()
-    operators = [*library.operators()]
+    loaded = library.operators()
+    assert loaded is not None
+    operators = [*loaded]
     real = operators[operator]
 
     def announced(*arguments: Any) -> Any:
@@ -140,7 +142,7 @@ def test_so_does_what_an_operator_reads(
         return real(*arguments)
 
     operators[operator] = announced
-    monkeypatch.setattr(library, "operators", lambda: operators)
+    monkeypatch.setattr(library, "operators", lambda: library.Operators(*operators))
     reader = threading.Thread(
         target=lambda: finite.append(bool(layer(given)[0].values.isfinite().all()))
     )

@@ -233,6 +233,7 @@ def calls() -> list[Call]:
     """Return different calls of all operators, recorded from ordinary programs."""
     made: list[Call] = []
     operators = library.operators()
+    assert operators is not None
 
     def recorded(name: str, operator: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any) -> Any:
@@ -246,7 +247,7 @@ def calls() -> list[Call]:
     torch.manual_seed(0)
     # Numbers that are not computed are NaN, so that results can be compared.
     with chosen_library(replace(LIBRARY, flags=POISON)):
-        with mock.patch.object(library, "operators", return_value=wrapped):
+        with mock.patch.object(library, "operators", return_value=library.Operators(*wrapped)):
             _run_layers()
             _run_packs()
         with _Recorded(made):

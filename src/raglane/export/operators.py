@@ -79,11 +79,11 @@ def _with_a_row(table: Table, state: tuple[Tensor, ...]) -> tuple[Table, tuple[T
     count: Any = torch.ones_like(table.lengths).sum().clamp(min=1).item()
     torch._check(count >= 1)
     row = torch.arange(count, device=table.lengths.device)
-    total = table.place.shape[0]
+    total = table.row.shape[0]
     element = F.pad(table.element - total, (0, 1)).index_select(1, row) + total
     lengths = F.pad(table.lengths, (0, 1)).index_select(0, row)
     states = [F.pad(value, (0, 0, 0, 1)).index_select(-2, row) for value in state]
-    return Table(element, element < total, table.place, lengths), tuple(states)
+    return Table(element, element < total, table.row, lengths), tuple(states)
 
 
 def _of_sequences(state: Tensor, before: Tensor) -> Tensor:

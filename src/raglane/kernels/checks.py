@@ -1,5 +1,4 @@
-"""Checks of the tensors of a call, for every backend, and the gate through which they pass to the
-cpu kernels.
+"""Checks of the tensors of a call, for every backend, and their gate to the cpu kernels.
 
 The caller can change parameters, attributes of a layer and offsets at any time: by ``.data =``,
 ``set_``, ``resize_``, ``functional_call``, a parametrization or a hook. So each call checks them:
@@ -29,7 +28,7 @@ from raglane.cells.spec import CellSpec
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.kernels.contract import Request
 from raglane.native.library import DTYPES
-from raglane.native.memory import NO_MEMORY, contiguous, place
+from raglane.native.memory import NO_MEMORY, address, contiguous
 
 Shape = tuple[int, ...]
 Shapes = tuple[tuple[str, Shape | None, bool], ...]
@@ -44,9 +43,7 @@ storages."""
 
 
 def weight_shapes(cell: CellSpec, input_size: int, state_sizes: Shape) -> Shapes | None:
-    """Return the weights that a cell must have in one layer and direction; None for a user's
-    module.
-    """
+    """Return the weights of a cell in one layer and direction; None for a user's module."""
     # int, because it may be symbolic while tracing, and a symbol is no key of a cache.
     return (
         None if isinstance(cell, ModuleCell) else _weight_shapes(cell, int(input_size), state_sizes)
@@ -76,7 +73,7 @@ def check_stack(
     """Check the weights of a stack of layers, whose first one has index ``depth``."""
     if isinstance(cell, Marked):
         cell = cell.inner
-        weights = tuple(part.inner for part in weights)
+        weights = tuple(marked.inner for marked in weights)
     state_sizes = state_sizes[: len(cell.states)]
     for index, of_direction in enumerate(weights):
         layer, direction = divmod(index, directions)
@@ -84,25 +81,23 @@ def check_stack(
         shapes = weight_shapes(cell.above() if layer else cell, width, state_sizes)
         if shapes is None:
             continue
-        for (kind, shape, is_optional), part in zip(shapes, of_direction, strict=True):
+        for (kind, shape, is_optional), weight in zip(shapes, of_direction, strict=True):
+            if weight is None and is_optional:
+                continue
             name = f"{kind}_l{depth + layer}{'_reverse' if direction else ''}"
             if shape is None:
-                if part is not None:
-                    rule = "None in a layer of this cell and these sizes"
-                    raise ArgumentTypeError(
-                        name, f"a {type(part).__name__}", rule, "build a new layer"
-                    )
-            elif part is not None or not is_optional:
-                check_like(name, part, shape, like)
+                rule = "None in a layer of this cell and these sizes"
+                raise ArgumentTypeError(
+                    name, f"a {type(weight).__name__}", rule, "build a new layer"
+                )
+            check_like(name, weight, shape, like)
 
 
 _copied = index_arithmetic(Tensor.clone)
 
 
 def check(request: Request, *, numbers: bool = True) -> Request:
-    """Check the tensors of a request, and return it with a copy of the offsets; ``numbers``: those
-    of offsets too.
-    """
+    """Check a request's tensors, and the ``numbers`` of offsets; return it with a copy of them."""
     values = request.values
     offsets = request.offsets
     if not isinstance(values, Tensor) or values.dim() != 2:
@@ -121,10 +116,10 @@ def check(request: Request, *, numbers: bool = True) -> Request:
     else:
         check_offsets_tensor(offsets, values.device)
     sizes = request.state_sizes
-    sizes = (*sizes, *(part.shape[-1] for part in request.state[len(sizes) :]))
+    sizes = (*sizes, *(state.shape[-1] for state in request.state[len(sizes) :]))
     rows = (request.layers * request.directions, offsets.shape[0] - 1)
-    for name, size, part in zip(request.cell.states, sizes, request.state, strict=False):
-        check_like(f"hx ({name})", part, (*rows, size), values)
+    for name, size, state in zip(request.cell.states, sizes, request.state, strict=False):
+        check_like(f"hx ({name})", state, (*rows, size), values)
     check_stack(
         request.cell,
         request.weights,
@@ -141,10 +136,9 @@ def check(request: Request, *, numbers: bool = True) -> Request:
 
 
 class Gate:
-    """Validates the tensors of layers of one cell and certain sizes; raises ValueError or KeyError
-    for no such layer.
+    """Validates the tensors of layers of one cell and certain sizes.
 
-    Offsets are ``(B + 1,)`` int64; the tensors are those of
+    Raises ValueError or KeyError for no such layer. Offsets are ``(B + 1,)`` int64; the tensors are those of
     :data:`raglane.kernels.cpu.layer.Tensors`.
     """
 
@@ -169,9 +163,7 @@ class Gate:
         self._weights = tuple(rules) * directions
 
     def try_validate(self, offsets: Any, tensors: tuple[Any, ...]) -> Admitted | None:
-        """Return the tensors with their addresses and storages; None if C cannot read one of
-        them.
-        """
+        """Return the tensors, their addresses and storages; None if C cannot read one of them."""
         begin = len(tensors) - len(self._weights)
         try:
             (count,) = offsets.shape
@@ -184,26 +176,22 @@ class Gate:
         rules = ((count,), False), (values, False), *states, *self._weights
         addresses = []
         storages = []
-        for part, (shape, is_optional) in zip((offsets, *tensors), rules, strict=True):
-            if part is None and is_optional:
+        for tensor, (shape, is_optional) in zip((offsets, *tensors), rules, strict=True):
+            if tensor is None and is_optional:
                 addresses.append(0)
                 continue
-            placed = (
-                None
-                if shape is None
-                else place(part, shape, torch.int64 if part is offsets else self.dtype)
-            )
-            if placed is None:
+            dtype = torch.int64 if tensor is offsets else self.dtype
+            memory = None if shape is None else address(tensor, shape, dtype)
+            if memory is None:
                 return None
-            addresses.append(placed[0])
-            storages.append(placed[1])
+            begin_address, storage = memory
+            addresses.append(begin_address)
+            storages.append(storage)
         addresses[1 + begin : 1 + begin] = [0] * (3 - begin)
         return offsets, tensors, addresses, storages
 
     def normalised(self, offsets: Any, tensors: tuple[Any, ...], depth: int) -> Admitted:
-        """As :meth:`try_validate`, of copies of the tensors that C cannot read; raise if one is
-        wrong.
-        """
+        """Validate the tensors, or copies of those that C cannot read; raise if one is wrong."""
         begin = len(tensors) - len(self._weights)
         check_layer(
             self.cell, offsets, tensors, len(self._weights), self.sizes, self.directions, depth
@@ -221,7 +209,9 @@ class Gate:
             ]
         with torch.no_grad():
             pairs = zip(names, tensors, strict=True)
-            copies = [None if part is None else contiguous(name, part) for name, part in pairs]
+            copies = [
+                None if tensor is None else contiguous(name, tensor) for name, tensor in pairs
+            ]
         admitted = self.try_validate(contiguous("offsets", offsets), tuple(copies))
         if admitted is None:
             rule = "unchanged during a call"
@@ -239,9 +229,7 @@ def check_layer(
     directions: int,
     depth: int = 0,
 ) -> None:
-    """Raise an error in terms of the layer's arguments if a tensor is wrong; the last ``weights``
-    are weights.
-    """
+    """Raise an error in terms of a layer's arguments; the last ``weights`` tensors are weights."""
     if cell not in CELLS:
         raise ArgumentError("cell", repr(cell), f"one of {', '.join(CELLS)}", "choose one of them")
     spec = CELLS[cell]
@@ -268,43 +256,48 @@ def check_layer(
         raise ShapeError(
             "hx", got, f"the states {', '.join(spec.states)}", "pass one tensor for each"
         )
-    own = tuple(
-        [
-            spec.weights_type(*tensors[begin + each * direction :][:each])
-            for direction in range(directions)
-        ]
-    )
+    of_directions = [
+        spec.weights_type(*tensors[begin + each * direction :][:each])
+        for direction in range(directions)
+    ]
     check(
         Request(
-            spec, values, offsets, None, initial, own, 1, directions, state_sizes=sizes, depth=depth
+            spec,
+            values,
+            offsets,
+            None,
+            initial,
+            tuple(of_directions),
+            directions=directions,
+            state_sizes=sizes,
+            depth=depth,
         )
     )
 
 
 def admit(
-    names: Iterable[str], parts: Iterable[Any], shapes: Iterable[Shape], like: Tensor
+    names: Iterable[str], tensors: Iterable[Any], shapes: Iterable[Shape], like: Tensor
 ) -> tuple[list[Tensor | None], list[int], list[UntypedStorage]]:
-    """Return tensors that C can read, their addresses and storages; None and a null pointer for
-    None.
-    """
-    tensors: list[Tensor | None] = []
+    """Return tensors that C can read, their addresses, 0 for None, and their storages."""
+    readable: list[Tensor | None] = []
     addresses = []
     storages = []
     dtype = like.dtype
-    for name, part, shape in zip(names, parts, shapes, strict=False):
-        if part is None:
-            tensors.append(None)
+    for name, tensor, shape in zip(names, tensors, shapes, strict=False):
+        if tensor is None:
+            readable.append(None)
             addresses.append(0)
             continue
-        placed = place(part, shape, dtype)
-        if placed is None:
-            check_like(name, part, shape, like)
-            part = contiguous(name, part)
-            placed = place(part, shape, dtype)
-            if placed is None:
+        memory = address(tensor, shape, dtype)
+        if memory is None:
+            check_like(name, tensor, shape, like)
+            tensor = contiguous(name, tensor)
+            memory = address(tensor, shape, dtype)
+            if memory is None:
                 fix = "do not change it in another thread"
                 raise ShapeError(name, "a tensor that changed", "unchanged during a call", fix)
-        tensors.append(part)
-        addresses.append(placed[0])
-        storages.append(placed[1])
-    return tensors, addresses, storages
+        begin, storage = memory
+        readable.append(tensor)
+        addresses.append(begin)
+        storages.append(storage)
+    return readable, addresses, storages

@@ -1,5 +1,6 @@
-"""The input and the result of a backend, and the loops over layers and directions that all backends
-share.
+"""The input and the result of a backend, and the loops that all backends share.
+
+These are the loops over layers and directions.
 
 A kernel receives tensors, offsets, a cell and the name of a schedule, never a Ragged batch or a
 layer. The caller can change its tensors at any time, so a backend validates a :class:`Request`
@@ -26,9 +27,7 @@ from raglane.cells.spec import CellSpec
 
 @dataclass(slots=True, eq=False)
 class Traits:
-    """The facts that select a backend and a schedule; the number of sequences and their lengths are
-    not among them.
-    """
+    """The facts that select a backend and a schedule, but not the sequences or their lengths."""
 
     cell: CellSpec
     input_size: int  # ``D`` of the first layer
@@ -51,9 +50,8 @@ class Packed(NamedTuple):
     """Layout of values that are the data of a PackedSequence without empty sequences."""
 
     batch_sizes: Tensor  # ``(T,)`` int64 on the CPU
-    sorted_indices: (
-        Tensor | None
-    )  # ``(B,)`` int64, longest first; None if the sequences have that order
+    # ``(B,)`` int64, longest first; None if the sequences have that order.
+    sorted_indices: Tensor | None
     unsorted_indices: Tensor | None  # its inverse
 
 
@@ -78,9 +76,8 @@ class Request:
     # One ``(L * K, B, size)`` per state of the cell, the sequences in the caller's order; empty for
     # zeros.
     state: tuple[Tensor, ...]
-    weights: tuple[
-        Any, ...
-    ]  # of each layer and direction, in torch's order: layer 0 forward, layer 0 reverse ...
+    # Of each layer and direction, in torch's order: layer 0 forward, layer 0 reverse ...
+    weights: tuple[Any, ...]
     layers: int = 1
     directions: int = 1
     dropout: float = 0.0  # between layers
@@ -88,22 +85,18 @@ class Request:
     need_output: bool = True  # return the outputs of the last layer
     need_states: bool = False  # return the states of every layer at every step
     state_sizes: tuple[int, ...] = ()  # the sizes of the states if ``state`` is empty
-    input_dropout: float = (
-        0.0  # probability of zeroing a feature of a layer's input for a whole sequence, in training
-    )
-    layer_by_layer: bool = (
-        False  # run_layers draws dropout, because a library's own draws other numbers
-    )
+    # Probability of zeroing a feature of a layer's input for a whole sequence, in training.
+    input_dropout: float = 0.0
+    # run_layers draws dropout, because a library's own draws other numbers.
+    layer_by_layer: bool = False
     # The layout of ``values`` and output if the backend supports the caller's
     # (``Backend.layouts``). Then ``offsets`` and ``lengths`` are meaningless.
     layout: Packed | Dense | None = None
     depth: int = 0  # index of this layer in its stack, for messages
-    packed: tuple[
-        Tensor, ...
-    ] = ()  # per layer, its weights as ``Layer.packed`` of the cpu kernels returns them
-    checkpoint_every: int = (
-        0  # steps that backward recomputes at a time; 0 if forward saves the gates
-    )
+    # Per layer, its weights as ``Layer.packed`` of the cpu kernels returns them.
+    packed: tuple[Tensor, ...] = ()
+    # Steps that backward recomputes at a time; 0 if forward saves the gates.
+    checkpoint_every: int = 0
 
     @property
     def count(self) -> int:
@@ -113,7 +106,7 @@ class Request:
     @property
     def sizes(self) -> tuple[int, ...]:
         """The size of each state."""
-        return tuple([part.shape[2] for part in self.state]) or self.state_sizes
+        return tuple([state.shape[2] for state in self.state]) or self.state_sizes
 
     @property
     def host_lengths(self) -> Tensor:
@@ -126,7 +119,7 @@ class Request:
         yield from self.state
         for weights in self.weights:
             if isinstance(weights, tuple):
-                yield from (part for part in weights if isinstance(part, Tensor))
+                yield from (weight for weight in weights if isinstance(weight, Tensor))
 
     def initial(self, count: int | None = None) -> tuple[Tensor, ...]:
         """Return the initial state, zeros if the caller passed none."""
@@ -140,7 +133,7 @@ class Request:
     def layer(self, index: int, values: Tensor) -> Request:
         """Return the request of one layer, with input ``values``."""
         rows = slice(index * self.directions, (index + 1) * self.directions)
-        state = tuple([part[rows] for part in self.state])
+        state = tuple([initial[rows] for initial in self.state])
         if not state and values.dtype is not self.values.dtype:
             # Under autocast the outputs of the layer below may have another dtype than the initial
             # states.
@@ -163,17 +156,15 @@ class Request:
         )
 
     def cast(self, dtype: torch.dtype) -> Request:
-        """Return this request in autocast's dtype; as everywhere under autocast, float64 is not
-        cast.
-        """
+        """Return this request in autocast's dtype, which never casts float64."""
 
-        def convert(part: Any) -> Any:
-            if isinstance(part, Tensor):
-                return part if part.dtype is torch.float64 else part.to(dtype)
-            if isinstance(part, tuple):
-                converted = [convert(item) for item in part]
-                return type(part)(*converted) if hasattr(part, "_fields") else tuple(converted)
-            return part
+        def convert(value: Any) -> Any:
+            if isinstance(value, Tensor):
+                return value if value.dtype is torch.float64 else value.to(dtype)
+            if isinstance(value, tuple):
+                converted = [convert(item) for item in value]
+                return type(value)(*converted) if hasattr(value, "_fields") else tuple(converted)
+            return value
 
         return replace(
             self,
@@ -188,15 +179,13 @@ class Request:
 class Result:
     """The result of a :class:`Request`, in the caller's order."""
 
-    output: (
-        Tensor | None
-    )  # ``(N, K * size of the first state)``, of the last layer, forward then reverse in each row
+    # Of the last layer, ``(N, K * size of the first state)``, forward then reverse in each row.
+    output: Tensor | None
     # Final states, shaped like ``Request.state``. The final state of an empty sequence is its
     # initial one. The reverse direction ends at the first element.
     state: tuple[Tensor, ...]
-    states: tuple[tuple[Tensor, ...], ...] | None = (
-        None  # of each layer after each element, ``(N, K * size)`` each
-    )
+    # Of each layer after each element, ``(N, K * size)`` each.
+    states: tuple[tuple[Tensor, ...], ...] | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -209,9 +198,7 @@ class DirectionResult:
 
 
 def zero_state(like: Tensor, rows: int, count: int, sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
-    """Return initial states of zeros; states of one size share a tensor, which is never written
-    to.
-    """
+    """Return initial states of zeros; states of one size share a tensor that stays unchanged."""
     first = like.new_zeros(rows, count, sizes[0])
     return (
         first,
@@ -233,9 +220,7 @@ class Backend(Protocol):
         """
 
     def refuses(self, traits: Traits, schedule: str) -> str | None:
-        """Return the reason, a clause, why these traits are not supported on a schedule; None if
-        they are.
-        """
+        """Return why these traits are not supported on a schedule, a clause; None if they are."""
 
     def run(self, request: Request, schedule: str) -> Result:
         """Run a request for whose traits :meth:`refuses` returns None."""
@@ -260,8 +245,8 @@ def run_layers(request: Request, run_layer: Callable[[Request], Result]) -> Resu
             values = F.dropout(values, request.dropout, request.training)
         if drops_inputs:
             # The same mask for all elements of a sequence.
-            kept = F.dropout(values.new_ones(request.count, values.shape[1]), request.input_dropout)
-            values = values * segments.spread(kept, request.offsets, values.shape[0])
+            mask = F.dropout(values.new_ones(request.count, values.shape[1]), request.input_dropout)
+            values = values * segments.spread(mask, request.offsets, values.shape[0])
         result = run_layer(request.layer(index, values))
         results.append(result)
         if result.output is not None:
@@ -269,7 +254,7 @@ def run_layers(request: Request, run_layer: Callable[[Request], Result]) -> Resu
     return Result(
         results[-1].output,
         tuple(
-            torch.cat(parts) for parts in zip(*[result.state for result in results], strict=True)
+            torch.cat(layers) for layers in zip(*[result.state for result in results], strict=True)
         ),
         tuple(states for result in results for states in result.states or ())
         if request.need_states
@@ -297,13 +282,14 @@ def run_directions(layer: Request, run: RunDirection) -> Result:
     ]
     outputs = [result.output for result in results if result.output is not None]
     states = [
-        _join(list(parts))
-        for parts in zip(*[result.states or () for result in results], strict=True)
+        _join(list(directions))
+        for directions in zip(*[result.states or () for result in results], strict=True)
     ]
     return Result(
         _join(outputs) if layer.need_output else None,
         tuple(
-            torch.stack(parts) for parts in zip(*[result.state for result in results], strict=True)
+            torch.stack(directions)
+            for directions in zip(*[result.state for result in results], strict=True)
         ),
         (tuple(states),) if layer.need_states else None,
     )

@@ -113,7 +113,8 @@ def choose(
     name, used_schedule = pick(traits, schedule, backend, kind=kind, refusals=refusals)
     origin = "chosen for this layer"
     if override() != (AUTO, AUTO):
-        (schedule, backend), origin = override(), "chosen by rl.use_backend"
+        schedule, backend = override()
+        origin = "chosen by rl.use_backend"
     named = [
         f"{kind} {name}"
         for kind, name in (("schedule", schedule), ("backend", backend))
@@ -136,8 +137,9 @@ def pick(
     kind: InputKind = "flat",
     refusals: dict[str, str] | None = None,
 ) -> tuple[str, str]:
-    """Return the backend and the schedule for a call; add the reasons against preferred backends to
-    ``refusals``, by their names.
+    """Return the backend and the schedule for a call.
+
+    Reasons against preferred backends are added to ``refusals``, by the names of these.
     """
     # Compared one by one: torch 2.11 cannot compile the comparison of a traced constant with a
     # tuple.
@@ -168,16 +170,14 @@ def pick(
 
 
 def _reasons(traits: Traits, refusals: dict[str, str]) -> tuple[list[str], list[str]]:
-    """Return the reason against a program of a user's cell, which no other backend could run; or
-    else those against all backends of this machine.
-    """
+    """Return the reason against a user's cell as a program, or those against all backends here."""
     program_backend = "triton" if traits.device.type == "cuda" else "program"
     if isinstance(traits.cell, ModuleCell) and program_backend in refusals:
         return [refusals[program_backend]], []
     names = set(refusals)
     if not torch.cuda.is_available() and names != {"triton"}:
         names.discard("triton")
-    return [], list(dict.fromkeys(part for name, part in refusals.items() if name in names))
+    return [], list(dict.fromkeys(reason for name, reason in refusals.items() if name in names))
 
 
 def _in_order(traits: Traits, kind: InputKind) -> list[str]:
@@ -190,9 +190,7 @@ def _in_order(traits: Traits, kind: InputKind) -> list[str]:
 
 
 def _schedule_for(candidate: Backend, schedule: str, dense: bool) -> str | None:
-    """Return the requested schedule, or a backend's preferred one for "auto"; None if it is not
-    supported.
-    """
+    """Return the requested schedule, or a backend's preferred one; None if it is unsupported."""
     if schedule != AUTO:
         return schedule if schedule in candidate.schedules else None
     if dense and "padded" in candidate.schedules:
@@ -201,9 +199,7 @@ def _schedule_for(candidate: Backend, schedule: str, dense: bool) -> str | None:
 
 
 def check_names(schedule: str, backend: str) -> None:
-    """Raise a DispatchError if a schedule or a backend does not exist, or the backend does not run
-    the schedule.
-    """
+    """Raise a DispatchError if a name does not exist, or the backend does not run the schedule."""
     for argument, name, names in (
         ("schedule", schedule, SCHEDULES),
         ("backend", backend, BACKENDS),

@@ -32,7 +32,7 @@ class Table(NamedTuple):
 
     element: Tensor  # ``(T, B)`` int64, the index of each element; ``N`` past the end of a sequence
     is_real: Tensor  # ``(T, B)`` bool, False past the end of a sequence
-    place: Tensor  # ``(N,)`` int64, the index ``t * B + b`` of each element
+    row: Tensor  # ``(N,)`` int64, the row ``t * B + b`` of each element
     lengths: Tensor  # ``(B,)`` int64
 
     def padded(self, flat: Tensor) -> Tensor:
@@ -41,7 +41,7 @@ class Table(NamedTuple):
 
     def flat(self, padded: Tensor) -> Tensor:
         """Return ``(T, B, size)`` as ``(N, size)``, without padding."""
-        return padded.flatten(0, 1).index_select(0, self.place)
+        return padded.flatten(0, 1).index_select(0, self.row)
 
 
 def table_of(offsets: Tensor, total: int) -> Table:
@@ -73,16 +73,12 @@ def loops_by(loops: Loops) -> Iterator[None]:
 
 @constant_when_traced
 def has_loops() -> bool:
-    """Return True in a block of :func:`loops_by`, where a loop over steps must be a loop of the
-    graph.
-    """
+    """Return True in a block of :func:`loops_by`: loops over steps must be loops of the graph."""
     return _loops.get() is not None
 
 
 def run_layer(table: Callable[[], Table], layer: Request) -> Result:
-    """Run one layer; ``table`` returns the table of its batch, whose number of steps a device would
-    wait for.
-    """
+    """Run one layer; ``table`` returns the table of its batch, for which a device would wait."""
     whole = (_loops.get() or Loops()).run_layer(layer, table)
     return run_directions(layer, partial(_run_direction, table())) if whole is None else whole
 
@@ -96,24 +92,21 @@ def run_steps(
     *,
     reverse: bool = False,
 ) -> tuple[tuple[Tensor, ...], list[Tensor]]:
-    """Run a step over all elements; return the final states and the collected tensors ``(N,
-    size)``.
+    """Run a step over all elements; return final states and collected tensors ``(N, size)``.
 
     ``prepared`` is the input ``(N, G)`` of the step, ``state`` ``(B, size)`` each. ``sizes`` are
     the columns of the collected tensors: of the output, and of the states if the step returns them
     twice.
     """
     results = (_loops.get() or Loops()).run_loop(step, table, prepared, state, sizes, reverse)
-    return tuple(results[: step.states]), [table.flat(part) for part in results[step.states :]]
+    return tuple(results[: step.states]), [table.flat(rows) for rows in results[step.states :]]
 
 
 class Loops:
     """Runs the loops of a graph by torch's ``scan``; subclasses use other operators."""
 
     def run_layer(self, layer: Request, table: Callable[[], Table]) -> Result | None:  # noqa: ARG002
-        """Run a whole layer by one operator; return None without one, as torch for ragged
-        batches.
-        """
+        """Run a whole layer by one operator; return None: torch has none for ragged batches."""
         return None
 
     def run_loop(
@@ -125,32 +118,28 @@ class Loops:
         sizes: list[int],  # noqa: ARG002
         reverse: bool,
     ) -> list[Tensor]:
-        """Return the final states and the collected tensors ``(T, B, size)``; see
-        :func:`run_steps`.
-        """
+        """Return final states and collected tensors ``(T, B, size)``; see :func:`run_steps`."""
         rows = table.padded(prepared)
         is_real = table.is_real
         if reverse:
             rows = rows.flip(0)
             is_real = is_real.flip(0)
-        results = self.scan(
-            step, [part.clone() for part in state], [rows, is_real], tuple(step.weights)
-        )
-        collected = [part.flip(0) if reverse else part for part in results[step.states :]]
+        copies = [tensor.clone() for tensor in state]
+        results = self.scan(step, copies, [rows, is_real], tuple(step.weights))
+        collected = results[step.states :]
+        if reverse:
+            collected = [tensor.flip(0) for tensor in collected]
         return [*results[: step.states], *collected]
 
     def scan(
         self, step: nn.Module, state: list[Tensor], read: list[Tensor], weights: tuple[Tensor, ...]
     ) -> list[Tensor]:
-        """Call torch's operator on ``read``, ``(T, B, ...)`` each; the step reads ``weights`` at
-        every time.
-        """
+        """Call torch's operator on ``read``, ``(T, B, ...)`` each, and on constant ``weights``."""
         return list(torch.ops.higher_order.scan(step, state, read, weights))
 
 
 class Step(nn.Module):
-    """One masked step of a cell as a module whose arguments are all tensors, weights included, for
-    tracing.
+    """One masked step of a cell as a module, whose arguments are all tensors, for tracing.
 
     ``cell`` has ``states`` and ``step`` as :class:`~raglane.cells.spec.CellSpec`. The weights, a
     tuple or the user's module, are those of one layer in one direction. With ``need_states`` the
@@ -189,25 +178,17 @@ class Step(nn.Module):
     def present(self) -> tuple[bool, ...]:
         """Which optional weights of a named cell exist."""
         (weights,) = self._of_weights
-        return tuple(part is not None for part in weights) if self.module is None else ()
+        return tuple(weight is not None for weight in weights) if self.module is None else ()
 
     def forward(self, *args: Tensor) -> list[Tensor]:
-        """Map states, the prepared row ``(R, G)``, mask ``(R,)`` and weights to new states, output
-        and states.
-        """
-        state, (row, is_real), weights = (
-            args[: self.states],
-            args[self.states :][:2],
-            args[self.states + 2 :],
-        )
-        output, new = self._step(weights, row, state)
+        """Map states, the row ``(R, G)``, mask ``(R,)`` and weights to states, output, states."""
+        state = args[: self.states]
+        row, is_real, *weights = args[self.states :]
+        output, new = self._step(tuple(weights), row, state)
         masked = [torch.where(is_real.unsqueeze(1), a, b) for a, b in zip(new, state, strict=True)]
         # torch's scan requires tensors that share no memory.
-        return [
-            *masked,
-            output.clone(),
-            *([part.clone() for part in masked] if self.need_states else []),
-        ]
+        states = [tensor.clone() for tensor in masked] if self.need_states else []
+        return [*masked, output.clone(), *states]
 
     def _step(self, tensors: tuple[Tensor, ...], row: Tensor, state: tuple[Tensor, ...]) -> Any:
         (weights,) = self._of_weights
@@ -220,28 +201,30 @@ class Step(nn.Module):
 
 
 def _tensors(weights: Any) -> Iterator[Tensor]:
-    for part in weights:
-        if isinstance(part, tuple):
-            yield from _tensors(part)
-        elif part is not None:
-            yield part
+    for weight in weights:
+        if isinstance(weight, tuple):
+            yield from _tensors(weight)
+        elif weight is not None:
+            yield weight
 
 
 def _like(weights: Any, tensors: Iterator[Tensor]) -> Any:
     """Return weights of the same structure with other tensors."""
-    parts = [
-        None if part is None else _like(part, tensors) if isinstance(part, tuple) else next(tensors)
-        for part in weights
-    ]
-    return type(weights)(*parts) if hasattr(weights, "_fields") else tuple(parts)
+    if weights is None:
+        return None
+    if not isinstance(weights, tuple):
+        return next(tensors)
+    others = [_like(weight, tensors) for weight in weights]
+    return type(weights)(*others) if hasattr(weights, "_fields") else tuple(others)
 
 
 @contextmanager
 def _with_tensors(module: nn.Module, tensors: dict[str, Tensor]) -> Iterator[None]:
-    """Replace parameters and buffers of a module in a ``with`` block, as torch.func.functional_call
-    does for a call.
+    """Replace parameters and buffers of a module in a ``with`` block.
+
+    It does for the block what torch.func.functional_call does for a call.
     """
-    places: list[tuple[dict[str, Any], str, Any]] = []
+    replaced: list[tuple[dict[str, Any], str, Any]] = []
     try:
         for path, tensor in tensors.items():
             parent, _, name = path.rpartition(".")
@@ -249,11 +232,11 @@ def _with_tensors(module: nn.Module, tensors: dict[str, Tensor]) -> Iterator[Non
             home: dict[str, Any] = (
                 owner._parameters if name in owner._parameters else owner._buffers
             )
-            places.append((home, name, home[name]))
+            replaced.append((home, name, home[name]))
             home[name] = tensor
         yield
     finally:
-        for home, name, before in reversed(places):
+        for home, name, before in reversed(replaced):
             home[name] = before
 
 
@@ -263,9 +246,13 @@ def _run_direction(
     """See :class:`~raglane.kernels.contract.RunDirection`."""
     prepared = layer.cell.prepare(weights, layer.values, layer.offsets)
     # The prepared rows have the marks of resets.
-    own = weights._replace(marks=None) if isinstance(layer.cell, Resetting) else weights
-    step = Step(layer.cell, own, layer.need_states)
+    if isinstance(layer.cell, Resetting):
+        step = Step(layer.cell, weights._replace(marks=None), layer.need_states)
+    else:
+        step = Step(layer.cell, weights, layer.need_states)
     width = layer.sizes[0] if layer.cell.output_is_state else layer.cell.output_size  # type: ignore[attr-defined]
-    sizes = [width, *([part.shape[1] for part in state] if layer.need_states else [])]
+    sizes = [width]
+    if layer.need_states:
+        sizes += [tensor.shape[1] for tensor in state]
     final, collected = run_steps(table, step, prepared, state, sizes, reverse=reverse)
     return DirectionResult(collected[0], final, tuple(collected[1:]))

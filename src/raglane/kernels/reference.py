@@ -40,8 +40,7 @@ from raglane.segments.indexing import take_rows
 
 
 class ReferenceBackend:
-    """Executes every cell on every schedule, on any device and in any floating-point dtype of
-    PyTorch.
+    """Executes every cell on every schedule and device, in any floating-point dtype of PyTorch.
 
     Under :func:`torch.autocast` values, states and weights are cast once, before the first step, as
     in PyTorch's recurrent layers, so all results have autocast's dtype. float64 is not cast.
@@ -102,9 +101,7 @@ def _plan(schedule: str, lengths: Tensor, directions: int, device: torch.device)
 def run_direction(
     layer: Request, weights: Any, state: tuple[Tensor, ...], reverse: bool
 ) -> DirectionResult:
-    """Run one layer in one direction in lanes; ``layer.weights`` and ``layer.state`` are
-    ignored.
-    """
+    """Run one layer in one direction in lanes, on these weights and states."""
     plan = _plan("lanes", layer.host_lengths, 2 if reverse else 1, layer.values.device)
     return _run_direction(plan, SCHEDULES["lanes"].holds_state, layer, weights, state, reverse)
 
@@ -120,55 +117,67 @@ def _run_direction(
     """Run one layer in one direction; see :class:`~raglane.kernels.contract.RunDirection`."""
     order = plan.orders[int(reverse)]
     prepared = _prepare(plan, order, layer.cell, weights, layer.values, layer.offsets)
+    walked = _walk_all(plan, holds_state, layer, weights, state, prepared)
+    # The time of an empty batch has no rows, but its states are recorded as those of other times.
+    finals = walked.finals or [tuple(rows[:0] for rows in walked.rows)]
+    pairs = zip(state, zip(*finals, strict=True), strict=True)
+    states = None
+    if layer.need_states:
+        states = tuple(
+            _callers_order(order, list(of_times)) for of_times in zip(*walked.history, strict=True)
+        )
+    return DirectionResult(
+        _callers_order(order, walked.outputs) if layer.need_output else None,
+        tuple(_final(plan, initial, list(ended)) for initial, ended in pairs),
+        states,
+    )
+
+
+def _walk_all(
+    plan: Walk,
+    holds_state: bool,
+    layer: Request,
+    weights: Any,
+    state: tuple[Tensor, ...],
+    prepared: tuple[Tensor, ...],
+) -> _Walked:
+    """Run all times, in ranges that backward computes again if the layer has checkpoints."""
     # Split once: the gradient of a slice is as large as the whole tensor, and there would be one
     # per time.
     counts = [moment.begin for moment in plan.moments if moment.begin]
     initial = zip(
-        *(torch.split(take_rows(part, plan.begin_order), counts) for part in state), strict=True
+        *(torch.split(take_rows(rows, plan.begin_order), counts) for rows in state), strict=True
     )
-    walked = _Walked(tuple(part[:0] for part in state), [], [], [])
-    walk_part: Callable[..., _Walked] = partial(_walk_part, layer, weights, holds_state)
+    walked = _Walked(tuple(rows[:0] for rows in state), [], [], [])
+    walk_range: Callable[..., _Walked] = partial(_walk_range, layer, weights, holds_state)
     # Checkpoints use hooks on saved tensors, which transformations do not support.
     can_checkpoint = (
         torch.is_grad_enabled() and not are_transforms_active() and forward_ad._current_level < 0
     )
     every = layer.checkpoint_every if can_checkpoint else 0
-    run = (
-        partial(checkpoint, walk_part, use_reentrant=False, preserve_rng_state=False)
-        if every
-        else walk_part
-    )
+    if every:
+        walk_range = partial(checkpoint, walk_range, use_reentrant=False, preserve_rng_state=False)
     # A checkpoint raises if a tensor among its arguments was changed in place before it is computed
     # again.
     read = torch.utils._pytree.tree_leaves(
         [layer.values, *getattr(weights, "parameters", lambda: weights)()]
     )
-    for begin in range(0, len(plan.moments), every or len(plan.moments)):
-        times = slice(begin, begin + every if every else None)
+    size = every or len(plan.moments)
+    for begin in range(0, len(plan.moments), size):
+        times = slice(begin, begin + size)
         moments = plan.moments[times]
-        part = run(
+        results = walk_range(
             moments,
             prepared[times],
             [next(initial) for moment in moments if moment.begin],
             walked.rows,
             *read,
         )
-        walked.outputs.extend(part.outputs)
-        walked.history.extend(part.history)
-        walked.finals.extend(part.finals)
-        walked = walked._replace(rows=part.rows)
-    # The time of an empty batch has no rows, but its states are recorded as those of other times.
-    finals = walked.finals or [tuple(part[:0] for part in walked.rows)]
-    return DirectionResult(
-        _callers_order(order, walked.outputs) if layer.need_output else None,
-        tuple(
-            _final(plan, part, [ended[index] for ended in finals])
-            for index, part in enumerate(state)
-        ),
-        tuple(_callers_order(order, list(parts)) for parts in zip(*walked.history, strict=True))
-        if layer.need_states
-        else None,
-    )
+        walked.outputs.extend(results.outputs)
+        walked.history.extend(results.history)
+        walked.finals.extend(results.finals)
+        walked = walked._replace(rows=results.rows)
+    return walked
 
 
 class _Walked(NamedTuple):
@@ -177,12 +186,11 @@ class _Walked(NamedTuple):
     rows: tuple[Tensor, ...]  # the states of the rows at the last time
     outputs: list[Tensor]  # of each time, if needed
     history: list[tuple[Tensor, ...]]  # the states of each time, if needed
-    finals: list[
-        tuple[Tensor, ...]
-    ]  # the final states of the sequences that end, of each time with one
+    # For each time at which a sequence ends, the final states of these sequences.
+    finals: list[tuple[Tensor, ...]]
 
 
-def _walk_part(
+def _walk_range(
     layer: Request,
     weights: Any,
     holds_state: bool,
@@ -192,9 +200,7 @@ def _walk_part(
     rows: tuple[Tensor, ...],
     *_: Any,
 ) -> _Walked:
-    """Run a range of times; ``rows`` are the previous states, ``initial`` those of the sequences
-    that begin.
-    """
+    """Run a range of times from the previous states ``rows``; ``initial`` are those that begin."""
     begins = iter(initial)
     walked = _Walked(rows, [], [], [])
     for moment, row_inputs in zip(moments, prepared, strict=True):
@@ -205,7 +211,7 @@ def _walk_part(
             # keeps its state or restarts from zeros. If it continued from its own results it could
             # overflow, and the zero gradients of these steps would become NaN.
             is_real = moment.real
-            past = rows if holds_state else tuple(torch.zeros_like(part) for part in new)
+            past = rows if holds_state else tuple(torch.zeros_like(state) for state in new)
             new = tuple(torch.where(is_real, a, b) for a, b in zip(new, past, strict=True))
         rows = new
         if layer.need_output:
@@ -215,7 +221,7 @@ def _walk_part(
         if moment.ending:
             ended = moment.ended
             walked.finals.append(
-                new if ended is None else tuple(take_rows(part, ended) for part in new)
+                new if ended is None else tuple(take_rows(state, ended) for state in new)
             )
     return walked._replace(rows=rows)
 
@@ -239,30 +245,26 @@ def _prepare(
 def _enter(
     moment: Moment, rows: tuple[Tensor, ...], begins: Iterator[tuple[Tensor, ...]]
 ) -> tuple[Tensor, ...]:
-    """Return the states from which the rows of a time start: continued ones, and those of sequences
-    that begin.
-    """
+    """Return the states from which the rows of a time start: continued or initial ones."""
     if moment.begin:
         initial = next(begins)
         if moment.source is None:
             return initial
         rows = tuple(torch.cat(pair) for pair in zip(rows, initial, strict=True))
     if moment.source is not None:
-        return tuple(take_rows(part, moment.source) for part in rows)
+        return tuple(take_rows(state, moment.source) for state in rows)
     if rows[0].shape[0] == moment.rows:
         return rows
-    return tuple(part[: moment.rows] for part in rows)
+    return tuple(state[: moment.rows] for state in rows)
 
 
-def _callers_order(order: RowOrder, parts: list[Tensor]) -> Tensor:
+def _callers_order(order: RowOrder, of_times: list[Tensor]) -> Tensor:
     """Join the rows of all times, and return them as ``(N, size)`` in the order of the values."""
-    computed = torch.cat(parts)
-    return computed if order.is_callers else take_rows(computed, order.place)
+    computed = torch.cat(of_times)
+    return computed if order.is_callers else take_rows(computed, order.position)
 
 
 def _final(plan: Walk, initial: Tensor, ended: list[Tensor]) -> Tensor:
-    """Return the final states ``(B, size)`` in the caller's order; those of empty sequences are
-    their initial ones.
-    """
+    """Return the final states ``(B, size)``; those of empty sequences are their initial ones."""
     pool = [*ended, initial] if plan.has_empty else ended
     return take_rows(torch.cat(pool), plan.final)

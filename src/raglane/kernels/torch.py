@@ -92,7 +92,7 @@ def _call(
     weights = [tensor for layer in request.weights for tensor in layer if tensor is not None]
     has_bias = request.weights[0].input_bias is not None
     # cuDNN requires contiguous states, and saves what its backward pass needs only in training.
-    state = tuple([part.contiguous() for part in state])
+    state = tuple([initial.contiguous() for initial in state])
     is_recorded = data[0].is_cuda and torch.is_grad_enabled()
     output, *final = _FUNCTIONS[request.cell.name](
         *data,
@@ -119,14 +119,14 @@ def _run_in_layout(request: Request, layout: Packed | Dense) -> Result:
         count = values.shape[0 if layout.batch_first else 1]
         output, final = _call(request, (values,), request.initial(count), layout.batch_first)
         return Result(output, final)
-    sizes, there, back = layout
+    sizes, order, ranks = layout
     state = request.initial(int(sizes[0]))
-    if there is not None and request.state:
-        state = tuple(part.index_select(1, there) for part in state)
+    if order is not None and request.state:
+        state = tuple(initial.index_select(1, order) for initial in state)
     output, final = _call(request, (values, sizes), state)
-    return Result(
-        output, final if back is None else tuple(part.index_select(1, back) for part in final)
-    )
+    if ranks is not None:
+        final = tuple(state.index_select(1, ranks) for state in final)
+    return Result(output, final)
 
 
 def _run_packed(request: Request) -> Result:
@@ -139,7 +139,7 @@ def _run_packed(request: Request) -> Result:
     packed, final = _call(
         request,
         (data, layout.batch_sizes),
-        tuple(part.index_select(1, running) for part in initial),
+        tuple(state.index_select(1, running) for state in initial),
     )
     output = place_rows(packed, layout.index, data.shape[0]) if request.need_output else None
     # The final state of an empty sequence is its initial one, which index_copy does not overwrite.
@@ -181,10 +181,10 @@ def _run_padded_direction(
         hidden = weights.input.shape[0] // 4
         # Rows of the gates in torch's order: input, forget, cell, output.
         hold = torch.cat(
-            [weights.input.new_full((hidden, 1), part) for part in (-_SHUT, _SHUT, 0.0, 0.0)]
+            [weights.input.new_full((hidden, 1), gate) for gate in (-_SHUT, _SHUT, 0.0, 0.0)]
         )
         weights = weights._replace(input=torch.cat([weights.input, hold], 1))
-    initial = tuple(part.unsqueeze(0) for part in state)
+    initial = tuple(rows.unsqueeze(0) for rows in state)
     direction = Request(layer.cell, values, offsets, lengths, initial, (weights,))
     output, final = _call(direction, (padded,), initial, False)
     flat = flatten_padded(output, lengths).values
@@ -192,5 +192,5 @@ def _run_padded_direction(
     h = torch.where(is_empty, state[0].to(flat.dtype), segments.last(flat, offsets))
     return DirectionResult(
         segments.reverse(flat, offsets) if reverse else flat,
-        (h, *(part.squeeze(0) for part in final[1:])),
+        (h, *(state.squeeze(0) for state in final[1:])),
     )

@@ -20,7 +20,7 @@ class RowOrder(NamedTuple):
     """The order in which one direction reads the elements and stores their results."""
 
     element: Tensor  # ``(E,)``: the index of the element that is read; ``N``, one past the last, for padding
-    place: Tensor  # ``(N,)``: the index, among the ``E``, at which each element is computed
+    position: Tensor  # ``(N,)``: the index, among the ``E``, at which each element is computed
     is_callers: bool  # both are ``0, 1, 2 ...``, so rows need not be moved
 
 
@@ -33,9 +33,7 @@ class Moment(NamedTuple):
     # by the sequences that begin. None if no row moves: all ``R`` begin, or none begins and the
     # first ``R`` continue.
     source: Tensor | None
-    real: (
-        Tensor | None
-    )  # ``(R, 1)`` bool, True for rows that compute an existing element; None if all do
+    real: Tensor | None  # ``(R, 1)``, True for rows of an existing element; None if all are
     ending: int  # the number of rows that compute the last element of their sequence
     ended: Tensor | None  # ``(ending,)``, those rows; None if they are all rows, or none
 
@@ -61,7 +59,8 @@ class _Host:
     def __init__(self, table: Table, lengths: Tensor) -> None:
         self.table = table
         self.lengths = lengths
-        self.offsets, self.total = offsets_from_lengths(lengths), int(lengths.sum())
+        self.offsets = offsets_from_lengths(lengths)
+        self.total = int(lengths.sum())
         # The time of no rows that an empty batch still runs; see Walk.moments.
         self.time_offsets = (
             table.time_offsets if table.steps else torch.zeros(2, dtype=torch.int64, device="cpu")
@@ -83,15 +82,13 @@ class _Host:
         self._where[slot] = torch.arange(table.elements, device="cpu")
         self.previous = self.local[self._where[(slot - 1).clamp(min=0)]]
 
-    def place(self) -> Tensor:
+    def position(self) -> Tensor:
         """Return the table's index of each existing element, ``(N,)``."""
         sequence = segment_ids(self.offsets, self.total)
         return self._where[self._starts[sequence] + positions(self.offsets, self.total)]
 
     def per_time(self, which: Tensor) -> Tensor:
-        """Return how many elements of the mask ``which`` ``(E,)`` are computed at each time,
-        ``(S,)``.
-        """
+        """Return how many elements of the mask ``(E,)`` are computed at each time, ``(S,)``."""
         return torch.bincount(self.time[which], minlength=self.times)
 
 
@@ -114,21 +111,18 @@ def walk(table: Table, lengths: Tensor, directions: int, device: torch.device) -
 
 
 def _orders(host: _Host, directions: int, device: torch.device) -> list[RowOrder]:
-    """Return the order of each direction; the reverse one counts the elements of a sequence from
-    its end.
-    """
+    """Return the order of each direction; the reverse one reads each sequence from its end."""
     table = host.table
     total = host.total
     element = torch.where(host.real, host.offsets[table.sequence] + table.step, total)
-    place = host.place()
+    position = host.position()
     mirror = reverse_index(host.offsets, total)
-    both = [(element, place), (F.pad(mirror, (0, 1), value=total)[element], place[mirror])][
-        :directions
-    ]
-    moved = iter(_move([index for pair in both for index in pair], device))
+    reverse = F.pad(mirror, (0, 1), value=total)[element], position[mirror]
+    orders = [(element, position), reverse][:directions]
+    moved = iter(_move([index for order in orders for index in order], device))
     callers = torch.arange(total, device="cpu")
     return [
-        RowOrder(next(moved), next(moved), torch.equal(element, callers)) for element, _ in both
+        RowOrder(next(moved), next(moved), torch.equal(element, callers)) for element, _ in orders
     ]
 
 

@@ -1,4 +1,8 @@
-"""The library compiled from ``csrc``, and checks of the memory that it reads."""
+"""The library compiled from ``csrc``, and checks of the memory that it reads.
+
+``library.py`` loads the library, describes its structs and calls its functions; ``memory.py``
+returns the addresses of tensors that C can read, or copies the others.
+"""
 
 from __future__ import annotations
 

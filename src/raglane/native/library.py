@@ -187,15 +187,13 @@ _FIXES = {
 
 @cache
 def _mapped(path: Path) -> ctypes.CDLL | str:
-    """Return the library; or, after a warning, the reason why the system cannot load it, and a
-    fix.
-    """
+    """Return the library; or, after a warning, why the system cannot load it, and a fix."""
     try:
         return ctypes.CDLL(str(path))
     except OSError as error:
         reason = f"the cpu kernels cannot be loaded: {error}"
         warn_caller(f"{reason}. Layers run on PyTorch's kernels, slower", RuntimeWarning)
-        fixes = (fix for part, fix in _FIXES.items() if part in reason)
+        fixes = (fix for message, fix in _FIXES.items() if message in reason)
         return f"{reason}. {next(fixes, 'Reinstall raglane on this system')}"
 
 
@@ -297,11 +295,17 @@ def library() -> Library:
     return loaded if not isa else loaded.with_isa(isa)
 
 
+class Operators(NamedTuple):
+    """The operators of ``csrc/torch``, as functions without torch's dispatch in Python."""
+
+    forward: Any
+    backward: Any
+    run_program: Any
+
+
 @cache
-def operators() -> Any:
-    """Return the operators forward, backward and run_program of ``csrc/torch``; None if they are
-    missing or refused.
-    """
+def operators() -> Operators | None:
+    """Return the operators of ``csrc/torch``; None if they are missing or refused."""
     path = location()
     path = path and path.with_name(f"libraglane_torch{path.suffix}")
     try:
@@ -309,12 +313,11 @@ def operators() -> Any:
             return None
         if not hasattr(torch.ops.raglane, "forward"):  # a program may have loaded a copy
             torch.ops.load_library(str(path))
-        operators = torch.ops.raglane
-        return tuple(
-            [
-                operator.default._op
-                for operator in (operators.forward, operators.backward, operators.run_program)
-            ]
+        raglane = torch.ops.raglane
+        return Operators(
+            raglane.forward.default._op,
+            raglane.backward.default._op,
+            raglane.run_program.default._op,
         )
     except (OSError, RuntimeError, AttributeError):
         return None
@@ -326,12 +329,16 @@ def _structs(handle: ctypes.CDLL) -> dict[str, Struct]:
     structs: dict[str, Struct] = {}
     while text := handle.raglane_fields(len(structs)):
         (name, size), *fields = [line.split() for line in text.decode().splitlines()]
-        formats = {
-            field: f"{kind[5:-1]}s" if kind.startswith("char") else "d" if kind == "double" else "q"
-            for field, kind, _ in fields
-        }
+        formats = {field: _format(kind) for field, kind, _ in fields}
         structs[name] = Struct(int(size), formats)
     return structs
+
+
+def _format(kind: str) -> str:
+    """Return the format of the module ``struct`` for a type of C."""
+    if kind.startswith("char"):
+        return f"{kind[5:-1]}s"
+    return "d" if kind == "double" else "q"
 
 
 def _numbers(handle: ctypes.CDLL) -> dict[str, int]:
@@ -367,9 +374,7 @@ def missing_kernels() -> str | None:
 
 
 class _Messages(threading.local):
-    """The buffer for the message of a failed call; thread-local, because ctypes releases the
-    GIL.
-    """
+    """The message of a failed call; thread-local, because ctypes releases the GIL."""
 
     def __init__(self) -> None:
         self.buffer = ctypes.create_string_buffer(_MESSAGE)
@@ -403,9 +408,7 @@ def packed(name: str, fields: bytes, dtype: torch.dtype = torch.uint8) -> Tensor
 
 
 def found_state(fields: bytes, sequences: int) -> tuple[Tensor, Tensor]:
-    """Run a beam search, and return its state ``(S,)`` and the offsets of its records, ``(sequences
-    + 1,)``, int64.
-    """
+    """Run a beam search; return its state and the offsets of its records, both int64."""
     address = ctypes.c_void_p()
     size = ctypes.c_int64()
     call("raglane_find_prefixes", fields, ctypes.byref(address), ctypes.byref(size))
@@ -428,9 +431,7 @@ def preamble(cell: int, dtype: torch.dtype, threads: int | None = None) -> tuple
 
 
 def program_preamble(dtype: torch.dtype, threads: int | None = None) -> tuple[int, ...]:
-    """Return the first fields of a program's struct: ABI, instruction set, dtype, flags,
-    threads.
-    """
+    """Return a program's first fields: ABI, instruction set, dtype, flags, threads."""
     kernels = library()
     return (
         ABI,
@@ -502,9 +503,7 @@ _uses_torch = False
 
 
 def row_length(columns: int) -> int:
-    """Return a length for rows of saved numbers: whole pages would map to the same few sets of a
-    cache.
-    """
+    """Return a length for rows of saved numbers: whole pages would map to few sets of a cache."""
     return columns + 16 if columns % 256 == 0 else columns
 
 

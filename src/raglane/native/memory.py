@@ -16,21 +16,20 @@ NO_MEMORY = (RuntimeError, AttributeError, ValueError, IndexError, TypeError, Ke
 storage."""
 
 
-def place(
-    part: Any, shape: tuple[int, ...], dtype: torch.dtype
+def address(
+    tensor: Any, shape: tuple[int, ...], dtype: torch.dtype
 ) -> tuple[int, torch.UntypedStorage] | None:
-    """Return the address and the storage of a contiguous tensor on the CPU; None if C cannot read
-    it.
+    """Return the address and storage of a contiguous tensor on the CPU; None if C cannot read it.
 
     The address is inside the returned storage, even if another thread replaces the storage of the
     tensor meanwhile.
     """
     try:
-        is_right = part.shape == shape and part.dtype is dtype and part.is_cpu
-        if not is_right or not part.is_contiguous() or part.is_neg():
+        is_right = tensor.shape == shape and tensor.dtype is dtype and tensor.is_cpu
+        if not is_right or not tensor.is_contiguous() or tensor.is_neg():
             return None
-        storage = part.untyped_storage()
-        begin = part.storage_offset()
+        storage = tensor.untyped_storage()
+        begin = tensor.storage_offset()
         count = math.prod(shape)
         if count == 0:
             return 0, storage
@@ -43,17 +42,15 @@ def place(
         return None
 
 
-def has_no_storage(part: Tensor) -> bool:
-    """Return True if a tensor has elements but no storage, such as zeros that were never
-    written.
-    """
-    return not part.data_ptr() and part.numel() > 0
+def has_no_storage(tensor: Tensor) -> bool:
+    """Return True if a tensor has elements but no storage, such as zeros never written."""
+    return not tensor.data_ptr() and tensor.numel() > 0
 
 
-def contiguous(name: str, part: Tensor) -> Tensor:
+def contiguous(name: str, tensor: Tensor) -> Tensor:
     """Return a contiguous tensor with storage, the same one if possible."""
     # Wrappers of torch.func can outlive the transformation.
-    alive: Tensor = torch._C._functorch.unwrap_if_dead(part)
+    alive: Tensor = torch._C._functorch.unwrap_if_dead(tensor)
     try:
         copy = alive.resolve_neg().contiguous()
         copy = copy.clone() if has_no_storage(copy) else copy
@@ -63,55 +60,54 @@ def contiguous(name: str, part: Tensor) -> Tensor:
         pass  # the error is raised below
     rule = "a tensor with storage, which C can read"
     fix = "pass a plain tensor, or choose backend='reference'"
-    raise ShapeError(name, f"a {type(part).__name__} without storage", rule, fix)
+    raise ShapeError(name, f"a {type(tensor).__name__} without storage", rule, fix)
 
 
-def address(tensor: Tensor | None) -> int:
+def pointer(tensor: Tensor | None) -> int:
     """Return the address of a validated tensor, and a null pointer for None."""
     return 0 if tensor is None else tensor.data_ptr()
 
 
 def checked_rows(
-    name: str, part: Any, shape: tuple[int, ...], dtypes: tuple[torch.dtype, ...]
+    name: str, tensor: Any, shape: tuple[int, ...], dtypes: tuple[torch.dtype, ...]
 ) -> Tensor:
-    """Return a tensor that C can read: a vector, contiguous rows, or three dimensions of any
-    strides.
-    """
+    """Return a tensor that C can read: a vector, contiguous rows, or any three dimensions."""
     try:
         if (
-            part.shape == shape
-            and part.dtype in dtypes
-            and part.is_cpu
-            and not part.is_neg()
-            and _has_rows(part)
+            tensor.shape == shape
+            and tensor.dtype in dtypes
+            and tensor.is_cpu
+            and not tensor.is_neg()
+            and _has_rows(tensor)
         ):
-            return part
+            return tensor
     except NO_MEMORY:
         pass  # the error is raised below
-    if not isinstance(part, Tensor):
+    if not isinstance(tensor, Tensor):
         raise ArgumentTypeError(
-            name, f"a {type(part).__name__}", f"a tensor {shape}", "pass a tensor"
+            name, f"a {type(tensor).__name__}", f"a tensor {shape}", "pass a tensor"
         )
-    check_dense(name, part)
-    if tuple(part.shape) != shape or part.dtype not in dtypes or not part.is_cpu:
-        got = f"shape {tuple(part.shape)}, {part.dtype}, on {part.device}"
+    check_dense(name, tensor)
+    if tuple(tensor.shape) != shape or tensor.dtype not in dtypes or not tensor.is_cpu:
+        got = f"shape {tuple(tensor.shape)}, {tensor.dtype}, on {tensor.device}"
         rule = f"{shape}, {' or '.join(map(str, dtypes))}, on cpu"
         raise ShapeError(name, got, rule, "pass the tensors for which the program was made")
-    check_storage(name, part)
-    return contiguous(name, part).clone(memory_format=torch.contiguous_format)
+    check_storage(name, tensor)
+    return contiguous(name, tensor).clone(memory_format=torch.contiguous_format)
 
 
-def _has_rows(part: Tensor) -> bool:
+def _has_rows(tensor: Tensor) -> bool:
     """Return True if a tensor is within its storage, and its rows are contiguous."""
-    strides = part.stride()
-    sizes = part.shape
+    strides = tensor.stride()
+    sizes = tensor.shape
     if len(sizes) < 3 and sizes[-1] > 1 and strides[-1] != 1:
         return False
-    if part.numel() == 0:
+    if tensor.numel() == 0:
         return True
-    if has_no_storage(part):
+    if has_no_storage(tensor):
         return False
     last = sum([(size - 1) * stride for size, stride in zip(sizes, strides, strict=True)])
     return (
-        part.untyped_storage().nbytes() >= (part.storage_offset() + last + 1) * part.element_size()
+        tensor.untyped_storage().nbytes()
+        >= (tensor.storage_offset() + last + 1) * tensor.element_size()
     )

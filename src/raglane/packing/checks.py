@@ -127,13 +127,11 @@ def raise_unsorted(lengths: IntArray | Tensor) -> NoReturn:
 
 
 def read_packed(packed: Any, argument: str) -> tuple[IntArray, Tensor | None, int]:
-    """Return the batch sizes, the order and the number of sequences of a pack, without waiting for
-    a device.
-    """
+    """Return batch sizes, order and number of sequences of a pack, without waiting."""
     if not isinstance(packed, PackedSequence):
         fix = _OF_RAGGED if hasattr(packed, "to_packed") else _MAKE_A_PACK
         raise KindError(argument, f"type {type(packed).__name__}", "a PackedSequence", fix)
-    data, sizes, order, places = packed
+    data, sizes, order, ranks = packed
     check_dense(f"{argument}.data", data, KindError)
     if sizes.dtype is not torch.int64 or sizes.dim() != 1:
         got = f"{sizes.dtype} of shape {tuple(sizes.shape)}"
@@ -142,9 +140,9 @@ def read_packed(packed: Any, argument: str) -> tuple[IntArray, Tensor | None, in
     check_storage(f"{argument}.batch_sizes", sizes)
     if order is not None:
         check_storage(f"{argument}.sorted_indices", order)
-    elif places is not None:
-        check_storage(f"{argument}.unsorted_indices", places)
-        order = inverse(places)
+    elif ranks is not None:
+        check_storage(f"{argument}.unsorted_indices", ranks)
+        order = inverse(ranks)
     order, array = _read_numbers(order, sizes)
     running = int(array[0]) if array.shape[0] else 0
     count = running if order is None else order.shape[0]
@@ -158,17 +156,13 @@ def read_packed(packed: Any, argument: str) -> tuple[IntArray, Tensor | None, in
 
 @index_arithmetic
 def _read_numbers(order: Tensor | None, sizes: Tensor) -> tuple[Tensor | None, IntArray]:
-    """Return a pack's order, and a copy of its batch sizes, which another thread may change after
-    the check.
-    """
+    """Return a pack's order, and a copy of its batch sizes, which another thread may change."""
     return None if order is None else order.resolve_neg(), sizes.resolve_neg().numpy().copy()
 
 
 @index_arithmetic
 def read_permutation(permutation: Any) -> Tensor:
-    """Return a permutation; its values are checked only on a CPU, because a check on a device would
-    wait.
-    """
+    """Return a permutation; its values are checked on a CPU, but not on a device: that waits."""
     name = "permutation"
     fix = "pass the indices that torch.argsort returns"
     if not isinstance(permutation, Tensor):
@@ -204,19 +198,8 @@ def check_permutation(array: IntArray, argument: str, fix: str) -> None:
 
 
 def read_sequences(sequences: Any) -> tuple[tuple[Tensor, ...], IntArray]:
-    """Return a list of sequences and their lengths; trailing shapes are checked only if torch.cat
-    fails.
-    """
-    if isinstance(sequences, PackedSequence):
-        _raise_no_list(sequences)
-    try:
-        sequences = (
-            sequences.unbind()
-            if isinstance(sequences, Tensor) and sequences.is_nested
-            else tuple(sequences)
-        )
-    except TypeError:
-        _raise_no_list(sequences)
+    """Return sequences and their lengths; trailing shapes are checked only if torch.cat fails."""
+    sequences = _tuple_of(sequences)
     try:
         lengths = np.array([sequence.shape[0] for sequence in sequences], dtype=np.int64)
         dtypes = {sequence.dtype for sequence in sequences}
@@ -228,15 +211,32 @@ def read_sequences(sequences: Any) -> tuple[tuple[Tensor, ...], IntArray]:
         # lose information.
         sequences = tuple(sequence.to(sequences[0].dtype) for sequence in sequences)
         dtypes = {sequences[0].dtype}
-    # NumPy arrays have a shape and a dtype too. torch.cat ignores tensors of shape (0,), whatever
-    # the other shapes are.
-    is_odd = any(
-        not isinstance(x, Tensor) or x.layout is not torch.strided or x.is_quantized
-        for x in sequences[:1]
-    )
-    if len(dtypes) != 1 or is_odd or np.count_nonzero(lengths) != lengths.shape[0]:
+    # torch.cat ignores tensors of shape (0,), whatever the other shapes are.
+    has_empty = np.count_nonzero(lengths) != lengths.shape[0]
+    if len(dtypes) != 1 or not _is_strided(sequences[0]) or has_empty:
         raise_unfit(sequences)
     return sequences, lengths
+
+
+def _tuple_of(sequences: Any) -> tuple[Any, ...]:
+    """Return the sequences of an iterable or a nested tensor; raise for other types."""
+    if isinstance(sequences, PackedSequence):
+        _raise_no_list(sequences)
+    try:
+        if isinstance(sequences, Tensor) and sequences.is_nested:
+            return sequences.unbind()
+        return tuple(sequences)
+    except TypeError:
+        _raise_no_list(sequences)
+
+
+def _is_strided(sequence: Any) -> bool:
+    """Return True for a plain tensor; NumPy arrays have a shape and a dtype too."""
+    return (
+        isinstance(sequence, Tensor)
+        and sequence.layout is torch.strided
+        and not sequence.is_quantized
+    )
 
 
 def _raise_no_list(sequences: Any) -> NoReturn:
@@ -271,17 +271,17 @@ def raise_unfit(sequences: tuple[Any, ...]) -> None:
             rule = "a tensor whose first dimension counts steps"
             fix = "pass sequences of shape (L, *features)"
             raise DimensionError(argument, "a tensor without dimensions", rule, fix)
-        for fact, own, expected in (
+        for fact, value, expected in (
             ("trailing shape", tuple(sequence.shape[1:]), tuple(first.shape[1:])),
             ("dtype", sequence.dtype, first.dtype),
             ("device", sequence.device, first.device),
         ):
-            if own != expected:
+            if value != expected:
                 fix = f"convert it with .to({expected})"
                 if fact == "trailing shape":
                     fix = "pass sequences of shape (L, *features) that differ only in L"
                 raise ShapeError(
-                    argument, f"{fact} {own}", f"of {fact} {expected}, as in sequences[0]", fix
+                    argument, f"{fact} {value}", f"of {fact} {expected}, as in sequences[0]", fix
                 )
 
 
@@ -299,9 +299,7 @@ def read_flag(argument: str, flag: Any) -> bool:
 
 
 def read_padding_value(value: Any) -> float:
-    """Return a padding value; raise for an integer of more than 64 bits, which torch would wrap
-    around.
-    """
+    """Return a padding value; raise for an integer that torch would wrap around in 64 bits."""
     if isinstance(value, Tensor) and value.numel() == 1:
         value = value.item()
     if not isinstance(value, Number):
@@ -325,9 +323,7 @@ def read_padding_side(side: Any) -> bool:
 
 
 def read_total_length(total_length: Any, steps: int, count: int = 1) -> int:
-    """Return the number of steps of a padded batch of ``count`` sequences; ``steps`` is the maximum
-    length.
-    """
+    """Return the steps of a padded batch of ``count`` sequences of at most ``steps`` elements."""
     if total_length is None:
         return steps
     try:

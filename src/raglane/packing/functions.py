@@ -1,6 +1,4 @@
-"""The functions of :mod:`torch.nn.utils.rnn`; the docstring of the package lists the
-differences.
-"""
+"""The functions of :mod:`torch.nn.utils.rnn`; the package's docstring lists the differences."""
 
 from __future__ import annotations
 
@@ -63,9 +61,7 @@ def _never_recorded(function: Callable[P, R]) -> Callable[P, R]:
 def _rank_on_host(
     lengths: IntArray, steps: int, enforce_sorted: bool
 ) -> tuple[IntArray, IntArray | None]:
-    """Return the batch sizes and the order of a pack; None for the caller's order without empty
-    sequences.
-    """
+    """Return batch sizes and order; None for the caller's order without empty sequences."""
     count = lengths.shape[0]
     order: IntArray | None = None
     if not count:
@@ -88,9 +84,7 @@ def _rank_on_host(
 def _rank_on_device(
     lengths: Tensor, steps: int, enforce_sorted: bool
 ) -> tuple[IntArray, Tensor | None]:
-    """As :func:`_rank_on_host` for lengths on a device, with one copy to the host, also of the
-    facts to check.
-    """
+    """Do what :func:`_rank_on_host` does on a device, with one copy, also of facts to check."""
     count = lengths.shape[0]
     if not count:
         return np.empty(0, dtype=np.int64), None if enforce_sorted else lengths
@@ -288,14 +282,14 @@ def pad_sequence(
         tensor([[1, 2, 3],
                 [3, 4, 0]])
     """
-    parts, lengths = read_sequences(sequences)
+    tensors, lengths = read_sequences(sequences)
     batch_first = read_flag("batch_first", batch_first)
     left = read_padding_side(padding_side)
     fill = read_padding_value(padding_value)
     # As a float: torch raises if it is outside the range of an integer dtype, but wraps an integer
     # around.
     fill = fill if isinstance(fill, complex) else float(fill)
-    return _stack(parts, lengths, fill, batch_first, left)
+    return _stack(tensors, lengths, fill, batch_first, left)
 
 
 def _stack(
@@ -396,12 +390,12 @@ def pack_sequence(
         (tensor([1, 3, 2, 4, 3]), tensor([2, 2, 1]))
     """
     enforce_sorted = read_flag("enforce_sorted", enforce_sorted)
-    parts, lengths = read_sequences(sequences)
+    tensors, lengths = read_sequences(sequences)
     batch_sizes, order = _rank_on_host(lengths, int(lengths[lengths.argmax()]), enforce_sorted)
     try:
-        flat = torch.cat(parts)
+        flat = torch.cat(tensors)
     except (RuntimeError, TypeError):
-        raise_unfit(parts)
+        raise_unfit(tensors)
         raise
     starts: IntArray = lengths.cumsum() - lengths
     starts, sorted_indices = (

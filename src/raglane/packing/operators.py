@@ -1,5 +1,4 @@
-"""Conversions of padded tensors to flat values and back as operators, for ``torch.compile`` and the
-like.
+"""Conversions of padded tensors to flat values and back as operators, for compilers.
 
 The number of elements depends on the lengths, so it is a data-dependent size in a graph. The module
 is imported only when needed, because registering operators is slow.
@@ -43,9 +42,7 @@ def _shape_of_padded(flat: Tensor, offsets: Tensor, batch_first: bool, steps: in
 
 @operator("raglane::padded_from_flat", _shape_of_padded)
 def padded_from_flat(flat: Tensor, offsets: Tensor, batch_first: bool, steps: int) -> Tensor:
-    """Return a padded tensor of ``steps`` steps with elements ``(N, *features)``, padded with
-    zeros.
-    """
+    """Return a padded tensor of ``steps`` steps with elements ``(N, *features)``, and zeros."""
     if not flat.is_cpu:
         return flat_to_padded(flat, offsets, steps, batch_first)
     return layout_of_padded(offsets, steps, batch_first).from_flat(flat)

@@ -24,7 +24,7 @@ from raglane._utils.checks import check_like, check_storage
 from raglane._utils.tracing import index_arithmetic, is_transformed, never_traced, records_operators
 from raglane.errors import ArgumentError, ShapeError
 from raglane.native.library import ABI, call, library, missing_kernels
-from raglane.native.memory import address, place
+from raglane.native.memory import address, pointer
 from raglane.packing.checks import (
     check_permutation,
     read_packed,
@@ -50,9 +50,7 @@ _FEW = 64
 
 
 class Table(NamedTuple):
-    """The rows of a padded tensor or a pack, for a call of C++ that takes these in place of flat
-    values.
-    """
+    """The rows of a padded tensor or a pack, which C++ reads in place of flat values."""
 
     batch_dim: int | None  # as in :class:`Layout`
     sizes: Tensor  # of a padded tensor its lengths, of a pack its batch sizes
@@ -84,23 +82,22 @@ class Layout:
     ]  # 64-bit integers, written when the elements are first read; see ``raglane_rows`` in ``raglane.h``
 
     @classmethod
-    def of_places(cls, places: Tensor) -> Layout:
-        """Return the layout that a call of C++ with a :class:`Table` found; raise if a hook changed
-        it.
-        """
-        numbers = places.tolist() if _is_list(places, None) else []
+    def of_saved_plan(cls, saved: Tensor) -> Layout:
+        """Return the layout that a call with a :class:`Table` saved; raise if a hook changed it."""
+        numbers = saved.tolist() if _is_list(saved, None) else []
         number, steps, *plan = numbers if len(numbers) > 2 else (0, 0, 0)
-        rest = len(plan) - 1 - (steps if number == 3 else 0)
-        if number not in (1, 2, 3) or steps < 0 or rest < 0 or (number == 3 and rest % 2):
-            got = f"shape {tuple(places.shape)} of {places.dtype} on {places.device}"
+        is_pack = number == 3
+        rest = len(plan) - 1 - (steps if is_pack else 0)
+        if number not in (1, 2, 3) or steps < 0 or rest < 0 or (is_pack and rest % 2):
+            got = f"shape {tuple(saved.shape)} of {saved.dtype} on {saved.device}"
             fix = "return from hooks on saved tensors what they received"
             raise ShapeError("saved places", got, "those that forward saved", fix)
-        count = rest // 2 if number == 3 else rest
-        shape = (plan[count],) if number == 3 else (count, steps) if number == 1 else (steps, count)
+        count = rest // 2 if is_pack else rest
         offsets = torch.tensor(plan[: count + 1], dtype=torch.int64, device="cpu")
-        return cls(
-            shape, None if number == 3 else number - 1, count, steps, offsets, array("q", plan)
-        )
+        if is_pack:
+            return cls((plan[count],), None, count, steps, offsets, array("q", plan))
+        shape = (count, steps) if number == 1 else (steps, count)
+        return cls(shape, number - 1, count, steps, offsets, array("q", plan))
 
     def to_flat(self, table: Tensor, total: int) -> Tensor:
         """Return the elements ``(N, *features)`` of a tensor of this layout."""
@@ -183,16 +180,16 @@ class Layout:
         sizes, order = (*sources, None, None)[:2]
         offsets = self.offsets.data_ptr() if sources else 0
         plan = self.plan.buffer_info()[0]
-        pointers = address(sizes), address(order), offsets, plan, flat.data_ptr(), table.data_ptr()
+        pointers = pointer(sizes), pointer(order), offsets, plan, flat.data_ptr(), table.data_ptr()
         call(function, _pack(*head, self.count, self.steps, flat.shape[0], *strides, *pointers))
 
 
-def _resolved(name: str, part: Tensor) -> Tensor:
+def _resolved(name: str, tensor: Tensor) -> Tensor:
     """Return a contiguous tensor, the same one if possible."""
-    if place(part, part.shape, part.dtype) is not None and not part.is_conj():
-        return part
-    check_like(name, part, tuple(part.shape), part.new_empty(0, device="cpu"))
-    return part.resolve_conj().resolve_neg().contiguous()
+    if address(tensor, tensor.shape, tensor.dtype) is not None and not tensor.is_conj():
+        return tensor
+    check_like(name, tensor, tuple(tensor.shape), tensor.new_empty(0, device="cpu"))
+    return tensor.resolve_conj().resolve_neg().contiguous()
 
 
 class _ToFlat(torch.autograd.Function):
@@ -239,7 +236,7 @@ def flatten_padded(padded: Tensor, lengths: Any, batch_first: bool) -> tuple[Ten
     batch_dim = 0 if batch_first else 1
     count = padded.shape[batch_dim]
     steps = padded.shape[1 - batch_dim]
-    if not (_is_ours(padded) and _is_list(lengths, count)):
+    if not (_is_readable(padded) and _is_list(lengths, count)):
         return None
     total = sum(lengths.tolist()) if count < _FEW else int(lengths.sum())
     if not 0 <= total <= count * steps:
@@ -248,19 +245,19 @@ def flatten_padded(padded: Tensor, lengths: Any, batch_first: bool) -> tuple[Ten
 
 
 def table_of_padded(padded: Tensor, lengths: Any, batch_first: bool) -> Table | None:
-    """Return the table of a padded tensor, outside of modes that record operators; None if C++
-    cannot read its kind.
+    """Return the table of a padded tensor; None if C++ cannot read its kind.
 
-    C++ validates the rest.
+    No mode may record operators. C++ validates the rest.
     """
     is_plain = type(padded) in _PLAIN and type(lengths) is Tensor and not is_transformed(padded)
-    return Table(0 if batch_first else 1, lengths) if is_plain else None
+    batch_dim = 0 if batch_first else 1
+    return Table(batch_dim, lengths) if is_plain else None
 
 
 def table_of_packed(packed: PackedSequence) -> Table | None:
-    """Return the table of a pack, as :func:`table_of_padded`."""
-    data, sizes, order, places = packed
-    has_order = type(order) is Tensor or (order is None and places is None)
+    """Return the table of a pack; None as in :func:`table_of_padded`."""
+    data, sizes, order, ranks = packed
+    has_order = type(order) is Tensor or (order is None and ranks is None)
     is_plain = (
         type(data) in _PLAIN and type(sizes) is Tensor and has_order and not is_transformed(data)
     )
@@ -280,13 +277,13 @@ def flatten_packed(packed: PackedSequence) -> tuple[Tensor, Layout] | None:
     """Return the elements of a pack in the caller's order, and its layout; None as in
     :func:`flatten_padded`.
     """
-    data, sizes, order, places = packed
-    if data.dim() == 0 or data.is_quantized or not (_is_ours(data) and _is_list(sizes, None)):
+    data, sizes, order, ranks = packed
+    if data.dim() == 0 or data.is_quantized or not (_is_readable(data) and _is_list(sizes, None)):
         return None
     total = data.shape[0]
     if order is None:
         count = int(sizes[0]) if sizes.shape[0] else 0
-        if places is not None or not 0 < count <= total:
+        if ranks is not None or not 0 < count <= total:
             return None
         return _flatten(data, _layout((total,), None, count, sizes.shape[0]), total, (sizes,))
     count = order.shape[0] if order.dim() == 1 else 0
@@ -313,10 +310,8 @@ def _flatten(
         return None
 
 
-def _is_ours(table: Tensor) -> bool:
-    """Return True if C can read the memory of a tensor, and nothing but autograd records its
-    operations.
-    """
+def _is_readable(table: Tensor) -> bool:
+    """Return True if C can read a tensor, and nothing but autograd records its operations."""
     return (
         not records_operators()
         and table.is_cpu
@@ -331,7 +326,8 @@ def _is_list(numbers: Any, count: int | None) -> bool:
     """Return True for a contiguous tensor of ``count`` int64 on the CPU."""
     if type(numbers) is not Tensor or numbers.dim() != 1:
         return False
-    return place(numbers, (numbers.shape[0] if count is None else count,), torch.int64) is not None
+    shape = (numbers.shape[0] if count is None else count,)
+    return address(numbers, shape, torch.int64) is not None
 
 
 # -- by index arithmetic
@@ -355,9 +351,7 @@ def find_padded(
     left: bool = False,
     argument: str = "padded",
 ) -> Elements:
-    """Return the elements of a padded batch in a table of all its rows, which is a view if
-    possible.
-    """
+    """Return the elements of a padded batch in a table of all its rows, a view if possible."""
     count, steps = read_padded(padded, argument, batch_first)
     host = read_padded_lengths_on_host(lengths, count, steps, batch_first)
     table, strides = rows_of(padded, batch_first)
@@ -368,9 +362,7 @@ def find_padded(
 
 @never_traced
 def find_packed(packed: PackedSequence, argument: str) -> Elements:
-    """Return the elements of a pack, with its data as the table; waits for ``sorted_indices`` on a
-    device.
-    """
+    """Return the elements of a pack, whose data is the table; waits for a device's order."""
     batch_sizes, sorted_indices, count = read_packed(packed, argument)
     data = packed.data
     lengths, order = lengths_of_packed(batch_sizes, sorted_indices, count, argument)
@@ -384,9 +376,7 @@ def find_packed(packed: PackedSequence, argument: str) -> Elements:
 def lengths_of_packed(
     batch_sizes: IntArray, sorted_indices: Tensor | None, count: int, argument: str
 ) -> tuple[IntArray, IntArray | None]:
-    """Return the lengths of a pack in the caller's order, and its order on the host or None; checks
-    the order.
-    """
+    """Return the lengths of a pack in the caller's order, and its checked order on the host."""
     by_rank = conjugate(batch_sizes, count)
     if sorted_indices is None:
         return by_rank, None
@@ -415,10 +405,8 @@ def flat_to_padded(
     padding_value: float = 0.0,
     left: bool = False,
 ) -> Tensor:
-    """Return flat values as a contiguous padded batch of ``longest`` steps, the maximum length,
-    without waiting.
-    """
-    if not left and padding_value == 0 and _is_ours(values) and _is_list(offsets, None):
+    """Return flat values as a padded batch of ``longest`` steps, the maximum, without waiting."""
+    if not left and padding_value == 0 and _is_readable(values) and _is_list(offsets, None):
         return layout_of_padded(offsets, longest, batch_first).from_flat(values)
     count = offsets.shape[0] - 1
     shape, strides = shape_and_strides(count, longest, batch_first)

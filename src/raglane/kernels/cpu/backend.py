@@ -124,12 +124,10 @@ def run_layer(
     packed: Tensor | None = None,
     depth: int = 0,
 ) -> tuple[Tensor | None, tuple[Tensor, ...], Tensor | None]:
-    """Run one layer on tensors of any kind, and record it for autograd; return output, final states
-    and ``c``.
-    """
+    """Run one layer on any tensors, recorded by autograd; return output, final states and ``c``."""
     try:
         save = torch.is_grad_enabled() and any(
-            [part is not None and part.requires_grad for part in tensors]  # noqa: C419
+            [tensor is not None and tensor.requires_grad for tensor in tensors]  # noqa: C419
         )
     except AttributeError:
         layer.admit(offsets, tensors, depth)  # raises, because one is not a tensor
@@ -154,11 +152,12 @@ def run_layer(
 def run_table(
     layer: Layer, table: Table, tensors: Tensors, need_output: bool, packed: Tensor | None
 ) -> tuple[Tensor | None, tuple[Tensor, ...]] | None:
-    """As :func:`run_layer`, with values and output in the layout of a table; None if C++ cannot run
-    the call.
+    """Run a layer on a table: like :func:`run_layer`, but values and output keep its layout.
+
+    Return None if the C++ operator refuses the call.
     """
     save = torch.is_grad_enabled() and any(
-        [part is not None and part.requires_grad for part in tensors]  # noqa: C419
+        [tensor is not None and tensor.requires_grad for tensor in tensors]  # noqa: C419
     )
     options = {"need_output": need_output, "save": save, "need_c": False}
     result = layer.try_forward(table, tensors, packed=None if save else packed, **options)
@@ -177,7 +176,7 @@ def _record(
     if not torch.compiler.is_compiling():
         check(request)
     save = torch.is_grad_enabled() and any(
-        part is not None and part.requires_grad for part in tensors
+        tensor is not None and tensor.requires_grad for tensor in tensors
     )
     return operators.run(request, weights, need_output=need_output, save=save, need_c=need_c)
 
@@ -208,18 +207,21 @@ class _Recurrence(torch.autograd.Function):
         ctx.layer = layer
         ctx.need_c = need_c
         ctx.depth = depth
-        ctx.in_layout, ctx.is_hooked = result.flat is not None, are_hooked()
+        ctx.in_layout = result.saved_plan is not None
+        ctx.is_hooked = are_hooked()
         ctx.set_materialize_grads(False)
-        if result.flat is None:
+        if result.saved_plan is None:
             ctx.save_for_backward(offsets, output, result.gates, c_states, *tensors)
         else:
-            # The values in their layout are only needed for derivatives of their gradient.
-            (values, flat_output, places), table = (
-                result.flat,
-                tensors[0] if ctx.needs_input_grad[5] else None,
-            )
             ctx.save_for_backward(
-                places, flat_output, result.gates, c_states, values, *tensors[1:], table
+                result.saved_plan,
+                result.flat_output,
+                result.gates,
+                c_states,
+                result.flat_values,
+                *tensors[1:],
+                # Only needed for derivatives of the gradient of the values.
+                tensors[0] if ctx.needs_input_grad[5] else None,
             )
         return (output, *result.final, c_states) if need_c else (output, *result.final)
 
@@ -240,12 +242,12 @@ class _Recurrence(torch.autograd.Function):
         if ctx.in_layout:
             if not by_reference:
                 output_grads = OutputGrads(grad_output, None, grads[:states])
-                found = layer.try_backward(
+                gradients = layer.try_backward(
                     offsets, tuple(rest), saved, output_grads, needed, overwrite, in_layout=True
                 )
-                if found is not None:
-                    return None, None, None, None, None, *found
-            layout = Layout.of_places(offsets)
+                if gradients is not None:
+                    return None, None, None, None, None, *gradients
+            layout = Layout.of_saved_plan(offsets)
             elements = rest[0].shape[0]
             offsets = layout.offsets
             if table is not None and torch.is_grad_enabled():
@@ -257,9 +259,9 @@ class _Recurrence(torch.autograd.Function):
             grad_output, grads[states] if ctx.need_c else None, grads[:states]
         )
         if by_reference:
-            found = _gradients_by_reference(layer, offsets, tuple(rest), output_grads)
+            gradients = _gradients_by_reference(layer, offsets, tuple(rest), output_grads)
         else:
-            found = layer.backward(
+            gradients = layer.backward(
                 offsets,
                 tuple(rest),
                 saved,
@@ -268,9 +270,9 @@ class _Recurrence(torch.autograd.Function):
                 overwrite=overwrite,
                 depth=ctx.depth,
             )
-        if layout is not None and found[0] is not None:
-            found = layout.from_flat(found[0]), *found[1:]
-        return None, None, None, None, None, *found
+        if layout is not None and gradients[0] is not None:
+            gradients = layout.from_flat(gradients[0]), *gradients[1:]
+        return None, None, None, None, None, *gradients
 
 
 # Function.apply without its search for dead wrappers of torch.func among the arguments.
@@ -282,49 +284,63 @@ def _gradients_by_reference(
 ) -> Grads:
     """Compute all gradients by the reference kernel, differentiably, or under torch.func."""
     keep = torch.is_grad_enabled()
-    # Views, so that the gradient of a tensor that was computed from another one does not flow to it
-    # here.
-    inputs: Tensors = tuple([None if part is None else part.view_as(part) for part in tensors])
-    if not keep:
-        inputs = tuple(
-            [
-                None if part is None else part.detach().requires_grad_(part.requires_grad)
-                for part in inputs
-            ]
-        )
-    cell = CELLS[layer.cell]
-    request = Request(
-        cell,
-        inputs[0],
-        offsets,
-        None,
-        layer.initial(inputs),
-        tuple(
-            [
-                cell.weights_type(*layer.weights_of(inputs, direction))
-                for direction in range(layer.directions)
-            ]
-        ),
-        directions=layer.directions,
-        need_states=grads.c_states is not None,
-        state_sizes=layer.sizes,
-    )
+    inputs = tuple([_view(tensor, keep) for tensor in tensors])
     with torch.enable_grad():
-        result = reference.BACKEND.run(request, "lanes")
-        c_states = None if result.states is None else result.states[0][1]
-        if c_states is not None and len(layer.saved_shapes(inputs[0].shape[0])[1]) == 3:
-            c_states = torch.stack(c_states.chunk(layer.directions, 1))  # the layout of the kernels
-    results = result.output, c_states, *result.state
+        results = _reference_results(layer, offsets, inputs, grads.c_states is not None)
     outputs = []
     output_grads = []
     for tensor, grad in zip(results, (grads.output, grads.c_states, *grads.final), strict=True):
         if tensor is not None and grad is not None and tensor.requires_grad:
             outputs.append(tensor)
             output_grads.append(grad)
-    leaves = [part for part in inputs if part is not None and part.requires_grad]
+    leaves = [tensor for tensor in inputs if tensor is not None and tensor.requires_grad]
     computed = iter(
         torch.autograd.grad(outputs, leaves, output_grads, create_graph=keep, allow_unused=True)
     )
     return tuple(
-        next(computed) if part is not None and part.requires_grad else None for part in inputs
+        [
+            next(computed) if tensor is not None and tensor.requires_grad else None
+            for tensor in inputs
+        ]
     )
+
+
+def _view(tensor: Tensor | None, keep: bool) -> Tensor | None:
+    """Return a view, to which no gradient flows from a tensor that was computed from this one.
+
+    Without ``keep`` it is also detached from the graph of its tensor.
+    """
+    if tensor is None:
+        return None
+    view = tensor.view_as(tensor)
+    return view if keep else view.detach().requires_grad_(view.requires_grad)
+
+
+def _reference_results(
+    layer: Layer, offsets: Tensor, inputs: Tensors, need_c: bool
+) -> tuple[Tensor | None, ...]:
+    """Return output, ``c`` after each element if needed, and final states of the reference."""
+    cell = CELLS[layer.cell]
+    weights = [
+        cell.weights_type(*layer.weights_of(inputs, direction))
+        for direction in range(layer.directions)
+    ]
+    request = Request(
+        cell,
+        inputs[0],
+        offsets,
+        None,
+        layer.initial(inputs),
+        tuple(weights),
+        directions=layer.directions,
+        need_states=need_c,
+        state_sizes=layer.sizes,
+    )
+    result = reference.BACKEND.run(request, "lanes")
+    if result.states is None:
+        return result.output, None, *result.state
+    c_states = result.states[0][1]
+    _, shape = layer.saved_shapes(inputs[0].shape[0])
+    if len(shape) == 3:  # the layout of the kernels
+        c_states = torch.stack(c_states.chunk(layer.directions, 1))
+    return result.output, c_states, *result.state

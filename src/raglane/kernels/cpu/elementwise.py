@@ -66,16 +66,16 @@ class ElementwiseLayer(Layer):
             if self.skips and first.skip is None
             else None
         )
-        initial = [torch.empty_like(part) for part in self.initial(tensors)]
+        initial = [torch.empty_like(state) for state in self.initial(tensors)]
         computes_all = self._computes_all_gradients(tensors)
         grad_values = torch.empty_like(values) if computes_all and needed[0] else None
         begin = len(tensors) - self.weights
         # The time loop always sums the gradients of recurrent factors and biases, at index 1 and 2.
         grads = [
-            torch.empty_like(part)
-            if part is not None and is_needed and (computes_all or index % self.each in (1, 2))
+            torch.empty_like(weight)
+            if weight is not None and is_needed and (computes_all or index % self.each in (1, 2))
             else None
-            for index, (part, is_needed) in enumerate(
+            for index, (weight, is_needed) in enumerate(
                 zip(tensors[begin:], needed[begin:], strict=True)
             )
         ]
@@ -91,8 +91,7 @@ class ElementwiseLayer(Layer):
     def _add_products(
         self, call: BackwardCall, gates: Tensor, skipped: Tensor | None, grads: list[Tensor | None]
     ) -> Tensor | None:
-        """Return the gradient of the values, and write those of the weights to ``grads``, by
-        torch's products.
+        """Return the gradient of the values, and write those of the weights to ``grads``.
 
         ``gates`` are gradients of the input products, ``(K, N, S * H)``; ``skipped``, of an SRU
         without ``skip``, is the gradient that reaches the values without a product, ``(K, N, H)``.
@@ -115,8 +114,8 @@ class ElementwiseLayer(Layer):
             if needed[begin + 3] and weights.skip is not None:
                 grads[begin + 3] = outer(of_skip, values)
         if grad_values is not None and skipped is not None:
-            for part in skipped:
-                grad_values += part
+            for of_direction in skipped:
+                grad_values += of_direction
         return grad_values
 
 

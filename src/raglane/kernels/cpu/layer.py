@@ -1,11 +1,10 @@
-"""A layer of the cpu kernels without its tensors, kept from call to call; its forward and backward
-pass.
-"""
+"""A layer of the cpu kernels without its tensors, kept from call to call, and its two passes."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from functools import lru_cache
+from itertools import islice
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -18,7 +17,7 @@ from raglane.cells import CELLS
 from raglane.errors import ArgumentError
 from raglane.kernels.checks import Admitted, Gate, admit, check_layer
 from raglane.native import library
-from raglane.native.memory import NO_MEMORY
+from raglane.native.memory import NO_MEMORY, pointer
 from raglane.packing.rows import Table
 
 Tensors = tuple[Any, ...]
@@ -51,9 +50,8 @@ class LayerSpec(NamedTuple):
     sizes: tuple[int, ...]  # of the states
     directions: int  # ``K``
     dtype: torch.dtype  # of all tensors
-    checkpoint_every: int = (
-        0  # steps of a sequence that backward recomputes at a time; 0 if forward saves the gates
-    )
+    # Steps of a sequence that backward recomputes at a time; 0 if forward saves the gates.
+    checkpoint_every: int = 0
 
 
 class LayerResult(NamedTuple):
@@ -63,14 +61,14 @@ class LayerResult(NamedTuple):
     final: tuple[Tensor, ...]  # final states, ``(K, B, size)`` each
     gates: Tensor | None  # saved for backward; None without a backward pass
     c_states: Tensor | None  # ``c`` after each element, if the cell has one and it was saved
-    # Of a call with a table, for backward: its flat values and output, and the places of its rows.
-    flat: tuple[Tensor, Tensor, Tensor] | None = None
+    # Of a call with a table, for backward.
+    flat_values: Tensor | None = None
+    flat_output: Tensor | None = None
+    saved_plan: Tensor | None = None  # see ``Layout.of_saved_plan``
 
 
 class Saved(NamedTuple):
-    """Tensors that forward saves for backward; empty tensors for those that the cell does not
-    need.
-    """
+    """Tensors that forward saves for backward; empty ones if the cell does not need them."""
 
     output: Tensor  # ``(N, K * P)``
     gates: Tensor  # ``(K, N, ...)``, in the layout of the kernels
@@ -109,18 +107,16 @@ _NAMES = (
 
 
 class Layer(ABC):
-    """A layer of one cell and certain sizes, in all its directions; raises ValueError or KeyError
-    for no such layer.
+    """A layer of one cell and certain sizes, in all its directions.
 
-    Threads share it: only the cache of packed fields and the gate's templates change.
+    Raises ValueError or KeyError for no such layer. Threads share it: only the cache of packed
+    fields and the gate's templates change.
     """
 
-    weight_fields: ClassVar[
-        tuple[str, ...]
-    ]  # the fields of C's struct for the weights of a direction
-    written: ClassVar[
-        tuple[str, ...]
-    ]  # the fields that backward writes, without gradients of weights
+    # The fields of C's struct for the weights of a direction.
+    weight_fields: ClassVar[tuple[str, ...]]
+    # The fields that backward writes, without gradients of weights.
+    written: ClassVar[tuple[str, ...]]
     checkpoints: ClassVar[bool] = False  # True if backward can recompute the gates
     overwrites_c = False  # True if backward may overwrite ``c``
     # Numbers saved per element, and the dimensions of ``c`` before the elements.
@@ -148,20 +144,20 @@ class Layer(ABC):
         self._heads: dict[
             tuple[str, int, int, int | None, torch.dtype], tuple[tuple[int, ...], Tensor]
         ] = {}
-        weights, gradients = [
-            [
-                f"{kind}[{direction}].{name}"
-                for direction in range(self.directions)
-                for name in self.weight_fields
-            ]
-            for kind in ("weights", "grad_weights")
-        ]
-        inputs = "offsets", "values", "initial_h", "initial_c", *weights
+        inputs = "offsets", "values", "initial_h", "initial_c", *self._fields_of("weights")
         results = "packed", "output", "final_h", "final_c", "gates", "c_states"
         self._pack_forward = fields.packer(*inputs, *results, begin="offsets")
         self._pack_backward = fields.packer(
-            *inputs, *_READ, *self.written, *gradients, begin="offsets"
+            *inputs, *_READ, *self.written, *self._fields_of("grad_weights"), begin="offsets"
         )
+
+    def _fields_of(self, array: str) -> list[str]:
+        """Return the fields of C's struct for an array with the weights of each direction."""
+        return [
+            f"{array}[{direction}].{name}"
+            for direction in range(self.directions)
+            for name in self.weight_fields
+        ]
 
     def initial(self, tensors: Tensors) -> Tensors:
         """Return the initial states among a layer's tensors."""
@@ -182,9 +178,7 @@ class Layer(ABC):
         """Return every state after each element, ``(N, K * size)`` per state."""
 
     def admit(self, offsets: Any, tensors: Tensors, depth: int = 0) -> Admitted:
-        """Validate a layer's tensors, and copy those that C cannot read; ``depth`` is for
-        messages.
-        """
+        """Validate a layer's tensors; copy those that C cannot read. ``depth`` is for messages."""
         return self.gate.try_validate(offsets, tensors) or self.gate.normalised(
             offsets, tensors, depth
         )
@@ -199,7 +193,7 @@ class Layer(ABC):
         need_c: bool,
         packed: Tensor | None = None,
     ) -> LayerResult | None:
-        """As :meth:`forward`, by one call of C++; None if that cannot read a tensor, or is missing.
+        """Run :meth:`forward` by one call of C++; None if it cannot read a tensor, or is missing.
 
         With a table in place of offsets, the values and a needed output have its layout.
         """
@@ -210,14 +204,18 @@ class Layer(ABC):
         # The caller records the call; torch's operators for autograd would warn of one that does
         # not.
         records = save and torch.is_grad_enabled()
-        table = offsets if isinstance(offsets, Table) else None
-        sizes, order, number = (
-            (offsets, None, 0) if table is None else (table.sizes, table.order, table.number)
-        )
+        if isinstance(offsets, Table):
+            sizes = offsets.sizes
+            order = offsets.order
+            layout = offsets.number
+        else:
+            sizes = offsets
+            order = None
+            layout = 0  # flat
         try:
             if records:
                 torch._C._set_grad_enabled(False)
-            parts = run[0](
+            results = run.forward(
                 head,
                 sizes,
                 tensors[0],
@@ -227,26 +225,22 @@ class Layer(ABC):
                 save,
                 need_c,
                 order,
-                number,
+                layout,
             )
         except NO_MEMORY:
             return None
         finally:
             if records:
                 torch._C._set_grad_enabled(True)
-        if not parts:
+        if not results:
             return None
-        flat = (parts.pop(-3), parts.pop(-2), parts.pop()) if table and save else None
-        begin = int(need_output or save)
-        keeps_c = save or need_c
-        final = tuple(parts[begin : begin + len(self.sizes)])
-        return LayerResult(
-            parts[0] if begin else None,
-            final,
-            parts[-2] if save else None,
-            parts[-1] if keeps_c else None,
-            flat,
-        )
+        following = iter(results)
+        output = next(following) if need_output or save else None
+        final = tuple(islice(following, len(self.sizes)))
+        gates = next(following) if save else None
+        c_states = next(following) if save or need_c else None
+        # After them, of a call with a table: flat values, flat output and plan.
+        return LayerResult(output, final, gates, c_states, *following)
 
     def forward(
         self,
@@ -275,10 +269,9 @@ class Layer(ABC):
             # torch parses sizes as separate arguments in half the time of a tuple.
             gates = library.empty(values, *gates_shape) if save else None
             c_states = values.new_empty(*c_shape) if need_c else library.empty(values, *c_shape)
-        parts = (packed, output, final[0], final[1] if len(final) > 1 else None, gates, c_states)
-        pointers = self._pack_forward(
-            *addresses, *[0 if part is None else part.data_ptr() for part in parts]
-        )
+        final_c = final[1] if len(final) > 1 else None
+        results = (packed, output, final[0], final_c, gates, c_states)
+        pointers = self._pack_forward(*addresses, *map(pointer, results))
         dtype = self.dtype if packed is None else self._weights_dtype(packed.dtype)
         self._call("raglane_forward", dtype, pointers, offsets, values)
         return LayerResult(output, final, gates, c_states)
@@ -286,9 +279,7 @@ class Layer(ABC):
     def _head(
         self, dtype: torch.dtype, threads: int | None = None
     ) -> tuple[tuple[int, ...], Tensor]:
-        """Return the fields of the struct before its addresses, without counts; ``dtype`` is that
-        of the weights.
-        """
+        """Return the struct's fields before its addresses, for weights of ``dtype``; no counts."""
         kernels = library.library()
         key = (
             kernels.isa,
@@ -350,12 +341,10 @@ class Layer(ABC):
         overwrite: bool,
         depth: int = 0,
     ) -> Grads:
-        """Return the gradients of the tensors for which ``needed`` is True; ``overwrite`` as in
-        BackwardCall.
-        """
-        found = self.try_backward(offsets, tensors, saved, grads, needed, overwrite)
-        if found is not None:
-            return found
+        """Return the gradients of the ``needed`` tensors; ``overwrite`` as in BackwardCall."""
+        gradients = self.try_backward(offsets, tensors, saved, grads, needed, overwrite)
+        if gradients is not None:
+            return gradients
         offsets, tensors, addresses, _storages = self.admit(offsets, tensors, depth)
         values = tensors[0]
         count = self.directions
@@ -363,11 +352,11 @@ class Layer(ABC):
         output = (values.shape[0], count * self.sizes[0])
         gates, c_states = self.saved_shapes(values.shape[0])
         states = [(count, sequences, size) for size in self.sizes]
-        parts = (*saved[:3], grads.output, grads.c_states, *grads.final)
+        read = (*saved[:3], grads.output, grads.c_states, *grads.final)
         shapes = (output, gates, c_states, output, c_states, *states)
-        own, places, _more_storages = admit(_NAMES, parts, shapes, values)
-        saved = Saved(own[0], own[1], own[2], saved.is_shared)  # type: ignore[arg-type]
-        fields = addresses + places + [0] * (len(_READ) - len(places))
+        readable, pointers, _more_storages = admit(_NAMES, read, shapes, values)
+        saved = Saved(readable[0], readable[1], readable[2], saved.is_shared)  # type: ignore[arg-type]
+        fields = addresses + pointers + [0] * (len(_READ) - len(pointers))
         return self._backward(BackwardCall(offsets, tensors, saved, fields, needed, overwrite))
 
     def try_backward(
@@ -380,33 +369,44 @@ class Layer(ABC):
         overwrite: bool,
         in_layout: bool = False,
     ) -> Grads | None:
-        """As :meth:`backward`, by one call of C++; None if that cannot read a tensor, or is
-        missing.
+        """Run :meth:`backward` by one call of C++; None if it cannot read a tensor, or is missing.
 
-        ``in_layout``: ``offsets`` are the places of a table's rows, and the gradients of output and
+        ``in_layout``: ``offsets`` are the saved plan of a table, and the gradients of output and
         values have its layout.
         """
         run = library.operators()
         if run is None or not self._computes_all_gradients(tensors):
             return None
         over_c = overwrite and not saved.is_shared and self.overwrites_c
-        parts = (*saved[:3], grads.output, grads.c_states, *grads.final, None)[:7]
+        read = (*saved[:3], grads.output, grads.c_states, *grads.final, None)[: len(_READ)]
         try:
-            head = self._head(self.dtype)[1]
-            read = (tensors[0], tensors[1:], parts)
-            found = run[1](head, offsets, *read, needed, overwrite, over_c, in_layout)
+            _, head = self._head(self.dtype)
+            results = run.backward(
+                head,
+                offsets,
+                tensors[0],
+                tensors[1:],
+                read,
+                needed,
+                overwrite,
+                over_c,
+                in_layout,
+            )
         except NO_MEMORY:
             return None
-        if not found and any(needed):
+        if not results and any(needed):
             return None
         if overwrite:
             spend(saved.gates)
         if over_c:
             spend(saved.c_states)
-        results = iter(found)
+        following = iter(results)
         pairs = zip(tensors, needed, strict=True)
         return tuple(
-            [next(results) if is_needed and part is not None else None for part, is_needed in pairs]
+            [
+                next(following) if is_needed and tensor is not None else None
+                for tensor, is_needed in pairs
+            ]
         )
 
     @abstractmethod
@@ -414,12 +414,8 @@ class Layer(ABC):
         """Return the gradients."""
 
     def _run_backward(self, call: BackwardCall, written: list[Tensor | None]) -> None:
-        """Call C's backward, which writes to the tensors ``written``: the class's fields, then
-        gradients of weights.
-        """
-        pointers = self._pack_backward(
-            *call.fields, *[0 if part is None else part.data_ptr() for part in written]
-        )
+        """Call C's backward; ``written``: tensors of the class's fields, gradients of weights."""
+        pointers = self._pack_backward(*call.fields, *map(pointer, written))
         self._call("raglane_backward", self.dtype, pointers, call.offsets, call.tensors[0])
 
     def _call(
@@ -430,14 +426,12 @@ class Layer(ABC):
         try:
             library.call(function, head + pointers)
         except ArgumentError:
-            check_unchanged(
-                offsets, values.shape[0], values.device
-            )  # raises the message of the other backends
+            # Raises the message of the other backends.
+            check_unchanged(offsets, values.shape[0], values.device)
             raise
 
     def _computes_all_gradients(self, tensors: Tensors) -> bool:
-        """Return True if the kernels compute the gradients of values and weights, False if torch
-        does.
+        """Return True if the kernels, not torch, compute the gradients of values and weights.
 
         For many elements of bfloat16, torch's products are faster on processors with bfloat16
         instructions, because the kernels widen the numbers first. For few elements the overhead of
@@ -451,8 +445,9 @@ class Layer(ABC):
             or "avx512bf16" not in kernels.isas
         ):
             return True
-        few = sum(part.numel() for part in self.weights_of(tensors, 0)[:2] if part is not None)
-        return bool(tensors[0].shape[0] <= kernels.few_elements and few <= kernels.few_weights)
+        products = self.weights_of(tensors, 0)[:2]
+        count = sum(weight.numel() for weight in products if weight is not None)
+        return bool(tensors[0].shape[0] <= kernels.few_elements and count <= kernels.few_weights)
 
 
 KINDS: dict[type, type[Layer]] = {}
@@ -460,9 +455,7 @@ KINDS: dict[type, type[Layer]] = {}
 
 
 def kind_of(cell: str) -> type[Layer] | None:
-    """Return the subclass for a cell; it does not load the kernels, because ``torch.compile``
-    traces it.
-    """
+    """Return the subclass for a cell, without loading the kernels: ``torch.compile`` traces it."""
     return KINDS.get(CELLS[cell].weights_type) if cell in CELLS else None
 
 
@@ -493,10 +486,10 @@ def layer_of(
     depth: int = 0,
     checkpoint_every: int = 0,
 ) -> Layer:
-    """Return the layer for tensors, the last ``weights`` of which are weights; cached by
-    :class:`LayerSpec`.
+    """Return the layer for tensors, cached by :class:`LayerSpec`.
 
-    ``depth`` is the index of the layer in its stack, for messages.
+    The last ``weights`` tensors are weights. ``depth`` is the index of the layer in its stack, for
+    messages.
     """
     try:
         values = tensors[0]
@@ -520,9 +513,7 @@ def are_hooked() -> bool:
 
 
 def is_last_use() -> bool:
-    """Return True if the graph is freed after this backward pass, so that saved tensors may be
-    overwritten.
-    """
+    """Return True if backward frees the graph, so that saved tensors may be overwritten."""
     return not torch._C._autograd._get_current_graph_task_keep_graph()
 
 
@@ -532,9 +523,7 @@ def spend(*tensors: Tensor) -> None:
 
 
 def outer(gates: Tensor, inputs: Tensor) -> Tensor:
-    """Return the sum over the elements of the outer products of rows: ``(N, G)`` and ``(N, D)`` to
-    ``(G, D)``.
-    """
+    """Return the sum of the rows' outer products: ``(N, G)`` and ``(N, D)`` to ``(G, D)``."""
     if inputs.shape[0] < _TALL * inputs.shape[1]:
         return torch.mm(gates.t(), inputs)
     # MKL computes the transpose of a tall and narrow product a fifth to a third faster.

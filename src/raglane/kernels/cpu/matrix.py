@@ -82,8 +82,8 @@ class MatrixLayer(Layer):
         unprojected = library.empty(values, count, total, self.hidden_size) if projects else None
         computes_all = self._computes_all_gradients(tensors)
         grads = [
-            torch.empty_like(part) if is_needed and (computes_all or 0 < index < begin) else None
-            for index, (part, is_needed) in enumerate(zip(tensors, call.needed, strict=True))
+            torch.empty_like(tensor) if is_needed and (computes_all or 0 < index < begin) else None
+            for index, (tensor, is_needed) in enumerate(zip(tensors, call.needed, strict=True))
         ]
         written = [gates, h_before, grad_h, unprojected, *grads[1:begin], *[None] * (3 - begin)]
         self._run_backward(call, [*written, grads[0], *grads[begin:]])
@@ -129,9 +129,8 @@ class MatrixLayer(Layer):
         gates = steps.gates[direction, :, : self.slots * hidden_size]
         h_before = steps.h_before[direction]
         result: list[Tensor | None] = [None] * 5
-        split = (
-            gates.shape[1] > rows
-        )  # the input and hidden product of a GRU's candidate have different gradients
+        # The input and hidden product of a GRU's candidate have different gradients.
+        split = gates.shape[1] > rows
         if needed[0]:
             result[0] = outer(gates[:, :rows], values)
         if needed[1]:
@@ -170,13 +169,13 @@ class _StepGrads(NamedTuple):
 
 
 # The constants of ``lane_capacity`` in csrc/scan/lanes.h, for caches that fit the maximum of lanes.
-_SURPLUS, _MOST, _EVEN = 1.15, 48, 6
+_SURPLUS = 1.15  # lanes in relation to those that a thread would need without gaps
+_MOST = 48  # lanes of a thread
+_EVEN = 6  # their number is a multiple of this one
 
 
 def lanes_of(lengths: Tensor, threads: int) -> int:
-    """Return the lanes of all threads together for lengths on the CPU, at least 1; for predictions
-    of run times.
-    """
+    """Return the lanes of all threads together, at least 1; for predictions of run times."""
     count = int(lengths.count_nonzero())
     total = int(lengths.sum())
     if count == 0:

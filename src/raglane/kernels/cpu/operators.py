@@ -36,12 +36,12 @@ def _layer_of(
         raise ArgumentError(
             "cell", repr(cell), f"one of {', '.join(cell_facts())}", "choose one of them"
         )
-    states = tuple(part for part in padded[:2] if part is not None)
-    for name, part in zip("hc", states, strict=False):
-        if part.dim() != 3:
+    states = tuple(state for state in padded[:2] if state is not None)
+    for name, state in zip("hc", states, strict=False):
+        if state.dim() != 3:
             rule = "a tensor (directions, sequences, size)"
             raise ShapeError(
-                name, f"shape {tuple(part.shape)}", rule, "pass one state per sequence"
+                name, f"shape {tuple(state.shape)}", rule, "pass one state per sequence"
             )
     if checkpoint_every < 0:
         rule = "0, or the number of steps that backward recomputes at a time"
@@ -50,14 +50,13 @@ def _layer_of(
     each = len(CELLS[cell].weights_type._fields)
     weights = padded[2:][: each * directions]
     rest = padded[2:][each * directions :]
-    if any(part is not None for part in rest):
+    if any(weight is not None for weight in rest):
         got = f"{directions} directions, and weights for more"
         rule = f"{each} for each direction of h"
         raise ArgumentError("weights", got, rule, "pass a state for both directions")
     tensors = (values, *states, *weights)
-    sizes = tuple(
-        int(part.shape[2]) for part in states
-    )  # int, because they may be symbolic while tracing
+    # int, because they may be symbolic while tracing.
+    sizes = tuple(int(state.shape[2]) for state in states)
     layer = layer_of(
         cell,
         offsets,
@@ -93,23 +92,21 @@ def _shapes(cell: str, values: Tensor, offsets: Tensor, *rest: Any) -> tuple[Ten
     " int checkpoint_every) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
 def recurrence(cell: str, values: Tensor, offsets: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    """Return output, final h, final c, saved gates, c after each element; empty tensors for missing
-    ones.
-    """
+    """Return output, final h, final c, saved gates, c after each element; empty if missing."""
     *padded, need_output, save, need_c, every = rest
     layer, tensors = _layer_of(cell, values, offsets, tuple(padded), every)
     options = {"need_output": need_output, "save": save, "need_c": need_c}
     result = layer.try_forward(offsets, tensors, **options)
     result = result or layer.forward(layer.admit(offsets, tensors), **options)
-    parts = (result.output, *(*result.final, None)[:2], result.gates, result.c_states)
-    return tuple([values.new_empty(0) if part is None else part for part in parts])
+    results = (result.output, *(*result.final, None)[:2], result.gates, result.c_states)
+    return tuple([values.new_empty(0) if tensor is None else tensor for tensor in results])
 
 
 def _shapes_of_gradients(cell: str, values: Tensor, offsets: Tensor, *rest: Any) -> list[Tensor]:  # noqa: ARG001
     pairs = zip((values, *rest[:_PADDED]), rest[-2], strict=True)
     return [
-        values.new_empty(part.shape if is_needed and part is not None else 0)
-        for part, is_needed in pairs
+        values.new_empty(tensor.shape if is_needed and tensor is not None else 0)
+        for tensor, is_needed in pairs
     ]
 
 
@@ -121,24 +118,20 @@ def _shapes_of_gradients(cell: str, values: Tensor, offsets: Tensor, *rest: Any)
     " -> Tensor[]",
 )
 def _backward_op(cell: str, values: Tensor, offsets: Tensor, *rest: Any) -> list[Tensor]:
-    """Return the gradients of (values, h, c, ten weights); empty tensors for those that are not
-    needed.
-    """
-    padded, (output, gates, c_states, grad_output, grad_c_states, *grad_final) = (
-        rest[:_PADDED],
-        rest[_PADDED:-2],
-    )
-    needed, every = rest[-2:]
+    """Return the gradients of (values, h, c, ten weights); empty if they are not needed."""
+    *read, needed, every = rest
+    padded = tuple(read[:_PADDED])
+    output, gates, c_states, grad_output, grad_c_states, *grad_final = read[_PADDED:]
     layer, tensors = _layer_of(cell, values, offsets, padded, every)
     states = len(layer.initial(tensors))
     weights = layer.weights
     if len(needed) != 1 + _PADDED:
         rule = f"{1 + _PADDED} bools: of the values, two states and {_WEIGHTS} weights"
         raise ArgumentError("needed", f"{len(needed)} bools", rule, "pass one for each")
-    own = (*needed[: 1 + states], *needed[3 : 3 + weights])
+    existing = (*needed[: 1 + states], *needed[3 : 3 + weights])
     output_grads = OutputGrads(grad_output, grad_c_states, tuple(grad_final[:states]))
     saved = Saved(output, gates, c_states, is_shared=True)
-    grads = layer.backward(offsets, tensors, saved, output_grads, own, overwrite=False)
+    grads = layer.backward(offsets, tensors, saved, output_grads, existing, overwrite=False)
     all_grads = [
         *grads[: 1 + states],
         *[None] * (2 - states),
@@ -152,10 +145,10 @@ def _backward_op(cell: str, values: Tensor, offsets: Tensor, *rest: Any) -> list
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    cell, values, offsets, *rest = inputs
+    ctx.cell, values, offsets, *rest = inputs
+    *_, ctx.need_c, ctx.every = rest
     padded = rest[:_PADDED]
-    ctx.cell, ctx.need_c, ctx.every = cell, *rest[-2:]
-    ctx.needed = [part is not None and part.requires_grad for part in (values, *padded)]
+    ctx.needed = [tensor is not None and tensor.requires_grad for tensor in (values, *padded)]
     ctx.save_for_backward(values, offsets, *padded, output[0], output[3], output[4])
 
 

@@ -24,7 +24,7 @@ from raglane.kernels.cpu.layer import layer_of
 from raglane.kernels.cpu.programs import encode
 from raglane.native import library
 from raglane.native.library import DTYPES, program_preamble
-from raglane.native.memory import checked_rows, place
+from raglane.native.memory import address, checked_rows
 from raglane.programs.program import Program
 
 _CPU = torch.device("cpu")
@@ -50,7 +50,7 @@ class Rows(NamedTuple):
 
 
 class Kernel:
-    """A stage of a model; of those that C does not run, ``run`` writes the output."""
+    """One stage of a model. Stages without a C kernel implement ``run``."""
 
     def __init__(
         self,
@@ -74,25 +74,24 @@ class Kernel:
 
     def check(self, rows: Rows, widths: Sequence[int], dtypes: Sequence[torch.dtype]) -> None:
         """Raise if C cannot read the rows of these widths, and one of these dtypes."""
-        got = (
-            [(part.shape[1], part.dtype) for part in rows.inputs],
-            [part.shape[1] for part in rows.pools],
-        )
-        if [width for width, _ in got[0]] != list(widths) or got[1] != list(self.sizes):
+        inputs = [(tensor.shape[1], tensor.dtype) for tensor in rows.inputs]
+        sizes = [pool.shape[1] for pool in rows.pools]
+        got = (inputs, sizes)
+        if [width for width, _ in inputs] != list(widths) or sizes != list(self.sizes):
             rule = f"widths {list(widths)} and states {list(self.sizes)}"
             fix = "pass the rows of the stage"
             raise ShapeError("rows", repr(got), rule, fix)
-        if any(dtype not in dtypes for _, dtype in got[0]):
+        if any(dtype not in dtypes for _, dtype in inputs):
             raise ShapeError(
                 "rows", repr(got), f"of {' or '.join(map(str, dtypes))}", "convert them"
             )
         shapes = [(rows.pools[0].shape[0], size) for size in self.sizes]
         filled = [pool for pool in rows.pools if pool.numel()]
-        placed = [
-            place(pool, shape, self.state_dtype)
+        addresses = [
+            address(pool, shape, self.state_dtype)
             for pool, shape in zip(rows.pools, shapes, strict=True)
         ]
-        if None in placed or len({pool.data_ptr() for pool in filled}) < len(filled):
+        if None in addresses or len({pool.data_ptr() for pool in filled}) < len(filled):
             got_pools = [(tuple(pool.shape), pool.dtype, pool.stride()) for pool in rows.pools]
             rule = f"contiguous tensors {shapes} of {self.state_dtype} without common memory"
             raise ShapeError("pools", repr(got_pools), rule, "pass those of the method pools")
@@ -103,8 +102,7 @@ class Kernel:
 
 
 class Runner:
-    """Runs stages on batches in memory of its own: the caller writes a batch, and reads the rows of
-    a stage.
+    """Runs stages in memory of its own: a caller writes a batch, and reads a stage's rows.
 
     ``stages`` are pairs of a kernel and the indexes of the rows that it reads: 0 is the input,
     ``(n, width)``, and i the output of stage i - 1. ``pools`` are those of each kernel. All other
@@ -123,7 +121,8 @@ class Runner:
         self._pools = pools
         self._threads = threads
         self._sizes = [(width, dtype), *[(kernel.width, kernel.dtype) for kernel, _ in stages]]
-        self._elements = self._sequences = 0
+        self._elements = 0
+        self._sequences = 0
 
     def reserve(self, elements: int, sequences: int) -> None:
         """Make room for a batch; ``rows``, ``arrays``, ``offsets`` and ``slots`` may be new."""
@@ -132,14 +131,17 @@ class Runner:
         # Twice as much as before, so that growing streams rarely need new memory.
         elements = max(elements, 2 * self._elements, 1)
         sequences = max(sequences, 2 * self._sequences)
-        self._elements = self._sequences = 0  # until there is memory for all of it
+        # Until there is memory for all of it.
+        self._elements = 0
+        self._sequences = 0
         self.rows = [
             torch.empty(elements, width, dtype=dtype, device=_CPU) for width, dtype in self._sizes
         ]
         self.arrays = [as_array(rows) for rows in self.rows]
         self.offsets = np.zeros(sequences + 1, np.int64)
         self.slots = np.zeros(sequences, np.int64)
-        self._places = torch.from_numpy(self.offsets), torch.from_numpy(self.slots)
+        self._offsets = torch.from_numpy(self.offsets)
+        self._slots = torch.from_numpy(self.slots)
         self._calls: list[_Calls | int] = []
         for index, (kernel, _) in enumerate(self._stages):
             if not isinstance(kernel, PreparedLayer | PreparedProgram):
@@ -160,34 +162,37 @@ class Runner:
             rule = "those of the last call of reserve, at most"
             raise ArgumentError("elements", got, rule, "call reserve first")
         threads = library.library().threads(self._threads)
-        for part in self._calls:
-            if isinstance(part, int):
-                self._stages[part][0].run(self._rows_of(part, elements, sequences))
+        for calls in self._calls:
+            if isinstance(calls, int):
+                kernel, _ = self._stages[calls]
+                kernel.run(self._rows_of(calls, elements, sequences))
             else:
-                address, count = part.table.buffer_info()
-                library.call(
-                    "raglane_run_stages", address, count // 2, threads, sequences, elements
-                )
+                table, count = calls.table.buffer_info()
+                library.call("raglane_run_stages", table, count // 2, threads, sequences, elements)
 
     def _rows_of(self, index: int, elements: int, sequences: int) -> Rows:
-        inputs = [self.rows[read][:elements] for read in self._stages[index][1]]
-        offsets, slots = self._places
-        output = self.rows[index + 1][:elements]
-        return Rows(inputs, output, offsets[: sequences + 1], slots[:sequences], self._pools[index])
+        _, sources = self._stages[index]
+        return Rows(
+            [self.rows[read][:elements] for read in sources],
+            self.rows[index + 1][:elements],
+            self._offsets[: sequences + 1],
+            self._slots[:sequences],
+            self._pools[index],
+        )
 
 
 class _Calls(NamedTuple):
     """The structs of calls that follow each other, and the table of their addresses."""
 
     table: array[int]
-    kept: list[Any]
+    owners: list[Any]  # of all memory that C reads
 
     def add(self, kernel: PreparedLayer | PreparedProgram, rows: Rows) -> None:
-        fields, kept = kernel.fields(rows)
+        fields, owners = kernel.fields(rows)
         memory = ctypes.create_string_buffer(fields, len(fields))
-        self.kept.append((memory, kept))
-        own = ctypes.addressof(memory)
-        self.table.extend((own, 0) if isinstance(kernel, PreparedLayer) else (0, own))
+        self.owners.append((memory, owners))
+        struct = ctypes.addressof(memory)
+        self.table.extend((struct, 0) if isinstance(kernel, PreparedLayer) else (0, struct))
 
 
 class PreparedLayer(Kernel):
@@ -211,8 +216,8 @@ class PreparedLayer(Kernel):
         self._packed = self._layer.packed(weights, dtype=dtype)
         self._weights_dtype = self._layer.dtype if dtype is None else dtype
         self.is_int8 = dtype is torch.int8
-        # C reads only which weights there are.
-        self._weights = tuple([int(part is not None) for part in weights])
+        # With packed weights, the kernels only test whether each pointer is null.
+        self._weights = tuple([int(weight is not None) for weight in weights])
         fields = [f"weights[0].{name}" for name in self._layer.weight_fields]
         self._pack = (
             library.library()
@@ -228,28 +233,25 @@ class PreparedLayer(Kernel):
     def fields(self, rows: Rows) -> tuple[bytes, Any]:
         """Return the struct of a call with all rows, and what else C reads."""
         self.check(rows, [self._layer.input_size], [self.dtype])
-        parts = (rows.offsets, rows.slots, *rows.inputs)
-        pools = [part.data_ptr() for part in rows.pools]
+        read = (rows.offsets, rows.slots, *rows.inputs)
+        pools = [pool.data_ptr() for pool in rows.pools]
         pointers = self._pack(
-            *[part.data_ptr() for part in parts],
-            *(
-                *self._weights,
-                self._packed.data_ptr(),
-                rows.output.data_ptr(),
-                pools[0],
-                pools[1] if pools[1:] else 0,
-            ),
+            *[tensor.data_ptr() for tensor in read],
+            *self._weights,
+            self._packed.data_ptr(),
+            rows.output.data_ptr(),
+            pools[0],
+            pools[1] if pools[1:] else 0,
         )
         slots = rows.pools[0].shape[0]
         head = self._layer._counted(
             self._weights_dtype, rows.slots.shape[0], rows.output.shape[0], slots, 1
         )
-        return head + pointers, (parts, rows)
+        return head + pointers, (read, rows)
 
 
 class PreparedProgram(Kernel):
-    """A program with elements, states, vectors, weights and one output, but no sequences; the
-    weights are packed.
+    """A program without inputs per sequence and with one output; its weights are packed.
 
     Later changes of ``vectors`` and ``weights`` have no effect. ``output_dtype`` may be bfloat16 in
     place of float32.
@@ -267,10 +269,8 @@ class PreparedProgram(Kernel):
         encoded = encode(program)
         elements, sequences, states, *_ = encoded.shapes
         if sequences or not elements or len(program.outputs) != 1:
-            counts = len(sequences), len(elements), len(program.outputs)
-            got = (
-                f"{counts[0]} inputs per sequence, {counts[1]} per element and {counts[2]} outputs"
-            )
+            counts = f"{len(sequences)} inputs per sequence, {len(elements)} per element"
+            got = f"{counts} and {len(program.outputs)} outputs"
             rule = "one of inputs per element alone, and one output"
             raise ArgumentError("program", got, rule, "run it without preparing it")
         self._dtypes = (dtype, torch.bfloat16) if dtype is torch.float32 else (dtype,)
@@ -278,54 +278,48 @@ class PreparedProgram(Kernel):
         sizes = [width for (width,) in states]
         output_dtype = dtype if output_dtype is None else output_dtype
         super().__init__(program.outputs[0][1], output_dtype, sizes, dtype)
-        own_vectors, own_weights = [
-            [
-                checked_rows(f"{name}[{index}]", part, shape, (dtype,))
-                for index, (part, shape) in enumerate(zip(parts, shapes, strict=True))
-            ]
-            for name, parts, shapes in zip(
-                ("vectors", "weights"), (vectors, weights), encoded.shapes[3:], strict=True
-            )
-        ]
+        *_, of_vectors, of_weights = encoded.shapes
+        vectors = _checked("vectors", vectors, of_vectors, dtype)
+        weights = _checked("weights", weights, of_weights, dtype)
         # Memory that C reads in every call, and no other code changes.
         self._code = encoded.code
-        self._vectors = [part.clone(memory_format=torch.contiguous_format) for part in own_vectors]
+        self._vectors = [vector.clone(memory_format=torch.contiguous_format) for vector in vectors]
         # The structs of a call's tensors, without the addresses that change from call to call.
         self._table = array("q")
         for width in (*self._widths, *sizes):
             self._table.extend((0, DTYPES[dtype], width, 0, 0))
-        for part in self._vectors:
-            self._table.extend((part.data_ptr(), DTYPES[dtype], 0, 0, 0))
-        of_weights = len(self._table)
-        for part in own_weights:
-            self._table.extend((part.data_ptr(), DTYPES[dtype], *part.stride()))
+        for vector in self._vectors:
+            self._table.extend((vector.data_ptr(), DTYPES[dtype], 0, 0, 0))
+        weights_at = len(self._table)
+        for weight in weights:
+            self._table.extend((weight.data_ptr(), DTYPES[dtype], *weight.stride()))
         self._output_at = len(self._table)
-        for width, own in ((self.width, output_dtype), *[(size, dtype) for size in sizes]):
-            self._table.extend((0, DTYPES[own], width, 0, 0))
+        self._table.extend((0, DTYPES[output_dtype], self.width, 0, 0))
+        for size in sizes:
+            self._table.extend((0, DTYPES[dtype], size, 0, 0))
         self._packed = library.packed(
             "raglane_pack_program", self._argument(self._table, None, (0, 0, 1, 0, 0, 0), 0)
         )
-        self._table[of_weights : self._output_at] = array(
-            "q", bytes(8 * (self._output_at - of_weights))
-        )
+        packed = self._output_at - weights_at
+        self._table[weights_at : self._output_at] = array("q", bytes(8 * packed))
 
     def fields(self, rows: Rows) -> tuple[bytes, Any]:
         """Return the struct of a call with all rows, and what else C reads."""
         self.check(rows, self._widths, self._dtypes)
         table = self._table[:]
-        parts = (*rows.inputs, *rows.pools)
-        for index, part in enumerate(parts):
-            table[5 * index] = part.data_ptr()
-            table[5 * index + 1] = DTYPES[part.dtype]
+        for index, tensor in enumerate((*rows.inputs, *rows.pools)):
+            table[5 * index] = tensor.data_ptr()
+            table[5 * index + 1] = DTYPES[tensor.dtype]
         table[self._output_at] = rows.output.data_ptr()
-        sizes = (
+        batch = (
             rows.slots.shape[0],
             rows.output.shape[0],
             1,
             rows.pools[0].shape[0] if rows.pools else 0,
+            rows.offsets.data_ptr(),
+            rows.slots.data_ptr() if rows.pools else 0,
         )
-        places = rows.offsets.data_ptr(), rows.slots.data_ptr() if rows.pools else 0
-        return self._argument(table, 1, (*sizes, *places), self._packed.data_ptr()), (table, rows)
+        return self._argument(table, 1, batch, self._packed.data_ptr()), (table, rows)
 
     def _argument(
         self, table: array[int], threads: int | None, batch: tuple[int, ...], packed: int
@@ -339,3 +333,13 @@ class PreparedProgram(Kernel):
             packed,
         )
         return _pack_program(*program_preamble(self.state_dtype, threads), *batch, *pointers)
+
+
+def _checked(
+    argument: str, tensors: Sequence[Tensor], shapes: Sequence[tuple[int, ...]], dtype: torch.dtype
+) -> list[Tensor]:
+    """Return tensors of a program that C can read."""
+    return [
+        checked_rows(f"{argument}[{index}]", tensor, shape, (dtype,))
+        for index, (tensor, shape) in enumerate(zip(tensors, shapes, strict=True))
+    ]

@@ -1,6 +1,4 @@
-"""Runs programs, steps of any cell, on the cpu kernels: one time loop in C++ over all elements of a
-batch.
-"""
+"""Runs programs, steps of any cell, on the cpu kernels: one time loop in C++ over a batch."""
 
 from __future__ import annotations
 
@@ -20,13 +18,13 @@ from raglane._utils.tracing import is_jit_traced
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.native import library
 from raglane.native.library import DTYPES, call, program_preamble
-from raglane.native.memory import NO_MEMORY, address, checked_rows, contiguous
+from raglane.native.memory import NO_MEMORY, checked_rows, contiguous, pointer
 from raglane.programs.lower import Lowered
 from raglane.programs.program import KINDS, OPERATIONS, Operand, Program, product_program
 
 _NUMBERS = {name: number for number, name in enumerate(OPERATIONS)}
-# The structs raglane_program and raglane_outer.
-_pack, _pack_outer = struct.Struct("=16q").pack, struct.Struct("=15q").pack
+_pack = struct.Struct("=16q").pack  # the struct raglane_program
+_pack_outer = struct.Struct("=15q").pack  # the struct raglane_outer
 _NOWHERE = Operand(-1)
 
 
@@ -43,8 +41,7 @@ def run(
     output_dtypes: Sequence[torch.dtype] | None = None,
     over: Mapping[int, Tensor] = {},
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Run a program on a ragged batch; return its outputs ``(N, width)`` and the final states ``(B,
-    width)``.
+    """Run a program on a batch; return its outputs ``(N, width)`` and final states ``(B, width)``.
 
     All tensors are float32, or all float64; with float32, elements and outputs may be bfloat16.
     ``over`` maps the index of an output to the tensor whose memory it reuses. This may be one of
@@ -52,14 +49,13 @@ def run(
     """
     encoded = encode(program)
     inputs = (elements, sequences, states, vectors, weights)
-    if (
-        output_dtypes is None
-        and (made := _run_by_operator(encoded, offsets, ascending, inputs, over)) is not None
-    ):
-        return made
-    for name, own, shapes in zip(_INPUTS, inputs, encoded.shapes, strict=True):
-        if len(own) != len(shapes):
-            got = f"{len(own)} tensors"
+    if output_dtypes is None:
+        results = _run_by_operator(encoded, offsets, ascending, inputs, over)
+        if results is not None:
+            return results
+    for name, tensors, shapes in zip(_INPUTS, inputs, encoded.shapes, strict=True):
+        if len(tensors) != len(shapes):
+            got = f"{len(tensors)} tensors"
             rule = f"the {len(shapes)} tensors of the program"
             raise ShapeError(name, got, rule, f"pass {len(shapes)}")
     count, batch = _sizes(offsets, elements)
@@ -69,14 +65,15 @@ def run(
     fields = array("q")
     # References keep copies alive until C returns, and storages that another thread replaces
     # meanwhile.
-    tensors: list[Tensor] = []
+    readable: list[Tensor] = []
     storages = []
-    for name, own, shapes, size in zip(_INPUTS, inputs, encoded.shapes, rows, strict=True):
+    for name, tensors, shapes, size in zip(_INPUTS, inputs, encoded.shapes, rows, strict=True):
         dtypes = narrow if name == "elements" else (dtype,)
-        for index, (part, shape) in enumerate(zip(own, shapes, strict=True)):
-            tensors.append(checked_rows(f"{name}[{index}]", part, (*size, *shape), dtypes))
-            storages.append(tensors[-1].untyped_storage())
-            _add(fields, tensors[-1])
+        for index, (tensor, shape) in enumerate(zip(tensors, shapes, strict=True)):
+            checked = checked_rows(f"{name}[{index}]", tensor, (*size, *shape), dtypes)
+            readable.append(checked)
+            storages.append(checked.untyped_storage())
+            _add(fields, checked)
     kinds = [dtype] * len(program.outputs) if output_dtypes is None else list(output_dtypes)
     if len(kinds) != len(program.outputs) or not set(kinds) <= set(narrow):
         rule = f"{len(program.outputs)} dtypes of {', '.join(map(str, narrow))}"
@@ -95,9 +92,8 @@ def run(
     try:
         call("raglane_run_program", argument)
     except ArgumentError:
-        check_unchanged(
-            offsets, count, torch.device("cpu")
-        )  # raises the message of the other backends
+        # Raises the message of the other backends.
+        check_unchanged(offsets, count, torch.device("cpu"))
         raise
     return outputs, finals
 
@@ -109,38 +105,40 @@ def _run_by_operator(
     inputs: Sequence[Sequence[Tensor]],
     over: Mapping[int, Tensor],
 ) -> tuple[list[Tensor], list[Tensor]] | None:
-    """As :func:`run`, by one call of C++; None if that cannot read a tensor, or is missing."""
+    """Do what :func:`run` does by one call of C++; None if it cannot read a tensor, or is missing."""
     operators = library.operators()
     kernels = library.library()
     if [*map(len, inputs)] != [*map(len, encoded.shapes)]:
         return None
     reused = [over.get(index) for index in range(len(encoded.program.outputs))]
     new = len(reused) - len(over) + len(encoded.shapes[2])
-    # torch's tracer cannot record such a call, and ends the process.
-    if is_jit_traced() or operators is None or not new:  # no results are those of a failure
+    # torch's tracer cannot record such a call, and ends the process. A call without new tensors
+    # returns the empty list of a failure.
+    if is_jit_traced() or operators is None or not new:
         return None
     settings = kernels.numbers[kernels.isa], kernels.flags, kernels.threads(), ascending
     try:
-        made = operators[2](encoded.code, offsets, [*chain(*inputs)], reused, *settings)
+        results = operators.run_program(encoded.code, offsets, [*chain(*inputs)], reused, *settings)
     except NO_MEMORY:
         return None
-    if len(made) != new:
+    if len(results) != new:
         return None
-    results = iter(made)
-    return [next(results) if part is None else part for part in reused], [*results]
+    following = iter(results)
+    outputs = [next(following) if tensor is None else tensor for tensor in reused]
+    return outputs, [*following]
 
 
 def run_lowered(
     lowered: Lowered,
     offsets: Tensor,
     ascending: bool,
-    given: Mapping[int, Tensor],
+    values: Mapping[int, Tensor],
     weights: Sequence[Tensor],
     over: Mapping[int, Tensor] = {},
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Run the program of a lowered graph, whose inputs are ``given`` by node; see :func:`run`."""
+    """Run the program of a lowered graph on ``values`` of its nodes; see :func:`run`."""
     inputs: Any = {
-        name: [given[node] for node in lowered.inputs.get(kind, ())]
+        name: [values[node] for node in lowered.inputs.get(kind, ())]
         for name, kind in zip(_INPUTS, KINDS, strict=False)
     }
     turned = [
@@ -174,45 +172,55 @@ def encode(program: Program) -> Encoded:
     """Return a program as integers for C."""
     if not isinstance(program, Program):
         raise ArgumentTypeError("program", f"a {type(program).__name__}", "a Program", "build one")
-    parts = (
-        program.blocks,
-        program.weights,
-        program.instructions,
-        program.outputs,
-        program.next_states,
-    )
-    numbers = [
-        *map(len, parts),
-        sum(len(instruction.columns) for instruction in program.instructions),
-    ]
     try:
-        for block in program.blocks:
-            numbers += KINDS.index(block.kind), block.width, block.index
-        for weight in program.weights:
-            numbers += weight.groups, weight.rows, weight.depth
-        for instruction in program.instructions:
-            numbers += (
-                _NUMBERS[instruction.operation],
-                instruction.width,
-                instruction.segments,
-                _bits_of(instruction.epsilon),
-                instruction.weight,
-                len(instruction.columns),
-            )
-            for places, most in ((instruction.results, 2), (instruction.operands, 3)):
-                for place in (*places, *[_NOWHERE] * (most - len(places))):
-                    numbers += _place(place)
-        for output, width in program.outputs:
-            numbers += (*_place(output), width)
-        for state in program.next_states:
-            numbers += _place(state)
-        for instruction in program.instructions:
-            numbers += instruction.columns
-        code = array("q", numbers)
+        code = array("q", _numbers_of(program))
     except (KeyError, ValueError, OverflowError, TypeError, struct.error) as error:
         rule = "of kinds, operations and numbers of raglane.programs.program"
         raise ArgumentError("program", quote(str(error)), rule, "build it again") from error
-    # C cannot see wrong numbers of results and operands, because encoded ones are padded.
+    _check_counts(program)
+    shapes = tuple([tuple([(width,) for width in program.widths(kind)]) for kind in KINDS[:-1]])
+    weights = tuple([(weight.groups, weight.rows, weight.depth) for weight in program.weights])
+    return Encoded(torch.frombuffer(code, dtype=torch.int64), (*shapes, weights), program)
+
+
+def _numbers_of(program: Program) -> list[int]:
+    """Return the integers of a program, in the order of ``raglane_program`` in ``raglane.h``."""
+    instructions = program.instructions
+    numbers = [
+        len(program.blocks),
+        len(program.weights),
+        len(instructions),
+        len(program.outputs),
+        len(program.next_states),
+        sum(len(instruction.columns) for instruction in instructions),
+    ]
+    for block in program.blocks:
+        numbers += KINDS.index(block.kind), block.width, block.index
+    for weight in program.weights:
+        numbers += weight.groups, weight.rows, weight.depth
+    for instruction in instructions:
+        numbers += (
+            _NUMBERS[instruction.operation],
+            instruction.width,
+            instruction.segments,
+            _bits_of(instruction.epsilon),
+            instruction.weight,
+            len(instruction.columns),
+        )
+        for operands, most in ((instruction.results, 2), (instruction.operands, 3)):
+            for operand in (*operands, *[_NOWHERE] * (most - len(operands))):
+                numbers += _fields_of(operand)
+    for output, width in program.outputs:
+        numbers += (*_fields_of(output), width)
+    for state in program.next_states:
+        numbers += _fields_of(state)
+    for instruction in instructions:
+        numbers += instruction.columns
+    return numbers
+
+
+def _check_counts(program: Program) -> None:
+    """Raise for wrong numbers of results and operands: C sees padded ones."""
     for number, instruction in enumerate(program.instructions):
         counts = len(instruction.results), len(instruction.operands)
         right = 2 if instruction.operation == "norm" else 1, OPERATIONS[instruction.operation]
@@ -221,13 +229,10 @@ def encode(program: Program) -> Encoded:
             raise ArgumentError(
                 f"instructions[{number}]", got, f"of {right[0]} and {right[1]}", "build it again"
             )
-    shapes = tuple([tuple([(width,) for width in program.widths(kind)]) for kind in KINDS[:-1]])
-    weights = tuple([(weight.groups, weight.rows, weight.depth) for weight in program.weights])
-    return Encoded(torch.frombuffer(code, dtype=torch.int64), (*shapes, weights), program)
 
 
-def _place(place: Operand) -> tuple[int, ...]:
-    return place.block, place.start, bool(place.spread), _bits_of(place.number)
+def _fields_of(operand: Operand) -> tuple[int, ...]:
+    return operand.block, operand.start, bool(operand.spread), _bits_of(operand.number)
 
 
 def _bits_of(number: float) -> int:
@@ -259,22 +264,22 @@ def _sizes(offsets: Tensor, elements: Sequence[Tensor]) -> tuple[int, int]:
     return count, offsets.shape[0] - 1
 
 
-def _memory(own: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+def _memory(over: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Return the memory of an output: the caller's tensor if it fits."""
     if (
-        own is not None
-        and own.shape == shape
-        and own.dtype is dtype
-        and own.stride(1) == 1
-        and own.is_cpu
+        over is not None
+        and over.shape == shape
+        and over.dtype is dtype
+        and over.stride(1) == 1
+        and over.is_cpu
     ):
-        return own
+        return over
     return torch.empty(shape, dtype=dtype, device="cpu")
 
 
 def _computed_in(inputs: Sequence[Sequence[Tensor]]) -> torch.dtype:
     """Return the dtype of a call: that of the first tensor, with float32 for bfloat16."""
-    first = next((part for own in inputs for part in own), None)
+    first = next(chain.from_iterable(inputs), None)
     if first is None:
         return torch.float32
     if not isinstance(first, Tensor) or first.dtype not in DTYPES:
@@ -284,24 +289,22 @@ def _computed_in(inputs: Sequence[Sequence[Tensor]]) -> torch.dtype:
     return torch.float64 if first.dtype is torch.float64 else torch.float32
 
 
-def _add(fields: array[int], part: Tensor) -> None:
-    strides = (
-        part.stride()
-        if part.dim() == 3
-        else (part.stride(0), 0, 0)
-        if part.dim() == 2
-        else (0, 0, 0)
-    )
-    fields.extend((part.data_ptr(), DTYPES[part.dtype], *strides))
+def _add(fields: array[int], tensor: Tensor) -> None:
+    """Add the struct of a tensor: its address, dtype and strides."""
+    dimensions = tensor.dim()
+    strides: tuple[int, ...] = (0, 0, 0)
+    if dimensions == 3:
+        strides = tensor.stride()
+    elif dimensions == 2:
+        strides = tensor.stride(0), 0, 0
+    fields.extend((tensor.data_ptr(), DTYPES[tensor.dtype], *strides))
 
 
 # ---- products of the rows of all elements --------------------------------------------------------
 
 
 def times(rows: Tensor, weight: Tensor) -> Tensor:
-    """Return ``rows @ weight.T``, group by group; the bits of a row do not depend on the other
-    rows.
-    """
+    """Return ``rows @ weight.T``, group by group; the bits of a row depend on no other row."""
     if not isinstance(weight, Tensor) or weight.dim() != 3 or not weight.numel():
         got = (
             f"shape {tuple(weight.shape)}"
@@ -315,9 +318,8 @@ def times(rows: Tensor, weight: Tensor) -> Tensor:
             "pass a tensor of that shape",
         )
     groups, width, depth = weight.shape
-    offsets = torch.frombuffer(
-        array("q", (0, rows.shape[0])), dtype=torch.int64
-    )  # sooner than torch.tensor
+    # Sooner than torch.tensor.
+    offsets = torch.frombuffer(array("q", (0, rows.shape[0])), dtype=torch.int64)
     outputs, _ = run(
         product_program(groups, width, depth), offsets=offsets, elements=[rows], weights=[weight]
     )
@@ -327,9 +329,7 @@ def times(rows: Tensor, weight: Tensor) -> Tensor:
 def outer_products(
     left: Tensor, right: Tensor | None, *, groups: int = 1, sums: bool = False
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Return the sums over the elements of the outer products of their rows, and of the rows of
-    ``left``.
-    """
+    """Return the sums over the elements of outer products of rows, and of the rows of ``left``."""
     left = _rows("left", left, None, None)
     count, columns = left.shape
     if right is not None:
@@ -345,17 +345,17 @@ def outer_products(
     total = torch.empty(columns, dtype=left.dtype, device="cpu") if sums else None
     abi, isa, dtype, flags, threads = program_preamble(left.dtype)
     strides = left.stride(0), 0 if right is None else right.stride(0)
-    addresses = [address(part) for part in (left, right, to, total)]
+    pointers = map(pointer, (left, right, to, total))
     head = abi, isa, dtype, flags & 1, threads, count
-    call("raglane_outer_products", _pack_outer(*head, *shape, *strides, *addresses))
+    call("raglane_outer_products", _pack_outer(*head, *shape, *strides, *pointers))
     return to, total
 
 
-def _rows(name: str, part: Any, count: int | None, dtype: torch.dtype | None) -> Tensor:
+def _rows(name: str, tensor: Any, count: int | None, dtype: torch.dtype | None) -> Tensor:
     """Return ``count`` rows that C can read, of a dtype; None for any."""
     try:
-        rows, columns = part.shape
+        rows, columns = tensor.shape
     except (AttributeError, TypeError, ValueError):
         rows = columns = 0
     shape = rows if count is None else count, columns
-    return checked_rows(name, part, shape, tuple(DTYPES) if dtype is None else (dtype,))
+    return checked_rows(name, tensor, shape, tuple(DTYPES) if dtype is None else (dtype,))

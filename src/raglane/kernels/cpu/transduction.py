@@ -16,13 +16,11 @@ from torch import Tensor
 from raglane._utils.checks import check_like
 from raglane.errors import ShapeError
 from raglane.native.library import ABI, DTYPES, call, found_state, library
-from raglane.native.memory import contiguous, place
+from raglane.native.memory import address, contiguous
 
 
 class Grams(NamedTuple):
-    """An n-gram model as an automaton: the last fields of ``raglane_search`` in
-    ``csrc/abi/raglane.h``.
-    """
+    """An n-gram model as an automaton: the last fields of ``raglane_search`` in ``raglane.h``."""
 
     order: int
     begin: int  # the context of the first token of a sequence
@@ -52,41 +50,41 @@ def _packer(struct: str) -> Any:
 
 
 def _readable(
-    *parts: tuple[str, Tensor, tuple[int, ...], torch.dtype],
+    *arguments: tuple[str, Tensor, tuple[int, ...], torch.dtype],
 ) -> tuple[list[int], list[Any]]:
-    """Return the addresses of tensors that C can read, each a name, a tensor, its shape and dtype;
-    and their owners.
+    """Return the addresses of tensors that C can read, and their owners.
+
+    An argument is a name, a tensor, its shape and its dtype.
     """
     addresses = []
     owners = []
-    for name, part, shape, dtype in parts:
-        placed = place(part, shape, dtype)
-        if placed is None:
-            check_like(name, part, shape, torch.empty(0, dtype=dtype, device="cpu"))
-            part = contiguous(name, part)
-            placed = place(part, shape, dtype)
-            if placed is None:
+    for name, tensor, shape, dtype in arguments:
+        memory = address(tensor, shape, dtype)
+        if memory is None:
+            check_like(name, tensor, shape, torch.empty(0, dtype=dtype, device="cpu"))
+            tensor = contiguous(name, tensor)
+            memory = address(tensor, shape, dtype)
+            if memory is None:
                 rule = "unchanged during a call"
                 fix = "do not change it in another thread"
                 raise ShapeError(name, "a tensor that changed", rule, fix)
-        addresses.append(placed[0])
-        owners.append((part, placed[1]))
+        begin, storage = memory
+        addresses.append(begin)
+        owners.append((tensor, storage))
     return addresses, owners
 
 
 def align(
     emissions: Tensor, frames: Tensor, labels: Tensor, one_per_frame: bool, need_shares: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return losses ``(B,)`` and shares ``(M, 2)``, or an empty tensor, of emissions ``(M, 2)`` of
-    a transducer.
-    """
+    """Return losses ``(B,)`` and, if needed, shares ``(M, 2)`` of a transducer's emissions."""
     count = frames.shape[0]
     rows = emissions.shape[0]
-    lengths = [
-        (name, part, (count,), torch.int64)
-        for name, part in (("frames", frames), ("labels", labels))
-    ]
-    addresses, _owners = _readable(*lengths, ("emissions", emissions, (rows, 2), emissions.dtype))
+    addresses, _owners = _readable(
+        ("frames", frames, (count,), torch.int64),
+        ("labels", labels, (count,), torch.int64),
+        ("emissions", emissions, (rows, 2), emissions.dtype),
+    )
     losses = emissions.new_empty(count)
     shares = emissions.new_empty((rows, 2) if need_shares else 0)
     out = losses.data_ptr(), shares.data_ptr() if need_shares else 0
@@ -102,37 +100,35 @@ def find_prefixes(
     beam: Beam,
     grams: Grams | None,
 ) -> tuple[Tensor, Tensor]:
-    """Run or continue a beam search on ``(N, C)`` float32 or float64; return the state and the
-    offsets of records.
-    """
-    count, (total, classes) = offsets.shape[0] - 1, log_probs.shape
+    """Run or continue a beam search on ``(N, C)``; return the state and the offsets of records."""
+    count = offsets.shape[0] - 1
+    total, classes = log_probs.shape
     addresses, _owners = _readable(
         ("offsets", offsets, (count + 1,), torch.int64),
         ("log_probs", log_probs, (total, classes), log_probs.dtype),
     )
-    kept = [0, 0, 0]
+    previous = [0, 0, 0]
     model = [0] * 10
     if state is not None:
-        sizes = state[0].shape[0], count + 1
-        given, _state = _readable(
-            *(
-                ("state", part, (length,), torch.int64)
-                for part, length in zip(state, sizes, strict=True)
-            )
+        records, record_offsets = state
+        size = records.shape[0]
+        (begin, begin_offsets), _state = _readable(
+            ("state", records, (size,), torch.int64),
+            ("state", record_offsets, (count + 1,), torch.int64),
         )
         # A pointer to no integers may be null, which means a new search.
-        kept = [given[0] or given[1], given[1], sizes[0]]
+        previous = [begin or begin_offsets, begin_offsets, size]
     if grams is not None:
         contexts = grams.shorter.shape[0]
         size = grams.tokens.shape[0]
         shapes = (contexts + 1,), (contexts,), (contexts,), (size,), (size,), (size,)
         dtypes = [torch.int64, torch.int64, torch.float64] * 2
-        given, _model = _readable(*zip(["scorer"] * 6, grams[2:], shapes, dtypes, strict=True))
-        model = [grams.order, contexts, grams.begin, size, *given]
+        arrays, _model = _readable(*zip(["scorer"] * 6, grams[2:], shapes, dtypes, strict=True))
+        model = [grams.order, contexts, grams.begin, size, *arrays]
     head = ABI, DTYPES[log_probs.dtype], library().threads(), count, total, classes
     return found_state(
         _packer("raglane_search")(
-            *head, *beam[:3], -math.inf, *beam[3:], *addresses, *kept, *model
+            *head, *beam[:3], -math.inf, *beam[3:], *addresses, *previous, *model
         ),
         count,
     )
@@ -141,10 +137,10 @@ def find_prefixes(
 def best_alignment(
     log_probs: Tensor, offsets: Tensor, targets: Tensor, label_offsets: Tensor, blank: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the times ``(M, 2)``, confidences ``(M,)`` and scores ``(B,)``, float64, of the best
-    alignments by CTC.
-    """
-    count, labels, (total, classes) = offsets.shape[0] - 1, targets.shape[0], log_probs.shape
+    """Return times ``(M, 2)``, confidences ``(M,)`` and scores ``(B,)`` of CTC's best alignments."""
+    count = offsets.shape[0] - 1
+    labels = targets.shape[0]
+    total, classes = log_probs.shape
     addresses, _owners = _readable(
         ("offsets", offsets, (count + 1,), torch.int64),
         ("targets", label_offsets, (count + 1,), torch.int64),
@@ -154,7 +150,7 @@ def best_alignment(
     times = torch.empty(labels, 2, dtype=torch.int64, device="cpu")
     confidences = torch.empty(labels, dtype=torch.float64, device="cpu")
     scores = torch.empty(count, dtype=torch.float64, device="cpu")
-    out = (part.data_ptr() for part in (times, confidences, scores))
+    out = times.data_ptr(), confidences.data_ptr(), scores.data_ptr()
     head = ABI, DTYPES[log_probs.dtype], library().threads(), count, total, classes, blank, labels
     call("raglane_best_alignment", _packer("raglane_alignment")(*head, *addresses, *out))
     return times, confidences, scores
@@ -163,13 +159,16 @@ def best_alignment(
 def soft_dtw(
     costs: Tensor, left: Tensor, right: Tensor, gamma: float, reach: Tensor | None = None
 ) -> Tensor:
-    """Return the soft minimum over paths to each pair, ``(P,)`` float64; with it, the derivatives
-    of the last ones.
+    """Return the soft minimum over paths to each pair, ``(P,)`` float64.
+
+    With ``reach``, that result, return the derivatives of each sequence's last one.
     """
-    given = [] if reach is None else [("reach", reach, tuple(costs.shape), torch.float64)]
-    bounds = [("offsets", part, (left.shape[0],), torch.int64) for part in (left, right)]
+    results = [] if reach is None else [("reach", reach, tuple(costs.shape), torch.float64)]
     addresses, _owners = _readable(
-        *bounds, ("costs", costs, (costs.shape[0],), torch.float64), *given
+        ("offsets", left, (left.shape[0],), torch.int64),
+        ("offsets", right, (left.shape[0],), torch.int64),
+        ("costs", costs, (costs.shape[0],), torch.float64),
+        *results,
     )
     sizes = int(left[-1]), int(right[-1])
     result = torch.empty(costs.shape[0], dtype=torch.float64, device="cpu")
@@ -183,9 +182,12 @@ def soft_dtw(
 def edits(left: Tensor, left_offsets: Tensor, right: Tensor, right_offsets: Tensor) -> Tensor:
     """Return the insertions, deletions and substitutions ``(B, 3)`` between sequences of int64."""
     count = left_offsets.shape[0] - 1
-    parts = [("offsets", part, (count + 1,), torch.int64) for part in (left_offsets, right_offsets)]
-    parts += [("tokens", part, (part.shape[0],), torch.int64) for part in (left, right)]
-    addresses, _owners = _readable(*parts)
+    addresses, _owners = _readable(
+        ("offsets", left_offsets, (count + 1,), torch.int64),
+        ("offsets", right_offsets, (count + 1,), torch.int64),
+        ("tokens", left, (left.shape[0],), torch.int64),
+        ("tokens", right, (right.shape[0],), torch.int64),
+    )
     counts = torch.empty(count, 3, dtype=torch.int64, device="cpu")
     head = ABI, library().threads(), count, left.shape[0], right.shape[0], 0, math.nan
     call(

@@ -1,4 +1,9 @@
-"""Any cell as a program made of its equations in plain torch, on the cpu kernels or on a GPU."""
+"""Any cell as a program made of its equations in plain torch, on the cpu kernels or on a GPU.
+
+``backend.py`` compiles steps and runs them, ``backward.py`` computes their gradients, and
+``verify.py`` compares them with torch. ``operators.py`` has the operators of graphs, and
+``modules.py`` the users' modules in them.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +27,8 @@ class _Backend(ProgramBackend):
 
     def run(self, request: Request, schedule: str) -> Result:
         """See :class:`~raglane.kernels.contract.Backend`."""
-        if not records_operators() or has_tangent(
-            request.tensors()
-        ):  # operators would drop tangents
+        # Operators would drop tangents.
+        if not records_operators() or has_tangent(request.tensors()):
             return run(request)
         if request.cell.name in CELLS and not torch.is_autocast_enabled(self._device):
             return _run_operators(request)

@@ -1,5 +1,4 @@
-"""The backends ``program`` and ``triton``: a cell whose step can be traced, on the cpu kernels or
-on a GPU.
+"""The backends ``program`` and ``triton``: cells whose step can be traced, on a CPU or a GPU.
 
 A step is traced, or its trace is read from the disk, once. The loop of a call is one function to
 autograd, whose inputs are the tensors that a step reads. Values that depend only on parameters are
@@ -59,14 +58,13 @@ MACHINES = {
     "cuda": Machine(launch.run_lowered, launch.times, launch.outer_products, Places),
 }
 """Machines by the type of a device."""
-# One call of this many of a program, from the first on, is compared with the module as it is then.
+# Every 1,000th call of a program, beginning with the first, is compared with the current module.
 _CALLS = 1000
 _MOST_STEPS = 1024
 
 _CPU = torch.device("cpu")
-_Ran = tuple[
-    Tensor | None, list[Tensor], list[Tensor]
-]  # output, final states and the states of every step
+# Output, final states and the states of every step.
+_Results = tuple[Tensor | None, list[Tensor], list[Tensor]]
 
 _steps: OrderedDict[Any, CompiledStep | Refused] = OrderedDict()
 _warned: set[str] = set()
@@ -85,18 +83,15 @@ class ProgramBackend:
         """See :class:`~raglane.kernels.contract.Backend`; the step is traced for the answer."""
         unsupported = _unsupported(traits, self._device)
         if unsupported is not None or torch.compiler.is_compiling():
-            return (
-                unsupported  # while compiling, the call, which runs outside of the graph, decides
-            )
+            # While compiling, the call, which runs outside of the graph, decides.
+            return unsupported
         reason = self.why_not(traits)
         return (
             f"the cell {traits.cell.name!r} cannot become a program: {reason}" if reason else None
         )
 
     def why_not(self, traits: Traits) -> str:
-        """Return why a step cannot become a program, in a clause; empty if it can, or if no program
-        would run.
-        """
+        """Return why a step cannot become a program, a clause; empty if it can or is not to."""
         if _unsupported(traits, self._device) is not None:
             return ""
         try:
@@ -106,16 +101,14 @@ class ProgramBackend:
         return ""
 
     def origin(self, traits: Traits, shows: bool) -> tuple[str, str]:
-        """Return the origin of the first layer's program with the time it took, and the program as
-        text.
-        """
+        """Return the origin of the first layer's program with its time, and the program as text."""
         compiled = _first_step(traits)
         if compiled is None:
             return "", ""
-        made = "read from the disk" if compiled.is_read else "traced"
+        origin = "read from the disk" if compiled.is_read else "traced"
         not_kept = f"; not kept on the disk: {compiled.not_kept}" if compiled.not_kept else ""
         text = printed(compiled.forward(True, False, None).lowered.program) if shows else ""
-        return f"{made} and verified in {1e3 * compiled.seconds:.0f} ms{not_kept}", text
+        return f"{origin} and verified in {1e3 * compiled.seconds:.0f} ms{not_kept}", text
 
 
 def _unsupported(traits: Traits, device: str) -> str | None:
@@ -147,9 +140,8 @@ def _first_step(traits: Traits) -> CompiledStep | None:
     cell = traits.cell
     weights = traits.weights[0]
     if isinstance(cell, Marked):
-        cell = (
-            cell.inner
-        )  # masks come with a batch, and do not affect whether a step can become a program
+        # Masks come with a batch, and do not affect whether a step can become a program.
+        cell = cell.inner
     projection = getattr(weights, "projection", None)
     sizes = cell.state_sizes(traits.hidden_size, 0 if projection is None else projection.shape[0])
     return ready(step_of(cell, weights, traits.input_size, sizes, traits.dtype), traits.device)
@@ -168,10 +160,8 @@ def step_of(
 
 
 def ready(step: Step, device: torch.device = _CPU) -> CompiledStep:
-    """Return the verified programs of a step; raises Refused with the reason if it cannot become a
-    program.
-    """
-    other = next((part for part in step.leaves if part.device != device), None)
+    """Return the verified programs of a step; raises Refused if it cannot become a program."""
+    other = next((leaf for leaf in step.leaves if leaf.device != device), None)
     if other is not None:
         raise Refused(f"it has a tensor of {other.layout} on {other.device}")
     key = step.key if device.type == "cpu" else (step.key, device, launch.precision())
@@ -199,9 +189,7 @@ def _remember(key: Any, compiled: CompiledStep | Refused) -> None:
 
 
 def _compiled(step: Step, device: torch.device, key: Any) -> CompiledStep:
-    """Return verified programs: of a valid trace on the disk, or of a new one, which is then
-    saved.
-    """
+    """Return verified programs: of a valid trace on the disk, or of a new one, then saved."""
     disk_key = ""
     not_kept = ""
     check = partial(_difference, device)
@@ -240,7 +228,7 @@ def _difference(device: torch.device, step: Step, compiled: CompiledStep) -> str
     )
 
 
-def _run_on(device: torch.device, call: StepCall, tensors: tuple[Tensor, ...]) -> _Ran:
+def _run_on(device: torch.device, call: StepCall, tensors: tuple[Tensor, ...]) -> _Results:
     """Run a call of host tensors on a device."""
     if device.type == "cpu":
         return run_loop(call, tensors)
@@ -250,11 +238,11 @@ def _run_on(device: torch.device, call: StepCall, tensors: tuple[Tensor, ...]) -
         machine=MACHINES[device.type],
         lengths=call.offsets.diff(),
     )
-    output, finals, states = run_loop(moved, tuple([part.to(device) for part in tensors]))
+    output, finals, states = run_loop(moved, tuple([tensor.to(device) for tensor in tensors]))
     return (
         None if output is None else output.cpu(),
-        [part.cpu() for part in finals],
-        [part.cpu() for part in states],
+        [state.cpu() for state in finals],
+        [state.cpu() for state in states],
     )
 
 
@@ -265,7 +253,7 @@ def _discard(call: StepCall, reason: str) -> None:
     _remember(compiled.key, Refused(reason))
     if compiled.disk_key:
         stored.remove(compiled.disk_key)
-    cause = "the module, or what it reads, was changed where no program can see it, or its step is not that of a row"
+    cause = "the module or its globals changed after it was traced, or its step mixes rows"
     warn_caller(f"The cell {step.cell.name!r} runs in plain torch from now on: {reason}; {cause}.")
 
 
@@ -298,42 +286,36 @@ def run(request: Request) -> Result:
 def run_direction(
     layer: Request, weights: Any, state: tuple[Tensor, ...], reverse: bool, *, places: Any = None
 ) -> DirectionResult:
-    """See :class:`~raglane.kernels.contract.RunDirection`; ``places`` are those of the machine, if
-    they are made.
-    """
-    cell = layer.cell
+    """See :class:`~raglane.kernels.contract.RunDirection`; ``places`` are those of its machine."""
     values = layer.values
-    reason = ""
-    is_forward_mode = False
-    try:
-        step = step_of(
-            cell, weights, values.shape[1], tuple([part.shape[1] for part in state]), values.dtype
-        )
-        compiled = ready(step, values.device)
-        is_forward_mode = has_tangent(step.leaves)
-    except Refused as refused:
-        reason = refused.reason
-    if reason or is_forward_mode or not compiled.trace.prepares:
+    prepared = _prepared(layer, weights, state)
+    if isinstance(prepared, str):
         check_unchanged(layer.offsets, values.shape[0], values.device)  # before torch reads them
-    if reason:
-        warn(cell, reason)
-    if reason or is_forward_mode:
+        warn(layer.cell, prepared)
         return reference.run_direction(layer, weights, state, reverse)
-    rows = values if compiled.trace.prepares else cell.prepare(weights, values, layer.offsets)
-    tensors: tuple[Tensor, ...] = (rows, *step.elements, *state, *step.leaves)
-    if any(part.dtype in NARROW for part in tensors):
-        tensors = tuple([step.converted(part) for part in tensors])
-    machine = MACHINES[values.device.type]
-    lengths = None if layer.offsets.is_cpu else layer.host_lengths
-    wishes = layer.need_output, layer.need_states
-    call = StepCall(compiled, step, layer.offsets, not reverse, *wishes, machine, lengths)
+    step, compiled = prepared
+    is_forward_mode = has_tangent(step.leaves)
+    if is_forward_mode or not compiled.trace.prepares:
+        check_unchanged(layer.offsets, values.shape[0], values.device)
+    if is_forward_mode:
+        return reference.run_direction(layer, weights, state, reverse)
+    call = StepCall(
+        compiled,
+        step,
+        layer.offsets,
+        not reverse,
+        layer.need_output,
+        layer.need_states,
+        MACHINES[values.device.type],
+        None if layer.offsets.is_cpu else layer.host_lengths,
+    )
     call.places = places
+    tensors = _tensors_of(call, layer, weights, state)
     try:
         output, finals, states = run_loop(call, tensors)
-    except (
-        Refused
-    ) as refused:  # the kernel of these outputs needs more than a GPU has, that of others does not
-        warn(cell, refused.reason)
+    except Refused as refused:
+        # The kernel of these outputs needs more than a GPU has, that of others does not.
+        warn(layer.cell, refused.reason)
         return reference.run_direction(layer, weights, state, reverse)
     # Not on a device, for which the host would wait.
     if values.is_cpu and compiled.calls % _CALLS == 0 and not are_transformed(tensors):
@@ -344,43 +326,71 @@ def run_direction(
     compiled.calls += 1
     if values.dtype in NARROW:
         output = None if output is None else output.to(values.dtype)
-        finals, states = [[part.to(values.dtype) for part in parts] for parts in (finals, states)]
+        finals = [tensor.to(values.dtype) for tensor in finals]
+        states = [tensor.to(values.dtype) for tensor in states]
     return DirectionResult(output, tuple(finals), tuple(states) if layer.need_states else None)
+
+
+def _prepared(
+    layer: Request, weights: Any, state: tuple[Tensor, ...]
+) -> tuple[Step, CompiledStep] | str:
+    """Return the step of one direction and its programs, or the reason why it has none."""
+    values = layer.values
+    sizes = tuple([tensor.shape[1] for tensor in state])
+    try:
+        step = step_of(layer.cell, weights, values.shape[1], sizes, values.dtype)
+        return step, ready(step, values.device)
+    except Refused as refused:
+        return refused.reason
+
+
+def _tensors_of(
+    call: StepCall, layer: Request, weights: Any, state: tuple[Tensor, ...]
+) -> tuple[Tensor, ...]:
+    """Return the tensors of a call, in a dtype in which programs compute."""
+    step = call.step
+    rows = layer.values
+    if not call.compiled.trace.prepares:
+        rows = layer.cell.prepare(weights, rows, layer.offsets)
+    tensors = (rows, *step.elements, *state, *step.leaves)
+    if any(tensor.dtype in NARROW for tensor in tensors):
+        return tuple([step.converted(tensor) for tensor in tensors])
+    return tensors
 
 
 def run_in_graph(
     layer: Request, weights: Any, state: tuple[Tensor, ...], reverse: bool
 ) -> DirectionResult:
-    """Add a launch of a verified kernel to the graph of an export; raises Refused with the reason
-    if there is none.
-    """
+    """Add a launch of a verified kernel to the graph of an export; raises Refused without one."""
     values = layer.values
     cell = layer.cell
-    sizes = tuple([part.shape[1] for part in state])
+    sizes = tuple([tensor.shape[1] for tensor in state])
     with _disable_current_modes():  # numbers do not affect a program
         like = [
-            None if part is None else nn.Parameter(torch.empty(part.shape, device=part.device))
-            for part in weights
+            None
+            if weight is None
+            else nn.Parameter(torch.empty(weight.shape, device=weight.device))
+            for weight in weights
         ]
         step = step_of(cell, cell.weights_type(*like), values.shape[1], sizes, values.dtype)
         compiled = ready(step, values.device)
     rows = values if compiled.trace.prepares else cell.prepare(weights, values, layer.offsets)
     machine = MACHINES[values.device.type]
-    wishes = (layer.need_output, layer.need_states)
-    call = StepCall(compiled, step, layer.offsets, not reverse, *wishes, machine)
-    leaves = [part.contiguous() for part in weights if part is not None]
+    needs = (layer.need_output, layer.need_states)
+    call = StepCall(compiled, step, layer.offsets, not reverse, *needs, machine)
+    leaves = [weight.contiguous() for weight in weights if weight is not None]
     output, finals, states = run_loop(call, (rows, *state, *leaves))
     return DirectionResult(output, tuple(finals), tuple(states) if layer.need_states else None)
 
 
-def run_loop(call: StepCall, tensors: tuple[Tensor, ...]) -> _Ran:
+def run_loop(call: StepCall, tensors: tuple[Tensor, ...]) -> _Results:
     """Run a call: output, final states and the states of every step."""
     count = len(call.compiled.order)
     if call.places is None:
         call.places = call.machine.places(
             call.offsets, tensors[0].shape[0], call.lengths, call.long
         )
-    if torch.is_grad_enabled() and any(part.requires_grad for part in tensors):
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         results = list(_Loop.apply(call, *tensors))  # type: ignore[no-untyped-call]
     else:
         leaves = tensors[len(call.compiled.elements) + count :]
@@ -395,42 +405,41 @@ def _forward(
     tensors: tuple[Tensor, ...],
     vectors: list[Tensor],
     weights: list[Tensor],
-    wanted: Wanted | None,
+    selection: Wanted | None,
 ) -> tuple[list[Tensor], dict[int, Tensor]]:
     """Return output, final states and states of every step; and the saved tensors by node."""
     compiled = call.compiled
     count = len(call.compiled.elements)
-    program = compiled.forward(call.need_output, call.need_states, wanted)
-    unchanged = [tensors[count + place] for place in compiled.unchanged_places]
-    changing = [tensors[count + place] for place in compiled.changing_places]
+    program = compiled.forward(call.need_output, call.need_states, selection)
+    unchanged = [tensors[count + index] for index in compiled.unchanged_places]
+    changing = [tensors[count + index] for index in compiled.changing_places]
     nodes = (*compiled.elements, *compiled.states, *compiled.unchanged, *compiled.vectors)
-    given = dict(zip(nodes, (*tensors[:count], *changing, *unchanged, *vectors), strict=True))
+    inputs = dict(zip(nodes, (*tensors[:count], *changing, *unchanged, *vectors), strict=True))
     over = _saved_memory(program, tensors[0])
     outputs, finals = call.machine.run_lowered(
-        program.lowered, call.places, call.ascending, given, weights, over
+        program.lowered, call.places, call.ascending, inputs, weights, over
     )
     results = [] if program.output is None else [outputs[program.output]]
     results += _in_order(compiled, finals, unchanged)
     if call.need_states:
-        spread = [segments.spread(part, call.offsets, tensors[0].shape[0]) for part in unchanged]
-        results += _in_order(compiled, [outputs[place] for place in program.states], spread)
-    return results, {node: outputs[place] for node, place in program.saved.items()}
+        total = tensors[0].shape[0]
+        spread = [segments.spread(state, call.offsets, total) for state in unchanged]
+        results += _in_order(compiled, [outputs[index] for index in program.states], spread)
+    return results, {node: outputs[index] for node, index in program.saved.items()}
 
 
 def _in_order(compiled: CompiledStep, changing: list[Any], unchanged: list[Any]) -> list[Any]:
     """Return what belongs to each state in the order of the cell's states."""
-    return [(changing if changes else unchanged)[place] for changes, place in compiled.order]
+    return [(changing if changes else unchanged)[index] for changes, index in compiled.order]
 
 
 def _saved_memory(program: Forward, like: Tensor) -> dict[int, Tensor]:
-    """Allocate the tensors saved only for the backward pass: one block, which the allocator keeps
-    for the next call.
-    """
+    """Allocate the tensors saved only for backward: a block that is kept for the next call."""
     if not like.is_cpu:
         return {}
     widths = {
-        place: program.lowered.program.outputs[place][1]
-        for node, place in program.saved.items()
+        index: program.lowered.program.outputs[index][1]
+        for node, index in program.saved.items()
         if node in program.only_saved
     }
     if not widths:
@@ -451,54 +460,59 @@ class _Loop(torch.autograd.Function):
         compiled = call.compiled
         count = len(call.compiled.elements)
         end = count + len(compiled.order)
-        wishes = tuple(map(bool, ctx.needs_input_grad[1:]))
-        values = ParameterValues(compiled.trace.parameters, tensors[end:], wishes[end:])
-        unchanged = tuple([wishes[count + place] for place in compiled.unchanged_places])
-        wanted = Wanted(
-            call.need_output, call.need_states, wishes[:count], unchanged, *values.wanted
+        needed = tuple(map(bool, ctx.needs_input_grad[1:]))
+        values = ParameterValues(compiled.trace.parameters, tensors[end:], needed[end:])
+        unchanged = tuple([needed[count + index] for index in compiled.unchanged_places])
+        changing = [needed[count + index] for index in compiled.changing_places]
+        selection = Wanted(
+            call.need_output, call.need_states, needed[:count], unchanged, *values.wanted
         )
-        results, saved = _forward(call, tensors, values.vectors, values.weights, wanted)
+        results, saved = _forward(call, tensors, values.vectors, values.weights, selection)
         ctx.call = call
-        ctx.wanted = wanted
+        ctx.selection = selection
         ctx.values = values
         ctx.nodes = list(saved)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors, *saved.values())
         # An output must not be an input.
         inputs = set(map(id, tensors))
-        results = [part.view_as(part) if id(part) in inputs else part for part in results]
-        has = _recorded(call, wanted, [wishes[count + place] for place in compiled.changing_places])
+        results = [tensor.view_as(tensor) if id(tensor) in inputs else tensor for tensor in results]
+        flags = _recorded(call, selection, changing)
         ctx.mark_non_differentiable(
-            *[part for part, flag in zip(results, has, strict=True) if not flag]
+            *[tensor for tensor, flag in zip(results, flags, strict=True) if not flag]
         )
         return tuple(results)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         count = len(ctx.needs_input_grad) - 1
-        wishes = ctx.needs_input_grad[1:]
-        kept = ctx.saved_tensors  # read once: a checkpoint does not return them a second time
-        tensors = kept[:count]
-        saved = dict(zip(ctx.nodes, kept[count:], strict=True))
+        needed = ctx.needs_input_grad[1:]
+        # Read once: a checkpoint does not return them a second time.
+        saved_tensors = ctx.saved_tensors
+        tensors = saved_tensors[:count]
+        saved = dict(zip(ctx.nodes, saved_tensors[count:], strict=True))
         if torch.is_grad_enabled() or are_transformed(grads):
-            return None, *reference_gradients(ctx.call, tensors, grads, wishes)
+            return None, *reference_gradients(ctx.call, tensors, grads, needed)
         try:
-            computed = Gradients(ctx.call, ctx.wanted, ctx.values, tensors, saved).run(grads)
+            computed = Gradients(ctx.call, ctx.selection, ctx.values, tensors, saved).run(grads)
         except Refused:
-            computed = reference_gradients(ctx.call, tensors, grads, wishes)
-        return None, *[part if wish else None for part, wish in zip(computed, wishes, strict=True)]
+            computed = reference_gradients(ctx.call, tensors, grads, needed)
+        pairs = zip(computed, needed, strict=True)
+        return None, *[grad if is_needed else None for grad, is_needed in pairs]
 
 
-def _recorded(call: StepCall, wanted: Wanted, changing: list[bool]) -> list[bool]:
+def _recorded(call: StepCall, selection: Wanted, changing: list[bool]) -> list[bool]:
     """Return which results have a gradient if plain torch runs the steps one after the other."""
-    output, new = call.compiled.recorded(wanted, tuple(changing))
+    output, new = call.compiled.recorded(selection, tuple(changing))
     finals = list(new)
     if any(before and not now for before, now in zip(changing, new, strict=True)):
         # The final state of an empty sequence is its initial one.
         lengths = call.offsets.diff() if call.lengths is None else call.lengths
         has_empty = not bool(lengths.all())
         finals = [now or (before and has_empty) for before, now in zip(changing, new, strict=True)]
-    has = [output] if call.need_output else []
-    unchanged = list(wanted.unchanged)
-    has += _in_order(call.compiled, finals, unchanged)
-    return has + _in_order(call.compiled, list(new), unchanged) if call.need_states else has
+    unchanged = list(selection.unchanged)
+    flags = [output] if call.need_output else []
+    flags += _in_order(call.compiled, finals, unchanged)
+    if call.need_states:
+        flags += _in_order(call.compiled, list(new), unchanged)
+    return flags

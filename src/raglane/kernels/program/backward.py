@@ -20,23 +20,18 @@ from raglane.programs.step import Step
 
 
 class Machine(NamedTuple):
-    """Functions that run programs on a kind of device; they are those of
-    :mod:`raglane.kernels.cpu.programs`.
-    """
+    """Functions that run programs on a kind of device: see :mod:`raglane.kernels.cpu.programs`."""
 
     run_lowered: Callable[..., tuple[list[Tensor], list[Tensor]]]
     times: Callable[[Tensor, Tensor], Tensor]
     outer_products: Callable[..., tuple[Tensor | None, Tensor | None]]
-    places: Callable[
-        ..., Any
-    ]  # of the sequences, as run_lowered reads them, from the arguments of triton's Places
+    # The sequences as run_lowered reads them, from the arguments of triton's Places.
+    places: Callable[..., Any]
 
 
 @dataclass(slots=True, eq=False)  # not frozen, which takes three times as long to build
 class StepCall:
-    """One run of a compiled step. Its tensors are elements, then states, then leaves (parameters
-    and buffers).
-    """
+    """One run of a compiled step on its tensors: elements, states, parameters and buffers."""
 
     compiled: CompiledStep
     step: Step  # with the weights of this call
@@ -48,9 +43,7 @@ class StepCall:
     lengths: Tensor | None = None  # on the CPU, for offsets on a device
     long: int = LONG  # a GPU may cut sequences of more elements into chunks
     is_hooked: bool = field(default_factory=are_hooked, init=False)
-    places: Any = field(
-        default=None, init=False
-    )  # of the sequences, for the forward and the backward pass
+    places: Any = field(default=None, init=False)  # for the forward and the backward pass
 
 
 class Gradients:
@@ -59,123 +52,118 @@ class Gradients:
     def __init__(
         self,
         call: StepCall,
-        wanted: Wanted,
+        selection: Wanted,
         values: ParameterValues,
         tensors: tuple[Tensor, ...],
         saved: dict[int, Tensor],
     ) -> None:
         self.call = call
-        self.wanted = wanted
+        self.selection = selection
         self.values = values
         self.saved = saved
         self.compiled = call.compiled
         self.elements = tensors[: len(self.compiled.elements)]
         self.states = tensors[len(self.elements) :][: len(self.compiled.order)]
-        self.given = saved | dict(zip(self.compiled.elements, self.elements, strict=True))
+        self.inputs = saved | dict(zip(self.compiled.elements, self.elements, strict=True))
         self.count = self.elements[0].shape[0]
 
     def run(self, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Compute the gradients of the run's tensors from those of its results."""
         call = self.call
         compiled = self.compiled
-        program = compiled.backward(self.wanted)
+        program = compiled.backward(self.selection)
         like = self.elements[0]
         count = len(compiled.order)
         grad_output = grads[0] if call.need_output else None
-        rest = grads[int(call.need_output) :]
-        finals = [rest[place] for place in compiled.changing_places]
-        steps = (
-            [rest[count + place] for place in compiled.changing_places] if call.need_states else []
-        )
-        given = self.given
-        unchanged = [self.states[place] for place in compiled.unchanged_places]
-        given |= dict(zip(compiled.unchanged, unchanged, strict=True))
-        given |= dict(zip(compiled.vectors, self.values.vectors, strict=True))
+        of_states = grads[int(call.need_output) :]
+        of_finals = [of_states[index] for index in compiled.changing_places]
+        inputs = self.inputs
+        unchanged = [self.states[index] for index in compiled.unchanged_places]
+        inputs |= dict(zip(compiled.unchanged, unchanged, strict=True))
+        inputs |= dict(zip(compiled.vectors, self.values.vectors, strict=True))
         if program.grad_output >= 0:
-            given[program.grad_output] = _filled(
+            inputs[program.grad_output] = _filled(
                 grad_output, like, self.count, len(compiled.trace.result.output)
             )
-        for node, place, part in zip(
-            program.grad_states, compiled.changing_places, steps, strict=False
-        ):
-            given[node] = _filled(part, like, self.count, self.states[place].shape[1])
+        if call.need_states:
+            for node, index in zip(program.grad_states, compiled.changing_places, strict=False):
+                width = self.states[index].shape[1]
+                inputs[node] = _filled(of_states[count + index], like, self.count, width)
         # Sums over the elements of a sequence begin at zero.
         nodes = program.lowered.inputs.get("state", ())
         widths = program.lowered.program.widths("state")
-        finals += [None] * (len(nodes) - len(finals))
-        for node, width, part in zip(nodes, widths, finals, strict=True):
-            given[node] = _filled(part, like, call.offsets.shape[0] - 1, width)
+        of_finals += [None] * (len(nodes) - len(of_finals))
+        for node, width, grad in zip(nodes, widths, of_finals, strict=True):
+            inputs[node] = _filled(grad, like, call.offsets.shape[0] - 1, width)
         over = self._over(program)
         self.outputs, self.finals = call.machine.run_lowered(
-            program.lowered, call.places, not call.ascending, given, self.values.weights, over
+            program.lowered, call.places, not call.ascending, inputs, self.values.weights, over
         )
         if over:
             spend(*over.values())
         grad_states: list[Tensor | None] = [None] * count
-        for index, place in enumerate(compiled.changing_places):
-            grad_states[place] = self.finals[index]
-        for index, place in enumerate(compiled.unchanged_places):
-            step = rest[count + place] if call.need_states else None
-            grad_states[place] = self._unchanged(program.unchanged.get(index), rest[place], step)
+        for final, index in zip(self.finals, compiled.changing_places, strict=False):
+            grad_states[index] = final
+        for number, index in enumerate(compiled.unchanged_places):
+            steps = of_states[count + index] if call.need_states else None
+            summed = program.unchanged.get(number)
+            grad_states[index] = self._unchanged(summed, of_states[index], steps)
         return [*self._elements(program), *grad_states, *self._leaves(program)]
 
     def _over(self, program: Backward) -> dict[int, Tensor]:
-        """Return tensors saved only for this pass and not read again, whose memory outputs may
-        take.
-        """
-        if not self.elements[0].is_cpu or self.call.is_hooked or not is_last_use():
+        """Return tensors that only this pass reads, and reads once, so that outputs may be there."""
+        call = self.call
+        if not self.elements[0].is_cpu or call.is_hooked or not is_last_use():
             return {}
-        own = self.compiled.forward(
-            self.call.need_output, self.call.need_states, self.wanted
+        unshared = self.compiled.forward(
+            call.need_output, call.need_states, self.selection
         ).only_saved
-        return {output: self.saved[node] for output, node in program.over.items() if node in own}
+        over = program.over.items()
+        return {output: self.saved[node] for output, node in over if node in unshared}
 
     def _take(self, fetch: Fetch) -> Tensor:
-        whole = self.given[fetch.node] if fetch.output < 0 else self.outputs[fetch.output]
-        return (
-            whole
-            if fetch.width == whole.shape[1]
-            else whole[:, fetch.start : fetch.start + fetch.width]
-        )
+        """Return columns of every element."""
+        whole = self.inputs[fetch.node] if fetch.output < 0 else self.outputs[fetch.output]
+        if fetch.width == whole.shape[1]:
+            return whole
+        return whole[:, fetch.start : fetch.start + fetch.width]
 
     def _unchanged(
         self, summed: int | None, final: Tensor | None, steps: Tensor | None
     ) -> Tensor | None:
-        parts = [] if final is None else [final]
-        parts += [] if summed is None else [self.finals[summed]]
-        parts += [] if steps is None else [segments.sum(steps, self.call.offsets)]
-        return sum(parts[1:], parts[0]) if parts else None
+        """Return the gradient of a state that the step returns as it is."""
+        terms = [] if final is None else [final]
+        terms += [] if summed is None else [self.finals[summed]]
+        terms += [] if steps is None else [segments.sum(steps, self.call.offsets)]
+        return sum(terms[1:], terms[0]) if terms else None
 
     def _elements(self, program: Backward) -> list[Tensor | None]:
-        """Return the gradients of inputs with a row per element: outputs of the loop, and products
-        after it.
-        """
+        """Return the gradients of inputs with a row per element."""
         grads: list[Tensor | None] = []
-        for place, (node, element) in enumerate(
+        for index, (node, element) in enumerate(
             zip(self.compiled.elements, self.elements, strict=True)
         ):
-            if not self.wanted.elements[place]:
+            if not self.selection.elements[index]:
                 grads.append(None)
                 continue
-            deferred = [part for part in program.deferred if part[2].node == node]
-            total = self._take(program.elements[place]) if place in program.elements else None
+            # Outputs of the loop, and products after it.
+            deferred = [product for product in program.deferred if product[2].node == node]
+            total = self._take(program.elements[index]) if index in program.elements else None
             if total is not None and deferred:
                 total = total.clone()  # the sums for parameters may read it too
             for weight, fetch, to in deferred:
-                part = self.call.machine.times(self._take(fetch), self.values.weights[weight].mT)
+                product = self.call.machine.times(self._take(fetch), self.values.weights[weight].mT)
                 if total is None and to.width == element.shape[1]:
-                    total = part
+                    total = product
                     continue
                 total = torch.zeros_like(element) if total is None else total
-                total[:, to.start : to.start + to.width] += part
+                total[:, to.start : to.start + to.width] += product
             grads.append(torch.zeros_like(element) if total is None else total)
         return grads
 
     def _leaves(self, program: Backward) -> list[Tensor | None]:
-        """Return the gradients of the parameters, from those of the vectors and weights computed
-        from them.
-        """
-        made: dict[int, Tensor] = {}
+        """Return the gradients of parameters, from those of the vectors and weights of them."""
+        grads: dict[int, Tensor] = {}
         sums: dict[Fetch | int, Tensor] = {}
         due = set(program.vectors.values())
         vectors = len(self.values.vectors)
@@ -189,9 +177,9 @@ class Gradients:
             if total is not None:
                 sums[result] = total
             share = cast(Tensor, share)
-            place = vectors + weight
-            made[place] = made[place] + share if place in made else share
-        for place, source in program.vectors.items():
+            index = vectors + weight
+            grads[index] = grads[index] + share if index in grads else share
+        for index, source in program.vectors.items():
             if source not in sums:
                 rows = self.finals[source] if isinstance(source, int) else self._take(source)
                 sums[source] = cast(
@@ -199,31 +187,47 @@ class Gradients:
                 )
             # Two parameters keep these gradients, which the caller may change in-place.
             total = sums[source]
-            made[place] = total.clone() if any(part is total for part in made.values()) else total
-        return self.values.gradients(made)
+            is_shared = any(grad is total for grad in grads.values())
+            grads[index] = total.clone() if is_shared else total
+        return self.values.gradients(grads)
 
 
-def _filled(part: Tensor | None, like: Tensor, rows: int, width: int) -> Tensor:
-    return like.new_zeros(rows, width) if part is None else part.contiguous()
+def _filled(grad: Tensor | None, like: Tensor, rows: int, width: int) -> Tensor:
+    return like.new_zeros(rows, width) if grad is None else grad.contiguous()
 
 
 def reference_gradients(
     call: StepCall,
     tensors: tuple[Tensor, ...],
     grads: tuple[Tensor | None, ...],
-    wishes: tuple[bool, ...],
+    needed: tuple[bool, ...],
 ) -> list[Tensor | None]:
-    """Compute all gradients with the reference kernel, for second derivatives and within
-    torch.func.
-    """
+    """Compute all gradients with the reference kernel, differentiably, or within torch.func."""
     keep = torch.is_grad_enabled()
+    inputs = [_input(tensor, keep) for tensor in tensors]
+    results = _reference_results(call, inputs, tensors)
+    ends = []
+    seeds = []
+    for tensor, grad in zip(results, grads, strict=True):
+        if tensor is not None and grad is not None and tensor.requires_grad:
+            ends.append(tensor)
+            seeds.append(grad)
+    leaves = [tensor for tensor, is_needed in zip(inputs, needed, strict=True) if is_needed]
+    computed = iter(torch.autograd.grad(ends, leaves, seeds, create_graph=keep, allow_unused=True))
+    return [next(computed) if is_needed else None for is_needed in needed]
+
+
+def _input(tensor: Tensor, keep: bool) -> Tensor:
+    """Return a view, or a detached tensor: a gradient stops here if others were computed from it."""
+    return tensor.view_as(tensor) if keep else tensor.detach().requires_grad_(tensor.requires_grad)
+
+
+def _reference_results(
+    call: StepCall, inputs: list[Tensor], tensors: tuple[Tensor, ...]
+) -> list[Tensor | None]:
+    """Return the results of a call by the reference kernel, in the order of the gradients."""
     count = len(call.compiled.elements)
     end = count + len(call.compiled.order)
-    # Views, so that a gradient stops here if one of them was computed from another.
-    inputs = [
-        part.view_as(part) if keep else part.detach().requires_grad_(part.requires_grad)
-        for part in tensors
-    ]
     if call.compiled.trace.reads_itself:
         # A step that reaches its parameters by itself does not read views of them.
         inputs = [*inputs[:end], *tensors[end:]]
@@ -232,15 +236,8 @@ def reference_gradients(
     request = Request(
         whole, inputs[0], call.offsets, None, (), (weights,), need_states=call.need_states
     )
+    state = tuple(inputs[count:end])
     with torch.enable_grad():
-        ran = reference.run_direction(
-            request, weights, tuple(inputs[count:end]), not call.ascending
-        )
-    results = [*([ran.output] if call.need_output else []), *ran.state, *(ran.states or ())]
-    pairs: list[Any] = [pair for pair in zip(results, grads, strict=True) if pair[1] is not None]
-    pairs = [(part, grad) for part, grad in pairs if part is not None and part.requires_grad]
-    ends = [part for part, _ in pairs]
-    seeds = [grad for _, grad in pairs]
-    wanted = [part for part, wish in zip(inputs, wishes, strict=True) if wish]
-    computed = iter(torch.autograd.grad(ends, wanted, seeds, create_graph=keep, allow_unused=True))
-    return [next(computed) if wish else None for wish in wishes]
+        result = reference.run_direction(request, weights, state, not call.ascending)
+    output = [result.output] if call.need_output else []
+    return [*output, *result.state, *(result.states or ())]

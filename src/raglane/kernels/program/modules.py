@@ -54,20 +54,18 @@ def announce(modules: Iterable[nn.Module]) -> None:
 
 
 def named(request: Request) -> tuple[Request, str]:
-    """Replace the modules of a request by their names while ``torch.compile`` traces; or return why
-    that fails.
-    """
+    """Replace a request's modules by names while ``torch.compile`` traces; or return why not."""
     cell: Any = request.cell
     facts = cell.facts[1:]
     weights = []
     for module in request.weights:
-        own = [*module.named_parameters(), *module.named_buffers()]
-        names = tuple([name for name, _ in own])
+        tensors = [*module.named_parameters(), *module.named_buffers()]
+        names = tuple([name for name, _ in tensors])
         # ``id`` restricts the graph to this module.
         name, reason = _name_of(id(module), module.input_size, facts, request.values.dtype, names)
         if reason:
             return request, reason
-        weights.append(Named(name, [part for _, part in own]))
+        weights.append(Named(name, [tensor for _, tensor in tensors]))
     return replace(request, weights=tuple(weights)), ""
 
 
@@ -90,8 +88,8 @@ def _name_of(
         reason = "its parameters are not its own"
     if reason:
         return "", reason
-    for name, own in list(_registered.items()):
-        if own.module() is module and own.names == names and own.cell.facts[1:] == facts:
+    for name, entry in list(_registered.items()):
+        if entry.module() is module and entry.names == names and entry.cell.facts[1:] == facts:
             return name, ""
     # With the size of the output, because a compiler's cache on disk has the text of a graph as its
     # key.
@@ -105,9 +103,7 @@ def _name_of(
 def _unsuited(
     cell: ModuleCell, module: nn.Module, width: int, sizes: tuple[int, ...], dtype: torch.dtype
 ) -> str:
-    """Return why an operator must not run a step: it runs it again for gradients, which only its
-    inputs have.
-    """
+    """Return why an operator, whose inputs alone have gradients, must not run a step."""
     try:
         step = step_of(cell, module, width, sizes, dtype)
         trace = ready(step).trace
@@ -117,8 +113,8 @@ def _unsuited(
         return "its prepare cannot become a part of its program"
     if trace.reads_itself:
         return "it reaches a parameter by another way than its module"
-    own = {id(part) for part in _tensors(module).values()}
-    if any(part.requires_grad and id(part) not in own for part in step.leaves):
+    inputs = {id(tensor) for tensor in _tensors(module).values()}
+    if any(leaf.requires_grad and id(leaf) not in inputs for leaf in step.leaves):
         return "a tensor that has a gradient is neither a parameter nor a buffer"
     return ""
 
@@ -132,16 +128,16 @@ def weights_of(
     name: str, tensors: list[Tensor], width: int, sizes: tuple[int, ...], dtype: torch.dtype
 ) -> Any:
     """Return a named module in its present state, with other parameters and buffers."""
-    own = _find(name)
-    module = own.module()
+    entry = _find(name)
+    module = entry.module()
     present = {} if module is None else _tensors(module)
     fix = "call torch.compiler.reset()"
-    if tuple(present) != own.names or len(tensors) != len(own.names):
-        rule = f"a module with the tensors that it was compiled with, {', '.join(own.names)}"
+    if tuple(present) != entry.names or len(tensors) != len(entry.names):
+        rule = f"a module with the tensors that it was compiled with, {', '.join(entry.names)}"
         raise DispatchError("cell", f"{name!r} with {', '.join(present)}", rule, fix)
-    swapped = {id(part): other for part, other in zip(present.values(), tensors, strict=True)}
-    weights = replaced(module, lambda part: swapped.get(id(part), part))
-    reason = _unsuited(own.cell, weights, width, sizes, dtype)
+    swapped = {id(tensor): other for tensor, other in zip(present.values(), tensors, strict=True)}
+    weights = replaced(module, lambda tensor: swapped.get(id(tensor), tensor))
+    reason = _unsuited(entry.cell, weights, width, sizes, dtype)
     if reason:
         rule = f"a module that a graph can contain, but {reason}"
         raise DispatchError("cell", f"{name!r}, changed since it was compiled", rule, fix)

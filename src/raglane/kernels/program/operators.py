@@ -27,60 +27,67 @@ _ARGUMENTS = (
 )
 
 
-def _shapes(*given: Any) -> list[Tensor]:
-    cell, _, values, _, states, _, _, need_output, need_states = given
+def _shapes(*arguments: Any) -> list[Tensor]:
+    cell, _, values, _, states, _, _, need_output, need_states = arguments
     count = values.shape[0]
     size = states[0].shape[1] if cell in CELLS else cell_of(cell).output_size
-    found = [values.new_empty(count, size)] if need_output else []
-    found += [part.new_empty(part.shape) for part in states]
-    return found + [values.new_empty(count, part.shape[1]) for part in states if need_states]
+    results = [values.new_empty(count, size)] if need_output else []
+    results += [state.new_empty(state.shape) for state in states]
+    if need_states:
+        results += [values.new_empty(count, state.shape[1]) for state in states]
+    return results
 
 
 @operator("raglane::program", _shapes, f"({_ARGUMENTS}) -> Tensor[]")
-def program(*given: Any) -> list[Tensor]:
-    """Return the output if needed, the final states, and the states after each element if
-    needed.
-    """
+def program(*arguments: Any) -> list[Tensor]:
+    """Return the output, if needed, the final states, and all states, if needed."""
     # Copied, because the results of an operator must not share memory with its arguments.
-    return [part.detach().clone(memory_format=torch.contiguous_format) for part in _run(*given)]
+    return [
+        tensor.detach().clone(memory_format=torch.contiguous_format) for tensor in _run(*arguments)
+    ]
 
 
-def _run(*given: Any) -> list[Tensor]:
-    cell, present, values, offsets, states, weights, reverse, need_output, need_states = given
-    spec, own = _equations(cell, present, values, states, weights)
-    initial = tuple([part.unsqueeze(0) for part in states])
+def _run(*arguments: Any) -> list[Tensor]:
+    cell, present, values, offsets, states, weights, reverse, need_output, need_states = arguments
+    spec, cell_weights = _equations(cell, present, values, states, weights)
+    initial = tuple([state.unsqueeze(0) for state in states])
     layer = Request(
         spec,
         values,
         offsets,
         None,
         initial,
-        (own,),
+        (cell_weights,),
         need_output=need_output,
         need_states=need_states,
     )
-    ran = run_step(check(layer), own, tuple(states), reverse)
-    return [*([] if ran.output is None else [ran.output]), *ran.state, *(ran.states or ())]
+    result = run_step(check(layer), cell_weights, tuple(states), reverse)
+    output = [] if result.output is None else [result.output]
+    return [*output, *result.state, *(result.states or ())]
 
 
 def _equations(
     cell: str, present: list[bool], values: Tensor, states: list[Tensor], weights: list[Tensor]
 ) -> tuple[CellSpec, Any]:
+    """Return the cell of a name, and its weights."""
     if cell in CELLS:
-        rest = iter(weights)
-        return CELLS[cell], CELLS[cell].weights_type(
-            *[next(rest) if is_there else None for is_there in present]
+        spec = CELLS[cell]
+        following = iter(weights)
+        return spec, spec.weights_type(
+            *[next(following) if is_present else None for is_present in present]
         )
-    own = cell_of(cell)
-    sizes = tuple([part.shape[1] for part in states])
+    sizes = tuple([state.shape[1] for state in states])
     with _recorded():  # a changed module is traced and verified again
-        return own, weights_of(cell, weights, values.shape[1], sizes, values.dtype)
+        return cell_of(cell), weights_of(cell, weights, values.shape[1], sizes, values.dtype)
 
 
-def _shapes_of_gradients(*given: Any) -> list[Tensor]:
-    values, _, states, weights = given[2:6]
-    pairs = zip((values, *states, *weights), given[-1], strict=True)
-    return [torch.empty_like(part) if wish else values.new_empty(0) for part, wish in pairs]
+def _shapes_of_gradients(*arguments: Any) -> list[Tensor]:
+    _, _, values, _, states, weights, *_, needed = arguments
+    pairs = zip((values, *states, *weights), needed, strict=True)
+    return [
+        torch.empty_like(tensor) if is_needed else values.new_empty(0)
+        for tensor, is_needed in pairs
+    ]
 
 
 @operator(
@@ -88,33 +95,34 @@ def _shapes_of_gradients(*given: Any) -> list[Tensor]:
     _shapes_of_gradients,
     f"({_ARGUMENTS}, Tensor?[] grads, bool[] wanted) -> Tensor[]",
 )
-def _backward(*inputs: Any) -> list[Tensor]:
-    """Run the loop again; return the gradients of (values, states, weights), empty if not
-    wanted.
-    """
-    cell, present, values, offsets, states, weights, *wishes, grads, wanted = inputs
-    given = [
-        part.detach().requires_grad_(wish)
-        for part, wish in zip((values, *states, *weights), wanted, strict=True)
+def _backward(*arguments: Any) -> list[Tensor]:
+    """Run the loop again; return the gradients of (values, states, weights), empty if unneeded."""
+    cell, present, values, offsets, states, weights, *settings, grads, needed = arguments
+    leaves = [
+        tensor.detach().requires_grad_(is_needed)
+        for tensor, is_needed in zip((values, *states, *weights), needed, strict=True)
     ]
-    own = given[1 : 1 + len(states)], given[1 + len(states) :]
+    end = 1 + len(states)
     with torch.enable_grad(), _recorded():
-        found = _run(cell, present, given[0], offsets, *own, *wishes)
+        results = _run(cell, present, leaves[0], offsets, leaves[1:end], leaves[end:], *settings)
         pairs = [
-            pair
-            for pair in zip(found, grads, strict=True)
-            if pair[1] is not None and pair[0].requires_grad
+            (result, grad)
+            for result, grad in zip(results, grads, strict=True)
+            if grad is not None and result.requires_grad
         ]
-        parts = iter(gradients(pairs, [part for part in given if part.requires_grad]))
-    answers = [
-        (part, next(parts)) if part.requires_grad else (values.new_empty(0), None) for part in given
-    ]
-    # Copied, because two biases that are added have the same gradient; with the strides that the
-    # graph expects.
+        computed = iter(gradients(pairs, [leaf for leaf in leaves if leaf.requires_grad]))
     return [
-        torch.zeros_like(part) if grad is None else torch.empty_like(part).copy_(grad)
-        for part, grad in answers
+        _copy(next(computed), leaf) if leaf.requires_grad else values.new_empty(0)
+        for leaf in leaves
     ]
+
+
+def _copy(grad: Tensor | None, leaf: Tensor) -> Tensor:
+    """Return a copy, because two biases that are added have the same gradient; zeros for None.
+
+    It has the strides that the graph expects.
+    """
+    return torch.zeros_like(leaf) if grad is None else torch.empty_like(leaf).copy_(grad)
 
 
 def _recorded() -> Any:
@@ -126,31 +134,33 @@ def _recorded() -> Any:
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:  # noqa: ARG001
-    cell, present, values, offsets, states, weights, *wishes = inputs
+    cell, present, values, offsets, states, weights, *settings = inputs
     ctx.cell = cell
     ctx.present = present
-    ctx.wishes = wishes
-    ctx.counts = (len(states), len(weights))
-    ctx.wanted = [part.requires_grad for part in (values, *states, *weights)]
+    ctx.settings = settings
+    ctx.count = len(states)
+    ctx.needed = [tensor.requires_grad for tensor in (values, *states, *weights)]
     ctx.save_for_backward(values, offsets, *states, *weights)
 
 
 def _op_backward(ctx: Any, grads: list[Tensor | None]) -> tuple[Any, ...]:
     values, offsets, *rest = ctx.saved_tensors
-    count = ctx.counts[0]
-    found = _backward(
+    count = ctx.count
+    computed = _backward(
         ctx.cell,
         ctx.present,
         values,
         offsets,
         rest[:count],
         rest[count:],
-        *ctx.wishes,
+        *ctx.settings,
         list(grads),
-        ctx.wanted,
+        ctx.needed,
     )
-    given = [part if wish else None for part, wish in zip(found, ctx.wanted, strict=True)]
-    return None, None, given[0], None, given[1 : 1 + count], given[1 + count :], None, None, None
+    grad_values, *others = [
+        grad if is_needed else None for grad, is_needed in zip(computed, ctx.needed, strict=True)
+    ]
+    return None, None, grad_values, None, others[:count], others[count:], None, None, None
 
 
 program.register_autograd(_op_backward, setup_context=_setup_context)
@@ -160,13 +170,21 @@ def run_direction(
     layer: Request, weights: Any, state: tuple[Tensor, ...], reverse: bool
 ) -> DirectionResult:
     """See :class:`~raglane.kernels.contract.RunDirection`."""
-    name, given = weights if isinstance(weights, Named) else (layer.cell.name, list(weights))
-    present = [part is not None for part in given]
-    there = [part for part in given if part is not None]
-    wishes = reverse, layer.need_output, layer.need_states
-    found = list(program(name, present, layer.values, layer.offsets, list(state), there, *wishes))
-    output = found.pop(0) if layer.need_output else None
-    count = len(state)
-    return DirectionResult(
-        output, tuple(found[:count]), tuple(found[count:]) if layer.need_states else None
+    name, tensors = weights if isinstance(weights, Named) else (layer.cell.name, list(weights))
+    results = program(
+        name,
+        [tensor is not None for tensor in tensors],
+        layer.values,
+        layer.offsets,
+        list(state),
+        [tensor for tensor in tensors if tensor is not None],
+        reverse,
+        layer.need_output,
+        layer.need_states,
     )
+    output = None
+    if layer.need_output:
+        output, *results = results
+    count = len(state)
+    states = tuple(results[count:]) if layer.need_states else None
+    return DirectionResult(output, tuple(results[:count]), states)

@@ -51,8 +51,8 @@ def verify(
                 case = _drawn(step, compiled, run, rows, noise, generator, machine)._replace(
                     slack=slack
                 )
-                for own in (case, case.with_own_weights()):
-                    reason, is_finite = own.difference(generator)
+                for variant in (case, case.with_own_weights()):
+                    reason, is_finite = variant.difference(generator)
                     if reason:
                         return reason
                     has_finite = has_finite or is_finite
@@ -60,18 +60,15 @@ def verify(
         return (
             f"its program could not be verified: {type(error).__name__}: {str(error).rstrip('.')}"
         )
-    return (
-        ""
-        if has_finite
-        else "its program could not be verified: one step of torch gives no finite number"
-    )
+    if not has_finite:
+        return "its program could not be verified: one step of torch gives no finite number"
+    return ""
 
 
 def verify_loop(
     step: Step, compiled: CompiledStep, run: Run, machine: Machine, slack: float
 ) -> str:
-    """Return how a loop over sequences of a few lengths differs from the reference; empty if they
-    agree.
+    """Return how a loop over sequences differs from the reference; empty if they agree.
 
     An element-wise loop in chunks is compared with the same loop without.
     """
@@ -83,46 +80,18 @@ def verify_loop(
         with default_modes(grad=True):
             case = _drawn(step, compiled, run, 19, 0.1, generator, machine)
             for (last, long), ascending in product(cases, (True, False)):
-                lengths = torch.arange(19, device="cpu") % 4
-                lengths[-1] = last
-                offsets = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
-                elements, states, leaves = case.parts
-                rows = torch.randint(19, (int(offsets[-1]),), generator=generator)
-                elements = [part.detach()[rows].requires_grad_() for part in elements]
-                # Near 1, because a cell may divide by a state.
-                states = [(1 + 0.1 * part.detach()).requires_grad_() for part in states]
-                tensors = *elements, *states, *leaves
-                call = replace(case.call, offsets=offsets, ascending=ascending, long=long)
-                output, finals, _ = run(call, tensors)
+                loop = case.loop(last, long, ascending, generator)
+                got = loop.results()
                 if long < LONG:
-                    right, last_states, _ = run(replace(call, long=LONG), tensors)
+                    want = loop._replace(call=replace(loop.call, long=LONG)).results()
                 else:
-                    whole = step.whole(compiled.trace.prepares)
-                    weights = (
-                        step.weights
-                        if compiled.trace.reads_itself
-                        else step.with_tensors(leaves, elements)
-                    )
-                    request = Request(whole, elements[0], offsets, None, (), (weights,))
-                    ran = reference.run_direction(request, weights, tuple(states), not ascending)
-                    right = ran.output
-                    last_states = list(ran.state)
-                got = [cast(Tensor, output), *finals]
-                want = [cast(Tensor, right), *last_states]
-                seeds = [torch.randn(part.shape, generator=generator) for part in want]
-                wished = [part for part in tensors if part.requires_grad]
-                for results in (got, want):
-                    pairs = [
-                        pair for pair in zip(results, seeds, strict=True) if pair[0].requires_grad
-                    ]
-                    found = gradients(pairs, wished, keep=True)
-                    results += [
-                        torch.zeros_like(to) if part is None else part
-                        for part, to in zip(found, wished, strict=True)
-                    ]
-                if not all(
-                    _agree(*pair, step.dtype, slack=slack) for pair in zip(got, want, strict=True)
-                ):
+                    want = loop.by_reference()
+                seeds = [torch.randn(tensor.shape, generator=generator) for tensor in want]
+                leaves = [tensor for tensor in loop.tensors if tensor.requires_grad]
+                got += _gradients(got, seeds, leaves, keep=True)
+                want += _gradients(want, seeds, leaves, keep=True)
+                pairs = zip(got, want, strict=True)
+                if not all(_agree(*pair, step.dtype, slack=slack) for pair in pairs):
                     return "its kernel differs from torch over several steps"
     except Exception as error:
         return f"its kernel could not be verified: {type(error).__name__}: {str(error).rstrip('.')}"
@@ -132,8 +101,9 @@ def verify_loop(
 def verify_call(
     call: StepCall, tensors: tuple[Tensor, ...], finals: Sequence[Tensor], run: Run
 ) -> str:
-    """Compare a program with the module as it is, on the first row that each sequence of a call
-    reads, from its initial and from its final state.
+    """Compare a program with the current module on rows of a call; empty if they agree.
+
+    The rows are the first ones that the sequences read, from their initial and final states.
     """
     count = len(call.compiled.elements)
     end = count + len(call.compiled.order)
@@ -142,23 +112,28 @@ def verify_call(
         ends = call.offsets[1:]
         rows = torch.arange(len(starts), device="cpu")[ends > starts]
         first = starts[rows] if call.ascending else ends[rows] - 1
-        given = [part.detach().index_select(0, first) for part in tensors[:count]]
-        given += [part.detach().index_select(0, rows) for part in tensors[count:end]]
-        if not len(rows) or not all(bool(part.isfinite().all()) for part in given):
+        inputs = [tensor.detach().index_select(0, first) for tensor in tensors[:count]]
+        inputs += [state.detach().index_select(0, rows) for state in tensors[count:end]]
+        if not len(rows) or not _are_finite(inputs):
             return ""
         # Zeros, the usual initial states, hide all that is multiplied by a state.
-        last = [part.detach().index_select(0, rows) for part in finals]
-        if all(bool(part.isfinite().all()) for part in last):
-            pairs = zip(given, [*given[:count], *last], strict=True)
-            given = [torch.cat(pair) for pair in pairs]
-        offsets = torch.arange(given[0].shape[0] + 1, device="cpu")
-        one = replace(call, offsets=offsets, ascending=True, need_output=True, need_states=False)
+        last = [state.detach().index_select(0, rows) for state in finals]
+        if _are_finite(last):
+            pairs = zip(inputs, [*inputs[:count], *last], strict=True)
+            inputs = [torch.cat(pair) for pair in pairs]
+        offsets = torch.arange(inputs[0].shape[0] + 1, device="cpu")
+        step = replace(call, offsets=offsets, ascending=True, need_output=True, need_states=False)
         try:
-            case = _Case(one, run, (*[part.requires_grad_() for part in given], *tensors[end:]), 0)
+            leaves = [tensor.requires_grad_() for tensor in inputs]
+            case = _Case(step, run, (*leaves, *tensors[end:]), 0)
             reason, _ = case.with_own_weights().difference(torch.Generator().manual_seed(0))
         except Exception as error:
             return f"its program could not be verified: {type(error).__name__}: {str(error).rstrip('.')}"
     return reason
+
+
+def _are_finite(tensors: Sequence[Tensor]) -> bool:
+    return all(bool(tensor.isfinite().all()) for tensor in tensors)
 
 
 class _Case(NamedTuple):
@@ -172,58 +147,83 @@ class _Case(NamedTuple):
     slack: float = 1.0
 
     @property
-    def parts(self) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    def by_kind(self) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
         """Elements, states and leaves."""
         count = len(self.call.compiled.elements)
         end = count + len(self.call.compiled.order)
         return list(self.tensors[:count]), list(self.tensors[count:end]), list(self.tensors[end:])
 
     def with_own_weights(self) -> _Case:
-        """Return the case with the cell's weights; in bfloat16, in which programs do not compute,
-        the case itself.
-        """
+        """Return the case with the cell's weights; the case itself if these are bfloat16."""
         step = self.call.step
-        if any(part.dtype is torch.bfloat16 or part.is_inference() for part in step.leaves):
+        # Programs do not compute in bfloat16.
+        if any(leaf.dtype is torch.bfloat16 or leaf.is_inference() for leaf in step.leaves):
             return self
-        elements, states, _ = self.parts
+        elements, states, _ = self.by_kind
         return self._replace(
             tensors=(*elements, *states, *step.leaves), is_own=isinstance(step.weights, nn.Module)
         )
 
     def difference(self, generator: torch.Generator) -> tuple[str, bool]:
-        """Return how the program differs from torch's step (empty if not), and True if a number was
-        finite.
-        """
-        want = self.by_torch(
-            self.tensors
-        )  # first, so that the reason for a step with an error is torch's
-        output, finals, _ = self.run(self.call, self.tensors)
-        got = self._with_gradients(
-            [part for part in (output, *finals) if part is not None], self.tensors
-        )
+        """Return how the program differs from torch's step, or "", and whether a number is finite."""
+        # First, so that the reason for a step with an error is torch's.
+        want = self.by_torch(self.tensors)
+        values, _ = want
+        dtype = self.call.step.dtype
+        got = self._with_gradients(self.results(), self.tensors)
         with torch.no_grad():
-            plain = self._replace(tensors=tuple([part.detach() for part in self.tensors]))._step()
+            detached = tuple([tensor.detach() for tensor in self.tensors])
+            plain = self._replace(tensors=detached)._step()
         if not all(
-            _agree(one, other, other.dtype) for one, other in zip(plain, want[0], strict=True)
+            _agree(result, other, other.dtype) for result, other in zip(plain, values, strict=True)
         ):
             return "its step does something else where no gradients are recorded", True
         near: list[_Results] = []
-        for index, kind in enumerate(("values", "gradients")):
-            for place, (one, other) in enumerate(zip(got[index], want[index], strict=True)):
-                if _agree(one, other, self.call.step.dtype, slack=self.slack):
+        for kind, name in enumerate(("values", "gradients")):
+            for index, (result, other) in enumerate(zip(got[kind], want[kind], strict=True)):
+                if _agree(result, other, dtype, slack=self.slack):
                     continue
                 near = near or [self.by_torch(self.nudged(generator)) for _ in range(_NUDGES)]
-                if not _agree(
-                    one, other, self.call.step.dtype, [results[index][place] for results in near]
-                ):
-                    return f"the {kind} of its program differ from those of torch", True
-        return "", any(bool(part.isfinite().any()) for part in want[0] if part.numel())
+                if not _agree(result, other, dtype, [nudged[kind][index] for nudged in near]):
+                    return f"the {name} of its program differ from those of torch", True
+        return "", any(bool(tensor.isfinite().any()) for tensor in values if tensor.numel())
+
+    def results(self) -> list[Tensor]:
+        """Return the output, if needed, and the final states of the program."""
+        output, finals, _ = self.run(self.call, self.tensors)
+        return finals if output is None else [output, *finals]
+
+    def loop(self, last: int, long: int, ascending: bool, generator: torch.Generator) -> _Case:
+        """Return a run over sequences of up to 3 elements, and a last one of ``last``."""
+        elements, states, leaves = self.by_kind
+        lengths = torch.arange(len(states[0]), device="cpu") % 4
+        lengths[-1] = last
+        offsets = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
+        rows = torch.randint(len(lengths), (int(offsets[-1]),), generator=generator)
+        elements = [tensor.detach()[rows].requires_grad_() for tensor in elements]
+        # Near 1, because a cell may divide by a state.
+        states = [(1 + 0.1 * state.detach()).requires_grad_() for state in states]
+        call = replace(self.call, offsets=offsets, ascending=ascending, long=long)
+        return self._replace(call=call, tensors=(*elements, *states, *leaves))
+
+    def by_reference(self) -> list[Tensor]:
+        """Return the output and the final states of the loop by the reference kernel."""
+        call = self.call
+        step = call.step
+        elements, states, leaves = self.by_kind
+        whole = step.whole(call.compiled.trace.prepares)
+        weights = step.weights
+        if not call.compiled.trace.reads_itself:
+            weights = step.with_tensors(leaves, elements)
+        request = Request(whole, elements[0], call.offsets, None, (), (weights,))
+        result = reference.run_direction(request, weights, tuple(states), not call.ascending)
+        return [cast(Tensor, result.output), *result.state]
 
     def by_torch(self, tensors: tuple[Tensor, ...]) -> _Results:
         return self._with_gradients(self._replace(tensors=tensors)._step(), tensors)
 
     def _step(self) -> list[Tensor]:
-        elements, states, leaves = self.parts
+        elements, states, leaves = self.by_kind
         step = self.call.step
         prepares = self.call.compiled.trace.prepares
         output, new, _ = step.run(
@@ -232,29 +232,40 @@ class _Case(NamedTuple):
         return [output, *new]
 
     def nudged(self, generator: torch.Generator) -> tuple[Tensor, ...]:
-        """Return the tensors, with input and states moved by a few roundings; masks and weights do
-        not change.
-        """
-        elements, states, leaves = self.parts
+        """Return the tensors, with input and states, not masks, moved by a few roundings."""
+        elements, states, leaves = self.by_kind
 
-        def near(part: Tensor) -> Tensor:
-            noise = torch.randn(part.shape, generator=generator, dtype=part.dtype)
-            return (part.detach() * (1 + 4 * torch.finfo(part.dtype).eps * noise)).requires_grad_()
+        def near(tensor: Tensor) -> Tensor:
+            noise = torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype)
+            factors = 1 + 4 * torch.finfo(tensor.dtype).eps * noise
+            return (tensor.detach() * factors).requires_grad_()
 
         return near(elements[0]), *elements[1:], *map(near, states), *leaves
 
     def _with_gradients(self, results: list[Tensor], tensors: tuple[Tensor, ...]) -> _Results:
         generator = torch.Generator().manual_seed(self.seed)
-        grads = [torch.randn(part.shape, generator=generator, dtype=part.dtype) for part in results]
-        wished = [part for part in tensors if part.requires_grad]
-        pairs = [pair for pair in zip(results, grads, strict=True) if pair[0].requires_grad]
+        seeds = [
+            torch.randn(result.shape, generator=generator, dtype=result.dtype) for result in results
+        ]
+        leaves = [tensor for tensor in tensors if tensor.requires_grad]
         # A graph that a module built from its parameters before belongs to the module, and is
         # differentiated later.
-        computed = gradients(pairs, wished, keep=not all(part.is_leaf for part in wished))
-        return results, [
-            torch.zeros_like(part) if grad is None else grad
-            for part, grad in zip(wished, computed, strict=True)
-        ]
+        keep = not all(tensor.is_leaf for tensor in leaves)
+        return results, _gradients(results, seeds, leaves, keep=keep)
+
+
+def _gradients(
+    results: list[Tensor], seeds: list[Tensor], leaves: list[Tensor], *, keep: bool
+) -> list[Tensor]:
+    """Return the gradients of the leaves, zeros if they have none."""
+    pairs = [
+        (result, seed) for result, seed in zip(results, seeds, strict=True) if result.requires_grad
+    ]
+    computed = gradients(pairs, leaves, keep=keep)
+    return [
+        torch.zeros_like(leaf) if grad is None else grad
+        for leaf, grad in zip(leaves, computed, strict=True)
+    ]
 
 
 def _drawn(
@@ -266,6 +277,7 @@ def _drawn(
     generator: torch.Generator,
     machine: Machine,
 ) -> _Case:
+    """Return a case of random numbers."""
 
     def drawn(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, dtype=step.dtype).requires_grad_()
@@ -273,19 +285,18 @@ def _drawn(
     graph = compiled.trace.result.graph
     elements = [drawn(rows, graph.nodes[node].width) for node in compiled.elements]
     # Rows of the weights are masks of zeros and ones.
-    elements[1:] = [(part > 0).to(step.dtype).requires_grad_() for part in elements[1:]]
+    elements[1:] = [(marks > 0).to(step.dtype).requires_grad_() for marks in elements[1:]]
     states = [drawn(rows, size) for size in step.sizes]
     leaves = []
-    for part in step.leaves:
+    for leaf in step.leaves:
         if compiled.trace.reads_itself:
-            leaves.append(step.converted(part))
+            leaves.append(step.converted(leaf))
             continue
-        given = step.converted(part.detach())
-        if given.dtype.is_floating_point:
-            given = (
-                given + noise * torch.randn(given.shape, generator=generator, dtype=given.dtype)
-            ).requires_grad_()
-        leaves.append(given)
+        copy = step.converted(leaf.detach())
+        if copy.dtype.is_floating_point:
+            drawn_noise = torch.randn(copy.shape, generator=generator, dtype=copy.dtype)
+            copy = (copy + noise * drawn_noise).requires_grad_()
+        leaves.append(copy)
     call = StepCall(
         compiled, step, torch.arange(rows + 1, device="cpu"), True, True, False, machine
     )
@@ -295,24 +306,24 @@ def _drawn(
 
 
 def _agree(
-    one: Tensor,
+    result: Tensor,
     other: Tensor,
     dtype: torch.dtype,
     near: Sequence[Tensor] = (),
     *,
     slack: float = 1.0,
 ) -> bool:
-    """Return True if two results agree, or differ no more than results ``near`` of slightly
-    different numbers.
+    """Return True if two results agree, or differ no more than those ``near`` do.
+
+    ``near`` are results of slightly different numbers.
     """
-    one = one.detach()
+    result = result.detach()
     other = other.detach()
     finite = other[other.isfinite()]
     scale = 1 + float(finite.abs().max()) if finite.numel() else 1.0
     tolerance = slack * _TOLERANCES[dtype]
-    alike = torch.isclose(one, other, rtol=tolerance, atol=tolerance * scale, equal_nan=True)
+    alike = torch.isclose(result, other, rtol=tolerance, atol=tolerance * scale, equal_nan=True)
     if near:
-        alike |= (one - other).abs() <= 4 * torch.stack(
-            [(part.detach() - other).abs() for part in near]
-        ).amax(0)
+        differences = torch.stack([(tensor.detach() - other).abs() for tensor in near])
+        alike |= (result - other).abs() <= 4 * differences.amax(0)
     return bool(alike.all())
