@@ -85,12 +85,12 @@ class CfC(CellSpec):
         """Return the input products with their bias, ``(N, U)``, and one more column for time
         gaps.
         """
-        place = self.gap_column
-        if place is None or values.shape[1] == weights.input.shape[1]:
+        column = self.gap_column
+        if column is None or values.shape[1] == weights.input.shape[1]:
             return F.linear(values, weights.input, weights.bias)
-        features = torch.cat([values[:, :place], values[:, place + 1 :]], 1)
+        features = torch.cat([values[:, :column], values[:, column + 1 :]], 1)
         return torch.cat(
-            [F.linear(features, weights.input, weights.bias), values[:, place : place + 1]], 1
+            [F.linear(features, weights.input, weights.bias), values[:, column : column + 1]], 1
         )
 
     def step(
@@ -104,6 +104,8 @@ class CfC(CellSpec):
         f, g, a, b = F.linear(backbone, weights.heads, weights.head_bias).chunk(4, 1)
         if prepared.shape[1] > units:
             a = a * prepared[:, units:]
-        f, g, s = f.tanh(), g.tanh(), torch.sigmoid(a + b)
+        f = f.tanh()
+        g = g.tanh()
+        s = torch.sigmoid(a + b)
         h = f + s * (g - f)
         return h, (h,)

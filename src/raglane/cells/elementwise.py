@@ -30,7 +30,8 @@ def seen(weights: ElementwiseWeights, state: Tensor, mask: Tensor | None) -> Ten
     """Return the state times its factors, for the gates that read it: ``(R, H)`` to ``(R, V *
     H)``.
     """
-    recurrent, read = cast(Tensor, weights.recurrent), masked(state, mask)
+    recurrent = cast(Tensor, weights.recurrent)
+    read = masked(state, mask)
     return recurrent * read.repeat(1, recurrent.shape[0] // read.shape[1])
 
 

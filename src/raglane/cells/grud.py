@@ -77,7 +77,8 @@ class GRUD(CellSpec):
             )
             fix = "make the columns with rl.data.observations(batch)"
             raise ArgumentError("input_size", str(input_size), rule, fix)
-        channels, rows = input_size // 3, 3 * hidden_size
+        channels = input_size // 3
+        rows = 3 * hidden_size
         return {
             "weight_ih": (rows, 2 * channels if first else input_size),
             "weight_hh": (rows, hidden_size),

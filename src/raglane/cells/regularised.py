@@ -32,7 +32,8 @@ class Marked(CellSpec):
 
     def __init__(self, inner: CellSpec, effect: str) -> None:
         self.name = f"{inner.name} with {effect}"
-        self.gates, self.states = inner.gates, inner.states  # type: ignore[misc]
+        self.gates = inner.gates  # type: ignore[misc]
+        self.states = inner.states  # type: ignore[misc]
         self.follows_autocast = inner.follows_autocast  # type: ignore[misc]
         self.inner = inner
 
@@ -58,7 +59,7 @@ class Resetting(Marked):
     ) -> Stepped:
         """See :meth:`CellSpec.step`."""
         is_reset = prepared[:, -1:] > 0
-        state = tuple(torch.where(is_reset, 0.0, part) for part in state)
+        state = tuple(torch.where(is_reset, 0.0, tensor) for tensor in state)
         return self.inner.step(weights.inner, prepared[:, :-1], state, mask)
 
 
@@ -90,13 +91,11 @@ class Regularised(Marked):
         """See :meth:`CellSpec.step`."""
         before = state
         if self._drops_state:
-            *kept, mask = state
-            before = tuple(kept)
-        width = (
-            prepared.shape[1]
-            if weights.marks is None
-            else prepared.shape[1] - weights.marks.shape[1]
-        )
+            *inner_state, mask = state
+            before = tuple(inner_state)
+        width = prepared.shape[1]
+        if weights.marks is not None:
+            width -= weights.marks.shape[1]
         output, new = self.inner.step(weights.inner, prepared[:, :width], before, mask)
         if self._zoneout is not None:
             new = self._hold(prepared[:, width:], before, new)
@@ -104,17 +103,17 @@ class Regularised(Marked):
         return output, (new if mask is None or not self._drops_state else (*new, mask))
 
     def _hold(
-        self, held: Tensor, before: tuple[Tensor, ...], new: tuple[Tensor, ...]
+        self, marks: Tensor, before: tuple[Tensor, ...], new: tuple[Tensor, ...]
     ) -> tuple[Tensor, ...]:
         """Return the new states with held units of the old ones, or, in evaluation, the mean of
         both.
         """
-        if not held.shape[1]:
+        if not marks.shape[1]:
             return tuple(
                 torch.lerp(after, old, share)
                 for old, after, share in zip(before, new, self._zoneout or (), strict=True)
             )
-        masks = held.split([part.shape[1] for part in before], 1)
+        masks = marks.split([tensor.shape[1] for tensor in before], 1)
         return tuple(
             torch.where(is_held > 0, old, after)
             for is_held, old, after in zip(masks, before, new, strict=True)

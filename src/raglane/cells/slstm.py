@@ -44,7 +44,8 @@ class SLSTM(CellSpec):
         self.name = "slstm" if heads == 1 else f"slstm of {heads} heads"
         if not input_weights:
             self.name += " without input weights"
-        self.heads, self.input_weights = heads, input_weights
+        self.heads = heads
+        self.input_weights = input_weights
         self._above = self if input_weights else SLSTM(heads)
 
     def shapes(
@@ -102,12 +103,13 @@ class SLSTM(CellSpec):
         """See :meth:`CellSpec.step`."""
         h, c, n, m = state
         i, f, z, o = (prepared + self._recurrent(weights.hidden, masked(h, mask))).chunk(4, 1)
-        kept = F.logsigmoid(f) + m
-        m = torch.where(n == 0, i, torch.maximum(kept, i))
+        decayed = F.logsigmoid(f) + m
+        m = torch.where(n == 0, i, torch.maximum(decayed, i))
         # At the beginning of a sequence m may be much smaller.
-        keep, take = torch.exp((kept - m).clamp(max=0.0)), torch.exp(i - m)
-        c = keep * c + take * z.tanh()
-        n = keep * n + take
+        forget = torch.exp((decayed - m).clamp(max=0.0))
+        input = torch.exp(i - m)
+        c = forget * c + input * z.tanh()
+        n = forget * n + input
         h = o.sigmoid() * (c / n)
         return h, (h, c, n, m)
 

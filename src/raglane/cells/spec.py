@@ -53,11 +53,11 @@ class Weights(NamedTuple):
     projection: Tensor | None = None
 
 
-def summed_bias(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+def summed_bias(input_bias: Tensor | None, hidden_bias: Tensor | None) -> Tensor | None:
     """Return the sum of both biases, ``(G * H,)``; None without biases."""
-    if one is None or other is None:
-        return other if one is None else one
-    return one + other
+    if input_bias is None or hidden_bias is None:
+        return hidden_bias if input_bias is None else input_bias
+    return input_bias + hidden_bias
 
 
 def masked(h: Tensor, mask: Tensor | None) -> Tensor:

@@ -66,7 +66,8 @@ class SRU(ElementwiseSpec):
         _, c = state
         n, f, r, skip = prepared.chunk(4, 1)
         f_seen, r_seen = seen(weights, c, mask).chunk(2, 1)
-        f, r = torch.sigmoid(f + f_seen), torch.sigmoid(r + r_seen)
+        f = torch.sigmoid(f + f_seen)
+        r = torch.sigmoid(r + r_seen)
         c = n + f * (c - n)
         h = skip + r * (c - skip)
         return h, (h, c)
