@@ -21,7 +21,7 @@ from raglane._utils.checks import as_tensor, check_kind, check_whole, read_index
 from raglane.data.collate import Items
 from raglane.data.encoders import between_ends, nothing_to_learn
 from raglane.data.fragments import Layout
-from raglane.data.gathering import Fragments, Gathered, Places
+from raglane.data.gathering import Codes, Fragments, Gathered
 from raglane.data.hashing import sequence_hashes
 from raglane.data.missing import refuse_absent
 from raglane.data.preprocess import Preprocessor
@@ -117,7 +117,7 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
         self._tensors: Tensors | None = None
         self._lengths: npt.NDArray[Any] | None = None
         self._statistics: Statistics | None = None
-        self._tables: dict[int, Places] = {}
+        self._tables: dict[int, Codes] = {}
         # The elements of each sequence that a forecast reads without a target, see
         # `holdout.end_held_out`.
         self._context = 0
@@ -298,7 +298,7 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
 
         Only labels are read.
         """
-        return self._fragments.labels(self._source_rows(), self._places)
+        return self._fragments.labels(self._source_rows(), self._codes)
 
     def label_ranks(self) -> npt.NDArray[np.int64] | None:
         """The rank of each sequence's label among all labels in alphabetical order, ``(B,)``; None
@@ -324,7 +324,9 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
             return self.statistics.labels
         classes = self.classes()
         names = self.preprocessor.labels or ()
-        return Counter() if classes is None else Counter(names[place] for place in classes.tolist())
+        return (
+            Counter() if classes is None else Counter(names[number] for number in classes.tolist())
+        )
 
     def refuse_missing(self) -> None:
         """Raise a :class:`~raglane.errors.DataError` if a feature of sequences in memory is
@@ -396,13 +398,11 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
         other._tensors = None
         other._needs_labels = require_targets and (self._held is not None or self._needs_labels)
         if self._held is not None:
-            held = for_task(self._held, preprocessor.task if require_targets else "forecast")
-            if held is not self._held:
-                other._held, other._fragments, other._records = (
-                    held,
-                    Fragments([Memory(held)]),
-                    None,
-                )
+            records = for_task(self._held, preprocessor.task if require_targets else "forecast")
+            if records is not self._held:
+                other._held = records
+                other._fragments = Fragments([Memory(records)])
+                other._records = None
             other._tensors = other._read(self._source_rows())
         return other
 
@@ -514,7 +514,7 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
 
     def _read(self, rows: npt.NDArray[np.int64]) -> Tensors:
         """Return rows of the source as tensors."""
-        gathered = Gathered(self._fragments, rows, self._places)
+        gathered = Gathered(self._fragments, rows, self._codes)
         has_words = gathered.layout is not None and gathered.layout.is_tokens
         if self._preprocessor is None and not (
             self._learns_labels or gathered.features or has_words
@@ -542,16 +542,16 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
             return None if classes is None else torch.from_numpy(classes)
         return self.tensors().targets
 
-    def _places(self, number: int) -> Places:
+    def _codes(self, number: int) -> Codes:
         if number not in self._tables:
             if len(self._tables) > _TABLES:
                 self._tables.clear()
             fragment = self._fragments.get(number)
             with_classes = self._learns_labels and fragment.labels is not None
-            self._tables[number] = None, None
+            self._tables[number] = Codes(None, None)
             # Without words nothing is learned, so that the source need not be counted.
             if fragment.words is not None or with_classes:
-                self._tables[number] = self.preprocessor._places_in(
+                self._tables[number] = self.preprocessor._codes_of(
                     fragment, with_classes=with_classes
                 )
         return self._tables[number]

@@ -232,7 +232,8 @@ def _read(data: Any) -> tuple[Ragged, Any]:
     batch: Any = data.tensors().batch() if isinstance(data, Dataset) else collate(data)
     targets: Any = None
     if isinstance(batch, Mapping):
-        batch, targets = batch.get("inputs"), batch.get("target")
+        targets = batch.get("target")
+        batch = batch.get("inputs")
     elif isinstance(batch, tuple) and len(batch) == 2:
         batch, targets = batch
     if not isinstance(batch, Ragged):

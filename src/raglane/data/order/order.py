@@ -18,7 +18,10 @@ _Integers = npt.NDArray[np.int64]
 _Bits = npt.NDArray[np.uint64]
 
 # Parts of the keys of the random numbers, one for each use.
-_WHOLE, _WITHIN, _BATCHES, _NOISE = range(4)
+_WHOLE = 0
+_WITHIN = 1
+_BATCHES = 2
+_NOISE = 3
 
 _MASK = 2**64 - 1
 _HALF = np.uint64(32)
