@@ -131,7 +131,7 @@ def test_every_format_is_opened(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", range(len(_TASKS)))
-def test_what_was_converted_teaches_and_gives_what_memory_does(number: int, tmp_path: Path) -> None:
+def test_converted_data_gives_the_batches_of_data_in_memory(number: int, tmp_path: Path) -> None:
     """Of every task, with features: the preprocessor, the batches, and what is read of the folder
     in the usual way.
     """

@@ -136,7 +136,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
                 _name_cells(values, sources)
                 function(**values)
             except KeyboardInterrupt as error:
-                # For which some versions of Typer exit without a message.
+                # Some versions of Typer exit without a message on Ctrl-C.
                 raise typer.Abort from error
 
     # For the help page: one line per paragraph, without markup.

@@ -88,8 +88,8 @@ def _rank_on_host(
 def _rank_on_device(
     lengths: Tensor, steps: int, enforce_sorted: bool
 ) -> tuple[IntArray, Tensor | None]:
-    """As :func:`_rank_on_host` for lengths on a device, with one copy to the host, also of the
-    facts to check.
+    """Rank lengths on a device as :func:`_rank_on_host` does, with one copy to the host, which
+    includes the facts to check.
     """
     count = lengths.shape[0]
     if not count:
