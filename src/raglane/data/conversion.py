@@ -22,7 +22,7 @@ import numpy as np
 from raglane._utils.checks import check_choice, check_flag
 from raglane._utils.files import (
     as_path,
-    check_place,
+    check_writable,
     put_folder,
     remove,
     settle,
@@ -171,7 +171,7 @@ def _run(job: Job, folder: Path, work: Path, overwrite: bool, progress: Progress
 
 def _check_paths(folder: Path, locations: Sequence[str]) -> None:
     """Raise if the output is a file, or is the data or in it, or if an input is named twice."""
-    check_place("output", folder.parent)
+    check_writable("output", folder.parent)
     fix = f"pass another {argument('output')}"
     if not folder.name or (os.path.lexists(folder) and not folder.is_dir()):
         raise ArgumentError(

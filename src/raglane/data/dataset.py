@@ -33,8 +33,8 @@ from raglane.errors import ArgumentError, message
 from raglane.ragged import Ragged
 from raglane.tasks import TASKS
 
-# The most fragments whose tables of places are kept.
-_TABLES = 256
+# The most fragments whose codes are cached.
+_CACHED_CODES = 256
 
 _Index = Sequence[int] | npt.NDArray[Any] | Tensor
 
@@ -117,7 +117,7 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
         self._tensors: Tensors | None = None
         self._lengths: npt.NDArray[Any] | None = None
         self._statistics: Statistics | None = None
-        self._tables: dict[int, Codes] = {}
+        self._fragment_codes: dict[int, Codes] = {}
         # The elements of each sequence that a forecast reads without a target, see
         # `holdout.end_held_out`.
         self._context = 0
@@ -125,7 +125,7 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
 
     def __getstate__(self) -> dict[str, Any]:
         # A DataLoader worker computes these again if it needs them.
-        return {**self.__dict__, "_tables": {}, "_lengths": None, "_records": None}
+        return {**self.__dict__, "_fragment_codes": {}, "_lengths": None, "_records": None}
 
     def __len__(self) -> int:
         return len(self._fragments) if self._rows is None else len(self._rows)
@@ -293,7 +293,7 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
         return digest.hexdigest()[:16]
 
     def classes(self) -> npt.NDArray[np.int64] | None:
-        """The class of each sequence, ``(B,)`` int64: its place in ``preprocessor.labels``; None
+        """The class of each sequence, ``(B,)`` int64: its index in ``preprocessor.labels``; None
         without such labels.
 
         Only labels are read.
@@ -394,7 +394,7 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
         self._refuse_pieces()
         other = copy.copy(self)
         other._preprocessor = preprocessor
-        other._tables = {}
+        other._fragment_codes = {}
         other._tensors = None
         other._needs_labels = require_targets and (self._held is not None or self._needs_labels)
         if self._held is not None:
@@ -543,15 +543,15 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
         return self.tensors().targets
 
     def _codes(self, number: int) -> Codes:
-        if number not in self._tables:
-            if len(self._tables) > _TABLES:
-                self._tables.clear()
+        if number not in self._fragment_codes:
+            if len(self._fragment_codes) > _CACHED_CODES:
+                self._fragment_codes.clear()
             fragment = self._fragments.get(number)
             with_classes = self._learns_labels and fragment.labels is not None
-            self._tables[number] = Codes(None, None)
+            self._fragment_codes[number] = Codes(None, None)
             # Without words nothing is learned, so that the source need not be counted.
             if fragment.words is not None or with_classes:
-                self._tables[number] = self.preprocessor._codes_of(
+                self._fragment_codes[number] = self.preprocessor._codes_of(
                     fragment, with_classes=with_classes
                 )
-        return self._tables[number]
+        return self._fragment_codes[number]

@@ -293,18 +293,18 @@ def indexes_of_categories(words: tuple[str, ...]) -> dict[str, int]:
     A column of whole numbers becomes one of floats if an entry of it is missing. Truth values are
     True in a table in memory, and TRUE in the CSV file of a spreadsheet.
     """
-    places = indexes_of(words)
+    indexes = indexes_of(words)
     whole = [word for word in words if re.fullmatch(r"-?\d+(\.0)?", word, re.ASCII)]
     others = {
-        word.removesuffix(".0") if "." in word else f"{word}.0": places[word] for word in whole
+        word.removesuffix(".0") if "." in word else f"{word}.0": indexes[word] for word in whole
     }
     folded = [word.lower() for word in words]
     for word in words:
         if (
             word.lower() in ("true", "false") and folded.count(word.lower()) == 1
         ):  # else they are different words
-            others |= dict.fromkeys((word.lower(), word.upper(), word.title()), places[word])
-    return others | places
+            others |= dict.fromkeys((word.lower(), word.upper(), word.title()), indexes[word])
+    return others | indexes
 
 
 def unknown_words(

@@ -322,9 +322,9 @@ def _feature_in(column: Any, per_sequence: bool, is_numbers: bool) -> Rows:
 
 
 def _words_at(
-    places: npt.NDArray[Any], words: npt.NDArray[np.object_], index: Index
+    numbers: npt.NDArray[Any], words: npt.NDArray[np.object_], index: Index
 ) -> npt.NDArray[np.object_]:
-    return np.asarray(words[places[index]], dtype=object)
+    return np.asarray(words[numbers[index]], dtype=object)
 
 
 class Store(ABC):

@@ -106,8 +106,10 @@ def bins(lengths: Distribution, most: int = _BINS) -> tuple[Bin, ...]:
             width = round_up(width + 1)
             start = first // width * width
         edges = np.arange(start, last + width + 1, width)
-    places = np.searchsorted(edges, lengths.values, side="right") - 1
-    counts = np.bincount(places, weights=lengths.counts, minlength=len(edges) - 1)[: len(edges) - 1]
+    bins_of = np.searchsorted(edges, lengths.values, side="right") - 1
+    counts = np.bincount(bins_of, weights=lengths.counts, minlength=len(edges) - 1)[
+        : len(edges) - 1
+    ]
     bars = [
         Bin(int(low), int(high) - 1, int(count))
         for low, high, count in zip(edges, edges[1:], counts, strict=False)

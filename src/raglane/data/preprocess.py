@@ -246,9 +246,9 @@ class Preprocessor:
         Returns:
             A :class:`~raglane.data.Dataset`. Its inputs are ``(N, input_size)`` float32, or
             ``(N,)`` int64 for tokens without features. The columns are the channels, numeric
-            features, the places of categories, and the place of the token; a feature per sequence
-            is repeated in each row. Targets are classes, int64 places in ``labels``; for sequences
-            of labels one sequence each of int64 places from 1, and 0 for a label that the training
+            features, the indexes of categories, and the index of the token; a feature per sequence
+            is repeated in each row. Targets are classes, int64 indexes in ``labels``; for sequences
+            of labels one sequence each of int64 indexes from 1, and 0 for a label that the training
             part does not have; for sets ``(M, K)`` float32, 1 for the labels of the set; numbers
             ``(M, T)`` float32, scaled; for a forecast the next elements.
 

@@ -148,7 +148,7 @@ class TBPTTSampler(Epochs[Chunk]):
 
     def _items(self, start: int) -> Iterator[Chunk]:
         order, begin, streams = self._arrange()
-        # One entry per piece, sorted by chunk: its chunk, the place of its sequence in ``order``,
+        # One entry per piece, sorted by chunk: its chunk, the index of its sequence in ``order``,
         # and its number there.
         counts = self._counts[order]
         pieces = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)

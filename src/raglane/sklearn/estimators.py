@@ -331,8 +331,8 @@ class RecurrentClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
 
     def predict(self, X: Any) -> npt.NDArray[Any]:  # noqa: N803
         """Return the class of each sequence, ``(n,)``."""
-        places = np.array(self._predict(X)["prediction"], dtype=np.int64)
-        return self.classes_[places]
+        indexes = np.array(self._predict(X)["prediction"], dtype=np.int64)
+        return self.classes_[indexes]
 
 
 class RecurrentRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
