@@ -100,17 +100,17 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
             "preprocessor", preprocessor, (Preprocessor, type(None)), "a Preprocessor, or None", fix
         )
         stores, self.columns = stores_of(source, columns, format)
-        read = [store.held for store in stores if store.held is not None]
+        read = [store.in_memory for store in stores if store.in_memory is not None]
         self.notes = tuple(dict.fromkeys(note for records in read for note in records.notes))
         self.skipped = tuple(row for records in read for row in records.skipped)
         # The only source, if it is in memory.
-        self._held = stores[0].held if len(stores) == 1 else None
-        self.source = Path("data") if self._held is None else self._held.source
+        self._in_memory = stores[0].in_memory if len(stores) == 1 else None
+        self.source = Path("data") if self._in_memory is None else self._in_memory.source
         self._fragments = Fragments(stores)
         self._preprocessor = preprocessor
         self._needs_labels = self.columns.need_labels
-        if self._held is not None and TASKS[self.columns.task].label is not None:
-            self._needs_labels &= self._held.has_targets
+        if self._in_memory is not None and TASKS[self.columns.task].label is not None:
+            self._needs_labels &= self._in_memory.has_targets
         self._learned: Preprocessor | None = None
         self._rows: npt.NDArray[Any] | None = None
         self._records: Records | None = None
@@ -157,7 +157,7 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
     @property
     def is_in_memory(self) -> bool:
         """True if the sequences are in memory, rather than read batch by batch."""
-        return self._held is not None
+        return self._in_memory is not None
 
     @property
     def records(self) -> Records:
@@ -165,11 +165,11 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
         read.
         """
         self._refuse_pieces()
-        if self._held is not None and self._rows is None:
-            return self._held
+        if self._in_memory is not None and self._rows is None:
+            return self._in_memory
         if self._records is None:
-            if self._held is not None:
-                self._records = self._held.select(self._source_rows())
+            if self._in_memory is not None:
+                self._records = self._in_memory.select(self._source_rows())
             else:
                 self._records = self._fragments.records(
                     self._source_rows(), self.columns, self.source
@@ -245,7 +245,7 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
         if self._preprocessor is not None:
             return self._preprocessor
         if self._learned is None:
-            counted = self.statistics if self._held is None else Statistics.of(self._held)
+            counted = self.statistics if self._in_memory is None else Statistics.of(self._in_memory)
             # Without labels there are no classes to learn.
             task = (
                 self.columns.task
@@ -263,7 +263,7 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
         if self._statistics is None:
             self._statistics = (
                 Statistics.of(self.records)
-                if self._held is not None
+                if self._in_memory is not None
                 else self._fragments.statistics()
             )
         return self._statistics
@@ -271,7 +271,7 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
     def statistics_for(self, task: str) -> Statistics:
         """Return the statistics of the sequences and of the labels that a task learns."""
         self._refuse_pieces()
-        if self._held is None:
+        if self._in_memory is None:
             return self.statistics
         records = for_task(self.records, task)
         if TASKS[task].label is not None and not records.has_targets:
@@ -283,7 +283,7 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
         """A short text that differs for other sequences, labels or order; made of counts if they
         are not in memory.
         """
-        if self._held is not None:
+        if self._in_memory is not None:
             hashes = sequence_hashes(self.records)
             return hashlib.sha256(np.ascontiguousarray(hashes).data).hexdigest()[:16]
         digest = hashlib.sha256(json.dumps(self.statistics.to_config(), sort_keys=True).encode())
@@ -306,7 +306,7 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
         """
         if not self.has_labels:
             return None
-        if self._held is not None:
+        if self._in_memory is not None:
             return np.unique(np.array(self.labels, dtype=object), return_inverse=True)[1]
         classes = self.classes()
         if classes is None:
@@ -320,7 +320,7 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
         """Return the number of occurrences of each label; of sequences not in memory, only labels
         per sequence.
         """
-        if self._held is not None:
+        if self._in_memory is not None:
             return self.statistics.labels
         classes = self.classes()
         names = self.preprocessor.labels or ()
@@ -332,7 +332,7 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
         """Raise a :class:`~raglane.errors.DataError` if a feature of sequences in memory is
         missing.
         """
-        if self._held is not None and not self._held.is_tokens:
+        if self._in_memory is not None and not self._in_memory.is_tokens:
             records = self.records
             refuse_absent(records.values, records.offsets, records.channels, self._where)
 
@@ -380,8 +380,8 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
     def ids(self) -> tuple[str | int, ...]:
         """The id of each sequence in the source, or its row number from 0."""
         rows = range(len(self)) if self._rows is None else self._rows.tolist()
-        if self._held is not None:
-            ids = self._held.ids
+        if self._in_memory is not None:
+            ids = self._in_memory.ids
             return tuple(rows) if ids is None else tuple(ids[row] for row in rows)
         return tuple(map(self._fragments.id_of, rows))
 
@@ -396,11 +396,15 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
         other._preprocessor = preprocessor
         other._fragment_codes = {}
         other._tensors = None
-        other._needs_labels = require_targets and (self._held is not None or self._needs_labels)
-        if self._held is not None:
-            records = for_task(self._held, preprocessor.task if require_targets else "forecast")
-            if records is not self._held:
-                other._held = records
+        other._needs_labels = require_targets and (
+            self._in_memory is not None or self._needs_labels
+        )
+        if self._in_memory is not None:
+            records = for_task(
+                self._in_memory, preprocessor.task if require_targets else "forecast"
+            )
+            if records is not self._in_memory:
+                other._in_memory = records
                 other._fragments = Fragments([Memory(records)])
                 other._records = None
             other._tensors = other._read(self._source_rows())
@@ -464,7 +468,7 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
         other._rows = chosen.astype(np.int32) if len(self._fragments) < 2**31 else chosen
         other._tensors = tensors
         other._records = None
-        if self._held is not None:
+        if self._in_memory is not None:
             other._statistics = None
         return other
 

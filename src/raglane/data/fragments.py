@@ -333,7 +333,7 @@ class Store(ABC):
     # True if loaded fragments take little memory, so that all can be cached.
     is_cheap = True
     # The records, if they are in memory.
-    held: Records | None = None
+    in_memory: Records | None = None
 
     @property
     @abstractmethod

@@ -54,25 +54,25 @@ _IN_USE = 2
 class Memory(Store):
     """Records in memory: one fragment."""
 
-    held: Records
+    in_memory: Records
 
     @property
     def sizes(self) -> list[int]:
         """The number of sequences of each fragment."""
-        return [len(self.held)]
+        return [len(self.in_memory)]
 
     @property
     def label_kinds(self) -> tuple[str, ...]:
         """The kinds of the labels."""
-        return Layout.of(self.held).label_kinds
+        return Layout.of(self.in_memory).label_kinds
 
     def name(self, number: int) -> str:  # noqa: ARG002
         """Return the name in messages."""
-        return str(self.held.source)
+        return str(self.in_memory.source)
 
     def records(self, number: int) -> Records:  # noqa: ARG002
         """Return a fragment as records."""
-        return self.held
+        return self.in_memory
 
 
 @dataclass(frozen=True, eq=False)
