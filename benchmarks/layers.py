@@ -25,7 +25,7 @@ from harness.competitors import COMPETITORS, RIVALS
 from harness.lengths import LENGTHS, Lengths, of_file
 from harness.run import Report, installed, measure
 
-from raglane._utils.files import check_place, settle, write_folder
+from raglane._utils.files import check_writable, settle, write_folder
 from raglane._utils.lock import LOCK, locked
 from raglane._utils.messages import quote, require
 from raglane.cli.compare import parts_of, pick, size_of
@@ -202,7 +202,7 @@ def _rivals(text: str) -> list[str]:
 def _check_out(out: Path, overwrite: bool) -> None:
     """Raise if results must not be written to a folder."""
     if not out.exists() and not out.is_symlink():
-        check_place("out", out)
+        check_writable("out", out)
         return
     names = {path.name for path in out.iterdir()} - {LOCK} if out.is_dir() else None
     if names is None or not names <= set(_FILES):
@@ -213,7 +213,7 @@ def _check_out(out: Path, overwrite: bool) -> None:
     if out.resolve() in (here, *here.parents):
         rule = "another folder than the current one and those above it"
         raise ArgumentError("out", repr(str(out)), rule, "name a new folder")
-    check_place("out", out.absolute().parent)
+    check_writable("out", out.absolute().parent)
     if names and not overwrite:
         got = f"{str(out)!r}, where results are already"
         raise ArgumentError(

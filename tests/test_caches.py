@@ -31,7 +31,7 @@ def test_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert caches.folder("plans") == tmp_path / "Local" / "raglane" / "plans"
 
 
-def test_what_was_saved_comes_back(folder: Path) -> None:
+def test_saved_values_come_back(folder: Path) -> None:
     assert caches.load("things", "a") is None
     for content in ("one", "zwei ü"):
         caches.save("things", "a", content)
@@ -39,7 +39,7 @@ def test_what_was_saved_comes_back(folder: Path) -> None:
     assert [file.name for file in folder.iterdir()] == ["a.json"]
 
 
-def test_what_is_no_file_of_ours(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_foreign_files_are_ignored(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     caches.save("things", "a", "one")
     file = folder / "a.json"
     for mode in (0o620, 0o602):

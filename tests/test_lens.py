@@ -244,7 +244,7 @@ def test_one_sequence_and_the_values_of_a_ragged_batch() -> None:
         ),
     ],
 )
-def test_what_cannot_be_a_ragged_batch(
+def test_values_that_cannot_be_ragged_batches(
     path: Callable[[Any], Any], function: Callable[[Any], Any], kind: type[RaglaneError], said: str
 ) -> None:
     with pytest.raises(kind, match=said):

@@ -27,7 +27,7 @@ _KINDS = [
 ]
 
 
-def test_what_is_not_printable_is_an_escape() -> None:
+def test_unprintable_characters_are_escaped() -> None:
     assert printable(EVIL) == SHOWN
     assert printable(SHOWN) == SHOWN
     assert printable("née 日本 ü 😀") == "née 日本 ü 😀"
@@ -133,7 +133,7 @@ def test_a_stream_that_lacks_a_character_shows_its_escape(
     ],
     ids=range(14),
 )
-def test_what_is_typed_cannot_control_the_terminal(
+def test_typed_text_cannot_control_the_terminal(
     arguments: list[str],
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,

@@ -117,7 +117,7 @@ def test_wrong_arguments(
     assert (tmp_path / "odd" / "speed.jsonl").read_text() == "mine\n"
 
 
-def test_what_had_a_fault_is_asked_again_by_the_next_call_after_all_else(tmp_path: Path) -> None:
+def test_a_failed_case_runs_again_last_in_the_next_call(tmp_path: Path) -> None:
     asked: list[str] = []
 
     def item(name: str, fails: bool = False) -> Item:

@@ -181,7 +181,7 @@ def test_results_are_neither_a_file_nor_the_current_folder(
     assert [path.read_text() for path in folder.iterdir()] == ["mine"] * ("file" in out)
 
 
-def test_who_is_asked_for_by_name_must_be_installed(
+def test_competitors_chosen_by_name_must_be_installed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(

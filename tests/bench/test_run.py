@@ -197,7 +197,7 @@ def _result(case: Case, ratio: float | None, *others: Row, milliseconds: float =
     return CaseResult(case, 25, 7, 0.5, (mine, *others), rate=1e9, rounds=3, load=0.5)
 
 
-def test_who_is_ahead_of_ours() -> None:
+def test_the_competitor_ahead_of_ours() -> None:
     slow, fast = Row("torch-packed", 2.0, 1.0, 0.5), Row("jax", 0.5, 4.0, 2.0)
     assert _result(a_case(), 2.0, slow, Row("ours-kernel", 0.1, 20.0, 10.0)).ahead is None
     assert _result(a_case(), 2.0, slow, fast, Row("onnxruntime", fault="wrong")).ahead == "jax"
@@ -245,7 +245,7 @@ def _broken(batch: Batch, mode: str, threads: int) -> Runner:
     [(_wrong, "wrong output: off by"), (_broken, "failed: RuntimeError: no such operator")],
 )
 @pytest.mark.parametrize("name", ["torch-packed", "ours"])
-def test_who_is_wrong_or_fails_is_named_and_not_timed(
+def test_competitors_with_faults_are_named_and_not_timed(
     monkeypatch: pytest.MonkeyPatch,
     name: str,
     prepare: Callable[[Batch, str, int], Runner],

@@ -82,7 +82,7 @@ def test_an_option_goes_before_the_file_and_the_file_before_the_default(
     assert _shown(capsys, "--config", str(again))[0] == _shown(capsys, *config, "--seed", "3")[0]
 
 
-def test_what_a_search_would_do(tmp_path: Path, capsys: Capsys) -> None:
+def test_a_search_is_described_before_it_runs(tmp_path: Path, capsys: Capsys) -> None:
     file, again = tmp_path / "my.toml", tmp_path / "again.toml"
     data = str(write_steps(tmp_path / "steps.csv"))
     file.write_text(

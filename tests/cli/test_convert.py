@@ -26,7 +26,7 @@ def _words(name: str, count: int = 24) -> str:
     return name
 
 
-def test_what_is_said_of_a_conversion(capsys: Capsys) -> None:
+def test_lines_that_a_conversion_prints(capsys: Capsys) -> None:
     _words("words.jsonl")
     assert main(["convert", "words.jsonl", "words"]) == 0
     said = capsys.readouterr()

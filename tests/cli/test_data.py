@@ -302,6 +302,6 @@ def test_bad_rows_are_left_out_counted_and_listed(
     assert not Path("run", "skipped.jsonl").exists()
 
 
-def test_what_a_program_holds_has_no_rows_to_leave_out() -> None:
+def test_data_in_memory_has_no_rows_to_skip() -> None:
     with pytest.raises(ArgumentError, match="on_bad_row"):
         rl.fit([[0.1, 0.2], [0.3]] * 4, ["a", "b"] * 4, on_bad_row="skip", epochs=1)

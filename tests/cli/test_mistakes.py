@@ -107,7 +107,7 @@ def test_a_missing_value_is_named_by_its_row_in_the_file(
         ("id,x,y\n1,1,a\n", [], "hold nothing out with --validation-fraction 0."),
     ],
 )
-def test_what_data_asks_for_is_named_by_its_flag(
+def test_errors_of_data_name_the_flag(
     tmp_path: Path, capsys: Capsys, text: str, options: list[str], flag: str
 ) -> None:
     fails(

@@ -133,7 +133,7 @@ def test_gradients_stop_at_the_border_of_chunks(steps: int) -> None:
         torch.testing.assert_close(layer.get_parameter(f"initial_{name}").grad, part.grad)
 
 
-def test_what_stood_in_a_row_before_is_not_read() -> None:
+def test_earlier_contents_of_a_row_are_not_read() -> None:
     layer = rl.nn.GRU(3, 4)
     chunk = random_batch([2, 2, 0, 0], dtype=torch.float32)
     old = torch.full((1, 4, 4), torch.nan)
@@ -194,7 +194,9 @@ def test_a_compiled_model_carries_without_a_break() -> None:
         ),
     ],
 )
-def test_what_cannot_be_carried(change: dict[str, Any], error: type[Exception], words: str) -> None:
+def test_states_that_cannot_be_carried(
+    change: dict[str, Any], error: type[Exception], words: str
+) -> None:
     arguments: dict[str, Any] = {
         "layer": rl.nn.GRU(3, 4),
         "input": rl.Ragged([torch.ones(2, 3), torch.ones(1, 3)]),

@@ -120,7 +120,7 @@ def test_lists_of_numbers_are_sequences() -> None:
     assert batch.lengths.tolist() == [2, 0, 1]
 
 
-def test_what_tokenizers_and_datasets_give() -> None:
+def test_samples_of_tokenizers_and_datasets() -> None:
     ids = [[101, 7, 102], [101, 102]]
     columns: dict[str, Any] = {"input_ids": ids, "text": ["ab", ""], "labels": [1, 0]}
     rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]

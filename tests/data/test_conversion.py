@@ -47,7 +47,7 @@ def _rows(path: Path, rows: list[str]) -> Path:
 
 
 @pytest.mark.parametrize("name", list(FORMATS))
-def test_what_is_converted_is_what_is_read(name: str, tmp_path: Path) -> None:
+def test_converted_data_equals_the_source(name: str, tmp_path: Path) -> None:
     path = written(name, tmp_path)
     with small_steps(4, 100):
         done = convert(path, tmp_path / "out", asked(name))
@@ -197,7 +197,7 @@ def test_damaged_files_are_named(table: pa.Table, tmp_path: Path) -> None:
             assert told.startswith(str(bad))
 
 
-def test_what_cannot_be_reached_is_named(tmp_path: Path) -> None:
+def test_unreachable_locations_are_named(tmp_path: Path) -> None:
     for url in ("memory://nowhere/a.parquet", "nosuch://a/b.parquet", "memory://nowhere/*.parquet"):
         with pytest.raises(DataError, match=f"{url[:8]}.*(no valid response|no file)") as caught:
             convert(url, tmp_path / "out")
@@ -273,7 +273,7 @@ def test_an_output_that_must_not_be_touched(tmp_path: Path) -> None:
     )
 
 
-def test_what_is_half_done_goes_on_only_with_the_same(tmp_path: Path) -> None:
+def test_a_conversion_resumes_only_with_the_same_arguments(tmp_path: Path) -> None:
     good = [json.dumps({"x": [row], "y": "a"}) for row in range(9)]
     path = _rows(tmp_path / "a.jsonl", [*good, "{"])
     with small_steps(2, 1), pytest.raises(DataError, match="line 10"):

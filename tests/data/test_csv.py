@@ -158,7 +158,7 @@ def test_numbers_of_thousands_of_digits(tmp_path: Path) -> None:
     assert read(write(tmp_path, f"id,x,y\n{10**18 - 1},1,a\n")).ids == (10**18 - 1,)
 
 
-def test_what_python_alone_takes_for_a_number_is_damage(tmp_path: Path) -> None:
+def test_numbers_of_pythons_syntax_alone_are_damage(tmp_path: Path) -> None:
     for cell in ("1_5", "\u0663", "0x10"):
         for text in (f"id,x,y\n1,2,a\n1,3,a\n1,{cell},a\n", f"id,x,y\n1,NA,a\n1,3,a\n1,{cell},a\n"):
             refused(
@@ -233,7 +233,7 @@ def test_a_word_among_numbers_is_a_mistake_and_a_number_among_words_a_token(tmp_
     assert read(write(tmp_path, "id,x,y\n1,route,a\n1,66,a\n")).values.tolist() == ["route", "66"]
 
 
-def test_what_was_found_reads_another_file_in_the_same_way(tmp_path: Path) -> None:
+def test_chosen_columns_read_another_file_in_the_same_way(tmp_path: Path) -> None:
     found = read(write(tmp_path, "series,x,y\n1,2,a\n1,3,a\n")).columns
     assert found == Columns(id="series", label="y", features=("x",))
     records = read(

@@ -288,7 +288,7 @@ def test_a_feature_that_is_named_twice_is_one(tmp_path: Path) -> None:
     assert [feature.name for feature in found.features] == ["w", "s"]
 
 
-def test_what_is_stored_of_features_is_checked() -> None:
+def test_stored_features_are_checked() -> None:
     town = Feature("town", np.array(["Rome"], dtype=object), per_sequence=True)
     records = dataset(
         np.ones((1, 1), np.float32),

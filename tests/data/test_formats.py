@@ -107,7 +107,7 @@ def test_a_class_a_file_a_sequence_a_line(tmp_path: Path) -> None:
     assert records.source == tmp_path
 
 
-def test_what_is_no_class_is_left_out_and_said(tmp_path: Path) -> None:
+def test_files_without_a_class_are_left_out_with_a_note(tmp_path: Path) -> None:
     (tmp_path / "LOC.txt").write_text("where\n")
     for name in ("SOURCE.txt", "README.txt", "LICENSE.txt", "table.csv", ".hidden.txt"):
         (tmp_path / name).write_text("nothing\n")

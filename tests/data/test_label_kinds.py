@@ -111,7 +111,7 @@ def test_a_type_and_what_is_written_without_one_go_together(tmp_path: Path) -> N
     _refused([typed, fractions], columns, ("whole numbers", "fractions"), tmp_path / "out")
 
 
-def test_what_was_converted_keeps_what_its_labels_were(tmp_path: Path) -> None:
+def test_converted_data_keeps_the_kind_of_its_labels(tmp_path: Path) -> None:
     numbers, texts = (
         _written(tmp_path / "a.parquet", [1, 2, 1]),
         _written(tmp_path / "b.parquet", ["1"] * 3),

@@ -368,7 +368,9 @@ def test_panels() -> None:
         ([[1.0], [2.0]], pd.Series(["a", np.nan]), DataError, ["labels", "a null in row 1"]),
     ],
 )
-def test_what_is_no_data(data: Any, labels: Any, error: type[Exception], words: list[str]) -> None:
+def test_other_values_than_data_are_refused(
+    data: Any, labels: Any, error: type[Exception], words: list[str]
+) -> None:
     refused(words, partial(read, labels=labels), data, error=error)
 
 

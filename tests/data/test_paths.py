@@ -52,7 +52,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @others
 @files
-def test_what_is_no_file_is_refused_before_it_is_opened(
+def test_paths_of_no_file_are_refused_before_they_are_opened(
     tmp_path: Path, name: str, what: str
 ) -> None:
     path = tmp_path / f"data{FORMATS[name].suffixes[0]}"
@@ -65,7 +65,7 @@ def test_what_is_no_file_is_refused_before_it_is_opened(
 
 
 @others
-def test_whatever_is_read_and_written_is_a_file(tmp_path: Path, what: str) -> None:
+def test_paths_that_are_read_and_written_are_files(tmp_path: Path, what: str) -> None:
     _MAKERS[what](path := tmp_path / "data.csv")
     with pytest.raises(
         DataError, match=f"lengths must be .*got '.*data.csv', which cannot be read .{what}"
@@ -100,7 +100,7 @@ def test_a_class_is_not_passed_over(tmp_path: Path, what: str) -> None:
 def test_a_program_that_writes_into_a_command_is_refused(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """As in ``raglane train <(zcat data.csv.gz) --format csv``."""
+    """Refuse a pipe, such as that of ``raglane train <(zcat data.csv.gz) --format csv``."""
     out, into = os.pipe()
     try:
         os.write(into, b"id,x,y\n1,2,a\n")

@@ -64,7 +64,7 @@ def test_rows_that_are_not_consecutive_are_read_whole(
     assert joined([piece.read(1, 2)]).ids == (2,)
 
 
-def test_what_is_wrong_in_a_later_piece_has_its_place(tmp_path: Path) -> None:
+def test_errors_of_later_pieces_name_the_row(tmp_path: Path) -> None:
     rows = [{"x": [None if row == 7 else 1.0], "kind": "a"} for row in range(9)]
     path = tmp_path / "a.parquet"
     pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=3)
@@ -179,7 +179,7 @@ def test_rows_of_csv_files_that_are_read_whole(tmp_path: Path) -> None:
     assert (found.ids, found.skipped[0].place) == ((0, 1, 2, 3, 5, 6, 7), "data row 4")
 
 
-def test_what_is_wrong_with_all_rows_or_the_file_is_an_error(tmp_path: Path) -> None:
+def test_errors_of_all_rows_or_of_the_file_are_raised(tmp_path: Path) -> None:
     path = put(tmp_path / "a.jsonl", '{"x": [1.0], "y": [0.5]}\n' * 2_500)
     # Not the rows are bad, but how they are read.
     refused(

@@ -220,7 +220,7 @@ def test_tokens_and_features_are_not_mixed_up() -> None:
     refused(["got tokens"], Preprocessor.fit(numbers, task="classify").apply, words)
 
 
-def test_what_cannot_be_learned_from() -> None:
+def test_data_that_a_preprocessor_cannot_learn_from() -> None:
     empty = dataset(
         np.empty((0, 1), np.float32), offsets_of([0, 0]), labels=("a", "b"), channels=("x",)
     )

@@ -131,7 +131,7 @@ def test_every_format_is_opened(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", range(len(_TASKS)))
-def test_what_was_converted_teaches_and_gives_what_memory_does(number: int, tmp_path: Path) -> None:
+def test_converted_data_gives_the_batches_of_data_in_memory(number: int, tmp_path: Path) -> None:
     """Of every task, with features: the preprocessor, the batches, and what is read of the folder
     in the usual way.
     """
@@ -233,7 +233,7 @@ def test_values_lie_in_the_file(tmp_path: Path) -> None:
     first = data.take(np.arange(4, 9)).values
     # The rows of one shard that stand together are that memory, not a copy of it.
     assert any(
-        np.shares_memory(first.numpy(), kept.values) for kept in data._fragments._held.values()
+        np.shares_memory(first.numpy(), kept.values) for kept in data._fragments._loaded.values()
     )
     data.take([0])
     before = mapped_bytes()
@@ -257,7 +257,7 @@ def test_parts_of_parquet_are_dropped_and_read_again(
     for row in (0, 5, 0, 10):
         data.take([row])
     # Those of 120 bytes that were used last.
-    assert list(data._fragments._held) == [0, 2]
+    assert list(data._fragments._loaded) == [0, 2]
 
 
 def test_memory_that_is_mapped_is_given_back(

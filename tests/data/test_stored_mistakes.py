@@ -35,7 +35,7 @@ def test_targets_that_a_folder_was_not_made_with(tmp_path: Path) -> None:
         data.with_preprocessor(few).take(range(8))
 
 
-def test_what_is_wrong_names_file_and_row(tmp_path: Path) -> None:
+def test_errors_name_file_and_row(tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = [
         {"x": [float(row)], "kind": "ab"[row % 2], "id": f"s{row}"} for row in range(9)
     ]
@@ -142,7 +142,7 @@ def test_any_changed_byte_of_a_folder_is_noticed(tmp_path: Path) -> None:
 def test_a_relative_path_is_read_from_another_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As the workers of a cluster do."""
+    """Open a dataset in another process, as the workers of a cluster do."""
     monkeypatch.chdir(tmp_path)
     converted(Path())
     (tmp_path / "elsewhere").mkdir()
@@ -181,7 +181,7 @@ def test_targets_of_both_kinds_are_not_mixed(
             refused([f"{order[1]}", "per element", "per sequence", "one schema"], found)
 
 
-def test_what_is_no_source_is_refused() -> None:
+def test_other_values_than_sources_are_refused() -> None:
     for source in (3, None, [1, 2], {"x": [1]}):
         refused(
             ["source must be a path, a list of paths, a pyarrow.Table"],

@@ -498,7 +498,7 @@ def test_json_lines_with_absent_and_unused_keys(tmp_path: Path) -> None:
     refused(["null in row 1 (line 2), column 'y'"], read, path)
 
 
-def test_what_was_found_reads_another_file_in_the_same_way(tmp_path: Path) -> None:
+def test_chosen_columns_read_another_file_in_the_same_way(tmp_path: Path) -> None:
     path = write(tmp_path, "parquet", {"id": [1], "text": ["a b"], "y": [3]})
     found = read(path).columns
     assert found == Columns(sequence="text", label="y", split="words")
@@ -586,7 +586,7 @@ def test_columns_of_types_that_are_no_sequence(tmp_path: Path, column: Any) -> N
         read(path, Columns(sequence="y", label="x"))
 
 
-def test_what_json_has_not_is_a_missing_value(tmp_path: Path) -> None:
+def test_keys_that_json_lacks_are_missing_values(tmp_path: Path) -> None:
     """NaN and Infinity, which many programs write, and numbers that are too large for a float."""
     path = put(
         tmp_path / "data.jsonl",

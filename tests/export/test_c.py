@@ -211,7 +211,7 @@ def refused(program: Path, folder: Path, text: str = "1 2\n", *more: str) -> str
     return done.stderr
 
 
-def test_what_the_program_does_not_have_is_refused_by_name(program: Path, tmp_path: Path) -> None:
+def test_options_that_the_program_lacks_are_refused_by_name(program: Path, tmp_path: Path) -> None:
     options: dict[str, dict[str, Any]] = {
         "attention: this program does not have that pooling": {"pooling": "attention"},
         "logsumexp: this program does not have that pooling": {"pooling": "logsumexp"},

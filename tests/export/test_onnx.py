@@ -190,7 +190,7 @@ class Looks(nn.Module):
         return torch.linalg.eigvals(last[:1].T @ last[:1]).real if self.how == "eig" else last
 
 
-def test_what_cannot_be_exported_is_refused_by_its_name(tmp_path: Path) -> None:
+def test_layers_that_cannot_be_exported_are_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     path.write_bytes(b"before")
     expected = {
@@ -354,7 +354,7 @@ def test_a_run_is_used_from_other_programs(tmp_path: Path, capsys: Capsys) -> No
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == wanted
 
 
-def test_what_a_graph_does_not_prepare_is_refused(tmp_path: Path, capsys: Capsys) -> None:
+def test_preprocessing_that_a_graph_lacks_is_refused(tmp_path: Path, capsys: Capsys) -> None:
     folder = tmp_path / "model"
     a_run().save(folder)
     for place, words in {

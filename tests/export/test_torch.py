@@ -157,7 +157,7 @@ print("raglane" in sys.modules)
     assert done.stdout == "False\n", done.stderr
 
 
-def test_what_no_package_can_be_made_of_is_refused(
+def test_models_that_cannot_be_packages_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layer, batch = rl.nn.GRU(D, 4), a_batch([2, 3])

@@ -156,7 +156,7 @@ def test_features_with_columns_of_their_own_are_counted_and_part_of_the_layer() 
     assert "categories per element, 2 different" in _undrawn(_inspect(contents))
 
 
-def test_what_no_memory_holds_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sizes_beyond_the_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("raglane._utils.memory.available_memory", lambda: 1e9)
     with pytest.raises(ArgumentError, match="a model of"):
         layer_of(Settings(hidden_size=20_000), _contents(), 16)

@@ -194,7 +194,7 @@ def test_labels_are_not_needed_unless_their_column_is_named(tmp_path: Path) -> N
     )
 
 
-def test_what_is_missing_beside_is_counted_where_it_is_a_number() -> None:
+def test_missing_numbers_of_other_columns_are_counted() -> None:
     """A model reads one category more than the data has: that of unknown and missing words."""
     beside = (
         Beside("age", np.array([31, np.nan], np.float32), per_sequence=True),

@@ -158,7 +158,7 @@ def test_a_graph_that_is_kept_and_a_second_derivative() -> None:
 @pytest.mark.parametrize("directions", [1, 2])
 @pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize("cell", MATRIX_CELLS)
-def test_what_is_kept(cell: str, layers: int, directions: int) -> None:
+def test_saved_tensors(cell: str, layers: int, directions: int) -> None:
     """An LSTM saves outputs and c, other cells only outputs: a unit is N * H numbers."""
     network = make(cell, [50, 30, 0, 20], (16, 64, 0), layers, directions).map(Tensor.float)
     unit = 4 * 100 * 64 * directions * layers

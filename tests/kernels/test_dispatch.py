@@ -70,7 +70,7 @@ def test_naming_one_resolves_the_other(chosen: dict[str, Any], expected: tuple[s
         ("LayerNormLSTM", {}, "reference"),
     ],
 )
-def test_what_runs_on_a_device_that_is_no_cpu(
+def test_backends_of_other_devices_than_a_cpu(
     layer: str, options: dict[str, Any], backend: str
 ) -> None:
     """As in docs/on-a-gpu.md."""

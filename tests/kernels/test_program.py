@@ -221,7 +221,7 @@ def test_the_error_of_a_step_ends_with_one_point(monkeypatch: pytest.MonkeyPatch
         rl.nn.Recurrent(Single, 5, 4)(a_batch())
 
 
-def test_what_cannot_be_a_program_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_cannot_be_a_program_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backend, "_warned", set())
     batch = a_batch()
     for kind, reason in (
@@ -295,7 +295,7 @@ def test_a_program_holds_for_what_a_module_is_now() -> None:
     agrees()
 
 
-def test_what_a_step_reads_of_its_class_and_of_memory() -> None:
+def test_values_that_a_step_reads_from_its_class_and_from_memory() -> None:
     class Own(nn.Module):
         input_size = hidden_size = 4
         factor = 0.9

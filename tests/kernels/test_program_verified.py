@@ -126,7 +126,7 @@ FINE: list[Step] = [
 
 
 @pytest.mark.parametrize("step", [*COUNTS, *READS])
-def test_what_depends_on_the_number_of_rows_is_refused(step: Step) -> None:
+def test_steps_that_depend_on_the_number_of_rows_are_refused(step: Step) -> None:
     choice = rl.explain(layer_of(step), a_batch())
     assert choice.backend == "reference"
     assert ("() of rows" if step in READS else "depend on the number of rows") in choice.reason
@@ -361,5 +361,5 @@ def test_a_step_that_writes_in_place(name: str, schedule: str) -> None:
     ],
 )
 @pytest.mark.parametrize("name", RECORDED)
-def test_what_is_recorded(name: str, has: tuple[bool, bool], own: bool, lengths: list[int]) -> None:
+def test_recorded_values(name: str, has: tuple[bool, bool], own: bool, lengths: list[int]) -> None:
     compare(*RECORDED[name], lengths, "packed", has, own)

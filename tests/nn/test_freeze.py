@@ -312,7 +312,7 @@ def test_freezing_again_in_another_way() -> None:
     assert is_int8(to_int8(layer))
 
 
-def test_what_is_refused() -> None:
+def test_refusals() -> None:
     layer = build_wide("GRU")
     for dtype in (torch.float16, torch.uint8, "int8"):
         with pytest.raises(ArgumentError, match=r"dtype must be.*torch\.int8, or None.*got"):

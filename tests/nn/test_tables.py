@@ -231,7 +231,7 @@ def test_a_call_that_cpp_refuses(kind: str, step: str, monkeypatch: pytest.Monke
     assert refused[0]
 
 
-def test_what_a_caller_writes_after_the_call() -> None:
+def test_writes_of_the_caller_after_the_call() -> None:
     """Lengths, values that need no gradient and the order of a pack are copied."""
     for kind in ("time first", "pack"):
         layer, batch, given, options = case("GRU", kind)

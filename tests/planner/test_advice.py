@@ -77,7 +77,7 @@ def test_each_number_of_threads_has_its_own_lanes(monkeypatch: pytest.MonkeyPatc
         assert found.train_seconds == pytest.approx(2 * 5 * rounds * 1e-5, rel=0.05)
 
 
-def test_what_lies_far_beyond_all_measurements_is_marked(machine: list[Measured]) -> None:
+def test_predictions_far_beyond_all_measurements_are_marked(machine: list[Measured]) -> None:
     found = _plan([6] * 64, batch_sizes=[16])
     assert not any(row.is_rough for row in found.rows)
     assert "~" not in str(found).replace("~:", "")
@@ -112,7 +112,7 @@ def test_a_sample_stands_for_all(machine: list[Measured]) -> None:
 
 
 @pytest.mark.usefixtures("measured")
-def test_what_is_as_fast_gives_way_to_what_is_simpler(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_simpler_of_equally_fast_settings_is_advised(monkeypatch: pytest.MonkeyPatch) -> None:
     def flat(way: Way, mode: str) -> Floats:
         """The time depends only on the number of elements."""
         found = seen(way, torch.tensor([2, 1])) * 0

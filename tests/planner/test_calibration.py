@@ -137,7 +137,7 @@ def test_a_machine_that_slows_down_is_told_by_the_yardstick(
     assert found.yardstick == pytest.approx(0.5e-3)
 
 
-def test_what_takes_long_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_measurements_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     measured = make_up(monkeypatch, lambda way, mode: costs(way, mode) * 20)
     calibrate(rl.nn.GRU(3, 4), [SLOW, FAST], ignore_progress)
     largest = max(int(call.lengths.sum()) for call in measured if call.way == SLOW)
@@ -163,7 +163,7 @@ def test_what_takes_long_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
             assert seconds > 0, (way, lengths)
 
 
-def test_what_can_win_is_measured_on_longer_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_candidates_are_measured_on_longer_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     near, idle, far = (Way("cpu", "lanes", "float32", 2), Way("cpu", "lanes", "float32", 1), FAST)
     # With one thread fewer, a backend that can win is measured longer; an equally slow backend is
     # not.
@@ -330,7 +330,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "plans"
 
 
-def test_what_was_saved_comes_back(folder: Path) -> None:
+def test_saved_values_come_back(folder: Path) -> None:
     assert calibration.load("key", WAYS) is None
     calibration.save("key", FOUND)
     assert calibration.load("key", [*WAYS, Way("cpu", "lanes", "float32", 4)]) is None

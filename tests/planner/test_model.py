@@ -177,7 +177,7 @@ def test_torchs_layers_are_taken_and_left_alone(kind: Any) -> None:
     assert twin.get_parameter("weight_ih_l0").dtype is torch.float32
 
 
-def test_what_is_no_layer_is_refused() -> None:
+def test_other_modules_than_layers_are_refused() -> None:
     for wrong in (nn.Linear(3, 4), nn.Sequential(rl.nn.LSTM(3, 4)), "lstm", None, rl.nn.LSTM):
         with pytest.raises(
             rl.errors.ArgumentTypeError,
@@ -304,7 +304,7 @@ def test_memory_is_a_constant_and_a_sum_over_elements_and_sequences() -> None:
     assert _found(float("inf"), [0, 0, 0])[0] == 2**62
 
 
-def test_what_was_found_is_run() -> None:
+def test_the_advised_settings_run() -> None:
     layer = rl.nn.LSTM(3, 4)
     found = rl.plan(
         [3, 5, 9, 12] * 20, layer, memory=2 << 20, batch_sizes=[8], threads=[1], backends=["cpu"]

@@ -232,7 +232,7 @@ def test_labels_stand_in_the_elements() -> None:
     assert texts[1.5, 3.5].endswith("…")
 
 
-def test_what_is_not_finite_is_red_and_counted() -> None:
+def test_numbers_that_are_not_finite_are_red_and_counted() -> None:
     states = rl.Ragged([torch.tensor([[1.0], [float("nan")]]), torch.tensor([[float("-inf")]])])
     axes = plot.norms({"h": states}).axes[0]
     colors = _colors(axes)

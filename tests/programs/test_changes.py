@@ -144,7 +144,7 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_whatever_changes_is_seen(name: str) -> None:
+def test_every_change_is_seen(name: str) -> None:
     cell = a_cell()
     before, again = Survey.of(cell), Survey.of(cell)
     assert (before.key, *before.classes) == (again.key, *again.classes)
@@ -166,7 +166,7 @@ WATCHED: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("name", WATCHED)
-def test_what_may_change_unseen_is_no_program(name: str) -> None:
+def test_values_that_may_change_unseen_are_no_program(name: str) -> None:
     cls: Any = type("Own", (nn.Module,), {})
     for where, module in ((made := cls(), made), (cls, cls())):
         where.held = WATCHED[name]()
@@ -177,7 +177,7 @@ def test_what_may_change_unseen_is_no_program(name: str) -> None:
         del where.held
 
 
-def test_what_holds_itself_is_no_program() -> None:
+def test_values_that_contain_themselves_are_no_program() -> None:
     made: Any = nn.Module()
     made.held = held = [0.5]
     held.append(held)  # type: ignore[arg-type]
@@ -188,7 +188,7 @@ def test_what_holds_itself_is_no_program() -> None:
 @pytest.mark.parametrize(
     "part", [Options(), Kind.ONE, types.SimpleNamespace(a=1), Pair(1, 2), Options]
 )
-def test_what_is_no_constant_has_no_key_for_another_process(part: Any) -> None:
+def test_values_without_a_constant_have_no_key_for_another_process(part: Any) -> None:
     made: Any = nn.Linear(2, 2)
     lasting_key(Survey.of(made).key)
     made.held = part

@@ -461,7 +461,9 @@ READ_ONCE: dict[str, Callable[[pytest.MonkeyPatch], Case]] = {
 
 
 @pytest.mark.parametrize("name", READ_ONCE)
-def test_what_is_read_once_ends_the_program(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_change_of_values_that_are_read_once_ends_the_program(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(backend, "_CALLS", 3)
     cell, change = READ_ONCE[name](monkeypatch)
     layer: Any = rl.nn.Recurrent(cell)

@@ -117,7 +117,7 @@ def key_of(module: nn.Module) -> str:
     return lasting_key(Survey.of(module).key)
 
 
-def test_whatever_changes_a_step_changes_its_key() -> None:
+def test_every_change_of_a_step_changes_its_key() -> None:
     found = {"nothing": key_of(own()())}
     assert key_of(own()()) == found["nothing"]
     for old, new in (
@@ -164,7 +164,7 @@ def test_versions_are_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
     keys._versions.cache_clear()
 
 
-def test_what_torch_was_made_to_do_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_functions_of_torch_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     module = own()()
     key = key_of(module)
     with monkeypatch.context() as patch:
@@ -203,7 +203,7 @@ UNKNOWN = {
 
 
 @pytest.mark.parametrize("reason", UNKNOWN)
-def test_what_is_not_known_has_no_key(reason: str) -> None:
+def test_unknown_values_have_no_key(reason: str) -> None:
     old, new = UNKNOWN[reason]
     cached = functools.lru_cache(lambda a: a)
     around = {"os": os, "thing": Thing(), "named": Named(), "number": torch.ones(1)}

@@ -183,7 +183,7 @@ def test_another_step_under_the_same_key_is_not_believed(folder: Path) -> None:
     assert file.read_text() == whole
 
 
-def test_whatever_a_file_says_nothing_but_the_right_numbers_comes_of_it(folder: Path) -> None:
+def test_any_file_gives_the_right_numbers_or_none(folder: Path) -> None:
     layer, batch, expected = leaky()
     (file,) = folder.iterdir()
     content = json.loads(file.read_text().split("\n")[1])
@@ -253,7 +253,7 @@ def _spoil(place: Any, drawn: random.Random) -> None:
         place[key] = drawn.choice(ODD)
 
 
-def test_what_asks_for_all_memory_is_not_computed(folder: Path) -> None:
+def test_an_operation_that_needs_all_memory_is_not_computed(folder: Path) -> None:
     layer, _, _ = leaky()
     (file,) = folder.iterdir()
     content = json.loads(file.read_text().split("\n")[1])
@@ -271,7 +271,9 @@ def test_what_asks_for_all_memory_is_not_computed(folder: Path) -> None:
     stored.read(signed(json.dumps(content)), content["key"], step)
 
 
-def test_what_cannot_be_kept_says_why(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_that_cannot_be_stored_has_a_reason(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     around = SimpleNamespace(scale=0.5)
 
     class Around(Leaky):

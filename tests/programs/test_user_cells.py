@@ -346,7 +346,7 @@ REFUSED: list[tuple[str, Stepping, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize("index", range(len(REFUSED)))
-def test_what_no_program_can_be_is_refused_with_the_reason(index: int) -> None:
+def test_steps_that_cannot_be_programs_are_refused_with_the_reason(index: int) -> None:
     reason, step, parts = REFUSED[index]
     module = _cell(step, **parts)
     before = (
@@ -411,14 +411,14 @@ SUMS: dict[str, tuple[Known, bool]] = {
 
 
 @pytest.mark.parametrize("name", SUMS)
-def test_what_is_known_beside_the_loop(name: str) -> None:
+def test_constants_outside_of_the_loop(name: str) -> None:
     module = Parameters()
     module.of, is_moved = SUMS[name]
     compiled = agree(module_cell(module), module, (4,), 4, need_states=True)
     assert (compiled.trace.parameters.moved is not None) == is_moved
 
 
-def test_what_is_detached_has_no_gradient() -> None:
+def test_detached_values_have_no_gradient() -> None:
     module = Parameters()
     for of in (lambda m: m.one + m.two.detach(), lambda m: m.one.detach() + m.one):
         module.of = of

@@ -48,7 +48,7 @@ def test_holds_the_sequences(
     assert batch.to_list() == [] if not lengths else same(batch, batch.to_list())
 
 
-def test_what_no_kernel_reads() -> None:
+def test_tensors_that_no_kernel_reads() -> None:
     with pytest.raises(ShapeError, match=r"values must be at most 2\*\*31 - 1 elements"):
         _ = rl.Ragged.from_flat(
             torch.zeros(1, dtype=torch.uint8).expand(2**31), lengths=[2**31]

@@ -51,7 +51,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_what_differs_and_nothing_else(runs: Path) -> None:
+def test_only_differing_settings_are_shown(runs: Path) -> None:
     first, second = compare([runs / "a", runs / "b", runs / "c", runs / "a"])
     assert first.caption == "one.csv: classify, 2 runs"
     assert second.caption == "other.csv: classify, 1 run"

@@ -195,7 +195,7 @@ def test_ctrl_c_stops_and_saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert _same(run, rl.fit(sequences, labels, **(_QUICK | {"epochs": 3})))
 
 
-def test_a_bar_is_for_those_who_look(monkeypatch: pytest.MonkeyPatch, capsys: Capsys) -> None:
+def test_a_bar_appears_only_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: Capsys) -> None:
     sequences, labels = _sequences()
     rl.fit(sequences, labels, progress=True, **_QUICK)
     assert "loss" in capsys.readouterr().out

@@ -77,7 +77,7 @@ def test_a_process_reads_the_model_once(
         pickle.loads(from_folder)(table)
 
 
-def test_what_is_no_table_of_sequences(table: Any) -> None:
+def test_tables_without_sequences_are_refused(table: Any) -> None:
     predict_batch = rl.fit(table, epochs=1, hidden_size=4, threads=1).predictor()
     for given in (3, "walks.csv", [[0.1, 0.2]], {"walk": [[0.1], [0.2]], "id": ["a"]}):
         with pytest.raises(ArgumentTypeError, match="table"):

@@ -138,7 +138,7 @@ def test_the_best_trial_becomes_a_run_and_the_study_goes_on(tmp_path: Path, caps
     assert tree(out) == whole
 
 
-def test_what_is_searched() -> None:
+def test_searched_settings() -> None:
     for task in TASKS:
         space = default_space(Settings(task=task), [])
         assert set(space) <= set(SEARCHED)
@@ -339,7 +339,7 @@ class _Study:
         (1, False, {"state": "PRUNED"}),
     ],
 )
-def test_what_a_trial_that_ends_early_counts_as(
+def test_the_result_of_a_trial_that_ends_early(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     complete: int,

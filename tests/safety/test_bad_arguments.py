@@ -374,7 +374,7 @@ def _faults(call: Call) -> Iterator[str]:
         calls_of_plot,
     ],
 )
-def test_whatever_is_given_is_refused_in_the_librarys_own_words(
+def test_bad_arguments_are_refused_by_the_librarys_own_errors(
     calls: Callable[[], list[Call]],
 ) -> None:
     for call in calls():
@@ -409,7 +409,7 @@ def test_offsets_that_do_not_describe_the_values_never_reach_torch() -> None:
         Ragged.from_flat(VALUES, offsets=OFFSETS.to("meta"))
 
 
-def test_lengths_that_nobody_can_count() -> None:
+def test_negative_and_huge_lengths() -> None:
     for lengths in ([-1, 4], [2**62, 1], [2**62, 2**62], [2**63 - 1, 2**63 - 1, 2]):
         given = torch.tensor(lengths)
         for function in (

@@ -178,7 +178,7 @@ def test_a_fault_is_noticed(script: Script) -> None:
     assert (ROOT / "src/raglane/schedules.py").read_text() == before
 
 
-def test_what_is_not_noticed_and_what_has_no_place(
+def test_unnoticed_faults_and_faults_without_a_place_are_reported(
     monkeypatch: pytest.MonkeyPatch, capsys: Capsys
 ) -> None:
     monkeypatch.setattr("faults.copies.Copy.run", lambda *_: (0, "1 passed"))

@@ -103,7 +103,7 @@ def test_fuzzers_in_turn(monkeypatch: pytest.MonkeyPatch, capsys: Capsys) -> Non
         TimeoutError(),
     ],
 )
-def test_what_no_reader_may_raise(
+def test_errors_that_no_reader_may_raise(
     error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: Capsys
 ) -> None:
     def fail(*arguments: Any) -> Any:

@@ -46,7 +46,7 @@ def test_a_process_that_is_killed(shop: Workshop) -> None:
     shop.attack("overwrite", "kill", 0.3)
 
 
-def test_what_is_lost_is_noticed(shop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_writes_are_noticed(shop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that cannot be repaired, a file that differs, and a folder that is left."""
     shop.put("new")
     wanted = contents(shop.run)

@@ -47,7 +47,7 @@ def test_three_kills_at_the_beginning_in_the_middle_and_at_the_end(yard: Yard) -
     yard.check()
 
 
-def test_what_is_lost_is_noticed(yard: Yard) -> None:
+def test_lost_writes_are_noticed(yard: Yard) -> None:
     yard.clear()
     yard.convert()
     shard = next(yard.output.glob("*.arrow"))

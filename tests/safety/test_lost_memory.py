@@ -76,7 +76,7 @@ def test_a_tensor_without_memory_is_refused(kind: Callable[..., Any]) -> None:
                 call()
 
 
-def test_zeros_that_nobody_has_written() -> None:
+def test_zeros_without_memory() -> None:
     layer, given = rl.nn.LSTM(3, 4), torch.randn(1, 5, 3)
     nothing = torch._efficientzerotensor((1, 5, 4))
     found, wanted = (layer(given, (state, state))[0] for state in (nothing, torch.zeros(1, 5, 4)))
@@ -93,7 +93,7 @@ class Memory(bytearray):
 
 
 @pytest.mark.parametrize("grad", [False, True])
-def test_what_another_thread_gives_back_lives_until_the_call_ends(
+def test_memory_that_another_thread_frees_lives_until_the_call_ends(
     grad: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A model's ``.to()`` in another thread replaces the memory of weights while C reads them."""

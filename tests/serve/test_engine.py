@@ -610,7 +610,7 @@ def test_models_that_are_refused_by_name(model: Any, named: str) -> None:
 
 
 @pytest.mark.parametrize("model", [None, 3, rl.nn.LSTM])
-def test_what_is_no_model(model: Any) -> None:
+def test_other_values_than_models_are_refused(model: Any) -> None:
     with pytest.raises(ArgumentTypeError, match="model must be a module"):
         Engine(model, slots=1)
 

@@ -151,7 +151,7 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def check_place(given_as: str, folder: Path) -> None:
+def check_writable(given_as: str, folder: Path) -> None:
     """Raise if a folder, which may not exist yet, is not writable."""
     path = folder.absolute()
     there = next(parent for parent in (path, *path.parents) if parent.exists())
@@ -192,7 +192,7 @@ def check_new_file(given_as: str, path: Path, suffixes: Collection[str] = ()) ->
     if not path.parent.is_dir():
         fix = f"create the folder with mkdir -p '{path.parent}'"
         raise ArgumentError(given_as, quote(str(path)), "a file in a folder that exists", fix)
-    check_place(given_as, path.parent)
+    check_writable(given_as, path.parent)
 
 
 def _partial(path: Path) -> Path:

@@ -28,18 +28,18 @@ def operator(
     """
 
     def register(function: Callable[..., Any]) -> CustomOpDef:
-        own = schema or torch.library.infer_schema(function, mutates_args=())
-        names = [argument.name for argument in torch._C.parse_schema(f"_{own}").arguments]
+        full_schema = schema or torch.library.infer_schema(function, mutates_args=())
+        names = [argument.name for argument in torch._C.parse_schema(f"_{full_schema}").arguments]
 
         @functools.wraps(function)
         def checked(*args: Any) -> Any:
-            for argument, given in zip(names, args, strict=True):
-                for part in _tensors(given):
-                    check_dense(argument, part)
-                    check_storage(argument, part)
+            for argument, value in zip(names, args, strict=True):
+                for tensor in _tensors(value):
+                    check_dense(argument, tensor)
+                    check_storage(argument, tensor)
             return function(*args)
 
-        definition = torch.library.custom_op(name, checked, mutates_args=(), schema=own)
+        definition = torch.library.custom_op(name, checked, mutates_args=(), schema=full_schema)
         definition.register_fake(without_memory(shapes))
         return definition
 
@@ -56,7 +56,9 @@ def without_memory(shapes: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(shapes)
     def checked(*args: Any) -> Any:
         results = shapes(*args)
-        is_real = not records_operators() and any(not part.is_meta for part in _tensors(results))
+        is_real = not records_operators() and any(
+            not tensor.is_meta for tensor in _tensors(results)
+        )
         if is_real:
             rule = "all on meta, or none"
             raise ShapeError("tensors", "some on meta", rule, "move them with .to()")
@@ -65,7 +67,7 @@ def without_memory(shapes: Callable[..., Any]) -> Callable[..., Any]:
     return checked
 
 
-def _tensors(given: Any) -> Iterable[Tensor]:
+def _tensors(value: Any) -> Iterable[Tensor]:
     """Return the tensors of an argument or result: itself, or those of a list."""
-    parts = given if isinstance(given, list | tuple) else (given,)
-    return [part for part in parts if isinstance(part, Tensor)]
+    tensors = value if isinstance(value, list | tuple) else (value,)
+    return [tensor for tensor in tensors if isinstance(tensor, Tensor)]

@@ -1,8 +1,13 @@
 """The cells: each has one file and one line in :data:`CELLS`.
 
-- ``spec``: what all cells have; ``elementwise``: the cells whose state meets no matrix
-- ``module``: a user's module as a cell
-- ``regularised``: a cell with dropout on its state, zoneout, or resets
+spec.py is the base class of cells, with their weights and states; elementwise.py that of cells
+whose recurrence is element-wise (indrnn.py, sru.py, qrnn.py, mingru.py, minlstm.py).
+
+elman.py, lstm.py, gru.py: as in torch. peephole_lstm.py, coupled_lstm.py, layernorm.py: variants
+of them. slstm.py: exponential gates. grud.py: missing values. cfc.py: elapsed time.
+
+regularised.py adds dropout on states, zoneout and resets to a cell; module.py is a cell of the
+user, in plain torch.
 """
 
 from __future__ import annotations

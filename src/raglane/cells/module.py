@@ -47,15 +47,10 @@ class ModuleCell(CellSpec):
             return values
         # Copied, because a module may overwrite its arguments.
         prepared = weights.prepare(values.clone(), offsets)
-        where, fix = (
-            f"{type(weights).__name__}.prepare",
-            "return a tensor with a row for each row of values",
-        )
-        if (
-            not isinstance(prepared, Tensor)
-            or prepared.dim() != 2
-            or prepared.shape[0] != values.shape[0]
-        ):
+        where = f"{type(weights).__name__}.prepare"
+        is_matrix = isinstance(prepared, Tensor) and prepared.dim() == 2
+        if not is_matrix or prepared.shape[0] != values.shape[0]:
+            fix = "return a tensor with a row for each row of values"
             rule = f"a tensor with one row per element: ({values.shape[0]}, features)"
             raise ShapeError(where, _shape(prepared), rule, fix)
         _check_dtype(where, prepared)
@@ -72,42 +67,53 @@ class ModuleCell(CellSpec):
         run = weights.step if hasattr(weights, "step") else weights
         # Copied, because a step may overwrite its arguments, such as the output of the previous
         # step.
-        own = tuple([part.clone() for part in state])
+        copies = tuple([tensor.clone() for tensor in state])
         try:
-            given = run(prepared.clone(), own if self.is_tuple else own[0])
+            result = run(prepared.clone(), copies if self.is_tuple else copies[0])
         except Exception as error:
-            if run is weights:
-                raise
-            _explain(error, weights, own)
+            if run is not weights:
+                _explain(error, weights, copies)
             raise
-        if (
-            run is weights
-        ):  # one of torch's cells, which returns its state; the first one is the output
-            given = (given[0] if self.is_tuple else given, given)
+        if run is weights:
+            # One of torch's cells, which returns its state; the first one is the output.
+            result = (result[0] if self.is_tuple else result, result)
         where = f"{type(weights).__name__}.step"
-        if not isinstance(given, tuple | list) or len(given) != 2:
-            fix = "return output, state"
-            raise ArgumentTypeError(
-                where, f"a {type(given).__name__}", "a pair (output, state)", fix
-            )
-        output, new = given
-        new = tuple(new) if self.is_tuple and isinstance(new, tuple | list) else (new,)
-        if not self.is_tuple and isinstance(new[0], tuple | list):
-            rule = "one tensor, like the initial state"
-            fix = "return as many tensors from initial_state"
-            raise ShapeError(f"{where}: state", _count(new[0]), rule, fix)
-        if len(new) != len(state):
-            rule = f"{_count(state)}, like the initial state"
-            raise ShapeError(f"{where}: state", _count(new), rule, "return all of them")
+        output, new = self._pair(where, result)
+        _check_count(where, new, state)
         rows = prepared.shape[0]
         fix = "set output_size if it is not hidden_size"
         _check(f"{where}: output", output, rows, self.output_size, fix)
-        for part, before in zip(new, state, strict=True):
+        for after, before in zip(new, state, strict=True):
             fix = "return a state of the same shape"
-            _check(f"{where}: state", part, rows, before.shape[1], fix)
+            _check(f"{where}: state", after, rows, before.shape[1], fix)
         # States keep their first dtype. Under autocast a step may return another one, and the dtype
         # of a result must not depend on whether the batch has empty sequences.
-        return output, tuple(part.to(before.dtype) for part, before in zip(new, state, strict=True))
+        return output, tuple(
+            after.to(before.dtype) for after, before in zip(new, state, strict=True)
+        )
+
+    def _pair(self, where: str, result: Any) -> tuple[Any, tuple[Any, ...]]:
+        """Return the output and the states of a step's result; their tensors are not checked."""
+        if not isinstance(result, tuple | list) or len(result) != 2:
+            fix = "return output, state"
+            raise ArgumentTypeError(
+                where, f"a {type(result).__name__}", "a pair (output, state)", fix
+            )
+        output, new = result
+        if self.is_tuple and isinstance(new, tuple | list):
+            return output, tuple(new)
+        if not self.is_tuple and isinstance(new, tuple | list):
+            rule = "one tensor, like the initial state"
+            fix = "return as many tensors from initial_state"
+            raise ShapeError(f"{where}: state", _count(new), rule, fix)
+        return output, (new,)
+
+
+def _check_count(where: str, new: States, state: States) -> None:
+    """Raise if a step returns another number of states than it gets."""
+    if len(new) != len(state):
+        rule = f"{_count(state)}, like the initial state"
+        raise ShapeError(f"{where}: state", _count(new), rule, "return all of them")
 
 
 def _explain(error: Exception, module: Any, state: States) -> None:
@@ -134,29 +140,29 @@ def _is_of_step(error: Exception) -> bool:
     return frame.f_code.co_name == "step"
 
 
-def _check(name: str, part: Any, rows: int, size: int, fix: str) -> None:
+def _check(name: str, result: Any, rows: int, size: int, fix: str) -> None:
     """Raise if a result is not a tensor with a row for each of the ``rows`` running sequences."""
-    if not isinstance(part, Tensor) or tuple(part.shape) != (rows, size):
+    if not isinstance(result, Tensor) or tuple(result.shape) != (rows, size):
         rule = f"a tensor of shape (R, {size}), one row for each of R sequences"
-        raise ShapeError(name, _shape(part, rows), rule, fix)
-    _check_dtype(name, part)
+        raise ShapeError(name, _shape(result, rows), rule, fix)
+    _check_dtype(name, result)
 
 
-def _check_dtype(name: str, part: Tensor) -> None:
-    if not part.is_floating_point():
+def _check_dtype(name: str, result: Tensor) -> None:
+    if not result.is_floating_point():
         raise ArgumentTypeError(
-            name, str(part.dtype), "of a floating-point dtype", "convert it before it is returned"
+            name, str(result.dtype), "of a floating-point dtype", "convert it before it is returned"
         )
 
 
-def _shape(part: Any, rows: int = -1) -> str:
+def _shape(result: Any, rows: int = -1) -> str:
     """Return the shape of a tensor as text, with R for a number of rows."""
-    if not isinstance(part, Tensor):
-        return f"a {type(part).__name__}"
-    if part.dim() and part.shape[0] == rows:
-        return f"shape ({', '.join(['R', *map(str, part.shape[1:])])})"
-    return f"shape {tuple(part.shape)}"
+    if not isinstance(result, Tensor):
+        return f"a {type(result).__name__}"
+    if result.dim() and result.shape[0] == rows:
+        return f"shape ({', '.join(['R', *map(str, result.shape[1:])])})"
+    return f"shape {tuple(result.shape)}"
 
 
-def _count(parts: Sequence[Any]) -> str:
-    return "one tensor" if len(parts) == 1 else f"a tuple of {len(parts)} tensors"
+def _count(tensors: Sequence[Any]) -> str:
+    return "one tensor" if len(tensors) == 1 else f"a tuple of {len(tensors)} tensors"

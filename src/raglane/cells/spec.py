@@ -53,11 +53,11 @@ class Weights(NamedTuple):
     projection: Tensor | None = None
 
 
-def summed_bias(first: Tensor | None, second: Tensor | None) -> Tensor | None:
+def summed_bias(input_bias: Tensor | None, hidden_bias: Tensor | None) -> Tensor | None:
     """Return the sum of both biases, ``(G * H,)``; None without biases."""
-    if first is None or second is None:
-        return second if first is None else first
-    return first + second
+    if input_bias is None or hidden_bias is None:
+        return hidden_bias if input_bias is None else input_bias
+    return input_bias + hidden_bias
 
 
 def masked(h: Tensor, mask: Tensor | None) -> Tensor:

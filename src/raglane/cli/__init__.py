@@ -1,5 +1,9 @@
 """The command ``raglane``. This module imports only the standard library, so that it can report
 missing packages.
+
+app.py registers the commands and reports errors; options.py turns functions into commands, and
+console.py prints. The commands: train.py, data.py, models.py (of trained runs), compare.py and
+serve.py.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ def evaluate(
 
     raglane evaluate runs/meters later.csv --horizon 24 --origins 7 -o results
     """
-    from raglane._utils.files import check_place
+    from raglane._utils.files import check_writable
     from raglane.data.stores import copies
     from raglane.runs.run import load
     from raglane.training.checkpoint import model_folder
@@ -87,7 +87,7 @@ def evaluate(
     where = pick_device(device)
     model_folder(run)
     output = output or (Path() if run.is_relative_to(copies()) else run)
-    check_place("output", output)
+    check_writable("output", output)
     with at_work(run, "run") as is_back:
         if is_back:
             log(IS_BACK)

@@ -62,7 +62,7 @@ class _Url(str):
     """A URL in place of a path; the command uses a copy of what is there."""
 
 
-def place(text: str | Path) -> Path | _Url:
+def path_or_url(text: str | Path) -> Path | _Url:
     """Parse the path of an option, or a URL."""
     return _Url(text) if "://" in str(text) else path(text)
 
@@ -136,7 +136,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
                 _name_cells(values, sources)
                 function(**values)
             except KeyboardInterrupt as error:
-                # For which some versions of Typer exit without a message.
+                # Some versions of Typer exit without a message on Ctrl-C.
                 raise typer.Abort from error
 
     # For the help page: one line per paragraph, without markup.
@@ -334,7 +334,7 @@ def output(help: str, *flags: str, **details: Any) -> Any:
 
 def argument(help: str, **details: Any) -> Any:
     """Return an argument of Typer that is a path or a URL."""
-    return typer.Argument(help=help, show_default=False, **{"parser": place, **details})
+    return typer.Argument(help=help, show_default=False, **{"parser": path_or_url, **details})
 
 
 Choices = Annotated[Given, Settings]
@@ -370,13 +370,15 @@ Test = Annotated[
     option(
         "Data on which to evaluate the best model at the end.",
         DATA,
-        parser=place,
+        parser=path_or_url,
         show_default="none; the official test part of the default data",
     ),
 ]
 Validation = Annotated[
     Path | None,
-    option("Data whose loss selects the best epoch.", DATA, parser=place, show_default="held out"),
+    option(
+        "Data whose loss selects the best epoch.", DATA, parser=path_or_url, show_default="held out"
+    ),
 ]
 Out = Annotated[
     Path | None,

@@ -103,15 +103,7 @@ def serve(
     secret = _token(token_file)
     family, where = _address(host, port)
     allowed = _allowed(host, where[0], allow_host or [], secret)
-    names = [
-        run.resolve().parent.name if run.resolve().name == "best" else run.resolve().name
-        for run in runs
-    ]
-    for index, name in enumerate(names):
-        if name in names[:index]:
-            raise ArgumentError(
-                "RUN", f"two named {quote(name)}", "folders of different names", "rename one"
-            )
+    names = _names(runs)
     import torch
 
     from raglane.runs.run import load
@@ -135,7 +127,8 @@ def serve(
     log = console.logger(quiet)
     with _listening(family, where, host) as listener:
         where = listener.getsockname()
-        address = f"http://{f'[{where[0]}]' if ':' in where[0] else where[0]}:{where[1]}"
+        shown_host = f"[{where[0]}]" if ":" in where[0] else where[0]
+        address = f"http://{shown_host}:{where[1]}"
         for name, served in app.state.server.served.items():
             reason = f", whole sequences only: {served.reason}" if served.reason else ""
             log(f"model: {name} ({models[name].task}){reason}")
@@ -146,6 +139,20 @@ def serve(
         code = _run(app, listener, drain, max_message, lambda: log(f"serving: {address}"))
     if code:
         raise typer.Exit(code)
+
+
+def _names(runs: list[Path]) -> list[str]:
+    """Return the names of models: of the folder of a run, which may be given by its best model."""
+    names: list[str] = []
+    for run in runs:
+        folder = run.resolve()
+        name = folder.parent.name if folder.name == "best" else folder.name
+        if name in names:
+            raise ArgumentError(
+                "RUN", f"two named {quote(name)}", "folders of different names", "rename one"
+            )
+        names.append(name)
+    return names
 
 
 def _token(file: Path | None) -> str | None:

@@ -1,5 +1,17 @@
 """From files to batches: readers, preprocessing, datasets, batch samplers and ``collate``.
 
+Reading: reading.py reads files (formats/) and objects into records.py, the content of a file, and
+splitting.py splits texts into tokens. stores.py finds the sources of a dataset; conversion.py
+writes the Arrow files of shards.py.
+
+Datasets: dataset.py, over fragments.py (flat arrays of some sequences) and gathering.py (batches of
+their rows); holdout.py splits one, hashing.py identifies it, and statistics.py and lengths.py count
+it.
+
+Preprocessing: preprocess.py, with encoders.py (vocabularies, scales, labels) and missing.py.
+
+Batches: tensors.py, collate.py; order/ and tbptt.py are samplers, and epochs.py their base.
+
 All names except ``collate`` load their module when they are first used, because most programs read
 no files, and ``import raglane`` should take hardly longer than ``import torch``.
 """

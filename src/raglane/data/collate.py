@@ -47,8 +47,8 @@ class Items(Sequence[Any]):
     def __len__(self) -> int:
         return self._rows.shape[0]
 
-    def __getitem__(self, place: Any) -> Any:
-        rows = self._rows[place]
+    def __getitem__(self, index: Any) -> Any:
+        rows = self._rows[index]
         return self._dataset[int(rows)] if rows.dim() == 0 else Items(self._dataset, rows)
 
     def batch(self) -> dict[str, Ragged | Tensor]:
@@ -140,7 +140,7 @@ def _collate(samples: Sequence[Any], field: str) -> Any:
             got = _name(sample)
             rule = f"{_name(first)}, like samples[0]{field}"
             raise ArgumentTypeError(
-                _place(number, field), got, rule, "give every sample the same kind"
+                _sample_name(number, field), got, rule, "give every sample the same kind"
             )
     if kind is Tensor:
         return _tensors(samples, field)
@@ -148,7 +148,7 @@ def _collate(samples: Sequence[Any], field: str) -> Any:
         return _arrays(samples, field)
     if kind is int:
         for number, sample in enumerate(samples):
-            _check_int(sample, _place(number, field))
+            _check_int(sample, _sample_name(number, field))
     if kind in (bool, int, float, complex):
         return torch.tensor(samples)
     if kind in (str, bytes):
@@ -174,7 +174,9 @@ def _kind(sample: Any, field: str, number: int = 0) -> Any:
     if dataclasses.is_dataclass(sample) and not isinstance(sample, type):
         return type(sample)
     rule = "a tensor, array, number, string, None, list of numbers, or a tuple, named tuple, dict or dataclass of these"
-    raise ArgumentTypeError(_place(number, field), _name(sample), rule, "convert it in the dataset")
+    raise ArgumentTypeError(
+        _sample_name(number, field), _name(sample), rule, "convert it in the dataset"
+    )
 
 
 def _name(sample: Any) -> str:
@@ -184,7 +186,7 @@ def _name(sample: Any) -> str:
     return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
 
 
-def _place(number: int, field: str) -> str:
+def _sample_name(number: int, field: str) -> str:
     return f"samples[{number}]{field}"
 
 
@@ -193,8 +195,8 @@ def _check_same(values: Sequence[Any], field: str, what: str, fix: str) -> None:
     for number, value in enumerate(values):
         if value != values[0]:
             got = f"{what} {value}"
-            rule = f"{what} {values[0]}, as in {_place(0, field)}"
-            raise ShapeError(_place(number, field), got, rule, fix)
+            rule = f"{what} {values[0]}, as in {_sample_name(0, field)}"
+            raise ShapeError(_sample_name(number, field), got, rule, fix)
 
 
 def _check_alike(samples: Sequence[Any], shapes: list[tuple[int, ...]], field: str) -> None:
@@ -215,7 +217,7 @@ def _check_alike(samples: Sequence[Any], shapes: list[tuple[int, ...]], field: s
 def _tensors(samples: Sequence[Tensor], field: str) -> Ragged | Tensor:
     """Return a Ragged of tensors, or a stacked tensor if they have no dimension."""
     for number, sample in enumerate(samples):
-        check_tensor(_place(number, field), sample)
+        check_tensor(_sample_name(number, field), sample)
     shapes = [tuple(sample.shape) for sample in samples]
     _check_alike(samples, shapes, field)
     _check_same(
@@ -226,18 +228,18 @@ def _tensors(samples: Sequence[Tensor], field: str) -> Ragged | Tensor:
     return Ragged.from_flat(torch.cat(tuple(samples)), lengths=lengths_of(samples))
 
 
-def _arrays(given: Sequence[Any], field: str) -> Ragged | Tensor:
+def _arrays(arrays: Sequence[Any], field: str) -> Ragged | Tensor:
     """Return the batch of NumPy arrays or numbers, copied by NumPy so that no read-only array is
     shared.
     """
-    samples = [np.asarray(sample) for sample in given]
+    samples = [np.asarray(sample) for sample in arrays]
     shapes = [sample.shape for sample in samples]
     for number, sample in enumerate(samples):
-        check_unmasked(_place(number, field), given[number])
+        check_unmasked(_sample_name(number, field), arrays[number])
         if sample.dtype.kind not in "biufc":
             got = f"dtype {sample.dtype}"
             rule = "of booleans, integers, floats or complex numbers"
-            raise ArgumentTypeError(_place(number, field), got, rule, "convert the array")
+            raise ArgumentTypeError(_sample_name(number, field), got, rule, "convert the array")
     _check_alike(samples, shapes, field)
     native = samples[0].dtype.newbyteorder("=")
     flat = np.stack(samples) if not shapes[0] else np.concatenate(samples)
@@ -252,9 +254,9 @@ def _tuples(samples: Sequence[tuple[Any, ...]], field: str) -> tuple[Any, ...]:
     for number, sample in enumerate(samples):
         if len(sample) != len(first):
             got = f"a tuple of {len(sample)}"
-            rule = f"a tuple of {len(first)}, as in {_place(0, field)}"
+            rule = f"a tuple of {len(first)}, as in {_sample_name(0, field)}"
             raise ArgumentError(
-                _place(number, field), got, rule, "give every sample the same entries"
+                _sample_name(number, field), got, rule, "give every sample the same entries"
             )
     names: tuple[str, ...] | None = getattr(first, "_fields", None)
     paths = (
@@ -278,8 +280,10 @@ def _mappings(samples: Sequence[Mapping[Any, Any]], field: str) -> dict[Any, Any
         if sample.keys() != first.keys():
             odd = ", ".join(sorted(map(repr, sample.keys() ^ first.keys())))
             got = f"a dict that differs in {odd}"
-            rule = f"a dict with the keys of {_place(0, field)}"
-            raise ArgumentError(_place(number, field), got, rule, "give every sample the same keys")
+            rule = f"a dict with the keys of {_sample_name(0, field)}"
+            raise ArgumentError(
+                _sample_name(number, field), got, rule, "give every sample the same keys"
+            )
     return {
         key: _collate([sample[key] for sample in samples], f"{field}[{key!r}]") for key in first
     }
@@ -319,13 +323,11 @@ def _lists(samples: Sequence[list[Any]], field: str) -> Ragged:
     is_large = kinds == {int} and not -(2**63) <= min(numbers) <= max(numbers) < 2**63
     if (kinds != {bool} and not kinds <= {int, float}) or len(widths) > 1 or is_large:
         raise _odd_element(samples, elements[0], bool in kinds, field)
-    dtype = (
-        torch.bool
-        if bool in kinds
-        else torch.get_default_dtype()
-        if float in kinds
-        else torch.int64
-    )
+    dtype = torch.int64
+    if bool in kinds:
+        dtype = torch.bool
+    elif float in kinds:
+        dtype = torch.get_default_dtype()
     values = torch.tensor(numbers, dtype=dtype)
     lengths = torch.tensor([len(sample) for sample in samples])
     return Ragged.from_flat(
@@ -339,30 +341,30 @@ def _odd_element(samples: Sequence[list[Any]], first: Any, has_bool: bool, field
     fix = "pass a tuple for a record"
     for number, sample in enumerate(samples):
         for step, element in enumerate(sample):
-            place = f"{_place(number, field)}[{step}]"
+            name = f"{_sample_name(number, field)}[{step}]"
             if isinstance(element, list) != isinstance(first, list):
-                return ArgumentTypeError(place, _name(element), rule, fix)
+                return ArgumentTypeError(name, _name(element), rule, fix)
             if isinstance(element, list) and len(element) != len(first):
                 got = f"a list of {len(element)}"
                 same = f"a list of {len(first)}, like the first element"
-                return ShapeError(place, got, same, "give every element the same channels")
+                return ShapeError(name, got, same, "give every element the same channels")
             for entry in element if isinstance(element, list) else [element]:
                 if isinstance(entry, str):
                     fix = "convert tokens to numbers with a vocabulary or a tokenizer, or leave the field out"
                 if type(entry) not in (bool, int, float):
-                    return ArgumentTypeError(place, _name(entry), rule, fix)
+                    return ArgumentTypeError(name, _name(entry), rule, fix)
                 if has_bool and not isinstance(entry, bool):
                     same = "a boolean, or a number, like the other entries"
-                    return ArgumentTypeError(place, _name(entry), same, "convert the others")
+                    return ArgumentTypeError(name, _name(entry), same, "convert the others")
                 if isinstance(entry, int):
-                    _check_int(entry, place)
+                    _check_int(entry, name)
     return ArgumentTypeError(f"samples{field}", "lists of several kinds", rule, fix)
 
 
-def _check_int(number: int, place: str) -> None:
+def _check_int(number: int, name: str) -> None:
     if not -(2**63) <= number < 2**63:
         raise ArgumentError(
-            place, quote(number), "an integer that fits 64 bits", "pass a float or a str"
+            name, quote(number), "an integer that fits 64 bits", "pass a float or a str"
         )
 
 

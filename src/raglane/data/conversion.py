@@ -22,7 +22,7 @@ import numpy as np
 from raglane._utils.checks import check_choice, check_flag
 from raglane._utils.files import (
     as_path,
-    check_place,
+    check_writable,
     put_folder,
     remove,
     settle,
@@ -131,7 +131,7 @@ def convert(
     check_choice("on_bad_row", on_bad_row, ON_BAD_ROW)
     check_flag("overwrite", overwrite)
     locations = expand(inputs)
-    _check_places(folder, locations)
+    _check_paths(folder, locations)
     progress.stage("looking at the data")
     job = Job(tuple(locations), tuple(map(fingerprint, locations)), columns, format, on_bad_row)
     work = folder.absolute().with_name(f".{folder.name}.converting")
@@ -169,15 +169,15 @@ def _run(job: Job, folder: Path, work: Path, overwrite: bool, progress: Progress
     return Conversion(folder, state.statistics, len(state.skipped), resumed)
 
 
-def _check_places(folder: Path, locations: Sequence[str]) -> None:
+def _check_paths(folder: Path, locations: Sequence[str]) -> None:
     """Raise if the output is a file, or is the data or in it, or if an input is named twice."""
-    check_place("output", folder.parent)
+    check_writable("output", folder.parent)
     fix = f"pass another {argument('output')}"
     if not folder.name or (os.path.lexists(folder) and not folder.is_dir()):
         raise ArgumentError(
             "output", quote(str(folder)), "the name of a folder, not of a file", fix
         )
-    place = folder.resolve()
+    output = folder.resolve()
     sources = set[Path | str]()
     for location in locations:
         source = Path(location).resolve() if Path(location).exists() else location
@@ -186,7 +186,7 @@ def _check_places(folder: Path, locations: Sequence[str]) -> None:
                 "inputs", f"{quote(str(source))} twice", "different places", "leave one out"
             )
         sources.add(source)
-        if source in (place, *place.parents):
+        if source in (output, *output.parents):
             got = f"{quote(str(folder))}, which is, or is in, the data {quote(str(source))}"
             raise ArgumentError("output", got, "a folder outside the data", fix)
 
@@ -199,8 +199,8 @@ class _Writer:
         self._job = job
         self._state = state
         self._progress = progress
-        self._held: list[Records] = []
-        self._held_bytes = 0
+        self._pending: list[Records] = []
+        self._pending_bytes = 0
         self._skipped: list[dict[str, str]] = []
         # Whether the last shard ends within a piece, so that a conversion cannot resume after it.
         self._is_loose = False
@@ -214,7 +214,7 @@ class _Writer:
             self._progress.stage(f"converting {Path(location).name}")
             with local(location, self._work) as path:
                 self._convert(number, path, state.start if number == state.source else ())
-        if self._held:
+        if self._pending:
             self._write((len(job.locations),))
         # Rows that were skipped after the last shard.
         state.skipped += self._skipped
@@ -238,12 +238,7 @@ class _Writer:
             for records in sift(piece, bad, self._state.checked, location):
                 read += 1
                 kinds.update(Layout.of(records).label_kinds)
-                for part in bounded(records, shards.SHARD):
-                    if self._held_bytes >= 2 * shards.SHARD:
-                        self._write(None)
-                    self._held.append(part)
-                    self._held_bytes += bytes_of(part)
-                    done += bytes_of(part)
+                done += self._add(records)
             may_lack = self._state.layout is not None and self._state.layout.may_lack_labels
             if bad and not start and (not read or (may_lack and not kinds)):
                 # All rows fail, or all that have labels, so the columns are wrong.
@@ -251,9 +246,21 @@ class _Writer:
             self._note_labels(kinds, "" if start else location)
             start = piece.end
             self._skipped += map(asdict, bad or ())
-            if self._held_bytes >= shards.SHARD or (self._is_loose and self._held):
+            if self._pending_bytes >= shards.SHARD or (self._is_loose and self._pending):
                 self._write((number, *piece.end))
             self._progress.done(min(done / size, 1.0))
+
+    def _add(self, records: Records) -> int:
+        """Add records to those of the next shards; return their bytes."""
+        size = 0
+        for shard_records in bounded(records, shards.SHARD):
+            if self._pending_bytes >= 2 * shards.SHARD:
+                self._write(None)
+            count = bytes_of(shard_records)
+            self._pending.append(shard_records)
+            self._pending_bytes += count
+            size += count
+        return size
 
     def _note_labels(self, kinds: set[str], begun: str) -> None:
         """Add the kinds of the labels of a piece; if it begins a file, raise unless one of them
@@ -273,11 +280,11 @@ class _Writer:
         a piece.
         """
         state = self._state
-        layout = state.layout or Layout.of(self._held[0])
+        layout = state.layout or Layout.of(self._pending[0])
         name = f"part-{len(state.shards):05d}.arrow"
-        statistics = sum(map(Statistics.of, self._held), Statistics())
+        statistics = sum(map(Statistics.of, self._pending), Statistics())
         path = self._work / "data" / name
-        write_shard(path, self._held, layout, state.names)
+        write_shard(path, self._pending, layout, state.names)
         shard: dict[str, Any] = {
             "file": name,
             "sequences": statistics.sequences,
@@ -297,8 +304,8 @@ class _Writer:
         }
         write_file(progress_file(self._work, len(state.shards)), json.dumps(entry).encode())
         state.add(entry)
-        self._held = []
-        self._held_bytes = 0
+        self._pending = []
+        self._pending_bytes = 0
         self._skipped = []
         self._is_loose = position is None
 

@@ -21,7 +21,7 @@ from raglane._utils.checks import as_tensor, check_kind, check_whole, read_index
 from raglane.data.collate import Items
 from raglane.data.encoders import between_ends, nothing_to_learn
 from raglane.data.fragments import Layout
-from raglane.data.gathering import Fragments, Gathered, Places
+from raglane.data.gathering import Codes, Fragments, Gathered
 from raglane.data.hashing import sequence_hashes
 from raglane.data.missing import refuse_absent
 from raglane.data.preprocess import Preprocessor
@@ -33,8 +33,8 @@ from raglane.errors import ArgumentError, message
 from raglane.ragged import Ragged
 from raglane.tasks import TASKS
 
-# The most fragments whose tables of places are kept.
-_TABLES = 256
+# The most fragments whose codes are cached.
+_CACHED_CODES = 256
 
 _Index = Sequence[int] | npt.NDArray[Any] | Tensor
 
@@ -100,24 +100,24 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
             "preprocessor", preprocessor, (Preprocessor, type(None)), "a Preprocessor, or None", fix
         )
         stores, self.columns = stores_of(source, columns, format)
-        read = [store.held for store in stores if store.held is not None]
+        read = [store.in_memory for store in stores if store.in_memory is not None]
         self.notes = tuple(dict.fromkeys(note for records in read for note in records.notes))
         self.skipped = tuple(row for records in read for row in records.skipped)
         # The only source, if it is in memory.
-        self._held = stores[0].held if len(stores) == 1 else None
-        self.source = Path("data") if self._held is None else self._held.source
+        self._in_memory = stores[0].in_memory if len(stores) == 1 else None
+        self.source = Path("data") if self._in_memory is None else self._in_memory.source
         self._fragments = Fragments(stores)
         self._preprocessor = preprocessor
         self._needs_labels = self.columns.need_labels
-        if self._held is not None and TASKS[self.columns.task].label is not None:
-            self._needs_labels &= self._held.has_targets
+        if self._in_memory is not None and TASKS[self.columns.task].label is not None:
+            self._needs_labels &= self._in_memory.has_targets
         self._learned: Preprocessor | None = None
         self._rows: npt.NDArray[Any] | None = None
         self._records: Records | None = None
         self._tensors: Tensors | None = None
         self._lengths: npt.NDArray[Any] | None = None
         self._statistics: Statistics | None = None
-        self._tables: dict[int, Places] = {}
+        self._fragment_codes: dict[int, Codes] = {}
         # The elements of each sequence that a forecast reads without a target, see
         # `holdout.end_held_out`.
         self._context = 0
@@ -125,7 +125,7 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
 
     def __getstate__(self) -> dict[str, Any]:
         # A DataLoader worker computes these again if it needs them.
-        return {**self.__dict__, "_tables": {}, "_lengths": None, "_records": None}
+        return {**self.__dict__, "_fragment_codes": {}, "_lengths": None, "_records": None}
 
     def __len__(self) -> int:
         return len(self._fragments) if self._rows is None else len(self._rows)
@@ -157,7 +157,7 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
     @property
     def is_in_memory(self) -> bool:
         """True if the sequences are in memory, rather than read batch by batch."""
-        return self._held is not None
+        return self._in_memory is not None
 
     @property
     def records(self) -> Records:
@@ -165,11 +165,11 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
         read.
         """
         self._refuse_pieces()
-        if self._held is not None and self._rows is None:
-            return self._held
+        if self._in_memory is not None and self._rows is None:
+            return self._in_memory
         if self._records is None:
-            if self._held is not None:
-                self._records = self._held.select(self._source_rows())
+            if self._in_memory is not None:
+                self._records = self._in_memory.select(self._source_rows())
             else:
                 self._records = self._fragments.records(
                     self._source_rows(), self.columns, self.source
@@ -245,7 +245,7 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
         if self._preprocessor is not None:
             return self._preprocessor
         if self._learned is None:
-            counted = self.statistics if self._held is None else Statistics.of(self._held)
+            counted = self.statistics if self._in_memory is None else Statistics.of(self._in_memory)
             # Without labels there are no classes to learn.
             task = (
                 self.columns.task
@@ -263,7 +263,7 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
         if self._statistics is None:
             self._statistics = (
                 Statistics.of(self.records)
-                if self._held is not None
+                if self._in_memory is not None
                 else self._fragments.statistics()
             )
         return self._statistics
@@ -271,7 +271,7 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
     def statistics_for(self, task: str) -> Statistics:
         """Return the statistics of the sequences and of the labels that a task learns."""
         self._refuse_pieces()
-        if self._held is None:
+        if self._in_memory is None:
             return self.statistics
         records = for_task(self.records, task)
         if TASKS[task].label is not None and not records.has_targets:
@@ -283,7 +283,7 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
         """A short text that differs for other sequences, labels or order; made of counts if they
         are not in memory.
         """
-        if self._held is not None:
+        if self._in_memory is not None:
             hashes = sequence_hashes(self.records)
             return hashlib.sha256(np.ascontiguousarray(hashes).data).hexdigest()[:16]
         digest = hashlib.sha256(json.dumps(self.statistics.to_config(), sort_keys=True).encode())
@@ -293,12 +293,12 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
         return digest.hexdigest()[:16]
 
     def classes(self) -> npt.NDArray[np.int64] | None:
-        """The class of each sequence, ``(B,)`` int64: its place in ``preprocessor.labels``; None
+        """The class of each sequence, ``(B,)`` int64: its index in ``preprocessor.labels``; None
         without such labels.
 
         Only labels are read.
         """
-        return self._fragments.labels(self._source_rows(), self._places)
+        return self._fragments.labels(self._source_rows(), self._codes)
 
     def label_ranks(self) -> npt.NDArray[np.int64] | None:
         """The rank of each sequence's label among all labels in alphabetical order, ``(B,)``; None
@@ -306,7 +306,7 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
         """
         if not self.has_labels:
             return None
-        if self._held is not None:
+        if self._in_memory is not None:
             return np.unique(np.array(self.labels, dtype=object), return_inverse=True)[1]
         classes = self.classes()
         if classes is None:
@@ -320,17 +320,19 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
         """Return the number of occurrences of each label; of sequences not in memory, only labels
         per sequence.
         """
-        if self._held is not None:
+        if self._in_memory is not None:
             return self.statistics.labels
         classes = self.classes()
         names = self.preprocessor.labels or ()
-        return Counter() if classes is None else Counter(names[place] for place in classes.tolist())
+        return (
+            Counter() if classes is None else Counter(names[number] for number in classes.tolist())
+        )
 
     def refuse_missing(self) -> None:
         """Raise a :class:`~raglane.errors.DataError` if a feature of sequences in memory is
         missing.
         """
-        if self._held is not None and not self._held.is_tokens:
+        if self._in_memory is not None and not self._in_memory.is_tokens:
             records = self.records
             refuse_absent(records.values, records.offsets, records.channels, self._where)
 
@@ -378,8 +380,8 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
     def ids(self) -> tuple[str | int, ...]:
         """The id of each sequence in the source, or its row number from 0."""
         rows = range(len(self)) if self._rows is None else self._rows.tolist()
-        if self._held is not None:
-            ids = self._held.ids
+        if self._in_memory is not None:
+            ids = self._in_memory.ids
             return tuple(rows) if ids is None else tuple(ids[row] for row in rows)
         return tuple(map(self._fragments.id_of, rows))
 
@@ -392,17 +394,19 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
         self._refuse_pieces()
         other = copy.copy(self)
         other._preprocessor = preprocessor
-        other._tables = {}
+        other._fragment_codes = {}
         other._tensors = None
-        other._needs_labels = require_targets and (self._held is not None or self._needs_labels)
-        if self._held is not None:
-            held = for_task(self._held, preprocessor.task if require_targets else "forecast")
-            if held is not self._held:
-                other._held, other._fragments, other._records = (
-                    held,
-                    Fragments([Memory(held)]),
-                    None,
-                )
+        other._needs_labels = require_targets and (
+            self._in_memory is not None or self._needs_labels
+        )
+        if self._in_memory is not None:
+            records = for_task(
+                self._in_memory, preprocessor.task if require_targets else "forecast"
+            )
+            if records is not self._in_memory:
+                other._in_memory = records
+                other._fragments = Fragments([Memory(records)])
+                other._records = None
             other._tensors = other._read(self._source_rows())
         return other
 
@@ -464,7 +468,7 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
         other._rows = chosen.astype(np.int32) if len(self._fragments) < 2**31 else chosen
         other._tensors = tensors
         other._records = None
-        if self._held is not None:
+        if self._in_memory is not None:
             other._statistics = None
         return other
 
@@ -514,7 +518,7 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
 
     def _read(self, rows: npt.NDArray[np.int64]) -> Tensors:
         """Return rows of the source as tensors."""
-        gathered = Gathered(self._fragments, rows, self._places)
+        gathered = Gathered(self._fragments, rows, self._codes)
         has_words = gathered.layout is not None and gathered.layout.is_tokens
         if self._preprocessor is None and not (
             self._learns_labels or gathered.features or has_words
@@ -542,16 +546,16 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
             return None if classes is None else torch.from_numpy(classes)
         return self.tensors().targets
 
-    def _places(self, number: int) -> Places:
-        if number not in self._tables:
-            if len(self._tables) > _TABLES:
-                self._tables.clear()
+    def _codes(self, number: int) -> Codes:
+        if number not in self._fragment_codes:
+            if len(self._fragment_codes) > _CACHED_CODES:
+                self._fragment_codes.clear()
             fragment = self._fragments.get(number)
             with_classes = self._learns_labels and fragment.labels is not None
-            self._tables[number] = None, None
+            self._fragment_codes[number] = Codes(None, None)
             # Without words nothing is learned, so that the source need not be counted.
             if fragment.words is not None or with_classes:
-                self._tables[number] = self.preprocessor._places_in(
+                self._fragment_codes[number] = self.preprocessor._codes_of(
                     fragment, with_classes=with_classes
                 )
-        return self._tables[number]
+        return self._fragment_codes[number]

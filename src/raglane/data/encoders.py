@@ -185,9 +185,9 @@ def encode(
             column = ((feature.values - encoder.mean) / encoder.std).astype(np.float32)
         else:
             words = feature.values.tolist()
-            column = look_up(words, places_of_categories(encoder.vocabulary), len(words), 0).astype(
-                np.float32
-            )
+            column = look_up(
+                words, indexes_of_categories(encoder.vocabulary), len(words), 0
+            ).astype(np.float32)
         column = np.repeat(column, lengths) if feature.per_sequence else column
         (numbers if encoder.vocabulary is None else indices).append(column)
     block = (
@@ -201,8 +201,8 @@ def encode(
 def _refuse_missing(feature: Feature, source: str) -> None:
     absent = ~np.isfinite(feature.values) if feature.is_numbers else feature.values == ""
     if absent.any():
-        place = f"{'sequence' if feature.per_sequence else 'element'} {int(absent.argmax())}"
-        got = f"nothing for {place} in the feature {quote(feature.name)}"
+        where = f"{'sequence' if feature.per_sequence else 'element'} {int(absent.argmax())}"
+        got = f"nothing for {where} in the feature {quote(feature.name)}"
         raise DataError(
             source, got, "data with complete features", f"correct the data, or {how_to_fill()}"
         )
@@ -221,8 +221,8 @@ def fit_vocabulary(
     for word in special:
         del counts[word]
     ranked = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
-    kept = [word for word, count in ranked if count >= minimum_count]
-    return (*special, *(kept if most is None else kept[: most - len(special)]))
+    frequent = [word for word, count in ranked if count >= minimum_count]
+    return (*special, *(frequent if most is None else frequent[: most - len(special)]))
 
 
 def no_tokens() -> DataError:
@@ -280,52 +280,51 @@ def look_up(
 
 
 @functools.lru_cache(maxsize=8)
-def places_of(words: tuple[str, ...]) -> dict[str, int]:
+def indexes_of(words: tuple[str, ...]) -> dict[str, int]:
     """Return the index of each word; cached for the batches of an epoch."""
-    return {word: place for place, word in enumerate(words)}
+    return {word: index for index, word in enumerate(words)}
 
 
 @functools.lru_cache(maxsize=8)
-def places_of_categories(words: tuple[str, ...]) -> dict[str, int]:
+def indexes_of_categories(words: tuple[str, ...]) -> dict[str, int]:
     """Return the index of each category or label; 3 also as 3.0, 3.0 also as 3, and truth values in
     other cases.
 
     A column of whole numbers becomes one of floats if an entry of it is missing. Truth values are
     True in a table in memory, and TRUE in the CSV file of a spreadsheet.
     """
-    places = places_of(words)
+    indexes = indexes_of(words)
     whole = [word for word in words if re.fullmatch(r"-?\d+(\.0)?", word, re.ASCII)]
     others = {
-        word.removesuffix(".0") if "." in word else f"{word}.0": places[word] for word in whole
+        word.removesuffix(".0") if "." in word else f"{word}.0": indexes[word] for word in whole
     }
     folded = [word.lower() for word in words]
     for word in words:
         if (
             word.lower() in ("true", "false") and folded.count(word.lower()) == 1
         ):  # else they are different words
-            others |= dict.fromkeys((word.lower(), word.upper(), word.title()), places[word])
-    return others | places
+            others |= dict.fromkeys((word.lower(), word.upper(), word.title()), indexes[word])
+    return others | indexes
 
 
 def unknown_words(
-    tokens: tuple[str, ...], encoders: Sequence[FeatureEncoder], found: Statistics
+    tokens: tuple[str, ...], encoders: Sequence[FeatureEncoder], statistics: Statistics
 ) -> list[str]:
     """Return a line on the tokens that a vocabulary lacks, and for each feature one on categories
     that are new.
     """
-    known = (
-        [("tokens that are not in the vocabulary", places_of(tokens), found.tokens)]
-        if tokens
-        else []
-    )
+    vocabularies = []
+    if tokens:
+        name = "tokens that are not in the vocabulary"
+        vocabularies.append((name, indexes_of(tokens), statistics.tokens))
     for encoder in encoders:
-        if encoder.vocabulary is not None and encoder.name in found.features:
+        if encoder.vocabulary is not None and encoder.name in statistics.features:
             name = f"categories of {quote(encoder.name)} unseen in training"
-            words = found.features[encoder.name].words
-            known.append((name, places_of_categories(encoder.vocabulary), words))
+            words = statistics.features[encoder.name].words
+            vocabularies.append((name, indexes_of_categories(encoder.vocabulary), words))
     lines = []
-    for name, places, words in known:
-        unknown = [word for word in words if word and word not in places]
+    for name, indexes, words in vocabularies:
+        unknown = [word for word in words if word and word not in indexes]
         if unknown:
             share = f"{sum(words[word] for word in unknown):,} of {words.total():,}"
             lines.append(f"{name}: {share} ({quote_all(unknown)})")
@@ -349,6 +348,11 @@ def fit_targets(statistics: Statistics, task: str, source: str) -> dict[str, Any
         return {"labels": labels, "per_element": statistics.per_element and kind == "set"}
     if not statistics.targets:
         raise nothing_to_learn(source, task)
+    return _fit_numbers(statistics, source)
+
+
+def _fit_numbers(statistics: Statistics, source: str) -> dict[str, Any]:
+    """Fit the attributes of a preprocessor that describe numbers to learn."""
     if not sum(channel.count for channel in statistics.targets.values()):
         raise DataError(source, "no target", "at least one number", "check the data")
     mean = tuple(channel.mean for channel in statistics.targets.values())

@@ -72,11 +72,11 @@ class Layout:
     @property
     def kind(self) -> str:
         """The kind of the elements, in words."""
-        own = "tokens" if self.is_tokens else f"features ({quote_all(self.channels)})"
+        inputs = "tokens" if self.is_tokens else f"features ({quote_all(self.channels)})"
         return (
-            own
+            inputs
             if not self.features
-            else f"{own} with {quote_all(name for name, _, _ in self.features)}"
+            else f"{inputs} with {quote_all(name for name, _, _ in self.features)}"
         )
 
     @property
@@ -92,27 +92,27 @@ class Layout:
 
     def serves(self, task: str) -> bool:
         """Return True if there are labels of the kind that a task learns."""
-        wanted = TASKS[task]
-        if wanted.label == "class":
-            return self.has_tags if wanted.per == "element" else self.has_labels
-        return wanted.label is None or self.targets == _KINDS[wanted.label]
+        terms = TASKS[task]
+        if terms.label == "class":
+            return self.has_tags if terms.per == "element" else self.has_labels
+        return terms.label is None or self.targets == _KINDS[terms.label]
 
     def check(self, records: Records, first: str = "") -> None:
         """Raise if records have another layout; sequences without elements fit any kind."""
-        found = Layout.of(records)
+        layout = Layout.of(records)
         if len(records.values) == 0:
-            found = replace(found, is_tokens=self.is_tokens, channels=self.channels)
-        if found == self:
+            layout = replace(layout, is_tokens=self.is_tokens, channels=self.channels)
+        if layout == self:
             return
         if records.label_kinds is not None:
-            check_labels(found.label_kinds, str(records.source), self.label_kinds, first)
+            check_labels(layout.label_kinds, str(records.source), self.label_kinds, first)
         for name, here, before in (
-            ("tokens or features", found.kind, self.kind),
-            ("ids", found.ids, self.ids),
-            ("labels per sequence", found.has_labels, self.has_labels),
-            ("labels per element", found.has_tags, self.has_tags),
-            ("targets", found.learned, self.learned),
-            ("features", quote(found.features), quote(self.features)),
+            ("tokens or features", layout.kind, self.kind),
+            ("ids", layout.ids, self.ids),
+            ("labels per sequence", layout.has_labels, self.has_labels),
+            ("labels per element", layout.has_tags, self.has_tags),
+            ("targets", layout.learned, self.learned),
+            ("features", quote(layout.features), quote(self.features)),
         ):
             if here != before:
                 got = f"{name}: {here} from {records.describe_row(0)} on, after {before}"
@@ -136,14 +136,14 @@ class Layout:
         """Return the names of a shard's columns by their roles: those of the source, if it has
         names.
         """
-        wanted = {"label": columns.label, "id": columns.id, "sequence": columns.sequence}
+        roles = {"label": columns.label, "id": columns.id, "sequence": columns.sequence}
         if not (self.has_labels or self.has_tags or self.targets != "none"):
-            del wanted["label"]
+            del roles["label"]
         if self.ids == "none":
-            del wanted["id"]
+            del roles["id"]
         names: dict[str, str] = {}
         taken = {name for name, _, _ in self.features}
-        for role, name in wanted.items():
+        for role, name in roles.items():
             # Columns may name a column that a format does not have.
             free = [f"the {role}", role] if name is None else [f"the {role}", role, name]
             while free[-1] in names.values() or free[-1] in taken:
@@ -254,7 +254,7 @@ def _encoded(words: Iterable[str]) -> tuple[npt.NDArray[np.int32], tuple[str, ..
     occurrence.
     """
     every = list(words)
-    table = {word: place for place, word in enumerate(dict.fromkeys(every))}
+    table = {word: index for index, word in enumerate(dict.fromkeys(every))}
     return np.fromiter(map(table.__getitem__, every), dtype=np.int32, count=len(every)), tuple(
         table
     )
@@ -322,9 +322,9 @@ def _feature_in(column: Any, per_sequence: bool, is_numbers: bool) -> Rows:
 
 
 def _words_at(
-    places: npt.NDArray[Any], words: npt.NDArray[np.object_], index: Index
+    numbers: npt.NDArray[Any], words: npt.NDArray[np.object_], index: Index
 ) -> npt.NDArray[np.object_]:
-    return np.asarray(words[places[index]], dtype=object)
+    return np.asarray(words[numbers[index]], dtype=object)
 
 
 class Store(ABC):
@@ -333,7 +333,7 @@ class Store(ABC):
     # True if loaded fragments take little memory, so that all can be cached.
     is_cheap = True
     # The records, if they are in memory.
-    held: Records | None = None
+    in_memory: Records | None = None
 
     @property
     @abstractmethod
@@ -367,8 +367,8 @@ class Store(ABC):
 
     def lengths(self) -> npt.NDArray[Any]:
         """Return the number of elements of each sequence, ``(B,)`` int32 or int64."""
-        found = [self.lengths_of(number) for number in range(len(self.sizes))]
-        every = np.concatenate(found) if found else np.zeros(0, dtype=np.int32)
+        lengths = [self.lengths_of(number) for number in range(len(self.sizes))]
+        every = np.concatenate(lengths) if lengths else np.zeros(0, dtype=np.int32)
         return every.astype(np.int32 if every.max(initial=0) < 2**31 else np.int64, copy=False)
 
     def lengths_of(self, number: int) -> npt.NDArray[Any]:

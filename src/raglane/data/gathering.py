@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,14 +21,19 @@ from raglane.errors import DataError
 
 # The most bytes of cached Parquet row groups; beyond it, the least recently used one is dropped.
 _KEPT = 1 << 28
-# The most bytes of mapped files, which count as the process's memory, and the number of rows
-# between checks.
-_MAPPED, _LOOK = 1 << 29, 1 << 12
+# The most bytes of mapped files, which count as the process's memory.
+_MAPPED = 1 << 29
+# The number of rows between checks of mapped files.
+_LOOK = 1 << 12
 
 _Integers = npt.NDArray[np.int64]
 
-Places = tuple[_Integers | None, _Integers | None]
-"""The index in the vocabulary of each token of a fragment, and the class of each label."""
+
+class Codes(NamedTuple):
+    """The numbers of the words of a fragment."""
+
+    tokens: _Integers | None  # the index in the vocabulary of each token
+    labels: _Integers | None  # the class of each label
 
 
 class Fragments:
@@ -40,11 +45,11 @@ class Fragments:
         self._ends: _Integers = np.cumsum(
             [size for store in stores for size in store.sizes], dtype=np.int64
         )
-        self._held: OrderedDict[int, Fragment] = OrderedDict()
+        self._loaded: OrderedDict[int, Fragment] = OrderedDict()
         self._touched = 0
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_held": OrderedDict(), "_touched": 0}
+        return {**self.__dict__, "_loaded": OrderedDict(), "_touched": 0}
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
@@ -59,15 +64,15 @@ class Fragments:
 
     def get(self, number: int) -> Fragment:
         """Return a fragment."""
-        fragment = self._held.get(number)
-        store, place = self._where[number]
+        fragment = self._loaded.get(number)
+        store, index = self._where[number]
         if fragment is None:
-            fragment = store.load(place)
+            fragment = store.load(index)
             self._check_layout(fragment, number)
-            self._held[number] = fragment
+            self._loaded[number] = fragment
             self._drop_some()
         elif not store.is_cheap:
-            self._held.move_to_end(number)
+            self._loaded.move_to_end(number)
         return fragment
 
     def of(self, row: int) -> tuple[Fragment, int, int]:
@@ -77,8 +82,8 @@ class Fragments:
 
     def name(self, number: int) -> str:
         """Return the name of a fragment in messages."""
-        store, place = self._where[number]
-        return store.name(place)
+        store, index = self._where[number]
+        return store.name(index)
 
     def typical(self, numbers: Sequence[int]) -> int:
         """Return the first of some fragments with an element, which determines the channels; else
@@ -95,8 +100,8 @@ class Fragments:
 
     def lengths(self) -> npt.NDArray[Any]:
         """Return the number of elements of each sequence, ``(B,)`` integers."""
-        found = [store.lengths() for store in self._stores]
-        return found[0] if len(found) == 1 else np.concatenate(found)
+        lengths = [store.lengths() for store in self._stores]
+        return lengths[0] if len(lengths) == 1 else np.concatenate(lengths)
 
     def statistics(self) -> Statistics:
         """Return the statistics of all sequences: the stored ones, or else computed now."""
@@ -104,45 +109,44 @@ class Fragments:
 
     def id_of(self, row: int) -> str | int:
         """Return the id of a sequence, or its row if it has none."""
-        fragment, _, place = self.of(row)
-        found = fragment.id_of(place)
-        return row if found is None else found
+        fragment, _, index = self.of(row)
+        name = fragment.id_of(index)
+        return row if name is None else name
 
     def where(self, row: int) -> tuple[str, str]:
         """Return the source of a sequence, and its row and id in words."""
-        fragment, number, place = self.of(row)
-        name = fragment.id_of(place)
-        return self.name(number), f"row {place}" + ("" if name is None else f" (id {quote(name)})")
+        fragment, number, index = self.of(row)
+        name = fragment.id_of(index)
+        return self.name(number), f"row {index}" + ("" if name is None else f" (id {quote(name)})")
 
-    def labels(self, rows: _Integers, places: Callable[[int], Places]) -> _Integers | None:
+    def labels(self, rows: _Integers, codes: Callable[[int], Codes]) -> _Integers | None:
         """Return the class of each row; None without a label per sequence."""
-        found = []
+        classes = []
         for number in range(len(self._where)):
-            fragment, (_, labels) = self.get(number), places(number)
+            fragment = self.get(number)
+            labels = codes(number).labels
             if fragment.labels is None or labels is None or fragment.layout.has_tags:
                 return None
-            found.append(labels[fragment.labels])
-        return np.concatenate(found)[rows] if found else None
+            classes.append(labels[fragment.labels])
+        return np.concatenate(classes)[rows] if classes else None
 
     def records(self, rows: _Integers, columns: Columns, source: Path) -> Records:
         """Return some sequences as records."""
         tokens = dict[str, int]()
         labels = dict[str, int]()
 
-        def places(number: int) -> Places:
+        def codes(number: int) -> Codes:
             fragment = self.get(number)
-            return (
+            return Codes(
                 None if fragment.words is None else _numbered(fragment.words, tokens),
                 None if fragment.labels is None else _numbered(fragment.label_words, labels),
             )
 
-        gathered = Gathered(self, rows, places)
+        gathered = Gathered(self, rows, codes)
         layout = gathered.layout or self.layout
-        values = (
-            gathered.values
-            if len(gathered.values)
-            else np.zeros((0, len(layout.channels)), dtype=np.float32)
-        )
+        values = gathered.values
+        if not len(values):
+            values = np.zeros((0, len(layout.channels)), dtype=np.float32)
         if layout.is_tokens:
             values = _words(tokens, gathered.values)
         classes = None if gathered.classes is None else _words(labels, gathered.classes)
@@ -171,7 +175,7 @@ class Fragments:
 
     def _check_layout(self, fragment: Fragment, number: int) -> None:
         """Raise if a fragment differs in kind from the first that has an element."""
-        first = next((known for known in self._held.values() if len(known.values)), None)
+        first = next((other for other in self._loaded.values() if len(other.values)), None)
         if first is None or len(fragment.values) == 0:
             return
         for name in ("kind", "learned"):
@@ -184,12 +188,52 @@ class Fragments:
 
     def _drop_some(self) -> None:
         """Drop the least recently used fragments until the cache is small enough."""
-        costly = [number for number in self._held if not self._where[number][0].is_cheap]
-        held = sum(self._held[number].values.nbytes for number in costly)
+        costly = [number for number in self._loaded if not self._where[number][0].is_cheap]
+        size = sum(self._loaded[number].values.nbytes for number in costly)
         for number in costly[:-1]:
-            if held <= _KEPT:
+            if size <= _KEPT:
                 return
-            held -= self._held.pop(number).values.nbytes
+            size -= self._loaded.pop(number).values.nbytes
+
+
+class _Run(NamedTuple):
+    """Consecutive rows that are in one fragment."""
+
+    fragment: int
+    start: int
+    end: int
+
+
+def _runs(fragments: _Integers) -> list[_Run]:
+    """Return the runs of rows by the ascending numbers of their fragments."""
+    edges = [0, *(np.flatnonzero(np.diff(fragments)) + 1).tolist(), len(fragments)]
+    return [_Run(int(fragments[low]), low, high) for low, high in pairwise(edges) if low < high]
+
+
+class _Piece(NamedTuple):
+    """The rows of a batch that are in one fragment; see :class:`Gathered`."""
+
+    values: npt.NDArray[Any]
+    classes: _Integers | None
+    targets: Targets | None
+    features: tuple[Feature, ...]
+
+
+def _piece(
+    fragment: Fragment,
+    codes: Codes,
+    values: npt.NDArray[Any],
+    rows: _Integers,
+    elements: _Integers | slice,
+) -> _Piece:
+    """Return rows of a fragment, with numbers in place of words."""
+    if len(values) and codes.tokens is not None:
+        values = codes.tokens[values]
+    classes = None
+    if codes.labels is not None and fragment.labels is not None:
+        classes = codes.labels[fragment.labels[elements if fragment.layout.has_tags else rows]]
+    targets = fragment.targets_of(rows, elements)
+    return _Piece(values, classes, targets, fragment.features_of(rows, elements))
 
 
 class Gathered:
@@ -207,7 +251,7 @@ class Gathered:
     source: str = "data"
 
     def __init__(
-        self, fragments: Fragments, rows: _Integers, places: Callable[[int], Places]
+        self, fragments: Fragments, rows: _Integers, codes: Callable[[int], Codes]
     ) -> None:
         self._fragments = fragments
         self._rows = rows
@@ -215,68 +259,63 @@ class Gathered:
         # In the order of the fragments, so that each is read once; restored to the order of the
         # rows at the end.
         order = np.argsort(numbers, kind="stable")
-        edges = [0, *(np.flatnonzero(np.diff(numbers[order])) + 1).tolist(), len(rows)]
-        groups = [
-            (int(numbers[order[low]]), low, high) for low, high in pairwise(edges) if low < high
-        ]
+        runs = _runs(numbers[order])
         local = rows[order]
         starts = np.empty(len(rows), np.int64)
         ends = np.empty(len(rows), np.int64)
-        for number, low, high in groups:
+        for number, low, high in runs:
             local[low:high] -= fragments.start(number)
             offsets = fragments.get(number).offsets
             starts[low:high] = offsets[local[low:high]]
             ends[low:high] = offsets[local[low:high] + 1]
         lengths = ends - starts
         self.offsets = np.concatenate([[0], np.cumsum(lengths)])
-        elements = _elements(starts, lengths) if len(groups) < 2 else _index(starts, lengths)
-        values: list[npt.NDArray[Any]] = []
-        classes: list[_Integers] = []
-        targets: list[Targets] = []
-        features: list[tuple[Feature, ...]] = []
-        for number, low, high in groups:
-            own = (
-                elements
-                if isinstance(elements, slice)
-                else elements[self.offsets[low] : self.offsets[high]]
-            )
-            fragment, (tokens, labels) = fragments.get(number), places(number)
+        elements = _elements(starts, lengths) if len(runs) < 2 else _index(starts, lengths)
+        pieces: list[_Piece] = []
+        for number, low, high in runs:
+            indexes = elements
+            if not isinstance(elements, slice):
+                indexes = elements[self.offsets[low] : self.offsets[high]]
+            fragment = fragments.get(number)
+            fragment_codes = codes(number)
             try:
-                found = fragment.cut(starts[low:high], lengths[low:high], own)
-                if len(found):
-                    values.append(found if tokens is None else tokens[found])
-                if labels is not None and fragment.labels is not None:
-                    classes.append(
-                        labels[
-                            fragment.labels[own if fragment.layout.has_tags else local[low:high]]
-                        ]
-                    )
-                if (learned := fragment.targets_of(local[low:high], own)) is not None:
-                    targets.append(learned)
-                features.append(fragment.features_of(local[low:high], own))
+                values = fragment.cut(starts[low:high], lengths[low:high], indexes)
+                pieces.append(_piece(fragment, fragment_codes, values, local[low:high], indexes))
             except DataError:
                 raise
             except (IndexError, ValueError) as error:
                 rule = "the file that raglane convert wrote"
                 fix = "delete the folder, and convert the data again"
                 raise DataError(fragments.name(number), "a damaged file", rule, fix) from error
-        if groups:
-            typical = fragments.typical([number for number, _, _ in groups])
-            self.layout, self.source = fragments.get(typical).layout, fragments.name(typical)
-        # Without an element the number of targets per element is unknown.
-        targets = [one for one in targets if len(one.values)] or targets[:1]
-        self.values = _joined(values, np.zeros((0, 1), dtype=np.float32))
-        self.classes = (
-            _joined(classes, np.zeros(0, dtype=np.int64)) if len(classes) == len(groups) else None
-        )
-        if targets:
-            self.targets = replace(
-                targets[0], values=_joined([one.values for one in targets], targets[0].values)
-            )
-        self.features = joined(features) if len(features) > 1 else features[0] if features else ()
-        if len(groups) > 1:
+        if runs:
+            typical = fragments.typical([run.fragment for run in runs])
+            self.layout = fragments.get(typical).layout
+            self.source = fragments.name(typical)
+        self._join(pieces)
+        if len(runs) > 1:
             self._restore(order, lengths)
         fragments.touch(len(rows))
+
+    def _join(self, pieces: Sequence[_Piece]) -> None:
+        """Concatenate the rows of the fragments."""
+        values = [piece.values for piece in pieces if len(piece.values)]
+        self.values = _joined(values, np.zeros((0, 1), dtype=np.float32))
+        classes = [piece.classes for piece in pieces if piece.classes is not None]
+        self.classes = None
+        if len(classes) == len(pieces):
+            self.classes = _joined(classes, np.zeros(0, dtype=np.int64))
+        targets = [piece.targets for piece in pieces if piece.targets is not None]
+        if targets:
+            # Without an element the number of targets per element is unknown.
+            counted = [target for target in targets if len(target.values)] or targets[:1]
+            first = counted[0]
+            joined_values = _joined([target.values for target in counted], first.values)
+            self.targets = replace(first, values=joined_values)
+        features = [piece.features for piece in pieces]
+        if len(features) > 1:
+            self.features = joined(features)
+        else:
+            self.features = features[0] if features else ()
 
     def _restore(self, order: _Integers, lengths: _Integers) -> None:
         """Restore the order of the rows from that of the fragments."""
@@ -298,9 +337,9 @@ class Gathered:
 
     def class_word(self, row: int, step: int | None) -> str:
         """Return the label of a row, or of one of its steps."""
-        fragment, _, place = self._fragments.of(int(self._rows[row]))
+        fragment, _, index = self._fragments.of(int(self._rows[row]))
         labels = fragment.labels
-        at = place if step is None else int(fragment.offsets[place]) + step
+        at = index if step is None else int(fragment.offsets[index]) + step
         return "" if labels is None else fragment.label_words[int(labels[at])]
 
 
@@ -332,5 +371,7 @@ def _index(starts: _Integers, lengths: _Integers) -> _Integers:
     return index
 
 
-def _joined(parts: list[npt.NDArray[Any]], nothing: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    return parts[0] if len(parts) == 1 else np.concatenate(parts) if parts else nothing
+def _joined(arrays: list[npt.NDArray[Any]], nothing: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    if not arrays:
+        return nothing
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)

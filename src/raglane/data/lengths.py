@@ -12,8 +12,10 @@ import numpy.typing as npt
 
 _Integers = npt.NDArray[np.int64]
 
-# The maximum numbers of bars of a histogram, and of buckets.
-_BINS, _BUCKETS = 30, 8
+# The maximum number of bars of a histogram.
+_BINS = 30
+# The maximum number of buckets.
+_BUCKETS = 8
 # If the longest sequence is this many times as long as the 95th percentile, bars grow with the
 # length.
 _LONG = 8
@@ -104,8 +106,10 @@ def bins(lengths: Distribution, most: int = _BINS) -> tuple[Bin, ...]:
             width = round_up(width + 1)
             start = first // width * width
         edges = np.arange(start, last + width + 1, width)
-    places = np.searchsorted(edges, lengths.values, side="right") - 1
-    counts = np.bincount(places, weights=lengths.counts, minlength=len(edges) - 1)[: len(edges) - 1]
+    bins_of = np.searchsorted(edges, lengths.values, side="right") - 1
+    counts = np.bincount(bins_of, weights=lengths.counts, minlength=len(edges) - 1)[
+        : len(edges) - 1
+    ]
     bars = [
         Bin(int(low), int(high) - 1, int(count))
         for low, high, count in zip(edges, edges[1:], counts, strict=False)
@@ -142,7 +146,7 @@ class Bucket:
 
 def buckets(lengths: Distribution, most: int = _BUCKETS) -> tuple[Bucket, ...]:
     """Return buckets of about equally many sequences; sequences of one length share a bucket."""
-    ends = sorted({lengths.quantile((place + 1) / most) for place in range(most)})
+    ends = sorted({lengths.quantile((number + 1) / most) for number in range(most)})
     stops = np.searchsorted(lengths.values, ends, side="right").tolist()
     groups = []
     for start, stop in zip([0, *stops], stops, strict=False):

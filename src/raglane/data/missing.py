@@ -100,11 +100,11 @@ def since_observed(
     pieces.
     """
     channels = absent.shape[1]
-    place = np.arange(len(absent))[:, None]
-    before = np.maximum.accumulate(np.where(absent, -1, place), axis=0)
+    row = np.arange(len(absent))[:, None]
+    before = np.maximum.accumulate(np.where(absent, -1, row), axis=0)
     before = np.concatenate([np.full((1, channels), -1), before[:-1]])
     starts = np.repeat(offsets[:-1], np.diff(offsets))[:, None]
-    counts = (place - np.maximum(before, starts)).ravel()
+    counts = (row - np.maximum(before, starts)).ravel()
     times = np.zeros(counts.shape)
     if begin is not None:
         is_full = np.diff(offsets) > 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import chain
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ from raglane._utils.messages import argument, quote, quote_all
 from raglane.data import encoders
 from raglane.data.encoders import END, OPTIONAL, TUPLES, UNKNOWN, FeatureEncoder
 from raglane.data.fragments import Fragment
-from raglane.data.gathering import Gathered, Places
+from raglane.data.gathering import Codes, Gathered
 from raglane.data.missing import BLOCKS, MISSING, fill_missing, how_to_fill, refuse_absent
 from raglane.data.records import TIME_GAP, Targets, check_task, offsets_of, place_of
 from raglane.data.statistics import Statistics
@@ -148,49 +148,46 @@ class Preprocessor:
         minimum_count = check_whole("minimum_count", minimum_count, 0)
         if max_vocabulary is not None:
             max_vocabulary = check_whole("max_vocabulary", max_vocabulary, 2)
-        known = data
         split = None
         source = "data"
-        if not isinstance(known, Statistics):
-            split = known.columns.split
-            source = str(known.source)
-            known = known.statistics_for(task)
-        if known.elements == 0:
-            got = f"{known.sequences} sequences without an element"
+        if isinstance(data, Statistics):
+            statistics = data
+        else:
+            split = data.columns.split
+            source = str(data.source)
+            statistics = data.statistics_for(task)
+        if statistics.elements == 0:
+            got = f"{statistics.sequences} sequences without an element"
             raise DataError(
                 source, got, "data with at least one element to train on", "check the data"
             )
-        learned = encoders.fit_targets(known, task, source)
+        learned = encoders.fit_targets(statistics, task, source)
         if not isinstance(data, Statistics) and TASKS[task].label == "sequence":
             learned["label_split"] = data.columns.label_split
-        if known.features and task == "language":
-            got = f"the features {quote_all(known.features)} with the tokens"
+        if statistics.features and task == "language":
+            got = f"the features {quote_all(statistics.features)} with the tokens"
             rule = "no features, because a language model reads only tokens"
             raise DataError(
                 "features", got, rule, f"leave {argument('features')} and {argument('static')} out"
             )
-        learned["features"] = encoders.fit_encoders(known.features, missing)
-        if not known.channels:
+        learned["features"] = encoders.fit_encoders(statistics.features, missing)
+        if not statistics.channels:
             special = (UNKNOWN, END) if task == "language" else (UNKNOWN,)
-            words = encoders.fit_vocabulary(known.tokens, special, minimum_count, max_vocabulary)
+            words = encoders.fit_vocabulary(
+                statistics.tokens, special, minimum_count, max_vocabulary
+            )
             return cls(task=task, vocabulary=words, missing=missing, split=split, **learned)
         if task == "language":
             raise encoders.no_tokens()
-        absent = next((name for name, channel in known.channels.items() if channel.missing), None)
-        if missing == "error" and absent is not None:
-            if not isinstance(data, Statistics):
-                data.refuse_missing()
-            got = (
-                f"{known.channels[absent].missing:,} NaN or infinite in the channel {quote(absent)}"
-            )
-            raise DataError(
-                "data", got, "data with finite numbers", f"correct the data, or {how_to_fill()}"
-            )
-        mean = tuple(channel.mean for channel in known.channels.values()) if standardize else None
-        std = (
-            tuple(channel.deviation for channel in known.channels.values()) if standardize else None
-        )
-        return cls(task, tuple(known.channels), mean, std, missing=missing, **learned)
+        if missing == "error":
+            _refuse_missing(data, statistics)
+        channels = statistics.channels.values()
+        mean = None
+        std = None
+        if standardize:
+            mean = tuple(channel.mean for channel in channels)
+            std = tuple(channel.deviation for channel in channels)
+        return cls(task, tuple(statistics.channels), mean, std, missing=missing, **learned)
 
     @property
     def is_tokens(self) -> bool:
@@ -204,8 +201,8 @@ class Preprocessor:
         """
         if self.vocabulary is not None and not self.features:
             return len(self.vocabulary)
-        own = 1 if self.vocabulary is not None else len(self.channels) * BLOCKS[self.missing]
-        return own + self.features_size
+        width = 1 if self.vocabulary is not None else len(self.channels) * BLOCKS[self.missing]
+        return width + self.features_size
 
     @property
     def features_size(self) -> int:
@@ -249,9 +246,9 @@ class Preprocessor:
         Returns:
             A :class:`~raglane.data.Dataset`. Its inputs are ``(N, input_size)`` float32, or
             ``(N,)`` int64 for tokens without features. The columns are the channels, numeric
-            features, the places of categories, and the place of the token; a feature per sequence
-            is repeated in each row. Targets are classes, int64 places in ``labels``; for sequences
-            of labels one sequence each of int64 places from 1, and 0 for a label that the training
+            features, the indexes of categories, and the index of the token; a feature per sequence
+            is repeated in each row. Targets are classes, int64 indexes in ``labels``; for sequences
+            of labels one sequence each of int64 indexes from 1, and 0 for a label that the training
             part does not have; for sets ``(M, K)`` float32, 1 for the labels of the set; numbers
             ``(M, T)`` float32, scaled; for a forecast the next elements.
 
@@ -264,13 +261,13 @@ class Preprocessor:
         check_flag("require_targets", require_targets)
         return data.with_preprocessor(self, require_targets)
 
-    def _tensors(self, found: Gathered, *, with_targets: bool, scale: bool = True) -> Tensors:
+    def _tensors(self, batch: Gathered, *, with_targets: bool, scale: bool = True) -> Tensors:
         """Return a batch as tensors; without ``scale`` features are unchanged."""
         follows = TASKS[self.task].label is None
-        values = as_tensor(self._values(found) if scale else found.values)
-        if self.features and (scale or found.features) and found.layout is not None:
+        values = as_tensor(self._values(batch) if scale else batch.values)
+        if self.features and (scale or batch.features) and batch.layout is not None:
             encoded = encoders.encode(
-                self.features, found.features, found.offsets, self.missing, found.source
+                self.features, batch.features, batch.offsets, self.missing, batch.source
             )
             more = torch.from_numpy(encoded)
             # Tokens are last, with the other categories.
@@ -280,10 +277,10 @@ class Preprocessor:
         targets = None
         target_offsets = None
         if with_targets and TASKS[self.task].label == "sequence":
-            targets, target_offsets = self._target_sequences(found)
+            targets, target_offsets = self._target_sequences(batch)
         elif with_targets and not follows:
-            targets = self._targets(found)
-        offsets = torch.from_numpy(found.offsets)
+            targets = self._targets(batch)
+        offsets = torch.from_numpy(batch.offsets)
         if self.task == "language":
             values, offsets = encoders.between_ends(values, offsets, with_last=with_targets)
         per_element = bool(self.per_element) and not follows
@@ -296,109 +293,104 @@ class Preprocessor:
             target_offsets=target_offsets,
         )
 
-    def _values(self, found: Gathered) -> npt.NDArray[Any]:
+    def _values(self, batch: Gathered) -> npt.NDArray[Any]:
         """Return ``(N,)`` int64 indices of tokens, or ``(N, C)`` float32 channels, scaled and
         filled.
         """
         # Sequences of length 0 fit any kind, so the model's kind decides.
-        if len(found.values) == 0 or found.layout is None:
-            if self.is_tokens and (found.layout is not None or not self.features):
+        if len(batch.values) == 0 or batch.layout is None:
+            if self.is_tokens and (batch.layout is not None or not self.features):
                 return np.zeros(0, dtype=np.int64)
             width = (
-                self.input_size if found.layout is None else self.input_size - self.features_size
+                self.input_size if batch.layout is None else self.input_size - self.features_size
             )
             return np.zeros((0, width), dtype=np.float32)
-        channels = found.layout.channels
-        self._check_kind(channels, found.layout.is_tokens, found.source)
+        channels = batch.layout.channels
+        self._check_kind(channels, batch.layout.is_tokens, batch.source)
         if self.is_tokens:
-            return found.values
-        values = found.values
+            return batch.values
+        values = batch.values
         if self.channels != channels:
             values = values[:, [channels.index(name) for name in self.channels]]
         if self.missing == "error":
-            refuse_absent(values, found.offsets, self.channels, found.where)
-        return self.scaled(values, found.offsets)
+            refuse_absent(values, batch.offsets, self.channels, batch.where)
+        return self.scaled(values, batch.offsets)
 
-    def _targets(self, found: Gathered) -> Tensor:
+    def _targets(self, batch: Gathered) -> Tensor:
         kind = TASKS[self.task].label
-        if found.layout is None and kind != "class":
+        if batch.layout is None and kind != "class":
             return torch.zeros(0, len(self.target_names) if kind == "numbers" else self.class_count)
         if kind == "class":
-            has_own = found.layout is None or found.layout.has_tags == self.per_element
-            if found.classes is None or not has_own:
-                raise encoders.nothing_to_learn(found.source, self.task)
+            has_own = batch.layout is None or batch.layout.has_tags == self.per_element
+            if batch.classes is None or not has_own:
+                raise encoders.nothing_to_learn(batch.source, self.task)
             self._refuse_unknown(
-                found, found.classes, np.arange(len(found.classes)), found.class_word
+                batch, batch.classes, np.arange(len(batch.classes)), batch.class_word
             )
-            return torch.from_numpy(found.classes)
-        targets = self._fitting(found)
+            return torch.from_numpy(batch.classes)
+        targets = self._fitting(batch)
         if kind == "numbers":
             scaled = (targets.values - np.array(self.target_mean)) / np.array(self.target_std)
             return torch.from_numpy(scaled.astype(np.float32))
-        words, places, counts = self._label_places(targets)
+        words, classes, counts = self._labels_of(targets)
         rows = np.repeat(np.arange(len(counts)), counts)
-        self._refuse_unknown(found, places, rows, lambda *_: words[int((places < 0).argmax())])
+        self._refuse_unknown(batch, classes, rows, lambda *_: words[int((classes < 0).argmax())])
         result = torch.zeros(len(counts), self.class_count)
-        result[torch.from_numpy(rows), torch.from_numpy(places)] = 1.0
+        result[torch.from_numpy(rows), torch.from_numpy(classes)] = 1.0
         return result
 
-    def _target_sequences(self, found: Gathered) -> tuple[Tensor, Tensor]:
-        """Return the places of labels from 1, ``(M,)`` int64, 0 for an unknown label; and offsets
+    def _target_sequences(self, batch: Gathered) -> tuple[Tensor, Tensor]:
+        """Return the classes of labels from 1, ``(M,)`` int64, 0 for an unknown label; and offsets
         ``(B + 1,)``.
         """
-        if found.layout is None:
+        if batch.layout is None:
             return torch.zeros(0, dtype=torch.int64), torch.zeros(
-                len(found.offsets), dtype=torch.int64
+                len(batch.offsets), dtype=torch.int64
             )
-        _, places, counts = self._label_places(self._fitting(found))
-        return torch.from_numpy(places + 1), torch.from_numpy(offsets_of(counts))
+        labels = self._labels_of(self._fitting(batch))
+        return torch.from_numpy(labels.classes + 1), torch.from_numpy(offsets_of(labels.counts))
 
-    def _label_places(
-        self, targets: Targets
-    ) -> tuple[list[str], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return the labels of all sets or sequences, their classes, -1 for an unknown one, and the
-        number of each.
-        """
+    def _labels_of(self, targets: Targets) -> _Labels:
         counts = np.fromiter(map(len, targets.values), dtype=np.int64, count=len(targets.values))
         words: list[str] = list(chain.from_iterable(targets.values))
-        return words, self._class_places(words), counts
+        return _Labels(words, self._classes_of(words), counts)
 
     def _refuse_unknown(
         self,
-        found: Gathered,
-        places: npt.NDArray[np.int64],
+        batch: Gathered,
+        classes: npt.NDArray[np.int64],
         rows: npt.NDArray[np.int64],
         word: Callable[[int, int | None], str],
     ) -> None:
         """Raise if a label is not one of training; ``rows`` is the sequence or element of each
         label.
         """
-        if not (places < 0).any():
+        if not (classes < 0).any():
             return
-        row = int(rows[int((places < 0).argmax())])
+        row = int(rows[int((classes < 0).argmax())])
         step = None
         if self.per_element:
-            row, step = place_of(found.offsets, row)
-        source, sequence = found.where(row)
+            row, step = place_of(batch.offsets, row)
+        source, sequence = batch.where(row)
         got = f"the label {quote(word(row, step))} in {sequence}" + (
             "" if step is None else f", step {step}"
         )
-        known = f"data with the labels of training, {quote_all(self.labels or ())}"
-        raise DataError(source, got, known, "train on data that has this label, or correct it")
+        rule = f"data with the labels of training, {quote_all(self.labels or ())}"
+        raise DataError(source, got, rule, "train on data that has this label, or correct it")
 
-    def _fitting(self, found: Gathered) -> Targets:
+    def _fitting(self, batch: Gathered) -> Targets:
         """Return the targets, with the number and the kind of those of training."""
-        targets = found.targets
+        targets = batch.targets
         if targets is None or targets.kind != TASKS[self.task].label:
-            raise encoders.nothing_to_learn(found.source, self.task)
+            raise encoders.nothing_to_learn(batch.source, self.task)
         if targets.per_element and not self.per_element:
             got = "targets per element"
             rule = "data with one target per sequence, as in training"
-            raise DataError(found.source, got, rule, "pass data of the same form")
+            raise DataError(batch.source, got, rule, "pass data of the same form")
         if len(targets.names) != len(self.target_names):
             rule = f"data with the {len(self.target_names)} of training: {quote_all(self.target_names)}"
             raise DataError(
-                found.source,
+                batch.source,
                 f"{len(targets.names)} numbers to learn",
                 rule,
                 "pass data of the same form",
@@ -407,33 +399,29 @@ class Preprocessor:
             # A reader returns one target per sequence if no sequence has two different ones.
             return replace(
                 targets,
-                values=np.repeat(targets.values, np.diff(found.offsets), axis=0),
+                values=np.repeat(targets.values, np.diff(batch.offsets), axis=0),
                 per_element=True,
             )
         return targets
 
-    def _places_in(self, fragment: Fragment, *, with_classes: bool) -> Places:
-        """Return the index of each token of a fragment in the vocabulary, and the class of each
-        label.
-        """
+    def _codes_of(self, fragment: Fragment, *, with_classes: bool) -> Codes:
+        """Return the numbers of the tokens and of the labels of a fragment."""
         tokens = None
         if fragment.words is not None:
-            places = encoders.places_of(self.vocabulary or ())
+            indexes = encoders.indexes_of(self.vocabulary or ())
             if self.task == "language":
                 # This token in a text is unknown, not the end.
-                places = {token: place for token, place in places.items() if token != END}
-            tokens = encoders.look_up(fragment.words, places, len(fragment.words), 0)
-        labels = (
-            self._class_places(fragment.label_words)
-            if with_classes and fragment.labels is not None
-            else None
-        )
-        return tokens, labels
+                indexes = {token: index for token, index in indexes.items() if token != END}
+            tokens = encoders.look_up(fragment.words, indexes, len(fragment.words), 0)
+        labels = None
+        if with_classes and fragment.labels is not None:
+            labels = self._classes_of(fragment.label_words)
+        return Codes(tokens, labels)
 
-    def _class_places(self, labels: Sequence[str]) -> npt.NDArray[np.int64]:
+    def _classes_of(self, labels: Sequence[str]) -> npt.NDArray[np.int64]:
         """Return the class of each label, ``(M,)`` int64; -1 for an unknown one."""
         return encoders.look_up(
-            labels, encoders.places_of_categories(self.labels or ()), len(labels), -1
+            labels, encoders.indexes_of_categories(self.labels or ()), len(labels), -1
         )
 
     def _check_kind(self, channels: Sequence[str], is_tokens: bool, source: str) -> None:
@@ -442,7 +430,7 @@ class Preprocessor:
             got = f"features ({quote_all(channels)})"
             raise DataError(source, got, "tokens, as in training", "pass data of this kind")
         # Default names do not identify the channels of training among more.
-        unnamed = tuple(f"x{place}" for place in range(len(channels)))
+        unnamed = tuple(f"x{number}" for number in range(len(channels)))
         is_wide = len(channels) > len(self.channels) and unnamed == tuple(channels)
         if not self.is_tokens and (
             is_tokens or is_wide or any(name not in channels for name in self.channels)
@@ -477,9 +465,9 @@ class Preprocessor:
         """
         if TIME_GAP not in self.channels:
             return None
-        place = self.channels.index(TIME_GAP)
-        gaps = np.nan_to_num(values[:, place].astype(np.float64), posinf=0.0, neginf=0.0)
-        usual = self.mean[place] if self.mean is not None else 1.0
+        column = self.channels.index(TIME_GAP)
+        gaps = np.nan_to_num(values[:, column].astype(np.float64), posinf=0.0, neginf=0.0)
+        usual = self.mean[column] if self.mean is not None else 1.0
         return gaps / usual if usual > 0 else gaps
 
     def to_config(self) -> dict[str, Any]:
@@ -508,20 +496,40 @@ class Preprocessor:
 
 def check_fitted(fitted: Preprocessor) -> None:
     """Raise if attributes contradict each other."""
-    wanted = TASKS[fitted.task].label
+    kind = TASKS[fitted.task].label
     whole = fitted.whole_labels
     has_ends = fitted.task != "language" or (fitted.vocabulary or ())[:2] == (UNKNOWN, END)
     is_whole = whole is False or (whole is True and encoders.are_whole(fitted.labels or ()))
-    known = "labels for classes, names for numbers to learn, and None for a forecast"
+    names_rule = "labels for classes, names for numbers to learn, and None for a forecast"
     for name, fits, rule in (
         ("vocabulary", has_ends, f"tokens, the first two {UNKNOWN} and {END}"),
         ("split", isinstance(fitted.split, str | None), "a text"),
         ("label_split", isinstance(fitted.label_split, str | None), "a text"),
         ("per_element", isinstance(fitted.per_element, bool), "true, false or null"),
         ("whole_labels", is_whole, "true only for labels that are whole numbers"),
-        ("labels", bool(fitted.labels) == (wanted in ("class", "set", "sequence")), known),
-        ("target_names", bool(fitted.target_names) == (wanted == "numbers"), known),
+        ("labels", bool(fitted.labels) == (kind in ("class", "set", "sequence")), names_rule),
+        ("target_names", bool(fitted.target_names) == (kind == "numbers"), names_rule),
     ):
         if not fits:
             got = f"{name} = {quote(getattr(fitted, name))} for the task {fitted.task!r}"
             raise CheckpointError("preprocessing", got, rule, "train again")
+
+
+class _Labels(NamedTuple):
+    """The labels of all sets or sequences, one after the other."""
+
+    words: list[str]
+    classes: npt.NDArray[np.int64]  # -1 for an unknown label
+    counts: npt.NDArray[np.int64]  # of the labels of each set or sequence
+
+
+def _refuse_missing(data: Sequences | Statistics, statistics: Statistics) -> None:
+    """Raise if a channel has a missing number, by the first one if the data is there."""
+    for name, channel in statistics.channels.items():
+        if not channel.missing:
+            continue
+        if not isinstance(data, Statistics):
+            data.refuse_missing()
+        got = f"{channel.missing:,} NaN or infinite in the channel {quote(name)}"
+        fix = f"correct the data, or {how_to_fill()}"
+        raise DataError("data", got, "data with finite numbers", fix)

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -60,12 +60,22 @@ def bytes_of(records: Records) -> int:
 
 def _widths(records: Records) -> tuple[int, int]:
     """Return the approximate bytes per element, and further bytes per sequence."""
-    widths = [4 * max(len(records.channels), 1) + 4 * (records.tags is not None), 12]
+    per_element = 4 * max(len(records.channels), 1)
+    per_sequence = 12
+    if records.tags is not None:
+        per_element += 4
     for feature in records.features:
-        widths[feature.per_sequence] += 4
+        if feature.per_sequence:
+            per_sequence += 4
+        else:
+            per_element += 4
     if records.targets is not None:
-        widths[not records.targets.per_element] += 8 * max(len(records.targets.names), 1)
-    return widths[0], widths[1]
+        target = 8 * max(len(records.targets.names), 1)
+        if records.targets.per_element:
+            per_element += target
+        else:
+            per_sequence += target
+    return per_element, per_sequence
 
 
 def bounded(records: Records, most: int) -> Iterator[Records]:
@@ -81,12 +91,12 @@ def bounded(records: Records, most: int) -> Iterator[Records]:
 
 
 def write_shard(
-    path: Path, parts: Sequence[Records], layout: Layout, names: dict[str, str]
+    path: Path, pieces: Sequence[Records], layout: Layout, names: dict[str, str]
 ) -> None:
     """Write records as one Arrow file, atomically."""
     arrow = require("pyarrow", "data")
     ipc = require("pyarrow.ipc", "data")
-    table = _table(parts, layout, names)
+    table = _table(pieces, layout, names)
     with (
         whole_file(path) as file,
         ipc.new_file(arrow.PythonFile(file, "w"), table.schema) as writer,
@@ -94,38 +104,27 @@ def write_shard(
         writer.write_batch(table)
 
 
-def _table(parts: Sequence[Records], layout: Layout, names: dict[str, str]) -> Any:
+def _table(pieces: Sequence[Records], layout: Layout, names: dict[str, str]) -> Any:
     arrow = require("pyarrow", "data")
-    offsets = offsets_of(np.concatenate([records.lengths for records in parts]))
+    offsets = offsets_of(np.concatenate([records.lengths for records in pieces]))
     lists = arrow.ListArray if offsets[-1] <= _MOST else arrow.LargeListArray
     starts = arrow.array(offsets.astype(np.int32) if offsets[-1] <= _MOST else offsets)
-    full = [records.values for records in parts if len(records.values)]
     metadata = {}
-    if layout.is_tokens:
-        values = _words(np.concatenate(full) if full else np.empty(0, dtype=object))
-    else:
-        width = max(len(layout.channels), 1)
-        values = arrow.array(
-            np.concatenate(full).ravel() if full else np.empty(0, dtype=np.float32)
-        )
-        if width > 1:
-            values = arrow.FixedSizeListArray.from_arrays(values, width)
+    if not layout.is_tokens:
         metadata = {CHANNELS: json.dumps(layout.channels).encode()}
-    columns = {names["sequence"]: lists.from_arrays(starts, values)}
+    columns = {names["sequence"]: lists.from_arrays(starts, _values(pieces, layout))}
     if layout.has_tags:
-        tags = [records.tags for records in parts if records.tags is not None]
+        tags = [records.tags for records in pieces if records.tags is not None]
         columns[names["label"]] = lists.from_arrays(starts, _words(np.concatenate(tags)))
     elif layout.has_labels:
-        columns[names["label"]] = _words(
-            [label for records in parts for label in records.labels or ()]
-        )
+        labels = chain.from_iterable(records.labels or () for records in pieces)
+        columns[names["label"]] = _words(list(labels))
     columns |= _extra_columns(
-        parts, layout, names.get("label", ""), partial(lists.from_arrays, starts)
+        pieces, layout, names.get("label", ""), partial(lists.from_arrays, starts)
     )
     if layout.ids != "none":
-        columns[names["id"]] = _ids(
-            [name for records in parts for name in records.ids or ()], layout
-        )
+        ids = chain.from_iterable(records.ids or () for records in pieces)
+        columns[names["id"]] = _ids(list(ids), layout)
     fields = [
         arrow.field(name, column.type, metadata=metadata if name == names["sequence"] else None)
         for name, column in columns.items()
@@ -133,15 +132,27 @@ def _table(parts: Sequence[Records], layout: Layout, names: dict[str, str]) -> A
     return arrow.record_batch(list(columns.values()), schema=arrow.schema(fields))
 
 
+def _values(pieces: Sequence[Records], layout: Layout) -> Any:
+    """Return the Arrow column of all tokens, or of the numbers of all channels."""
+    full = [records.values for records in pieces if len(records.values)]
+    if layout.is_tokens:
+        return _words(np.concatenate(full) if full else np.empty(0, dtype=object))
+    arrow = require("pyarrow", "data")
+    numbers = np.concatenate(full).ravel() if full else np.empty(0, dtype=np.float32)
+    width = max(len(layout.channels), 1)
+    values = arrow.array(numbers)
+    return values if width == 1 else arrow.FixedSizeListArray.from_arrays(values, width)
+
+
 def _extra_columns(
-    parts: Sequence[Records], layout: Layout, label: str, in_lists: Callable[[Any], Any]
+    pieces: Sequence[Records], layout: Layout, label: str, in_lists: Callable[[Any], Any]
 ) -> dict[str, Any]:
     """Return the Arrow columns of targets and features."""
     arrow = require("pyarrow", "data")
     columns: dict[str, Any] = {}
     if layout.targets != "none":
         values = np.concatenate(
-            [records.targets.values for records in parts if records.targets is not None]
+            [records.targets.values for records in pieces if records.targets is not None]
         )
         if layout.targets != "numbers":
             starts = offsets_of([len(labels) for labels in values]).astype(np.int32)
@@ -154,8 +165,8 @@ def _extra_columns(
             if values.shape[1] > 1:
                 entries = arrow.FixedSizeListArray.from_arrays(entries, values.shape[1])
         columns[label] = in_lists(entries) if layout.targets_per_element else entries
-    for place, (name, per_sequence, is_numbers) in enumerate(layout.features):
-        values = np.concatenate([records.features[place].values for records in parts])
+    for index, (name, per_sequence, is_numbers) in enumerate(layout.features):
+        values = np.concatenate([records.features[index].values for records in pieces])
         entries = (
             arrow.array(values)
             if is_numbers
@@ -230,10 +241,10 @@ class Shards(Store):
         blocks.verify_outside(*shard["values"])
         batch = _batch_in(path, mapped)
         with readable(path, "Arrow"):
-            found = fragment_in(batch, self.layout, self.names)
-        offsets = found.offsets
-        values = found.values
-        labels = found.labels
+            arrays = fragment_in(batch, self.layout, self.names)
+        offsets = arrays.offsets
+        values = arrays.values
+        labels = arrays.labels
         if sum(self.sizes) * 8 <= _COPIED:
             # Then a row only maps the pages of its values, a third of all.
             offsets = np.array(offsets)
@@ -247,7 +258,7 @@ class Shards(Store):
             or (np.diff(offsets) < 0).any()
         ):
             raise damaged(path)
-        fragment = _MappedFragment(**{**vars(found), "offsets": offsets, "labels": labels})
+        fragment = _MappedFragment(**{**vars(arrays), "offsets": offsets, "labels": labels})
         is_large = (
             sum(shard["elements"] for shard in self.shards) * values.itemsize * _width(values)
             > _MAPPED
@@ -297,7 +308,7 @@ class _MappedFragment(Fragment):
     from the file.
     """
 
-    _place: int
+    _start: int  # of the values in the file
     _blocks: Blocks
     _file: int | None = None
 
@@ -307,19 +318,19 @@ class _MappedFragment(Fragment):
             descriptor = os.open(path, os.O_RDONLY)
             weakref.finalize(self, os.close, descriptor)
             object.__setattr__(self, "_file", descriptor)
-        object.__setattr__(self, "_place", _place_in(mapped, self.values))
+        object.__setattr__(self, "_start", _position_in(mapped, self.values))
         object.__setattr__(self, "_blocks", blocks)
 
     def cut(self, starts: Integers, lengths: Integers, elements: Index) -> npt.NDArray[Any]:
         """Return the values of some sequences, concatenated."""
         size = self.values.itemsize * _width(self.values)
-        begins = starts * size + self._place
+        begins = starts * size + self._start
         counts = lengths * size
         self._blocks.verify(begins, begins + counts)
         if self._file is None or isinstance(elements, slice):
             return super().cut(starts, lengths, elements)
-        wanted = zip(counts.tolist(), begins.tolist(), strict=True)
-        content = b"".join([os.pread(self._file, count, start) for count, start in wanted])
+        spans = zip(counts.tolist(), begins.tolist(), strict=True)
+        content = b"".join([os.pread(self._file, count, start) for count, start in spans])
         return np.frombuffer(content, dtype=self.values.dtype).reshape(
             int(lengths.sum()), *self.values.shape[1:]
         )
@@ -345,7 +356,7 @@ def _batch_in(path: Path, mapped: mmap.mmap) -> Any:
         return batch
 
 
-def _place_in(mapped: mmap.mmap, values: npt.NDArray[Any]) -> int:
+def _position_in(mapped: mmap.mmap, values: npt.NDArray[Any]) -> int:
     """Return the position in a file of values that are mapped from it."""
     return int(values.ctypes.data - np.frombuffer(mapped, dtype=np.uint8).ctypes.data)
 
@@ -354,7 +365,7 @@ def span_in(path: Path, sequence: str, layout: Layout) -> tuple[int, int]:
     """Return the first byte and the end of the values in a shard."""
     mapped = _map(path)
     values = values_in(_batch_in(path, mapped).column(sequence), layout)
-    begin = _place_in(mapped, values) if values.size else 0
+    begin = _position_in(mapped, values) if values.size else 0
     return begin, begin + values.nbytes
 
 

@@ -34,9 +34,9 @@ class Channel:
         """Return the statistics of ``(N,)`` float32 or float64, computed in float64."""
         present = np.isfinite(values)
         count = int(present.sum())
-        known = np.where(present, values, 0).astype(np.float64)
-        mean = known.sum() / max(count, 1)
-        squares = (np.where(present, known - mean, 0) ** 2).sum()
+        numbers = np.where(present, values, 0).astype(np.float64)
+        mean = numbers.sum() / max(count, 1)
+        squares = (np.where(present, numbers - mean, 0) ** 2).sum()
         if not count:
             return cls(missing=len(values))
         low = np.where(present, values, np.inf).min()
@@ -179,7 +179,7 @@ class Statistics:
             # Without a row the number of targets is unknown.
             names = targets.names if len(targets.values) else ()
             numbers = {
-                name: Channel.of(targets.values[:, place]) for place, name in enumerate(names)
+                name: Channel.of(targets.values[:, column]) for column, name in enumerate(names)
             }
         elif targets is not None:
             labels = chain.from_iterable(targets.values)
@@ -189,8 +189,8 @@ class Statistics:
             int((lengths == 0).sum()),
             int(lengths.max(initial=0)),
             {
-                name: Channel.of(records.values[:, place])
-                for place, name in enumerate(records.channels)
+                name: Channel.of(records.values[:, column])
+                for column, name in enumerate(records.channels)
             },
             Counter(records.values.tolist() if records.is_tokens else ()),
             Counter(labels),
@@ -230,12 +230,14 @@ class Statistics:
             name: int(config[name]) for name in ("sequences", "elements", "empty", "longest")
         }
         values |= {name: Counter(config[name]) for name in ("tokens", "labels")}
-        for part, kind in (
+        for field_name, kind in (
             ("channels", Channel),
             ("targets", Channel),
             ("features", FeatureCounts),
         ):
-            values[part] = {name: kind.from_config(counts) for name, counts in config[part].items()}
+            values[field_name] = {
+                name: kind.from_config(counts) for name, counts in config[field_name].items()
+            }
         return cls(**values, per_element=bool(config["per_element"]))
 
 

@@ -42,34 +42,37 @@ from raglane.errors import ArgumentError, ArgumentTypeError, DataError, MissingE
 
 # Bytes at each end of a file that are part of its fingerprint.
 _EDGE = 1 << 20
-# Copies of URLs: the days and the bytes that are kept, and the first days of a copy, when a command
-# may use it.
-_KEPT, _ROOM, _IN_USE = 30, 50 << 30, 2
+# The days after which a copy of a URL is removed.
+_LIFETIME = 30
+# The most bytes of all copies.
+_ROOM = 50 << 30
+# The first days of a copy, when a command may use it.
+_IN_USE = 2
 
 
 @dataclass(frozen=True, eq=False)
 class Memory(Store):
     """Records in memory: one fragment."""
 
-    held: Records
+    in_memory: Records
 
     @property
     def sizes(self) -> list[int]:
         """The number of sequences of each fragment."""
-        return [len(self.held)]
+        return [len(self.in_memory)]
 
     @property
     def label_kinds(self) -> tuple[str, ...]:
         """The kinds of the labels."""
-        return Layout.of(self.held).label_kinds
+        return Layout.of(self.in_memory).label_kinds
 
     def name(self, number: int) -> str:  # noqa: ARG002
         """Return the name in messages."""
-        return str(self.held.source)
+        return str(self.in_memory.source)
 
     def records(self, number: int) -> Records:  # noqa: ARG002
         """Return a fragment as records."""
-        return self.held
+        return self.in_memory
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,8 +116,8 @@ class Tables(Store):
     def lengths_of(self, number: int) -> npt.NDArray[Any]:
         """Return the lengths from the offsets, without the values, if the column holds lists."""
         _, _, table = self.tables[number]
-        found = list_lengths(table.column(self.chosen.sequence))
-        return super().lengths_of(number) if found is None else found
+        lengths = list_lengths(table.column(self.chosen.sequence))
+        return super().lengths_of(number) if lengths is None else lengths
 
 
 def list_lengths(column: Any) -> npt.NDArray[Any] | None:
@@ -179,8 +182,8 @@ class Groups(Store):
         file, chosen = self._open()
         with readable(Path(self.location), "Parquet"):
             table = file.read_row_group(number, columns=[chosen.sequence], use_threads=False)
-            found = list_lengths(table.column(chosen.sequence))
-        return super().lengths_of(number) if found is None else found
+            lengths = list_lengths(table.column(chosen.sequence))
+        return super().lengths_of(number) if lengths is None else lengths
 
     def name(self, number: int) -> str:
         """Return the name in messages."""
@@ -204,37 +207,42 @@ def stores_of(
         asked = columns or Columns()
         return [_of_table(Path(type(source).__name__), table_from(source, "source"), asked)], asked
     stores: list[Store] = []
-    found: Columns | None = None
+    named_columns: Columns | None = None
     locations = expand(source)
     for location in locations:
         path = Path(location)
-        if not is_url(location) and format in (None, "arrow") and is_converted(path):
-            shards, task = Shards.of(path)
-            columns = columns or Columns(task=task)
-            if columns.wants_labels and not shards.layout.serves(columns.task):
-                rule = f"{task}, for which {quote(str(path))} was converted"
-                fix = f"convert the data again, with {argument('task', columns.task)}"
-                raise ArgumentError("task", repr(columns.task), rule, fix)
-            stores.append(shards)
-            found = found or with_names(columns, shards.names)
+        if is_url(location) or format not in (None, "arrow") or not is_converted(path):
+            columns = columns or Columns()
+            stores.append(_of_file(location, columns, format))
             continue
-        columns = columns or Columns()
-        stores.append(_of_file(location, columns, format))
-    found = found or columns or Columns()
-    if found.wants_labels and len(stores) > 1:
+        shards, task = Shards.of(path)
+        columns = columns or Columns(task=task)
+        _check_task(shards, task, columns)
+        stores.append(shards)
+        named_columns = named_columns or with_names(columns, shards.names)
+    named_columns = named_columns or columns or Columns()
+    if named_columns.wants_labels and len(stores) > 1:
         _check_labels(stores, locations)
-    return stores, found
+    return stores, named_columns
+
+
+def _check_task(shards: Shards, task: str, columns: Columns) -> None:
+    """Raise if a converted folder lacks the labels of the task."""
+    if columns.wants_labels and not shards.layout.serves(columns.task):
+        rule = f"{task}, for which {quote(str(shards.folder))} was converted"
+        fix = f"convert the data again, with {argument('task', columns.task)}"
+        raise ArgumentError("task", repr(columns.task), rule, fix)
 
 
 def _check_labels(stores: Sequence[Store], locations: Sequence[str]) -> None:
     """Raise if a file has labels of other kinds than the files before it."""
     first = ""
-    known = set[str]()
+    labels = set[str]()
     for store, location in zip(stores, locations, strict=True):
         kinds = store.label_kinds
-        check_labels(kinds, location, tuple(sorted(known)), first)
+        check_labels(kinds, location, tuple(sorted(labels)), first)
         first = first or (location if kinds else "")
-        known = known | set(kinds)
+        labels = labels | set(kinds)
 
 
 def _names_files(source: Any) -> bool:
@@ -249,16 +257,16 @@ def table_from(source: Any, name: str) -> Any:
     memory.
     """
     with arrow_errors(name) as arrow:
-        found = source
+        table = source
         if hasattr(source, "iloc") and hasattr(source, "columns"):
-            found = of_frame(source)
+            table = of_frame(source)
         elif hasattr(source, "__arrow_c_stream__") and not isinstance(source, arrow.Table):
-            found = arrow.table(source)
+            table = arrow.table(source)
         elif hasattr(source, "with_format") and not isinstance(source, dict):
             # A Hugging Face dataset, whose rows may be a selection, but not a dict of its splits.
-            found = source.with_format("arrow")[:]
-        if isinstance(found, arrow.Table):
-            return decoded(found)
+            table = source.with_format("arrow")[:]
+        if isinstance(table, arrow.Table):
+            return decoded(table)
     rule = "a path, a list of paths, a pyarrow.Table, a frame, or a Hugging Face dataset"
     raise ArgumentTypeError(name, quote(source), rule, "pass a path, or build a pyarrow.Table")
 
@@ -320,15 +328,18 @@ def _choose(path: Path, schema: Any, load: Load, columns: Columns) -> Chosen:
 def _of_table(path: Path, table: Any, columns: Columns) -> Tables:
     with readable(path, "Arrow"):
         chosen = _choose(path, table.schema, table.select, columns)
-    return Tables([(path, row, part) for row, part in slices(table)], chosen, columns)
+    return Tables([(path, row, rows) for row, rows in slices(table)], chosen, columns)
 
 
 def _of_file(location: str, columns: Columns, format: str | None) -> Store:
     """Return the store of a file: mapped into memory, read by row group, or read as a whole."""
     path = Path(location)
-    known = by_suffix(_path_in(location)) if is_url(location) else None
-    name = known.name if known is not None and format is None else format
-    name = pick(path, format).name if name is None or not is_url(location) else name
+    name = format
+    if is_url(location) and name is None:
+        by_name = by_suffix(_path_in(location))
+        name = None if by_name is None else by_name.name
+    if name is None or not is_url(location):
+        name = pick(path, format).name
     if name == "parquet":
         return Groups(location, columns)
     if name == "arrow" and not is_url(location):
@@ -345,15 +356,15 @@ def is_url(location: str) -> bool:
 def expand(locations: Any) -> list[str]:
     """Return the files, folders and URLs of locations with patterns, in order."""
     many = isinstance(locations, Sequence) and not isinstance(locations, (str, bytes))
-    found: list[str] = []
-    for given in locations if many else [locations]:
+    files: list[str] = []
+    for path in locations if many else [locations]:
         rule = "a path, a pattern or a URL, or a list of these"
         fix = "pass a str or a pathlib.Path"
-        check_kind("location", given, (str, os.PathLike), rule, fix)
-        found += _expand(os.fspath(given))
-    if not found:
+        check_kind("location", path, (str, os.PathLike), rule, fix)
+        files += _expand(os.fspath(path))
+    if not files:
         raise ArgumentError("location", "an empty list", "at least one file", "pass the data")
-    return found
+    return files
 
 
 def _expand(location: str) -> list[str]:
@@ -373,18 +384,18 @@ def _expand(location: str) -> list[str]:
                 if has_pattern
                 else filter(_is_data, system.ls(path, detail=False))
             )
-            found = sorted(map(system.unstrip_protocol, names))
+            files = sorted(map(system.unstrip_protocol, names))
     elif has_pattern and not os.path.lexists(location):
-        found = sorted(glob.glob(location, recursive=True))
+        files = sorted(glob.glob(location, recursive=True))
     elif os.path.isdir(location):
         return _files_of(Path(location)) or [location]
     else:
         return [location]
-    if not found:
+    if not files:
         raise DataError(
             quote(location), "no file", "a pattern that matches a file", "check the pattern"
         )
-    return found
+    return files
 
 
 def _files_of(folder: Path) -> list[str]:
@@ -397,8 +408,8 @@ def _is_data(path: str | Path) -> bool:
     """Return True for a file of a known format; .txt is data only in a folder of texts, and .json
     describes data.
     """
-    found = by_suffix(PurePath(path))
-    return found is not None and found.name != "text" and suffix_of(PurePath(path)) != ".json"
+    format = by_suffix(PurePath(path))
+    return format is not None and format.name != "text" and suffix_of(PurePath(path)) != ".json"
 
 
 def _path_in(url: str) -> PurePosixPath:
@@ -463,27 +474,27 @@ def fetched(url: str) -> Path:
     """Copy a file or a folder at a URL to the user's cache folder, in place of an earlier copy;
     return the copy.
     """
-    place = copies() / hashlib.sha256(url.encode(errors="surrogateescape")).hexdigest()[:16]
-    place.mkdir(parents=True, exist_ok=True)
-    copy = place / (_path_in(url).name or "data")
-    with _reaching(url), tempfile.TemporaryDirectory(dir=place) as partial:
+    folder = copies() / hashlib.sha256(url.encode(errors="surrogateescape")).hexdigest()[:16]
+    folder.mkdir(parents=True, exist_ok=True)
+    copy = folder / (_path_in(url).name or "data")
+    with _reaching(url), tempfile.TemporaryDirectory(dir=folder) as partial:
         system, path = _fsspec().url_to_fs(url)
         whole = Path(partial, "whole")
         is_file = url.startswith("http") or system.info(path)["type"] != "directory"
         for name in [path] if is_file else system.find(path):
-            own = PurePath(name[len(path) :].lstrip("/"))
-            if ".." in own.parts:
+            inner = PurePath(name[len(path) :].lstrip("/"))
+            if ".." in inner.parts:
                 raise DataError(
                     quote(url), f"the file {quote(name)}", "a folder of plain names", "rename it"
                 )
-            target = whole / own
+            target = whole / inner
             target.parent.mkdir(parents=True, exist_ok=True)
             system.get_file(name, str(target))
         if is_file:
             os.replace(whole, copy)
         else:
             put_folder(whole, copy)
-    _remove_old(place)
+    _remove_old(folder)
     return copy
 
 
@@ -499,14 +510,16 @@ def _remove_old(newest: Path) -> None:
     now = time.time()
     total = 0
     ages = {}
-    for place in newest.parent.iterdir():
+    for folder in newest.parent.iterdir():
         with suppress(OSError):
-            ages[place] = (now - place.stat().st_mtime) / 86400
-    for place in sorted(ages, key=ages.__getitem__):
+            ages[folder] = (now - folder.stat().st_mtime) / 86400
+    for folder in sorted(ages, key=ages.__getitem__):
         with suppress(OSError):
-            total += sum(file.stat().st_size for file in place.rglob("*") if file.is_file())
-        if place != newest and (ages[place] > _KEPT or (total > _ROOM and ages[place] > _IN_USE)):
-            shutil.rmtree(place, ignore_errors=True)
+            total += sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+        if folder != newest and (
+            ages[folder] > _LIFETIME or (total > _ROOM and ages[folder] > _IN_USE)
+        ):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def size_of(location: str) -> int:

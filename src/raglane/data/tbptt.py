@@ -148,7 +148,7 @@ class TBPTTSampler(Epochs[Chunk]):
 
     def _items(self, start: int) -> Iterator[Chunk]:
         order, begin, streams = self._arrange()
-        # One entry per piece, sorted by chunk: its chunk, the place of its sequence in ``order``,
+        # One entry per piece, sorted by chunk: its chunk, the index of its sequence in ``order``,
         # and its number there.
         counts = self._counts[order]
         pieces = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -232,7 +232,8 @@ def _read(data: Any) -> tuple[Ragged, Any]:
     batch: Any = data.tensors().batch() if isinstance(data, Dataset) else collate(data)
     targets: Any = None
     if isinstance(batch, Mapping):
-        batch, targets = batch.get("inputs"), batch.get("target")
+        targets = batch.get("target")
+        batch = batch.get("inputs")
     elif isinstance(batch, tuple) and len(batch) == 2:
         batch, targets = batch
     if not isinstance(batch, Ragged):

@@ -138,10 +138,10 @@ class Tensors:
         """Return the targets of some sequences, by their rows and the flat indices of their
         elements; and offsets.
         """
-        if self.targets is None or self.target_offsets is None:
-            return None if self.targets is None else self.targets[
-                elements if self.per_element else rows
-            ], None
+        if self.targets is None:
+            return None, None
+        if self.target_offsets is None:
+            return self.targets[elements if self.per_element else rows], None
         lengths = self.target_offsets.diff()[rows]
         index = segments.element_index(self.target_offsets[rows], lengths, int(lengths.sum()))
         return self.targets[index], segments.offsets_from_lengths(lengths)

@@ -353,7 +353,8 @@ def make_card(
     """Return the card of a run as a page."""
     state = measured.result.state
     saved = measured.saved
-    metric, (value, on) = metric_words(measured.result.metric), measured.value
+    metric = metric_words(measured.result.metric)
+    value, on = measured.value
     seconds = sum(row["seconds"] for row in state.history)
     weights = sum(parameter.numel() for parameter in saved.model.parameters())
     versions = machine.facts(("numpy",))

@@ -86,17 +86,17 @@ def run_config(settings: Settings, data: Mapping[str, Any]) -> bytes:
     """Return the content of ``run.toml``, which repeats a run."""
     saved = dataclasses.asdict(SavedSource(None, None, ColumnNames(), None, None)) | dict(data)
     columns = saved["columns"]
-    places = [
-        _place("data", saved["path"] if data else ""),
+    paths = [
+        _path_entry("data", saved["path"] if data else ""),
         Entry("format", saved["format"], _UNSET["format"]),
-        _place("validation", saved["validation"]),
-        _place("test", saved["test"]),
+        _path_entry("validation", saved["validation"]),
+        _path_entry("test", saved["test"]),
     ]
-    listed = [*places, *entries(ColumnNames(**columns)), *entries(settings)]
+    listed = [*paths, *entries(ColumnNames(**columns)), *entries(settings)]
     return (as_toml(listed, _REPEATS) + "\n").encode()
 
 
-def _place(key: str, path: str | None) -> Entry:
+def _path_entry(key: str, path: str | None) -> Entry:
     """Return the entry of a path; an empty one, which commands refuse, if TOML cannot express
     it.
     """

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from raglane._utils.files import check_place, put_folder, write_file
+from raglane._utils.files import check_writable, put_folder, write_file
 from raglane._utils.messages import quote, require
 from raglane.errors import ArgumentError, DataError, RaglaneError
 from raglane.runs.run import Run
@@ -45,7 +45,7 @@ def predict_on_ray(
     """Write predictions for Parquet files to a folder, and return the number of rows."""
     if os.path.lexists(output):
         raise ArgumentError("output", quote(str(output)), "a new folder", "name another folder")
-    check_place("output", output)
+    check_writable("output", output)
     blocks = list(_blocks(data))
     ray = connected()
     require("ray.data", "ray")
@@ -58,12 +58,12 @@ def predict_on_ray(
     partial.mkdir(parents=True)
     try:
         check_machines(ray, partial, "output")
-        places = [{"place": index} for index in range(len(blocks))]
+        rows = [{"block": number} for number in range(len(blocks))]
         strategy = ray.data.ActorPoolStrategy(
             size=workers or max(1, int(ray.cluster_resources().get("CPU", 1)))
         )
         done = (
-            ray.data.from_items(places, override_num_blocks=len(places))
+            ray.data.from_items(rows, override_num_blocks=len(rows))
             .map_batches(
                 _Worker,
                 fn_constructor_args=(run.predictor(**options), tuple(blocks), str(partial)),
@@ -121,10 +121,10 @@ class _Worker:
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Predict blocks; return their numbers, and for each an error message or ''."""
-        places = [int(index) for index in batch["place"]]
+        numbers = [int(index) for index in batch["block"]]
         return {
-            "place": np.array(places),
-            "error": np.array([self._predict(index) for index in places], dtype=object),
+            "block": np.array(numbers),
+            "error": np.array([self._predict(index) for index in numbers], dtype=object),
         }
 
     def _predict(self, index: int) -> str:
@@ -171,10 +171,10 @@ def _lengths(table: Any) -> Any:
 
 def _check(done: list[dict[str, Any]], count: int) -> None:
     """Raise if a block failed or is missing."""
-    failed = sorted((row["place"], row["error"]) for row in done if row["error"])
+    failed = sorted((row["block"], row["error"]) for row in done if row["error"])
     if failed:
         raise DataError(str(failed[0][1]))
-    missing = set(range(count)) - {int(row["place"]) for row in done}
+    missing = set(range(count)) - {int(row["block"]) for row in done}
     if missing:
         got = f"no result for {len(missing)} of {count} blocks"
         raise DataError("engine", got, "one result per block", "run the command again")

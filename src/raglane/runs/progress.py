@@ -52,7 +52,9 @@ class LineWatcher(Callback):
     """
 
     def started(self, state: TrainingState, epochs: int, batches: int) -> None:  # noqa: ARG002, D102
-        self._epochs, self._batches, self._printed = epochs, batches, time.monotonic()
+        self._epochs = epochs
+        self._batches = batches
+        self._printed = time.monotonic()
 
     def batch_done(self, epoch: int, batch: int, totals: Totals) -> None:
         """Print a line if the last one is old."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from raglane._utils.files import as_path, check_place, write_folder
+from raglane._utils.files import as_path, check_writable, write_folder
 from raglane._utils.messages import count_of, quote, quote_all
 from raglane.data.dataset import Dataset
 from raglane.data.preprocess import Preprocessor
@@ -361,7 +361,7 @@ class Run:
         path = as_path(folder)
         if os.path.lexists(path):
             raise ArgumentError("folder", quote(str(path)), "a new folder", "name another folder")
-        check_place("folder", path)
+        check_writable("folder", path)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_folder(path, model_files(self.model, self.preprocess, self.saved.columns))
 
@@ -402,8 +402,8 @@ class Run:
 
 
 def in_order(names: Sequence[str], trained: Sequence[str]) -> Sequence[str]:
-    """Return the names of training for as many others in their order; a name of training must be in
-    its place.
+    """Return the names of training for as many others in their order; a name of training must be at
+    its index.
     """
     pairs = zip(names, trained, strict=False)
     fits = all(

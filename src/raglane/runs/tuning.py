@@ -299,7 +299,7 @@ class Search:
     def run(self) -> Tuned:
         """Run trials until the end of the search."""
         self._optuna.logging.set_verbosity(logging.ERROR)
-        self._check_place()
+        self._check_folder()
         until = math.inf if self.seconds is None else time.monotonic() + self.seconds
         (self.folder / TRIALS).mkdir(parents=True, exist_ok=True)
         with turn(self.folder / _TURN):
@@ -313,7 +313,7 @@ class Search:
                         break
                     trial = study.ask()
                     chosen = _suggest(trial, self.space)
-                    run_folder = self._place(trial)
+                    run_folder = self._folder_of(trial)
                     trial.set_user_attr("folder", run_folder.name)
                     locks.enter_context(locked(run_folder))
                 stopped_by = self._try(trial, chosen, run_folder, until)
@@ -324,11 +324,12 @@ class Search:
         """Write the page that compares the trials with a model, and return it, or None without
         any.
         """
-        places = sorted(filter(has_model, (self.folder / TRIALS).iterdir()))
-        if not places:
+        folders = sorted(filter(has_model, (self.folder / TRIALS).iterdir()))
+        if not folders:
             return None
         write_file(
-            self.folder / REPORT, comparison_page(compare(places), "raglane tune", self.folder.name)
+            self.folder / REPORT,
+            comparison_page(compare(folders), "raglane tune", self.folder.name),
         )
         return self.folder / REPORT
 
@@ -357,11 +358,11 @@ class Search:
             deepcopy=False, states=[self._optuna.trial.TrialState[name] for name in names]
         )
 
-    def _place(self, trial: Any) -> Path:
+    def _folder_of(self, trial: Any) -> Path:
         """Return the folder of a trial."""
         return self.folder / TRIALS / str(trial.user_attrs.get("folder", f"{trial.number:04}"))
 
-    def _check_place(self) -> None:
+    def _check_folder(self) -> None:
         """Raise if the folder contains anything but a study."""
         path = self.folder / STUDY
         trials = self.folder / TRIALS
@@ -400,7 +401,7 @@ class Search:
     def _revive(self) -> None:
         """Enqueue the trials of dead processes again; their runs resume in their folders."""
         for trial in self._in_state("RUNNING"):
-            run_folder = self._place(trial)
+            run_folder = self._folder_of(trial)
             with suppress(ArgumentError), locked(run_folder):
                 self.study.tell(trial.number, state=self._optuna.trial.TrialState.FAIL)
                 if trial.params:
@@ -465,14 +466,14 @@ class Search:
         done = len(complete) + len(self._in_state("PRUNED"))
         for trial in self._in_state("RUNNING"):
             try:
-                with locked(self._place(trial)):
+                with locked(self._folder_of(trial)):
                     pass
             except ArgumentError:
                 others += 1
         if not complete:
             return Tuned(None, math.nan, self.settings, done, others, stopped_by)
         best = min(complete, key=lambda trial: float(trial.value))
-        run_folder = self._place(best)
+        run_folder = self._folder_of(best)
         find(run_folder, LAST)
         return Tuned(
             run_folder, best.value, replace(self.settings, **best.params), done, others, stopped_by

@@ -113,7 +113,7 @@ def create_app(
     Args:
         models: runs, modules, or engines, by name.
         token: clients must send it as ``Authorization: Bearer TOKEN``: visible ASCII characters.
-            None for none.
+            None disables authentication.
         client_streams: the most live streams of a client address.
         max_message: the most bytes of a request or of a message.
         origins: the addresses of other sites whose pages may use the server, e.g.
@@ -140,8 +140,8 @@ def create_app(
     check_count("max_message", max_message)
     hosts = Hosts(allow_hosts, token)
     sites = check_names("origins", origins, "https://example.org")
-    own = {"slots": 1000, "idle": 300, **options}
-    served = {name: Served(name, model, **own) for name, model in models.items()}
+    settings = {"slots": 1000, "idle": 300, **options}
+    served = {name: Served(name, model, **settings) for name, model in models.items()}
     text = (
         "Predictions of recurrent networks: whole sequences, and live streams with the same bits."
     )
@@ -162,9 +162,9 @@ def check_token(name: str, token: Any) -> str:
         0 < size <= _LONGEST_TOKEN and token.isascii() and token.isprintable() and " " not in token
     ):
         # The message does not contain the token.
-        got = (
-            f"a {type(token).__name__}" if size < 0 else f"{size} characters" if size else "nothing"
-        )
+        got = f"{size} characters" if size else "nothing"
+        if size < 0:
+            got = f"a {type(token).__name__}"
         raise ArgumentError(name, got, rule, "write e.g. 32 random ones")
     return token
 
@@ -188,14 +188,16 @@ class Server:
         self._origins = origins
         self._hosts = hosts
         self.sequences = Sequences(clients)
-        own = self.registry = prometheus_client.CollectorRegistry()
-        own.register(_EngineStatistics(self))
+        registry = self.registry = prometheus_client.CollectorRegistry()
+        registry.register(_EngineStatistics(self))
         name = "raglane_requests"
         labels = ("route", "status")
-        self.requests = prometheus_client.Counter(name, "Requests over HTTP", labels, registry=own)
+        self.requests = prometheus_client.Counter(
+            name, "Requests over HTTP", labels, registry=registry
+        )
         name = "raglane_request_seconds"
         text = "Times of requests over HTTP"
-        self.times = prometheus_client.Histogram(name, text, ("route",), registry=own)
+        self.times = prometheus_client.Histogram(name, text, ("route",), registry=registry)
 
     def admit(self, connection: HTTPConnection) -> None:
         """Raise for other hosts, for pages of other sites, and for clients without the token."""
@@ -210,8 +212,8 @@ class Server:
             )
         if self.token is None or (scope["type"] == "http" and scope["path"] in _OPEN):
             return
-        kind, _, given = headers.get("authorization", "").partition(" ")
-        sent = [given.strip()] if kind.lower() == "bearer" else []
+        kind, _, credentials = headers.get("authorization", "").partition(" ")
+        sent = [credentials.strip()] if kind.lower() == "bearer" else []
         sent += [
             name.removeprefix("bearer.")
             for name in scope.get("subprotocols", ())
@@ -219,7 +221,8 @@ class Server:
         ]
         # In constant time, so that answers do not depend on the first wrong character.
         if not any(
-            hmac.compare_digest(one.encode("utf-8", "surrogateescape"), self.token) for one in sent
+            hmac.compare_digest(candidate.encode("utf-8", "surrogateescape"), self.token)
+            for candidate in sent
         ):
             raise RefusedError(
                 401, "token", "another" if sent else "none", "the token of this server", "send it"
@@ -238,13 +241,17 @@ class Server:
     def engines(self) -> dict[str, dict[str, Any]]:
         """Return the statistics of the engines, by the names of their models."""
         return {
-            name: one.engine.stats() for name, one in self.served.items() if one.engine is not None
+            name: served.engine.stats()
+            for name, served in self.served.items()
+            if served.engine is not None
         }
 
     def status(self) -> str:
         """Return closing, failed or ok."""
-        works = all(own["works"] for own in self.engines().values())
-        return "closing" if self.clients.is_closing else "ok" if works else "failed"
+        works = all(statistics["works"] for statistics in self.engines().values())
+        if self.clients.is_closing:
+            return "closing"
+        return "ok" if works else "failed"
 
 
 @asynccontextmanager
@@ -253,13 +260,13 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     # The thread of an engine must not wait 5 ms for that of the connections.
     before = sys.getswitchinterval()
     sys.setswitchinterval(_SWITCH)
-    for one in served:
-        one.start()
+    for model in served:
+        model.start()
     try:
         yield
     finally:
-        for one in served:
-            one.stop()
+        for model in served:
+            model.stop()
         sys.setswitchinterval(before)
 
 
@@ -312,9 +319,9 @@ async def _converse(socket: WebSocket, server: Server) -> tuple[int, str]:
     options = _stream_options(socket.query_params)
     served = live(server.named(options.pop("model")))
     is_binary = options.pop("answers") == "binary"
-    own = served.streams.accepts.prepared
+    prepared = served.streams.accepts.prepared
     # Raises if an option does not apply to the model.
-    served.answer(torch.empty(0, *own.output_features, dtype=own.output_dtype), **options)
+    served.answer(torch.empty(0, *prepared.output_features, dtype=prepared.output_dtype), **options)
     client = _client(socket)
     clients = server.clients
     clients.enter(client)
@@ -345,18 +352,18 @@ async def infer(
     )
     outputs = served.tensors(rows)
     if body.outputs is not None:
-        wanted = {str(one.get("name")) for one in body.outputs}
-        outputs = [one for one in outputs if one["name"] in wanted]
-    own = {"sequence_id": parameters.sequence_id, "state": state}
-    found: dict[str, Any] = {"model_name": served.name, "model_version": "1", "outputs": outputs}
-    found["parameters"] = {key: value for key, value in own.items() if value is not None}
-    return _json({**found, **({} if body.id is None else {"id": body.id})})
+        names = {str(output.get("name")) for output in body.outputs}
+        outputs = [output for output in outputs if output["name"] in names]
+    optional = {"sequence_id": parameters.sequence_id, "state": state}
+    answer: dict[str, Any] = {"model_name": served.name, "model_version": "1", "outputs": outputs}
+    answer["parameters"] = {key: value for key, value in optional.items() if value is not None}
+    return _json({**answer, **({} if body.id is None else {"id": body.id})})
 
 
 @_routes.get("/", response_class=HTMLResponse, include_in_schema=False)
 async def page(server: _Server) -> Response:
     """Return the page with a form and a live plot."""
-    models = [one.description() for one in server.served.values()]
+    models = [served.description() for served in server.served.values()]
     return HTMLResponse(
         render("serve/page.html", models=models, needs_token=server.token is not None)
     )
@@ -369,8 +376,11 @@ async def health(server: _Server) -> Response:
     """
     models: dict[str, dict[str, Any]] = {}
     engines = server.engines()
-    for name, one in server.served.items():
-        models[name] = {"live": name in engines, **({"reason": one.reason} if one.reason else {})}
+    for name, served in server.served.items():
+        models[name] = {
+            "live": name in engines,
+            **({"reason": served.reason} if served.reason else {}),
+        }
         models[name] |= {key: engines[name][key] for key in ("works", "streams") if name in engines}
     status = server.status()
     return _json({"status": status, "models": models}, 200 if status == "ok" else 503)
@@ -419,8 +429,10 @@ async def _failed(_: Any, error: Exception) -> Response:
     """Answer with the message of an error."""
     if isinstance(error, RequestValidationError):
         first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        error = RefusedError(400, place, first["msg"], "as /openapi.json defines it", "correct it")
+        location = ".".join(map(str, first["loc"]))
+        error = RefusedError(
+            400, location, first["msg"], "as /openapi.json defines it", "correct it"
+        )
     elif isinstance(error, HTTPException):
         error = RefusedError(error.status_code, str(error.detail))
     status = status_of(error)
@@ -450,15 +462,15 @@ class _Guard:
 
         async def limited() -> Any:
             nonlocal size
-            part = await receive()
-            size += len(part.get("body", b""))
+            event = await receive()
+            size += len(event.get("body", b""))
             if size > server.max_message:
                 got = f"more than {server.max_message:,} bytes"
                 rule = "within the limit of the server"
                 raise HTTPException(
                     413, message("body", got, rule, "send less, or set --max-message")
                 )
-            return part
+            return event
 
         server.clients.requests += 1
         try:
@@ -484,20 +496,20 @@ class _EngineStatistics:
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
         """Yield the metrics; a model is a label."""
-        found = self._server.engines()
+        engines = self._server.engines()
         for kind, texts in ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _COUNTERS)):
             for name, text in texts.items():
                 metric = kind(f"raglane_{name}", text, labels=["model"])
-                for model, own in found.items():
-                    metric.add_metric([model], own[name])
+                for model, statistics in engines.items():
+                    metric.add_metric([model], statistics[name])
                 yield metric
         for name, text in _TIMES.items():
             metric = GaugeMetricFamily(
                 f"raglane_{name}_seconds", text, labels=["model", "quantile"]
             )
-            for model, own in found.items():
+            for model, statistics in engines.items():
                 for quantile, key in (("0.5", "p50"), ("0.99", "p99"), ("1", "most")):
-                    metric.add_metric([model, quantile], own[f"{name}_ms"][key] / 1e3)
+                    metric.add_metric([model, quantile], statistics[f"{name}_ms"][key] / 1e3)
             yield metric
 
 
@@ -538,7 +550,7 @@ def _client(connection: HTTPConnection) -> str:
 
 def _stream_options(query: Mapping[str, str]) -> dict[str, Any]:
     """Return the options of a stream in the query of its address."""
-    found: dict[str, Any] = {"model": None, "answers": "json"}
+    options: dict[str, Any] = {"model": None, "answers": "json"}
     for name, text in query.items():
         if name not in _STREAM_OPTIONS:
             fix = "correct the address"
@@ -548,8 +560,8 @@ def _stream_options(query: Mapping[str, str]) -> dict[str, Any]:
         pattern, rule, convert = _STREAM_OPTIONS[name]
         if not re.fullmatch(pattern, text, re.ASCII | re.DOTALL):
             raise RefusedError(400, name, quote(text), rule, "correct the address")
-        found[name] = convert(text)
-    return found
+        options[name] = convert(text)
+    return options
 
 
 _FLAG = ("true|false", "true or false", "true".__eq__)

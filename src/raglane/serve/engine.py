@@ -24,7 +24,7 @@ from raglane.serve.queues import Integers, RowQueues
 from raglane.serve.states import packed, unpacked
 from raglane.serve.streams import AsyncStream, Stream, Waiters
 
-_KEPT = 4096  # measurements for statistics
+_MEASUREMENTS = 4096  # for statistics
 _MOST_THREADS = 4096  # that the kernels accept
 
 
@@ -82,10 +82,8 @@ class Engine:
         idle: float | None = None,
         on_idle: Callable[[Stream], object] | None = None,
     ) -> None:
-        self.slots, self.threads = (
-            check_count("slots", slots),
-            check_whole("threads", threads, 1, most=_MOST_THREADS),
-        )
+        self.slots = check_count("slots", slots)
+        self.threads = check_whole("threads", threads, 1, most=_MOST_THREADS)
         self.max_queue = check_count("max_queue", max_queue)
         self.chunk = self.max_queue if chunk is None else check_count("chunk", chunk)
         self.nan = check_choice("nan", nan, ("refuse", "pass"))
@@ -100,40 +98,39 @@ class Engine:
         self._new_pools()
         slots = 2 * self.slots
         self._new_runner()
-        self._is_fresh = np.zeros(
-            slots, bool
-        )  # the first states are still to be written, at the next step
+        # The first states are still to be written, at the next step.
+        self._is_fresh = np.zeros(slots, bool)
         self._frames = RowQueues(slots, self.accepts.width, self._prepared.dtype)
         self._results = RowQueues(
             slots, math.prod(self._prepared.output_features), self._prepared.output_dtype
         )
-        self._lock, self._stepping = threading.Lock(), threading.Lock()
+        self._lock = threading.Lock()
+        self._stepping = threading.Lock()
         self._streams: list[Stream | None] = [None] * slots
         self._open = 0  # the number of open streams
         self._free: list[int] = []
         self._used = 0  # slots from here on were never used
-        self._epochs = np.zeros(
-            slots, np.int64
-        )  # counts resets and closes, which discard results of a running step
+        # Counts resets and closes, which discard results of a running step.
+        self._epochs = np.zeros(slots, np.int64)
         self._since = np.zeros(slots)
         self._touched = np.zeros(slots)
-        self._ready: list[
-            int
-        ] = []  # slots that have frames, and ``_listed``; some lost theirs since
+        # Slots that have frames, and ``_listed``; some lost theirs since.
+        self._ready: list[int] = []
         self._listed = np.zeros(slots, bool)
         self._running = False  # a step is between reading frames and writing results
         self._is_interrupted = False  # a stream was closed or reset during the step
         self._epochs_before = self._epochs[:0]
         self._in_step = self._epochs[:0]  # the slots of the running step
-        self._closed_late: list[
-            int
-        ] = []  # slots closed during their step, which still writes their states
+        # Slots closed during their step, which still writes their states.
+        self._closed_late: list[int] = []
         self._waiters = Waiters()
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self._counts = dict.fromkeys(("steps", "frames", "opened", "late", "refused", "evicted"), 0)
-        self._sizes, self._step_times, self._waits = (deque[float](maxlen=_KEPT) for _ in range(3))
+        self._sizes = deque[float](maxlen=_MEASUREMENTS)  # of steps
+        self._step_times = deque[float](maxlen=_MEASUREMENTS)
+        self._waits = deque[float](maxlen=_MEASUREMENTS)
         # The first step is not slower than others.
         self._runner.arrays[0][0] = 0
         self._runner.offsets[1] = 1
@@ -152,14 +149,13 @@ class Engine:
         # A slot that is closed during its step is free after it, so there are more slots than
         # streams.
         self._pools = self._prepared.pools(2 * self.slots)
-        self._states = [part for own in self._pools for part in own]
+        self._states = [pool for pools in self._pools for pool in pools]
 
     def _new_runner(self) -> None:
         self._runner = self._prepared.runner(self._pools, self.threads)
         self._runner.reserve(1, 1)
 
-    # -- streams
-    # ----------------------------------------------------------------------------------------------
+    # Streams.
 
     def open(self, state: bytes | None = None) -> Stream:
         """Open a stream.
@@ -220,8 +216,7 @@ class Engine:
             )
             return packed(rows, self._prepared)
 
-    # -- frames and results
-    # -------------------------------------------------------------------------------------------
+    # Frames and results.
 
     def _push(self, stream: Stream, frames: Any) -> None:
         def check_count(count: int) -> None:
@@ -348,9 +343,9 @@ class Engine:
             if not counts.all():
                 got = f"{len(slots) - np.count_nonzero(counts)} without a result"
                 raise ArgumentError("streams", got, "streams with a result", "pull after a step")
-            own = self._prepared
+            prepared = self._prepared
             rows = torch.empty(
-                len(slots), *own.output_features, dtype=own.output_dtype, device="cpu"
+                len(slots), *prepared.output_features, dtype=prepared.output_dtype, device="cpu"
             )
             self._results.take(slots, 1, rows.flatten(1))
             self._touched[slots] = time.perf_counter()
@@ -381,8 +376,7 @@ class Engine:
             )
         return np.array(slots, np.int64)
 
-    # -- steps
-    # ----------------------------------------------------------------------------------------------
+    # Steps.
 
     def step(self) -> int:
         """Run all streams that have frames, at most ``chunk`` frames each, and whose results fit
@@ -436,7 +430,7 @@ class Engine:
             and frames.counts[ready[0]] == 1
             and self._results.counts[ready[0]] < self.max_queue
         ):
-            # Without index arithmetic: most of the time of a step of one stream.
+            # Fast path for one stream: NumPy's index arithmetic would take most of the step.
             runner.reserve(1, 1)
             slot = ready.pop()
             self._listed[slot] = False
@@ -546,8 +540,7 @@ class Engine:
         """
         return self.accepts.columns(rows, **options)
 
-    # -- the engine's own thread
-    # --------------------------------------------------------------------------------------
+    # The engine's own thread.
 
     def start(self) -> Engine:
         """Start a thread that steps while streams have frames; return the engine."""
@@ -590,7 +583,7 @@ class Engine:
             raise
 
     def _fail(self, error: BaseException) -> None:
-        """Make later calls, and tasks that wait for results, raise."""
+        """Record an error, so that later calls and waiting tasks raise."""
         with self._lock:
             self._error = error
             self._waiters.wake(None)
@@ -602,8 +595,7 @@ class Engine:
                 "engine", got, "a working engine", "make a new engine"
             ) from self._error
 
-    # -- care
-    # ----------------------------------------------------------------------------------------------
+    # Care.
 
     def expire(self, idle: float | None = None) -> int:
         """Close the streams that were idle for ``idle`` seconds, by default those of the engine;
@@ -655,7 +647,9 @@ class Engine:
         if accepts.names != self.accepts.names:
             rule = "a run with the same task, channels, tokens and labels"
             raise ShapeError("model", "one with others", rule, "make a new engine")
-        shapes = [[(start.shape, start.dtype) for start in part.starts] for part in (new, old)]
+        shapes = [
+            [(start.shape, start.dtype) for start in prepared.starts] for prepared in (new, old)
+        ]
         if not restart and shapes[0] != shapes[1]:
             got = f"{len(shapes[0])} states of other shapes"
             raise ShapeError("model", got, "a model with the same states", "pass restart=True")
@@ -678,7 +672,7 @@ class Engine:
             ``step_ms`` and ``queue_ms``, the time from push to step.
         """
         with self._lock:
-            found: dict[str, Any] = {
+            statistics: dict[str, Any] = {
                 "works": self._error is None,
                 "streams": self._open,
                 "slots": self.slots,
@@ -687,12 +681,10 @@ class Engine:
                 "results": len(self._results),
                 **self._counts,
             }
-            found["step_streams"] = _summary(self._sizes, 1)
-            found["step_ms"], found["queue_ms"] = (
-                _summary(self._step_times, 1e3),
-                _summary(self._waits, 1e3),
-            )
-        return found
+            statistics["step_streams"] = _summary(self._sizes, 1)
+            statistics["step_ms"] = _summary(self._step_times, 1e3)
+            statistics["queue_ms"] = _summary(self._waits, 1e3)
+        return statistics
 
 
 class _Step(NamedTuple):
@@ -716,6 +708,6 @@ def _seconds(idle: Any) -> float:
 
 def _summary(numbers: Iterable[float], scale: float) -> dict[str, float]:
     """Return the median, the 99th percentile and the maximum; zeros without numbers."""
-    own = scale * np.fromiter(numbers, np.float64)
-    middle, high = np.percentile(own, (50, 99)) if len(own) else (0.0, 0.0)
-    return {"p50": float(middle), "p99": float(high), "most": float(own.max(initial=0.0))}
+    values = scale * np.fromiter(numbers, np.float64)
+    middle, high = np.percentile(values, (50, 99)) if len(values) else (0.0, 0.0)
+    return {"p50": float(middle), "p99": float(high), "most": float(values.max(initial=0.0))}

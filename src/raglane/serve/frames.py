@@ -56,41 +56,41 @@ class _Scaling(Kernel):
 
     def run(self, rows: Rows) -> None:
         """See :class:`raglane.kernels.cpu.prepared.Kernel`."""
-        given = rows.inputs[0].numpy()
+        values = rows.inputs[0].numpy()
         bounds = rows.offsets.numpy()
         output = rows.output.numpy()
         if not self.sizes:
-            output[:] = self._preprocessor.scaled(given, bounds)
+            output[:] = self._preprocessor.scaled(values, bounds)
             return
         # Each sequence is preceded by the row of its state.
         is_full = np.diff(bounds) > 0
-        own = bounds + np.arange(len(bounds))
-        kept = np.ones(int(own[-1]), bool)
-        kept[own[:-1]] = False
-        longer = np.empty((len(kept), given.shape[1]), np.float32)
-        longer[kept] = given
-        longer[~kept] = rows.pools[0][rows.slots].numpy()
-        filled = self._preprocessor.scaled(longer, own)
+        extended = bounds + np.arange(len(bounds))
+        is_row = np.ones(int(extended[-1]), bool)
+        is_row[extended[:-1]] = False
+        longer = np.empty((len(is_row), values.shape[1]), np.float32)
+        longer[is_row] = values
+        longer[~is_row] = rows.pools[0][rows.slots].numpy()
+        filled = self._preprocessor.scaled(longer, extended)
         absent = ~np.isfinite(longer)
         last = np.maximum.accumulate(np.where(absent, -1, np.arange(len(longer))[:, None]), axis=0)
-        ends = (own[1:] - 1)[is_full]
-        starts = own[:-1][is_full]
+        ends = (extended[1:] - 1)[is_full]
+        starts = extended[:-1][is_full]
         slots = rows.slots[torch.from_numpy(is_full)]
         if self._has_times:
             gaps = self._preprocessor.gaps(longer)
             gaps = np.ones(len(longer)) if gaps is None else gaps
             state = rows.pools[1][rows.slots].numpy()
             gaps[starts[state[is_full, -1] == 1] + 1] = 0
-            times = since_observed(absent, own, gaps, state[:, :-1])
+            times = since_observed(absent, extended, gaps, state[:, :-1])
             with np.errstate(over="ignore"):
-                filled[:, -given.shape[1] :] = times
+                filled[:, -values.shape[1] :] = times
             times = np.where(absent[ends], times[ends], 0)
             rows.pools[1][slots] = torch.from_numpy(
                 np.append(times, np.zeros((len(times), 1)), axis=1)
             )
         rows_of = np.maximum(last[ends], starts[:, None])
         rows.pools[0][slots] = torch.from_numpy(np.take_along_axis(longer, rows_of, axis=0))
-        output[:] = filled[kept]
+        output[:] = filled[is_row]
 
 
 _PLAIN = {torch.float32: np.dtype(np.float32), torch.float64: np.dtype(np.float64)}
@@ -111,63 +111,69 @@ class Frames:
     def array(self, frames: Any, check_count: Callable[[int], object]) -> npt.NDArray[Any]:
         """Return frames ``(n, width)``, bfloat16 as int16; raise as :meth:`rows`."""
         # Fast path: most of the time of a push is that of checks.
-        own = frames
-        if type(own) is Tensor and own.dtype in _PLAIN:
+        array = frames
+        if type(array) is Tensor and array.dtype in _PLAIN:
             with suppress(RuntimeError, TypeError):  # no memory that NumPy can read
-                if is_stored(own):
-                    own = own.numpy()
+                if is_stored(array):
+                    array = array.numpy()
         if (
-            type(own) is np.ndarray
-            and own.dtype is self._plain
-            and own.ndim == 2
-            and own.shape[1] == self.width
+            type(array) is np.ndarray
+            and array.dtype is self._plain
+            and array.ndim == 2
+            and array.shape[1] == self.width
         ):
-            check_count(own.shape[0])
+            check_count(array.shape[0])
             # Only NaN gives NaN, and only large or infinite numbers an infinite sum.
-            total = np.vdot(own, own)
+            total = np.vdot(array, array)
             if self._passes_nan or total < np.inf or (total == total and self._passes_infinite):
-                return own
+                return array
         return as_array(self.rows(frames, check_count))
 
     def rows(self, frames: Any, check_count: Callable[[int], object] | None = None) -> Tensor:
         """Return frames ``(n, width)``; raise if they do not fit the model. ``check_count`` may
         refuse their number before their values are read: an expanded tensor may have any number.
         """
-        dtype = self.prepared.dtype
+        tensor = self._as_tensor(frames, check_count)
+        check_tensor("frames", tensor)
+        check_storage("frames", tensor)
         features = self.prepared.features
-        if isinstance(frames, list | tuple):
-            frames = numbers(frames, dtype)
-            frames = frames.reshape(0, *features) if frames.shape == (0,) else frames
-        elif not isinstance(frames, Tensor):
-            check_unmasked("frames", frames)
-            is_array = isinstance(frames, np.ndarray)
-            if check_count is not None and is_array and frames.shape[1:] == features:
-                check_count(frames.shape[0])
-            try:
-                # Torch warns about memory that cannot be written, e.g. of bytes.
-                is_fixed = is_array and not frames.flags.writeable
-                frames = torch.as_tensor(frames.copy() if is_fixed else frames)
-            except (TypeError, ValueError, RuntimeError) as error:
-                fix = "pass a tensor or an array"
-                raise ArgumentTypeError("frames", quote(frames), self._rule, fix) from error
-        check_tensor("frames", frames)
-        check_storage("frames", frames)
-        if (
-            frames.shape[1:] != features
-            or not frames.dim()
-            or frames.dtype is not dtype
-            or not frames.is_cpu
-        ):
-            got = f"shape {tuple(frames.shape)} of {frames.dtype} on {frames.device}"
+        is_fitting = tensor.dim() > 0 and tensor.shape[1:] == features
+        if not is_fitting or tensor.dtype is not self.prepared.dtype or not tensor.is_cpu:
+            got = f"shape {tuple(tensor.shape)} of {tensor.dtype} on {tensor.device}"
             raise ShapeError("frames", got, self._rule, "reshape or convert them")
         if check_count is not None:
+            check_count(tensor.shape[0])
+        if tensor.requires_grad or tensor.is_neg():
+            tensor = tensor.detach().resolve_neg()
+        if len(features) != 1:
+            tensor = tensor.reshape(tensor.shape[0], self.width)
+        if tensor.numel():
+            self._check_values(tensor)
+        return tensor
+
+    def _as_tensor(self, frames: Any, check_count: Callable[[int], object] | None) -> Any:
+        """Return frames of lists or arrays as a tensor; their shape is not checked."""
+        features = self.prepared.features
+        if isinstance(frames, list | tuple):
+            tensor = numbers(frames, self.prepared.dtype)
+            return tensor.reshape(0, *features) if tensor.shape == (0,) else tensor
+        if isinstance(frames, Tensor):
+            return frames
+        check_unmasked("frames", frames)
+        is_array = isinstance(frames, np.ndarray)
+        if check_count is not None and is_array and frames.shape[1:] == features:
             check_count(frames.shape[0])
-        rows: Tensor = (
-            frames.detach().resolve_neg() if frames.requires_grad or frames.is_neg() else frames
-        )
-        rows = rows if len(features) == 1 else rows.reshape(frames.shape[0], self.width)
-        if not rows.numel():
-            return rows
+        try:
+            # Torch warns about memory that cannot be written, e.g. of bytes.
+            is_fixed = is_array and not frames.flags.writeable
+            return torch.as_tensor(frames.copy() if is_fixed else frames)
+        except (TypeError, ValueError, RuntimeError) as error:
+            fix = "pass a tensor or an array"
+            raise ArgumentTypeError("frames", quote(frames), self._rule, fix) from error
+
+    def _check_values(self, rows: Tensor) -> None:
+        """Raise for unknown tokens, and for numbers that the model does not accept."""
+        dtype = self.prepared.dtype
         # NumPy needs less time than torch for a few numbers.
         least = rows.min() if dtype is torch.bfloat16 else rows.numpy().min()
         if dtype is torch.int64:
@@ -182,7 +188,6 @@ class Frames:
         elif not self._passes_infinite and not rows.isfinite().all():
             got = f"an infinite number in frame {int((~rows.isfinite()).any(1).nonzero()[0])}"
             raise ArgumentError("frames", got, "finite numbers of float32", "correct them")
-        return rows
 
     def columns(
         self,
@@ -207,20 +212,24 @@ class _RunFrames(Frames):
         super().__init__(
             prepared, passes_nan or self._preprocessor.missing != "error", passes_infinite=False
         )
-        own = self._preprocessor
-        self.names = own.task, own.channels, own.vocabulary, own.labels, own.target_names
-        self._task = make_task(own, self._model.config)
-        self._places = {
-            token: place for place, token in enumerate(self._preprocessor.vocabulary or ())
-        }
+        preprocessor = self._preprocessor
+        self.names = (
+            preprocessor.task,
+            preprocessor.channels,
+            preprocessor.vocabulary,
+            preprocessor.labels,
+            preprocessor.target_names,
+        )
+        self._task = make_task(preprocessor, self._model.config)
+        self._indexes = {token: index for index, token in enumerate(preprocessor.vocabulary or ())}
         if saved.task == "language":
-            self._places.pop(END, None)  # this token in a text is unknown, not the end
+            self._indexes.pop(END, None)  # this token in a text is unknown, not the end
 
     def rows(self, frames: Any, check_count: Callable[[int], object] | None = None) -> Tensor:
-        """See :meth:`Frames.rows`; a text or a list of tokens becomes their places in the
+        """See :meth:`Frames.rows`; a text or a list of tokens becomes their indexes in the
         vocabulary.
         """
-        if self._places and not isinstance(frames, Tensor | np.ndarray):
+        if self._indexes and not isinstance(frames, Tensor | np.ndarray):
             if isinstance(frames, str):
                 frames = split_texts([frames], self._preprocessor.split or "words")[0].tolist()
             if not isinstance(frames, Sequence) or not all(
@@ -229,7 +238,7 @@ class _RunFrames(Frames):
                 rule = "a text, a list of tokens, or a tensor of places in the vocabulary"
                 raise ArgumentTypeError("frames", quote(frames), rule, "pass one of them")
             frames = torch.tensor(
-                [self._places.get(token, UNKNOWN_TOKEN) for token in frames], dtype=torch.int64
+                [self._indexes.get(token, UNKNOWN_TOKEN) for token in frames], dtype=torch.int64
             )
         return super().rows(frames, check_count)
 
@@ -250,13 +259,13 @@ class _RunFrames(Frames):
         return columns
 
 
-def numbers(given: Any, dtype: torch.dtype, name: str = "frames") -> Tensor:
+def numbers(lists: Any, dtype: torch.dtype, name: str = "frames") -> Tensor:
     """Return lists of numbers, with None for NaN, as a tensor."""
     kinds = "iu" if dtype is torch.int64 else "iuf"
     try:
-        array = np.array(given)
+        array = np.array(lists)
         if array.dtype.kind == "O" and all(
-            one is None or type(one) in (int, float) for one in array.flat
+            entry is None or type(entry) in (int, float) for entry in array.flat
         ):
             array = array.astype(np.float64)
     except (ValueError, TypeError, OverflowError, RecursionError):
@@ -267,7 +276,7 @@ def numbers(given: Any, dtype: torch.dtype, name: str = "frames") -> Tensor:
             if dtype is torch.int64
             else "lists of numbers, of equal lengths"
         )
-        raise ArgumentTypeError(name, quote(given), rule, "send one list per element")
+        raise ArgumentTypeError(name, quote(lists), rule, "send one list per element")
     with np.errstate(over="ignore"):
         array = array.astype(
             {torch.float32: np.float32, torch.int64: np.int64}.get(dtype, np.float64)
@@ -295,33 +304,34 @@ def _prepare_run(saved: SavedModel, dtype: torch.dtype | None) -> Prepared:
         )
         rule = "a run of tokens, or of channels without further features"
         raise DispatchError("model", got, rule, "call run.predict on whole sequences")
-    found = prepare(saved.model, None if preprocess.is_tokens else preprocess.input_size, dtype)
+    prepared = prepare(saved.model, None if preprocess.is_tokens else preprocess.input_size, dtype)
     if preprocess.is_tokens:
-        return _after_end(found) if saved.task == "language" else found
+        return _after_end(prepared) if saved.task == "language" else prepared
     kernel = _Scaling(preprocess)
     scaling = Stage(kernel, [0], kernel.starts, repr(preprocess.to_config()))
-    for stage in found.stages:
-        stage.reads = tuple([read + 1 for read in stage.reads])
     return replace(
-        found,
-        stages=(scaling, *found.stages),
+        prepared,
+        stages=(scaling, *[stage.after_another() for stage in prepared.stages]),
         features=(len(preprocess.channels),),
-        output=found.output + 1,
-        digest=digest_of([scaling], found.digest.hex()),
+        output=prepared.output + 1,
+        digest=digest_of([scaling], prepared.digest.hex()),
     )
 
 
-def _after_end(found: Prepared) -> Prepared:
+def _after_end(prepared: Prepared) -> Prepared:
     """Return the stages of a language model whose streams begin after the token that precedes each
     text.
     """
-    pools = found.pools(1)
-    found.begin(pools)
-    runner = found.runner(pools)
+    pools = prepared.pools(1)
+    prepared.begin(pools)
+    runner = prepared.runner(pools)
     runner.reserve(1, 1)
     runner.rows[0][:] = END_TOKEN
     runner.offsets[1] = 1
     runner.run(1, 1)
-    for stage, own in zip(found.stages, pools, strict=True):
-        stage.starts = tuple([part[0] for part in own])
-    return replace(found, digest=digest_of([], found.digest.hex()))
+    stages = [
+        stage.with_starts([state[0] for state in states])
+        for stage, states in zip(prepared.stages, pools, strict=True)
+    ]
+    digest = digest_of([], prepared.digest.hex())
+    return replace(prepared, stages=tuple(stages), digest=digest)

@@ -65,21 +65,21 @@ def _address_of(host: str) -> IPv4Address | IPv6Address | None:
     return None
 
 
-def check_names(name: str, given: Any, example: str) -> tuple[str, ...]:
+def check_names(name: str, names: Any, example: str) -> tuple[str, ...]:
     """Return a list of texts; a single text would be read as its characters."""
     if (
-        isinstance(given, str | bytes)
-        or not isinstance(given, Sequence)
-        or not all(isinstance(one, str) for one in given)
+        isinstance(names, str | bytes)
+        or not isinstance(names, Sequence)
+        or not all(isinstance(text, str) for text in names)
     ):
-        raise ArgumentTypeError(name, quote(given), "a list of texts", f"pass e.g. [{example!r}]")
-    return tuple(given)
+        raise ArgumentTypeError(name, quote(names), "a list of texts", f"pass e.g. [{example!r}]")
+    return tuple(names)
 
 
-def check_hosts(name: str, given: Any) -> frozenset[str]:
+def check_hosts(name: str, names: Any) -> frozenset[str]:
     """Return names and addresses of a server in canonical form."""
     hosts = set()
-    for host in check_names(name, given, "example.org"):
+    for host in check_names(name, names, "example.org"):
         is_bare = ":" in host and not host.startswith("[")  # an IPv6 address, or a mistake
         authority = authority_of(f"[{host}]" if is_bare else host)
         if authority is None or authority.port or host.endswith("]:"):

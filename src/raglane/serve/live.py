@@ -41,14 +41,12 @@ class RefusedError(RaglaneError):
 
 def status_of(error: Exception) -> int:
     """Return the status of HTTP for an error."""
-    known = (
-        503
-        if isinstance(error, BusyError | ClosedError)
-        else 400
-        if isinstance(error, RaglaneError)
-        else 500
-    )
-    return getattr(error, "status", known)
+    status = 500
+    if isinstance(error, BusyError | ClosedError):
+        status = 503
+    elif isinstance(error, RaglaneError):
+        status = 400
+    return getattr(error, "status", status)
 
 
 def code_of(error: Exception) -> int:
@@ -156,11 +154,10 @@ class Conversation:
 
     async def run(self) -> tuple[int, str]:
         """Talk until the end; return the code and the reason that close the WebSocket."""
-        self._reader, writer = asyncio.create_task(self._read()), asyncio.create_task(self._write())
-        tasks = [
-            self._reader,
-            writer,
-        ]  # in the order of errors: the writer's may follow from the reader's
+        self._reader = asyncio.create_task(self._read())
+        writer = asyncio.create_task(self._write())
+        # In the order of errors: the writer's may follow from the reader's.
+        tasks = [self._reader, writer]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if self._is_draining and writer not in done:
@@ -245,13 +242,13 @@ class Conversation:
     async def _send_state(self) -> None:
         await self._send({"state": await _encoded(self._own.stream), "at": self._answered})
 
-    async def _push(self, given: Any) -> None:
+    async def _push(self, content: Any) -> None:
         """Queue frames when there is room; frames that the engine refuses are answered with an
         error.
         """
         most = self._engine.max_queue
         try:
-            for frames in self._served.checked(self._served.frames(given)).split(most):
+            for frames in self._served.checked(self._served.frames(content)).split(most):
                 while (
                     self._pushed > self._answered and self._own.stream.queued + len(frames) > most
                 ):
@@ -310,23 +307,8 @@ class Sequences:
     ) -> tuple[Tensor, str | None]:
         """Return the results of frames, and the state after them in base64 if it is requested."""
         number = parameters["sequence_id"]
-        starts = parameters["sequence_start"]
         key = served.name, object() if number is None else number
-        if parameters["state"] is not None and number is not None and not starts:
-            rule = "sent with sequence_start, for which it is the first state"
-            raise RefusedError(
-                400, "state", "a state without sequence_start", rule, "set sequence_start"
-            )
-        if starts:
-            self._close(key)
-        if number is None or starts:
-            self._begin(key, served, client, parameters["state"], parameters["at"] or 0)
-        sequence = self._open.get(key)
-        if (
-            sequence is not None and sequence.stream.stream.closed
-        ):  # by the engine, because it was idle
-            self._close(key, sequence)
-            sequence = None
+        sequence = self._sequence_of(key, served, client, parameters)
         rule = "the id of a sequence that began with sequence_start, and was not idle"
         gone = RefusedError(404, "sequence_id", quote(number), rule, "set sequence_start")
         if sequence is None:
@@ -356,16 +338,38 @@ class Sequences:
             self._close(key, sequence)
         return rows, state
 
+    def _sequence_of(
+        self, key: tuple[str, Any], served: Served, client: str, parameters: Mapping[str, Any]
+    ) -> _Sequence | None:
+        """Return the sequence of a request, which may begin it; None if it is not open."""
+        is_whole = parameters["sequence_id"] is None
+        starts = parameters["sequence_start"]
+        if parameters["state"] is not None and not is_whole and not starts:
+            rule = "sent with sequence_start, for which it is the first state"
+            raise RefusedError(
+                400, "state", "a state without sequence_start", rule, "set sequence_start"
+            )
+        if starts:
+            self._close(key)
+        if is_whole or starts:
+            self._begin(key, served, client, parameters["state"], parameters["at"] or 0)
+        sequence = self._open.get(key)
+        if sequence is None or not sequence.stream.stream.closed:
+            return sequence
+        # The engine has closed it, because it was idle.
+        self._close(key, sequence)
+        return None
+
     async def _run(self, stream: AsyncStream, engine: Engine, frames: Tensor) -> Tensor:
-        own = engine.accepts.prepared
-        found = [torch.empty(0, *own.output_features, dtype=own.output_dtype)]
-        for part in frames.split(engine.max_queue) if len(frames) else ():
-            stream.push(part)
-            count = len(part)
+        prepared = engine.accepts.prepared
+        results = [torch.empty(0, *prepared.output_features, dtype=prepared.output_dtype)]
+        for chunk in frames.split(engine.max_queue) if len(frames) else ():
+            stream.push(chunk)
+            count = len(chunk)
             while count:
-                found.append(await stream.pull())
-                count -= len(found[-1])
-        return torch.cat(found)
+                results.append(await stream.pull())
+                count -= len(results[-1])
+        return torch.cat(results)
 
     def _begin(
         self, key: tuple[str, Any], served: Served, client: str, state: str | None, at: int
@@ -384,9 +388,9 @@ class Sequences:
         self._open[key] = _Sequence(client, stream, at)
 
     def _close(self, key: tuple[str, Any], sequence: _Sequence | None = None) -> None:
-        """End the sequence of a key, unless another has replaced the given one."""
-        own = self._open.get(key)
-        if own is not None and sequence in (None, own):
+        """End the sequence of a key, unless another has replaced it."""
+        open_sequence = self._open.get(key)
+        if open_sequence is not None and sequence in (None, open_sequence):
             del self._open[key]
-            own.stream.stream.close()
-            self._clients.leave(own.client)
+            open_sequence.stream.stream.close()
+            self._clients.leave(open_sequence.client)

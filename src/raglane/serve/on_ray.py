@@ -33,7 +33,7 @@ def deployment(
 
     Args:
         models: a run, or another model of :class:`Engine`; several ones by name. Ray pickles them.
-        token: clients must send it as ``Authorization: Bearer TOKEN``; None for none.
+        token: clients must send it as ``Authorization: Bearer TOKEN``. None disables authentication.
         allow_hosts: the names and addresses under which clients reach Ray's proxies, next to those
             of this machine, e.g. ``["example.org"]``; None for any, which requires a token.
         **options: those of the server: ``slots``, ``idle`` etc., as the options of ``raglane

@@ -63,12 +63,12 @@ class Prepared:
 
     def begin(self, pools: Sequence[Sequence[Tensor]], slots: Tensor | slice = slice(None)) -> None:
         """Write the first states to slots."""
-        for stage, own in zip(self.stages, pools, strict=True):
-            for start, part in zip(stage.starts, own, strict=True):
-                part[slots] = start
+        for stage, stage_pools in zip(self.stages, pools, strict=True):
+            for start, pool in zip(stage.starts, stage_pools, strict=True):
+                pool[slots] = start
 
     def runner(self, pools: list[list[Tensor]], threads: int | None = None) -> Runner:
-        """Return a runner of the stages, of which row ``output`` is the result."""
+        """Return a runner of the stages; ``rows[self.output]`` is its result."""
         stages = [(stage.kernel, stage.reads) for stage in self.stages]
         return Runner(stages, math.prod(self.features), self.dtype, pools, threads)
 
@@ -106,34 +106,35 @@ def prepare(
         raise ArgumentError("dtype", quote(dtype), rule, "pass torch.int8, or leave it out")
     sizes = features if isinstance(features, list | tuple) else [features]
     shape = None if features is None else tuple([check_count("features", size) for size in sizes])
-    for name, part in whole.named_modules():
-        reason, fix = _unsupported(part)
+    for name, module in whole.named_modules():
+        reason, fix = _unsupported(module)
         if reason:
-            raise _refused(f"{name or 'the model'} ({type(part).__name__}), {reason}", fix)
-    # A frozen model answers with its int8 weights, while they are valid.
-    stacks = [part for part in whole.modules() if isinstance(part, Stack)]
-    frozen = [
-        (held, part)
-        for part in stacks
-        if (held := frozen_weights(part)) is not None and held.is_int8
-    ]
-    is_int8 = dtype is torch.int8 or any(held.packed_for(part._weights()) for held, part in frozen)
+            raise _refused(f"{name or 'the model'} ({type(module).__name__}), {reason}", fix)
+    is_int8 = dtype is torch.int8 or any(map(_answers_in_int8, whole.modules()))
     with default_modes(grad=False):
         return _Tracing(whole, shape, is_int8).prepared()
 
 
-def _unsupported(part: nn.Module) -> tuple[str, str]:
+def _answers_in_int8(module: nn.Module) -> bool:
+    """Return True for a frozen layer with int8 weights, while they are valid."""
+    if not isinstance(module, Stack):
+        return False
+    frozen = frozen_weights(module)
+    return frozen is not None and frozen.is_int8 and bool(frozen.packed_for(module._weights()))
+
+
+def _unsupported(module: nn.Module) -> tuple[str, str]:
     """Return why a module cannot run on streams, and the fix."""
-    if isinstance(part, Stack):
-        if part.bidirectional:
+    if isinstance(module, Stack):
+        if module.bidirectional:
             return "which reads sequences from the end", "build the layer with bidirectional=False"
-        if not type(part).forward.__module__.startswith("raglane."):
+        if not type(module).forward.__module__.startswith("raglane."):
             return "which has a forward of its own", "build the layer as one of rl.nn"
-    elif isinstance(part, nn.RNNBase):
+    elif isinstance(module, nn.RNNBase):
         return "a layer of torch", "call rl.accelerate(model) first"
-    elif isinstance(part, nn.MultiheadAttention):
+    elif isinstance(module, nn.MultiheadAttention):
         return "which reads whole sequences", "replace it by a recurrent layer or a pooling"
-    elif any(not tensor.is_cpu for tensor in (*part.parameters(False), *part.buffers(False))):
+    elif any(not tensor.is_cpu for tensor in (*module.parameters(False), *module.buffers(False))):
         return "which is not on the CPU", "call model.cpu() first"
     return "", ""
 
@@ -150,13 +151,15 @@ class _Chain(nn.Module):
         self.parts = nn.ModuleList(parts)
 
     def forward(self, batch: Ragged) -> Any:
-        for part in self.parts:
+        for module in self.parts:
             reads_batch = any(
                 isinstance(inner, Stack | _Cut | Pooling | AttentionPooling)
-                for inner in part.modules()
+                for inner in module.modules()
             )
             batch = (
-                batch.map(part) if isinstance(batch, Ragged) and not reads_batch else part(batch)
+                batch.map(module)
+                if isinstance(batch, Ragged) and not reads_batch
+                else module(batch)
             )
             batch = batch[0] if isinstance(batch, tuple) else batch
         return batch
@@ -164,18 +167,18 @@ class _Chain(nn.Module):
 
 def _guessed(model: nn.Module) -> tuple[int, ...] | None:
     """Return the shape of an element by the first module with an input size; None for tokens."""
-    for part in model.modules():
-        match part:
+    for module in model.modules():
+        match module:
             case nn.Embedding():
                 return None
             case Mixed():
-                return (part.numbers + len(part.tables),)
+                return (module.numbers + len(module.tables),)
             case nn.Linear():
-                return (part.in_features,)
+                return (module.in_features,)
             case Stack():
-                return (part.input_size,)
+                return (module.input_size,)
             case nn.LayerNorm():
-                return (part.normalized_shape[0],)
+                return (module.normalized_shape[0],)
     raise ArgumentError(
         "features", "None", "given for this model: the shape of an element", "pass e.g. features=64"
     )
@@ -260,10 +263,10 @@ class _LayerCut(_Cut):
         state = (
             h if len(layer.state_sizes) == 1 else (h, *[_Unread()] * (len(layer.state_sizes) - 1))
         )
-        found = None if options.get("return_output") is False else input._like(outputs[-1])
+        output = None if options.get("return_output") is False else input._like(outputs[-1])
         _active.get().states.append(state)
         self.__dict__["_latest"] = outputs[-1]
-        return found, state
+        return output, state
 
     def summary(self, out: Any, state: Any) -> Tensor:  # noqa: ARG002
         """Return the output so far."""
@@ -298,9 +301,21 @@ class _LookupCut(_Cut):
         return _active.get().lookup(self._whole[0], input)
 
 
+def _cut_of(module: nn.Module) -> type[_Cut] | None:
+    """Return the class that replaces a module in the trace; None if it is traced."""
+    match module:
+        case Stack():
+            return _LayerCut
+        case Pooling() | AttentionPooling():
+            return _PoolingCut
+        case nn.Embedding() | Mixed():
+            return _LookupCut
+    return None
+
+
 def _evaluating(copy: Any) -> nn.Module:
-    for part in copy.modules():
-        part.training = False
+    for module in copy.modules():
+        module.training = False
     return cast(nn.Module, copy)
 
 
@@ -322,11 +337,13 @@ class _Tracing:
         self.features = _guessed(model) if features is None else features
         self.is_guess = features is None
         floats = [
-            part for part in (*model.parameters(), *model.buffers()) if part.is_floating_point()
+            tensor
+            for tensor in (*model.parameters(), *model.buffers())
+            if tensor.is_floating_point()
         ]
         self.narrow = floats[0].dtype if floats else torch.float32
         self.dtype = torch.float32 if self.narrow is torch.bfloat16 else self.narrow
-        self.left: list[str] = []
+        self.refusals: list[str] = []
         self.states: list[Any] = []
         self.tokens = 0
         self._pieces: list[_Piece] = []
@@ -338,8 +355,8 @@ class _Tracing:
         width = math.prod(self.features or ())
         sizes = [
             size
-            for part in (*self.model.parameters(), *self.model.buffers())
-            for size in part.shape
+            for tensor in (*self.model.parameters(), *self.model.buffers())
+            for size in tensor.shape
         ]
         self.tracer = Tracer(self.dtype, rows_for([*sizes, width, *(self.features or ())]), RULES)
         self.rows = self.tracer.rows
@@ -367,28 +384,26 @@ class _Tracing:
             _active.reset(token)
         result = Result(self.graph, [], [], [], columns, [])
         shape = tuple(int(size) for size in output.shape[1:])
-        made = self._assembled(self.tracer.finish(result, True), columns, shape)
-        self._verify(made, example, expected)
-        return made
+        prepared = self._assembled(self.tracer.finish(result, True), columns, shape)
+        self._verify(prepared, example, expected)
+        return prepared
 
     def _copied(self) -> nn.Module:
         """Return the model with traced tensors, and with cuts in place of its recurrent layers."""
         copies: dict[int, Any] = {}
-        for part in self.model.modules():
-            kind: type[_Cut] | None = _LayerCut if isinstance(part, Stack) else None
-            kind = _PoolingCut if isinstance(part, Pooling | AttentionPooling) else kind
-            kind = _LookupCut if isinstance(part, nn.Embedding | Mixed) else kind
-            if kind is not None and id(part) not in copies:
-                copies[id(part)] = kind(part)
-        made: dict[int, Tensor] = {}
+        for module in self.model.modules():
+            kind = _cut_of(module)
+            if kind is not None and id(module) not in copies:
+                copies[id(module)] = kind(module)
+        leaves: dict[int, Tensor] = {}
 
-        def swap(part: Tensor) -> Tensor:
-            if id(part) not in made:
-                own = part.detach()
-                own = own.to(self.dtype) if own.dtype is torch.bfloat16 else own
-                self._leaves.append(own)
-                made[id(part)] = self.tracer.leaf(own, part)
-            return made[id(part)]
+        def swap(tensor: Tensor) -> Tensor:
+            if id(tensor) not in leaves:
+                value = tensor.detach()
+                value = value.to(self.dtype) if value.dtype is torch.bfloat16 else value
+                self._leaves.append(value)
+                leaves[id(tensor)] = self.tracer.leaf(value, tensor)
+            return leaves[id(tensor)]
 
         # Also those of cuts: a head may share the weight of an embedding.
         for parameter in self.model.parameters():
@@ -397,49 +412,53 @@ class _Tracing:
 
     def _expected(self) -> tuple[Ragged, Any]:
         """Return a small batch, and the result of the model in plain torch."""
-        made = torch.Generator().manual_seed(0)
+        generator = torch.Generator().manual_seed(0)
         shape = (4, *(self.features or ()))
         if self.features is None:
-            values = torch.randint(0, 2, shape, generator=made)
+            values = torch.randint(0, 2, shape, generator=generator)
         else:
-            values = torch.randn(shape, generator=made).to(self.narrow)
+            values = torch.randn(shape, generator=generator).to(self.narrow)
         batch = Ragged._make(values, torch.tensor([0, 3, 4], device="cpu"), None)
-        copy = _evaluating(replaced(self.model, lambda part: part))
+        copy = _evaluating(replaced(self.model, lambda tensor: tensor))
         try:
             with torch._C._EnableTorchFunction():
                 return batch, copy(batch)
         except Exception as error:
             raise self._named(error, copy) from error
 
-    def _verify(self, made: Prepared, batch: Ragged, expected: Any) -> None:
+    def _verify(self, prepared: Prepared, batch: Ragged, expected: Any) -> None:
         """Raise unless the stages compute what the model computes in plain torch."""
-        found = made.run_whole(batch._values.reshape(4, -1), batch._offsets).double()
-        wanted = expected[0] if isinstance(expected, tuple) else expected
-        wanted = wanted._values if isinstance(wanted, Ragged) else wanted
-        if wanted.shape[:1] == (2,):  # of whole sequences
-            found = found[[2, 3]]
-        wanted = wanted.double().reshape(found.shape) if wanted.numel() == found.numel() else wanted
+        results = prepared.run_whole(batch._values.reshape(4, -1), batch._offsets).double()
+        reference = expected[0] if isinstance(expected, tuple) else expected
+        reference = reference._values if isinstance(reference, Ragged) else reference
+        if reference.shape[:1] == (2,):  # of whole sequences
+            results = results[[2, 3]]
+        reference = (
+            reference.double().reshape(results.shape)
+            if reference.numel() == results.numel()
+            else reference
+        )
         off = 5e-2 if self.narrow is torch.bfloat16 else 1e-3
-        is_close = wanted.shape == found.shape and torch.allclose(
-            found, wanted, off, off, equal_nan=True
+        is_close = reference.shape == results.shape and torch.allclose(
+            results, reference, off, off, equal_nan=True
         )
         if not is_close and not self.int8:
             raise _refused("a model whose results differ from those of its traced operations")
 
-    def _rows_of(self, found: Any) -> Tensor:
+    def _rows_of(self, result: Any) -> Tensor:
         """Return the result of the model as a tensor with a row per element."""
-        is_pair = isinstance(found, tuple) and len(found) == 2
-        if is_pair and any(found[1] is state for state in self.states):
-            found = found[0]
-        found = found._values if isinstance(found, Ragged) else found
-        if not isinstance(found, Tensor) or found.dim() < 1 or found.shape[0] != self.rows:
+        is_pair = isinstance(result, tuple) and len(result) == 2
+        if is_pair and any(result[1] is state for state in self.states):
+            result = result[0]
+        result = result._values if isinstance(result, Ragged) else result
+        if not isinstance(result, Tensor) or result.dim() < 1 or result.shape[0] != self.rows:
             got = (
-                f"{len(found)} results"
-                if isinstance(found, tuple | list | dict)
-                else f"a {type(found).__name__}"
+                f"{len(result)} results"
+                if isinstance(result, tuple | list | dict)
+                else f"a {type(result).__name__}"
             )
             raise Refused(f"it returns {got}, not one Ragged or tensor with a row for each element")
-        return found.unsqueeze(1) if found.dim() == 1 else found
+        return result.unsqueeze(1) if result.dim() == 1 else result
 
     def _named(self, error: Exception, copy: nn.Module) -> Exception:
         """Return the error of a refusal, with the innermost module of the model that was
@@ -449,18 +468,18 @@ class _Tracing:
             error, Refused | RaglaneError | RuntimeError | TypeError | ValueError | AttributeError
         ):
             return error
-        names = {id(part): name for name, part in copy.named_modules()}
+        names = {id(inner): name for name, inner in copy.named_modules()}
         name = ""
         where = ""
         trace = error.__traceback__
         kind = type(self.model).__name__
         while trace is not None:
-            own = trace.tb_frame.f_locals.get("self")
-            if isinstance(own, nn.Module) and id(own) in names:
-                name = names[id(own)]
-                kind = type(own._whole[0] if isinstance(own, _Cut) else own).__name__
+            module = trace.tb_frame.f_locals.get("self")
+            if isinstance(module, nn.Module) and id(module) in names:
+                name = names[id(module)]
+                kind = type(module._whole[0] if isinstance(module, _Cut) else module).__name__
             called = trace.tb_frame.f_code.co_name
-            if isinstance(own, _Stream) and isinstance(error, Refused) and called != "map":
+            if isinstance(module, _Stream) and isinstance(error, Refused) and called != "map":
                 where = where or f"its call of Ragged.{called}: "
             trace = trace.tb_next
         raised = f"it raised {type(error).__name__}: {str(error).rstrip('.')}"
@@ -483,12 +502,15 @@ class _Tracing:
             raise Refused(
                 f"its input has shape {tuple(rows.shape[1:])} for input_size = {layer.input_size}"
             )
-        make = lambda read, end: layer_stages(layer, read, end, self.narrow, self.int8, self.left)  # noqa: E731
+
+        def make(read: int, end: int) -> list[Stage]:
+            return layer_stages(layer, read, end, self.narrow, self.int8, self.refusals)
+
         piece = _Piece(self._columns(rows), make)
         outputs = []
         for _ in range(layer.num_layers):
-            made, node = self.tracer.source("element", layer.output_size)
-            outputs.append(made)
+            output, node = self.tracer.source("element", layer.output_size)
+            outputs.append(output)
             piece.nodes.append(node)
         self._pieces.append(piece)
         return outputs
@@ -504,58 +526,60 @@ class _Tracing:
             1, *(self.features or ()), dtype=torch.int64 if self.features is None else self.narrow
         )
         # A copy, which a training of the model does not change.
-        own = _evaluating(replaced(module, lambda part: part.detach().clone()))
-        example_out = own(example)
+        frozen = _evaluating(replaced(module, lambda tensor: tensor.detach().clone()))
+        example_out = frozen(example)
         width = int(example_out.numel())
         if isinstance(module, nn.Embedding):
             self.tokens = min(self.tokens or module.num_embeddings, module.num_embeddings)
-        made, node = self.tracer.source("element", width)
+        output, node = self.tracer.source("element", width)
         self._pieces.append(
-            _Piece(None, lambda _, __: [lookup_stage(own, width, example_out.dtype)], [node])
+            _Piece(None, lambda _, __: [lookup_stage(frozen, width, example_out.dtype)], [node])
         )
-        return made
+        return output
 
     # Stages.
 
     def _assembled(self, trace: Trace, columns: Columns, shape: tuple[int, ...]) -> Prepared:
         vectors, weights = trace.parameters.of(self._leaves)
-        given = dict(zip(trace.result.vectors, vectors, strict=True))
+        values_of = dict(zip(trace.result.vectors, vectors, strict=True))
         available = {} if self._read_node < 0 else {self._read_node: 0}
         stages: list[Stage] = []
 
-        def place(wanted: Columns) -> int:
+        def index_of(rows: Columns) -> int:
             """Return the index of rows with these columns, after a program that computes them if
             necessary.
             """
             for node, index in available.items():
-                if np.array_equal(wanted, self.graph.columns(node)):
+                if np.array_equal(rows, self.graph.columns(node)):
                     return index
             kinds: dict[int, Any] = dict.fromkeys(available, "element") | dict.fromkeys(
-                given, "vector"
+                values_of, "vector"
             )
-            lowered = Lowering(self.graph, kinds, []).run([wanted], [])
+            lowered = Lowering(self.graph, kinds, []).run([rows], [])
             reads = [available[node] for node in lowered.inputs.get("element", ())]
-            own = [given[node] for node in lowered.inputs.get("vector", ())]
+            inputs = [values_of[node] for node in lowered.inputs.get("vector", ())]
             if not reads:
                 raise _refused("a model whose result does not depend on its input")
-            stages.append(program_stage(reads, lowered, own, weights, self.narrow))
-            node = int(self.graph.nodes_of(wanted[:1])[0])
-            if np.array_equal(wanted, self.graph.columns(node)):
+            stages.append(program_stage(reads, lowered, inputs, weights, self.narrow))
+            node = int(self.graph.nodes_of(rows[:1])[0])
+            if np.array_equal(rows, self.graph.columns(node)):
                 available[node] = len(stages)
             return len(stages)
 
         for piece in self._pieces:
-            read = 0 if piece.columns is None else place(piece.columns)
+            read = 0 if piece.columns is None else index_of(piece.columns)
             try:
-                made = piece.make(read, len(stages) + 1)
+                outputs = piece.make(read, len(stages) + 1)
             except Refused as refused:
                 raise _refused(refused.reason) from None
-            for node, stage in zip(piece.nodes, made, strict=True):
+            for node, stage in zip(piece.nodes, outputs, strict=True):
                 stages.append(stage)
                 available[node] = len(stages)
-        output = place(columns)
+        output = index_of(columns)
         if self.int8 and not any(getattr(stage.kernel, "is_int8", False) for stage in stages):
-            got = f"torch.int8, for {'; '.join(self.left) or 'a model without a recurrent layer'}"
+            got = (
+                f"torch.int8, for {'; '.join(self.refusals) or 'a model without a recurrent layer'}"
+            )
             raise DispatchError(
                 "dtype",
                 got,

@@ -52,11 +52,11 @@ class RowQueues:
             self._memory[first] = rows[0]
             self._runs[first] = 1
         else:
-            places = self._taken(count)
-            self._memory[places] = rows
-            self._link(places, np.zeros(1, np.int64))
-            first = places[0]
-            last = places[-1]
+            indexes = self._taken(count)
+            self._memory[indexes] = rows
+            self._link(indexes, np.zeros(1, np.int64))
+            first = indexes[0]
+            last = indexes[-1]
         if self.counts[slot]:
             self._next[self._last[slot]] = first
         else:
@@ -66,20 +66,20 @@ class RowQueues:
 
     def extend(self, slots: Integers, lengths: Integers | int, rows: Tensor) -> None:
         """Add ``lengths`` rows, each at least 1 (an int is 1), to each of different queues."""
-        places = self._taken(rows.shape[0])
-        self._rows.index_copy_(0, torch.from_numpy(places), rows)
+        indexes = self._taken(rows.shape[0])
+        self._rows.index_copy_(0, torch.from_numpy(indexes), rows)
         if isinstance(lengths, int):
-            begins = ends = places
-            self._runs[places] = 1
+            begins = ends = indexes
+            self._runs[indexes] = 1
         else:
             stops = lengths.cumsum()
             starts = stops - lengths
-            self._link(places, starts)
-            begins = places[starts]
-            ends = places[stops - 1]
-        held = self.counts[slots] > 0
-        self._next[self._last[slots[held]]] = begins[held]
-        self._first[slots[~held]] = begins[~held]
+            self._link(indexes, starts)
+            begins = indexes[starts]
+            ends = indexes[stops - 1]
+        is_filled = self.counts[slots] > 0
+        self._next[self._last[slots[is_filled]]] = begins[is_filled]
+        self._first[slots[~is_filled]] = begins[~is_filled]
         self._last[slots] = ends
         self.counts[slots] += lengths
 
@@ -87,34 +87,34 @@ class RowQueues:
         """Remove the first row of a queue; return a view, valid until rows are added. bfloat16 is
         int16.
         """
-        place = self._first[slot]
-        if self._runs[place] > 1:
-            self._runs[place + 1] = self._runs[place] - 1
-            self._first[slot] = place + 1
+        row = self._first[slot]
+        if self._runs[row] > 1:
+            self._runs[row + 1] = self._runs[row] - 1
+            self._first[slot] = row + 1
         else:
-            self._first[slot] = self._next[place]
+            self._first[slot] = self._next[row]
         self.counts[slot] -= 1
-        self._free[self._left] = place
+        self._free[self._left] = row
         self._left += 1
-        return self._memory[place]
+        return self._memory[row]
 
     def take(self, slots: Integers, lengths: Integers | int, to: Tensor) -> None:
         """Move the first ``lengths`` rows, each at least 1 (an int is 1), of different queues to
         ``to``, in order.
         """
-        places = self._first[slots]
+        indexes = self._first[slots]
         if isinstance(lengths, int):
-            runs = self._runs[places]
-            after = self._next[places]
+            runs = self._runs[indexes]
+            after = self._next[indexes]
             if (longer := runs > 1).any():
-                after[longer] = places[longer] + 1
+                after[longer] = indexes[longer] + 1
                 self._runs[after[longer]] = runs[longer] - 1
             self._first[slots] = after
         else:
-            places = self._walked(slots, places, lengths)
+            indexes = self._walked(slots, indexes, lengths)
         self.counts[slots] -= lengths
-        torch.index_select(self._rows, 0, torch.from_numpy(places), out=to)
-        self._release(places)
+        torch.index_select(self._rows, 0, torch.from_numpy(indexes), out=to)
+        self._release(indexes)
 
     def take_one(self, slot: int, count: int) -> Tensor:
         """Remove the first rows of a queue."""
@@ -131,23 +131,23 @@ class RowQueues:
         if count == 1:
             self.pop(slot)
         elif count:
-            one = np.array([slot])
-            self._release(self._walked(one, self._first[one], self.counts[one]))
+            slots = np.array([slot])
+            self._release(self._walked(slots, self._first[slots], self.counts[slots]))
             self.counts[slot] = 0
         return count
 
     # Memory.
 
     def _taken(self, count: int) -> Integers:
-        """Return places of rows that are now in use, in ascending order."""
+        """Return indexes of rows that are now in use, in ascending order."""
         if count > self._left:
             self._grow(count)
         self._left -= count
         return np.sort(self._free[self._left : self._left + count])
 
-    def _release(self, places: Integers) -> None:
-        self._free[self._left : self._left + len(places)] = places
-        self._left += len(places)
+    def _release(self, indexes: Integers) -> None:
+        self._free[self._left : self._left + len(indexes)] = indexes
+        self._left += len(indexes)
 
     def _grow(self, count: int) -> None:
         """Make room for ``count`` rows more."""
@@ -158,32 +158,33 @@ class RowQueues:
         self._rows = rows
         self._memory = as_array(rows)
         self._next, self._runs = (
-            np.append(part, np.zeros(size - before, np.int64)) for part in (self._next, self._runs)
+            np.append(array, np.zeros(size - before, np.int64))
+            for array in (self._next, self._runs)
         )
         free = self._free[: self._left]
         self._free = np.empty(size, np.int64)
-        # Low places are used first.
+        # Low indexes are used first.
         self._free[: size - before] = np.arange(size - 1, before - 1, -1)
         self._free[size - before : size - before + len(free)] = free
         self._left += size - before
 
     # Lists.
 
-    def _link(self, places: Integers, starts: Integers) -> None:
-        """Link adjacent places; lists begin at the indexes ``starts``."""
-        self._next[places[:-1]] = places[1:]
-        begins = np.ones(len(places), bool)
-        begins[1:] = np.diff(places) != 1
+    def _link(self, indexes: Integers, starts: Integers) -> None:
+        """Link rows at adjacent indexes; lists begin at the positions ``starts``."""
+        self._next[indexes[:-1]] = indexes[1:]
+        begins = np.ones(len(indexes), bool)
+        begins[1:] = np.diff(indexes) != 1
         begins[starts] = True
         where = np.flatnonzero(begins)
-        self._runs[places[where]] = np.diff(where, append=len(places))
+        self._runs[indexes[where]] = np.diff(where, append=len(indexes))
 
     def _walked(self, slots: Integers, current: Integers, lengths: Integers) -> Integers:
-        """Return the places of the first ``lengths`` rows of queues, which then begin after
+        """Return the indexes of the first ``lengths`` rows of queues, which then begin after
         them.
         """
         stops = lengths.cumsum()
-        found = np.empty(int(stops[-1]), np.int64)
+        rows = np.empty(int(stops[-1]), np.int64)
         at = stops - lengths
         active = np.arange(len(slots))
         while len(active):
@@ -192,7 +193,7 @@ class RowQueues:
             whole = self._runs[first]
             steps = np.minimum(whole, stops[active] - begin)
             within = np.arange(int(steps.sum())) - np.repeat(steps.cumsum() - steps, steps)
-            found[np.repeat(begin, steps) + within] = np.repeat(first, steps) + within
+            rows[np.repeat(begin, steps) + within] = np.repeat(first, steps) + within
             is_cut = steps < whole
             after = first + steps
             self._runs[after[is_cut]] = (whole - steps)[is_cut]
@@ -201,4 +202,4 @@ class RowQueues:
             at[active] = begin + steps
             active = active[at[active] < stops[active]]
         self._first[slots] = current
-        return found
+        return rows

@@ -34,7 +34,8 @@ DATATYPES = {
 
 _COLUMNS = {str: "BYTES", float: "FP64", int: "INT64"}  # those of predictions
 
-_MOST_WAITING, _MOST_TOGETHER = 1024, 256  # requests that wait; sequences of a batch
+_MOST_WAITING = 1024  # requests that wait
+_MOST_TOGETHER = 256  # sequences of a batch
 
 
 def to_json(content: Any) -> str:
@@ -69,9 +70,8 @@ class Served:
                 if self.run is None:
                     raise
                 self.reason = str(error)
-        self._batches: dict[
-            Any, list[_Request]
-        ] = {}  # the last batch of each kind, which a request may join
+        # The last batch of each kind, which a request may join.
+        self._batches: dict[Any, list[_Request]] = {}
         self._lock = threading.Lock()  # of the batches
         self._waiting = 0
         self._pool = ThreadPoolExecutor(1, f"raglane {name}")
@@ -96,25 +96,29 @@ class Served:
         assert self.engine is not None, "the caller checks that the model is live"  # noqa: S101
         return self.engine
 
-    def frames(self, given: Any) -> Any:
+    def frames(self, content: Any) -> Any:
         """Return frames of JSON or bytes in a form that the engine accepts, or refuses."""
-        own = self.streams.accepts.prepared
-        if isinstance(given, bytes):
-            size = math.prod(own.features) * own.dtype.itemsize
-            if len(given) % size:
-                kind = DATATYPES[own.dtype]
-                got = f"{len(given)} bytes"
+        prepared = self.streams.accepts.prepared
+        if isinstance(content, bytes):
+            size = math.prod(prepared.features) * prepared.dtype.itemsize
+            if len(content) % size:
+                kind = DATATYPES[prepared.dtype]
+                got = f"{len(content)} bytes"
                 rule = f"whole frames of {size} bytes, {kind} in little endian"
                 raise ShapeError("frames", got, rule, "send whole frames")
             flat = (
-                torch.frombuffer(bytearray(given), dtype=own.dtype)
-                if given
-                else torch.empty(0, dtype=own.dtype)
+                torch.frombuffer(bytearray(content), dtype=prepared.dtype)
+                if content
+                else torch.empty(0, dtype=prepared.dtype)
             )
-            return flat.reshape(-1, *own.features)
-        is_numbers = isinstance(given, list) and not (given and isinstance(given[0], str))
-        # A list of whole numbers is one of places in the vocabulary.
-        return numbers(given, own.dtype) if is_numbers and own.dtype is torch.int64 else given
+            return flat.reshape(-1, *prepared.features)
+        is_numbers = isinstance(content, list) and not (content and isinstance(content[0], str))
+        # A list of whole numbers is one of indexes in the vocabulary.
+        return (
+            numbers(content, prepared.dtype)
+            if is_numbers and prepared.dtype is torch.int64
+            else content
+        )
 
     def checked(self, frames: Any) -> Tensor:
         """Return frames that the engine accepts, ``(n, *features)``; raise if it does not."""
@@ -126,19 +130,21 @@ class Served:
         is_text = (
             datatype == "BYTES"
             and dtype is torch.int64
-            and all(isinstance(one, str) for one in data)
+            and all(isinstance(entry, str) for entry in data)
         )
         if not is_text and datatype != DATATYPES[dtype]:
             raise ArgumentError("datatype", quote(datatype), DATATYPES[dtype], "convert the data")
-        found = data if is_text else numbers(data, dtype, "data").reshape(-1)
+        entries = data if is_text else numbers(data, dtype, "data").reshape(-1)
         features = self.streams.features
-        if tuple(shape[1:]) != features or len(found) != math.prod(shape):
-            got = f"{len(found)} entries for the shape {tuple(shape)}"
+        if tuple(shape[1:]) != features or len(entries) != math.prod(shape):
+            got = f"{len(entries)} entries for the shape {tuple(shape)}"
             rule = (
                 f"one entry for each number of the shape ({', '.join(map(str, ('n', *features)))})"
             )
             raise ShapeError("data", got, rule, "correct the shape")
-        return self.checked(found if isinstance(found, list) else found.reshape(-1, *features))
+        return self.checked(
+            entries if isinstance(entries, list) else entries.reshape(-1, *features)
+        )
 
     def tensors(self, rows: Tensor) -> list[dict[str, Any]]:
         """Return results as tensors of the Open Inference Protocol; for a run, its predictions
@@ -146,7 +152,7 @@ class Served:
         """
         shape = list(rows.shape)
         datatype = DATATYPES[rows.dtype]
-        found = [
+        tensors = [
             {
                 "name": "outputs",
                 "shape": shape,
@@ -155,9 +161,9 @@ class Served:
             }
         ]
         for name, column in {} if self.run is None else self.answer(rows).items():
-            kinds = {type(one) for one in column}
+            kinds = {type(entry) for entry in column}
             if len(kinds) == 1 and (kind := kinds.pop()) in _COLUMNS:
-                found.append(
+                tensors.append(
                     {
                         "name": name,
                         "shape": [len(column)],
@@ -165,7 +171,7 @@ class Served:
                         "data": column,
                     }
                 )
-        return found
+        return tensors
 
     def answer(self, rows: Tensor, *, outputs: bool = False, **options: Any) -> dict[str, Any]:
         """Return results of streams as columns, an entry per row: predictions of a run, otherwise
@@ -228,21 +234,21 @@ class Served:
         job = self._pool.submit(self.run.predict, table, device="cpu", **options)
         return (await asyncio.wrap_future(job)).columns
 
-    def _sequence(self, given: Any) -> Any:
+    def _sequence(self, content: Any) -> Any:
         """Return a sequence in the one form that cannot be misread in a batch with others."""
         if self.run is None:
-            return self.checked(self.frames(given))
+            return self.checked(self.frames(content))
         if self.run.preprocess.is_tokens:
-            return given
+            return content
         count = len(self.run.channels)
-        found = numbers(given, torch.float32, "sequences")
-        if found.dim() == 1 and (count == 1 or not found.numel()):
-            found = found.reshape(-1, count)
-        if found.dim() != 2 or found.shape[1] != count:
-            got = f"shape {tuple(found.shape)}"
+        values = numbers(content, torch.float32, "sequences")
+        if values.dim() == 1 and (count == 1 or not values.numel()):
+            values = values.reshape(-1, count)
+        if values.dim() != 2 or values.shape[1] != count:
+            got = f"shape {tuple(values.shape)}"
             rule = f"sequences of shape (n, {count}), one number per channel"
             raise ShapeError("sequences", got, rule, "pass one list per element")
-        return found.numpy()
+        return values.numpy()
 
     def _work(self, key: str, batch: list[_Request], options: Mapping[str, Any]) -> None:
         """Answer a batch in the thread of the pool."""
@@ -250,54 +256,57 @@ class Served:
             if self._batches.get(key) is batch:
                 del self._batches[key]
         # The other clients are gone.
-        self._answer([one for one in batch if one.columns.set_running_or_notify_cancel()], options)
+        self._answer(
+            [request for request in batch if request.columns.set_running_or_notify_cancel()],
+            options,
+        )
 
     def _answer(self, batch: list[_Request], options: Mapping[str, Any]) -> None:
         try:
             columns = self._columns(
-                [sequence for one in batch for sequence in one.sequences], options
+                [sequence for request in batch for sequence in request.sequences], options
             )
         except Exception as error:
             # An invalid request is the only one that fails.
-            for one in batch if len(batch) > 1 else ():
-                self._answer([one], options)
+            for request in batch if len(batch) > 1 else ():
+                self._answer([request], options)
             if len(batch) == 1:
                 batch[0].columns.set_exception(error)
             return
         start = 0
-        for one in batch:
-            end = start + len(one.sequences)
-            one.columns.set_result({name: own[start:end] for name, own in columns.items()})
+        for request in batch:
+            end = start + len(request.sequences)
+            request.columns.set_result(
+                {name: column[start:end] for name, column in columns.items()}
+            )
             start = end
 
     def _columns(self, sequences: list[Any], options: Mapping[str, Any]) -> dict[str, list[Any]]:
         """Return the predictions of sequences, without the column of their ids."""
         if self.run is not None:
             columns = self.run.predict(sequences, device="cpu", **options).columns
-            return {name: own for name, own in columns.items() if name != "id"}
-        return {
-            "outputs": [part.tolist() for part in self.streams.run(Ragged(sequences))]
-            if sequences
-            else []
-        }
+            return {name: column for name, column in columns.items() if name != "id"}
+        outputs = self.streams.run(Ragged(sequences)) if sequences else ()
+        return {"outputs": [rows.tolist() for rows in outputs]}
 
     def description(self) -> dict[str, Any]:
         """Return the metadata of the Open Inference Protocol."""
         facts: dict[str, Any] = {"live": self.engine is not None, "reason": self.reason}
-        found: dict[str, Any] = {
+        metadata: dict[str, Any] = {
             "name": self.name,
             "versions": ["1"],
             "platform": "raglane",
             "inputs": [],
+            "outputs": [],
+            "parameters": facts,
         }
-        found |= {"outputs": [], "parameters": facts}
         if self.engine is not None:
-            own = self.engine.accepts.prepared
+            prepared = self.engine.accepts.prepared
             for kind, name, shape, dtype in (
-                ("inputs", "frames", own.features, own.dtype),
-                ("outputs", "outputs", own.output_features, own.output_dtype),
+                ("inputs", "frames", prepared.features, prepared.dtype),
+                ("outputs", "outputs", prepared.output_features, prepared.output_dtype),
             ):
-                found[kind].append(
+                metadata[kind].append(
                     {"name": name, "datatype": DATATYPES[dtype], "shape": [-1, *shape]}
                 )
         if self.run is not None:
@@ -307,7 +316,7 @@ class Served:
                 "labels": list(self.run.labels),
             }
             facts["tokens"] = self.run.preprocess.is_tokens
-        return found
+        return metadata
 
 
 def _kind(sequence: Any) -> str:

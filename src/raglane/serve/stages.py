@@ -41,10 +41,18 @@ class Stage:
         )
         self._facts = facts
 
+    def after_another(self) -> Stage:
+        """Return the stage with another one before the first."""
+        return Stage(self.kernel, [row + 1 for row in self.reads], self.starts, *self._facts)
+
+    def with_starts(self, starts: Sequence[Tensor]) -> Stage:
+        """Return the stage with other first states of a stream."""
+        return Stage(self.kernel, self.reads, starts, *self._facts)
+
     def facts(self) -> Iterable[bytes]:
         """Yield everything that affects the results."""
-        for part in (*self._facts, *self.starts):
-            yield from [part.encode()] if isinstance(part, str) else _contents(part)
+        for fact in (*self._facts, *self.starts):
+            yield from [fact.encode()] if isinstance(fact, str) else _contents(fact)
 
 
 def program_stage(
@@ -98,23 +106,23 @@ def _contents(tensor: Tensor | None) -> Iterable[bytes]:
 
 def digest_of(stages: Iterable[Stage], rest: str) -> bytes:
     """Return a hash of everything that affects the results of stages."""
-    found = hashlib.sha256(rest.encode())
+    digest = hashlib.sha256(rest.encode())
     for stage in stages:
-        found.update(repr((type(stage.kernel).__name__, stage.reads)).encode())
-        for part in stage.facts():
-            found.update(part)
-    return found.digest()
+        digest.update(repr((type(stage.kernel).__name__, stage.reads)).encode())
+        for content in stage.facts():
+            digest.update(content)
+    return digest.digest()
 
 
 def layer_stages(
-    layer: Stack, read: int, next_read: int, dtype: torch.dtype, int8: bool, left: list[str]
+    layer: Stack, read: int, next_read: int, dtype: torch.dtype, int8: bool, refusals: list[str]
 ) -> list[Stage]:
     """Return the stages of a recurrent layer, one for each layer of the stack; raise Refused if it
     has none.
 
     The first stage reads the rows ``read``, the others those of the stage before, which begin at
     ``next_read``. Outputs have ``dtype``. The reasons why layers keep their dtype although ``int8``
-    is requested are appended to ``left``.
+    is requested are appended to ``refusals``.
     """
     initial = _initial(layer)
     weights = layer._weights()
@@ -123,29 +131,32 @@ def layer_stages(
     for depth in range(layer.num_layers):
         plain = layer.cell if depth == 0 else layer.cell.above()
         cell = layer.regularisation.cell(plain, False)
-        own = weights[depth] if cell is plain else MarkedWeights(weights[depth], None)
+        layer_weights = weights[depth] if cell is plain else MarkedWeights(weights[depth], None)
         reads = [read if depth == 0 else next_read + depth - 1]
-        starts = [part[depth] for part in initial]
+        starts = [state[depth] for state in initial]
         if has_cell(cell.name):
-            narrow = (
-                int8
-                and not cell_facts()[cell.name].is_elementwise
-                and own[0].dtype is torch.float32
-            )
-            if int8 and not narrow:
-                left.append(f"a layer {type(layer).__name__} of {own[0].dtype}")
-            tensors = [None if part is None else part.detach() for part in own]
-            sizes = tuple([start.shape[0] for start in starts])
-            kernel = PreparedLayer(cell.name, tensors, sizes, torch.int8 if narrow else None)
-            stages.append(
-                Stage(kernel, reads, starts, f"{cell.name} {'int8' if narrow else ''}", *tensors)
-            )
+            weights_dtype = layer_weights[0].dtype
+            is_elementwise = cell_facts()[cell.name].is_elementwise
+            is_narrow = int8 and not is_elementwise and weights_dtype is torch.float32
+            if int8 and not is_narrow:
+                refusals.append(f"a layer {type(layer).__name__} of {weights_dtype}")
+            stages.append(_kernel_stage(cell.name, layer_weights, starts, reads, is_narrow))
         else:
             if int8:
-                left.append(f"a layer {type(layer).__name__}, which has no int8 kernel")
-            stages.append(_cell_stage(cell, own, width, starts, reads, dtype))
+                refusals.append(f"a layer {type(layer).__name__}, which has no int8 kernel")
+            stages.append(_cell_stage(cell, layer_weights, width, starts, reads, dtype))
         width = layer.output_size
     return stages
+
+
+def _kernel_stage(
+    cell: str, weights: Any, starts: Sequence[Tensor], reads: Sequence[int], int8: bool
+) -> Stage:
+    """Return a stage that runs a cell by its kernel."""
+    tensors = [None if weight is None else weight.detach() for weight in weights]
+    sizes = tuple([start.shape[0] for start in starts])
+    kernel = PreparedLayer(cell, tensors, sizes, torch.int8 if int8 else None)
+    return Stage(kernel, reads, starts, f"{cell} {'int8' if int8 else ''}", *tensors)
 
 
 def _initial(layer: Stack) -> list[Tensor]:
@@ -161,8 +172,9 @@ def _initial(layer: Stack) -> list[Tensor]:
         empty = Ragged._make(
             torch.empty(0, layer.input_size), torch.zeros(2, dtype=torch.int64), None
         )
-        own = layer._own_initial(empty)
-    return [part[:, 0].detach().clone() for part in ((own,) if isinstance(own, Tensor) else own)]
+        initial = layer._own_initial(empty)
+    states = (initial,) if isinstance(initial, Tensor) else initial
+    return [state[:, 0].detach().clone() for state in states]
 
 
 def _cell_stage(
@@ -186,8 +198,8 @@ def _cell_stage(
     lowered = Lowering(result.graph, kinds, result.states).run([result.output], result.new)
     with torch.no_grad():
         vectors, products = compiled.trace.parameters.of(
-            [step.converted(part.detach()) for part in step.leaves]
+            [step.converted(leaf.detach()) for leaf in step.leaves]
         )
     by_node = dict(zip(result.vectors, vectors, strict=True))
-    own = [by_node[node] for node in lowered.inputs.get("vector", ())]
-    return program_stage(reads, lowered, own, products, dtype, starts)
+    inputs = [by_node[node] for node in lowered.inputs.get("vector", ())]
+    return program_stage(reads, lowered, inputs, products, dtype, starts)

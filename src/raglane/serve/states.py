@@ -14,7 +14,8 @@ from raglane._utils.checks import check_kind
 from raglane.errors import CheckpointError
 from raglane.serve.prepare import Prepared
 
-_MAGIC, _HEAD = b"raglane2", struct.Struct("<8s32sQ")
+_MAGIC = b"raglane2"
+_HEAD = struct.Struct("<8s32sQ")  # the magic bytes, the digest of the model, the CRC of the states
 
 
 def packed(rows: Iterable[Tensor], prepared: Prepared) -> bytes:
@@ -44,8 +45,8 @@ def unpacked(state: bytes, prepared: Prepared) -> list[Tensor]:
         raise CheckpointError(
             "state", got, rule, "pass them unchanged, or open a stream without state"
         )
-    own = bytearray(state)
+    buffer = bytearray(state)
     return [
-        torch.frombuffer(own, dtype=part.dtype, count=len(part), offset=end)
-        for part, end in zip(starts, ends, strict=False)
+        torch.frombuffer(buffer, dtype=first.dtype, count=len(first), offset=end)
+        for first, end in zip(starts, ends, strict=False)
     ]

@@ -1,5 +1,7 @@
 """Recurrent networks as scikit-learn estimators; requires the extra ``sklearn``.
 
+estimators.py is a classifier and a regressor.
+
 >>> import numpy as np
 >>> from raglane.sklearn import RecurrentClassifier
 >>> rising, falling = [np.linspace(0, 1, 4), np.linspace(0, 1, 7)], [np.linspace(1, 0, 5), np.linspace(1, 0, 3)]

@@ -45,10 +45,7 @@ _LAYOUTS = {"first": ("(channels, steps)", "last"), "last": ("(steps, channels)"
 def _sequences_from(estimator: Any, X: Any, *, reset: bool) -> Dataset:  # noqa: N803
     """Return X as a dataset: arrays, lists, texts, and panels of sktime and aeon."""
     if reset:
-        # Also the run: after a fit that fails, it would predict the classes of one call with the
-        # network of another.
-        for name in ("n_features_in_", "feature_names_in_", "_channels", "_names", "run_"):
-            vars(estimator).pop(name, None)
+        _forget(estimator)
     channels = estimator.channels
     check_choice("channels", channels, tuple(_LAYOUTS))
     is_batch = isinstance(X, (Ragged, Dataset)) or is_panel(X)
@@ -58,8 +55,10 @@ def _sequences_from(estimator: Any, X: Any, *, reset: bool) -> Dataset:  # noqa:
     elif is_batch:
         records = read(X, _NO_LABELS)
     else:
-        parts = list(X)
-        records = read(parts if is_text(parts) else _steps_first(parts, channels), _NO_LABELS)
+        sequences = list(X)
+        if not is_text(sequences):
+            sequences = _steps_first(sequences, channels)
+        records = read(sequences, _NO_LABELS)
     count = None if records.is_tokens else len(records.channels)
     if reset:
         estimator._channels = count
@@ -68,20 +67,32 @@ def _sequences_from(estimator: Any, X: Any, *, reset: bool) -> Dataset:  # noqa:
             # Equivalent to an array (n, L), so a later array must have L columns.
             estimator.n_features_in_ = int(records.lengths[0])
     elif len(records.values) and count != estimator._channels:
-        where, other = _LAYOUTS[channels]
-        fix = f"pass sequences {where}, or channels={other!r} to the estimator"
-        raise DataError(
-            "X",
-            f"{_kind(count)} in sequences {where}",
-            f"{_kind(estimator._channels)}, as in fit",
-            fix,
-        )
-    # As in Run.read: channels of arrays have no names, and agree with others by their places.
-    if tuple(f"x{column}" for column in range(count or 0)) in (records.channels, estimator._names):
-        records = Dataset(
-            replace(records.records, channels=tuple(in_order(records.channels, estimator._names)))
-        )
-    return records
+        layout, other = _LAYOUTS[channels]
+        got = f"{_kind(count)} in sequences {layout}"
+        rule = f"{_kind(estimator._channels)}, as in fit"
+        fix = f"pass sequences {layout}, or channels={other!r} to the estimator"
+        raise DataError("X", got, rule, fix)
+    return _in_order_of_fit(records, estimator._names)
+
+
+def _in_order_of_fit(records: Dataset, names: tuple[str, ...]) -> Dataset:
+    """Return records with the channels in the order of a fit, as Run.read does: channels of arrays
+    have no names, and agree with others by their order.
+    """
+    count = 0 if records.is_tokens else len(records.channels)
+    unnamed = tuple(f"x{column}" for column in range(count))
+    if unnamed not in (records.channels, names):
+        return records
+    channels = tuple(in_order(records.channels, names))
+    return Dataset(replace(records.records, channels=channels))
+
+
+def _forget(estimator: Any) -> None:
+    """Remove what a fit has found out about its data, and its run: after a fit that fails, it would
+    predict the classes of one call with the network of another.
+    """
+    for name in ("n_features_in_", "feature_names_in_", "_channels", "_names", "run_"):
+        vars(estimator).pop(name, None)
 
 
 def _kind(channels: int | None) -> str:
@@ -320,8 +331,8 @@ class RecurrentClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
 
     def predict(self, X: Any) -> npt.NDArray[Any]:  # noqa: N803
         """Return the class of each sequence, ``(n,)``."""
-        places = np.array(self._predict(X)["prediction"], dtype=np.int64)
-        return self.classes_[places]
+        indexes = np.array(self._predict(X)["prediction"], dtype=np.int64)
+        return self.classes_[indexes]
 
 
 class RecurrentRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from raglane._utils.files import check_place, remove, settle, sync_folder, whole_folder
+from raglane._utils.files import check_writable, remove, settle, sync_folder, whole_folder
 from raglane._utils.lock import LOCK, locked
 from raglane._utils.messages import argument
 from raglane.errors import ArgumentError
@@ -63,7 +63,7 @@ def check_folder(folder: Path, *, resume: bool = False, overwrite: bool = False)
     if not os.path.lexists(folder) or (
         folder.is_dir() and all(path.name in scraps for path in folder.iterdir())
     ):
-        check_place("folder", folder)
+        check_writable("folder", folder)
         return
     if not is_run:
         fix = f"pass another {argument('folder')}"

@@ -280,7 +280,7 @@ def evaluate(
     CPU.
 
     With ``horizon`` above 1 the last elements of each sequence are also forecast, from ``origins``
-    places, and measured step by step.
+    elements, and measured step by step.
     """
     check_whole("batch_size", batch_size, 1)
     device = device or torch.device("cpu")

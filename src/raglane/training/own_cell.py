@@ -160,7 +160,7 @@ def check_named(layer: str, cell: str | None = None) -> str:
     return digest
 
 
-def check_place(cell: str, folder: Path) -> None:
+def check_outside(cell: str, folder: Path) -> None:
     """Raise if the file of a cell is in the folder of the run, which may be replaced or deleted."""
     if is_own(cell) and Path(_parts(cell).path).resolve().is_relative_to(folder.resolve()):
         path, name, _ = _parts(cell)
@@ -172,7 +172,8 @@ def load_cell(cell: str) -> Callable[..., RecurrentLayer]:
     """Return a function of ``(input_size, hidden_size, **options)`` that makes a layer of a
     user-defined cell.
     """
-    digest, (path, name, _) = check_named(cell), _parts(cell)
+    digest = check_named(cell)
+    path, name, _ = _parts(cell)
     code = _NAMED[digest]
     if code.cell is not None and code.cell.__name__ == name:
         return _maker(code.cell)

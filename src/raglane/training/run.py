@@ -28,7 +28,7 @@ from raglane.training.job import (
     refuse_diverged,
 )
 from raglane.training.machine import check_machine
-from raglane.training.own_cell import check_named, check_place
+from raglane.training.own_cell import check_named, check_outside
 from raglane.training.ranks import Ranks, lost, ranks_of
 from raglane.training.settings import Settings
 from raglane.training.state import Callback
@@ -106,7 +106,7 @@ def run_job(
     }
     if folder is None:
         return _launch(Job(settings, **datasets), callback)
-    check_place(settings.cell, folder)
+    check_outside(settings.cell, folder)
     files = {CONFIG: config, SKIPPED: skipped_lines(left_out(training, validation, test))}
     job = Job(
         settings,

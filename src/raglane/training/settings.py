@@ -224,7 +224,7 @@ class ModelSettings:
 
     @property
     def middle(self) -> int:
-        """The place of the quantile that is the prediction, the nearest to 0.5."""
+        """The index of the quantile that is the prediction, the nearest to 0.5."""
         return min(range(len(self.quantiles)), key=lambda index: abs(self.quantiles[index] - 0.5))
 
     def _refuse_pooling(self, is_per_element: bool) -> None:

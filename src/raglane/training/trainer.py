@@ -332,7 +332,9 @@ class Trainer:
         watched = row.get("validation_loss", row["train_loss"])
         self._refuse_divergence(row)
         self._tune()
-        state.epoch, state.batch, state.totals = state.epoch + 1, 0, Totals()
+        state.epoch += 1
+        state.batch = 0
+        state.totals = Totals()
         self._validated = Totals()
         self._answers = []
         self._learner.carried = self._learner.whole = None

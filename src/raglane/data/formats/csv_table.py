@@ -260,7 +260,7 @@ def numbers_in(entries: Entries) -> tuple[npt.NDArray[np.float64], _Bools]:
 def _choose_label(
     table: _Table, columns: Columns, free: list[str]
 ) -> tuple[str | None, tuple[str, ...]]:
-    """Return the label column, or None for a task without one, and the notes."""
+    """Return the label column (None if the task has no label) and notes for the user."""
     path = table.path
     if not columns.wants_labels:
         return None, ()
@@ -307,8 +307,8 @@ def _refuse_empty_label(table: _Table, names: list[str]) -> None:
 
 
 def _check_almost_constant(table: _Table, names: list[str]) -> None:
-    """Raise a DataError for a column of words that is a label by its name, or nearly: constant in
-    most sequences.
+    """Raise a DataError for a column of words that has the name of a label, or is constant in most
+    sequences.
     """
     count = len(table.ids)
     sequence = np.repeat(np.arange(count), np.diff(table.offsets))

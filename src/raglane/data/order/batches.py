@@ -189,12 +189,12 @@ class BatchSampler(Epochs[list[int]], Sampler[list[int]]):
 
     def _on_this_rank(self, rows: _Integers) -> list[int]:
         """Return the rows of a step that belong to this rank."""
-        own = (
+        batches = (
             rows
             if self.ranks == 1
             else rows[assign_ranks(self._lengths[rows], self.ranks) == self.rank]
         )
-        return own.tolist()
+        return batches.tolist()
 
     def _epoch(self) -> _Epoch:
         if self._current is None or self._current.number != self.epoch:
@@ -297,13 +297,13 @@ class BatchSampler(Epochs[list[int]], Sampler[list[int]]):
         )
         chosen = list(range(count))
         while limit.elements is not None and len(chosen) < most:
-            place = max(
+            index = max(
                 int(np.searchsorted(-sizes, int(sizes[chosen].sum()) - limit.elements)),
                 chosen[-1] + 1,
             )
-            if place >= len(sizes) or limit.usage(sizes[[*chosen, place]])[-1] > 1:
+            if index >= len(sizes) or limit.usage(sizes[[*chosen, index]])[-1] > 1:
                 break
-            chosen.append(place)
+            chosen.append(index)
         return np.sort(in_order[chosen])
 
 

@@ -1,4 +1,4 @@
-"""The order of the sequences in an epoch, from permutations that are evaluated at any place."""
+"""The order of the sequences in an epoch, from permutations that are evaluated at any position."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ _Integers = npt.NDArray[np.int64]
 _Bits = npt.NDArray[np.uint64]
 
 # Parts of the keys of the random numbers, one for each use.
-_WHOLE, _WITHIN, _BATCHES, _NOISE = range(4)
+_WHOLE = 0
+_WITHIN = 1
+_BATCHES = 2
+_NOISE = 3
 
 _MASK = 2**64 - 1
 _HALF = np.uint64(32)
@@ -158,7 +161,7 @@ class EpochPools:
         self._limit = limit
         self._order = order
         self._key = key
-        # The row at a place is the place plus the number of omitted rows before it.
+        # The row at a position is the position plus the number of omitted rows before it.
         self._gaps = without - np.arange(len(without))
         self.count = len(lengths) - len(without)
         # Pools have equal sizes, so that none is tiny, and whole batches if a batch has a fixed
@@ -216,12 +219,10 @@ class EpochPools:
             return self._row_of(first + shuffle(key_of(self._key, _WITHIN, number), last - first))
         return self._row_of(self._permutation(np.arange(first, last)))
 
-    def _row_of(self, places: _Integers) -> _Integers:
-        return (
-            places + np.searchsorted(self._gaps, places, side="right")
-            if len(self._gaps)
-            else places
-        )
+    def _row_of(self, positions: _Integers) -> _Integers:
+        if not len(self._gaps):
+            return positions
+        return positions + np.searchsorted(self._gaps, positions, side="right")
 
     @cached_property
     def _permutation(self) -> Permutation:
@@ -280,7 +281,7 @@ def _mixed(number: int) -> int:
 
 
 def _bits(key: int, numbers: npt.NDArray[np.integer]) -> _Bits:
-    """Return 64 random bits per number: the entries at these places of SplitMix64's stream of the
+    """Return 64 random bits per number: the entries at these positions of SplitMix64's stream of the
     key.
     """
     bits: _Bits = numbers.astype(np.uint64)
@@ -306,7 +307,7 @@ def shuffle(key: int, count: int) -> _Integers:
 
 
 class Permutation:
-    """A random permutation of the numbers below ``count`` that is evaluated at single places.
+    """A random permutation of the numbers below ``count`` that is evaluated at single positions.
 
     Up to 65,536 numbers it is a table made by :func:`shuffle`. Above, it is a Feistel network over
     pairs of numbers below ``a`` and ``b``, where ``a * b`` slightly exceeds ``count``; results from
@@ -321,11 +322,11 @@ class Permutation:
         self._sizes = np.uint64(left), np.uint64(-(-count // left))
         self._keys = [np.uint64(key_of(key, number)) for number in range(_ROUNDS)]
 
-    def __call__(self, places: _Integers) -> _Integers:
-        """Return the numbers at some places."""
+    def __call__(self, positions: _Integers) -> _Integers:
+        """Return the numbers at some positions."""
         if self._table is not None:
-            return self._table[places]
-        numbers = self._through(places.astype(np.uint64))
+            return self._table[positions]
+        numbers = self._through(positions.astype(np.uint64))
         beyond = np.flatnonzero(numbers >= self._count)
         while len(beyond):
             numbers[beyond] = self._through(numbers[beyond])

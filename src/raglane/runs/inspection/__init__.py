@@ -1,3 +1,3 @@
 """``raglane inspect``: ``reading.py`` reads data, ``inspect.py`` makes text and JSON, ``page.py``
-the page.
+the page, and ``charts.py`` its charts.
 """

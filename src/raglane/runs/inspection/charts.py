@@ -103,7 +103,8 @@ def _quantiles(inspection: Inspection, least: int, scale: Any) -> tuple[Any, Any
         for row, (length, names) in enumerate(labels.items())
     ]
     base = alt.Chart(alt.Data(values=values)).encode(x=alt.X("length:Q", scale=scale))
-    (low, high), transform = scale.domain, math.log if scale.type == "log" else float
+    low, high = scale.domain
+    transform = math.log if scale.type == "log" else float
     names = []
     for row, length in enumerate(labels):
         # In the right half to the left of the line, where there is room, and below the curve.

@@ -95,10 +95,10 @@ def examples(lengths: _Integers, batch_size: int, *, grouped: bool) -> tuple[Exa
     full = full or [batch for batch in batches if batch.any()]
     ranked = sorted(full, key=_fill)
     last = len(ranked) - 1
-    places = {"median": 0} if last == 0 else {"worst": 0, "median": len(ranked) // 2, "best": last}
+    ranks = {"median": 0} if last == 0 else {"worst": 0, "median": len(ranked) // 2, "best": last}
     return tuple(
         Example(name, _fill(ranked[index]), tuple(sorted(ranked[index].tolist(), reverse=True)))
-        for name, index in places.items()
+        for name, index in ranks.items()
     )
 
 
