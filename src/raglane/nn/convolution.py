@@ -6,7 +6,6 @@ import math
 from typing import Any, Literal, Unpack
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from raglane._utils.checks import (
@@ -20,6 +19,7 @@ from raglane._utils.checks import (
 from raglane.errors import ArgumentError, ShapeError
 from raglane.nn.recurrent.any_cell import Recurrent
 from raglane.nn.recurrent.stack import Options
+from raglane.nn.row_convolution import convolve_rows
 from raglane.nn.windows import Windows, slide
 from raglane.ragged import Ragged
 from raglane.ragged.interop import check_ragged
@@ -131,8 +131,8 @@ class Conv1d(nn.Conv1d):
         return slide(input, Windows(size, stride, left, right, dilation), 0.0, self._convolved)
 
     def _convolved(self, row: Tensor) -> Tensor:
-        options = {"stride": self.stride, "dilation": self.dilation, "groups": self.groups}
-        return F.conv1d(row, self.weight, self.bias, **options)
+        (stride,), (dilation,) = self.stride, self.dilation
+        return convolve_rows(row, self.weight, self.bias, stride, dilation, self.groups)
 
 
 def _check_groups(groups: Any, sizes: dict[str, int]) -> int:

@@ -65,7 +65,7 @@ def slide(
 ) -> Ragged:
     """Return a function of the windows of each sequence, ``(N, C)`` to ``(windows, D)``.
 
-    ``function`` is torch's, without padding, from ``(1, C, steps)`` to ``(1, D, windows)``.
+    ``function`` is that of one row without padding, from ``(steps, C)`` to ``(windows, D)``.
     """
     refuse_jit_trace("a convolution or pooling over windows")
     if windows.surplus is None:
@@ -109,8 +109,7 @@ def _rows(
     places, picks = _indexes(batch.offsets, windows, batch.values.shape[0], total)
     # Windows of the last sequence end in the smaller padding; torch requires one whole window.
     size = room * windows.stride + min(windows.left, windows.right) + windows.span
-    row = place_rows(batch.values, places, size, fill)
-    return take_rows(function(row.t().unsqueeze(0)).squeeze(0).t(), picks)
+    return take_rows(function(place_rows(batch.values, places, size, fill)), picks)
 
 
 @index_arithmetic
@@ -156,10 +155,14 @@ class _StepPooling(nn.Module):
         windows = Windows(self.kernel_size, self.stride, self.padding, self.padding, least=1)
         width = math.prod(batch.features)
         flat = batch._like(batch.values.reshape(batch.values.shape[0], width))
-        pooled = slide(flat, windows, self.fill, self._pool)
+        pooled = slide(flat, windows, self.fill, self._pooled)
         return pooled._like(pooled.values.reshape(pooled.values.shape[0], *batch.features))
 
-    def _pool(self, row: Tensor) -> Tensor:
+    def _pooled(self, row: Tensor) -> Tensor:
+        return self._pool(row.t().unsqueeze(0)).squeeze(0).t()
+
+    def _pool(self, steps: Tensor) -> Tensor:
+        """Return torch's pooling of ``(1, C, steps)``."""
         raise NotImplementedError
 
     def extra_repr(self) -> str:
@@ -191,8 +194,8 @@ class MaxPool1d(_StepPooling):
 
     fill = -math.inf
 
-    def _pool(self, row: Tensor) -> Tensor:
-        return F.max_pool1d(row, self.kernel_size, self.stride)
+    def _pool(self, steps: Tensor) -> Tensor:
+        return F.max_pool1d(steps, self.kernel_size, self.stride)
 
 
 class AvgPool1d(_StepPooling):
@@ -216,5 +219,5 @@ class AvgPool1d(_StepPooling):
         ([2, 0], [[3.0], [2.5]])
     """
 
-    def _pool(self, row: Tensor) -> Tensor:
-        return F.avg_pool1d(row, self.kernel_size, self.stride)
+    def _pool(self, steps: Tensor) -> Tensor:
+        return F.avg_pool1d(steps, self.kernel_size, self.stride)
