@@ -120,6 +120,8 @@ def _indexes(
     lengths = segments.lengths_from_offsets(offsets)
     starts = segments.offsets_from_lengths(windows.room(lengths))[:-1]
     places = segments.element_index(starts * windows.stride + windows.left, lengths, elements)
+    if windows.surplus == 0:
+        return places, places - windows.left
     return places, segments.element_index(starts, windows.count(lengths), total)
 
 
