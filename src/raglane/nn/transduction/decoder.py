@@ -103,7 +103,7 @@ class AttentionDecoder(TokenReader):
         hidden_size: int,
         cell: str | Callable[..., RecurrentLayer] = "lstm",
         *,
-        attention: Literal["additive", "dot", "location"] = "additive",
+        attention: str = "additive",
         order: Literal["luong", "bahdanau"] = "luong",
         embedding: int | None = None,
         attention_size: int | None = None,
