@@ -80,17 +80,15 @@ def test_the_weights_are_those_of_torch(bias: bool, initial_state: str) -> None:
     assert {*layer.state_dict()} - {*other.state_dict()} <= {"initial_h"}
     values = torch.randn(9, 4)
 
-    def expected(convolution: torch.nn.Conv1d) -> Any:
-        return F.pad(values.T, (2, 0)).unsqueeze(0), convolution.weight, convolution.bias
-
+    row = F.pad(values.T, (2, 0)).unsqueeze(0)
     copies = [layer, copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))]
     for convolution in copies:
-        twin = F.conv1d(*expected(other), groups=2).squeeze(0).T
+        twin = F.conv1d(row, other.weight, other.bias, groups=2).squeeze(0).T
         torch.testing.assert_close(convolution(values)[0], twin)
         # A new parameter, a function of the weights, and another dtype reach the cell.
         weight = torch.nn.Parameter(2 * other.weight.detach())
         convolution.weight = weight
-        doubled = F.conv1d(F.pad(values.T, (2, 0)), weight, other.bias, groups=2).T
+        doubled = F.conv1d(row, weight, other.bias, groups=2).squeeze(0).T
         torch.testing.assert_close(convolution(values)[0], doubled)
         torch.testing.assert_close(convolution.step(values[0])[0], doubled[0])
         (convolution(values)[0].sum()).backward()

@@ -1,9 +1,9 @@
 """Functions of windows of steps: poolings, and what convolutions share with them.
 
 NOTE (gaps): all sequences of a batch are one long row with gaps between them, which are the
-padding, so one call computes all windows. A gap is as long as the larger
-padding of the two sides, because the end of a sequence and the start of the next one share it.
-Windows across the borders of sequences are computed too, and not read.
+padding, so one call computes all windows. A gap is as long as the larger padding of the two sides,
+because the end of a sequence and the start of the next one share it. Windows across the borders of
+sequences are computed too, and not read.
 """
 
 from __future__ import annotations
