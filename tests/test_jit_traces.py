@@ -197,6 +197,9 @@ REFUSED: dict[str, Call] = {
     },
     "rl.nn.Recurrent": lambda v, n: rl.nn.Recurrent(nn.GRUCell(FEATURES, 2))(ragged(v, n)),
     "rl.nn.CausalConv1d": layer("CausalConv1d", FEATURES, 2, 3),
+    "rl.nn.Conv1d": layer("Conv1d", FEATURES, 2, 3),
+    "rl.nn.MaxPool1d": layer("MaxPool1d", 2),
+    "rl.nn.AvgPool1d": layer("AvgPool1d", 2),
     "rl.nn.LSTM.step": lambda v, _: LSTM.step(v),  # type: ignore[operator]
     "rl.nn.Attention": layer("Attention", FEATURES, 2),
     "rl.nn.ctc_align": lambda v, n: (

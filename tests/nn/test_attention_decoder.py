@@ -20,6 +20,7 @@ from raglane.ragged import Ragged
 
 TOKENS, FEATURES, HIDDEN = 5, 3, 4
 KINDS = ["additive", "dot", "location"]
+ORDERS = ["luong", "bahdanau"]
 
 
 def _decoder(
@@ -40,6 +41,24 @@ def _batch(steps: list[int], labels: list[int]) -> tuple[Ragged, Ragged]:
     return memory, Ragged.from_flat(torch.randint(1, TOKENS, (sum(labels),)), lengths=labels)
 
 
+def _weights(
+    attention: Any, query: Tensor, memory: Tensor, mask: Tensor, weights: Tensor
+) -> Tensor:
+    """Weights ``(B, T)`` of one step, after those of the previous step."""
+    if attention.key is None or attention.vector is None:
+        scores = (memory @ query.unsqueeze(2)).squeeze(2)
+    else:
+        hidden = query.unsqueeze(1) + attention.key(memory)
+        if attention.kernel is not None:
+            width = len(attention.kernel)
+            taps = attention.kernel.t().unsqueeze(1)
+            around = nn.functional.pad(weights.unsqueeze(1), (width // 2, (width - 1) // 2))
+            hidden = hidden + nn.functional.conv1d(around, taps).transpose(1, 2)
+        scores = hidden.tanh() @ attention.vector
+    raised = scores.masked_fill(~mask, -1e9).softmax(1) * mask
+    return raised / raised.sum(1, keepdim=True).clamp(min=1e-30)
+
+
 def _padded(
     decoder: AttentionDecoder, memory: Tensor, mask: Tensor, tokens: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -52,21 +71,18 @@ def _padded(
     weights = memory.new_zeros(mask.shape)
     logits, every = [], []
     for token in tokens.unbind(1):
-        read = decoder.embedding(token)
-        out, state = layer.step(torch.cat([read, fed], 1) if decoder.input_feeding else read, state)
-        query = attention.query(out)
-        if attention.key is None or attention.vector is None:
-            scores = (memory @ query.unsqueeze(2)).squeeze(2)
-        else:
-            hidden = query.unsqueeze(1) + attention.key(memory)
-            if attention.kernel is not None:
-                width = len(attention.kernel)
-                taps = attention.kernel.t().unsqueeze(1)
-                around = nn.functional.pad(weights.unsqueeze(1), (width // 2, (width - 1) // 2))
-                hidden = hidden + nn.functional.conv1d(around, taps).transpose(1, 2)
-            scores = hidden.tanh() @ attention.vector
-        raised = scores.masked_fill(~mask, -1e9).softmax(1) * mask
-        weights = raised / raised.sum(1, keepdim=True).clamp(min=1e-30)
+        inputs = [decoder.embedding(token)]
+        if decoder.order == "bahdanau":
+            start = memory.new_zeros(len(memory), layer.state_sizes[0])
+            first = state[0] if isinstance(state, tuple) else state
+            query = attention.query(start if first is None else first[-1])
+            weights = _weights(attention, query, memory, mask, weights)
+            inputs.append((weights.unsqueeze(1) @ memory).squeeze(1))
+        if decoder.input_feeding:
+            inputs.append(fed)
+        out, state = layer.step(torch.cat(inputs, 1), state)
+        if decoder.order == "luong":
+            weights = _weights(attention, attention.query(out), memory, mask, weights)
         fed = decoder.combine(
             torch.cat([(weights.unsqueeze(1) @ memory).squeeze(1), out], 1)
         ).tanh()
@@ -78,8 +94,11 @@ def _padded(
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("feeding", [False, True])
 @pytest.mark.parametrize("cell", ["lstm", "gru", "mingru", rl.nn.PeepholeLSTM])
-def test_logits_and_gradients_equal_a_padded_twin(kind: str, feeding: bool, cell: Any) -> None:
-    decoder = _decoder(kind, feeding, cell)
+@pytest.mark.parametrize("order", ORDERS)
+def test_logits_and_gradients_equal_a_padded_twin(
+    kind: str, feeding: bool, cell: Any, order: str
+) -> None:
+    decoder = _decoder(kind, feeding, cell, order=order)
     memory, targets = _batch([5, 0, 1, 7, 2], [3, 2, 0, 1, 6])
     leaf = memory.values.clone().requires_grad_()
     inputs = [leaf, *decoder.parameters()]
@@ -100,6 +119,62 @@ def test_logits_and_gradients_equal_a_padded_twin(kind: str, feeding: bool, cell
     ours = torch.autograd.grad((logits.values * factors).sum(), inputs)
     others = torch.autograd.grad((theirs[is_there] * factors).sum(), inputs)
     torch.testing.assert_close(ours, others, rtol=0, atol=1e-11)
+
+
+class _Translator(nn.Module):
+    """A decoder in Bahdanau's order in plain torch, which decodes one item."""
+
+    def __init__(self, decoder: AttentionDecoder, cell: nn.GRUCell) -> None:
+        super().__init__()
+        self.decoder = decoder
+        self.cell = cell
+
+    def forward(self, memory: Tensor, tokens: list[int], start: Tensor) -> Tensor:
+        """Return the logits ``(steps, V)`` of tokens after the tokens before them."""
+        attention: Any = self.decoder.attention
+        state, logits = start, []
+        for token in tokens:
+            hidden = torch.tanh(attention.query(state) + attention.key(memory))
+            weights = (hidden @ attention.vector).softmax(0)
+            context = weights @ memory
+            read = self.decoder.embedding.weight[token]
+            state = self.cell(torch.cat([read, context]), state)
+            vector = torch.tanh(self.decoder.combine(torch.cat([context, state])))
+            logits.append(self.decoder.head(vector))
+        return torch.stack(logits)
+
+
+def test_bahdanaus_order_is_a_loop_of_plain_torch() -> None:
+    decoder = _decoder("additive", cell="gru", order="bahdanau")
+    cell = nn.GRUCell(7 + FEATURES, HIDDEN, dtype=torch.float64)
+    layer = decoder.recurrent
+    pairs = [(name, getattr(layer, f"{name}_l0")) for name, _ in cell.named_parameters()]
+    for name, weight in pairs:
+        setattr(cell, name, weight)
+    memory, targets = _batch([5, 1, 3], [3, 0, 4])
+    leaf = memory.values.clone().requires_grad_()
+    hx = torch.randn(1, 3, HIDDEN, dtype=torch.float64, requires_grad=True)
+    batch = memory.with_values(leaf)
+    twin = _Translator(decoder, cell)
+    expected = [
+        twin(batch[item], [0, *target.tolist()], hx[0, item]) for item, target in enumerate(targets)
+    ]
+    logits = decoder(batch, targets, hx)
+    torch.testing.assert_close(logits.values, torch.cat(expected), rtol=0, atol=1e-12)
+    inputs = [leaf, hx, *decoder.parameters()]
+    factors = torch.randn_like(logits.values)
+    ours = torch.autograd.grad((logits.values * factors).sum(), inputs)
+    theirs = torch.autograd.grad((torch.cat(expected) * factors).sum(), inputs)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-11)
+    greedy = decoder.eval().search(batch, beam=1, max_length=6, hx=hx).best()
+    for item, found in enumerate(greedy):
+        tokens = [0]
+        while len(tokens) < 7:
+            token = int(twin(batch[item], tokens, hx[0, item])[-1].argmax())
+            if token == 0:
+                break
+            tokens.append(token)
+        assert found.tolist() == tokens[1:]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -177,8 +252,9 @@ def test_large_tiles_of_additive_attention() -> None:
 
 
 @pytest.mark.parametrize("feeding", [False, True])
-def test_an_initial_state(feeding: bool) -> None:
-    decoder = _decoder("dot", feeding, "lstm", num_layers=2)
+@pytest.mark.parametrize("order", ORDERS)
+def test_an_initial_state(feeding: bool, order: str) -> None:
+    decoder = _decoder("dot", feeding, "lstm", num_layers=2, order=order)
     memory, targets = _batch([4, 2, 3], [2, 5, 0])
     hx = tuple(torch.randn(2, 3, HIDDEN, dtype=torch.float64, requires_grad=True) for _ in range(2))
     logits = decoder(memory, targets, hx)
@@ -198,8 +274,9 @@ def test_an_initial_state(feeding: bool) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("feeding", [False, True])
-def test_a_nan_stays_in_its_item(kind: str, feeding: bool) -> None:
-    decoder = _decoder(kind, feeding)
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_nan_stays_in_its_item(kind: str, feeding: bool, order: str) -> None:
+    decoder = _decoder(kind, feeding, order=order)
     memory, targets = _batch([3, 2, 4], [2, 4, 1])
     leaf = memory.values.clone()
     leaf[3] = math.nan
@@ -235,8 +312,11 @@ def _scores(
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("feeding", [False, True])
 @pytest.mark.parametrize("rows", [None, 100])
-def test_a_search_finds_the_best_of_all_outputs(kind: str, feeding: bool, rows: int | None) -> None:
-    decoder = _decoder(kind, feeding, "lstm").eval()
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_search_finds_the_best_of_all_outputs(
+    kind: str, feeding: bool, rows: int | None, order: str
+) -> None:
+    decoder = _decoder(kind, feeding, "lstm", order=order).eval()
     memory, _ = _batch([3, 0, 4, 1], [0] * 4)
     found = decoder.search(memory, beam=100, max_length=3, n_best=3, rows=rows)
     for item in range(4):
@@ -251,8 +331,9 @@ def test_a_search_finds_the_best_of_all_outputs(kind: str, feeding: bool, rows: 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_coverage_is_that_of_the_weights(kind: str) -> None:
-    decoder = _decoder(kind, True).eval()
+@pytest.mark.parametrize("order", ORDERS)
+def test_coverage_is_that_of_the_weights(kind: str, order: str) -> None:
+    decoder = _decoder(kind, True, order=order).eval()
     memory, _ = _batch([3, 0, 4, 1], [0] * 4)
     options: dict[str, Any] = {"beam": 100, "max_length": 2, "coverage": 0.7, "n_best": 30}
     found = decoder.search(memory, **options)
@@ -346,8 +427,9 @@ def test_a_decoder_learns_to_reverse() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_items(kind: str) -> None:
-    decoder = _decoder(kind, feeding=True)
+@pytest.mark.parametrize("order", ORDERS)
+def test_no_items(kind: str, order: str) -> None:
+    decoder = _decoder(kind, feeding=True, order=order)
     memory, targets = _batch([], [])
     assert decoder(memory, targets).values.shape == (0, TOKENS)
     assert len(decoder.search(memory, max_length=3)) == 0
@@ -357,6 +439,8 @@ def test_no_items(kind: str) -> None:
     ("wrong", "error", "text"),
     [
         ({"attention": "bilinear"}, ArgumentError, "attention must be one of"),
+        ({"order": "chorowski"}, ArgumentError, "order must be one of luong, bahdanau"),
+        ({"memory_size": 0, "order": "bahdanau"}, ArgumentError, "memory_size must be"),
         ({"end": 5}, ArgumentError, "end must be at most 4"),
         ({"scheduled_sampling": 2.0}, ArgumentError, "scheduled_sampling must be a probability"),
         ({"cell": "transformer"}, ArgumentError, "cell must be one of"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from typing import Any
 
 import pytest
@@ -65,12 +67,37 @@ def test_steps_have_the_bits_of_the_sequence() -> None:
             assert torch.equal(out, wanted)
 
 
-def test_torch_weights_fit() -> None:
-    layer, other = rl.nn.CausalConv1d(4, 6, 3, groups=2), torch.nn.Conv1d(4, 6, 3, groups=2)
-    assert layer.weight.shape == other.weight.shape
-    assert layer.bias is not None
-    assert other.bias is not None
-    assert layer.bias.shape == other.bias.shape
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("initial_state", ["zeros", "learned"])
+def test_the_weights_are_those_of_torch(bias: bool, initial_state: str) -> None:
+    torch.manual_seed(0)
+    options: dict[str, Any] = {"groups": 2, "bias": bias}
+    layer = rl.nn.CausalConv1d(4, 6, 3, **options, initial_state=initial_state)
+    other = torch.nn.Conv1d(4, 6, 3, **options)
+    result = layer.load_state_dict(other.state_dict(), strict=initial_state == "zeros")
+    assert result.unexpected_keys == []
+    assert [*layer.state_dict()] == [name for name, _ in layer.named_parameters()]
+    assert {*layer.state_dict()} - {*other.state_dict()} <= {"initial_h"}
+    values = torch.randn(9, 4)
+
+    row = F.pad(values.T, (2, 0)).unsqueeze(0)
+    copies = [layer, copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))]
+    for convolution in copies:
+        twin = F.conv1d(row, other.weight, other.bias, groups=2).squeeze(0).T
+        torch.testing.assert_close(convolution(values)[0], twin)
+        # A new parameter, a function of the weights, and another dtype reach the cell.
+        weight = torch.nn.Parameter(2 * other.weight.detach())
+        convolution.weight = weight
+        doubled = F.conv1d(row, weight, other.bias, groups=2).squeeze(0).T
+        torch.testing.assert_close(convolution(values)[0], doubled)
+        torch.testing.assert_close(convolution.step(values[0])[0], doubled[0])
+        (convolution(values)[0].sum()).backward()
+        assert weight.grad is not None
+        call = torch.func.functional_call(convolution, {"weight": other.weight}, (values,))
+        torch.testing.assert_close(call[0], twin)
+        wide = convolution.double()(values.double())[0]
+        torch.testing.assert_close(wide.float(), doubled)
+        assert {part.dtype for part in convolution.parameters()} == {torch.float64}
 
 
 @pytest.mark.parametrize(

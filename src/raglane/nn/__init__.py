@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from raglane.nn import init, losses
 from raglane.nn.attention import Attention
-from raglane.nn.convolution import CausalConv1d
+from raglane.nn.convolution import CausalConv1d, Conv1d
 from raglane.nn.crf import CRF
 from raglane.nn.encoder import SequenceEncoder
 from raglane.nn.pooling import AttentionPooling, Pooling
@@ -31,6 +31,7 @@ from raglane.nn.transduction.pairs import edit_distance, pairs, soft_dtw
 from raglane.nn.transduction.rnnt import rnnt_loss
 from raglane.nn.transduction.search import beam_search
 from raglane.nn.transduction.transducer import Transducer
+from raglane.nn.windows import AvgPool1d, MaxPool1d
 
 __all__ = [
     "CRF",
@@ -44,14 +45,17 @@ __all__ = [
     "Attention",
     "AttentionDecoder",
     "AttentionPooling",
+    "AvgPool1d",
     "CTCBeamSearch",
     "CausalConv1d",
     "CfC",
+    "Conv1d",
     "CoupledLSTM",
     "Hypotheses",
     "IndRNN",
     "LayerNormGRU",
     "LayerNormLSTM",
+    "MaxPool1d",
     "MinGRU",
     "MinLSTM",
     "NGram",

@@ -4,6 +4,9 @@ NOTE [blocks]: the rows of an item are adjacent, so its weights are one matrix, 
 loop over the items computes each with products of exactly that size, which stay in the caches;
 padded products would compute and mask the rest. Only the weights are kept for backward, not the
 hidden layer of additive attention, which backward computes again.
+
+NOTE [single rows]: in a loop over steps every item has one row. Products of one row take less time
+than their calls, so all items are computed at once, pair by pair.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from raglane import segments
 from raglane.nn.losses.comparison import check_untransformed, once
 from raglane.ragged import Ragged
 
@@ -50,6 +54,44 @@ def blocks_of(memory: Ragged, items: Sequence[int], counts: Sequence[int]) -> li
             pair = pairs.stop
         row += count
     return blocks
+
+
+class _Pairs(NamedTuple):
+    """The pairs of rows and elements, flat; ``lengths`` is the number of pairs of each row."""
+
+    rows: Tensor
+    elements: Tensor
+    lengths: Tensor
+
+    @classmethod
+    def of(cls, blocks: list[Block], rows: int, device: torch.device) -> _Pairs:
+        """Return the pairs of blocks with one row each."""
+        counts = [0] * rows
+        starts = [0] * rows
+        for block in blocks:
+            counts[block.rows.start] = block.shape[1]
+            starts[block.rows.start] = block.elements.start
+        lengths = torch.tensor(counts, device="cpu").to(device, non_blocking=True)
+        total = blocks[-1].pairs.stop
+        owners = segments.repeated(torch.arange(rows, device=device), lengths, total)
+        first = torch.tensor(starts, device="cpu").to(device, non_blocking=True)
+        return cls(owners, segments.element_index(first, lengths, total), lengths)
+
+    def reduced(self, values: Tensor, how: str) -> Tensor:
+        """Return the sum or maximum of the values of each row's pairs."""
+        start = 0.0 if how == "sum" else -torch.inf
+        options: Any = {"lengths": self.lengths, "axis": 0, "unsafe": True, "initial": start}
+        return torch.segment_reduce(values.contiguous(), how, **options)
+
+    def softmax(self, scores: Tensor) -> Tensor:
+        """Return the softmax over the pairs of each row."""
+        raised = (scores - self.reduced(scores, "max")[self.rows]).exp()
+        return raised / self.reduced(raised, "sum")[self.rows]
+
+
+def _has_single_rows(blocks: list[Block], kernel: Tensor | None) -> bool:
+    """Return True for several items with one row each, whose scores read no other elements."""
+    return kernel is None and len(blocks) > 1 and all(block.shape[0] == 1 for block in blocks)
 
 
 class DecoderAttention(nn.Module):
@@ -111,6 +153,19 @@ class _Attend(torch.autograd.Function):
         previous: Tensor | None,
         blocks: list[Block],
     ) -> tuple[Tensor, Tensor]:
+        ctx.blocks = blocks
+        ctx.set_materialize_grads(False)
+        if _has_single_rows(blocks, kernel):
+            pairs = _Pairs.of(blocks, queries.shape[0], queries.device)
+            rows = queries.index_select(0, pairs.rows)
+            hidden = keys.index_select(0, pairs.elements)
+            scores = (
+                (rows * hidden).sum(1) if vector is None else hidden.add_(rows).tanh_() @ vector
+            )
+            weights = pairs.softmax(scores)
+            contexts = pairs.reduced(memory[pairs.elements].mul_(weights.unsqueeze(1)), "sum")
+            ctx.save_for_backward(queries, keys, memory, vector, kernel, previous, weights)
+            return contexts, weights
         contexts = memory.new_zeros(queries.shape[0], memory.shape[1])
         weights = memory.new_empty(blocks[-1].pairs.stop if blocks else 0)
         for block in blocks:
@@ -124,8 +179,6 @@ class _Attend(torch.autograd.Function):
             shares = scores.softmax(1)
             weights[block.pairs] = shares.view(-1)
             torch.mm(shares, memory[block.elements], out=contexts[block.rows])
-        ctx.blocks = blocks
-        ctx.set_materialize_grads(False)
         ctx.save_for_backward(queries, keys, memory, vector, kernel, previous, weights)
         return contexts, weights
 
@@ -142,6 +195,8 @@ class _Attend(torch.autograd.Function):
         ctx: Any, saved: Any, of_contexts: Tensor | None, of_weights: Tensor | None
     ) -> list[Any]:
         queries, keys, memory, vector, kernel, previous, weights = saved
+        if _has_single_rows(ctx.blocks, kernel):
+            return _gradients_of_single_rows(ctx.blocks, saved, of_contexts, of_weights)
         grads: list[Any] = [
             None if tensor is None else torch.zeros_like(tensor) for tensor in saved[:6]
         ]
@@ -180,6 +235,37 @@ class _Attend(torch.autograd.Function):
             if of_windows is not None:
                 of_previous[block.pairs] = _folded(of_windows).flatten()
         return grads
+
+
+def _gradients_of_single_rows(
+    blocks: list[Block], saved: Any, of_contexts: Tensor | None, of_weights: Tensor | None
+) -> list[Any]:
+    """Return the gradients of queries, keys, memory and vector; the others are None."""
+    queries, keys, memory, vector, _, _, weights = saved
+    pairs = _Pairs.of(blocks, queries.shape[0], queries.device)
+    of_shares = torch.zeros_like(weights) if of_weights is None else of_weights
+    of_memory = torch.zeros_like(memory)
+    if of_contexts is not None:
+        outer = of_contexts.index_select(0, pairs.rows)
+        of_shares = of_shares + (outer * memory[pairs.elements]).sum(1)
+        # Each element has one pair at most.
+        of_memory.index_copy_(0, pairs.elements, outer.mul_(weights.unsqueeze(1)))
+    of_scores = weights * of_shares
+    of_scores = of_scores - weights * pairs.reduced(of_scores, "sum")[pairs.rows]
+    rows = queries.index_select(0, pairs.rows)
+    slope = keys.index_select(0, pairs.elements)
+    of_vector = None
+    if vector is None:
+        of_pairs = slope.mul_(of_scores.unsqueeze(1))
+        slope = rows.mul_(of_scores.unsqueeze(1))
+    else:
+        hidden = slope.add_(rows).tanh_()
+        of_vector = of_scores @ hidden
+        # In place: the gradient before tanh.
+        slope = hidden.square_().neg_().add_(1).mul_(of_scores.unsqueeze(1)).mul_(vector)
+        of_pairs = slope
+    of_keys = torch.zeros_like(keys).index_copy_(0, pairs.elements, slope)
+    return [pairs.reduced(of_pairs, "sum"), of_keys, of_memory, of_vector, None, None]
 
 
 def _windows(previous: Tensor | None, kernel: Tensor | None, block: Block) -> Tensor | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +32,7 @@ class AttentionDecoder(TokenReader):
 
         h = layer(x)                     or, with input feeding, layer([x; a]) with the previous a
         w = softmax over t of score(h, m_t)
-        a = tanh(W [sum_t w_t m_t; h]),  logits = V a
+        c = sum_t w_t m_t,  a = tanh(W [c; h]),  logits = V a
 
         "dot":       score = m_t @ (Q h)                              Luong et al., "general"
         "additive":  score = v @ tanh(Q h + K m_t + b)                Bahdanau et al. 2015, arXiv:1409.0473
@@ -41,10 +41,19 @@ class AttentionDecoder(TokenReader):
     ``L_t`` is a convolution over the weights of the previous step around t. A memory without
     elements has the weighted sum 0.
 
-    In training, ``"dot"`` and ``"additive"`` without input feeding and scheduled sampling are one
-    call of the recurrent layer, and one matrix of weights per item. The others are a loop over
-    steps, with fewer rows as sequences end. Memory of the attention is one number per token and
-    element.
+    With ``order="bahdanau"`` the attention is queried with the previous state, and its context is
+    an input of the layer in the same step (Bahdanau et al. 2015, section 3.1)::
+
+        w = softmax over t of score(s, m_t),  c = sum_t w_t m_t
+        h = layer([x; c])                or, with input feeding, layer([x; c; a])
+
+    with ``a`` and the logits as above. ``s`` is the last layer's state after the previous step; of
+    several states its first, the ``h`` of an LSTM. Before the first step it is the initial state.
+
+    In training, ``"dot"`` and ``"additive"`` in Luong's order without input feeding and scheduled
+    sampling are one call of the recurrent layer, and one matrix of weights per item. The others are
+    a loop over steps, with fewer rows as sequences end. Memory of the attention is one number per
+    token and element.
 
     Args:
         num_tokens: V, the number of tokens, including ``end``.
@@ -53,6 +62,8 @@ class AttentionDecoder(TokenReader):
         cell: a key of ``raglane.nn.encoder.LAYERS``; or a function ``(input_size, hidden_size,
             **options)`` that returns a recurrent layer, such as a class of ``rl.nn``.
         attention: ``"additive"``, ``"dot"`` or ``"location"``.
+        order: ``"luong"``, the recurrent layer and then the attention; or ``"bahdanau"``, the
+            attention and then the recurrent layer.
         embedding: the size of a token's embedding; None for ``hidden_size``.
         attention_size: the size of ``v``; None for ``hidden_size``.
         attention_width: the elements that the convolution of ``"location"`` reads.
@@ -93,6 +104,7 @@ class AttentionDecoder(TokenReader):
         cell: str | Callable[..., RecurrentLayer] = "lstm",
         *,
         attention: str = "additive",
+        order: Literal["luong", "bahdanau"] = "luong",
         embedding: int | None = None,
         attention_size: int | None = None,
         attention_width: int = 15,
@@ -106,7 +118,12 @@ class AttentionDecoder(TokenReader):
         **options: Any,
     ) -> None:
         checks.check_flag("input_feeding", input_feeding)
-        more = checks.check_count("hidden_size", hidden_size) if input_feeding else 0
+        checks.check_count("hidden_size", hidden_size)
+        checks.check_count("memory_size", memory_size)
+        checks.check_choice("order", order, ("luong", "bahdanau"))
+        more = hidden_size if input_feeding else 0
+        if order == "bahdanau":
+            more += memory_size
         super().__init__(
             num_tokens,
             hidden_size,
@@ -119,7 +136,8 @@ class AttentionDecoder(TokenReader):
             options,
             more=more,
         )
-        self.memory_size = checks.check_count("memory_size", memory_size)
+        self.memory_size = memory_size
+        self.order = order
         self.input_feeding = input_feeding
         rule = "a probability from 0 to 1"
         sampled = checks.check_number(
@@ -135,11 +153,12 @@ class AttentionDecoder(TokenReader):
             else checks.check_count("attention_size", attention_size)
         )
         taps = checks.check_count("attention_width", attention_width)
-        query_size = self.recurrent.output_size
+        output_size = self.recurrent.output_size
+        query_size = output_size if order == "luong" else self.recurrent.state_sizes[0]
         checks.check_choice("attention", attention, KINDS)
         placed: dict[str, Any] = {"device": device, "dtype": dtype}
         self.attention = DecoderAttention(attention, query_size, memory_size, size, taps, placed)
-        self.combine = nn.Linear(memory_size + query_size, hidden_size, **placed)
+        self.combine = nn.Linear(memory_size + output_size, hidden_size, **placed)
         self.head = nn.Linear(hidden_size, num_tokens, **placed)
 
     # Traced, the loops over items and steps would be unrolled and compiled again for every batch.
@@ -238,17 +257,9 @@ class AttentionDecoder(TokenReader):
     # -- a step
     # ----------------------------------------------------------------------------------------------
 
-    def _attended(
-        self,
-        outputs: Tensor,
-        keys: Tensor,
-        memory: Ragged,
-        blocks: list[Block],
-        previous: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """Return the vectors ``a`` of the recurrent layer's outputs, and the weights, flat."""
-        contexts, weights = self.attention(outputs, keys, memory.values, blocks, previous)
-        return torch.tanh(self.combine(torch.cat([contexts, outputs], 1))), weights
+    def _combined(self, contexts: Tensor, outputs: Tensor) -> Tensor:
+        """Return the vectors ``a``."""
+        return torch.tanh(self.combine(torch.cat([contexts, outputs], 1)))
 
     def _logits(self, attended: Tensor) -> Tensor:
         return self.head(self.dropout(attended))
@@ -281,18 +292,28 @@ class AttentionDecoder(TokenReader):
         blocks: list[Block],
     ) -> dict[str, Any]:
         """Return the state after one more token per row; rows of one item are adjacent."""
-        embedded = self._embedded(tokens)
+        inputs = [self._embedded(tokens)]
         mask = state.get("mask")
         previous = None
-        if self.input_feeding:
-            embedded = torch.cat([embedded, state["attended"]], 1)
-        outputs, cell = self.recurrent.step(embedded, layers_first(state["cell"]))
         if mask is not None:
             # A mask as an index would wait for a device, which counts its elements.
             pairs = blocks[-1].pairs.stop if blocks else 0
             index = torch.nonzero_static(mask.flatten(), size=pairs).view(-1)
             previous = state["weights"].flatten().index_select(0, index)
-        attended, flat = self._attended(outputs, keys, memory, blocks, previous)
+
+        def attend(queries: Tensor) -> tuple[Tensor, Tensor]:
+            contexts, weights = self.attention(queries, keys, memory.values, blocks, previous)
+            return contexts, weights
+
+        if self.order == "bahdanau":
+            contexts, flat = attend(state["cell"][0][:, -1])
+            inputs.append(contexts)
+        if self.input_feeding:
+            inputs.append(state["attended"])
+        outputs, cell = self.recurrent.step(torch.cat(inputs, 1), layers_first(state["cell"]))
+        if self.order == "luong":
+            contexts, flat = attend(outputs)
+        attended = self._combined(contexts, outputs)
         state = {**state, "cell": rows_first(cell), "attended": attended}
         if mask is not None:
             weights = flat.new_zeros(mask.numel()).index_copy(0, index, flat).view_as(mask)
@@ -324,13 +345,14 @@ class AttentionDecoder(TokenReader):
             check_pairs(memory.host_lengths, targets.host_lengths + 1, memory.values.itemsize)
         inputs = self._ends(targets).concat(targets).map(Tensor.long)
         draws = self.scheduled_sampling if self.training else 0.0
-        if self.input_feeding or draws or self.attention.kernel is not None:
+        is_one_call = self.order == "luong" and not self.input_feeding and not draws
+        if not is_one_call or self.attention.kernel is not None:
             return inputs._like(self._stepped(memory, inputs, self._start(memory, hx), draws))
         outputs, _ = self.recurrent(inputs.map(self._embedded), hx)
         blocks = blocks_of(memory, range(len(memory)), inputs.host_lengths.tolist())
-        return outputs._like(
-            self._attended(outputs.values, self.attention.keys(memory.values), memory, blocks)[0]
-        )
+        keys = self.attention.keys(memory.values)
+        contexts, _ = self.attention(outputs.values, keys, memory.values, blocks, None)
+        return outputs._like(self._combined(contexts, outputs.values))
 
     def _stepped(
         self, memory: Ragged, inputs: Ragged, state: dict[str, Any], draws: float
