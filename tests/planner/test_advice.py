@@ -3,6 +3,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from raglane.planner.model import Floats, Way
 
 LENGTHS = [3, 5, 8, 2, 13, 1, 0, 9] * 33
 # For tests of how often is measured, and not of what.
-_ONE_WAY: dict[str, object] = {"threads": [1], "backends": ["cpu"]}
+_ONE_WAY: dict[str, Any] = {"threads": [1], "backends": ["cpu"]}
 
 
 @pytest.fixture(scope="module")
