@@ -53,6 +53,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    gc.disable()  # until all tests are collected: imports and cases make little garbage
     if (folder := config.getoption("--kernels")) is not None:
         assert any(Path(folder, "lib").glob("libraglane_cpu.*")), (
             f"--kernels: no build of the kernels in {folder}/lib"
@@ -83,6 +84,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     # tests that make many small objects.
     gc.collect()
     gc.freeze()
+    gc.enable()
     gc.set_threshold(20_000, 20, 20)
     # For a line of its log, torch flushes the processor's caches after each compilation, which
     # takes 20 ms.

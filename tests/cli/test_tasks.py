@@ -273,7 +273,7 @@ def test_the_task_is_guessed_from_the_label(
     fails(
         ["train", str(data), "--out", str(tmp_path / "no"), *FAST],
         capsys,
-        "no candidate for the label column",
+        "data with a label in each row",
     )
 
 

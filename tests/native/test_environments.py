@@ -4,6 +4,7 @@ libraries.
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 import subprocess
@@ -21,6 +22,7 @@ import torch
 import raglane as rl
 from raglane.native import library as native
 from raglane.native import missing_kernels
+from scripts import Script
 
 OF_TORCH = Path(torch.__file__).parent / "lib"
 needs_kernels = pytest.mark.skipif(missing_kernels() is not None, reason=str(missing_kernels()))
@@ -114,9 +116,10 @@ CALL = "rl.nn.GRU(3, 64)(rl.Ragged([torch.ones(n, 3) for n in range(40)]))[0].va
 
 
 @needs_kernels
-def test_a_wrong_number_of_threads_in_the_environment_is_ignored() -> None:
+def test_a_wrong_number_of_threads_in_the_environment_is_ignored(script: Script) -> None:
     code = f"import torch, raglane as rl; torch.manual_seed(0); print({CALL}.tolist(), rl.native.missing_kernels())"
-    printed = {_printed(code, OMP_NUM_THREADS=number) for number in ("0", "many", "2")}
+    printed = {_printed(code, OMP_NUM_THREADS=number) for number in ("0", "many")}
+    printed.add(script(code).stdout)  # with two threads
     assert len(printed) == 1, printed
     assert next(iter(printed)).endswith("] None\n")
 
@@ -150,8 +153,14 @@ def test_the_kernels_use_the_threads_of_torch(order: tuple[str, ...]) -> None:
     without = "\n".join(USES[name] for name in order)
     with_kernels = without.replace(USES["torch"], f"import torch, raglane as rl; {CALL}")
     printed = _printed(data + with_kernels + SAME_RUNTIME + RUNTIMES)
-    assert printed == _printed(data + without + RUNTIMES)
+    assert printed == _runtimes_without_kernels(data + "\n".join(USES.values()))
     assert "libgomp" in printed
+
+
+@functools.cache
+def _runtimes_without_kernels(code: str) -> str:
+    """Return the runtimes that the other libraries load, whatever their order."""
+    return _printed(code + RUNTIMES)
 
 
 def _printed(code: str, **environment: str) -> str:

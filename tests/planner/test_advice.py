@@ -3,6 +3,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,8 @@ from raglane.planner import Plan, advice, words
 from raglane.planner.model import Floats, Way
 
 LENGTHS = [3, 5, 8, 2, 13, 1, 0, 9] * 33
+# For tests of how often is measured, and not of what.
+_ONE_WAY: dict[str, Any] = {"threads": [1], "backends": ["cpu"]}
 
 
 @pytest.fixture(scope="module")
@@ -165,14 +168,14 @@ def test_a_limit_by_elements_is_of_sequences_of_mean_length(machine: list[Measur
 
 
 def test_a_second_plan_measures_nothing(measured: list[Measured]) -> None:
-    first = _plan()
+    first = _plan(**_ONE_WAY)
     count = len(measured)
     assert count > 0
-    second = _plan([1, 2, 3] * 100)
+    second = _plan([1, 2, 3] * 100, **_ONE_WAY)
     assert len(measured) == count
     assert second.best.elements == 600
-    assert _plan().best == first.best
-    _plan(fresh=True)
+    assert _plan(**_ONE_WAY).best == first.best
+    _plan(fresh=True, **_ONE_WAY)
     assert len(measured) == 2 * count
 
 
@@ -180,12 +183,12 @@ def test_a_busy_machine_is_said_and_not_kept(
     measured: list[Measured], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(advice, "is_busy", lambda _: True)
-    found = _plan()
+    found = _plan(**_ONE_WAY)
     assert found.busy
     assert "other programs kept this machine busy" in str(found)
     count = len(measured)
     monkeypatch.setattr(advice, "is_busy", lambda _: False)
-    assert not _plan().busy
+    assert not _plan(**_ONE_WAY).busy
     assert len(measured) == 2 * count
 
 
@@ -211,7 +214,7 @@ def test_print_shows_what_matters(machine: list[Measured]) -> None:
 def test_why_compares_with_the_fastest_of_torch_in_the_table(
     machine: list[Measured], size: int | None, dtype: str
 ) -> None:
-    found = _plan(batch_sizes=[8, 32], dtypes=[torch.bfloat16])
+    found = _plan(batch_sizes=[8, 32], dtypes=[torch.bfloat16], threads=[1])
     # One row of torch is near. Both recommendations are compared with it, whatever limits its
     # batches.
     near = next(

@@ -28,7 +28,11 @@ FAST, SLOW = Way("torch", "padded", "float32", 1), Way("reference", "each", "flo
 
 def test_predictions_are_what_the_machine_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     layer = rl.nn.LSTM(3, 4)
-    ways = ways_of(layer, [torch.float32], [1, 2])
+    ways = [
+        way
+        for way in ways_of(layer, [torch.float32], [1, 2])
+        if way.threads == 2 or way.backend == "cpu"
+    ]
     measured, shares = make_up(monkeypatch), list[float]()
     monkeypatch.setattr(probe.Yardstick, "look", lambda _: 0.5e-3 / torch.get_num_threads())
     found = calibrate(layer, ways, shares.append)

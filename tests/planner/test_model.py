@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import raglane as rl
+from made_plans import BRIEF_LOOKS
 from planner.made_up import ROW, costs, seen
 from raglane.data import BatchLimit, BatchSampler, EpochOrder
 from raglane.kernels.cpu.matrix import lanes_of
@@ -304,7 +305,8 @@ def test_memory_is_a_constant_and_a_sum_over_elements_and_sequences() -> None:
     assert _found(float("inf"), [0, 0, 0])[0] == 2**62
 
 
-def test_the_advised_settings_run() -> None:
+def test_the_advised_settings_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("raglane.planner.calibration._LOOKS", BRIEF_LOOKS)
     layer = rl.nn.LSTM(3, 4)
     found = rl.plan(
         [3, 5, 9, 12] * 20, layer, memory=2 << 20, batch_sizes=[8], threads=[1], backends=["cpu"]

@@ -64,7 +64,7 @@ def _check(axes: Axes, name: str, lengths: list[int], lanes: int | None = None) 
     assert hatched == count.waste
 
 
-@settings(max_examples=6)
+@settings(max_examples=3)
 @given(lengths=some_lengths(5, 6))
 @example(lengths=[])
 @example(lengths=[0, 0])

@@ -38,7 +38,7 @@ _OF_LENGTHS: dict[str, Callable[[list[int]], Picture]] = {
 
 @pytest.mark.parametrize("name", _OF_LENGTHS)
 def test_of_lengths(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for count, longest in ((0, 0), (1, 9_999), (8, 20), (24, 4), (1_000, 20)):
+    for count, longest in ((0, 0), (1, 9_999), (24, 4), (1_000, 20)):
         lengths = torch.randint(0, longest + 1, (count,)).tolist()
         assert faults_of_texts(_OF_LENGTHS[name](lengths).figure, monkeypatch) == [], (
             count,

@@ -74,6 +74,8 @@ def test_a_run_states_the_length_and_repeats_it(tmp_path: Path, capsys: Capsys) 
                 *quick,
                 "--patience",
                 "2",
+                "--lr",
+                "1",  # with which a training soon stops to improve
             ]
         )
         == 0

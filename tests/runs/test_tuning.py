@@ -410,7 +410,7 @@ def test_a_killed_trial_goes_on_and_time_ends_a_search(tmp_path: Path, capsys: C
     process.end()
     done = json.loads(checkpoint.read_text())["state"]["epoch"]
     assert [trial.state.name for trial in _trials(out)] == ["RUNNING"]
-    assert main([*command, "--minutes", "0.05", "--trials", "1"]) == 0
+    assert main([*command, "--minutes", "0.02", "--trials", "1"]) == 0
     printed = capsys.readouterr().out
     assert "\ntrial 0: " in printed
     assert "best: trial 0," in printed

@@ -4,6 +4,7 @@ any others.
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -86,8 +87,13 @@ def check(model: Any, data: list[Tensor], **options: Any) -> Engine:
     return engine
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        *product(MODELS, [torch.float32, torch.bfloat16]),
+        *product(["LSTM", "GRU", "RNN", "skips"], [torch.float64]),
+    ],
+)
 def test_streams_equal_whole_sequences(name: str, dtype: torch.dtype) -> None:
     check(made(name, dtype), sequences(8, dtype), chunk=3)
 
