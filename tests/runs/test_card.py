@@ -12,6 +12,7 @@ import torch
 
 import raglane as rl
 from commands import CARD_PICTURES, write_rows, write_steps
+from raglane._utils.messages import metric_words
 from raglane._utils.table import Table
 from raglane.report import figures
 from raglane.report.page import Page
@@ -78,7 +79,7 @@ def test_a_card_of_every_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         tables = _tables(card)
         hardest, by_length = tables["Hardest sequences"], tables["By length"]
         rows = {row[0]: row[-1] for row in tables["Results"].rows}
-        expected = {name.replace("_", " "): number for name, number in numbers.items()}
+        expected = {metric_words(name): number for name, number in numbers.items()}
         assert {name: rows[name] for name in expected} == pytest.approx(expected, nan_ok=True), (
             task,
             rows,

@@ -31,7 +31,7 @@ from raglane.nn.recurrent.freeze import FrozenWeights, frozen_weights
 from raglane.nn.recurrent.inputs import Inputs, flatten_resets, read
 from raglane.nn.recurrent.regularisation import regularised
 from raglane.nn.recurrent.resets import Pieces, check_lengths, check_resets, resetting, split
-from raglane.nn.recurrent.stack import Stack, State, are_sizes, one_or_tuple, plans
+from raglane.nn.recurrent.stack import Stack, State, one_or_tuple, plans
 from raglane.ragged import Ragged
 
 # The offsets of a request whose values have another layout than the flat one.
@@ -89,7 +89,10 @@ def plan_of(
         torch._C._get_tracing_state() is None,
     )
     plan = plans.get(layer)
-    if plan is None or plan.facts != facts or not are_sizes(settings):
+    # 7.0 equals 7 but is not a valid size. Not a function of its own, which every call would enter.
+    input_size, hidden_size, num_layers = settings[:3]
+    are_sizes = type(input_size) is type(hidden_size) is type(num_layers) is int
+    if plan is None or plan.facts != facts or not are_sizes:
         plan = _make_plan(layer, facts, weights, data, need_states, kind)
         # Otherwise a kernel that cannot be compared now would be refused for good.
         if not (data.is_cuda and launch.why_not_now()):

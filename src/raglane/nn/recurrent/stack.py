@@ -57,12 +57,6 @@ def settings_of(*names: str) -> Callable[[Any], tuple[Any, ...]]:
     return attrgetter(*_SETTINGS, *names)
 
 
-def are_sizes(settings: tuple[Any, ...]) -> bool:
-    """Return True if the sizes in settings are ints: 7.0 equals 7 but is not a valid size."""
-    input_size, hidden_size, num_layers = settings[: len(_SIZES)]
-    return type(input_size) is type(hidden_size) is type(num_layers) is int
-
-
 class Stack(torch.nn.Module):
     """The base of :class:`~raglane.nn.recurrent.layer.RecurrentLayer`."""
 
