@@ -113,7 +113,7 @@ def _log_softmax(values: Tensor) -> Tensor:
 OPERATIONS: dict[str, Callable[[Given], Any]] = {
     "first, last": lambda g: (g.batch.first(), g.batch.last()),
     "sum, mean": lambda g: (g.batch.sum(1), g.batch.mean(1)),
-    "amax, amin": lambda g: (g.batch.amax(1), g.batch.amin(1)),
+    "amax, amin": lambda g: (g.batch.amax(1, empty=0.0), g.batch.amin(1, empty=0.0)),
     "logsumexp, softmax": lambda g: (g.batch.logsumexp(1), g.batch.softmax(1)),
     "cumsum": lambda g: g.batch.cumsum(1),
     "reverse": lambda g: g.batch.reverse(),

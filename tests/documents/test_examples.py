@@ -41,7 +41,7 @@ _SCRIPTS = {
     "voice_activity": "balanced accuracy",
     "policy": "mean steps",
     "fat_of_meat": "r2",
-    "languages_of_names": "micro-F1",
+    "languages_of_names": "eighteen",
     "power_demand": "mean absolute error",
     "piano_rolls": "nats per frame",
     "write_names": "bits per character",

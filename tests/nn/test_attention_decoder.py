@@ -367,7 +367,7 @@ def test_scores_are_those_of_teacher_forcing(
     items = torch.arange(16).repeat_interleave(found.offsets.diff())
     losses = decoder.loss(memory.select(items), found.tokens, reduction="none")
     # A hypothesis of the maximal length is finished without its end.
-    expected = (found.tokens.lengths == 12).to(dtype) * losses.last() - losses.sum()
+    expected = (found.tokens.lengths == 12).to(dtype) * losses.last() - losses.sum(1)
     torch.testing.assert_close(found.scores, expected.detach(), rtol=0, atol=tolerance)
 
 

@@ -368,7 +368,7 @@ def test_torchs_functions_of_packs_name_the_methods_of_a_batch() -> None:
         r"because a Ragged has no padding.*Call r\.to_packed\(\)": lambda: rnn.pack_padded_sequence(
             batch, [3, 2]
         ),
-        r"because a Ragged has no padding.*Call r\.to_list\(\) for its": lambda: rnn.unpad_sequence(
+        r"because a Ragged has no padding.*r\.to_list\(\) for its": lambda: rnn.unpad_sequence(
             batch, torch.tensor([3, 2])
         ),
     }

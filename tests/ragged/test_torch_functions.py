@@ -132,7 +132,7 @@ def test_equal_lengths_of_other_origin() -> None:
         (lambda r: torch.unsqueeze(r, 1), "stay the first two"),
         (lambda r: r.view(-1), r"r\.flatten\(2\)"),
         (lambda r: F.cross_entropy(r, torch.zeros(3).long()), r"r\.last\(\).*r\.spread"),
-        (lambda r: F.conv1d(r, torch.ones(1, 1, 1)), r"rl\.nn\.CausalConv1d"),
+        (lambda r: F.conv1d(r, torch.ones(1, 1, 1)), r"rl\.nn\.Conv1d"),
         (lambda r: nn.BatchNorm1d(4)(r), r"r\.map\(f\)"),
         (lambda r: nn.MultiheadAttention(4, 2, batch_first=True)(r, r, r), r"rl\.nn\.Attention"),
         (lambda r: torch.add(r, 1, out=torch.empty(5, 4)), "immutable"),

@@ -571,7 +571,7 @@ class Backwards(nn.Module):
             "padded": out.to_padded,
             "reverse": lambda: self.layer(batch.reverse())[0],
             "scores": lambda: torch.softmax(out.values @ out.values.T, -1) @ out.values,
-            "softmax": out.softmax,
+            "softmax": lambda: out.softmax(1),
             "cell state": lambda: c[-1],
             "two": lambda: (out, out.values),
             "flipped": lambda: out.values.flip(0),

@@ -21,6 +21,7 @@ from raglane._utils.checks import check_count, check_whole
 from raglane._utils.tracing import index_arithmetic, is_exporting, never_traced, refuse_jit_trace
 from raglane.errors import ArgumentError
 from raglane.ragged import Ragged
+from raglane.ragged.face.entry import check_floating
 from raglane.ragged.interop import check_ragged
 from raglane.segments.indexing import place_rows, take_rows
 
@@ -151,7 +152,7 @@ class _StepPooling(nn.Module):
             ArgumentError: the call is exported, and the number of windows depends on the lengths.
         """
         check_ragged("batch", batch)
-        batch._needs_floating(type(self).__name__)
+        check_floating(type(self).__name__, batch.values)
         windows = Windows(self.kernel_size, self.stride, self.padding, self.padding, least=1)
         width = math.prod(batch.features)
         flat = batch._like(batch.values.reshape(batch.values.shape[0], width))

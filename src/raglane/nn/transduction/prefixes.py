@@ -61,7 +61,7 @@ class _Prefix:
         return self.path if self.best_blank >= self.best_label else self.run
 
     @property
-    def cost(self) -> float:
+    def nats(self) -> float:
         return -(self.total + self.scorer)
 
     def start(self, parent: _Prefix, log_prob: float, step: int) -> None:
@@ -80,9 +80,9 @@ class _Prefix:
 
 
 class _Candidate(NamedTuple):
-    """A prefix of the next beam, if its cost is low enough; of equal ones, the lower numbers."""
+    """A prefix of the next beam, by negative log-probability; of equal ones, the lower numbers."""
 
-    cost: float
+    nats: float
     parent: int  # the index of the prefix that it extends
     token: int  # -1 for none
     prefix: _Prefix
@@ -122,14 +122,14 @@ class _Search:
         for index, prefix in enumerate(self.prefixes):
             parent = parents.get(prefix.tokens[:-1]) if prefix.tokens else None
             unchanged = self._unchanged(prefix, parent, row)
-            candidates.append(_Candidate(unchanged.cost, index, -1, unchanged))
+            candidates.append(_Candidate(unchanged.nats, index, -1, unchanged))
         for (index, token), score in zip(pairs, scores, strict=True):
             parent = self.prefixes[index]
             added = parent.scorer + self.settings.bonus + self.settings.weight * score
             longer = _Prefix((*parent.tokens, token), scorer=added)
             longer.start(parent, row[token], self.steps)
-            candidates.append(_Candidate(longer.cost, index, token, longer))
-        possible = [candidate for candidate in candidates if candidate.cost < math.inf]
+            candidates.append(_Candidate(longer.nats, index, token, longer))
+        possible = [candidate for candidate in candidates if candidate.nats < math.inf]
         possible.sort(key=lambda candidate: candidate[:3])
         self.prefixes = [candidate.prefix for candidate in possible[: self.settings.beam]]
         self.steps += 1

@@ -11,8 +11,11 @@ _EACH = "call it on each sequence of r.to_list(), or r.map(f) with an f that tre
 
 # Patterns of names, the reason and the replacement. The first that matches the whole name counts.
 REFUSALS: tuple[tuple[str, str, str], ...] = (
-    ("_pack_padded_sequence", "because a Ragged has no padding", "call r.to_packed()"),
-    ("transpose_", "because a Ragged has no padding", "call r.to_list() for its sequences"),
+    (
+        "_pack_padded_sequence|transpose_",
+        "because a Ragged has no padding",
+        "call r.to_packed(), or r.to_list() for its sequences",
+    ),
     (
         r"(?!__).*[^_]_|__i\w+__|__setitem__|set_|.*_\.out",
         "because a Ragged is immutable",
@@ -21,7 +24,7 @@ REFUSALS: tuple[tuple[str, str, str], ...] = (
     (
         r".*(conv|pool|fold|interpolate|upsample|grid_sample|pixel|lrn|local_response).*",
         "because it would read across the ends of sequences",
-        "use rl.nn.CausalConv1d or rl.nn.Pooling, or call it on each sequence of r.to_list()",
+        "use rl.nn.Conv1d, rl.nn.MaxPool1d or rl.nn.AvgPool1d, or call it on each sequence of r.to_list()",
     ),
     (
         r".*(batch_norm|group_norm).*",
