@@ -114,5 +114,7 @@ def _method(name: str) -> Callable[..., Any]:
 
     chosen = with_empty if METHODS[name].has("empty") else method
     chosen.__name__ = name
+    # Tracebacks, and the messages of streams, which read them, name the method.
+    chosen.__code__ = chosen.__code__.replace(co_name=name, co_qualname=f"Ragged.{name}")
     chosen.__doc__ = f"See :meth:`torch.Tensor.{name}`; dim 1 are the steps."
     return chosen
