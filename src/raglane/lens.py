@@ -41,13 +41,13 @@ def modify(value: T) -> Path[T]:
     ==========================  ====================================================================================
     step                        leads to
     ==========================  ====================================================================================
-    ``.name``, ``["name"]``     the field of a dataclass or named tuple, the value of that key of a
-                                dict, or the ``values`` of a :class:`~raglane.Ragged`
-    ``[key]``                   the value of any other key of a dict ``[index]``                 an
-    item of a list or tuple, or a sequence of a Ragged; negative indices are allowed ``.each``
-    all items of a list, tuple or named tuple, all values of a dict, or all sequences of a
-                                Ragged (their lengths may change); nothing for None; any other value
-                                itself, such as an optional dataclass
+    ``.name``, ``["name"]``     the field of a dataclass or named tuple, the value of that key of a dict, or the
+                                ``values`` of a :class:`~raglane.Ragged`
+    ``[key]``                   the value of any other key of a dict
+    ``[index]``                 an item of a list or tuple, or a sequence of a Ragged; negative indices are allowed
+    ``.each``                   all items of a list, tuple or named tuple, all values of a dict, or all sequences of a
+                                Ragged (their lengths may change); nothing for None; any other value itself, such as
+                                an optional dataclass
     ==========================  ====================================================================================
 
     Nothing is changed in place. The result shares everything outside of the path with the original.

@@ -62,16 +62,16 @@ def collate(samples: Sequence[Any] | Mapping[Any, Any]) -> Any:
     ========================================  ==================================================================
     in each sample                            in the batch
     ========================================  ==================================================================
-    tensor or array with a dimension or more  :class:`~raglane.Ragged`, also for equal lengths: the
-                                              first dimension is the steps, and may differ
-    tensor or array ``()``, NumPy number      tensor ``(B,)`` of its dtype bool, int, float, complex
-    tensor ``(B,)``: bool, int64, torch's default float or complex dtype str, bytes
-    list of the ``B`` strings None                                      None list of numbers, or of
-    lists of numbers   Ragged: a sequence of numbers, or of channels; ints are int64; floats,
-                                              and ints mixed with floats, torch's default float
-                                              dtype; lists that are all empty are int64
-    tuple, named tuple, dict, dataclass       the same, of batches; a dataclass's ``__init__`` is
-    not run
+    tensor or array with a dimension or more  :class:`~raglane.Ragged`, also for equal lengths: the first dimension
+                                              is the steps, and may differ
+    tensor or array ``()``, NumPy number      tensor ``(B,)`` of its dtype
+    bool, int, float, complex                 tensor ``(B,)``: bool, int64, torch's default float or complex dtype
+    str, bytes                                list of the ``B`` strings
+    None                                      None
+    list of numbers, or of lists of numbers   Ragged: a sequence of numbers, or of channels; ints are int64; floats,
+                                              and ints mixed with floats, torch's default float dtype; lists that
+                                              are all empty are int64
+    tuple, named tuple, dict, dataclass       the same, of batches; a dataclass's ``__init__`` is not run
     ========================================  ==================================================================
 
     Sequences keep the order of the samples. A list is a sequence, as in the datasets and tokenizers

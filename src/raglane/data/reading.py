@@ -88,19 +88,18 @@ def read(
     ==============================================  ============================================================
     source                                          its sequences
     ==============================================  ============================================================
-    path                                            those of a file in one of the ``FORMATS``, of a
-                                                    converted folder, or of a folder of text files,
-                                                    one per class
-    list of arrays or tensors, or lists of numbers  each ``(L,)``, one channel, or ``(L, C)`` list
-    of texts, or of lists of texts             tokens; a text is split at white space array or
-    tensor ``(B, L)``, ``(B, L, C)``       ``B`` sequences of one length :class:`~raglane.Ragged`
-    its own, of ``(L,)`` or ``(L, C)`` table: pandas, polars, Arrow, datasets          as in a file:
-    with a column of lists or texts, a row is a
-                                                    sequence; else a row is an element, and a column
-                                                    names its sequence
-    pandas, with an index of (sequence, step)       a row is an element, a column a channel pandas,
-    each entry a Series                     a row is a sequence, a column a channel list of pandas
-    tables                           a table is a sequence, its rows elements, its columns channels
+    path                                            those of a file in one of the ``FORMATS``, of a converted folder,
+                                                    or of a folder of text files, one per class
+    list of arrays or tensors, or lists of numbers  each ``(L,)``, one channel, or ``(L, C)``
+    list of texts, or of lists of texts             tokens; a text is split at white space
+    array or tensor ``(B, L)``, ``(B, L, C)``       ``B`` sequences of one length
+    :class:`~raglane.Ragged`                        its own, of ``(L,)`` or ``(L, C)``
+    table: pandas, polars, Arrow, datasets          as in a file: with a column of lists or texts, a row is a
+                                                    sequence; else a row is an element, and a column names its
+                                                    sequence
+    pandas, with an index of (sequence, step)       a row is an element, a column a channel
+    pandas, each entry a Series                     a row is a sequence, a column a channel
+    list of pandas tables                           a table is a sequence, its rows elements, its columns channels
     :class:`~raglane.data.Dataset`                  its own
     ==============================================  ============================================================
 

@@ -194,7 +194,7 @@ class FlatBatch:
 
     @property
     def ndim(self) -> int:
-        """The number of dimensions: 2, for sequences and steps, and those of the features."""
+        """The number of dimensions, of which sequences and steps are two."""
         return self._values.dim() + 1
 
     def dim(self) -> int:

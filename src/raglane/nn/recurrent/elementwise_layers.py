@@ -22,8 +22,8 @@ class IndRNN(CellLayer):
     It is for deep stacks and long sequences. :doc:`/cells` has the equation and the paper.
 
     Args:
-        input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device,
-            dtype: as in torch's RNN.
+        input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device, dtype: as
+            in torch's RNN.
         nonlinearity: ``"relu"`` or ``"tanh"``.
         max_length: the length of the longest sequence. Recurrent weights are clamped to ``-2 ** (1
             / max_length)`` to ``2 ** (1 / max_length)``, rounded towards 0, so that a state at most

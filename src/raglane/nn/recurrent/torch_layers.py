@@ -147,8 +147,8 @@ class RNN(_TorchLayer):
     ``h_t = tanh(W_ih x_t + b_ih + W_hh h_{t-1} + b_hh)``, or relu instead of tanh.
 
     Args:
-        input_size, hidden_size, num_layers, nonlinearity, bias, batch_first, dropout,
-            bidirectional, device, dtype: as in torch.
+        input_size, hidden_size, num_layers, nonlinearity, bias, batch_first, dropout, bidirectional, device, dtype: as
+            in torch.
         clip: clamp the arguments of the gates to ``-clip`` to ``clip``, like the attribute of the
             ONNX operator.
         **options: see :class:`~raglane.nn.recurrent.layer.RecurrentLayer`, also for the errors.
@@ -200,8 +200,8 @@ class LSTM(_TorchLayer):
     :doc:`/cells` has the equations, with torch's gate order.
 
     Args:
-        input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, proj_size,
-            device, dtype: as in torch.
+        input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, proj_size, device, dtype: as
+            in torch.
         clip: clamp the arguments of the gates to ``-clip`` to ``clip``, like the attribute of the
             ONNX operator.
         **options: see :class:`~raglane.nn.recurrent.layer.RecurrentLayer`, also for the errors.
@@ -251,8 +251,8 @@ class GRU(_TorchLayer):
     :doc:`/cells` has the equations, with torch's gate order.
 
     Args:
-        input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device,
-            dtype: as in torch.
+        input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device, dtype: as
+            in torch.
         reset_after: False to reset the state before the product, as in the paper (Keras'
             ``reset_after``, ``linear_before_reset`` of the ONNX operator).
         clip: clamp the arguments of the gates to ``-clip`` to ``clip``, like the attribute of the
