@@ -225,7 +225,6 @@ REFUSED: dict[str, Call] = {
         max_length=3,
         end=0,
     ),
-    "rl.nn.pairs": lambda v, n: rl.nn.pairs(ragged(v, n), ragged(v, n.flip(0))).values,
     "rl.nn.soft_dtw": lambda v, n: rl.nn.soft_dtw(ragged(v, n), ragged(v, n.flip(0))),
     "rl.nn.edit_distance": lambda v, n: (
         rl.nn.edit_distance(ragged(tags(v), n), ragged(tags(v), n.flip(0))).total

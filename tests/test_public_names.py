@@ -17,14 +17,14 @@ from raglane.ragged.face.table import methods
     [
         (
             rl,
-            """Ragged Run accelerate collate convert_weights cost data errors explain export fit freeze lens load nn
-            packing plan plot serve sklearn unaccelerate use_backend""",
+            """Ragged Run accelerate collate import_layer cost data errors explain export fit lens load nn
+            pack_weights packing plan plot quantize serve sklearn to_torch use_backend""",
         ),
         (
             rl.nn,
             """AttentionPooling CRF CausalConv1d CfC CoupledLSTM GRU GRUD IndRNN LSTM LayerNormGRU LayerNormLSTM MinGRU
             MinLSTM PeepholeLSTM Pooling QRNN RNN Recurrent SLSTM SRU SequenceEncoder carry init losses
-            AttentionDecoder CTCBeamSearch Hypotheses NGram Transducer beam_search ctc_align edit_distance pairs
+            AttentionDecoder CTCBeamSearch Hypotheses NGram Transducer beam_search ctc_align edit_distance
             rnnt_loss soft_dtw Attention Conv1d MaxPool1d AvgPool1d""",
         ),
         (
@@ -41,7 +41,7 @@ from raglane.ragged.face.table import methods
             rl.plot,
             "Picture attention gates histogram lanes norms packed padded schedules theme waste",
         ),
-        (rl.export, "build_operators onnx package"),
+        (rl.export, "aot_inductor copy_operators onnx"),
         (rl.serve, "Engine Stream deployment"),
     ],
 )

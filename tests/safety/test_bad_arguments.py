@@ -321,7 +321,6 @@ def calls_of_nn() -> list[Call]:
         partial(rl.nn.ctc_align, log_probs=log_probs, targets=fits, blank=0),
         partial(rl.nn.NGram, sequences=labels, num_tokens=4, order=2),
         partial(rl.nn.NGram([[1]], 4), prefixes=labels, tokens=torch.tensor([1, 2, 3])),
-        partial(rl.nn.pairs, a=one, b=four),
         partial(rl.nn.soft_dtw, a=four, b=four, gamma=1.0),
         partial(rl.nn.edit_distance, hypotheses=labels, references=tags),
     ]
