@@ -54,9 +54,10 @@ def test_ragged() -> None:
     """Except for the methods of torch.Tensor, which tests/face calls."""
     names = {name for name in dir(rl.Ragged) if not name.startswith("_")} - methods().keys()
     assert names == set(
-        """concat contiguous cpu cu_seqlens cuda device dim dtype features fill first from_arrow from_flat from_nested
-        from_packed from_padded host_lengths imag is_cpu is_cuda is_nested is_quantized is_sparse last layout lengths
-        map mask max_length ndim offsets order_by_length padding_free pin_memory positions real requires_grad
-        requires_grad_ reverse segment_ids select shape shift size spread to to_arrow to_list to_nested to_numpy
-        to_packed to_padded tolist truncate type_as values windows with_values""".split()
+        """broadcast concat contiguous cpu cu_seqlens cuda density device dim dtype feature_shape first
+        from_arrow from_flat from_nested from_packed from_padded imag is_cpu is_cuda is_nested is_quantized
+        is_sparse last layout lengths lengths_cpu map mask max_length ndim offsets order_by_length
+        pin_memory positions real requires_grad requires_grad_ reverse segment_ids select shape shift size
+        to to_arrow to_list to_nested to_numpy to_packed to_padded to_transformers tolist truncate type_as
+        values windows with_values""".split()
     )

@@ -86,7 +86,9 @@ def _weigh(
         if values.dim() != 1:
             rule = "a Ragged of one number per element"
             fix = "pass a Ragged without features, e.g. weights.map(lambda values: values.squeeze(-1))"
-            raise ShapeError("weights", f"elements of shape {tuple(weights.features)}", rule, fix)
+            raise ShapeError(
+                "weights", f"elements of shape {tuple(weights.feature_shape)}", rule, fix
+            )
         check_tensor("weights", values, batch, "pass real numbers")
         check_numbers("weights", values)
         return values.to(wide(batch.dtype)), None, values != 0

@@ -397,7 +397,7 @@ def prepare(
             check_arguments(layer, plan, inputs, weights, hx)
         values = batch._values
         offsets = batch._offsets
-        lengths = None if offsets.is_cpu else batch.host_lengths
+        lengths = None if offsets.is_cpu else batch.lengths_cpu
         if hx is not None:
             state = _states_of(plan, inputs, hx)
             if pieces is not None:

@@ -69,19 +69,19 @@ def soft_dtw(a: Ragged, b: Ragged, gamma: float = 1.0) -> Tensor:
     for name, batch in (("a", a), ("b", b)):
         is_real = batch.values.is_floating_point()
         if not is_real or batch.dtype is not a.dtype or batch.values.dim() > 2:
-            got = f"{batch.dtype}, elements of shape {tuple(batch.features)}"
+            got = f"{batch.dtype}, elements of shape {tuple(batch.feature_shape)}"
             rule = "(N, D) or (N,) of a floating-point dtype, the same for both"
             raise ArgumentTypeError(name, got, rule, "convert it with .to()")
-    if a.features != b.features:
-        got = f"elements of shape {tuple(b.features)}"
+    if a.feature_shape != b.feature_shape:
+        got = f"elements of shape {tuple(b.feature_shape)}"
         raise ShapeError(
-            "b", got, f"of shape {tuple(a.features)}, like a", "pass elements of one size"
+            "b", got, f"of shape {tuple(a.feature_shape)}, like a", "pass elements of one size"
         )
     gamma = check_number("gamma", gamma, "finite and above 0", lambda number: 0 < number < math.inf)
     if a.values.is_cpu:
         check_untransformed("soft_dtw", "a", [a.values, b.values])
-        check_pairs(a.host_lengths, b.host_lengths, 16)
-    size = math.prod(a.features)
+        check_pairs(a.lengths_cpu, b.lengths_cpu, 16)
+    size = math.prod(a.feature_shape)
     # torch has no cdist of half precision.
     rows = [
         batch.map(lambda values: values.reshape(len(values), size).to(wide(a.dtype))).to_list()
@@ -96,7 +96,7 @@ def soft_dtw(a: Ragged, b: Ragged, gamma: float = 1.0) -> Tensor:
     if costs.is_cpu and missing_kernels() is None:
         minima: Tensor = _SoftMinimum.apply(costs, a.offsets, b.offsets, gamma)  # type: ignore[no-untyped-call]
     else:
-        minima = _by_diagonals(costs, a.host_lengths, b.host_lengths, gamma)
+        minima = _by_diagonals(costs, a.lengths_cpu, b.lengths_cpu, gamma)
     a_empty = a.lengths == 0
     b_empty = b.lengths == 0
     minima = minima.masked_fill(a_empty | b_empty, math.inf).masked_fill(a_empty & b_empty, 0)
