@@ -9,6 +9,7 @@ from raglane.nn.attention import Attention
 from raglane.nn.convolution import CausalConv1d, Conv1d
 from raglane.nn.crf import CRF
 from raglane.nn.encoder import SequenceEncoder
+from raglane.nn.losses.ctc import ctc_loss
 from raglane.nn.pooling import AttentionPooling, Pooling
 from raglane.nn.recurrent.any_cell import Recurrent
 from raglane.nn.recurrent.carry import carry
@@ -67,6 +68,7 @@ __all__ = [
     "beam_search",
     "carry",
     "ctc_align",
+    "ctc_loss",
     "edit_distance",
     "init",
     "losses",
