@@ -156,7 +156,6 @@ RIGHT: dict[str, Call] = {
     "rl.nn.losses.ctc_loss": lambda v, n: rl.nn.losses.ctc_loss(
         ragged(v.log_softmax(1), n), targets(n), zero_infinity=True
     ),
-    "rl.nn.carry": lambda v, n: rl.nn.carry(LSTM, ragged(v, n), None, n > -1),  # type: ignore[arg-type]
 }
 
 REFUSED: dict[str, Call] = {

@@ -11,7 +11,6 @@ from raglane.nn.crf import CRF
 from raglane.nn.encoder import SequenceEncoder
 from raglane.nn.pooling import AttentionPooling, Pooling
 from raglane.nn.recurrent.any_cell import Recurrent
-from raglane.nn.recurrent.carry import carry
 from raglane.nn.recurrent.cell_layers import (
     GRUD,
     SLSTM,
@@ -65,7 +64,6 @@ __all__ = [
     "SequenceEncoder",
     "Transducer",
     "beam_search",
-    "carry",
     "ctc_align",
     "edit_distance",
     "init",

@@ -14,6 +14,7 @@ from raglane._utils.tracing import are_transforms_active, is_exporting, never_tr
 from raglane.errors import ArgumentTypeError, DispatchError, ShapeError
 from raglane.kernels.triton.places import LONG
 from raglane.nn.recurrent.call import run, step
+from raglane.nn.recurrent.carry import carried
 from raglane.nn.recurrent.stack import Stack, State
 from raglane.ragged import Ragged
 
@@ -25,7 +26,13 @@ class _Forward(Protocol):
 
     @overload
     def __call__(
-        self, input: I, hx: Any = None, *, lengths: Any = None, resets: Any = None
+        self,
+        input: I,
+        hx: Any = None,
+        *,
+        lengths: Any = None,
+        resets: Any = None,
+        begins: Any = None,
     ) -> tuple[I, Any]: ...
     @overload
     def __call__(
@@ -35,6 +42,7 @@ class _Forward(Protocol):
         *,
         lengths: Any = None,
         resets: Any = None,
+        begins: Any = None,
         return_states: Literal[True],
     ) -> tuple[I, Any, list[Any]]: ...
     @overload
@@ -45,6 +53,7 @@ class _Forward(Protocol):
         *,
         lengths: Any = None,
         resets: Any = None,
+        begins: Any = None,
         return_output: Literal[False],
     ) -> tuple[None, Any]: ...
     @overload
@@ -55,6 +64,7 @@ class _Forward(Protocol):
         *,
         lengths: Any = None,
         resets: Any = None,
+        begins: Any = None,
         return_output: bool = True,
         return_states: bool = False,
     ) -> Any: ...
@@ -110,6 +120,7 @@ class RecurrentLayer(Stack):
         *,
         lengths: Any = None,
         resets: Any = None,
+        begins: Any = None,
         return_output: bool = True,
         return_states: bool = False,
     ) -> Any:
@@ -125,6 +136,11 @@ class RecurrentLayer(Stack):
                 padded.
             resets: one bool per element, of the input's kind without features. True starts a new
                 episode there, from the layer's ``initial_state``.
+            begins: for chunks of sequences, :class:`rl.data.TBPTTSampler
+                <raglane.data.TBPTTSampler>`: ``(B,)`` bool, True where a sequence begins. There a
+                row starts from the layer's ``initial_state``, and its row of ``hx`` is not read;
+                the others continue from ``hx``, which is detached, so that gradients end there. A
+                module as ``initial_state`` reads only the chunk.
             return_output: False to return None as the output, if only the state is needed.
             return_states: True to also return the states of every layer at every step.
 
@@ -137,10 +153,14 @@ class RecurrentLayer(Stack):
 
         Raises:
             ShapeError: sizes, lengths, dtypes or devices do not match.
-            ArgumentTypeError: the input, a state or resets are of the wrong kind.
-            ArgumentError: ``return_output`` or ``return_states`` is not a bool.
+            ArgumentTypeError: the input, a state, resets or begins are of the wrong kind, or there
+                are begins for a bidirectional layer.
+            ArgumentError: ``return_output`` or ``return_states`` is not a bool; or ``hx`` is None,
+                and a sequence does not begin.
             DispatchError: the layer's schedule and backend do not support this call.
         """
+        if begins is not None:
+            hx = carried(self, input, hx, begins)
         if return_output is not True:
             check_flag("return_output", return_output)
         if return_states is not False:
