@@ -139,7 +139,7 @@ RIGHT: dict[str, Call] = {
     },
     "rl.nn.AttentionPooling": layer("AttentionPooling", FEATURES, 2),
     "rl.nn.AttentionPooling, eval": lambda v, n: POOLING.weights(ragged(v, n)),  # type: ignore[operator]
-    "rl.nn.LSTM.summary": lambda v, n: LSTM.summary(None, (n.view(1, -1, 1) * v[:1, :2],) * 2),  # type: ignore[operator]
+    "rl.nn.LSTM.final": lambda v, n: LSTM.final(None, (n.view(1, -1, 1) * v[:1, :2],) * 2),  # type: ignore[operator]
     "rl.nn.losses.cross_entropy": loss("cross_entropy", tags),
     "rl.nn.losses.nll_loss": loss("nll_loss", tags),
     "rl.nn.losses.binary_cross_entropy_with_logits": loss(
