@@ -149,11 +149,13 @@ RIGHT: dict[str, Call] = {
     "rl.nn.losses.l1_loss": loss("l1_loss", torch.sin),
     "rl.nn.losses.huber_loss": loss("huber_loss", torch.sin),
     "rl.nn.CRF": lambda v, n: FIELD(ragged(v, n), ragged(tags(v), n)),
+    "rl.nn.CRF.loss": lambda v, n: FIELD.loss(ragged(v, n), ragged(tags(v), n)),  # type: ignore[operator]
+    "rl.nn.CRF.score": lambda v, n: FIELD.score(ragged(v, n), ragged(tags(v), n)),  # type: ignore[operator]
     "rl.nn.CRF.decode": lambda v, n: FIELD.decode(ragged(v, n)),  # type: ignore[operator]
     "rl.nn.CRF.marginals": lambda v, n: FIELD.marginals(ragged(v, n)),  # type: ignore[operator]
     "rl.nn.CRF.log_partition": lambda v, n: FIELD.log_partition(ragged(v, n)),  # type: ignore[operator]
     "rl.nn.CRF.log_likelihood": lambda v, n: FIELD.log_likelihood(ragged(v, n), ragged(tags(v), n)),  # type: ignore[operator]
-    "rl.nn.losses.ctc_loss": lambda v, n: rl.nn.losses.ctc_loss(
+    "rl.nn.ctc_loss": lambda v, n: rl.nn.ctc_loss(
         ragged(v.log_softmax(1), n), targets(n), zero_infinity=True
     ),
 }

@@ -348,7 +348,7 @@ def test_accelerate_a_layer_itself_and_reports_by_reason() -> None:
         lambda: NamedLSTM("a"),
     ],
 )
-def test_a_closure_over_the_converted_forward_survives_unaccelerate(make: Any) -> None:
+def test_a_closure_over_the_converted_forward_survives_to_torch(make: Any) -> None:
     layer, padded = make(), torch.randn(3, 6, 5)
     kind = type(layer)
     expected = pytree.tree_leaves(layer(padded))

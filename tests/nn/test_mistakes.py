@@ -57,7 +57,7 @@ def test_other_kinds_of_batches(reader: str, batch: Any, call: str) -> None:
 
 
 def test_a_pack_for_a_loss() -> None:
-    for loss in (rl.nn.losses.cross_entropy, rl.nn.losses.ctc_loss):
+    for loss in (rl.nn.losses.cross_entropy, rl.nn.ctc_loss):
         with pytest.raises(ArgumentTypeError, match=r"Ragged\.from_packed\(packed\)"):
             loss(PACKED, PACKED)  # type: ignore[arg-type]
 

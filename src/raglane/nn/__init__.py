@@ -9,6 +9,7 @@ from raglane.nn.attention import Attention
 from raglane.nn.convolution import CausalConv1d, Conv1d
 from raglane.nn.crf import CRF
 from raglane.nn.encoder import SequenceEncoder
+from raglane.nn.losses.ctc import ctc_loss
 from raglane.nn.pooling import AttentionPooling, Pooling
 from raglane.nn.recurrent.any_cell import Recurrent
 from raglane.nn.recurrent.cell_layers import (
@@ -65,6 +66,7 @@ __all__ = [
     "Transducer",
     "beam_search",
     "ctc_align",
+    "ctc_loss",
     "edit_distance",
     "init",
     "losses",
