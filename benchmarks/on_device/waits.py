@@ -118,7 +118,7 @@ OPERATIONS: dict[str, Callable[[Given], Any]] = {
     "cumsum": lambda g: g.batch.cumsum(1),
     "reverse": lambda g: g.batch.reverse(),
     "shift": lambda g: (g.batch.shift(1), g.batch.shift(-2)),
-    "spread": lambda g: g.batch.spread(g.per_sequence),
+    "broadcast": lambda g: g.batch.broadcast(g.per_sequence),
     "truncate": lambda g: g.batch.truncate(3),
     "windows": lambda g: g.batch.windows(2),
     "concat": lambda g: g.batch.concat(g.other),

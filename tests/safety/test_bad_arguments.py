@@ -162,8 +162,8 @@ def calls_of_ragged() -> list[Call]:
         partial(Ragged.from_nested, nested=nested),
         partial(Ragged.from_arrow, array=pa.array([[1]])),
         partial(batch.order_by_length, descending=False),
-        partial(batch.shift, steps=1, fill=0.0),
-        partial(batch.spread, per_sequence=ONES),
+        partial(batch.shift, steps=1, fill_value=0.0),
+        partial(batch.broadcast, per_sequence=ONES),
         partial(batch.truncate, length=1),
         partial(batch.windows, size=2, step=1),
         partial(lambda other: batch.concat(other), other=batch),
@@ -324,7 +324,6 @@ def calls_of_nn() -> list[Call]:
         partial(rl.nn.ctc_align, log_probs=log_probs, targets=fits, blank=0),
         partial(rl.nn.NGram, sequences=labels, num_tokens=4, order=2),
         partial(rl.nn.NGram([[1]], 4), prefixes=labels, tokens=torch.tensor([1, 2, 3])),
-        partial(rl.nn.pairs, a=one, b=four),
         partial(rl.nn.soft_dtw, a=four, b=four, gamma=1.0),
         partial(rl.nn.edit_distance, hypotheses=labels, references=tags),
     ]

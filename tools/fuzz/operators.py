@@ -168,7 +168,7 @@ def _run_layers() -> None:
     lengths = torch.tensor(LENGTHS)
     own = rl.nn.Recurrent(Leaky, 5, 4)
     for kind in (*_layers(), (own, False)):
-        layer, is_frozen = kind
+        layer, is_packed = kind
         dtype = next(layer.parameters()).dtype
         flat = batch.values.to(dtype)
         padded = rl.Ragged.from_flat(flat, lengths=LENGTHS).to_padded(batch_first=False)[0]
@@ -177,8 +177,8 @@ def _run_layers() -> None:
         loss = out.values.square().sum() + torch.cat([part.view(-1) for part in parts(final)]).sum()
         loss.backward()
         layer(padded, lengths=lengths)[0].sum().backward()
-        for frozen in (False, True)[: 1 + is_frozen]:
-            model = rl.freeze(layer.eval()) if frozen else layer
+        for packed in (False, True)[: 1 + is_packed]:
+            model = rl.pack_weights(layer.eval()) if packed else layer
             with torch.no_grad():
                 model(rl.Ragged.from_flat(flat, lengths=LENGTHS))
                 model(padded, lengths=lengths)

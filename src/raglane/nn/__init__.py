@@ -28,7 +28,7 @@ from raglane.nn.transduction.ctc import CTCBeamSearch, ctc_align, ctc_greedy_sea
 from raglane.nn.transduction.decoder import AttentionDecoder
 from raglane.nn.transduction.hypotheses import Hypotheses
 from raglane.nn.transduction.ngram import NGram
-from raglane.nn.transduction.pairs import edit_distance, pairs, soft_dtw
+from raglane.nn.transduction.pairs import edit_distance, soft_dtw
 from raglane.nn.transduction.rnnt import rnnt_loss
 from raglane.nn.transduction.search import beam_search
 from raglane.nn.transduction.transducer import Transducer
@@ -73,7 +73,6 @@ __all__ = [
     "edit_distance",
     "init",
     "losses",
-    "pairs",
     "rnnt_loss",
     "soft_dtw",
 ]

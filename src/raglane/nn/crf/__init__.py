@@ -160,7 +160,7 @@ class CRF(torch.nn.Module):
         """
         scores = self._scores(emissions)
         path = recursions.path_score(scores, self._path(emissions, tags), emissions.offsets)
-        log_z: Tensor = _chains().log_partition(scores, emissions.host_lengths, emissions.offsets)
+        log_z: Tensor = _chains().log_partition(scores, emissions.lengths_cpu, emissions.offsets)
         return (path - log_z).to(scores.end.dtype)
 
     def log_partition(self, emissions: Ragged) -> Tensor:
@@ -171,7 +171,7 @@ class CRF(torch.nn.Module):
             [16.0, 1.0]
         """
         scores = self._scores(emissions)
-        log_z: Tensor = _chains().log_partition(scores, emissions.host_lengths, emissions.offsets)
+        log_z: Tensor = _chains().log_partition(scores, emissions.lengths_cpu, emissions.offsets)
         return log_z.to(scores.end.dtype)
 
     def marginals(self, emissions: Ragged) -> Ragged:
@@ -189,7 +189,7 @@ class CRF(torch.nn.Module):
         """
         scores = self._scores(emissions)  # Checks emissions.
         return emissions._like(
-            _chains().marginals(scores, emissions.host_lengths, emissions.offsets)
+            _chains().marginals(scores, emissions.lengths_cpu, emissions.offsets)
         )
 
     def decode(self, emissions: Ragged) -> Ragged:
@@ -207,7 +207,7 @@ class CRF(torch.nn.Module):
         """
         scores = self._scores(emissions)
         return emissions._like(
-            _chains().best_tags(scores, emissions.host_lengths, emissions.offsets)
+            _chains().best_tags(scores, emissions.lengths_cpu, emissions.offsets)
         )
 
     def extra_repr(self) -> str:

@@ -94,7 +94,7 @@ def _weigh(
             rule = "a Ragged of one number per element"
             fix = "pass a Ragged without features, e.g. sample_weight.squeeze(-1)"
             raise ShapeError(
-                "sample_weight", f"elements of shape {tuple(weights.features)}", rule, fix
+                "sample_weight", f"elements of shape {tuple(weights.feature_shape)}", rule, fix
             )
         check_tensor("sample_weight", values, batch, "pass real numbers")
         check_numbers("sample_weight", values)
@@ -241,7 +241,7 @@ def _rows(name: str, target: Any, batch: Ragged) -> Tensor:
     # Repeated over the steps, labels of sequences would train a model without its last().
     fix = (
         "for one target per sequence pass out.last() or a pooling to the loss of "
-        "torch.nn.functional, or count it at each element with out.spread(target)"
+        "torch.nn.functional, or count it at each element with out.broadcast(target)"
     )
     rule = "a Ragged with one target per element of the predictions"
     raise ArgumentTypeError(name, f"a {type(target).__name__}{shape}", rule, fix)

@@ -110,12 +110,12 @@ def ctc_loss(
         shares = sequence_weights(sample_weight, log_probs)
         without = segments.spread(shares == 0, log_probs.offsets, values.shape[0])
         values = values.masked_fill(without.unsqueeze(1), 0)
-    labelled = targets.values.long(), targets.offsets, targets.host_lengths
+    labelled = targets.values.long(), targets.offsets, targets.lengths_cpu
     # A trace may later run with gradients.
     need_shares = is_jit_traced() or (torch.is_grad_enabled() and values.requires_grad)
     losses: Tensor
     losses, _ = _align(
-        values, log_probs.offsets, log_probs.host_lengths, *labelled, blank, need_shares
+        values, log_probs.offsets, log_probs.lengths_cpu, *labelled, blank, need_shares
     )
     if zero_infinity:
         losses = losses.masked_fill(losses == -_NEVER, 0)
@@ -127,7 +127,7 @@ def check_blank(log_probs: Ragged, blank: int) -> None:
     class.
     """
     if log_probs.values.dim() != 2 or not 0 <= blank < log_probs.values.shape[1]:
-        got = f"elements of shape {tuple(log_probs.features)}, blank {quote(blank)}"
+        got = f"elements of shape {tuple(log_probs.feature_shape)}, blank {quote(blank)}"
         rule = "one log-probability per label, (N, C), with a blank of the C labels"
         fix = "make the labels the only dimension of an element, and pass a blank from 0 to C - 1"
         raise ArgumentError("log_probs, blank", got, rule, fix)
@@ -178,7 +178,7 @@ def check_labels(targets: Any, batch: Ragged, name: str) -> None:
         fix = "wrap them with rl.Ragged(list_of_labels)"
         raise ArgumentTypeError("targets", got, "a Ragged of labels, of an integer dtype", fix)
     if targets.values.dim() != 1 or len(targets) != len(batch) or targets.device != batch.device:
-        got = f"{len(targets)} sequences of elements of shape {tuple(targets.features)} on {targets.device}"
+        got = f"{len(targets)} sequences of elements of shape {tuple(targets.feature_shape)} on {targets.device}"
         rule = f"one sequence of labels for each of the {len(batch)} sequences of {name}, on {batch.device}"
         fix = f"pass a Ragged (N,) with one sequence, possibly empty, per sequence of {name}, moved with .to()"
         raise ShapeError("targets", got, rule, fix)

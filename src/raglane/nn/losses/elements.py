@@ -67,7 +67,7 @@ def cross_entropy(
         >>> logits = Ragged([torch.zeros(3, 4), torch.zeros(0, 4), torch.zeros(1, 4)])
         >>> cross_entropy(logits, Ragged([[0, 3, -100], [], [2]])).exp().round().item()
         4.0
-        >>> each = cross_entropy(logits, logits.spread(torch.tensor([0, 1, 2])), reduction="none")
+        >>> each = cross_entropy(logits, logits.broadcast(torch.tensor([0, 1, 2])), reduction="none")
         >>> each.lengths.tolist()
         [3, 0, 1]
     """

@@ -122,9 +122,9 @@ def rnnt_loss(
     blank = check_whole("blank", blank)
     frames = _check(encoder, predictor, targets, joint, blank)
     if encoder.values.is_cpu:  # emissions, shares and the variables of the recursion
-        check_pairs(frames, targets.host_lengths + 1, 24)
+        check_pairs(frames, targets.lengths_cpu + 1, 24)
     alignments = Alignments(
-        frames, targets.host_lengths, _following(targets, blank), blank, flag, fastemit
+        frames, targets.lengths_cpu, _following(targets, blank), blank, flag, fastemit
     )
     dtype = wide(encoder.dtype)
     batches = [encoder] if predictor is None else [encoder, predictor]
@@ -166,15 +166,15 @@ def _check(encoder: Any, predictor: Any, targets: Any, joint: Any, blank: int) -
         check_predictions(name, batch)
         check_device(name, batch.values, encoder.device)
         if batch.values.dim() != 2:
-            got = f"elements of shape {tuple(batch.features)}"
+            got = f"elements of shape {tuple(batch.feature_shape)}"
             fix = "make the features the only dimension of an element"
             raise ShapeError(name, got, "values (N, H)", fix)
     if (predictor is None) != (joint is None):
         got = f"predictor {'None' if predictor is None else 'a Ragged'}, joint {quote(joint)}"
         fix = "pass both, or neither and the logits as encoder"
         raise ArgumentTypeError("predictor, joint", got, "both None or both given", fix)
-    frames = encoder.host_lengths
-    states = targets.host_lengths + 1
+    frames = encoder.lengths_cpu
+    states = targets.lengths_cpu + 1
     if predictor is None:
         rule = "logits with a multiple of U + 1 = {} rows for sequence {}, one per frame and number of labels before it"
         _check_rows("encoder", frames, states, frames % states != 0, rule)
@@ -186,7 +186,7 @@ def _check(encoder: Any, predictor: Any, targets: Any, joint: Any, blank: int) -
         got = f"{len(predictor)} sequences"
         rule = f"one sequence for each of the {len(encoder)} sequences of encoder"
         raise ShapeError("predictor", got, rule, "pass U + 1 states for each")
-    rows = predictor.host_lengths
+    rows = predictor.lengths_cpu
     rule = "states before the first and after each label, U + 1 = {} for sequence {}"
     _check_rows("predictor", rows, states, rows != states, rule)
     if isinstance(joint, torch.nn.Linear):

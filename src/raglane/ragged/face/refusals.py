@@ -61,7 +61,7 @@ REFUSALS: tuple[tuple[str, str, str], ...] = (
     (
         r"repeat|tile|expand|broadcast_\w+|repeat_interleave",
         "because lengths differ",
-        "call x[:, None].expand_as(r) or r.spread(x) for one row per sequence",
+        "call x[:, None].expand_as(r) or r.broadcast(x) for one row per sequence",
     ),
     (r"narrow|select\w*", "because lengths differ", "index the steps, e.g. r[:, :5] or r[:, -1]"),
     (
