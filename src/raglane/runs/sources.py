@@ -332,6 +332,7 @@ class Source:
         used = records.columns
         guessed: dict[str, Any] = {"sequence": used.sequence, "label": used.label}
         guessed |= {"split": used.split, "label_split": used.label_split}
+        guessed |= {"keep_trailing": used.keep_trailing}
         for name in LISTS:
             names = getattr(used, name)
             guessed[name] = None if names is None else list(names)
@@ -341,7 +342,6 @@ class Source:
             guessed["tokens"] = words[used.tokens]
             guessed |= {"time_gaps": used.time_gaps, "time": used.time, "wide": used.wide}
             guessed |= {"time_format": used.time_format, "duplicate_times": used.duplicate_times}
-            guessed |= {"keep_trailing": used.keep_trailing}
             if used.sequence == "sequence":
                 # The default name in a converted folder; columns with this name are detected.
                 guessed["sequence"] = None
