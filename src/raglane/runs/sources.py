@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 DEFAULT_DATA = "Japanese vowels"
 # The tasks that labels are tried for if they are not classes of sequences, in this order.
 LABELLED = ("tag", "regress", "multilabel")
-_TABLES = (".jsonl", ".ndjson", ".json", ".parquet", ".pq", ".npz")
-# The tasks to try after "classify", by suffix; "regress" for others.
-_GUESSED = {".txt": ("language",), **dict.fromkeys(_TABLES, LABELLED)}
+# The tasks to try after "classify", by format; "regress" for others.
+_GUESSED: dict[str, tuple[str, ...]] = {"text": ("language",), "conll": ("tag",)}
+_GUESSED |= dict.fromkeys(("jsonl", "parquet", "npz"), LABELLED)
 
 
 def _column(role: str, help: str, unset: str) -> Any:
@@ -242,9 +242,10 @@ class Source:
             return self.open(task), task
         if self.held is not None:
             return self._guess_in_memory(loss)
-        from raglane.data.formats.base import suffix_of
+        from raglane.data.formats import pick
 
-        others = _GUESSED.get("" if self.path is None else suffix_of(self.path), ("regress",))
+        name = None if self.path is None else pick(self.path, self.format).name
+        others = _GUESSED.get(name or "", ("regress",))
         tasks = tasks_of(loss) or ["classify", *others]
         if self.columns.label is not None and len(tasks) > 1:
             # A forecast has no label.

@@ -9,7 +9,7 @@ from pathlib import Path, PurePath
 from raglane._utils.checks import check_choice
 from raglane._utils.files import as_path, check_file
 from raglane._utils.messages import argument, count_of, printable, quote, shorten
-from raglane.data.formats import csv, ipc, jsonl, npz, text, ts
+from raglane.data.formats import conll, csv, ipc, jsonl, npz, text, ts
 from raglane.data.formats.base import Format, data_error, open_error, suffix_of, unused_notes
 from raglane.data.formats.pieces import ON_BAD_ROW, read_kept
 from raglane.data.records import ROLES, Columns, Records, note_empty
@@ -25,6 +25,7 @@ FORMATS: dict[str, Format] = {
     "jsonl": Format("jsonl", (".jsonl", ".ndjson", ".json"), jsonl.read, jsonl.pieces, ROLES),
     "npz": Format("npz", (".npz",), npz.read, npz.pieces, ROLES),
     "csv": Format("csv", (".csv", ".tsv"), csv.read, csv.pieces, ROLES),
+    "conll": Format("conll", conll.SUFFIXES, conll.read, conll.pieces, conll.ROLES),
     "text": Format("text", (".txt",), text.read, text.pieces),
     "folder": Format("folder", (), text.read_folder, text.folder_pieces),
 }
