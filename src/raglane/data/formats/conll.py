@@ -127,11 +127,11 @@ def filled(path: Path, columns: Columns, answers: Sequence[Sequence[str]]) -> by
 
 def _table(path: Path, columns: Columns) -> tuple[Any, Columns, tuple[str, ...]]:
     """Return a table with a list of each column per sentence, the columns to read, and notes."""
+    words = _words_of(path, decode(path, read_bytes(path)))
     if columns.task == "classify" and columns.wants_labels:
         fix = f"pass {argument('task', 'tag')} for a label per word"
         rule = "data with a label per sequence, for the task classify"
         raise UnfitColumnError(f"{path}", "words with their labels", rule, fix)
-    words = _words_of(path, decode(path, read_bytes(path)))
     columns, notes = _chosen(path, words, columns)
     arrow = require("pyarrow", "data")
     table = {
@@ -274,8 +274,7 @@ def _words_of(path: Path, text: str) -> _Words:
     words = [line for line in every if not (is_numbered and _is_joint(line.fields[0]))]
     least = _width(path, words)
     names = _names_of(path, comments, words[0], least, is_numbered=is_numbered)
-    sentences = [line.sentence for line in words]
-    starts = [0, *(at for at, (a, b) in enumerate(pairwise(sentences), 1) if a != b), len(words)]
+    starts = _starts(words)
     if is_numbered:
         _check_numbers(path, words, starts)
     ids = _ids_of(comments, [words[start].sentence for start in starts[:-1]])
@@ -293,6 +292,12 @@ def _words_of(path: Path, text: str) -> _Words:
         most > least,
         tuple(notes),
     )
+
+
+def _starts(words: list[_Line]) -> list[int]:
+    """Return the places where sentences begin, and the end of the last."""
+    pairs = enumerate(pairwise(words), 1)
+    return [0, *(at for at, (a, b) in pairs if a.sentence != b.sentence), len(words)]
 
 
 def _ids_of(comments: list[_Line], sentences: list[int]) -> list[str]:
