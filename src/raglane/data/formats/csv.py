@@ -48,7 +48,7 @@ from raglane.data.formats.base import (
     read_bytes,
 )
 from raglane.data.formats.csv_table import is_date, is_plain, numbers_in, records_of_rows
-from raglane.data.formats.decimals import CommaColumns, Entries
+from raglane.data.decimals import CommaColumns, Entries
 from raglane.data.formats.entries import (
     NUMBERED,
     id_column_of,

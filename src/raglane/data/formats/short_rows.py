@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from raglane._utils.messages import argument, count_of, quote_all
 from raglane.data.formats.base import data_error, opened
-from raglane.data.formats.decimals import Entries
+from raglane.data.decimals import Entries
 
 
 class _Absent(str):
