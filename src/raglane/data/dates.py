@@ -57,9 +57,7 @@ class Mixed:
 
 def is_date(text: str) -> bool:
     """Return True for a date, with or without a time of day."""
-    return any(
-        test(text) for test in (_iso, _numeric, _year_first, _day_name, _name_day)
-    )
+    return any(test(text) for test in (_iso, _numeric, _year_first, _day_name, _name_day))
 
 
 def format_of(entries: Entries) -> str | Ambiguous | Mixed | None:

@@ -239,4 +239,3 @@ def numbers_in(entries: Entries) -> tuple[Floats, Bools]:
     odd = np.isnan(numbers)
     odd[odd] = [word.strip().lower() not in MISSING for word in different[odd].tolist()]
     return numbers[codes], odd[codes]
-

@@ -183,4 +183,3 @@ def _no_pair(free: Sequence[str]) -> Refusal:
     fix = f"name the texts and their transcriptions, as {pair}"
     fixes = {"sequence": free[0], "label": free[1]}
     return Refusal(got, rule, fix, fixes, tuple(free))
-

@@ -155,9 +155,7 @@ def _panel(facts: Facts, columns: Columns) -> Choice | Refusal | None:
     return None
 
 
-def _repeated(
-    facts: Facts, time: str, repeated: int, keys: Sequence[tuple[str, ...]]
-) -> Refusal:
+def _repeated(facts: Facts, time: str, repeated: int, keys: Sequence[tuple[str, ...]]) -> Refusal:
     got = f"{repeated:,} of {facts.count:,} rows with an entry of {quote(time)} that repeats"
     ids = [",".join(key) for key in keys]
     several = "" if len(ids) == 1 else f" (or one of {', '.join(ids[1:4])})"

@@ -66,9 +66,7 @@ def steps_of(facts: Facts, columns: Columns, ids: Sequence[str]) -> Steps:
         return Steps()
     times = parts_of(columns.time, facts) if columns.time is not None else ()
     roles = {*ids, columns.label, *times, *(columns.static or ())}
-    free = [
-        name for name in facts if name not in roles and name.lower() not in ROLE_NAMES["label"]
-    ]
+    free = [name for name in facts if name not in roles and name.lower() not in ROLE_NAMES["label"]]
     numbered = _numbered(facts, free, is_named=columns.wide)
     if numbered.columns and (columns.wide or _may_be_rows(facts, columns, ids, numbered)):
         return numbered
