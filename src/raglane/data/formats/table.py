@@ -47,9 +47,6 @@ from raglane.data.formats.arrow import (
     words_of,
 )
 from raglane.data.formats.base import (
-    ID_NAMES,
-    ROLE_NAMES,
-    TIME_NAMES,
     check_named,
     choose_column,
     columns_argument,
@@ -60,6 +57,7 @@ from raglane.data.formats.base import (
     takes_tokens,
 )
 from raglane.data.records import LISTS, Columns, Feature, Records, as_float32
+from raglane.data.roles.rules import ID_NAMES, ROLE_NAMES, TIME_NAMES
 from raglane.tasks import TASKS
 
 

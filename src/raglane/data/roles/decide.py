@@ -18,7 +18,7 @@ from raglane.data.roles.rules import (
     option,
     time_rules,
 )
-from raglane.data.roles.steps import Steps, described, row_id, steps_of
+from raglane.data.roles.steps import NO_STEPS, Steps, described, row_id, steps_of
 from raglane.tasks import TASKS
 
 # Names of a column of texts in a file without ids.
@@ -52,7 +52,7 @@ class Roles:
     time: tuple[str, ...] = ()
     sequence: str | None = None
     label: str | None = None
-    steps: Steps = Steps()
+    steps: Steps = NO_STEPS
     id_note: str = ""
     time_note: str = ""
     note: str = ""
