@@ -36,6 +36,7 @@ ROLES = ("sequence", "label", "id", *LISTS)
 
 _UD = ("ID", "FORM", "LEMMA", "UPOS", "XPOS", "FEATS", "HEAD", "DEPREL", "DEPS", "MISC")
 _NAMES = re.compile(r"#\s*global\.columns\s*=\s*(.+)")
+_SPACES = re.compile(r"[ \t]+")
 _ID = re.compile(r"#\s*sent_id\s*=\s*(\S.*?)\s*")
 _is_number = re.compile(r"\d+").fullmatch
 _is_joint = re.compile(r"\d+[-.]\d+").fullmatch
@@ -238,7 +239,7 @@ def _lines_of(text: str) -> list[_Line]:
         is_first = is_first and stripped.startswith("#")
         if not mark and not is_first:
             mark = "\t" if "\t" in stripped else " "
-        fields = stripped.split("\t") if mark == "\t" else stripped.split()
+        fields = stripped.split("\t") if mark == "\t" else _SPACES.split(stripped)
         lines.append(_Line(number, stripped, fields, sentence, is_comment=is_first))
     words = [line for line in lines if not line.is_comment]
     widths = {len(line.fields) for line in words}

@@ -38,6 +38,8 @@ _MOST_BELOW = 3
 # The fewest columns of a table of the UCR archive, and the fewest lines of a column of numbers.
 _FEWEST_STEPS = 9
 _FEWEST_LINES = 5
+# The share of equally long rows in a table.
+_MOST_ALIKE = 0.6
 
 # Excel reads, and some programs write, a first line that names the separator.
 _NAMED_MARK = re.compile(r'\ufeff?"?sep=(.)"?\s*', re.IGNORECASE)
@@ -48,7 +50,7 @@ _is_data = re.compile(
 ).fullmatch
 _is_whole = re.compile(r"[-+]?\d+(?:\.0*)?(?:[eE][-+]?0+)?").fullmatch
 _MISSING = frozenset((*MISSING, "-", "--", "missing", "unknown", "n.a.", "n.d.", "nil", "#n/a"))
-_BOMS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 _Row = list[str]
 
@@ -77,11 +79,14 @@ class _Layout:
 
 
 def plain(path: Path, file: IO[bytes], columns: Columns) -> Plain:
-    """Return an open table as one with a single header, and notes about other lines."""
+    """Return an open table as one with a single header, and notes about other lines.
+
+    ``file`` is closed if the table had to be written in another way.
+    """
     head = file.read(LOOK)
     notes: tuple[str, ...] = ()
     content = None
-    if head.startswith(_BOMS):
+    if head.startswith(UTF16):
         content = _from_utf16(path, head + file.read())
         head = content[:LOOK]
         notes = ("the text is UTF-16",)
@@ -94,6 +99,7 @@ def plain(path: Path, file: IO[bytes], columns: Columns) -> Plain:
             file.readline()
         return Plain(file, layout.mark, layout.above, layout.notes)
     content = head + file.read() if content is None else content
+    file.close()
     content = content.removeprefix(codecs.BOM_UTF8)
     decode(path, content)
     rest = content.split(b"\n", layout.above + layout.replaced)[layout.above + layout.replaced :]
@@ -155,7 +161,7 @@ def _rows(lines: Sequence[str], mark: str) -> list[_Row]:
 def _body(rows: Sequence[_Row]) -> list[_Row]:
     """Return rows that are below all lines of a header."""
     rows = [row for row in rows if row]
-    return list(rows[min(_MOST_BELOW + 1, len(rows) - 1) :])
+    return list(rows[max(min(_MOST_BELOW + 1, len(rows) - 2), len(rows) > 1) :])
 
 
 def _mark_of(lines: Sequence[str]) -> str | None:
@@ -168,15 +174,19 @@ def _mark_of(lines: Sequence[str]) -> str | None:
     for mark in (*named[:1], *_OTHER_MARKS, ","):
         widths = Counter(map(len, _body(_rows(filled, mark))))
         width, count = widths.most_common(1)[0]
-        if width > 1 and (mark in named or count == widths.total()):
+        if width > 1 and (mark in named or count >= _MOST_ALIKE * widths.total()):
             return mark
-    rows = [line.split() for line in filled]
-    body = _body(rows)
-    if len(body[0]) < 2 or len({len(row) for row in body}) > 1 or '"' in "".join(filled):
-        return None
+    is_quoted = any('"' in line for line in filled)
+    return _SPACES if not is_quoted and _are_numbers(filled) else None
+
+
+def _are_numbers(lines: Sequence[str]) -> bool:
+    """Return True if lines have equally many entries between spaces, at least half of them numbers."""
+    body = _body(_rows(lines, _SPACES))
+    if len(body[0]) < 2 or len({len(row) for row in body}) > 1:
+        return False
     entries = [entry for row in body for entry in row]
-    numbers = sum(bool(_is_data(entry)) or _is_missing(entry) for entry in entries)
-    return _SPACES if 2 * numbers >= len(entries) else None
+    return 2 * sum(bool(_is_data(entry)) or _is_missing(entry) for entry in entries) >= len(entries)
 
 
 def _is_missing(entry: str) -> bool:
@@ -188,37 +198,39 @@ def _layout_of(path: Path, text: str, columns: Columns) -> _Layout:
     named = _NAMED_MARK.fullmatch(lines[0]) if lines else None
     if named is not None:
         return _Layout(named[1], above=1)
-    mark = _mark_of(lines) if lines else _guess(text)
-    notes = ("the entries are separated by spaces",) if mark == _SPACES else ()
-    if mark is None or not lines:
-        mark = _guess(text) if mark is None else mark
+    mark = _mark_of(lines)
+    if mark is None:
+        mark = _guess(text)
         return _given(path, _Layout(mark), [line.split(mark) for line in lines], columns)
+    notes = ("the entries are separated by spaces",) if mark == _SPACES else ()
     rows = _rows(lines, mark)
     width = Counter(map(len, _body(rows))).most_common(1)[0][0]
     is_named = columns.no_header or columns.header is not None
     above = _titles(rows, width, is_named=is_named)
-    if above:
-        lead = next(line for line in lines if line.strip())
+    lead = next((line for line in lines[:above] if line.strip()), None)
+    if lead is not None:
         notes = (*notes, f"left out above the table: {count_of(above, 'line')}, {quote(lead)}")
     layout = _Layout(mark, above, notes=notes)
     if is_named:
         return _given(path, layout, rows[above:], columns)
-    header, *below = rows[above:]
-    body = _body(rows[above:])
-    kinds = _are_data(body, width)
-    if sum(kinds) == 0 or not below:
-        return layout
-    is_data = any(map(_is_data, _entries(header, kinds)))
-    if is_data:
+    kinds = _are_data(_body(rows[above:]), width)
+    if any(map(_is_data, _entries(rows[above], kinds))):
         return _archived(layout, rows[above:], columns)
-    count = 0
-    while count < min(_MOST_BELOW, len(below) - 1) and _is_below(
-        below[count], kinds, below[count + 1 :]
-    ):
-        count += 1
+    count = _count_below(rows[above:], kinds) if any(kinds) else 0
     if not count and not lines[above].startswith("#"):
         return layout
     return _joined(layout, rows[above : above + count + 1], lines[above + 1 :])
+
+
+def _count_below(rows: Sequence[_Row], kinds: Sequence[bool]) -> int:
+    """Return the number of lines that belong to the header, after the first."""
+    header, *below = rows
+    most = min(_MOST_BELOW, len(below) - 1)
+    count = 0
+    # The same line again is a mistake, which is refused later.
+    while count < most and below[count] != header and _is_below(below, count, kinds):
+        count += 1
+    return count
 
 
 def _guess(text: str) -> str:
@@ -261,15 +273,18 @@ def _are_data(rows: Sequence[_Row], width: int) -> list[bool]:
     return kinds
 
 
-def _is_below(row: _Row, kinds: Sequence[bool], rows: Sequence[_Row]) -> bool:
+def _is_below(rows: Sequence[_Row], count: int, kinds: Sequence[bool]) -> bool:
     """Return True for a line of the header: words and nothing else in the columns of numbers."""
+    row = rows[count]
     numbers = _entries(row, kinds)
     words = [entry for entry in numbers if not _is_missing(entry)]
     if len(numbers) < 2 or not words or any(map(_is_data, words)):
         return False
     others = [(place, entry) for place, entry in enumerate(row) if entry and not kinds[place]]
     # A word that other rows have too is one of a row.
-    return not any(entry in other[place : place + 1] for place, entry in others for other in rows)
+    return not any(
+        entry in other[place : place + 1] for place, entry in others for other in rows[count + 1 :]
+    )
 
 
 def _joined(layout: _Layout, header: Sequence[_Row], lines: Sequence[str]) -> _Layout:
