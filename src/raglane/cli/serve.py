@@ -136,7 +136,7 @@ def serve(
             log(
                 f"note: other machines can connect, and need no token; --token-file or {_TOKEN} sets one"
             )
-        code = _run(app, listener, drain, max_message, lambda: log(f"serving: {address}"))
+        code = _run(app, listener, drain, lambda: log(f"serving: {address}"))
     if code:
         raise typer.Exit(code)
 
@@ -218,11 +218,11 @@ def _listening(family: socket.AddressFamily, address: tuple[Any, ...], host: str
         return socket.create_server(address[:2], family=family, backlog=2048)
 
 
-def _run(
-    app: FastAPI, listener: socket.socket, drain: float, max_message: int, started: Any
-) -> int:
+def _run(app: FastAPI, listener: socket.socket, drain: float, started: Any) -> int:
     """Serve until a signal; return the exit code: 0 if all queued frames were answered."""
     import uvicorn
+
+    from raglane.serve.app import settings
 
     class Server(uvicorn.Server):
         code = 0
@@ -257,13 +257,8 @@ def _run(
         log_level="error",
         access_log=False,
         server_header=False,
-        ws="websockets-sansio",
-        ws_max_size=max_message,
-        ws_ping_interval=20,
-        # A client that is not read from cannot answer a ping.
-        ws_ping_timeout=60,
-        ws_per_message_deflate=False,
         timeout_graceful_shutdown=2,
+        **settings(app),
     )
     server = Server(config)
     server.run([listener])
