@@ -42,7 +42,7 @@ log = logging.getLogger("raglane.serve")
 _OPEN = ("/", "/health", "/v2/health/live", "/v2/health/ready")  # need no token
 _HEALTH = _OPEN[1:]  # answered while the server closes
 _LONGEST_TOKEN = 4096  # characters
-_CHUNK = 32  # frames of a stream in a step, which must not occupy the event loop for long
+CHUNK = 32  # frames of a stream in a step, which must not occupy the event loop for long
 _SWITCH = 0.0005  # seconds between switches of threads
 _CARE = 0.25  # seconds between searches for idle streams
 _HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": "1"}}  # of errors
@@ -136,7 +136,7 @@ def create_app(
     check_count("max_message", max_message)
     hosts = Hosts(allow_hosts, token)
     sites = check_names("origins", origins, "https://example.org")
-    defaults = {"slots": 1000, "idle": 300, "chunk": _CHUNK}
+    defaults = {"slots": 1000, "idle": 300, "chunk": CHUNK}
     served = {
         name: Served(name, model, **{**defaults, **options}) for name, model in models.items()
     }
@@ -537,9 +537,11 @@ _GAUGES = {
     "slots": "The most open streams",
     "ready": "Streams with frames",
     "queued": "Frames that wait",
+    "longest": "Frames that wait of the stream with the most",
     "results": "Results that were not sent",
 }
 _COUNTERS = {
+    "busy_seconds": "Seconds of a processor in which the model ran",
     "steps": "Steps of the engine",
     "frames": "Frames of all steps",
     "opened": "Streams that were opened",

@@ -10,7 +10,6 @@ import struct
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
-
 from raglane._utils.messages import quote, quote_all, shorten
 from raglane.errors import ArgumentError, ArgumentTypeError, ClosedError, RaglaneError
 from raglane.serve.live import Clients, RefusedError, code_of, decoded, encoded
@@ -292,6 +291,7 @@ class Many(Conversation):
         self._parts: list[bytes] = []
         self._clients.check_open()
         self._clients.conversations.add(self)
+        self._send(self._served.shapes())
 
     def _lanes(self) -> Iterable[Lane]:
         return [*self._numbers.values()]

@@ -129,6 +129,7 @@ class Engine:
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self._counts = dict.fromkeys(("steps", "frames", "opened", "late", "refused", "evicted"), 0)
+        self._busy = 0.0  # seconds of the processor in which the model ran
         self._sizes = deque[float](maxlen=_MEASUREMENTS)  # of steps
         self._step_times = deque[float](maxlen=_MEASUREMENTS)
         self._waits = deque[float](maxlen=_MEASUREMENTS)
@@ -441,8 +442,10 @@ class Engine:
                     return 0
                 self._running = True
             start = time.perf_counter()
+            busy = time.thread_time()
             try:
                 self._compute(step)
+                self._busy += time.thread_time() - busy
                 with self._lock:
                     self._scatter(step)
                     self._step_times.append(time.perf_counter() - start)
@@ -733,7 +736,9 @@ class Engine:
 
         Returns:
             ``works`` (False after a step has failed); ``streams``, ``slots``, ``ready`` (streams
-            with frames), ``queued`` (frames), ``results`` (not pulled); ``steps``, ``frames``,
+            with frames), ``queued`` (frames), ``longest`` (frames of the longest queue),
+            ``results`` (not pulled); ``busy_seconds`` (time of the calling thread's processor in
+            which the model ran); ``steps``, ``frames``,
             ``opened``; ``late`` (pushes while earlier frames of the stream waited), ``refused``
             (pushes and opens), ``evicted``; and ``p50``, ``p99`` and ``most`` of ``step_streams``,
             ``step_ms`` and ``queue_ms``, the time from push to step.
@@ -746,6 +751,8 @@ class Engine:
                 "ready": int(np.count_nonzero(self._frames.counts[: self._used])),
                 "queued": len(self._frames),
                 "results": len(self._results),
+                "longest": int(self._frames.counts[: self._used].max(initial=0)),
+                "busy_seconds": self._busy,
                 **self._counts,
             }
             statistics["step_streams"] = _summary(self._sizes, 1)

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,13 +13,12 @@ from time import monotonic
 from typing import Any
 
 import torch
-from starlette.websockets import WebSocket, WebSocketDisconnect
 from torch import Tensor
 
-from raglane._utils.messages import quote, quote_all
-from raglane.errors import ArgumentError, ArgumentTypeError, BusyError, ClosedError, RaglaneError
+from raglane._utils.messages import quote
+from raglane.errors import BusyError, ClosedError, RaglaneError
 from raglane.serve.engine import Engine
-from raglane.serve.served import Served, to_json
+from raglane.serve.served import Served
 from raglane.serve.streams import AsyncStream, Stream
 
 _SWEEP = 1.0  # seconds between searches for sequences whose streams were idle

@@ -141,11 +141,14 @@ class Served:
         raise if it does not.
         """
         accepts = self.streams.accepts
-        if accepts.plain is not None and isinstance(content, bytes | bytearray | memoryview):
-            # Fast path: the frames of most messages are only read once.
-            if not len(content) % (accepts.width * accepts.plain.itemsize):
-                array = np.frombuffer(content, accepts.plain).reshape(-1, accepts.width)
-                return accepts.array(array, _any_count)
+        # Fast path: the frames of most messages are only read once.
+        if (
+            accepts.plain is not None
+            and isinstance(content, bytes | bytearray | memoryview)
+            and not len(content) % (accepts.width * accepts.plain.itemsize)
+        ):
+            array = np.frombuffer(content, accepts.plain).reshape(-1, accepts.width)
+            return accepts.array(array, _any_count)
         rows = self.checked(self.frames(content))
         return as_array(rows.reshape(rows.shape[0], accepts.width))
 
@@ -327,6 +330,18 @@ class Served:
             return {name: column for name, column in columns.items() if name != "id"}
         outputs = self.streams.run(Ragged(sequences)) if sequences else ()
         return {"outputs": [rows.tolist() for rows in outputs]}
+
+    def shapes(self) -> dict[str, Any]:
+        """Return the name of the model, and the shapes and dtypes of its frames and results."""
+        prepared = self.streams.accepts.prepared
+        return {
+            "model": self.name,
+            "frames": {"shape": prepared.features, "datatype": DATATYPES[prepared.dtype]},
+            "results": {
+                "shape": prepared.output_features,
+                "datatype": DATATYPES[prepared.output_dtype],
+            },
+        }
 
     def description(self) -> dict[str, Any]:
         """Return the metadata of the Open Inference Protocol."""

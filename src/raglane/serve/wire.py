@@ -35,9 +35,7 @@ _CLOSE_WITHIN = 10.0  # seconds in which a client answers a close
 class Socket(asyncio.Protocol):
     """One connection; see :class:`raglane.serve.conversations.Link`."""
 
-    def __init__(
-        self, server: Any, *, config: Any, server_state: Any, app_state: Any, _loop: Any = None
-    ) -> None:
+    def __init__(self, server: Any, *, config: Any, server_state: Any, **_: Any) -> None:
         self._server = server
         self._config = config
         self._connections = server_state.connections
