@@ -24,13 +24,13 @@ from raglane.serve import Engine
 
 HERE = Path(__file__).parents[1]
 sys.path.append(str(HERE.parent / "examples"))
-from voice_activity import FRAME, Detector
+from voice_activity import FRAME, Detector  # noqa: E402
 
 PERIOD = FRAME / 16_000  # seconds from frame to frame
 MOST_LOAD = 0.7  # of the clients' processor, else a row does not count
 _TICKS = os.sysconf("SC_CLK_TCK")
 
-PEER = '''
+PEER = """
 import numpy as np, onnxruntime
 from fastapi import FastAPI, WebSocket
 options = onnxruntime.SessionOptions()
@@ -46,7 +46,7 @@ async def stream(socket: WebSocket):
         names = ("samples", "context", "h", "c")
         answer, *states = session.run(None, dict(zip(names, (frame, *states))))
         await socket.send_bytes(answer.tobytes())
-'''
+"""
 
 
 def make() -> Detector:
@@ -103,25 +103,27 @@ def peer(processor: int, write: Any) -> Iterator[Server]:
 
 @contextmanager
 def _process(command: Any, processor: int, folder: Path, pattern: str) -> Iterator[Server]:
-    process = subprocess.Popen(
-        ["taskset", "-c", str(processor), *command],
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
-    )
-    try:
-        text = ""
-        while (match := re.search(pattern, text)) is None:
-            line = process.stdout.readline()  # type: ignore[union-attr]
-            assert line, text
-            text += line
-        time.sleep(0.5)
-        yield Server(process.pid, int(match[1]))
-    finally:
-        process.terminate()
-        process.wait(30)
+    with tempfile.TemporaryFile("w+") as log:
+        process = subprocess.Popen(
+            ["taskset", "-c", str(processor), *command],
+            cwd=folder,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
+        )
+        try:
+            match = None
+            while match is None:
+                time.sleep(0.1)
+                log.seek(0)
+                text = log.read()
+                assert process.poll() is None, text
+                match = re.search(pattern, text)
+            time.sleep(0.5)
+            yield Server(process.pid, int(match[1]))
+        finally:
+            process.terminate()
+            process.wait(60)
 
 
 class Row(NamedTuple):

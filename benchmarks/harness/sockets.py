@@ -157,7 +157,10 @@ def drive(load: Load, pipe: Any) -> None:
     begin = time.perf_counter() + 0.05
     due = deque(
         sorted(
-            ((begin + load.period * share, place) for place, share in enumerate(rng.random(len(sockets)))),
+            (
+                (begin + load.period * share, place)
+                for place, share in enumerate(rng.random(len(sockets)))
+            ),
         )
     )
     end = begin + load.seconds
@@ -209,7 +212,15 @@ def drive(load: Load, pipe: Any) -> None:
     span = time.perf_counter() - begin
     arrays = [np.frombuffer(b"".join(parts), np.float32) for parts in answers]
     pipe.send(
-        Facts(sent, answered, np.array(latencies, np.float32), arrays, busy / span, begin, begin + span)
+        Facts(
+            sent,
+            answered,
+            np.array(latencies, np.float32),
+            arrays,
+            busy / span,
+            begin,
+            begin + span,
+        )
     )
 
 
