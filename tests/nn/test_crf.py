@@ -400,6 +400,6 @@ def test_mistakes_of_other_arguments() -> None:
     with pytest.raises(ArgumentError, match="num_tags"):
         CRF(0)
     with pytest.raises(ArgumentError, match="'mean'"):
-        CRF(TAGS)(*random_batch([1]), reduction="mean")
+        CRF(TAGS)(*random_batch([1]), reduction="mean")  # type: ignore[arg-type]
     with pytest.raises(ShapeError, match="on meta, like the other tensors"):
         CRF(TAGS, device="meta").decode(EMISSIONS)

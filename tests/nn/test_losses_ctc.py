@@ -346,7 +346,7 @@ TARGETS = rl.Ragged.from_flat(torch.ones(3, dtype=torch.int64, device="cpu"), le
             ShapeError,
             "each of the 2 sequences",
         ),
-        (lambda: ctc_loss(LOG_PROBS, TARGETS, weights=LOG_PROBS), ArgumentTypeError, "sequence"),  # type: ignore[arg-type]
+        (lambda: ctc_loss(LOG_PROBS, TARGETS, weights=LOG_PROBS), ArgumentTypeError, "sequence"),
     ],
 )
 def test_refuses(call: Callable[[], Any], error: type[Exception], says: str) -> None:

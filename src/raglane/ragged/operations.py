@@ -1,5 +1,8 @@
 """The operations per sequence of ``Ragged``."""
 
+# To type checkers a Ragged is a Tensor; its own attributes are declared here.
+# mypy: disable-error-code="override"
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -132,7 +135,7 @@ class SequenceOperations(FlatBatch):
             [1, 2, 5]
         """
         length = check_whole("length", length, 0, "pass how many elements to keep")
-        return self[:, :length]  # type: ignore[index]
+        return self[:, :length]  # type: ignore[return-value]
 
     def windows(self, size: int, step: int | None = None) -> Self:
         """Split every sequence into windows, each a sequence of the result, in order.

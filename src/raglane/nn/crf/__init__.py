@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -118,6 +118,12 @@ class CRF(torch.nn.Module):
             # Not values.shape[0], which a program of torch.export takes to be at least 2.
             return loss.sum() / emissions.lengths.sum().clamp(min=1)
         return loss.sum() / emissions.lengths.count_nonzero().clamp(min=1)
+
+    if TYPE_CHECKING:
+
+        def __call__(  # noqa: D102
+            self, emissions: Ragged, tags: Ragged, reduction: Reduction = "element"
+        ) -> Tensor: ...
 
     def log_likelihood(self, emissions: Ragged, tags: Ragged) -> Tensor:
         """Return the log-probability of the tags of each sequence.

@@ -20,44 +20,54 @@ from raglane.ragged import Ragged
 I = TypeVar("I", Ragged, PackedSequence, Tensor)  # noqa: E741 (the kind of an input)
 
 
-class _Forward(Protocol):
+S = TypeVar("S")  # the state: a Tensor, or a tuple of them
+
+
+class Call(Protocol[S]):
     """The type of a call, by the kind of its input."""
 
     @overload
     def __call__(
-        self, input: I, hx: Any = None, *, lengths: Any = None, resets: Any = None
-    ) -> tuple[I, Any]: ...
+        self, input: I, hx: S | None = None, *, lengths: Any = None, resets: Any = None
+    ) -> tuple[I, S]: ...
     @overload
     def __call__(
         self,
         input: I,
-        hx: Any = None,
+        hx: S | None = None,
         *,
         lengths: Any = None,
         resets: Any = None,
         return_states: Literal[True],
-    ) -> tuple[I, Any, list[Any]]: ...
+    ) -> tuple[I, S, list[Any]]: ...
     @overload
     def __call__(
         self,
         input: I,
-        hx: Any = None,
+        hx: S | None = None,
         *,
         lengths: Any = None,
         resets: Any = None,
         return_output: Literal[False],
-    ) -> tuple[None, Any]: ...
+    ) -> tuple[None, S]: ...
     @overload
     def __call__(
         self,
         input: Any,
-        hx: Any = None,
+        hx: S | None = None,
         *,
         lengths: Any = None,
         resets: Any = None,
         return_output: bool = True,
         return_states: bool = False,
     ) -> Any: ...
+
+
+class Step(Protocol[S]):
+    """The type of ``step``."""
+
+    def __call__(self, x_t: Tensor, state: S | None = None) -> tuple[Tensor, S]:  # noqa: D102
+        ...
 
 
 class RecurrentLayer(Stack):
@@ -101,7 +111,7 @@ class RecurrentLayer(Stack):
     """
 
     if TYPE_CHECKING:
-        __call__: _Forward
+        __call__: Call[Any]
 
     def forward(
         self,
@@ -183,7 +193,7 @@ class RecurrentLayer(Stack):
     def qconfig(self) -> None:
         vars(self).pop("_qconfig", None)
 
-    def step(self, x_t: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+    def step(self, x_t: Tensor, state: Any = None) -> tuple[Tensor, Any]:
         """Run one step, for streams that arrive element by element.
 
         Args:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -157,6 +157,12 @@ class CTCBeamSearch(torch.nn.Module):
                 records = prefixes.search(values, bounds, before, settings, scorer)
         state = Ragged._make(*records, None)
         return prefixes.hypotheses(state, self.n_best, values.dtype, log_probs.device), state
+
+    if TYPE_CHECKING:
+
+        def __call__(  # noqa: D102
+            self, log_probs: Ragged, state: Ragged | None = None
+        ) -> tuple[Hypotheses, Ragged]: ...
 
 
 @never_recorded

@@ -195,7 +195,7 @@ def gather(entry: Entry, args: Arguments, kwargs: Options) -> Any:
     dim = dimension(entry, bound["dim"], batch)
     if entry.name == "index_select":
         whole: list[Any] = [slice(None)] * dim
-        return batch[(*whole, index)]  # type: ignore[index]
+        return batch[(*whole, index)]
     rows = index._values if isinstance(index, FlatBatch) else index
     if dim == 0 or (dim > 1 and not isinstance(index, FlatBatch)):
         rule = "a Ragged of the same lengths for features, or dim=1 for the steps"
