@@ -39,6 +39,7 @@ import numpy as np
 import numpy.typing as npt
 
 from raglane._utils.messages import count_of, quote, quote_all, require
+from raglane.data.decimals import CommaColumns, Entries
 from raglane.data.formats.base import (
     check_readable,
     data_error,
@@ -48,7 +49,6 @@ from raglane.data.formats.base import (
     read_bytes,
 )
 from raglane.data.formats.csv_table import is_date, is_plain, numbers_in, records_of_rows
-from raglane.data.formats.decimals import CommaColumns, Entries
 from raglane.data.formats.entries import (
     NUMBERED,
     id_column_of,

@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from raglane._utils.messages import argument, quote, quote_all, require
-from raglane.data.formats import decimals
+from raglane.data import decimals
+from raglane.data.decimals import Entries
 from raglane.data.formats.arrow import labels_in, split_targets
 from raglane.data.formats.base import (
     PERIOD_NAMES,
@@ -26,7 +27,6 @@ from raglane.data.formats.base import (
     empty_label,
     taken,
 )
-from raglane.data.formats.decimals import Entries
 from raglane.data.formats.short_rows import check_ends
 from raglane.data.formats.table import feature_columns
 from raglane.data.records import (

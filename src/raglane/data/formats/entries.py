@@ -18,7 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from raglane._utils.messages import argument, quote, quote_all, require
-from raglane.data.formats import decimals
+from raglane.data import decimals
+from raglane.data.decimals import Entries
 from raglane.data.formats.arrow import arrow_types, is_list, is_text
 from raglane.data.formats.base import (
     ID_NAMES,
@@ -33,7 +34,6 @@ from raglane.data.formats.base import (
     is_named,
 )
 from raglane.data.formats.csv_table import check_header_once, numbers_in, records_of_rows
-from raglane.data.formats.decimals import Entries
 from raglane.data.formats.pieces import Piece
 from raglane.data.formats.short_rows import check_ends, note_ends
 from raglane.data.formats.table import choose, kinds_of, records_of

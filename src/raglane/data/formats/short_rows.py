@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from raglane._utils.messages import argument, count_of, quote_all
+from raglane.data.decimals import Entries
 from raglane.data.formats.base import data_error, opened
-from raglane.data.formats.decimals import Entries
 
 
 class _Absent(str):
