@@ -365,10 +365,10 @@ def test_torchs_functions_of_packs_name_the_methods_of_a_batch() -> None:
     assert not hasattr(batch, "batch_sizes")
     assert not hasattr(batch, "nothing")
     calls: dict[str, Callable[[], object]] = {
-        r"Ragged\.batch_sizes must be .* PackedSequence\. Call r\.to_padded\(\)": lambda: (
+        r"attribute batch_sizes of a PackedSequence\. Call r\.to_padded\(\)": lambda: (
             rnn.pad_packed_sequence(batch)
         ),
-        r"Ragged\.batch_sizes must be .*r\.to_list\(\)": lambda: rnn.unpack_sequence(batch),
+        r"attribute batch_sizes of.*r\.to_list\(\)": lambda: rnn.unpack_sequence(batch),
         r"because a Ragged has no padding.*Call r\.to_packed\(\)": lambda: rnn.pack_padded_sequence(
             batch, [3, 2]
         ),

@@ -324,8 +324,8 @@ class FlatBatch(Face):
         lengths = self._known_lengths()
         if lengths is None or torch.compiler.is_compiling() or is_transformed(lengths):
             lengths = self._offsets.diff()
-        rule = f"called with at least {least} element(s) in each sequence"
-        self._needs_true(name, lengths >= least, rule, "a sequence with fewer")
+        rule = f"at least {least} for {name}"
+        self._needs_true("each length", lengths >= least, rule, "a sequence with fewer steps")
 
     def _needs_steps(self, name: str, exists: Tensor) -> None:
         """Raise if an index of steps does not exist."""

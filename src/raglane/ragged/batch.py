@@ -21,7 +21,7 @@ from raglane import segments
 from raglane._utils.checks import as_tensor, check_kind, check_unchanged
 from raglane._utils.drawing import LIGHT, PALETTE
 from raglane._utils.messages import message, quote
-from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
+from raglane.errors import ArgumentError, ArgumentTypeError, ExportError, ShapeError
 from raglane.ragged.base import FlatBatch
 from raglane.ragged.conversions import Conversions
 from raglane.ragged.face import indexing, table
@@ -342,10 +342,9 @@ class Ragged(SequenceOperations, Conversions):
         def __getattr__(self, name: str) -> Any:
             # Called only for missing attributes, to name a replacement of those of torch.Tensor.
             if name in _OF_PACKS:
-                rule = "an attribute that a Ragged has"
-                fix = "call r.to_padded() or r.to_list(); r.to_packed() returns a PackedSequence"
-                got = "an attribute of a PackedSequence"
-                raise AttributeError(message(f"Ragged.{name}", got, rule, fix))
+                says = f"A Ragged does not have the attribute {name} of a PackedSequence."
+                fix = "Call r.to_padded() or r.to_list(); r.to_packed() returns a PackedSequence."
+                raise AttributeError(f"{says} {fix}")
             if name.startswith("__") or not hasattr(Tensor, name):
                 raise AttributeError(f"Ragged has no attribute {name!r}")
             raise attribute_error(name)
@@ -437,6 +436,10 @@ def _flatten_with_keys(batch: Ragged) -> tuple[list[tuple[Any, Any]], None]:
 
 
 def _unflatten(children: Iterable[Any], context: None) -> Ragged:  # noqa: ARG001
+    if torch.onnx.is_in_onnx_export():
+        got, rule = "a Ragged", "a tensor within torch.onnx.export, whose graph has no batches"
+        fix = "call rl.export.onnx(model, path, example=batch)"
+        raise ExportError("an argument or result of the model", got, rule, fix)
     values, offsets, *host = children
     return Ragged._make(values, offsets, host[0] if host else None)
 

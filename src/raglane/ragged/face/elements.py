@@ -51,8 +51,8 @@ def each(entry: Entry, args: Arguments, kwargs: Options) -> Any:
         values = entry.function(args[0]._values)
         if isinstance(values, Tensor):
             return args[0]._like(values)
-        rule = "called with the arguments of a function of each element"
-        fix = "pass a condition, and the values for True and for False"
+        rule = "called with two more arguments, the values for True and for False"
+        fix = "pass those, or r.values for the indices of all real elements"
         raise ArgumentTypeError(entry.name, "only a Ragged", rule, fix)
     refuse_out(kwargs)
     batch, *others = batches_of((*args, *kwargs.values()))
