@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -87,7 +86,7 @@ class Agent(torch.nn.Module):
         state.
         """
         out, after = self.gru.step(observation, state.masked_fill(starts.unsqueeze(1), 0))
-        return self.policy(out), self.value(out).squeeze(-1), cast(Tensor, after)
+        return self.policy(out), self.value(out).squeeze(-1), after
 
 
 @torch.no_grad()

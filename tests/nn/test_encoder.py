@@ -51,7 +51,7 @@ def _by_hand(encoder: SequenceEncoder, sequence: Tensor) -> Tensor:
 @pytest.mark.parametrize("embedding", [None, 5])
 @pytest.mark.parametrize("pooling", ["final", *POOLINGS, None])
 def test_encoders_by_hand(
-    pooling: str | None, embedding: int | None, bidirectional: bool, device: Any
+    pooling: Any, embedding: int | None, bidirectional: bool, device: Any
 ) -> None:
     size = D if embedding is None else TOKENS
     encoder = SequenceEncoder(
@@ -80,7 +80,7 @@ def test_encoders_by_hand(
 
 @pytest.mark.parametrize("layer_norm", [False, True])
 @pytest.mark.parametrize("cell", LAYERS)
-def test_every_cell_learns(cell: str, layer_norm: bool, device: Any) -> None:
+def test_every_cell_learns(cell: Any, layer_norm: bool, device: Any) -> None:
     if layer_norm and cell not in ("lstm", "gru"):
         with pytest.raises(
             ArgumentError, match=r"cell must be .*one of lstm, gru with layer_norm=True.*, got "
@@ -161,7 +161,7 @@ def test_mistakes(options: dict[str, Any], batch: Any, kind: type[RaglaneError],
 @pytest.mark.parametrize("num_layers", [1, 2])
 @pytest.mark.parametrize("pooling", ["final", *POOLINGS, None])
 def test_dropout_of_every_pooling_is_for_training_only(
-    pooling: str | None, num_layers: int, device: Any
+    pooling: Any, num_layers: int, device: Any
 ) -> None:
     """In evaluation, results are those of the same network without dropout."""
     batch = _floats(device)

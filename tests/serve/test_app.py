@@ -215,7 +215,7 @@ def test_results_of_a_run(client: TestClient, run: rl.Run) -> None:
 @pytest.mark.parametrize(
     "task", ["classify", "tag", "regress", "multilabel", "forecast", "language"]
 )
-def test_tasks(task: str) -> None:
+def test_tasks(task: Any) -> None:
     walks = _walks()
     labels: Any = {
         "classify": ["a", "b"] * 6,

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -80,7 +80,7 @@ def convert(
     columns: Columns | None = None,
     *,
     format: str | None = None,
-    on_bad_row: str = "fail",
+    on_bad_row: Literal["fail", "skip"] = "fail",
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> Conversion:

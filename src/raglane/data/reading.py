@@ -14,7 +14,7 @@ from contextlib import suppress
 from copy import copy
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -82,7 +82,7 @@ def read(
     format: str | None = None,
     *,
     labels: Any = None,
-    on_bad_row: str = "fail",
+    on_bad_row: Literal["fail", "skip"] = "fail",
 ) -> Dataset:
     r"""Read sequences into memory: those of a file or folder, or of objects of a program.
 

@@ -250,7 +250,8 @@ class Source:
         asked = self.asked(task, need_labels=need_labels)
         # The format is that of files, e.g. of the test data next to training data in memory.
         format = self.format if self.held is None else None
-        return read(data, asked, format, labels=labels, on_bad_row=self.columns.on_bad_row)
+        on_bad_row: Any = self.columns.on_bad_row  # one of its choices
+        return read(data, asked, format, labels=labels, on_bad_row=on_bad_row)
 
     def open(self, task: str) -> Dataset:
         """Open a folder that ``raglane convert`` wrote, or read other data."""
