@@ -69,6 +69,13 @@ def serve(
     client_streams: Annotated[int, option("Most live streams of a client address.")] = 256,
     max_message: Annotated[int, option("Most bytes of a request or of a message of a stream.")] = 4
     * 2**20,
+    period: Annotated[
+        float | None,
+        option(
+            "Seconds between frames of a stream; while results take longer, no stream is accepted.",
+            show_default="none",
+        ),
+    ] = None,
     idle: Annotated[float, option("Seconds after which an idle stream is closed.")] = 300,
     drain: Annotated[
         float, option("Most seconds after SIGTERM in which queued frames are answered.")
@@ -148,6 +155,7 @@ def serve(
         max_message=max_message,
         origins=origin or (),
         allow_hosts=allowed,
+        period=period,
         dtype=dtype,
         **engines,
     )

@@ -11,7 +11,7 @@ import math
 import struct
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AsyncExitStack, ExitStack, suppress
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 from urllib.parse import quote as quoted
@@ -310,6 +310,7 @@ class Client:
         self._settings = _settings(token)
         self._streams = _Streams(keep)
         self._connection: Any = None
+        self._open = ExitStack()  # of the connection
         self._connect(1)
 
     def open(self, state: State | None = None) -> ClientStream:
@@ -320,7 +321,7 @@ class Client:
 
     def close(self) -> None:
         """Close the connection and all streams."""
-        self._connection.close()
+        self._open.close()
 
     def __enter__(self) -> Self:
         return self
@@ -338,7 +339,9 @@ class Client:
             if count:
                 time.sleep(_FIRST_PAUSE * 2 ** (count - 1))
             try:
-                self._connection = connect(self._address, **self._settings)
+                self._open.close()
+                connection = connect(self._address, **self._settings)
+                self._connection = self._open.enter_context(connection)
                 self._streams.greet(self._connection.recv())
                 for message in self._streams.again():
                     self._connection.send(message)
@@ -429,6 +432,7 @@ class AsyncClient:
         self._settings = _settings(token)
         self._streams = _Streams(keep)
         self._connection: Any = None
+        self._open = AsyncExitStack()  # of the connection
         self._reader: asyncio.Task[None] | None = None
         self._failure: Exception | None = None
         self._later = deque[str | bytes]()  # messages of a new connection
@@ -450,7 +454,7 @@ class AsyncClient:
             self._reader.cancel()
             with suppress(asyncio.CancelledError):
                 await self._reader
-        await self._connection.close()
+        await self._open.aclose()
 
     async def open(self, state: State | None = None) -> AsyncClientStream:
         """See :meth:`Client.open`."""
@@ -466,7 +470,9 @@ class AsyncClient:
             if count:
                 await asyncio.sleep(_FIRST_PAUSE * 2 ** (count - 1))
             try:
-                self._connection = await connect(self._address, **self._settings)
+                await self._open.aclose()
+                connection = connect(self._address, **self._settings)
+                self._connection = await self._open.enter_async_context(connection)
                 self._streams.greet(await self._connection.recv())
                 self._later = deque(self._streams.again())
                 while self._later:
