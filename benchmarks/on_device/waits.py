@@ -71,7 +71,7 @@ def _layer_with_resets(given: Given, name: str) -> Call:
         build(name, (_D, _H), given.device, torch.float32),
         given.like(given.values.detach()[:, 0] > 1),
     )
-    layer.prepare(resets=True)
+    layer.warm_up(resets=True)
     return lambda: layer(given.batch, resets=resets)
 
 
@@ -118,7 +118,7 @@ OPERATIONS: dict[str, Callable[[Given], Any]] = {
     "cumsum": lambda g: g.batch.cumsum(1),
     "reverse": lambda g: g.batch.reverse(),
     "shift": lambda g: (g.batch.shift(1), g.batch.shift(-2)),
-    "spread": lambda g: g.batch.spread(g.per_sequence),
+    "broadcast": lambda g: g.batch.broadcast(g.per_sequence),
     "truncate": lambda g: g.batch.truncate(3),
     "windows": lambda g: g.batch.windows(2),
     "concat": lambda g: g.batch.concat(g.other),
@@ -139,10 +139,10 @@ LOSSES: dict[str, Callable[[Given], Any]] = {
     ),
     "cross_entropy": lambda g: rl.nn.losses.cross_entropy(g.batch, g.labels),
     "nll_loss": lambda g: rl.nn.losses.nll_loss(g.batch.map(_log_softmax), g.labels),
-    "ctc_loss": lambda g: rl.nn.losses.ctc_loss(g.batch.map(_log_softmax), g.targets),
+    "ctc_loss": lambda g: rl.nn.ctc_loss(g.batch.map(_log_softmax), g.targets),
 }
 CRF: dict[str, Callable[[Any, Given], Any]] = {
-    "loss": lambda crf, g: crf(g.batch, g.labels),
+    "loss": lambda crf, g: crf.loss(g.batch, g.labels),
     "marginals": lambda crf, g: crf.marginals(g.batch),
     "decode": lambda crf, g: crf.decode(g.batch),
 }
@@ -249,7 +249,7 @@ def _sanitized(context: Context, tool: str) -> Row:
         raise NotHereError("compute-sanitizer of CUDA")
     sizes = f"({_D}, {_H}), torch.device('cuda'), torch.float32, backend='triton'"
     code = "import torch; from on_device.layers import build\n"
-    code += f"for name in {_SANITIZED}: build(name, {sizes}).prepare(resets=True)"
+    code += f"for name in {_SANITIZED}: build(name, {sizes}).warm_up(resets=True)"
     command = [sanitizer, "--tool", tool, "--error-exitcode", "9", sys.executable, "-c", code]
     own = {**os.environ, "PYTHONPATH": os.pathsep.join(part for part in sys.path if part)}
     patience = max(1.0, min(_PATIENCE, context.left()))

@@ -150,7 +150,7 @@ def test_accelerate() -> None:
     assert "3 steps at a time" in rl.explain(model[1], given).reason
     trained(model[1], given)
     assert [each.checkpoint_every for each in rl.accelerate(model)[1:]] == [3, 3]
-    assert not hasattr(rl.unaccelerate(model)[1], "checkpoint_every")
+    assert not hasattr(rl.to_torch(model)[1], "checkpoint_every")
     with pytest.raises(ArgumentError, match=r"checkpoint_every must be .*got 0"):
         rl.accelerate(nn.Sequential(nn.LSTM(5, 7)), checkpoint_every=0)
 
@@ -182,7 +182,7 @@ def test_derivatives_of_all_states(both: bool, size: int, every: int | None) -> 
     values = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
     found = []
     for each in (layer, plain):
-        *_, states = each(rl.Ragged.from_flat(values, lengths=[1, 0, 3]), return_states=True)
+        *_, states = each.with_states(rl.Ragged.from_flat(values, lengths=[1, 0, 3]))
         c, wanted = states[0][1].values, [values, *each.parameters()]
         (grad,) = torch.autograd.grad(c.sin().sum(), values, create_graph=True)
         second = torch.autograd.grad(grad.square().sum(), wanted, retain_graph=True)

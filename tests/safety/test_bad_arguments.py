@@ -162,8 +162,8 @@ def calls_of_ragged() -> list[Call]:
         partial(Ragged.from_nested, nested=nested),
         partial(Ragged.from_arrow, array=pa.array([[1]])),
         partial(batch.order_by_length, descending=False),
-        partial(batch.shift, steps=1, fill=0.0),
-        partial(batch.spread, per_sequence=ONES),
+        partial(batch.shift, steps=1, fill_value=0.0),
+        partial(batch.broadcast, per_sequence=ONES),
         partial(batch.truncate, length=1),
         partial(batch.windows, size=2, step=1),
         partial(lambda other: batch.concat(other), other=batch),
@@ -276,7 +276,7 @@ def calls_of_nn() -> list[Call]:
     log_probs = four.map(lambda values: values.log_softmax(-1))
     tags = Ragged.from_flat(torch.tensor([0, 1, 3]), lengths=LENGTHS)
     labels = Ragged.from_flat(torch.tensor([1, 2]), lengths=[1, 0, 1])
-    weighed: dict[str, Any] = {"weights": ONES, "reduction": "element"}
+    weighed: dict[str, Any] = {"sample_weight": ONES, "reduction": "mean"}
     numbers: dict[str, Any] = {"input": one, "target": one, **weighed}
     classes: dict[str, Any] = {
         "input": four,
@@ -288,7 +288,7 @@ def calls_of_nn() -> list[Call]:
     shares: dict[str, Any] = {**numbers, "target": one.map(torch.sigmoid)}
     crf = rl.nn.CRF(4)
     fits, search = Ragged.from_flat(torch.tensor([1, 2]), lengths=[1, 0, 1]), rl.nn.CTCBeamSearch()
-    limits: dict[str, Any] = {"beam": 2, "blank": 0, "n_best": 1, "tokens_per_step": 2}
+    limits: dict[str, Any] = {"beam_size": 2, "blank": 0, "n_best": 1, "tokens_per_step": 2}
     return [
         partial(losses.cross_entropy, **classes, label_smoothing=0.0),
         partial(losses.nll_loss, **classes),
@@ -297,7 +297,7 @@ def calls_of_nn() -> list[Call]:
         partial(losses.huber_loss, **numbers, delta=1.0),
         partial(losses.binary_cross_entropy_with_logits, **shares, pos_weight=torch.ones(1)),
         partial(
-            losses.ctc_loss,
+            rl.nn.ctc_loss,
             log_probs=log_probs,
             targets=labels,
             blank=0,
@@ -306,22 +306,24 @@ def calls_of_nn() -> list[Call]:
         ),
         partial(rl.nn.Pooling, name="mean"),
         partial(rl.nn.Pooling("mean"), batch=one),
-        partial(rl.nn.AttentionPooling, features=4, heads=2),
+        partial(rl.nn.AttentionPooling, embed_dim=4, num_heads=2, bias=True),
         partial(rl.nn.AttentionPooling(4), batch=four),
         partial(rl.nn.Attention, features=4, heads=2, memory_features=3, dropout=0.1),
         partial(rl.nn.Attention(4), query=four, memory=four),
         partial(rl.nn.CRF, num_tags=4),
-        partial(crf, emissions=four, tags=tags, reduction="element"),
+        partial(crf, emissions=four, tags=tags, reduction="mean"),
+        partial(crf.loss, emissions=four, tags=tags, reduction="mean"),
+        partial(crf.score, emissions=four, tags=tags),
         partial(crf.decode, emissions=four),
         partial(crf.marginals, emissions=four),
         partial(crf.log_partition, emissions=four),
         partial(crf.log_likelihood, emissions=four, tags=tags),
         partial(rl.nn.CTCBeamSearch, **limits, scorer=None, scorer_weight=1.0, token_bonus=0.0),
-        partial(search, log_probs=log_probs, state=search(log_probs)[1]),
+        partial(search, log_probs=log_probs, state=search(log_probs).state),
+        partial(rl.nn.ctc_greedy_search, log_probs=log_probs, blank=0),
         partial(rl.nn.ctc_align, log_probs=log_probs, targets=fits, blank=0),
         partial(rl.nn.NGram, sequences=labels, num_tokens=4, order=2),
         partial(rl.nn.NGram([[1]], 4), prefixes=labels, tokens=torch.tensor([1, 2, 3])),
-        partial(rl.nn.pairs, a=one, b=four),
         partial(rl.nn.soft_dtw, a=four, b=four, gamma=1.0),
         partial(rl.nn.edit_distance, hypotheses=labels, references=tags),
     ]

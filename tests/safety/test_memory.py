@@ -166,13 +166,13 @@ def test_offsets_that_were_written_to() -> None:
 def test_lengths_that_were_written_to() -> None:
     given, layer = batch(), lstm("cpu")
     wanted = layer(given)[0].values
-    given.host_lengths.fill_(1)
+    given.lengths_cpu.fill_(1)
     given.lengths.fill_(1)
     given.offsets[1:3] = 2  # another batch with the same number of elements
     moved = [lstm(backend)(given)[0].values for backend in BACKENDS]
     torch.testing.assert_close(moved[0], moved[1])
     torch.testing.assert_close(moved[0], moved[2])
-    assert given.host_lengths.tolist() == [2, 0, 5]
+    assert given.lengths_cpu.tolist() == [2, 0, 5]
     assert not moved[0].equal(wanted)
 
 
@@ -409,7 +409,7 @@ def test_one_row_or_none_says_nothing_about_more(rows: int) -> None:
 @pytest.mark.parametrize("kind", [rl.nn.LSTM, rl.nn.QRNN, rl.nn.SRU])
 def test_backward_overwrites_nothing_that_a_call_returned(kind: Any) -> None:
     given, layer = batch(), kind(5, 7)
-    out, _, states = layer(given, return_states=True)
+    out, _, states = layer.with_states(given)
     c = states[0][1].values.detach()
     weight, before = torch.ones(7, requires_grad=True), c.clone()
     product = (c * weight).sum()

@@ -125,8 +125,8 @@ def _log_notes(records: Dataset, model: Run, log: Callable[[str], None]) -> None
     notes = [note for note in records.notes if note.startswith("no time column")]
     if model.task == "classify" and (empty := note_empty(records.records)):
         notes.append(empty)
-    tokens = model.preprocess.vocabulary or ()
-    encoders = model.preprocess.features
+    tokens = model.preprocessor.vocabulary or ()
+    encoders = model.preprocessor.features
     if tokens or any(
         encoder.vocabulary for encoder in encoders
     ):  # otherwise the data is not read for statistics
@@ -226,7 +226,8 @@ def predict(
     output: Annotated[
         Path | None,
         options.output(
-            "File to write: .parquet, .csv or .jsonl.", show_default="CSV on standard output"
+            "File to write: .parquet, .csv or .jsonl; or .conll, if DATA is CoNLL.",
+            show_default="CSV on standard output",
         ),
     ] = None,
     probabilities: Annotated[
@@ -331,7 +332,7 @@ def predict(
     log = console.logger(quiet)
     _log_notes(records, model, log)
     predictions = model.predict(records, **more)
-    write_predictions(output, predictions, others, escape_formulas=escape_formulas)
+    write_predictions(output, predictions, others, escape_formulas=escape_formulas, data=records)
     if skips:
         log_skipped(len(records.skipped), list_of_skipped, log)
     log(f"predictions: {len(predictions):,} sequences, {output}")

@@ -9,9 +9,9 @@ from raglane.nn.attention import Attention
 from raglane.nn.convolution import CausalConv1d, Conv1d
 from raglane.nn.crf import CRF
 from raglane.nn.encoder import SequenceEncoder
+from raglane.nn.losses.ctc import ctc_loss
 from raglane.nn.pooling import AttentionPooling, Pooling
 from raglane.nn.recurrent.any_cell import Recurrent
-from raglane.nn.recurrent.carry import carry
 from raglane.nn.recurrent.cell_layers import (
     GRUD,
     SLSTM,
@@ -23,11 +23,11 @@ from raglane.nn.recurrent.cell_layers import (
 )
 from raglane.nn.recurrent.elementwise_layers import QRNN, SRU, IndRNN, MinGRU, MinLSTM
 from raglane.nn.recurrent.torch_layers import GRU, LSTM, RNN
-from raglane.nn.transduction.ctc import CTCBeamSearch, ctc_align
+from raglane.nn.transduction.ctc import CTCBeamSearch, ctc_align, ctc_greedy_search
 from raglane.nn.transduction.decoder import AttentionDecoder
 from raglane.nn.transduction.hypotheses import Hypotheses
 from raglane.nn.transduction.ngram import NGram
-from raglane.nn.transduction.pairs import edit_distance, pairs, soft_dtw
+from raglane.nn.transduction.pairs import edit_distance, soft_dtw
 from raglane.nn.transduction.rnnt import rnnt_loss
 from raglane.nn.transduction.search import beam_search
 from raglane.nn.transduction.transducer import Transducer
@@ -65,12 +65,12 @@ __all__ = [
     "SequenceEncoder",
     "Transducer",
     "beam_search",
-    "carry",
     "ctc_align",
+    "ctc_greedy_search",
+    "ctc_loss",
     "edit_distance",
     "init",
     "losses",
-    "pairs",
     "rnnt_loss",
     "soft_dtw",
 ]

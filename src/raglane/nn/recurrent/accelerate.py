@@ -47,13 +47,18 @@ class _Accelerated(_Converted, RecurrentLayer):
     layers.
     """
 
-    _for_torchs = ", or call rl.unaccelerate(model) first for PyTorch's own"
+    # Plain attributes, because a subclass of torch's layers may have its own.
+    input_dropout: float = 0.0
+    state_dropout: float = 0.0
+    weight_dropout: float = 0.0
+    zoneout: float = 0.0
+    _for_torchs = ", or call rl.to_torch(model) first for PyTorch's own"
 
     def forward(self, input: Any, hx: Any = None, **options: Any) -> Any:
         """See :meth:`~raglane.nn.recurrent.layer.RecurrentLayer.forward`."""
         layer: Any = self
         if not isinstance(layer, _Accelerated):
-            # A closure that replaces forward still calls this method after rl.unaccelerate.
+            # A closure that replaces forward still calls this method after rl.to_torch.
             return type(layer).forward(layer, input, hx, **options)
         if is_jit_traced() and not options:
             return _base_of(type(self)).forward(self, input, hx)
@@ -63,7 +68,7 @@ class _Accelerated(_Converted, RecurrentLayer):
 
     def __prepare_scriptable__(self) -> Any:
         rule = "called with a model of torch's own layers"
-        fix = "call rl.unaccelerate(model) before torch.jit.script(model)"
+        fix = "call rl.to_torch(model) before torch.jit.script(model)"
         raise ArgumentTypeError("torch.jit.script", f"a layer {type(self).__name__}", rule, fix)
 
 
@@ -199,6 +204,8 @@ _ADDED = {
     for name in {*dir(AcceleratedLSTM)} - {*dir(torch.nn.LSTM), "qconfig"}
     if not name.startswith("__")
 }
+# Those that an attribute of a subclass may replace, as plain attributes of the class.
+_REPLACEABLE = {"input_dropout", "state_dropout", "weight_dropout", "zoneout"}
 
 
 @dataclass(frozen=True)
@@ -242,7 +249,7 @@ def accelerate(model: M, *, checkpoint_every: int | None = None) -> M:
 
     The layers stay the same objects, with the same parameters, buffers and hooks, and stay
     instances of their torch class. They also accept Ragged batches and lengths.
-    ``rl.explain(model)`` lists converted and other layers, and :func:`unaccelerate` reverts the
+    ``rl.explain(model)`` lists converted and other layers, and :func:`to_torch` reverts the
     conversion. ``torch.compile`` breaks its graph at a converted layer, as at torch's own; a layer
     built as ``rl.nn.LSTM`` compiles without a break.
 
@@ -330,7 +337,7 @@ def acceleration_of(model: torch.nn.Module) -> Acceleration:
     )
 
 
-def unaccelerate(model: M) -> M:
+def to_torch(model: M) -> M:
     """Revert :func:`accelerate`: convert its layers back to torch's own, in place, with their
     current weights.
 
@@ -345,7 +352,7 @@ def unaccelerate(model: M) -> M:
             parametrization.
 
     Example:
-        >>> model = unaccelerate(accelerate(torch.nn.LSTM(3, 4)))
+        >>> model = to_torch(accelerate(torch.nn.LSTM(3, 4)))
         >>> type(model) is torch.nn.LSTM
         True
     """
@@ -358,7 +365,9 @@ def unaccelerate(model: M) -> M:
                 got = "a layer with a parametrization"
                 raise ArgumentTypeError(name or "model", got, rule, fix)
             added = (
-                {"__module__", "_qconfig", *OPTIONS} if isinstance(module, _Accelerated) else set()
+                {"__module__", "_qconfig", *OPTIONS} - _REPLACEABLE
+                if isinstance(module, _Accelerated)
+                else set()
             )
             if isinstance(module, AcceleratedSLSTM):
                 added.discard("backend")
@@ -447,12 +456,13 @@ def _reason_of_layer(module: torch.nn.Module) -> str:
     if "forward" in vars(module):
         return "its forward was replaced on the instance"
     overrides = [vars(parent) for parent in kind.__mro__ if parent not in base.__mro__]
-    on_instance = {**vars(module), **module._parameters, **module._buffers, **module._modules}
-    for names in (*overrides, on_instance):
+    registered = {**module._parameters, **module._buffers, **module._modules}
+    for names in (*overrides, vars(module), registered):
         changed = next((name for name in _CALLED if name in names), None)
         if changed is not None:
             return f"{kind.__name__} overrides {changed}"
-        taken = next((name for name in names if name in _ADDED), None)
+        added = _ADDED if names is registered else _ADDED - _REPLACEABLE
+        taken = next((name for name in names if name in added), None)
         if taken is not None:
             return f"{kind.__name__} has an attribute {taken}, as Raglane's layers do"
     if not all(_calls_inherited(names["forward"]) for names in overrides if "forward" in names):

@@ -14,9 +14,9 @@ from raglane.kernels.contract import Traits
 from raglane.kernels.dispatch import Choice, choose, use_backend
 from raglane.native.library import plain_code
 from raglane.nn.recurrent.accelerate import Acceleration, acceleration_of
-from raglane.nn.recurrent.freeze import frozen_weights
 from raglane.nn.recurrent.inputs import read
 from raglane.nn.recurrent.layer import RecurrentLayer
+from raglane.nn.recurrent.packed_weights import packed_weights
 from raglane.programs.step import replaced
 from raglane.programs.trace import draws_random_numbers
 from raglane.ragged import Ragged
@@ -30,7 +30,7 @@ def explain(
     batch: Any,
     *,
     lengths: Any = None,
-    return_states: bool = False,
+    with_states: bool = False,
     program: bool = False,
 ) -> Choice: ...
 def explain(
@@ -38,7 +38,7 @@ def explain(
     batch: Any = None,
     *,
     lengths: Any = None,
-    return_states: bool = False,
+    with_states: bool = False,
     program: bool = False,
 ) -> Acceleration | Choice:
     """Return which backend and schedule would run a layer on a batch, and why, without running it.
@@ -52,7 +52,7 @@ def explain(
         layer: a recurrent layer of ``rl.nn``; without a batch, any module.
         batch: a Ragged, a PackedSequence or a tensor, as the layer accepts it.
         lengths: as in the call of the layer.
-        return_states: as in the call of the layer.
+        with_states: True for a call of ``layer.with_states``.
         program: True to also show the program of the layer's step, if a program runs it.
 
     Returns:
@@ -85,7 +85,7 @@ def explain(
     weights = layer._weights()
     every = layer.checkpoint_every if torch.is_grad_enabled() else None
     like = inputs.data.dtype, inputs.data.device
-    traits = Traits(cell, *sizes, *like, return_states, weights, every is not None)
+    traits = Traits(cell, *sizes, *like, with_states, weights, every is not None)
     choice = choose(traits, layer.schedule, layer.backend, kind=inputs.kind)
     if choice.backend == "reference" and isinstance(layer.cell, ModuleCell):
         _run_one_step(layer, inputs.flattened()[0])
@@ -99,15 +99,15 @@ def explain(
         backend = programs.BACKEND if choice.backend == "program" else programs.GPU
         origin, listing = backend.origin(traits, program)
         reasons.append(origin)
-    elif choice.backend == "cpu" and (frozen := frozen_weights(layer)) is not None:
-        if not frozen.packed_for(weights):
-            reasons.append("no longer frozen: its weights have changed")
-        elif not frozen.is_int8:
-            reasons.append("frozen: its weights are packed")
+    elif choice.backend == "cpu" and (packed := packed_weights(layer)) is not None:
+        if not packed.packed_for(weights):
+            reasons.append("no longer packed: its weights have changed")
+        elif not packed.is_int8:
+            reasons.append("its weights are packed")
         elif layer.training:
-            reasons.append("frozen, but in training mode, where its weights stay float32")
+            reasons.append("quantised, but in training mode, where its weights stay float32")
         else:
-            reasons.append("frozen: its weights are int8 in calls that record no gradients")
+            reasons.append("quantised: its weights are int8 in calls that record no gradients")
     return replace(choice, reason="; ".join(reasons), program=listing)
 
 
