@@ -471,7 +471,7 @@ async def _failed(_: Any, error: Exception) -> Response:
 
 def _refused(first: Any) -> RefusedError:
     """Return the refusal of a body that has another form."""
-    path = [str(part) for part in first["loc"] if part != "body"]
+    path = [str(name) for name in first["loc"] if name != "body"]
     rule = str(first["msg"]).removeprefix("Input should be ").removesuffix(" required")
     fix = "correct it; /openapi.json has the form of requests"
     if first["type"] == "json_invalid":

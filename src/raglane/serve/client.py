@@ -38,7 +38,7 @@ class State(NamedTuple):
 
 
 class _Stream:
-    """What a stream of a client remembers: the last state, and the frames since then."""
+    """A stream as its client remembers it: the last state, and the frames since then."""
 
     def __init__(self, number: int, state: State | None) -> None:
         self.number = number
@@ -71,7 +71,7 @@ class _Streams:
         facts = json.loads(text)
         if "error" in facts:
             raise ClosedError("server", facts["error"], "a server with this model", "correct it")
-        names = {part: facts[part]["datatype"] for part in ("frames", "results")}
+        names = {key: facts[key]["datatype"] for key in ("frames", "results")}
         if not set(names.values()) <= {*_DTYPES}:
             raise ArgumentError("model", f"one of {names}", "of FP32, FP64 or INT64", "convert it")
         self.dtype = np.dtype(_DTYPES[names["frames"]])
@@ -171,12 +171,12 @@ class _Streams:
             stream.error = kind("stream", answer["error"], "accepted by the server", "correct it")
         elif "state" in answer:
             stream.state = State(base64.b64decode(answer["state"]), answer["at"])
-            kept = stream.pushed - stream.at  # frames after the state
+            after = stream.pushed - stream.at  # frames after the state
             have = sum(map(len, stream.since))
-            while stream.since and have - len(stream.since[0]) >= kept:
+            while stream.since and have - len(stream.since[0]) >= after:
                 have -= len(stream.since.popleft())
-            if have > kept:
-                stream.since[0] = stream.since[0][have - kept :]
+            if have > after:
+                stream.since[0] = stream.since[0][have - after :]
             stream.states = max(0, stream.states - 1)
         elif "closed" in answer:
             stream.is_closed = True

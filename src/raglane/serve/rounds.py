@@ -37,7 +37,7 @@ class Form(Protocol):
 
 
 class Owner(Protocol):
-    """What a lane belongs to: a connection."""
+    """The connection that a lane belongs to."""
 
     form: Form
     can_write: bool
@@ -254,10 +254,10 @@ class Rounds:
             lane.is_listed = True
             self._arrived.append(lane)
             while room:
-                part = lane.parts[0]
-                parts.append(part[:room])
-                if part.shape[0] > room:
-                    lane.parts[0] = part[room:]
+                first = lane.parts[0]
+                parts.append(first[:room])
+                if first.shape[0] > room:
+                    lane.parts[0] = first[room:]
                 else:
                     del lane.parts[0]
                 room -= parts[-1].shape[0]

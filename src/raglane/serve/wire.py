@@ -151,10 +151,10 @@ class Socket(asyncio.Protocol):
     # Frames.
 
     def _write(self, parts: list[bytes]) -> None:
-        for part in parts:
+        for data in parts:
             # A client that does not read gets no pongs, which would need memory.
-            if part and (self._can_write or self._conn.state is not State.OPEN):
-                self._transport.write(part)
+            if data and (self._can_write or self._conn.state is not State.OPEN):
+                self._transport.write(data)
         if self._conn.state is not State.OPEN and self._conn.handshake_exc is None:
             if self._conn.close_rcvd is not None and self._conn.close_sent is not None:
                 self._transport.close()
