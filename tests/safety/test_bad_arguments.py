@@ -308,7 +308,7 @@ def calls_of_nn() -> list[Call]:
         partial(rl.nn.Pooling("mean"), batch=one),
         partial(rl.nn.AttentionPooling, features=4, heads=2),
         partial(rl.nn.AttentionPooling(4), batch=four),
-        partial(rl.nn.Attention, features=4, heads=2, memory_features=3, dropout=0.1),
+        partial(rl.nn.Attention, embed_dim=4, num_heads=2, kdim=3, dropout=0.1),
         partial(rl.nn.Attention(4), query=four, memory=four),
         partial(rl.nn.CRF, num_tags=4),
         partial(crf, emissions=four, tags=tags, reduction="mean"),

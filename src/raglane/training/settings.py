@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from raglane._utils.messages import argument, quote
+from raglane._utils.messages import argument, quote, same_word
 from raglane.errors import ArgumentError
 from raglane.tasks import TASKS, Terms
 from raglane.training.options import DATA, MODEL, RUN, TRAINING, Rule, check, option
@@ -162,6 +162,8 @@ class ModelSettings:
     )
 
     def __post_init__(self) -> None:
+        if isinstance(self.cell, str):
+            object.__setattr__(self, "cell", same_word(self.cell, LAYERS))
         check(self)
         is_forwards = TASKS[self.task].is_forwards
         losses = TASKS[self.task].losses
