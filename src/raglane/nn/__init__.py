@@ -23,7 +23,7 @@ from raglane.nn.recurrent.cell_layers import (
 )
 from raglane.nn.recurrent.elementwise_layers import QRNN, SRU, IndRNN, MinGRU, MinLSTM
 from raglane.nn.recurrent.torch_layers import GRU, LSTM, RNN
-from raglane.nn.transduction.ctc import CTCBeamSearch, ctc_align
+from raglane.nn.transduction.ctc import CTCBeamSearch, ctc_align, ctc_greedy_search
 from raglane.nn.transduction.decoder import AttentionDecoder
 from raglane.nn.transduction.hypotheses import Hypotheses
 from raglane.nn.transduction.ngram import NGram
@@ -66,6 +66,7 @@ __all__ = [
     "Transducer",
     "beam_search",
     "ctc_align",
+    "ctc_greedy_search",
     "ctc_loss",
     "edit_distance",
     "init",

@@ -449,7 +449,7 @@ class SequenceModel(nn.Module):
             return logits.log_softmax(-1), rows_first(hx)
 
         options: dict[str, Any] = {
-            "beam": beam,
+            "beam_size": beam,
             "max_length": most,
             "end": END_TOKEN,
             "n_best": n_best,

@@ -15,7 +15,7 @@ from raglane.errors import ArgumentTypeError, DispatchError, ShapeError
 from raglane.kernels.triton.places import LONG
 from raglane.nn.recurrent.call import run, step
 from raglane.nn.recurrent.carry import carried
-from raglane.nn.recurrent.stack import Stack, State
+from raglane.nn.recurrent.stack import Stack, State, one_or_tuple
 from raglane.ragged import Ragged
 
 I = TypeVar("I", Ragged, PackedSequence, Tensor)  # noqa: E741 (the kind of an input)
@@ -216,13 +216,18 @@ class RecurrentLayer(Stack):
     def qconfig(self) -> None:
         vars(self).pop("_qconfig", None)
 
-    def step(self, x_t: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+    def step(
+        self, x_t: Tensor, state: State | None = None, *, resets: Tensor | None = None
+    ) -> tuple[Tensor, State]:
         """Run one step, for streams that arrive element by element.
 
         Args:
             x_t: one element per sequence, ``(B, input_size)``, or ``(input_size,)`` for a single
                 stream.
             state: the state that the previous step returned; None for the first step.
+            resets: ``(B,)`` bools, or ``()`` for a single stream. True starts a new episode with
+                ``x_t``, from the layer's ``initial_state``; the numbers of its old state are
+                ignored, even NaN.
 
         Returns:
             The output ``(B, size)`` or ``(size,)``, and the new state, ``(layers, B, size)`` or
@@ -230,9 +235,9 @@ class RecurrentLayer(Stack):
 
         Raises:
             ArgumentTypeError: the layer is bidirectional, and would have to begin at the end of the
-                stream; or without ``state``, its ``initial_state`` is ``"lengths"`` or a module,
-                which reads whole sequences.
-            ShapeError: ``x_t`` has another number of dimensions.
+                stream; or without ``state`` or with ``resets``, its ``initial_state`` is
+                ``"lengths"`` or a module, which reads whole sequences; or ``resets`` are not bools.
+            ShapeError: ``x_t`` has another number of dimensions, or ``resets`` another shape.
 
         Example:
             >>> layer, state = rl.nn.LSTM(3, 4), None
@@ -240,15 +245,19 @@ class RecurrentLayer(Stack):
             ...     out, state = layer.step(x_t, state)
             >>> out.shape, state[0].shape
             (torch.Size([2, 4]), torch.Size([1, 2, 4]))
+            >>> done = torch.tensor([False, True])
+            >>> out, state = layer.step(x_t, state, resets=done)  # the second stream begins anew
         """
         if self.bidirectional:
             rule = "a layer of one direction: the other would begin at the end of the stream"
             raise ArgumentTypeError(
                 "step", "a bidirectional layer", rule, "build the layer with bidirectional=False"
             )
-        if state is None and self.initial_state not in ("zeros", "learned"):
+        begins = state is None or resets is not None
+        if begins and self.initial_state not in ("zeros", "learned"):
             rule = "'zeros' or 'learned' for a first step: it cannot read the whole sequence"
-            raise ArgumentTypeError("initial_state", repr(self.initial_state), rule, "pass a state")
+            fix = "pass a state, and no resets"
+            raise ArgumentTypeError("initial_state", repr(self.initial_state), rule, fix)
         if not isinstance(x_t, Tensor) or x_t.dim() not in (1, 2):
             got = (
                 f"shape {tuple(x_t.shape)}"
@@ -261,13 +270,39 @@ class RecurrentLayer(Stack):
                 "a tensor (B, input_size) or (input_size,)",
                 "pass one element of each stream",
             )
-        if state is not None and type(self).forward is RecurrentLayer.forward:
+        if resets is not None:
+            _check_step_resets(x_t, resets)
+            restarted = self._restarted(state, resets)
+            if restarted is not None:
+                state = restarted
+                resets = None
+        is_plain = type(self).forward is RecurrentLayer.forward
+        if resets is None and state is not None and is_plain:
             result = step(self, x_t, state)
             if result is not None:
                 return result
         time = 1 if self.batch_first and x_t.dim() == 2 else 0
-        output, state = self(x_t.unsqueeze(time), state)
+        marks = None if resets is None else resets.unsqueeze(time)
+        output, state = self(x_t.unsqueeze(time), state, resets=marks)
         return output.squeeze(time), state
+
+    def _restarted(self, state: Any, resets: Tensor) -> State | None:
+        """Return a state with new rows where an episode starts; None if it needs a whole call."""
+        states = state if isinstance(state, tuple | list) else (state,)
+        is_learned = self.initial_state == "learned"
+        rows = (self.num_layers, *resets.shape)
+        is_state = [isinstance(each, Tensor) and each.shape[:-1] == rows for each in states]
+        if not all(is_state) or (self._has_own_initial() and not is_learned):
+            return None
+        marks = resets.unsqueeze(-1)
+        if not is_learned:
+            return one_or_tuple(tuple([each.masked_fill(marks, 0) for each in states]))
+        initial = [getattr(self, f"initial_{name}") for name in self.cell.states]
+        fresh = [each.unsqueeze(1) if resets.dim() else each for each in initial]
+        if len(fresh) != len(states):
+            return None
+        pairs = zip(fresh, states, strict=True)
+        return one_or_tuple(tuple([torch.where(marks, new, old) for new, old in pairs]))
 
     def warm_up(self, *, resets: bool = False, with_states: bool = False) -> None:
         """Compile the kernels of this layer, and compare them with torch, ahead of its first call.
@@ -360,6 +395,18 @@ class RecurrentLayer(Stack):
             chosen["initial_state"] = type(self.initial_state).__name__
         shown = (f"{name}={value!r}" for name, value in chosen.items())
         return ", ".join(filter(None, (super().extra_repr(), *shown)))
+
+
+def _check_step_resets(x_t: Tensor, resets: Any) -> None:
+    """Raise if resets are not one bool per stream."""
+    if not isinstance(resets, Tensor) or resets.dtype is not torch.bool:
+        got = str(resets.dtype) if isinstance(resets, Tensor) else f"a {type(resets).__name__}"
+        rule = "bools, True where an episode starts"
+        raise ArgumentTypeError("resets", got, rule, "pass a tensor such as done")
+    if resets.shape != x_t.shape[:-1]:
+        rule = f"one bool per stream, of shape {tuple(x_t.shape[:-1])}"
+        got = f"shape {tuple(resets.shape)}"
+        raise ShapeError("resets", got, rule, "pass one bool per row of x_t")
 
 
 @never_traced
