@@ -451,7 +451,7 @@ def test_sequences_too_short_for_ctc(capsys: Capsys, tmp_path: Path) -> None:
         (["--task", "transcribe", "--pooling", "mean"], "--pooling must be final"),
         (["--task", "transcribe", "--class-weights", "balanced"], "--class-weights must be none"),
         (
-            ["--task", "transcribe", "--too-long", "split", "--batch-elements", "50"],
+            ["--task", "transcribe", "--too-long", "chunk", "--batch-elements", "50"],
             "whose targets cannot be split",
         ),
         (

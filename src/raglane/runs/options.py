@@ -29,7 +29,7 @@ class ColumnOptions(TypedDict, total=False):
     keep_trailing: bool
     header: str | None
     no_header: bool
-    on_bad_row: Literal["fail", "skip"]
+    on_bad_row: Literal["raise", "skip"]
 
 
 class FitOptions(ColumnOptions, total=False):
@@ -57,7 +57,7 @@ class FitOptions(ColumnOptions, total=False):
     epochs: int | None
     batch_size: int | Literal["auto"]
     batch_elements: int | Literal["auto"] | None
-    too_long: Literal["refuse", "drop", "split", "alone"]
+    too_long: Literal["raise", "drop", "chunk", "alone"]
     accumulate: int
     lr: float
     optimizer: Literal["adam", "adamw", "sgd", "rmsprop"]
@@ -76,7 +76,7 @@ class FitOptions(ColumnOptions, total=False):
     largest_first: bool
     seed: int
     validation_fraction: float
-    missing: Literal["error", "zero", "forward", "elapsed"]
+    missing: Literal["raise", "zero", "forward", "elapsed"]
     checkpoint_minutes: float
     device: Literal["auto", "cpu", "cuda"]
     ranks: int

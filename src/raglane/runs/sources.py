@@ -127,10 +127,10 @@ class ColumnNames:
         False, "A CSV file has no header: its columns are --header, or c1, c2 and so on.", DATA
     )
     on_bad_row: str = option(
-        "fail",
+        "raise",
         "fail: stop at an invalid row; skip: leave it out and list it in skipped.jsonl.",
         DATA,
-        choices=("fail", "skip"),
+        choices=("raise", "skip"),
     )
 
     def __post_init__(self) -> None:
@@ -282,7 +282,7 @@ class Source:
             tasks = [task for task in tasks if task != "forecast"]
         return (
             guess_task(self.read, tasks)
-            if self.columns.on_bad_row == "fail"
+            if self.columns.on_bad_row == "raise"
             else self._guess_skipping(tasks)
         )
 
@@ -304,7 +304,7 @@ class Source:
 
     def _guess_skipping(self, tasks: Sequence[str]) -> tuple[Dataset, str]:
         """Return the data with the task for which the fewest rows must be skipped."""
-        strict = replace(self, columns=replace(self.columns, on_bad_row="fail"))
+        strict = replace(self, columns=replace(self.columns, on_bad_row="raise"))
         try:
             return guess_task(strict.read, tasks)
         except DataError as error:
@@ -368,7 +368,7 @@ class Source:
         columns |= {name: bool(columns[name]) for name in flags}
         columns["wide"] = self.columns.wide or used.wide
         # Each prediction chooses the treatment of invalid rows.
-        columns["on_bad_row"] = "fail"
+        columns["on_bad_row"] = "raise"
         return columns | {"categorical": guessed["categorical"] or columns["categorical"]}
 
 

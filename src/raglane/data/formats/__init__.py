@@ -41,7 +41,7 @@ def read(
     columns: Columns | None = None,
     format: str | None = None,
     *,
-    on_bad_row: str = "fail",
+    on_bad_row: str = "raise",
 ) -> Records:
     """Read a file or a folder as records."""
     path = as_path(path)
