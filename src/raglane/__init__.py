@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import raglane._utils.forks  # noqa: F401 (watches for forks from here on)
 
 if TYPE_CHECKING:
-    from raglane import data, errors, export, lens, nn, packing, plot, serve, sklearn
+    from raglane import data, distributions, errors, export, lens, nn, packing, plot, serve, sklearn
     from raglane.data.collate import collate
     from raglane.kernels.dispatch import use_backend
     from raglane.nn.recurrent.accelerate import accelerate, to_torch
@@ -41,6 +41,7 @@ __all__ = [
     "collate",
     "cost",
     "data",
+    "distributions",
     "errors",
     "explain",
     "export",
@@ -77,8 +78,8 @@ _HOMES = {
     "use_backend": "kernels.dispatch",
 }
 _MODULES = (
-    *("cells", "data", "errors", "export", "lens", "nn", "packing", "plot", "schedules", "serve"),
-    *("sklearn", "training"),
+    *("cells", "data", "distributions", "errors", "export", "lens", "nn", "packing", "plot"),
+    *("schedules", "serve", "sklearn", "training"),
 )
 
 

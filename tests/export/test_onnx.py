@@ -167,7 +167,7 @@ def test_no_lengths_end_the_runtime(layout: Any, tmp_path: Path) -> None:
             torch.randn(size, D) if is_flat else torch.randn(count, size, D),
             torch.randn(1, count, 6),
         )
-        batch = make(values, torch.tensor(taken).long())
+        batch = make(values, **{name: torch.tensor(taken).long()})
         given.append({"values": values, name: torch.tensor(second).long(), "h": h})
         wanted.append(truth(model, layout, batch, h, steps=size))
     for case, found, expected in zip(ODD[layout], outputs_of(path, given), wanted, strict=True):
