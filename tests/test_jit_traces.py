@@ -177,7 +177,7 @@ REFUSED: dict[str, Call] = {
     },
     "Ragged.split_at": lambda v, n: ragged(v, n).split_at(ragged(v[:, 0] > 0, n)),
     "Ragged.steps": lambda v, n: [x_t for _, x_t in ragged(v, n).steps()],
-    "Ragged.from_steps": lambda v, n: rl.Ragged.from_steps([v[:2], v[:2]]),
+    "Ragged.from_steps": lambda v, _: rl.Ragged.from_steps([v[:2], v[:2]]),
     "Ragged.to_arrow": method("to_arrow"),
     "Ragged.max_length": attribute("max_length"),
     "Ragged.density": attribute("density"),

@@ -57,7 +57,7 @@ def test_ragged() -> None:
         """broadcast concat contiguous cpu cu_seqlens cuda density device dim dtype feature_shape first
         from_arrow from_flat from_nested from_packed from_padded from_steps imag is_cpu is_cuda is_nested is_quantized
         is_sparse last layout lengths lengths_cpu map mask max_length ndim offsets order_by_length
-        pin_memory positions real requires_grad requires_grad_ reverse segment_ids select shape shift size split_at steps
-        to to_arrow to_list to_nested to_numpy to_packed to_padded to_transformers tolist truncate type_as
+        pin_memory positions real requires_grad requires_grad_ reverse segment_ids select shape shift size split_at
+        steps to to_arrow to_list to_nested to_numpy to_packed to_padded to_transformers tolist truncate type_as
         values windows with_values""".split()
     )

@@ -160,7 +160,8 @@ def test_no_lengths_end_the_runtime(layout: Any, tmp_path: Path) -> None:
     )
     given, wanted = list[dict[str, Tensor]](), list[list[Tensor]]()
     is_flat = layout == "flat"
-    make, name = (rl.Ragged.from_flat, "offsets") if is_flat else (rl.Ragged.from_padded, "lengths")
+    make: Any = rl.Ragged.from_flat if is_flat else rl.Ragged.from_padded
+    name = "offsets" if is_flat else "lengths"
     for size, second, taken in ODD[layout]:
         count = len(taken) - is_flat
         values, h = (

@@ -34,8 +34,9 @@ def _all_ragged(entry: Entry, batches: Any) -> list[FlatBatch]:
             got = f"a {type(other).__name__}{shape} with a Ragged"
             rule = "called with batches of the same lengths, so that no row meets another element"
             fix = (
-                "pass x[:, None].expand_as(r) for a tensor x with one row per sequence, "
-                "or r.with_values(x) for one row per element in the order of r"
+                "pass r.broadcast(x) for a tensor x with one row per sequence, which is "
+                "x[:, None].expand_as(r) if r has its features, or r.with_values(x) for one row "
+                "per element in the order of r"
             )
             raise ArgumentTypeError(entry.name, got, rule, fix)
     entry.refuse_transformations(batches[0])
